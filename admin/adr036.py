@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 ACCOUNT_PREFIX: Final = "sv"
 VALIDATOR_PREFIX: Final = "svvaloper"
-KEY_LENGTH: Final = 33
-SIGNATURE_LENGTH: Final = 64
-ORDER: Final = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
+PUBLIC_KEY_BYTES: Final = 33
+SIGNATURE_BYTES: Final = 64
+CURVE_ORDER: Final = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 """Number of points of secp256k1 (SEC 2, section 2.4.1)."""
 
 
@@ -39,7 +39,7 @@ class SignatureRefusedError(Exception):
     """The signature is invalid. The text states the field and the reason."""
 
 
-def sign_doc(data: bytes, signer: str) -> bytes:
+def encode_sign_doc(data: bytes, signer: str) -> bytes:
     """Return the document that this address signs for these bytes."""
     value = {"data": base64.b64encode(data).decode(), "signer": signer}
     document = {
@@ -53,7 +53,7 @@ def sign_doc(data: bytes, signer: str) -> bytes:
     return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
 
-def verify(data: bytes, *, signer: str, pub_key: bytes, signature: bytes) -> None:
+def verify_signature(data: bytes, *, signer: str, pub_key: bytes, signature: bytes) -> None:
     """Verify that the owner of an address signed these bytes.
 
     Args:
@@ -69,9 +69,9 @@ def verify(data: bytes, *, signer: str, pub_key: bytes, signature: bytes) -> Non
         if not signer.startswith(f"{ACCOUNT_PREFIX}1"):
             raise SignatureRefusedError(f"operator_address: does not begin with {ACCOUNT_PREFIX}1")
         raise SignatureRefusedError("pub_key: is not the key of operator_address")
-    if len(signature) != SIGNATURE_LENGTH:
-        raise SignatureRefusedError(f"signature: has {len(signature)} bytes, not {SIGNATURE_LENGTH}")
-    if int.from_bytes(signature[32:], "big") > ORDER // 2:
+    if len(signature) != SIGNATURE_BYTES:
+        raise SignatureRefusedError(f"signature: has {len(signature)} bytes, not {SIGNATURE_BYTES}")
+    if int.from_bytes(signature[32:], "big") > CURVE_ORDER // 2:
         # Signature malleability: the same signature with s in the lower half is also valid.
         raise SignatureRefusedError("signature: s is in the upper half")
     from cryptography.exceptions import InvalidSignature  # noqa: PLC0415
@@ -79,7 +79,7 @@ def verify(data: bytes, *, signer: str, pub_key: bytes, signature: bytes) -> Non
 
     r, s = (int.from_bytes(signature[at : at + 32], "big") for at in (0, 32))
     try:
-        _public_key(pub_key).verify(encode_dss_signature(r, s), sign_doc(data, signer), _ecdsa_sha256())
+        _public_key(pub_key).verify(encode_dss_signature(r, s), encode_sign_doc(data, signer), _ecdsa_sha256())
     except InvalidSignature:
         raise SignatureRefusedError("signature: does not verify") from None
 
@@ -99,8 +99,8 @@ def address_of(pub_key: bytes, prefix: str = ACCOUNT_PREFIX) -> str:
 def _public_key(pub_key: bytes) -> EllipticCurvePublicKey:
     from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
 
-    if len(pub_key) != KEY_LENGTH or pub_key[0] not in (2, 3):
-        raise SignatureRefusedError(f"pub_key: is not a compressed key of {KEY_LENGTH} bytes")
+    if len(pub_key) != PUBLIC_KEY_BYTES or pub_key[0] not in (2, 3):
+        raise SignatureRefusedError(f"pub_key: is not a compressed key of {PUBLIC_KEY_BYTES} bytes")
     try:
         return ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256K1(), pub_key)
     except ValueError:
@@ -136,13 +136,13 @@ def validator_address(account: str) -> str:
     return str(address(bytes(address(account)), VALIDATOR_PREFIX))
 
 
-def sign(data: bytes, private_key: bytes) -> tuple[str, bytes, bytes]:
+def sign_data(data: bytes, private_key: bytes) -> tuple[str, bytes, bytes]:
     """Sign like a wallet. Returns the signer's address, public key (33 bytes) and signature (64 bytes, low s).
 
     Raises:
         ValueError: not a private key of secp256k1 (32 bytes).
     """
-    if len(private_key) != 32 or not 0 < int.from_bytes(private_key, "big") < ORDER:
+    if len(private_key) != 32 or not 0 < int.from_bytes(private_key, "big") < CURVE_ORDER:
         raise ValueError("not a private key of secp256k1: 32 bytes, not zero, below the curve's order")
     from cryptography.hazmat.primitives.asymmetric import ec, utils  # noqa: PLC0415
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat  # noqa: PLC0415
@@ -150,6 +150,6 @@ def sign(data: bytes, private_key: bytes) -> tuple[str, bytes, bytes]:
     key = ec.derive_private_key(int.from_bytes(private_key, "big"), ec.SECP256K1())
     pub_key = key.public_key().public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
     signer = address_of(pub_key)
-    r, s = utils.decode_dss_signature(key.sign(sign_doc(data, signer), _ecdsa_sha256()))
-    low_s = min(s, ORDER - s)
+    r, s = utils.decode_dss_signature(key.sign(encode_sign_doc(data, signer), _ecdsa_sha256()))
+    low_s = min(s, CURVE_ORDER - s)
     return signer, pub_key, r.to_bytes(32, "big") + low_s.to_bytes(32, "big")

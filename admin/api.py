@@ -20,8 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from admin import schemas
 from admin.adr036 import SignatureRefusedError
-from admin.registration import LONGEST_BODY, RegistrationError, parse_registration
-from admin.registry import Registered, Registry
+from admin.registration import MAX_BODY_BYTES, RegistrationError, parse_registration
+from admin.registry import AlreadyRegistered, RegistrationRegistry
 from admin.rounds import RoundsView
 from admin.schemas import ChainFacts, UiConfig
 from admin.store import RegistryFullError
@@ -30,25 +30,25 @@ from helper.clock import Clock
 from helper.errors import StoreError
 from helper.server.body_reader import BodyReader
 from helper.server.client_address import Network
-from helper.server.middleware import note_refusal
+from helper.server.middleware import log_refusal
 from helper.server.openapi import ApiRoute
 from helper.server.rate_limits import RefusalLimiter
-from helper.server.request_ids import request_id
+from helper.server.request_ids import get_request_id
 
 log = structlog.get_logger("helper.admin")
 
-_CORS: Final = (
+_CORS_HEADERS: Final = (
     (b"access-control-allow-origin", b"*"),
     (b"access-control-expose-headers", b"Link, X-Total-Count"),
 )
-_PREFLIGHT: Final = {
+_PREFLIGHT_HEADERS: Final = {
     "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
     "Access-Control-Allow-Headers": "Content-Type, Authorization",
     "Access-Control-Max-Age": "86400",
 }
-BURST: Final = 20
+BURST_REGISTRATIONS: Final = 20
 """Burst of registrations per client: each costs a signature verification, and a valid one is stored."""
-PER_SECOND: Final = 0.2
+REGISTRATIONS_PER_SECOND: Final = 0.2
 """Registrations per second and client after the burst."""
 _NO_STORE: Final = {"Cache-Control": "no-store"}
 
@@ -63,36 +63,42 @@ class AdminRoutes:
         ui: configuration of the page.
         chain: returns the chain's data for wallets; called on each request.
         clock: the time.
-        trusted: networks of proxies whose forwarding headers are trusted.
+        trusted_networks: networks of proxies whose forwarding headers are trusted.
     """
 
     def __init__(
         self,
-        registry: Registry,
+        registry: RegistrationRegistry,
         config: VotingConfig,
         rounds: RoundsView,
         ui: UiConfig,
         *,
-        chain: Callable[[], ChainFacts],
+        get_chain_facts: Callable[[], ChainFacts],
         clock: Clock,
-        trusted: Sequence[Network] = (),
+        trusted_networks: Sequence[Network] = (),
     ) -> None:
-        self._limits = RefusalLimiter(clock, burst=BURST, per_second=PER_SECOND, trusted=trusted)
+        self._limiter = RefusalLimiter(
+            clock, burst=BURST_REGISTRATIONS, per_second=REGISTRATIONS_PER_SECOND, trusted_networks=trusted_networks
+        )
         self._registry = registry
         self._config = config
         self._rounds = rounds
         self._ui = ui
-        self._chain = chain
+        self._get_chain_facts = get_chain_facts
         self._clock = clock
-        self._bodies = BodyReader(limit=LONGEST_BODY)
+        self._body_reader = BodyReader(max_bytes=MAX_BODY_BYTES)
 
     def app(self) -> ASGIApp:
         """Return the ASGI application, for mounting under `/api`."""
         routes = self.routes()
-        handlers: dict[Any, Any] = {HTTPException: _http_error, StoreError: _store_error, ClientDisconnect: _gone}
+        handlers: dict[Any, Any] = {
+            HTTPException: _handle_http_exception,
+            StoreError: _handle_store_error,
+            ClientDisconnect: _handle_disconnect,
+        }
         app = Starlette(routes=routes, exception_handlers=handlers)
         app.router.redirect_slashes = False
-        return _AnyOrigin(app)
+        return _CorsMiddleware(app)
 
     def routes(self) -> list[ApiRoute]:
         """Return the routes with their OpenAPI descriptions."""
@@ -108,17 +114,17 @@ class AdminRoutes:
     async def voting_config(self, _request: Request) -> Response:
         """Return the published configuration unchanged; 502 if none was fetched yet."""
         if self._config.body is None:
-            return _error(502, "no voting configuration was fetched yet")
+            return _error_response(502, "no voting configuration was fetched yet")
         return Response(self._config.body, media_type="application/json")
 
     async def register(self, request: Request) -> Response:
         """Register a validator."""
-        client = self._limits.client(request.scope)
+        client = self._limiter.identify_request(request.scope)
         if client is not None:
-            if (wait := self._limits.wait(client)) > 0:
-                return _error(429, "too many registrations; retry later", {"Retry-After": str(ceil(wait))})
-            self._limits.pay(client)
-        body = await self._bodies.read(request.scope, request.receive)
+            if (wait := self._limiter.wait_seconds(client)) > 0:
+                return _error_response(429, "too many registrations; retry later", {"Retry-After": str(ceil(wait))})
+            self._limiter.charge(client)
+        body = await self._body_reader.read(request.scope, request.receive)
         now = self._clock.now()
         try:
             # In a thread: the first one imports modules, which takes 0.2 s or more.
@@ -128,20 +134,20 @@ class AdminRoutes:
             result = await self._registry.register(signed, client=client)
         except (RegistrationError, SignatureRefusedError) as error:
             status = 400 if isinstance(error, RegistrationError) else 401
-            note_refusal(request, status, str(error))
-            return _error(status, str(error))
+            log_refusal(request, status, str(error))
+            return _error_response(status, str(error))
         except RegistryFullError as error:
-            return _error(429, str(error), {"Retry-After": "3600"})
-        if isinstance(result, Registered):
-            return _json({"status": "registered"})
-        return _json({"status": "pending", "expires_at": result.expires_at})
+            return _error_response(429, str(error), {"Retry-After": "3600"})
+        if isinstance(result, AlreadyRegistered):
+            return _json_response({"status": "registered"})
+        return _json_response({"status": "pending", "expires_at": result.expires_at})
 
     async def pending(self, request: Request) -> Response:
         """Return a page of the pending registrations. The `Link` header points to the next page."""
         number = request.query_params.get("page", "1")
         page = int(number) if re.fullmatch(r"[0-9]{1,6}", number) else 0
-        if not 1 <= page <= schemas.MOST_PAGES:
-            return _error(400, f"page: must be a number from 1 to {schemas.MOST_PAGES}")
+        if not 1 <= page <= schemas.MAX_PAGES:
+            return _error_response(400, f"page: must be a number from 1 to {schemas.MAX_PAGES}")
         published = self._registry.published
         headers = {**_NO_STORE, "X-Total-Count": str(published.total)}
         if page < len(published.pages):
@@ -151,59 +157,61 @@ class AdminRoutes:
 
     async def chain(self, _request: Request) -> Response:
         """Return the chain's data that a browser wallet needs to add it."""
-        return _json(asdict(self._chain()), _NO_STORE)
+        return _json_response(asdict(self._get_chain_facts()), _NO_STORE)
 
     async def rounds(self, _request: Request) -> Response:
         """Return the chain's rounds as last read; 502 if none were read yet."""
         if self._rounds.body is None:
-            return _error(502, "no rounds were read from the chain yet", _NO_STORE)
+            return _error_response(502, "no rounds were read from the chain yet", _NO_STORE)
         return Response(self._rounds.body, headers=_NO_STORE, media_type="application/json")
 
     async def ui_config(self, _request: Request) -> Response:
         """Return the page's configuration."""
-        return _json(asdict(self._ui), _NO_STORE)
+        return _json_response(asdict(self._ui), _NO_STORE)
 
 
-class _AnyOrigin:
+class _CorsMiddleware:
     """Allows all origins (CORS). Safe because the routes use no credentials."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def with_headers(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *_CORS]
+                message["headers"] = [*message["headers"], *_CORS_HEADERS]
             await send(message)
 
         if scope["type"] == "http" and scope["method"] == "OPTIONS":
-            await Response(status_code=204, headers=_PREFLIGHT)(scope, receive, with_headers)
+            await Response(status_code=204, headers=_PREFLIGHT_HEADERS)(scope, receive, send_with_headers)
             return
-        await self._app(scope, receive, with_headers)
+        await self._app(scope, receive, send_with_headers)
 
 
-def _json(value: Any, headers: dict[str, str] | None = None, status: int = 200) -> Response:
+def _json_response(value: Any, headers: dict[str, str] | None = None, status: int = 200) -> Response:
     return Response(orjson.dumps(value), status, headers, media_type="application/json")
 
 
-def _error(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
-    return _json({"error": message}, headers, status)
+def _error_response(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
+    return _json_response({"error": message}, headers, status)
 
 
-async def _http_error(request: Request, error: HTTPException) -> Response:
-    own = error.detail != HTTPStatus(error.status_code).phrase
+async def _handle_http_exception(request: Request, error: HTTPException) -> Response:
+    has_detail = error.detail != HTTPStatus(error.status_code).phrase
     text = (
-        error.detail if own else {404: "no such path", 405: "method not allowed"}.get(error.status_code, error.detail)
+        error.detail
+        if has_detail
+        else {404: "no such path", 405: "method not allowed"}.get(error.status_code, error.detail)
     )
-    note_refusal(request, error.status_code, text)
-    return _error(error.status_code, text, dict(error.headers or {}))
+    log_refusal(request, error.status_code, text)
+    return _error_response(error.status_code, text, dict(error.headers or {}))
 
 
-async def _store_error(request: Request, error: StoreError) -> Response:
-    name = request_id(request.scope)
+async def _handle_store_error(request: Request, error: StoreError) -> Response:
+    name = get_request_id(request.scope)
     log.error("registrations_unavailable", error=str(error), advice=error.advice, request_id=name)
-    return _error(503, "registrations cannot be stored now; retry later")
+    return _error_response(503, "registrations cannot be stored now; retry later")
 
 
-async def _gone(_request: Request, _: ClientDisconnect) -> Response:
-    return _error(400, "the request ended early")
+async def _handle_disconnect(_request: Request, _: ClientDisconnect) -> Response:
+    return _error_response(400, "the request ended early")

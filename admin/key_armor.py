@@ -12,16 +12,16 @@ import binascii
 import re
 from typing import Final
 
-_BLOCK: Final = re.compile(
+_ARMOR_BLOCK: Final = re.compile(
     r"-----BEGIN TENDERMINT PRIVATE KEY-----\s*\n(?P<headers>(?:[^\n:]+:[^\n]*\n)*)\s*\n"
     r"(?P<body>[A-Za-z0-9+/=\s]*?)(?:\n=[A-Za-z0-9+/]{4}\s*)?\n-----END TENDERMINT PRIVATE KEY-----"
 )
-_SECP256K1: Final = bytes.fromhex("e1b0f79b20")
+_SECP256K1_PREFIX: Final = bytes.fromhex("e1b0f79b20")
 """Amino prefix of a secp256k1 private key of 32 bytes."""
 # cosmos-sdk, crypto/armor.go
-_PASSES: Final = 1
-_KIBIBYTES: Final = 64 * 1024
-_LANES: Final = 4
+_ARGON2_PASSES: Final = 1
+_ARGON2_KIBIBYTES: Final = 64 * 1024
+_ARGON2_LANES: Final = 4
 
 
 class KeyArmorError(ValueError):
@@ -42,7 +42,7 @@ def open_key_armor(text: str, passphrase: str) -> bytes:
         PassphraseError: the passphrase is wrong.
         KeyArmorError: not an exported key, or not a secp256k1 key.
     """
-    block = _BLOCK.search(text.replace("\r\n", "\n"))
+    block = _ARMOR_BLOCK.search(text.replace("\r\n", "\n"))
     if block is None:
         raise KeyArmorError("not a private key exported by the chain's key tool")
     lines = dict(line.split(":", 1) for line in block["headers"].splitlines())
@@ -70,14 +70,16 @@ def _open_argon2(salt: str, body: str, passphrase: str) -> bytes:
         raise KeyArmorError("the exported key is damaged: the salt is not hex, or the body not base64") from None
     if len(salt_bytes) < 8:
         raise KeyArmorError("the exported key is damaged: the salt is too short")
-    key = hash_secret_raw(passphrase.encode(), salt_bytes, _PASSES, _KIBIBYTES, _LANES, 32, Type.ID)
+    key = hash_secret_raw(
+        passphrase.encode(), salt_bytes, _ARGON2_PASSES, _ARGON2_KIBIBYTES, _ARGON2_LANES, 32, Type.ID
+    )
     try:
         amino = decrypt(ciphertext, None, bytes(12), key)
     except CryptoError:
         raise PassphraseError from None
-    if len(amino) != len(_SECP256K1) + 32 or not amino.startswith(_SECP256K1):
+    if len(amino) != len(_SECP256K1_PREFIX) + 32 or not amino.startswith(_SECP256K1_PREFIX):
         raise KeyArmorError("the exported key is not a secp256k1 key")
-    return amino[len(_SECP256K1) :]
+    return amino[len(_SECP256K1_PREFIX) :]
 
 
 def _open_bcrypt(block: str, passphrase: str) -> bytes:

@@ -12,19 +12,19 @@ from typing import Any, Final
 from admin.adr036 import is_address
 from admin.url_policy import UrlNotAllowedError, check_url
 
-LONGEST_BODY: Final = 16 << 10
-LONGEST_ADDRESS: Final = 128
-LONGEST_URL: Final = 2048
-LONGEST_BYTES: Final = 256
+MAX_BODY_BYTES: Final = 16 << 10
+MAX_ADDRESS_CHARS: Final = 128
+MAX_REGISTERED_URL_CHARS: Final = 2048
+MAX_BASE64_CHARS: Final = 256
 """Characters of base64."""
-LONGEST_MONIKER: Final = 140
+MAX_MONIKER_CHARS: Final = 140
 """Characters; the staking module accepts 70 bytes."""
-TOLERANCE: Final = 300
+MAX_CLOCK_DIFFERENCE_SECONDS: Final = 300
 """Maximum difference in seconds between a request's timestamp and the server's clock."""
-_UNSIGNED: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_AMBIGUOUS_CHARS: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Control characters, and characters that JSON encoders escape differently, which would make the signed text
 ambiguous."""
-_MISLEADING: Final = re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
+_DIRECTION_CHARS: Final = re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
 """Characters that change the writing direction of the text around them."""
 
 
@@ -63,7 +63,7 @@ class RegistrationRequest:
 class SignedRegistration:
     """A registration request with public key (33 bytes) and signature (64 bytes)."""
 
-    claim: RegistrationRequest
+    request: RegistrationRequest
     pub_key: bytes
     signature: bytes
 
@@ -72,29 +72,29 @@ def parse_registration(body: bytes, *, now: float, production: bool) -> SignedRe
     """Parse and validate a registration request. Does not verify the signature.
 
     Args:
-        body: JSON, at most `LONGEST_BODY` bytes.
+        body: JSON, at most `MAX_BODY_BYTES` bytes.
         now: Unix seconds.
         production: whether the URL must be a public HTTPS URL.
 
     Raises:
         RegistrationError: a field is missing, of the wrong type or out of bounds.
     """
-    fields = _object(body)
-    address = _text(fields, "operator_address", LONGEST_ADDRESS)
+    fields = _parse_object(body)
+    address = _parse_text(fields, "operator_address", MAX_ADDRESS_CHARS)
     if not is_address(address, address.rpartition("1")[0]):
         raise RegistrationError("operator_address: is not an address")
-    claim = RegistrationRequest(
+    request = RegistrationRequest(
         operator_address=address,
-        url=_url(fields, production=production),
-        moniker=_moniker(fields),
-        timestamp=_timestamp(fields, now),
+        url=_parse_url(fields, production=production),
+        moniker=_parse_moniker(fields),
+        timestamp=_parse_timestamp(fields, now),
     )
-    return SignedRegistration(claim, _bytes(fields, "pub_key"), _bytes(fields, "signature"))
+    return SignedRegistration(request, _parse_base64(fields, "pub_key"), _parse_base64(fields, "signature"))
 
 
-def _object(body: bytes) -> dict[str, Any]:
-    if len(body) > LONGEST_BODY:
-        raise RegistrationError(f"body: is larger than {LONGEST_BODY} bytes")
+def _parse_object(body: bytes) -> dict[str, Any]:
+    if len(body) > MAX_BODY_BYTES:
+        raise RegistrationError(f"body: is larger than {MAX_BODY_BYTES} bytes")
     try:
         parsed = json.loads(body.decode())
     except (ValueError, RecursionError):
@@ -104,19 +104,19 @@ def _object(body: bytes) -> dict[str, Any]:
     return parsed
 
 
-def _text(fields: dict[str, Any], name: str, longest: int) -> str:
+def _parse_text(fields: dict[str, Any], name: str, max_chars: int) -> str:
     value = fields.get(name)
     if not isinstance(value, str):
         raise RegistrationError(f"{name}: is not a string" if name in fields else f"{name}: is missing")
-    if len(value) > longest:
-        raise RegistrationError(f"{name}: is longer than {longest} characters")
-    if _UNSIGNED.search(value):
+    if len(value) > max_chars:
+        raise RegistrationError(f"{name}: is longer than {max_chars} characters")
+    if _AMBIGUOUS_CHARS.search(value):
         raise RegistrationError(f"{name}: contains a control character or a line separator")
     return value
 
 
-def _url(fields: dict[str, Any], *, production: bool) -> str:
-    url = _text(fields, "url", LONGEST_URL)
+def _parse_url(fields: dict[str, Any], *, production: bool) -> str:
+    url = _parse_text(fields, "url", MAX_REGISTERED_URL_CHARS)
     try:
         if url:
             check_url(url, production=production)
@@ -125,27 +125,31 @@ def _url(fields: dict[str, Any], *, production: bool) -> str:
     return url
 
 
-def _moniker(fields: dict[str, Any]) -> str:
-    moniker = _text(fields, "moniker", LONGEST_MONIKER)
+def _parse_moniker(fields: dict[str, Any]) -> str:
+    moniker = _parse_text(fields, "moniker", MAX_MONIKER_CHARS)
     if not any(char.isprintable() and char != " " for char in moniker):
         raise RegistrationError("moniker: is empty or has no visible character")
-    if _MISLEADING.search(moniker):
+    if _DIRECTION_CHARS.search(moniker):
         raise RegistrationError("moniker: contains a character that changes the writing direction")
     return moniker
 
 
-def _timestamp(fields: dict[str, Any], now: float) -> int:
+def _parse_timestamp(fields: dict[str, Any], now: float) -> int:
     value = fields.get("timestamp")
     if isinstance(value, bool) or not isinstance(value, int):
         raise RegistrationError("timestamp: is not an integer" if "timestamp" in fields else "timestamp: is missing")
-    if not now - TOLERANCE <= value <= now + TOLERANCE:  # compare, as `value - now` may overflow a float
-        raise RegistrationError(f"timestamp: is more than {TOLERANCE} s from this server's clock ({int(now)})")
+    if (
+        not now - MAX_CLOCK_DIFFERENCE_SECONDS <= value <= now + MAX_CLOCK_DIFFERENCE_SECONDS
+    ):  # compare, as `value - now` may overflow a float
+        raise RegistrationError(
+            f"timestamp: is more than {MAX_CLOCK_DIFFERENCE_SECONDS} s from this server's clock ({int(now)})"
+        )
     return value
 
 
-def _bytes(fields: dict[str, Any], name: str) -> bytes:
+def _parse_base64(fields: dict[str, Any], name: str) -> bytes:
     try:
-        return base64.b64decode(_text(fields, name, LONGEST_BYTES), validate=True)
+        return base64.b64decode(_parse_text(fields, name, MAX_BASE64_CHARS), validate=True)
     except (binascii.Error, ValueError) as error:
         if isinstance(error, RegistrationError):
             raise

@@ -13,11 +13,11 @@ import structlog
 
 from admin import adr036
 from admin.registration import RegistrationRequest, SignedRegistration
-from admin.store import MOST, AdminStore, Registration
+from admin.store import MAX_REGISTRATIONS, AdminStore, Registration
 from helper.chain.rest_client import ChainClient
 from helper.clock import Clock
 from helper.errors import ChainError, HelperError
-from helper.server.client_address import network_of
+from helper.server.client_address import client_network
 
 log = structlog.get_logger("helper.admin")
 
@@ -25,21 +25,21 @@ T = TypeVar("T")
 
 CHECK_SECONDS: Final = 5.0
 """Seconds between two staking checks of pending registrations."""
-PER_CHECK: Final = 32
+MAX_PER_CHECK: Final = 32
 """Maximum number of registrations in one staking check; the next check continues after the last of them."""
-AT_ONCE: Final = 8
+MAX_CONCURRENT_QUERIES: Final = 8
 """Staking queries in flight."""
 QUERY_SECONDS: Final = 15.0
 """Time limit of one staking query, with the wait for a free slot."""
 PUBLISH_SECONDS: Final = 1.0
 """Minimum time between two updates of the published list."""
-PUBLISH_PAUSE: Final = 9.0
+PUBLISH_PAUSE_FACTOR: Final = 9.0
 """Minimum time between two updates as a multiple of the last update's duration, so that updates use at most 10 %."""
 PAGE_BYTES: Final = 64_000
 """Maximum size of a page of the published list. One entry is at most 5 kB."""
 
 
-class Chain(Protocol):
+class ChainQueries(Protocol):
     """Access to the nodes. `helper.chain.read_only_pool.ReadOnlyNodePool` in production."""
 
     async def call(self, fn: Callable[[ChainClient], Awaitable[T]]) -> T:
@@ -48,7 +48,7 @@ class Chain(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
+class AlreadyRegistered:
     """The validator already has a staking record."""
 
 
@@ -65,7 +65,7 @@ class PublishedList:
     total: int
 
 
-class Registry:
+class RegistrationRegistry:
     """Pending registrations and their staking checks.
 
     Nodes are queried when a validator registers, and by `run` in the background. Reading `published` queries nothing.
@@ -76,20 +76,20 @@ class Registry:
         clock: the time.
     """
 
-    def __init__(self, store: AdminStore, chain: Chain, *, clock: Clock) -> None:
+    def __init__(self, store: AdminStore, chain: ChainQueries, *, clock: Clock) -> None:
         self._store = store
         self._chain = chain
         self._clock = clock
-        self._query_slots = asyncio.Semaphore(AT_ONCE)
+        self._query_slots = asyncio.Semaphore(MAX_CONCURRENT_QUERIES)
         # One at a time: a verification holds the GIL, so that several would only delay other requests.
         self._signature_slot = asyncio.Semaphore(1)
         self._changed = asyncio.Event()
         self._last_checked = ""
-        self._failing = False
+        self._is_failing = False
         self.published = PublishedList((b"[]",), 0)
         """The list as last prepared by `publish`."""
 
-    async def register(self, signed: SignedRegistration, *, client: bytes | None) -> Registration | Registered:
+    async def register(self, signed: SignedRegistration, *, client: bytes | None) -> Registration | AlreadyRegistered:
         """Store a claim unless its validator has a staking record.
 
         If no node answers, the claim is stored. A claim that is not newer than the stored one of its address changes
@@ -97,24 +97,24 @@ class Registry:
 
         Args:
             signed: the claim and its signature.
-            client: who sent it, see `helper.server.client_address.client_of`.
+            client: who sent it, see `helper.server.client_address.identify_client`.
 
         Raises:
             SignatureRefusedError: the signature is not valid for the claim's address.
             RegistryFullError: there is no place for it.
             StoreError: it could not be stored.
         """
-        claim = signed.claim
+        request = signed.request
         async with self._signature_slot:
             await asyncio.to_thread(_verify, signed)
-        if await self._has_staking_record(claim.operator_address):
-            if await self._store.drop([claim.operator_address]):
+        if await self._has_staking_record(request.operator_address):
+            if await self._store.delete_registrations([request.operator_address]):
                 self._changed.set()
-            return Registered()
-        network = network_of(client) if client is not None else b""
-        registration = await self._store.register(claim, network=network, now=self._clock.now())
+            return AlreadyRegistered()
+        network = client_network(client) if client is not None else b""
+        registration = await self._store.register(request, network=network, now=self._clock.now())
         self._changed.set()
-        log.debug("registration_stored", operator=claim.operator_address)
+        log.debug("registration_stored", operator=request.operator_address)
         return registration
 
     async def run(self) -> None:
@@ -125,56 +125,58 @@ class Registry:
 
     async def publish(self) -> None:
         """Prepare the published list from the store."""
-        waiting = await self._store.waiting(now=self._clock.now())
-        if len(waiting) >= MOST > self.published.total:
+        waiting = await self._store.list_pending(now=self._clock.now())
+        if len(waiting) >= MAX_REGISTRATIONS > self.published.total:
             log.warning("registrations_full", count=len(waiting))
         pages = await asyncio.to_thread(_paginate, waiting)
         self.published = PublishedList(pages, len(waiting))
 
     async def check_staking(self) -> None:
-        """Delete expired registrations, and those of the next `PER_CHECK` whose validators have a staking record.
+        """Delete expired registrations, and those of the next `MAX_PER_CHECK` whose validators have a staking record.
 
         If no node answers, the rest of them is skipped.
         """
-        deleted = await self._store.sweep(now=self._clock.now())
-        addresses = await self._store.addresses_after(self._last_checked, PER_CHECK)
-        self._last_checked = addresses[-1] if len(addresses) == PER_CHECK else ""
-        for start in range(0, len(addresses), AT_ONCE):
-            batch = addresses[start : start + AT_ONCE]
-            found = await asyncio.gather(*(self._has_staking_record(address) for address in batch))
-            deleted += await self._store.drop([address for address, inside in zip(batch, found, strict=True) if inside])
-            if all(inside is None for inside in found):
+        deleted = await self._store.delete_expired(now=self._clock.now())
+        addresses = await self._store.addresses_after(self._last_checked, MAX_PER_CHECK)
+        self._last_checked = addresses[-1] if len(addresses) == MAX_PER_CHECK else ""
+        for start in range(0, len(addresses), MAX_CONCURRENT_QUERIES):
+            batch = addresses[start : start + MAX_CONCURRENT_QUERIES]
+            results = await asyncio.gather(*(self._has_staking_record(address) for address in batch))
+            deleted += await self._store.delete_registrations(
+                [address for address, inside in zip(batch, results, strict=True) if inside]
+            )
+            if all(has_record is None for has_record in results):
                 break
         if deleted:
             self._changed.set()
 
     async def _check_repeatedly(self) -> None:
         while True:
-            await self._attempt(self.check_staking)
+            await self._run_logged(self.check_staking)
             await self._clock.sleep(CHECK_SECONDS)
 
     async def _publish_changes(self) -> None:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            begun = self._clock.monotonic()
-            if not await self._attempt(self.publish):
+            started_at = self._clock.monotonic()
+            if not await self._run_logged(self.publish):
                 self._changed.set()
-            took = self._clock.monotonic() - begun
-            await self._clock.sleep(max(PUBLISH_SECONDS, PUBLISH_PAUSE * took))
+            duration = self._clock.monotonic() - started_at
+            await self._clock.sleep(max(PUBLISH_SECONDS, PUBLISH_PAUSE_FACTOR * duration))
 
-    async def _attempt(self, work: Callable[[], Awaitable[None]]) -> bool:
+    async def _run_logged(self, work: Callable[[], Awaitable[None]]) -> bool:
         """Whether the work succeeded; the first failure and the first success after it are logged."""
         try:
             await work()
         except HelperError as error:
-            if not self._failing:
+            if not self._is_failing:
                 log.error("registrations_unavailable", error=str(error), advice=error.advice)
-            self._failing = True
+            self._is_failing = True
             return False
-        if self._failing:
+        if self._is_failing:
             log.info("registrations_available")
-        self._failing = False
+        self._is_failing = False
         return True
 
     async def _has_staking_record(self, account: str) -> bool | None:
@@ -183,7 +185,7 @@ class Registry:
         try:
             with anyio.fail_after(QUERY_SECONDS):
                 async with self._query_slots:
-                    return await self._chain.call(lambda client: client.validator(address)) is not None
+                    return await self._chain.call(lambda client: client.validator_status(address)) is not None
         except (ChainError, TimeoutError):
             return None
 
@@ -203,7 +205,7 @@ def _paginate(waiting: Iterable[Registration]) -> Sequence[bytes]:
 
 
 def _verify(signed: SignedRegistration) -> None:
-    claim: RegistrationRequest = signed.claim
-    adr036.verify(
-        claim.signed_text(), signer=claim.operator_address, pub_key=signed.pub_key, signature=signed.signature
+    request: RegistrationRequest = signed.request
+    adr036.verify_signature(
+        request.signed_text(), signer=request.operator_address, pub_key=signed.pub_key, signature=signed.signature
     )

@@ -10,35 +10,35 @@ from typing import Final
 import orjson
 import structlog
 
-from admin.registry import Chain
-from admin.schemas import RoundShown
+from admin.registry import ChainQueries
+from admin.schemas import RoundResponse
 from helper.chain.models import RoundStatus
 from helper.chain.rest_client import ChainClient
-from helper.chain.round_listing import ListedRound, Total
+from helper.chain.round_listing import ListedRound, OptionTotal
 from helper.clock import Clock
-from helper.errors import ChainAnswerError, ChainError, ChainUnavailable
+from helper.errors import ChainError, ChainResponseError, ChainUnavailable
 
 log = structlog.get_logger("helper.admin")
 
-MOST: Final = 200
+MAX_ROUNDS: Final = 200
 """Maximum number of rounds in the response, newest first."""
-BODY_BYTES: Final = 2 << 20
+MAX_BODY_BYTES: Final = 2 << 20
 """Maximum size of the response; a round that does not fit is omitted."""
 REFRESH_SECONDS: Final = 10.0
 """Seconds between two refreshes."""
-FIRST_SECONDS: Final = 1.0
+INITIAL_REFRESH_SECONDS: Final = 1.0
 """Seconds between two refreshes until the first one succeeds."""
-TOTALS_PER_REFRESH: Final = 32
+MAX_TOTALS_PER_REFRESH: Final = 32
 """Maximum number of rounds whose totals one refresh reads; the next refresh continues with the others."""
-AT_ONCE: Final = 4
+MAX_CONCURRENT_QUERIES: Final = 4
 """Totals queries in flight."""
 
-Totals = Mapping[tuple[int, int], int]
+RoundTotals = Mapping[tuple[int, int], int]
 """Totals of a round by proposal and option. The total of an absent option is 0."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
+class _PreparedResponse:
     """The rounds in the response, newest first, and its body."""
 
     rounds: tuple[ListedRound, ...]
@@ -56,25 +56,27 @@ class RoundsView:
         clock: the time.
     """
 
-    def __init__(self, chain: Chain, *, clock: Clock) -> None:
+    def __init__(self, chain: ChainQueries, *, clock: Clock) -> None:
         self._chain = chain
         self._clock = clock
-        self._totals: dict[bytes, Totals] = {}
-        self._missing: list[ListedRound] = []  # finalized rounds without totals, in the order in which they are read
+        self._totals: dict[bytes, RoundTotals] = {}
+        self._missing_totals: list[
+            ListedRound
+        ] = []  # finalized rounds without totals, in the order in which they are read
         self._problem = ""
         self.body: bytes | None = None
-        """Response body, see `admin.schemas.RoundsAnswer`; None until the first refresh succeeds."""
+        """Response body, see `admin.schemas.RoundsResponse`; None until the first refresh succeeds."""
 
     async def run(self) -> None:
         """Refresh until cancelled."""
         while True:
             await self.refresh()
-            await self._clock.sleep(FIRST_SECONDS if self.body is None else REFRESH_SECONDS)
+            await self._clock.sleep(INITIAL_REFRESH_SECONDS if self.body is None else REFRESH_SECONDS)
 
     async def refresh(self) -> None:
         """Read the rounds, then missing totals. On failure the previous data stays."""
         try:
-            listed = await self._chain.call(lambda client: client.listing())
+            listed = await self._chain.call(lambda client: client.listed_rounds())
             prepared = await self._publish(listed)
             served = {known.round_id for known in prepared.rounds}
             self._totals = {round_id: totals for round_id, totals in self._totals.items() if round_id in served}
@@ -83,13 +85,15 @@ class RoundsView:
                 await self._publish(prepared.rounds)
         except ChainError as error:
             # Right after the start no node is in sync yet.
-            if self.body is not None or isinstance(error, ChainAnswerError):
-                self._report(str(error))
+            if self.body is not None or isinstance(error, ChainResponseError):
+                self._report_problem(str(error))
             return
-        self._report(f"totals of {len(self._missing)} rounds are missing" if self._missing else "")
+        self._report_problem(
+            f"totals of {len(self._missing_totals)} rounds are missing" if self._missing_totals else ""
+        )
 
-    async def _publish(self, listed: Iterable[ListedRound]) -> _Prepared:
-        prepared = await asyncio.to_thread(_prepare, listed, self._totals)
+    async def _publish(self, listed: Iterable[ListedRound]) -> _PreparedResponse:
+        prepared = await asyncio.to_thread(_prepare_response, listed, self._totals)
         self.body = prepared.body
         return prepared
 
@@ -100,25 +104,26 @@ class RoundsView:
             for known in rounds
             if known.status == RoundStatus.FINALIZED and known.round_id not in self._totals
         }
-        queued = [missing.pop(known.round_id) for known in self._missing if known.round_id in missing]
-        self._missing = [*queued, *missing.values()]
+        queued = [missing.pop(known.round_id) for known in self._missing_totals if known.round_id in missing]
+        self._missing_totals = [*queued, *missing.values()]
 
     async def _read_missing(self) -> int:
-        """Read up to `TOTALS_PER_REFRESH` missing totals and return how many were read. Stops if no node answers."""
+        """Read up to `MAX_TOTALS_PER_REFRESH` missing totals and return how many were read. Stops if no node
+        answers."""
         before = len(self._totals)
-        batch, rest = self._missing[:TOTALS_PER_REFRESH], self._missing[TOTALS_PER_REFRESH:]
-        for start in range(0, len(batch), AT_ONCE):
-            group = batch[start : start + AT_ONCE]
+        batch, rest = self._missing_totals[:MAX_TOTALS_PER_REFRESH], self._missing_totals[MAX_TOTALS_PER_REFRESH:]
+        for start in range(0, len(batch), MAX_CONCURRENT_QUERIES):
+            group = batch[start : start + MAX_CONCURRENT_QUERIES]
             if not any(await asyncio.gather(*map(self._read_totals, group))):
                 break
         unread = [known for known in batch if known.round_id not in self._totals]
-        self._missing = [*rest, *unread]
+        self._missing_totals = [*rest, *unread]
         return len(self._totals) - before
 
     async def _read_totals(self, known: ListedRound) -> bool:
         """Read the totals of a round. Returns whether a node answered."""
 
-        async def read(client: ChainClient) -> list[Total]:
+        async def read(client: ChainClient) -> list[OptionTotal]:
             # A node that is a block behind has no totals yet and answers as for a round without votes.
             reported = await client.round(known.round_id)
             if reported is None or reported.status is not RoundStatus.FINALIZED:
@@ -127,7 +132,7 @@ class RoundsView:
 
         try:
             totals = await self._chain.call(read)
-        except ChainAnswerError:
+        except ChainResponseError:
             return True
         except ChainError:
             return False
@@ -139,7 +144,7 @@ class RoundsView:
         }
         return True
 
-    def _report(self, problem: str) -> None:
+    def _report_problem(self, problem: str) -> None:
         """Log when the rounds become unavailable or available again."""
         if bool(problem) != bool(self._problem):
             if problem:
@@ -149,21 +154,21 @@ class RoundsView:
         self._problem = problem
 
 
-def _prepare(listed: Iterable[ListedRound], totals: Mapping[bytes, Totals]) -> _Prepared:
-    """The newest `MOST` rounds, without those that would exceed `BODY_BYTES`."""
+def _prepare_response(listed: Iterable[ListedRound], totals: Mapping[bytes, RoundTotals]) -> _PreparedResponse:
+    """The newest `MAX_ROUNDS` rounds, without those that would exceed `MAX_BODY_BYTES`."""
     rounds, entries = list[ListedRound](), list[bytes]()
     size = len(b'{"rounds":[]}')
-    for known in sorted(listed, key=lambda known: -known.created_at_height)[:MOST]:
-        entry = orjson.dumps(_shown(known, totals.get(known.round_id)))
-        if size + len(entry) + 1 > BODY_BYTES:
+    for known in sorted(listed, key=lambda known: -known.created_at_height)[:MAX_ROUNDS]:
+        entry = orjson.dumps(_round_response(known, totals.get(known.round_id)))
+        if size + len(entry) + 1 > MAX_BODY_BYTES:
             continue
         size += len(entry) + 1  # with a comma
         rounds.append(known)
         entries.append(entry)
-    return _Prepared(tuple(rounds), b'{"rounds":[' + b",".join(entries) + b"]}")
+    return _PreparedResponse(tuple(rounds), b'{"rounds":[' + b",".join(entries) + b"]}")
 
 
-def _shown(known: ListedRound, totals: Totals | None) -> RoundShown:
+def _round_response(known: ListedRound, totals: RoundTotals | None) -> RoundResponse:
     if known.status != RoundStatus.FINALIZED:
         totals = None
     return {

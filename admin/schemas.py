@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, NotRequired
 from typing_extensions import TypedDict
 
 from admin.adr036 import ACCOUNT_PREFIX
-from admin.registration import LONGEST_ADDRESS, LONGEST_BYTES, LONGEST_MONIKER, LONGEST_URL
+from admin.registration import MAX_ADDRESS_CHARS, MAX_BASE64_CHARS, MAX_MONIKER_CHARS, MAX_REGISTERED_URL_CHARS
 from admin.store import Registration
 from helper.server.openapi import Operation
 
@@ -39,14 +39,14 @@ class AdminError(TypedDict):
     error: str
 
 
-class RegisteredAnswer(TypedDict):
+class RegistrationResponse(TypedDict):
     """`pending` until `expires_at` (Unix seconds), or `registered` if the validator has a staking record."""
 
     status: Literal["pending", "registered"]
     expires_at: NotRequired[int]
 
 
-class OptionShown(TypedDict):
+class OptionResponse(TypedDict):
     """An option of a proposal, with its total once the round is finalized."""
 
     index: int
@@ -54,43 +54,43 @@ class OptionShown(TypedDict):
     total: int | None
 
 
-class ProposalShown(TypedDict):
+class ProposalResponse(TypedDict):
     """A proposal of a round."""
 
     id: int
     title: str
-    options: list[OptionShown]
+    options: list[OptionResponse]
 
 
-class RoundShown(TypedDict):
+class RoundResponse(TypedDict):
     """A round. Status: 1 active, 2 tallying, 3 finalized, 4 pending."""
 
     round_id: str
     status: int
     vote_end_time: int
-    proposals: list[ProposalShown]
+    proposals: list[ProposalResponse]
 
 
-class RoundsAnswer(TypedDict):
+class RoundsResponse(TypedDict):
     """Rounds, newest first."""
 
-    rounds: list[RoundShown]
+    rounds: list[RoundResponse]
 
 
-def _text(about: str, longest: int) -> dict[str, Any]:
-    return {"type": "string", "maxLength": longest, "description": about}
+def _text_schema(about: str, max_chars: int) -> dict[str, Any]:
+    return {"type": "string", "maxLength": max_chars, "description": about}
 
 
-CLAIM: Final = {
+REGISTRATION_SCHEMA: Final = {
     "type": "object",
     "description": "A registration. The first four fields, as compact JSON in this order, are signed (ADR-036).",
     "properties": {
-        "operator_address": _text(f"Account address, {ACCOUNT_PREFIX}1…", LONGEST_ADDRESS),
-        "url": _text("Base URL of the validator's helper; may be empty.", LONGEST_URL),
-        "moniker": {**_text("Display name.", LONGEST_MONIKER), "minLength": 1},
+        "operator_address": _text_schema(f"Account address, {ACCOUNT_PREFIX}1…", MAX_ADDRESS_CHARS),
+        "url": _text_schema("Base URL of the validator's helper; may be empty.", MAX_REGISTERED_URL_CHARS),
+        "moniker": {**_text_schema("Display name.", MAX_MONIKER_CHARS), "minLength": 1},
         "timestamp": {"type": "integer", "description": "Time of the signature, Unix seconds."},
-        "signature": _text("64 bytes, base64.", LONGEST_BYTES),
-        "pub_key": _text("33 bytes, base64: a compressed secp256k1 key.", LONGEST_BYTES),
+        "signature": _text_schema("64 bytes, base64.", MAX_BASE64_CHARS),
+        "pub_key": _text_schema("33 bytes, base64: a compressed secp256k1 key.", MAX_BASE64_CHARS),
     },
     "required": ["operator_address", "url", "moniker", "timestamp", "signature", "pub_key"],
 }
@@ -99,9 +99,9 @@ VOTING_CONFIG: Final = Operation(
     "The published voting configuration, unchanged.", dict[str, Any], refusals=(502,), error=AdminError
 )
 REGISTER: Final = Operation(
-    "Register a validator.", RegisteredAnswer, body=CLAIM, refusals=(401, 413), error=AdminError
+    "Register a validator.", RegistrationResponse, body=REGISTRATION_SCHEMA, refusals=(401, 413), error=AdminError
 )
-MOST_PAGES: Final = 10_000
+MAX_PAGES: Final = 10_000
 PENDING: Final = Operation(
     "A page of the pending registrations, oldest first. The Link header contains the next page,"
     " X-Total-Count the number of registrations on all pages.",
@@ -109,11 +109,11 @@ PENDING: Final = Operation(
     query={
         "page": {
             "description": "Page number; 1 if absent. A page has at most 64,000 bytes.",
-            "schema": {"type": "integer", "minimum": 1, "maximum": MOST_PAGES, "default": 1},
+            "schema": {"type": "integer", "minimum": 1, "maximum": MAX_PAGES, "default": 1},
         }
     },
     error=AdminError,
 )
 UI_CONFIG: Final = Operation("Configuration of the page.", UiConfig, error=AdminError)
 CHAIN: Final = Operation("Data that a browser wallet needs to add the chain.", ChainFacts, error=AdminError)
-ROUNDS: Final = Operation("The chain's rounds, with totals.", RoundsAnswer, refusals=(502,), error=AdminError)
+ROUNDS: Final = Operation("The chain's rounds, with totals.", RoundsResponse, refusals=(502,), error=AdminError)

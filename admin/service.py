@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 from admin.api import AdminRoutes
-from admin.registry import Chain, Registry
+from admin.registry import ChainQueries, RegistrationRegistry
 from admin.rounds import RoundsView
 from admin.schemas import ChainFacts, UiConfig
 from admin.store import AdminStore
@@ -26,9 +26,9 @@ class AdminService:
         config_url: URL of the published voting configuration, empty for none.
         ui: configuration of the page.
         chain: the nodes, queried for staking records and rounds.
-        facts: returns the chain's data for browser wallets.
+        get_chain_facts: returns the chain's data for browser wallets.
         clock: the time.
-        trusted: networks of proxies whose forwarding headers are trusted.
+        trusted_networks: networks of proxies whose forwarding headers are trusted.
     """
 
     def __init__(
@@ -37,16 +37,24 @@ class AdminService:
         db_path: Path,
         config_url: str,
         ui: UiConfig,
-        chain: Chain,
-        facts: Callable[[], ChainFacts],
+        chain: ChainQueries,
+        get_chain_facts: Callable[[], ChainFacts],
         clock: Clock,
-        trusted: Sequence[Network] = (),
+        trusted_networks: Sequence[Network] = (),
     ) -> None:
         self._store = AdminStore(db_path)
         self._config = VotingConfig(config_url, self._store, clock=clock)
-        self._registry = Registry(self._store, chain, clock=clock)
+        self._registry = RegistrationRegistry(self._store, chain, clock=clock)
         self._rounds = RoundsView(chain, clock=clock)
-        routes = AdminRoutes(self._registry, self._config, self._rounds, ui, chain=facts, clock=clock, trusted=trusted)
+        routes = AdminRoutes(
+            self._registry,
+            self._config,
+            self._rounds,
+            ui,
+            get_chain_facts=get_chain_facts,
+            clock=clock,
+            trusted_networks=trusted_networks,
+        )
         self.mount = ApiMount("/api", routes.app(), routes.routes())
 
     @property
@@ -55,7 +63,7 @@ class AdminService:
         return self._config.origins
 
     @contextlib.asynccontextmanager
-    async def opened(self) -> AsyncIterator[None]:
+    async def open_store(self) -> AsyncIterator[None]:
         """Open the database file for the duration of the context.
 
         Raises:

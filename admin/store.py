@@ -25,13 +25,13 @@ from helper.errors import StoreCorrupt, StoreError, StoreForeign
 
 APPLICATION_ID: Final = 0x73764144
 """SQLite application id of the file: "svAD"."""
-VERSION: Final = 2
-LIFE: Final = 7 * 24 * 3600
+SCHEMA_VERSION: Final = 2
+REGISTRATION_SECONDS: Final = 7 * 24 * 3600
 """Seconds after which a registration expires if the validator has no staking record."""
-MOST: Final = 10_000
+MAX_REGISTRATIONS: Final = 10_000
 """Maximum number of registrations. Any key can sign one, so that the file needs a limit."""
-MOST_OF_NETWORK: Final = 200
-"""Maximum number of registrations from one network (IPv4 /24, IPv6 /48): 2 % of `MOST`."""
+MAX_REGISTRATIONS_PER_NETWORK: Final = 200
+"""Maximum number of registrations from one network (IPv4 /24, IPv6 /48): 2 % of `MAX_REGISTRATIONS`."""
 _HASH_BYTES: Final = 8
 
 
@@ -89,7 +89,7 @@ class AdminStore:
             ) from error
         except sqlite3.DatabaseError as error:
             await self.close()
-            raise StoreCorrupt(f"{self._path} is damaged: {error}", advice=_MOVE_AWAY) from error
+            raise StoreCorrupt(f"{self._path} is damaged: {error}", advice=_DAMAGED_ADVICE) from error
         except StoreError:
             await self.close()
             raise
@@ -103,77 +103,79 @@ class AdminStore:
     async def _prepare(self, conn: aiosqlite.Connection) -> None:
         for pragma in ("journal_mode = WAL", "synchronous = FULL", "busy_timeout = 5000", "trusted_schema = OFF"):
             await conn.execute(f"PRAGMA {pragma}")
-        if await _one(conn, "PRAGMA quick_check(1)") != ("ok",):
-            raise StoreCorrupt(f"{self._path} is damaged", advice=_MOVE_AWAY)
+        if await _fetch_one(conn, "PRAGMA quick_check(1)") != ("ok",):
+            raise StoreCorrupt(f"{self._path} is damaged", advice=_DAMAGED_ADVICE)
         (application,), (version,) = (
-            await _one(conn, "PRAGMA application_id"),
-            await _one(conn, "PRAGMA user_version"),
+            await _fetch_one(conn, "PRAGMA application_id"),
+            await _fetch_one(conn, "PRAGMA user_version"),
         )
         if (application, version) == (APPLICATION_ID, 1):
-            await conn.executescript(_FROM_VERSION_1)
-        elif (application, version) == (0, 0) and await _one(conn, "SELECT count(*) FROM sqlite_schema") == (0,):
+            await conn.executescript(_UPGRADE_FROM_VERSION_1)
+        elif (application, version) == (0, 0) and await _fetch_one(conn, "SELECT count(*) FROM sqlite_schema") == (0,):
             schema = (resources.files("admin") / "schema.sql").read_text("utf-8")
-            marks = f"PRAGMA application_id = {APPLICATION_ID};\nPRAGMA user_version = {VERSION};"
-            await conn.executescript(f"BEGIN;\n{schema}\n{marks}\nCOMMIT;")
-        elif application != APPLICATION_ID or version > VERSION:
+            pragmas = f"PRAGMA application_id = {APPLICATION_ID};\nPRAGMA user_version = {SCHEMA_VERSION};"
+            await conn.executescript(f"BEGIN;\n{schema}\n{pragmas}\nCOMMIT;")
+        elif application != APPLICATION_ID or version > SCHEMA_VERSION:
             raise StoreForeign(
                 f"{self._path} is not a registrations file, or was written by a newer version",
                 advice="Set [admin] db_path to the registrations file, or start the version that wrote it.",
             )
         await conn.execute("INSERT OR IGNORE INTO network_key (one, value) VALUES (1, ?)", (secrets.token_bytes(32),))
-        (self._network_key,) = await _one(conn, "SELECT value FROM network_key")
+        (self._network_key,) = await _fetch_one(conn, "SELECT value FROM network_key")
 
     # ------------------------------------------------------------------ registrations
 
-    async def register(self, claim: RegistrationRequest, *, network: bytes, now: float) -> Registration:
+    async def register(self, request: RegistrationRequest, *, network: bytes, now: float) -> Registration:
         """Store a claim. A claim that is not newer than the stored one of its address changes nothing.
 
         If the store is full, the newest registration of the network with the most registrations is evicted.
 
         Args:
-            claim: the signed claim.
-            network: network of the client, see `helper.server.client_address.network_of`; stored as a keyed hash.
+            request: the signed claim.
+            network: network of the client, see `helper.server.client_address.client_network`; stored as a keyed hash.
             now: Unix seconds.
 
         Returns:
             The stored registration of the claim's address.
 
         Raises:
-            RegistryFullError: the address is new, and its network has `MOST_OF_NETWORK` registrations or, if the
-                store is full, at least as many as any other network.
+            RegistryFullError: the address is new, and its network has `MAX_REGISTRATIONS_PER_NETWORK` registrations
+                or, if the store is full, at least as many as any other network.
         """
         at = int(now)
         hashed = hashlib.blake2b(network, digest_size=_HASH_BYTES, key=self._network_key).digest()
         async with self._write_lock:
             # All writes take this lock, so nothing changes between the statements.
-            await self._change("DELETE FROM registrations WHERE expires_at <= ?", at)
+            await self._execute("DELETE FROM registrations WHERE expires_at <= ?", at)
             if (
-                await self._row("SELECT 1 FROM registrations WHERE operator_address = ?", claim.operator_address)
+                await self._fetch_row(
+                    "SELECT 1 FROM registrations WHERE operator_address = ?", request.operator_address
+                )
                 is None
             ):
-                await self._make_room(hashed)
-            await self._change(
+                await self._evict_if_full(hashed)
+            await self._execute(
                 "INSERT INTO registrations"
                 " (operator_address, url, moniker, signed_at, requested_at, expires_at, network)"
                 " VALUES (?1, ?2, ?3, ?4, ?5, ?5 + ?6, ?7)"
                 " ON CONFLICT (operator_address) DO UPDATE SET url = excluded.url, moniker = excluded.moniker,"
                 " signed_at = excluded.signed_at, expires_at = excluded.expires_at"
                 " WHERE excluded.signed_at > signed_at",
-                claim.operator_address,
-                claim.url,
-                claim.moniker,
-                claim.timestamp,
+                request.operator_address,
+                request.url,
+                request.moniker,
+                request.timestamp,
                 at,
-                LIFE,
+                REGISTRATION_SECONDS,
                 hashed,
             )
-            row = await self._row(f"{_WAITING} WHERE operator_address = ?", claim.operator_address)
+            row = await self._fetch_row(f"{_SELECT_REGISTRATIONS} WHERE operator_address = ?", request.operator_address)
         assert row is not None
         return Registration(*row)
 
-    async def waiting(self, *, now: float) -> list[Registration]:
+    async def list_pending(self, *, now: float) -> list[Registration]:
         """Return all pending registrations, oldest first."""
-        rows = await self._rows(f"{_WAITING} WHERE expires_at > ?", int(now))
+        rows = await self._rows(f"{_SELECT_REGISTRATIONS} WHERE expires_at > ?", int(now))
         return await asyncio.to_thread(_oldest_first, rows)
 
     async def addresses_after(self, address: str, limit: int) -> list[str]:
@@ -181,27 +183,27 @@ class AdminStore:
         query = "SELECT operator_address FROM registrations WHERE operator_address > ? ORDER BY 1 LIMIT ?"
         return [row[0] for row in await self._rows(query, address, limit)]
 
-    async def drop(self, addresses: list[str]) -> int:
+    async def delete_registrations(self, addresses: list[str]) -> int:
         """Delete the registrations of these addresses. Returns their number."""
         async with self._write_lock:
             return sum(
                 [
-                    await self._change("DELETE FROM registrations WHERE operator_address = ?", address)
+                    await self._execute("DELETE FROM registrations WHERE operator_address = ?", address)
                     for address in addresses
                 ]
             )
 
-    async def sweep(self, *, now: float) -> int:
+    async def delete_expired(self, *, now: float) -> int:
         """Delete expired registrations. Returns their number."""
         async with self._write_lock:
-            return await self._change("DELETE FROM registrations WHERE expires_at <= ?", int(now))
+            return await self._execute("DELETE FROM registrations WHERE expires_at <= ?", int(now))
 
     # ------------------------------------------------------------------ the voting configuration
 
-    async def keep_config(self, source: str, body: bytes, *, now: float) -> None:
+    async def save_config(self, source: str, body: bytes, *, now: float) -> None:
         """Store the last valid configuration."""
         async with self._write_lock:
-            await self._change(
+            await self._execute(
                 "INSERT INTO voting_config (one, source, body, fetched_at) VALUES (1, ?, ?, ?)"
                 " ON CONFLICT (one) DO UPDATE SET source = excluded.source, body = excluded.body,"
                 " fetched_at = excluded.fetched_at",
@@ -210,54 +212,54 @@ class AdminStore:
                 int(now),
             )
 
-    async def kept_config(self, source: str) -> StoredConfig | None:
+    async def load_config(self, source: str) -> StoredConfig | None:
         """Return the last valid configuration from this URL."""
-        row = await self._row("SELECT body, fetched_at FROM voting_config WHERE source = ?", source)
+        row = await self._fetch_row("SELECT body, fetched_at FROM voting_config WHERE source = ?", source)
         return None if row is None else StoredConfig(*row)
 
-    async def _make_room(self, network: bytes) -> None:
+    async def _evict_if_full(self, network: bytes) -> None:
         """Evict a registration if the store is full.
 
         Raises:
             RegistryFullError: no further registration from this network is allowed.
         """
-        (own,) = await self._row("SELECT count(*) FROM registrations WHERE network = ?", network) or (0,)
-        if own >= MOST_OF_NETWORK:
+        (own_count,) = await self._fetch_row("SELECT count(*) FROM registrations WHERE network = ?", network) or (0,)
+        if own_count >= MAX_REGISTRATIONS_PER_NETWORK:
             raise RegistryFullError("too many pending registrations from this network")
-        (total,) = await self._row("SELECT count(*) FROM registrations") or (0,)
-        if total < MOST:
+        (total,) = await self._fetch_row("SELECT count(*) FROM registrations") or (0,)
+        if total < MAX_REGISTRATIONS:
             return
-        crowded, most = await self._row(
+        largest_network, largest_count = await self._fetch_row(
             "SELECT network, count(*) FROM registrations GROUP BY network"
             " ORDER BY count(*) DESC, max(requested_at) DESC LIMIT 1"
         ) or (network, 0)
-        if own >= most:
+        if own_count >= largest_count:
             raise RegistryFullError("too many pending registrations")
-        await self._change(
+        await self._execute(
             "DELETE FROM registrations WHERE operator_address = (SELECT operator_address FROM registrations"
             " WHERE network = ? ORDER BY requested_at DESC, signed_at DESC, operator_address DESC LIMIT 1)",
-            crowded,
+            largest_network,
         )
 
     @property
-    def _open(self) -> aiosqlite.Connection:
+    def _connection(self) -> aiosqlite.Connection:
         if self._conn is None:
             raise StoreError("the registrations file is not open", advice="Restart the helper.")
         return self._conn
 
-    async def _change(self, statement: str, *values: Any) -> int:
+    async def _execute(self, statement: str, *values: Any) -> int:
         try:
-            return int((await self._open.execute(statement, values)).rowcount)
+            return int((await self._connection.execute(statement, values)).rowcount)
         except sqlite3.Error as error:
             raise StoreError(f"registrations cannot be written: {error}") from error
 
-    async def _row(self, query: str, *values: Any) -> tuple[Any, ...] | None:
+    async def _fetch_row(self, query: str, *values: Any) -> tuple[Any, ...] | None:
         rows = await self._rows(query, *values)
         return rows[0] if rows else None
 
     async def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         try:
-            return cast(list[tuple[Any, ...]], await self._open.execute_fetchall(query, values))
+            return cast(list[tuple[Any, ...]], await self._connection.execute_fetchall(query, values))
         except sqlite3.Error as error:
             raise StoreError(f"registrations cannot be read: {error}") from error
 
@@ -267,8 +269,8 @@ def _oldest_first(rows: list[tuple[Any, ...]]) -> list[Registration]:
     return sorted((Registration(*row) for row in rows), key=lambda entry: (entry.requested_at, entry.operator_address))
 
 
-_WAITING: Final = "SELECT operator_address, url, moniker, requested_at, expires_at FROM registrations"
-_FROM_VERSION_1: Final = """
+_SELECT_REGISTRATIONS: Final = "SELECT operator_address, url, moniker, requested_at, expires_at FROM registrations"
+_UPGRADE_FROM_VERSION_1: Final = """
 BEGIN;
 ALTER TABLE registrations ADD COLUMN network BLOB NOT NULL DEFAULT x'';
 CREATE INDEX registrations_by_network ON registrations (network, requested_at);
@@ -279,7 +281,7 @@ CREATE TABLE network_key (
 PRAGMA user_version = 2;
 COMMIT;
 """
-_MOVE_AWAY: Final = "Move the file away and restart: pending validators can register again."
+_DAMAGED_ADVICE: Final = "Move the file away and restart: pending validators can register again."
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -311,7 +313,7 @@ def _not_a_file(path: Path) -> StoreForeign:
     )
 
 
-async def _one(conn: aiosqlite.Connection, query: str) -> tuple[Any, ...]:
+async def _fetch_one(conn: aiosqlite.Connection, query: str) -> tuple[Any, ...]:
     async with conn.execute(query) as cursor:
         row = await cursor.fetchone()
     return () if row is None else tuple(row)

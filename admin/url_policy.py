@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from typing import Final
 from urllib.parse import urlsplit
 
-LONGEST: Final = 512
-_FORBIDDEN: Final = re.compile(r"[\x00-\x20\x7f\\]")
+MAX_URL_CHARS: Final = 512
+_FORBIDDEN_CHARS: Final = re.compile(r"[\x00-\x20\x7f\\]")
 _LABEL: Final = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)")
 _NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
-_GLOBAL6: Final = ipaddress.ip_network("2000::/3")
+_GLOBAL_UNICAST_IPV6: Final = ipaddress.ip_network("2000::/3")
 """Global unicast (https://www.iana.org/assignments/ipv6-address-space)."""
-_EXAMPLES6: Final = ipaddress.ip_network("3fff::/20")
+_DOCUMENTATION_IPV6: Final = ipaddress.ip_network("3fff::/20")
 """Documentation addresses (RFC 9637); `ipaddress` only knows the older range."""
 _PRIVATE_ENDINGS: Final = ("localhost", "local", "internal", "lan", "home", "corp", "arpa", "test", "invalid", "onion")
 
@@ -29,9 +29,9 @@ def check_url(url: str, *, production: bool) -> None:
     Raises:
         UrlNotAllowedError: the URL is not allowed.
     """
-    if len(url) > LONGEST:
-        raise UrlNotAllowedError(f"is longer than {LONGEST} characters")
-    if _FORBIDDEN.search(url):
+    if len(url) > MAX_URL_CHARS:
+        raise UrlNotAllowedError(f"is longer than {MAX_URL_CHARS} characters")
+    if _FORBIDDEN_CHARS.search(url):
         raise UrlNotAllowedError("contains a space, a backslash or a control character")
     try:
         parts = urlsplit(url)
@@ -94,7 +94,7 @@ def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
             inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         if inner is not None:
             return is_public(inner)
-        if address not in _GLOBAL6 or address in _EXAMPLES6:
+        if address not in _GLOBAL_UNICAST_IPV6 or address in _DOCUMENTATION_IPV6:
             return False
     return address.is_global and not address.is_multicast
 

@@ -18,44 +18,44 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.capacity_table import lines
-from bench.table import CURVES, MEASURES, ROWS, curve, told
+from bench.capacity_table import compute_lines
+from bench.table import CURVES, MEASURES, ROWS, format_row, median_by_size
 
 RESULTS = Path(__file__).with_name("results")
 LATEST = RESULTS / "latest.json"
 GROWTH = RESULTS / "growth.json"
-CARRIED = RESULTS / "carried.json"
+CAPACITY = RESULTS / "carried.json"
 
 
-def take(name: str, *, quick: bool) -> list[dict[str, Any]] | None:
+def run_measure(name: str, *, quick: bool) -> list[dict[str, Any]] | None:
     """The runs of one measure, None where it failed."""
-    began = time.monotonic()
+    started_at = time.monotonic()
     flags = ("--quick",) if quick else ()
     command = [sys.executable, "-m", *MEASURES[name], *flags]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
-    print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr)
-    if done.returncode:
+    result = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    print(f"{name}: {time.monotonic() - started_at:.0f} s", file=sys.stderr)
+    if result.returncode:
         return None
-    runs: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])["runs"]
+    runs: list[dict[str, Any]] = json.loads(result.stdout.splitlines()[-1])["runs"]
     return runs
 
 
-def show(figures: list[dict[str, Any]]) -> None:
+def print_table(figures: list[dict[str, Any]]) -> None:
     """The table."""
-    lines = [("", "goal", "figure (spread)", "holds"), *map(told, figures)]
+    lines = [("", "goal", "figure (spread)", "holds"), *map(format_row, figures)]
     widths = [max(len(line[column]) for line in lines) for column in range(4)]
     for line in lines:
         print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
 
 
-def kept(path: Path) -> dict[str, dict[str, Any]]:
+def load_results(path: Path) -> dict[str, dict[str, Any]]:
     """What an earlier time has left, by name."""
     return {one["name"]: one for one in json.loads(path.read_text())} if path.exists() else {}
 
 
-def write(path: Path, found: list[dict[str, Any]], order: list[str]) -> None:
+def save_results(path: Path, results: list[dict[str, Any]], order: list[str]) -> None:
     """Keep what was found, and what was kept of the others, in order."""
-    known = kept(path) | {one["name"]: one for one in found}
+    known = load_results(path) | {one["name"]: one for one in results}
     lines = [json.dumps(known[name], ensure_ascii=False) for name in order if name in known]
     path.parent.mkdir(exist_ok=True)
     path.write_text("[\n" + ",\n".join(lines) + "\n]\n")
@@ -68,19 +68,19 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="some five minutes, once, with smaller sizes")
     options = parser.parse_args()
     wanted = [name for name in MEASURES if name in options.only]
-    taken = {name: runs for name in wanted if (runs := take(name, quick=options.quick)) is not None}
+    taken = {name: runs for name in wanted if (runs := run_measure(name, quick=options.quick)) is not None}
     figures = [row.figure(taken[row.measure]) for row in ROWS if row.measure in taken]
-    show(figures)
+    print_table(figures)
     if not options.quick:
-        write(LATEST, figures, [row.name for row in ROWS])
+        save_results(LATEST, figures, [row.name for row in ROWS])
         growth = [
-            {"name": label, "power": power, "points": curve(taken[measure], key)}
+            {"name": label, "power": power, "points": median_by_size(taken[measure], key)}
             for label, measure, key, power in CURVES
             if measure in taken
         ]
-        write(GROWTH, growth, [label for label, *_ in CURVES])
-        many = lines({name: one["figure"] for name, one in kept(LATEST).items()})
-        write(CARRIED, many, [line["name"] for line in many])
+        save_results(GROWTH, growth, [label for label, *_ in CURVES])
+        many = compute_lines({name: one["figure"] for name, one in load_results(LATEST).items()})
+        save_results(CAPACITY, many, [line["name"] for line in many])
     failed = [name for name in wanted if name not in taken]
     for name in failed:
         print(f"failed: {name}", file=sys.stderr)

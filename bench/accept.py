@@ -28,71 +28,71 @@ from typing import Any
 from devnet import ballot
 from devnet.ballot import Ballot
 from devnet.wallet import Wallet
-from tests.support.devnet import Chain
-from tests.support.harness import running, soon
+from tests.support.devnet import DevChain
+from tests.support.harness import run_chain_and_helper, unix_time_in
 
-SCRIPT = Path(__file__).with_name("post.lua")
+WRK_SCRIPT = Path(__file__).with_name("post.lua")
 CONNECTIONS = 64
-OF_EACH_VOTE = 8
-VOTES_AT_ONCE = 8
+SHARES_PER_VOTE = 8
+MAX_CONCURRENT_VOTES = 8
 """Votes whose shares come mixed."""
-CAST_AT_ONCE = 256
+MAX_CONCURRENT_CASTS = 256
 """Votes that go to the chain together: each lot waits for a block."""
 ROUND_SECONDS = 7200
 
 
-def _seal(round_id: bytes, ea_pk: bytes, seed: int) -> list[Ballot]:
+def _seal_votes(round_id: bytes, ea_pk: bytes, seed: int) -> list[Ballot]:
     """Some votes (in a process of its own)."""
-    dice = random.Random(seed)
-    make = partial(ballot.seal, round_id=round_id, ea_pk=ea_pk, weight=100, dice=dice)
-    return [make(proposal_id=1 + number % 3, vote_decision=number % 2) for number in range(VOTES_AT_ONCE)]
+    rng = random.Random(seed)
+    make = partial(ballot.seal_ballot, round_id=round_id, ea_pk=ea_pk, weight=100, rng=rng)
+    return [make(proposal_id=1 + number % 3, vote_decision=number % 2) for number in range(MAX_CONCURRENT_VOTES)]
 
 
-async def voted(chain: Chain, round_id: bytes, votes: int) -> list[tuple[Ballot, int]]:
+async def cast_votes(chain: DevChain, round_id: bytes, votes: int) -> list[tuple[Ballot, int]]:
     """So many votes on the chain, with the positions of their commitments."""
     key = (await chain.get(f"/shielded-vote/v1/round/{round_id.hex()}"))["round"]["ea_pk"]
-    seal = partial(_seal, round_id, base64.b64decode(key))
+    seal = partial(_seal_votes, round_id, base64.b64decode(key))
     loop = asyncio.get_running_loop()
     with ProcessPoolExecutor(mp_context=get_context("forkserver")) as pool:
         parts = await asyncio.gather(
-            *(loop.run_in_executor(pool, seal, seed) for seed in range(votes // VOTES_AT_ONCE))
+            *(loop.run_in_executor(pool, seal, seed) for seed in range(votes // MAX_CONCURRENT_VOTES))
         )
     sealed = [vote for part in parts for vote in part]
     places = []
-    for at in range(0, len(sealed), CAST_AT_ONCE):
+    for at in range(0, len(sealed), MAX_CONCURRENT_CASTS):
         async with Wallet(chain.url, []) as wallet:  # anew each time: a connection that rests long is closed
-            places.append(await asyncio.gather(*map(wallet.cast, sealed[at : at + CAST_AT_ONCE])))
+            places.append(await asyncio.gather(*map(wallet.cast_ballot, sealed[at : at + MAX_CONCURRENT_CASTS])))
     return list(zip(sealed, (place for some in places for place in some), strict=True))
 
 
-def bodies(votes: Sequence[tuple[Ballot, int]]) -> list[str]:
+def interleave_bodies(votes: Sequence[tuple[Ballot, int]]) -> list[str]:
     """The shares as they come: those of a few votes in turns."""
-    due = soon(ROUND_SECONDS / 2)
+    due = unix_time_in(ROUND_SECONDS / 2)
     return [
         json.dumps(ballot.post_body(vote, vote.shares[2 * number], position, due))
-        for at in range(0, len(votes), VOTES_AT_ONCE)
-        for number in range(OF_EACH_VOTE)
-        for vote, position in votes[at : at + VOTES_AT_ONCE]
+        for at in range(0, len(votes), MAX_CONCURRENT_VOTES)
+        for number in range(SHARES_PER_VOTE)
+        for vote, position in votes[at : at + MAX_CONCURRENT_VOTES]
     ]
 
 
-async def load(url: str, posted: Path, connections: int, seconds: int) -> dict[str, float]:
+async def run_load(url: str, bodies_file: Path, connections: int, seconds: int) -> dict[str, float]:
     """What wrk tells.
 
     Raises:
         SystemExit: it told of an answer that is not `queued`.
     """
-    flags = ("-t1", f"-c{connections}", f"-d{seconds}s", "-s", str(SCRIPT), f"{url}/shielded-vote/v1/shares")
-    wrk = await asyncio.create_subprocess_exec("wrk", *flags, "--", str(posted), stdout=asyncio.subprocess.PIPE)
+    flags = ("-t1", f"-c{connections}", f"-d{seconds}s", "-s", str(WRK_SCRIPT), f"{url}/shielded-vote/v1/shares")
+    wrk = await asyncio.create_subprocess_exec("wrk", *flags, "--", str(bodies_file), stdout=asyncio.subprocess.PIPE)
     out, _ = await wrk.communicate()
-    told: dict[str, float] = json.loads(out.splitlines()[-1])
-    if told["others"] or told["errors"] or not told["queued"]:
-        raise SystemExit(f"not every share was taken: {told}")
-    return {"per_second": told["queued"] / told["seconds"], "p50_ms": told["p50_ms"], "p99_ms": told["p99_ms"]}
+    output: dict[str, float] = json.loads(out.splitlines()[-1])
+    if output["others"] or output["errors"] or not output["queued"]:
+        raise SystemExit(f"not every share was taken: {output}")
+    return {"per_second": output["queued"] / output["seconds"], "p50_ms": output["p50_ms"], "p99_ms": output["p99_ms"]}
 
 
 @contextlib.asynccontextmanager
-async def bare() -> AsyncIterator[str]:
+async def run_baseline() -> AsyncIterator[str]:
     """The yardstick; its base URL."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "bench.baseline_app", stdout=asyncio.subprocess.PIPE
@@ -112,18 +112,18 @@ async def measure(votes: int, seconds: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         settings: dict[str, Any] = {"log": {"level": "info"}, "chain": {"poll_seconds": 1}}
-        async with running(folder, "--block-seconds", "1", **settings) as (chain, helper):
+        async with run_chain_and_helper(folder, "--block-seconds", "1", **settings) as (chain, helper):
             round_id = await chain.open_round(seconds=ROUND_SECONDS)
-            cast = await voted(chain, round_id, votes)
+            cast = await cast_votes(chain, round_id, votes)
             posted, alone = folder / "bodies", folder / "alone"
-            posted.write_text("\n".join(bodies(cast[votes // 4 :])) + "\n")
-            alone.write_text("\n".join(bodies(cast[: votes // 4])) + "\n")
-            await helper.knows_leaf(round_id, max(position for _, position in cast))
-            async with bare() as url:
-                before = await load(url, posted, CONNECTIONS, seconds)
-                ours = await load(helper.url, posted, CONNECTIONS, seconds)
-                after = await load(url, posted, CONNECTIONS, seconds)
-            one = await load(helper.url, alone, 1, seconds)
+            posted.write_text("\n".join(interleave_bodies(cast[votes // 4 :])) + "\n")
+            alone.write_text("\n".join(interleave_bodies(cast[: votes // 4])) + "\n")
+            await helper.wait_for_leaf(round_id, max(position for _, position in cast))
+            async with run_baseline() as url:
+                before = await run_load(url, posted, CONNECTIONS, seconds)
+                ours = await run_load(helper.url, posted, CONNECTIONS, seconds)
+                after = await run_load(url, posted, CONNECTIONS, seconds)
+            one = await run_load(helper.url, alone, 1, seconds)
     yardstick = (before["per_second"] + after["per_second"]) / 2
     return {
         **ours,

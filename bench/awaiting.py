@@ -18,30 +18,30 @@ from typing import Any
 
 import httpx
 
-from bench.fill_database import opened, shares, transaction
+from bench.fill_database import generate_shares, open_existing_database, transaction
 from helper.chain.reveal_transaction import RevealMessage
 from helper.store.operations.messages import mark_sending, prepare, record_outcome
 from helper.store.operations.shares import claim_due, enqueue
 from helper.store.rows import PreparedReveal
-from tests.support.devnet import Chain
+from tests.support.devnet import DevChain
 from tests.support.event_clients import cpu_seconds
-from tests.support.harness import STAND_IN, Helper, soon
+from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, unix_time_in
 
 SIZES = (100, 1000, 10_000)
 BLOCK_SECONDS = 2.0
-QUIET_BLOCKS = 2
+IDLE_BLOCKS = 2
 """Blocks in which what was just sent is only waited for."""
 BUSY_BLOCKS = 3
 PROOF_BYTES = 4992
 SETTINGS: dict[str, Any] = {"log": {"level": "info"}, "chain": {"poll_seconds": 1}}
 
 
-def send(path: Path, round_id: bytes, first: int, last: int, height: int) -> None:
+def insert_sent_shares(path: Path, round_id: bytes, first: int, last: int, height: int) -> None:
     """Put shares into a database whose messages were all sent and taken at one height."""
-    past = soon(-600)
-    with opened(path) as database:
+    past = unix_time_in(-600)
+    with open_existing_database(path) as database:
         with transaction(database) as tx:
-            for share, nullifier in shares(round_id, first, last, past - 86_400):
+            for share, nullifier in generate_shares(round_id, first, last, past - 86_400):
                 enqueue(tx, share, nullifier, past - 100_000.0)
         with transaction(database) as tx:
             for queued in claim_due(tx, now=float(past), limit=last - first, rounds=[round_id]):
@@ -60,7 +60,7 @@ def send(path: Path, round_id: bytes, first: int, last: int, height: int) -> Non
                 record_outcome(tx, queued.id, past * 1000, "ACCEPTED")
 
 
-async def next_block(chain: Chain) -> int:
+async def wait_for_block(chain: DevChain) -> int:
     """Wait for a block; its height."""
     height = before = (await chain.get("/devnet/stats"))["height"]
     while height == before:
@@ -74,55 +74,55 @@ async def measure(size: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         async with httpx.AsyncClient(timeout=30) as http:
-            chain = Chain(folder, http, "--stand-in-proofs", "--block-seconds", str(BLOCK_SECONDS))
+            chain = DevChain(folder, http, "--stand-in-proofs", "--block-seconds", str(BLOCK_SECONDS))
             await chain.start()
-            helper = Helper(folder, http, chain, program=STAND_IN, **SETTINGS)
+            helper = HelperProcess(folder, http, chain, program=STAND_IN_PROGRAM, **SETTINGS)
             try:
                 round_id = await chain.open_round(seconds=3600)
                 await helper.start()
-                await helper.ready()
-                await next_block(chain)
-                idle = await _cpu(chain, helper, QUIET_BLOCKS)
+                await helper.wait_until_ready()
+                await wait_for_block(chain)
+                idle = await _cpu_seconds(chain, helper, IDLE_BLOCKS)
                 await helper.stop()
                 # What is filled in now was sent at a block to come: it is waited for in the two after that.
                 height = (await chain.get("/devnet/stats"))["height"] + 4 + size // 2000
                 for first in range(0, size, 1000):
-                    send(helper.db, round_id, first, min(size, first + 1000), height)
+                    insert_sent_shares(helper.db, round_id, first, min(size, first + 1000), height)
                 await helper.start()
-                await helper.ready()
-                while (reached := await next_block(chain)) < height:
+                await helper.wait_until_ready()
+                while (reached := await wait_for_block(chain)) < height:
                     pass
                 if reached > height:
                     raise RuntimeError("to fill the database took longer than the blocks that were left for it")
-                quiet = await _cpu(chain, helper, QUIET_BLOCKS)
-                sent = await _sent(chain, BUSY_BLOCKS)
+                quiet = await _cpu_seconds(chain, helper, IDLE_BLOCKS)
+                sent = await _max_sent_in_block(chain, BUSY_BLOCKS)
             finally:
                 await chain.kill()
                 if helper.process is not None:
                     await helper.kill()
     return {
         "size": size,
-        "idle_percent": 100 * idle / (QUIET_BLOCKS * BLOCK_SECONDS),
-        "cpu_percent": 100 * quiet / (QUIET_BLOCKS * BLOCK_SECONDS),
-        "added_percent": 100 * (quiet - idle) / (QUIET_BLOCKS * BLOCK_SECONDS),
+        "idle_percent": 100 * idle / (IDLE_BLOCKS * BLOCK_SECONDS),
+        "cpu_percent": 100 * quiet / (IDLE_BLOCKS * BLOCK_SECONDS),
+        "added_percent": 100 * (quiet - idle) / (IDLE_BLOCKS * BLOCK_SECONDS),
         "sent_in_a_block": sent,
     }
 
 
-async def _cpu(chain: Chain, helper: Helper, blocks: int) -> float:
+async def _cpu_seconds(chain: DevChain, helper: HelperProcess, blocks: int) -> float:
     """The daemon's CPU seconds over so many blocks, from just after one."""
     await asyncio.sleep(BLOCK_SECONDS / 4)
     before = cpu_seconds(helper.pid)
     for _ in range(blocks):
-        await next_block(chain)
+        await wait_for_block(chain)
     await asyncio.sleep(BLOCK_SECONDS / 4)
     return cpu_seconds(helper.pid) - before
 
 
-async def _sent(chain: Chain, blocks: int) -> int:
+async def _max_sent_in_block(chain: DevChain, blocks: int) -> int:
     """The most reveals that came in one block's time, over so many blocks."""
     for _ in range(blocks):
-        await next_block(chain)
+        await wait_for_block(chain)
     found: Counter[int] = Counter()
     after = 0
     while entries := (await chain.get("/devnet/requests", after=after))["requests"]:

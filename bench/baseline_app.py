@@ -17,18 +17,18 @@ from uvicorn import Config, Server
 
 from helper.server.http_server import bind_tcp
 
-ANSWER = b'{"status":"queued"}'
+RESPONSE_BODY = b'{"status":"queued"}'
 
 
-async def take(request: Request) -> Response:
+async def accept_share(request: Request) -> Response:
     """Parse, and say that all is well."""
     orjson.loads(await request.body())
-    return Response(ANSWER, media_type="application/json")
+    return Response(RESPONSE_BODY, media_type="application/json")
 
 
-async def serve() -> None:
+async def run_server() -> None:
     """Serve until the process is ended."""
-    app = Starlette(routes=[Route("/shielded-vote/v1/shares", take, methods=["POST"])])
+    app = Starlette(routes=[Route("/shielded-vote/v1/shares", accept_share, methods=["POST"])])
     listener = bind_tcp("127.0.0.1", 0)
     print(listener.getsockname()[1], flush=True)
     config = Config(app, loop="none", http="httptools", ws="none", lifespan="off", log_config=None, access_log=False)
@@ -37,4 +37,4 @@ async def serve() -> None:
 
 if __name__ == "__main__":
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve())
+        runner.run(run_server())

@@ -16,27 +16,33 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import Final
 
-BLOCK: Final = 256
+REVEALS_PER_BLOCK: Final = 256
 """Reveals that fit a block."""
 HOST_CORES: Final = 2
 SERVER_CORES: Final = 2
-AHEAD: Final = 2
+CLAIMS_PER_CORE: Final = 2
 """Shares that a host has in hand for each core: the one that is proven and the next."""
-IN_FLIGHT: Final = 16
+MAX_SENDS_IN_FLIGHT: Final = 16
 """Reveals that the sender has under way at once."""
-FULL: Final = 0.95
+SATURATION_RATIO: Final = 0.95
 """A part of its time from which on something counts as what limits all."""
-BEHIND: Final = 2
+MAX_UNREAD_BLOCKS: Final = 2
 """Blocks that may be unread while hosts go on."""
-LEAST_SECONDS: Final = 30.0
-LEAST_BLOCKS: Final = 6
+MIN_SECONDS: Final = 30.0
+MIN_BLOCKS: Final = 6
 """How long is looked at, after half as long that is not."""
 
-PROOFS, SENDER, DATABASE, READING, CHAIN = "proofs", "the sender", "the database", "reading blocks", "the chain"
+LIMIT_PROOFS, LIMIT_SENDER, LIMIT_DATABASE, LIMIT_BLOCK_READING, LIMIT_CHAIN = (
+    "proofs",
+    "the sender",
+    "the database",
+    "reading blocks",
+    "the chain",
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class ShareCosts:
     """Seconds a share.
 
     Attributes:
@@ -44,213 +50,213 @@ class Costs:
         host: of the same core, beside the proof.
         database: of a core of the server: taking in, claiming, keeping the message.
         sender: of the sender, which sends one after the other.
-        sent: of a core of the server for it.
-        counted: of whoever reads a block first, for each reveal in it.
-        counted_database: of a core of the server for it.
-        again: of each other host that reads it, for each reveal in it.
-        again_database: of a core of the server for it.
+        sender_database: of a core of the server for it.
+        first_read: of whoever reads a block first, for each reveal in it.
+        first_read_database: of a core of the server for it.
+        other_read: of each other host that reads it, for each reveal in it.
+        other_read_database: of a core of the server for it.
     """
 
     proof: float
     host: float = 0.0
     database: float = 0.0
     sender: float = 0.0
-    sent: float = 0.0
-    counted: float = 0.0
-    counted_database: float = 0.0
-    again: float = 0.0
-    again_database: float = 0.0
+    sender_database: float = 0.0
+    first_read: float = 0.0
+    first_read_database: float = 0.0
+    other_read: float = 0.0
+    other_read_database: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CapacityResult:
     """What came of it.
 
     Attributes:
         rate: reveals counted in a second.
-        busy: for what part of the time everything was busy, by its name.
+        utilization: for what part of the time everything was busy, by its name.
         limit: what sets the rate.
     """
 
     rate: float
-    busy: Mapping[str, float]
+    utilization: Mapping[str, float]
     limit: str
 
 
-class Events:
+class EventQueue:
     """What happens when: no two at the same time in an order that is not that of their coming."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._coming: list[tuple[float, int, Callable[[], None]]] = []
-        self._number = 0
+        self._scheduled: list[tuple[float, int, Callable[[], None]]] = []
+        self._sequence = 0
 
-    def after(self, seconds: float, what: Callable[[], None]) -> None:
+    def schedule(self, seconds: float, callback: Callable[[], None]) -> None:
         """Have something happen."""
-        self._number += 1
-        heappush(self._coming, (self.now + seconds, self._number, what))
+        self._sequence += 1
+        heappush(self._scheduled, (self.now + seconds, self._sequence, callback))
 
-    def run(self, until: float) -> None:
+    def run_until(self, end: float) -> None:
         """Let time go on."""
-        while self._coming and self._coming[0][0] <= until:
-            self.now, _, what = heappop(self._coming)
+        while self._scheduled and self._scheduled[0][0] <= end:
+            self.now, _, what = heappop(self._scheduled)
             what()
-        self.now = until
+        self.now = end
 
 
-class Station:
+class ServiceStation:
     """Some that serve, and a line before them.
 
     Attributes:
-        spent: seconds of service that were begun so far.
+        busy_seconds: seconds of service that were begun so far.
     """
 
-    def __init__(self, events: Events, servers: int) -> None:
+    def __init__(self, events: EventQueue, servers: int) -> None:
         self._events = events
         self._free = self.servers = servers
-        self._line: deque[tuple[float, Callable[[], None]]] = deque()
-        self.spent = 0.0
+        self._queue: deque[tuple[float, Callable[[], None]]] = deque()
+        self.busy_seconds = 0.0
 
-    def serve(self, seconds: float, done: Callable[[], None]) -> None:
+    def enqueue(self, seconds: float, callback: Callable[[], None]) -> None:
         """Serve for so long when it is its turn."""
-        self._line.append((seconds, done))
-        self._next()
+        self._queue.append((seconds, callback))
+        self._start_next()
 
     @property
-    def waiting(self) -> int:
+    def queue_length(self) -> int:
         """How many stand in the line."""
-        return len(self._line)
+        return len(self._queue)
 
-    def _next(self) -> None:
-        while self._free and self._line:
-            seconds, done = self._line.popleft()
+    def _start_next(self) -> None:
+        while self._free and self._queue:
+            seconds, done = self._queue.popleft()
             self._free -= 1
-            self.spent += seconds
-            self._events.after(seconds, partial(self._end, done))
+            self.busy_seconds += seconds
+            self._events.schedule(seconds, partial(self._finish, done))
 
-    def _end(self, done: Callable[[], None]) -> None:
+    def _finish(self, callback: Callable[[], None]) -> None:
         self._free += 1
-        done()
-        self._next()
+        callback()
+        self._start_next()
 
 
-class Host:
+class ProverHost:
     """One that proves.
 
     Attributes:
         cores: make the proofs.
-        wanted: shares that it has room for.
-        asking: it waits for the database: one connection writes, and asks for one thing after the other.
+        free_slots: shares that it has room for.
+        is_claiming: it waits for the database: one connection writes, and asks for one thing after the other.
     """
 
-    def __init__(self, events: Events) -> None:
-        self.cores = Station(events, HOST_CORES)
-        self.wanted = 0
-        self.asking = False
+    def __init__(self, events: EventQueue) -> None:
+        self.cores = ServiceStation(events, HOST_CORES)
+        self.free_slots = 0
+        self.is_claiming = False
 
 
-class Cluster:
+class ClusterModel:
     """Hosts, their database, the sender and the chain."""
 
-    def __init__(self, costs: Costs, provers: int, block_seconds: float) -> None:
+    def __init__(self, costs: ShareCosts, provers: int, block_seconds: float) -> None:
         self._costs, self._provers, self._block_seconds = costs, provers, block_seconds
-        self.events = Events()
-        self.database = Station(self.events, SERVER_CORES)
-        self.hosts = [Host(self.events) for _ in range(provers)]
-        self.sender = Station(self.events, 1)
-        self.reading = Station(self.events, 1)
-        self.counted = self.full = 0
-        self._held_up: deque[Host] = deque()
-        self._prepared = self._under_way = self._mempool = 0
-        in_hand = HOST_CORES * AHEAD
+        self.events = EventQueue()
+        self.database = ServiceStation(self.events, SERVER_CORES)
+        self.hosts = [ProverHost(self.events) for _ in range(provers)]
+        self.sender = ServiceStation(self.events, 1)
+        self.block_reader = ServiceStation(self.events, 1)
+        self.confirmed = self.full_blocks = 0
+        self._blocked_hosts: deque[ProverHost] = deque()
+        self._prepared = self._in_flight = self._mempool = 0
+        in_hand = HOST_CORES * CLAIMS_PER_CORE
         # Not all at the same moment, as hosts are not that have worked for long.
         for number, host in enumerate(self.hosts):
             for one in range(in_hand):
                 wait = (number + one * provers) / (provers * in_hand) * costs.proof
-                self.events.after(wait, partial(self._want, host))
-        self.events.after(block_seconds, self._block)
+                self.events.schedule(wait, partial(self._request_share, host))
+        self.events.schedule(block_seconds, self._produce_block)
 
-    def _want(self, host: Host) -> None:
-        host.wanted += 1
-        self._claim(host)
+    def _request_share(self, host: ProverHost) -> None:
+        host.free_slots += 1
+        self._claim_share(host)
 
-    def _claim(self, host: Host) -> None:
-        if host.asking or not host.wanted:
+    def _claim_share(self, host: ProverHost) -> None:
+        if host.is_claiming or not host.free_slots:
             return
-        host.asking = True
-        host.wanted -= 1
-        if self._behind:
-            self._held_up.append(host)
+        host.is_claiming = True
+        host.free_slots -= 1
+        if self._is_behind:
+            self._blocked_hosts.append(host)
         else:
-            self._ask(host)
+            self._query_database(host)
 
-    def _ask(self, host: Host) -> None:
-        self.database.serve(self._costs.database, partial(self._prove, host))
+    def _query_database(self, host: ProverHost) -> None:
+        self.database.enqueue(self._costs.database, partial(self._start_proof, host))
 
-    def _prove(self, host: Host) -> None:
-        host.asking = False
-        host.cores.serve(self._costs.proof + self._costs.host, partial(self._proven, host))
-        self._claim(host)
+    def _start_proof(self, host: ProverHost) -> None:
+        host.is_claiming = False
+        host.cores.enqueue(self._costs.proof + self._costs.host, partial(self._finish_proof, host))
+        self._claim_share(host)
 
-    def _proven(self, host: Host) -> None:
-        self._want(host)
+    def _finish_proof(self, host: ProverHost) -> None:
+        self._request_share(host)
         self._prepared += 1
-        self._send()
+        self._send_prepared()
 
-    def _send(self) -> None:
-        while self._prepared and self._under_way < IN_FLIGHT and not self._behind:
+    def _send_prepared(self) -> None:
+        while self._prepared and self._in_flight < MAX_SENDS_IN_FLIGHT and not self._is_behind:
             self._prepared -= 1
-            self._under_way += 1
-            self.sender.serve(self._costs.sender, self._note)
+            self._in_flight += 1
+            self.sender.enqueue(self._costs.sender, self._record_send)
 
-    def _note(self) -> None:
-        self.database.serve(self._costs.sent, self._sent)
+    def _record_send(self) -> None:
+        self.database.enqueue(self._costs.sender_database, self._finish_send)
 
-    def _sent(self) -> None:
-        self._under_way -= 1
+    def _finish_send(self) -> None:
+        self._in_flight -= 1
         self._mempool += 1
-        self._send()
+        self._send_prepared()
 
-    def _block(self) -> None:
-        count = min(BLOCK, self._mempool)
+    def _produce_block(self) -> None:
+        count = min(REVEALS_PER_BLOCK, self._mempool)
         self._mempool -= count
-        self.counted += count
-        self.full += count == BLOCK
-        self._read(count * self._costs.counted, count * self._costs.counted_database)
+        self.confirmed += count
+        self.full_blocks += count == REVEALS_PER_BLOCK
+        self._read_block(count * self._costs.first_read, count * self._costs.first_read_database)
         for _ in range(self._provers):  # the sender is one more, and one was first
-            self._read(count * self._costs.again, count * self._costs.again_database)
-        self.events.after(self._block_seconds, self._block)
+            self._read_block(count * self._costs.other_read, count * self._costs.other_read_database)
+        self.events.schedule(self._block_seconds, self._produce_block)
 
-    def _read(self, seconds: float, database: float) -> None:
-        self.reading.serve(seconds, self._was_read)
-        self.database.serve(database, _nothing)
+    def _read_block(self, seconds: float, database: float) -> None:
+        self.block_reader.enqueue(seconds, self._finish_read)
+        self.database.enqueue(database, _do_nothing)
 
-    def _was_read(self) -> None:
-        if not self._behind:
-            while self._held_up:
-                self._ask(self._held_up.popleft())
-            self._send()
+    def _finish_read(self) -> None:
+        if not self._is_behind:
+            while self._blocked_hosts:
+                self._query_database(self._blocked_hosts.popleft())
+            self._send_prepared()
 
     @property
-    def _behind(self) -> bool:
-        return self.reading.waiting > BEHIND * (self._provers + 1)
+    def _is_behind(self) -> bool:
+        return self.block_reader.queue_length > MAX_UNREAD_BLOCKS * (self._provers + 1)
 
-    def spent(self) -> dict[str, float]:
+    def busy_seconds(self) -> dict[str, float]:
         """Seconds that everything was busy so far."""
         return {
-            PROOFS: sum(host.cores.spent for host in self.hosts) / (self._provers * HOST_CORES),
-            DATABASE: self.database.spent / SERVER_CORES,
-            READING: self.reading.spent,
-            SENDER: self.sender.spent,
-            CHAIN: self.full * self._block_seconds,
+            LIMIT_PROOFS: sum(host.cores.busy_seconds for host in self.hosts) / (self._provers * HOST_CORES),
+            LIMIT_DATABASE: self.database.busy_seconds / SERVER_CORES,
+            LIMIT_BLOCK_READING: self.block_reader.busy_seconds,
+            LIMIT_SENDER: self.sender.busy_seconds,
+            LIMIT_CHAIN: self.full_blocks * self._block_seconds,
         }
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
-def carry(costs: Costs, provers: int, block_seconds: float) -> Found:
+def simulate_cluster(costs: ShareCosts, provers: int, block_seconds: float) -> CapacityResult:
     """What so many hosts bring to a chain with such blocks.
 
     Args:
@@ -258,32 +264,37 @@ def carry(costs: Costs, provers: int, block_seconds: float) -> Found:
         provers: hosts that prove, each with `HOST_CORES` cores.
         block_seconds: between two blocks.
     """
-    blocks = max(LEAST_BLOCKS, round(LEAST_SECONDS / block_seconds))
-    cluster = Cluster(costs, provers, block_seconds)
-    cluster.events.run(blocks // 2 * block_seconds)
-    spent, counted = cluster.spent(), cluster.counted
-    cluster.events.run((blocks // 2 + blocks) * block_seconds)
+    blocks = max(MIN_BLOCKS, round(MIN_SECONDS / block_seconds))
+    cluster = ClusterModel(costs, provers, block_seconds)
+    cluster.events.run_until(blocks // 2 * block_seconds)
+    spent, counted = cluster.busy_seconds(), cluster.confirmed
+    cluster.events.run_until((blocks // 2 + blocks) * block_seconds)
     seconds = blocks * block_seconds
-    busy = {name: (after - spent[name]) / seconds for name, after in cluster.spent().items()}
-    return Found((cluster.counted - counted) / seconds, busy, _limit(busy))
+    busy = {name: (after - spent[name]) / seconds for name, after in cluster.busy_seconds().items()}
+    return CapacityResult((cluster.confirmed - counted) / seconds, busy, _find_limit(busy))
 
 
-def _limit(busy: Mapping[str, float]) -> str:
+def _find_limit(busy: Mapping[str, float]) -> str:
     """What sets the rate: the last on a share's way that is always busy. What comes before it only fills the line."""
-    full = [name for name in (CHAIN, SENDER, READING, DATABASE, PROOFS) if busy[name] >= FULL]
+    full = [
+        name
+        for name in (LIMIT_CHAIN, LIMIT_SENDER, LIMIT_BLOCK_READING, LIMIT_DATABASE, LIMIT_PROOFS)
+        if busy[name] >= SATURATION_RATIO
+    ]
     # Where hosts wait for what comes in pieces, nothing is busy all the time.
-    return full[0] if full else max((READING, DATABASE), key=busy.__getitem__)
+    return full[0] if full else max((LIMIT_BLOCK_READING, LIMIT_DATABASE), key=busy.__getitem__)
 
 
-def knee(costs: Costs, block_seconds: float, most: int) -> tuple[int, str] | None:
-    """From which number of hosts on it is not proofs that limit, and what it is; None where that is beyond `most`."""
-    if carry(costs, most, block_seconds).limit == PROOFS:
+def find_saturation(costs: ShareCosts, block_seconds: float, max_hosts: int) -> tuple[int, str] | None:
+    """From which number of hosts on it is not proofs that limit, and what it is; None where that is beyond
+    `max_hosts`."""
+    if simulate_cluster(costs, max_hosts, block_seconds).limit == LIMIT_PROOFS:
         return None
-    below, found = 0, most
+    below, found = 0, max_hosts
     while found - below > 1:
         middle = (below + found) // 2
-        if carry(costs, middle, block_seconds).limit == PROOFS:
+        if simulate_cluster(costs, middle, block_seconds).limit == LIMIT_PROOFS:
             below = middle
         else:
             found = middle
-    return found, carry(costs, found, block_seconds).limit
+    return found, simulate_cluster(costs, found, block_seconds).limit

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bench.capacity_model import HOST_CORES, PROOFS, Costs, carry, knee
+from bench.capacity_model import HOST_CORES, LIMIT_PROOFS, ShareCosts, find_saturation, simulate_cluster
 
-PROVERS: Final = (1, 2, 4, 8, 16, 32, 64, 100)
+PROVER_COUNTS: Final = (1, 2, 4, 8, 16, 32, 64, 100)
 BLOCK_SECONDS: Final = (1.0, 2.0, 6.0)
 CIRCUITS: Final = ("k10", "k11")
-MEASURED: Final = {
+MEASURED_FIGURES: Final = {
     "host": "shared queue, 8 provers: CPU of a prover",
     "taken": "shared queue: taking in, the server's CPU",
     "kept": "shared queue, 8 provers: the server's CPU",
@@ -30,65 +30,67 @@ MEASURED: Final = {
 """Lines of `bench.table`: milliseconds, and reveals a second where it is the sender."""
 
 
-def costs_of(figures: Mapping[str, float | None], circuit: str) -> Costs | None:
+def compute_costs(figures: Mapping[str, float | None], circuit: str) -> ShareCosts | None:
     """The costs of a share, None where some were not measured.
 
     Args:
         figures: by the names of `bench.table`'s lines.
         circuit: what is proven.
     """
-    found = {what: figures.get(name) for what, name in MEASURED.items()}
+    found = {what: figures.get(name) for what, name in MEASURED_FIGURES.items()}
     proofs = figures.get(f"raw proofs {circuit}")
     known = {what: value for what, value in found.items() if value is not None}
     if proofs is None or len(known) < len(found):
         return None
     ms = {what: value / 1000 for what, value in known.items()}
-    return Costs(
+    return ShareCosts(
         proof=HOST_CORES / proofs,
         host=ms["host"],
         database=ms["taken"] + ms["kept"],
         sender=1 / known["sender"],
-        sent=ms["sent"],
-        counted=ms["counted"],
-        counted_database=ms["counted_database"],
-        again=ms["again"],
-        again_database=ms["again_database"],
+        sender_database=ms["sent"],
+        first_read=ms["counted"],
+        first_read_database=ms["counted_database"],
+        other_read=ms["again"],
+        other_read_database=ms["again_database"],
     )
 
 
-def lines(figures: Mapping[str, float | None]) -> list[dict[str, Any]]:
+def compute_lines(figures: Mapping[str, float | None]) -> list[dict[str, Any]]:
     """The table's lines: `{circuit, block_seconds, rates, limits, breaks, at}`, the last four null or absent where
     there are no figures; `rates` and `limits` by number of provers.
     """
     found: list[dict[str, Any]] = []
     for circuit in CIRCUITS:
-        costs = costs_of(figures, circuit)
+        costs = compute_costs(figures, circuit)
         for seconds in BLOCK_SECONDS:
             line: dict[str, Any] = {"name": f"{circuit}, {seconds:.0f} s", "rates": [], "at": None, "breaks": None}
             if costs is not None:
-                line["rates"] = [round(carry(costs, provers, seconds).rate, 1) for provers in PROVERS]
-                line["at"], line["breaks"] = knee(costs, seconds, PROVERS[-1]) or (None, PROOFS)
+                line["rates"] = [round(simulate_cluster(costs, provers, seconds).rate, 1) for provers in PROVER_COUNTS]
+                line["at"], line["breaks"] = find_saturation(costs, seconds, PROVER_COUNTS[-1]) or (None, LIMIT_PROOFS)
             found.append(line)
     return found
 
 
-def table(kept: Sequence[Mapping[str, Any]]) -> str:
+def format_table(lines_by_name: Sequence[Mapping[str, Any]]) -> str:
     """The lines as a document has them."""
-    by_name = {line["name"]: line for line in kept}
-    head = ["blocks", *(f"{provers}" for provers in PROVERS), "what breaks first"]
+    by_name = {line["name"]: line for line in lines_by_name}
+    head = ["blocks", *(f"{provers}" for provers in PROVER_COUNTS), "what breaks first"]
     rows = [head, ["---"] * len(head)]
     for circuit in CIRCUITS:
         for seconds in BLOCK_SECONDS:
             name = f"{circuit}, {seconds:.0f} s"
-            rows.append([name, *_told(by_name.get(name))])
+            rows.append([name, *_format_line(by_name.get(name))])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _told(line: Mapping[str, Any] | None) -> list[str]:
+def _format_line(line: Mapping[str, Any] | None) -> list[str]:
     if line is None or not line["rates"]:
-        return [*["–"] * len(PROVERS), "not measured"]
+        return [*["–"] * len(PROVER_COUNTS), "not measured"]
     at = (
-        f"nothing up to {PROVERS[-1]} provers" if line["at"] is None else f"{line['breaks']}, with {line['at']} provers"
+        f"nothing up to {PROVER_COUNTS[-1]} provers"
+        if line["at"] is None
+        else f"{line['breaks']}, with {line['at']} provers"
     )
     return [*(f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}" for rate in line["rates"]), at]
 
@@ -97,7 +99,7 @@ def main() -> None:
     """Print the table."""
     latest = Path(__file__).with_name("results") / "latest.json"
     kept = json.loads(latest.read_text()) if latest.exists() else []
-    print(table(lines({one["name"]: one["figure"] for one in kept})))
+    print(format_table(compute_lines({one["name"]: one["figure"] for one in kept})))
 
 
 if __name__ == "__main__":

@@ -19,34 +19,34 @@ from secrets import token_hex
 from time import time
 from typing import Any
 
-from bench.cluster_accept import taken
-from bench.cluster_host import ROUND, Cost, server_cpu, store_of
-from bench.fill_database import SPREAD_SECONDS, shares
+from bench.cluster_accept import measure_accepting
+from bench.cluster_host import ROUND_ID, CostMeter, open_store, server_cpu_seconds
+from bench.fill_database import SPREAD_SECONDS, generate_shares
 from helper.core.share import ShareState
 from helper.store.postgres import PostgresStore
 from tests.support.postgres import Cluster
 
-HOSTS = (1, 2, 4, 8)
-CALLERS = 64
+HOST_COUNTS = (1, 2, 4, 8)
+CALLER_COUNT = 64
 """Shares that are taken in at once."""
-MILLI = 1000.0
+MILLISECONDS_PER_SECOND = 1000.0
 SHARES = 150
 """Shares of each host that proves."""
 
 
-class Host:
+class HostProcess:
     """A process of `bench.cluster_host`."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
-        self._process, self._words, self._lines = process, process.stdin, process.stdout
+        self._process, self._stdin, self._lines = process, process.stdin, process.stdout
 
-    def say(self) -> None:
+    def send_line(self) -> None:
         """Have it begin, or end."""
-        self._words.write(b"\n")
+        self._stdin.write(b"\n")
 
-    async def told(self) -> dict[str, float]:
+    async def read_result(self) -> dict[str, float]:
         """What it found."""
         while line := await self._lines.readline():
             if line.startswith(b"{"):
@@ -56,16 +56,16 @@ class Host:
 
 
 @asynccontextmanager
-async def host(what: str, cluster: Cluster, schema: str, name: str) -> AsyncIterator[Host]:
+async def run_host(what: str, cluster: Cluster, schema: str, name: str) -> AsyncIterator[HostProcess]:
     """A host that has opened the queue; gone afterwards."""
-    words = ("bench.cluster_host", what, cluster.address, schema, name, str(server_pid(cluster)))
+    words = ("bench.cluster_host", what, cluster.url, schema, name, str(server_pid(cluster)))
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", *words, stdin=pipe, stdout=pipe)
     try:
         assert process.stdout is not None
         if not await process.stdout.readline():
             raise SystemExit("a host did not start")
-        yield Host(process)
+        yield HostProcess(process)
     finally:
         if process.returncode is None:
             process.kill()
@@ -74,57 +74,60 @@ async def host(what: str, cluster: Cluster, schema: str, name: str) -> AsyncIter
 
 def server_pid(cluster: Cluster) -> int:
     """The process id of the server."""
-    return int((cluster.data / "postmaster.pid").read_text().split()[0])
+    return int((cluster.data_folder / "postmaster.pid").read_text().split()[0])
 
 
-async def take(store: PostgresStore, number: int) -> None:
+async def enqueue_due_shares(store: PostgresStore, number: int) -> None:
     """Take so many shares in that are due."""
     now = time()
-    coming = shares(ROUND, 0, number, int(now) - SPREAD_SECONDS)
+    coming = generate_shares(ROUND_ID, 0, number, int(now) - SPREAD_SECONDS)
 
-    async def caller() -> None:
+    async def enqueue_next() -> None:
         for share, nullifier in coming:
             await store.enqueue(share, nullifier, now=now)
 
-    await asyncio.gather(*(caller() for _ in range(CALLERS)))
+    await asyncio.gather(*(enqueue_next() for _ in range(CALLER_COUNT)))
 
 
-async def coordination(cluster: Cluster, cost: Cost, provers: int, number: int) -> dict[str, float]:
+async def measure_coordination(cluster: Cluster, cost: CostMeter, provers: int, number: int) -> dict[str, float]:
     """One run: so many hosts that prove, each so many shares; milliseconds, and waits, a share."""
     schema, total = f"bench_{token_hex(6)}", provers * number
-    store = store_of(cluster.address, schema, "takes")
+    store = open_store(cluster.url, schema, "takes")
     await store.open()
     try:
         cost.begin()
-        await take(store, total)
+        await enqueue_due_shares(store, total)
         found = {f"take_{name}": value / total for name, value in cost.end().items()}
         async with AsyncExitStack() as stack:
             hosts = [
-                await stack.enter_async_context(host("prove", cluster, schema, f"prover {one}"))
+                await stack.enter_async_context(run_host("prove", cluster, schema, f"prover {one}"))
                 for one in range(provers)
             ]
-            used = server_cpu(server_pid(cluster))
+            used = server_cpu_seconds(server_pid(cluster))
             for one in hosts:
-                one.say()
-            await until_prepared(store, total)
-            used = server_cpu(server_pid(cluster)) - used
+                one.send_line()
+            await wait_until_prepared(store, total)
+            used = server_cpu_seconds(server_pid(cluster)) - used
             for one in hosts:
-                one.say()
-            told = [await one.told() for one in hosts]
+                one.send_line()
+            told = [await one.read_result() for one in hosts]
         found |= {f"prove_{name}": sum(one[name] for one in told) / total for name in ("cpu", "trips")}
         found |= {"prove_server": used / total, "prove_per_second": provers * total / sum(o["seconds"] for o in told)}
-        async with host("send", cluster, schema, "sends") as sender:
-            found |= await sender.told()
+        async with run_host("send", cluster, schema, "sends") as sender:
+            found |= await sender.read_result()
     finally:
         await store.close()
     times = ("cpu", "server", "seconds")
-    in_ms = {name: value * MILLI if name.rpartition("_")[2] in times else value for name, value in found.items()}
+    in_ms = {
+        name: value * MILLISECONDS_PER_SECOND if name.rpartition("_")[2] in times else value
+        for name, value in found.items()
+    }
     return {"size": provers, **in_ms, "send_per_second": 1 / found["send_seconds"]}
 
 
-async def until_prepared(store: PostgresStore, total: int) -> None:
+async def wait_until_prepared(store: PostgresStore, total: int) -> None:
     """Wait until so many messages are kept."""
-    while (await store.counts())[ROUND].get(ShareState.BROADCAST, 0) < total:
+    while (await store.count_shares())[ROUND_ID].get(ShareState.BROADCAST, 0) < total:
         await asyncio.sleep(0.2)
 
 
@@ -134,15 +137,19 @@ async def measure(hosts: Sequence[int], runs: int, number: int, votes: int, seco
     try:
         cluster.start()
         server = server_pid(cluster)
-        cost = Cost(server)
+        cost = CostMeter(server)
         for run in range(runs):
             for provers in hosts:
                 print(f"{provers} hosts that prove: run {run + 1}", file=sys.stderr)
-                found.append(await coordination(cluster, cost, provers, number))
+                found.append(await measure_coordination(cluster, cost, provers, number))
             for processes in (1, 2):
                 print(f"{processes} processes that take shares: run {run + 1}", file=sys.stderr)
                 found.append(
-                    {"size": 0, "processes": processes, **await taken(cluster, server, processes, votes, seconds)}
+                    {
+                        "size": 0,
+                        "processes": processes,
+                        **await measure_accepting(cluster, server, processes, votes, seconds),
+                    }
                 )
     finally:
         cluster.remove()
@@ -155,7 +162,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one run with fewer shares and hosts")
     options = parser.parse_args()
-    wanted = (HOSTS[:2], 1, SHARES // 5, 480, 1) if options.quick else (HOSTS, options.runs, SHARES, 960, 2)
+    wanted = (HOST_COUNTS[:2], 1, SHARES // 5, 480, 1) if options.quick else (HOST_COUNTS, options.runs, SHARES, 960, 2)
     print(json.dumps({"name": "cluster", "runs": asyncio.run(measure(*wanted))}))
 
 

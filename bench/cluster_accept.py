@@ -15,15 +15,17 @@ from typing import Any
 
 import httpx
 
-from bench.accept import CONNECTIONS, ROUND_SECONDS, bodies, load, voted
-from bench.cluster_host import server_cpu
-from tests.support.devnet import Chain
+from bench.accept import CONNECTIONS, ROUND_SECONDS, cast_votes, interleave_bodies, run_load
+from bench.cluster_host import server_cpu_seconds
+from tests.support.devnet import DevChain
 from tests.support.event_clients import cpu_seconds
-from tests.support.harness import STAND_IN, Helper
+from tests.support.harness import STAND_IN_PROGRAM, HelperProcess
 from tests.support.postgres import Cluster
 
 
-async def taken(cluster: Cluster, server: int, processes: int, votes: int, seconds: int) -> dict[str, float]:
+async def measure_accepting(
+    cluster: Cluster, server: int, processes: int, votes: int, seconds: int
+) -> dict[str, float]:
     """One run.
 
     Args:
@@ -39,32 +41,32 @@ async def taken(cluster: Cluster, server: int, processes: int, votes: int, secon
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         async with httpx.AsyncClient(timeout=30) as http, contextlib.AsyncExitStack() as stack:
-            chain = Chain(folder, http, "--stand-in-proofs", "--block-seconds", "1")
+            chain = DevChain(folder, http, "--stand-in-proofs", "--block-seconds", "1")
             await chain.start()
             stack.push_async_callback(chain.kill)
             round_id = await chain.open_round(seconds=ROUND_SECONDS)
-            lines = bodies(await voted(chain, round_id, votes))
+            lines = interleave_bodies(await cast_votes(chain, round_id, votes))
             hosts = []
-            for one in _hosts(folder, http, chain, cluster, processes):
+            for one in _create_hosts(folder, http, chain, cluster, processes):
                 await one.start()
                 stack.push_async_callback(one.kill)
-                await one.ready()
+                await one.wait_until_ready()
                 hosts.append(one)
             each = len(lines) // processes
             posted = []
             for number, one in enumerate(hosts):
                 mine = lines[number * each : (number + 1) * each]
-                await _knows_round(one, mine[0])
+                await _wait_until_round_known(one, mine[0])
                 posted.append(folder / f"bodies {number}")
                 posted[-1].write_text("\n".join(mine[1:]) + "\n")
-            used = [cpu_seconds(one.pid) for one in hosts] + [server_cpu(server)]
+            used = [cpu_seconds(one.pid) for one in hosts] + [server_cpu_seconds(server)]
             told = await asyncio.gather(
                 *(
-                    load(one.url, file, CONNECTIONS // processes, seconds)
+                    run_load(one.url, file, CONNECTIONS // processes, seconds)
                     for one, file in zip(hosts, posted, strict=True)
                 )
             )
-            now = [cpu_seconds(one.pid) for one in hosts] + [server_cpu(server)]
+            now = [cpu_seconds(one.pid) for one in hosts] + [server_cpu_seconds(server)]
     rate = sum(one["per_second"] for one in told)
     spent = [1000 * (after - before) / (rate * seconds) for before, after in zip(used, now, strict=True)]
     return {
@@ -75,27 +77,29 @@ async def taken(cluster: Cluster, server: int, processes: int, votes: int, secon
     }
 
 
-def _hosts(folder: Path, http: httpx.AsyncClient, chain: Chain, cluster: Cluster, number: int) -> list[Helper]:
+def _create_hosts(
+    folder: Path, http: httpx.AsyncClient, chain: DevChain, cluster: Cluster, number: int
+) -> list[HelperProcess]:
     """Hosts that take shares for one queue, not started yet."""
     keys = folder / "keys"
     keys.touch(0o600)
     keys.write_text(token_hex(32))
-    store: dict[str, Any] = {"url": cluster.address, "key_file": str(keys), "schema_name": f"taken_{token_hex(6)}"}
+    store: dict[str, Any] = {"url": cluster.url, "key_file": str(keys), "schema_name": f"taken_{token_hex(6)}"}
     made = []
     for one in range(number):
         place = folder / f"host {one}"
         place.mkdir()
         settings: dict[str, Any] = {"log": {"level": "info"}, "chain": {"poll_seconds": 1}}
         settings["store"] = {**store, "host": f"host {one}"}
-        made.append(Helper(place, http, chain, program=STAND_IN, helper={"role": "api"}, **settings))
+        made.append(HelperProcess(place, http, chain, program=STAND_IN_PROGRAM, helper={"role": "api"}, **settings))
     return made
 
 
-async def _knows_round(host: Helper, body: str) -> None:
+async def _wait_until_round_known(host: HelperProcess, body: str) -> None:
     """Post a share until it is taken: the host has the round and its tree by then."""
-    async with host.patience("takes a share"):
+    async with host.timeout("takes a share"):
         while True:
-            answer = await host.post(json.loads(body))
+            answer = await host.post_share(json.loads(body))
             if answer.status_code == 200:
                 return
             await asyncio.sleep(0.1)

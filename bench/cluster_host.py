@@ -24,7 +24,7 @@ from typing import Any
 import psycopg
 
 from helper.chain.reveal_transaction import RevealMessage
-from helper.chain.verdicts import Outcome, Verdict
+from helper.chain.verdicts import BroadcastOutcome, Verdict
 from helper.clock import SystemClock
 from helper.lease.database import DatabaseLease
 from helper.lease.keeper import LeaseKeeper
@@ -34,22 +34,22 @@ from helper.reveal.dispatcher import Dispatcher, DispatchGate
 from helper.store.postgres import PostgresStore
 from helper.store.postgres.keyring import Keyring
 from helper.store.rows import PreparedReveal, QueuedShare
-from tests.support.process import children
+from tests.support.process import child_pids
 
-ROUND = bytes(range(32))
-CORES = 2
+ROUND_ID = bytes(range(32))
+CORE_COUNT = 2
 """Proofs that one host makes at once."""
 PROOF_SECONDS = 0.18
 NODE_SECONDS = 0.01
 """How long the stand-in for a node takes to answer."""
-BLOCK = 256
+REVEALS_PER_BLOCK = 256
 """Reveals that fit a block."""
 PROOF_BYTES = 4_000
-NANO = 1e9
-_TICKS = os.sysconf("SC_CLK_TCK")
+NANOSECONDS_PER_SECOND = 1e9
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
-class Cost:
+class CostMeter:
     """What this process and the database's server spend between `begin` and `end`.
 
     Args:
@@ -58,43 +58,43 @@ class Cost:
 
     def __init__(self, server: int) -> None:
         self._server = server
-        self.trips = 0
+        self.round_trips = 0
         for kind, name in ((psycopg.Connection, "wait"), (psycopg.AsyncConnection, "wait")):
-            setattr(kind, name, self._counted(getattr(kind, name)))
+            setattr(kind, name, self._count_calls(getattr(kind, name)))
         self.begin()
 
-    def _counted(self, wait: Callable[..., Any]) -> Callable[..., Any]:
+    def _count_calls(self, wait: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(wait)
         def counted(*args: Any, **kwargs: Any) -> Any:
-            self.trips += 1
+            self.round_trips += 1
             return wait(*args, **kwargs)
 
         return counted
 
     def begin(self) -> None:
         """Spend from here on."""
-        self._trips, self._began = self.trips, time.perf_counter()
-        self._cpu, self._server_cpu = time.process_time(), server_cpu(self._server)
+        self._round_trips_at_start, self._started_at = self.round_trips, time.perf_counter()
+        self._cpu_at_start, self._server_cpu_at_start = time.process_time(), server_cpu_seconds(self._server)
 
     def end(self) -> dict[str, float]:
         """Seconds of the clock and of CPU, here and at the server, and waits for an answer."""
         return {
-            "seconds": time.perf_counter() - self._began,
-            "cpu": time.process_time() - self._cpu,
-            "server": server_cpu(self._server) - self._server_cpu,
-            "trips": self.trips - self._trips,
+            "seconds": time.perf_counter() - self._started_at,
+            "cpu": time.process_time() - self._cpu_at_start,
+            "server": server_cpu_seconds(self._server) - self._server_cpu_at_start,
+            "trips": self.round_trips - self._round_trips_at_start,
         }
 
 
-def server_cpu(pid: int) -> float:
+def server_cpu_seconds(pid: int) -> float:
     """CPU seconds of a server: its own, those of its children, and those of children that have ended."""
-    about = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    ended = sum(map(int, about[13:15])) / _TICKS
-    living = (_read(f"/proc/{one}/schedstat").split() for one in (pid, *children(pid)))
-    return ended + sum(int(words[0]) for words in living if words) / NANO
+    about = _read_proc_file(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    ended = sum(map(int, about[13:15])) / _TICKS_PER_SECOND
+    living = (_read_proc_file(f"/proc/{one}/schedstat").split() for one in (pid, *child_pids(pid)))
+    return ended + sum(int(words[0]) for words in living if words) / NANOSECONDS_PER_SECOND
 
 
-def _read(path: str) -> str:
+def _read_proc_file(path: str) -> str:
     """What a file of /proc says; nothing where its process has ended."""
     try:
         return Path(path).read_text()
@@ -102,52 +102,52 @@ def _read(path: str) -> str:
         return ""
 
 
-def store_of(address: str, schema: str, host: str) -> PostgresStore:
+def open_store(address: str, schema: str, host: str) -> PostgresStore:
     """A host's store."""
-    return PostgresStore(address, seals=Keyring([b"s" * 32]), host=host, schema=schema)
+    return PostgresStore(address, keyring=Keyring([b"s" * 32]), host=host, schema=schema)
 
 
-def message_of(one: QueuedShare) -> PreparedReveal:
+def create_message(queued: QueuedShare) -> PreparedReveal:
     """A message as long as a real one."""
     message = RevealMessage(
-        nullifier=one.nullifier,
-        enc_share=one.share.c1 + one.share.c2,
-        proposal_id=one.share.proposal_id,
-        vote_decision=one.share.vote_decision,
+        nullifier=queued.nullifier,
+        enc_share=queued.share.c1 + queued.share.c2,
+        proposal_id=queued.share.proposal_id,
+        vote_decision=queued.share.vote_decision,
         proof=random.randbytes(PROOF_BYTES),
-        round_id=ROUND,
+        round_id=ROUND_ID,
         anchor_height=100,
     )
     return PreparedReveal(message.to_tx(), message.tx_hash(), anchor_height=100, circuit="k10", height=101)
 
 
-class StandIn:
+class StandInRevealer:
     """What proves, so many at once, in a proof's time and without its work."""
 
     def __init__(self, store: PostgresStore) -> None:
         self._store = store
-        self._cores = asyncio.Semaphore(CORES)
+        self._cores = asyncio.Semaphore(CORE_COUNT)
 
     async def prove(self, queued: QueuedShare) -> bool:
         """Make the message, and have it kept."""
         async with self._cores:
             await asyncio.sleep(PROOF_SECONDS)
-        return await self._store.prepare(queued.id, message_of(queued))
+        return await self._store.prepare(queued.id, create_message(queued))
 
 
-async def prove(store: PostgresStore, cost: Cost) -> dict[str, float]:
+async def run_prover(store: PostgresStore, cost: CostMeter) -> dict[str, float]:
     """Work the queue between two lines on standard input."""
-    revealer: Any = StandIn(store)
+    revealer: Any = StandInRevealer(store)
     processor = Dispatcher(
         store=store,
         revealer=revealer,
         broadcaster=None,
         retention=None,
-        gate=lambda: DispatchGate(frozenset({ROUND}), math.inf),
-        slots=CORES,
+        get_gate=lambda: DispatchGate(frozenset({ROUND_ID}), math.inf),
+        slots=CORE_COUNT,
         clock=SystemClock(),
         stats=Stats(),
-        longest_sleep=1.0,
+        max_sleep=1.0,
     )
     await asyncio.to_thread(sys.stdin.readline)
     cost.begin()
@@ -164,33 +164,33 @@ class Node:
 
     def __init__(self) -> None:
         self.head = SimpleNamespace(height=100)
-        self.fresh = [SimpleNamespace(name="node", client=self)]
+        self.usable_nodes = [SimpleNamespace(name="node", client=self)]
 
-    async def broadcast(self, message: RevealMessage) -> Outcome:  # noqa: ARG002 - it takes any
+    async def broadcast(self, message: RevealMessage) -> BroadcastOutcome:  # noqa: ARG002 - it takes any
         """Take it."""
         await asyncio.sleep(NODE_SECONDS)
-        return Outcome(Verdict.ACCEPTED)
+        return BroadcastOutcome(Verdict.ACCEPTED)
 
-    def made_since(self, when: float) -> bool:  # noqa: ARG002 - blocks come all the time
+    def is_head_newer_than(self, when: float) -> bool:  # noqa: ARG002 - blocks come all the time
         """A block is always newer than what was sent."""
         return True
 
-    async def accepted(self, circuit: str) -> None:
+    async def record_accepted(self, circuit: str) -> None:
         """As `CircuitSelector` hears of it."""
 
 
-async def send(store: PostgresStore, cost: Cost) -> dict[str, float]:
+async def run_sender(store: PostgresStore, cost: CostMeter) -> dict[str, float]:
     """Send all that is prepared, then have it counted."""
     clock, node = SystemClock(), Node()
     lease = DatabaseLease(store, clock=clock)
-    keeper = LeaseKeeper(lease, clock=clock, standby=False, changed=lambda: None)
-    await keeper.begin()
+    keeper = LeaseKeeper(lease, clock=clock, standby=False, on_acquired=lambda: None)
+    await keeper.acquire_at_start()
     keeping = asyncio.create_task(keeper.run())
     anything: Any = node
     broadcaster = Broadcaster(
         store=store,
         trees=anything,
-        endpoints=anything,
+        node_pool=anything,
         verifier=anything,
         circuits=anything,
         attempts=anything,
@@ -198,14 +198,14 @@ async def send(store: PostgresStore, cost: Cost) -> dict[str, float]:
         stats=Stats(),
         lease=lease,
     )
-    prepared = await store.unconfirmed()
+    prepared = await store.list_unconfirmed()
     cost.begin()
     await broadcaster.send_new()
     found = {f"send_{name}": value / len(prepared) for name, value in cost.end().items()}
     spent = [(one.round_id, one.nullifier) for one in prepared]
     for what in ("count", "again"):
         cost.begin()
-        counted = await count(store, spent)
+        counted = await confirm_in_blocks(store, spent)
         if counted != (len(spent) if what == "count" else 0):
             raise SystemExit(f"{counted} of {len(spent)} shares were confirmed")
         found |= {f"{what}_{name}": value / len(spent) for name, value in cost.end().items()}
@@ -214,11 +214,11 @@ async def send(store: PostgresStore, cost: Cost) -> dict[str, float]:
     return found
 
 
-async def count(store: PostgresStore, spent: Sequence[tuple[bytes, bytes]]) -> int:
+async def confirm_in_blocks(store: PostgresStore, spent: Sequence[tuple[bytes, bytes]]) -> int:
     """Apply blocks with these reveals; how many shares were confirmed by them."""
     confirmed = 0
-    for height, at in enumerate(range(0, len(spent), BLOCK), 101):
-        confirmed += len(await store.apply_block(height, spent[at : at + BLOCK], now=time.time()))
+    for height, at in enumerate(range(0, len(spent), REVEALS_PER_BLOCK), 101):
+        confirmed += len(await store.apply_block(height, spent[at : at + REVEALS_PER_BLOCK], now=time.time()))
     return confirmed
 
 
@@ -231,12 +231,12 @@ async def main() -> None:
     parser.add_argument("name")
     parser.add_argument("server", type=int)
     options = parser.parse_args()
-    store = store_of(options.address, options.schema, options.name)
-    cost = Cost(options.server)
+    store = open_store(options.address, options.schema, options.name)
+    cost = CostMeter(options.server)
     await store.open()
     try:
         print("open", flush=True)
-        found = await (prove if options.what == "prove" else send)(store, cost)
+        found = await (run_prover if options.what == "prove" else run_sender)(store, cost)
         print(json.dumps(found), flush=True)
     finally:
         await store.close()

@@ -18,12 +18,12 @@ from statistics import median
 from typing import Any
 
 from devnet import ballot
-from tests.campaign.wallet_clients import Crowd
-from tests.support.event_clients import cpu_seconds, listening
-from tests.support.harness import STAND_IN, running, soon
+from tests.campaign.wallet_clients import WalletCrowd
+from tests.support.event_clients import cpu_seconds, open_event_clients
+from tests.support.harness import STAND_IN_PROGRAM, run_chain_and_helper, unix_time_in
 
 TOKEN = "operators-only"
-APPROACH = 0.85
+LEAD_SECONDS = 0.85
 """Where in a second the first listener comes, and with it the first state. The feed's seconds are some milliseconds
 longer, so that within a run its work moves over the moment at which shares fall due: the worst that it can do to
 them."""
@@ -38,27 +38,30 @@ async def measure(number: int, seconds: int) -> dict[str, float]:
             "chain": {"poll_seconds": 1},
         }
         flags = ("--stand-in-proofs", "--block-seconds", "1")
-        async with running(Path(name), *flags, program=STAND_IN, **settings) as (chain, helper):
+        async with run_chain_and_helper(Path(name), *flags, program=STAND_IN_PROGRAM, **settings) as (chain, helper):
             round_id = await chain.open_round(seconds=3600)
-            crowd = Crowd(chain, lambda: [helper.url], random.Random(7))
-            votes = await crowd.vote(round_id, seconds // ballot.SHARES)
-            await helper.knows_leaf(round_id, max(position for _, position in votes))
-            shares = len(votes) * ballot.SHARES
-            start = soon(15 + shares / 50 + number / 100)
+            crowd = WalletCrowd(chain, lambda: [helper.url], random.Random(7))
+            votes = await crowd.cast_votes(round_id, seconds // ballot.SHARE_COUNT)
+            await helper.wait_for_leaf(round_id, max(position for _, position in votes))
+            shares = len(votes) * ballot.SHARE_COUNT
+            start = unix_time_in(15 + shares / 50 + number / 100)
             due = iter(range(shares))
-            await crowd.post(votes, lambda: start + next(due))
-            await asyncio.sleep((APPROACH - time.time()) % 1)
-            async with listening(helper.url, TOKEN, number) as listeners:
+            await crowd.post_shares(votes, lambda: start + next(due))
+            await asyncio.sleep((LEAD_SECONDS - time.time()) % 1)
+            async with open_event_clients(helper.url, TOKEN, number) as listeners:
                 if time.time() > start:
                     raise SystemExit(f"preparing took {time.time() - start:.1f} s too long")
                 await asyncio.sleep(start - time.time())
-                before, size = cpu_seconds(helper.pid), sum(listener.size for listener in listeners)
+                before, size = cpu_seconds(helper.pid), sum(listener.received_bytes for listener in listeners)
                 await asyncio.sleep(seconds)
-                spent, got = cpu_seconds(helper.pid) - before, sum(listener.size for listener in listeners) - size
-                lost = sum(listener.ended for listener in listeners)
-            while (await helper.counts()).get("confirmed", 0) < shares:
+                spent, got = (
+                    cpu_seconds(helper.pid) - before,
+                    sum(listener.received_bytes for listener in listeners) - size,
+                )
+                lost = sum(listener.is_closed for listener in listeners)
+            while (await helper.service_counts()).get("confirmed", 0) < shares:
                 await asyncio.sleep(0.2)
-            late = (await helper.service())["lateness_start"]
+            late = (await helper.service_stats())["lateness_start"]
     return {
         "listeners": number,
         "shares": shares,

@@ -17,13 +17,13 @@ from helper.store.operations.shares import enqueue
 from helper.store.sqlite.opening import OpenedDatabase, open_database
 from helper.store.sqlite.transaction import SqliteTransaction
 
-AT_ONCE = 10_000
+SHARES_PER_TRANSACTION = 10_000
 """Shares of one transaction."""
 SPREAD_SECONDS = 86_400
 """Over which the shares' times are spread."""
 
 
-def shares(round_id: bytes, first: int, last: int, due: int) -> Iterator[tuple[Share, bytes]]:
+def generate_shares(round_id: bytes, first: int, last: int, due: int) -> Iterator[tuple[Share, bytes]]:
     """Shares with their nullifiers.
 
     Args:
@@ -53,7 +53,7 @@ def shares(round_id: bytes, first: int, last: int, due: int) -> Iterator[tuple[S
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[OpenedDatabase]:
+def open_existing_database(path: Path) -> Iterator[OpenedDatabase]:
     """The database of a service that does not run."""
     database = open_database(path, SystemClock())
     try:
@@ -72,24 +72,26 @@ def transaction(database: OpenedDatabase) -> Iterator[SqliteTransaction]:
     database.eraser.run_due(idle=False)
 
 
-def fill(path: Path, round_id: bytes, count: int, *, due: int, first: int = 0) -> None:
+def insert_shares(path: Path, round_id: bytes, count: int, *, due: int, first: int = 0) -> None:
     """Put so many shares into a database, made where there is none; `first` is the number of the first of them."""
-    with opened(path) as database:
-        for start in range(first, first + count, AT_ONCE):
+    with open_existing_database(path) as database:
+        for start in range(first, first + count, SHARES_PER_TRANSACTION):
             with transaction(database) as tx:
-                for share, nullifier in shares(round_id, start, min(first + count, start + AT_ONCE), due):
+                for share, nullifier in generate_shares(
+                    round_id, start, min(first + count, start + SHARES_PER_TRANSACTION), due
+                ):
                     enqueue(tx, share, nullifier, due - 1000.0)
 
 
-def forget(path: Path, *, after: int) -> None:
+def delete_newer_shares(path: Path, *, after: int) -> None:
     """Take out the shares that came after a row, so that they can come again."""
-    with opened(path) as database:
+    with open_existing_database(path) as database:
         with transaction(database) as tx:
             newer = "SELECT id, round_no, state FROM shares WHERE id > ?"
             for share_id, round_no, state in tx.conn.execute(newer, (after,)).fetchall():
-                tx.run("delete_share", (share_id,))
-                tx.count(round_no, state, -1)
-        database.eraser.note_deleted()
+                tx.execute("delete_share", (share_id,))
+                tx.adjust_count(round_no, state, -1)
+        database.eraser.record_deletion()
         # all of it, with what a crash before it left to look through: what is measured next is not to wait for it
-        while database.eraser.pending:
+        while database.eraser.is_pending:
             database.eraser.run_due(idle=True)

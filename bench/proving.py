@@ -28,7 +28,7 @@ import proofs
 SHARE_INDEX = 3
 
 
-def reveal() -> tuple[dict[str, Any], proofs.Statement]:
+def create_reveal() -> tuple[dict[str, Any], proofs.Statement]:
     """The witness and statement of one share in a tree of one vote."""
     _, public = proofs.elgamal_keygen(b"bench")
     round_id = proofs.random_field()
@@ -59,12 +59,12 @@ def reveal() -> tuple[dict[str, Any], proofs.Statement]:
     return witness, proofs.Statement(**shared, nullifier=nullifier, root=tree.root())
 
 
-def work(circuit: str, count: int) -> None:
+def run_worker(circuit: str, count: int) -> None:
     """A worker: warm up, wait for a line on stdin, prove `count` times, verify as often, report."""
     cpu = time.process_time()
     proofs.warm(circuit)
     keygen_cpu = time.process_time() - cpu
-    witness, statement = reveal()
+    witness, statement = create_reveal()
     proofs.prove(circuit, **witness)  # the first one fills caches
     print("ready", flush=True)
     sys.stdin.readline()
@@ -76,9 +76,9 @@ def work(circuit: str, count: int) -> None:
         proof_cpu.append(time.process_time() - cpu)
     ended = time.perf_counter()
     for proof in made:
-        begun = time.perf_counter()
+        started_at = time.perf_counter()
         verified = proofs.verify(circuit, proof, statement)
-        verify_seconds.append(time.perf_counter() - begun)
+        verify_seconds.append(time.perf_counter() - started_at)
         if not verified:
             raise SystemExit("a proof did not verify")
     report = {
@@ -91,7 +91,7 @@ def work(circuit: str, count: int) -> None:
     print(json.dumps(report), flush=True)
 
 
-def run(circuit: str, count: int, *, processes: int, threads: int) -> list[dict[str, Any]]:
+def run_workers(circuit: str, count: int, *, processes: int, threads: int) -> list[dict[str, Any]]:
     """The reports of workers that prove at the same time."""
     command = [sys.executable, str(Path(__file__).resolve()), "--worker", circuit, "--count", str(count)]
     environment = {**os.environ, "RAYON_NUM_THREADS": str(threads)}
@@ -114,7 +114,7 @@ def run(circuit: str, count: int, *, processes: int, threads: int) -> list[dict[
     return [json.loads(worker.communicate()[0]) for worker in workers]
 
 
-def rate(reports: list[dict[str, Any]]) -> float:
+def proofs_per_second(reports: list[dict[str, Any]]) -> float:
     """Proofs per second of workers together."""
     proven = sum(len(report["proof_cpu"]) for report in reports)
     seconds: float = max(r["ended"] for r in reports) - min(r["started"] for r in reports)
@@ -124,9 +124,9 @@ def rate(reports: list[dict[str, Any]]) -> float:
 def measure(circuit: str, *, runs: int, count: int) -> dict[str, Any]:
     """All figures of one circuit."""
     cores = len(os.sched_getaffinity(0))
-    alone = [run(circuit, count, processes=1, threads=1)[0] for _ in range(runs)]
-    together = [rate(run(circuit, count, processes=1, threads=cores)) for _ in range(runs)]
-    apart = [rate(run(circuit, count, processes=cores, threads=1)) for _ in range(runs)]
+    alone = [run_workers(circuit, count, processes=1, threads=1)[0] for _ in range(runs)]
+    together = [proofs_per_second(run_workers(circuit, count, processes=1, threads=cores)) for _ in range(runs)]
+    apart = [proofs_per_second(run_workers(circuit, count, processes=cores, threads=1)) for _ in range(runs)]
     return {
         "keygen_cpu_seconds": round(median(report["keygen_cpu"] for report in alone), 3),
         "cpu_seconds_per_proof": round(median(cpu for report in alone for cpu in report["proof_cpu"]), 4),
@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=10, help="proofs a run and process (default 10)")
     options = parser.parse_args()
     if options.worker:
-        work(options.worker, options.count)
+        run_worker(options.worker, options.count)
         return
     circuits = [options.circuit] if options.circuit else [*proofs.CIRCUITS]
     runs, count = (1, 3) if options.quick else (3, options.count)

@@ -24,122 +24,126 @@ from typing import Any
 
 import httpx
 
-from bench.accept import ROUND_SECONDS, bodies, load, voted
-from bench.fill_database import fill, forget
+from bench.accept import ROUND_SECONDS, cast_votes, interleave_bodies, run_load
+from bench.fill_database import delete_newer_shares, insert_shares
 from devnet import ballot
 from devnet.ballot import Ballot
-from tests.support.devnet import Chain
-from tests.support.harness import STAND_IN, Helper, soon
+from tests.support.devnet import DevChain
+from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, unix_time_in
 
-SIZES = (10_000, 100_000, 1_000_000)
+QUEUE_SIZES = (10_000, 100_000, 1_000_000)
 SETTINGS: dict[str, Any] = {"log": {"level": "info"}, "chain": {"poll_seconds": 1}}
 CONNECTIONS = 64
-MORE_PAIRS = 2
+EXTRA_PAIRS = 2
 """Runs more than elsewhere with the largest size and the empty queue: a load of seconds goes up and down by a fifth."""
-LONE = 8
+LONE_SHARES = 8
 """Shares that are due one after the other, a second apart."""
 BURST_VOTES = 4
 """Votes all of whose shares are due in one second."""
-Cast = tuple[Ballot, int]
+CastBallot = tuple[Ballot, int]
 
 
 @dataclass
-class Queue:
+class QueueBench:
     """The service on a database of a certain size.
 
     Attributes:
         folder: where everything lies.
         http: asks.
         chain: the chain.
-        known: the body of a share that was taken before anything is measured.
-        posted: a file of bodies that are due long after, one a line.
+        known_body: the body of a share that was taken before anything is measured.
+        bodies_file: a file of bodies that are due long after, one a line.
         votes: votes that were not posted yet; each measure takes some.
         size: how many shares were filled in.
-        last: the newest of their rows.
+        last_row_id: the newest of their rows.
     """
 
     folder: Path
     http: httpx.AsyncClient
-    chain: Chain
-    known: Any
-    posted: Path
-    votes: Iterator[Cast]
+    chain: DevChain
+    known_body: Any
+    bodies_file: Path
+    votes: Iterator[CastBallot]
     size: int = 0
-    last: int = 0
+    last_row_id: int = 0
 
-    def helper(self) -> Helper:
+    def create_helper(self) -> HelperProcess:
         """The service, not started yet."""
-        return Helper(self.folder, self.http, self.chain, program=STAND_IN, **SETTINGS)
+        return HelperProcess(self.folder, self.http, self.chain, program=STAND_IN_PROGRAM, **SETTINGS)
 
     @contextlib.asynccontextmanager
-    async def started(self, times: dict[str, float], name: str) -> AsyncIterator[Helper]:
+    async def run_service(self, times: dict[str, float], name: str) -> AsyncIterator[HelperProcess]:
         """With the service, from its start; the seconds to its first right answers and to ready go to `times`."""
-        helper, began = self.helper(), time.perf_counter()
+        helper, began = self.create_helper(), time.perf_counter()
         vote, position = next(self.votes)
-        helper.launch()
+        helper.spawn()
         try:
-            async with helper.patience("answers as it should", 300):
-                await helper.listening()
-                await self._until(helper, self.known, "duplicate")
-                new = ballot.post_body(vote, vote.shares[0], position, soon(ROUND_SECONDS / 2))
-                await self._until(helper, new, "queued")
+            async with helper.timeout("answers as it should", 300):
+                await helper.wait_until_listening()
+                await self._wait_for_status(helper, self.known_body, "duplicate")
+                new = ballot.post_body(vote, vote.shares[0], position, unix_time_in(ROUND_SECONDS / 2))
+                await self._wait_for_status(helper, new, "queued")
             times[f"{name}_answers_s"] = time.perf_counter() - began
-            await helper.ready()
+            await helper.wait_until_ready()
             times[f"{name}_ready_s"] = time.perf_counter() - began
             yield helper
         finally:
             await helper.kill()
 
-    async def _until(self, helper: Helper, body: Any, status: str) -> None:
+    async def _wait_for_status(self, helper: HelperProcess, body: Any, status: str) -> None:
         while True:
             with contextlib.suppress(httpx.HTTPError):
-                answer = await helper.post(body)
+                answer = await helper.post_share(body)
                 if answer.status_code == 200:
                     if answer.json() != {"status": status}:
                         raise SystemExit(f"a share that is {status} was answered {answer.text}")
                     return
             await asyncio.sleep(0.01)
 
-    def fill(self, round_id: bytes, size: int) -> None:
+    def fill_to(self, round_id: bytes, size: int) -> None:
         """Fill it up to a size."""
         print(f"filling up to {size}", file=sys.stderr)
-        fill(self.helper().db, round_id, size - self.size, due=soon(ROUND_SECONDS / 2), first=self.size)
-        self.size, self.last = size, last_id(self.helper())
+        insert_shares(
+            self.create_helper().db, round_id, size - self.size, due=unix_time_in(ROUND_SECONDS / 2), first=self.size
+        )
+        self.size, self.last_row_id = size, last_row_id(self.create_helper())
 
     async def measure(self, seconds: int) -> dict[str, float]:
         """One run at the size that the queue has; it is left at this size."""
         print(f"{self.size} shares", file=sys.stderr)
-        db = self.helper().db
+        db = self.create_helper().db
         figures: dict[str, float] = {"size": self.size, "bytes_each": db.stat().st_size / max(1, self.size)}
-        async with self.started(figures, "start") as helper:
-            taken = await load(helper.url, self.posted, CONNECTIONS, seconds)
+        async with self.run_service(figures, "start") as helper:
+            taken = await run_load(helper.url, self.bodies_file, CONNECTIONS, seconds)
             figures |= {f"accept_{name}": value for name, value in taken.items()}
-            await self._dispatch(helper, figures)
+            await self._measure_dispatch(helper, figures)
             figures["memory_mb"] = memory_mb(helper.pid)
-        async with self.started(figures, "crash") as helper:
+        async with self.run_service(figures, "crash") as helper:
             await helper.stop()
-        forget(db, after=self.last)
+        delete_newer_shares(db, after=self.last_row_id)
         return figures
 
-    async def _dispatch(self, helper: Helper, figures: dict[str, float]) -> None:
+    async def _measure_dispatch(self, helper: HelperProcess, figures: dict[str, float]) -> None:
         vote, position = next(self.votes)
-        first = soon(2)
-        for number in range(LONE):
-            await _queued(helper, ballot.post_body(vote, vote.shares[number], position, first + number))
-        await helper.until("has dispatched lone shares", lambda facts: facts["counts"].get("broadcast", 0) >= LONE)
-        timing = (await helper.service())["lateness_start"]
+        first = unix_time_in(2)
+        for number in range(LONE_SHARES):
+            await _post_accepted(helper, ballot.post_body(vote, vote.shares[number], position, first + number))
+        await helper.wait_until(
+            "has dispatched lone shares", lambda facts: facts["counts"].get("broadcast", 0) >= LONE_SHARES
+        )
+        timing = (await helper.service_stats())["lateness_start"]
         figures |= {"lone_p50_ms": timing["p50_ms"], "lone_max_ms": timing["max_ms"]}
         votes = [next(self.votes) for _ in range(BURST_VOTES)]
-        due = soon(3 + BURST_VOTES * ballot.SHARES / 40)
+        due = unix_time_in(3 + BURST_VOTES * ballot.SHARE_COUNT / 40)
         for vote, position in votes:
-            posts = (_queued(helper, ballot.post_body(vote, share, position, due)) for share in vote.shares)
+            posts = (_post_accepted(helper, ballot.post_body(vote, share, position, due)) for share in vote.shares)
             await asyncio.gather(*posts)
         if time.time() > due:
             raise SystemExit("posting took too long")
-        burst = BURST_VOTES * ballot.SHARES
+        burst = BURST_VOTES * ballot.SHARE_COUNT
         await asyncio.sleep(due - time.time())
-        async with helper.patience("has dispatched a burst", 300):
-            while (await helper.counts()).get("broadcast", 0) < LONE + burst:
+        async with helper.timeout("has dispatched a burst", 300):
+            while (await helper.service_counts()).get("broadcast", 0) < LONE_SHARES + burst:
                 await asyncio.sleep(0.02)
         figures["dispatch_per_second"] = burst / (time.time() - due)
 
@@ -156,24 +160,25 @@ async def measure(sizes: tuple[int, ...], runs: int, votes: int, seconds: int) -
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         async with httpx.AsyncClient(timeout=30) as http:
-            chain = Chain(folder, http, "--stand-in-proofs", "--block-seconds", "1")
+            chain = DevChain(folder, http, "--stand-in-proofs", "--block-seconds", "1")
             await chain.start()
             try:
                 round_id = await chain.open_round(seconds=ROUND_SECONDS)
-                pairs = runs + MORE_PAIRS if runs > 1 else runs
+                pairs = runs + EXTRA_PAIRS if runs > 1 else runs
                 measures = (len(sizes) - 1) * runs + 2 * pairs
-                cast = await voted(chain, round_id, votes + measures * (3 + BURST_VOTES) + 8)
+                cast = await cast_votes(chain, round_id, votes + measures * (3 + BURST_VOTES) + 8)
                 posted = folder / "bodies"
-                first, *later = bodies(cast[:votes])
+                first, *later = interleave_bodies(cast[:votes])
                 posted.write_text("\n".join(later) + "\n")
                 rest = iter(cast[votes:])
                 empty, queue = (
-                    Queue(folder / place, http, chain, json.loads(first), posted, rest) for place in ("empty", "filled")
+                    QueueBench(folder / place, http, chain, json.loads(first), posted, rest)
+                    for place in ("empty", "filled")
                 )
                 for one in (empty, queue):
-                    await _first(one, round_id, max(position for _, position in cast))
+                    await _prepare_service(one, round_id, max(position for _, position in cast))
                 for size in sizes:
-                    queue.fill(round_id, size)
+                    queue.fill_to(round_id, size)
                     both, times = ((queue, empty), pairs) if size == max(sizes) else ((queue,), runs)
                     for number in range(times):
                         for one in reversed(both) if number % 2 else both:
@@ -183,39 +188,41 @@ async def measure(sizes: tuple[int, ...], runs: int, votes: int, seconds: int) -
     return found
 
 
-async def _first(queue: Queue, round_id: bytes, position: int) -> None:
+async def _prepare_service(queue: QueueBench, round_id: bytes, position: int) -> None:
     """Let the service learn of round and votes, and take the share that is known from then on."""
     queue.folder.mkdir()
-    helper = queue.helper()
+    helper = queue.create_helper()
     await helper.start()
     try:
-        await helper.ready()
-        await helper.knows_leaf(round_id, position)
-        await _queued(helper, queue.known)
+        await helper.wait_until_ready()
+        await helper.wait_for_leaf(round_id, position)
+        await _post_accepted(helper, queue.known_body)
     finally:
         await helper.stop()
-    queue.last = last_id(queue.helper())
+    queue.last_row_id = last_row_id(queue.create_helper())
 
 
-async def _queued(helper: Helper, body: Any) -> None:
+async def _post_accepted(helper: HelperProcess, body: Any) -> None:
     """Post a share that must be taken."""
-    answer = await helper.post(body)
+    answer = await helper.post_share(body)
     assert answer.json() == {"status": "queued"}, answer.text
 
 
-def last_id(helper: Helper) -> int:
+def last_row_id(helper: HelperProcess) -> int:
     """The newest row's number."""
-    return int(helper.rows("SELECT max(id) FROM shares")[0][0])
+    return int(helper.query_rows("SELECT max(id) FROM shares")[0][0])
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
+    parser.add_argument("--sizes", type=int, nargs="+", default=QUEUE_SIZES)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one run, with 10,000 and with an empty queue")
     options = parser.parse_args()
-    sizes, runs, votes, seconds = (SIZES[:1], 1, 640, 1) if options.quick else (options.sizes, options.runs, 1600, 2)
+    sizes, runs, votes, seconds = (
+        (QUEUE_SIZES[:1], 1, 640, 1) if options.quick else (options.sizes, options.runs, 1600, 2)
+    )
     print(json.dumps({"name": "queue", "runs": asyncio.run(measure(tuple(sizes), runs, votes, seconds))}))
 
 

@@ -30,29 +30,29 @@ from helper.clock import SystemClock
 from helper.observability.stats import percentile
 from helper.reveal.prover.job import ProofJob
 from helper.reveal.prover.pool import ProverPool
-from helper.reveal.prover.selftest import sample_job
+from helper.reveal.prover.selftest import create_sample_job
 from tests.support.event_clients import cpu_seconds
-from tests.support.harness import Helper, running, soon
+from tests.support.harness import HelperProcess, run_chain_and_helper, unix_time_in
 
-CORES = os.cpu_count() or 1
-RAW_PROOFS = {"k10": 75, "k11": 16}
+CORE_COUNT = os.cpu_count() or 1
+RAW_PROOF_COUNTS = {"k10": 75, "k11": 16}
 """Some ten seconds of them."""
-EVERY = 1 / 20
+POST_INTERVAL_SECONDS = 1 / 20
 """Seconds between two posts."""
-STRETCH_SECONDS = 4.0
+PHASE_SECONDS = 4.0
 IDLE_SECONDS = 20.0
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 """Between two looks when nothing is proven any more."""
 
 
-async def raw_rate(circuit: str, proofs_wanted: int) -> float:
+async def measure_raw_rate(circuit: str, proofs_wanted: int) -> float:
     """Proofs per second of the provers alone, one worker a core."""
-    pool = ProverPool(workers=CORES, circuits=(circuit,), clock=SystemClock())
+    pool = ProverPool(workers=CORE_COUNT, circuits=(circuit,), clock=SystemClock())
     runner = asyncio.create_task(pool.run())
     try:
         await asyncio.sleep(0)
         await pool.wait_ready()
-        jobs = [ProofJob(circuit=circuit, **sample_job()) for _ in range(proofs_wanted)]
+        jobs = [ProofJob(circuit=circuit, **create_sample_job()) for _ in range(proofs_wanted)]
         began = time.perf_counter()
         await asyncio.gather(*(pool.prove(job) for job in jobs))
         return proofs_wanted / (time.perf_counter() - began)
@@ -61,43 +61,46 @@ async def raw_rate(circuit: str, proofs_wanted: int) -> float:
         await asyncio.gather(runner, return_exceptions=True)
 
 
-async def sealed_votes(wallet: Wallet, round_id: bytes, shares: int) -> list[tuple[Ballot, int]]:
+async def cast_sealed_votes(wallet: Wallet, round_id: bytes, shares: int) -> list[tuple[Ballot, int]]:
     """Votes cast on the chain, enough for so many shares."""
-    votes = -(-shares // ballot.SHARES)
-    made = [await wallet.seal(round_id, 1 + number % 3, number % 2, weight=100) for number in range(votes)]
-    return list(zip(made, await asyncio.gather(*(wallet.cast(vote) for vote in made)), strict=True))
+    votes = -(-shares // ballot.SHARE_COUNT)
+    made = [await wallet.seal_ballot(round_id, 1 + number % 3, number % 2, weight=100) for number in range(votes)]
+    return list(zip(made, await asyncio.gather(*(wallet.cast_ballot(vote) for vote in made)), strict=True))
 
 
-async def backlog(circuit: str, shares: int) -> dict[str, float]:
+async def measure_backlog(circuit: str, shares: int) -> dict[str, float]:
     """One run: every share due in the same second.
 
     The raw rate is taken before and after: the speed of a machine that others use too drifts within minutes.
     """
-    raw = min(RAW_PROOFS[circuit], max(4, shares // 4))
-    before_it = await raw_rate(circuit, raw)
+    raw = min(RAW_PROOF_COUNTS[circuit], max(4, shares // 4))
+    before_it = await measure_raw_rate(circuit, raw)
     with tempfile.TemporaryDirectory() as name:
         flags = ("--circuit", circuit, "--block-seconds", "1")
         # the log and the polling as an operator has them
-        async with running(Path(name), *flags, log={"level": "info"}, chain={"poll_seconds": 1}) as (chain, helper):
+        async with run_chain_and_helper(Path(name), *flags, log={"level": "info"}, chain={"poll_seconds": 1}) as (
+            chain,
+            helper,
+        ):
             round_id = await chain.open_round(seconds=3600)
             async with Wallet(chain.url, [helper.url], mode="parallel") as wallet:
-                votes = await sealed_votes(wallet, round_id, shares)
-                due = soon(3 + shares / 200)
+                votes = await cast_sealed_votes(wallet, round_id, shares)
+                due = unix_time_in(3 + shares / 200)
                 left = shares
                 for vote, position in votes:
-                    indices = range(min(left, ballot.SHARES))
+                    indices = range(min(left, ballot.SHARE_COUNT))
                     left -= len(indices)
-                    await wallet.post(vote, position, times=ballot.same_second(due), indices=indices)
+                    await wallet.post_shares(vote, position, times=ballot.same_second_times(due), indices=indices)
             late = time.time() - due
             if late > 0:
                 raise SystemExit(f"posting took {late:.1f} s too long")
             before = await chain.get("/devnet/stats")
-            await _confirmed(helper, shares, before_it)
+            await _wait_until_confirmed(helper, shares, before_it)
             seconds = time.time() - due
             after = await chain.get("/devnet/stats")
-    rate = (before_it + await raw_rate(circuit, raw)) / 2
+    rate = (before_it + await measure_raw_rate(circuit, raw)) / 2
     chain_cpu = after["cpu_seconds"] - before["cpu_seconds"]
-    yardstick = rate * (1 - chain_cpu / (CORES * seconds))
+    yardstick = rate * (1 - chain_cpu / (CORE_COUNT * seconds))
     return {
         "raw_proofs_per_second": rate,
         "revealed_per_second": shares / seconds,
@@ -107,32 +110,35 @@ async def backlog(circuit: str, shares: int) -> dict[str, float]:
     }
 
 
-async def _confirmed(helper: Helper, shares: int, rate: float) -> None:
+async def _wait_until_confirmed(helper: HelperProcess, shares: int, rate: float) -> None:
     """Wait until so many are confirmed. A look takes milliseconds from the provers: until all are proven, the next is
     half as far away as they are.
     """
-    while (counts := await helper.counts()).get("confirmed", 0) < shares:
-        await asyncio.sleep(max(LOOK_SECONDS, (shares - counts.get("broadcast", 0)) / rate / 2))
+    while (counts := await helper.service_counts()).get("confirmed", 0) < shares:
+        await asyncio.sleep(max(POLL_SECONDS, (shares - counts.get("broadcast", 0)) / rate / 2))
 
 
-async def lone(circuit: str, shares: int) -> dict[str, float]:
+async def measure_lone_shares(circuit: str, shares: int) -> dict[str, float]:
     """One run: shares one after another, a second apart, on a service that does nothing else; then nothing at all."""
     with tempfile.TemporaryDirectory() as name:
         settings: dict[str, Any] = {"log": {"level": "info"}, "chain": {"poll_seconds": 1}}
-        async with running(Path(name), "--circuit", circuit, "--block-seconds", "5", **settings) as (chain, helper):
+        async with run_chain_and_helper(Path(name), "--circuit", circuit, "--block-seconds", "5", **settings) as (
+            chain,
+            helper,
+        ):
             round_id = await chain.open_round(seconds=3600)
             async with Wallet(chain.url, [helper.url], mode="parallel") as wallet:
-                votes = await sealed_votes(wallet, round_id, shares)
-                start, number = soon(2 + shares / 8), 0
+                votes = await cast_sealed_votes(wallet, round_id, shares)
+                start, number = unix_time_in(2 + shares / 8), 0
                 for vote, position in votes:
-                    indices = range(min(shares - number, ballot.SHARES))
-                    times = [start + number + index for index in range(ballot.SHARES)]
+                    indices = range(min(shares - number, ballot.SHARE_COUNT))
+                    times = [start + number + index for index in range(ballot.SHARE_COUNT)]
                     number += len(indices)
-                    await wallet.post(vote, position, times=times, indices=indices)
-            while (await helper.counts()).get("confirmed", 0) < shares:
+                    await wallet.post_shares(vote, position, times=times, indices=indices)
+            while (await helper.service_counts()).get("confirmed", 0) < shares:
                 await asyncio.sleep(0.2)
-            timing = (await helper.service())["lateness_start"]
-            pids = [helper.pid, *await helper.workers()]
+            timing = (await helper.service_stats())["lateness_start"]
+            pids = [helper.pid, *await helper.worker_pids()]
             used, seconds = sum(map(cpu_seconds, pids)), min(IDLE_SECONDS, float(shares))
             await asyncio.sleep(seconds)
             used = sum(map(cpu_seconds, pids)) - used
@@ -145,23 +151,28 @@ async def lone(circuit: str, shares: int) -> dict[str, float]:
     }
 
 
-async def posts(circuit: str, shares: int) -> dict[str, float]:
+async def measure_posts(circuit: str, shares: int) -> dict[str, float]:
     """One run: a backlog keeps every core proving; in every other stretch, shares are posted at 20 a second."""
     with tempfile.TemporaryDirectory() as name:
         settings: dict[str, Any] = {"log": {"level": "info"}, "chain": {"poll_seconds": 1}}
-        async with running(Path(name), "--circuit", circuit, "--block-seconds", "1", **settings) as (chain, helper):
+        async with run_chain_and_helper(Path(name), "--circuit", circuit, "--block-seconds", "1", **settings) as (
+            chain,
+            helper,
+        ):
             round_id = await chain.open_round(seconds=3600)
             async with Wallet(chain.url, [helper.url], mode="parallel") as wallet:
-                busy = await sealed_votes(wallet, round_id, shares)
-                asked = await sealed_votes(wallet, round_id, shares)
+                busy = await cast_sealed_votes(wallet, round_id, shares)
+                asked = await cast_sealed_votes(wallet, round_id, shares)
                 for vote, position in busy:
-                    await wallet.post(vote, position, times=ballot.immediate())
+                    await wallet.post_shares(vote, position, times=ballot.immediate_times())
             bodies = [
-                ballot.post_body(vote, share, position, soon(3000)) for vote, position in asked for share in vote.shares
+                ballot.post_body(vote, share, position, unix_time_in(3000))
+                for vote, position in asked
+                for share in vote.shares
             ]
             random.shuffle(bodies)
-            waits, rates = await _stretches(helper, iter(bodies[: shares // 2]))
-            if not (await helper.service())["in_hand"]:
+            waits, rates = await _run_phases(helper, iter(bodies[: shares // 2]))
+            if not (await helper.service_stats())["in_hand"]:
                 raise SystemExit("the backlog was done before the posts were")
     alone, beside = (sum(rates[offset::2]) / len(rates[offset::2]) for offset in (0, 1))
     return {
@@ -175,35 +186,35 @@ async def posts(circuit: str, shares: int) -> dict[str, float]:
     }
 
 
-async def _stretches(helper: Helper, bodies: Iterator[Any]) -> tuple[list[float], list[float]]:
+async def _run_phases(helper: HelperProcess, bodies: Iterator[Any]) -> tuple[list[float], list[float]]:
     """Seconds that each post took, and reveals per second of each stretch, without and with posts in turns."""
     waits: list[float] = []
     rates: list[float] = []
     left = True
     while left:
         for posting in (False, True):
-            began, before = time.perf_counter(), await _broadcast(helper)
-            while (now := time.perf_counter() - began) < STRETCH_SECONDS:
+            began, before = time.perf_counter(), await _broadcast_count(helper)
+            while (now := time.perf_counter() - began) < PHASE_SECONDS:
                 body = next(bodies, None) if posting else None
                 if body is None:
                     left = left and not posting
-                    await asyncio.sleep(min(EVERY, STRETCH_SECONDS - now))
+                    await asyncio.sleep(min(POST_INTERVAL_SECONDS, PHASE_SECONDS - now))
                     continue
                 asked = time.perf_counter()
-                answer = await helper.post(body)
+                answer = await helper.post_share(body)
                 waits.append(time.perf_counter() - asked)
                 assert answer.json() == {"status": "queued"}, answer.text
-                await asyncio.sleep(max(0.0, EVERY - waits[-1]))
-            rates.append((await _broadcast(helper) - before) / (time.perf_counter() - began))
+                await asyncio.sleep(max(0.0, POST_INTERVAL_SECONDS - waits[-1]))
+            rates.append((await _broadcast_count(helper) - before) / (time.perf_counter() - began))
     return waits, rates
 
 
-async def _broadcast(helper: Helper) -> int:
+async def _broadcast_count(helper: HelperProcess) -> int:
     """How many shares were revealed since the start."""
-    return (await helper.counts()).get("broadcast", 0)
+    return (await helper.service_counts()).get("broadcast", 0)
 
 
-MEASURES = {"backlog": backlog, "lone": lone, "posts": posts}
+MEASURES = {"backlog": measure_backlog, "lone": measure_lone_shares, "posts": measure_posts}
 SHARES = {"backlog": {"k10": 300, "k11": 100}, "lone": {"k10": 32, "k11": 32}, "posts": {"k10": 480, "k11": 160}}
 QUICK = {"backlog": {"k10": 40, "k11": 10}, "lone": {"k10": 6, "k11": 6}, "posts": {"k10": 96, "k11": 32}}
 

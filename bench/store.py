@@ -24,8 +24,8 @@ from helper.core.share import Share
 from helper.store.rows import PreparedReveal
 from helper.store.sqlite.store import SqliteStore
 
-ROUND = b"r" * 32
-START = 1_800_000_000
+ROUND_ID = b"r" * 32
+START_TIME = 1_800_000_000
 
 
 @dataclass
@@ -47,16 +47,16 @@ class Figures:
     rss_mb: float
 
 
-def a_share(number: int) -> tuple[Share, bytes]:
+def create_share(number: int) -> tuple[Share, bytes]:
     """A share of random bytes with a key of its own, due in an hour that it shares with 3,600 seconds of others."""
     noise = os.urandom(704)
     share = Share(
-        round_id=ROUND,
+        round_id=ROUND_ID,
         share_index=number % 16,
         proposal_id=1,
         vote_decision=1,
         tree_position=number // 16,
-        submit_at=START + number % 3600,
+        submit_at=START_TIME + number % 3600,
         shares_hash=noise[:32],
         share_comms=noise[32:544],
         primary_blind=noise[544:576],
@@ -66,24 +66,24 @@ def a_share(number: int) -> tuple[Share, bytes]:
     return share, noise[640:672]
 
 
-async def timed(call: Awaitable[object], times: list[float]) -> None:
+async def time_call(call: Awaitable[object], times: list[float]) -> None:
     """Await a call; its milliseconds go to `times`."""
     began = time.perf_counter()
     await call
     times.append((time.perf_counter() - began) * 1000)
 
 
-async def fill(store: SqliteStore, first: int, last: int, callers: int, times: list[float]) -> float:
+async def enqueue_shares(store: SqliteStore, first: int, last: int, callers: int, times: list[float]) -> float:
     """Enqueue shares with so many callers at once; shares a second."""
     numbers = iter(range(first, last))
 
-    async def caller() -> None:
+    async def enqueue_next() -> None:
         for number in numbers:
-            share, nullifier = a_share(number)
-            await timed(store.enqueue(share, nullifier, now=START - 100.0), times)
+            share, nullifier = create_share(number)
+            await time_call(store.enqueue(share, nullifier, now=START_TIME - 100.0), times)
 
     began = time.perf_counter()
-    await asyncio.gather(*(caller() for _ in range(callers)))
+    await asyncio.gather(*(enqueue_next() for _ in range(callers)))
     return (last - first) / (time.perf_counter() - began)
 
 
@@ -92,29 +92,29 @@ def percentile(times: list[float], part: float) -> float:
     return sorted(times)[min(len(times) - 1, int(len(times) * part))]
 
 
-async def look(store: SqliteStore, figures: Figures, size: int) -> None:
+async def measure_reads(store: SqliteStore, figures: Figures, size: int) -> None:
     """Claim, and ask for the next due time, with `size` shares in the queue."""
     claims: list[float] = []
     asked: list[float] = []
     for second in range(40):
-        await timed(store.claim_due(now=START + second, limit=4, rounds=[ROUND]), claims)
-        await timed(store.next_due_ms([ROUND]), asked)
+        await time_call(store.claim_due(now=START_TIME + second, limit=4, rounds=[ROUND_ID]), claims)
+        await time_call(store.next_due_ms([ROUND_ID]), asked)
     figures.claim_p50[size] = statistics.median(claims)
     figures.claim_p99[size] = percentile(claims, 0.99)
     figures.next_due_p50[size] = statistics.median(asked)
 
 
-async def confirm(store: SqliteStore, figures: Figures) -> None:
+async def measure_confirmation(store: SqliteStore, figures: Figures) -> None:
     """Send 1,000 shares and confirm them in blocks of 100."""
-    queued = await store.claim_due(now=START + 3600, limit=1000, rounds=[ROUND])
+    queued = await store.claim_due(now=START_TIME + 3600, limit=1000, rounds=[ROUND_ID])
     prepared = PreparedReveal(b"m" * 5_300, b"h" * 32, 100, "k10", 101)
     await asyncio.gather(*(store.prepare(one.id, prepared) for one in queued))
     erased: list[float] = []
-    spent = [(ROUND, one.nullifier) for one in queued]
+    spent = [(ROUND_ID, one.nullifier) for one in queued]
     began = time.perf_counter()
     for height in range(10):
-        await store.apply_block(height, spent[height * 100 : height * 100 + 100], now=START)
-        await timed(store.erased(), erased)
+        await store.apply_block(height, spent[height * 100 : height * 100 + 100], now=START_TIME)
+        await time_call(store.wait_for_erasure(), erased)
     figures.confirm_per_second = len(spent) / (time.perf_counter() - began)
     figures.erase_after_block_p99 = percentile(erased, 0.99)
 
@@ -124,7 +124,7 @@ async def measure(path: Path, sizes: list[int], callers: int) -> Figures:
     store = SqliteStore(path)
     await store.open()
     times: list[float] = []
-    rate = await fill(store, 0, sizes[0], callers, times)
+    rate = await enqueue_shares(store, 0, sizes[0], callers, times)
     figures = Figures(
         callers=callers,
         enqueued_per_second=rate,
@@ -142,10 +142,10 @@ async def measure(path: Path, sizes: list[int], callers: int) -> Figures:
     )
     for size, previous in zip(sizes, [sizes[0], *sizes], strict=False):
         if size > previous:
-            await fill(store, previous, size, callers, [])
-        await look(store, figures, size)
+            await enqueue_shares(store, previous, size, callers, [])
+        await measure_reads(store, figures, size)
     figures.bytes_per_share = path.stat().st_size / sizes[-1]
-    await confirm(store, figures)
+    await measure_confirmation(store, figures)
     await store.close()
     began = time.perf_counter()
     await store.open()

@@ -11,95 +11,97 @@ from math import log10
 from statistics import median
 from typing import Any
 
-Run = Mapping[str, float]
+RunFigures = Mapping[str, float]
 MILLION = 1_000_000
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """One line of the table.
 
     Attributes:
         name: what it is.
         measure: the measure that it is taken from, a name in `MEASURES`.
-        of: the figure in each of the measure's runs.
+        extract: the figure in each of the measure's runs.
         goal: "≥ 0.95" or "≤ 30"; empty where a figure is only told.
         unit: of the figure.
     """
 
     name: str
     measure: str
-    of: Callable[[Sequence[Run]], list[float]]
+    extract: Callable[[Sequence[RunFigures]], list[float]]
     goal: str = ""
     unit: str = ""
 
-    def figure(self, runs: Sequence[Run]) -> dict[str, Any]:
+    def figure(self, runs: Sequence[RunFigures]) -> dict[str, Any]:
         """The line as it is kept: `{name, goal, figure, unit, holds, runs[]}`; `holds` null without a goal."""
-        values = [round(value, 4) for value in self.of(runs)]
+        values = [round(value, 4) for value in self.extract(runs)]
         middle = median(values) if values else None
         return {
             "name": self.name,
             "goal": self.goal,
             "figure": middle,
             "unit": self.unit,
-            "holds": None if middle is None or not self.goal else holds(middle, self.goal),
+            "holds": None if middle is None or not self.goal else meets_goal(middle, self.goal),
             "runs": values,
         }
 
 
-def holds(value: float, goal: str) -> bool:
+def meets_goal(value: float, goal: str) -> bool:
     """Whether a value meets a goal."""
     sign, _, limit = goal.partition(" ")
     number = float(limit.replace(",", ""))
     return value >= number if sign == "≥" else value <= number
 
 
-def each(key: str, **which: float) -> Callable[[Sequence[Run]], list[float]]:
+def of_each_run(key: str, **filters: float) -> Callable[[Sequence[RunFigures]], list[float]]:
     """A figure of every run of a certain kind."""
-    return lambda runs: [run[key] for run in runs if _is(run, which)]
+    return lambda runs: [run[key] for run in runs if _matches(run, filters)]
 
 
-def largest(key: str) -> Callable[[Sequence[Run]], list[float]]:
+def of_largest_size(key: str) -> Callable[[Sequence[RunFigures]], list[float]]:
     """A figure of the runs of the largest size."""
 
-    def of(runs: Sequence[Run]) -> list[float]:
+    def extract(runs: Sequence[RunFigures]) -> list[float]:
         most = max(run["size"] for run in runs)
         return [run[key] for run in runs if run["size"] == most]
 
-    return of
+    return extract
 
 
-def against_empty(key: str) -> Callable[[Sequence[Run]], list[float]]:
+def relative_to_empty(key: str) -> Callable[[Sequence[RunFigures]], list[float]]:
     """A figure of the runs of the largest size, as a part of what it was with an empty queue beside each."""
 
-    def of(runs: Sequence[Run]) -> list[float]:
-        return [full / empty for full, empty in zip(largest(key)(runs), each(key, size=0)(runs), strict=True)]
+    def extract(runs: Sequence[RunFigures]) -> list[float]:
+        return [
+            full / empty for full, empty in zip(of_largest_size(key)(runs), of_each_run(key, size=0)(runs), strict=True)
+        ]
 
-    return of
+    return extract
 
 
-def of_two(key: str) -> Callable[[Sequence[Run]], list[float]]:
+def relative_to_one_process(key: str) -> Callable[[Sequence[RunFigures]], list[float]]:
     """A figure of the runs with two processes, as a part of what it is with one."""
 
-    def of(runs: Sequence[Run]) -> list[float]:
-        alone = each(key, processes=1)(runs)
-        return [value / median(alone) for value in each(key, processes=2)(runs)] if alone else []
+    def extract(runs: Sequence[RunFigures]) -> list[float]:
+        alone = of_each_run(key, processes=1)(runs)
+        return [value / median(alone) for value in of_each_run(key, processes=2)(runs)] if alone else []
 
-    return of
+    return extract
 
 
-def by_hosts(key: str) -> Callable[[Sequence[Run]], list[float]]:
+def of_all_host_runs(key: str) -> Callable[[Sequence[RunFigures]], list[float]]:
     """A figure of the runs with hosts that prove, however many."""
     return lambda runs: [run[key] for run in runs if run["size"] > 0]
 
 
-def exponent(key: str, power: int = 1) -> Callable[[Sequence[Run]], list[float]]:
+def growth_exponent(key: str, power: int = 1) -> Callable[[Sequence[RunFigures]], list[float]]:
     """The growth of a figure (or of its inverse, with `power` -1) with the size: the slope of a line through the
     medians, both in logarithms. 0: it does not grow, 1: in proportion.
     """
 
-    def of(runs: Sequence[Run]) -> list[float]:
-        points = curve(runs, key)
+    def extract(runs: Sequence[RunFigures]) -> list[float]:
+        points = median_by_size(runs, key)
         if len(points) < 2:
             return []
         xs, ys = [log10(size) for size, _ in points], [power * log10(max(value, 1e-9)) for _, value in points]
@@ -107,17 +109,17 @@ def exponent(key: str, power: int = 1) -> Callable[[Sequence[Run]], list[float]]
         spread = sum((x - mean_x) ** 2 for x in xs)
         return [sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread]
 
-    return of
+    return extract
 
 
-def curve(runs: Sequence[Run], key: str) -> list[tuple[float, float]]:
+def median_by_size(runs: Sequence[RunFigures], key: str) -> list[tuple[float, float]]:
     """Sizes above 0 with the medians of a figure."""
     sizes = sorted({run["size"] for run in runs if run["size"] > 0})
     return [(size, median(run[key] for run in runs if run["size"] == size)) for size in sizes]
 
 
-def _is(run: Run, which: Mapping[str, float]) -> bool:
-    return all(run.get(name) == value for name, value in which.items())
+def _matches(run: RunFigures, filters: Mapping[str, float]) -> bool:
+    return all(run.get(name) == value for name, value in filters.items())
 
 
 MEASURES: Mapping[str, tuple[str, ...]] = {
@@ -136,82 +138,124 @@ MEASURES: Mapping[str, tuple[str, ...]] = {
 _IN_BLOCK = "shared queue: a reveal in a block"
 
 
-def _provers(hosts: int) -> str:
+def _provers_label(hosts: int) -> str:
     return f"shared queue, {hosts} {'prover' if hosts == 1 else 'provers'}"
 
 
-ROWS: Sequence[Row] = (
-    Row("revealing k10, of what raw proofs allow", "backlog-k10", each("ratio"), "≥ 0.95"),
-    Row("revealing k10", "backlog-k10", each("revealed_per_second"), "", "shares/s"),
-    Row("raw proofs k10", "backlog-k10", each("raw_proofs_per_second"), "", "proofs/s"),
-    Row("revealing k11, of what raw proofs allow", "backlog-k11", each("ratio"), "≥ 0.95"),
-    Row("revealing k11", "backlog-k11", each("revealed_per_second"), "", "shares/s"),
-    Row("raw proofs k11", "backlog-k11", each("raw_proofs_per_second"), "", "proofs/s"),
-    Row("accepting, 64 connections", "accept", each("per_second"), "≥ 5,400", "shares/s"),
-    Row("accepting, 64 connections, p99", "accept", each("p99_ms"), "≤ 30", "ms"),
-    Row("accepting, of a bare route that parses the body", "accept", each("ratio"), "≥ 0.35"),
-    Row("the bare route, 64 connections", "accept", each("bare_per_second"), "", "shares/s"),
-    Row("accepting, 1 connection, p50", "accept", each("one_p50_ms"), "≤ 1", "ms"),
-    Row("accepting while both cores prove, p99", "posts", each("p99_ms"), "≤ 50", "ms"),
-    Row("revealing at 20 posts/s, of its rate without", "posts", each("kept"), "≥ 0.9"),
-    Row("lone share: its time to the proof's start, p99", "lone", each("p99_ms"), "≤ 20", "ms"),
-    Row("idle CPU between deadlines", "lone", each("idle_percent"), "≤ 0.5", "%"),
-    Row("1,000,000 pending: accepting, of an empty queue's", "queue", against_empty("accept_per_second"), "≥ 0.8"),
-    Row("1,000,000 pending: dispatch, of an empty queue's", "queue", against_empty("dispatch_per_second"), "≥ 0.8"),
-    Row("1,000,000 pending: lateness, to an empty queue's", "queue", against_empty("lone_p50_ms"), "≤ 1.2"),
-    Row("1,000,000 pending: start to ready", "queue", largest("start_ready_s"), "≤ 10", "s"),
-    Row("1,000,000 pending: start to right answers", "queue", largest("start_answers_s"), "≤ 4", "s"),
-    Row("1,000,000 pending: after a crash, to ready", "queue", largest("crash_ready_s"), "≤ 10", "s"),
-    Row("1,000,000 pending: after a crash, to right answers", "queue", largest("crash_answers_s"), "≤ 4", "s"),
-    Row("1,000,000 pending: memory without provers", "queue", largest("memory_mb"), "≤ 300", "MB"),
-    Row("1,000,000 pending: disk", "queue", largest("bytes_each"), "≤ 1,500", "B/share"),
-    Row("500,000 leaves: sync", "tree", largest("sync_leaves_per_second"), "≥ 20,000", "leaves/s"),
-    Row("500,000 leaves: restart", "tree", largest("restore_seconds"), "≤ 3", "s"),
-    Row("500,000 leaves: path", "tree", largest("path_ms"), "≤ 1", "ms"),
-    Row("10,000 awaiting: CPU that they add", "awaiting", largest("added_percent"), "≤ 1", "% of a core"),
-    Row("10,000 awaiting: reveals sent in a block", "awaiting", largest("sent_in_a_block"), "≤ 64", "requests"),
+ROWS: Sequence[TableRow] = (
+    TableRow("revealing k10, of what raw proofs allow", "backlog-k10", of_each_run("ratio"), "≥ 0.95"),
+    TableRow("revealing k10", "backlog-k10", of_each_run("revealed_per_second"), "", "shares/s"),
+    TableRow("raw proofs k10", "backlog-k10", of_each_run("raw_proofs_per_second"), "", "proofs/s"),
+    TableRow("revealing k11, of what raw proofs allow", "backlog-k11", of_each_run("ratio"), "≥ 0.95"),
+    TableRow("revealing k11", "backlog-k11", of_each_run("revealed_per_second"), "", "shares/s"),
+    TableRow("raw proofs k11", "backlog-k11", of_each_run("raw_proofs_per_second"), "", "proofs/s"),
+    TableRow("accepting, 64 connections", "accept", of_each_run("per_second"), "≥ 5,400", "shares/s"),
+    TableRow("accepting, 64 connections, p99", "accept", of_each_run("p99_ms"), "≤ 30", "ms"),
+    TableRow("accepting, of a bare route that parses the body", "accept", of_each_run("ratio"), "≥ 0.35"),
+    TableRow("the bare route, 64 connections", "accept", of_each_run("bare_per_second"), "", "shares/s"),
+    TableRow("accepting, 1 connection, p50", "accept", of_each_run("one_p50_ms"), "≤ 1", "ms"),
+    TableRow("accepting while both cores prove, p99", "posts", of_each_run("p99_ms"), "≤ 50", "ms"),
+    TableRow("revealing at 20 posts/s, of its rate without", "posts", of_each_run("kept"), "≥ 0.9"),
+    TableRow("lone share: its time to the proof's start, p99", "lone", of_each_run("p99_ms"), "≤ 20", "ms"),
+    TableRow("idle CPU between deadlines", "lone", of_each_run("idle_percent"), "≤ 0.5", "%"),
+    TableRow(
+        "1,000,000 pending: accepting, of an empty queue's", "queue", relative_to_empty("accept_per_second"), "≥ 0.8"
+    ),
+    TableRow(
+        "1,000,000 pending: dispatch, of an empty queue's", "queue", relative_to_empty("dispatch_per_second"), "≥ 0.8"
+    ),
+    TableRow("1,000,000 pending: lateness, to an empty queue's", "queue", relative_to_empty("lone_p50_ms"), "≤ 1.2"),
+    TableRow("1,000,000 pending: start to ready", "queue", of_largest_size("start_ready_s"), "≤ 10", "s"),
+    TableRow("1,000,000 pending: start to right answers", "queue", of_largest_size("start_answers_s"), "≤ 4", "s"),
+    TableRow("1,000,000 pending: after a crash, to ready", "queue", of_largest_size("crash_ready_s"), "≤ 10", "s"),
+    TableRow(
+        "1,000,000 pending: after a crash, to right answers", "queue", of_largest_size("crash_answers_s"), "≤ 4", "s"
+    ),
+    TableRow("1,000,000 pending: memory without provers", "queue", of_largest_size("memory_mb"), "≤ 300", "MB"),
+    TableRow("1,000,000 pending: disk", "queue", of_largest_size("bytes_each"), "≤ 1,500", "B/share"),
+    TableRow("500,000 leaves: sync", "tree", of_largest_size("sync_leaves_per_second"), "≥ 20,000", "leaves/s"),
+    TableRow("500,000 leaves: restart", "tree", of_largest_size("restore_seconds"), "≤ 3", "s"),
+    TableRow("500,000 leaves: path", "tree", of_largest_size("path_ms"), "≤ 1", "ms"),
+    TableRow("10,000 awaiting: CPU that they add", "awaiting", of_largest_size("added_percent"), "≤ 1", "% of a core"),
+    TableRow(
+        "10,000 awaiting: reveals sent in a block", "awaiting", of_largest_size("sent_in_a_block"), "≤ 64", "requests"
+    ),
     *(
         row
         for hosts in (1, 2, 4, 8)
         for row in (
-            Row(f"{_provers(hosts)}: CPU of a prover", "cluster", each("prove_cpu", size=hosts), "", "ms/share"),
-            Row(f"{_provers(hosts)}: the server's CPU", "cluster", each("prove_server", size=hosts), "", "ms/share"),
-            Row(f"{_provers(hosts)}: round trips", "cluster", each("prove_trips", size=hosts), "", "a share"),
+            TableRow(
+                f"{_provers_label(hosts)}: CPU of a prover",
+                "cluster",
+                of_each_run("prove_cpu", size=hosts),
+                "",
+                "ms/share",
+            ),
+            TableRow(
+                f"{_provers_label(hosts)}: the server's CPU",
+                "cluster",
+                of_each_run("prove_server", size=hosts),
+                "",
+                "ms/share",
+            ),
+            TableRow(
+                f"{_provers_label(hosts)}: round trips",
+                "cluster",
+                of_each_run("prove_trips", size=hosts),
+                "",
+                "a share",
+            ),
         )
     ),
-    Row("shared queue: taking in, the server's CPU", "cluster", by_hosts("take_server"), "", "ms/share"),
-    Row("shared queue: sending", "cluster", by_hosts("send_per_second"), "", "shares/s"),
-    Row("shared queue: sending, CPU of the sender", "cluster", by_hosts("send_cpu"), "", "ms/share"),
-    Row("shared queue: sending, the server's CPU", "cluster", by_hosts("send_server"), "", "ms/share"),
-    Row("shared queue: sending, round trips", "cluster", by_hosts("send_trips"), "", "a share"),
+    TableRow("shared queue: taking in, the server's CPU", "cluster", of_all_host_runs("take_server"), "", "ms/share"),
+    TableRow("shared queue: sending", "cluster", of_all_host_runs("send_per_second"), "", "shares/s"),
+    TableRow("shared queue: sending, CPU of the sender", "cluster", of_all_host_runs("send_cpu"), "", "ms/share"),
+    TableRow("shared queue: sending, the server's CPU", "cluster", of_all_host_runs("send_server"), "", "ms/share"),
+    TableRow("shared queue: sending, round trips", "cluster", of_all_host_runs("send_trips"), "", "a share"),
     *(
         row
         for who, key in (("the first host", "count"), ("each other host", "again"))
         for row in (
-            Row(f"{_IN_BLOCK}, {who}", "cluster", by_hosts(f"{key}_seconds"), "", "ms/share"),
-            Row(f"{_IN_BLOCK}, {who}, the server's CPU", "cluster", by_hosts(f"{key}_server"), "", "ms/share"),
-            Row(f"{_IN_BLOCK}, {who}, round trips", "cluster", by_hosts(f"{key}_trips"), "", "a share"),
+            TableRow(f"{_IN_BLOCK}, {who}", "cluster", of_all_host_runs(f"{key}_seconds"), "", "ms/share"),
+            TableRow(
+                f"{_IN_BLOCK}, {who}, the server's CPU", "cluster", of_all_host_runs(f"{key}_server"), "", "ms/share"
+            ),
+            TableRow(f"{_IN_BLOCK}, {who}, round trips", "cluster", of_all_host_runs(f"{key}_trips"), "", "a share"),
         )
     ),
-    Row("shared queue: accepting, 1 process", "cluster", each("per_second", processes=1), "", "shares/s"),
-    Row("shared queue: accepting, 2 processes", "cluster", each("per_second", processes=2), "", "shares/s"),
-    Row("shared queue: accepting, 2 processes, of one's", "cluster", of_two("per_second")),
-    Row("shared queue: accepting, 2 processes, their CPU", "cluster", each("host_ms", processes=2), "", "ms/share"),
-    Row(
-        "shared queue: accepting, 2 processes, the server's CPU",
+    TableRow("shared queue: accepting, 1 process", "cluster", of_each_run("per_second", processes=1), "", "shares/s"),
+    TableRow("shared queue: accepting, 2 processes", "cluster", of_each_run("per_second", processes=2), "", "shares/s"),
+    TableRow("shared queue: accepting, 2 processes, of one's", "cluster", relative_to_one_process("per_second")),
+    TableRow(
+        "shared queue: accepting, 2 processes, their CPU",
         "cluster",
-        each("server_ms", processes=2),
+        of_each_run("host_ms", processes=2),
         "",
         "ms/share",
     ),
-    Row("growth with the queue: accepting", "queue", exponent("accept_per_second", -1), "≤ 0.1", "exponent"),
-    Row("growth with the queue: dispatch", "queue", exponent("dispatch_per_second", -1), "≤ 0.1", "exponent"),
-    Row("growth with the queue: start to ready", "queue", exponent("start_ready_s"), "", "exponent"),
-    Row("growth with the tree: path", "tree", exponent("path_ms"), "≤ 0.1", "exponent"),
-    Row("growth with the tree: restart", "tree", exponent("restore_seconds"), "", "exponent"),
-    Row("growth with what awaits: CPU of a block", "awaiting", exponent("cpu_percent"), "≤ 0.1", "exponent"),
-    Row("growth with the provers: CPU of a prover", "cluster", exponent("prove_cpu"), "≤ 0.1", "exponent"),
-    Row("growth with the provers: the server's CPU", "cluster", exponent("prove_server"), "≤ 0.1", "exponent"),
+    TableRow(
+        "shared queue: accepting, 2 processes, the server's CPU",
+        "cluster",
+        of_each_run("server_ms", processes=2),
+        "",
+        "ms/share",
+    ),
+    TableRow(
+        "growth with the queue: accepting", "queue", growth_exponent("accept_per_second", -1), "≤ 0.1", "exponent"
+    ),
+    TableRow(
+        "growth with the queue: dispatch", "queue", growth_exponent("dispatch_per_second", -1), "≤ 0.1", "exponent"
+    ),
+    TableRow("growth with the queue: start to ready", "queue", growth_exponent("start_ready_s"), "", "exponent"),
+    TableRow("growth with the tree: path", "tree", growth_exponent("path_ms"), "≤ 0.1", "exponent"),
+    TableRow("growth with the tree: restart", "tree", growth_exponent("restore_seconds"), "", "exponent"),
+    TableRow(
+        "growth with what awaits: CPU of a block", "awaiting", growth_exponent("cpu_percent"), "≤ 0.1", "exponent"
+    ),
+    TableRow("growth with the provers: CPU of a prover", "cluster", growth_exponent("prove_cpu"), "≤ 0.1", "exponent"),
+    TableRow(
+        "growth with the provers: the server's CPU", "cluster", growth_exponent("prove_server"), "≤ 0.1", "exponent"
+    ),
 )
 """The lines, in the issue's order."""
 
@@ -225,22 +269,22 @@ CURVES: Sequence[tuple[str, str, str, int]] = (
 """What the plot of growth shows: a label, a measure, a figure, and -1 where it is a rate."""
 
 
-def told(figure: Mapping[str, Any]) -> tuple[str, str, str, str]:
+def format_row(figure: Mapping[str, Any]) -> tuple[str, str, str, str]:
     """A line as people read it: name, goal, figure with its spread, and whether it holds."""
     unit = f" {figure['unit']}" if figure["unit"] else ""
     if figure["figure"] is None:
         return figure["name"], figure["goal"] + unit, "not measured", "–"
     runs = figure["runs"]
-    spread = f" ({number(min(runs))} – {number(max(runs))})" if len(runs) > 1 else ""
+    spread = f" ({format_number(min(runs))} – {format_number(max(runs))})" if len(runs) > 1 else ""
     mark = {None: "", True: "yes", False: "no"}[figure["holds"]]
     return (
         figure["name"],
         figure["goal"] + unit if figure["goal"] else "",
-        f"{number(figure['figure'])}{unit}{spread}",
+        f"{format_number(figure['figure'])}{unit}{spread}",
         mark,
     )
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """A number with as many digits as it is worth."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -23,16 +23,16 @@ from helper.store.sqlite.store import SqliteStore
 from proofs import SUBTREE_LEAVES, CommitmentTree
 
 SIZES = (5_000, 50_000, 500_000)
-BATCH = 8192
-ROUND = bytes(range(32))
+LEAVES_PER_BATCH = 8192
+ROUND_ID = bytes(range(32))
 
 
-def random_leaves(count: int, dice: random.Random) -> bytes:
+def random_leaves(count: int, rng: random.Random) -> bytes:
     """Canonical field elements: the top two bits stay clear."""
-    return b"".join(dice.randbytes(31) + bytes([dice.randrange(0x40)]) for _ in range(count))
+    return b"".join(rng.randbytes(31) + bytes([rng.randrange(0x40)]) for _ in range(count))
 
 
-def timed_us(calls: int, call: Any) -> float:
+def measure_microseconds(calls: int, call: Any) -> float:
     """Median microseconds of a call."""
     spent = []
     for _ in range(calls):
@@ -42,39 +42,39 @@ def timed_us(calls: int, call: Any) -> float:
     return round(median(spent) * 1e6, 1)
 
 
-def build(leaves: bytes) -> tuple[CommitmentTree, float]:
+def build_tree(leaves: bytes) -> tuple[CommitmentTree, float]:
     """The tree, and the seconds that it took."""
     tree, began = CommitmentTree(), time.perf_counter()
-    for start in range(0, len(leaves), 32 * BATCH):
-        tree.append(leaves[start : start + 32 * BATCH])
+    for start in range(0, len(leaves), 32 * LEAVES_PER_BATCH):
+        tree.append(leaves[start : start + 32 * LEAVES_PER_BATCH])
     tree.root()
     return tree, time.perf_counter() - began
 
 
-async def save(path: Path, tree: CommitmentTree, leaves: bytes) -> float:
+async def save_tree(path: Path, tree: CommitmentTree, leaves: bytes) -> float:
     """Keep a tree as the service does; the seconds that it took."""
     store = SqliteStore(path)
     await store.open()
     try:
-        await store.save_rounds([Round(ROUND, RoundStatus.ACTIVE, 2_000_000_000, (), 1)], 1.0)
+        await store.save_rounds([Round(ROUND_ID, RoundStatus.ACTIVE, 2_000_000_000, (), 1)], 1.0)
         began = time.perf_counter()
-        for number, start in enumerate(range(0, len(tree), BATCH)):
-            await store.save_leaves(ROUND, number + 1, start, leaves[32 * start : 32 * (start + BATCH)])
+        for number, start in enumerate(range(0, len(tree), LEAVES_PER_BATCH)):
+            await store.save_leaves(ROUND_ID, number + 1, start, leaves[32 * start : 32 * (start + LEAVES_PER_BATCH)])
         complete = range(len(tree) // SUBTREE_LEAVES)
-        await store.save_subtrees(ROUND, 0, b"".join(tree.subtree(index) for index in complete))
+        await store.save_subtrees(ROUND_ID, 0, b"".join(tree.subtree(index) for index in complete))
         return time.perf_counter() - began
     finally:
         await store.close()
 
 
-async def restore(path: Path) -> tuple[CommitmentTree, float, float]:
+async def restore_tree(path: Path) -> tuple[CommitmentTree, float, float]:
     """The tree back from the file; seconds of reading, and of everything to the first root."""
     store = SqliteStore(path)
     await store.open()
     try:
         began = time.perf_counter()
-        leaves, _ = await store.load_leaves(ROUND)
-        subtrees = await store.load_subtrees(ROUND)
+        leaves, _ = await store.load_leaves(ROUND_ID)
+        subtrees = await store.load_subtrees(ROUND_ID)
         read = time.perf_counter() - began
         tree = CommitmentTree.restore(leaves, subtrees)
         tree.root()
@@ -85,13 +85,13 @@ async def restore(path: Path) -> tuple[CommitmentTree, float, float]:
 
 async def measure(count: int) -> dict[str, Any]:
     """One run."""
-    dice = random.Random(count)
-    leaves = random_leaves(count, dice)
-    tree, appended = build(leaves)
+    rng = random.Random(count)
+    leaves = random_leaves(count, rng)
+    tree, appended = build_tree(leaves)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tree.db"
-        saved = await save(path, tree, leaves)
-        restored, load, whole = await restore(path)
+        saved = await save_tree(path, tree, leaves)
+        restored, load, whole = await restore_tree(path)
         if (len(restored), restored.root()) != (len(tree), tree.root()):
             raise SystemExit("another tree came back")
     return {
@@ -100,9 +100,9 @@ async def measure(count: int) -> dict[str, Any]:
         "sync_leaves_per_second": round(count / (appended + saved)),
         "load_seconds": round(load, 4),
         "restore_seconds": round(whole, 4),
-        "path_ms": timed_us(1000, lambda: restored.path(dice.randrange(count))) / 1000,
-        "past_path_ms": timed_us(1000, lambda: restored.path(0, dice.randrange(count) + 1)) / 1000,
-        "past_root_ms": timed_us(1000, lambda: restored.root(dice.randrange(count) + 1)) / 1000,
+        "path_ms": measure_microseconds(1000, lambda: restored.path(rng.randrange(count))) / 1000,
+        "past_path_ms": measure_microseconds(1000, lambda: restored.path(0, rng.randrange(count) + 1)) / 1000,
+        "past_root_ms": measure_microseconds(1000, lambda: restored.root(rng.randrange(count) + 1)) / 1000,
     }
 
 

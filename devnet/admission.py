@@ -9,7 +9,7 @@ from enum import Enum
 
 from devnet import tx as txs
 from devnet.chain import Block, Chain, RefusedError
-from devnet.proof_verifier import Verifier
+from devnet.proof_verifier import ProofVerifier
 from devnet.rounds import ACTIVE, STATUS_NAMES
 
 _CACHE_SIZE = 10_000
@@ -21,11 +21,11 @@ class Fate(Enum):
 
     NORMAL = "normal"
     NEVER = "never included"
-    BEATEN = "another helper's transaction with the same share goes first"
+    OVERTAKEN = "another helper's transaction with the same share goes first"
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
+class BroadcastResult:
     """A node's response to a broadcast. Code 0 means that CheckTx passed, not that the reveal is in a block."""
 
     hash: bytes
@@ -34,7 +34,7 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class MempoolEntry:
     """A reveal in the mempool, possibly preceded by another helper's transaction."""
 
     transactions: tuple[bytes, ...]
@@ -44,77 +44,77 @@ class Waiting:
 class Admission:
     """CheckTx and mempool of one chain. Runs on the event loop, with proof verification in threads."""
 
-    def __init__(self, chain: Chain, verifier: Verifier, *, max_reveals: int = 256) -> None:
+    def __init__(self, chain: Chain, verifier: ProofVerifier, *, max_reveals: int = 256) -> None:
         self.chain = chain
         self.verifier = verifier
         self.max_reveals = max_reveals
         self.filter_duplicates = False
-        self.waiting: list[Waiting] = []
-        self._others: list[bytes] = []
+        self.mempool: list[MempoolEntry] = []
+        self._other_messages: list[bytes] = []
         self._cache: OrderedDict[bytes, txs.Reveal] = OrderedDict()
 
-    async def submit(
+    async def submit_reveal(
         self,
         reveal: txs.Reveal,
         *,
         height: int,
-        anchors: int,
+        max_anchor_height: int,
         fate: Fate = Fate.NORMAL,
         status: int | None = None,
-    ) -> Accepted:
-        """Run CheckTx as a node at this height that knows the roots up to height `anchors`.
+    ) -> BroadcastResult:
+        """Run CheckTx as a node at this height that knows the roots up to height `max_anchor_height`.
 
         `status` replaces the round's status for a faulty node (0: it does not know the round).
         """
         raw = txs.encode(reveal)
         digest = txs.tx_hash(raw)
-        follows = height >= self.chain.height
+        is_at_head = height >= self.chain.height
         if digest in self._cache:
-            return Accepted(digest, 0)
+            return BroadcastResult(digest, 0)
         try:
             if self._is_duplicate(reveal):
-                return Accepted(digest, 0, PENDING_LOG)
-            _check_claim(status)
-            round_ = self.chain.check_reveal(reveal, time=self._time(height), height=height)
-            root = self.chain.anchor(round_, reveal.anchor_height, anchors)
+                return BroadcastResult(digest, 0, PENDING_LOG)
+            _check_status_override(status)
+            round_ = self.chain.check_reveal(reveal, time=self._block_time(height), height=height)
+            root = self.chain.anchor_root(round_, reveal.anchor_height, max_anchor_height)
             wrong = await self.verifier.check(digest, reveal, root)
             if wrong is not None:
-                return Accepted(digest, 1, wrong)
+                return BroadcastResult(digest, 1, wrong)
             # Blocks may have been made during the verification: check the state again.
-            now = self.chain.height if follows else height
-            self.chain.check_reveal(reveal, time=self._time(now), height=now)
+            now = self.chain.height if is_at_head else height
+            self.chain.check_reveal(reveal, time=self._block_time(now), height=now)
         except RefusedError as refused:
-            return Accepted(digest, refused.code, refused.log)
+            return BroadcastResult(digest, refused.code, refused.log)
         if digest not in self._cache:
             if self._is_duplicate(reveal):
-                return Accepted(digest, 0, PENDING_LOG)
+                return BroadcastResult(digest, 0, PENDING_LOG)
             self._admit(digest, raw, reveal, fate)
-        return Accepted(digest, 0)
+        return BroadcastResult(digest, 0)
 
-    def submit_other(self, raw: bytes) -> bytes:
+    def submit_message(self, raw: bytes) -> bytes:
         """Queue a message without a proof (any but a reveal) for the next block. Returns its hash."""
-        self._others.append(raw)
+        self._other_messages.append(raw)
         return txs.tx_hash(raw)
 
     @property
-    def has_others(self) -> bool:
+    def has_other_messages(self) -> bool:
         """Whether messages other than reveals wait for the next block."""
-        return bool(self._others)
+        return bool(self._other_messages)
 
-    def select(self) -> list[bytes]:
+    def take_block_transactions(self) -> list[bytes]:
         """Take the transactions of the next block."""
-        others, self._others = self._others, []
+        others, self._other_messages = self._other_messages, []
         chosen: list[bytes] = []
         taken = 0
-        for entry in self.waiting:
+        for entry in self.mempool:
             if chosen and len(chosen) + len(entry.transactions) > self.max_reveals:
                 break
             chosen.extend(entry.transactions)
             taken += 1
-        del self.waiting[:taken]
+        del self.mempool[:taken]
         return others + chosen
 
-    def after_block(self, block: Block) -> None:
+    def recheck_mempool(self, block: Block) -> None:
         """Recheck the mempool and drop failed transactions, like CometBFT after a commit."""
         for result in block.results:
             if result.code != 0:
@@ -124,15 +124,15 @@ class Admission:
             if round_ is None or round_.status != ACTIVE:
                 del self._cache[digest]
         valid = []
-        for entry in self.waiting:
+        for entry in self.mempool:
             try:
                 self.chain.check_reveal(entry.reveal, time=block.time, height=block.height)
                 valid.append(entry)
             except RefusedError:
-                self._forget(entry.transactions)
-        self.waiting = valid
+                self._evict(entry.transactions)
+        self.mempool = valid
 
-    def remember(self, raw: bytes) -> None:
+    def cache_included(self, raw: bytes) -> None:
         """Cache a transaction that another node included, like a node that relayed it."""
         message = txs.decode(raw)
         if isinstance(message, txs.Reveal):
@@ -142,7 +142,7 @@ class Admission:
         """Return whether the duplicate filter of newer chains rejects this reveal."""
         return self.filter_duplicates and any(
             entry.reveal.nullifier == reveal.nullifier and entry.reveal.round_id == reveal.round_id
-            for entry in self.waiting
+            for entry in self.mempool
         )
 
     def _admit(self, digest: bytes, raw: bytes, reveal: txs.Reveal, fate: Fate) -> None:
@@ -151,21 +151,21 @@ class Admission:
         while len(self._cache) > _CACHE_SIZE:
             self._cache.popitem(last=False)
         if fate is Fate.NORMAL:
-            self.waiting.append(Waiting((raw,), reveal))
-        elif fate is Fate.BEATEN:
-            self.waiting.append(Waiting((txs.same_share_elsewhere(raw), raw), reveal))
+            self.mempool.append(MempoolEntry((raw,), reveal))
+        elif fate is Fate.OVERTAKEN:
+            self.mempool.append(MempoolEntry((txs.create_competing_transaction(raw), raw), reveal))
 
-    def _forget(self, transactions: Iterable[bytes]) -> None:
+    def _evict(self, transactions: Iterable[bytes]) -> None:
         """Remove transactions from the cache, so that the next submission is checked again."""
         for raw in transactions:
             self._cache.pop(txs.tx_hash(raw), None)
 
-    def _time(self, height: int) -> int:
+    def _block_time(self, height: int) -> int:
         """The block time that CheckTx uses: that of the newest block of a node at this height."""
         return self.chain.blocks[height - 1].time if height else 0
 
 
-def _check_claim(status: int | None) -> None:
+def _check_status_override(status: int | None) -> None:
     """Refuse like a node that has the round in this status."""
     if status == 0:
         raise RefusedError(3, "vote round not found")

@@ -14,7 +14,7 @@ from typing import Any
 import proofs
 from devnet.gojson import b64
 
-SHARES = 16
+SHARE_COUNT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +43,23 @@ class Ballot:
     shares: tuple[BallotShare, ...]
 
 
-def split(weight: int, dice: random.Random) -> list[int]:
+def split_weight(weight: int, rng: random.Random) -> list[int]:
     """Split the weight into 16 random non-negative parts."""
-    cuts = sorted(dice.randint(0, weight) for _ in range(SHARES - 1))
+    cuts = sorted(rng.randint(0, weight) for _ in range(SHARE_COUNT - 1))
     return [high - low for low, high in zip([0, *cuts], [*cuts, weight], strict=True)]
 
 
-def seal(
+def seal_ballot(
     *,
     round_id: bytes,
     ea_pk: bytes,
     proposal_id: int,
     vote_decision: int,
     weight: int,
-    dice: random.Random,
+    rng: random.Random,
 ) -> Ballot:
-    """Encrypt a vote; takes tens of milliseconds. `dice` only splits; keys and blinds use the system's randomness."""
-    parts = split(weight, dice)
+    """Encrypt a vote; takes tens of milliseconds. `rng` only splits; keys and blinds use the system's randomness."""
+    parts = split_weight(weight, rng)
     ciphertexts = [proofs.elgamal_encrypt(ea_pk, part) for part in parts]
     blinds = [proofs.random_field() for _ in parts]
     comms = tuple(proofs.share_commitment(blind, c1, c2) for blind, (c1, c2) in zip(blinds, ciphertexts, strict=True))
@@ -98,25 +98,25 @@ def post_body(ballot: Ballot, share: BallotShare, position: int, submit_at: int)
     return body
 
 
-def immediate() -> list[int]:
+def immediate_times() -> list[int]:
     """Times for revealing every share immediately."""
-    return [0] * SHARES
+    return [0] * SHARE_COUNT
 
 
-def same_second(at: int) -> list[int]:
+def same_second_times(due_time: int) -> list[int]:
     """Times for revealing every share in the same Unix second."""
-    return [at] * SHARES
+    return [due_time] * SHARE_COUNT
 
 
-def spread(start: float, seconds: float, dice: random.Random) -> list[int]:
+def spread_times(start: float, seconds: float, rng: random.Random) -> list[int]:
     """A random second of the window for every share."""
-    return [int(start + dice.uniform(0, seconds)) for _ in range(SHARES)]
+    return [int(start + rng.uniform(0, seconds)) for _ in range(SHARE_COUNT)]
 
 
-def checked_times(times: Sequence[int]) -> list[int]:
+def validate_times(times: Sequence[int]) -> list[int]:
     """Return the times as a list; raises ValueError unless there are 16."""
-    if len(times) != SHARES:
-        raise ValueError(f"a vote has {SHARES} shares, got {len(times)} times")
+    if len(times) != SHARE_COUNT:
+        raise ValueError(f"a vote has {SHARE_COUNT} shares, got {len(times)} times")
     return list(times)
 
 

@@ -10,16 +10,16 @@ from cosmpy.crypto.address import Address
 
 from devnet.chain import Block, Event, TxResult
 from devnet.gojson import b64
-from devnet.node_view import View
+from devnet.node_view import NodeView
 
 NODE_ID = hashlib.sha256(b"devnet node").hexdigest()[:40]
 MONIKER = "devnet"
 CONSENSUS_KEY = hashlib.sha256(b"devnet consensus key").digest()
 CONSENSUS_ADDRESS = hashlib.sha256(CONSENSUS_KEY).digest()[:20]
 _CONSENSUS_BECH32 = str(Address(CONSENSUS_ADDRESS, "svvalcons"))
-NOTHING = hashlib.sha256(b"").digest()
-_COMETBFT = "0.38.19"
-_PARAMS = {
+EMPTY_HASH = hashlib.sha256(b"").digest()
+_COMETBFT_VERSION = "0.38.19"
+_CONSENSUS_PARAMS = {
     "block": {"max_bytes": "22020096", "max_gas": "-1"},
     "evidence": {
         "max_age_num_blocks": "100000",
@@ -40,7 +40,7 @@ def rfc3339_nano(time_ns: int) -> str:
     return f"{text}.{digits}Z" if digits else f"{text}Z"
 
 
-def cosmos_block(view: View, block: Block) -> dict[str, Any]:
+def cosmos_block(view: NodeView, block: Block) -> dict[str, Any]:
     """`/cosmos/base/tendermint/v1beta1/blocks/…`: the block twice, once with the SDK's bech32 proposer."""
     body = {
         "header": _header(view, block, b64(CONSENSUS_ADDRESS)),
@@ -59,7 +59,7 @@ def block_results(block: Block) -> dict[str, Any]:
         "txs_results": [tx_result(result) for result in block.results] or None,
         "finalize_block_events": [event_json(event, ("mode", "EndBlock")) for event in block.events] or None,
         "validator_updates": None,
-        "consensus_param_updates": _PARAMS,
+        "consensus_param_updates": _CONSENSUS_PARAMS,
         "app_hash": b64(block.app_hash),
     }
 
@@ -95,7 +95,7 @@ def event_json(event: Event, last: tuple[str, str]) -> dict[str, Any]:
     return {"type": kind, "attributes": attributes}
 
 
-def found_tx(result: TxResult) -> dict[str, Any]:
+def tx_search_row(result: TxResult) -> dict[str, Any]:
     """A row of the consensus RPC's `tx_search`."""
     return {
         "hash": result.hash.hex().upper(),
@@ -111,16 +111,16 @@ def node_info(chain_id: str, channels: str) -> dict[str, Any]:
     return {
         "listen_addr": "tcp://0.0.0.0:26656",
         "network": chain_id,
-        "version": _COMETBFT,
+        "version": _COMETBFT_VERSION,
         "channels": channels,
         "moniker": MONIKER,
         "other": {"tx_index": "on", "rpc_address": "tcp://127.0.0.1:26657"},
     }
 
 
-def rpc_status(view: View) -> dict[str, Any]:
+def rpc_status(view: NodeView) -> dict[str, Any]:
     """The consensus RPC's `status`."""
-    latest, first = view.latest(), view.chain.blocks[0]
+    latest, first = view.latest_block(), view.chain.blocks[0]
     protocol = {"p2p": "8", "block": "11", "app": "0"}
     return {
         "node_info": {
@@ -134,7 +134,7 @@ def rpc_status(view: View) -> dict[str, Any]:
             "latest_block_height": str(latest.height),
             "latest_block_time": rfc3339_nano(latest.time_ns),
             "earliest_block_hash": first.hash.hex().upper(),
-            "earliest_app_hash": NOTHING.hex().upper(),
+            "earliest_app_hash": EMPTY_HASH.hex().upper(),
             "earliest_block_height": "1",
             "earliest_block_time": rfc3339_nano(first.time_ns),
             "catching_up": view.decision.catching_up,
@@ -147,7 +147,7 @@ def rpc_status(view: View) -> dict[str, Any]:
     }
 
 
-def _header(view: View, block: Block, proposer: str) -> dict[str, Any]:
+def _header(view: NodeView, block: Block, proposer: str) -> dict[str, Any]:
     """A block's header."""
     validators = b64(hashlib.sha256(CONSENSUS_KEY).digest())
     previous = view.block(block.height - 1)
@@ -163,14 +163,14 @@ def _header(view: View, block: Block, proposer: str) -> dict[str, Any]:
         "validators_hash": validators,
         "next_validators_hash": validators,
         "consensus_hash": b64(hashlib.sha256(b"params").digest()),
-        "app_hash": b64(previous.app_hash if previous else NOTHING),
+        "app_hash": b64(previous.app_hash if previous else EMPTY_HASH),
         "last_results_hash": b64(block.last_results_hash),
-        "evidence_hash": b64(NOTHING),
+        "evidence_hash": b64(EMPTY_HASH),
         "proposer_address": proposer,
     }
 
 
-def _commit(view: View, block: Block) -> dict[str, Any]:
+def _commit(view: NodeView, block: Block) -> dict[str, Any]:
     """The commit of the block before."""
     previous = view.block(block.height - 1)
     signature = {

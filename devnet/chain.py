@@ -1,8 +1,8 @@
 """The chain's state machine: transactions in, blocks out. No I/O and no clock.
 
-`Chain.apply` is deterministic: the same transactions at the same heights and times give the same state. The journal
-uses this to restore a chain after a kill. Proofs are verified before (`admission`); all other checks run both there and
-here, in the real chain's order.
+`Chain.apply_block` is deterministic: the same transactions at the same heights and times give the same state. The
+journal uses this to restore a chain after a kill. Proofs are verified before (`admission`); all other checks run both
+there and here, in the real chain's order.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAMES = {
     txs.Delegation: "MsgDelegateVote",
     txs.Cast: "MsgCastVote",
     txs.EndRound: "MsgEndRound",
-    txs.ChangedEnd: "MsgChangeEnd",
+    txs.EndTimeChange: "MsgChangeEnd",
 }
 
 
@@ -94,7 +94,7 @@ class Chain:
         Raises:
             RefusedError: a check failed.
         """
-        round_ = self._votable(reveal.round_id, time, height)
+        round_ = self._require_votable_round(reveal.round_id, time, height)
         spent_at = round_.nullifiers.get(reveal.nullifier)
         if spent_at is not None and spent_at <= height:
             raise RefusedError(1, f"nullifier already spent: {reveal.nullifier.hex()}")
@@ -105,18 +105,18 @@ class Chain:
             raise RefusedError(1, f"invalid vote decision: {reveal.vote_decision} is not below {options}")
         return round_
 
-    def anchor(self, round_: Round, anchor_height: int, known: int) -> bytes:
+    def anchor_root(self, round_: Round, anchor_height: int, max_height: int) -> bytes:
         """Return the root at an anchor height up to `known`; raises RefusedError if there is none."""
         block = round_.leaf_block_at(anchor_height)
-        if block is None or block.height > known:
+        if block is None or block.height > max_height:
             raise RefusedError(1, f"invalid zero-knowledge proof: no commitment tree root at height {anchor_height}")
         return block.root
 
-    def apply(self, time_ns: int, transactions: Sequence[bytes], totals: Totals | None = None) -> Block:
+    def apply_block(self, time_ns: int, transactions: Sequence[bytes], totals: Totals | None = None) -> Block:
         """Make the next block. `totals` are precomputed decryptions; missing ones are computed here."""
         height, time = self.height + 1, time_ns // 1_000_000_000
         last = self.blocks[-1] if self.blocks else None
-        results = tuple(self._deliver(raw, height, time, index) for index, raw in enumerate(transactions))
+        results = tuple(self._deliver_tx(raw, height, time, index) for index, raw in enumerate(transactions))
         events = tuple(self._end_block(height, time, totals or {}))
         data = hashlib.sha256(b"".join(result.hash for result in results)).digest()
         head = f"{self.chain_id}/{height}/{time_ns}/".encode() + (last.hash if last else b"") + data
@@ -133,12 +133,12 @@ class Chain:
         self.blocks.append(block)
         return block
 
-    def finalizing(self) -> list[Round]:
+    def rounds_to_finalize(self) -> list[Round]:
         """The rounds whose tally the next block publishes."""
         height = self.height + 1
-        return [round_ for round_ in self.rounds.values() if _tally_due(round_, height)]
+        return [round_ for round_ in self.rounds.values() if _is_tally_due(round_, height)]
 
-    def _votable(self, round_id: bytes, time: int, height: int) -> Round:
+    def _require_votable_round(self, round_id: bytes, time: int, height: int) -> Round:
         """Return the round if it accepts votes and reveals at this block time and height, else raise RefusedError."""
         round_ = self.rounds.get(round_id)
         status = round_.status_at(height) if round_ else None
@@ -151,7 +151,7 @@ class Chain:
             raise RefusedError(1, f"vote round is not active: vote_end_time {end} <= block_time {time}")
         return round_
 
-    def _deliver(self, raw: bytes, height: int, time: int, index: int) -> TxResult:
+    def _deliver_tx(self, raw: bytes, height: int, time: int, index: int) -> TxResult:
         """Execute one transaction in the new block."""
         code, log, action = 0, "", "MsgCreateVotingSession"
         events: tuple[Event, ...] = ()
@@ -175,19 +175,19 @@ class Chain:
             case txs.Reveal():
                 round_ = self.check_reveal(message, time=time, height=height)
                 round_.nullifiers[message.nullifier] = height
-                round_.count(message.proposal_id, message.vote_decision, message.enc_share)
+                round_.add_to_tally(message.proposal_id, message.vote_decision, message.enc_share)
                 return (("reveal_share", _reveal_attributes(message)),)
             case txs.Delegation(round_id, leaves):
-                start = self._votable(round_id, time, height).append(height, leaves)
+                start = self._require_votable_round(round_id, time, height).append_leaves(height, leaves)
                 index = str(start) if len(leaves) == 1 else f"{start}..{start + len(leaves) - 1}"
                 values = {"vote_round_id": round_id.hex(), "leaf_index": index, "nullifier_count": "5"}
                 return (("delegate_vote", values),)
             case txs.Cast(round_id, note, commitments):
-                start = self._votable(round_id, time, height).append(height, (note, *commitments))
+                start = self._require_votable_round(round_id, time, height).append_leaves(height, (note, *commitments))
                 index = ",".join(str(start + offset) for offset in range(len(commitments) + 1))
                 return (("cast_vote", {"vote_round_id": round_id.hex(), "leaf_index": index}),)
             case txs.EndRound(round_id):
-                self._votable(round_id, time, height).is_ended_early = True
+                self._require_votable_round(round_id, time, height).is_ended_early = True
                 return ()
             case txs.NewRound(fields):
                 round_ = Round(fields, height, time)
@@ -195,15 +195,15 @@ class Chain:
                     raise RefusedError(1, "vote round already exists")
                 self.rounds[round_.round_id] = round_
                 return (("create_voting_session", {"vote_round_id": round_.round_id.hex()}),)
-            case txs.ChangedEnd(round_id, end):
-                self._votable(round_id, time, height).vote_end_time = end
+            case txs.EndTimeChange(round_id, end):
+                self._require_votable_round(round_id, time, height).vote_end_time = end
                 return (("change_vote_end_time", {"vote_round_id": round_id.hex(), "vote_end_time": str(end)}),)
 
     def _end_block(self, height: int, time: int, totals: Totals) -> list[Event]:
         """Compute the block's roots and advance the rounds. Returns the block events."""
         events: list[Event] = []
         for round_ in self.rounds.values():
-            root = round_.seal(height)
+            root = round_.compute_block_root(height)
             if root is not None:
                 values = {
                     "vote_round_id": round_.round_id.hex(),
@@ -220,8 +220,8 @@ class Chain:
                 round_.tally_started_at = time
             elif after == FINALIZED:
                 known = totals.get(round_.round_id)
-                round_.totals = round_.decrypt() if known is None else known
-            round_.move(height, after)
+                round_.totals = round_.decrypt_totals() if known is None else known
+            round_.set_status(height, after)
             values = {
                 "vote_round_id": round_.round_id.hex(),
                 "old_status": STATUS_NAMES[before],
@@ -236,14 +236,14 @@ class Chain:
             return ACTIVE
         if round_.status == ACTIVE and (round_.is_ended_early or time >= round_.vote_end_time):
             return TALLYING
-        if _tally_due(round_, height):
+        if _is_tally_due(round_, height):
             return FINALIZED
         return round_.status
 
 
-def _tally_due(round_: Round, height: int) -> bool:
+def _is_tally_due(round_: Round, height: int) -> bool:
     """Return whether the block of this height publishes the round's tally."""
-    return round_.status == TALLYING and height >= round_.history[-1][0] + round_.tally_blocks
+    return round_.status == TALLYING and height >= round_.status_history[-1][0] + round_.tally_blocks
 
 
 def _reveal_attributes(reveal: txs.Reveal) -> dict[str, str]:
@@ -261,7 +261,7 @@ def _results_hash(results: Sequence[TxResult]) -> bytes:
     return hashlib.sha256(b"".join(bytes([r.code]) + r.hash for r in results)).digest()
 
 
-def state_figures(chain: Chain) -> dict[str, Any]:
+def state_counts(chain: Chain) -> dict[str, Any]:
     """Statistics of the chain's state."""
     rounds = chain.rounds.values()
     return {

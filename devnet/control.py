@@ -18,17 +18,17 @@ from starlette.routing import Route
 import proofs
 from devnet.blocks import rfc3339_nano
 from devnet.chain import TxResult
-from devnet.faults import FaultRequest, Faults
+from devnet.faults import FaultRequest, FaultRules
 from devnet.network import DevNet
-from devnet.responses import answer, error
-from devnet.tx import Cast, ChangedEnd, Delegation, EndRound, NewRound, encode
+from devnet.responses import create_error, json_response
+from devnet.tx import Cast, Delegation, EndRound, EndTimeChange, NewRound, encode
 from devnet.validators import validator_json
 
 _DEFAULT_PROPOSALS: list[dict[str, Any]] = [
     {"title": "Proposal A", "description": "First proposal", "options": ["Support", "Oppose"]},
     {"title": "Proposal B", "description": "Second proposal", "options": ["Support", "Oppose"]},
 ]
-_FOREVER = 1 << 40
+_PENDING_FOREVER_BLOCKS = 1 << 40
 T = TypeVar("T", bound=BaseModel)
 
 
@@ -111,10 +111,10 @@ class VotingConfigBody(RootModel[dict[str, Any]]):
 
 async def post_round(request: Request) -> Response:
     """Create a round in the next block."""
-    devnet, body = _devnet(request), await _body(request, RoundBody)
+    devnet, body = _get_devnet(request), await _parse_body(request, RoundBody)
     secret, public = proofs.elgamal_keygen(secrets.token_bytes(32))
     end = body.vote_end_time
-    pending = {1: 0, 4: _FOREVER}.get(body.status or 0, body.pending_blocks)
+    pending = {1: 0, 4: _PENDING_FOREVER_BLOCKS}.get(body.status or 0, body.pending_blocks)
     given = [proposal.model_dump(exclude_none=True) for proposal in body.proposals or []]
     fields = {
         "vote_round_id": body.vote_round_id or proofs.random_field().hex(),
@@ -125,73 +125,73 @@ async def post_round(request: Request) -> Response:
         "ea_secret": secret.hex(),
         "ea_pk": public.hex(),
     }
-    digest = devnet.admission.submit_other(encode(NewRound(fields)))
+    digest = devnet.admission.submit_message(encode(NewRound(fields)))
     shown = {name: fields[name] for name in ("vote_round_id", "vote_end_time", "ea_pk")}
-    return answer({**shown, "tx_hash": digest.hex().upper()})
+    return json_response({**shown, "tx_hash": digest.hex().upper()})
 
 
 async def post_round_end(request: Request) -> Response:
     """End an ACTIVE round in the next block: the tally begins, `vote_end_time` is unchanged."""
-    devnet, body = _devnet(request), await _body(request, EndBody)
-    digest = devnet.admission.submit_other(encode(EndRound(_element(body.round_id))))
-    return answer({"tx_hash": digest.hex().upper()})
+    devnet, body = _get_devnet(request), await _parse_body(request, EndBody)
+    digest = devnet.admission.submit_message(encode(EndRound(_parse_element(body.round_id))))
+    return json_response({"tx_hash": digest.hex().upper()})
 
 
 async def post_end_time(request: Request) -> Response:
     """Change a round's end in the next block."""
-    devnet, body = _devnet(request), await _body(request, EndTimeBody)
-    digest = devnet.admission.submit_other(encode(ChangedEnd(_element(body.round_id), body.vote_end_time)))
-    return answer({"tx_hash": digest.hex().upper()})
+    devnet, body = _get_devnet(request), await _parse_body(request, EndTimeBody)
+    digest = devnet.admission.submit_message(encode(EndTimeChange(_parse_element(body.round_id), body.vote_end_time)))
+    return json_response({"tx_hash": digest.hex().upper()})
 
 
 async def post_cast(request: Request) -> Response:
     """Cast a vote in the next block. Returns its hash, and its positions if it was waited for."""
-    devnet, body = _devnet(request), await _body(request, CastBody)
+    devnet, body = _get_devnet(request), await _parse_body(request, CastBody)
     wanted = [body.vote_commitment] if body.vote_commitment else body.vote_commitments
-    commitments = tuple(_element(text) for text in wanted)
+    commitments = tuple(_parse_element(text) for text in wanted)
     if not commitments:
-        raise error(400, "vote_commitment or vote_commitments is required")
-    vote = Cast(_element(body.round_id), proofs.random_field(), commitments)
-    digest = devnet.admission.submit_other(encode(vote))
-    result = await _wait_for(devnet, digest, body.wait)
-    return answer(_cast_json(result) if result else {"tx_hash": digest.hex().upper()})
+        raise create_error(400, "vote_commitment or vote_commitments is required")
+    vote = Cast(_parse_element(body.round_id), proofs.random_field(), commitments)
+    digest = devnet.admission.submit_message(encode(vote))
+    result = await _wait_for_transaction(devnet, digest, body.wait)
+    return json_response(_cast_json(result) if result else {"tx_hash": digest.hex().upper()})
 
 
 async def get_cast(request: Request) -> Response:
     """Return the positions of a cast vote; 404 until it is in a block. `?wait=` is the maximum wait in seconds."""
-    digest = _element(request.path_params["hash"])
-    result = await _wait_for(_devnet(request), digest, float(request.query_params.get("wait", 0)))
+    digest = _parse_element(request.path_params["hash"])
+    result = await _wait_for_transaction(_get_devnet(request), digest, float(request.query_params.get("wait", 0)))
     if result is None:
-        raise error(404, "tx not found")
-    return answer(_cast_json(result))
+        raise create_error(404, "tx not found")
+    return json_response(_cast_json(result))
 
 
 async def post_delegate(request: Request) -> Response:
     """Append random leaves in the next block."""
-    devnet, body = _devnet(request), await _body(request, DelegateBody)
+    devnet, body = _get_devnet(request), await _parse_body(request, DelegateBody)
     leaves = tuple(proofs.random_field() for _ in range(body.count))
-    digest = devnet.admission.submit_other(encode(Delegation(_element(body.round_id), leaves)))
-    return answer({"tx_hash": digest.hex().upper()})
+    digest = devnet.admission.submit_message(encode(Delegation(_parse_element(body.round_id), leaves)))
+    return json_response({"tx_hash": digest.hex().upper()})
 
 
 async def post_mine(request: Request) -> Response:
     """Make blocks now. Returns the newest height and time."""
-    devnet, body = _devnet(request), await _body(request, MineBody)
+    devnet, body = _get_devnet(request), await _parse_body(request, MineBody)
     devnet.producer.offset_seconds += body.advance_seconds
     at = None if body.time is None else int(body.time * 1e9)
     for _ in range(body.blocks):
         await devnet.producer.mine(time_ns=at)
     block = devnet.chain.blocks[-1]
-    return answer({"height": block.height, "time": block.time_ns / 1e9})
+    return json_response({"height": block.height, "time": block.time_ns / 1e9})
 
 
 async def post_faults(request: Request) -> Response:
     """Set this node's fault switches. Returns all of its rules."""
-    devnet, body = _devnet(request), await _body(request, FaultRequest)
-    faults: Faults = request.app.state.faults
-    faults.apply(body, devnet.chain.height)
+    devnet, body = _get_devnet(request), await _parse_body(request, FaultRequest)
+    faults: FaultRules = request.app.state.faults
+    faults.apply_request(body, devnet.chain.height)
     if body.halt_chain is not None:
-        devnet.producer.halted = body.halt_chain
+        devnet.producer.is_halted = body.halt_chain
     if body.clock_offset_seconds is not None:
         devnet.producer.offset_seconds = body.clock_offset_seconds
     if body.duplicates is not None:
@@ -200,50 +200,52 @@ async def post_faults(request: Request) -> Response:
         devnet.verifier.circuit = body.circuit
     if body.version is not None:
         devnet.version = body.version
-    return answer(faults.shown())
+    return json_response(faults.to_json())
 
 
 async def get_faults(request: Request) -> Response:
     """This node's fault rules."""
-    return answer(request.app.state.faults.shown())
+    return json_response(request.app.state.faults.shown())
 
 
 async def get_requests(request: Request) -> Response:
     """The request log of all nodes after entry `after`, oldest first."""
     params = request.query_params
-    entries = _devnet(request).log.after(int(params.get("after", 0)), int(params.get("limit", 10_000)))
-    return answer({"requests": entries})
+    entries = _get_devnet(request).request_log.entries_after(
+        int(params.get("after", 0)), int(params.get("limit", 10_000))
+    )
+    return json_response({"requests": entries})
 
 
 async def get_stats(request: Request) -> Response:
     """CPU seconds and counts."""
-    return answer(_devnet(request).stats())
+    return json_response(_get_devnet(request).stats())
 
 
 async def post_validator(request: Request) -> Response:
     """Bond a validator, change its status, or remove it."""
-    devnet, body = _devnet(request), await _body(request, ValidatorBody)
+    devnet, body = _get_devnet(request), await _parse_body(request, ValidatorBody)
     if body.remove:
         devnet.remove_validator(body.operator_address)
-        return answer({})
+        return json_response({})
     born = rfc3339_nano(devnet.producer.now_ns())
     record = validator_json(body.operator_address, body.moniker, body.status, born)
     devnet.set_validator(record)
-    return answer({"validator": record})
+    return json_response({"validator": record})
 
 
 async def get_voting_config(request: Request) -> Response:
     """The published voting configuration; 404 if there is none. `?wait=` is the maximum wait in seconds."""
-    config = await _devnet(request).published.fetch(float(request.query_params.get("wait", 0)))
+    config = await _get_devnet(request).published_config.fetch(float(request.query_params.get("wait", 0)))
     if config is None:
-        raise error(404, "no voting configuration is published")
-    return answer(config)
+        raise create_error(404, "no voting configuration is published")
+    return json_response(config)
 
 
 async def post_voting_config(request: Request) -> Response:
     """Publish a voting configuration."""
-    _devnet(request).published.publish((await _body(request, VotingConfigBody)).root)
-    return answer({})
+    _get_devnet(request).published_config.publish((await _parse_body(request, VotingConfigBody)).root)
+    return json_response({})
 
 
 ROUTES = [
@@ -264,38 +266,38 @@ ROUTES = [
 ]
 
 
-def _devnet(request: Request) -> DevNet:
+def _get_devnet(request: Request) -> DevNet:
     devnet = request.app.state.devnet
     assert isinstance(devnet, DevNet)
     return devnet
 
 
-async def _body(request: Request, model: type[T]) -> T:
+async def _parse_body(request: Request, model: type[T]) -> T:
     """Parse the body, or raise 400 with the validation errors."""
     try:
         return model.model_validate_json(await request.body() or b"{}")
     except ValidationError as failure:
         problems = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in failure.errors()]
-        raise error(400, "; ".join(problems)) from None
+        raise create_error(400, "; ".join(problems)) from None
 
 
-def _element(text: str) -> bytes:
+def _parse_element(text: str) -> bytes:
     """Decode 32 bytes from hex, or raise 400."""
     try:
         value = bytes.fromhex(text)
     except ValueError:
         value = b""
     if len(value) != 32:
-        raise error(400, f"not 32 bytes of hex: {text[:80]}")
+        raise create_error(400, f"not 32 bytes of hex: {text[:80]}")
     return value
 
 
-async def _wait_for(devnet: DevNet, digest: bytes, seconds: float) -> TxResult | None:
+async def _wait_for_transaction(devnet: DevNet, digest: bytes, seconds: float) -> TxResult | None:
     """Wait until a transaction is in a block, for at most `seconds`."""
     try:
         async with asyncio.timeout(seconds):
             while digest not in devnet.chain.transactions:
-                await devnet.producer.next_block()
+                await devnet.producer.wait_for_block()
     except TimeoutError:
         return None
     return devnet.chain.transactions[digest]

@@ -9,7 +9,7 @@ from starlette.routing import Route
 from devnet.blocks import NODE_ID, cosmos_block, node_info
 from devnet.gojson import b64
 from devnet.network import DevNet
-from devnet.responses import AnsweredError, answer, view_of
+from devnet.responses import ResponseError, get_view, json_response
 
 _BASE = "/cosmos/base/tendermint/v1beta1"
 _STAKING = "/cosmos/staking/v1beta1"
@@ -17,25 +17,27 @@ _STAKING = "/cosmos/staking/v1beta1"
 
 async def get_syncing(request: Request) -> Response:
     """Whether the node is catching up."""
-    return answer({"syncing": view_of(request).decision.catching_up})
+    return json_response({"syncing": get_view(request).decision.catching_up})
 
 
 async def get_latest_block(request: Request) -> Response:
     """The newest block."""
-    view = view_of(request)
-    return answer(cosmos_block(view, view.latest()))
+    view = get_view(request)
+    return json_response(cosmos_block(view, view.latest_block()))
 
 
 async def get_block(request: Request) -> Response:
     """A block by height; 400 for a future height."""
-    view = view_of(request)
+    view = get_view(request)
     text = request.path_params["height"]
     if not text.isascii() or not text.isdigit():
-        raise _status(400, 3, f'type mismatch, parameter: height, error: strconv.ParseInt: parsing "{text}"')
+        raise _grpc_error_response(
+            400, 3, f'type mismatch, parameter: height, error: strconv.ParseInt: parsing "{text}"'
+        )
     block = view.block(int(text))
     if block is None:
-        raise _status(400, 3, "requested block height is bigger then the chain length")
-    return answer(cosmos_block(view, block))
+        raise _grpc_error_response(400, 3, "requested block height is bigger then the chain length")
+    return json_response(cosmos_block(view, block))
 
 
 async def get_node_info(request: Request) -> Response:
@@ -45,7 +47,7 @@ async def get_node_info(request: Request) -> Response:
     default = {
         "protocol_version": {"p2p": "8", "block": "11", "app": "0"},
         "default_node_id": NODE_ID,
-        **node_info(view_of(request).chain_id, channels),
+        **node_info(get_view(request).chain_id, channels),
     }
     application = {
         "name": "",
@@ -56,14 +58,14 @@ async def get_node_info(request: Request) -> Response:
         "go_version": "go version go1.26.8 linux/amd64",
         "cosmos_sdk_version": "v0.53.5",
     }
-    return answer({"default_node_info": default, "application_version": application})
+    return json_response({"default_node_info": default, "application_version": application})
 
 
 async def get_validators(request: Request) -> Response:
     """All validators."""
     devnet: DevNet = request.app.state.devnet
     shown = list(devnet.validators.values())
-    return answer({"validators": shown, "pagination": {"next_key": None, "total": str(len(shown))}})
+    return json_response({"validators": shown, "pagination": {"next_key": None, "total": str(len(shown))}})
 
 
 async def get_validator(request: Request) -> Response:
@@ -72,8 +74,8 @@ async def get_validator(request: Request) -> Response:
     address = request.path_params["address"]
     validator = devnet.validators.get(address)
     if validator is None:
-        raise _status(404, 5, f"validator {address} not found")
-    return answer({"validator": validator})
+        raise _grpc_error_response(404, 5, f"validator {address} not found")
+    return json_response({"validator": validator})
 
 
 ROUTES = [
@@ -86,6 +88,6 @@ ROUTES = [
 ]
 
 
-def _status(http: int, code: int, message: str) -> AnsweredError:
+def _grpc_error_response(http: int, code: int, message: str) -> ResponseError:
     """The gRPC gateway's error shape."""
-    return AnsweredError(http, {"code": code, "message": message, "details": []})
+    return ResponseError(http, {"code": code, "message": message, "details": []})

@@ -16,10 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 # In the order in which they are drawn; the first fault that occurs decides how the request ends.
-BEFORE = ("refuse", "status_503", "status_502", "status_400", "bad_proof")
-AFTER = ("status_502_after", "drop_reply", "html", "half_json")
+FAULTS_BEFORE_HANDLING = ("refuse", "status_503", "status_502", "status_400", "bad_proof")
+FAULTS_AFTER_HANDLING = ("status_502_after", "drop_reply", "html", "half_json")
 FATES = ("never_include", "include_failed")
-_ANY = "*"
+_ALL_ROUTES = "*"
 
 
 class Switches(BaseModel):
@@ -70,20 +70,20 @@ class FaultRequest(Switches):
 
 
 @dataclass
-class Rule:
+class FaultRule:
     """The switches of one route (or all), and their state."""
 
-    values: dict[str, Any] = field(default_factory=dict)
-    times: dict[str, int] = field(default_factory=dict)
+    switches: dict[str, Any] = field(default_factory=dict)
+    times_left: dict[str, int] = field(default_factory=dict)
     frozen_at: int = 0
     reset_at: int = 0
 
 
 @dataclass(frozen=True)
-class Decision:
+class FaultDecision:
     """The faults of one request."""
 
-    ending: str | None = None
+    response_fault: str | None = None
     fates: tuple[str, ...] = ()
     latency_ms: float = 0
     trickle: float = 0
@@ -96,26 +96,26 @@ class Decision:
     anchor_unknown: int = 0
 
     @property
-    def names(self) -> list[str]:
+    def fault_names(self) -> list[str]:
         """The faults that occurred, for the request log."""
-        return [*([self.ending] if self.ending else []), *self.fates]
+        return [*([self.response_fault] if self.response_fault else []), *self.fates]
 
 
-class Faults:
+class FaultRules:
     """The fault rules of one node."""
 
     def __init__(self) -> None:
-        self.rules: dict[str, Rule] = {}
-        self._dice = random.Random(0)
+        self.rules: dict[str, FaultRule] = {}
+        self._rng = random.Random(0)
 
-    def apply(self, request: FaultRequest, height: int) -> None:
+    def apply_request(self, request: FaultRequest, height: int) -> None:
         """Set switches. `height` is the newest block's, for switches that depend on when they were set."""
-        routes = request.routes or [_ANY]
+        routes = request.routes or [_ALL_ROUTES]
         if request.reset:
             for route in list(self.rules) if request.routes is None else routes:
                 self.rules.pop(route, None)
         if request.seed is not None:
-            self._dice = random.Random(request.seed)
+            self._rng = random.Random(request.seed)
         values = {
             name: value
             for name, value in request.model_dump(exclude_unset=True).items()
@@ -124,76 +124,80 @@ class Faults:
         if not values:
             return
         for route in routes:
-            rule = self.rules.setdefault(route, Rule())
-            if values.get("freeze_blocks") and not rule.values.get("freeze_blocks"):
+            rule = self.rules.setdefault(route, FaultRule())
+            if values.get("freeze_blocks") and not rule.switches.get("freeze_blocks"):
                 rule.frozen_at = height
             if values.get("reset_height"):
                 rule.reset_at = height
-            rule.values.update(values)
+            rule.switches.update(values)
             for name in values:
-                rule.times.pop(name, None)
-                if request.times is not None and name in (*BEFORE, *AFTER, *FATES):
-                    rule.times[name] = request.times
+                rule.times_left.pop(name, None)
+                if request.times is not None and name in (*FAULTS_BEFORE_HANDLING, *FAULTS_AFTER_HANDLING, *FATES):
+                    rule.times_left[name] = request.times
 
-    def shown(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The current rules."""
         return {
-            route: {**rule.values, **({"times_left": dict(rule.times)} if rule.times else {})}
+            route: {**rule.switches, **({"times_left": dict(rule.times_left)} if rule.times_left else {})}
             for route, rule in self.rules.items()
         }
 
-    def decide(self, route: str, newest: int, height_before: Callable[[float], int]) -> Decision:
+    def decide(self, route: str, newest_height: int, height_before: Callable[[float], int]) -> FaultDecision:
         """Draw the faults of one request. `height_before(seconds)` is the chain's height that long ago."""
         if not self.rules:
-            return Decision(height=newest)
-        ending = next((name for name in (*BEFORE, *AFTER) if self._strikes(route, name)), None)
+            return FaultDecision(height=newest_height)
+        ending = next(
+            (name for name in (*FAULTS_BEFORE_HANDLING, *FAULTS_AFTER_HANDLING) if self._draw_fault(route, name)), None
+        )
         # A request that ends before it acts is never in a block.
-        fates = () if ending in BEFORE else tuple(name for name in FATES if self._strikes(route, name))
-        return Decision(
-            ending=ending,
+        fates = (
+            () if ending in FAULTS_BEFORE_HANDLING else tuple(name for name in FATES if self._draw_fault(route, name))
+        )
+        return FaultDecision(
+            response_fault=ending,
             fates=fates[:1],
-            latency_ms=self._value(route, "latency_ms", 0),
-            trickle=self._value(route, "trickle", 0),
-            height=self._height(route, newest, height_before),
-            hide_tx=self._value(route, "hide_tx", False),
-            catching_up=self._value(route, "catching_up", False),
-            chain_id=self._value(route, "chain_id", None),
-            wrong_root=self._value(route, "wrong_root", False),
-            round_status=self._value(route, "round_status", None),
-            anchor_unknown=self._value(route, "anchor_unknown", 0),
+            latency_ms=self._switch_value(route, "latency_ms", 0),
+            trickle=self._switch_value(route, "trickle", 0),
+            height=self._served_height(route, newest_height, height_before),
+            hide_tx=self._switch_value(route, "hide_tx", False),
+            catching_up=self._switch_value(route, "catching_up", False),
+            chain_id=self._switch_value(route, "chain_id", None),
+            wrong_root=self._switch_value(route, "wrong_root", False),
+            round_status=self._switch_value(route, "round_status", None),
+            anchor_unknown=self._switch_value(route, "anchor_unknown", 0),
         )
 
-    def _rule(self, route: str, name: str) -> Rule | None:
+    def _find_rule(self, route: str, name: str) -> FaultRule | None:
         """The rule with this switch: that of the route, else that of all routes."""
-        for key in (route, _ANY):
+        for key in (route, _ALL_ROUTES):
             rule = self.rules.get(key)
-            if rule is not None and name in rule.values:
+            if rule is not None and name in rule.switches:
                 return rule
         return None
 
-    def _value(self, route: str, name: str, default: Any) -> Any:
-        rule = self._rule(route, name)
-        return default if rule is None else rule.values[name]
+    def _switch_value(self, route: str, name: str, default: Any) -> Any:
+        rule = self._find_rule(route, name)
+        return default if rule is None else rule.switches[name]
 
-    def _strikes(self, route: str, name: str) -> bool:
+    def _draw_fault(self, route: str, name: str) -> bool:
         """Draw one probabilistic fault and count it against its limit."""
-        rule = self._rule(route, name)
-        if rule is None or rule.times.get(name) == 0 or self._dice.random() >= rule.values[name]:
+        rule = self._find_rule(route, name)
+        if rule is None or rule.times_left.get(name) == 0 or self._rng.random() >= rule.switches[name]:
             return False
-        if name in rule.times:
-            rule.times[name] -= 1
+        if name in rule.times_left:
+            rule.times_left[name] -= 1
         return True
 
-    def _height(self, route: str, newest: int, height_before: Callable[[float], int]) -> int:
+    def _served_height(self, route: str, newest_height: int, height_before: Callable[[float], int]) -> int:
         """The height up to which the node serves the chain in this request."""
-        height = newest
-        frozen = self._rule(route, "freeze_blocks")
-        if frozen is not None and frozen.values["freeze_blocks"]:
+        height = newest_height
+        frozen = self._find_rule(route, "freeze_blocks")
+        if frozen is not None and frozen.switches["freeze_blocks"]:
             height = min(height, frozen.frozen_at)
-        stale = self._value(route, "stale", 0)
+        stale = self._switch_value(route, "stale", 0)
         if stale:
             height = min(height, height_before(stale))
-        reset = self._rule(route, "reset_height")
-        if reset is not None and reset.values["reset_height"]:
-            height = min(height, reset.values["reset_height"] + newest - reset.reset_at)
+        reset = self._find_rule(route, "reset_height")
+        if reset is not None and reset.switches["reset_height"]:
+            height = min(height, reset.switches["reset_height"] + newest_height - reset.reset_at)
         return max(height, 1)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _ESCAPED = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-_LOOKING_FOR = {
+_SCANNER_STATES = {
     "Expecting property name enclosed in double quotes": "looking for beginning of object key string",
     "Expecting value": "looking for beginning of value",
     "Expecting ':' delimiter": "after object key",
@@ -55,7 +55,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise GoJsonError(_go_words(error, text)) from None
+        raise GoJsonError(_go_syntax_error(error, text)) from None
     except RecursionError:
         raise GoJsonError("exceeded max depth") from None
     if not isinstance(value, dict):
@@ -87,11 +87,11 @@ def take_uint(fields: Mapping[str, Any], name: str, bits: int) -> int:
     return value
 
 
-def _go_words(error: json.JSONDecodeError, text: str) -> str:
+def _go_syntax_error(error: json.JSONDecodeError, text: str) -> str:
     """Translate Python's parse error to the text of Go's scanner."""
     if error.pos >= len(text) or error.msg.startswith("Unterminated string"):
         return "unexpected end of JSON input"
-    return f"invalid character '{text[error.pos]}' {_LOOKING_FOR.get(error.msg, error.msg)}"
+    return f"invalid character '{text[error.pos]}' {_SCANNER_STATES.get(error.msg, error.msg)}"
 
 
 def _go_kind(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The chain on disk: the inputs of every block, from which `Chain.apply` restores the chain.
+"""The chain on disk: the inputs of every block, from which `Chain.apply_block` restores the chain.
 
 The mempool is not stored, as on a real node: accepted transactions that are not in a block are lost on restart.
 """
@@ -71,7 +71,7 @@ class Journal:
                 bytes.fromhex(round_id): {(proposal, option): total for proposal, option, total in values}
                 for round_id, values in json.loads(shown).items()
             }
-            chain.apply(time_ns, [bytes(row[0]) for row in rows], totals)
+            chain.apply_block(time_ns, [bytes(row[0]) for row in rows], totals)
 
     def close(self) -> None:
         """Close the file."""

@@ -18,40 +18,42 @@ _NUMBER = re.compile(rb"(?<![0-9A-Za-z.])[0-9]+(?![0-9A-Za-z.])")
 
 
 @dataclass(frozen=True, slots=True)
-class Needle:
+class SensitiveValue:
     """A value and the time from which on requests may contain it.
 
     Attributes:
-        what: kind of the value for the report: "nullifier", "position", …
+        kind: kind of the value for the report: "nullifier", "position", …
         value: bytes, or a number that is unlikely to be a height or page.
         not_before: Unix seconds; 0 for any time.
     """
 
-    what: str
+    kind: str
     value: bytes | int
     not_before: float
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class Leak:
     """A request that contained a value too early."""
 
-    needle: Needle
-    entry: Mapping[str, Any]
+    sensitive_value: SensitiveValue
+    request: Mapping[str, Any]
 
 
-def named_early(requests: Iterable[Mapping[str, Any]], needles: Sequence[Needle]) -> list[Named]:
+def find_leaks(requests: Iterable[Mapping[str, Any]], sensitive_values: Sequence[SensitiveValue]) -> list[Leak]:
     """Return every request of a log that contained one of these values too early."""
-    written: dict[bytes, list[Needle]] = defaultdict(list)
-    for needle in needles:
-        for form in _forms(needle.value):
+    written: dict[bytes, list[SensitiveValue]] = defaultdict(list)
+    for needle in sensitive_values:
+        for form in _encodings(needle.value):
             written[form].append(needle)
-    lengths = {len(form) for needle in needles if isinstance(needle.value, bytes) for form in _forms(needle.value)}
-    found: list[Named] = []
+    lengths = {
+        len(form) for needle in sensitive_values if isinstance(needle.value, bytes) for form in _encodings(needle.value)
+    }
+    found: list[Leak] = []
     for entry in requests:
-        pieces = {piece for text in _texts(entry) for piece in _pieces(text, lengths)}
+        pieces = {piece for text in _texts(entry) for piece in _substrings(text, lengths)}
         named = {id(needle): needle for piece in pieces & written.keys() for needle in written[piece]}
-        found += [Named(needle, entry) for needle in named.values() if entry["time"] < needle.not_before]
+        found += [Leak(needle, entry) for needle in named.values() if entry["time"] < needle.not_before]
     return found
 
 
@@ -62,7 +64,7 @@ def _texts(entry: Mapping[str, Any]) -> set[bytes]:
     return {raw, decoded, decoded.lower()}
 
 
-def _pieces(text: bytes, lengths: Iterable[int]) -> Iterator[bytes]:
+def _substrings(text: bytes, lengths: Iterable[int]) -> Iterator[bytes]:
     """All substrings of these lengths, and all separate numbers."""
     for length in lengths:
         for start in range(len(text) - length + 1):
@@ -70,7 +72,7 @@ def _pieces(text: bytes, lengths: Iterable[int]) -> Iterator[bytes]:
     yield from _NUMBER.findall(text)
 
 
-def _forms(value: bytes | int) -> list[bytes]:
+def _encodings(value: bytes | int) -> list[bytes]:
     """All encodings of a value."""
     if isinstance(value, int):
         return [str(value).encode()]

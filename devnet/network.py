@@ -14,12 +14,12 @@ from typing import Any
 
 from devnet.admission import Admission
 from devnet.blocks import rfc3339_nano
-from devnet.chain import Chain, state_figures
+from devnet.chain import Chain, state_counts
 from devnet.journal import Journal
-from devnet.producer import Producer
-from devnet.proof_verifier import Verifier
+from devnet.producer import BlockProducer
+from devnet.proof_verifier import ProofVerifier
 from devnet.requestlog import RequestLog
-from devnet.rounds import VALIDATOR
+from devnet.rounds import VALIDATOR_ADDRESS
 from devnet.validators import validator_json
 
 VERSIONS = {"k10": "v1.3.0", "k11": "v1.2.0"}
@@ -52,7 +52,7 @@ def machine_clock(scale: float, origin: float) -> Callable[[], int]:
     return lambda: int((origin + (time.time() - origin) * scale) * 1e9)
 
 
-class Published:
+class PublishedConfig:
     """The published voting configuration, for helpers that proxy it."""
 
     def __init__(self) -> None:
@@ -64,10 +64,10 @@ class Published:
         self._config = config
         self._changed.set()
 
-    async def fetch(self, patience: float) -> dict[str, Any] | None:
-        """Return the configuration, waiting for at most `patience` seconds for the first one."""
+    async def fetch(self, timeout_seconds: float) -> dict[str, Any] | None:
+        """Return the configuration, waiting for at most `timeout_seconds` seconds for the first one."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(timeout_seconds):
                 await self._changed.wait()
         return self._config
 
@@ -77,20 +77,20 @@ class DevNet:
 
     def __init__(self, options: Options, *, now_ns: Callable[[], int] | None = None) -> None:
         self.options = options
-        self.machine_ns = now_ns or machine_clock(options.time_scale, options.time_origin)
+        self.machine_time_ns = now_ns or machine_clock(options.time_scale, options.time_origin)
         self.version = VERSIONS[options.circuit] if options.version is None else options.version
         self.page_leaves = options.page_leaves
         self.chain = Chain(options.chain_id)
-        self.verifier = Verifier(options.circuit, stand_in=options.stand_in)
+        self.verifier = ProofVerifier(options.circuit, accepts_stand_ins=options.stand_in)
         self.admission = Admission(self.chain, self.verifier, max_reveals=options.max_reveals)
         self.admission.filter_duplicates = options.duplicates == "filter"
         self.journal = Journal(options.db, options.chain_id)
-        self.producer = Producer(self.chain, self.admission, self.journal, now_ns=self.machine_ns)
+        self.producer = BlockProducer(self.chain, self.admission, self.journal, now_ns=self.machine_time_ns)
         self.producer.offset_seconds = options.clock_offset_seconds
-        self.log = RequestLog(options.request_log)
+        self.request_log = RequestLog(options.request_log)
         self.validators: dict[str, dict[str, Any]] = json.loads(self.journal.get("validators") or "{}")
-        self.published = Published()
-        self._timer: asyncio.Task[None] | None = None
+        self.published_config = PublishedConfig()
+        self._producer_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Restore the chain from the journal, warm the verifier, make a block, and start the block timer."""
@@ -98,20 +98,20 @@ class DevNet:
         if not self.options.stand_in:
             await self.verifier.warm()
         await self.producer.mine()
-        if VALIDATOR not in self.validators:
+        if VALIDATOR_ADDRESS not in self.validators:
             born = rfc3339_nano(self.chain.blocks[0].time_ns)
-            self.set_validator(validator_json(VALIDATOR, "devnet", "BOND_STATUS_BONDED", born))
+            self.set_validator(validator_json(VALIDATOR_ADDRESS, "devnet", "BOND_STATUS_BONDED", born))
         if self.options.block_seconds > 0:
-            self._timer = asyncio.create_task(self.producer.run(self.options.block_seconds))
+            self._producer_task = asyncio.create_task(self.producer.run(self.options.block_seconds))
 
     async def close(self) -> None:
         """Stop making blocks and close the files."""
-        if self._timer is not None:
-            self._timer.cancel()
-            await asyncio.gather(self._timer, return_exceptions=True)
+        if self._producer_task is not None:
+            self._producer_task.cancel()
+            await asyncio.gather(self._producer_task, return_exceptions=True)
         self.verifier.close()
         self.journal.close()
-        self.log.close()
+        self.request_log.close()
 
     def height_before(self, seconds: float) -> int:
         """The chain's height this many seconds ago (at least 1)."""
@@ -134,8 +134,8 @@ class DevNet:
             "cpu_seconds": time.process_time(),
             "verify_cpu_seconds": self.verifier.cpu_seconds,
             "verify_wall_seconds": self.verifier.wall_seconds,
-            "proofs_checked": self.verifier.checked,
-            "mempool": len(self.admission.waiting),
+            "proofs_checked": self.verifier.checked_count,
+            "mempool": len(self.admission.mempool),
             "circuit": self.verifier.circuit,
-            **state_figures(self.chain),
+            **state_counts(self.chain),
         }

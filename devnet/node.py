@@ -7,10 +7,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from devnet import control, cosmos, rest, rpc, votes
-from devnet.faults import Faults
+from devnet.faults import FaultRules
 from devnet.network import DevNet
-from devnet.request_gate import Gate
-from devnet.responses import AnsweredError, on_answered
+from devnet.request_gate import FaultMiddleware
+from devnet.responses import ResponseError, handle_response_error
 
 _TREE = {"latest": "tree-latest", "leaves": "tree-leaves"}
 _COSMOS = ("syncing", "blocks", "node_info", "validators")
@@ -21,29 +21,29 @@ class Node:
 
     def __init__(self, devnet: DevNet, name: str) -> None:
         self.name = name
-        self.faults = Faults()
-        self.rest = self._port(devnet, "rest", [*rest.ROUTES, *votes.ROUTES, *cosmos.ROUTES, *control.ROUTES])
-        self.rpc = self._port(devnet, "rpc", rpc.ROUTES)
+        self.faults = FaultRules()
+        self.rest = self._create_app(devnet, "rest", [*rest.ROUTES, *votes.ROUTES, *cosmos.ROUTES, *control.ROUTES])
+        self.rpc = self._create_app(devnet, "rpc", rpc.ROUTES)
 
-    def _port(self, devnet: DevNet, port: str, routes: list[Route]) -> ASGIApp:
+    def _create_app(self, devnet: DevNet, port: str, routes: list[Route]) -> ASGIApp:
         """Create the application of one port."""
-        app = Starlette(routes=routes, exception_handlers={AnsweredError: on_answered})
+        app = Starlette(routes=routes, exception_handlers={ResponseError: handle_response_error})
         app.state.devnet = devnet
         app.state.faults = self.faults
-        return Gate(
+        return FaultMiddleware(
             app,
             chain=devnet.chain,
             faults=self.faults,
-            log=devnet.log,
+            log=devnet.request_log,
             node=self.name,
             port=port,
-            route_of=rest_route if port == "rest" else rpc_route,
+            route_of=rest_route_name if port == "rest" else rpc_route_name,
             height_before=devnet.height_before,
-            now_ns=devnet.machine_ns,
+            now_ns=devnet.machine_time_ns,
         )
 
 
-def rest_route(path: str) -> str:
+def rest_route_name(path: str) -> str:
     """The name of a REST route: round, rounds, vote-summary, tally, tally-results, tree-latest, tree-leaves,
     tree-height, tx, reveal-share, cast-vote, delegate-vote, syncing, blocks, node_info, validators.
     """
@@ -54,6 +54,6 @@ def rest_route(path: str) -> str:
     return _TREE.get(parts[-1], "tree-height") if kind == "commitment-tree" else kind
 
 
-def rpc_route(path: str) -> str:
+def rpc_route_name(path: str) -> str:
     """The name of an RPC route: status, block_results, tx_search, abci_query."""
     return path.strip("/").split("/")[0] or "other"

@@ -5,21 +5,21 @@ from __future__ import annotations
 import hashlib
 
 from devnet.chain import Block, Chain, TxResult
-from devnet.faults import Decision
+from devnet.faults import FaultDecision
 from devnet.rounds import LeafBlock, Round
 
 
-class View:
+class NodeView:
     """Read access to the chain for the routes."""
 
-    def __init__(self, chain: Chain, decision: Decision) -> None:
+    def __init__(self, chain: Chain, decision: FaultDecision) -> None:
         self.chain = chain
         self.decision = decision
         self.height = min(decision.height, chain.height)
         self.chain_id = decision.chain_id or chain.chain_id
 
     @property
-    def anchors(self) -> int:
+    def max_anchor_height(self) -> int:
         """The height up to which this node knows roots in CheckTx."""
         return self.height - self.decision.anchor_unknown
 
@@ -27,7 +27,7 @@ class View:
         """A block, None for a future height."""
         return self.chain.blocks[height - 1] if 1 <= height <= self.height else None
 
-    def latest(self) -> Block:
+    def latest_block(self) -> Block:
         """The newest block."""
         return self.chain.blocks[self.height - 1]
 
@@ -55,7 +55,7 @@ class View:
         blocks = found[0].leaf_blocks if found else []
         return [block for block in blocks if first <= block.height <= min(last, self.height)]
 
-    def root(self, block: LeafBlock) -> bytes:
+    def served_root(self, block: LeafBlock) -> bytes:
         """A block's root as served by this node."""
         if not self.decision.wrong_root:
             return block.root

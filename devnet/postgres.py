@@ -13,9 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-OLDEST: Final = 15
+MIN_VERSION: Final = 15
 """The oldest version that the store supports."""
-START_SECONDS: Final = 60.0
+START_TIMEOUT_SECONDS: Final = 60.0
 """Timeout in seconds for starting and stopping the server."""
 
 
@@ -23,11 +23,11 @@ class ClusterError(RuntimeError):
     """PostgreSQL is not installed, or the server did not start. The text contains the end of its log."""
 
 
-def binaries() -> Path | None:
+def find_binaries() -> Path | None:
     """Return the folder of the server's programs (Debian's or from PATH), None if there is none."""
     folders = (path for path in Path("/usr/lib/postgresql").glob("*/bin") if path.parent.name.isdecimal())
     installed = sorted((path for path in folders if (path / "initdb").exists()), key=lambda path: int(path.parent.name))
-    if installed and int(installed[-1].parent.name) >= OLDEST:
+    if installed and int(installed[-1].parent.name) >= MIN_VERSION:
         return installed[-1]
     program = shutil.which("initdb")
     return None if program is None else Path(program).resolve().parent
@@ -47,8 +47,8 @@ class Cluster:
     """A cluster from `start` to `remove`, which also deletes its folder.
 
     Args:
-        user: owner of the database. Anyone with access to the folder can connect.
-        patience: timeout in seconds for starting and stopping the server.
+        owner: owner of the database. Anyone with access to the folder can connect.
+        timeout_seconds: timeout in seconds for starting and stopping the server.
 
     Attributes:
         folder: contains data and socket.
@@ -57,27 +57,27 @@ class Cluster:
         ClusterError: PostgreSQL is not installed.
     """
 
-    def __init__(self, user: str, *, patience: float = START_SECONDS) -> None:
-        programs = binaries()
+    def __init__(self, owner: str, *, timeout_seconds: float = START_TIMEOUT_SECONDS) -> None:
+        programs = find_binaries()
         if programs is None:
-            raise ClusterError(f"PostgreSQL {OLDEST} or newer is not installed (initdb not found)")
+            raise ClusterError(f"PostgreSQL {MIN_VERSION} or newer is not installed (initdb not found)")
         self._programs = programs
-        self._name = user
-        self._patience = patience
-        self._user = _server_user()
+        self._owner = owner
+        self._timeout_seconds = timeout_seconds
+        self._server_user_name = _server_user()
         # The socket's path must be short, and the server's user must be able to access it.
         self.folder = Path(tempfile.mkdtemp(prefix="pg-"))
-        if self._user is not None:
-            shutil.chown(self.folder, self._user)
+        if self._server_user_name is not None:
+            shutil.chown(self.folder, self._server_user_name)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
-    def address(self) -> str:
+    def url(self) -> str:
         """The connection URL."""
-        return f"postgresql://{self._name}@/postgres?host={self.folder}"
+        return f"postgresql://{self._owner}@/postgres?host={self.folder}"
 
     @property
-    def data(self) -> Path:
+    def data_folder(self) -> Path:
         """The server's data folder."""
         return self.folder / "data"
 
@@ -87,35 +87,35 @@ class Cluster:
         Raises:
             ClusterError: the server did not start in time.
         """
-        if not self.data.exists():
-            make = ["--auth=trust", f"--username={self._name}", "--encoding=UTF8", "--no-locale", "--no-sync"]
-            made = self.run("initdb", *make, "--pgdata", str(self.data))
+        if not self.data_folder.exists():
+            make = ["--auth=trust", f"--username={self._owner}", "--encoding=UTF8", "--no-locale", "--no-sync"]
+            made = self.run("initdb", *make, "--pgdata", str(self.data_folder))
             if made.returncode != 0:
                 raise ClusterError(f"initdb failed:\n{made.stderr.decode(errors='replace').strip()}")
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - an installed program
                 [
                     str(self._programs / "postgres"),
-                    *("-D", str(self.data), "-k", str(self.folder), "-c", "listen_addresses="),
+                    *("-D", str(self.data_folder), "-k", str(self.folder), "-c", "listen_addresses="),
                     *("-c", "fsync=on", "-c", "max_connections=60", "-c", "shared_buffers=16MB"),
                 ],
                 stdout=log,
                 stderr=log,
-                user=self._user,
+                user=self._server_user_name,
                 cwd=self.folder,
             )
-        deadline = time.monotonic() + self._patience
-        while not self._answers():
+        deadline = time.monotonic() + self._timeout_seconds
+        while not self._is_accepting_connections():
             if self._process.poll() is not None or time.monotonic() > deadline:
-                raise ClusterError(f"the server did not start:\n{self._log_end()}")
+                raise ClusterError(f"the server did not start:\n{self._read_log_tail()}")
             time.sleep(0.02)
 
-    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+    def stop(self, stop_signal: signal.Signals = signal.SIGINT) -> None:
         """Stop the server. SIGINT disconnects all clients; SIGQUIT simulates a crash."""
         if self._process is not None:
             process, self._process = self._process, None
-            process.send_signal(how)
-            process.wait(self._patience)
+            process.send_signal(stop_signal)
+            process.wait(self._timeout_seconds)
 
     def remove(self) -> None:
         """Stop the server and delete its folder."""
@@ -126,11 +126,11 @@ class Cluster:
         """Run one of PostgreSQL's programs as the server's user."""
         command = [str(self._programs / program), *arguments]
         return subprocess.run(  # noqa: S603 - as above
-            command, check=False, capture_output=True, user=self._user, cwd=self.folder
+            command, check=False, capture_output=True, user=self._server_user_name, cwd=self.folder
         )
 
-    def _answers(self) -> bool:
+    def _is_accepting_connections(self) -> bool:
         return self.run("pg_isready", "--quiet", "--host", str(self.folder)).returncode == 0
 
-    def _log_end(self) -> str:
+    def _read_log_tail(self) -> str:
         return "\n".join((self.folder / "log").read_text(errors="replace").splitlines()[-10:])

@@ -11,7 +11,7 @@ from devnet.chain import Block, Chain, Totals
 from devnet.journal import Journal
 
 
-class Producer:
+class BlockProducer:
     """Produces the chain's blocks. `offset_seconds` is the difference of block times to the system clock."""
 
     def __init__(
@@ -26,10 +26,10 @@ class Producer:
         self.admission = admission
         self.journal = journal
         self.offset_seconds = 0.0
-        self.halted = False
+        self.is_halted = False
         self._now_ns = now_ns
         self._lock = asyncio.Lock()
-        self._made = asyncio.Event()
+        self._block_produced = asyncio.Event()
 
     def now_ns(self) -> int:
         """The chain's time in Unix nanoseconds."""
@@ -39,14 +39,14 @@ class Producer:
         """Produce one block now, at the clock's time or the given time."""
         async with self._lock:
             totals: Totals = {}
-            for round_ in self.chain.finalizing():
-                totals[round_.round_id] = await asyncio.to_thread(round_.decrypt)
-            transactions = self.admission.select()
+            for round_ in self.chain.rounds_to_finalize():
+                totals[round_.round_id] = await asyncio.to_thread(round_.decrypt_totals)
+            transactions = self.admission.take_block_transactions()
             at = self.now_ns() if time_ns is None else time_ns
-            block = self.chain.apply(at, transactions, totals)
+            block = self.chain.apply_block(at, transactions, totals)
             self.journal.append(block.height, at, transactions, totals)
-            self.admission.after_block(block)
-        made, self._made = self._made, asyncio.Event()
+            self.admission.recheck_mempool(block)
+        made, self._block_produced = self._block_produced, asyncio.Event()
         made.set()
         return block
 
@@ -57,9 +57,9 @@ class Producer:
         while True:
             due = max(due + block_seconds, loop.time())
             await asyncio.sleep(due - loop.time())
-            if not self.halted:
+            if not self.is_halted:
                 await self.mine()
 
-    async def next_block(self) -> None:
+    async def wait_for_block(self) -> None:
         """Wait until the next block is produced."""
-        await self._made.wait()
+        await self._block_produced.wait()

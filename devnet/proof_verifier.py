@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import proofs
 from devnet import tx as txs
-from devnet.stand_in_proofs import STAND_IN, stand_in_proof
+from devnet.stand_in_proofs import STAND_IN_PREFIX, create_stand_in_proof
 
-_REMEMBERED = 20_000
-_FAILED = (
+_CACHE_SIZE = 20_000
+_VERIFICATION_FAILED = (
     "invalid zero-knowledge proof: vote share: share reveal halo2: proof verification failed: "
     "share_reveal: verify_proof failed: ConstraintSystemFailure"
 )
@@ -31,13 +31,13 @@ def statement_of(reveal: txs.Reveal, root: bytes) -> proofs.Statement:
     )
 
 
-class Verifier:
+class ProofVerifier:
     """Verifies the proofs of reveals. `circuit` can be changed at run time, like in a chain upgrade."""
 
-    def __init__(self, circuit: str, *, stand_in: bool = False, threads: int = 2) -> None:
+    def __init__(self, circuit: str, *, accepts_stand_ins: bool = False, threads: int = 2) -> None:
         self.circuit = circuit
-        self.stand_in = stand_in
-        self.checked = 0
+        self.accepts_stand_ins = accepts_stand_ins
+        self.checked_count = 0
         self.cpu_seconds = 0.0
         self.wall_seconds = 0.0
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="verify")
@@ -55,7 +55,7 @@ class Verifier:
             loop = asyncio.get_running_loop()
             known = asyncio.ensure_future(loop.run_in_executor(self._threads, self._verify, self.circuit, reveal, root))
             self._verdicts[key] = known
-            while len(self._verdicts) > _REMEMBERED:
+            while len(self._verdicts) > _CACHE_SIZE:
                 self._verdicts.popitem(last=False)
         return await asyncio.shield(known)
 
@@ -68,14 +68,14 @@ class Verifier:
         wall, cpu = time.perf_counter(), time.thread_time()
         try:
             statement = statement_of(reveal, root)
-            if reveal.proof.startswith(STAND_IN):
-                good = self.stand_in and reveal.proof == stand_in_proof(statement)
+            if reveal.proof.startswith(STAND_IN_PREFIX):
+                good = self.accepts_stand_ins and reveal.proof == create_stand_in_proof(statement)
             else:
                 good = proofs.verify(circuit, reveal.proof, statement)
-            return None if good else _FAILED
+            return None if good else _VERIFICATION_FAILED
         except proofs.ProofsError as error:
             return f"invalid zero-knowledge proof: vote share: share reveal halo2: invalid input: {error}"
         finally:
-            self.checked += 1
+            self.checked_count += 1
             self.wall_seconds += time.perf_counter() - wall
             self.cpu_seconds += time.thread_time() - cpu

@@ -16,9 +16,9 @@ from typing import Any
 from devnet.network import DevNet, Options
 from devnet.tx import Cast, Delegation, NewRound, Reveal, encode
 
-CREATED, ACTIVE_AT, ALL_REVEALED, CLOSED, NEWEST = 55, 57, 118, 463, 1283
+CREATED_HEIGHT, ACTIVE_HEIGHT, ALL_REVEALED_HEIGHT, CLOSED_HEIGHT, NEWEST_HEIGHT = 55, 57, 118, 463, 1283
 # Heights with a recorded time; other times are interpolated.
-_TIMES = (
+_RECORDED_TIMES = (
     (1, 1795267877_526504605),
     (55, 1795267930_500000000),
     (56, 1795267931_500000000),
@@ -28,12 +28,12 @@ _TIMES = (
 )
 
 
-def recorded_rows(directory: Path, name: str) -> list[dict[str, Any]]:
+def read_recorded_rows(directory: Path, name: str) -> list[dict[str, Any]]:
     """Read one of the recording's .jsonl files."""
     return [json.loads(line) for line in (directory / name).read_text().splitlines()]
 
 
-def reveal_of(request: dict[str, Any]) -> Reveal:
+def decode_reveal(request: dict[str, Any]) -> Reveal:
     """Decode the reveal in a recorded REST body."""
     decode = base64.b64decode
     return Reveal(
@@ -53,30 +53,30 @@ class RecordedRound:
     def __init__(self, directory: Path, *, version: str = "") -> None:
         options = Options(chain_id="svote-1", circuit="k11", version=version, block_seconds=0)
         self.devnet = DevNet(options)
-        exchanges = {row["name"]: row["response"] for row in recorded_rows(directory, "exchanges.jsonl")}
+        exchanges = {row["name"]: row["response"] for row in read_recorded_rows(directory, "exchanges.jsonl")}
         for record in exchanges["validators"]["validators"]:
             self.devnet.set_validator(record)
-        self._blocks = _transactions(exchanges, recorded_rows(directory, "reveals.jsonl"))
+        self._blocks = _transactions_by_height(exchanges, read_recorded_rows(directory, "reveals.jsonl"))
         self._reveals = {raw for height in (106, 107, 117, 118) for raw in self._blocks.get(height, [])}
 
     async def advance(self, height: int) -> None:
         """Produce blocks up to a height."""
         for next_height in range(self.devnet.chain.height + 1, height + 1):
             for raw in self._blocks.get(next_height, []):
-                self.devnet.admission.submit_other(raw)
+                self.devnet.admission.submit_message(raw)
                 if raw in self._reveals:
-                    self.devnet.admission.remember(raw)
-            await self.devnet.producer.mine(time_ns=_time_at(next_height))
+                    self.devnet.admission.cache_included(raw)
+            await self.devnet.producer.mine(time_ns=_block_time_ns(next_height))
 
     async def close(self) -> None:
         """Close the chain."""
         await self.devnet.close()
 
 
-def _transactions(exchanges: dict[str, Any], reveals: list[dict[str, Any]]) -> dict[int, list[bytes]]:
+def _transactions_by_height(exchanges: dict[str, Any], reveals: list[dict[str, Any]]) -> dict[int, list[bytes]]:
     """The recorded transactions by height."""
     closed = exchanges["round, finalized"]["round"]
-    blocks: dict[int, list[bytes]] = {CREATED: [encode(NewRound(_round_fields(closed, exchanges)))]}
+    blocks: dict[int, list[bytes]] = {CREATED_HEIGHT: [encode(NewRound(_round_fields(closed, exchanges)))]}
     round_id = base64.b64decode(closed["vote_round_id"])
     delegated, voted = exchanges["leaves"]["blocks"]
     (van,) = (base64.b64decode(leaf) for leaf in delegated["leaves"])
@@ -84,37 +84,37 @@ def _transactions(exchanges: dict[str, Any], reveals: list[dict[str, Any]]) -> d
     blocks[delegated["height"]] = [encode(Delegation(round_id, (van,)))]
     blocks[voted["height"]] = [encode(Cast(round_id, note, (commitment,)))]
     for row in reveals:
-        blocks.setdefault(int(row["tx"]["height"]), []).append(encode(reveal_of(row["request"])))
+        blocks.setdefault(int(row["tx"]["height"]), []).append(encode(decode_reveal(row["request"])))
     return blocks
 
 
-def _round_fields(shown: dict[str, Any], exchanges: dict[str, Any]) -> dict[str, Any]:
+def _round_fields(round_json: dict[str, Any], exchanges: dict[str, Any]) -> dict[str, Any]:
     """The fields of the round's creation, with the values that only its validator could create."""
     totals = [
         [row["proposal_id"], row["vote_decision"], row["total_value"]] for row in exchanges["tally results"]["results"]
     ]
     return {
-        "vote_round_id": base64.b64decode(shown["vote_round_id"]).hex(),
-        "vote_end_time": shown["vote_end_time"],
-        "proposals": shown["proposals"],
-        "ea_pk": base64.b64decode(shown["ea_pk"]).hex(),
+        "vote_round_id": base64.b64decode(round_json["vote_round_id"]).hex(),
+        "vote_end_time": round_json["vote_end_time"],
+        "proposals": round_json["proposals"],
+        "ea_pk": base64.b64decode(round_json["ea_pk"]).hex(),
         "totals": totals,
         "shown": {
-            "snapshot_height": shown["snapshot_height"],
-            "snapshot_blockhash": shown["snapshot_blockhash"],
-            "proposals_hash": shown["proposals_hash"],
-            "nullifier_imt_root": shown["nullifier_imt_root"],
-            "nc_root": shown["nc_root"],
-            "creator": shown["creator"],
-            "pallas_pk": shown["ceremony_validators"][0]["pallas_pk"],
-            "ack_signature": shown["ceremony_acks"][0]["ack_signature"],
+            "snapshot_height": round_json["snapshot_height"],
+            "snapshot_blockhash": round_json["snapshot_blockhash"],
+            "proposals_hash": round_json["proposals_hash"],
+            "nullifier_imt_root": round_json["nullifier_imt_root"],
+            "nc_root": round_json["nc_root"],
+            "creator": round_json["creator"],
+            "pallas_pk": round_json["ceremony_validators"][0]["pallas_pk"],
+            "ack_signature": round_json["ceremony_acks"][0]["ack_signature"],
         },
     }
 
 
-def _time_at(height: int) -> int:
+def _block_time_ns(height: int) -> int:
     """A block's time in Unix nanoseconds."""
-    for (low, start), (high, end) in pairwise(_TIMES):
+    for (low, start), (high, end) in pairwise(_RECORDED_TIMES):
         if height <= high:
             return start + (end - start) * (height - low) // (high - low)
-    raise ValueError(f"the recording ends at height {NEWEST}")
+    raise ValueError(f"the recording ends at height {NEWEST_HEIGHT}")

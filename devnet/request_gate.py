@@ -1,7 +1,7 @@
 """ASGI middleware of a node's port: logs every request and applies the node's faults.
 
-The routes read their `View` from `scope["state"]["view"]`. To abort a connection, the middleware calls `abort` in the
-same state, which the server's protocol sets; in-process clients get an httpx error instead.
+The routes read their `NodeView` from `scope["state"]["view"]`. To abort a connection, the middleware calls `abort` in
+the same state, which the server's protocol sets; in-process clients get an httpx error instead.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import httpx
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from devnet.chain import Chain
-from devnet.faults import BEFORE, Decision, Faults
+from devnet.faults import FAULTS_BEFORE_HANDLING, FaultDecision, FaultRules
 from devnet.gojson import dumps
-from devnet.node_view import View
-from devnet.requestlog import RequestLog, readable
+from devnet.node_view import NodeView
+from devnet.requestlog import RequestLog, readable_body
 
-_LOST = {"error": 'broadcast failed: HTTP POST to CometBFT: Post "http://localhost:26657": EOF'}
-_WARMING = {"error": "verifying keys are warming up"}
-_MALFORMED = {"error": "invalid request body: unexpected end of JSON input"}
+_BROADCAST_FAILED = {"error": 'broadcast failed: HTTP POST to CometBFT: Post "http://localhost:26657": EOF'}
+_KEYS_WARMING_UP = {"error": "verifying keys are warming up"}
+_MALFORMED_REQUEST = {"error": "invalid request body: unexpected end of JSON input"}
 _BAD_PROOF = {"code": 1, "log": "invalid zero-knowledge proof: constraint system is not satisfied"}
-_HTML = b"<html><head><title>Welcome</title></head><body><h1>It works!</h1></body></html>"
-_JSON_TYPE = [(b"content-type", b"application/json")]
-_HTML_TYPE = [(b"content-type", b"text/html; charset=utf-8")]
+_HTML_BODY = b"<html><head><title>Welcome</title></head><body><h1>It works!</h1></body></html>"
+_JSON_HEADERS = [(b"content-type", b"application/json")]
+_HTML_HEADERS = [(b"content-type", b"text/html; charset=utf-8")]
 
 
-class Answer:
+class BufferedResponse:
     """A buffered response."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Answer:
         self.headers: list[tuple[bytes, bytes]] = []
         self.body = b""
 
-    async def take(self, message: Message) -> None:
+    async def collect(self, message: Message) -> None:
         """Collect what the application sends."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
@@ -53,7 +53,7 @@ class Answer:
         self.status, self.body, self.headers = status, body, headers
 
 
-class Gate:
+class FaultMiddleware:
     """Middleware of one port of one node. `route_of(path)` returns the route's name in fault rules and log."""
 
     def __init__(
@@ -61,7 +61,7 @@ class Gate:
         app: ASGIApp,
         *,
         chain: Chain,
-        faults: Faults,
+        faults: FaultRules,
         log: RequestLog,
         node: str,
         port: str,
@@ -88,7 +88,7 @@ class Gate:
         route = self._route_of(scope["path"])
         decision = self._faults.decide(route, self._chain.height, self._height_before)
         height = min(decision.height, self._chain.height)
-        body = await _read(receive)
+        body = await _read_body(receive)
         status: int | None = None
         try:
             status = await self._serve(scope, receive, send, body, decision)
@@ -103,52 +103,54 @@ class Gate:
                     "method": scope["method"],
                     "path": _full_path(scope),
                     "body_sha256": hashlib.sha256(body).hexdigest() if body else None,
-                    "body": readable(body),
-                    "nullifier": _nullifier(body) if route == "reveal-share" else None,
+                    "body": readable_body(body),
+                    "nullifier": _decode_nullifier(body) if route == "reveal-share" else None,
                     "client": "{}:{}".format(*scope["client"]) if scope.get("client") else None,
                     "status": status,
-                    "faults": decision.names,
+                    "faults": decision.fault_names,
                     "ms": round((time.perf_counter() - started) * 1000, 3),
                 }
             )
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send, body: bytes, decision: Decision) -> int | None:
+    async def _serve(
+        self, scope: Scope, receive: Receive, send: Send, body: bytes, decision: FaultDecision
+    ) -> int | None:
         """Handle a request with its faults. Returns the status sent, None if the connection was aborted."""
         state = scope.setdefault("state", {})
         if decision.latency_ms:
             await asyncio.sleep(decision.latency_ms / 1000)
-        if decision.ending == "refuse":
-            await _cut(state, httpx.ConnectError("the dev chain refused the connection"))
+        if decision.response_fault == "refuse":
+            await _abort_connection(state, httpx.ConnectError("the dev chain refused the connection"))
             return None
-        answer = Answer()
-        if decision.ending not in BEFORE:
-            state["view"] = View(self._chain, decision)
-            await self._app(scope, _replay(body), answer.take)
-        if decision.ending == "drop_reply":
-            await _cut(state, httpx.ReadError("the dev chain dropped the reply"))
+        answer = BufferedResponse()
+        if decision.response_fault not in FAULTS_BEFORE_HANDLING:
+            state["view"] = NodeView(self._chain, decision)
+            await self._app(scope, _replay_body(body), answer.collect)
+        if decision.response_fault == "drop_reply":
+            await _abort_connection(state, httpx.ReadError("the dev chain dropped the reply"))
             return None
-        if decision.ending in ("status_502", "status_502_after"):
-            answer.replace(502, dumps(_LOST), _JSON_TYPE)
-        elif decision.ending == "status_503":
-            answer.replace(503, dumps(_WARMING), _JSON_TYPE)
-        elif decision.ending == "status_400":
-            answer.replace(400, dumps(_MALFORMED), _JSON_TYPE)
-        elif decision.ending == "bad_proof":
-            answer.replace(422, dumps(_BAD_PROOF), _JSON_TYPE)
-        elif decision.ending == "html":
-            answer.replace(200, _HTML, _HTML_TYPE)
-        elif decision.ending == "half_json":
+        if decision.response_fault in ("status_502", "status_502_after"):
+            answer.replace(502, dumps(_BROADCAST_FAILED), _JSON_HEADERS)
+        elif decision.response_fault == "status_503":
+            answer.replace(503, dumps(_KEYS_WARMING_UP), _JSON_HEADERS)
+        elif decision.response_fault == "status_400":
+            answer.replace(400, dumps(_MALFORMED_REQUEST), _JSON_HEADERS)
+        elif decision.response_fault == "bad_proof":
+            answer.replace(422, dumps(_BAD_PROOF), _JSON_HEADERS)
+        elif decision.response_fault == "html":
+            answer.replace(200, _HTML_BODY, _HTML_HEADERS)
+        elif decision.response_fault == "half_json":
             answer.replace(answer.status, answer.body[: len(answer.body) // 2], answer.headers)
         headers = [*answer.headers, (b"content-length", str(len(answer.body)).encode())]
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         if decision.trickle:
-            await _trickle(answer.body, receive, send, decision.trickle)
+            await _send_slowly(answer.body, receive, send, decision.trickle)
         else:
             await send({"type": "http.response.body", "body": answer.body})
         return answer.status
 
 
-async def _read(receive: Receive) -> bytes:
+async def _read_body(receive: Receive) -> bytes:
     """Read the request body."""
     body, more = b"", True
     while more:
@@ -160,7 +162,7 @@ async def _read(receive: Receive) -> bytes:
     return body
 
 
-def _replay(body: bytes) -> Receive:
+def _replay_body(body: bytes) -> Receive:
     """A receive channel that returns the body again and never reports a disconnect."""
     sent = False
 
@@ -174,7 +176,7 @@ def _replay(body: bytes) -> Receive:
     return receive
 
 
-async def _cut(state: dict[str, Any], error: Exception) -> None:
+async def _abort_connection(state: dict[str, Any], error: Exception) -> None:
     """Close the connection without a response."""
     abort = state.get("abort")
     if abort is None:
@@ -186,18 +188,18 @@ async def _cut(state: dict[str, Any], error: Exception) -> None:
         await asyncio.sleep(0)
 
 
-async def _trickle(body: bytes, receive: Receive, send: Send, seconds: float) -> None:
+async def _send_slowly(body: bytes, receive: Receive, send: Send, seconds: float) -> None:
     """Send one byte at a time until the client disconnects."""
-    gone = asyncio.ensure_future(receive())
+    disconnected = asyncio.ensure_future(receive())
     try:
         for index in range(len(body)):
-            await asyncio.wait([gone], timeout=seconds)
-            if gone.done():
+            await asyncio.wait([disconnected], timeout=seconds)
+            if disconnected.done():
                 return
             await send({"type": "http.response.body", "body": body[index : index + 1], "more_body": True})
         await send({"type": "http.response.body", "body": b""})
     finally:
-        gone.cancel()
+        disconnected.cancel()
 
 
 def _full_path(scope: Scope) -> str:
@@ -206,7 +208,7 @@ def _full_path(scope: Scope) -> str:
     return f"{scope['path']}?{query}" if query else str(scope["path"])
 
 
-def _nullifier(body: bytes) -> str | None:
+def _decode_nullifier(body: bytes) -> str | None:
     """The nullifier (hex) in the body of a reveal, None if it cannot be decoded."""
     try:
         return base64.b64decode(json.loads(body)["share_nullifier"]).hex()

@@ -14,36 +14,36 @@ from typing import Any, TextIO
 
 from devnet.gojson import dumps
 
-_KEPT = 200_000
-_RUN = re.compile(r"[0-9A-Za-z+/=_-]{1025,}")
-_RUN_KEPT = 1024
+_MAX_ENTRIES = 200_000
+_LONG_RUN = re.compile(r"[0-9A-Za-z+/=_-]{1025,}")
+_RUN_PREFIX_LENGTH = 1024
 
 
-def readable(body: bytes) -> str:
+def readable_body(body: bytes) -> str:
     """Convert a body for the log, one character per byte. Runs of characters (proofs) are cut after 1,024 characters.
 
     The nullifier at the beginning of a transaction is not cut.
     """
-    return _RUN.sub(lambda run: run.group()[:_RUN_KEPT] + "...", body.decode("latin-1"))
+    return _LONG_RUN.sub(lambda run: run.group()[:_RUN_PREFIX_LENGTH] + "...", body.decode("latin-1"))
 
 
 class RequestLog:
     """Log entries in memory and, if a file is given, as JSON lines that are flushed immediately."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self._entries: deque[dict[str, Any]] = deque(maxlen=_KEPT)
+        self._entries: deque[dict[str, Any]] = deque(maxlen=_MAX_ENTRIES)
         self._file: TextIO | None = path.open("a", buffering=1, encoding="utf-8") if path else None
-        self._next = 1
+        self._next_seq = 1
 
     def add(self, entry: dict[str, Any]) -> None:
         """Add an answered or dropped request with the next `seq`."""
-        entry = {"seq": self._next, **entry}
-        self._next += 1
+        entry = {"seq": self._next_seq, **entry}
+        self._next_seq += 1
         self._entries.append(entry)
         if self._file is not None:
             self._file.write(dumps(entry).decode() + "\n")
 
-    def after(self, seq: int, limit: int = 10_000) -> list[dict[str, Any]]:
+    def entries_after(self, seq: int, limit: int = 10_000) -> list[dict[str, Any]]:
         """Return the oldest entries after `seq`."""
         entries: list[dict[str, Any]] = []
         for entry in self._entries:

@@ -8,10 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from devnet.gojson import dumps
-from devnet.node_view import View
+from devnet.node_view import NodeView
 
 
-class AnsweredError(Exception):
+class ResponseError(Exception):
     """Ends a handler with a response: a status and a JSON body."""
 
     def __init__(self, status: int, body: Any) -> None:
@@ -19,29 +19,29 @@ class AnsweredError(Exception):
         self.status, self.body = status, body
 
 
-def answer(body: Any, status: int = 200) -> Response:
+def json_response(body: Any, status: int = 200) -> Response:
     """Create a JSON response."""
     return Response(dumps(body), status, media_type="application/json")
 
 
-def error(status: int, text: str) -> AnsweredError:
+def create_error(status: int, text: str) -> ResponseError:
     """Create an error in the vote module's format."""
-    return AnsweredError(status, {"error": text})
+    return ResponseError(status, {"error": text})
 
 
-def grpc_error(code: str, text: str) -> AnsweredError:
+def create_grpc_error(code: str, text: str) -> ResponseError:
     """Create an error of a gRPC query: always HTTP 500, with the code twice in the text."""
-    return error(500, f"rpc error: code = {code} desc = rpc error: code = {code} desc = {text}")
+    return create_error(500, f"rpc error: code = {code} desc = rpc error: code = {code} desc = {text}")
 
 
-def view_of(request: Request) -> View:
+def get_view(request: Request) -> NodeView:
     """The chain as served by the node in this request."""
     view = request.state.view
-    assert isinstance(view, View)
+    assert isinstance(view, NodeView)
     return view
 
 
-async def on_answered(_: Request, raised: Exception) -> Response:
-    """Starlette exception handler for `AnsweredError`."""
-    assert isinstance(raised, AnsweredError)
-    return answer(raised.body, raised.status)
+async def handle_response_error(_: Request, raised: Exception) -> Response:
+    """Starlette exception handler for `ResponseError`."""
+    assert isinstance(raised, ResponseError)
+    return json_response(raised.body, raised.status)

@@ -13,54 +13,56 @@ from devnet.admission import Fate
 from devnet.blocks import tx_events
 from devnet.gojson import GoJsonError, b64, omit_zero, parse_object, take_bytes, take_uint
 from devnet.network import DevNet
-from devnet.responses import answer, error, grpc_error, view_of
+from devnet.responses import create_error, create_grpc_error, get_view, json_response
 from devnet.rounds import ACTIVE, FINALIZED, LeafBlock, Round
 from devnet.tx import Reveal
 
 _PREFIX = "/shielded-vote/v1"
-_MAX_RANGE = 1000
+_MAX_RANGE_BLOCKS = 1000
 
 
 async def get_round(request: Request) -> Response:
     """One round; HTTP 500 if it is unknown."""
-    round_, status = _round(request)
-    return answer({"round": round_.to_json(status)})
+    round_, status = _require_round(request)
+    return json_response({"round": round_.to_json(status)})
 
 
 async def get_rounds(request: Request) -> Response:
     """All rounds."""
-    return answer(omit_zero({"rounds": [round_.to_json(status) for round_, status in view_of(request).rounds()]}))
+    return json_response(
+        omit_zero({"rounds": [round_.to_json(status) for round_, status in get_view(request).rounds()]})
+    )
 
 
 async def get_active_round(request: Request) -> Response:
     """The newest ACTIVE round."""
-    active = [round_ for round_, status in view_of(request).rounds() if status == ACTIVE]
+    active = [round_ for round_, status in get_view(request).rounds() if status == ACTIVE]
     if not active:
-        raise grpc_error("NotFound", "no active voting round: key not found")
-    return answer({"round": active[-1].to_json(ACTIVE)})
+        raise create_grpc_error("NotFound", "no active voting round: key not found")
+    return json_response({"round": active[-1].to_json(ACTIVE)})
 
 
 async def get_summary(request: Request) -> Response:
     """Ballot counts of a round and, once finalized, its totals."""
-    round_, status = _round(request)
-    return answer(round_.summary_json(status))
+    round_, status = _require_round(request)
+    return json_response(round_.summary_json(status))
 
 
 async def get_tally(request: Request) -> Response:
     """The summed ciphertexts of one proposal, by option."""
-    round_, _ = _round(request)
+    round_, _ = _require_round(request)
     try:
         proposal = int(request.path_params["proposal"])
     except ValueError:
-        raise error(400, f"invalid proposal_id: {request.path_params['proposal']}") from None
-    ballots = {option: ballot for (of, option), ballot in sorted(round_.ballots.items()) if of == proposal}
-    sums = {str(option): b64(await asyncio.to_thread(ballot.sum)) for option, ballot in ballots.items()}
-    return answer(omit_zero({"tally": sums}))
+        raise create_error(400, f"invalid proposal_id: {request.path_params['proposal']}") from None
+    ballots = {option: ballot for (of, option), ballot in sorted(round_.option_tallies.items()) if of == proposal}
+    sums = {str(option): b64(await asyncio.to_thread(ballot.compute_sum)) for option, ballot in ballots.items()}
+    return json_response(omit_zero({"tally": sums}))
 
 
 async def get_tally_results(request: Request) -> Response:
     """The decrypted totals; empty before the round is finalized."""
-    round_, status = _round(request)
+    round_, status = _require_round(request)
     results = [
         omit_zero(
             {
@@ -72,67 +74,67 @@ async def get_tally_results(request: Request) -> Response:
         )
         for (proposal, option), total in sorted(round_.totals.items())
     ]
-    return answer(omit_zero({"results": results if status == FINALIZED else []}))
+    return json_response(omit_zero({"results": results if status == FINALIZED else []}))
 
 
 async def get_tree_latest(request: Request) -> Response:
     """The newest root of a round's tree; `{"tree":{}}` if it has no leaves or the round is unknown."""
-    view = view_of(request)
-    found = view.round(_round_id(request))
+    view = get_view(request)
+    found = view.round(_parse_round_id(request))
     block = found[0].latest_leaf_block(view.height) if found else None
     if block is None:
-        return answer({"tree": {}})
+        return json_response({"tree": {}})
     size = block.start + block.count
     tree = {
         "next_index": size,
-        "root": b64(view.root(block)),
+        "root": b64(view.served_root(block)),
         "height": block.height,
         "next_index_at_root": size,
     }
-    return answer({"tree": tree})
+    return json_response({"tree": tree})
 
 
 async def get_tree_at(request: Request) -> Response:
     """The tree at a height that has a root."""
-    view = view_of(request)
-    round_id = _round_id(request)
+    view = get_view(request)
+    round_id = _parse_round_id(request)
     try:
         height = int(request.path_params["height"])
     except ValueError:
-        raise error(400, f"invalid height: {request.path_params['height']}") from None
+        raise create_error(400, f"invalid height: {request.path_params['height']}") from None
     found = view.round(round_id)
     block = found[0].leaf_block_at(height) if found and height <= view.height else None
     if block is None:
-        raise grpc_error("NotFound", f"no commitment root at height {height}: key not found")
-    tree = {"next_index": block.start + block.count, "root": b64(view.root(block)), "height": height}
-    return answer({"tree": tree})
+        raise create_grpc_error("NotFound", f"no commitment root at height {height}: key not found")
+    tree = {"next_index": block.start + block.count, "root": b64(view.served_root(block)), "height": height}
+    return json_response({"tree": tree})
 
 
 async def get_leaves(request: Request) -> Response:
     """Leaves by block. Newer chains paginate them (`--page-leaves`), with a cursor and a root per block."""
-    view = view_of(request)
+    view = get_view(request)
     devnet: DevNet = request.app.state.devnet
-    round_id = _round_id(request)
+    round_id = _parse_round_id(request)
     params = request.query_params
     if not params.get("from_height") or not params.get("to_height"):
-        raise error(400, "from_height and to_height query params are required")
-    first, last = _height_param(params["from_height"]), _height_param(params["to_height"])
-    if last - first > _MAX_RANGE:
-        text = f"block range {last - first} exceeds maximum {_MAX_RANGE}: invalid request"
-        raise grpc_error("InvalidArgument", text)
+        raise create_error(400, "from_height and to_height query params are required")
+    first, last = _parse_height(params["from_height"]), _parse_height(params["to_height"])
+    if last - first > _MAX_RANGE_BLOCKS:
+        text = f"block range {last - first} exceeds maximum {_MAX_RANGE_BLOCKS}: invalid request"
+        raise create_grpc_error("InvalidArgument", text)
     blocks = view.leaf_blocks(round_id, first, last)
     found = view.round(round_id)
     if not blocks or found is None:
-        return answer({})
+        return json_response({})
     shown: list[dict[str, Any]] = []
     taken, cursor = 0, 0
     for block in blocks:
         if devnet.page_leaves and taken and taken + block.count > devnet.page_leaves:
             cursor = block.height
             break
-        shown.append(_leaf_block(found[0], block, b64(view.root(block)) if devnet.page_leaves else ""))
+        shown.append(_leaf_block_json(found[0], block, b64(view.served_root(block)) if devnet.page_leaves else ""))
         taken += block.count
-    return answer(omit_zero({"blocks": shown, "next_from_height": cursor}))
+    return json_response(omit_zero({"blocks": shown, "next_from_height": cursor}))
 
 
 async def get_tx(request: Request) -> Response:
@@ -140,33 +142,37 @@ async def get_tx(request: Request) -> Response:
     try:
         digest = bytes.fromhex(request.path_params["hash"])
     except ValueError:
-        raise error(400, "invalid tx hash") from None
-    result = view_of(request).transaction(digest)
+        raise create_error(400, "invalid tx hash") from None
+    result = get_view(request).transaction(digest)
     if result is None:
-        raise error(404, "tx not found")
+        raise create_error(404, "tx not found")
     shown = {
         "code": result.code,
         "events": tx_events(result),
         "height": str(result.height),
         "log": result.log,
     }
-    return answer(shown, 200 if result.code == 0 else 422)
+    return json_response(shown, 200 if result.code == 0 else 422)
 
 
 async def post_reveal(request: Request) -> Response:
     """Broadcast a reveal: 400 if it is malformed, 422 if CheckTx refuses it, else 200."""
-    reveal = _reveal(await request.body())
-    view = view_of(request)
+    reveal = _parse_reveal(await request.body())
+    view = get_view(request)
     devnet: DevNet = request.app.state.devnet
-    fates = {"never_include": Fate.NEVER, "include_failed": Fate.BEATEN}
+    fates = {"never_include": Fate.NEVER, "include_failed": Fate.OVERTAKEN}
     fate = next((fates[name] for name in view.decision.fates), Fate.NORMAL)
-    accepted = await devnet.admission.submit(
-        reveal, height=view.height, anchors=view.anchors, fate=fate, status=view.decision.round_status
+    accepted = await devnet.admission.submit_reveal(
+        reveal,
+        height=view.height,
+        max_anchor_height=view.max_anchor_height,
+        fate=fate,
+        status=view.decision.round_status,
     )
     shown: dict[str, Any] = {"tx_hash": accepted.hash.hex().upper(), "code": accepted.code}
     if accepted.log:
         shown["log"] = accepted.log
-    return answer(shown, 422 if accepted.code else 200)
+    return json_response(shown, 422 if accepted.code else 200)
 
 
 ROUTES = [
@@ -184,40 +190,40 @@ ROUTES = [
 ]
 
 
-def _round_id(request: Request) -> bytes:
+def _parse_round_id(request: Request) -> bytes:
     """Parse the round id in the path, or raise 400."""
     text = request.path_params["round_id"]
     try:
         round_id = bytes.fromhex(text)
     except ValueError:
-        raise error(400, "invalid round_id: not hex") from None
+        raise create_error(400, "invalid round_id: not hex") from None
     if len(round_id) != 32:
-        raise error(400, f"round_id must be exactly 32 bytes, got {len(round_id)}")
+        raise create_error(400, f"round_id must be exactly 32 bytes, got {len(round_id)}")
     return round_id
 
 
-def _round(request: Request) -> tuple[Round, int]:
+def _require_round(request: Request) -> tuple[Round, int]:
     """The round in the path and its status; raises the chain's error if it is unknown."""
-    found = view_of(request).round(_round_id(request))
+    found = get_view(request).round(_parse_round_id(request))
     if found is None:
-        raise grpc_error("NotFound", "vote round not found: vote round not found: key not found")
+        raise create_grpc_error("NotFound", "vote round not found: vote round not found: key not found")
     return found
 
 
-def _height_param(text: str) -> int:
+def _parse_height(text: str) -> int:
     """Parse a height, or raise 400."""
     if not text.isascii() or not text.isdigit():
-        raise error(400, f"invalid height: {text}")
+        raise create_error(400, f"invalid height: {text}")
     return int(text)
 
 
-def _leaf_block(round_: Round, block: LeafBlock, root: str) -> dict[str, Any]:
+def _leaf_block_json(round_: Round, block: LeafBlock, root: str) -> dict[str, Any]:
     """The leaves of one block."""
     leaves = [b64(round_.tree.leaf(block.start + offset)) for offset in range(block.count)]
     return omit_zero({"height": block.height, "start_index": block.start, "leaves": leaves, "root": root})
 
 
-def _reveal(body: bytes) -> Reveal:
+def _parse_reveal(body: bytes) -> Reveal:
     """Parse a reveal, or raise the chain's 400."""
     try:
         fields = parse_object(body)
@@ -231,14 +237,14 @@ def _reveal(body: bytes) -> Reveal:
             anchor_height=take_uint(fields, "vote_comm_tree_anchor_height", 64),
         )
     except GoJsonError as wrong:
-        raise error(400, f"invalid JSON: {wrong}") from None
-    problem = _invalid_field(reveal)
+        raise create_error(400, f"invalid JSON: {wrong}") from None
+    problem = _find_invalid_field(reveal)
     if problem:
-        raise error(400, f"validation failed: invalid message field: {problem}")
+        raise create_error(400, f"validation failed: invalid message field: {problem}")
     return reveal
 
 
-def _invalid_field(reveal: Reveal) -> str | None:
+def _find_invalid_field(reveal: Reveal) -> str | None:
     """The first error that the message's basic validation finds."""
     if len(reveal.nullifier) != 32:
         return f"share_nullifier must be 32 bytes, got {len(reveal.nullifier)}"

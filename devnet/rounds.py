@@ -23,8 +23,8 @@ STATUS_NAMES = {
     PENDING: "SESSION_STATUS_PENDING",
 }
 _MAX_TOTAL = 2**32
-VALIDATOR = "svvaloper1p2amg2qs5ze7h6hz85vqzwwg300sdunsy3l6em"
-CREATOR = "sv1my5xj4xn03jfr46a0qsur99c6v0ff5mx3vnhth"
+VALIDATOR_ADDRESS = "svvaloper1p2amg2qs5ze7h6hz85vqzwwg300sdunsy3l6em"
+CREATOR_ADDRESS = "sv1my5xj4xn03jfr46a0qsur99c6v0ff5mx3vnhth"
 
 
 @dataclass(slots=True)
@@ -38,27 +38,27 @@ class LeafBlock:
 
 
 @dataclass(slots=True)
-class Ballot:
+class OptionTally:
     """The ciphertexts of one option: their count and their sum, which is computed on demand."""
 
     count: int = 0
-    waiting: list[bytes] = field(default_factory=list)
-    folded: bytes = bytes(64)
+    pending: list[bytes] = field(default_factory=list)
+    partial_sum: bytes = bytes(64)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, ciphertext: bytes) -> None:
         """Add one 64-byte ciphertext."""
         with self.lock:
             self.count += 1
-            self.waiting.append(ciphertext)
+            self.pending.append(ciphertext)
 
-    def sum(self) -> bytes:
+    def compute_sum(self) -> bytes:
         """Return the component-wise sum of all ciphertexts (64 bytes). Thread-safe."""
         with self.lock:
-            for ciphertext in self.waiting:
-                self.folded = proofs.elgamal_add(self.folded, ciphertext)
-            self.waiting.clear()
-            return self.folded
+            for ciphertext in self.pending:
+                self.partial_sum = proofs.elgamal_add(self.partial_sum, ciphertext)
+            self.pending.clear()
+            return self.partial_sum
 
 
 class Round:
@@ -67,7 +67,7 @@ class Round:
     def __init__(self, fields: dict[str, Any], height: int, time: int) -> None:
         self.round_id = bytes.fromhex(fields["vote_round_id"])
         self.vote_end_time = int(fields["vote_end_time"])
-        self.proposals = [_proposal(entry, number) for number, entry in enumerate(fields["proposals"], 1)]
+        self.proposals = [_expand_proposal(entry, number) for number, entry in enumerate(fields["proposals"], 1)]
         self.created_at_height = height
         self.created_at = time
         self.dkg_at = time
@@ -75,37 +75,37 @@ class Round:
         self.tally_blocks = int(fields.get("tally_blocks", 3))
         self.ea_secret = bytes.fromhex(fields["ea_secret"]) if fields.get("ea_secret") else None
         self.ea_pk = bytes.fromhex(fields["ea_pk"])
-        self.shown: dict[str, Any] = dict(fields.get("shown", {}))
+        self.public_fields: dict[str, Any] = dict(fields.get("shown", {}))
         self.tally_started_at = 0
         self.is_ended_early = False
-        self.history: list[tuple[int, int]] = [(height, PENDING)]
+        self.status_history: list[tuple[int, int]] = [(height, PENDING)]
         self.tree = proofs.CommitmentTree()
         self.leaf_blocks: list[LeafBlock] = []
         self.nullifiers: dict[bytes, int] = {}
-        self.ballots: dict[tuple[int, int], Ballot] = {}
+        self.option_tallies: dict[tuple[int, int], OptionTally] = {}
         self.totals: dict[tuple[int, int], int] = {}
         # The totals of a recorded round are given, because its key is not known.
-        self._known_totals = {(row[0], row[1]): row[2] for row in fields.get("totals", [])}
+        self._recorded_totals = {(row[0], row[1]): row[2] for row in fields.get("totals", [])}
 
     @property
     def status(self) -> int:
         """The current status: 1 ACTIVE, 2 TALLYING, 3 FINALIZED, 4 PENDING."""
-        return self.history[-1][1]
+        return self.status_history[-1][1]
 
     def status_at(self, height: int) -> int | None:
         """The status as of that height, None before the round existed."""
-        at = bisect_right(self.history, height, key=lambda entry: entry[0])
-        return self.history[at - 1][1] if at else None
+        at = bisect_right(self.status_history, height, key=lambda entry: entry[0])
+        return self.status_history[at - 1][1] if at else None
 
-    def move(self, height: int, status: int) -> None:
+    def set_status(self, height: int, status: int) -> None:
         """Record a change of status in the block at this height."""
-        self.history.append((height, status))
+        self.status_history.append((height, status))
 
     def option_count(self, proposal_id: int) -> int:
         """The number of options of a proposal; 0 if the proposal does not exist."""
         return next((len(entry["options"]) for entry in self.proposals if entry["id"] == proposal_id), 0)
 
-    def append(self, height: int, leaves: tuple[bytes, ...]) -> int:
+    def append_leaves(self, height: int, leaves: tuple[bytes, ...]) -> int:
         """Append leaves in the block at this height. Returns the index of the first one."""
         start = len(self.tree)
         self.tree.append(b"".join(leaves))
@@ -115,7 +115,7 @@ class Round:
             self.leaf_blocks.append(LeafBlock(height, start, len(leaves)))
         return start
 
-    def seal(self, height: int) -> bytes | None:
+    def compute_block_root(self, height: int) -> bytes | None:
         """Compute the root of the block at this height if it appended leaves."""
         if not self.leaf_blocks or self.leaf_blocks[-1].height != height:
             return None
@@ -133,38 +133,39 @@ class Round:
         at = bisect_right(self.leaf_blocks, height, key=lambda block: block.height)
         return self.leaf_blocks[at - 1] if at else None
 
-    def count(self, proposal_id: int, decision: int, ciphertext: bytes) -> None:
+    def add_to_tally(self, proposal_id: int, decision: int, ciphertext: bytes) -> None:
         """Add a revealed ciphertext to the tally."""
-        self.ballots.setdefault((proposal_id, decision), Ballot()).add(ciphertext)
+        self.option_tallies.setdefault((proposal_id, decision), OptionTally()).add(ciphertext)
 
-    def decrypt(self) -> dict[tuple[int, int], int]:
+    def decrypt_totals(self) -> dict[tuple[int, int], int]:
         """Decrypt the total of every option (a small discrete logarithm each)."""
         if self.ea_secret is None:
-            return dict(self._known_totals)
+            return dict(self._recorded_totals)
         secret = self.ea_secret
         return {
-            option: proofs.elgamal_decrypt(secret, ballot.sum(), _MAX_TOTAL) for option, ballot in self.ballots.items()
+            option: proofs.elgamal_decrypt(secret, ballot.compute_sum(), _MAX_TOTAL)
+            for option, ballot in self.option_tallies.items()
         }
 
     def to_json(self, status: int, *, started: int = 0) -> dict[str, Any]:
         """The round in the REST API's format with this status, without zero values."""
         pending = status == PENDING
         ea_pk = "" if pending else b64(self.ea_pk)
-        node = {"validator_address": VALIDATOR, "pallas_pk": self._mark("pallas_pk"), "shamir_index": 1}
+        node = {"validator_address": VALIDATOR_ADDRESS, "pallas_pk": self._placeholder("pallas_pk"), "shamir_index": 1}
         ack = {
-            "validator_address": VALIDATOR,
-            "ack_signature": self._mark("ack_signature"),
+            "validator_address": VALIDATOR_ADDRESS,
+            "ack_signature": self._placeholder("ack_signature"),
             "ack_height": self.active_height,
         }
         fields = {
             "vote_round_id": b64(self.round_id),
-            "snapshot_height": self.shown.get("snapshot_height", 42000),
-            "snapshot_blockhash": self._mark("snapshot_blockhash"),
-            "proposals_hash": self._mark("proposals_hash"),
+            "snapshot_height": self.public_fields.get("snapshot_height", 42000),
+            "snapshot_blockhash": self._placeholder("snapshot_blockhash"),
+            "proposals_hash": self._placeholder("proposals_hash"),
             "vote_end_time": self.vote_end_time,
-            "nullifier_imt_root": self._mark("nullifier_imt_root"),
-            "nc_root": self._mark("nc_root"),
-            "creator": self.shown.get("creator", CREATOR),
+            "nullifier_imt_root": self._placeholder("nullifier_imt_root"),
+            "nc_root": self._placeholder("nc_root"),
+            "creator": self.public_fields.get("creator", CREATOR_ADDRESS),
             "status": status,
             "ea_pk": ea_pk,
             "proposals": [_proposal_json(entry) for entry in self.proposals],
@@ -182,7 +183,7 @@ class Round:
             fields["tally_phase_start"] = started or self.tally_started_at
             fields["tally_phase_timeout"] = 21600
         if not pending:
-            part = {"validator_address": VALIDATOR, "feldman_commitments": [ea_pk]}
+            part = {"validator_address": VALIDATOR_ADDRESS, "feldman_commitments": [ea_pk]}
             fields["dkg_contributions"] = [part]
         return omit_zero(fields)
 
@@ -192,7 +193,7 @@ class Round:
         for entry in self.proposals:
             shown = _proposal_json(entry)
             for index, option in enumerate(shown["options"]):
-                ballot = self.ballots.get((entry["id"], index))
+                ballot = self.option_tallies.get((entry["id"], index))
                 total = self.totals.get((entry["id"], index), 0) if status == FINALIZED else 0
                 option.update(omit_zero({"ballot_count": ballot.count if ballot else 0, "total_value": total}))
             proposals.append(shown)
@@ -205,9 +206,9 @@ class Round:
             }
         )
 
-    def _mark(self, name: str) -> str:
+    def _placeholder(self, name: str) -> str:
         """A 32-byte placeholder: as given at creation, else derived from the round id."""
-        given = self.shown.get(name)
+        given = self.public_fields.get(name)
         return str(given) if given else b64(hashlib.sha256(name.encode() + self.round_id).digest())
 
     def _ceremony_log(self, pending: bool) -> list[str]:
@@ -217,12 +218,12 @@ class Round:
         if not pending:
             key = self.ea_pk[:8].hex()
             log.append(f"[height={min(made + 1, active)}] DKG complete (1/1 contributions), ea_pk={key}")
-            log.append(f"[height={active}] ack from {VALIDATOR} (1/1 acked)")
+            log.append(f"[height={active}] ack from {VALIDATOR_ADDRESS} (1/1 acked)")
             log.append(f"[height={active}] ceremony confirmed (1/1 acked), round ACTIVE")
         return log
 
 
-def _proposal(entry: dict[str, Any], number: int) -> dict[str, Any]:
+def _expand_proposal(entry: dict[str, Any], number: int) -> dict[str, Any]:
     """Expand a proposal from the short form of the control route (options as labels)."""
     options = [option if isinstance(option, str) else option["label"] for option in entry["options"]]
     return {

@@ -9,40 +9,40 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from devnet.blocks import block_results, found_tx, rpc_status
+from devnet.blocks import block_results, rpc_status, tx_search_row
 from devnet.gojson import b64
-from devnet.responses import AnsweredError, answer, view_of
+from devnet.responses import ResponseError, get_view, json_response
 
-_REVEALS = re.compile(r"reveal_share\.vote_round_id\s*=\s*'([0-9a-f]{64})'")
-_HEIGHTS = re.compile(r"tx\.height\s*(>=|<=)\s*([0-9]+)")
+_ROUND_CONDITION = re.compile(r"reveal_share\.vote_round_id\s*=\s*'([0-9a-f]{64})'")
+_HEIGHT_CONDITION = re.compile(r"tx\.height\s*(>=|<=)\s*([0-9]+)")
 _PER_PAGE, _MAX_PER_PAGE = 30, 100
 
 
 async def get_status(request: Request) -> Response:
     """Network, newest block, and whether the node is catching up."""
-    return _result(rpc_status(view_of(request)))
+    return _rpc_result(rpc_status(get_view(request)))
 
 
 async def get_block_results(request: Request) -> Response:
     """Results of a block, by default of the newest; HTTP 500 for a future height."""
-    view = view_of(request)
+    view = get_view(request)
     height = _int_param(request, "height", view.height)
     if height <= 0:
-        raise _failed(f"height must be greater than 0, but got {height}")
+        raise _rpc_error(f"height must be greater than 0, but got {height}")
     block = view.block(height)
     if block is None:
-        raise _failed(f"height {height} must be less than or equal to the current blockchain height {view.height}")
-    return _result(block_results(block))
+        raise _rpc_error(f"height {height} must be less than or equal to the current blockchain height {view.height}")
+    return _rpc_result(block_results(block))
 
 
 async def get_tx_search(request: Request) -> Response:
     """A page of the confirmed reveals of a round, optionally in a range of heights; HTTP 500 past the last page."""
-    view = view_of(request)
+    view = get_view(request)
     query = _text_param(request, "query")
-    condition = _REVEALS.search(query)
+    condition = _ROUND_CONDITION.search(query)
     if condition is None:
-        raise _failed("the dev chain only supports searches for reveal_share.vote_round_id='<hex>'")
-    bounds = {comparison: int(height) for comparison, height in _HEIGHTS.findall(query)}
+        raise _rpc_error("the dev chain only supports searches for reveal_share.vote_round_id='<hex>'")
+    bounds = {comparison: int(height) for comparison, height in _HEIGHT_CONDITION.findall(query)}
     heights = range(bounds.get(">=", 0), bounds.get("<=", view.height) + 1)
     matches = [tx for tx in view.reveals(bytes.fromhex(condition.group(1))) if tx.height in heights]
     if _text_param(request, "order_by") == "desc":
@@ -51,19 +51,19 @@ async def get_tx_search(request: Request) -> Response:
     pages = max(1, -(-len(matches) // size))
     page = _int_param(request, "page", 1)
     if not 1 <= page <= pages:
-        raise _failed(f"page should be within [1, {pages}] range, given {page}")
+        raise _rpc_error(f"page should be within [1, {pages}] range, given {page}")
     rows = matches[(page - 1) * size : page * size]
-    return _result({"txs": [found_tx(row) for row in rows], "total_count": str(len(matches))})
+    return _rpc_result({"txs": [tx_search_row(row) for row in rows], "total_count": str(len(matches))})
 
 
 async def get_abci_query(request: Request) -> Response:
     """A key of the vote store: 0x01 0x02, round, nullifier. Its value is 0x01 if the nullifier is spent."""
-    view = view_of(request)
+    view = get_view(request)
     data = _text_param(request, "data").removeprefix("0x")
     try:
         key = bytes.fromhex(data)
     except ValueError:
-        raise _failed("invalid data: not hex") from None
+        raise _rpc_error("invalid data: not hex") from None
     is_key = len(key) == 66 and key[:2] == b"\x01\x02" and _text_param(request, "path") == "/store/vote/key"
     spent = is_key and view.is_spent(key[2:34], key[34:])
     response = {
@@ -77,7 +77,7 @@ async def get_abci_query(request: Request) -> Response:
         "height": str(view.height),
         "codespace": "",
     }
-    return _result({"response": response})
+    return _rpc_result({"response": response})
 
 
 ROUTES = [
@@ -88,15 +88,15 @@ ROUTES = [
 ]
 
 
-def _result(result: dict[str, Any]) -> Response:
+def _rpc_result(result: dict[str, Any]) -> Response:
     """A JSON-RPC response to a URI call, which has no id."""
-    return answer({"jsonrpc": "2.0", "id": -1, "result": result})
+    return json_response({"jsonrpc": "2.0", "id": -1, "result": result})
 
 
-def _failed(data: str) -> AnsweredError:
+def _rpc_error(data: str) -> ResponseError:
     """A JSON-RPC error, HTTP 500."""
     error = {"code": -32603, "message": "Internal error", "data": data}
-    return AnsweredError(500, {"jsonrpc": "2.0", "id": -1, "error": error})
+    return ResponseError(500, {"jsonrpc": "2.0", "id": -1, "error": error})
 
 
 def _text_param(request: Request, name: str) -> str:
@@ -111,4 +111,4 @@ def _int_param(request: Request, name: str, default: int) -> int:
     try:
         return int(text)
     except ValueError:
-        raise _failed(f"failed to convert param {name} to int") from None
+        raise _rpc_error(f"failed to convert param {name} to int") from None

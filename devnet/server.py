@@ -59,13 +59,13 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serving(options: Options, addresses: Addresses) -> AsyncIterator[dict[str, Any]]:
+async def serve_devnet(options: Options, addresses: Addresses) -> AsyncIterator[dict[str, Any]]:
     """Run a dev chain with all ports open. Yields the content of the ready line."""
     sockets = _open_sockets(addresses, options.extra_nodes + 1)
     devnet = DevNet(options)
     nodes = [Node(devnet, f"node{number}") for number in range(options.extra_nodes + 1)]
     apps = [app for node in nodes for app in (node.rest, node.rpc)]
-    servers = [_server(app) for app in apps]
+    servers = [_create_server(app) for app in apps]
     running: list[asyncio.Task[None]] = []
     try:
         await devnet.start()
@@ -73,7 +73,7 @@ async def serving(options: Options, addresses: Addresses) -> AsyncIterator[dict[
             running.append(asyncio.create_task(server.serve(sockets=[sock])))
         for server in servers:
             await server.listening.wait()
-        yield _ready(options, nodes, sockets)
+        yield _ready_line(options, nodes, sockets)
     finally:
         for server in servers:
             server.should_exit = True
@@ -89,16 +89,16 @@ async def run(options: Options, addresses: Addresses, ready_file: Path | None = 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with serving(options, addresses) as ready:
+    async with serve_devnet(options, addresses) as ready:
         line = dumps(ready).decode()
         if ready_file is not None:
-            _write_whole(ready_file, line)
+            _write_atomically(ready_file, line)
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
         await stop.wait()
 
 
-def _write_whole(path: Path, text: str) -> None:
+def _write_atomically(path: Path, text: str) -> None:
     """Write a file atomically."""
     part = path.with_name(path.name + ".part")
     part.write_text(text)
@@ -123,7 +123,7 @@ def _open_sockets(addresses: Addresses, nodes: int) -> list[socket.socket]:
     return opened
 
 
-def _server(app: ASGIApp) -> _Server:
+def _create_server(app: ASGIApp) -> _Server:
     """Create the server of one port."""
     config = uvicorn.Config(
         app,
@@ -137,7 +137,7 @@ def _server(app: ASGIApp) -> _Server:
     return _Server(config)
 
 
-def _ready(options: Options, nodes: Sequence[Node], sockets: Sequence[socket.socket]) -> dict[str, Any]:
+def _ready_line(options: Options, nodes: Sequence[Node], sockets: Sequence[socket.socket]) -> dict[str, Any]:
     """The ready line: chain id, circuit, and the URLs of all nodes (those of the first also at the top level)."""
     urls = ["http://{}:{}".format(*sock.getsockname()) for sock in sockets]
     listed = [

@@ -1,4 +1,4 @@
-"""Fake proofs for fast tests: `STAND_IN` and a BLAKE2b-256 digest of the public inputs.
+"""Fake proofs for fast tests: `STAND_IN_PREFIX` and a BLAKE2b-256 digest of the public inputs.
 
 Only a chain started with `--stand-in-proofs` accepts them. Test provers import this module and nothing else of the
 chain.
@@ -10,10 +10,10 @@ import hashlib
 
 import proofs
 
-STAND_IN = b"STANDIN"
+STAND_IN_PREFIX = b"STANDIN"
 
 
-def stand_in_proof(statement: proofs.Statement) -> bytes:
+def create_stand_in_proof(statement: proofs.Statement) -> bytes:
     """Create the fake proof of a statement."""
     inputs = (
         statement.nullifier,
@@ -24,4 +24,4 @@ def stand_in_proof(statement: proofs.Statement) -> bytes:
         statement.root,
         statement.round_id,
     )
-    return STAND_IN + hashlib.blake2b(b"".join(inputs), digest_size=32).digest()
+    return STAND_IN_PREFIX + hashlib.blake2b(b"".join(inputs), digest_size=32).digest()

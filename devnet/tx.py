@@ -90,14 +90,14 @@ class EndRound:
 
 
 @dataclass(frozen=True, slots=True)
-class ChangedEnd:
+class EndTimeChange:
     """Changes the `vote_end_time` (Unix seconds) of a round. The real chain has no such message."""
 
     round_id: bytes
     vote_end_time: int
 
 
-Message = Reveal | Delegation | Cast | NewRound | EndRound | ChangedEnd
+Message = Reveal | Delegation | Cast | NewRound | EndRound | EndTimeChange
 
 
 def tx_hash(tx: bytes) -> bytes:
@@ -134,7 +134,7 @@ def encode(message: Message) -> bytes:
             return bytes([TAG_ROUND]) + json.dumps(message.fields, sort_keys=True).encode()
         case EndRound():
             return bytes([TAG_END_ROUND]) + json.dumps({"vote_round_id": message.round_id.hex()}).encode()
-        case ChangedEnd(round_id, end):
+        case EndTimeChange(round_id, end):
             return bytes([TAG_END_TIME]) + json.dumps([round_id.hex(), end]).encode()
 
 
@@ -168,13 +168,13 @@ def decode(tx: bytes) -> Message:
                 return EndRound(bytes.fromhex(json.loads(body)["vote_round_id"]))
             case 0x7E:
                 round_id, end = json.loads(body)
-                return ChangedEnd(bytes.fromhex(round_id), int(end))
+                return EndTimeChange(bytes.fromhex(round_id), int(end))
     except (DecodeError, ValueError, KeyError, TypeError) as error:
         raise TxError(f"tx parse error: {error}") from None
     raise TxError(f"unknown transaction tag 0x{tag:02x}")
 
 
-def same_share_elsewhere(tx: bytes) -> bytes:
+def create_competing_transaction(tx: bytes) -> bytes:
     """Create a transaction with the same reveal and another hash, by appending an unknown field.
 
     Simulates another helper that revealed the same share first.
@@ -182,7 +182,7 @@ def same_share_elsewhere(tx: bytes) -> bytes:
     return tx + b"\xf8\x01\x01"
 
 
-def _classes() -> dict[str, Any]:
+def _create_message_classes() -> dict[str, Any]:
     """Create the message classes from a descriptor in a separate pool."""
     file = descriptor_pb2.FileDescriptorProto(name="devnet/svote.proto", package="svote.v1", syntax="proto3")
     for name, fields in _MESSAGES.items():
@@ -195,13 +195,13 @@ def _classes() -> dict[str, Any]:
     return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"svote.v1.{name}")) for name in _MESSAGES}
 
 
-_CLASSES = _classes()
+_MESSAGE_CLASSES = _create_message_classes()
 
 
 def _pack(tag: int, name: str, **fields: Any) -> bytes:
     """Encode tag and message."""
-    return bytes([tag]) + cast(bytes, _CLASSES[name](**fields).SerializeToString(deterministic=True))
+    return bytes([tag]) + cast(bytes, _MESSAGE_CLASSES[name](**fields).SerializeToString(deterministic=True))
 
 
 def _parse(name: str, body: bytes) -> Any:
-    return _CLASSES[name].FromString(body)
+    return _MESSAGE_CLASSES[name].FromString(body)

@@ -23,28 +23,30 @@ class CastingError(RuntimeError):
     """The chain refused the vote."""
 
 
-async def delegate_and_cast(http: httpx.AsyncClient, base: str, ballot: Ballot) -> int:
-    """Delegate, then cast a vote on the chain at `base`. Returns the position of the vote commitment.
+async def delegate_and_cast(http: httpx.AsyncClient, chain_url: str, ballot: Ballot) -> int:
+    """Delegate, then cast a vote on the chain at `chain_url`. Returns the position of the vote commitment.
 
     Raises:
         CastingError: the chain refused one of the two.
         httpx.HTTPError: a request failed.
     """
-    await _sent(http, base, "delegate-vote", delegation(ballot.round_id))
-    tree = await http.get(f"{base}{_PREFIX}/commitment-tree/{ballot.round_id.hex()}/latest")
+    await _broadcast_and_wait(http, chain_url, "delegate-vote", delegation_body(ballot.round_id))
+    tree = await http.get(f"{chain_url}{_PREFIX}/commitment-tree/{ballot.round_id.hex()}/latest")
     height = int(tree.json()["tree"]["height"])
-    message = vote_message(ballot.round_id, ballot.commitment, proposal_id=ballot.proposal_id, anchor_height=height)
-    events = await _sent(http, base, "cast-vote", message)
+    message = cast_vote_body(ballot.round_id, ballot.commitment, proposal_id=ballot.proposal_id, anchor_height=height)
+    events = await _broadcast_and_wait(http, chain_url, "cast-vote", message)
     _van, position = events["cast_vote"]["leaf_index"].split(",")
     return int(position)
 
 
-async def _sent(http: httpx.AsyncClient, base: str, route: str, body: dict[str, Any]) -> dict[str, dict[str, str]]:
+async def _broadcast_and_wait(
+    http: httpx.AsyncClient, chain_url: str, route: str, body: dict[str, Any]
+) -> dict[str, dict[str, str]]:
     """Broadcast a transaction, wait until it is in a block, and return its events."""
-    answer = await http.post(f"{base}{_PREFIX}/{route}", json=body)
+    answer = await http.post(f"{chain_url}{_PREFIX}/{route}", json=body)
     if answer.status_code != 200 or answer.json().get("code"):
         raise CastingError(f"{route}: HTTP {answer.status_code} {answer.text[:200]}")
-    url = f"{base}{_PREFIX}/tx/{answer.json()['tx_hash']}"
+    url = f"{chain_url}{_PREFIX}/tx/{answer.json()['tx_hash']}"
     while (included := await http.get(url)).status_code == 404:
         await asyncio.sleep(_POLL_SECONDS)
     if included.status_code != 200:
@@ -55,35 +57,35 @@ async def _sent(http: httpx.AsyncClient, base: str, route: str, body: dict[str, 
     }
 
 
-def delegation(round_id: bytes) -> dict[str, Any]:
+def delegation_body(round_id: bytes) -> dict[str, Any]:
     """Build the body of a delegation."""
     return {
-        "rk": _noise(32),
-        "spend_auth_sig": _noise(64),
-        "sighash": _noise(32),
-        "signed_note_nullifier": _noise(32),
-        "cmx_new": _noise(32),
+        "rk": _random_base64(32),
+        "spend_auth_sig": _random_base64(64),
+        "sighash": _random_base64(32),
+        "signed_note_nullifier": _random_base64(32),
+        "cmx_new": _random_base64(32),
         "van_cmx": b64(proofs.random_field()),
-        "gov_nullifiers": [_noise(32)],
-        "proof": _noise(4992),
+        "gov_nullifiers": [_random_base64(32)],
+        "proof": _random_base64(4992),
         "vote_round_id": b64(round_id),
     }
 
 
-def vote_message(round_id: bytes, commitment: bytes, *, proposal_id: int, anchor_height: int) -> dict[str, Any]:
+def cast_vote_body(round_id: bytes, commitment: bytes, *, proposal_id: int, anchor_height: int) -> dict[str, Any]:
     """Build the body of a cast vote."""
     return {
-        "van_nullifier": _noise(32),
+        "van_nullifier": _random_base64(32),
         "vote_authority_note_new": b64(proofs.random_field()),
         "vote_commitment": b64(commitment),
         "proposal_id": proposal_id,
-        "proof": _noise(4992),
+        "proof": _random_base64(4992),
         "vote_comm_tree_anchor_height": anchor_height,
         "vote_round_id": b64(round_id),
-        "r_vpk": _noise(32),
-        "vote_auth_sig": _noise(64),
+        "r_vpk": _random_base64(32),
+        "vote_auth_sig": _random_base64(64),
     }
 
 
-def _noise(length: int) -> str:
+def _random_base64(length: int) -> str:
     return b64(secrets.token_bytes(length))

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from devnet.gojson import GoJsonError, parse_object, take_bytes, take_uint
 from devnet.network import DevNet
-from devnet.responses import answer, error, view_of
+from devnet.responses import create_error, get_view, json_response
 from devnet.rounds import ACTIVE, STATUS_NAMES
 from devnet.tx import Cast, Delegation, encode
 
@@ -38,24 +38,24 @@ _DELEGATE_BYTES: Final = {
     "cmx_new": 32,
     "van_cmx": 32,
 }
-_MOST_PROOF: Final = 8192
+_MAX_PROOF_BYTES: Final = 8192
 
 
 async def post_cast_vote(request: Request) -> Response:
     """Cast a vote: append the vote commitment and the voter's new authority note in the next block."""
-    fields = _object(await request.body())
-    found = _bytes_of(fields, _CAST_BYTES)
+    fields = _parse_body(await request.body())
+    found = _decode_fields(fields, _CAST_BYTES)
     if take_uint(fields, "vote_comm_tree_anchor_height", 64) == 0:
-        raise _invalid("vote_comm_tree_anchor_height cannot be zero")
+        raise _invalid_field_error("vote_comm_tree_anchor_height cannot be zero")
     take_uint(fields, "proposal_id", 32)
     message = Cast(found["vote_round_id"], found["vote_authority_note_new"], (found["vote_commitment"],))
-    return _admit(request, found["vote_round_id"], encode(message))
+    return _submit(request, found["vote_round_id"], encode(message))
 
 
 async def post_delegate_vote(request: Request) -> Response:
     """Delegate: append a voter's first authority note in the next block."""
-    found = _bytes_of(_object(await request.body()), _DELEGATE_BYTES)
-    return _admit(request, found["vote_round_id"], encode(Delegation(found["vote_round_id"], (found["van_cmx"],))))
+    found = _decode_fields(_parse_body(await request.body()), _DELEGATE_BYTES)
+    return _submit(request, found["vote_round_id"], encode(Delegation(found["vote_round_id"], (found["van_cmx"],))))
 
 
 ROUTES = [
@@ -64,39 +64,39 @@ ROUTES = [
 ]
 
 
-def _admit(request: Request, round_id: bytes, raw: bytes) -> Response:
+def _submit(request: Request, round_id: bytes, raw: bytes) -> Response:
     """Respond with the transaction's hash, or with 422 if the round does not accept votes."""
-    found = view_of(request).round(round_id)
+    found = get_view(request).round(round_id)
     if found is None:
-        return answer({"code": 3, "log": "vote round not found"}, 422)
+        return json_response({"code": 3, "log": "vote round not found"}, 422)
     if found[1] != ACTIVE:
-        return answer({"code": 1, "log": f"vote round is not active: status is {STATUS_NAMES[found[1]]}"}, 422)
+        return json_response({"code": 1, "log": f"vote round is not active: status is {STATUS_NAMES[found[1]]}"}, 422)
     devnet: DevNet = request.app.state.devnet
-    return answer({"tx_hash": devnet.admission.submit_other(raw).hex().upper(), "code": 0})
+    return json_response({"tx_hash": devnet.admission.submit_message(raw).hex().upper(), "code": 0})
 
 
-def _object(body: bytes) -> dict[str, Any]:
+def _parse_body(body: bytes) -> dict[str, Any]:
     try:
         return parse_object(body)
     except GoJsonError as wrong:
-        raise error(400, f"invalid JSON: {wrong}") from None
+        raise create_error(400, f"invalid JSON: {wrong}") from None
 
 
-def _bytes_of(fields: Mapping[str, Any], lengths: Mapping[str, int]) -> dict[str, bytes]:
+def _decode_fields(fields: Mapping[str, Any], lengths: Mapping[str, int]) -> dict[str, bytes]:
     """Decode the fields of fixed length and check that there is a proof."""
     found = {}
     try:
         for name, length in lengths.items():
             found[name] = take_bytes(fields, name)
             if len(found[name]) != length:
-                raise _invalid(f"{name} must be {length} bytes, got {len(found[name])}")
+                raise _invalid_field_error(f"{name} must be {length} bytes, got {len(found[name])}")
         proof = take_bytes(fields, "proof")
     except GoJsonError as wrong:
-        raise error(400, f"invalid JSON: {wrong}") from None
-    if not 1 <= len(proof) <= _MOST_PROOF:
-        raise _invalid(f"proof must be 1..{_MOST_PROOF} bytes, got {len(proof)}")
+        raise create_error(400, f"invalid JSON: {wrong}") from None
+    if not 1 <= len(proof) <= _MAX_PROOF_BYTES:
+        raise _invalid_field_error(f"proof must be 1..{_MAX_PROOF_BYTES} bytes, got {len(proof)}")
     return found
 
 
-def _invalid(text: str) -> Exception:
-    return error(400, f"validation failed: invalid message field: {text}")
+def _invalid_field_error(text: str) -> Exception:
+    return create_error(400, f"validation failed: invalid message field: {text}")

@@ -16,15 +16,15 @@ from typing import Any, Literal
 
 import httpx
 
-from devnet.ballot import SHARES, Ballot, BallotShare, checked_times, immediate, post_body, seal
+from devnet.ballot import SHARE_COUNT, Ballot, BallotShare, immediate_times, post_body, seal_ballot, validate_times
 from devnet.vote_submission import CastingError, delegate_and_cast
 
-_RETRIED = frozenset({429, 500, 502, 503, 504})
-_WAITS = (0.2, 0.6)
-_PATIENCE = {"sequential": 5.0, "parallel": 30.0}
-_REST_SECONDS = 30.0
+_RETRIED_STATUSES = frozenset({429, 500, 502, 503, 504})
+_RETRY_WAITS_SECONDS = (0.2, 0.6)
+_TIMEOUTS_SECONDS = {"sequential": 5.0, "parallel": 30.0}
+_PENALTY_SECONDS = 30.0
 _SHARES_PATH = "/shielded-vote/v1/shares"
-Mode = Literal["sequential", "parallel"]
+PostingMode = Literal["sequential", "parallel"]
 
 
 class WalletError(RuntimeError):
@@ -32,18 +32,18 @@ class WalletError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Posted:
+class PostResult:
     """Result of posting a share to a helper: HTTP status (None: no response), and `status` or error of the response."""
 
     helper: str
     status: int | None
-    answer: str
+    outcome: str
     attempts: int
 
     @property
-    def accepted(self) -> bool:
+    def is_accepted(self) -> bool:
         """Whether the helper has the share, queued now or earlier."""
-        return self.status == 200 and self.answer in ("queued", "duplicate")
+        return self.status == 200 and self.outcome in ("queued", "duplicate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,12 @@ class CastShare:
     index: int
     nullifier: bytes
     submit_at: int
-    posts: tuple[Posted, ...]
+    posts: tuple[PostResult, ...]
 
     @property
-    def accepted(self) -> bool:
+    def is_accepted(self) -> bool:
         """Whether at least one helper has the share."""
-        return any(post.accepted for post in self.posts)
+        return any(post.is_accepted for post in self.posts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +70,16 @@ class CastVote:
     shares: tuple[CastShare, ...]
 
     @property
-    def accepted(self) -> bool:
+    def is_accepted(self) -> bool:
         """Whether every posted share was accepted by a helper."""
-        return all(share.accepted for share in self.shares)
+        return all(share.is_accepted for share in self.shares)
 
 
 class Wallet:
     """One voter's wallet; an async context manager.
 
-    With `own_routes`, votes are cast over the dev chain's control route, which is not in the request log. Without it,
-    they are cast over the routes of real wallets at `chain_url`, which may be a proxy.
+    With `uses_control_routes`, votes are cast over the dev chain's control route, which is not in the request log.
+    Without it, they are cast over the routes of real wallets at `chain_url`, which may be a proxy.
     """
 
     def __init__(
@@ -87,11 +87,11 @@ class Wallet:
         chain_url: str,
         helper_urls: Sequence[str],
         *,
-        mode: Mode = "sequential",
+        mode: PostingMode = "sequential",
         copies: int = 1,
-        own_routes: bool = True,
+        uses_control_routes: bool = True,
         token: str = "",
-        dice: random.Random | None = None,
+        rng: random.Random | None = None,
         http: httpx.AsyncClient | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -99,14 +99,14 @@ class Wallet:
         self.helper_urls = [url.rstrip("/") for url in helper_urls]
         self.mode = mode
         self.copies = min(max(copies, 1), max(len(helper_urls), 1))
-        self.own_routes = own_routes
+        self.uses_control_routes = uses_control_routes
         self._headers = {"X-Helper-Token": token} if token else {}
-        self._dice = dice or random.Random()
-        self._http = http or httpx.AsyncClient(timeout=_PATIENCE[mode])
-        self._own_http = http is None
+        self._rng = rng or random.Random()
+        self._http = http or httpx.AsyncClient(timeout=_TIMEOUTS_SECONDS[mode])
+        self._owns_http = http is None
         self._sleep = sleep
         self._failures = dict.fromkeys(self.helper_urls, 0)
-        self._resting_until = dict.fromkeys(self.helper_urls, 0.0)
+        self._penalized_until = dict.fromkeys(self.helper_urls, 0.0)
 
     async def __aenter__(self) -> Wallet:
         return self
@@ -116,7 +116,7 @@ class Wallet:
 
     async def close(self) -> None:
         """Close the connections of the wallet's own HTTP client."""
-        if self._own_http:
+        if self._owns_http:
             await self._http.aclose()
 
     async def cast_vote(
@@ -129,29 +129,31 @@ class Wallet:
         times: Sequence[int] | None = None,
     ) -> CastVote:
         """Vote. `weight` is random by default; `times` are the 16 values of `submit_at` (default: immediately)."""
-        ballot = await self.seal(round_id, proposal_id, vote_decision, weight=weight)
-        position = await self.cast(ballot)
-        return await self.post(ballot, position, times=immediate() if times is None else times)
+        ballot = await self.seal_ballot(round_id, proposal_id, vote_decision, weight=weight)
+        position = await self.cast_ballot(ballot)
+        return await self.post_shares(ballot, position, times=immediate_times() if times is None else times)
 
-    async def seal(self, round_id: bytes, proposal_id: int, vote_decision: int, *, weight: int | None = None) -> Ballot:
+    async def seal_ballot(
+        self, round_id: bytes, proposal_id: int, vote_decision: int, *, weight: int | None = None
+    ) -> Ballot:
         """Encrypt a vote with the key of its round."""
         answer = await self._http.get(f"{self.chain_url}/shielded-vote/v1/round/{round_id.hex()}")
         key = answer.json().get("round", {}).get("ea_pk") if answer.status_code == 200 else None
         if not key:
             raise WalletError(f"the round does not accept votes: HTTP {answer.status_code} {answer.text[:200]}")
         return await asyncio.to_thread(
-            seal,
+            seal_ballot,
             round_id=round_id,
             ea_pk=base64.b64decode(key),
             proposal_id=proposal_id,
             vote_decision=vote_decision,
-            weight=self._dice.randint(1, 10_000) if weight is None else weight,
-            dice=self._dice,
+            weight=self._rng.randint(1, 10_000) if weight is None else weight,
+            rng=self._rng,
         )
 
-    async def cast(self, ballot: Ballot, *, timeout: float = 60.0) -> int:
+    async def cast_ballot(self, ballot: Ballot, *, timeout: float = 60.0) -> int:
         """Cast the vote on the chain. Returns the position of its commitment in the round's tree."""
-        if not self.own_routes:
+        if not self.uses_control_routes:
             return await self._cast_over_public_routes(ballot, timeout)
         body = {"round_id": ballot.round_id.hex(), "vote_commitment": ballot.commitment.hex()}
         sent = await self._http.post(f"{self.chain_url}/devnet/cast", json=body)
@@ -176,16 +178,16 @@ class Wallet:
         except CastingError as error:
             raise WalletError(f"the chain refused the vote: {error}") from None
 
-    async def post(
+    async def post_shares(
         self,
         ballot: Ballot,
         position: int,
         *,
         times: Sequence[int],
-        indices: Sequence[int] = range(SHARES),
+        indices: Sequence[int] = range(SHARE_COUNT),
     ) -> CastVote:
         """Post shares, each to `copies` helpers. Late voters post index 0 only."""
-        at = checked_times(times)
+        at = validate_times(times)
         chosen = [ballot.shares[index] for index in indices]
         if self.mode == "parallel":
             waiting = [self._post_share(ballot, share, position, at[share.index]) for share in chosen]
@@ -197,43 +199,43 @@ class Wallet:
     async def _post_share(self, ballot: Ballot, share: BallotShare, position: int, submit_at: int) -> CastShare:
         """Post one share until enough helpers accepted it or all were tried."""
         body = post_body(ballot, share, position, submit_at)
-        posts: list[Posted] = []
-        for helper in self._order(share.index):
-            posts.append(await self._post(helper, body))
-            if sum(post.accepted for post in posts) >= self.copies:
+        posts: list[PostResult] = []
+        for helper in self._order_helpers(share.index):
+            posts.append(await self._post_with_retries(helper, body))
+            if sum(post.is_accepted for post in posts) >= self.copies:
                 break
         return CastShare(share.index, share.nullifier, submit_at, tuple(posts))
 
-    def _order(self, index: int) -> list[str]:
+    def _order_helpers(self, index: int) -> list[str]:
         """The order of helpers for this share: round-robin, resting ones last."""
         now = asyncio.get_running_loop().time()
         turn = index % max(len(self.helper_urls), 1)
         turned = self.helper_urls[turn:] + self.helper_urls[:turn]
-        return sorted(turned, key=lambda helper: self._resting_until[helper] > now)
+        return sorted(turned, key=lambda helper: self._penalized_until[helper] > now)
 
-    async def _post(self, helper: str, body: dict[str, Any]) -> Posted:
+    async def _post_with_retries(self, helper: str, body: dict[str, Any]) -> PostResult:
         """Post one share to one helper, with the retries of a real wallet."""
-        posted = Posted(helper, None, "", 0)
-        for attempt, wait in enumerate((*_WAITS, None), 1):
+        posted = PostResult(helper, None, "", 0)
+        for attempt, wait in enumerate((*_RETRY_WAITS_SECONDS, None), 1):
             try:
-                async with asyncio.timeout(_PATIENCE[self.mode]):
+                async with asyncio.timeout(_TIMEOUTS_SECONDS[self.mode]):
                     answer = await self._http.post(helper + _SHARES_PATH, json=body, headers=self._headers)
-                posted = Posted(helper, answer.status_code, _said(answer), attempt)
+                posted = PostResult(helper, answer.status_code, _response_status(answer), attempt)
             except (httpx.HTTPError, TimeoutError) as error:
-                posted = Posted(helper, None, type(error).__name__, attempt)
-            if posted.status is not None and posted.status not in _RETRIED:
+                posted = PostResult(helper, None, type(error).__name__, attempt)
+            if posted.status is not None and posted.status not in _RETRIED_STATUSES:
                 break
             if wait is not None:
                 await self._sleep(wait)
-        self._note(helper, posted.accepted)
+        self._record_result(helper, posted.is_accepted)
         return posted
 
-    def _note(self, helper: str, good: bool) -> None:
+    def _record_result(self, helper: str, is_accepted: bool) -> None:
         """Record the success or failure of a helper."""
-        self._failures[helper] = 0 if good else self._failures[helper] + 1
+        self._failures[helper] = 0 if is_accepted else self._failures[helper] + 1
         if self._failures[helper] >= 3:
             self._failures[helper] = 0
-            self._resting_until[helper] = asyncio.get_running_loop().time() + _REST_SECONDS
+            self._penalized_until[helper] = asyncio.get_running_loop().time() + _PENALTY_SECONDS
 
 
 async def cast_vote(
@@ -245,14 +247,14 @@ async def cast_vote(
     *,
     weight: int | None = None,
     times: Sequence[int] | None = None,
-    mode: Mode = "sequential",
+    mode: PostingMode = "sequential",
 ) -> CastVote:
     """Cast one vote with a new wallet; see `Wallet.cast_vote`."""
     async with Wallet(chain_url, helper_urls, mode=mode) as wallet:
         return await wallet.cast_vote(round_id, proposal_id, vote_decision, weight=weight, times=times)
 
 
-def _said(answer: httpx.Response) -> str:
+def _response_status(answer: httpx.Response) -> str:
     """The `status` of a successful response, or the error of a failed one."""
     try:
         body = answer.json()

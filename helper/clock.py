@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from typing import Protocol
 
-SLICE = 1.0
+RECHECK_SECONDS = 1.0
 """Interval in seconds at which a wait for a wall time rereads the clock, because it may have been set."""
 
 
@@ -33,13 +33,13 @@ class Clock(Protocol):
     async def wait(self, event: asyncio.Event, until: float) -> None:
         """Wait for an event or a wall time in unix seconds, whichever comes first.
 
-        If the wall clock is set meanwhile, this takes effect within `SLICE`.
+        If the wall clock is set meanwhile, this takes effect within `RECHECK_SECONDS`.
         """
         ...
 
 
 class SlicedWait(ABC):
-    """Implements `Clock.wait` by rereading the wall clock every `SLICE`."""
+    """Implements `Clock.wait` by rereading the wall clock every `RECHECK_SECONDS`."""
 
     @abstractmethod
     def now(self) -> float:
@@ -54,7 +54,7 @@ class SlicedWait(ABC):
         event_set = asyncio.ensure_future(event.wait())
         try:
             while not event.is_set() and (remaining := until - self.now()) > 0:
-                pause = asyncio.ensure_future(self.sleep(min(remaining, SLICE)))
+                pause = asyncio.ensure_future(self.sleep(min(remaining, RECHECK_SECONDS)))
                 try:
                     await asyncio.wait({event_set, pause}, return_when=asyncio.FIRST_COMPLETED)
                 finally:

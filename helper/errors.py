@@ -183,7 +183,7 @@ class ActionRefused(HelperError):
     advice = "Nothing was changed."
 
 
-class NothingThere(ActionRefused):
+class NotFound(ActionRefused):
     """No share or round matches, or more than one does."""
 
     advice = "Run `svote-helper queue list` and `svote-helper rounds`."
@@ -209,7 +209,7 @@ class DaemonError(HelperError):
     advice = "Check the helper's log."
 
 
-class DaemonSilent(DaemonError):
+class DaemonUnreachable(DaemonError):
     """The daemon does not respond."""
 
 
@@ -224,11 +224,11 @@ class ChainUnavailable(ChainError):
     """No node is available: all are unreachable, syncing, stale or excluded."""
 
 
-class ChainAnswerError(ChainError):
+class ChainResponseError(ChainError):
     """A node's response is invalid, or contradicts itself or other responses."""
 
 
-class InvalidAnswer(ChainAnswerError):
+class InvalidResponse(ChainResponseError):
     """A response is an HTTP error or cannot be parsed (HTML, truncated JSON, a wrong type or length).
 
     The node's responses to other requests may still be valid.
@@ -255,7 +255,7 @@ class ProverTimeout(ProverError):
     advice = "The machine is much slower than at start; check its load, or raise [prover] timeout_seconds."
 
 
-class ProverDied(ProverError):
+class ProverCrashed(ProverError):
     """A prover worker exited unexpectedly."""
 
     advice = "Check the kernel log for the out-of-memory killer; lower [helper] max_concurrent_proofs."

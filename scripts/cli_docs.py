@@ -63,23 +63,23 @@ and fish 3.6; bash's by a test).
 """
 
 
-def commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def list_commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Every command with its words, in the order of the help; groups are left out."""
-    for name, command in (group or root()).commands.items():
+    for name, command in (group or root_command()).commands.items():
         if hasattr(command, "commands"):
-            yield from commands(command, (*path, name))
+            yield from list_commands(command, (*path, name))
         else:
             yield (*path, name), command
 
 
-def root() -> Any:
+def root_command() -> Any:
     """The whole command line, a group of the parser's."""
     return typer.main.get_command(create_cli([]))
 
 
-def help_of(path: tuple[str, ...]) -> str:
+def render_help(path: tuple[str, ...]) -> str:
     """What `--help` prints where nothing says how wide the terminal is."""
-    command: Any = root()
+    command: Any = root_command()
     context: Any = None
     for name in (PROGRAM, *path):
         command = command if name == PROGRAM else command.commands[name]
@@ -87,7 +87,7 @@ def help_of(path: tuple[str, ...]) -> str:
     return str(command.get_help(context)).strip()
 
 
-def json_schema(path: tuple[str, ...]) -> Path:
+def json_schema_path(path: tuple[str, ...]) -> Path:
     """The file with the shape of a command's `--json`."""
     return SCHEMAS / f"{'-'.join(path)}.json"
 
@@ -97,16 +97,16 @@ def has_json(command: Any) -> bool:
     return any("--json" in parameter.opts for parameter in command.params)
 
 
-def render() -> str:
+def render_document() -> str:
     """The whole document."""
     parts = [INTRODUCTION]
-    for path, command in commands():
-        parts.append(f"## {' '.join(path)}\n\n```text\n{help_of(path)}\n```\n")
+    for path, command in list_commands():
+        parts.append(f"## {' '.join(path)}\n\n```text\n{render_help(path)}\n```\n")
         if has_json(command):
-            name = json_schema(path).name
+            name = json_schema_path(path).name
             parts.append(f"`--json`: [schemas/{name}](schemas/{name})\n")
     return "\n".join(parts)
 
 
 if __name__ == "__main__":
-    DOCUMENT.write_text(render())
+    DOCUMENT.write_text(render_document())

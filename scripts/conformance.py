@@ -34,16 +34,16 @@ RULES = {
 """The rules that the service itself must keep, in this project's words."""
 
 
-def marked_tests() -> dict[str, list[str]]:
+def collect_marked_tests() -> dict[str, list[str]]:
     """For each rule named in a test, the tests as `path::name`, in order."""
     found: dict[str, list[str]] = defaultdict(list)
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        for rule, name in _marks(ast.parse(path.read_text())):
+        for rule, name in _rule_marks(ast.parse(path.read_text())):
             found[rule].append(f"{path.relative_to(ROOT)}::{name}")
     return found
 
 
-def _marks(tree: ast.Module) -> Iterator[tuple[str, str]]:
+def _rule_marks(tree: ast.Module) -> Iterator[tuple[str, str]]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             continue
@@ -53,9 +53,9 @@ def _marks(tree: ast.Module) -> Iterator[tuple[str, str]]:
                     yield str(ast.literal_eval(argument)), node.name
 
 
-def render() -> str:
+def render_document() -> str:
     """The whole document."""
-    found = marked_tests()
+    found = collect_marked_tests()
     lines = [
         "# Conformance",
         "",
@@ -71,4 +71,4 @@ def render() -> str:
 
 
 if __name__ == "__main__":
-    DOCUMENT.write_text(render())
+    DOCUMENT.write_text(render_document())

@@ -11,30 +11,32 @@ from typing import Any
 
 from bench import capacity_table
 from bench.plot import plot_growth
-from bench.table import ROWS, Row, told
+from bench.table import ROWS, TableRow, format_row
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 DOCUMENT = ROOT / "docs" / "performance.md"
 PICTURE = ROOT / "docs" / "images" / "growth.svg"
-PARTS = ("figures", "carried")
+TABLE_PARTS = ("figures", "carried")
 
 
-def table() -> str:
+def render_table() -> str:
     """The lines of the table; those without a figure say so."""
     kept = {one["name"]: one for one in _read("latest.json")}
-    rows = [told(kept.get(row.name) or _missing(row)) for row in ROWS]
+    rows = [format_row(kept.get(row.name) or _missing_row(row)) for row in ROWS]
     lines = ["| | goal | median (spread of the runs) | holds |", "|---|---|---|---|"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
-def _missing(row: Row) -> dict[str, Any]:
+def _missing_row(row: TableRow) -> dict[str, Any]:
     return {"name": row.name, "goal": row.goal, "figure": None, "unit": row.unit, "holds": None, "runs": []}
 
 
-def render(document: str) -> str:
+def render_document(document: str) -> str:
     """The document with its tables made anew."""
-    for part, lines in zip(PARTS, (table(), capacity_table.table(_read("carried.json"))), strict=True):
+    for part, lines in zip(
+        TABLE_PARTS, (render_table(), capacity_table.format_table(_read("carried.json"))), strict=True
+    ):
         begin, end = f"<!-- {part}: begin -->", f"<!-- {part}: end -->"
         head, _, rest = document.partition(begin)
         _, _, tail = rest.partition(end)
@@ -42,7 +44,7 @@ def render(document: str) -> str:
     return document
 
 
-def picture() -> str:
+def render_plot() -> str:
     """The plot."""
     return plot_growth(_read("growth.json"))
 
@@ -55,8 +57,8 @@ def _read(name: str) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Write both."""
-    DOCUMENT.write_text(render(DOCUMENT.read_text()))
-    PICTURE.write_text(picture())
+    DOCUMENT.write_text(render_document(DOCUMENT.read_text()))
+    PICTURE.write_text(render_plot())
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def recorded_lines(name: str) -> list[dict[str, Any]]:
+def read_recorded_lines(name: str) -> list[dict[str, Any]]:
     """The rows of one recorded .jsonl file."""
     return [json.loads(line) for line in (RECORDED / name).read_text().splitlines()]
 
@@ -44,19 +44,19 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def recorded_shares() -> list[dict[str, Any]]:
-    return recorded_lines("shares.jsonl")
+    return read_recorded_lines("shares.jsonl")
 
 
 @pytest.fixture(scope="session")
 def recorded_reveals() -> list[dict[str, Any]]:
-    return recorded_lines("reveals.jsonl")
+    return read_recorded_lines("reveals.jsonl")
 
 
 @pytest.fixture(scope="session")
 def recorded_exchanges() -> list[dict[str, Any]]:
-    return recorded_lines("exchanges.jsonl")
+    return read_recorded_lines("exchanges.jsonl")
 
 
 @pytest.fixture(scope="session")
 def recorded_blocks() -> list[dict[str, Any]]:
-    return recorded_lines("blocks.jsonl")
+    return read_recorded_lines("blocks.jsonl")

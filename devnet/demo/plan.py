@@ -16,13 +16,13 @@ PROPOSALS = (
     {"title": "Raise the threshold", "options": ["Support", "Oppose"]},
 )
 """Two proposals with different numbers of options."""
-DELEGATIONS = 5000
+DELEGATION_COUNT = 5000
 """Leaves in the round's tree before the first vote."""
 LEAD_SECONDS = 2
 """Seconds from a wallet's POST to the earliest `submit_at`."""
-HEADROOM = 4.0
+DURATION_FACTOR = 4.0
 """Duration of the round as a multiple of the expected proving time, because the host may be busy."""
-SPARE_SECONDS = 30
+MARGIN_SECONDS = 30
 """Additional seconds, for blocks and other delays."""
 
 
@@ -51,9 +51,9 @@ class DemoOptions:
     store: str = "sqlite"
 
     @property
-    def shares(self) -> int:
+    def share_count(self) -> int:
         """Total number of shares."""
-        return self.voters * len(PROPOSALS) * ballot.SHARES
+        return self.voters * len(PROPOSALS) * ballot.SHARE_COUNT
 
 
 class Timing(Enum):
@@ -65,7 +65,7 @@ class Timing(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PlannedVote:
     """One vote to cast: option `decision` of `proposal` (ids from 1), with `weight` and `timing`."""
 
     voter: int
@@ -75,42 +75,44 @@ class Choice:
     timing: Timing
 
 
-def choices(options: DemoOptions, dice: random.Random) -> list[Choice]:
+def plan_votes(options: DemoOptions, rng: random.Random) -> list[PlannedVote]:
     """The votes of all voters, with alternating timings."""
     timings = list(Timing)
-    made: list[Choice] = []
+    made: list[PlannedVote] = []
     for voter in range(options.voters):
         for index, proposal in enumerate(PROPOSALS):
             made.append(
-                Choice(
+                PlannedVote(
                     voter=voter,
                     proposal=index + 1,
-                    decision=dice.randrange(len(proposal["options"])),
-                    weight=dice.randint(1, 1000),
+                    decision=rng.randrange(len(proposal["options"])),
+                    weight=rng.randint(1, 1000),
                     timing=timings[len(made) % len(timings)],
                 )
             )
     return made
 
 
-def times(choice: Choice, now: float, spread: float, dice: random.Random) -> list[int]:
+def due_times(choice: PlannedVote, now: float, spread: float, rng: random.Random) -> list[int]:
     """The 16 due times of a vote that is posted now."""
     start = now + LEAD_SECONDS
     match choice.timing:
         case Timing.IMMEDIATE:
-            return ballot.immediate()
+            return ballot.immediate_times()
         case Timing.SAME_SECOND:
-            return ballot.same_second(int(start + spread / 2))
+            return ballot.same_second_times(int(start + spread / 2))
         case Timing.SPREAD:
-            return ballot.spread(start, spread, dice)
+            return ballot.spread_times(start, spread, rng)
 
 
 def round_seconds(options: DemoOptions, proof_seconds: float, workers: int) -> float:
     """Duration of the round, given the time of a proof on one of `workers` provers."""
-    return SPARE_SECONDS + LEAD_SECONDS + options.spread + HEADROOM * options.shares * proof_seconds / workers
+    return (
+        MARGIN_SECONDS + LEAD_SECONDS + options.spread + DURATION_FACTOR * options.share_count * proof_seconds / workers
+    )
 
 
-def expected_tally(cast: Sequence[Choice]) -> dict[tuple[int, int], int]:
+def expected_tally(cast: Sequence[PlannedVote]) -> dict[tuple[int, int], int]:
     """The expected tally: total weight by (proposal, option), without options that have no votes."""
     totals: Counter[tuple[int, int]] = Counter()
     for choice in cast:

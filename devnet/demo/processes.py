@@ -14,7 +14,7 @@ from typing import Any
 
 from devnet.postgres import Cluster
 
-START_SECONDS = 240.0
+START_TIMEOUT_SECONDS = 240.0
 """Timeout in seconds for the start of a process."""
 
 
@@ -23,26 +23,26 @@ class StartError(RuntimeError):
 
 
 @contextlib.asynccontextmanager
-async def chain(folder: Path, circuit: str) -> AsyncIterator[dict[str, Any]]:
+async def run_chain(folder: Path, circuit: str) -> AsyncIterator[dict[str, Any]]:
     """Run a dev chain. Yields its ready line (`rest`, `rpc`, …)."""
     arguments = ("-m", "devnet", "--rest-port", "0", "--rpc-port", "0", "--circuit", circuit)
-    async with _running("chain", folder, arguments) as ready:
+    async with _run_process("chain", folder, arguments) as ready:
         yield ready
 
 
 @contextlib.asynccontextmanager
-async def helper(folder: Path, db: Path, ready_chain: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+async def run_helper(folder: Path, db: Path, ready_chain: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
     """Run a helper for this chain, with its page.
 
     Yields its ready line (`url`, `socket`) with the operators' `token` and the control `sockets` of all hosts.
     """
     token = secrets.token_urlsafe(16)
-    async with _serving("helper", folder, ready_chain, _page(folder, ready_chain, token), db=db) as ready:
+    async with _run_service("helper", folder, ready_chain, _page_config(folder, ready_chain, token), db=db) as ready:
         yield {**ready, "token": token, "sockets": [ready["socket"]]}
 
 
 @contextlib.asynccontextmanager
-async def hosts(folder: Path, ready_chain: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+async def run_hosts(folder: Path, ready_chain: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
     """Run one host per role with a temporary PostgreSQL cluster. Yields like `helper`, for the host with the API.
 
     Raises:
@@ -51,31 +51,31 @@ async def hosts(folder: Path, ready_chain: dict[str, Any]) -> AsyncIterator[dict
     token, keys = secrets.token_urlsafe(16), folder / "store.key"
     keys.touch(0o600)
     keys.write_text(secrets.token_hex(32))
-    async with _database() as url, contextlib.AsyncExitStack() as stack:
+    async with _run_database() as url, contextlib.AsyncExitStack() as stack:
         store = f"[store]\nurl = {json.dumps(url)}\nkey_file = {json.dumps(str(keys))}\n"
 
         async def host(role: str, more: str = "") -> dict[str, Any]:
             settings = f'{more}\n{store}host = "{role}"\n'
-            return await stack.enter_async_context(_serving(role, folder, ready_chain, settings, role=role))
+            return await stack.enter_async_context(_run_service(role, folder, ready_chain, settings, role=role))
 
         # one after the other: the first creates the tables
-        ready = await host("api", _page(folder, ready_chain, token))
+        ready = await host("api", _page_config(folder, ready_chain, token))
         others = [await host(role, "\n[admin]\ndisable = true\n") for role in ("prover", "sender")]
         yield {**ready, "token": token, "sockets": [host_ready["socket"] for host_ready in (ready, *others)]}
 
 
 @contextlib.asynccontextmanager
-async def _database() -> AsyncIterator[str]:
+async def _run_database() -> AsyncIterator[str]:
     """Run a temporary PostgreSQL cluster. Yields its URL."""
     cluster = await asyncio.to_thread(Cluster, "demo")
     try:
         await asyncio.to_thread(cluster.start)
-        yield cluster.address
+        yield cluster.url
     finally:
         cluster.remove()
 
 
-def _page(folder: Path, ready_chain: dict[str, Any], token: str) -> str:
+def _page_config(folder: Path, ready_chain: dict[str, Any], token: str) -> str:
     """Configuration of the helper with the page, starting within [operator]."""
     return (
         f"token = {json.dumps(token)}\n\n"
@@ -85,22 +85,28 @@ def _page(folder: Path, ready_chain: dict[str, Any], token: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _serving(
-    name: str, folder: Path, ready_chain: dict[str, Any], more: str, *, db: Path | None = None, role: str = "all"
+async def _run_service(
+    name: str,
+    folder: Path,
+    ready_chain: dict[str, Any],
+    operator_config: str,
+    *,
+    db: Path | None = None,
+    role: str = "all",
 ) -> AsyncIterator[dict[str, Any]]:
     """Run one helper. `more` is configuration that continues within [operator]."""
     settings, db = folder / f"{name}.toml", db or folder / f"{name}.db"
     settings.write_text(
         f'[helper]\nport = 0\nrole = "{role}"\ndb_path = {json.dumps(str(db))}\nexpose_queue_status = true\n\n'
         f'[chain]\nendpoints = ["{ready_chain["rest"]}"]\nrpc = ["{ready_chain["rpc"]}"]\n\n'
-        f"[operator]\nsocket = {json.dumps(str(folder / f'{name}.sock'))}\n{more}"
+        f"[operator]\nsocket = {json.dumps(str(folder / f'{name}.sock'))}\n{operator_config}"
     )
-    async with _running(name, folder, ("-m", "helper", "serve", "--config", str(settings))) as ready:
+    async with _run_process(name, folder, ("-m", "helper", "serve", "--config", str(settings))) as ready:
         yield ready
 
 
 @contextlib.asynccontextmanager
-async def _running(name: str, folder: Path, arguments: Sequence[str]) -> AsyncIterator[dict[str, Any]]:
+async def _run_process(name: str, folder: Path, arguments: Sequence[str]) -> AsyncIterator[dict[str, Any]]:
     """Run a child process. Yields when its ready file exists; terminates it at the end, and kills it after 15 s."""
     ready_file, log_file = folder / f"{name}.ready", folder / f"{name}.log"
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SVOTE_HELPER_")}
@@ -109,7 +115,7 @@ async def _running(name: str, folder: Path, arguments: Sequence[str]) -> AsyncIt
             sys.executable, *arguments, "--ready-file", str(ready_file), stdout=log, stderr=log, env=environment
         )
     try:
-        yield await _ready(name, process, ready_file, log_file)
+        yield await _wait_until_ready(name, process, ready_file, log_file)
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
@@ -121,9 +127,11 @@ async def _running(name: str, folder: Path, arguments: Sequence[str]) -> AsyncIt
             await process.wait()
 
 
-async def _ready(name: str, process: asyncio.subprocess.Process, ready_file: Path, log_file: Path) -> dict[str, Any]:
+async def _wait_until_ready(
+    name: str, process: asyncio.subprocess.Process, ready_file: Path, log_file: Path
+) -> dict[str, Any]:
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(START_SECONDS):
+        async with asyncio.timeout(START_TIMEOUT_SECONDS):
             while process.returncode is None:
                 if ready_file.exists():
                     ready: dict[str, Any] = json.loads(ready_file.read_text())

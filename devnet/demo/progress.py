@@ -10,20 +10,20 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 STAGES = ("accepted", "proven", "broadcast", "confirmed")
-LINE_SECONDS = 2.0
+LINE_INTERVAL_SECONDS = 2.0
 """Minimum seconds between plain lines."""
 
 
-class Bars:
+class ProgressBars:
     """Progress bars of the four stages; a context manager."""
 
     def __init__(self, total: int) -> None:
         self._total = total
         self._console = Console(stderr=True)
         self._bars: Progress | None = None
-        self._last: tuple[float, dict[str, int]] = (0.0, {})
+        self._last_line_at: tuple[float, dict[str, int]] = (0.0, {})
 
-    def __enter__(self) -> Bars:
+    def __enter__(self) -> ProgressBars:
         if self._console.is_terminal:
             self._bars = Progress(
                 TextColumn("{task.description:>10}"),
@@ -43,22 +43,22 @@ class Bars:
         if self._bars is not None:
             self._bars.stop()
 
-    def show(self, done: dict[str, int]) -> None:
+    def update(self, counts: dict[str, int]) -> None:
         """Show the number of shares by stage."""
         if self._bars is not None:
             for number, stage in enumerate(STAGES):
-                self._bars.update(self._bars.task_ids[number], completed=done.get(stage, 0))
+                self._bars.update(self._bars.task_ids[number], completed=counts.get(stage, 0))
             return
-        since, last = self._last
-        complete = all(done.get(stage, 0) >= self._total for stage in STAGES)
-        if done != last and (complete or time.monotonic() >= since + LINE_SECONDS):
-            self._last = (time.monotonic(), dict(done))
-            self._line(done)
+        since, last = self._last_line_at
+        complete = all(counts.get(stage, 0) >= self._total for stage in STAGES)
+        if counts != last and (complete or time.monotonic() >= since + LINE_INTERVAL_SECONDS):
+            self._last_line_at = (time.monotonic(), dict(counts))
+            self._print_status_line(counts)
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print a line above the bars."""
         self._console.print(text, highlight=False, soft_wrap=True)
 
-    def _line(self, done: dict[str, int]) -> None:
-        parts = (f"{stage} {done.get(stage, 0)}/{self._total}" for stage in STAGES)
+    def _print_status_line(self, counts: dict[str, int]) -> None:
+        parts = (f"{stage} {counts.get(stage, 0)}/{self._total}" for stage in STAGES)
         print("  ".join(parts), file=sys.stderr, flush=True)

@@ -17,13 +17,13 @@ import httpx
 from rich.console import Console
 
 from devnet.demo import plan, processes, report
-from devnet.demo.progress import Bars
-from devnet.demo.votes import Voted, vote_all
+from devnet.demo.progress import ProgressBars
+from devnet.demo.votes import VoteResult, cast_all_votes
 from devnet.tx import Reveal, decode
 
 ROUND = "/shielded-vote/v1/round"
 POLL_SECONDS = 0.25
-CHAIN_PATIENCE = 90.0
+CHAIN_TIMEOUT_SECONDS = 90.0
 """Timeout in seconds for the chain to open a round, or to publish its tally after the end."""
 
 
@@ -44,7 +44,7 @@ class Demo:
             httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=path), base_url="http://helper", timeout=30)
             for path in helper["sockets"]
         ]
-        self._dice = random.Random(options.seed)
+        self._rng = random.Random(options.seed)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -52,28 +52,30 @@ class Demo:
         for client in self._sockets:
             await client.aclose()
 
-    async def run(self, bars: Bars) -> dict[str, Any]:
+    async def run(self, bars: ProgressBars) -> dict[str, Any]:
         """Vote, wait for all reveals and the tally, and return the report."""
         began = time.monotonic()
-        await self._publish()
-        await self._helper_ready()
-        facts = await self._facts()
+        await self._publish_config()
+        await self._wait_until_helper_ready()
+        facts = await self._merged_stats()
         provers = facts["provers"]
         seconds = plan.round_seconds(self._options, provers["self_test_seconds"], provers["workers"])
         round_id, end = await self._open_round(seconds)
-        bars.say(
+        bars.print_line(
             f"{self._options.voters} wallets vote on {len(plan.PROPOSALS)} proposals, 16 shares a vote; "
             f"circuit {self._options.circuit}; the round ends in {end - time.time():.0f} s"
         )
-        voted = await self._vote(round_id, end, bars)
+        voted = await self._cast_votes(round_id, end, bars)
         await self._end_round(round_id, bars)
-        counted = await self._tally(round_id, end)
-        early = report.early_requests(voted, await self._transactions(round_id), await self._requests())
-        facts = await self._facts()
+        counted = await self._wait_for_tally(round_id, end)
+        early = report.count_early_requests(
+            voted, await self._find_transactions(round_id), await self._read_request_log()
+        )
+        facts = await self._merged_stats()
         seconds = time.monotonic() - began
-        return report.result(self._options, voted, facts, counted=counted, early=early, seconds=seconds)
+        return report.build_result(self._options, voted, facts, counted=counted, early=early, seconds=seconds)
 
-    async def _vote(self, round_id: bytes, end: int, bars: Bars) -> list[Voted]:
+    async def _cast_votes(self, round_id: bytes, end: int, bars: ProgressBars) -> list[VoteResult]:
         """Cast and post all votes, and show progress until all shares are confirmed or the round has ended."""
         taken = 0
 
@@ -81,36 +83,38 @@ class Demo:
             nonlocal taken
             taken += number
 
-        cast = plan.choices(self._options, self._dice)
+        cast = plan.plan_votes(self._options, self._rng)
         voting = asyncio.create_task(
-            vote_all(
+            cast_all_votes(
                 self._chain_url,
                 self._helper_url,
                 round_id,
                 cast,
                 spread=self._options.spread,
-                dice=self._dice,
-                accepted=accepted,
+                rng=self._rng,
+                on_accepted=accepted,
             )
         )
         while True:
-            counts = (await self._facts())["counts"]
-            bars.show({**counts, "accepted": taken})
-            finished = counts.get("confirmed", 0) >= self._options.shares or time.time() > end + CHAIN_PATIENCE
+            counts = (await self._merged_stats())["counts"]
+            bars.update({**counts, "accepted": taken})
+            finished = (
+                counts.get("confirmed", 0) >= self._options.share_count or time.time() > end + CHAIN_TIMEOUT_SECONDS
+            )
             if voting.done() and (finished or voting.exception() is not None):
                 return voting.result()
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _publish(self) -> None:
+    async def _publish_config(self) -> None:
         """Publish the voting configuration, which the page's network view shows."""
         config = {"version": "1", "vote_servers": [{"url": self._helper_url, "label": "The demonstration's helper"}]}
         (await self._http.post(f"{self._chain_url}/devnet/voting-config", json=config)).raise_for_status()
 
-    async def _helper_ready(self) -> None:
-        async with self._patience("the helper to be ready", processes.START_SECONDS):
+    async def _wait_until_helper_ready(self) -> None:
+        async with self._timeout("the helper to be ready", processes.START_TIMEOUT_SECONDS):
             while True:
                 answer = await self._http.get(f"{self._helper_url}/shielded-vote/v1/status")
-                if answer.status_code == 200 and all(facts["ready"] for facts in await self._each()):
+                if answer.status_code == 200 and all(facts["ready"] for facts in await self._stats_of_hosts()):
                     return
                 await asyncio.sleep(POLL_SECONDS)
 
@@ -121,11 +125,11 @@ class Demo:
         answer.raise_for_status()
         made = answer.json()
         round_id = bytes.fromhex(made["vote_round_id"])
-        async with self._patience("the round to open", CHAIN_PATIENCE):
+        async with self._timeout("the round to open", CHAIN_TIMEOUT_SECONDS):
             while await self._round_status(round_id) != 1:
                 await asyncio.sleep(POLL_SECONDS)
         # Voters delegate before they vote: positions are then larger than any height, and can be found in the log.
-        delegations = {"round_id": round_id.hex(), "count": plan.DELEGATIONS}
+        delegations = {"round_id": round_id.hex(), "count": plan.DELEGATION_COUNT}
         (await self._http.post(f"{self._chain_url}/devnet/delegate", json=delegations)).raise_for_status()
         return round_id, int(made["vote_end_time"])
 
@@ -133,29 +137,29 @@ class Demo:
         answer = await self._http.get(f"{self._chain_url}{ROUND}/{round_id.hex()}")
         return int(answer.json()["round"]["status"]) if answer.status_code == 200 else None
 
-    async def _end_round(self, round_id: bytes, bars: Bars) -> None:
+    async def _end_round(self, round_id: bytes, bars: ProgressBars) -> None:
         """End the round early if all shares are confirmed."""
-        complete = (await self._facts())["counts"].get("confirmed", 0) >= self._options.shares
+        complete = (await self._merged_stats())["counts"].get("confirmed", 0) >= self._options.share_count
         if not complete:
-            bars.say("the round ends before every share is confirmed")
+            bars.print_line("the round ends before every share is confirmed")
             return
-        bars.say("every share is confirmed: the chain ends the round and tallies it")
+        bars.print_line("every share is confirmed: the chain ends the round and tallies it")
         body = {"round_id": round_id.hex()}
         (await self._http.post(f"{self._chain_url}/devnet/rounds/end", json=body)).raise_for_status()
 
-    async def _tally(self, round_id: bytes, end: int) -> dict[tuple[int, int], int]:
+    async def _wait_for_tally(self, round_id: bytes, end: int) -> dict[tuple[int, int], int]:
         finalized = 3
-        async with self._patience("the tally", max(0.0, end - time.time()) + CHAIN_PATIENCE):
+        async with self._timeout("the tally", max(0.0, end - time.time()) + CHAIN_TIMEOUT_SECONDS):
             while await self._round_status(round_id) != finalized:
                 await asyncio.sleep(POLL_SECONDS)
         answer = await self._http.get(f"{self._chain_url}/shielded-vote/v1/tally-results/{round_id.hex()}")
         answer.raise_for_status()
-        return report.tally_of(answer.json())
+        return report.parse_tally(answer.json())
 
-    async def _facts(self) -> dict[str, Any]:
-        return report.together(await self._each())
+    async def _merged_stats(self) -> dict[str, Any]:
+        return report.merge_host_stats(await self._stats_of_hosts())
 
-    async def _each(self) -> list[dict[str, Any]]:
+    async def _stats_of_hosts(self) -> list[dict[str, Any]]:
         """The facts of all hosts."""
         facts = []
         for client in self._sockets:
@@ -164,7 +168,7 @@ class Demo:
             facts.append(answer.json()["service"])
         return facts
 
-    async def _requests(self) -> list[dict[str, Any]]:
+    async def _read_request_log(self) -> list[dict[str, Any]]:
         """The chain's entire request log."""
         entries: list[dict[str, Any]] = []
         while True:
@@ -175,7 +179,7 @@ class Demo:
                 return entries
             entries += page
 
-    async def _transactions(self, round_id: bytes) -> dict[str, bytes]:
+    async def _find_transactions(self, round_id: bytes) -> dict[str, bytes]:
         """The hash of the revealing transaction by nullifier (hex)."""
         page, hashes = 1, dict[str, bytes]()
         query = f"\"reveal_share.vote_round_id='{round_id.hex()}'\""
@@ -191,7 +195,7 @@ class Demo:
             page += 1
 
     @contextlib.asynccontextmanager
-    async def _patience(self, what: str, seconds: float) -> AsyncIterator[None]:
+    async def _timeout(self, what: str, seconds: float) -> AsyncIterator[None]:
         try:
             async with asyncio.timeout(seconds):
                 yield
@@ -199,7 +203,7 @@ class Demo:
             raise DemoError(f"waited {seconds:.0f} s for {what}") from None
 
 
-async def demonstrate(options: plan.DemoOptions, tell: Console) -> dict[str, Any]:
+async def run_demo(options: plan.DemoOptions, console: Console) -> dict[str, Any]:
     """Start chain and helper, run the demo, and stop them; with `keep`, run until interrupted.
 
     Raises:
@@ -211,30 +215,30 @@ async def demonstrate(options: plan.DemoOptions, tell: Console) -> dict[str, Any
         folder = Path(name)
         shared = options.store == "postgres"
         what = "a database, and a helper for each role: api, prover, sender" if shared else "a helper"
-        tell.print(f"starting an embedded vote chain and {what}", highlight=False)
+        console.print(f"starting an embedded vote chain and {what}", highlight=False)
         async with (
-            processes.chain(folder, options.circuit) as chain,
-            processes.hosts(folder, chain)
+            processes.run_chain(folder, options.circuit) as chain,
+            processes.run_hosts(folder, chain)
             if shared
-            else processes.helper(folder, options.db or folder / "queue.db", chain) as helper,
+            else processes.run_helper(folder, options.db or folder / "queue.db", chain) as helper,
         ):
             demo = Demo(options, chain, helper)
             try:
-                with Bars(options.shares) as bars:
+                with ProgressBars(options.share_count) as bars:
                     outcome = await demo.run(bars)
             finally:
                 await demo.close()
             if options.keep:
-                await _keep(options, outcome, chain, helper, tell)
+                await _keep_running(options, outcome, chain, helper, console)
     return outcome
 
 
-async def _keep(
-    options: plan.DemoOptions, outcome: dict[str, Any], chain: dict[str, Any], helper: dict[str, Any], tell: Console
+async def _keep_running(
+    options: plan.DemoOptions, outcome: dict[str, Any], chain: dict[str, Any], helper: dict[str, Any], console: Console
 ) -> None:
     """Show the report and the addresses, then wait for Ctrl-C or SIGTERM."""
     if not options.json:
-        report.show(outcome, tell)
+        report.print_report(outcome, console)
     for what, where in (
         ("helper, and its page", helper["url"]),
         ("operator token, for the page's queue", helper["token"]),
@@ -242,8 +246,8 @@ async def _keep(
         ("chain, REST", chain["rest"]),
         ("chain, consensus RPC", chain["rpc"]),
     ):
-        tell.print(f"{what}: {where}", highlight=False, soft_wrap=True)
-    tell.print("everything keeps running; Ctrl-C ends it", highlight=False)
+        console.print(f"{what}: {where}", highlight=False, soft_wrap=True)
+    console.print("everything keeps running; Ctrl-C ends it", highlight=False)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -8,41 +8,41 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from devnet.demo.plan import Choice, times
+from devnet.demo.plan import PlannedVote, due_times
 from devnet.wallet import CastVote, Wallet
 
-AT_ONCE = 4
+MAX_CONCURRENT_VOTES = 4
 """Wallets that vote concurrently."""
 
 
 @dataclass(frozen=True, slots=True)
-class Voted:
+class VoteResult:
     """A choice and the resulting vote."""
 
-    choice: Choice
+    planned: PlannedVote
     vote: CastVote
 
 
-async def vote_all(
+async def cast_all_votes(
     chain_url: str,
     helper_url: str,
     round_id: bytes,
-    cast: Sequence[Choice],
+    planned_votes: Sequence[PlannedVote],
     *,
     spread: float,
-    dice: random.Random,
-    accepted: Callable[[int], None],
-) -> list[Voted]:
-    """Cast all votes. `accepted` is called per vote with the number of accepted shares."""
-    gate = asyncio.Semaphore(AT_ONCE)
+    rng: random.Random,
+    on_accepted: Callable[[int], None],
+) -> list[VoteResult]:
+    """Cast all votes. `on_accepted` is called per vote with the number of accepted shares."""
+    limiter = asyncio.Semaphore(MAX_CONCURRENT_VOTES)
 
-    async def vote(choice: Choice) -> Voted:
-        async with gate, Wallet(chain_url, [helper_url], mode="parallel", dice=dice) as wallet:
-            sealed = await wallet.seal(round_id, choice.proposal, choice.decision, weight=choice.weight)
-            position = await wallet.cast(sealed)
-            when = times(choice, time.time(), spread, dice)
-            voted = await wallet.post(sealed, position, times=when)
-            accepted(sum(share.accepted for share in voted.shares))
-            return Voted(choice, voted)
+    async def vote(choice: PlannedVote) -> VoteResult:
+        async with limiter, Wallet(chain_url, [helper_url], mode="parallel", rng=rng) as wallet:
+            sealed = await wallet.seal_ballot(round_id, choice.proposal, choice.decision, weight=choice.weight)
+            position = await wallet.cast_ballot(sealed)
+            when = due_times(choice, time.time(), spread, rng)
+            voted = await wallet.post_shares(sealed, position, times=when)
+            on_accepted(sum(share.is_accepted for share in voted.shares))
+            return VoteResult(choice, voted)
 
-    return list(await asyncio.gather(*(vote(choice) for choice in cast)))
+    return list(await asyncio.gather(*(vote(choice) for choice in planned_votes)))

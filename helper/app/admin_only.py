@@ -16,38 +16,40 @@ from helper.runtime.supervisor import supervise
 class AdminOnlyService:
     """Serves the admin API and the page, and accepts no shares."""
 
-    def __init__(self, config: Config, *, endpoints: NodePool, clock: Clock) -> None:
-        self._listeners = Listeners(config, endpoints=endpoints, clock=clock)
-        self._endpoints = endpoints
-        self._interval = config.chain.poll_seconds
+    def __init__(self, config: Config, *, node_pool: NodePool, clock: Clock) -> None:
+        self._listeners = Listeners(config, node_pool=node_pool, clock=clock)
+        self._node_pool = node_pool
+        self._poll_seconds = config.chain.poll_seconds
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
         """Begin to stop; `run` returns once everything has ended."""
         self._stop.set()
 
-    async def alive(self) -> str:
+    async def get_status(self) -> str:
         """Return a short status."""
         return "accepts no shares ([helper] disable)"
 
     async def run(
-        self, *, started: Callable[[str], None] = lambda _: None, listener: socket.socket | None = None
+        self, *, on_started: Callable[[str], None] = lambda _: None, wallet_socket: socket.socket | None = None
     ) -> None:
         """Run until `stop`.
 
         Args:
-            started: called with the base URL once the socket listens.
-            listener: the socket, if it is already open.
+            on_started: called with the base URL once the socket listens.
+            wallet_socket: the socket, if it is already open.
 
         Raises:
             HelperError: the service could not start, or must not continue.
         """
         try:
-            async with self._listeners.open(started, listener) as servers:
-                await supervise({"endpoints": self._follow(), **self._listeners.parts}, servers, self._stop)
+            async with self._listeners.open(on_started, wallet_socket) as servers:
+                await supervise(
+                    {"endpoints": self._monitor_nodes(), **self._listeners.background_tasks}, servers, self._stop
+                )
         finally:
-            await self._endpoints.aclose()
+            await self._node_pool.aclose()
 
-    async def _follow(self) -> None:
-        await self._endpoints.check()
-        await self._endpoints.monitor(self._interval)
+    async def _monitor_nodes(self) -> None:
+        await self._node_pool.probe_all()
+        await self._node_pool.monitor(self._poll_seconds)

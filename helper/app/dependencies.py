@@ -20,10 +20,10 @@ class Dependencies:
         store: the queue; None opens the configured database.
         nodes: the chain's nodes; None connects to the configured ones.
         spawn: starts a prover worker.
-        checks: validates shares.
+        share_checks: validates shares.
     """
 
     store: Store | None = None
     nodes: Sequence[Node] | None = None
-    spawn: Spawn = WorkerProcess.spawn
-    checks: Checks = proofs
+    spawn_worker: Spawn = WorkerProcess.spawn
+    share_checks: Checks = proofs

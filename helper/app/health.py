@@ -5,9 +5,9 @@ from __future__ import annotations
 from helper.chain.block_follower import BlockFollower
 from helper.chain.commitment_tree import CommitmentTreeSync
 from helper.chain.models import RoundStatus
-from helper.chain.node_pool import EVER, NodePool
+from helper.chain.node_pool import MAX_HEIGHT, NodePool
 from helper.chain.round_registry import RoundRegistry
-from helper.chain.sync import ChainFollower
+from helper.chain.sync import ChainSync
 from helper.clock import Clock
 from helper.cluster.membership import ClusterMember
 from helper.core.pause import PauseCause, PauseReason, text_of
@@ -18,11 +18,11 @@ from helper.observability.stats import Stats
 from helper.reveal.circuit_selector import CircuitSelector
 from helper.reveal.dispatcher import DispatchGate
 from helper.reveal.prover.pool import ProverPool
-from helper.runtime.hardening import process_facts
-from helper.store.sqlite.file_location import DISPLACED, LOG_DISPLACED
+from helper.runtime.hardening import get_process_limits
+from helper.store.sqlite.file_location import DATABASE_DISPLACED_TEXT, WAL_DISPLACED_TEXT
 from helper.store.store import Store
 
-PAUSE_GRACE = 30.0
+PAUSE_GRACE_SECONDS = 30.0
 """Seconds for which dispatch may be paused before the service is not ready. A restart of a node pauses it for less."""
 
 
@@ -31,186 +31,195 @@ class ServiceHealth:
 
     Args:
         stale_after: age in seconds from which the newest block is too old to admit shares.
-        tolerance: seconds a due time may be ahead of the newest block time.
+        max_ahead: seconds a due time may be ahead of the newest block time.
         role: the role of this host; only the parts that it uses must be healthy.
-        among: membership in the cluster; None if there is only one host.
+        cluster: membership in the cluster; None if there is only one host.
 
     Attributes:
-        revealing: whether dispatch has started: provers ready, chain known, circuit selected. Set by the service.
+        is_dispatching: whether dispatch has started: provers ready, chain known, circuit selected. Set by the service.
     """
 
     def __init__(
         self,
         *,
         store: Store,
-        endpoints: NodePool,
-        rounds: RoundRegistry,
-        trees: CommitmentTreeSync,
-        follower: ChainFollower,
-        listener: BlockFollower,
-        circuits: CircuitSelector,
-        prover: ProverPool,
+        node_pool: NodePool,
+        round_registry: RoundRegistry,
+        tree_sync: CommitmentTreeSync,
+        chain_follower: ChainSync,
+        block_follower: BlockFollower,
+        circuit_selector: CircuitSelector,
+        prover_pool: ProverPool,
         stats: Stats,
         clock: Clock,
         stale_after: float,
-        tolerance: float,
+        max_ahead: float,
         role: Role = ROLES["all"],
-        among: ClusterMember | None = None,
+        cluster: ClusterMember | None = None,
     ) -> None:
         self._store = store
-        self._endpoints = endpoints
-        self._rounds = rounds
-        self._trees = trees
-        self._follower = follower
-        self._listener = listener
-        self._circuits = circuits
-        self._prover = prover
+        self._node_pool = node_pool
+        self._round_registry = round_registry
+        self._tree_sync = tree_sync
+        self._chain_follower = chain_follower
+        self._block_follower = block_follower
+        self._circuit_selector = circuit_selector
+        self._prover_pool = prover_pool
         self._stats = stats
         self._clock = clock
         self._stale_after = stale_after
-        self._tolerance = tolerance
+        self._max_ahead = max_ahead
         self._role = role
-        self._among = among
-        self.revealing = False
+        self._cluster = cluster
+        self.is_dispatching = False
         self._paused_since: float | None = None  # monotonic
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether shares are admitted and revealed."""
-        working = not self._role.works or (self.revealing and self._prover.ready)
-        return working and self.intake_paused() is None
+        is_dispatch_ready = not self._role.can_process or (self.is_dispatching and self._prover_pool.is_ready)
+        return is_dispatch_ready and self.intake_pause_reason() is None
 
     @property
-    def sends(self) -> bool:
+    def can_send(self) -> bool:
         """Whether prepared messages may be sent: dispatch has started and the clock is correct."""
-        return self.revealing and self._clock_fault() is None
+        return self.is_dispatching and self._clock_fault() is None
 
-    def intake_paused(self) -> PauseReason | None:
+    def intake_pause_reason(self) -> PauseReason | None:
         """Why no share is admitted now, or None.
 
         The newest block that any node in sync has reported decides whether the chain is current. So a node that is
         unreachable for a moment does not pause admission, but nodes that respond and are all out of sync do.
         """
         return (
-            self._unwritable()
+            self._store_fault()
             or self._clock_fault()
             or self._intake_blocked()
-            or self._not_in_sync()
-            or self._all_rounds_paused()
+            or self._sync_fault()
+            or self._all_rounds_pause_reason()
         )
 
-    def round_paused(self, round_id: bytes) -> PauseReason | None:
+    def round_pause_reason(self, round_id: bytes) -> PauseReason | None:
         """Why no share of this round may be admitted or revealed although nodes are in sync, or None.
 
         The reason is that no node reports the round, or its tree, consistently with what was verified before.
         """
-        frozen = self._rounds.frozen(round_id)
-        return self._trees.contradicted(round_id) if frozen is None else PauseCause.ROUND_FROZEN.reason(frozen)
+        frozen = self._round_registry.frozen_reason(round_id)
+        return (
+            self._tree_sync.contradiction_reason(round_id) if frozen is None else PauseCause.ROUND_FROZEN.reason(frozen)
+        )
 
-    def checks(self) -> list[Check]:
+    def run_checks(self) -> list[Check]:
         """Run the checks that `/readyz` reports."""
         checks = [
-            Check("store", text_of(self._unwritable())),
-            Check("chain", text_of(self._not_in_sync())),
+            Check("store", text_of(self._store_fault())),
+            Check("chain", text_of(self._sync_fault())),
             Check("clock", text_of(self._clock_suspect())),
-            Check("blocks", self._blocks_missing(), self._unread_blocks()),
-            Check("rounds", text_of(self._all_rounds_paused()) or self._frozen_with_shares(), self._rounds_note()),
-            Check("circuit", text_of(self._circuits.paused)),
+            Check("blocks", self._missing_blocks(), self._unread_blocks()),
+            Check(
+                "rounds",
+                text_of(self._all_rounds_pause_reason()) or self._frozen_with_shares(),
+                self._unconfirmed_round_reports(),
+            ),
+            Check("circuit", text_of(self._circuit_selector.pause_reason)),
         ]
-        if self._among is not None:
-            checks.append(Check("sender", text_of(self._among.waits)))
-        if self._role.works:
-            checks.append(Check("provers", None if self._prover.ready else "no prover is ready"))
-            checks.append(Check("queue", None if self.revealing else "starting: dispatch has not begun"))
-            checks.append(Check("dispatch", text_of(self._long_pause())))
+        if self._cluster is not None:
+            checks.append(Check("sender", text_of(self._cluster.work_blocked)))
+        if self._role.can_process:
+            checks.append(Check("provers", None if self._prover_pool.is_ready else "no prover is ready"))
+            checks.append(Check("queue", None if self.is_dispatching else "starting: dispatch has not begun"))
+            checks.append(Check("dispatch", text_of(self._long_pause_reason())))
         return checks
 
     def _clock_fault(self) -> PauseReason | None:
-        return None if self._among is None else self._among.off
+        return None if self._cluster is None else self._cluster.clock_fault
 
     def _clock_suspect(self) -> PauseReason | None:
         """Why nothing may be dispatched by this host's clock, or None."""
         fault = self._clock_fault()
-        return PauseCause.CLOCK_OFF_CHAIN.reason() if fault is None and self._endpoints.clock_suspect else fault
+        return PauseCause.CLOCK_OFF_CHAIN.reason() if fault is None and self._node_pool.is_clock_suspect else fault
 
     def _intake_blocked(self) -> PauseReason | None:
-        return None if self._among is None else self._among.elsewhere
+        return None if self._cluster is None else self._cluster.intake_blocked
 
     def _work_blocked(self) -> PauseReason | None:
-        return None if self._among is None else self._among.waits
+        return None if self._cluster is None else self._cluster.work_blocked
 
-    def _unwritable(self) -> PauseReason | None:
+    def _store_fault(self) -> PauseReason | None:
         """Why nothing can be stored, or None. The text is public; details of a disk error are only logged."""
-        trouble = self._store.trouble
+        trouble = self._store.write_error
         if trouble is None:
             return None
-        if trouble in {DISPLACED, LOG_DISPLACED}:
+        if trouble in {DATABASE_DISPLACED_TEXT, WAL_DISPLACED_TEXT}:
             return PauseCause.DATABASE_MOVED.reason(trouble)
         return PauseCause.QUEUE_UNWRITABLE.reason()
 
-    def _not_in_sync(self) -> PauseReason | None:
+    def _sync_fault(self) -> PauseReason | None:
         """Why the chain's state is not known well enough to admit shares, or None."""
-        if not self._follower.ready:
+        if not self._chain_follower.is_ready:
             return PauseCause.CHAIN_NOT_READ.reason()
-        newest = self._endpoints.time_at(EVER)
-        is_current = newest is not None and -self._tolerance <= self._clock.now() - newest <= self._stale_after
-        return None if is_current and not self._endpoints.out_of_step else PauseCause.NO_NODE_IN_SYNC.reason()
+        newest = self._node_pool.time_at(MAX_HEIGHT)
+        is_current = newest is not None and -self._max_ahead <= self._clock.now() - newest <= self._stale_after
+        return None if is_current and not self._node_pool.is_out_of_sync else PauseCause.NO_NODE_IN_SYNC.reason()
 
-    def _blocks_missing(self) -> str | None:
+    def _missing_blocks(self) -> str | None:
         """Why confirmations may be missing, or None."""
-        if self._listener.disputed is not None:
-            return f"nodes show different reveals in block {self._listener.disputed}"
-        if self._listener.stalled is not None:
-            return f"no node has block {self._listener.stalled}"
+        if self._block_follower.disputed_height is not None:
+            return f"nodes show different reveals in block {self._block_follower.disputed_height}"
+        if self._block_follower.stalled_height is not None:
+            return f"no node has block {self._block_follower.stalled_height}"
         return text_of(self._unread_since_stop())
 
     def _unread_since_stop(self) -> PauseReason | None:
         """Why shares that await a proof may be confirmed already, or None."""
-        return None if self._listener.arrived else PauseCause.BLOCKS_UNREAD.reason()
+        return None if self._block_follower.is_ready else PauseCause.BLOCKS_UNREAD.reason()
 
     def _unread_blocks(self) -> str | None:
         """The number of older blocks that are not read yet, or None. Shares are revealed meanwhile."""
-        left = self._listener.history.blocks_left
+        left = self._block_follower.history.unread_count
         return f"{left} older blocks are still to be read; shares are revealed meanwhile" if left else None
 
-    def _all_rounds_paused(self) -> PauseReason | None:
+    def _all_rounds_pause_reason(self) -> PauseReason | None:
         """Why all active rounds are paused, or None if at least one is not."""
-        open_rounds = [known for known in self._rounds.open() if known.status is RoundStatus.ACTIVE]
-        reasons = [self.round_paused(known.round_id) for known in open_rounds]
+        open_rounds = [known for known in self._round_registry.open_rounds() if known.status is RoundStatus.ACTIVE]
+        reasons = [self.round_pause_reason(known.round_id) for known in open_rounds]
         return reasons[0] if reasons and all(reasons) else None
 
     def _frozen_with_shares(self) -> str | None:
         """Which frozen rounds have waiting shares, or None. Other rounds are not affected."""
         frozen = [
             f"round {round_id.hex()[:8]} is frozen with {number} waiting shares"
-            for round_id, number in self._rounds.frozen_shares().items()
+            for round_id, number in self._round_registry.frozen_shares().items()
         ]
         return "; ".join(frozen) or None
 
-    def _rounds_note(self) -> str | None:
+    def _unconfirmed_round_reports(self) -> str | None:
         """Node reports about single rounds that were not accepted, or None."""
-        reports = [f"round {round_id.hex()[:8]}: {text}" for round_id, text in self._rounds.unconfirmed().items()]
+        reports = [
+            f"round {round_id.hex()[:8]}: {text}"
+            for round_id, text in self._round_registry.unconfirmed_reports().items()
+        ]
         return "; ".join(reports) or None
 
-    def gate(self) -> DispatchGate:
+    def get_dispatch_gate(self) -> DispatchGate:
         """Return the conditions for dispatch, and note when a pause begins."""
-        gate = self._gate()
-        if gate.paused is None:
+        gate = self._create_gate()
+        if gate.pause_reason is None:
             self._paused_since = None
         elif self._paused_since is None:
             self._paused_since = self._clock.monotonic()
         return gate
 
-    def _long_pause(self) -> PauseReason | None:
-        """Why dispatch has been paused for longer than `PAUSE_GRACE`, or None."""
-        reason = self.gate().paused
+    def _long_pause_reason(self) -> PauseReason | None:
+        """Why dispatch has been paused for longer than `PAUSE_GRACE_SECONDS`, or None."""
+        reason = self.get_dispatch_gate().pause_reason
         since = self._clock.monotonic() if self._paused_since is None else self._paused_since
-        return reason if self._clock.monotonic() - since >= PAUSE_GRACE else None
+        return reason if self._clock.monotonic() - since >= PAUSE_GRACE_SECONDS else None
 
-    def _gate(self) -> DispatchGate:
-        head = self._endpoints.head
+    def _create_gate(self) -> DispatchGate:
+        head = self._node_pool.head
         reason = (
-            self._unwritable()  # a proof could not be stored
+            self._store_fault()  # a proof could not be stored
             or self._clock_suspect()
             or self._work_blocked()
             or (PauseCause.NO_NODE_IN_SYNC.reason() if head is None else None)
@@ -221,15 +230,16 @@ class ServiceHealth:
             return DispatchGate(frozenset(), 0.0, reason)
         rounds = frozenset(
             known.round_id
-            for known in self._rounds.active()
-            if head.time < self._rounds.latest_end(known) and self._trees.anchor(known.round_id) is not None
-            if self._trees.contradicted(known.round_id) is None
+            for known in self._round_registry.active_rounds()
+            if head.time < self._round_registry.latest_end(known) and self._tree_sync.anchor(known.round_id) is not None
+            if self._tree_sync.contradiction_reason(known.round_id) is None
         )
         return DispatchGate(
             rounds,
-            head.time + self._tolerance,
-            self._circuits.blocked or self._all_rounds_paused(),
-            one_at_a_time=self._circuits.is_guess or self._circuits.paused is not None,
+            head.time + self._max_ahead,
+            self._circuit_selector.blocked_reason or self._all_rounds_pause_reason(),
+            is_one_at_a_time=self._circuit_selector.is_current_unproven
+            or self._circuit_selector.pause_reason is not None,
         )
 
     def _age_of(self, time: float | None) -> float | None:
@@ -238,23 +248,25 @@ class ServiceHealth:
 
     def _tree_lag(self) -> int | None:
         """Blocks by which the trees are behind the newest block; None before a block is known."""
-        head = self._endpoints.head
-        return None if head is None else max(0, head.height - self._trees.synced_height)
+        head = self._node_pool.head
+        return None if head is None else max(0, head.height - self._tree_sync.synced_height)
 
-    def facts(self) -> HealthState:
+    def collect_status(self) -> HealthState:
         """Return health, timings and pauses for operators, without data of single shares."""
-        reasons = self._endpoints.reasons()
+        reasons = self._node_pool.unusable_reasons()
         return {
-            "ready": self.ready,
-            "intake_paused": text_of(self.intake_paused()),
-            "checks": [CheckState(name=check.name, problem=check.problem, note=check.note) for check in self.checks()],
-            "process": process_facts(),
-            "circuit": self._circuits.current,
-            "chain_id": self._endpoints.chain_id,
-            "clock_skew": self._endpoints.clock_skew,
-            "block_age": self._age_of(self._endpoints.time_at(EVER)),
+            "ready": self.is_ready,
+            "intake_paused": text_of(self.intake_pause_reason()),
+            "checks": [
+                CheckState(name=check.name, problem=check.problem, note=check.note) for check in self.run_checks()
+            ],
+            "process": get_process_limits(),
+            "circuit": self._circuit_selector.current,
+            "chain_id": self._node_pool.chain_id,
+            "clock_skew": self._node_pool.clock_skew,
+            "block_age": self._age_of(self._node_pool.time_at(MAX_HEIGHT)),
             "tree_lag": self._tree_lag(),
-            "unread_blocks": self._listener.history.blocks_left,
+            "unread_blocks": self._block_follower.history.unread_count,
             "endpoints": [
                 {
                     "name": endpoint.name,
@@ -262,14 +274,14 @@ class ServiceHealth:
                     "height": endpoint.height,
                     "block_age": self._age_of(endpoint.health.head.time if endpoint.health.head is not None else None),
                 }
-                for endpoint in self._endpoints.all
+                for endpoint in self._node_pool.nodes
             ],
             "provers": {
-                "workers": self._prover.workers,
-                "pids": self._prover.pids,
-                "deaths": dict(self._prover.deaths),
-                "self_test_seconds": self._prover.seconds_each(self._circuits.current),
-                "timeout_seconds": self._prover.timeout(self._circuits.current),
+                "workers": self._prover_pool.workers,
+                "pids": self._prover_pool.pids,
+                "deaths": dict(self._prover_pool.unexpected_exits),
+                "self_test_seconds": self._prover_pool.estimated_seconds(self._circuit_selector.current),
+                "timeout_seconds": self._prover_pool.proof_timeout(self._circuit_selector.current),
             },
             **self._stats.summary(self._clock.monotonic()),
         }

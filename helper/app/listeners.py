@@ -29,15 +29,15 @@ from helper.clock import Clock
 from helper.config import Config
 from helper.core.pause import PauseCause
 from helper.observability.health_checks import Check
-from helper.observability.queue_observer import Facts, Figures, QueueObserver
+from helper.observability.queue_observer import QueueFigures, QueueObserver, StatusSource
 from helper.observability.stats import Stats
-from helper.observability.status_feed import Feed
-from helper.server.application import create_app, described, wrapped
-from helper.server.http_server import base_url, bind_tcp, control_limits, create_server, unix_listener
+from helper.observability.status_feed import StatusFeed
+from helper.server.application import add_docs_routes, add_middleware, create_app
+from helper.server.http_server import base_url, bind_tcp, control_limits, create_server, listen_unix
 from helper.server.rate_limits import RefusalLimiter
 from helper.server.routes.events import events_route, overview_routes
-from helper.server.routes.gateway import AT_ONCE, Gateway
-from helper.server.routes.health import Checks, health_routes
+from helper.server.routes.gateway import MAX_CONCURRENT, Gateway
+from helper.server.routes.health import CheckRunner, health_routes
 from helper.server.routes.operator import create_operator_app
 from helper.server.routes.page import Page
 from helper.server.routes.wallet import WalletView
@@ -46,7 +46,7 @@ from helper.store.store import Store
 
 log = structlog.get_logger("helper.app")
 
-BUILT_PAGE = Path(__file__).resolve().parents[2] / "ui_dist"
+BUILT_PAGE_DIR = Path(__file__).resolve().parents[2] / "ui_dist"
 """The page that is installed with the helper."""
 
 
@@ -55,93 +55,97 @@ class Listeners:
 
     Args:
         config: the settings.
-        endpoints: the chain's nodes, used by the admin API (staking) and the gateway.
+        node_pool: the chain's nodes, used by the admin API (staking) and the gateway.
         clock: the clock.
     """
 
-    def __init__(self, config: Config, *, endpoints: NodePool, clock: Clock) -> None:
+    def __init__(self, config: Config, *, node_pool: NodePool, clock: Clock) -> None:
         self._config = config
         self._clock = clock
-        self._limits = RefusalLimiter(
+        self._limiter = RefusalLimiter(
             clock,
             burst=config.helper.refused_burst,
             per_second=config.helper.refused_per_second,
-            trusted=config.trusted_networks,
+            trusted_networks=config.trusted_networks,
         )
-        self._node_pool = ReadOnlyNodePool(endpoints, timeout=config.chain.timeout_seconds)
-        self._admin = _create_admin(config, endpoints, self._node_pool, clock)
+        self._read_only_pool = ReadOnlyNodePool(node_pool, timeout=config.chain.timeout_seconds)
+        self._admin = _create_admin(config, node_pool, self._read_only_pool, clock)
         self._page = _create_page(config, self._admin)
-        self._gateway = self._create_gateway(endpoints) if config.gateway.enable else None
+        self._gateway = self._create_gateway(node_pool) if config.gateway.enable else None
         unusable = str(PauseCause.NO_NODE_IN_SYNC.reason())
-        self._checks: Checks = lambda: [Check("chain", None if endpoints.usable else unusable)]
+        self._run_checks: CheckRunner = lambda: [Check("chain", None if node_pool.has_usable_node else unusable)]
         self._stats = Stats()
-        self._read: Callable[[], Awaitable[Figures]] = self._refusals_only
-        self._feed: Feed | None = None
-        self._wallets: ASGIApp = wrapped(described([], self._common_routes()), self._limits)
-        self._operators: ASGIApp | None = None
+        self._read_figures: Callable[[], Awaitable[QueueFigures]] = self._read_refusals
+        self._feed: StatusFeed | None = None
+        self._wallet_app: ASGIApp = add_middleware(add_docs_routes([], self._common_routes()), self._limiter)
+        self._operator_app: ASGIApp | None = None
 
-    def join_queue(
+    def add_queue(
         self,
         view: WalletView | None,
         store: Store,
-        rounds: RoundRegistry,
+        round_registry: RoundRegistry,
         *,
-        facts: Facts,
-        checks: Checks,
+        read_status: StatusSource,
+        run_checks: CheckRunner,
         stats: Stats,
-        operators: Sequence[BaseRoute] = (),
+        more_operator_routes: Sequence[BaseRoute] = (),
     ) -> None:
         """Add the wallet API, the operator API and the metrics of the queue.
 
         Args:
             view: the wallet API's view of the service; None if this host admits no shares.
             store: the queue, for the operator API.
-            rounds: the round registry.
-            facts: returns the facts that only the running service knows.
-            checks: runs the health checks.
+            round_registry: the round registry.
+            read_status: returns the facts that only the running service knows.
+            run_checks: runs the health checks.
             stats: the service's counters.
-            operators: further routes of the operator API.
+            more_operator_routes: further routes of the operator API.
         """
-        self._checks = checks
-        observer = QueueObserver(store, rounds, facts, refusals=self._limits.refusals, clock=self._clock)
-        self._read, self._stats = observer.figures, stats
-        self._feed = Feed(observer.overview, clock=self._clock, name=secrets.token_hex(4))
+        self._run_checks = run_checks
+        observer = QueueObserver(store, round_registry, read_status, refusals=self._limiter.refusals, clock=self._clock)
+        self._read_figures, self._stats = observer.read_figures, stats
+        self._feed = StatusFeed(observer.read_overview, clock=self._clock, run_id=secrets.token_hex(4))
         settings = self._config.helper
         more_routes = [events_route(self._feed, self._config.operator.token), *self._common_routes()]
         if view is None:
             token = self._config.operator.token
-            self._wallets = wrapped(described([], more_routes, operator_token=token), self._limits)
+            self._wallet_app = add_middleware(add_docs_routes([], more_routes, operator_token=token), self._limiter)
         else:
-            self._wallets = create_app(
+            self._wallet_app = create_app(
                 view,
                 api_token=settings.api_token,
                 expose_queue_status=settings.expose_queue_status,
-                limits=self._limits,
-                more=more_routes,
+                limiter=self._limiter,
+                more_routes=more_routes,
                 operator_token=self._config.operator.token,
             )
-        operator_routes = [*operators, *overview_routes(self._feed, observer.overview), *health_routes(checks)]
-        self._operators = create_operator_app(store, facts, more=operator_routes)
+        operator_routes = [
+            *more_operator_routes,
+            *overview_routes(self._feed, observer.read_overview),
+            *health_routes(run_checks),
+        ]
+        self._operator_app = create_operator_app(store, read_status, more_routes=operator_routes)
 
     @property
-    def parts(self) -> dict[str, Coroutine[Any, Any, None]]:
+    def background_tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Background tasks of the applications, by name."""
-        parts: dict[str, Coroutine[Any, Any, None]] = {}
+        tasks: dict[str, Coroutine[Any, Any, None]] = {}
         if self._admin is not None:
-            parts["admin service"] = self._admin.run()
+            tasks["admin service"] = self._admin.run()
         if self._feed is not None:
-            parts["feed"] = self._feed.run()
-        return parts
+            tasks["feed"] = self._feed.run()
+        return tasks
 
     @contextlib.asynccontextmanager
     async def open(
-        self, started: Callable[[str], None], listener: socket.socket | None = None
+        self, on_started: Callable[[str], None], wallet_socket: socket.socket | None = None
     ) -> AsyncIterator[Sequence[asyncio.Task[None]]]:
         """Listen and serve until the last request is complete.
 
         Args:
-            started: called with the wallets' base URL once the sockets listen.
-            listener: the wallets' socket, if it is already open.
+            on_started: called with the wallets' base URL once the sockets listen.
+            wallet_socket: the wallets' socket, if it is already open.
 
         Yields:
             The servers' tasks.
@@ -151,20 +155,22 @@ class Listeners:
         """
         settings = self._config.helper
         async with contextlib.AsyncExitStack() as stack:
-            stack.push_async_callback(self._node_pool.aclose)
+            stack.push_async_callback(self._read_only_pool.aclose)
             if self._admin is not None:
-                await stack.enter_async_context(self._admin.opened())
+                await stack.enter_async_context(self._admin.open_store())
             if self._gateway is not None:
                 stack.push_async_callback(self._gateway.aclose)
-            wallets = stack.enter_context(contextlib.closing(listener or bind_tcp(settings.host, settings.port)))
-            servers: list[tuple[Server, Any]] = [(create_server(self._wallets, door=self._limits), wallets)]
-            if self._operators is not None:
-                control = stack.enter_context(unix_listener(self._config.socket_path))
-                servers.append((create_server(self._operators, control_limits()), control))
+            wallets = stack.enter_context(contextlib.closing(wallet_socket or bind_tcp(settings.host, settings.port)))
+            servers: list[tuple[Server, Any]] = [
+                (create_server(self._wallet_app, client_policy=self._limiter), wallets)
+            ]
+            if self._operator_app is not None:
+                control = stack.enter_context(listen_unix(self._config.socket_path))
+                servers.append((create_server(self._operator_app, control_limits()), control))
             if self._config.metrics.enable:
                 servers.append((self._metrics_server(), stack.enter_context(self._metrics_listener())))
             tasks = [asyncio.create_task(server.serve(sockets=[sock]), name="server") for server, sock in servers]
-            started(base_url(wallets))
+            on_started(base_url(wallets))
             try:
                 yield tasks
             finally:
@@ -176,7 +182,7 @@ class Listeners:
 
     def _common_routes(self) -> list[BaseRoute]:
         """Routes that do not depend on the queue. The page comes last, because it matches every path."""
-        routes: list[BaseRoute] = [*health_routes(self._checks)]
+        routes: list[BaseRoute] = [*health_routes(self._run_checks)]
         if self._gateway is not None:
             routes += self._gateway.routes()
         if self._admin is not None:
@@ -190,8 +196,8 @@ class Listeners:
         from helper.observability.metrics import Metrics  # noqa: PLC0415
         from helper.server.routes.metrics import LIMITS, create_metrics_app  # noqa: PLC0415
 
-        metrics = Metrics(self._stats, self._read, clock=self._clock)
-        return create_server(create_metrics_app(metrics, self._checks), LIMITS)
+        metrics = Metrics(self._stats, self._read_figures, clock=self._clock)
+        return create_server(create_metrics_app(metrics, self._run_checks), LIMITS)
 
     def _metrics_listener(self) -> contextlib.closing[socket.socket]:
         settings = self._config.metrics
@@ -199,13 +205,13 @@ class Listeners:
         log.info("metrics_listening", url=f"{base_url(listener)}/metrics")
         return contextlib.closing(listener)
 
-    async def _refusals_only(self) -> Figures:
+    async def _read_refusals(self) -> QueueFigures:
         """Metrics of a host without a queue."""
-        return Figures(now=self._clock.now(), refusals=self._limits.refusals)
+        return QueueFigures(now=self._clock.now(), refusals=self._limiter.refusals)
 
-    def _create_gateway(self, endpoints: NodePool) -> Gateway:
-        proxy = GatewayProxy(endpoints, timeout=self._config.chain.timeout_seconds, connections=AT_ONCE)
-        return Gateway(proxy, client=self._limits.client)
+    def _create_gateway(self, node_pool: NodePool) -> Gateway:
+        proxy = GatewayProxy(node_pool, timeout=self._config.chain.timeout_seconds, connections=MAX_CONCURRENT)
+        return Gateway(proxy, identify_client=self._limiter.identify_request)
 
 
 def published_addresses(config: Config) -> tuple[str, str]:
@@ -220,21 +226,21 @@ def published_addresses(config: Config) -> tuple[str, str]:
 def _create_page(config: Config, admin: AdminService | None) -> Page | None:
     if not config.ui.enable:
         return None
-    folder = Path(config.ui.dist_path) if config.ui.dist_path else BUILT_PAGE
+    folder = Path(config.ui.dist_path) if config.ui.dist_path else BUILT_PAGE_DIR
     return Page(folder) if admin is None else Page(folder, connect_to=lambda: admin.vote_server_origins)
 
 
 def _create_admin(
-    config: Config, endpoints: NodePool, read_only_pool: ReadOnlyNodePool, clock: Clock
+    config: Config, node_pool: NodePool, read_only_pool: ReadOnlyNodePool, clock: Clock
 ) -> AdminService | None:
     if config.admin.disable:
         return None
     ui = config.ui
     rest, rpc = published_addresses(config)
 
-    def facts() -> ChainFacts:
+    def chain_facts() -> ChainFacts:
         return ChainFacts(
-            chain_id=endpoints.chain_id,
+            chain_id=node_pool.chain_id,
             rest=rest,
             rpc=rpc,
             denom=ui.chain_denom,
@@ -245,7 +251,7 @@ def _create_admin(
         config_url=config.admin.config_url,
         ui=UiConfig(config.admin.mode, ui.dev_pir_controls, ui.precomputed_base_url),
         chain=read_only_pool,
-        facts=facts,
+        get_chain_facts=chain_facts,
         clock=clock,
-        trusted=config.trusted_networks,
+        trusted_networks=config.trusted_networks,
     )

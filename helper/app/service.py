@@ -22,7 +22,7 @@ from helper.chain.block_follower import BlockFollower
 from helper.chain.commitment_tree import CommitmentTreeSync
 from helper.chain.node_pool import create_node_pool
 from helper.chain.round_registry import RoundRegistry
-from helper.chain.sync import ChainFollower
+from helper.chain.sync import ChainSync
 from helper.clock import Clock, SystemClock
 from helper.cluster.membership import ClusterMember
 from helper.cluster.send_loop import POLL_SECONDS, SendLoop
@@ -37,29 +37,29 @@ from helper.lease.factory import create_lease
 from helper.observability.service_state import RunningState, ServiceState
 from helper.observability.stats import Stats
 from helper.operations.actions import Operations
-from helper.operations.archive.factory import archive_writer
+from helper.operations.archive.factory import create_archive_writer
 from helper.reveal.attempt_budget import AttemptBudget
 from helper.reveal.broadcaster import Broadcaster
 from helper.reveal.circuit_selector import CircuitSelector
-from helper.reveal.dispatcher import LONGEST_SLEEP, Dispatcher
+from helper.reveal.dispatcher import MAX_SLEEP_SECONDS, Dispatcher
 from helper.reveal.prover.pool import DEFAULT_COMMAND, ProverPool
 from helper.reveal.prover.process import WorkerCommand
 from helper.reveal.retention import Retention
 from helper.reveal.revealer import Revealer
 from helper.runtime.hardening import harden_process
 from helper.runtime.maintenance import Maintenance
-from helper.runtime.supervisor import supervise, unless
+from helper.runtime.supervisor import run_until_stopped, supervise
 from helper.server.action_views import RoundState
 from helper.server.routes.operator import round_states, rounds_route
 from helper.server.routes.operator_actions import operator_action_routes
 from helper.server.routes.wallet import WalletView
 from helper.store.factory import create_store
-from helper.store.operations.messages import PREPARED
-from helper.store.operations.shares import DUE
+from helper.store.operations.messages import PREPARED_NOTIFICATION
+from helper.store.operations.shares import DUE_NOTIFICATION
 
 log = structlog.get_logger("helper.app")
 
-HOUR = 3600.0
+HOUR_SECONDS = 3600.0
 
 
 class Service:
@@ -69,7 +69,7 @@ class Service:
         config: validated settings.
         clock: the clock; the system's if None.
         prover_command: the command line of a prover worker; tests use a faster prover.
-        edges: connections to the outside world; the real ones if None. The simulation replaces them.
+        dependencies: connections to the outside world; the real ones if None. The simulation replaces them.
     """
 
     def __init__(
@@ -78,105 +78,107 @@ class Service:
         *,
         clock: Clock | None = None,
         prover_command: WorkerCommand = DEFAULT_COMMAND,
-        edges: Dependencies | None = None,
+        dependencies: Dependencies | None = None,
     ) -> None:
-        edges = edges or Dependencies()
+        dependencies = dependencies or Dependencies()
         self.config = config
         self.clock = clock or SystemClock()
         self.stats = Stats()
         self.role = ROLES[config.helper.role]
-        self.store = edges.store or create_store(config, self.clock)
+        self.store = dependencies.store or create_store(config, self.clock)
         self.lease = create_lease(config, self.store, clock=self.clock, env=os.environ)
-        self.endpoints = create_node_pool(config, self.clock, edges.nodes)
-        self.rounds = RoundRegistry(self.store, self.endpoints, clock=self.clock)
-        self.trees = CommitmentTreeSync(self.store, self.endpoints, self.rounds)
-        self.circuits = CircuitSelector(config.prover.circuit, clock=self.clock, remember=self.store.set_meta)
-        self.prover = ProverPool(
+        self.node_pool = create_node_pool(config, self.clock, dependencies.nodes)
+        self.round_registry = RoundRegistry(self.store, self.node_pool, clock=self.clock)
+        self.tree_sync = CommitmentTreeSync(self.store, self.node_pool, self.round_registry)
+        self.circuit_selector = CircuitSelector(
+            config.prover.circuit, clock=self.clock, store_accepted=self.store.set_meta
+        )
+        self.prover_pool = ProverPool(
             # A host that only sends needs one worker, to check proofs that the chain refuses.
-            workers=config.proof_slots if self.role.proves else 1,
-            circuits=self.circuits.needed,
+            workers=config.proof_slots if self.role.can_prove else 1,
+            circuits=self.circuit_selector.required_circuits,
             clock=self.clock,
             nice=config.prover.nice,
             timeout=config.prover.timeout_seconds,
             command=prover_command,
-            spawn=edges.spawn,
+            spawn=dependencies.spawn_worker,
         )
-        self._checks = edges.checks
+        self._share_checks = dependencies.share_checks
         self._new_block = asyncio.Event()
         self._stop = asyncio.Event()
-        self.among = None if self.lease is None else self._join_cluster(self.lease)
+        self.cluster = None if self.lease is None else self._create_cluster_member(self.lease)
         self._create_components()
 
-    def _join_cluster(self, lease: Lease) -> ClusterMember:
+    def _create_cluster_member(self, lease: Lease) -> ClusterMember:
         self.store.listen(self._on_notification)
         return ClusterMember(
             self.store,
             lease=lease,
             role=self.role,
             standby=self.config.sender.standby,
-            circuits=self.circuits,
-            rounds=self.rounds,
+            circuits=self.circuit_selector,
+            rounds=self.round_registry,
             clock=self.clock,
-            changed=self._on_sender,
+            on_acquired=self._on_lease_acquired,
         )
 
     def _create_components(self) -> None:
         """Create the components that depend on others."""
-        self.follower = ChainFollower(
-            endpoints=self.endpoints,
-            rounds=self.rounds,
-            trees=self.trees,
+        self.chain_follower = ChainSync(
+            node_pool=self.node_pool,
+            rounds=self.round_registry,
+            trees=self.tree_sync,
             interval=self.config.chain.poll_seconds,
         )
-        self.listener = BlockFollower(
+        self.block_follower = BlockFollower(
             self.store,
-            self.endpoints,
-            self.rounds,
+            self.node_pool,
+            self.round_registry,
             clock=self.clock,
-            mine=self._is_leader,
+            is_leader=self._is_leader,
             on_block=self._on_block,
-            on_spent=self._on_confirmed,
+            on_confirmed=self._on_confirmed,
         )
-        self.vitals = ServiceHealth(
+        self.health = ServiceHealth(
             store=self.store,
-            endpoints=self.endpoints,
-            rounds=self.rounds,
-            trees=self.trees,
-            follower=self.follower,
-            listener=self.listener,
-            circuits=self.circuits,
-            prover=self.prover,
+            node_pool=self.node_pool,
+            round_registry=self.round_registry,
+            tree_sync=self.tree_sync,
+            chain_follower=self.chain_follower,
+            block_follower=self.block_follower,
+            circuit_selector=self.circuit_selector,
+            prover_pool=self.prover_pool,
             stats=self.stats,
             clock=self.clock,
             stale_after=self.config.chain.stale_seconds,
-            tolerance=self.config.chain.clock_skew_seconds,
+            max_ahead=self.config.chain.clock_skew_seconds,
             role=self.role,
-            among=self.among,
+            cluster=self.cluster,
         )
         attempts = AttemptBudget(
             store=self.store,
-            endpoints=self.endpoints,
+            node_pool=self.node_pool,
             stats=self.stats,
-            maximum=self.config.helper.max_attempts,
+            max_attempts=self.config.helper.max_attempts,
         )
         self.broadcaster = Broadcaster(
             store=self.store,
-            trees=self.trees,
-            endpoints=self.endpoints,
-            circuits=self.circuits,
+            trees=self.tree_sync,
+            node_pool=self.node_pool,
+            circuits=self.circuit_selector,
             attempts=attempts,
-            verifier=self.prover,
+            verifier=self.prover_pool,
             lease=self.lease,
             clock=self.clock,
             stats=self.stats,
         )
         revealer = Revealer(
             store=self.store,
-            trees=self.trees,
-            endpoints=self.endpoints,
-            circuits=self.circuits,
+            trees=self.tree_sync,
+            node_pool=self.node_pool,
+            circuits=self.circuit_selector,
             attempts=attempts,
-            prover=self.prover,
+            prover=self.prover_pool,
             clock=self.clock,
             stats=self.stats,
         )
@@ -184,113 +186,117 @@ class Service:
             store=self.store,
             clock=self.clock,
             stats=self.stats,
-            rounds=self.rounds,
-            purge_after=self.config.helper.purge_after_hours * HOUR,
+            rounds=self.round_registry,
+            purge_after=self.config.helper.purge_after_hours * HOUR_SECONDS,
             lease=self.lease,
         )
-        self.processor = Dispatcher(
+        self.dispatcher = Dispatcher(
             store=self.store,
             revealer=revealer,
-            broadcaster=self.broadcaster if self.role.sends else None,
-            retention=retention if self.among is None else None,
-            gate=self.vitals.gate,
-            slots=self.prover.workers,
+            broadcaster=self.broadcaster if self.role.can_send else None,
+            retention=retention if self.cluster is None else None,
+            get_gate=self.health.get_dispatch_gate,
+            slots=self.prover_pool.workers,
             clock=self.clock,
             stats=self.stats,
-            longest_sleep=POLL_SECONDS if self.store.shared else LONGEST_SLEEP,
+            max_sleep=POLL_SECONDS if self.store.is_shared else MAX_SLEEP_SECONDS,
         )
-        self.sending = SendLoop(
+        self.send_loop = SendLoop(
             broadcaster=self.broadcaster,
             retention=retention,
-            paused=lambda: self.vitals.gate().paused,
+            get_pause_reason=lambda: self.health.get_dispatch_gate().pause_reason,
             clock=self.clock,
         )
-        self.intake = AdmissionController(
+        self.admission = AdmissionController(
             store=self.store,
-            rounds=self.rounds,
-            trees=self.trees,
-            checker=ShareValidator(self._checks),
+            rounds=self.round_registry,
+            trees=self.tree_sync,
+            validator=ShareValidator(self._share_checks),
             clock=self.clock,
-            wake=self.processor.wake_by,
-            paused=self.vitals.intake_paused,
-            round_paused=self.vitals.round_paused,
+            wake=self.dispatcher.wake_if_due,
+            get_pause_reason=self.health.intake_pause_reason,
+            get_round_pause_reason=self.health.round_pause_reason,
         )
         self.operations = Operations(
-            store=self.store, judge=self.rounds, checks=self._checks, wake=self.processor.wake, running=True
+            store=self.store,
+            round_authority=self.round_registry,
+            share_checks=self._share_checks,
+            wake=self.dispatcher.wake,
+            is_daemon_running=True,
         )
-        self.archive = archive_writer(
+        self.archive_writer = create_archive_writer(
             self.config,
-            self.endpoints,
-            lambda: self.rounds.all() if self.rounds.synced else None,
-            mine=self._is_leader,
+            self.node_pool,
+            lambda: self.round_registry.all_rounds() if self.round_registry.is_synced else None,
+            is_writer=self._is_leader,
             clock=self.clock,
             env=os.environ,
         )
-        self.upkeep = Maintenance(self.store, mine=self._is_leader, clock=self.clock)
+        self.maintenance = Maintenance(self.store, is_responsible=self._is_leader, clock=self.clock)
         self.wallet_view = WalletView(
-            intake=self.intake,
+            admission=self.admission,
             store=self.store,
-            rounds=self.rounds,
-            trees=self.trees,
-            ready=lambda: self.vitals.ready,
-            paused=self.vitals.intake_paused,
-            count=self.stats.count,
+            rounds=self.round_registry,
+            trees=self.tree_sync,
+            is_ready=lambda: self.health.is_ready,
+            pause_reason=self.health.intake_pause_reason,
+            count_outcome=self.stats.count,
         )
 
     def stop(self) -> None:
         """Begin to stop; `run` returns once everything has ended."""
         self._stop.set()
 
-    async def alive(self) -> str:
+    async def get_status(self) -> str:
         """Return a short status, after the database's thread has responded; block while it hangs."""
-        await self.store.pulse()
-        paused = self.vitals.intake_paused() or self._paused()
-        return text_of(paused) or (
-            "accepts and reveals shares" if self.vitals.ready else "starting: the provers are not ready"
+        await self.store.ping_writer()
+        pause_reason = self.health.intake_pause_reason() or self._pause_reason()
+        return text_of(pause_reason) or (
+            "accepts and reveals shares" if self.health.is_ready else "starting: the provers are not ready"
         )
 
     async def run(
-        self, *, started: Callable[[str], None] = lambda _: None, listener: socket.socket | None = None
+        self, *, on_started: Callable[[str], None] = lambda _: None, wallet_socket: socket.socket | None = None
     ) -> None:
         """Run until `stop`, or until a component fails for good.
 
         Args:
-            started: called with the wallets' base URL once the sockets listen.
-            listener: the wallets' socket, if it is already open.
+            on_started: called with the wallets' base URL once the sockets listen.
+            wallet_socket: the wallets' socket, if it is already open.
 
         Raises:
             HelperError: the service could not start, or must not continue.
         """
         for failure in harden_process():
             log.warning("process_not_hardened", reason=failure)
-        listeners = Listeners(self.config, endpoints=self.endpoints, clock=self.clock)
-        listeners.join_queue(
-            self.wallet_view if self.role.takes else None,
+        listeners = Listeners(self.config, node_pool=self.node_pool, clock=self.clock)
+        listeners.add_queue(
+            self.wallet_view if self.role.can_accept else None,
             self.store,
-            self.rounds,
-            facts=self._facts,
-            checks=self.vitals.checks,
+            self.round_registry,
+            read_status=self._collect_status,
+            run_checks=self.health.run_checks,
             stats=self.stats,
-            operators=[
-                rounds_route(self.store, self._round_states, self._chain_now),
+            more_operator_routes=[
+                rounds_route(self.store, self._round_states, self._chain_time),
                 *operator_action_routes(self.operations),
             ],
         )
-        async with self.opened(), listeners.open(started, listener) as servers:
-            await self.work(servers, listeners.parts)
+        async with self.open_queue(), listeners.open(on_started, wallet_socket) as servers:
+            await self.run_components(servers, listeners.background_tasks)
 
     def _is_leader(self) -> bool:
         """Whether this host runs the tasks that only one host runs."""
-        return self.lease is None or self.lease.held
+        return self.lease is None or self.lease.is_held
 
     async def _round_states(self) -> list[RoundState]:
-        return round_states(self.rounds, self.trees.size)
+        return round_states(self.round_registry, self.tree_sync.size)
 
-    def _chain_now(self) -> float:
-        return self.rounds.chain_now() or self.clock.now()
+    def _chain_time(self) -> float:
+        return self.round_registry.chain_now() or self.clock.now()
 
     @contextlib.asynccontextmanager
-    async def opened(self) -> AsyncIterator[None]:
+    async def open_queue(self) -> AsyncIterator[None]:
         """Open the database, restore queue, rounds and trees from it, and close it at the end.
 
         Raises:
@@ -300,122 +306,130 @@ class Service:
         try:
             recovered = await self.store.recover()
             log.info("queue_opened", recovered=recovered)
-            await self.rounds.restore()
-            await self.trees.restore()
-            if self.among is not None:
-                await unless(self._stop, self.among.begin())
+            await self.round_registry.restore()
+            await self.tree_sync.restore()
+            if self.cluster is not None:
+                await run_until_stopped(self._stop, self.cluster.start())
             yield
         finally:
             await self.store.close()
 
-    def _paused(self) -> PauseReason | None:
+    def _pause_reason(self) -> PauseReason | None:
         """Why this host's processing of admitted shares is paused, or None."""
-        return self.processor.paused if self.role.proves else self.vitals.gate().paused if self.role.sends else None
+        return (
+            self.dispatcher.pause_reason
+            if self.role.can_prove
+            else self.health.get_dispatch_gate().pause_reason
+            if self.role.can_send
+            else None
+        )
 
-    def _facts(self) -> ServiceState:
+    def _collect_status(self) -> ServiceState:
         running: RunningState = {
-            **self.vitals.facts(),
-            "paused": text_of(self._paused()),
-            "height": self.listener.height,
-            "in_hand": self.processor.proving,
+            **self.health.collect_status(),
+            "paused": text_of(self._pause_reason()),
+            "height": self.block_follower.height,
+            "in_hand": self.dispatcher.claimed_count,
         }
         state = cast(ServiceState, running)
-        if self.among is not None:
+        if self.cluster is not None:
             state["role"] = self.config.helper.role
-            cluster = self.among.facts()
+            cluster = self.cluster.facts()
             state["sends"], state["sender"] = cluster["sends"], cluster["sender"]
             if "database_skew" in cluster:
                 state["database_skew"] = cluster["database_skew"]
-        if self.archive is not None:
-            state["archive"] = self.archive.facts()
+        if self.archive_writer is not None:
+            state["archive"] = self.archive_writer.collect_status()
         return state
 
-    async def work(
-        self, servers: Sequence[asyncio.Task[None]] = (), beside: Mapping[str, Coroutine[Any, Any, None]] | None = None
+    async def run_components(
+        self,
+        servers: Sequence[asyncio.Task[None]] = (),
+        more_components: Mapping[str, Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         """Run all background components until `stop` is called. Requires `opened`.
 
         Args:
             servers: server tasks to watch; the caller ends them.
-            beside: further components, by name.
+            more_components: further components, by name.
 
         Raises:
             HelperError: a component ended unexpectedly.
         """
-        parts = {
-            **(beside or {}),
-            "follower": self.follower.run(),
-            "listener": self.listener.run(),
+        components = {
+            **(more_components or {}),
+            "chain_follower": self.chain_follower.run(),
+            "block_follower": self.block_follower.run(),
         }
-        if self.among is not None:
-            parts |= self.among.parts
-        if self.role.works:
-            parts |= {"prover": self.prover.run(), "processor": self._process()}
-        if self.role.sends:
-            parts |= {"reconciler": self._reconcile(), "database check": self.upkeep.run()}
-            if self.archive is not None:
-                parts["archive"] = self.archive.run()
+        if self.cluster is not None:
+            components |= self.cluster.tasks
+        if self.role.can_process:
+            components |= {"prover_pool": self.prover_pool.run(), "dispatcher": self._run_dispatch()}
+        if self.role.can_send:
+            components |= {"reconciler": self._reconcile_after_blocks(), "database check": self.maintenance.run()}
+            if self.archive_writer is not None:
+                components["archive"] = self.archive_writer.run()
         try:
-            await supervise(parts, servers, self._stop)
+            await supervise(components, servers, self._stop)
         finally:
-            await self.endpoints.aclose()
+            await self.node_pool.aclose()
 
-    async def _process(self) -> None:
+    async def _run_dispatch(self) -> None:
         """Dispatch and send, once the provers are ready and the circuit is selected."""
         await asyncio.sleep(0)
-        await self.prover.wait_ready()
-        await self.follower.wait_ready()
-        await self._choose_circuit()
-        self.endpoints.subscribe(self.processor.wake)
-        self.vitals.revealing = True
-        circuit = self.circuits.current
-        log.info("service_ready", circuit=circuit, self_test=self.prover.seconds_each(circuit))
-        if self.among is None:
-            await self.processor.run()
+        await self.prover_pool.wait_ready()
+        await self.chain_follower.wait_ready()
+        await self._select_circuit()
+        self.node_pool.subscribe(self.dispatcher.wake)
+        self.health.is_dispatching = True
+        circuit = self.circuit_selector.current
+        log.info("service_ready", circuit=circuit, self_test=self.prover_pool.estimated_seconds(circuit))
+        if self.cluster is None:
+            await self.dispatcher.run()
             return
         async with asyncio.TaskGroup() as group:
-            if self.role.proves:
-                group.create_task(self.processor.run())
-            if self.role.sends:
-                group.create_task(self.sending.run())
+            if self.role.can_prove:
+                group.create_task(self.dispatcher.run())
+            if self.role.can_send:
+                group.create_task(self.send_loop.run())
 
-    async def _choose_circuit(self) -> None:
+    async def _select_circuit(self) -> None:
         """Select the circuit generation by the chain's id and the node's version."""
-        info = None
-        while info is None:
+        node_info = None
+        while node_info is None:
             try:
-                info = await self.endpoints.call(lambda client: client.node_info())
+                node_info = await self.node_pool.call(lambda client: client.node_info())
             except HelperError as error:
                 log.warning("chain_version_unknown", error=str(error))
                 await self.clock.sleep(self.config.chain.poll_seconds)
-        remembered = await self.store.get_meta(CircuitSelector.key(info.chain_id))
-        self.circuits.begin(info.chain_id, info.version, remembered)
+        remembered = await self.store.get_meta(CircuitSelector.storage_key(node_info.chain_id))
+        self.circuit_selector.select_initial(node_info.chain_id, node_info.version, remembered)
 
     def _on_notification(self, channel: str) -> None:
         """Handle a notification of another host; "" if notifications may have been lost."""
-        if channel != PREPARED:
-            self.processor.wake()
-        if channel != DUE:
-            self.sending.wake()
+        if channel != PREPARED_NOTIFICATION:
+            self.dispatcher.wake()
+        if channel != DUE_NOTIFICATION:
+            self.send_loop.wake()
 
-    def _on_sender(self) -> None:
+    def _on_lease_acquired(self) -> None:
         """Handle the acquisition of the sender's lease."""
-        self.broadcaster.took_over()
+        self.broadcaster.start_term()
         self._new_block.set()
-        self.sending.wake()
+        self.send_loop.wake()
 
     def _on_block(self, _height: int) -> None:
         self._new_block.set()
-        self.circuits.note_block()
-        self.processor.wake()
+        self.circuit_selector.note_block()
+        self.dispatcher.wake()
 
     def _on_confirmed(self, share_ids: list[int]) -> None:
         self.stats.count("confirmed", len(share_ids))
         for share_id in share_ids:
-            self.circuits.forget(share_id)
-            self.broadcaster.confirmed(share_id)
+            self.circuit_selector.forget(share_id)
+            self.broadcaster.forget_confirmed(share_id)
 
-    async def _reconcile(self) -> None:
+    async def _reconcile_after_blocks(self) -> None:
         """Follow up unconfirmed reveals after each block.
 
         At the start this waits for the block follower, because many of them may be confirmed in unread blocks.
@@ -424,8 +438,8 @@ class Service:
             await self._new_block.wait()
             self._new_block.clear()
             try:
-                followed = self.listener.caught_up and self.listener.arrived
-                if self.vitals.sends and self.endpoints.usable and followed:
-                    await self.broadcaster.reconcile(self.listener.height or 0)
+                is_follower_current = self.block_follower.is_caught_up and self.block_follower.is_ready
+                if self.health.can_send and self.node_pool.has_usable_node and is_follower_current:
+                    await self.broadcaster.reconcile(self.block_follower.height or 0)
             except Exception:  # retried after the next block
                 log.exception("reconcile_failed")

@@ -26,44 +26,44 @@ def create_service(config: Config) -> Service | AdminOnlyService:
     if not config.helper.disable:
         return Service(config)
     clock = SystemClock()
-    return AdminOnlyService(config, endpoints=create_node_pool(config, clock), clock=clock)
+    return AdminOnlyService(config, node_pool=create_node_pool(config, clock), clock=clock)
 
 
 async def run_service(
     service: Service | AdminOnlyService,
     *,
-    started: Callable[[str], None] = lambda _: None,
-    listener: socket.socket | None = None,
-    manager: ServiceManager | None = None,
+    on_started: Callable[[str], None] = lambda _: None,
+    wallet_socket: socket.socket | None = None,
+    service_manager: ServiceManager | None = None,
 ) -> None:
     """Run a service until SIGTERM or SIGINT.
 
     Args:
         service: from `create_service`.
-        started: called with the wallets' base URL once the sockets listen.
-        listener: the wallets' socket, if it is already open.
-        manager: receives the state of the service.
+        on_started: called with the wallets' base URL once the sockets listen.
+        wallet_socket: the wallets' socket, if it is already open.
+        service_manager: receives the state of the service.
     """
-    notified = manager or ServiceManager({}, os.getpid(), SystemClock())
+    systemd_manager = service_manager or ServiceManager({}, os.getpid(), SystemClock())
 
-    def ready(url: str) -> None:
+    def on_ready(url: str) -> None:
         # Exempt startup objects from garbage collection: each full pass over them would take 20 to 40 ms.
         gc.collect()
         gc.freeze()
-        notified.tell("READY=1")
-        started(url)
+        systemd_manager.notify("READY=1")
+        on_started(url)
 
-    def stop() -> None:
+    def on_signal() -> None:
         log.info("service_stopping")
-        notified.tell("STOPPING=1", "STATUS=stopping")
+        systemd_manager.notify("STOPPING=1", "STATUS=stopping")
         service.stop()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
-    notifier = asyncio.create_task(notified.keep_told(service.alive), name="manager")
+        loop.add_signal_handler(number, on_signal)
+    notifier = asyncio.create_task(systemd_manager.run_heartbeat(service.get_status), name="manager")
     try:
-        await service.run(started=ready, listener=listener)
+        await service.run(on_started=on_ready, wallet_socket=wallet_socket)
     finally:
         notifier.cancel()
         await asyncio.gather(notifier, return_exceptions=True)

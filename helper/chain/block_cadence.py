@@ -25,17 +25,17 @@ from typing import Final
 
 from helper.chain.models import BlockHead
 
-ALLOWANCE: Final = 0.5
+CLOCK_TOLERANCE_SECONDS: Final = 0.5
 """Seconds that a block must be later than a share's arrival: the clocks of chain and wallets differ a little."""
 ABSENCE_BLOCKS: Final = 10
 """Blocks by which an answer must exceed the height known at the arrival: a lag of several blocks, or two of the nodes
 behind one address, each up to `helper.chain.node.MAX_HEIGHT_DROP` blocks behind.
 """
-SETTLED: Final = 0.1
+EXECUTION_DELAY_SECONDS: Final = 0.1
 """Seconds after which a node is assumed to have executed the newest block that it shows."""
-ARRIVALS_KEPT: Final = 10_000
+MAX_ARRIVALS: Final = 10_000
 """Maximum number of remembered first arrivals. Beyond it the oldest are dropped, and their retries start over."""
-ARRIVAL_SECONDS: Final = 300.0
+ARRIVAL_TTL_SECONDS: Final = 300.0
 """Seconds for which a first arrival is remembered: longer than `ABSENCE_BLOCKS` blocks of any chain in use."""
 
 
@@ -45,37 +45,38 @@ class Observation:
 
     Attributes:
         node: name of the node.
-        began: when the request was sent.
-        first: when a request was first sent to this node while it showed this head.
+        requested_at: when the request was sent.
+        first_requested_at: when a request was first sent to this node while it showed this head.
         head: the newest block that the node had shown before the request.
-        before: the newest known block below the head; None if there is none.
+        previous_head: the newest known block below the head; None if there is none.
     """
 
     node: str
-    began: float
-    first: float
+    requested_at: float
+    first_requested_at: float
     head: BlockHead
-    before: BlockHead | None = None
+    previous_head: BlockHead | None = None
 
     @property
-    def settled(self) -> bool:
+    def has_executed_head(self) -> bool:
         """Whether the node has had time to execute its newest block."""
-        return self.began - self.first >= SETTLED
+        return self.requested_at - self.first_requested_at >= EXECUTION_DELAY_SECONDS
 
     @property
-    def covered(self) -> BlockHead | None:
+    def covered_head(self) -> BlockHead | None:
         """The newest block whose effects the answer certainly includes; None if unknown."""
-        return self.head if self.settled else self.before
+        return self.head if self.has_executed_head else self.previous_head
 
 
-def next_observation(previous: Observation | None, node: str, head: BlockHead, began: float) -> Observation:
-    """Return the observation that follows `previous`. `began` is the monotonic time at which the request was sent."""
+def next_observation(previous: Observation | None, node: str, head: BlockHead, requested_at: float) -> Observation:
+    """Return the observation that follows `previous`. `requested_at` is the monotonic time at which the request was
+    sent."""
     if previous is None or head.height < previous.head.height:
-        return Observation(node, began, began, head)
+        return Observation(node, requested_at, requested_at, head)
     if head.height > previous.head.height:
-        return Observation(node, began, began, head, previous.head)
-    first = previous.first if node == previous.node else began
-    return Observation(node, began, first, head, previous.before)
+        return Observation(node, requested_at, requested_at, head, previous.head)
+    first = previous.first_requested_at if node == previous.node else requested_at
+    return Observation(node, requested_at, first, head, previous.previous_head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +103,11 @@ def proves_absence(observation: Observation | None, arrival: ShareArrival, offse
         arrival: when the share was first posted.
         offset: the present value of what `ShareArrival.offset` was at the arrival.
     """
-    covered = observation.covered if observation is not None else None
+    covered = observation.covered_head if observation is not None else None
     if covered is None or covered.height < arrival.height + ABSENCE_BLOCKS:
         return False
-    behind = max(0.0, -min(offset, arrival.offset))
-    return covered.time >= arrival.time + behind + ALLOWANCE
+    clock_lag = max(0.0, -min(offset, arrival.offset))
+    return covered.time >= arrival.time + clock_lag + CLOCK_TOLERANCE_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,17 +133,17 @@ class FirstArrivals:
     def __len__(self) -> int:
         return len(self._arrivals)
 
-    def note(self, key: ArrivalKey, arrival: ShareArrival, monotonic: float) -> ShareArrival:
+    def get_or_add(self, key: ArrivalKey, arrival: ShareArrival, monotonic: float) -> ShareArrival:
         """Return the first arrival of the key that is remembered. Without one, remember this arrival."""
         self._drop_expired(monotonic)
-        if key not in self._arrivals and len(self._arrivals) >= ARRIVALS_KEPT:
+        if key not in self._arrivals and len(self._arrivals) >= MAX_ARRIVALS:
             self._arrivals.popitem(last=False)
         return self._arrivals.setdefault(key, (arrival, monotonic))[0]
 
     def _drop_expired(self, monotonic: float) -> None:
         while self._arrivals:
             _, since = next(iter(self._arrivals.values()))
-            if monotonic - since < ARRIVAL_SECONDS:
+            if monotonic - since < ARRIVAL_TTL_SECONDS:
                 return
             self._arrivals.popitem(last=False)
 

@@ -37,12 +37,12 @@ from helper.clock import Clock
 from helper.errors import ChainError, HelperError
 from helper.store.store import Store
 
-PATIENCE_SECONDS: Final = 3.0
+MAX_START_WAIT_SECONDS: Final = 3.0
 """Maximum time that dispatch waits at start for the blocks since the last stop, so that shares counted meanwhile are
 not proven again. A due share does not wait longer: a second reveal is harmless, a missed one is not.
 """
 
-_LONGEST_PAUSE = 10.0
+_MAX_RETRY_SECONDS = 10.0
 
 
 class BlockFollower:
@@ -50,12 +50,12 @@ class BlockFollower:
 
     Args:
         store: stores cursor and nullifiers.
-        endpoints: the node pool.
+        node_pool: the node pool.
         rounds: the round registry, which receives the chain's time.
         clock: source of time.
-        mine: whether this host reads the history; of several hosts on one database, one does.
+        is_leader: whether this host reads the history; of several hosts on one database, one does.
         on_block: called with each height reached, and when `arrived` becomes true.
-        on_spent: called with the row ids of confirmed shares, never with an empty list.
+        on_confirmed: called with the row ids of confirmed shares, never with an empty list.
 
     Attributes:
         height: the newest height reached, None before the first.
@@ -66,80 +66,83 @@ class BlockFollower:
     def __init__(
         self,
         store: Store,
-        endpoints: NodePool,
+        node_pool: NodePool,
         rounds: RoundRegistry,
         *,
         clock: Clock,
-        mine: Callable[[], bool] = lambda: True,
+        is_leader: Callable[[], bool] = lambda: True,
         on_block: Callable[[int], None] = lambda _height: None,
-        on_spent: Callable[[list[int]], None] = lambda _ids: None,
+        on_confirmed: Callable[[list[int]], None] = lambda _ids: None,
     ) -> None:
         self._store = store
-        self._endpoints = endpoints
+        self._node_pool = node_pool
         self._rounds = rounds
-        self._quorum = CopyQuorum(endpoints)
-        self._source = BlockSource(endpoints, self._quorum)
-        self._sent = MissedBlocksCheck(store, endpoints, self._quorum)
+        self._quorum = CopyQuorum(node_pool)
+        self._source = BlockSource(node_pool, self._quorum)
+        self._missed_blocks = MissedBlocksCheck(store, node_pool, self._quorum)
         self._clock = clock
         self._on_block = on_block
-        self._on_spent = on_spent
+        self._on_confirmed = on_confirmed
         self._log = structlog.get_logger("helper.chain")
         self._failures = 0
-        self._goal: int | None = None
-        self._first_head: int | None = None
+        self._target_height: int | None = None
+        self._first_head_height: int | None = None
         self._wait_until = math.inf  # monotonic time at which dispatch stops waiting; set with the first head
-        self._began = asyncio.Event()
+        self._has_first_head = asyncio.Event()
         self._wake = asyncio.Event()
-        self._done: BlockHead | None = None  # the head up to which all blocks are applied
-        self._was_arrived = False
-        self._heads_below = 0  # consecutive heads far below the cursor
+        self._applied_head: BlockHead | None = None  # the head up to which all blocks are applied
+        self._was_ready = False
+        self._heads_below_cursor = 0  # consecutive heads far below the cursor
         self.height: int | None = None
         self.chain_time: float | None = None
         self.history = HistoryReader(
             store,
-            endpoints,
+            node_pool,
             rounds,
             clock=clock,
             quorum=self._quorum,
-            sent=self._sent,
-            mine=mine,
-            hurry=lambda: not self.arrived,
-            on_spent=self._report_spent,
-            on_change=self._on_history,
+            missed_blocks=self._missed_blocks,
+            is_leader=is_leader,
+            is_awaited=lambda: not self.is_ready,
+            on_confirmed=self._report_confirmed,
+            on_change=self._on_history_change,
         )
-        endpoints.on_probe(self._on_probe)
+        node_pool.subscribe_to_probes(self._on_probe)
 
     @property
-    def caught_up(self) -> bool:
+    def is_caught_up(self) -> bool:
         """Whether the newest known head was reached. Before that, a missing nullifier means nothing."""
-        return self._goal is not None and self.height is not None and self.height >= self._goal
+        return self._target_height is not None and self.height is not None and self.height >= self._target_height
 
     @property
-    def arrived(self) -> bool:
-        """Whether shares may be proven: all blocks up to the first head are read, or `PATIENCE_SECONDS` have passed.
+    def is_ready(self) -> bool:
+        """Whether shares may be proven: all blocks up to the first head are read, or `MAX_START_WAIT_SECONDS` have
+        passed.
 
         The first head is used because a slow machine could stay behind the newest one for a long time.
         """
-        if self._was_arrived:
+        if self._was_ready:
             return True
-        reached = self._first_head is not None and self.height is not None and self.height >= self._first_head
-        return (reached and not self.history.blocks_left) or self._clock.monotonic() >= self._wait_until
+        reached = (
+            self._first_head_height is not None and self.height is not None and self.height >= self._first_head_height
+        )
+        return (reached and not self.history.unread_count) or self._clock.monotonic() >= self._wait_until
 
     @property
-    def stalled(self) -> int | None:
+    def stalled_height(self) -> int | None:
         """A height that no node returns although it exists, None if there is none."""
-        return self.history.stalled
+        return self.history.stalled_height
 
     @property
-    def disputed(self) -> int | None:
+    def disputed_height(self) -> int | None:
         """A height at which nodes show different reveals, None if there is none."""
-        return self._quorum.disputed
+        return self._quorum.disputed_height
 
     async def run(self) -> None:
         """Follow the chain until cancelled. On a new database it starts after the first sync of the rounds."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.history.run())
-            group.create_task(self._end_wait())
+            group.create_task(self._report_wait_end())
             await self._follow()
 
     async def _follow(self) -> None:
@@ -147,48 +150,50 @@ class BlockFollower:
         while True:
             self._wake.clear()
             try:
-                moved = await self.step()
+                has_progressed = await self.apply_next_blocks()
             except Exception as error:  # The next attempt may succeed, and nothing else confirms shares.
                 reason = str(error) if isinstance(error, HelperError) else repr(error)
                 self._log.warning("block_follow_failed", reason=reason, height=self.height)
                 await self._clock.sleep(pause)
-                pause = min(_LONGEST_PAUSE, pause * 2)
+                pause = min(_MAX_RETRY_SECONDS, pause * 2)
                 continue
             pause = 1.0
-            if not moved:
+            if not has_progressed:
                 await self._wake.wait()
 
-    async def _end_wait(self) -> None:
+    async def _report_wait_end(self) -> None:
         """Report `arrived` when the wait ends."""
-        await self._began.wait()
+        await self._has_first_head.wait()
         await self._clock.sleep(self._wait_until - self._clock.monotonic())
-        self._check_arrived()
+        self._check_ready()
 
     def _on_probe(self, head: BlockHead | None) -> None:
         """Wake the loop after a probe, unless it shows the block that was applied last."""
-        if head is not None and head != self._done:
+        if head is not None and head != self._applied_head:
             self._wake.set()
 
-    async def step(self) -> bool:
+    async def apply_next_blocks(self) -> bool:
         """Apply the next blocks, at most `IN_FLIGHT`. Returns False if there was nothing to do (yet)."""
-        head = self._endpoints.head
-        if head is None or head == self._done:
+        head = self._node_pool.head
+        if head is None or head == self._applied_head:
             return False
-        self._goal = head.height
-        self._first_head = head.height if self._first_head is None else min(self._first_head, head.height)
-        if not self._began.is_set():
-            self._wait_until = self._clock.monotonic() + PATIENCE_SECONDS
-            self._began.set()
+        self._target_height = head.height
+        self._first_head_height = (
+            head.height if self._first_head_height is None else min(self._first_head_height, head.height)
+        )
+        if not self._has_first_head.is_set():
+            self._wait_until = self._clock.monotonic() + MAX_START_WAIT_SECONDS
+            self._has_first_head.set()
         if self.height is None:
-            self.height = await self._store.cursor()
+            self.height = await self._store.get_cursor()
             if self.height is not None:
-                self._endpoints.bounds.floor = self.height
-                await self.history.load()
-        open_rounds = self._rounds.open() if self._rounds.synced else None
-        step = next_follow_step(self.height, head.height, open_rounds=open_rounds, heads_below=self._heads_below)
+                self._node_pool.head_bounds.stored_cursor = self.height
+                await self.history.load_ranges()
+        open_rounds = self._rounds.open_rounds() if self._rounds.is_synced else None
+        step = next_follow_step(self.height, head.height, open_rounds=open_rounds, heads_below=self._heads_below_cursor)
         if isinstance(step, CursorAboveHead | MoveBack):
             return await self._on_cursor_above(head, step)
-        self._heads_below = 0
+        self._heads_below_cursor = 0
         match step:
             case Wait():
                 return False
@@ -196,95 +201,95 @@ class BlockFollower:
                 await self._skip(step)
                 return True
             case AtHead():
-                self._note_time()
-                self._check_arrived()
-                self._done = head
+                self._update_chain_time()
+                self._check_ready()
+                self._applied_head = head
                 return False
             case Read(heights):
-                self._note_time()
+                self._update_chain_time()
                 return await self._fetch_and_apply(heights)
 
     async def _fetch_and_apply(self, heights: range) -> bool:
         """Fetch blocks concurrently and apply them in order, up to the first that is not available."""
-        blocks, problem = await self._source.fetch_leading(heights, thorough=is_thorough(self._failures))
+        blocks, error = await self._source.fetch_leading(heights, always_try_rest=is_thorough(self._failures))
         for block in blocks:
             await self._apply_block(block)
         if len(blocks) == len(heights):
             return True
-        return await self._missing(heights[len(blocks)], problem) or bool(blocks)
+        return await self._handle_missing(heights[len(blocks)], error) or bool(blocks)
 
     async def _apply_block(self, results: BlockResults) -> None:
         confirmed = await self._store.apply_block(results.height, results.reveals, now=self._clock.now())
-        self._report_spent(confirmed)
+        self._report_confirmed(confirmed)
         self._advance(results.height, results.time)
-        if self.caught_up:
-            self._report_spent(await self._sent.check_spent(results.height))
+        if self.is_caught_up:
+            self._report_confirmed(await self._missed_blocks.check_spent(results.height))
 
     def _advance(self, height: int, time: float | None = None) -> None:
         """Record that the block at `height` was applied or recorded as unread."""
         self.height = height
         self._failures = 0
-        self._note_time(time)
-        self._was_arrived = self.arrived
+        self._update_chain_time(time)
+        self._was_ready = self.is_ready
         self.history.wake()
         self._on_block(height)
 
-    def _report_spent(self, confirmed: Collection[int]) -> None:
+    def _report_confirmed(self, confirmed: Collection[int]) -> None:
         if confirmed:
-            self._on_spent(list(confirmed))
+            self._on_confirmed(list(confirmed))
 
-    def _note_time(self, time: float | None = None) -> None:
+    def _update_chain_time(self, time: float | None = None) -> None:
         """Update the chain's time from the block, or from the nodes' heads if the source does not report it."""
-        newest = time if time is not None or self.height is None else self._endpoints.time_at(self.height)
+        newest = time if time is not None or self.height is None else self._node_pool.time_at(self.height)
         if newest is not None:
             self.chain_time = max(newest, self.chain_time or newest)
-            self._rounds.processed(self.chain_time, complete_from=self.history.complete_from)
+            self._rounds.record_block(self.chain_time, complete_from=self.history.complete_from)
 
-    def _on_history(self) -> None:
+    def _on_history_change(self) -> None:
         """Handle a change of the unread blocks: rounds may be closed now, and shares proven."""
         if self.height is not None:
-            self._note_time()
-            self._check_arrived()
+            self._update_chain_time()
+            self._check_ready()
 
-    def _check_arrived(self) -> None:
-        if not self._was_arrived and self.arrived and self.height is not None:
-            self._was_arrived = True
+    def _check_ready(self) -> None:
+        if not self._was_ready and self.is_ready and self.height is not None:
+            self._was_ready = True
             self._on_block(self.height)
 
-    async def _missing(self, height: int, problem: ChainError | None) -> bool:
+    async def _handle_missing(self, height: int, error: ChainError | None) -> bool:
         """Handle an existing block that is not available.
 
         If no node has it, or after several attempts, it is left to the history reader, so that later blocks are
         followed. Returns whether it was.
         """
-        missing = missing_at_head(problem, self._failures, is_usable=self._endpoints.usable)
+        missing = missing_at_head(error, self._failures, is_usable=self._node_pool.has_usable_node)
         self._failures = missing.failures
         if missing.is_skipped:
             await self._skip(SkipTo(height))
             return True
-        if problem is not None:
-            raise problem
+        if error is not None:
+            raise error
         return False
 
     async def _on_cursor_above(self, head: BlockHead, step: CursorAboveHead | MoveBack) -> bool:
         """Handle a cursor far above every node's head. Returns whether the cursor was moved back."""
-        self._done = head
-        self._heads_below += 1
-        if self._heads_below == 1:
+        self._applied_head = head
+        self._heads_below_cursor += 1
+        if self._heads_below_cursor == 1:
             self._log.error(
                 "cursor_above_chain", height=self.height, reason=f"the newest block of all nodes is {head.height}"
             )
         if isinstance(step, CursorAboveHead):
             return False
-        await self._store.move_back(step.height, first=step.first)
+        await self._store.rewind_to(step.height, first=step.first)
         self._log.warning("cursor_moved_back", height=step.height, reason=f"was {self.height}")
         self.height = step.height
-        self._heads_below, self._done = 0, None
-        await self.history.load()
+        self._heads_below_cursor, self._applied_head = 0, None
+        await self.history.load_ranges()
         return True
 
     async def _skip(self, step: SkipTo) -> None:
         await self._store.skip_to(step.height, first=step.first)
-        await self.history.load()
-        self._log.info("cursor_moved_forward", height=step.height, unread=self.history.blocks_left)
+        await self.history.load_ranges()
+        self._log.info("cursor_moved_forward", height=step.height, unread=self.history.unread_count)
         self._advance(step.height)

@@ -14,10 +14,10 @@ from helper.chain.counted_reveals import is_counted
 from helper.chain.gather import gather_limited
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool
-from helper.chain.rest_client import HeightGoneError
+from helper.chain.rest_client import HeightPrunedError
 from helper.chain.reveal_transaction import REVEAL_TAG, RevealMessage
-from helper.chain.rpc_client import BlockResults, Spent
-from helper.errors import ChainAnswerError, ChainError, ChainUnavailable
+from helper.chain.rpc_client import BlockResults, CountedNullifier
+from helper.errors import ChainError, ChainResponseError, ChainUnavailable
 
 _CONCURRENT_TXS = 8
 
@@ -29,24 +29,24 @@ class BlockSource:
     about these shares.
 
     Args:
-        endpoints: the node pool.
+        node_pool: the node pool.
         quorum: decides whether one copy of a block is enough.
-        rests: whether errors put a node into backoff. Old blocks are read without backoff, because a node that cannot
-            return them is still valid for due shares.
+        uses_backoff: whether errors put a node into backoff. Old blocks are read without backoff, because a node that
+            cannot return them is still valid for due shares.
     """
 
-    def __init__(self, endpoints: NodePool, quorum: CopyQuorum, *, rests: bool = True) -> None:
-        self._endpoints = endpoints
+    def __init__(self, node_pool: NodePool, quorum: CopyQuorum, *, uses_backoff: bool = True) -> None:
+        self._node_pool = node_pool
         self._quorum = quorum
-        self._rests = rests
+        self._uses_backoff = uses_backoff
 
-    async def fetch(self, height: int, *, thorough: bool = False) -> BlockResults | None:
+    async def fetch(self, height: int, *, always_try_rest: bool = False) -> BlockResults | None:
         """The counted reveals of a block, None while no node knows the block or the result of one of its reveals.
 
         Args:
             height: the height of the block.
-            thorough: use REST even if an RPC reports "not yet", because some nodes do not store results of executed
-                blocks.
+            always_try_rest: use REST even if an RPC reports "not yet", because some nodes do not store results of
+                executed blocks.
 
         Raises:
             HeightGoneError: every usable node has pruned the height; has the lowest height of any of them.
@@ -55,40 +55,40 @@ class BlockSource:
             SecondCopyMissingError: a second node has yet to show the reveals.
             BlockDisputedError: nodes show different reveals.
         """
-        refused: ChainError | None = None
-        gone: list[HeightGoneError] = []
-        answered = is_pending = False
+        last_error: ChainError | None = None
+        pruned: list[HeightPrunedError] = []
+        has_answer = is_pending = False
         copies: list[tuple[Node, BlockResults]] = []
-        sources = list(self._sources())
+        sources = list(self._list_sources())
         while sources:
-            endpoint, rpc = sources.pop(0)
-            if is_pending and not rpc and not thorough and not copies:
+            node, rpc = sources.pop(0)
+            if is_pending and not rpc and not always_try_rest and not copies:
                 break
             try:
-                results = await (self._by_rpc if rpc else self._by_rest)(endpoint, height)
-            except HeightGoneError as error:
-                gone.append(error)
+                results = await (self._fetch_by_rpc if rpc else self._fetch_by_rest)(node, height)
+            except HeightPrunedError as error:
+                pruned.append(error)
                 continue
             except ChainError as error:
-                if self._rests:
-                    self._endpoints.failed(endpoint, error, rpc=rpc)
-                refused, answered = error, answered or not isinstance(error, ChainUnavailable)
+                if self._uses_backoff:
+                    self._node_pool.record_error(node, error, rpc=rpc)
+                last_error, has_answer = error, has_answer or not isinstance(error, ChainUnavailable)
                 continue
             if results is None:
                 is_pending = True
                 continue
-            if not copies and not (results.reveals and self._quorum.needs_two):
+            if not copies and not (results.reveals and self._quorum.needs_two_copies):
                 return results
-            copies.append((endpoint, results))
+            copies.append((node, results))
             sources.sort(key=lambda source: source[0] in [node for node, _ in copies])
-            if (agreed := self._agreed(copies, height)) is not None:
+            if (agreed := self._find_agreed_copy(copies, height)) is not None:
                 return agreed
         if copies:
-            return self._judge(copies, height)
-        return None if is_pending else _raise_reason(height, gone, refused, answered=answered)
+            return self._check_single_copy(copies, height)
+        return None if is_pending else _raise_reason(height, pruned, last_error, has_answer=has_answer)
 
     async def fetch_leading(
-        self, heights: Sequence[int], *, thorough: bool = False
+        self, heights: Sequence[int], *, always_try_rest: bool = False
     ) -> tuple[list[BlockResults], ChainError | None]:
         """Fetch blocks concurrently.
 
@@ -97,20 +97,20 @@ class BlockSource:
             available, or if the block or the result of one of its reveals is not known yet.
         """
 
-        async def attempt(height: int) -> BlockResults | ChainError | None:
+        async def fetch_or_error(height: int) -> BlockResults | ChainError | None:
             try:
-                return await self.fetch(height, thorough=thorough)
+                return await self.fetch(height, always_try_rest=always_try_rest)
             except ChainError as error:
                 return error
 
         leading: list[BlockResults] = []
-        for result in await gather_limited(heights, attempt, len(heights)):
+        for result in await gather_limited(heights, fetch_or_error, len(heights)):
             if not isinstance(result, BlockResults):
                 return leading, result
             leading.append(result)
         return leading, None
 
-    def _agreed(self, copies: Sequence[tuple[Node, BlockResults]], height: int) -> BlockResults | None:
+    def _find_agreed_copy(self, copies: Sequence[tuple[Node, BlockResults]], height: int) -> BlockResults | None:
         """The copy that two nodes show, None if there is none. Nodes that show another one go into backoff."""
         node, newest = copies[-1]
         if not any(other is not node and set(copy.reveals) == set(newest.reveals) for other, copy in copies[:-1]):
@@ -118,40 +118,42 @@ class BlockSource:
         self._quorum.note_agreement(height)
         agreeing = {other for other, copy in copies if set(copy.reveals) == set(newest.reveals)}
         for other in {other for other, _ in copies} - agreeing:
-            self._endpoints.failed(other, ChainAnswerError(f"block {height}: two other nodes show different reveals"))
+            self._node_pool.record_error(
+                other, ChainResponseError(f"block {height}: two other nodes show different reveals")
+            )
         return newest
 
-    def _judge(self, copies: Sequence[tuple[Node, BlockResults]], height: int) -> BlockResults:
+    def _check_single_copy(self, copies: Sequence[tuple[Node, BlockResults]], height: int) -> BlockResults:
         """Return the only copy of a block if one is enough; raise if it is not, or if copies differ."""
         names = sorted({node.name for node, _ in copies})
         if len(names) > 1:
             self._quorum.note_dispute(height, ", ".join(names))
             raise BlockDisputedError(f"block {height}: {', '.join(names)} show different reveals")
-        if not self._quorum.accept_one(height):
+        if not self._quorum.accept_single_copy(height):
             raise SecondCopyMissingError(f"block {height}: no second node has shown its reveals yet")
         return copies[0][1]
 
-    def _sources(self) -> Iterator[tuple[Node, bool]]:
-        for endpoint in self._endpoints.fresh_rpc:
-            yield endpoint, True
-        for endpoint in self._endpoints.fresh:
-            yield endpoint, False
+    def _list_sources(self) -> Iterator[tuple[Node, bool]]:
+        for node in self._node_pool.usable_rpc_nodes:
+            yield node, True
+        for node in self._node_pool.usable_nodes:
+            yield node, False
 
-    async def _by_rpc(self, endpoint: Node, height: int) -> BlockResults | None:
-        assert endpoint.rpc is not None
-        return await endpoint.rpc.block_results(height)
+    async def _fetch_by_rpc(self, node: Node, height: int) -> BlockResults | None:
+        assert node.rpc is not None
+        return await node.rpc.block_results(height)
 
-    async def _by_rest(self, endpoint: Node, height: int) -> BlockResults | None:
+    async def _fetch_by_rest(self, node: Node, height: int) -> BlockResults | None:
         """Fetch a block and the result of every reveal in it.
 
         Results are never requested for shares of this helper only, so the requests reveal nothing beyond the block.
         """
-        block = await endpoint.client.block(height)
+        block = await node.client.block(height)
         if block is None:
             return None
         reveals = [tx for tx in block.txs if tx[:1] == REVEAL_TAG]
-        results = await gather_limited(reveals, lambda tx: endpoint.client.tx(sha256(tx).digest()), _CONCURRENT_TXS)
-        spent: list[Spent] = []
+        results = await gather_limited(reveals, lambda tx: node.client.tx(sha256(tx).digest()), _CONCURRENT_TXS)
+        spent: list[CountedNullifier] = []
         for tx, result in zip(reveals, results, strict=True):
             counted = is_counted(result, height)
             if counted is None:
@@ -162,11 +164,13 @@ class BlockSource:
         return BlockResults(height, spent, block.head.time)
 
 
-def _raise_reason(height: int, gone: list[HeightGoneError], refused: ChainError | None, *, answered: bool) -> NoReturn:
+def _raise_reason(
+    height: int, pruned: list[HeightPrunedError], last_error: ChainError | None, *, has_answer: bool
+) -> NoReturn:
     """Raise the reason why no node has shown a block, as `BlockSource.fetch` documents."""
-    if gone and refused is None:
-        lowest = [error.lowest for error in gone if error.lowest is not None]
-        raise HeightGoneError(f"block {height}: {gone[-1]}", min(lowest, default=None))
-    if gone or answered:
-        raise ChainAnswerError(f"block {height}: {refused}")
-    raise ChainUnavailable(f"block {height}: {refused or 'no chain node is in sync'}")
+    if pruned and last_error is None:
+        lowest = [error.lowest_height for error in pruned if error.lowest_height is not None]
+        raise HeightPrunedError(f"block {height}: {pruned[-1]}", min(lowest, default=None))
+    if pruned or has_answer:
+        raise ChainResponseError(f"block {height}: {last_error}")
+    raise ChainUnavailable(f"block {height}: {last_error or 'no chain node is in sync'}")

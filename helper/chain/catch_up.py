@@ -13,23 +13,23 @@ from typing import Final
 from helper.chain.copy_quorum import SecondCopyMissingError
 from helper.chain.head_bounds import SLACK_BLOCKS
 from helper.chain.models import Round, RoundStatus
-from helper.chain.rest_client import HeightGoneError
+from helper.chain.rest_client import HeightPrunedError
 from helper.errors import ChainError
 from helper.store.block_ranges import BlockRange
 
-LIVE_BLOCKS: Final = 64
+MAX_BLOCKS_BEHIND: Final = 64
 """Maximum number of blocks behind the head that are read in order. Beyond it the follower skips to the head."""
-IN_FLIGHT: Final = 8
+CONCURRENT_BLOCKS: Final = 8
 """Number of blocks fetched concurrently."""
-TRIES: Final = 8
+MAX_ATTEMPTS: Final = 8
 """Failed attempts at an existing block before the follower skips it, and before the history reader reports it."""
-CURSOR_TRIES: Final = 10
+CURSOR_RESET_HEADS: Final = 10
 """Number of consecutive heads far below the cursor after which the cursor is moved back."""
-OVERLAP: Final = 10
+INDEX_LAG_BLOCKS: Final = 10
 """Blocks below the head that are never searched, because a node's transaction index may lag behind its blocks."""
-SEARCH_WINDOW: Final = 2000
+SEARCH_WINDOW_BLOCKS: Final = 2000
 """Blocks per search. A node compares every reveal of a round with the window, so small windows cost more."""
-SEARCH_LEAST: Final = 64
+MIN_SEARCH_BLOCKS: Final = 64
 """Fewer blocks than this are fetched individually, which is as fast and needs no index."""
 
 
@@ -88,21 +88,21 @@ def next_follow_step(
     if cursor is None:
         return Wait() if open_rounds is None else _begin(head, open_rounds)
     if cursor - head > SLACK_BLOCKS:
-        if open_rounds is None or heads_below + 1 < CURSOR_TRIES:
+        if open_rounds is None or heads_below + 1 < CURSOR_RESET_HEADS:
             return CursorAboveHead()
         # It is unknown which blocks of the open rounds were skipped. Applying a block twice is harmless.
-        target = max(0, head - OVERLAP)
+        target = max(0, head - INDEX_LAG_BLOCKS)
         return MoveBack(target, min((known.created_at_height for known in open_rounds), default=target + 1))
-    if head - cursor > LIVE_BLOCKS:
-        return SkipTo(head - OVERLAP)
-    return AtHead() if cursor >= head else Read(range(cursor + 1, min(cursor + IN_FLIGHT, head) + 1))
+    if head - cursor > MAX_BLOCKS_BEHIND:
+        return SkipTo(head - INDEX_LAG_BLOCKS)
+    return AtHead() if cursor >= head else Read(range(cursor + 1, min(cursor + CONCURRENT_BLOCKS, head) + 1))
 
 
 def _begin(head: int, open_rounds: Sequence[Round]) -> SkipTo:
     """Start near the head. The blocks since the oldest round with reveals was created are unread."""
     statuses = (RoundStatus.ACTIVE, RoundStatus.TALLYING)
     first = min((known.created_at_height for known in open_rounds if known.status in statuses), default=head + 1)
-    return SkipTo(min(head, max(head - OVERLAP, first - 1)), first)
+    return SkipTo(min(head, max(head - INDEX_LAG_BLOCKS, first - 1)), first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +128,9 @@ def next_history_read(unread: Sequence[BlockRange], failures: int) -> HistoryRea
     if not unread:
         return None
     first, last = unread[-1]
-    is_searched = last - first + 1 >= SEARCH_LEAST or failures >= TRIES
-    window = range(max(first, last - SEARCH_WINDOW + 1), last + 1) if is_searched else None
-    return HistoryRead(window, range(last, max(first, last - IN_FLIGHT + 1) - 1, -1))
+    is_searched = last - first + 1 >= MIN_SEARCH_BLOCKS or failures >= MAX_ATTEMPTS
+    window = range(max(first, last - SEARCH_WINDOW_BLOCKS + 1), last + 1) if is_searched else None
+    return HistoryRead(window, range(last, max(first, last - CONCURRENT_BLOCKS + 1) - 1, -1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ def missing_at_head(problem: ChainError | None, failures: int, *, is_usable: boo
     """
     if not is_usable:
         return MissingBlock(failures, is_stalled=False, is_skipped=False)
-    is_skipped = failures + 1 >= TRIES or isinstance(problem, HeightGoneError)
+    is_skipped = failures + 1 >= MAX_ATTEMPTS or isinstance(problem, HeightPrunedError)
     return MissingBlock(failures + 1, is_stalled=False, is_skipped=is_skipped)
 
 
@@ -167,7 +167,7 @@ def missing_in_history(problem: ChainError | None, failures: int, *, is_usable: 
     """Decide what the history reader does about a block that it cannot read.
 
     A block is given up only if no node has it any more. That is certain at once if every configured node was asked and
-    one reports its lowest height; otherwise only after `TRIES` attempts.
+    one reports its lowest height; otherwise only after `MAX_ATTEMPTS` attempts.
 
     Args:
         problem: as for `missing_at_head`.
@@ -177,11 +177,13 @@ def missing_in_history(problem: ChainError | None, failures: int, *, is_usable: 
     """
     if not is_usable or isinstance(problem, SecondCopyMissingError):
         return MissingBlock(failures, is_stalled=False, is_skipped=False)
-    is_stalled = failures + 1 >= TRIES
-    is_gone = isinstance(problem, HeightGoneError) and (is_stalled or (all_asked and problem.lowest is not None))
+    is_stalled = failures + 1 >= MAX_ATTEMPTS
+    is_gone = isinstance(problem, HeightPrunedError) and (
+        is_stalled or (all_asked and problem.lowest_height is not None)
+    )
     return MissingBlock(failures + 1, is_stalled, is_gone)
 
 
 def is_thorough(failures: int) -> bool:
     """Whether further sources are tried for a block after this many failed attempts."""
-    return failures >= TRIES // 2
+    return failures >= MAX_ATTEMPTS // 2

@@ -22,11 +22,11 @@ from helper.chain.block_cadence import ShareArrival, next_observation, proves_ab
 from helper.chain.models import Round, RoundStatus, TreeState
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool
-from helper.chain.rest_client import LEAF_WINDOW
+from helper.chain.rest_client import LEAF_WINDOW_BLOCKS
 from helper.chain.round_registry import RoundRegistry
-from helper.chain.round_tree import Anchor, RoundTree, first_leaves, grow, load, root_of, save
+from helper.chain.round_tree import Anchor, RoundTree, append_leaves, compute_root, load_tree, save_tree, truncate_tree
 from helper.core.pause import PauseCause, PauseReason
-from helper.errors import ChainAnswerError, ChainError, ChainUnavailable, InvalidAnswer
+from helper.errors import ChainError, ChainResponseError, ChainUnavailable, InvalidResponse
 from helper.store.store import Store
 from proofs import CommitmentTree, ProofsError
 
@@ -44,13 +44,13 @@ class _Failure:
     """Consecutive sync failures of a round, and the time of the next attempt."""
 
     reason: str = ""
-    failures: int = 0
+    count: int = 0
     retry_at: float = 0.0
 
-    def rest(self, monotonic: float) -> None:
+    def start_backoff(self, monotonic: float) -> None:
         """Start a backoff of 1, 2, 4 … 30 s."""
-        self.retry_at = monotonic + min(_MAX_BACKOFF_SECONDS, 2.0 ** min(self.failures, 10))
-        self.failures += 1
+        self.retry_at = monotonic + min(_MAX_BACKOFF_SECONDS, 2.0 ** min(self.count, 10))
+        self.count += 1
 
 
 class CommitmentTreeSync:
@@ -60,15 +60,15 @@ class CommitmentTreeSync:
         synced_height: the height up to which the trees are synchronized, 0 before the first sync.
     """
 
-    def __init__(self, store: Store, endpoints: NodePool, rounds: RoundRegistry) -> None:
+    def __init__(self, store: Store, node_pool: NodePool, rounds: RoundRegistry) -> None:
         self._store = store
-        self._endpoints = endpoints
+        self._node_pool = node_pool
         self._rounds = rounds
         self._log = structlog.get_logger("helper.chain")
         self._trees: dict[bytes, RoundTree] = {}
         self._failures: dict[bytes, _Failure] = {}
         self._contradictions: Counter[bytes] = Counter()  # consecutive contradictory answers, by round
-        self._syncs_begun = 0
+        self._syncs_started = 0
         self._syncs_done = 0  # number of the newest successful sync
         self._finished = asyncio.Event()
         self.synced_height = 0
@@ -91,10 +91,10 @@ class CommitmentTreeSync:
             return None
         return self._trees[round_id].tree.leaf(position)
 
-    def unchecked_leaf(self, round_id: bytes, position: int) -> bytes | None:
+    def unverified_leaf(self, round_id: bytes, position: int) -> bytes | None:
         """A leaf loaded from the store whose tree is not verified yet, None if there is none."""
         round_tree = self._trees.get(round_id)
-        if round_tree is None or not round_tree.restored or not 0 <= position < len(round_tree.tree):
+        if round_tree is None or not round_tree.is_unverified or not 0 <= position < len(round_tree.tree):
             return None
         return round_tree.tree.leaf(position)
 
@@ -103,7 +103,7 @@ class CommitmentTreeSync:
         round_tree = self._trees.get(round_id)
         return round_tree.anchors.get(height) if round_tree else None
 
-    def contradicted(self, round_id: bytes) -> PauseReason | None:
+    def contradiction_reason(self, round_id: bytes) -> PauseReason | None:
         """Why no share of a round may be accepted or revealed now, None if they may.
 
         The reason is that the last answers of nodes about its tree contradicted the verified tree or the root.
@@ -127,19 +127,19 @@ class CommitmentTreeSync:
 
         It sends no request: a request caused by a share would reveal its arrival to the node.
         """
-        begun = self._syncs_begun
+        started = self._syncs_started
         with anyio.move_on_after(timeout):
-            while self._syncs_done <= begun:
+            while self._syncs_done <= started:
                 await self._finished.wait()
             return True
         return False
 
-    def arrival(self) -> ShareArrival:
+    def create_arrival(self) -> ShareArrival:
         """Create the arrival of a share, now, whose round or leaf is missing."""
-        endpoints = self._endpoints
-        return ShareArrival(endpoints.clock.now(), endpoints.newest_height, endpoints.smallest_offset)
+        node_pool = self._node_pool
+        return ShareArrival(node_pool.clock.now(), node_pool.newest_height, node_pool.smallest_offset)
 
-    def lacks(self, round_id: bytes, arrival: ShareArrival) -> bool:
+    def was_absent(self, round_id: bytes, arrival: ShareArrival) -> bool:
         """Whether a round or leaf that is missing here was certainly not on the chain at the arrival.
 
         Args:
@@ -150,15 +150,15 @@ class CommitmentTreeSync:
         round_tree = self._trees.get(round_id)
         follows_tree = known is not None and known.status is RoundStatus.ACTIVE
         observation = (round_tree.observation if round_tree else None) if follows_tree else self._rounds.observation
-        return proves_absence(observation, arrival, self._endpoints.smallest_offset)
+        return proves_absence(observation, arrival, self._node_pool.smallest_offset)
 
     # ------------------------------------------------------------------ synchronizing
 
     async def restore(self) -> None:
         """Load the trees of all rounds from the store. The first sync verifies those of active rounds."""
-        for known in self._rounds.all():
+        for known in self._rounds.all_rounds():
             try:
-                self._trees[known.round_id] = await load(self._store, known)
+                self._trees[known.round_id] = await load_tree(self._store, known)
             except Exception as error:  # An unreadable tree must not block other rounds.
                 self._log.error("stored_tree_unreadable", round=known.round_id.hex()[:8], reason=str(error))
 
@@ -172,36 +172,36 @@ class CommitmentTreeSync:
             ChainUnavailable: no round could be synchronized, because no node returned a tree that matches its root.
             StoreError: no round could be synchronized, because the leaves could not be stored.
         """
-        self._syncs_begun += 1
-        begun = self._syncs_begun
+        self._syncs_started += 1
+        number = self._syncs_started
         self._forget_purged()
         synced = 0
-        problems: list[Exception] = []
+        errors: list[Exception] = []
         # Failing rounds come last: a node that does not answer about them goes into backoff, and others need it.
-        for known in sorted(self._rounds.active(), key=lambda known: known.round_id in self._failures):
+        for known in sorted(self._rounds.active_rounds(), key=lambda known: known.round_id in self._failures):
             failure = self._failures.get(known.round_id)
-            if failure is not None and self._endpoints.clock.monotonic() < failure.retry_at:
-                problems.append(ChainUnavailable(failure.reason))
+            if failure is not None and self._node_pool.clock.monotonic() < failure.retry_at:
+                errors.append(ChainUnavailable(failure.reason))
                 continue
             try:
                 await self._sync_round(known, head)
             except Exception as error:  # Any error of one round must not stop the others.
-                problems.append(error)
+                errors.append(error)
             else:
                 synced += 1
-        if problems and not synced:
-            raise problems[0]
-        self._syncs_done = max(self._syncs_done, begun)
-        self.in_step(head)
+        if errors and not synced:
+            raise errors[0]
+        self._syncs_done = max(self._syncs_done, number)
+        self.record_synced_height(head)
         finished, self._finished = self._finished, asyncio.Event()
         finished.set()
 
-    def in_step(self, head: int) -> None:
+    def record_synced_height(self, head: int) -> None:
         """Record that the newest block is still `head`, for which the trees are synchronized; not counted as a sync."""
         self.synced_height = max(self.synced_height, head)
 
     def _forget_purged(self) -> None:
-        known_ids = {known.round_id for known in self._rounds.all()}
+        known_ids = {known.round_id for known in self._rounds.all_rounds()}
         for round_id in [round_id for round_id in self._trees if round_id not in known_ids]:
             del self._trees[round_id]
             self._failures.pop(round_id, None)
@@ -209,13 +209,13 @@ class CommitmentTreeSync:
 
     async def _sync_round(self, known: Round, head: int) -> None:
         """Synchronize the tree of one round. Failures are recorded, logged once and raised."""
-        if not self._endpoints.usable:
+        if not self._node_pool.has_usable_node:
             raise ChainUnavailable("no chain node is in sync")  # Not counted as a failure of this round.
         try:
             if known.round_id not in self._trees:
-                self._trees[known.round_id] = await load(self._store, known)
-            await self._endpoints.call_endpoint(partial(self._sync_with, known), min_height=head)
-            await save(self._store, known.round_id, self._trees[known.round_id])
+                self._trees[known.round_id] = await load_tree(self._store, known)
+            await self._node_pool.call_node(partial(self._sync_with, known), min_height=head)
+            await save_tree(self._store, known.round_id, self._trees[known.round_id])
         except Exception as error:
             self._record_failure(known, error)
             raise
@@ -230,72 +230,72 @@ class CommitmentTreeSync:
             self._log.warning("tree_sync_failed", round=known.round_id.hex()[:8], reason=reason)
         failure.reason = reason
         if isinstance(error, ChainError):
-            failure.rest(self._endpoints.clock.monotonic())
+            failure.start_backoff(self._node_pool.clock.monotonic())
 
-    async def _sync_with(self, known: Round, endpoint: Node) -> None:
+    async def _sync_with(self, known: Round, node: Node) -> None:
         """Synchronize a tree with a node, and record which blocks the node's answer covers."""
-        head, began = endpoint.health.head, self._endpoints.clock.monotonic()
+        head, began = node.health.head, self._node_pool.clock.monotonic()
         try:
-            await self._append_new(known, endpoint)
-        except InvalidAnswer:
+            await self._append_new(known, node)
+        except InvalidResponse:
             raise  # No tree was returned, so nothing is contradicted.
-        except ChainAnswerError:
+        except ChainResponseError:
             self._contradictions[known.round_id] += 1
             raise
         if head is not None:
             round_tree = self._trees[known.round_id]
-            round_tree.observation = next_observation(round_tree.observation, endpoint.name, head, began)
+            round_tree.observation = next_observation(round_tree.observation, node.name, head, began)
 
-    async def _append_new(self, known: Round, endpoint: Node) -> None:
-        """Append a node's new leaves to a tree. On `ChainAnswerError` the tree is unchanged."""
+    async def _append_new(self, known: Round, node: Node) -> None:
+        """Append a node's new leaves to a tree. On `ChainResponseError` the tree is unchanged."""
         round_tree = self._trees[known.round_id]
-        state = await endpoint.client.tree_latest(known.round_id)
+        state = await node.client.tree_latest(known.round_id)
         if state is None:
             if round_tree.anchor is not None:
-                _check_lag(endpoint, round_tree.anchor.height, "has no leaves")
+                _require_lag(node, round_tree.anchor.height, "has no leaves")
             return
         if round_tree.anchor is not None and state.height <= round_tree.anchor.height:
             await _check_root(round_tree, round_tree.anchor, state)
             return
-        head = endpoint.health.head
-        if head is not None and state.height > head.height + LEAF_WINDOW:
+        head = node.health.head
+        if head is not None and state.height > head.height + LEAF_WINDOW_BLOCKS:
             # Leaves would be requested for every block up to that height.
-            raise ChainAnswerError(f"tree: root at height {state.height}, but the newest block is {head.height}")
+            raise ChainResponseError(f"tree: root at height {state.height}, but the newest block is {head.height}")
         if state.size < len(round_tree.tree):
-            _check_lag(endpoint, round_tree.next_height - 1, f"has {state.size} leaves, not {len(round_tree.tree)}")
+            _require_lag(node, round_tree.next_height - 1, f"has {state.size} leaves, not {len(round_tree.tree)}")
             return
         before = len(round_tree.tree)
         # Stored leaves may be damaged, which is only detected below, so do not limit the number by them.
-        most = state.size if round_tree.restored else state.size - before
-        blocks = await endpoint.client.leaves(known.round_id, round_tree.next_height, state.height, most=most)
+        max_count = state.size if round_tree.is_unverified else state.size - before
+        blocks = await node.client.leaves(known.round_id, round_tree.next_height, state.height, max_count=max_count)
         try:
-            await grow(round_tree.tree, blocks, state)
-        except (ChainAnswerError, ProofsError) as error:
-            if round_tree.restored:
-                await self._refetch(endpoint, known, state)
+            await append_leaves(round_tree.tree, blocks, state)
+        except (ChainResponseError, ProofsError) as error:
+            if round_tree.is_unverified:
+                await self._fetch_whole(node, known, state)
                 return
             if len(round_tree.tree) > before:
-                round_tree.tree = await first_leaves(round_tree.tree, before)
-            raise ChainAnswerError(f"tree of round {known.round_id.hex()[:8]}: {error}") from None
+                round_tree.tree = await truncate_tree(round_tree.tree, before)
+            raise ChainResponseError(f"tree of round {known.round_id.hex()[:8]}: {error}") from None
         round_tree.set_anchor(state)
         round_tree.next_height = state.height + 1
-        round_tree.restored = False
-        round_tree.unsaved += blocks
+        round_tree.is_unverified = False
+        round_tree.unsaved_blocks += blocks
 
-    async def _refetch(self, endpoint: Node, known: Round, state: TreeState) -> None:
+    async def _fetch_whole(self, node: Node, known: Round, state: TreeState) -> None:
         """Fetch a whole tree after stored leaves did not match. If it matches its root, it replaces the stored one."""
         tree = CommitmentTree()
-        blocks = await endpoint.client.leaves(known.round_id, known.created_at_height, state.height, most=state.size)
+        blocks = await node.client.leaves(known.round_id, known.created_at_height, state.height, max_count=state.size)
         try:
-            await grow(tree, blocks, state)
-        except (ChainAnswerError, ProofsError) as error:
-            self._trees[known.round_id] = await load(self._store, known)
-            raise ChainAnswerError(f"tree of round {known.round_id.hex()[:8]}: {error}") from None
+            await append_leaves(tree, blocks, state)
+        except (ChainResponseError, ProofsError) as error:
+            self._trees[known.round_id] = await load_tree(self._store, known)
+            raise ChainResponseError(f"tree of round {known.round_id.hex()[:8]}: {error}") from None
         self._log.warning(
             "stored_tree_replaced", round=known.round_id.hex()[:8], reason="stored leaves do not match the chain's root"
         )
-        await self._store.drop_tree(known.round_id)
-        refetched = RoundTree(tree, state.height + 1, unsaved=blocks)
+        await self._store.delete_tree(known.round_id)
+        refetched = RoundTree(tree, state.height + 1, unsaved_blocks=blocks)
         refetched.set_anchor(state)
         self._trees[known.round_id] = refetched
 
@@ -305,12 +305,12 @@ async def _check_root(round_tree: RoundTree, anchor: Anchor, state: TreeState) -
     if (state.height, state.size, state.root) == (anchor.height, anchor.size, anchor.root):
         return
     is_older = state.height < anchor.height and state.size < anchor.size
-    if not is_older or await root_of(round_tree.tree, state.size) != state.root:
-        raise ChainAnswerError(f"tree: the root at height {state.height} belongs to another tree")
+    if not is_older or await compute_root(round_tree.tree, state.size) != state.root:
+        raise ChainResponseError(f"tree: the root at height {state.height} belongs to another tree")
 
 
-def _check_lag(endpoint: Node, height: int, problem: str) -> None:
+def _require_lag(node: Node, height: int, problem: str) -> None:
     """Raise unless the node lags: it may know less only if its newest block is not above `height`."""
-    head = endpoint.health.head
+    head = node.health.head
     if head is None or head.height > height:
-        raise ChainAnswerError(f"tree: {problem} at a height where it had them")
+        raise ChainResponseError(f"tree: {problem} at a height where it had them")

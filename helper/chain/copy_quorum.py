@@ -14,18 +14,18 @@ import structlog
 from helper.chain.models import BlockHead
 from helper.chain.node_pool import NodePool
 from helper.core.recent import LoggedProblem
-from helper.errors import ChainAnswerError, ChainUnavailable
+from helper.errors import ChainResponseError, ChainUnavailable
 
-ALONE_SECONDS: Final = 10.0
+SINGLE_NODE_SECONDS: Final = 10.0
 """How long all other nodes must be unreachable, stale or of another chain before one node is sufficient."""
-UNABLE_SECONDS: Final = 40.0
+SECOND_COPY_WAIT_SECONDS: Final = 40.0
 """How long a block waits for a reachable second node that does not show it; longer than the backoff of a node."""
-_MAX_WAITS: Final = 10_000
+_MAX_WAITING_BLOCKS: Final = 10_000
 
 log = structlog.get_logger("helper.chain")
 
 
-class BlockDisputedError(ChainAnswerError):
+class BlockDisputedError(ChainResponseError):
     """Nodes show different reveals in a block."""
 
 
@@ -37,54 +37,56 @@ class CopyQuorum:
     """Decides whether what some nodes show is enough.
 
     Attributes:
-        disputed: a height at which nodes show different reveals, None while there is none.
+        disputed_height: a height at which nodes show different reveals, None while there is none.
     """
 
-    def __init__(self, endpoints: NodePool) -> None:
-        self._endpoints = endpoints
-        self._clock = endpoints.clock
-        self._alone_since: float | None = None  # monotonic
-        self._waits: dict[int, float] = {}  # monotonic time since which a second copy is missing, by height
+    def __init__(self, node_pool: NodePool) -> None:
+        self._node_pool = node_pool
+        self._clock = node_pool.clock
+        self._single_since: float | None = None  # monotonic
+        self._waiting_since: dict[int, float] = {}  # monotonic time since which a second copy is missing, by height
         self._lack_of_copies = LoggedProblem()
-        self.disputed: int | None = None
-        endpoints.on_probe(self._on_probe)
+        self.disputed_height: int | None = None
+        node_pool.subscribe_to_probes(self._on_probe)
 
     @property
-    def needs_two(self) -> bool:
+    def needs_two_copies(self) -> bool:
         """Whether two nodes are configured, so that one is not enough."""
-        return len(self._endpoints.all) > 1
+        return len(self._node_pool.nodes) > 1
 
     @property
-    def is_alone(self) -> bool:
+    def is_one_node_enough(self) -> bool:
         """Whether no second node was in sync for so long that one node is sufficient."""
-        since = self._alone_since
-        return not self.needs_two or (since is not None and self._clock.monotonic() - since >= ALONE_SECONDS)
+        since = self._single_since
+        return not self.needs_two_copies or (
+            since is not None and self._clock.monotonic() - since >= SINGLE_NODE_SECONDS
+        )
 
-    def accept_one(self, height: int) -> bool:
+    def accept_single_copy(self, height: int) -> bool:
         """Whether one copy of a block is enough, as no second one could be had."""
-        if not self.needs_two:
+        if not self.needs_two_copies:
             return True
         now = self._clock.monotonic()
-        if not self.is_alone and now - self._waits.setdefault(height, now) < UNABLE_SECONDS:
-            if len(self._waits) > _MAX_WAITS:
-                del self._waits[next(iter(self._waits))]
+        if not self.is_one_node_enough and now - self._waiting_since.setdefault(height, now) < SECOND_COPY_WAIT_SECONDS:
+            if len(self._waiting_since) > _MAX_WAITING_BLOCKS:
+                del self._waiting_since[next(iter(self._waiting_since))]
             return False
-        self._waits.pop(height, None)
+        self._waiting_since.pop(height, None)
         if self._lack_of_copies.note():
             log.warning("reveals_confirmed_by_one_node", height=height, reason="no second node shows this block")
         return True
 
     def note_agreement(self, height: int) -> None:
         """Record that two nodes show the same reveals in a block."""
-        self._waits.pop(height, None)
+        self._waiting_since.pop(height, None)
         self._lack_of_copies.clear()
-        if self.disputed == height:
+        if self.disputed_height == height:
             log.info("block_dispute_resolved", height=height)
-            self.disputed = None
+            self.disputed_height = None
 
     def note_dispute(self, height: int, names: str) -> None:
         """Record that nodes show different reveals in a block; logged once per height."""
-        if self.disputed != height:
+        if self.disputed_height != height:
             log.error(
                 "block_disputed",
                 height=height,
@@ -92,10 +94,10 @@ class CopyQuorum:
                 reason="these nodes show different reveals in this block; none of its shares is confirmed",
                 advice="Find out which node is wrong and remove it from [chain] endpoints.",
             )
-        self.disputed = height
+        self.disputed_height = height
 
     def _on_probe(self, _head: BlockHead | None) -> None:
-        if self._endpoints.in_sync > 1:
-            self._alone_since = None
-        elif self._alone_since is None:
-            self._alone_since = self._clock.monotonic()
+        if self._node_pool.in_sync_count > 1:
+            self._single_since = None
+        elif self._single_since is None:
+            self._single_since = self._clock.monotonic()

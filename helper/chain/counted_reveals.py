@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from helper.chain.models import TxResult
 from helper.chain.reveal_transaction import RevealMessage
-from helper.chain.verdicts import Verdict, verdict_of
-from helper.errors import ChainAnswerError, ChainUnavailable
+from helper.chain.verdicts import Verdict, classify_refusal
+from helper.errors import ChainResponseError, ChainUnavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,11 @@ class CountedReveal:
     message: RevealMessage
 
 
-def reveal_in(raw: bytes) -> RevealMessage | None:
+def parse_reveal(raw: bytes) -> RevealMessage | None:
     """The reveal in a transaction, None if it is another transaction."""
     try:
         return RevealMessage.from_tx(raw)
-    except ChainAnswerError:
+    except ChainResponseError:
         return None
 
 
@@ -68,4 +68,4 @@ def require_counted(result: TxResult | None, height: int) -> bool:
 
 def shows_spent(result: TxResult) -> bool:
     """Whether a reveal's result shows that its nullifier was counted in the result's block or an earlier one."""
-    return result.code == 0 or verdict_of(result.code, result.log) is Verdict.SPENT
+    return result.code == 0 or classify_refusal(result.code, result.log) is Verdict.SPENT

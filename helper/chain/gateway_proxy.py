@@ -14,7 +14,7 @@ from typing import Final
 import httpx
 
 from helper.chain.node import Node
-from helper.chain.node_http import LARGE, TIMEOUT, NodeHttp, Streamed, Unanswered
+from helper.chain.node_http import DEFAULT_TIMEOUT_SECONDS, STREAM_LIMIT_BYTES, NodeHttp, NoResponse, StreamedResponse
 from helper.chain.node_pool import NodePool
 from helper.errors import ChainError, ChainUnavailable
 
@@ -45,7 +45,7 @@ class GatewayProxy:
     """Forwards requests to the nodes of a pool.
 
     Args:
-        endpoints: the node pool.
+        node_pool: the node pool.
         timeout: maximum seconds until the response head, and between two pieces of the body.
         connections: maximum number of connections to each node.
         limit: maximum length of an answer in bytes.
@@ -54,27 +54,27 @@ class GatewayProxy:
 
     def __init__(
         self,
-        endpoints: NodePool,
+        node_pool: NodePool,
         *,
-        timeout: float = TIMEOUT,
+        timeout: float = DEFAULT_TIMEOUT_SECONDS,
         connections: int = 128,
-        limit: int = LARGE,
+        limit: int = STREAM_LIMIT_BYTES,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self._endpoints = endpoints
+        self._node_pool = node_pool
         self._limit = limit
-        self._nodes = {
+        self._clients = {
             endpoint: NodeHttp(endpoint.client.url, timeout=timeout, connections=connections, transport=transport)
-            for endpoint in endpoints.all
+            for endpoint in node_pool.nodes
         }
 
     async def aclose(self) -> None:
         """Close all connections."""
-        for node in self._nodes.values():
-            await node.aclose()
+        for client in self._clients.values():
+            await client.aclose()
 
     @asynccontextmanager
-    async def ask(self, request: ProxyRequest) -> AsyncIterator[Streamed]:
+    async def forward(self, request: ProxyRequest) -> AsyncIterator[StreamedResponse]:
         """Forward a request and stream the answer.
 
         A GET is sent to the next node until one answers; the answer of the last node is returned whatever its status. A
@@ -86,33 +86,33 @@ class GatewayProxy:
             ChainAnswerError: the answer to a GET is invalid.
         """
         async with AsyncExitStack() as stack:
-            yield await self._answer(request, stack)
+            yield await self._fetch_response(request, stack)
 
-    async def _answer(self, request: ProxyRequest, stack: AsyncExitStack) -> Streamed:
+    async def _fetch_response(self, request: ProxyRequest, stack: AsyncExitStack) -> StreamedResponse:
         """Return the first usable answer; `stack` closes it."""
         error: ChainError = ChainUnavailable("no chain node is in sync")
-        order = self._order()
-        for endpoint in order:
+        order = self._ordered_nodes()
+        for node in order:
             await stack.aclose()
-            node = self._nodes[endpoint]
-            stream = node.stream(request.method, request.target, request.body, limit=self._limit)
+            client = self._clients[node]
+            stream = client.stream(request.method, request.target, request.body, limit=self._limit)
             try:
-                answer = await stack.enter_async_context(stream)
+                response = await stack.enter_async_context(stream)
             except ChainError as caught:
                 error = caught
                 if _may_have_arrived(request, caught):
                     raise PossiblySent(str(caught)) from None
                 continue
-            if request.method == "GET" and answer.status in _RETRY_STATUSES and endpoint is not order[-1]:
+            if request.method == "GET" and response.status in _RETRY_STATUSES and node is not order[-1]:
                 continue
-            return answer
+            return response
         raise error
 
-    def _order(self) -> list[Node]:
+    def _ordered_nodes(self) -> list[Node]:
         """The fresh nodes in order. Those with a slow request in progress come last."""
-        return sorted(self._endpoints.fresh, key=lambda endpoint: self._nodes[endpoint].slow)
+        return sorted(self._node_pool.usable_nodes, key=lambda endpoint: self._clients[endpoint].is_slow)
 
 
 def _may_have_arrived(request: ProxyRequest, error: ChainError) -> bool:
     """Whether a POST may have been sent, so that it must not go to another node."""
-    return request.method != "GET" and not (isinstance(error, Unanswered) and not error.sent)
+    return request.method != "GET" and not (isinstance(error, NoResponse) and not error.sent)

@@ -20,14 +20,14 @@ _EARLIEST_CHAIN: Final = 1_546_300_800.0
 """Unix time (2019) before which no supported chain started; the bound if nothing else is known."""
 
 
-def max_distance(first: BlockHead, second: BlockHead) -> float:
+def max_height_difference(first: BlockHead, second: BlockHead) -> float:
     """The number of blocks by which two heads of one chain can differ, by their times."""
     return SLACK_BLOCKS + abs(first.time - second.time) / MIN_BLOCK_SECONDS
 
 
-def are_near(first: BlockHead, second: BlockHead) -> bool:
+def can_share_chain(first: BlockHead, second: BlockHead) -> bool:
     """Whether two heads can be of the same chain."""
-    return abs(first.height - second.height) <= max_distance(first, second)
+    return abs(first.height - second.height) <= max_height_difference(first, second)
 
 
 class HeadBounds:
@@ -37,23 +37,23 @@ class HeadBounds:
         nodes: number of configured nodes.
 
     Attributes:
-        floor: the stored cursor at start, 0 without one. A node below it does not make others implausible.
+        stored_cursor: the stored cursor at start, 0 without one. A node below it does not make others implausible.
     """
 
     def __init__(self, nodes: int) -> None:
         self._nodes = nodes
         self._anchor: BlockHead | None = None
         self._is_agreed = False
-        self.floor = 0
+        self.stored_cursor = 0
 
     def update(self, heads: Mapping[str, BlockHead]) -> None:
         """Update the bounds with the newest heads of nodes without other problems, by node."""
         values = [head for head in heads.values() if self._is_possible(head)]
-        agreed = [a for i, a in enumerate(values) for j, b in enumerate(values) if i != j and are_near(a, b)]
+        agreed = [a for i, a in enumerate(values) for j, b in enumerate(values) if i != j and can_share_chain(a, b)]
         if agreed:
             # Only agreement moves the anchor: a lone node could move it ahead step by step.
             newest = max(agreed, key=lambda head: head.height)
-            self._anchor = min((head for head in agreed if are_near(head, newest)), key=lambda head: head.height)
+            self._anchor = min((head for head in agreed if can_share_chain(head, newest)), key=lambda head: head.height)
             self._is_agreed = True
         elif self._nodes == 1:
             reachable = [head for head in values if self._is_reachable(head)]
@@ -63,17 +63,17 @@ class HeadBounds:
             candidates = [*values, *filter(None, [self._anchor])]
             self._anchor = min(self._above_floor(candidates), key=lambda head: head.height)
 
-    def problem(self, name: str, head: BlockHead, heads: Mapping[str, BlockHead]) -> str | None:
+    def implausible_reason(self, name: str, head: BlockHead, heads: Mapping[str, BlockHead]) -> str | None:
         """Why a node's head cannot be right, None if it can. `heads` as in `update`."""
         if self._is_possible(head):
             others = [other for node, other in heads.items() if node != name]
-            if self._is_reachable(head) or any(are_near(head, other) for other in others):
+            if self._is_reachable(head) or any(can_share_chain(head, other) for other in others):
                 return None
         known = f"{self._anchor.height} is known" if self._anchor is not None else "no chain is that old"
         return f"height {head.height} is implausible: {known}"
 
     def _above_floor(self, heads: Collection[BlockHead]) -> Collection[BlockHead]:
-        return [head for head in heads if head.height >= self.floor - SLACK_BLOCKS] or heads
+        return [head for head in heads if head.height >= self.stored_cursor - SLACK_BLOCKS] or heads
 
     def _is_possible(self, head: BlockHead) -> bool:
         """Whether any chain can have so many blocks by the block's own time."""
@@ -82,4 +82,4 @@ class HeadBounds:
     def _is_reachable(self, head: BlockHead) -> bool:
         """Whether the chain can have reached this head since the newest accepted head."""
         anchor = self._anchor
-        return anchor is None or head.height <= anchor.height or are_near(head, anchor)
+        return anchor is None or head.height <= anchor.height or can_share_chain(head, anchor)

@@ -1,8 +1,8 @@
 """Reads untrusted JSON of a node. Checks type, range and length of every value.
 
 An answer may be anything: a proxy's HTML, truncated JSON, another program's JSON. Each method returns a value of the
-declared type or raises `InvalidAnswer` with the field and the problem. Go omits zero values, so a missing number is 0,
-a missing list is empty and a missing string is "".
+declared type or raises `InvalidResponse` with the field and the problem. Go omits zero values, so a missing number is
+0, a missing list is empty and a missing string is "".
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from datetime import datetime
 import orjson
 
 from helper.core.text import clean_text
-from helper.errors import InvalidAnswer
+from helper.errors import InvalidResponse
 
 UINT64_MAX = 2**64 - 1
 
-MOST_CONTAINERS = 100_000
+MAX_CONTAINERS = 100_000
 """Maximum number of objects and lists in an answer. A full block has about 40 per transaction."""
 
-_ANY_DENSITY = 1 << 16  # answers up to this many bytes may have values of any size
-_LEAST_VALUE = 6  # minimum mean bytes per value in a longer answer; nodes' answers have 12 or more
+_UNCHECKED_BYTES = 1 << 16  # answers up to this many bytes may have values of any size
+_MIN_BYTES_PER_VALUE = 6  # minimum mean bytes per value in a longer answer; nodes' answers have 12 or more
 
 
-def loads(body: bytes, what: str) -> object:
+def loads(body: bytes, source: str) -> object:
     """Parse the body of an answer as JSON.
 
     A long body of tiny values (`[[],[],…]`) is rejected: as Python objects it would take about 30 times its size, and
@@ -34,29 +34,29 @@ def loads(body: bytes, what: str) -> object:
     Raises:
         InvalidAnswer: the body is not JSON, or has too many values.
     """
-    if len(body) > _ANY_DENSITY:
+    if len(body) > _UNCHECKED_BYTES:
         containers = body.count(b"{") + body.count(b"[")
-        if containers > MOST_CONTAINERS or containers + body.count(b",") > len(body) // _LEAST_VALUE:
-            raise InvalidAnswer(f"{what}: the answer has too many values for its {len(body)} bytes")
+        if containers > MAX_CONTAINERS or containers + body.count(b",") > len(body) // _MIN_BYTES_PER_VALUE:
+            raise InvalidResponse(f"{source}: the answer has too many values for its {len(body)} bytes")
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
         kind = "HTML" if body.lstrip()[:1] == b"<" else "empty" if not body.strip() else "not valid JSON"
-        raise InvalidAnswer(f"{what}: the answer is {kind}") from None
+        raise InvalidResponse(f"{source}: the answer is {kind}") from None
 
 
 class Fields:
     """One JSON object of an answer.
 
     Attributes:
-        where: path of this object in the answer, for error messages.
+        path: path of this object in the answer, for error messages.
     """
 
-    def __init__(self, value: object, where: str) -> None:
+    def __init__(self, value: object, path: str) -> None:
         if not isinstance(value, dict):
-            raise InvalidAnswer(f"{where}: an object was expected, not {_kind(value)}")
+            raise InvalidResponse(f"{path}: an object was expected, not {_kind(value)}")
         self._value = value
-        self.where = where
+        self.path = path
 
     def has(self, name: str) -> bool:
         """Whether the field is present and not null."""
@@ -70,9 +70,9 @@ class Fields:
         if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 20:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
-            raise self.bad(name, f"a whole number was expected, not {_kind(value)}")
+            raise self.invalid_field(name, f"a whole number was expected, not {_kind(value)}")
         if not 0 <= value <= maximum:
-            raise self.bad(name, f"{value} is out of range")
+            raise self.invalid_field(name, f"{value} is out of range")
         return value
 
     def text(self, name: str) -> str:
@@ -81,46 +81,46 @@ class Fields:
         if value is None:
             return ""
         if not isinstance(value, str):
-            raise self.bad(name, f"a string was expected, not {_kind(value)}")
+            raise self.invalid_field(name, f"a string was expected, not {_kind(value)}")
         return clean_text(value)
 
-    def flag(self, name: str) -> bool:
+    def boolean(self, name: str) -> bool:
         """A boolean; False if missing."""
         value = self._value.get(name)
         if value is None:
             return False
         if not isinstance(value, bool):
-            raise self.bad(name, f"true or false was expected, not {_kind(value)}")
+            raise self.invalid_field(name, f"true or false was expected, not {_kind(value)}")
         return value
 
-    def blob(self, name: str, length: int) -> bytes:
+    def base64_bytes(self, name: str, length: int) -> bytes:
         """Base64 of exactly `length` bytes."""
         return self.decode(name, self.text(name), length)
 
-    def digest(self, name: str) -> bytes:
+    def hex_bytes(self, name: str) -> bytes:
         """64 lower-case hex digits: 32 bytes."""
         value = self.text(name)
         if len(value) != 64 or value != value.lower():
-            raise self.bad(name, "64 lower-case hex digits were expected")
+            raise self.invalid_field(name, "64 lower-case hex digits were expected")
         try:
             return bytes.fromhex(value)
         except ValueError:
-            raise self.bad(name, "64 lower-case hex digits were expected") from None
+            raise self.invalid_field(name, "64 lower-case hex digits were expected") from None
 
-    def moment(self, name: str) -> float:
+    def timestamp(self, name: str) -> float:
         """An RFC 3339 time as unix seconds."""
         value = self.text(name)
         try:
             time = datetime.fromisoformat(value)
         except ValueError:
-            raise self.bad(name, "a time was expected") from None
+            raise self.invalid_field(name, "a time was expected") from None
         if time.tzinfo is None:
-            raise self.bad(name, "the time has no time zone")
+            raise self.invalid_field(name, "the time has no time zone")
         return time.timestamp()
 
     def child(self, name: str) -> Fields:
         """A nested object; an error if missing."""
-        return Fields(self._value.get(name), f"{self.where}.{name}")
+        return Fields(self._value.get(name), f"{self.path}.{name}")
 
     def items(self, name: str) -> list[object]:
         """A list; empty if missing or null."""
@@ -128,28 +128,28 @@ class Fields:
         if value is None:
             return []
         if not isinstance(value, list):
-            raise self.bad(name, f"a list was expected, not {_kind(value)}")
+            raise self.invalid_field(name, f"a list was expected, not {_kind(value)}")
         return value
 
     def children(self, name: str) -> list[Fields]:
         """A list of objects; empty if missing or null."""
-        return [Fields(value, f"{self.where}.{name}[{i}]") for i, value in enumerate(self.items(name))]
+        return [Fields(value, f"{self.path}.{name}[{i}]") for i, value in enumerate(self.items(name))]
 
     def decode(self, name: str, value: object, length: int | None) -> bytes:
         """Decode base64 text. `length` is the required number of bytes, None for any. `name` is for errors."""
         if not isinstance(value, str):
-            raise self.bad(name, f"base64 was expected, not {_kind(value)}")
+            raise self.invalid_field(name, f"base64 was expected, not {_kind(value)}")
         try:
             raw = b64decode(value, validate=True)
         except (binascii.Error, ValueError):
-            raise self.bad(name, "base64 was expected") from None
+            raise self.invalid_field(name, "base64 was expected") from None
         if length is not None and len(raw) != length:
-            raise self.bad(name, f"{length} bytes were expected, not {len(raw)}")
+            raise self.invalid_field(name, f"{length} bytes were expected, not {len(raw)}")
         return raw
 
-    def bad(self, name: str, problem: str) -> InvalidAnswer:
+    def invalid_field(self, name: str, problem: str) -> InvalidResponse:
         """Create the error for a field of this object."""
-        return InvalidAnswer(f"{self.where}.{name}: {problem}")
+        return InvalidResponse(f"{self.path}.{name}: {problem}")
 
 
 def _kind(value: object) -> str:

@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
 
-from helper.chain.counted_reveals import CountedReveal, is_counted, require_counted, reveal_in
+from helper.chain.counted_reveals import CountedReveal, is_counted, parse_reveal, require_counted
 from helper.chain.gather import gather_limited
 from helper.chain.models import TreeState, TxResult
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool
-from helper.chain.rest_client import HeightGoneError
+from helper.chain.rest_client import HeightPrunedError
 from helper.errors import ChainError
 
-BLOCKS_AT_ONCE: Final = 8
+CONCURRENT_BLOCKS: Final = 8
 """Number of blocks read concurrently."""
 
 
 @dataclass(frozen=True, slots=True)
-class FoundTx:
+class IncludedTx:
     """A transaction in a block.
 
     Attributes:
@@ -44,43 +44,43 @@ class ChainLookups:
     """Look-ups of public data on any fresh node.
 
     Args:
-        endpoints: the node pool, which must have been probed.
-        told: called with the height reached during a long search.
+        node_pool: the node pool, which must have been probed.
+        on_progress: called with the height reached during a long search.
     """
 
-    def __init__(self, endpoints: NodePool, told: Callable[[int], None] = lambda _: None) -> None:
-        self._endpoints = endpoints
-        self._told = told
+    def __init__(self, node_pool: NodePool, on_progress: Callable[[int], None] = lambda _: None) -> None:
+        self._node_pool = node_pool
+        self._on_progress = on_progress
 
-    async def transaction(self, tx_hash: bytes) -> FoundTx | None:
+    async def find_transaction(self, tx_hash: bytes) -> IncludedTx | None:
         """A transaction by its hash, None if no node knows it in a block.
 
         Raises:
             ChainUnavailable: no node answered.
         """
 
-        async def look_up(endpoint: Node) -> tuple[TxResult, bytes | None] | None:
-            result = await endpoint.client.tx(tx_hash)
+        async def look_up(node: Node) -> tuple[TxResult, bytes | None] | None:
+            result = await node.client.tx(tx_hash)
             if result is None:
                 return None
-            return result, await self._raw(endpoint, result.height, tx_hash)
+            return result, await self._fetch_tx_bytes(node, result.height, tx_hash)
 
-        answer = (await self._endpoints.ask(look_up, enough=lambda answer: answer is not None))[-1]
+        answer = (await self._node_pool.call_until(look_up, is_enough=lambda answer: answer is not None))[-1]
         if answer is None:
             return None
         result, raw = answer
-        return FoundTx(result.height, result.code, result.log, raw)
+        return IncludedTx(result.height, result.code, result.log, raw)
 
-    async def _raw(self, endpoint: Node, height: int, tx_hash: bytes) -> bytes | None:
+    async def _fetch_tx_bytes(self, node: Node, height: int, tx_hash: bytes) -> bytes | None:
         try:
-            block = await endpoint.client.block(height)
-        except HeightGoneError:
+            block = await node.client.block(height)
+        except HeightPrunedError:
             return None
         if block is None:
             return None
         return next((tx for tx in block.txs if sha256(tx).digest() == tx_hash), None)
 
-    async def counted_reveal(
+    async def find_reveal(
         self, round_ids: Iterable[bytes], nullifier: bytes, heights: range | None = None
     ) -> CountedReveal | None:
         """The reveal that spent a nullifier, None if there is none.
@@ -96,60 +96,60 @@ class ChainLookups:
                 nullifier is not known.
         """
         if heights is not None:
-            return await self._in_blocks(heights, set(round_ids), nullifier)
+            return await self._search_blocks(heights, set(round_ids), nullifier)
         for round_id in round_ids:
-            indexed = await self._by_index(round_id, nullifier)
+            indexed = await self._search_index(round_id, nullifier)
             if indexed is None:
-                reveal = await self._in_blocks(await self._span(round_id), {round_id}, nullifier)
+                reveal = await self._search_blocks(await self._reveal_heights(round_id), {round_id}, nullifier)
             else:
                 reveal = indexed[0] if indexed else None
             if reveal is not None:
                 return reveal
         return None
 
-    async def _by_index(self, round_id: bytes, nullifier: bytes) -> list[CountedReveal] | None:
+    async def _search_index(self, round_id: bytes, nullifier: bytes) -> list[CountedReveal] | None:
         """Search the index of a node: a list with the reveal or an empty one, None if an index does not tell.
 
         If a counted reveal was included again, the index contains the later failure instead, so blocks must be read.
         """
-        for endpoint in self._endpoints.fresh_rpc:
-            assert endpoint.rpc is not None
+        for node in self._node_pool.usable_rpc_nodes:
+            assert node.rpc is not None
             try:
                 is_hidden = False
-                async for result, raw in endpoint.rpc.reveal_transactions(round_id):
-                    message = reveal_in(raw)
+                async for result, raw in node.rpc.reveal_transactions(round_id):
+                    message = parse_reveal(raw)
                     if message is None or (message.round_id, message.nullifier) != (round_id, nullifier):
                         continue
                     if is_counted(result, result.height):
                         return [CountedReveal(result.height, raw, message)]
                     is_hidden = True
             except ChainError as error:
-                self._endpoints.failed(endpoint, error, rpc=True)
+                self._node_pool.record_error(node, error, rpc=True)
             else:
                 return None if is_hidden else []
         return None
 
-    async def _span(self, round_id: bytes) -> range:
+    async def _reveal_heights(self, round_id: bytes) -> range:
         """The blocks that may contain reveals of a round."""
-        known = await self._endpoints.call(lambda client: client.round(round_id))
-        head = self._endpoints.head
+        known = await self._node_pool.call(lambda client: client.round(round_id))
+        head = self._node_pool.head
         if known is None or head is None:
             return range(0)
         return range(max(1, known.created_at_height), head.height + 1)
 
-    async def _in_blocks(self, heights: range, round_ids: set[bytes], nullifier: bytes) -> CountedReveal | None:
+    async def _search_blocks(self, heights: range, round_ids: set[bytes], nullifier: bytes) -> CountedReveal | None:
         """Search whole blocks in order, read in concurrent batches."""
-        for start in range(0, len(heights), BLOCKS_AT_ONCE):
-            batch = heights[start : start + BLOCKS_AT_ONCE]
-            blocks = await self._read(batch)
+        for start in range(0, len(heights), CONCURRENT_BLOCKS):
+            batch = heights[start : start + CONCURRENT_BLOCKS]
+            blocks = await self._read_blocks(batch)
             for height in batch:
                 for raw in blocks[height]:
-                    message = reveal_in(raw)
+                    message = parse_reveal(raw)
                     if message is None or message.nullifier != nullifier or message.round_id not in round_ids:
                         continue
                     if require_counted(await self._result(raw), height):
                         return CountedReveal(height, raw, message)
-            self._told(batch[-1])
+            self._on_progress(batch[-1])
         return None
 
     async def is_counted_in_block(self, raw: bytes, height: int) -> bool:
@@ -157,26 +157,26 @@ class ChainLookups:
         result = await self._result(raw)
         if result is None or not is_counted(result, height):
             return False
-        return result.height == height or raw in (await self._read(range(height, height + 1)))[height]
+        return result.height == height or raw in (await self._read_blocks(range(height, height + 1)))[height]
 
     async def _result(self, raw: bytes) -> TxResult | None:
         tx_hash = sha256(raw).digest()
-        return await self._endpoints.call(lambda client: client.tx(tx_hash))
+        return await self._node_pool.call(lambda client: client.tx(tx_hash))
 
-    async def _read(self, heights: range) -> dict[int, list[bytes]]:
+    async def _read_blocks(self, heights: range) -> dict[int, list[bytes]]:
         """The transactions of blocks, by height."""
 
         async def read(height: int) -> list[bytes]:
-            block = await self._endpoints.call(lambda client: client.block(height))
+            block = await self._node_pool.call(lambda client: client.block(height))
             return [] if block is None else block.txs
 
-        return dict(zip(heights, await gather_limited(heights, read, BLOCKS_AT_ONCE), strict=True))
+        return dict(zip(heights, await gather_limited(heights, read, CONCURRENT_BLOCKS), strict=True))
 
     async def root_at(self, round_id: bytes, height: int) -> TreeState | None:
         """The root of a round's tree stored at a height, None if there is none."""
-        return await self._endpoints.call(lambda client: client.tree_at(round_id, height))
+        return await self._node_pool.call(lambda client: client.tree_at(round_id, height))
 
-    async def rounds(self) -> list[bytes]:
+    async def round_ids(self) -> list[bytes]:
         """Ids of all rounds of the chain, newest first."""
-        listed = await self._endpoints.call(lambda client: client.rounds())
+        listed = await self._node_pool.call(lambda client: client.rounds())
         return [known.round_id for known in sorted(listed.rounds, key=lambda known: -known.created_at_height)]

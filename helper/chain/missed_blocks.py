@@ -13,28 +13,28 @@ from helper.chain.copy_quorum import CopyQuorum
 from helper.chain.counted_reveals import shows_spent
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool
-from helper.chain.rpc_client import Spent
+from helper.chain.rpc_client import CountedNullifier
 from helper.chain.verdicts import Verdict
 from helper.errors import ChainError, ChainUnavailable
 from helper.store.rows import SentReveal
 from helper.store.store import Store
 
-EVERY = 10
+CHECK_INTERVAL_BLOCKS = 10
 """Interval, in blocks, of checks of reveals that the chain reports as spent although no block showed them."""
 
-_PAGE = 500
+_PAGE_SIZE = 500
 _CONCURRENCY = 8
-_GAP = "chain.gap"
+_MISSED_HEIGHT_KEY = "chain.gap"
 
 
 class MissedBlocksCheck:
     """Finds counted reveals after blocks were missed."""
 
-    def __init__(self, store: Store, endpoints: NodePool, quorum: CopyQuorum) -> None:
+    def __init__(self, store: Store, node_pool: NodePool, quorum: CopyQuorum) -> None:
         self._store = store
         self._quorum = quorum
-        self._endpoints = endpoints
-        self._missed: bool | None = None
+        self._node_pool = node_pool
+        self._has_missed_blocks: bool | None = None
 
     async def record_missed(self, height: int) -> list[int]:
         """Record permanently that blocks up to `height` were missed, and check all sent reveals.
@@ -46,52 +46,55 @@ class MissedBlocksCheck:
             ChainUnavailable: no node answered. Repeat the call before anything is sent again, because a new proof
                 makes another transaction.
         """
-        await self._store.set_meta(_GAP, str(height))
-        self._missed = True
-        return await self._confirm(lambda reveal: reveal.last_outcome != Verdict.UNAVAILABLE.name, needed=True)
+        await self._store.set_meta(_MISSED_HEIGHT_KEY, str(height))
+        self._has_missed_blocks = True
+        return await self._confirm_counted(
+            lambda reveal: reveal.last_outcome != Verdict.UNAVAILABLE.name, must_answer=True
+        )
 
     async def check_spent(self, height: int) -> list[int]:
-        """Every `EVERY` blocks, check reveals that the chain reports as spent, if blocks were ever missed.
+        """Every `CHECK_INTERVAL_BLOCKS` blocks, check reveals that the chain reports as spent, if blocks were ever
+        missed.
 
         Returns:
             The ids of confirmed rows.
         """
-        if height % EVERY:
+        if height % CHECK_INTERVAL_BLOCKS:
             return []
-        if self._missed is None:
-            self._missed = await self._store.get_meta(_GAP) is not None
-        if not self._missed:
+        if self._has_missed_blocks is None:
+            self._has_missed_blocks = await self._store.get_meta(_MISSED_HEIGHT_KEY) is not None
+        if not self._has_missed_blocks:
             return []
-        return await self._confirm(lambda reveal: reveal.last_outcome == Verdict.SPENT.name, needed=False)
+        return await self._confirm_counted(lambda reveal: reveal.last_outcome == Verdict.SPENT.name, must_answer=False)
 
-    async def _confirm(self, selected: Callable[[SentReveal], bool], *, needed: bool) -> list[int]:
+    async def _confirm_counted(self, is_selected: Callable[[SentReveal], bool], *, must_answer: bool) -> list[int]:
         confirmed: list[int] = []
         after = 0
-        while page := await self._store.unconfirmed(limit=_PAGE, after_id=after):
+        while page := await self._store.list_unconfirmed(limit=_PAGE_SIZE, after_id=after):
             after = page[-1].share_id
-            counted = await self._counted([r for r in page if r.sends and selected(r)], needed=needed)
+            counted = await self._find_counted([r for r in page if r.sends and is_selected(r)], must_answer=must_answer)
             if counted:
                 confirmed += await self._store.add_spent(counted)
         return confirmed
 
-    async def _counted(self, reveals: Sequence[SentReveal], *, needed: bool) -> list[Spent]:
-        counted: list[Spent] = []
-        problems: list[ChainError] = []
+    async def _find_counted(self, reveals: Sequence[SentReveal], *, must_answer: bool) -> list[CountedNullifier]:
+        counted: list[CountedNullifier] = []
+        errors: list[ChainError] = []
         slots = asyncio.Semaphore(_CONCURRENCY)
 
-        async def ask(reveal: SentReveal) -> None:
+        async def check_reveal(reveal: SentReveal) -> None:
             async with slots:
                 try:
                     if await self._is_counted(reveal):
                         counted.append((reveal.round_id, reveal.nullifier))
                 except ChainError as error:
-                    problems.append(error)
+                    errors.append(error)
 
         async with asyncio.TaskGroup() as group:
             for reveal in reveals:
-                group.create_task(ask(reveal))
-        if problems and needed:
-            raise problems[0]
+                group.create_task(check_reveal(reveal))
+        if errors and must_answer:
+            raise errors[0]
         return counted
 
     async def _is_counted(self, reveal: SentReveal) -> bool:
@@ -99,32 +102,32 @@ class MissedBlocksCheck:
 
         If two nodes are configured, two must confirm it, as for a block.
         """
-        needed = 1 if self._quorum.is_alone else 2
-        answered: set[Node] = set()
+        needed = 1 if self._quorum.is_one_node_enough else 2
+        answering: set[Node] = set()
         counted: set[Node] = set()
-        for endpoint in self._endpoints.fresh_rpc:
-            assert endpoint.rpc is not None
+        for node in self._node_pool.usable_rpc_nodes:
+            assert node.rpc is not None
             try:
-                is_spent = await endpoint.rpc.spent(reveal.round_id, reveal.nullifier)
+                is_spent = await node.rpc.is_spent(reveal.round_id, reveal.nullifier)
             except ChainError as error:
-                self._endpoints.failed(endpoint, error, rpc=True)
+                self._node_pool.record_error(node, error, rpc=True)
                 continue
-            answered.add(endpoint)
-            counted |= {endpoint} if is_spent else set()
-            if len(answered) >= needed:
+            answering.add(node)
+            counted |= {node} if is_spent else set()
+            if len(answering) >= needed:
                 return len(counted) >= needed
-        for endpoint in self._endpoints.fresh:
-            if endpoint in answered:
+        for node in self._node_pool.usable_nodes:
+            if node in answering:
                 continue
             try:
-                result = await endpoint.client.tx(reveal.prepared.tx_hash)
+                result = await node.client.tx(reveal.prepared.tx_hash)
             except ChainError as error:
-                self._endpoints.failed(endpoint, error)
+                self._node_pool.record_error(node, error)
                 continue
-            answered.add(endpoint)
-            counted |= {endpoint} if result is not None and shows_spent(result) else set()
+            answering.add(node)
+            counted |= {node} if result is not None and shows_spent(result) else set()
             if len(counted) >= needed:
                 return True
-        if len(answered) < needed:
+        if len(answering) < needed:
             raise ChainUnavailable("too few nodes answered about a sent reveal")
         return False

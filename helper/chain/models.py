@@ -1,7 +1,7 @@
 """Typed values of chain data, and parsers of a node's JSON.
 
 Ids, roots and leaves are raw bytes; times are unix seconds. Each parser takes the decoded JSON of one answer and raises
-`ChainAnswerError` with the name of the first invalid field.
+`ChainResponseError` with the name of the first invalid field.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from helper.chain.json_fields import Fields
-from helper.errors import ChainAnswerError, InvalidAnswer
+from helper.errors import ChainResponseError, InvalidResponse
 
 MAX_LEAVES = 2**24
 
@@ -114,7 +114,7 @@ class NodeInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class UnknownStatus:
+class UnknownStatusRound:
     """A round with a status that this version does not know.
 
     Attributes:
@@ -135,12 +135,12 @@ class RoundList:
     Attributes:
         rounds: the valid rounds.
         invalid: why each invalid round is invalid, by round id.
-        unknown: rounds that are valid except for a status that this version does not know, by round id.
+        unknown_status: rounds that are valid except for a status that this version does not know, by round id.
     """
 
     rounds: list[Round]
     invalid: dict[bytes, str]
-    unknown: dict[bytes, UnknownStatus] = field(default_factory=dict)
+    unknown_status: dict[bytes, UnknownStatusRound] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class LeafPage:
 
 def parse_round(answer: object) -> Round:
     """Parse `GET round/{id}`."""
-    return _round(Fields(answer, "answer").child("round"))
+    return _parse_round_fields(Fields(answer, "answer").child("round"))
 
 
 def parse_rounds(answer: object) -> RoundList:
@@ -162,52 +162,54 @@ def parse_rounds(answer: object) -> RoundList:
     A round with an invalid field, with a status of a newer chain, or that is listed twice does not affect the others.
     A round without an id makes the whole answer invalid.
     """
-    read: dict[bytes, Round] = {}
+    valid: dict[bytes, Round] = {}
     invalid: dict[bytes, str] = {}
-    unknown: dict[bytes, UnknownStatus] = {}
+    unknown_status: dict[bytes, UnknownStatusRound] = {}
     for fields in Fields(answer, "answer").children("rounds"):
-        round_id = fields.blob("vote_round_id", 32)
-        if round_id in read or round_id in invalid or round_id in unknown:
+        round_id = fields.base64_bytes("vote_round_id", 32)
+        if round_id in valid or round_id in invalid or round_id in unknown_status:
             invalid[round_id] = "listed twice"
             continue
         try:
             status = fields.uint("status")
             if status in _STATUSES:
-                read[round_id] = _round(fields)
+                valid[round_id] = _parse_round_fields(fields)
             else:
-                unknown[round_id] = UnknownStatus(status, _end(fields), _created(fields))
-        except ChainAnswerError as error:
+                unknown_status[round_id] = UnknownStatusRound(
+                    status, _parse_end_time(fields), _parse_created_height(fields)
+                )
+        except ChainResponseError as error:
             invalid[round_id] = str(error)
     return RoundList(
-        [known for known in read.values() if known.round_id not in invalid],
+        [known for known in valid.values() if known.round_id not in invalid],
         invalid,
-        {round_id: known for round_id, known in unknown.items() if round_id not in invalid},
+        {round_id: known for round_id, known in unknown_status.items() if round_id not in invalid},
     )
 
 
-def _round(fields: Fields) -> Round:
+def _parse_round_fields(fields: Fields) -> Round:
     try:
         status = RoundStatus(fields.uint("status"))
     except ValueError:
-        raise fields.bad("status", f"{fields.uint('status')} is not a round status") from None
+        raise fields.invalid_field("status", f"{fields.uint('status')} is not a round status") from None
     return Round(
-        round_id=fields.blob("vote_round_id", 32),
+        round_id=fields.base64_bytes("vote_round_id", 32),
         status=status,
-        vote_end_time=_end(fields),
-        proposals=tuple(_proposal(proposal) for proposal in fields.children("proposals")),
-        created_at_height=_created(fields),
+        vote_end_time=_parse_end_time(fields),
+        proposals=tuple(_parse_proposal(proposal) for proposal in fields.children("proposals")),
+        created_at_height=_parse_created_height(fields),
     )
 
 
-def _end(fields: Fields) -> int:
+def _parse_end_time(fields: Fields) -> int:
     return fields.uint("vote_end_time", maximum=2**62)
 
 
-def _created(fields: Fields) -> int:
+def _parse_created_height(fields: Fields) -> int:
     return fields.uint("created_at_height", maximum=2**62)
 
 
-def _proposal(fields: Fields) -> Proposal:
+def _parse_proposal(fields: Fields) -> Proposal:
     options = tuple(option.uint("index", maximum=2**31) for option in fields.children("options"))
     return Proposal(id=fields.uint("id", maximum=2**31), options=options)
 
@@ -218,10 +220,10 @@ def parse_tree(answer: object) -> TreeState | None:
     if not fields.has("root"):
         return None
     if not fields.has("next_index_at_root"):
-        raise fields.bad("next_index_at_root", "missing although there is a root")
+        raise fields.invalid_field("next_index_at_root", "missing although there is a root")
     return TreeState(
         size=fields.uint("next_index_at_root", maximum=MAX_LEAVES),
-        root=fields.blob("root", 32),
+        root=fields.base64_bytes("root", 32),
         height=fields.uint("height", maximum=2**62),
     )
 
@@ -232,40 +234,40 @@ def parse_tree_at(answer: object, height: int) -> TreeState | None:
     if not fields.has("root"):
         return None
     if fields.uint("height", maximum=2**62) != height:
-        raise fields.bad("height", f"{fields.uint('height')} was returned for {height}")
-    return TreeState(fields.uint("next_index", maximum=MAX_LEAVES), fields.blob("root", 32), height)
+        raise fields.invalid_field("height", f"{fields.uint('height')} was returned for {height}")
+    return TreeState(fields.uint("next_index", maximum=MAX_LEAVES), fields.base64_bytes("root", 32), height)
 
 
 def parse_leaves(answer: object) -> LeafPage:
     """Parse `GET commitment-tree/{id}/leaves`: one page."""
     fields = Fields(answer, "answer")
-    blocks = [_leaf_block(block) for block in fields.children("blocks")]
+    blocks = [_parse_leaf_block(block) for block in fields.children("blocks")]
     return LeafPage(blocks, fields.uint("next_from_height", maximum=2**62) or None)
 
 
-def _leaf_block(fields: Fields) -> LeafBlock:
+def _parse_leaf_block(fields: Fields) -> LeafBlock:
     leaves = [fields.decode(f"leaves[{i}]", leaf, 32) for i, leaf in enumerate(fields.items("leaves"))]
     return LeafBlock(
         height=fields.uint("height", maximum=2**62),
         start_index=fields.uint("start_index", maximum=MAX_LEAVES),
         leaves=b"".join(leaves),
-        root=fields.blob("root", 32) if fields.has("root") else None,
+        root=fields.base64_bytes("root", 32) if fields.has("root") else None,
     )
 
 
 def parse_head(answer: object) -> BlockHead:
     """Parse the header of `GET blocks/latest` or `blocks/{height}`."""
     header = Fields(answer, "answer").child("block").child("header")
-    return make_head(header.text("chain_id"), header.uint("height", maximum=2**62), header.moment("time"))
+    return create_head(header.text("chain_id"), header.uint("height", maximum=2**62), header.timestamp("time"))
 
 
-def make_head(chain_id: str, height: int, time: float) -> BlockHead:
-    """Create a head. Raises `InvalidAnswer` if the chain id or the height is missing."""
+def create_head(chain_id: str, height: int, time: float) -> BlockHead:
+    """Create a head. Raises `InvalidResponse` if the chain id or the height is missing."""
     # `Fields.text` has replaced control characters by spaces, and no chain id contains one.
     if not chain_id or len(chain_id) > 128 or " " in chain_id or not chain_id.isprintable():
-        raise InvalidAnswer("answer: the block has no valid chain id")
+        raise InvalidResponse("answer: the block has no valid chain id")
     if height < 1:
-        raise InvalidAnswer("answer: the block has no height")
+        raise InvalidResponse("answer: the block has no height")
     return BlockHead(chain_id, height, time)
 
 
@@ -280,8 +282,8 @@ def parse_syncing(answer: object) -> bool:
     """Parse `GET syncing`: whether the node is syncing."""
     fields = Fields(answer, "answer")
     if not fields.has("syncing"):
-        raise fields.bad("syncing", "missing")
-    return fields.flag("syncing")
+        raise fields.invalid_field("syncing", "missing")
+    return fields.boolean("syncing")
 
 
 def parse_node_info(answer: object) -> NodeInfo:
@@ -295,5 +297,5 @@ def parse_tx(answer: object) -> TxResult:
     """Parse `GET tx/{hash}`: code, height and log. The other fields are not reliable and not read."""
     fields = Fields(answer, "answer")
     if not fields.has("height"):
-        raise fields.bad("height", "missing")
+        raise fields.invalid_field("height", "missing")
     return TxResult(fields.uint("code", maximum=2**32), fields.uint("height", maximum=2**62), fields.text("log"))

@@ -28,7 +28,7 @@ PROBE_FRACTION = 1 / 4
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class HeadLimits:
     """Limits of the age of a node's newest block, in seconds.
 
     Attributes:
@@ -39,7 +39,7 @@ class Limits:
     stale_after: float = 90.0
     clock_skew: float = 120.0
 
-    def exceeded(self, age: float) -> str | None:
+    def exceeded_reason(self, age: float) -> str | None:
         """Why a newest block of this age (seconds, negative if ahead) is outside the limits, None if it is not."""
         if age > self.stale_after:
             return f"newest block is {age:.0f} s old"
@@ -52,63 +52,64 @@ class Health:
 
     Attributes:
         head: the newest block, None before the first answer.
-        highest: the greatest height reported; a node far below it was reset or gives false answers.
-        offset: local clock minus block time when this head was first reported, in seconds.
-        syncing: whether the node reports that it is syncing.
-        sync_checked_at: monotonic start of the last probe that requested `syncing`.
+        max_height: the greatest height reported; a node far below it was reset or gives false answers.
+        head_offset: local clock minus block time when this head was first reported, in seconds.
+        is_syncing: whether the node reports that it is syncing.
+        sync_checked_at: monotonic start of the last probe that requested `is_syncing`.
         probed_at: monotonic start of the last successful probe.
-        before_head: monotonic time at which the node did not have its newest block yet; minus infinity if unknown.
+        head_absent_at: monotonic time at which the node did not have its newest block yet; minus infinity if unknown.
         offsets: offsets of the most recent heads.
-        absences: for each of these heads, local clock minus block time at the last probe that did not find it.
+        absence_offsets: for each of these heads, local clock minus block time at the last probe that did not find it.
         block_seconds: mean block interval between the two newest heads, by block time; infinity before the second.
         error: error of the last probe, None if it succeeded.
-        implausible: why the newest block cannot be right, None if it can.
-        rest_until: monotonic end of the backoff; until then the service is only probed.
-        rest_reason: cause of the backoff.
+        implausible_reason: why the newest block cannot be right, None if it can.
+        backoff_until: monotonic end of the backoff; until then the service is only probed.
+        backoff_reason: cause of the backoff.
         failures: consecutive failed calls.
-        reported_reason: the reason that was logged last.
+        logged_reason: the reason that was logged last.
     """
 
     head: BlockHead | None = None
-    highest: int = 0
-    offset: float | None = None
-    syncing: bool = False
+    max_height: int = 0
+    head_offset: float | None = None
+    is_syncing: bool = False
     sync_checked_at: float = -math.inf
     probed_at: float = -math.inf
-    before_head: float = -math.inf
+    head_absent_at: float = -math.inf
     offsets: deque[float] = field(default_factory=partial(deque, maxlen=MAX_OFFSETS))
-    absences: deque[float] = field(default_factory=partial(deque, maxlen=MAX_OFFSETS))
+    absence_offsets: deque[float] = field(default_factory=partial(deque, maxlen=MAX_OFFSETS))
     block_seconds: float = math.inf
     error: str | None = "not probed yet"
-    implausible: str | None = None
-    rest_until: float = 0.0
-    rest_reason: str = ""
+    implausible_reason: str | None = None
+    backoff_until: float = 0.0
+    backoff_reason: str = ""
     failures: int = 0
-    reported_reason: str | None = "not probed yet"
+    logged_reason: str | None = "not probed yet"
 
-    def is_known(self, monotonic: float) -> bool:
+    def has_recent_sync_status(self, monotonic: float) -> bool:
         """Whether the last probe succeeded and the node recently reported that it is not syncing.
 
-        If so, `syncing` is not requested again while the newest block is the same.
+        If so, `is_syncing` is not requested again while the newest block is the same.
         """
-        return self.error is None and not self.syncing and monotonic - self.sync_checked_at < SYNC_STATUS_SECONDS
+        return self.error is None and not self.is_syncing and monotonic - self.sync_checked_at < SYNC_STATUS_SECONDS
 
-    def saw(self, head: BlockHead, *, syncing: bool | None, now: float, began: float) -> None:
-        """Record a successful probe that began at the monotonic time `began`. `syncing` is None if not requested."""
+    def record_probe(self, head: BlockHead, *, is_syncing: bool | None, now: float, started_at: float) -> None:
+        """Record a successful probe that began at the monotonic time `started_at`. `is_syncing` is None if not
+        requested."""
         if self.head is None or head.height != self.head.height:
-            self.offset = now - head.time
-            self.offsets.append(self.offset)
-            self.absences.append(self.offset - (began - self.probed_at))
-            self.before_head = self.probed_at
+            self.head_offset = now - head.time
+            self.offsets.append(self.head_offset)
+            self.absence_offsets.append(self.head_offset - (started_at - self.probed_at))
+            self.head_absent_at = self.probed_at
             if self.head is not None:
                 self.block_seconds = (head.time - self.head.time) / (head.height - self.head.height)
-        self.probed_at = began
+        self.probed_at = started_at
         self.head = head
-        if syncing is not None:
-            self.syncing, self.sync_checked_at = syncing, began
+        if is_syncing is not None:
+            self.is_syncing, self.sync_checked_at = is_syncing, started_at
         self.error = None
 
-    def pause(self, interval: float, now: float) -> float:
+    def next_probe_delay(self, interval: float, now: float) -> float:
         """Seconds until the next probe: `interval`, or less around the time at which the next block is expected.
 
         This detects a block within a fraction of the interval instead of half an interval on average. The next block
@@ -116,21 +117,21 @@ class Health:
         and one fraction later in case the block is late. It is also probed one fraction before, unless recent blocks
         were never available that early.
         """
-        part = PROBE_FRACTION * interval
-        if self.head is None or self.block_seconds < interval - part:
+        fraction = PROBE_FRACTION * interval
+        if self.head is None or self.block_seconds < interval - fraction:
             return interval  # Blocks are faster than probes; a long interval is configured to limit requests.
         delay = min(self.offsets)
         due = self.head.time + self.block_seconds + delay - now
-        early = 0.0 if delay - max(self.absences) < 1.5 * part else part
-        return min(max(due - early, part), interval) if due > -part else interval
+        early = 0.0 if delay - max(self.absence_offsets) < 1.5 * fraction else fraction
+        return min(max(due - early, fraction), interval) if due > -fraction else interval
 
-    def rest(self, reason: str, *, monotonic: float) -> None:
+    def start_backoff(self, reason: str, *, monotonic: float) -> None:
         """Start a backoff of 1, 2, 4 … 30 s after the first, second, third … consecutive failure."""
-        self.rest_until = monotonic + min(MAX_BACKOFF_SECONDS, 2.0 ** min(self.failures, 10))
-        self.rest_reason = reason
+        self.backoff_until = monotonic + min(MAX_BACKOFF_SECONDS, 2.0 ** min(self.failures, 10))
+        self.backoff_reason = reason
         self.failures += 1
 
-    def reason(self, chain_id: str | None, limits: Limits, *, now: float, monotonic: float) -> str | None:
+    def unusable_reason(self, chain_id: str | None, limits: HeadLimits, *, now: float, monotonic: float) -> str | None:
         """Why this service is not fresh, None if it is."""
         head = self.head
         if self.error is not None:
@@ -139,12 +140,12 @@ class Health:
             return "chain id not known yet"
         if head.chain_id != chain_id:
             return f"serves chain {head.chain_id}, not {chain_id}"
-        if head.height < self.highest - MAX_HEIGHT_DROP:
-            return f"height decreased from {self.highest} to {head.height}"
-        if self.syncing:
+        if head.height < self.max_height - MAX_HEIGHT_DROP:
+            return f"height decreased from {self.max_height} to {head.height}"
+        if self.is_syncing:
             return "node is syncing"
-        resting = self.rest_reason if monotonic < self.rest_until else None
-        return self.implausible or limits.exceeded(now - head.time) or resting
+        backoff = self.backoff_reason if monotonic < self.backoff_until else None
+        return self.implausible_reason or limits.exceeded_reason(now - head.time) or backoff
 
 
 @dataclass(slots=True, eq=False)
@@ -180,6 +181,6 @@ class Node:
         """
         return (
             self.health.error is None
-            and self.rpc_health.is_known(monotonic)
+            and self.rpc_health.has_recent_sync_status(monotonic)
             and self.health.head == self.rpc_health.head
         )

@@ -18,67 +18,67 @@ import anyio.lowlevel
 import anyio.to_thread
 import httpx
 
-from helper.errors import ChainUnavailable, ConfigError, InvalidAnswer
+from helper.errors import ChainUnavailable, ConfigError, InvalidResponse
 from helper.runtime.http_client import create_async_client
 
 T = TypeVar("T")
 
-SMALL = 1 << 20
+DEFAULT_LIMIT_BYTES = 1 << 20
 """Size limit of ordinary answers, in bytes."""
 
-PAGE = 8 << 20
+PAGE_LIMIT_BYTES = 8 << 20
 """Size limit of lists and of pages of leaves or transactions, in bytes."""
 
-BLOCK = 16 << 20
+BLOCK_LIMIT_BYTES = 16 << 20
 """Size limit of a block and of its results, in bytes. A node's JSON contains a block twice, in base64."""
 
-LARGE = 64 << 20
+STREAM_LIMIT_BYTES = 64 << 20
 """Size limit of streamed answers, which are never held in memory as a whole, in bytes."""
 
-PIECES_PER_TURN = 64
+CHUNKS_PER_CHECKPOINT = 64
 """Pieces of an answer that are read before control returns to the event loop."""
 
-FREE_PIECES = 4096
+MAX_SMALL_CHUNKS = 4096
 """Number of pieces of an answer that may have any size."""
 
-LEAST_PIECE = 256
-"""Minimum mean piece size, in bytes, of an answer with more than `FREE_PIECES` pieces. Each piece costs about 20 µs,
-whatever its size; regular nodes send pieces of 1,400 bytes or more.
+MIN_MEAN_CHUNK_BYTES = 256
+"""Minimum mean piece size, in bytes, of an answer with more than `MAX_SMALL_CHUNKS` pieces. Each piece costs about 20
+µs, whatever its size; regular nodes send pieces of 1,400 bytes or more.
 """
 
-IN_THREAD = 1 << 16
+THREAD_PARSE_BYTES = 1 << 16
 """Size, in bytes, above which an answer is parsed in a thread."""
 
-TIMEOUT = 10.0
+DEFAULT_TIMEOUT_SECONDS = 10.0
 """Default timeout of a whole call, in seconds."""
 
-SLOW = 1.0
+SLOW_CALL_SECONDS = 1.0
 """Seconds after which a call in progress makes a node slow. Other nodes are then called before it."""
 
-CONNECTIONS = 64
+MAX_CONNECTIONS = 64
 """Maximum number of connections to one node."""
 
-_CONNECT = 3.0
+_CONNECT_TIMEOUT_SECONDS = 3.0
 _CACHED_REQUESTS = 16
-_DEAD = (httpx.ReadError, httpx.WriteError, httpx.CloseError, httpx.RemoteProtocolError)
-_NOTHING_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
+_DEAD_CONNECTION_ERRORS = (httpx.ReadError, httpx.WriteError, httpx.CloseError, httpx.RemoteProtocolError)
+_NOT_SENT_ERRORS = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
 
 
-class Answer(NamedTuple):
+class NodeResponse(NamedTuple):
     """A whole answer: HTTP status and body."""
 
     status: int
     body: bytes
 
 
-class AnswerTooLong(InvalidAnswer):
+class ResponseTooLong(InvalidResponse):
     """An answer is longer than its size limit."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"the answer is longer than {limit} bytes")
 
 
-class Streamed:
+class StreamedResponse:
     """An answer whose head was received and whose body is streamed. See `NodeHttp.stream`.
 
     Attributes:
@@ -95,19 +95,21 @@ class Streamed:
         self.status = response.status_code
         self.is_json = headers.get("content-type", "").partition(";")[0].strip().lower() == "application/json"
         # Transfer-Encoding overrides Content-Length (RFC 9112, section 6.3).
-        self.length = None if "transfer-encoding" in headers else _number(headers.get("content-length", ""))
-        self.retry_after = _number(headers.get("retry-after", ""))
+        self.length = (
+            None if "transfer-encoding" in headers else _parse_header_number(headers.get("content-length", ""))
+        )
+        self.retry_after = _parse_header_number(headers.get("retry-after", ""))
 
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """Iterate over the body; see `_pieces`. Raises `Unanswered` too, if the answer is incomplete or stalls."""
+    async def iter_chunks(self) -> AsyncIterator[bytes]:
+        """Iterate over the body; see `_iter_chunks`. Raises `NoResponse` too, if the answer is incomplete or stalls."""
         try:
-            async for piece in _pieces(self._response, self._limit):
+            async for piece in _iter_chunks(self._response, self._limit):
                 yield piece
         except httpx.HTTPError as error:
-            raise Unanswered(f"incomplete answer ({type(error).__name__})", sent=True) from None
+            raise NoResponse(f"incomplete answer ({type(error).__name__})", sent=True) from None
 
 
-class Unanswered(ChainUnavailable):
+class NoResponse(ChainUnavailable):
     """No complete answer. `sent` says whether any byte of the request may have left this machine."""
 
     def __init__(self, message: str, *, sent: bool) -> None:
@@ -132,9 +134,9 @@ class _Connections:
         self.get = lru_cache(_CACHED_REQUESTS)(partial(self.request, "GET"))
         """Return the GET request of a path; cached, because the same few are sent repeatedly."""
 
-    def request(self, method: str, target: str, **parts: Any) -> httpx.Request:
+    def request(self, method: str, target: str, **options: Any) -> httpx.Request:
         """Build a request as `httpx.AsyncClient.build_request` does."""
-        return self._builder.build_request(method, target, **parts)
+        return self._builder.build_request(method, target, **options)
 
     async def send(self, request: httpx.Request) -> httpx.Response:
         """Send the request and return the response, whose body the caller reads or closes."""
@@ -163,9 +165,9 @@ class NodeHttp:
         self,
         url: str,
         *,
-        timeout: float = TIMEOUT,
+        timeout: float = DEFAULT_TIMEOUT_SECONDS,
         transport: httpx.AsyncBaseTransport | None = None,
-        connections: int = CONNECTIONS,
+        connections: int = MAX_CONNECTIONS,
     ) -> None:
         try:
             parsed = httpx.URL(url)
@@ -179,13 +181,15 @@ class NodeHttp:
         self._timeout = timeout
         self._connections = connections
         self._in_progress: set[float] = set()  # start of each call, in event loop time
-        self._reusable = self._connect(parsed, transport, keep=8)
+        self._reusable = self._connect(parsed, transport, max_idle=8)
         # Never reused, so that a stale keep-alive connection cannot make the outcome of a POST ambiguous.
-        self._single_use = self._connect(parsed, transport, keep=0)
+        self._single_use = self._connect(parsed, transport, max_idle=0)
 
-    def _connect(self, url: httpx.URL, transport: httpx.AsyncBaseTransport | None, *, keep: int) -> _Connections:
-        limits = httpx.Limits(max_connections=self._connections, max_keepalive_connections=keep, keepalive_expiry=30)
-        timeout = httpx.Timeout(self._timeout, connect=min(_CONNECT, self._timeout))
+    def _connect(self, url: httpx.URL, transport: httpx.AsyncBaseTransport | None, *, max_idle: int) -> _Connections:
+        limits = httpx.Limits(
+            max_connections=self._connections, max_keepalive_connections=max_idle, keepalive_expiry=30
+        )
+        timeout = httpx.Timeout(self._timeout, connect=min(_CONNECT_TIMEOUT_SECONDS, self._timeout))
         return _Connections(url, transport or httpx.AsyncHTTPTransport(limits=limits, trust_env=False), timeout)
 
     async def aclose(self) -> None:
@@ -194,24 +198,26 @@ class NodeHttp:
         await self._single_use.aclose()
 
     @property
-    def slow(self) -> bool:
-        """Whether a call has been in progress for more than `SLOW` seconds."""
-        return bool(self._in_progress) and anyio.current_time() - min(self._in_progress) > SLOW
+    def is_slow(self) -> bool:
+        """Whether a call has been in progress for more than `SLOW_CALL_SECONDS` seconds."""
+        return bool(self._in_progress) and anyio.current_time() - min(self._in_progress) > SLOW_CALL_SECONDS
 
     @contextmanager
-    def _limited(self) -> Iterator[None]:
+    def _limit_time(self) -> Iterator[None]:
         """Apply the total timeout to a call; raises `TimeoutError`."""
-        began = anyio.current_time()
-        while began in self._in_progress:
-            began = math.nextafter(began, math.inf)
-        self._in_progress.add(began)
+        started_at = anyio.current_time()
+        while started_at in self._in_progress:
+            started_at = math.nextafter(started_at, math.inf)
+        self._in_progress.add(started_at)
         try:
             with anyio.fail_after(self._timeout):
                 yield
         finally:
-            self._in_progress.discard(began)
+            self._in_progress.discard(started_at)
 
-    async def get(self, path: str, params: dict[str, str] | None = None, *, limit: int = SMALL) -> Answer:
+    async def get(
+        self, path: str, params: dict[str, str] | None = None, *, limit: int = DEFAULT_LIMIT_BYTES
+    ) -> NodeResponse:
         """Send a GET request. Retries once on a new connection if a reused one is dead.
 
         Raises:
@@ -221,27 +227,27 @@ class NodeHttp:
         """
         request = self._reusable.request("GET", path, params=params) if params else self._reusable.get(path)
         try:
-            with self._limited():
+            with self._limit_time():
                 try:
                     return await self._exchange(self._reusable, request, limit)
-                except _DEAD:
+                except _DEAD_CONNECTION_ERRORS:
                     return await self._exchange(self._single_use, request, limit)
         except (httpx.HTTPError, TimeoutError) as error:
-            raise self._unanswered(error) from None
+            raise self._create_no_response(error) from None
 
-    async def post(self, path: str, body: dict[str, object]) -> Answer:
+    async def post(self, path: str, body: dict[str, object]) -> NodeResponse:
         """Send a POST request with a JSON body once, on a new connection. Raises like `get`."""
         request = self._single_use.request("POST", path, json=body)
         try:
-            with self._limited():
-                return await self._exchange(self._single_use, request, SMALL)
+            with self._limit_time():
+                return await self._exchange(self._single_use, request, DEFAULT_LIMIT_BYTES)
         except (httpx.HTTPError, TimeoutError) as error:
-            raise self._unanswered(error) from None
+            raise self._create_no_response(error) from None
 
     @asynccontextmanager
     async def stream(
-        self, method: str, target: str, body: bytes | None = None, *, limit: int = LARGE
-    ) -> AsyncIterator[Streamed]:
+        self, method: str, target: str, body: bytes | None = None, *, limit: int = STREAM_LIMIT_BYTES
+    ) -> AsyncIterator[StreamedResponse]:
         """Send a request and stream the answer. A GET is retried once if a reused connection is dead.
 
         Args:
@@ -255,61 +261,61 @@ class NodeHttp:
             ChainAnswerError: the answer is compressed, a redirect, has an invalid status, or declares a length above
                 `limit`.
         """
-        response = await self._head(method, target, body)
+        response = await self._send_for_head(method, target, body)
         try:
-            answer = Streamed(response, limit)
+            streamed = StreamedResponse(response, limit)
             if response.headers.get("content-encoding", "identity") != "identity":
-                raise InvalidAnswer("the answer is compressed although no encoding was accepted")
-            if 300 <= answer.status < 400:
-                raise InvalidAnswer(f"the answer is a redirect (HTTP {answer.status})")
-            if not 200 <= answer.status < 600:
-                raise InvalidAnswer(f"the answer has an invalid status (HTTP {answer.status})")
-            if answer.length is not None and answer.length > limit:
-                raise AnswerTooLong(limit)
-            yield answer
+                raise InvalidResponse("the answer is compressed although no encoding was accepted")
+            if 300 <= streamed.status < 400:
+                raise InvalidResponse(f"the answer is a redirect (HTTP {streamed.status})")
+            if not 200 <= streamed.status < 600:
+                raise InvalidResponse(f"the answer has an invalid status (HTTP {streamed.status})")
+            if streamed.length is not None and streamed.length > limit:
+                raise ResponseTooLong(limit)
+            yield streamed
         finally:
             await response.aclose()
 
-    async def _head(self, method: str, target: str, body: bytes | None) -> httpx.Response:
+    async def _send_for_head(self, method: str, target: str, body: bytes | None) -> httpx.Response:
         headers = {} if body is None else {"content-type": "application/json"}
         request = self._single_use.request(method, target, content=body, headers=headers)
         try:
-            with self._limited():
+            with self._limit_time():
                 if method == "GET":
-                    with suppress(*_DEAD):
+                    with suppress(*_DEAD_CONNECTION_ERRORS):
                         return await self._reusable.send(request)
                 return await self._single_use.send(request)
         except (httpx.HTTPError, TimeoutError) as error:
-            raise self._unanswered(error) from None
+            raise self._create_no_response(error) from None
 
-    async def _exchange(self, connections: _Connections, request: httpx.Request, limit: int) -> Answer:
+    async def _exchange(self, connections: _Connections, request: httpx.Request, limit: int) -> NodeResponse:
         response = await connections.send(request)
         try:
             if response.headers.get("content-encoding", "identity") != "identity":
-                raise InvalidAnswer("the answer is compressed although no encoding was accepted")
+                raise InvalidResponse("the answer is compressed although no encoding was accepted")
             body = bytearray()
-            async for piece in _pieces(response, limit):
+            async for piece in _iter_chunks(response, limit):
                 body += piece
-            return Answer(response.status_code, bytes(body))
+            return NodeResponse(response.status_code, bytes(body))
         finally:
             await response.aclose()
 
-    def _unanswered(self, error: Exception) -> Unanswered:
-        if isinstance(error, _NOTHING_SENT):
-            return Unanswered(f"unreachable ({type(error).__name__})", sent=False)
+    def _create_no_response(self, error: Exception) -> NoResponse:
+        if isinstance(error, _NOT_SENT_ERRORS):
+            return NoResponse(f"unreachable ({type(error).__name__})", sent=False)
         if isinstance(error, (TimeoutError, httpx.TimeoutException)):
-            return Unanswered(f"no answer within {self._timeout:g} s", sent=True)
-        return Unanswered(f"connection failed ({type(error).__name__})", sent=True)
+            return NoResponse(f"no answer within {self._timeout:g} s", sent=True)
+        return NoResponse(f"connection failed ({type(error).__name__})", sent=True)
 
 
-async def parse_answer(answer: Answer, parse: Callable[[Answer], T]) -> T:
+async def parse_response(response: NodeResponse, parse: Callable[[NodeResponse], T]) -> T:
     """Parse an answer; a large one in a thread."""
-    if len(answer.body) > IN_THREAD:
-        return await anyio.to_thread.run_sync(parse, answer)
-    return parse(answer)
+    if len(response.body) > THREAD_PARSE_BYTES:
+        return await anyio.to_thread.run_sync(parse, response)
+    return parse(response)
 
 
-async def _pieces(response: httpx.Response, limit: int) -> AsyncIterator[bytes]:
+async def _iter_chunks(response: httpx.Response, limit: int) -> AsyncIterator[bytes]:
     """Iterate over an answer's body.
 
     Reading buffered data does not suspend the task, so this yields to the event loop explicitly.
@@ -322,14 +328,14 @@ async def _pieces(response: httpx.Response, limit: int) -> AsyncIterator[bytes]:
     async for piece in response.aiter_bytes():
         size, count = size + len(piece), count + 1
         if size > limit:
-            raise AnswerTooLong(limit)
-        if count > FREE_PIECES + size // LEAST_PIECE:
-            raise InvalidAnswer(f"the answer came in too many small pieces ({count} in {size} bytes)")
-        if count % PIECES_PER_TURN == 0:
+            raise ResponseTooLong(limit)
+        if count > MAX_SMALL_CHUNKS + size // MIN_MEAN_CHUNK_BYTES:
+            raise InvalidResponse(f"the answer came in too many small pieces ({count} in {size} bytes)")
+        if count % CHUNKS_PER_CHECKPOINT == 0:
             await anyio.lowlevel.checkpoint()
         yield piece
 
 
-def _number(text: str) -> int | None:
+def _parse_header_number(text: str) -> int | None:
     """Parse a header as a non-negative integer, None if it is not one."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 16 else None

@@ -21,31 +21,31 @@ import structlog
 
 from helper.chain.head_bounds import HeadBounds
 from helper.chain.models import BlockHead
-from helper.chain.node import Health, Limits, Node
-from helper.chain.node_http import TIMEOUT, Unanswered
-from helper.chain.rest_client import ChainClient, HeightGoneError
+from helper.chain.node import HeadLimits, Health, Node
+from helper.chain.node_http import DEFAULT_TIMEOUT_SECONDS, NoResponse
+from helper.chain.rest_client import ChainClient, HeightPrunedError
 from helper.chain.rpc_client import RpcClient
 from helper.clock import Clock
 from helper.config import Config
 from helper.core.recent import RecentKeys
-from helper.errors import ChainError, ChainUnavailable, ConfigError, InvalidAnswer
+from helper.errors import ChainError, ChainUnavailable, ConfigError, InvalidResponse
 
 __all__ = ["Node", "NodePool", "create_node_pool", "create_nodes"]
 
 T = TypeVar("T")
 
-EVER = 2**62
+MAX_HEIGHT = 2**62
 """A height above every block."""
 
 _MAX_HEADS = 256
-_FAULT_SECONDS = 60.0  # an invalid answer to a request is logged again after this long without one
+_FAULT_LOG_SECONDS = 60.0  # an invalid answer to a request is logged again after this long without one
 
 
 def create_nodes(
     urls: Sequence[str],
     rpc_urls: Sequence[str] = (),
     *,
-    timeout: float = TIMEOUT,
+    timeout: float = DEFAULT_TIMEOUT_SECONDS,
     transport: httpx.AsyncBaseTransport | None = None,
 ) -> list[Node]:
     """Create nodes from the configured URLs. The n-th RPC URL belongs to the n-th REST URL ("" for none)."""
@@ -79,90 +79,90 @@ class NodePool:
 
     Attributes:
         chain_id: the chain's id; None until it is configured, restored, or read from the first answer.
-        all: every node, in the configured order.
+        nodes: every node, in the configured order.
         limits: maximum staleness and clock skew of a node.
         clock: source of wall and monotonic time.
-        bounds: decides whether the heights that nodes report are plausible.
+        head_bounds: decides whether the heights that nodes report are plausible.
     """
 
     def __init__(
         self,
-        endpoints: Sequence[Node],
+        nodes: Sequence[Node],
         *,
         clock: Clock,
         chain_id: str | None = None,
         stale_after: float = 90.0,
         clock_skew: float = 120.0,
     ) -> None:
-        self.all = list(endpoints)
+        self.nodes = list(nodes)
         self.chain_id = chain_id or None
-        self.limits = Limits(stale_after, clock_skew)
+        self.limits = HeadLimits(stale_after, clock_skew)
         self.clock = clock
         self._log = structlog.get_logger("helper.chain")
-        self._subscribers: list[Callable[[], None]] = []
-        self._listeners: list[Callable[[BlockHead | None], None]] = []
-        self._times: OrderedDict[int, float] = OrderedDict()
-        self._faults = RecentKeys(_FAULT_SECONDS)
-        self.bounds = HeadBounds(len(self.all))
+        self._change_callbacks: list[Callable[[], None]] = []
+        self._probe_callbacks: list[Callable[[BlockHead | None], None]] = []
+        self._block_times: OrderedDict[int, float] = OrderedDict()
+        self._logged_faults = RecentKeys(_FAULT_LOG_SECONDS)
+        self.head_bounds = HeadBounds(len(self.nodes))
 
     async def aclose(self) -> None:
         """Close all connections."""
-        for endpoint in self.all:
-            await endpoint.client.aclose()
-            if endpoint.rpc is not None:
-                await endpoint.rpc.aclose()
+        for node in self.nodes:
+            await node.client.aclose()
+            if node.rpc is not None:
+                await node.rpc.aclose()
 
     # ------------------------------------------------------------------ state
 
     @property
-    def fresh(self) -> list[Node]:
+    def usable_nodes(self) -> list[Node]:
         """The nodes that may be called now, in the configured order. Nodes with a slow call in progress come last."""
-        reason = self._judge()
-        fresh = [endpoint for endpoint in self.all if reason(endpoint.health) is None]
-        if len(fresh) > 1:
-            fresh.sort(key=lambda endpoint: endpoint.client.slow)
-        return fresh
+        reason = self._create_reason_check()
+        usable = [endpoint for endpoint in self.nodes if reason(endpoint.health) is None]
+        if len(usable) > 1:
+            usable.sort(key=lambda endpoint: endpoint.client.is_slow)
+        return usable
 
     @property
-    def fresh_rpc(self) -> list[Node]:
+    def usable_rpc_nodes(self) -> list[Node]:
         """The nodes whose consensus RPC may be called now."""
-        reason = self._judge()
-        fresh = [e for e in self.all if e.rpc is not None and reason(e.rpc_health) is None]
-        if len(fresh) > 1:
-            fresh.sort(key=lambda endpoint: endpoint.rpc is not None and endpoint.rpc.slow)
-        return fresh
+        reason = self._create_reason_check()
+        usable = [e for e in self.nodes if e.rpc is not None and reason(e.rpc_health) is None]
+        if len(usable) > 1:
+            usable.sort(key=lambda endpoint: endpoint.rpc is not None and endpoint.rpc.is_slow)
+        return usable
 
     @property
-    def usable(self) -> bool:
+    def has_usable_node(self) -> bool:
         """Whether any node is fresh."""
-        reason = self._judge()
-        return any(reason(endpoint.health) is None for endpoint in self.all)
+        reason = self._create_reason_check()
+        return any(reason(endpoint.health) is None for endpoint in self.nodes)
 
     @property
-    def in_sync(self) -> int:
+    def in_sync_count(self) -> int:
         """Number of nodes that report recent blocks of this chain, including nodes in backoff."""
         now, limits = self.clock.now(), self.limits
-        reasons = [e.health.reason(self.chain_id, limits, now=now, monotonic=math.inf) for e in self.all]
+        reasons = [e.health.unusable_reason(self.chain_id, limits, now=now, monotonic=math.inf) for e in self.nodes]
         return reasons.count(None)
 
     @property
-    def out_of_step(self) -> bool:
+    def is_out_of_sync(self) -> bool:
         """Whether every node answers but none is fresh (another chain, old blocks, a reset).
 
         Unlike an unreachable node, this does not resolve by waiting.
         """
         now = self.clock.monotonic()
-        healths = [endpoint.health for endpoint in self.all]
-        answering = all(h.error is None and h.head is not None and now >= h.rest_until for h in healths)
-        return answering and not self.usable
+        healths = [endpoint.health for endpoint in self.nodes]
+        answering = all(h.error is None and h.head is not None and now >= h.backoff_until for h in healths)
+        return answering and not self.has_usable_node
 
     @property
     def head(self) -> BlockHead | None:
         """The newest block that a fresh node has reported."""
-        newest = self._newest()
+        newest = self._newest_node()
         return newest.health.head if newest is not None else None
 
-    def made_since(self, monotonic: float) -> bool:
+    def is_head_newer_than(self, monotonic: float) -> bool:
         """Whether the newest block was certainly made after `monotonic`.
 
         Two conditions must hold. The node was probed after that time and did not have the block yet; that alone is not
@@ -170,8 +170,8 @@ class NodePool:
         corrected by the smallest offset at which recent blocks of the node were first reported: a block carries the
         time at which its predecessor was agreed on, and the local clock may differ from the chain's.
         """
-        newest = self._newest()
-        if newest is None or newest.health.head is None or newest.health.before_head < monotonic:
+        newest = self._newest_node()
+        if newest is None or newest.health.head is None or newest.health.head_absent_at < monotonic:
             return False
         then = self.clock.now() - (self.clock.monotonic() - monotonic)
         return newest.health.head.time >= then - min(newest.health.offsets)
@@ -179,7 +179,7 @@ class NodePool:
     @property
     def newest_height(self) -> int:
         """The greatest recent height that a fresh node has reported; 0 before the first."""
-        return max(self._times, default=0)
+        return max(self._block_times, default=0)
 
     @property
     def smallest_offset(self) -> float:
@@ -189,11 +189,11 @@ class NodePool:
         reported, over all nodes of this chain whose head is neither stale nor ahead. Infinity before the first head.
         """
         now = self.clock.now()
-        heads = [(health.head, health.offsets) for health in (endpoint.health for endpoint in self.all)]
+        heads = [(health.head, health.offsets) for health in (endpoint.health for endpoint in self.nodes)]
         usable = [
             offsets
             for head, offsets in heads
-            if head is not None and head.chain_id == self.chain_id and not self.limits.exceeded(now - head.time)
+            if head is not None and head.chain_id == self.chain_id and not self.limits.exceeded_reason(now - head.time)
         ]
         return min((min(offsets) for offsets in usable if offsets), default=math.inf)
 
@@ -201,54 +201,54 @@ class NodePool:
     def clock_skew(self) -> float | None:
         """Local clock minus newest block time when it was first reported, in seconds, for the node with the least skew.
 
-        None before any node of this chain has answered. See `clock_suspect` for values beyond ±`limits.clock_skew`.
+        None before any node of this chain has answered. See `is_clock_suspect` for values beyond ±`limits.clock_skew`.
         """
-        return min(self._offsets(), key=abs, default=None)
+        return min(self._head_offsets(), key=abs, default=None)
 
     @property
-    def clock_suspect(self) -> bool:
+    def is_clock_suspect(self) -> bool:
         """Whether the blocks of all answering nodes are off in the same direction by more than the limit."""
-        offsets, limit = self._offsets(), self.limits.clock_skew
+        offsets, limit = self._head_offsets(), self.limits.clock_skew
         return bool(offsets) and (min(offsets) > limit or max(offsets) < -limit)
 
-    def reasons(self) -> dict[str, str | None]:
+    def unusable_reasons(self) -> dict[str, str | None]:
         """Why each node is not fresh, by name; None for fresh nodes."""
-        reason = self._judge()
-        return {endpoint.name: reason(endpoint.health) for endpoint in self.all}
+        reason = self._create_reason_check()
+        return {endpoint.name: reason(endpoint.health) for endpoint in self.nodes}
 
     def time_at(self, height: int) -> float | None:
         """The time of the newest block up to `height` that a node has reported as its head."""
-        if height in self._times:
-            return self._times[height]
-        heights = [known for known in self._times if known <= height]
-        return self._times[max(heights)] if heights else None
+        if height in self._block_times:
+            return self._block_times[height]
+        heights = [known for known in self._block_times if known <= height]
+        return self._block_times[max(heights)] if heights else None
 
-    def wall(self) -> float:
+    def wall_time(self) -> float:
         """The local time in unix seconds, or the newest block time if the two are far apart.
 
         Use it for times that are stored: a clock that was set years ahead must not delay them by years.
         """
-        now, newest = self.clock.now(), self.time_at(EVER)
-        apart = max(self.limits.stale_after, self.limits.clock_skew)
-        return now if newest is None or abs(now - newest) <= apart else newest
+        now, newest = self.clock.now(), self.time_at(MAX_HEIGHT)
+        max_difference = max(self.limits.stale_after, self.limits.clock_skew)
+        return now if newest is None or abs(now - newest) <= max_difference else newest
 
     def subscribe(self, callback: Callable[[], None]) -> None:
         """Register a callback for changes of which nodes are fresh."""
-        self._subscribers.append(callback)
+        self._change_callbacks.append(callback)
 
-    def on_probe(self, callback: Callable[[BlockHead | None], None]) -> None:
+    def subscribe_to_probes(self, callback: Callable[[BlockHead | None], None]) -> None:
         """Register a callback that receives `head` after each probe of a node."""
-        self._listeners.append(callback)
+        self._probe_callbacks.append(callback)
 
-    async def check(self) -> None:
+    async def probe_all(self) -> None:
         """Probe all nodes concurrently. Returns when the slowest has answered or timed out.
 
         The health of each node is updated as soon as it has answered.
         """
         async with asyncio.TaskGroup() as group:
-            for endpoint in self.all:
-                group.create_task(self._probe(endpoint))
-        self.settle()
+            for node in self.nodes:
+                group.create_task(self._probe(node))
+        self.apply_probes()
 
     async def monitor(self, interval: float) -> None:
         """Probe each node until cancelled. A slow node does not delay the others.
@@ -256,172 +256,181 @@ class NodePool:
         A node is probed when its next block is expected, at the latest `interval` seconds after its last probe ended.
         """
 
-        async def watch(endpoint: Node) -> None:
+        async def monitor_node(node: Node) -> None:
             while True:
-                await self.clock.sleep(endpoint.health.pause(interval, self.clock.now()))
-                await self._probe(endpoint)
-                self.settle()
+                await self.clock.sleep(node.health.next_probe_delay(interval, self.clock.now()))
+                await self._probe(node)
+                self.apply_probes()
 
         async with asyncio.TaskGroup() as group:
-            for endpoint in self.all:
-                group.create_task(watch(endpoint))
+            for node in self.nodes:
+                group.create_task(monitor_node(node))
 
     async def call(self, fn: Callable[[ChainClient], Awaitable[T]], *, min_height: int = 0) -> T:
         """Call `fn` with the client of each fresh node in order until one succeeds. See `ask`."""
-        return await self.call_endpoint(lambda endpoint: fn(endpoint.client), min_height=min_height)
+        return await self.call_node(lambda endpoint: fn(endpoint.client), min_height=min_height)
 
-    async def call_endpoint(self, fn: Callable[[Node], Awaitable[T]], *, min_height: int = 0) -> T:
+    async def call_node(self, fn: Callable[[Node], Awaitable[T]], *, min_height: int = 0) -> T:
         """Like `call`, but `fn` receives the node."""
-        return (await self.ask(fn, min_height=min_height))[-1]
+        return (await self.call_until(fn, min_height=min_height))[-1]
 
-    async def ask(
+    async def call_until(
         self,
         fn: Callable[[Node], Awaitable[T]],
         *,
-        enough: Callable[[T], bool] = lambda _: True,
+        is_enough: Callable[[T], bool] = lambda _: True,
         min_height: int = 0,
     ) -> list[T]:
-        """Call `fn` with each fresh node in order until an answer satisfies `enough`.
+        """Call `fn` with each fresh node in order until an answer satisfies `is_enough`.
 
         Nodes that have reported `min_height` come first. After a `ChainError` the next node is called (see `failed`).
 
         Returns:
-            All answers; the one that satisfied `enough` is the last.
+            All answers; the one that satisfied `is_enough` is the last.
 
         Raises:
             ChainUnavailable: no node answered.
         """
-        answers, problems = [], []
-        for endpoint in sorted(self.fresh, key=lambda e: e.health.head is None or e.health.head.height < min_height):
-            if self._reason(endpoint.health) is not None:
+        answers, reasons = [], []
+        for node in sorted(self.usable_nodes, key=lambda e: e.health.head is None or e.health.head.height < min_height):
+            if self._unusable_reason(node.health) is not None:
                 continue  # Another call has put it in backoff since.
             try:
-                result = await fn(endpoint)
+                result = await fn(node)
             except ChainError as error:
-                problems.append(f"{endpoint.name}: {error}")
-                self.failed(endpoint, error)
+                reasons.append(f"{node.name}: {error}")
+                self.record_error(node, error)
             else:
                 answers.append(result)
-                if enough(result):
-                    endpoint.health.failures = 0
+                if is_enough(result):
+                    node.health.failures = 0
                     break
         if answers:
             return answers
-        if not problems:
-            problems = [f"{name}: {reason}" for name, reason in self.reasons().items()]
-        raise ChainUnavailable("no chain node answered (" + "; ".join(problems) + ")")
+        if not reasons:
+            reasons = [f"{name}: {reason}" for name, reason in self.unusable_reasons().items()]
+        raise ChainUnavailable("no chain node answered (" + "; ".join(reasons) + ")")
 
-    def failed(self, endpoint: Node, error: ChainError, *, rpc: bool = False) -> None:
+    def record_error(self, node: Node, error: ChainError, *, rpc: bool = False) -> None:
         """Record an error of a node (or of its RPC).
 
-        A missing answer or a contradiction puts the node in backoff. An HTTP error or an `InvalidAnswer` does not,
-        because other requests may succeed; it is logged once while it repeats. `HeightGoneError` is not a fault.
+        A missing answer or a contradiction puts the node in backoff. An HTTP error or an `InvalidResponse` does not,
+        because other requests may succeed; it is logged once while it repeats. `HeightPrunedError` is not a fault.
         """
-        if isinstance(error, HeightGoneError):
+        if isinstance(error, HeightPrunedError):
             return
-        is_answer = isinstance(error, (InvalidAnswer, ChainUnavailable)) and not isinstance(error, Unanswered)
+        is_answer = isinstance(error, (InvalidResponse, ChainUnavailable)) and not isinstance(error, NoResponse)
         if not is_answer:
-            self.rest(endpoint, str(error), rpc=rpc)
+            self.start_backoff(node, str(error), rpc=rpc)
             return
-        name = endpoint.rpc.name if rpc and endpoint.rpc is not None else endpoint.name
+        name = node.rpc.name if rpc and node.rpc is not None else node.name
         request = str(error).partition(":")[0]  # our own text; what follows may be the node's
-        if self._faults.note((name, request), self.clock.monotonic()):
+        if self._logged_faults.remember((name, request), self.clock.monotonic()):
             self._log.warning("node_answer_invalid", endpoint=name, reason=str(error))
 
-    def rest(self, endpoint: Node, reason: str, *, rpc: bool = False) -> None:
+    def start_backoff(self, node: Node, reason: str, *, rpc: bool = False) -> None:
         """Start the backoff of a node (or of its RPC): 1 s, doubled with each consecutive failure, at most 30 s."""
-        health = endpoint.rpc_health if rpc else endpoint.health
-        health.rest(reason, monotonic=self.clock.monotonic())
+        health = node.rpc_health if rpc else node.health
+        health.start_backoff(reason, monotonic=self.clock.monotonic())
         self._report_changes()
 
     # ------------------------------------------------------------------ probes
 
-    async def _probe(self, endpoint: Node) -> None:
-        if endpoint.rpc is None or endpoint.is_rpc_current(self.clock.monotonic()):
-            await self._probe_rest(endpoint)
+    async def _probe(self, node: Node) -> None:
+        if node.rpc is None or node.is_rpc_current(self.clock.monotonic()):
+            await self._probe_rest(node)
             return
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._probe_service(endpoint.rpc_health, endpoint.rpc.status))
-            await self._probe_rest(endpoint)
+            group.create_task(self._probe_service(node.rpc_health, node.rpc.status))
+            await self._probe_rest(node)
 
-    async def _probe_rest(self, endpoint: Node) -> None:
-        await self._probe_service(endpoint.health, lambda: self._rest_status(endpoint))
+    async def _probe_rest(self, node: Node) -> None:
+        await self._probe_service(node.health, lambda: self._rest_status(node))
 
-    async def _rest_status(self, endpoint: Node) -> tuple[BlockHead, bool | None]:
+    async def _rest_status(self, node: Node) -> tuple[BlockHead, bool | None]:
         """The newest block and whether the node is syncing, None if that was answered moments ago.
 
         Most probes find no new block, and probes are most of an idle helper's work.
         """
-        head, health = await endpoint.client.latest_block(), endpoint.health
-        known = head == health.head and health.is_known(self.clock.monotonic())
-        return head, None if known else await endpoint.client.syncing()
+        head, health = await node.client.latest_block(), node.health
+        known = head == health.head and health.has_recent_sync_status(self.clock.monotonic())
+        return head, None if known else await node.client.is_syncing()
 
-    async def _probe_service(self, health: Health, ask: Callable[[], Awaitable[tuple[BlockHead, bool | None]]]) -> None:
-        began = self.clock.monotonic()
+    async def _probe_service(
+        self, health: Health, fetch_status: Callable[[], Awaitable[tuple[BlockHead, bool | None]]]
+    ) -> None:
+        started_at = self.clock.monotonic()
         try:
-            head, syncing = await ask()
+            head, syncing = await fetch_status()
         except ChainError as error:
             health.error = str(error)
         else:
-            health.saw(head, syncing=syncing, now=self.clock.now(), began=began)
-        self._judge_heads()
+            health.record_probe(head, is_syncing=syncing, now=self.clock.now(), started_at=started_at)
+        self._check_heads()
 
-    def _judge_heads(self) -> None:
+    def _check_heads(self) -> None:
         """Check the newest block of every node against those of the others."""
         now, heads = self.clock.now(), dict[str, BlockHead]()
-        for endpoint in self.all:
-            health, head = endpoint.health, endpoint.health.head
-            if head is None or health.error is not None or health.syncing or self.limits.exceeded(now - head.time):
+        for node in self.nodes:
+            health, head = node.health, node.health.head
+            if (
+                head is None
+                or health.error is not None
+                or health.is_syncing
+                or self.limits.exceeded_reason(now - head.time)
+            ):
                 continue
             if self.chain_id in (None, head.chain_id):
-                heads[endpoint.name] = head
-        self.bounds.update(heads)
-        for endpoint in self.all:
-            for health in (endpoint.health, endpoint.rpc_health):
+                heads[node.name] = head
+        self.head_bounds.update(heads)
+        for node in self.nodes:
+            for health in (node.health, node.rpc_health):
                 if health.head is not None:
-                    health.implausible = self.bounds.problem(endpoint.name, health.head, heads)
+                    health.implausible_reason = self.head_bounds.implausible_reason(node.name, health.head, heads)
 
-    def settle(self) -> None:
+    def apply_probes(self) -> None:
         """Update the pool after a probe: set an unknown chain id, log changes, call the callbacks."""
         if self.chain_id is None:
             self._set_chain_id()
         self._report_changes()
         head = self.head
-        for callback in self._listeners:
+        for callback in self._probe_callbacks:
             callback(head)
 
     def _set_chain_id(self) -> None:
         """Take the chain id from the first node that has answered."""
-        for endpoint in self.all:
-            health = endpoint.health
+        for node in self.nodes:
+            health = node.health
             if health.head is not None and health.error is None:
                 self.chain_id = health.head.chain_id
-                self._log.info("chain_id_learned", endpoint=endpoint.name, chain_id=self.chain_id)
+                self._log.info("chain_id_learned", endpoint=node.name, chain_id=self.chain_id)
                 return
 
     def _report_changes(self) -> None:
-        changed, reason = False, self._judge()
-        for endpoint in self.all:
-            changed |= self._report(endpoint.health, reason, endpoint.name, "node")
-            if endpoint.rpc is not None:
-                changed |= self._report(endpoint.rpc_health, reason, endpoint.rpc.name, "rpc")
+        changed, reason = False, self._create_reason_check()
+        for node in self.nodes:
+            changed |= self._report_change(node.health, reason, node.name, "node")
+            if node.rpc is not None:
+                changed |= self._report_change(node.rpc_health, reason, node.rpc.name, "rpc")
         if changed:
-            for callback in self._subscribers:
+            for callback in self._change_callbacks:
                 callback()
 
-    def _report(self, health: Health, judge: Callable[[Health], str | None], name: str, service: str) -> bool:
+    def _report_change(
+        self, health: Health, get_reason: Callable[[Health], str | None], name: str, service: str
+    ) -> bool:
         head = health.head
         is_ours = head is not None and head.chain_id == self.chain_id
-        if head is not None and is_ours and health.error is None and health.implausible is None:
-            health.highest = max(health.highest, head.height)
-        reason = judge(health)
+        if head is not None and is_ours and health.error is None and health.implausible_reason is None:
+            health.max_height = max(health.max_height, head.height)
+        reason = get_reason(health)
         if reason is None and head is not None:
             self._add_time(head)
         # Reasons contain ages that grow with every probe; log one line per change of state, not one per second.
-        previous = health.reported_reason
-        if reason == previous or (reason and previous and _kind(reason) == _kind(previous)):
+        previous = health.logged_reason
+        if reason == previous or (reason and previous and _strip_digits(reason) == _strip_digits(previous)):
             return False
-        health.reported_reason = reason
+        health.logged_reason = reason
         if reason is None:
             self._log.info(f"{service}_fresh", endpoint=name, height=head.height if head else 0)
         else:
@@ -429,33 +438,33 @@ class NodePool:
         return True
 
     def _add_time(self, head: BlockHead) -> None:
-        self._times[head.height] = head.time
-        while len(self._times) > _MAX_HEADS:
-            self._times.popitem(last=False)
+        self._block_times[head.height] = head.time
+        while len(self._block_times) > _MAX_HEADS:
+            self._block_times.popitem(last=False)
 
-    def _newest(self) -> Node | None:
+    def _newest_node(self) -> Node | None:
         """The fresh node with the newest block."""
-        reason, height = self._judge(), -1
+        reason, height = self._create_reason_check(), -1
         newest: Node | None = None
-        for endpoint in self.all:
-            if endpoint.height > height and reason(endpoint.health) is None:
-                newest, height = endpoint, endpoint.height
+        for node in self.nodes:
+            if node.height > height and reason(node.health) is None:
+                newest, height = node, node.height
         return newest
 
-    def _judge(self) -> Callable[[Health], str | None]:
+    def _create_reason_check(self) -> Callable[[Health], str | None]:
         """A function that returns why a service is not fresh now, None if it is."""
         now, monotonic = self.clock.now(), self.clock.monotonic()
-        return partial(Health.reason, chain_id=self.chain_id, limits=self.limits, now=now, monotonic=monotonic)
+        return partial(Health.unusable_reason, chain_id=self.chain_id, limits=self.limits, now=now, monotonic=monotonic)
 
-    def _reason(self, health: Health) -> str | None:
-        return self._judge()(health)
+    def _unusable_reason(self, health: Health) -> str | None:
+        return self._create_reason_check()(health)
 
-    def _offsets(self) -> list[float]:
-        healths = [e.health for e in self.all if e.health.error is None and not e.health.syncing]
+    def _head_offsets(self) -> list[float]:
+        healths = [e.health for e in self.nodes if e.health.error is None and not e.health.is_syncing]
         ours = [h for h in healths if h.head is not None and h.head.chain_id == self.chain_id]
-        return [health.offset for health in ours if health.offset is not None]
+        return [health.head_offset for health in ours if health.head_offset is not None]
 
 
-def _kind(reason: str) -> str:
+def _strip_digits(reason: str) -> str:
     """The reason without its digits."""
     return "".join(character for character in reason if not character.isdigit())

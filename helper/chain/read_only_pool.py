@@ -12,14 +12,14 @@ from typing import Final, TypeVar
 
 import httpx
 
-from helper.chain.node_http import TIMEOUT
+from helper.chain.node_http import DEFAULT_TIMEOUT_SECONDS
 from helper.chain.node_pool import NodePool
-from helper.chain.rest_client import ChainClient, HeightGoneError
-from helper.errors import ChainAnswerError, ChainError, ChainUnavailable
+from helper.chain.rest_client import ChainClient, HeightPrunedError
+from helper.errors import ChainError, ChainResponseError, ChainUnavailable
 
 T = TypeVar("T")
 
-CONNECTIONS: Final = 8
+MAX_CONNECTIONS: Final = 8
 """Maximum number of connections to each node."""
 
 
@@ -36,12 +36,18 @@ class ReadOnlyNodePool:
     """
 
     def __init__(
-        self, endpoints: NodePool, *, timeout: float = TIMEOUT, transport: httpx.AsyncBaseTransport | None = None
+        self,
+        node_pool: NodePool,
+        *,
+        timeout: float = DEFAULT_TIMEOUT_SECONDS,
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self.endpoints = endpoints
+        self.endpoints = node_pool
         self._clients = {
-            endpoint: ChainClient(endpoint.client.url, timeout=timeout, transport=transport, connections=CONNECTIONS)
-            for endpoint in endpoints.all
+            endpoint: ChainClient(
+                endpoint.client.url, timeout=timeout, transport=transport, connections=MAX_CONNECTIONS
+            )
+            for endpoint in node_pool.nodes
         }
 
     async def aclose(self) -> None:
@@ -57,19 +63,19 @@ class ReadOnlyNodePool:
             ChainAnswerError: no node succeeded, and at least one returned an invalid answer.
             ChainUnavailable: no node answered.
         """
-        clients = [self._clients[endpoint] for endpoint in self.endpoints.fresh]
+        clients = [self._clients[endpoint] for endpoint in self.endpoints.usable_nodes]
         errors: dict[str, ChainError] = {}
-        for client in sorted(clients, key=lambda client: client.slow):
+        for client in sorted(clients, key=lambda client: client.is_slow):
             try:
                 return await fn(client)
             except ChainError as error:
                 errors[client.name] = error
         reasons = "; ".join(f"{name}: {error}" for name, error in errors.items())
         message = f"no chain node answered ({reasons or 'none is in sync'})"
-        gone = [error for error in errors.values() if isinstance(error, HeightGoneError)]
-        if gone and len(gone) == len(errors):
-            raise HeightGoneError(
-                message, min((error.lowest for error in gone if error.lowest is not None), default=None)
+        pruned = [error for error in errors.values() if isinstance(error, HeightPrunedError)]
+        if pruned and len(pruned) == len(errors):
+            raise HeightPrunedError(
+                message, min((error.lowest_height for error in pruned if error.lowest_height is not None), default=None)
             )
-        answered = any(isinstance(error, ChainAnswerError) for error in errors.values())
-        raise (ChainAnswerError if answered else ChainUnavailable)(message)
+        has_answer = any(isinstance(error, ChainResponseError) for error in errors.values())
+        raise (ChainResponseError if has_answer else ChainUnavailable)(message)

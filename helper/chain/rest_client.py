@@ -35,50 +35,50 @@ from helper.chain.models import (
     parse_tx,
 )
 from helper.chain.node_http import (
-    BLOCK,
-    CONNECTIONS,
-    PAGE,
-    SMALL,
-    TIMEOUT,
-    Answer,
-    AnswerTooLong,
+    BLOCK_LIMIT_BYTES,
+    DEFAULT_LIMIT_BYTES,
+    DEFAULT_TIMEOUT_SECONDS,
+    MAX_CONNECTIONS,
+    PAGE_LIMIT_BYTES,
     NodeHttp,
-    Unanswered,
-    parse_answer,
+    NodeResponse,
+    NoResponse,
+    ResponseTooLong,
+    parse_response,
 )
 from helper.chain.reveal_transaction import RevealMessage
-from helper.chain.round_listing import ListedRound, Total, parse_listing, parse_totals
-from helper.chain.verdicts import Outcome, Verdict, classify, presentable
-from helper.errors import ChainAnswerError, ChainUnavailable, InvalidAnswer
+from helper.chain.round_listing import ListedRound, OptionTotal, parse_listing, parse_totals
+from helper.chain.verdicts import BroadcastOutcome, Verdict, classify_response, sanitize_text
+from helper.errors import ChainResponseError, ChainUnavailable, InvalidResponse
 
 T = TypeVar("T")
 
-LEAF_WINDOW = 1000
+LEAF_WINDOW_BLOCKS = 1000
 """Maximum span of a request for leaves, in blocks (to − from)."""
 
-_VOTE = "/shielded-vote/v1"
-_COSMOS = "/cosmos/base/tendermint/v1beta1"
-_LOWEST = re.compile(r"lowest (?:height )?is (\d{1,18})\b")
+_VOTE_PREFIX = "/shielded-vote/v1"
+_COSMOS_PREFIX = "/cosmos/base/tendermint/v1beta1"
+_LOWEST_HEIGHT_PATTERN = re.compile(r"lowest (?:height )?is (\d{1,18})\b")
 _LEAF_BYTES = 48  # approximate size of a leaf in a page
 
 
-class HeightGoneError(ChainAnswerError):
+class HeightPrunedError(ChainResponseError):
     """The node has pruned this height. Not a fault of the node.
 
     Attributes:
-        lowest: the lowest height that the node reports to have, None if it reports none.
+        lowest_height: the lowest height that the node reports to have, None if it reports none.
     """
 
-    def __init__(self, message: str, lowest: int | None = None) -> None:
-        match = _LOWEST.search(message)
+    def __init__(self, message: str, lowest_height: int | None = None) -> None:
+        match = _LOWEST_HEIGHT_PATTERN.search(message)
         super().__init__(message)
-        self.lowest = int(match.group(1)) if lowest is None and match else lowest
+        self.lowest_height = int(match.group(1)) if lowest_height is None and match else lowest_height
 
 
 class ChainClient:
     """Client for one node's REST API.
 
-    Every method except `broadcast` raises `ChainUnavailable` if the node did not answer and `ChainAnswerError` if its
+    Every method except `broadcast` raises `ChainUnavailable` if the node did not answer and `ChainResponseError` if its
     answer is invalid. `timeout` applies to each request.
 
     Attributes:
@@ -90,9 +90,9 @@ class ChainClient:
         self,
         url: str,
         *,
-        timeout: float = TIMEOUT,
+        timeout: float = DEFAULT_TIMEOUT_SECONDS,
         transport: httpx.AsyncBaseTransport | None = None,
-        connections: int = CONNECTIONS,
+        connections: int = MAX_CONNECTIONS,
     ) -> None:
         self._http = NodeHttp(url, timeout=timeout, transport=transport, connections=connections)
         self.name = self._http.name
@@ -103,52 +103,52 @@ class ChainClient:
         await self._http.aclose()
 
     @property
-    def slow(self) -> bool:
+    def is_slow(self) -> bool:
         """Whether a call has been in progress for a long time."""
-        return self._http.slow
+        return self._http.is_slow
 
     async def rounds(self) -> RoundList:
         """All rounds of the chain."""
-        return await self._get(f"{_VOTE}/rounds", parse_rounds, limit=PAGE)
+        return await self._get(f"{_VOTE_PREFIX}/rounds", parse_rounds, limit=PAGE_LIMIT_BYTES)
 
     async def round(self, round_id: bytes) -> Round | None:
         """The round with this id, None if the node does not know it."""
 
-        def parse(answer: Answer) -> Round | None:
-            if answer.status == 500 and "vote round not found" in _error(answer):
+        def parse(answer: NodeResponse) -> Round | None:
+            if answer.status == 500 and "vote round not found" in _error_text(answer):
                 return None
-            parsed = parse_round(_value(answer, "round"))
+            parsed = parse_round(_parse_body(answer, "round"))
             if parsed.round_id != round_id:
-                raise InvalidAnswer("round: the node returned another round")
+                raise InvalidResponse("round: the node returned another round")
             return parsed
 
-        return await parse_answer(await self._http.get(f"{_VOTE}/round/{round_id.hex()}"), parse)
+        return await parse_response(await self._http.get(f"{_VOTE_PREFIX}/round/{round_id.hex()}"), parse)
 
-    async def listing(self) -> list[ListedRound]:
+    async def listed_rounds(self) -> list[ListedRound]:
         """All rounds with titles and labels, for display."""
-        return await self._get(f"{_VOTE}/rounds", parse_listing, limit=PAGE)
+        return await self._get(f"{_VOTE_PREFIX}/rounds", parse_listing, limit=PAGE_LIMIT_BYTES)
 
-    async def totals(self, round_id: bytes) -> list[Total]:
+    async def totals(self, round_id: bytes) -> list[OptionTotal]:
         """The result of a finalized round."""
-        return await self._get(f"{_VOTE}/tally-results/{round_id.hex()}", parse_totals)
+        return await self._get(f"{_VOTE_PREFIX}/tally-results/{round_id.hex()}", parse_totals)
 
     async def tree_latest(self, round_id: bytes) -> TreeState | None:
         """The newest root of a round's tree, None while it has no leaves or the round is unknown."""
-        return await self._get(f"{_VOTE}/commitment-tree/{round_id.hex()}/latest", parse_tree)
+        return await self._get(f"{_VOTE_PREFIX}/commitment-tree/{round_id.hex()}/latest", parse_tree)
 
     async def tree_at(self, round_id: bytes, height: int) -> TreeState | None:
         """The root of a round's tree at a height, None if none was stored there."""
 
-        def parse(answer: Answer) -> TreeState | None:
-            if answer.status == 500 and "no commitment root at height" in _error(answer):
+        def parse(answer: NodeResponse) -> TreeState | None:
+            if answer.status == 500 and "no commitment root at height" in _error_text(answer):
                 return None
-            return parse_tree_at(_value(answer, "tree"), height)
+            return parse_tree_at(_parse_body(answer, "tree"), height)
 
-        answer = await self._http.get(f"{_VOTE}/commitment-tree/{round_id.hex()}/{height}")
-        return await parse_answer(answer, parse)
+        answer = await self._http.get(f"{_VOTE_PREFIX}/commitment-tree/{round_id.hex()}/{height}")
+        return await parse_response(answer, parse)
 
     async def leaves(
-        self, round_id: bytes, from_height: int, to_height: int, *, most: int = MAX_LEAVES
+        self, round_id: bytes, from_height: int, to_height: int, *, max_count: int = MAX_LEAVES
     ) -> list[LeafBlock]:
         """All leaves of the heights from `from_height` to `to_height`, read page by page.
 
@@ -158,49 +158,49 @@ class ChainClient:
             round_id: the round.
             from_height: the first height.
             to_height: the last height, included.
-            most: maximum number of leaves; more are an error.
+            max_count: maximum number of leaves; more are an error.
         """
         blocks: list[LeafBlock] = []
-        start, window, count = max(1, from_height), LEAF_WINDOW, 0
+        start, window, count = max(1, from_height), LEAF_WINDOW_BLOCKS, 0
         while start <= to_height:
             end = min(start + window, to_height)
             try:
                 page = await self._get(
-                    f"{_VOTE}/commitment-tree/{round_id.hex()}/leaves",
+                    f"{_VOTE_PREFIX}/commitment-tree/{round_id.hex()}/leaves",
                     parse_leaves,
                     params={"from_height": str(start), "to_height": str(end)},
-                    limit=PAGE,
+                    limit=PAGE_LIMIT_BYTES,
                 )
-            except AnswerTooLong:
+            except ResponseTooLong:
                 if end == start:
                     raise
                 window = (end - start) // 2
                 continue
             size = sum(len(block.leaves) for block in page.blocks) // 32
             count += size
-            if count > most:
-                raise ChainAnswerError(f"leaves: the node returned more than {most}")
-            if size * _LEAF_BYTES < PAGE // 4:
-                window = min(LEAF_WINDOW, 2 * window + 1)
+            if count > max_count:
+                raise ChainResponseError(f"leaves: the node returned more than {max_count}")
+            if size * _LEAF_BYTES < PAGE_LIMIT_BYTES // 4:
+                window = min(LEAF_WINDOW_BLOCKS, 2 * window + 1)
             if any(not start <= block.height <= end for block in page.blocks):
-                raise InvalidAnswer("leaves: a block outside the requested range")
+                raise InvalidResponse("leaves: a block outside the requested range")
             blocks += page.blocks
             if page.next_from_height is not None and page.next_from_height <= start:
-                raise InvalidAnswer("leaves: next_from_height does not increase")
+                raise InvalidResponse("leaves: next_from_height does not increase")
             start = min(page.next_from_height or end + 1, end + 1)
         return blocks
 
     async def latest_block(self) -> BlockHead:
         """The newest block's head."""
-        return await self._get(f"{_COSMOS}/blocks/latest", parse_head, limit=BLOCK)
+        return await self._get(f"{_COSMOS_PREFIX}/blocks/latest", parse_head, limit=BLOCK_LIMIT_BYTES)
 
-    async def syncing(self) -> bool:
+    async def is_syncing(self) -> bool:
         """Whether the node is syncing."""
-        return await self._get(f"{_COSMOS}/syncing", parse_syncing)
+        return await self._get(f"{_COSMOS_PREFIX}/syncing", parse_syncing)
 
     async def node_info(self) -> NodeInfo:
         """The node's chain id and version."""
-        return await self._get(f"{_COSMOS}/node_info", parse_node_info)
+        return await self._get(f"{_COSMOS_PREFIX}/node_info", parse_node_info)
 
     async def block(self, height: int) -> Block | None:
         """The block at a height, None if it does not exist yet.
@@ -209,46 +209,48 @@ class ChainClient:
             HeightGoneError: the node has pruned the block.
         """
 
-        def parse(answer: Answer) -> Block | None:
+        def parse(answer: NodeResponse) -> Block | None:
             if answer.status in (400, 404, 500):
                 message = Fields(loads(answer.body, "block"), "block").text("message")
                 if "bigger then the chain length" in message or "bigger than the chain length" in message:
                     return None
-                raise HeightGoneError(f"block: {presentable(message)}")
-            block = parse_block(_value(answer, "block"))
+                raise HeightPrunedError(f"block: {sanitize_text(message)}")
+            block = parse_block(_parse_body(answer, "block"))
             if block.head.height != height:
-                raise InvalidAnswer(f"block: height {block.head.height} was returned for {height}")
+                raise InvalidResponse(f"block: height {block.head.height} was returned for {height}")
             return block
 
-        return await parse_answer(await self._http.get(f"{_COSMOS}/blocks/{height}", limit=BLOCK), parse)
+        return await parse_response(
+            await self._http.get(f"{_COSMOS_PREFIX}/blocks/{height}", limit=BLOCK_LIMIT_BYTES), parse
+        )
 
     async def tx(self, tx_hash: bytes) -> TxResult | None:
         """The result of a transaction that is already public, None if the node does not know it (yet)."""
 
-        def parse(answer: Answer) -> TxResult | None:
+        def parse(answer: NodeResponse) -> TxResult | None:
             if answer.status == 404:
                 return None
-            return parse_tx(loads(answer.body, "tx") if answer.status == 422 else _value(answer, "tx"))
+            return parse_tx(loads(answer.body, "tx") if answer.status == 422 else _parse_body(answer, "tx"))
 
-        return await parse_answer(await self._http.get(f"{_VOTE}/tx/{tx_hash.hex().upper()}"), parse)
+        return await parse_response(await self._http.get(f"{_VOTE_PREFIX}/tx/{tx_hash.hex().upper()}"), parse)
 
-    async def broadcast(self, message: RevealMessage) -> Outcome:
+    async def broadcast(self, message: RevealMessage) -> BroadcastOutcome:
         """Send a reveal. Errors of the node or the network are not raised but part of the outcome."""
         try:
-            answer = await self._http.post(f"{_VOTE}/reveal-share", message.to_json())
-        except Unanswered as error:
-            return replace(classify(None, None, error.sent), log=str(error))
-        except ChainAnswerError as error:
-            return Outcome(Verdict.AMBIGUOUS, log=str(error))
-        outcome = classify(answer.status, answer.body, sent=True)
-        ours = message.tx_hash().hex().upper()
-        if outcome.verdict is Verdict.ACCEPTED and outcome.tx_hash.upper() not in ("", ours):
-            return Outcome(
+            answer = await self._http.post(f"{_VOTE_PREFIX}/reveal-share", message.to_json())
+        except NoResponse as error:
+            return replace(classify_response(None, None, error.sent), log=str(error))
+        except ChainResponseError as error:
+            return BroadcastOutcome(Verdict.AMBIGUOUS, log=str(error))
+        outcome = classify_response(answer.status, answer.body, sent=True)
+        expected_hash = message.tx_hash().hex().upper()
+        if outcome.verdict is Verdict.ACCEPTED and outcome.tx_hash.upper() not in ("", expected_hash):
+            return BroadcastOutcome(
                 Verdict.AMBIGUOUS, outcome.code, "the node reports the hash of another transaction than was sent"
             )
         return outcome
 
-    async def validator(self, operator_address: str) -> str | None:
+    async def validator_status(self, operator_address: str) -> str | None:
         """The staking status of a validator (`BOND_STATUS_…`), None if it has no staking record."""
         if not operator_address.isascii() or not operator_address.isalnum():
             raise ValueError("not an operator address")
@@ -256,8 +258,8 @@ class ChainClient:
         if answer.status == 404:
             if Fields(loads(answer.body, "validator"), "validator").uint("code") == 5:
                 return None
-            raise InvalidAnswer("validator: HTTP 404")
-        return Fields(_value(answer, "validator"), "validator").child("validator").text("status")
+            raise InvalidResponse("validator: HTTP 404")
+        return Fields(_parse_body(answer, "validator"), "validator").child("validator").text("status")
 
     async def _get(
         self,
@@ -265,25 +267,25 @@ class ChainClient:
         parse: Callable[[object], T],
         *,
         params: dict[str, str] | None = None,
-        limit: int = SMALL,
+        limit: int = DEFAULT_LIMIT_BYTES,
     ) -> T:
         answer = await self._http.get(path, params, limit=limit)
         what = path.rsplit("/", 1)[-1]
-        return await parse_answer(answer, lambda answer: parse(_value(answer, what)))
+        return await parse_response(answer, lambda answer: parse(_parse_body(answer, what)))
 
 
-def _value(answer: Answer, what: str) -> object:
+def _parse_body(answer: NodeResponse, source: str) -> object:
     """The JSON of a 200 answer. Raises an error with the node's message for any other status."""
     if answer.status in (502, 503, 504, 429):
-        raise ChainUnavailable(f"{what}: HTTP {answer.status} {_error(answer)}".rstrip())
+        raise ChainUnavailable(f"{source}: HTTP {answer.status} {_error_text(answer)}".rstrip())
     if answer.status != 200:
-        raise InvalidAnswer(f"{what}: HTTP {answer.status} {_error(answer)}".rstrip())
-    return loads(answer.body, what)
+        raise InvalidResponse(f"{source}: HTTP {answer.status} {_error_text(answer)}".rstrip())
+    return loads(answer.body, source)
 
 
-def _error(answer: Answer) -> str:
+def _error_text(answer: NodeResponse) -> str:
     try:
         fields = Fields(loads(answer.body, "error"), "error")
-        return presentable(fields.text("error") or fields.text("message"))
-    except ChainAnswerError:
+        return sanitize_text(fields.text("error") or fields.text("message"))
+    except ChainResponseError:
         return ""

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 import anyio
 
-from helper.chain.counted_reveals import CountedReveal, require_counted, reveal_in
+from helper.chain.counted_reveals import CountedReveal, parse_reveal, require_counted
 from helper.chain.gather import gather_limited
 from helper.chain.models import TxResult
 from helper.chain.read_only_pool import ReadOnlyNodePool
@@ -21,7 +21,7 @@ from helper.errors import ChainUnavailable
 
 R = TypeVar("R")
 
-AT_ONCE: Final = 4
+CONCURRENT_REQUESTS: Final = 4
 """Number of concurrent requests of one reader."""
 
 
@@ -34,8 +34,8 @@ class RevealHistory:
 
     def __init__(self, pool: ReadOnlyNodePool) -> None:
         self._pool = pool
-        self._endpoints = pool.endpoints
-        self._slots = anyio.Semaphore(AT_ONCE)
+        self._node_pool = pool.endpoints
+        self._slots = anyio.Semaphore(CONCURRENT_REQUESTS)
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -44,18 +44,18 @@ class RevealHistory:
     @property
     def chain_id(self) -> str | None:
         """The chain's id, None until a node has reported it."""
-        return self._endpoints.chain_id
+        return self._node_pool.chain_id
 
     @property
     def head(self) -> int:
         """The newest height that a fresh node has reported, 0 before the first."""
-        newest = self._endpoints.head
+        newest = self._node_pool.head
         return 0 if newest is None else newest.height
 
     @property
-    def whole(self) -> bool:
+    def are_all_nodes_usable(self) -> bool:
         """Whether every configured node is fresh."""
-        return len(self._endpoints.fresh) == len(self._endpoints.all)
+        return len(self._node_pool.usable_nodes) == len(self._node_pool.nodes)
 
     async def reveals(self, height: int) -> list[CountedReveal]:
         """The counted reveals of a block, in block order.
@@ -64,11 +64,11 @@ class RevealHistory:
             HeightGoneError: every fresh node has pruned the block.
             ChainError: the block, or the result of one of its reveals, is not available.
         """
-        block = await self._ask(lambda client: client.block(height))
+        block = await self._call(lambda client: client.block(height))
         if block is None:
             raise ChainUnavailable(f"block {height}: the node has not reached this height yet")
-        reveals = [(raw, message) for raw in block.txs if (message := reveal_in(raw)) is not None]
-        results = await gather_limited(reveals, lambda reveal: self._result(reveal[0]), AT_ONCE)
+        reveals = [(raw, message) for raw in block.txs if (message := parse_reveal(raw)) is not None]
+        results = await gather_limited(reveals, lambda reveal: self._result(reveal[0]), CONCURRENT_REQUESTS)
         return [
             CountedReveal(height, raw, message)
             for (raw, message), result in zip(reveals, results, strict=True)
@@ -77,7 +77,7 @@ class RevealHistory:
 
     async def _result(self, raw: bytes) -> TxResult | None:
         tx_hash = sha256(raw).digest()
-        return await self._ask(lambda client: client.tx(tx_hash))
+        return await self._call(lambda client: client.tx(tx_hash))
 
     async def root_at(self, round_id: bytes, height: int) -> bytes | None:
         """The root of a round's tree stored at a height, None if there is none.
@@ -85,9 +85,9 @@ class RevealHistory:
         Raises:
             ChainError: the root is not available.
         """
-        state = await self._ask(lambda client: client.tree_at(round_id, height))
+        state = await self._call(lambda client: client.tree_at(round_id, height))
         return None if state is None else state.root
 
-    async def _ask(self, request: Callable[[ChainClient], Awaitable[R]]) -> R:
+    async def _call(self, request: Callable[[ChainClient], Awaitable[R]]) -> R:
         async with self._slots:
             return await self._pool.call(request)

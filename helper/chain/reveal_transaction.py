@@ -13,7 +13,7 @@ from hashlib import sha256
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
-from helper.errors import ChainAnswerError
+from helper.errors import ChainResponseError
 
 REVEAL_TAG = b"\x04"
 """The first byte of every reveal transaction."""
@@ -34,7 +34,7 @@ _FIELDS = (
 )
 
 
-def _describe() -> descriptor_pb2.FileDescriptorProto:
+def _create_descriptor() -> descriptor_pb2.FileDescriptorProto:
     file = descriptor_pb2.FileDescriptorProto(name="svote/v1/reveal.proto", package="svote.v1", syntax="proto3")
     message = file.message_type.add(name="MsgRevealShare")
     for number, (name, kind, _) in enumerate(_FIELDS, start=1):
@@ -43,7 +43,7 @@ def _describe() -> descriptor_pb2.FileDescriptorProto:
 
 
 _pool = descriptor_pool.DescriptorPool()
-_pool.AddSerializedFile(_describe().SerializeToString())
+_pool.AddSerializedFile(_create_descriptor().SerializeToString())
 _MsgRevealShare = message_factory.GetMessageClass(_pool.FindMessageTypeByName("svote.v1.MsgRevealShare"))
 
 
@@ -87,17 +87,17 @@ class RevealMessage:
 
     @classmethod
     def from_tx(cls, tx: bytes) -> RevealMessage:
-        """Parse the bytes of a transaction. Raises `ChainAnswerError` if it is not a reveal."""
+        """Parse the bytes of a transaction. Raises `ChainResponseError` if it is not a reveal."""
         if tx[:1] != REVEAL_TAG:
-            raise ChainAnswerError("transaction: not a share reveal")
+            raise ChainResponseError("transaction: not a share reveal")
         message = _MsgRevealShare()
         try:
             message.ParseFromString(tx[1:])
         except DecodeError:
-            raise ChainAnswerError("transaction: invalid protobuf in a share reveal") from None
+            raise ChainResponseError("transaction: invalid protobuf in a share reveal") from None
         reveal = cls(**{attribute: getattr(message, wire) for wire, _, attribute in _FIELDS})
         if len(reveal.nullifier) != 32 or len(reveal.round_id) != 32:
-            raise ChainAnswerError("transaction: a share reveal without nullifier or round")
+            raise ChainResponseError("transaction: a share reveal without nullifier or round")
         return reveal
 
 

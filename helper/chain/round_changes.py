@@ -14,7 +14,7 @@ CONFIRMING_NODES: Final = 2
 """Nodes that must report the same change where at least as many are configured."""
 CONFIRMING_BLOCKS: Final = 10
 """Blocks for which the only configured node must report the same change."""
-OVER: Final = (RoundStatus.TALLYING, RoundStatus.FINALIZED)
+ENDED_STATUSES: Final = (RoundStatus.TALLYING, RoundStatus.FINALIZED)
 """The statuses of a round that accepts no more votes."""
 
 ReportedValue = RoundStatus | int | tuple[Proposal, ...]
@@ -30,7 +30,7 @@ class RoundField(StrEnum):
     UNKNOWN_STATUS = "unknown status"
 
 
-def changed_status(known: RoundStatus, reported: RoundStatus) -> RoundStatus | None:
+def find_status_change(known: RoundStatus, reported: RoundStatus) -> RoundStatus | None:
     """The status that a node reports as a change, None if it reports none.
 
     A pending round becomes active immediately, because wallets do not retry a refused share. For an active round, the
@@ -40,15 +40,15 @@ def changed_status(known: RoundStatus, reported: RoundStatus) -> RoundStatus | N
         return None
     if (known, reported) == (RoundStatus.PENDING, RoundStatus.ACTIVE):
         return None
-    return RoundStatus.TALLYING if reported in OVER and known not in OVER else reported
+    return RoundStatus.TALLYING if reported in ENDED_STATUSES and known not in ENDED_STATUSES else reported
 
 
-def changed_proposals(known: Round, reported: Round) -> tuple[Proposal, ...] | None:
+def find_proposals_change(known: Round, reported: Round) -> tuple[Proposal, ...] | None:
     """Proposals that differ from the known ones, None if they are equal or none were known."""
     return reported.proposals if known.proposals and reported.proposals != known.proposals else None
 
 
-def with_change(known: Round, field: RoundField, value: ReportedValue) -> Round:
+def apply_change(known: Round, field: RoundField, value: ReportedValue) -> Round:
     """The round with a confirmed change."""
     if isinstance(value, RoundStatus):
         return replace(known, status=value)
@@ -58,20 +58,20 @@ def with_change(known: Round, field: RoundField, value: ReportedValue) -> Round:
     return replace(known, vote_end_time=value)
 
 
-def without_changes(known: Round | None, reported: Round) -> Round:
+def revert_changes(known: Round | None, reported: Round) -> Round:
     """The reported round with the known values of all fields that need a confirmation."""
     if known is None:
         return reported
-    is_change = changed_status(known.status, reported.status) is not None or reported.status is RoundStatus.PENDING
+    is_change = find_status_change(known.status, reported.status) is not None or reported.status is RoundStatus.PENDING
     return replace(
         reported,
         vote_end_time=known.vote_end_time,
         status=known.status if is_change else reported.status,
-        proposals=known.proposals if changed_proposals(known, reported) is not None else reported.proposals,
+        proposals=known.proposals if find_proposals_change(known, reported) is not None else reported.proposals,
     )
 
 
-def describe(field: RoundField, value: ReportedValue) -> str:
+def describe_value(field: RoundField, value: ReportedValue) -> str:
     """Describe a field and its value for messages."""
     if isinstance(value, RoundStatus):
         return f"{field} {value.name}"
@@ -94,7 +94,7 @@ class ReportedChanges:
     def __init__(self) -> None:
         self._reports: dict[RoundField, dict[str, _Report]] = {}
 
-    def note(self, field: RoundField, node: str, value: ReportedValue | None, height: int) -> None:
+    def record(self, field: RoundField, node: str, value: ReportedValue | None, height: int) -> None:
         """Note that a node at a height reports this value. None means that it reports no change (any more)."""
         if value is None:
             self._reports.get(field, {}).pop(node, None)
@@ -112,7 +112,7 @@ class ReportedChanges:
         """Drop all reports about a field."""
         self._reports.pop(field, None)
 
-    def confirmed(
+    def find_confirmed(
         self, field: RoundField, heights: Mapping[str, int], *, blocks: int = CONFIRMING_BLOCKS
     ) -> ReportedValue | None:
         """The value that enough nodes report, None while too few do or while they report several.
@@ -124,7 +124,7 @@ class ReportedChanges:
         """
         reports = {node: report for node, report in self._reports.get(field, {}).items() if node in heights}
         if len(heights) < CONFIRMING_NODES:
-            lasting = [r.value for node, r in reports.items() if heights[node] >= r.since_height + blocks]
-            return lasting[0] if lasting else None
+            lasting_values = [r.value for node, r in reports.items() if heights[node] >= r.since_height + blocks]
+            return lasting_values[0] if lasting_values else None
         agreed = [v for v, count in Counter(r.value for r in reports.values()).items() if count >= CONFIRMING_NODES]
         return agreed[0] if len(agreed) == 1 else None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from helper.chain.json_fields import Fields
 
-LONGEST_TEXT = 400
+MAX_TEXT_LENGTH = 400
 """Maximum length of a title or label in characters. Longer ones are truncated."""
 
 
@@ -39,7 +39,7 @@ class ListedRound:
 
 
 @dataclass(frozen=True, slots=True)
-class Total:
+class OptionTotal:
     """Total of one option in a finalized round."""
 
     proposal_id: int
@@ -49,13 +49,13 @@ class Total:
 
 def parse_listing(answer: object) -> list[ListedRound]:
     """Parse `GET rounds`."""
-    return [_round(fields) for fields in Fields(answer, "answer").children("rounds")]
+    return [_parse_round(fields) for fields in Fields(answer, "answer").children("rounds")]
 
 
-def parse_totals(answer: object) -> list[Total]:
+def parse_totals(answer: object) -> list[OptionTotal]:
     """Parse `GET tally-results/{id}`: the options with votes."""
     return [
-        Total(
+        OptionTotal(
             proposal_id=fields.uint("proposal_id", maximum=2**31),
             option=fields.uint("vote_decision", maximum=2**31),
             value=fields.uint("total_value", maximum=2**63),
@@ -64,19 +64,19 @@ def parse_totals(answer: object) -> list[Total]:
     ]
 
 
-def _round(fields: Fields) -> ListedRound:
+def _parse_round(fields: Fields) -> ListedRound:
     return ListedRound(
-        round_id=fields.blob("vote_round_id", 32),
+        round_id=fields.base64_bytes("vote_round_id", 32),
         status=fields.uint("status", maximum=255),
         vote_end_time=fields.uint("vote_end_time", maximum=2**62),
         created_at_height=fields.uint("created_at_height", maximum=2**62),
-        proposals=tuple(_proposal(proposal) for proposal in fields.children("proposals")),
+        proposals=tuple(_parse_proposal(proposal) for proposal in fields.children("proposals")),
     )
 
 
-def _proposal(fields: Fields) -> ListedProposal:
+def _parse_proposal(fields: Fields) -> ListedProposal:
     options = tuple(
-        ListedOption(option.uint("index", maximum=2**31), option.text("label")[:LONGEST_TEXT])
+        ListedOption(option.uint("index", maximum=2**31), option.text("label")[:MAX_TEXT_LENGTH])
         for option in fields.children("options")
     )
-    return ListedProposal(fields.uint("id", maximum=2**31), fields.text("title")[:LONGEST_TEXT], options)
+    return ListedProposal(fields.uint("id", maximum=2**31), fields.text("title")[:MAX_TEXT_LENGTH], options)

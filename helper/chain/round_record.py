@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from helper.chain.models import BlockHead, Round, RoundStatus, UnknownStatus
+from helper.chain.models import BlockHead, Round, RoundStatus, UnknownStatusRound
 from helper.chain.round_changes import (
-    OVER,
+    ENDED_STATUSES,
     ReportedChanges,
     ReportedValue,
     RoundField,
-    changed_proposals,
-    changed_status,
-    describe,
+    describe_value,
+    find_proposals_change,
+    find_status_change,
 )
 
 # The order in which a round's status moves.
-_ORDER = {RoundStatus.PENDING: 0, RoundStatus.ACTIVE: 1, RoundStatus.TALLYING: 2, RoundStatus.FINALIZED: 3}
+_STATUS_ORDER = {RoundStatus.PENDING: 0, RoundStatus.ACTIVE: 1, RoundStatus.TALLYING: 2, RoundStatus.FINALIZED: 3}
 
-_LAG: Final = 3
+_MAX_LAG_BLOCKS: Final = 3
 """A node up to this many blocks below the height of a change may legitimately not show the change yet."""
 
 
@@ -90,9 +90,9 @@ class RoundRecord:
     @property
     def is_reported_over(self) -> bool:
         """Whether the round is over, as known or as any node reports."""
-        if self.known is not None and self.known.status in OVER:
+        if self.known is not None and self.known.status in ENDED_STATUSES:
             return True
-        return any(status in OVER for status in self.reported.values(RoundField.STATUS))
+        return any(status in ENDED_STATUSES for status in self.reported.values(RoundField.STATUS))
 
     def has_ended(self, chain_time: float | None) -> bool:
         """Whether a block at or after the round's end was processed."""
@@ -102,14 +102,14 @@ class RoundRecord:
         """Whether the round must be stored as listed."""
         if self.is_past or self.is_purged or self.frozen is not None:
             return False
-        if listed.status in OVER and self.is_foreign:
+        if listed.status in ENDED_STATUSES and self.is_foreign:
             return False
         return listed != self.known
 
-    def invalid_reason(self, listed: Round | UnknownStatus | None, height: int) -> str | None:
+    def invalid_reason(self, listed: Round | UnknownStatusRound | None, height: int) -> str | None:
         """Why the known round cannot be as a node at this height lists it, None if it can."""
         assert self.known is not None
-        may_lag = height < self.status_height + _LAG
+        may_lag = height < self.status_height + _MAX_LAG_BLOCKS
         if listed is None:
             # The chain may drop a finished round; a node that lags may not have a new one yet.
             done = self.known.status is RoundStatus.FINALIZED or self.is_closed or self.is_past
@@ -121,7 +121,7 @@ class RoundRecord:
             return f"status went back from {self.known.status.name} to {listed.status.name}"
         return None
 
-    def changes(self, listed: Round | UnknownStatus, height: int) -> dict[RoundField, ReportedValue]:
+    def changes(self, listed: Round | UnknownStatusRound, height: int) -> dict[RoundField, ReportedValue]:
         """The fields of the known round that a node at this height lists differently.
 
         A node a few blocks below the height of a change may still list the previous value. Of rounds that were over
@@ -131,17 +131,17 @@ class RoundRecord:
         changes: dict[RoundField, ReportedValue] = {}
         if self.is_closed:
             return changes
-        if not self.is_past and height >= self.changed_height + _LAG:
+        if not self.is_past and height >= self.changed_height + _MAX_LAG_BLOCKS:
             if listed.vote_end_time != self.known.vote_end_time:
                 changes[RoundField.END] = listed.vote_end_time
-            proposals = changed_proposals(self.known, listed) if isinstance(listed, Round) else None
+            proposals = find_proposals_change(self.known, listed) if isinstance(listed, Round) else None
             if proposals is not None:
                 changes[RoundField.PROPOSALS] = proposals
-        status = changed_status(self.known.status, listed.status) if isinstance(listed, Round) else None
-        if status is None or (self.is_past and status in OVER):
+        status = find_status_change(self.known.status, listed.status) if isinstance(listed, Round) else None
+        if status is None or (self.is_past and status in ENDED_STATUSES):
             return changes
-        is_back = _ORDER[status] < _ORDER[self.known.status]
-        if not (is_back and height < self.status_height + _LAG):
+        is_back = _STATUS_ORDER[status] < _STATUS_ORDER[self.known.status]
+        if not (is_back and height < self.status_height + _MAX_LAG_BLOCKS):
             changes[RoundField.STATUS] = status
         return changes
 
@@ -154,7 +154,7 @@ class RoundRecord:
             head: the node's newest block before the request, None before the first.
             is_consistent: whether the node lists nothing but the status differently.
         """
-        if not is_consistent or listed.status not in OVER:
+        if not is_consistent or listed.status not in ENDED_STATUSES:
             self.over_reporters.discard(node)
         elif head is not None and head.time >= listed.vote_end_time:
             self.over_reporters.add(node)
@@ -162,7 +162,7 @@ class RoundRecord:
     def note_changes(self, node: str, changes: dict[RoundField, ReportedValue], height: int) -> None:
         """Record which changes a node at this height reports; it reports no other ones (any more)."""
         for changed in RoundField:
-            self.reported.note(changed, node, changes.get(changed), height)
+            self.reported.record(changed, node, changes.get(changed), height)
 
     def note_confirmed(self, changed: RoundField, height: int) -> None:
         """Record that a change was confirmed at a height."""
@@ -185,4 +185,4 @@ class RoundRecord:
         if changed is RoundField.END and self.known is not None:
             return f"vote_end_time {value} reported and not confirmed; {self.known.vote_end_time} is known"
         status = f"; {self.known.status.name} is known" if changed is RoundField.STATUS and self.known else ""
-        return f"{describe(changed, value)} reported and not confirmed{status}"
+        return f"{describe_value(changed, value)} reported and not confirmed{status}"

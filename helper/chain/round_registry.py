@@ -26,56 +26,56 @@ from dataclasses import dataclass, replace
 import structlog
 
 from helper.chain.block_cadence import Observation, next_observation
-from helper.chain.models import BlockHead, Proposal, Round, RoundList, RoundStatus, UnknownStatus
+from helper.chain.models import BlockHead, Proposal, Round, RoundList, RoundStatus, UnknownStatusRound
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool
 from helper.chain.round_changes import (
     CONFIRMING_BLOCKS,
     CONFIRMING_NODES,
-    OVER,
+    ENDED_STATUSES,
     ReportedValue,
     RoundField,
-    describe,
-    with_change,
-    without_changes,
+    apply_change,
+    describe_value,
+    revert_changes,
 )
 from helper.chain.round_record import RoundRecord
 from helper.clock import Clock
 from helper.core.share import ShareState
-from helper.errors import ChainAnswerError, ChainError, WrongChain
+from helper.errors import ChainError, ChainResponseError, WrongChain
 from helper.store.store import Store
 
-_WAITING = (ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST)
+_UNCONFIRMED_STATES = (ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST)
 
 MAX_PAST_ROUNDS = 4096
 """Maximum number of remembered rounds that were over when first listed. A node can list any number of them."""
 
 # How log events name the fields.
-_EVENT = {RoundField.END: "end", RoundField.STATUS: "status", RoundField.PROPOSALS: "proposals"}
+_EVENT_NAMES = {RoundField.END: "end", RoundField.STATUS: "status", RoundField.PROPOSALS: "proposals"}
 
 # Seconds of chain time after a round's end in which nodes may legitimately differ about its status.
-_GRACE = 60
+_STATUS_GRACE_SECONDS = 60
 
-_CHAIN_ID = "chain_id"
+_CHAIN_ID_KEY = "chain_id"
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _RoundsReport:
     """A node's list of rounds, compared with the known rounds.
 
     Attributes:
-        endpoint: the node.
+        node: the node.
         head: its newest block before the request; None before the first.
-        began: when the request was sent, monotonic seconds.
-        listed: the list.
+        requested_at: when the request was sent, monotonic seconds.
+        round_list: the list.
         invalid: why a listed round is not plausible, by round id.
         changes: fields whose listed value differs from the known one, by round id.
     """
 
-    endpoint: Node
+    node: Node
     head: BlockHead | None
-    began: float
-    listed: RoundList
+    requested_at: float
+    round_list: RoundList
     invalid: dict[bytes, str]
     changes: dict[bytes, dict[RoundField, ReportedValue]]
 
@@ -83,7 +83,7 @@ class _Answer:
     def differences(self) -> dict[bytes, str]:
         """All differences from the known rounds, as text, by round id."""
         changes = {
-            round_id: "listed with " + ", ".join(describe(field, value) for field, value in fields.items())
+            round_id: "listed with " + ", ".join(describe_value(field, value) for field, value in fields.items())
             for round_id, fields in self.changes.items()
         }
         return {**changes, **self.invalid}
@@ -93,15 +93,15 @@ class RoundRegistry:
     """All rounds that the chain has listed, and the chain's id.
 
     Attributes:
-        synced: whether the list of rounds was read since the start.
+        is_synced: whether the list of rounds was read since the start.
         observation: the last valid answer with the list of rounds.
         revision: increases with every event after which a round may be closed or purged: a processed block while a
             round is over and not closed, and a round that is new, changed, frozen, unfrozen or closed by another host.
     """
 
-    def __init__(self, store: Store, endpoints: NodePool, *, clock: Clock) -> None:
+    def __init__(self, store: Store, node_pool: NodePool, *, clock: Clock) -> None:
         self._store = store
-        self._endpoints = endpoints
+        self._node_pool = node_pool
         self._clock = clock
         self._log = structlog.get_logger("helper.chain")
         self._records: dict[bytes, RoundRecord] = {}  # those over when first listed in the order of their listing
@@ -111,7 +111,7 @@ class RoundRegistry:
         self._complete_from = 0
         self._chain_time_at = 0.0  # monotonic time at which that block was processed
         self._chain_id_stored = False
-        self.synced = False
+        self.is_synced = False
         self.revision = 0
 
     async def restore(self) -> None:
@@ -120,29 +120,29 @@ class RoundRegistry:
         Raises:
             WrongChain: the store belongs to another chain than the configured one.
         """
-        chain_id = await self._store.get_meta(_CHAIN_ID)
-        if chain_id is not None and self._endpoints.chain_id not in (None, chain_id):
+        chain_id = await self._store.get_meta(_CHAIN_ID_KEY)
+        if chain_id is not None and self._node_pool.chain_id not in (None, chain_id):
             raise WrongChain(
-                f"the database belongs to chain {chain_id}, not {self._endpoints.chain_id}",
+                f"the database belongs to chain {chain_id}, not {self._node_pool.chain_id}",
                 advice="Use a separate database for this chain ([helper] db_path), or correct [chain] chain_id.",
             )
-        self._endpoints.chain_id = self._endpoints.chain_id or chain_id
+        self._node_pool.chain_id = self._node_pool.chain_id or chain_id
         self._chain_id_stored = chain_id is not None
-        for row in await self._store.rounds():
+        for row in await self._store.list_rounds():
             proposals = tuple(Proposal(number, tuple(options)) for number, options in row.proposals)
             status = RoundStatus(row.status)
-            self._put(Round(row.round_id, status, row.vote_end_time, proposals, row.created_at_height))
+            self._insert_round(Round(row.round_id, status, row.vote_end_time, proposals, row.created_at_height))
             self._record(row.round_id).is_closed = row.closed_at is not None
-        for round_id in await self._store.counts():
+        for round_id in await self._store.count_shares():
             self._record(round_id).has_shares = True
 
-    async def reread(self) -> None:
+    async def reload_from_store(self) -> None:
         """Apply what other hosts have stored: closed and purged rounds, and confirmed ends.
 
         Raises:
             StoreError: the rounds could not be read.
         """
-        rows = {row.round_id: row for row in await self._store.rounds()}
+        rows = {row.round_id: row for row in await self._store.list_rounds()}
         for record in list(self._stored):
             if (record.is_in_store or record.is_closed) and record.round_id not in rows:
                 self.forget(record.round_id)
@@ -159,8 +159,8 @@ class RoundRegistry:
             known = record.stored
             if known is not None and known.vote_end_time != row.vote_end_time:
                 changed = replace(known, vote_end_time=row.vote_end_time)
-                self._put(changed)
-                self._note_change(record, known, RoundField.END, self._endpoints.newest_height)
+                self._insert_round(changed)
+                self._note_change(record, known, RoundField.END, self._node_pool.newest_height)
                 self.revision += 1
 
     def get(self, round_id: bytes) -> Round | None:
@@ -168,7 +168,7 @@ class RoundRegistry:
         record = self._records.get(round_id)
         return None if record is None else record.known
 
-    def frozen(self, round_id: bytes) -> str | None:
+    def frozen_reason(self, round_id: bytes) -> str | None:
         """Why no share of the round may be accepted, revealed or purged now, None if they may.
 
         Also covers rounds that were only ever listed with invalid data.
@@ -187,7 +187,7 @@ class RoundRegistry:
         record = self._records.get(round_id)
         if record is None:
             return False
-        return not self._is_settled(record) if record.is_past else RoundField.STATUS in record.unconfirmed
+        return not self._is_end_confirmed(record) if record.is_past else RoundField.STATUS in record.unconfirmed
 
     def has_unconfirmed_proposals(self, round_id: bytes) -> bool:
         """Whether changed proposals of the round are reported and not confirmed."""
@@ -198,7 +198,7 @@ class RoundRegistry:
         """The later of the round's known end and an unconfirmed one, in unix seconds."""
         return max(known.vote_end_time, self.unconfirmed_end(known.round_id) or 0)
 
-    def unconfirmed(self) -> dict[bytes, str]:
+    def unconfirmed_reports(self) -> dict[bytes, str]:
         """Reports of nodes that are not accepted, as text, by round id: changes, and why rounds are frozen."""
         records = self._records.values()
         changes = {
@@ -212,15 +212,17 @@ class RoundRegistry:
         """Number of unconfirmed shares of each frozen round that has any, as of the last sync."""
         return {record.round_id: record.frozen_shares for record in self._records.values() if record.frozen_shares}
 
-    def all(self) -> list[Round]:
+    def all_rounds(self) -> list[Round]:
         """Every stored round, oldest first."""
         return [known for record in self._stored if (known := record.stored) is not None]
 
-    def active(self) -> list[Round]:
+    def active_rounds(self) -> list[Round]:
         """The open rounds that accept votes, oldest first, without frozen ones."""
-        return [r for r in self.open() if r.status is RoundStatus.ACTIVE and self.frozen(r.round_id) is None]
+        return [
+            r for r in self.open_rounds() if r.status is RoundStatus.ACTIVE and self.frozen_reason(r.round_id) is None
+        ]
 
-    def open(self) -> list[Round]:
+    def open_rounds(self) -> list[Round]:
         """The rounds that are not closed, oldest first."""
         return [known for record in self._stored if record.is_open and (known := record.stored) is not None]
 
@@ -230,7 +232,7 @@ class RoundRegistry:
         record.mark_purged()
         self._stored = [other for other in self._stored if other is not record]
 
-    def processed(self, block_time: float, *, complete_from: int = 0) -> None:
+    def record_block(self, block_time: float, *, complete_from: int = 0) -> None:
         """Record that the block follower has reached a block.
 
         Args:
@@ -244,7 +246,7 @@ class RoundRegistry:
             self._chain_time_at = self._clock.monotonic()
         if is_new or complete_from != self._complete_from:
             self._complete_from = complete_from
-            if any(known.vote_end_time <= block_time for known in self.open()):
+            if any(known.vote_end_time <= block_time for known in self.open_rounds()):
                 self.revision += 1
 
     def chain_now(self) -> float | None:
@@ -282,20 +284,20 @@ class RoundRegistry:
             ChainUnavailable: no node returned a list.
             StoreError: the rounds could not be stored.
         """
-        answer = await self._fetch(head)
+        answer = await self._fetch_best(head)
         await self._store_chain_id()
         await self._freeze(answer.invalid)
         self._note_unconfirmed(answer.changes)
-        await self._close_unknown()
-        self._add_past(answer.listed.rounds)
+        await self._close_unknown_status()
+        self._add_past_rounds(answer.round_list.rounds)
         # Only `_confirm_changes` changes fields that need a confirmation.
-        listed = [(self._record(reported.round_id), reported) for reported in answer.listed.rounds]
-        updates = [(record, without_changes(record.stored, reported)) for record, reported in listed]
-        await self._save([update for record, update in updates if record.is_update(update)], answer.endpoint.height)
+        listed = [(self._record(reported.round_id), reported) for reported in answer.round_list.rounds]
+        updates = [(record, revert_changes(record.stored, reported)) for record, reported in listed]
+        await self._save([update for record, update in updates if record.is_update(update)], answer.node.height)
         self._records = {round_id: record for round_id, record in self._records.items() if record.is_needed}
         if answer.head is not None:
-            self.observation = next_observation(self.observation, answer.endpoint.name, answer.head, answer.began)
-        self.synced = True
+            self.observation = next_observation(self.observation, answer.node.name, answer.head, answer.requested_at)
+        self.is_synced = True
 
     async def _save(self, rounds: list[Round], height: int) -> None:
         """Store rounds as a node at this height lists them, or with a confirmed change."""
@@ -309,7 +311,7 @@ class RoundRegistry:
                 self._log.info(
                     "round_updated", round=reported.round_id.hex()[:8], status=reported.status.name, height=height
                 )
-            self._put(reported)
+            self._insert_round(reported)
             self.revision += 1
 
     def _record(self, round_id: bytes) -> RoundRecord:
@@ -323,7 +325,7 @@ class RoundRegistry:
         """The records of stored rounds, oldest first, then of those that were over when first listed."""
         return [*self._stored, *(record for record in self._records.values() if record.is_past)]
 
-    def _put(self, stored: Round) -> None:
+    def _insert_round(self, stored: Round) -> None:
         """Record a round as stored."""
         record = self._record(stored.round_id)
         if record.stored is None:
@@ -331,61 +333,70 @@ class RoundRegistry:
         record.known, record.is_past = stored, False
         self._stored.sort(key=lambda other: other.order)
 
-    async def _fetch(self, head: int) -> _Answer:
+    async def _fetch_best(self, head: int) -> _RoundsReport:
         """Return the list of the first node without differences, else of the node with the fewest.
 
         Nodes whose differences this list contradicts go into backoff. Changes that enough nodes report are applied
         before the answers are compared.
         """
-        answers = await self._endpoints.ask(self._ask, enough=self._is_enough, min_height=head)
-        changed = await self._reopen(answers)
+        answers = await self._node_pool.call_until(self._fetch_report, is_enough=self._is_enough, min_height=head)
+        changed = await self._reopen_rounds(answers)
         while changed or await self._confirm_changes():
-            answers = [self._compare(a.endpoint, a.head, a.began, a.listed) for a in answers]
+            answers = [self._create_report(a.node, a.head, a.requested_at, a.round_list) for a in answers]
             changed = False
         best = min(answers, key=lambda answer: len(answer.differences))
-        best.endpoint.health.failures = 0
+        best.node.health.failures = 0
         for answer in answers:
-            if answer.endpoint.height > best.endpoint.height and not answer.invalid:
+            if answer.node.height > best.node.height and not answer.invalid:
                 continue  # The best answer may be from before the block with the change.
             wrong = {k: reason for k, reason in answer.differences.items() if k not in best.differences}
             for round_id, reason in list(wrong.items())[:1]:
-                error = ChainAnswerError(f"rounds: round {round_id.hex()[:8]}: {reason}")
-                self._endpoints.failed(answer.endpoint, error)
+                error = ChainResponseError(f"rounds: round {round_id.hex()[:8]}: {reason}")
+                self._node_pool.record_error(answer.node, error)
         return best
 
-    def _is_enough(self, answer: _Answer) -> bool:
+    def _is_enough(self, answer: _RoundsReport) -> bool:
         """Whether one answer suffices: it has no differences and no new round that only this node reports as over."""
-        over = [self._record(reported.round_id) for reported in answer.listed.rounds if reported.status in OVER]
-        return not answer.differences and all(self._is_settled(record) for record in over if record.is_foreign)
+        over = [
+            self._record(reported.round_id)
+            for reported in answer.round_list.rounds
+            if reported.status in ENDED_STATUSES
+        ]
+        return not answer.differences and all(self._is_end_confirmed(record) for record in over if record.is_foreign)
 
-    def _is_settled(self, record: RoundRecord) -> bool:
+    def _is_end_confirmed(self, record: RoundRecord) -> bool:
         """Whether enough nodes report the round as over."""
-        return len(record.over_reporters) >= min(CONFIRMING_NODES, len(self._endpoints.all))
+        return len(record.over_reporters) >= min(CONFIRMING_NODES, len(self._node_pool.nodes))
 
-    async def _reopen(self, answers: list[_Answer]) -> bool:
+    async def _reopen_rounds(self, answers: list[_RoundsReport]) -> bool:
         """Store rounds that one node first listed as over and another lists as open. Returns whether there are any."""
-        over = {reported.round_id for answer in answers for reported in answer.listed.rounds if reported.status in OVER}
+        ended = {
+            reported.round_id
+            for answer in answers
+            for reported in answer.round_list.rounds
+            if reported.status in ENDED_STATUSES
+        }
         reopened: dict[bytes, Round] = {}
         for answer in answers:
-            for reported in answer.listed.rounds:
+            for reported in answer.round_list.rounds:
                 record = self._record(reported.round_id)
-                is_doubtful = (record.is_past or reported.round_id in over) and not self._is_settled(record)
-                if reported.status not in OVER and is_doubtful and record.is_foreign:
+                is_doubtful = (record.is_past or reported.round_id in ended) and not self._is_end_confirmed(record)
+                if reported.status not in ENDED_STATUSES and is_doubtful and record.is_foreign:
                     reopened.setdefault(reported.round_id, reported)
-        await self._save(list(reopened.values()), max(answer.endpoint.height for answer in answers))
+        await self._save(list(reopened.values()), max(answer.node.height for answer in answers))
         return bool(reopened)
 
     async def _confirm_changes(self) -> bool:
         """Apply the changes that enough nodes report. Returns whether there was one."""
-        heights = {endpoint.name: endpoint.height for endpoint in self._endpoints.all}
+        heights = {endpoint.name: endpoint.height for endpoint in self._node_pool.nodes}
         changed = False
         for record in [record for record in self._known() if record.is_open or record.is_past]:
             for field in (RoundField.END, RoundField.STATUS, RoundField.PROPOSALS):
-                value = record.reported.confirmed(field, heights, blocks=self._blocks_needed(record, field))
+                value = record.reported.find_confirmed(field, heights, blocks=self._blocks_needed(record, field))
                 if value is None or record.known is None:
                     continue
                 known, height = record.known, max(heights.values())
-                await self._save([with_change(known, field, value)], height)
+                await self._save([apply_change(known, field, value)], height)
                 self._note_change(record, known, field, height)
                 changed = True
         return changed
@@ -408,7 +419,7 @@ class RoundRegistry:
             "round_end_changed" if is_end else "round_proposals_changed",
             round=record.round_id.hex()[:8],
             height=height,
-            reason=reason or describe(field, record.known.proposals),
+            reason=reason or describe_value(field, record.known.proposals),
         )
 
     def _note_unconfirmed(self, changes: dict[bytes, dict[RoundField, ReportedValue]]) -> None:
@@ -418,23 +429,23 @@ class RoundRegistry:
             for field, value in fields.items():
                 if record.unconfirmed.get(field) != value:
                     self._log.warning(
-                        f"round_{_EVENT[field]}_unconfirmed",
+                        f"round_{_EVENT_NAMES[field]}_unconfirmed",
                         round=record.round_id.hex()[:8],
                         reason=record.describe_unconfirmed(field, value),
                     )
             for field in record.unconfirmed.keys() - fields.keys():
-                self._log.info(f"round_{_EVENT[field]}_report_withdrawn", round=record.round_id.hex()[:8])
+                self._log.info(f"round_{_EVENT_NAMES[field]}_report_withdrawn", round=record.round_id.hex()[:8])
             if fields.keys() != record.unconfirmed.keys():
                 self.revision += 1
             record.unconfirmed = dict(fields)
 
-    async def _close_unknown(self) -> None:
+    async def _close_unknown_status(self) -> None:
         """Close rounds past their end whose unknown status enough nodes report."""
-        heights = {endpoint.name: endpoint.height for endpoint in self._endpoints.all}
+        heights = {endpoint.name: endpoint.height for endpoint in self._node_pool.nodes}
         for record in [record for record in self._stored if record.is_open]:
             if not record.has_ended(self._chain_time) or record.unconfirmed:
                 continue
-            status = record.reported.confirmed(RoundField.UNKNOWN_STATUS, heights)
+            status = record.reported.find_confirmed(RoundField.UNKNOWN_STATUS, heights)
             if status is None:
                 continue
             await self._mark_closed(record)
@@ -462,16 +473,16 @@ class RoundRegistry:
                 log("round_frozen", round=round_id.hex()[:8], reason=reason)
                 self.revision += 1
             record.frozen = reason
-        counts = await self._store.counts() if invalid else {}
+        counts = await self._store.count_shares() if invalid else {}
         for round_id in invalid:
             shares = counts.get(round_id, {})
-            self._record(round_id).frozen_shares = sum(shares.get(state, 0) for state in _WAITING)
+            self._record(round_id).frozen_shares = sum(shares.get(state, 0) for state in _UNCONFIRMED_STATES)
 
-    def _add_past(self, listed: list[Round]) -> None:
+    def _add_past_rounds(self, listed: list[Round]) -> None:
         """Remember, in memory only, rounds that were over when first listed."""
         for reported in listed:
             record = self._record(reported.round_id)
-            if reported.status in OVER and record.is_foreign and record.frozen is None:
+            if reported.status in ENDED_STATUSES and record.is_foreign and record.frozen is None:
                 if not record.is_past:
                     self._records[reported.round_id] = self._records.pop(reported.round_id)
                 record.known, record.is_past = reported, True
@@ -481,8 +492,8 @@ class RoundRegistry:
 
     async def _store_chain_id(self) -> None:
         """Store the chain's id, so that the database is never used for another chain."""
-        if not self._chain_id_stored and self._endpoints.chain_id is not None:
-            await self._store.set_meta(_CHAIN_ID, self._endpoints.chain_id)
+        if not self._chain_id_stored and self._node_pool.chain_id is not None:
+            await self._store.set_meta(_CHAIN_ID_KEY, self._node_pool.chain_id)
             self._chain_id_stored = True
 
     async def _confirm_closings(self) -> None:
@@ -499,18 +510,18 @@ class RoundRegistry:
         ]
         if not ended:
             return
-        for endpoint in self._endpoints.fresh:
-            if all(self._is_settled(record) for record in ended):
+        for node in self._node_pool.usable_nodes:
+            if all(self._is_end_confirmed(record) for record in ended):
                 break
-            if all(endpoint.name in record.over_reporters for record in ended):
+            if all(node.name in record.over_reporters for record in ended):
                 continue
             try:
-                await self._ask(endpoint)
+                await self._fetch_report(node)
             except ChainError as error:
-                self._endpoints.failed(endpoint, error)
+                self._node_pool.record_error(node, error)
         await self._confirm_changes()
         for record in ended:
-            if record.known is not None and record.known.status in OVER and self._is_settled(record):
+            if record.known is not None and record.known.status in ENDED_STATUSES and self._is_end_confirmed(record):
                 await self._mark_closed(record)
                 self._log.info("round_closed", round=record.round_id.hex()[:8], status=record.known.status.name)
         self._log_waiting(ended)
@@ -518,25 +529,25 @@ class RoundRegistry:
     def _log_waiting(self, ended: list[RoundRecord]) -> None:
         """Log once per round which nodes do not confirm yet that it is over."""
         for record in ended:
-            is_late = self._chain_time is not None and record.has_ended(self._chain_time - _GRACE)
-            if is_late and not self._is_settled(record) and not record.is_wait_logged:
+            is_late = self._chain_time is not None and record.has_ended(self._chain_time - _STATUS_GRACE_SECONDS)
+            if is_late and not self._is_end_confirmed(record) and not record.is_wait_logged:
                 record.is_wait_logged = True
                 self._log.warning(
                     "round_closing_unconfirmed",
                     round=record.round_id.hex()[:8],
                     reason="too few nodes report the round as over",
-                    endpoint=", ".join(e.name for e in self._endpoints.all if e.name not in record.over_reporters),
+                    endpoint=", ".join(e.name for e in self._node_pool.nodes if e.name not in record.over_reporters),
                 )
 
-    async def _ask(self, endpoint: Node) -> _Answer:
+    async def _fetch_report(self, node: Node) -> _RoundsReport:
         """Read a node's rounds and compare them with the known ones."""
-        head, began = endpoint.health.head, self._clock.monotonic()
-        return self._compare(endpoint, head, began, await endpoint.client.rounds())
+        head, requested_at = node.health.head, self._clock.monotonic()
+        return self._create_report(node, head, requested_at, await node.client.rounds())
 
-    def _note_reports(self, answer: _Answer) -> None:
+    def _note_reports(self, answer: _RoundsReport) -> None:
         """Record which rounds a node reports as over, and its changes."""
-        name, height, head = answer.endpoint.name, answer.endpoint.height, answer.head
-        for reported in answer.listed.rounds:
+        name, height, head = answer.node.name, answer.node.height, answer.head
+        for reported in answer.round_list.rounds:
             differs = answer.changes.get(reported.round_id, {}).keys() - {RoundField.STATUS}
             is_consistent = reported.round_id not in answer.invalid and not differs
             self._record(reported.round_id).note_over(name, reported, head, is_consistent=is_consistent)
@@ -544,29 +555,31 @@ class RoundRegistry:
             if not (record.is_open or record.is_past) or record.known is None:
                 continue
             changes = dict(answer.changes.get(record.round_id, {}))
-            unknown = answer.listed.unknown.get(record.round_id)
+            unknown = answer.round_list.unknown_status.get(record.round_id)
             if unknown is not None and head is not None and head.time >= record.known.vote_end_time:
                 changes[RoundField.UNKNOWN_STATUS] = unknown.status
             record.note_changes(name, changes, height)
 
-    def _compare(self, endpoint: Node, head: BlockHead | None, began: float, listed: RoundList) -> _Answer:
+    def _create_report(
+        self, node: Node, head: BlockHead | None, requested_at: float, round_list: RoundList
+    ) -> _RoundsReport:
         """Compare a node's list with the known rounds, and record its reports."""
-        by_id: dict[bytes, Round | UnknownStatus] = {reported.round_id: reported for reported in listed.rounds}
-        by_id |= listed.unknown
-        invalid, changes = dict(listed.invalid), dict[bytes, dict[RoundField, ReportedValue]]()
-        for round_id, unknown in listed.unknown.items():
+        by_id: dict[bytes, Round | UnknownStatusRound] = {reported.round_id: reported for reported in round_list.rounds}
+        by_id |= round_list.unknown_status
+        invalid, changes = dict(round_list.invalid), dict[bytes, dict[RoundField, ReportedValue]]()
+        for round_id, unknown in round_list.unknown_status.items():
             record = self._record(round_id)
             if not (record.is_closed or record.is_past or record.is_purged):
                 invalid[round_id] = f"status {unknown.status} is unknown to this version"
         for record in self._known():
-            if record.round_id in listed.invalid:
+            if record.round_id in round_list.invalid:
                 continue
             reported = by_id.get(record.round_id)
-            reason = record.invalid_reason(reported, endpoint.height)
+            reason = record.invalid_reason(reported, node.height)
             if reason is not None:
                 invalid[record.round_id] = reason
-            elif reported is not None and (fields := record.changes(reported, endpoint.height)):
+            elif reported is not None and (fields := record.changes(reported, node.height)):
                 changes[record.round_id] = fields
-        answer = _Answer(endpoint, head, began, listed, invalid, changes)
+        answer = _RoundsReport(node, head, requested_at, round_list, invalid, changes)
         self._note_reports(answer)
         return answer

@@ -10,7 +10,7 @@ import structlog
 
 from helper.chain.block_cadence import Observation
 from helper.chain.models import LeafBlock, Round, TreeState
-from helper.errors import ChainAnswerError
+from helper.errors import ChainResponseError
 from helper.store.store import Store
 from proofs import SUBTREE_LEAVES, CommitmentTree, ProofsError
 
@@ -38,9 +38,9 @@ class RoundTree:
         next_height: the first height whose leaves are not in the tree.
         anchor: the newest verified root, None before the first.
         anchors: all roots verified since the start, by height.
-        restored: whether the tree was loaded from the store and is not verified yet.
-        unsaved: verified blocks of leaves that are not stored yet.
-        subtrees: number of stored complete subtrees.
+        is_unverified: whether the tree was loaded from the store and is not verified yet.
+        unsaved_blocks: verified blocks of leaves that are not stored yet.
+        stored_subtrees: number of stored complete subtrees.
         observation: the last valid answer about the tree.
     """
 
@@ -48,9 +48,9 @@ class RoundTree:
     next_height: int
     anchor: Anchor | None = None
     anchors: dict[int, Anchor] = field(default_factory=dict)
-    restored: bool = False
-    unsaved: list[LeafBlock] = field(default_factory=list)
-    subtrees: int = 0
+    is_unverified: bool = False
+    unsaved_blocks: list[LeafBlock] = field(default_factory=list)
+    stored_subtrees: int = 0
     observation: Observation | None = None
 
     def set_anchor(self, state: TreeState) -> None:
@@ -58,7 +58,7 @@ class RoundTree:
         self.anchor = self.anchors[state.height] = Anchor(state.height, state.size, state.root)
 
 
-async def load(store: Store, known: Round) -> RoundTree:
+async def load_tree(store: Store, known: Round) -> RoundTree:
     """Load a round's tree, which is not verified yet. A damaged tree is deleted from the store."""
     leaves, height = await store.load_leaves(known.round_id)
     subtrees = await store.load_subtrees(known.round_id)
@@ -69,33 +69,33 @@ async def load(store: Store, known: Round) -> RoundTree:
         log.warning(
             "stored_tree_dropped", round=known.round_id.hex()[:8], reason="it is damaged and will be fetched again"
         )
-        await store.drop_tree(known.round_id)
+        await store.delete_tree(known.round_id)
         tree, leaves, height, count = CommitmentTree(), b"", 0, 0
     next_height = max(height + 1, known.created_at_height)
-    return RoundTree(tree, next_height, restored=bool(leaves), subtrees=count)
+    return RoundTree(tree, next_height, is_unverified=bool(leaves), stored_subtrees=count)
 
 
-async def save(store: Store, round_id: bytes, round_tree: RoundTree) -> None:
+async def save_tree(store: Store, round_id: bytes, round_tree: RoundTree) -> None:
     """Store the verified leaves and subtrees. After an error the rest is stored after the next sync."""
-    while round_tree.unsaved:
+    while round_tree.unsaved_blocks:
         # Combine consecutive blocks into one row, so that they need one fsync.
-        count, size = 1, len(round_tree.unsaved[0].leaves)
-        while count < len(round_tree.unsaved) and size < _MAX_LEAVES_PER_ROW * 32:
-            size += len(round_tree.unsaved[count].leaves)
+        count, size = 1, len(round_tree.unsaved_blocks[0].leaves)
+        while count < len(round_tree.unsaved_blocks) and size < _MAX_LEAVES_PER_ROW * 32:
+            size += len(round_tree.unsaved_blocks[count].leaves)
             count += 1
-        batch = round_tree.unsaved[:count]
+        batch = round_tree.unsaved_blocks[:count]
         leaves = b"".join(block.leaves for block in batch)
         await store.save_leaves(round_id, batch[-1].height, batch[0].start_index, leaves)
-        del round_tree.unsaved[:count]
+        del round_tree.unsaved_blocks[:count]
     size = round_tree.anchor.size if round_tree.anchor else 0
     complete = size // SUBTREE_LEAVES
-    if complete > round_tree.subtrees:
-        nodes = b"".join(round_tree.tree.subtree(index) for index in range(round_tree.subtrees, complete))
-        await store.save_subtrees(round_id, round_tree.subtrees, nodes)
-        round_tree.subtrees = complete
+    if complete > round_tree.stored_subtrees:
+        nodes = b"".join(round_tree.tree.subtree(index) for index in range(round_tree.stored_subtrees, complete))
+        await store.save_subtrees(round_id, round_tree.stored_subtrees, nodes)
+        round_tree.stored_subtrees = complete
 
 
-async def grow(tree: CommitmentTree, blocks: Sequence[LeafBlock], state: TreeState) -> None:
+async def append_leaves(tree: CommitmentTree, blocks: Sequence[LeafBlock], state: TreeState) -> None:
     """Append blocks of leaves and compare the root with the chain's.
 
     Raises:
@@ -104,16 +104,16 @@ async def grow(tree: CommitmentTree, blocks: Sequence[LeafBlock], state: TreeSta
     """
     _check_continuity(blocks, len(tree), state)
     await anyio.to_thread.run_sync(tree.append, b"".join(block.leaves for block in blocks))
-    if await root_of(tree, state.size) != state.root:
-        raise ChainAnswerError("the leaves do not match the root")
+    if await compute_root(tree, state.size) != state.root:
+        raise ChainResponseError("the leaves do not match the root")
 
 
-async def first_leaves(tree: CommitmentTree, size: int) -> CommitmentTree:
+async def truncate_tree(tree: CommitmentTree, size: int) -> CommitmentTree:
     """Create a tree of the first `size` leaves."""
-    return await anyio.to_thread.run_sync(_first_leaves, tree, size)
+    return await anyio.to_thread.run_sync(_truncate_tree, tree, size)
 
 
-async def root_of(tree: CommitmentTree, size: int) -> bytes:
+async def compute_root(tree: CommitmentTree, size: int) -> bytes:
     """Compute the root over the first `size` leaves in a thread."""
     return await anyio.to_thread.run_sync(tree.root, size)
 
@@ -123,15 +123,15 @@ def _check_continuity(blocks: Sequence[LeafBlock], size: int, state: TreeState) 
     height = 0
     for block in blocks:
         if block.height <= height:
-            raise ChainAnswerError("the heights of the leaves do not increase")
+            raise ChainResponseError("the heights of the leaves do not increase")
         if block.start_index != size:
-            raise ChainAnswerError(f"leaves start at index {block.start_index}, expected {size}")
+            raise ChainResponseError(f"leaves start at index {block.start_index}, expected {size}")
         size, height = block.end_index, block.height
     if size != state.size:
-        raise ChainAnswerError(f"{size} leaves for a root over {state.size}")
+        raise ChainResponseError(f"{size} leaves for a root over {state.size}")
 
 
-def _first_leaves(tree: CommitmentTree, size: int) -> CommitmentTree:
+def _truncate_tree(tree: CommitmentTree, size: int) -> CommitmentTree:
     leaves = b"".join(tree.leaf(position) for position in range(size))
     subtrees = b"".join(tree.subtree(index) for index in range(size // SUBTREE_LEAVES))
     return CommitmentTree.restore(leaves, subtrees)

@@ -19,27 +19,27 @@ from helper.core.recent import LoggedProblem
 from helper.errors import HelperError
 
 
-class ChainFollower:
+class ChainSync:
     """Probes the nodes and synchronizes rounds and trees. Run it once, in a task group."""
 
     def __init__(
-        self, *, endpoints: NodePool, rounds: RoundRegistry, trees: CommitmentTreeSync, interval: float = 1.0
+        self, *, node_pool: NodePool, rounds: RoundRegistry, trees: CommitmentTreeSync, interval: float = 1.0
     ) -> None:
-        self._endpoints = endpoints
+        self._node_pool = node_pool
         self._rounds = rounds
         self._trees = trees
         self._interval = interval
         self._log = structlog.get_logger("helper.chain")
         self._synced_height = 0
         self._synced_at = 0.0
-        self._settled = False
+        self._is_settled = False
         self._problem = LoggedProblem()
         self._ready = asyncio.Event()
         self._wake = asyncio.Event()
-        endpoints.on_probe(self._on_probe)
+        node_pool.subscribe_to_probes(self._on_probe)
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether rounds and trees were synchronized at least once."""
         return self._ready.is_set()
 
@@ -49,22 +49,22 @@ class ChainFollower:
 
     async def run(self) -> None:
         """Follow the chain until cancelled. Errors are logged and do not end it."""
-        await self._endpoints.check()
+        await self._node_pool.probe_all()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._endpoints.monitor(self._interval))
+            group.create_task(self._node_pool.monitor(self._interval))
             while True:
                 self._wake.clear()
-                await self.tick()
+                await self.sync_once()
                 await self._wake.wait()
 
     def _on_probe(self, head: BlockHead | None) -> None:
         """Wake the loop after a probe, unless there is nothing to do."""
-        if head is not None and self._settled and head.height <= self._synced_height:
-            self._trees.in_step(head.height)
+        if head is not None and self._is_settled and head.height <= self._synced_height:
+            self._trees.record_synced_height(head.height)
         else:
             self._wake.set()
 
-    async def tick(self) -> bool:
+    async def sync_once(self) -> bool:
         """Synchronize if there is a new block. Returns False after an error; the next tick tries again."""
         try:
             await self._sync()
@@ -78,16 +78,16 @@ class ChainFollower:
         return True
 
     async def _sync(self) -> None:
-        head = self._endpoints.head
+        head = self._node_pool.head
         if head is None:
             return
-        now = self._endpoints.clock.monotonic()
+        now = self._node_pool.clock.monotonic()
         is_new = head.height > self._synced_height
-        if not is_new and (self._settled or now - self._synced_at < self._interval):
-            self._trees.in_step(head.height)
+        if not is_new and (self._is_settled or now - self._synced_at < self._interval):
+            self._trees.record_synced_height(head.height)
             return
-        self._settled = False
+        self._is_settled = False
         await self._rounds.sync(head.height)
         await self._trees.sync(head.height)
-        self._synced_height, self._synced_at, self._settled = head.height, now, not is_new
+        self._synced_height, self._synced_at, self._is_settled = head.height, now, not is_new
         self._ready.set()

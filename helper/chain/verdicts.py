@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from helper.chain.json_fields import Fields, loads
-from helper.errors import ChainAnswerError
+from helper.errors import ChainResponseError
 
 
-class Spends(Enum):
+class AttemptCost(Enum):
     """Cost of an outcome for the share: nothing, one attempt, or final failure."""
 
     NONE = "none"
@@ -49,33 +49,33 @@ class Verdict(Enum):
     """The message can never be accepted: its fields are invalid."""
 
     @property
-    def spends(self) -> Spends:
+    def cost(self) -> AttemptCost:
         """What the verdict costs the share."""
-        return _COST.get(self, Spends.NONE)
+        return _VERDICT_COSTS.get(self, AttemptCost.NONE)
 
 
-_COST = {
-    Verdict.BAD_PROOF: Spends.ATTEMPT,
-    Verdict.PERMANENT: Spends.FINAL,
+_VERDICT_COSTS = {
+    Verdict.BAD_PROOF: AttemptCost.ATTEMPT,
+    Verdict.PERMANENT: AttemptCost.FINAL,
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class BroadcastOutcome:
     """A classified answer.
 
     Attributes:
         code: the chain's code, None if there is none.
         log: the chain's message, truncated and without long hex numbers, which can be nullifiers.
         tx_hash: the hash that the node returned, in hex, or "".
-        left: whether any byte of the message may have left this machine.
+        may_be_sent: whether any byte of the message may have left this machine.
     """
 
     verdict: Verdict
     code: int | None = None
     log: str = ""
     tx_hash: str = ""
-    left: bool = True
+    may_be_sent: bool = True
 
 
 # (part of the log, lower case; "" = any)  (code; None = any)  ->  verdict
@@ -109,13 +109,13 @@ REFUSALS: tuple[tuple[str, int | None, Verdict], ...] = (
 )
 
 # Prefixes of the chain's own errors in a 400 answer.
-_READ_AND_REFUSED = ("validation failed:", "invalid JSON:")
+_CHAIN_ERROR_PREFIXES = ("validation failed:", "invalid JSON:")
 # HTTP statuses with which the message was not processed.
-_NOT_PROCESSED = frozenset({401, 403, 404, 405, 410, 411, 413, 415, 421, 429, 501, 503})
-_LONG = re.compile(r"[0-9A-Fa-f]{16,}|[A-Za-z0-9+/]{40,}={0,2}")
+_NOT_PROCESSED_STATUSES = frozenset({401, 403, 404, 405, 410, 411, 413, 415, 421, 429, 501, 503})
+_LONG_DATA_PATTERN = re.compile(r"[0-9A-Fa-f]{16,}|[A-Za-z0-9+/]{40,}={0,2}")
 
 
-def classify(status: int | None, body: bytes | None, sent: bool) -> Outcome:
+def classify_response(status: int | None, body: bytes | None, sent: bool) -> BroadcastOutcome:
     """Classify the answer to a broadcast.
 
     Args:
@@ -124,33 +124,33 @@ def classify(status: int | None, body: bytes | None, sent: bool) -> Outcome:
         sent: without a complete answer, whether any byte may have been sent.
     """
     if status is None or body is None:
-        return Outcome(Verdict.AMBIGUOUS if sent else Verdict.UNAVAILABLE, left=sent)
-    if status in _NOT_PROCESSED or 300 <= status < 400:
-        return Outcome(Verdict.UNAVAILABLE, log=f"HTTP {status}")
+        return BroadcastOutcome(Verdict.AMBIGUOUS if sent else Verdict.UNAVAILABLE, may_be_sent=sent)
+    if status in _NOT_PROCESSED_STATUSES or 300 <= status < 400:
+        return BroadcastOutcome(Verdict.UNAVAILABLE, log=f"HTTP {status}")
     try:
         fields = Fields(loads(body, "broadcast"), "broadcast")
         code = fields.uint("code") if fields.has("code") else None
         log, tx_hash, error = fields.text("log"), fields.text("tx_hash"), fields.text("error")
-    except ChainAnswerError as problem:
-        return Outcome(Verdict.AMBIGUOUS, log=f"HTTP {status}: {problem}")
+    except ChainResponseError as problem:
+        return BroadcastOutcome(Verdict.AMBIGUOUS, log=f"HTTP {status}: {problem}")
     if status == 400 and error:
         # Only these prefixes are the chain's own verdict; anything else may come from a proxy.
-        verdict = Verdict.PERMANENT if error.startswith(_READ_AND_REFUSED) else Verdict.REFUSED
+        verdict = Verdict.PERMANENT if error.startswith(_CHAIN_ERROR_PREFIXES) else Verdict.REFUSED
     elif status not in (200, 422) or (code is None and not tx_hash):
         verdict = Verdict.AMBIGUOUS
     elif status == 200 and not code:
         verdict = Verdict.ACCEPTED
     else:
-        verdict = verdict_of(code, log)
-    return Outcome(verdict, code, presentable(log or error), tx_hash)
+        verdict = classify_refusal(code, log)
+    return BroadcastOutcome(verdict, code, sanitize_text(log or error), tx_hash)
 
 
-def verdict_of(code: int | None, log: str) -> Verdict:
+def classify_refusal(code: int | None, log: str) -> Verdict:
     """Classify a chain's refusal, in an answer to a broadcast or in a block."""
     text = log.lower()
     return next(verdict for piece, number, verdict in REFUSALS if piece in text and (number is None or number == code))
 
 
-def presentable(text: str) -> str:
+def sanitize_text(text: str) -> str:
     """Make a node's text safe for logs: one line, at most 300 characters, no long hex or base64."""
-    return _LONG.sub("…", " ".join(text.split()))[:300]
+    return _LONG_DATA_PATTERN.sub("…", " ".join(text.split()))[:300]

@@ -15,16 +15,16 @@ from admin import adr036
 from admin.key_armor import KeyArmorError, PassphraseError, open_key_armor
 from admin.registration import RegistrationError, RegistrationRequest, parse_registration
 from helper.cli.options import JsonOption
-from helper.cli.output import Exit, emit_json, emit_table, fail, say
+from helper.cli.output import ExitCode, emit_json, emit_table, fail, print_message
 from helper.clock import SystemClock
 from helper.core.time_text import format_time
 from helper.runtime.http_client import create_client
 
 app = typer.Typer(help="Register as a validator without a browser, and list pending registrations.")
 
-PATIENCE = 30.0
+TIMEOUT_SECONDS = 30.0
 """Request timeout in seconds."""
-_ARMOR = b"-----BEGIN"
+_ARMOR_PREFIX = b"-----BEGIN"
 
 ToOption = Annotated[str, typer.Option("--to", help="Base URL of the helper.")]
 
@@ -53,25 +53,25 @@ def register(
     key = _read_key(key_file)
     now = SystemClock().now()
     try:
-        signer, pub_key, _ = adr036.sign(b"", key)
-        claim = RegistrationRequest(operator_address=signer, url=url, moniker=moniker, timestamp=int(now))
-        _, _, signature = adr036.sign(claim.signed_text(), key)
-        body = _body(claim, pub_key, signature)
+        signer, pub_key, _ = adr036.sign_data(b"", key)
+        registration = RegistrationRequest(operator_address=signer, url=url, moniker=moniker, timestamp=int(now))
+        _, _, signature = adr036.sign_data(registration.signed_text(), key)
+        body = _registration_body(registration, pub_key, signature)
         parse_registration(jsonlib.dumps(body).encode(), now=now, production=False)
     except UnicodeEncodeError:
-        fail("--moniker and --url must be UTF-8", Exit.USAGE)
+        fail("--moniker and --url must be UTF-8", ExitCode.USAGE)
     except (RegistrationError, ValueError) as error:
-        fail(str(error), Exit.USAGE)
+        fail(str(error), ExitCode.USAGE)
     if show:
         emit_json(body)
         return
-    answer = _request("POST", f"{to.rstrip('/')}/api/register-validator", body).json()
+    result = _request("POST", f"{to.rstrip('/')}/api/register-validator", body).json()
     if json:
-        emit_json({"operator_address": signer, **answer})
-    elif answer["status"] == "registered":
+        emit_json({"operator_address": signer, **result})
+    elif result["status"] == "registered":
         typer.echo(f"{signer} is registered: it is already a validator")
     else:
-        typer.echo(f"{signer} is pending until {format_time(answer['expires_at'])} UTC")
+        typer.echo(f"{signer} is pending until {format_time(result['expires_at'])} UTC")
 
 
 @app.command()
@@ -92,9 +92,9 @@ def pending(to: ToOption = "http://127.0.0.1:8090", json: JsonOption = False) ->
     )
 
 
-def _body(claim: RegistrationRequest, pub_key: bytes, signature: bytes) -> dict[str, Any]:
+def _registration_body(registration: RegistrationRequest, pub_key: bytes, signature: bytes) -> dict[str, Any]:
     return {
-        **jsonlib.loads(claim.signed_text()),
+        **jsonlib.loads(registration.signed_text()),
         "signature": b64encode(signature).decode(),
         "pub_key": b64encode(pub_key).decode(),
     }
@@ -104,31 +104,31 @@ def _read_key(path: Path) -> bytes:
     try:
         content = path.read_bytes().strip()
     except OSError as error:
-        fail(f"{path}: {error.strerror}", Exit.NOT_FOUND)
-    if content.startswith(_ARMOR):
+        fail(f"{path}: {error.strerror}", ExitCode.NOT_FOUND)
+    if content.startswith(_ARMOR_PREFIX):
         return _open_armor(content.decode(errors="replace"))
     try:
         return bytes.fromhex(content.decode().removeprefix("0x"))
     except ValueError:
-        fail(f"{path} contains no key: neither hex nor an export of the chain's key tool", Exit.USAGE)
+        fail(f"{path} contains no key: neither hex nor an export of the chain's key tool", ExitCode.USAGE)
 
 
 def _open_armor(text: str) -> bytes:
     try:
         return open_key_armor(text, typer.prompt("Passphrase of the key", hide_input=True, err=True))
     except PassphraseError as error:
-        fail(str(error), Exit.NOT_AUTHORISED)
+        fail(str(error), ExitCode.NOT_AUTHORISED)
     except KeyArmorError as error:
-        fail(str(error), Exit.USAGE)
+        fail(str(error), ExitCode.USAGE)
 
 
 def _fetch_pending(url: str) -> list[dict[str, Any]]:
     """Fetch the registrations of all pages."""
     rows: list[dict[str, Any]] = []
     for page in count(1):
-        answer = _request("GET", f"{url}?page={page}")
-        rows += answer.json()
-        if "next" not in answer.links or not answer.json():
+        response = _request("GET", f"{url}?page={page}")
+        rows += response.json()
+        if "next" not in response.links or not response.json():
             break
     return rows
 
@@ -136,12 +136,14 @@ def _fetch_pending(url: str) -> list[dict[str, Any]]:
 def _request(method: str, url: str, body: dict[str, Any] | None = None) -> httpx.Response:
     """Return a 200 response with a JSON body. Anything else ends the command."""
     try:
-        with create_client(timeout=PATIENCE) as client:
-            answer = client.request(method, url, json=body)
-        content = answer.json()
+        with create_client(timeout=TIMEOUT_SECONDS) as client:
+            response = client.request(method, url, json=body)
+        content = response.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        fail(f"request to {url} failed: {type(error).__name__}", Exit.UNREACHABLE)
-    if answer.status_code == 200:
-        return answer
-    say(f"HTTP {answer.status_code}: {content.get('error', content) if isinstance(content, dict) else content}")
-    raise typer.Exit(Exit.NOT_AUTHORISED if answer.status_code == 401 else Exit.FAILURE)
+        fail(f"request to {url} failed: {type(error).__name__}", ExitCode.UNREACHABLE)
+    if response.status_code == 200:
+        return response
+    print_message(
+        f"HTTP {response.status_code}: {content.get('error', content) if isinstance(content, dict) else content}"
+    )
+    raise typer.Exit(ExitCode.NOT_AUTHORISED if response.status_code == 401 else ExitCode.FAILURE)

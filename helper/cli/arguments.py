@@ -7,14 +7,16 @@ from datetime import UTC, datetime
 from typing import Final
 
 from helper.cli.operator_api import OperatorApi
-from helper.errors import NothingThere
+from helper.errors import NotFound
 
-_MIN_PREFIX: Final = 6
+_MIN_PREFIX_CHARS: Final = 6
 _OFFSET: Final = re.compile(r"\+([0-9]{1,9})(s|min|m|h|d)")
-_SECONDS: Final = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
+_UNIT_SECONDS: Final = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 
 
-def wanted(api: OperatorApi, round_id: str, state: str, due_before: str, stage: str, *, now: float) -> dict[str, str]:
+def build_filter_query(
+    api: OperatorApi, round_id: str, state: str, due_before: str, stage: str, *, now: float
+) -> dict[str, str]:
     """Return the filter options as query parameters of the operator API.
 
     Args:
@@ -42,11 +44,13 @@ def resolve_round(api: OperatorApi, text: str) -> str:
     prefix = text.lower()
     if not prefix or len(prefix) >= 64:
         return prefix
-    if len(prefix) < _MIN_PREFIX or not re.fullmatch("[0-9a-f]+", prefix):
-        raise ValueError(f"round must be 64 hex characters, or a prefix of at least {_MIN_PREFIX} of a known round")
+    if len(prefix) < _MIN_PREFIX_CHARS or not re.fullmatch("[0-9a-f]+", prefix):
+        raise ValueError(
+            f"round must be 64 hex characters, or a prefix of at least {_MIN_PREFIX_CHARS} of a known round"
+        )
     matches = [str(row["round"]) for row in api.get("/rounds")["rounds"] if row["round"].startswith(prefix)]
     if not matches:
-        raise NothingThere(f"no known round begins with {prefix}")
+        raise NotFound(f"no known round begins with {prefix}")
     if len(matches) > 1:
         raise ValueError(f"{len(matches)} rounds begin with {prefix}: give more characters")
     return matches[0]
@@ -65,7 +69,7 @@ def parse_due_before(text: str, now: float) -> str:
     if not text or text.isdecimal():
         return text
     if offset := _OFFSET.fullmatch(text):
-        return str(int(now) + int(offset[1]) * _SECONDS[offset[2]])
+        return str(int(now) + int(offset[1]) * _UNIT_SECONDS[offset[2]])
     try:
         at = datetime.fromisoformat(text)
     except ValueError:

@@ -14,7 +14,7 @@ from helper.observability.log_config import configure
 
 
 @asynccontextmanager
-async def chain_of(config: Path | None) -> AsyncIterator[NodePool]:
+async def open_node_pool(config: Path | None) -> AsyncIterator[NodePool]:
     """Create the node pool and check it once.
 
     Raises:
@@ -24,9 +24,9 @@ async def chain_of(config: Path | None) -> AsyncIterator[NodePool]:
     settings = read_settings(config).config
     nodes = create_node_pool(settings, SystemClock())
     try:
-        await nodes.check()
-        if not nodes.usable:
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in nodes.reasons().items())
+        await nodes.probe_all()
+        if not nodes.has_usable_node:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in nodes.unusable_reasons().items())
             raise ChainUnavailable(f"no node is usable ({reasons})")
         yield nodes
     finally:

@@ -35,7 +35,7 @@ COMMANDS: Final = {
 
 An `app` with a single command and no callback becomes that command, otherwise a group.
 """
-COMPLETING: Final = "_SVOTE_HELPER_COMPLETE"
+COMPLETION_VARIABLE: Final = "_SVOTE_HELPER_COMPLETE"
 """Environment variable that shells set for completion (`helper.cli.completion`)."""
 
 _HELP: Final = "Stores encrypted vote shares, and proves and reveals each at the time its wallet chose."
@@ -55,11 +55,11 @@ def create_cli(arguments: Sequence[str]) -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     # without a callback, typer drops the name of a single command
-    cli.callback()(_root)
+    cli.callback()(_root_callback)
     requested = next((argument for argument in arguments if not argument.startswith("-")), "")
     for name in [requested] if requested in COMMANDS else COMMANDS:
         if importlib.util.find_spec(COMMANDS[name]) is not None:
-            _add(cli, name)
+            _add_command(cli, name)
     return cli
 
 
@@ -69,7 +69,7 @@ def create_completing_cli(env: Mapping[str, str]) -> typer.Typer:
 
     # typer registers its shells only when it builds a command line with its completion options
     with_options = typer.Typer(add_completion=True)
-    with_options.command()(_root)
+    with_options.command()(_root_callback)
     typer.main.get_command(with_options)
     typed = _typed_words(env) or []
     if any(argument in COMMANDS for argument in typed):
@@ -81,11 +81,11 @@ def create_completing_cli(env: Mapping[str, str]) -> typer.Typer:
     return cli
 
 
-def _root() -> None:
+def _root_callback() -> None:
     """Do nothing; commands do the work."""
 
 
-def _add(cli: typer.Typer, name: str) -> None:
+def _add_command(cli: typer.Typer, name: str) -> None:
     """Import a command's module and add its app."""
     app: typer.Typer = importlib.import_module(COMMANDS[name]).app
     if len(app.registered_commands) == 1 and not app.registered_groups and app.registered_callback is None:
@@ -98,7 +98,7 @@ def _add(cli: typer.Typer, name: str) -> None:
 
 def _typed_words(env: Mapping[str, str]) -> list[str] | None:
     """Return the arguments before the one being completed, or None if this is no completion."""
-    if COMPLETING not in env:
+    if COMPLETION_VARIABLE not in env:
         return None
     if "COMP_WORDS" in env:
         words, cursor = env["COMP_WORDS"].split(), env.get("COMP_CWORD", "")

@@ -12,7 +12,7 @@ from typing import Annotated, Final
 
 import typer
 
-from helper.cli.command_line import COMPLETING, create_completing_cli
+from helper.cli.command_line import COMPLETION_VARIABLE, create_completing_cli
 
 app = typer.Typer()
 
@@ -30,5 +30,5 @@ class Shell(StrEnum):
 @app.command()
 def completion(shell: Annotated[Shell, typer.Argument(help="The shell.")]) -> None:
     """Print the completion script of a shell, for example: source <(svote-helper completion bash)."""
-    os.environ[COMPLETING] = f"source_{shell}"
+    os.environ[COMPLETION_VARIABLE] = f"source_{shell}"
     create_completing_cli(os.environ)(args=[], prog_name=PROGRAM)

@@ -11,12 +11,12 @@ from typing import Annotated, Any, Final
 import typer
 
 from helper.cli.options import ConfigOption, JsonOption
-from helper.cli.output import Exit, emit_json, fail, say
+from helper.cli.output import ExitCode, emit_json, fail, print_message
 from helper.cli.settings import read_settings
 from helper.config import Config, Loaded, Problem, SettingsError, load
-from helper.config.example import example
-from helper.config.value_text import SECTIONS, shown, to_toml
-from helper.doctor.result import CheckResult, as_json, healthy
+from helper.config.example import render_example
+from helper.config.value_text import SECTIONS, to_display_value, to_toml
+from helper.doctor.result import CheckResult, all_ok, result_json
 from helper.runtime.privileges import acting_as_owner
 
 app = typer.Typer(help="Create, show and validate settings.")
@@ -52,12 +52,12 @@ def init(
     try:
         load(None, {}, options)
     except SettingsError as error:
-        fail(str(error), Exit.USAGE)
+        fail(str(error), ExitCode.USAGE)
     mode = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | (0 if force else os.O_EXCL)
     try:
         with acting_as_owner(output) as real, open(os.open(real, mode, 0o600), "w", encoding="utf-8") as file:  # noqa: PTH123
             os.fchmod(file.fileno(), 0o600)  # it contains a token
-            file.write(example(values))
+            file.write(render_example(values))
     except FileExistsError:
         fail(f"{output} already exists; --force replaces it")
     except OSError as error:
@@ -65,7 +65,7 @@ def init(
     if json:
         emit_json({"path": str(output), "set": sorted(options)})
     else:
-        say(f"wrote {output}")
+        print_message(f"wrote {output}")
 
 
 @app.command()
@@ -77,9 +77,9 @@ def show(
     """Show the effective settings; secrets are hidden."""
     loaded = read_settings(config)
     if json:
-        emit_json(_as_json(loaded, origin=origin))
+        emit_json(_settings_json(loaded, origin=origin))
         return
-    for section, keys in _values(loaded).items():
+    for section, keys in _visible_values(loaded).items():
         typer.echo(f"[{section}]")
         for key, value in keys.items():
             where = f"  # {loaded.origins[f'{section}.{key}']}" if origin else ""
@@ -100,31 +100,34 @@ def validate(
     """
     problems: tuple[Problem, ...] = ()
     findings: list[CheckResult] = []
-    path, code = None, Exit.OK
+    path, code = None, ExitCode.OK
     try:
         loaded = read_settings(file or config)
     except SettingsError as error:
-        problems, code = error.problems, Exit.FAILURE
+        problems, code = error.problems, ExitCode.FAILURE
     else:
         path = loaded.path
         if online:
-            findings, code = asyncio.run(_ask_nodes(loaded.config))
+            findings, code = asyncio.run(_query_nodes(loaded.config))
     for problem in problems:
-        say(str(problem))
+        print_message(str(problem))
     for finding in findings:
-        say(f"{finding.level.value.ljust(5)} {finding.subject}: {finding.message}")
+        print_message(f"{finding.level.value.ljust(5)} {finding.subject}: {finding.message}")
         if finding.advice:
-            say(f"      -> {finding.advice}")
+            print_message(f"      -> {finding.advice}")
     if json:
-        result: dict[str, Any] = {"ok": code is Exit.OK, "problems": [_problem_json(problem) for problem in problems]}
-        emit_json({**result, **({"online": [as_json(finding) for finding in findings]} if online else {})})
+        result: dict[str, Any] = {
+            "ok": code is ExitCode.OK,
+            "problems": [_problem_json(problem) for problem in problems],
+        }
+        emit_json({**result, **({"online": [result_json(finding) for finding in findings]} if online else {})})
     elif not problems:
-        say(f"{path or 'default settings'}: ok")
-    if code is not Exit.OK:
+        print_message(f"{path or 'default settings'}: ok")
+    if code is not ExitCode.OK:
         raise typer.Exit(code)
 
 
-async def _ask_nodes(config: Config) -> tuple[list[CheckResult], Exit]:
+async def _query_nodes(config: Config) -> tuple[list[CheckResult], ExitCode]:
     """Query the nodes; returns the results and the exit code."""
     # imported here, so that other commands do not load the HTTP client
     from helper.clock import SystemClock  # noqa: PLC0415
@@ -133,27 +136,30 @@ async def _ask_nodes(config: Config) -> tuple[list[CheckResult], Exit]:
     clock, limits = SystemClock(), config.chain
     nodes = await chain.query_nodes(config.chain_nodes, clock)
     now = clock.now()
-    expected = chain.Expected(limits.chain_id or None, now, limits.stale_seconds, limits.clock_skew_seconds)
-    judged = chain.judge_nodes(nodes, expected)
-    findings = [*judged.findings, chain.judge_clock(judged.same_chain, now, limit=limits.clock_skew_seconds)]
-    if not judged.good:
-        return findings, Exit.UNREACHABLE
-    return findings, Exit.OK if healthy(findings) else Exit.DEGRADED
+    expected = chain.NodeCriteria(limits.chain_id or None, now, limits.stale_seconds, limits.clock_skew_seconds)
+    node_results = chain.judge_nodes(nodes, expected)
+    findings = [
+        *node_results.findings,
+        chain.judge_clock(node_results.same_chain, now, limit=limits.clock_skew_seconds),
+    ]
+    if not node_results.usable:
+        return findings, ExitCode.UNREACHABLE
+    return findings, ExitCode.OK if all_ok(findings) else ExitCode.DEGRADED
 
 
-def _values(loaded: Loaded) -> dict[str, dict[str, Any]]:
+def _visible_values(loaded: Loaded) -> dict[str, dict[str, Any]]:
     """Return all settings, with secrets hidden."""
     return {
-        section: {key: shown(section, key, getattr(getattr(loaded.config, section), key)) for key in keys}
+        section: {key: to_display_value(section, key, getattr(getattr(loaded.config, section), key)) for key in keys}
         for section, keys in SECTIONS.items()
     }
 
 
-def _as_json(loaded: Loaded, *, origin: bool) -> dict[str, Any]:
-    answer: dict[str, Any] = {"path": str(loaded.path) if loaded.path else None, "settings": _values(loaded)}
+def _settings_json(loaded: Loaded, *, origin: bool) -> dict[str, Any]:
+    result: dict[str, Any] = {"path": str(loaded.path) if loaded.path else None, "settings": _visible_values(loaded)}
     if origin:
-        answer["origins"] = {name: str(where) for name, where in loaded.origins.items()}
-    return answer
+        result["origins"] = {name: str(where) for name, where in loaded.origins.items()}
+    return result
 
 
 def _problem_json(problem: Problem) -> dict[str, Any]:

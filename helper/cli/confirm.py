@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from helper.cli.output import Exit, fail
+from helper.cli.output import ExitCode, fail
 
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")]
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation; required without a terminal.")]
@@ -16,10 +16,10 @@ YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmat
 def require_confirmation(*, yes: bool, dry_run: bool) -> None:
     """End the command if it changes something and cannot be confirmed."""
     if not yes and not dry_run and not sys.stdin.isatty():
-        fail("no terminal to ask for confirmation: give --yes, or --dry-run to preview", Exit.USAGE)
+        fail("no terminal to ask for confirmation: give --yes, or --dry-run to preview", ExitCode.USAGE)
 
 
-def consent(question: str, *, yes: bool) -> None:
+def confirm_or_exit(question: str, *, yes: bool) -> None:
     """Ask for confirmation unless `--yes` was given. "No" ends the command."""
     if not yes and not typer.confirm(question, err=True):
         fail("nothing was changed")

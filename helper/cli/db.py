@@ -13,8 +13,8 @@ import typer
 from helper.cli.db_copy import copy
 from helper.cli.db_migrate import migrate
 from helper.cli.options import ConfigOption, DbOption, JsonOption
-from helper.cli.output import Exit, emit_json, fail, say
-from helper.cli.passphrase import PassphraseOption, permitted, read_passphrase
+from helper.cli.output import ExitCode, emit_json, fail, print_message
+from helper.cli.passphrase import PassphraseOption, map_file_errors_to_exit_codes, read_passphrase
 from helper.cli.settings import database_file
 from helper.clock import SystemClock
 from helper.runtime.hardening import harden_process
@@ -22,7 +22,7 @@ from helper.runtime.privileges import acting_as_owner
 
 app = typer.Typer(help="Back up, restore, check, migrate and copy the queue database.")
 
-_IDENTITY: Final = "AGE-SECRET-KEY-"
+_IDENTITY_PREFIX: Final = "AGE-SECRET-KEY-"
 
 IdentityOption = Annotated[
     Path | None,
@@ -44,24 +44,26 @@ def backup(
     json: JsonOption = False,
 ) -> None:
     """Write an encrypted backup; the helper may be running. `age -d` can also decrypt it."""
-    database = _database(config, db, must_exist=True)
+    database = _require_database_file(config, db, must_exist=True)
     if recipient and passphrase_file is not None:
-        fail("give --recipient or --passphrase-file, not both", Exit.USAGE)
+        fail("give --recipient or --passphrase-file, not both", ExitCode.USAGE)
     passphrase = "" if recipient else read_passphrase(passphrase_file, new=True)
     # imported here, so that the help loads no native code
-    from helper.store.backup import MIN_PASSPHRASE, seal, write_backup  # noqa: PLC0415
+    from helper.store.backup import MIN_PASSPHRASE_CHARS, encrypt_backup, write_backup  # noqa: PLC0415
     from helper.store.sqlite.snapshot import take_snapshot  # noqa: PLC0415
 
-    if not recipient and len(passphrase) < MIN_PASSPHRASE:
-        fail(f"the passphrase is shorter than {MIN_PASSPHRASE} characters", Exit.USAGE)
-    with permitted():
+    if not recipient and len(passphrase) < MIN_PASSPHRASE_CHARS:
+        fail(f"the passphrase is shorter than {MIN_PASSPHRASE_CHARS} characters", ExitCode.USAGE)
+    with map_file_errors_to_exit_codes():
         with acting_as_owner(database):
             snapshot = take_snapshot(database, SystemClock())
         # key derivation takes a second of CPU; only this thread gets a lower priority
         with ThreadPoolExecutor(1, initializer=os.nice, initargs=(10,)) as executor:
-            sealed = executor.submit(seal, snapshot.image, passphrase=passphrase, recipients=recipient or ()).result()
+            sealed = executor.submit(
+                encrypt_backup, snapshot.image, passphrase=passphrase, recipients=recipient or ()
+            ).result()
         write_backup(output, sealed)
-    facts = {
+    result = {
         "output": str(output),
         "bytes": len(sealed),
         "database_bytes": len(snapshot.image),
@@ -69,11 +71,11 @@ def backup(
         **asdict(snapshot.contents),
     }
     if snapshot.contents.damaged:
-        say(f"{snapshot.contents.damaged} rows are damaged, in the database and in the backup")
+        print_message(f"{snapshot.contents.damaged} rows are damaged, in the database and in the backup")
     if json:
-        emit_json(facts)
+        emit_json(result)
     else:
-        typer.echo(f"{output}: {facts['live']} live shares, {facts['confirmed']} confirmed, {len(sealed)} bytes")
+        typer.echo(f"{output}: {result['live']} live shares, {result['confirmed']} confirmed, {len(sealed)} bytes")
 
 
 @app.command()
@@ -88,21 +90,23 @@ def restore(
     json: JsonOption = False,
 ) -> None:
     """Restore a backup; the helper must not be running."""
-    database = _database(config, db, must_exist=False)
+    database = _require_database_file(config, db, must_exist=False)
     from helper.store import backup as backups  # noqa: PLC0415
-    from helper.store.sqlite.snapshot import examine  # noqa: PLC0415
+    from helper.store.sqlite.snapshot import check_image  # noqa: PLC0415
 
-    with permitted():
+    with map_file_errors_to_exit_codes():
         image = _open_backup(file, identity, passphrase_file)
-        contents = examine(image, str(file))
-        aside = backups.restore(image, database, set_aside=force)
+        contents = check_image(image, str(file))
+        aside = backups.restore_database(image, database, set_aside=force)
     if json:
         set_aside = None if aside is None else str(aside)
         emit_json({"database": str(database), "set_aside": set_aside, **asdict(contents)})
         return
     typer.echo(f"{database}: {contents.live} live shares, {contents.confirmed} confirmed")
     if aside is not None:
-        say(f"the previous database was kept as {aside}: it contains witnesses; destroy it when no longer needed")
+        print_message(
+            f"the previous database was kept as {aside}: it contains witnesses; destroy it when no longer needed"
+        )
 
 
 @app.command()
@@ -119,51 +123,53 @@ def check(
     json: JsonOption = False,
 ) -> None:
     """Check the whole database, or a backup without restoring it; the helper may be running."""
-    from helper.store.sqlite.snapshot import examine, take_snapshot  # noqa: PLC0415
+    from helper.store.sqlite.snapshot import check_image, take_snapshot  # noqa: PLC0415
 
-    with permitted():
+    with map_file_errors_to_exit_codes():
         if backup_file is None:
-            path = _database(config, db, must_exist=True)
+            path = _require_database_file(config, db, must_exist=True)
             with acting_as_owner(path):
                 contents = take_snapshot(path, SystemClock()).contents
         else:
             harden_process()
             path = backup_file
-            contents = examine(_open_backup(path, identity, passphrase_file), str(path))
+            contents = check_image(_open_backup(path, identity, passphrase_file), str(path))
     if json:
         emit_json({"file": str(path), "ok": not contents.damaged, **asdict(contents)})
     else:
         typer.echo(f"{path}: {contents.live} live shares, {contents.confirmed} confirmed, {contents.damaged} damaged")
     if contents.damaged:
-        say("the helper sets damaged rows aside and continues with the others")
-        raise typer.Exit(Exit.DEGRADED)
+        print_message("the helper sets damaged rows aside and continues with the others")
+        raise typer.Exit(ExitCode.DEGRADED)
 
 
 app.command()(migrate)
 app.command()(copy)
 
 
-def _database(config: Path | None, db: Path | None, *, must_exist: bool) -> Path:
+def _require_database_file(config: Path | None, db: Path | None, *, must_exist: bool) -> Path:
     """Return the database's path, and harden this process, which will read witnesses."""
     harden_process()
     database = database_file(config, db)
     if must_exist and not database.exists():
-        fail(f"database {database} does not exist", Exit.NOT_FOUND)
+        fail(f"database {database} does not exist", ExitCode.NOT_FOUND)
     return database
 
 
 def _open_backup(file: Path, identity: Path | None, passphrase_file: Path | None) -> bytes:
     """Decrypt a backup; returns the database image."""
-    from helper.store.backup import needs_passphrase, refuse_other, unseal  # noqa: PLC0415
+    from helper.store.backup import decrypt_backup, needs_passphrase, require_backup_header  # noqa: PLC0415
 
     sealed = file.read_bytes()
-    refuse_other(sealed, str(file))
+    require_backup_header(sealed, str(file))
     if needs_passphrase(sealed):
-        return unseal(sealed, passphrase=read_passphrase(passphrase_file, new=False))
+        return decrypt_backup(sealed, passphrase=read_passphrase(passphrase_file, new=False))
     if identity is None:
-        fail("this backup is encrypted to a recipient: give --identity", Exit.USAGE)
-    return unseal(sealed, identities=[line for line in _lines(identity) if line.startswith(_IDENTITY)])
+        fail("this backup is encrypted to a recipient: give --identity", ExitCode.USAGE)
+    return decrypt_backup(
+        sealed, identities=[line for line in _read_lines(identity) if line.startswith(_IDENTITY_PREFIX)]
+    )
 
 
-def _lines(file: Path) -> list[str]:
+def _read_lines(file: Path) -> list[str]:
     return file.read_text("utf-8").splitlines()

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from helper.cli.confirm import DryRunOption, YesOption, consent, require_confirmation
+from helper.cli.confirm import DryRunOption, YesOption, confirm_or_exit, require_confirmation
 from helper.cli.options import ConfigOption, JsonOption
-from helper.cli.output import Exit, emit_json, fail, map_errors_to_exit_codes, say
-from helper.cli.passphrase import permitted
+from helper.cli.output import ExitCode, emit_json, fail, map_errors_to_exit_codes, print_message
+from helper.cli.passphrase import map_file_errors_to_exit_codes
 from helper.cli.settings import read_settings
 from helper.clock import SystemClock
 from helper.config import Config
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from helper.store.migration.endpoint import MigrationEndpoint
     from helper.store.migration.migration import Migration, MigrationResult
 
-PAUSE: Final = 1.0
+CHECK_PAUSE_SECONDS: Final = 1.0
 """Seconds between two checks whether the helper still runs."""
-CATCH_UP_INTERVAL: Final = 30
+CATCH_UP_CHECKS: Final = 30
 """Checks after which the changes made meanwhile are copied."""
-SHOWN: Final = 20
+MAX_DAMAGED_LISTED: Final = 20
 """Damaged rows that are listed."""
 
 
@@ -81,19 +81,19 @@ def copy(
     can be repeated.
     """
     if [bool(to), undo, erase].count(True) != 1:
-        fail("give one of --to, --undo and --erase", Exit.USAGE)
+        fail("give one of --to, --undo and --erase", ExitCode.USAGE)
     require_confirmation(yes=yes, dry_run=dry_run)
     harden_process()
-    with map_errors_to_exit_codes(), permitted():
+    with map_errors_to_exit_codes(), map_file_errors_to_exit_codes():
         settings = read_settings(config, {"store.key_file": str(key_file) if key_file else None}).config
         if to:
             result, code = _move(settings, origin, to, wait=wait, dry_run=dry_run, yes=yes)
         else:
-            result, code = _finish_move(settings, origin, undoing=undo, dry_run=dry_run, yes=yes), Exit.OK
+            result, code = _finish_move(settings, origin, is_undo=undo, dry_run=dry_run, yes=yes), ExitCode.OK
     if json:
         emit_json(result)
     else:
-        typer.echo(_summary(result, "undo" if undo else "erase" if erase else ""))
+        typer.echo(_summarize(result, "undo" if undo else "erase" if erase else ""))
     if code:
         raise typer.Exit(code)
 
@@ -103,7 +103,7 @@ def copy(
 
 def _move(
     settings: Config, origin: str | None, to: str, *, wait: bool, dry_run: bool, yes: bool
-) -> tuple[dict[str, Any], Exit]:
+) -> tuple[dict[str, Any], ExitCode]:
     """Move the queue, or show what would be moved. Returns the answer and the exit code."""
     # imported here, so that the help loads no database driver
     from helper.store.migration.factory import create_endpoints  # noqa: PLC0415
@@ -114,22 +114,22 @@ def _move(
     with ExitStack() as stack:
         for endpoint in (source, target):
             stack.enter_context(closing(endpoint))
-        move = Migration(source, target, clock=clock, say=say)
+        migration = Migration(source, target, clock=clock, on_progress=print_message)
         if dry_run:
-            return _as_json("planned", source, target.label, move.survey()), Exit.OK
-        consent(f"Move the queue of {source.label} to {target.label}?", yes=yes)
-        move.begin()
+            return _migration_json("planned", source, target.label, migration.estimate()), ExitCode.OK
+        confirm_or_exit(f"Move the queue of {source.label} to {target.label}?", yes=yes)
+        migration.begin()
         with _report_interruption():
-            held = move.try_hold()
-            if not held:
-                move.catch_up()
-                held = _wait(move, source) if wait else move.try_hold()
-            moved = move.finish() if held else move.told
-    if not moved.finished:
+            is_locked = migration.try_lock_source()
+            if not is_locked:
+                migration.catch_up()
+                is_locked = _wait_until_stopped(migration, source) if wait else migration.try_lock_source()
+            result = migration.finish() if is_locked else migration.result
+    if not result.is_finished:
         _print_not_finished(source, target)
-        return _as_json("copied", source, target.label, moved), Exit.DEGRADED
-    _print_moved(moved, source, target)
-    return _as_json("moved", source, target.label, moved), Exit.DEGRADED if moved.damaged else Exit.OK
+        return _migration_json("copied", source, target.label, result), ExitCode.DEGRADED
+    _print_moved(result, source, target)
+    return _migration_json("moved", source, target.label, result), ExitCode.DEGRADED if result.damaged else ExitCode.OK
 
 
 @contextmanager
@@ -138,24 +138,24 @@ def _report_interruption() -> Iterator[None]:
     try:
         yield
     except (HelperError, KeyboardInterrupt):
-        say("the move is not finished: run the same command again to continue")
+        print_message("the move is not finished: run the same command again to continue")
         raise
 
 
-def _wait(move: Migration, source: MigrationEndpoint) -> bool:
+def _wait_until_stopped(migration: Migration, source: MigrationEndpoint) -> bool:
     """Copy changes until the helper is stopped."""
-    say(f"waiting until the helper on {source.label} is stopped; Ctrl-C is safe")
+    print_message(f"waiting until the helper on {source.label} is stopped; Ctrl-C is safe")
     checks = 0
-    while not move.try_hold():
+    while not migration.try_lock_source():
         checks += 1
-        if checks % CATCH_UP_INTERVAL == 0:
-            move.pass_beside()
-        time.sleep(PAUSE)
+        if checks % CATCH_UP_CHECKS == 0:
+            migration.run_live_pass()
+        time.sleep(CHECK_PAUSE_SECONDS)
     return True
 
 
 def _print_not_finished(source: MigrationEndpoint, target: MigrationEndpoint) -> None:
-    say(
+    print_message(
         f"the queue is still in {source.label}, where a helper is running. Next:\n"
         "  1. stop it (`systemctl stop svote-helper`; if hosts share the queue, on each of them)\n"
         "  2. run the same command again: it copies the changes made since, compares all rows, and finishes the move\n"
@@ -164,66 +164,71 @@ def _print_not_finished(source: MigrationEndpoint, target: MigrationEndpoint) ->
     )
 
 
-def _print_moved(moved: MigrationResult, source: MigrationEndpoint, target: MigrationEndpoint) -> None:
-    for share in moved.damaged[:SHOWN]:
-        say(f"not moved, row damaged: {share.ref or '(no name)'}, round {share.round_id.hex()[:6] or '(none)'}")
-    if len(moved.damaged) > SHOWN:
-        say(f"… and {len(moved.damaged) - SHOWN} more")
-    if moved.uncounted:
-        say(f"the source's counters differed from its rows by {moved.uncounted:+d} shares: the target's were recounted")
-    say(
-        f"the queue was locked for {moved.held_seconds:.1f} s. Next:\n"
-        f"  1. settings: {target.setting}\n"
+def _print_moved(result: MigrationResult, source: MigrationEndpoint, target: MigrationEndpoint) -> None:
+    for share in result.damaged[:MAX_DAMAGED_LISTED]:
+        print_message(
+            f"not moved, row damaged: {share.ref or '(no name)'}, round {share.round_id.hex()[:6] or '(none)'}"
+        )
+    if len(result.damaged) > MAX_DAMAGED_LISTED:
+        print_message(f"… and {len(result.damaged) - MAX_DAMAGED_LISTED} more")
+    if result.uncounted:
+        print_message(
+            f"the source's counters differed from its rows by {result.uncounted:+d} shares: the target's were recounted"
+        )
+    print_message(
+        f"the queue was locked for {result.locked_seconds:.1f} s. Next:\n"
+        f"  1. settings: {target.config_text}\n"
         "  2. start the helper, and run `svote-helper doctor`\n"
         f"  3. {source.label} still contains all witnesses, and helpers refuse to use it. Once the target works:\n"
-        f"     svote-helper db copy --erase --from {quote(source.word)}\n"
-        f"to move back, at any time: svote-helper db copy --from {quote(target.word)} --to {quote(source.word)}"
+        f"     svote-helper db copy --erase --from {quote(source.cli_value)}\n"
+        "to move back, at any time: "
+        f"svote-helper db copy --from {quote(target.cli_value)} --to {quote(source.cli_value)}"
     )
 
 
 # ---------------------------------------------------------------------- after a move
 
 
-def _finish_move(settings: Config, origin: str | None, *, undoing: bool, dry_run: bool, yes: bool) -> dict[str, Any]:
+def _finish_move(settings: Config, origin: str | None, *, is_undo: bool, dry_run: bool, yes: bool) -> dict[str, Any]:
     """Undo a move, or erase the data that remains in its source."""
     from helper.store.migration import source_cleanup  # noqa: PLC0415
     from helper.store.migration.factory import create_source_endpoint  # noqa: PLC0415
     from helper.store.migration.migration import MigrationResult  # noqa: PLC0415
 
     with closing(create_source_endpoint(origin, settings, SystemClock())) as source:
-        mark = source_cleanup.moved_to(source)
+        mark = source_cleanup.read_moved_mark(source)
         if dry_run:
-            return _as_json("planned", source, mark.other, MigrationResult())
-        if undoing:
-            consent(
+            return _migration_json("planned", source, mark.other, MigrationResult())
+        if is_undo:
+            confirm_or_exit(
                 f"The queue of {source.label} was moved to {mark.other}. Changes made there are missing here: new "
                 "shares are lost, and revealed shares would be retried. Use the old queue anyway?",
                 yes=yes,
             )
-            source_cleanup.undo(source)
+            source_cleanup.undo_migration(source)
         else:
-            consent(
+            confirm_or_exit(
                 f"Delete the data remaining in {source.label} of the queue that was moved to {mark.other}?", yes=yes
             )
-            source_cleanup.erase(source, say=say)
-        return _as_json("undone" if undoing else "erased", source, mark.other, MigrationResult())
+            source_cleanup.erase_source(source, on_progress=print_message)
+        return _migration_json("undone" if is_undo else "erased", source, mark.other, MigrationResult())
 
 
 # ---------------------------------------------------------------------- output
 
 
-def _as_json(state: str, source: MigrationEndpoint, target: str, moved: MigrationResult) -> dict[str, Any]:
+def _migration_json(state: str, source: MigrationEndpoint, target: str, result: MigrationResult) -> dict[str, Any]:
     return {
         "state": state,
         "source": source.label,
         "target": target,
-        "live": moved.live,
-        "confirmed": moved.confirmed,
-        "passes": moved.passes,
-        "written": moved.written,
-        "damaged": [share.ref for share in moved.damaged],
-        "uncounted": moved.uncounted,
-        "held_seconds": round(moved.held_seconds, 3),
+        "live": result.live,
+        "confirmed": result.confirmed,
+        "passes": result.passes,
+        "written": result.written,
+        "damaged": [share.ref for share in result.damaged],
+        "uncounted": result.uncounted,
+        "held_seconds": round(result.locked_seconds, 3),
     }
 
 
@@ -243,7 +248,7 @@ _PLANS: Final = {
 """Summaries of --dry-run for --undo and --erase."""
 
 
-def _summary(result: dict[str, Any], after: str) -> str:
-    """Return the result in one line; `after` is `undo`, `erase`, or empty for a move."""
-    summary = _PLANS[after] if after and result["state"] == "planned" else _SUMMARIES[result["state"]]
+def _summarize(result: dict[str, Any], cleanup: str) -> str:
+    """Return the result in one line; `cleanup` is `undo`, `erase`, or empty for a move."""
+    summary = _PLANS[cleanup] if cleanup and result["state"] == "planned" else _SUMMARIES[result["state"]]
     return summary.format_map(result)

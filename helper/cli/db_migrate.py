@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from helper.cli.confirm import DryRunOption, YesOption, consent, require_confirmation
+from helper.cli.confirm import DryRunOption, YesOption, confirm_or_exit, require_confirmation
 from helper.cli.options import ConfigOption, DbOption, JsonOption
-from helper.cli.output import Exit, emit_json, fail, say
-from helper.cli.passphrase import PassphraseOption, permitted, read_passphrase
+from helper.cli.output import ExitCode, emit_json, fail, print_message
+from helper.cli.passphrase import PassphraseOption, map_file_errors_to_exit_codes, read_passphrase
 from helper.cli.settings import database_file
 from helper.clock import SystemClock
 from helper.runtime.hardening import harden_process
@@ -42,16 +42,16 @@ def migrate(
     --dry-run shows the result of that and changes nothing.
     """
     if not dry_run and (backup is None) != no_backup:
-        fail("give --backup FILE or --no-backup, or --dry-run to preview", Exit.USAGE)
+        fail("give --backup FILE or --no-backup, or --dry-run to preview", ExitCode.USAGE)
     require_confirmation(yes=yes, dry_run=dry_run)
     harden_process()
     database = database_file(config, db)
     if not database.exists():
-        fail(f"database {database} does not exist", Exit.NOT_FOUND)
+        fail(f"database {database} does not exist", ExitCode.NOT_FOUND)
     # imported here, so that the help loads no native code
     from helper.store.sqlite import schema_upgrade  # noqa: PLC0415
 
-    with permitted():
+    with map_file_errors_to_exit_codes():
         with acting_as_owner(database):
             if not dry_run:
                 schema_upgrade.refuse_running(database)
@@ -66,33 +66,33 @@ def migrate(
             "backup": None,
             "migrated": False,
         }
-        if trial.needed and not dry_run:
-            consent(f"Migrate {database} from schema {trial.before.schema} to {trial.target}?", yes=yes)
+        if trial.is_needed and not dry_run:
+            confirm_or_exit(f"Migrate {database} from schema {trial.before.schema} to {trial.target}?", yes=yes)
             if backup is not None:
                 _back_up(trial.image, backup, recipient or [], passphrase_file)
                 result["backup"] = str(backup)
             with acting_as_owner(database):
-                schema_upgrade.migrate(database, SystemClock())
+                schema_upgrade.upgrade_file(database, SystemClock())
             result["migrated"] = True
     if json:
         emit_json(result)
     else:
-        typer.echo(_summary(result, needed=trial.needed))
+        typer.echo(_summarize(result, needed=trial.is_needed))
 
 
 def _back_up(image: bytes, output: Path, recipients: list[str], passphrase_file: Path | None) -> None:
-    from helper.store.backup import MIN_PASSPHRASE, seal, write_backup  # noqa: PLC0415
+    from helper.store.backup import MIN_PASSPHRASE_CHARS, encrypt_backup, write_backup  # noqa: PLC0415
 
     passphrase = "" if recipients else read_passphrase(passphrase_file, new=True)
-    if not recipients and len(passphrase) < MIN_PASSPHRASE:
-        fail(f"the passphrase is shorter than {MIN_PASSPHRASE} characters", Exit.USAGE)
-    write_backup(output, seal(image, passphrase=passphrase, recipients=recipients))
-    say(f"backed up to {output}")
+    if not recipients and len(passphrase) < MIN_PASSPHRASE_CHARS:
+        fail(f"the passphrase is shorter than {MIN_PASSPHRASE_CHARS} characters", ExitCode.USAGE)
+    write_backup(output, encrypt_backup(image, passphrase=passphrase, recipients=recipients))
+    print_message(f"backed up to {output}")
 
 
-def _summary(result: dict[str, Any], *, needed: bool) -> str:
+def _summarize(result: dict[str, Any], *, needed: bool) -> str:
     counts = f"{result['live']} live shares, {result['confirmed']} confirmed"
     if not needed:
         return f"{result['database']}: schema {result['schema']} is up to date, {counts}"
-    done = "migrated from" if result["migrated"] else "would be migrated from"
-    return f"{result['database']}: {done} schema {result['schema']} to {result['target']}, {counts}"
+    change = "migrated from" if result["migrated"] else "would be migrated from"
+    return f"{result['database']}: {change} schema {result['schema']} to {result['target']}, {counts}"

@@ -12,11 +12,11 @@ from rich.console import Console
 
 from devnet.demo.plan import DemoOptions
 from devnet.demo.processes import StartError
-from devnet.demo.report import show, succeeded
-from devnet.demo.run import DemoError, demonstrate
+from devnet.demo.report import is_successful, print_report
+from devnet.demo.run import DemoError, run_demo
 from devnet.postgres import ClusterError
 from helper.cli.options import JsonOption
-from helper.cli.output import Exit, emit_json, fail
+from helper.cli.output import ExitCode, emit_json, fail
 
 app = typer.Typer()
 
@@ -52,16 +52,16 @@ def demo(
 ) -> None:
     """Cast votes, and show shares accepted, proven, broadcast, confirmed and tallied."""
     if store is Engine.POSTGRES and db is not None:
-        fail("--db names a file and cannot be used with --store postgres", Exit.USAGE)
+        fail("--db names a file and cannot be used with --store postgres", ExitCode.USAGE)
     options = DemoOptions(circuit.value, voters, spread, db, keep, json, seed, store.value)
     console = Console(stderr=True)
     try:
-        outcome = asyncio.run(demonstrate(options, console))
+        outcome = asyncio.run(run_demo(options, console))
     except (DemoError, StartError, ClusterError) as error:
         fail(str(error))
     if json:
         emit_json(outcome)
     elif not keep:
-        show(outcome, Console())
-    if not succeeded(outcome):
-        fail("the demo failed: see above", Exit.FAILURE)
+        print_report(outcome, Console())
+    if not is_successful(outcome):
+        fail("the demo failed: see above", ExitCode.FAILURE)

@@ -11,12 +11,12 @@ from typing import Annotated, Final
 import typer
 
 from helper.cli.options import ConfigOption, JsonOption
-from helper.cli.output import Exit, colours, emit_json, one_line, say, width
-from helper.doctor.result import CheckResult, Level, as_json, healthy
+from helper.cli.output import ExitCode, emit_json, format_one_line, print_message, supports_colours, terminal_width
+from helper.doctor.result import CheckResult, Level, all_ok, result_json
 
 app = typer.Typer()
 
-_SUBJECT: Final = 16
+_SUBJECT_WIDTH: Final = 16
 _INDENT: Final = " " * 6
 _COLOURS: Final = {Level.OK: "32", Level.WARN: "33", Level.FAIL: "31"}
 
@@ -32,25 +32,27 @@ def doctor(
     """Check configuration, database, nodes and provers; suggest fixes. Exit code 0: all ok, else 3."""
     # imported here, so that the help loads no native code
     from helper.clock import SystemClock  # noqa: PLC0415
-    from helper.doctor.run import examine  # noqa: PLC0415
+    from helper.doctor.run import run_doctor  # noqa: PLC0415
     from helper.observability.log_config import configure  # noqa: PLC0415
 
     configure("error", "auto")
-    report = asyncio.run(examine(config, os.environ, SystemClock(), skip_proof=skip_proof))
+    report = asyncio.run(run_doctor(config, os.environ, SystemClock(), skip_proof=skip_proof))
     counts = {level.value: sum(finding.level is level for finding in report.findings) for level in Level}
     if json:
         emit_json(
             {
-                "ok": healthy(report.findings),
+                "ok": all_ok(report.findings),
                 "counts": counts,
                 "seconds": round(report.seconds, 2),
-                "findings": [as_json(finding) for finding in report.findings],
+                "findings": [result_json(finding) for finding in report.findings],
             }
         )
     else:
-        _show(report.findings)
-        say(f"{counts['ok']} ok, {counts['warn']} warnings, {counts['fail']} failed, in {report.seconds:.1f} s")
-    code = Exit.OK if healthy(report.findings) else Exit.DEGRADED
+        _print_results(report.findings)
+        print_message(
+            f"{counts['ok']} ok, {counts['warn']} warnings, {counts['fail']} failed, in {report.seconds:.1f} s"
+        )
+    code = ExitCode.OK if all_ok(report.findings) else ExitCode.DEGRADED
     if report.has_hung_checks:
         # hung threads would block a normal exit
         sys.stdout.flush()
@@ -59,22 +61,22 @@ def doctor(
     raise typer.Exit(code)
 
 
-def _show(findings: tuple[CheckResult, ...]) -> None:
+def _print_results(findings: tuple[CheckResult, ...]) -> None:
     """Print each result with its advice below. Lines are wrapped only on a terminal."""
-    columns = width()
-    coloured = colours()
+    columns = terminal_width()
+    coloured = supports_colours()
     for finding in findings:
         level = finding.level.value.ljust(5)
-        head = f"{level} {finding.subject.ljust(_SUBJECT)} {finding.message}"
-        lines = _wrapped(one_line(head), columns, _INDENT)
+        first_line = f"{level} {finding.subject.ljust(_SUBJECT_WIDTH)} {finding.message}"
+        lines = _wrap(format_one_line(first_line), columns, _INDENT)
         if coloured:
             lines[0] = f"\x1b[{_COLOURS[finding.level]}m{level}\x1b[0m{lines[0][len(level) :]}"
         if finding.advice:
-            lines += _wrapped(one_line(f"{_INDENT}-> {finding.advice}"), columns, _INDENT + "   ")
+            lines += _wrap(format_one_line(f"{_INDENT}-> {finding.advice}"), columns, _INDENT + "   ")
         typer.echo("\n".join(lines))
 
 
-def _wrapped(text: str, columns: int | None, indent: str) -> list[str]:
+def _wrap(text: str, columns: int | None, indent: str) -> list[str]:
     if columns is None:
         return [text]
     return textwrap.wrap(

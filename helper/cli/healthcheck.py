@@ -12,16 +12,21 @@ from urllib.parse import urlsplit
 import typer
 
 from helper.cli.options import ConfigOption, JsonOption
-from helper.cli.output import Exit, emit_json, fail, say
+from helper.cli.output import ExitCode, emit_json, fail, print_message
 from helper.config import find_file, peek_listen_addresses
-from helper.observability.health_checks import Check, from_text
-from helper.server.control_client import DaemonNotRunningError, DaemonUnresponsiveError, ask_control, ask_web
+from helper.observability.health_checks import Check, parse_checks
+from helper.server.control_client import (
+    DaemonNotRunningError,
+    DaemonUnresponsiveError,
+    request_control_socket,
+    request_tcp,
+)
 
 app = typer.Typer()
 
-_READY = "/readyz?verbose"
+_READY_TARGET = "/readyz?verbose"
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - wildcard addresses and their loopback addresses
-_STATUS = {Exit.OK: "ready", Exit.DEGRADED: "degraded", Exit.UNREACHABLE: "unreachable"}
+_STATUS_BY_EXIT_CODE = {ExitCode.OK: "ready", ExitCode.DEGRADED: "degraded", ExitCode.UNREACHABLE: "unreachable"}
 
 
 @app.command()
@@ -35,50 +40,59 @@ def healthcheck(
     # reads only the addresses, without full validation: this command runs every few seconds
     addresses = peek_listen_addresses(find_file(config, os.environ), os.environ)
     problems = []
-    for where in [url] if url else [str(addresses.socket), f"http://{_host(addresses.host)}:{addresses.port}"]:
+    for address in (
+        [url] if url else [str(addresses.socket), f"http://{_connect_address(addresses.host)}:{addresses.port}"]
+    ):
         try:
-            status, body = _ask(where, timeout)
+            status, body = _request_readiness(address, timeout)
         except DaemonNotRunningError as error:
             problems.append(str(error))
             continue
         except PermissionError:
-            problems.append(f"no permission to use {where}")
+            problems.append(f"no permission to use {address}")
             continue
         except (DaemonUnresponsiveError, ValueError) as error:
-            problems.append(f"{where}: {error}")
+            problems.append(f"{address}: {error}")
             continue
-        checks = from_text(body.decode(errors="replace"))
+        checks = parse_checks(body.decode(errors="replace"))
         if checks:
-            _end(where, Exit.OK if status == 200 else Exit.DEGRADED, checks, json=json)
-        problems.append(f"{where}: HTTP {status}, not a response of this helper")
-    if json:
-        emit_json({"status": _STATUS[Exit.UNREACHABLE], "asked": None, "checks": [], "problems": problems})
-        raise typer.Exit(Exit.UNREACHABLE)
-    fail("\n".join(problems), Exit.UNREACHABLE)
-
-
-def _ask(where: str, timeout: float) -> tuple[int, bytes]:
-    """Send the request to a base URL, or to a socket path."""
-    if "://" not in where:
-        return ask_control(Path(where), _READY, timeout=timeout)
-    parts = urlsplit(where)
-    if parts.scheme != "http" or not parts.hostname:
-        raise ValueError("must be a URL such as http://127.0.0.1:8090")
-    return ask_web(parts.hostname, parts.port or 80, parts.path.rstrip("/") + _READY, timeout=timeout)
-
-
-def _end(where: str, code: Exit, checks: Sequence[Check], *, json: bool) -> NoReturn:
+            _report_and_exit(address, ExitCode.OK if status == 200 else ExitCode.DEGRADED, checks, json=json)
+        problems.append(f"{address}: HTTP {status}, not a response of this helper")
     if json:
         emit_json(
-            {"status": _STATUS[code], "asked": where, "checks": [asdict(check) for check in checks], "problems": []}
+            {"status": _STATUS_BY_EXIT_CODE[ExitCode.UNREACHABLE], "asked": None, "checks": [], "problems": problems}
+        )
+        raise typer.Exit(ExitCode.UNREACHABLE)
+    fail("\n".join(problems), ExitCode.UNREACHABLE)
+
+
+def _request_readiness(address: str, timeout: float) -> tuple[int, bytes]:
+    """Send the request to a base URL, or to a socket path."""
+    if "://" not in address:
+        return request_control_socket(Path(address), _READY_TARGET, timeout=timeout)
+    parts = urlsplit(address)
+    if parts.scheme != "http" or not parts.hostname:
+        raise ValueError("must be a URL such as http://127.0.0.1:8090")
+    return request_tcp(parts.hostname, parts.port or 80, parts.path.rstrip("/") + _READY_TARGET, timeout=timeout)
+
+
+def _report_and_exit(address: str, code: ExitCode, checks: Sequence[Check], *, json: bool) -> NoReturn:
+    if json:
+        emit_json(
+            {
+                "status": _STATUS_BY_EXIT_CODE[code],
+                "asked": address,
+                "checks": [asdict(check) for check in checks],
+                "problems": [],
+            }
         )
     for check in checks:
         if check.problem is not None and not json:
-            say(f"{check.name}: {check.problem}")
+            print_message(f"{check.name}: {check.problem}")
     raise typer.Exit(code)
 
 
-def _host(host: str) -> str:
+def _connect_address(host: str) -> str:
     """Return the address to connect to for a listen address."""
     address = _LOOPBACK.get(host, host)
     return f"[{address}]" if ":" in address else address

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
-from helper.cli.command_line import COMPLETING, create_cli, create_completing_cli
-from helper.cli.output import Exit, say
+from helper.cli.command_line import COMPLETION_VARIABLE, create_cli, create_completing_cli
+from helper.cli.output import ExitCode, print_message
 from helper.cli.single_instance import require_single_instance
 from helper.errors import HelperError
 
-INTERRUPTED: Final = 130
+INTERRUPTED_EXIT_CODE: Final = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -20,11 +20,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     argv = list(sys.argv[1:] if arguments is None else arguments)
     try:
         require_single_instance(argv, os.environ)
-        cli = create_completing_cli(os.environ) if COMPLETING in os.environ else create_cli(argv)
+        cli = create_completing_cli(os.environ) if COMPLETION_VARIABLE in os.environ else create_cli(argv)
         cli(args=argv, prog_name="svote-helper")
     except HelperError as error:
-        say(f"{error}\n{error.advice}")
-        sys.exit(Exit.FAILURE)
+        print_message(f"{error}\n{error.advice}")
+        sys.exit(ExitCode.FAILURE)
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
-    sys.exit(Exit.OK)
+        sys.exit(INTERRUPTED_EXIT_CODE)
+    sys.exit(ExitCode.OK)

@@ -21,7 +21,7 @@ from helper.clock import SystemClock
 from helper.observability import log_config
 from helper.runtime.http_client import create_async_client
 from helper.runtime.privileges import acting_as_owner
-from helper.server.peer_credentials import KEY, Peer
+from helper.server.peer_credentials import PEER_KEY, Peer
 from helper.server.routes.operator import create_operator_app, rounds_route, stored_round_states
 from helper.store.queue_reader import QueueReader
 from helper.store.sqlite.reader import open_queue_file
@@ -78,7 +78,11 @@ async def _open_for_action(database: Path) -> AsyncIterator[ASGIApp]:
         await store.open()
         try:
             operations = Operations(
-                store=store, judge=FileJudge(store), checks=proofs, wake=lambda: None, running=False
+                store=store,
+                round_authority=StoredRoundAuthority(store),
+                share_checks=proofs,
+                wake=lambda: None,
+                is_daemon_running=False,
             )
             yield _create_app(store, operator_action_routes(operations, source="file"))
         finally:
@@ -87,7 +91,7 @@ async def _open_for_action(database: Path) -> AsyncIterator[ASGIApp]:
 
 def _create_app(queue: QueueReader, actions: Sequence[Route] = ()) -> ASGIApp:
     rounds = rounds_route(queue, lambda: stored_round_states(queue), SystemClock().now, source="file")
-    return create_operator_app(queue, source="file", more=[rounds, *actions])
+    return create_operator_app(queue, source="file", more_routes=[rounds, *actions])
 
 
 def _as_this_user(app: ASGIApp) -> ASGIApp:
@@ -95,7 +99,7 @@ def _as_this_user(app: ASGIApp) -> ASGIApp:
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         peer = Peer(os.getpid(), os.getuid(), os.getgid())
-        await app({**scope, "state": {KEY: peer}}, receive, send)
+        await app({**scope, "state": {PEER_KEY: peer}}, receive, send)
 
     return serve
 
@@ -105,19 +109,19 @@ async def _stream(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
         yield chunk
 
 
-class FileJudge:
+class StoredRoundAuthority:
     """Round status according to the file: closed if the daemon found the round closed on the chain."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def frozen(self, round_id: bytes) -> str | None:  # noqa: ARG002 (the protocol's)
+    def frozen_reason(self, round_id: bytes) -> str | None:  # noqa: ARG002 (the protocol's)
         """Return None: without the chain, nothing is known."""
         return None
 
     async def is_closed(self, round_id: bytes) -> bool:
         """Report whether the daemon had found the round closed."""
-        return any(row.round_id == round_id and row.closed_at is not None for row in await self._store.rounds())
+        return any(row.round_id == round_id and row.closed_at is not None for row in await self._store.list_rounds())
 
     def forget(self, round_id: bytes) -> None:
         """Do nothing: there is no cache."""

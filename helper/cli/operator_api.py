@@ -16,8 +16,8 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from helper.cli.settings import read_settings
-from helper.errors import ActionRefused, DaemonError, DaemonSilent, HelperError, NothingThere
-from helper.server.control_client import DaemonNotRunningError, DaemonUnresponsiveError, ask_control
+from helper.errors import ActionRefused, DaemonError, DaemonUnreachable, HelperError, NotFound
+from helper.server.control_client import DaemonNotRunningError, DaemonUnresponsiveError, request_control_socket
 
 QUERY_SECONDS: Final = 10.0
 """Timeout of a query."""
@@ -79,12 +79,12 @@ class OperatorApi:
     def require_database(self) -> None:
         """Raise NothingThere if the queue is in no file that this host has."""
         if self.shared:
-            raise NothingThere(
+            raise NotFound(
                 f"no daemon answers on {self.socket}, and the queue is in a shared database",
                 advice="Run this on a host with a running helper; each answers for the whole queue.",
             )
         if not self.database.exists():
-            raise NothingThere(
+            raise NotFound(
                 f"no daemon answers on {self.socket}, and database {self.database} does not exist",
                 advice="Start the helper, or give its settings (--config) or its database (--db).",
             )
@@ -94,11 +94,11 @@ class OperatorApi:
         target = f"{path}?{parameters}" if parameters else path
         timeout = QUERY_SECONDS if body is None else ACTION_SECONDS
         try:
-            status, content = ask_control(self.socket, target, body, timeout=timeout)
+            status, content = request_control_socket(self.socket, target, body, timeout=timeout)
         except DaemonNotRunningError:
             return self._request_file(target, body)
         except DaemonUnresponsiveError as error:
-            raise DaemonSilent(f"the daemon on {self.socket} does not answer: {error}") from error
+            raise DaemonUnreachable(f"the daemon on {self.socket} does not answer: {error}") from error
         return _result(status, content, by_daemon=True)
 
     def _request_file(self, target: str, body: bytes | Iterable[bytes] | None) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def _result(status: int, content: bytes, *, by_daemon: bool) -> dict[str, Any]:
         case 403:
             raise PermissionError(message)
         case 404:
-            raise NothingThere(message, advice=advice)
+            raise NotFound(message, advice=advice)
         case 409 | 422:
             raise ActionRefused(message, advice=advice)
     if by_daemon:

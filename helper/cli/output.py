@@ -14,14 +14,14 @@ from typing import Any, Final, NoReturn
 import orjson
 
 from helper.core.text import clean_text
-from helper.errors import BucketError, BucketRefused, ChainUnavailable, DaemonSilent, NothingThere, StoreUnreachable
+from helper.errors import BucketError, BucketRefused, ChainUnavailable, DaemonUnreachable, NotFound, StoreUnreachable
 
-_UNLIMITED: Final = 10_000
-_RAW_CONTROL: Final = re.compile("[\x7f-\x9f]")
+_UNLIMITED_WIDTH: Final = 10_000
+_UNESCAPED_CONTROL: Final = re.compile("[\x7f-\x9f]")
 """Control characters that JSON encoders do not escape."""
 
 
-class Exit(IntEnum):
+class ExitCode(IntEnum):
     """Exit codes of commands."""
 
     OK = 0
@@ -36,11 +36,11 @@ class Exit(IntEnum):
 def emit_json(value: Any) -> None:
     """Write a value as one line of JSON. Must be the last output."""
     sys.stderr.flush()
-    sys.stdout.write(json_line(value))
+    sys.stdout.write(encode_json_line(value))
     sys.stdout.flush()
 
 
-def json_line(value: Any) -> str:
+def encode_json_line(value: Any) -> str:
     """Encode a value as one line of JSON, with terminal control characters escaped."""
     try:
         text = orjson.dumps(value).decode()
@@ -48,28 +48,28 @@ def json_line(value: Any) -> str:
         import json  # noqa: PLC0415 - for this rare case only
 
         text = json.dumps(value, separators=(",", ":"))
-    return _RAW_CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"
+    return _UNESCAPED_CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"
 
 
-def say(text: str) -> None:
+def print_message(text: str) -> None:
     """Write a message to standard error, without terminal control characters."""
-    sys.stderr.write("\n".join(map(one_line, text.split("\n"))) + "\n")
+    sys.stderr.write("\n".join(map(format_one_line, text.split("\n"))) + "\n")
 
 
-def fail(text: str, code: Exit = Exit.FAILURE) -> NoReturn:
+def fail(text: str, code: ExitCode = ExitCode.FAILURE) -> NoReturn:
     """Write an error message and end the command."""
     import typer  # noqa: PLC0415 - see helper.cli.command_line
 
-    say(text)
+    print_message(text)
     raise typer.Exit(code)
 
 
-def colours() -> bool:
+def supports_colours() -> bool:
     """Report whether standard output is a terminal that allows colours (https://no-color.org)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def width() -> int | None:
+def terminal_width() -> int | None:
     """Return the terminal's width in columns; None if standard output is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
@@ -81,7 +81,7 @@ def emit_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, titl
     """
     if not sys.stdout.isatty():
         for row in (columns, *rows):
-            sys.stdout.write("\t".join(one_line(value) for value in row) + "\n")
+            sys.stdout.write("\t".join(format_one_line(value) for value in row) + "\n")
         return
     # imported here: rich is slow to import, and most commands print no table
     from rich.console import Console  # noqa: PLC0415
@@ -89,19 +89,19 @@ def emit_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, titl
     from rich.table import Table  # noqa: PLC0415
 
     table = Table(*columns, title=title, title_justify="left")
-    cells = [[one_line(value) for value in row] for row in rows]
+    cells = [[format_one_line(value) for value in row] for row in rows]
     for row in cells:
         table.add_row(*map(escape, row))
     console = Console()
     # measured with unlimited width, because rich cuts long words to fit the console
-    if console.measure(table, options=console.options.update_width(_UNLIMITED)).minimum <= console.width:
+    if console.measure(table, options=console.options.update_width(_UNLIMITED_WIDTH)).minimum <= console.width:
         console.print(table)
         return
-    for line in _records(columns, cells):
+    for line in _format_records(columns, cells):
         console.print(line, markup=False, highlight=False, overflow="fold")
 
 
-def _records(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+def _format_records(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     """Format rows as `name: value` lines; in a table of two columns, the first has the names."""
     for number, row in enumerate(rows):
         if len(columns) == 2:
@@ -113,7 +113,7 @@ def _records(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[
             yield f"{name}: {value}"
 
 
-def one_line(value: object) -> str:
+def format_one_line(value: object) -> str:
     """Format a value on one line, without control characters (`clean_text`)."""
     return "-" if value is None else clean_text(str(value))
 
@@ -126,13 +126,13 @@ def map_errors_to_exit_codes() -> Iterator[None]:
     """
     try:
         yield
-    except NothingThere as error:
-        fail(f"{error}\n{error.advice}", Exit.NOT_FOUND)
+    except NotFound as error:
+        fail(f"{error}\n{error.advice}", ExitCode.NOT_FOUND)
     except BucketRefused as error:
-        fail(f"{error}\n{error.advice}", Exit.NOT_AUTHORISED)
-    except (DaemonSilent, ChainUnavailable, BucketError, StoreUnreachable) as error:
-        fail(f"{error}\n{error.advice}", Exit.UNREACHABLE)
+        fail(f"{error}\n{error.advice}", ExitCode.NOT_AUTHORISED)
+    except (DaemonUnreachable, ChainUnavailable, BucketError, StoreUnreachable) as error:
+        fail(f"{error}\n{error.advice}", ExitCode.UNREACHABLE)
     except PermissionError as error:
-        fail(str(error), Exit.NOT_AUTHORISED)
+        fail(str(error), ExitCode.NOT_AUTHORISED)
     except ValueError as error:
-        fail(str(error), Exit.USAGE)
+        fail(str(error), ExitCode.USAGE)

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from helper.cli.output import Exit, fail
+from helper.cli.output import ExitCode, fail
 from helper.config.discovery import ENV_BACKUP_PASSPHRASE
 from helper.errors import BackupKeyError
 
@@ -28,27 +28,27 @@ PassphraseOption = Annotated[
 def read_passphrase(file: Path | None, *, new: bool) -> str:
     """Read the passphrase from the file, the environment or a prompt; a new one is prompted for twice."""
     if file is not None:
-        with permitted():
+        with map_file_errors_to_exit_codes():
             return next(iter(file.read_text("utf-8").splitlines()), "")
     from_env = os.environ.get(ENV_BACKUP_PASSPHRASE)
     if from_env is not None:
         return from_env
     if not sys.stdin.isatty():
-        fail(f"no passphrase: give --passphrase-file or ${ENV_BACKUP_PASSPHRASE}", Exit.USAGE)
+        fail(f"no passphrase: give --passphrase-file or ${ENV_BACKUP_PASSPHRASE}", ExitCode.USAGE)
     entered: str = typer.prompt("Passphrase", hide_input=True, confirmation_prompt=new, err=True)
     return entered
 
 
 @contextmanager
-def permitted() -> Iterator[None]:
+def map_file_errors_to_exit_codes() -> Iterator[None]:
     """End the command with the exit code of a file or key error."""
     try:
         yield
     except FileNotFoundError as error:
-        fail(f"{error.filename} does not exist", Exit.NOT_FOUND)
+        fail(f"{error.filename} does not exist", ExitCode.NOT_FOUND)
     except PermissionError as error:
-        fail(f"no permission to use {error.filename}" if error.filename else str(error), Exit.NOT_AUTHORISED)
+        fail(f"no permission to use {error.filename}" if error.filename else str(error), ExitCode.NOT_AUTHORISED)
     except (OSError, UnicodeDecodeError) as error:
         fail(f"cannot read file: {error}")
     except BackupKeyError as error:
-        fail(f"{error}\n{error.advice}", Exit.NOT_AUTHORISED)
+        fail(f"{error}\n{error.advice}", ExitCode.NOT_AUTHORISED)

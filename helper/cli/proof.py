@@ -13,9 +13,9 @@ import typer
 from helper.cli.arguments import resolve_round
 from helper.cli.operator_api import OperatorApi
 from helper.cli.options import ConfigOption, DbOption, JsonOption
-from helper.cli.output import emit_json, emit_table, fail, map_errors_to_exit_codes, say
-from helper.cli.passphrase import permitted
-from helper.errors import BucketError, ConfigError, HelperError, NothingThere, ProofBundleError
+from helper.cli.output import emit_json, emit_table, fail, map_errors_to_exit_codes, print_message
+from helper.cli.passphrase import map_file_errors_to_exit_codes
+from helper.errors import BucketError, ConfigError, HelperError, NotFound, ProofBundleError
 from helper.runtime.privileges import acting_as_owner
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Export and verify proof bundles of confirmed reveals.")
 
-SHOWN = 12
+FILE_NAME_CHARS = 12
 """Characters of the nullifier in the default file name."""
 
 
-class Source(StrEnum):
+class SearchSource(StrEnum):
     """Where to search for a reveal."""
 
     AUTO = "auto"
@@ -49,7 +49,7 @@ class Search:
     nullifier: bytes
     round_ids: list[bytes]
     heights: range | None
-    source: Source
+    source: SearchSource
 
 
 @app.command()
@@ -68,9 +68,9 @@ def export(
     from_height: Annotated[int, typer.Option(min=0, help="Search all blocks from this height; 0: do not.")] = 0,
     to_height: Annotated[int, typer.Option(min=0, help="Search all blocks up to this height.")] = 0,
     source: Annotated[
-        Source,
+        SearchSource,
         typer.Option("--from", help="Search the archive, the chain, or the archive first and then the chain."),
-    ] = Source.AUTO,
+    ] = SearchSource.AUTO,
     config: ConfigOption = None,
     db: DbOption = None,
     json: JsonOption = False,
@@ -85,23 +85,25 @@ def export(
     verify --online` checks that the chain confirmed it. The operator of the archive can see which bundle is fetched;
     with --from chain, no one can.
     """
-    search = _search(OperatorApi.of(config, db), nullifier, round_id, from_height, to_height, source)
+    search = _create_search(OperatorApi.of(config, db), nullifier, round_id, from_height, to_height, source)
     with map_errors_to_exit_codes():
-        evidence, source = anyio.run(_find, config, search)
-        from helper.operations.proof_bundle import check, pack  # noqa: PLC0415
+        proof_bundle, source = anyio.run(_find, config, search)
+        from helper.operations.proof_bundle import pack_bundle, verify_bundle  # noqa: PLC0415
         from proofs import verify  # noqa: PLC0415
 
-        check(evidence, verify)
-        bundle = pack(evidence)
-    path = output or Path(f"reveal-{nullifier.lower()[:SHOWN]}.zip")
-    with permitted(), acting_as_owner(path) as real:
+        verify_bundle(proof_bundle, verify)
+        bundle = pack_bundle(proof_bundle)
+    path = output or Path(f"reveal-{nullifier.lower()[:FILE_NAME_CHARS]}.zip")
+    with map_file_errors_to_exit_codes(), acting_as_owner(path) as real:
         try:
             with real.open("xb") as file:
                 file.write(bundle)
         except FileExistsError:
             if real.read_bytes() != bundle:
                 fail(f"{path} already exists with other content")
-    _print_answer({"output": str(path), "bytes": len(bundle), "source": source.value, **_facts(evidence)}, json=json)
+    _print_result(
+        {"output": str(path), "bytes": len(bundle), "source": source.value, **_bundle_fields(proof_bundle)}, json=json
+    )
 
 
 @app.command()
@@ -124,25 +126,27 @@ def verify(
     from proofs import CIRCUITS  # noqa: PLC0415
     from proofs import verify as real_verifier  # noqa: PLC0415
 
-    with permitted():
-        content = bundles.read_bounded(bundle)
-    answer: dict[str, Any] = {"bundle": str(bundle), "ok": False, "online": None}
+    with map_file_errors_to_exit_codes():
+        content = bundles.read_bundle_file(bundle)
+    result: dict[str, Any] = {"bundle": str(bundle), "ok": False, "online": None}
     try:
-        evidence = bundles.unpack(content, CIRCUITS)
-        bundles.check(evidence, real_verifier)
-        answer |= {"ok": True, "reason": None, **_facts(evidence)}
+        proof_bundle = bundles.unpack_bundle(content, CIRCUITS)
+        bundles.verify_bundle(proof_bundle, real_verifier)
+        result |= {"ok": True, "reason": None, **_bundle_fields(proof_bundle)}
         if online:
             with map_errors_to_exit_codes():
-                anyio.run(_verify_online, config, evidence)
-            answer["online"] = True
+                anyio.run(_verify_online, config, proof_bundle)
+            result["online"] = True
     except ProofBundleError as error:
-        answer |= {"ok": False, "reason": str(error)}
-    _print_answer(answer, json=json)
-    if not answer["ok"]:
-        fail(f"rejected: {answer['reason']}")
+        result |= {"ok": False, "reason": str(error)}
+    _print_result(result, json=json)
+    if not result["ok"]:
+        fail(f"rejected: {result['reason']}")
 
 
-def _search(api: OperatorApi, nullifier: str, round_id: str, first: int, last: int, source: Source) -> Search:
+def _create_search(
+    api: OperatorApi, nullifier: str, round_id: str, first: int, last: int, source: SearchSource
+) -> Search:
     """Create search parameters. If no round is given, look it up in the helper's known nullifiers."""
     from helper.server.views import parse_hex32, parse_round  # noqa: PLC0415
 
@@ -151,29 +155,29 @@ def _search(api: OperatorApi, nullifier: str, round_id: str, first: int, last: i
         round_ids = [parse_round(resolve_round(api, round_id))] if round_id else []
         if (first or last) and not 1 <= first <= last:
             raise ValueError("--from-height and --to-height must be given together, in ascending order")
-        if first and source is Source.ARCHIVE:
+        if first and source is SearchSource.ARCHIVE:
             raise ValueError("--from-height searches the chain and cannot be used with --from archive")
         if not round_ids:
             try:
-                known = api.get(f"/spent/{nullifier_bytes.hex()}")["rounds"]
+                known_rounds = api.get(f"/spent/{nullifier_bytes.hex()}")["rounds"]
             except (HelperError, PermissionError):
-                known = []  # without a helper, search all rounds of the chain
-            round_ids = [bytes.fromhex(round_hex) for round_hex in known]
+                known_rounds = []  # without a helper, search all rounds of the chain
+            round_ids = [bytes.fromhex(round_hex) for round_hex in known_rounds]
     return Search(nullifier_bytes, round_ids, range(first, last + 1) if first else None, source)
 
 
-async def _find(config: Path | None, search: Search) -> tuple[ProofBundle, Source]:
+async def _find(config: Path | None, search: Search) -> tuple[ProofBundle, SearchSource]:
     """Find the reveal; returns its bundle and source."""
-    if search.source is not Source.CHAIN and search.heights is None:
+    if search.source is not SearchSource.CHAIN and search.heights is None:
         bundle = await _search_archive(config, search)
         if bundle is not None:
-            return bundle, Source.ARCHIVE
-        if search.source is Source.ARCHIVE:
-            raise NothingThere(
+            return bundle, SearchSource.ARCHIVE
+        if search.source is SearchSource.ARCHIVE:
+            raise NotFound(
                 "the archive has no bundle of this nullifier",
                 advice="It may be in another round, or in blocks that are not archived yet: try --from chain.",
             )
-    return await _search_chain(config, search), Source.CHAIN
+    return await _search_chain(config, search), SearchSource.CHAIN
 
 
 async def _search_archive(config: Path | None, search: Search) -> ProofBundle | None:
@@ -185,25 +189,25 @@ async def _search_archive(config: Path | None, search: Search) -> ProofBundle | 
 
     from helper.cli.settings import read_settings  # noqa: PLC0415
     from helper.clock import SystemClock  # noqa: PLC0415
-    from helper.operations.archive.factory import archive_bucket  # noqa: PLC0415
+    from helper.operations.archive.factory import open_archive_bucket  # noqa: PLC0415
     from helper.operations.archive.reader import find_bundle  # noqa: PLC0415
-    from helper.operations.proof_bundle import check  # noqa: PLC0415
+    from helper.operations.proof_bundle import verify_bundle  # noqa: PLC0415
     from proofs import CIRCUITS, verify  # noqa: PLC0415
 
-    required = search.source is Source.ARCHIVE
+    required = search.source is SearchSource.ARCHIVE
     try:
-        bucket = archive_bucket(read_settings(config).config, SystemClock(), os.environ)
+        bucket = open_archive_bucket(read_settings(config).config, SystemClock(), os.environ)
         if bucket is None:
             if required:
                 raise ConfigError("[archive] place is not set")
             return None
         match = await find_bundle(bucket, CIRCUITS, search.nullifier, search.round_ids)
         if match is not None:
-            check(match[1], verify)
+            verify_bundle(match[1], verify)
     except (BucketError, ProofBundleError) as error:
         if required:
             raise
-        say(f"archive not usable: {error}")
+        print_message(f"archive not usable: {error}")
         return None
     return None if match is None else match[1]
 
@@ -211,16 +215,16 @@ async def _search_archive(config: Path | None, search: Search) -> ProofBundle | 
 async def _search_chain(config: Path | None, search: Search) -> ProofBundle:
     """Search the chain."""
     from helper.chain.lookups import ChainLookups  # noqa: PLC0415
-    from helper.cli.chain_access import chain_of  # noqa: PLC0415
-    from helper.operations.proof_bundle import ProofBundle, circuit_of  # noqa: PLC0415
+    from helper.cli.chain_access import open_node_pool  # noqa: PLC0415
+    from helper.operations.proof_bundle import ProofBundle, find_circuit  # noqa: PLC0415
     from proofs import CIRCUITS  # noqa: PLC0415
 
-    async with chain_of(config) as nodes:
-        chain = ChainLookups(nodes, told=lambda height: say(f"searched up to block {height}"))
-        round_ids = search.round_ids or await chain.rounds()
-        counted = await chain.counted_reveal(round_ids, search.nullifier, search.heights)
+    async with open_node_pool(config) as nodes:
+        chain = ChainLookups(nodes, on_progress=lambda height: print_message(f"searched up to block {height}"))
+        round_ids = search.round_ids or await chain.round_ids()
+        counted = await chain.find_reveal(round_ids, search.nullifier, search.heights)
         if counted is None:
-            raise NothingThere(
+            raise NotFound(
                 "no confirmed reveal with this nullifier in the searched range",
                 advice="It may be wrong, not revealed yet, or in another round (--round) or block (--from-height).",
             )
@@ -232,49 +236,49 @@ async def _search_chain(config: Path | None, search: Search) -> ProofBundle:
             chain_id=nodes.chain_id or "",
             height=counted.height,
             transaction=counted.raw,
-            circuit=circuit_of(CIRCUITS, message.proof),
+            circuit=find_circuit(CIRCUITS, message.proof),
             root=state.root,
         )
 
 
-async def _verify_online(config: Path | None, evidence: ProofBundle) -> None:
+async def _verify_online(config: Path | None, proof_bundle: ProofBundle) -> None:
     """Raise ProofBundleError unless the chain's nodes confirm the bundle."""
     from helper.chain.lookups import ChainLookups  # noqa: PLC0415
-    from helper.cli.chain_access import chain_of  # noqa: PLC0415
+    from helper.cli.chain_access import open_node_pool  # noqa: PLC0415
 
-    async with chain_of(config) as nodes:
-        chain, message = ChainLookups(nodes), evidence.message
-        if nodes.chain_id != evidence.chain_id:
-            raise ProofBundleError(f"the bundle is of chain {evidence.chain_id}, the nodes are on {nodes.chain_id}")
-        transaction = await chain.transaction(bytes.fromhex(evidence.tx_hash))
+    async with open_node_pool(config) as nodes:
+        chain, message = ChainLookups(nodes), proof_bundle.message
+        if nodes.chain_id != proof_bundle.chain_id:
+            raise ProofBundleError(f"the bundle is of chain {proof_bundle.chain_id}, the nodes are on {nodes.chain_id}")
+        transaction = await chain.find_transaction(bytes.fromhex(proof_bundle.tx_hash))
         if transaction is None:
             raise ProofBundleError("no node has the transaction in a block")
-        if not await chain.is_counted_in_block(evidence.transaction, evidence.height):
+        if not await chain.is_counted_in_block(proof_bundle.transaction, proof_bundle.height):
             raise ProofBundleError(f"the nodes report block {transaction.height} and code {transaction.code}")
         state = await chain.root_at(message.round_id, message.anchor_height)
-        if state is None or state.root != evidence.root:
+        if state is None or state.root != proof_bundle.root:
             raise ProofBundleError(f"the nodes report another root, or none, at height {message.anchor_height}")
 
 
-def _facts(evidence: ProofBundle) -> dict[str, Any]:
-    message = evidence.message
+def _bundle_fields(proof_bundle: ProofBundle) -> dict[str, Any]:
+    message = proof_bundle.message
     return {
-        "chain_id": evidence.chain_id,
-        "height": evidence.height,
-        "transaction": evidence.tx_hash,
+        "chain_id": proof_bundle.chain_id,
+        "height": proof_bundle.height,
+        "transaction": proof_bundle.tx_hash,
         "round": message.round_id.hex(),
         "nullifier": message.nullifier.hex(),
         "proposal_id": message.proposal_id,
         "vote_decision": message.vote_decision,
         "anchor_height": message.anchor_height,
-        "root": evidence.root.hex(),
-        "circuit": evidence.circuit.name,
-        "fingerprint": evidence.circuit.fingerprint,
+        "root": proof_bundle.root.hex(),
+        "circuit": proof_bundle.circuit.name,
+        "fingerprint": proof_bundle.circuit.fingerprint,
     }
 
 
-def _print_answer(answer: dict[str, Any], *, json: bool) -> None:
+def _print_result(result: dict[str, Any], *, json: bool) -> None:
     if json:
-        emit_json(answer)
+        emit_json(result)
     else:
-        emit_table(("field", "value"), [(name.replace("_", " "), value) for name, value in answer.items()])
+        emit_table(("field", "value"), [(name.replace("_", " "), value) for name, value in result.items()])

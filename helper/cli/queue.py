@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from helper.cli import queue_actions, queue_output, queue_transfer
-from helper.cli.arguments import wanted
+from helper.cli.arguments import build_filter_query
 from helper.cli.operator_api import OperatorApi
 from helper.cli.options import (
     ConfigOption,
@@ -40,12 +40,12 @@ def list_shares(
     """List shares in order of due time. With --state failed, show failure reasons first."""
     api = OperatorApi.of(config, db)
     with map_errors_to_exit_codes():
-        query = wanted(api, round_id, state, due_before, stage, now=SystemClock().now())
-        answer = api.get("/queue", {**query, "limit": limit})
+        query = build_filter_query(api, round_id, state, due_before, stage, now=SystemClock().now())
+        response = api.get("/queue", {**query, "limit": limit})
     if json:
-        emit_json(answer)
+        emit_json(response)
     else:
-        queue_output.print_list(answer)
+        queue_output.print_list(response)
 
 
 @app.command()
@@ -59,22 +59,22 @@ def show(
     if not ref.isalnum() or not ref.isascii():  # other characters could form another path
         raise typer.BadParameter("a share's name consists of hex characters", param_hint="REF")
     with map_errors_to_exit_codes():
-        answer = OperatorApi.of(config, db).get(f"/queue/{ref.lower()}")
+        response = OperatorApi.of(config, db).get(f"/queue/{ref.lower()}")
     if json:
-        emit_json(answer)
+        emit_json(response)
     else:
-        queue_output.print_story(answer)
+        queue_output.print_story(response)
 
 
 @app.command()
 def stats(config: ConfigOption = None, db: DbOption = None, json: JsonOption = False) -> None:
     """Show shares by round and state, failures, and the state of the helper if it runs."""
     with map_errors_to_exit_codes():
-        answer = OperatorApi.of(config, db).get("/stats")
+        response = OperatorApi.of(config, db).get("/stats")
     if json:
-        emit_json(answer)
+        emit_json(response)
     else:
-        queue_output.print_stats(answer)
+        queue_output.print_stats(response)
 
 
 app.command()(watch)

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from helper.cli import queue_output
-from helper.cli.arguments import resolve_round, wanted
-from helper.cli.confirm import DryRunOption, YesOption, consent, require_confirmation
+from helper.cli.arguments import build_filter_query, resolve_round
+from helper.cli.confirm import DryRunOption, YesOption, confirm_or_exit, require_confirmation
 from helper.cli.operator_api import OperatorApi
 from helper.cli.options import (
     ConfigOption,
@@ -19,7 +19,7 @@ from helper.cli.options import (
     StageOption,
     StateOption,
 )
-from helper.cli.output import Exit, emit_json, map_errors_to_exit_codes, say
+from helper.cli.output import ExitCode, emit_json, map_errors_to_exit_codes, print_message
 from helper.clock import SystemClock
 from helper.runtime.hardening import harden_process
 from helper.server import views
@@ -52,23 +52,23 @@ def retry(
     require_confirmation(yes=yes, dry_run=dry_run)
     api, refs = OperatorApi.of(config, db), shares or []
     with map_errors_to_exit_codes():
-        conditions = wanted(api, round_id, state, due_before, stage, now=SystemClock().now())
+        filter_query = build_filter_query(api, round_id, state, due_before, stage, now=SystemClock().now())
 
-    def do(*, dry: bool) -> dict[str, Any]:
-        return api.post("/queue/retry", {**conditions, "refs": refs, "dry_run": dry})
+    def perform(*, dry_run: bool) -> dict[str, Any]:
+        return api.post("/queue/retry", {**filter_query, "refs": refs, "dry_run": dry_run})
 
     with map_errors_to_exit_codes():
-        answer = do(dry=True) if dry_run or not yes else {"retried": 0}
+        response = perform(dry_run=True) if dry_run or not yes else {"retried": 0}
         if not dry_run:
-            if answer["retried"]:
-                consent(f"Retry {answer['retried']} failed shares?", yes=yes)
-            answer = do(dry=False)
+            if response["retried"]:
+                confirm_or_exit(f"Retry {response['retried']} failed shares?", yes=yes)
+            response = perform(dry_run=False)
     if json:
-        emit_json(answer)
+        emit_json(response)
     else:
-        queue_output.print_retried(answer)
-    if answer["closed"] and not answer["retried"]:
-        raise typer.Exit(Exit.FAILURE)
+        queue_output.print_retried(response)
+    if response["closed"] and not response["retried"]:
+        raise typer.Exit(ExitCode.FAILURE)
 
 
 def purge(
@@ -94,20 +94,20 @@ def purge(
         path = f"/rounds/{views.parse_round(round_id).hex()}/purge"
     harden_process()
 
-    def do(*, dry: bool) -> dict[str, Any]:
+    def perform(*, dry: bool) -> dict[str, Any]:
         return api.post(path, {"dry_run": dry})
 
     with map_errors_to_exit_codes():
-        answer = do(dry=True) if dry_run or not yes else {}
+        response = perform(dry=True) if dry_run or not yes else {}
         if not dry_run:
             if not yes:
-                queue_output.print_purged(answer)
-            consent("Delete all data of this round?", yes=yes)
-            answer = do(dry=False)
+                queue_output.print_purged(response)
+            confirm_or_exit("Delete all data of this round?", yes=yes)
+            response = perform(dry=False)
     if json:
-        emit_json(answer)
+        emit_json(response)
     else:
-        queue_output.print_purged(answer)
+        queue_output.print_purged(response)
 
 
 def audit(
@@ -118,10 +118,10 @@ def audit(
 ) -> None:
     """Show the audit log of operator actions, latest first: user, time, action, result."""
     with map_errors_to_exit_codes():
-        answer = OperatorApi.of(config, db).get("/actions", {"limit": limit})
+        response = OperatorApi.of(config, db).get("/actions", {"limit": limit})
     if json:
-        emit_json(answer)
+        emit_json(response)
     else:
-        queue_output.print_audit(answer)
-        if not answer["actions"]:
-            say("no actions yet")
+        queue_output.print_audit(response)
+        if not response["actions"]:
+            print_message("no actions yet")

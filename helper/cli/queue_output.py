@@ -7,18 +7,18 @@ from typing import Any
 
 import typer
 
-from helper.cli.output import emit_table, say
+from helper.cli.output import emit_table, print_message
 from helper.core.time_text import format_time
 
 _STATES = ("received", "witnessed", "broadcast", "submitted", "failed", "total")
-_SHORT = 12
-_DATE = len("2026-01-01")
-_LEFT = {
+_SHORT_CHARS = 12
+_DATE_CHARS = len("2026-01-01")
+_NOT_EXPORTED_REASONS = {
     "damaged": "rows damaged",
     "closed": "round closed",
     "moved": "moved to another helper before (`queue retry --stage moved` reactivates them)",
 }
-_NOT_TAKEN = {
+_NOT_IMPORTED_REASONS = {
     "queued": "already queued here",
     "failed": "failed here (`queue retry` retries them)",
     "damaged": "rows damaged here",
@@ -27,13 +27,13 @@ _NOT_TAKEN = {
     "unknown": "round unknown here: let the helper read the chain, then import again",
     "invalid": "invalid",
 }
-_LEFT_SHOWN = 20
+_MAX_SKIPPED_LISTED = 20
 
 
-def print_list(answer: Mapping[str, Any]) -> None:
+def print_list(response: Mapping[str, Any]) -> None:
     """Print `queue list`: one row per share; with failed shares, first one row per reason."""
-    if answer.get("failed"):
-        print_failed(answer["failed"])
+    if response.get("failed"):
+        print_failed(response["failed"])
         typer.echo("")
     columns = ("share", "round", "state", "submit at", "due", "attempts", "stage", "note")
     emit_table(
@@ -41,73 +41,73 @@ def print_list(answer: Mapping[str, Any]) -> None:
         [
             (
                 share["ref"],
-                share["round"][:_SHORT],
-                _state(share),
+                share["round"][:_SHORT_CHARS],
+                _format_state(share),
                 format_time(share["submit_at"]) if share["submit_at"] else "immediately",
                 format_time(share["due"]),
                 share["attempts"],
                 share["stage"],
                 share["note"],
             )
-            for share in answer["shares"]
+            for share in response["shares"]
         ],
     )
-    say(f"{len(answer['shares'])} shares, from the {answer['source']}")
+    print_message(f"{len(response['shares'])} shares, from the {response['source']}")
 
 
-def print_story(answer: Mapping[str, Any]) -> None:
+def print_story(response: Mapping[str, Any]) -> None:
     """Print `queue show`: the state of a share, then its history."""
-    spent = ", ".join(f"{stage} {number}" for stage, number in answer["attempts_by_stage"].items())
-    end = answer["vote_end_time"]
-    facts = [
-        ("share", answer["ref"]),
-        ("round", answer["round"]),
+    spent = ", ".join(f"{stage} {number}" for stage, number in response["attempts_by_stage"].items())
+    end = response["vote_end_time"]
+    rows = [
+        ("share", response["ref"]),
+        ("round", response["round"]),
         ("round ends", format_time(end) if end is not None else "unknown"),
-        ("state", _state(answer)),
-        ("received", format_time(answer["received"])),
-        ("submit at", format_time(answer["submit_at"]) if answer["submit_at"] else "immediately"),
-        ("due", format_time(answer["due"])),
-        ("attempts", f"{answer['attempts']} ({spent})" if spent else answer["attempts"]),
-        ("prover crashes", answer["crashes"]),
+        ("state", _format_state(response)),
+        ("received", format_time(response["received"])),
+        ("submit at", format_time(response["submit_at"]) if response["submit_at"] else "immediately"),
+        ("due", format_time(response["due"])),
+        ("attempts", f"{response['attempts']} ({spent})" if spent else response["attempts"]),
+        ("prover crashes", response["crashes"]),
     ]
-    if answer["cannot_count"]:
-        facts.append(("warning", "due at the end of the round, so it cannot count"))
-    for name, value in (answer["transaction"] or {}).items():
-        facts.append((f"transaction {name.replace('_', ' ')}", value))
-    emit_table(("field", "value"), facts)
+    if response["cannot_count"]:
+        rows.append(("warning", "due at the end of the round, so it cannot count"))
+    for name, value in (response["transaction"] or {}).items():
+        rows.append((f"transaction {name.replace('_', ' ')}", value))
+    emit_table(("field", "value"), rows)
     typer.echo("")
     emit_table(
         ("time", "stage", "event", "attempt"),
         [
             (format_time(event["at"]), event["stage"], event["note"], "spent" if event["counted"] else "")
-            for event in answer["history"]
+            for event in response["history"]
         ],
     )
 
 
-def print_stats(answer: Mapping[str, Any]) -> None:
+def print_stats(response: Mapping[str, Any]) -> None:
     """Print `queue stats`: one row per round, the total, and the values of the daemon."""
-    rows = [(name[:_SHORT], *(counts[state] for state in _STATES)) for name, counts in answer["rounds"].items()]
-    rows.append(("all", *(answer["total"][state] for state in _STATES)))
+    rows = [(name[:_SHORT_CHARS], *(counts[state] for state in _STATES)) for name, counts in response["rounds"].items()]
+    rows.append(("all", *(response["total"][state] for state in _STATES)))
     emit_table(("round", *_STATES), rows)
-    if answer["failed"]:
+    if response["failed"]:
         typer.echo("")
-        print_failed(answer["failed"])
-    if answer["failed_before"]:
+        print_failed(response["failed"])
+    if response["failed_before"]:
         typer.echo("")
         emit_table(
             ("purged on", "failed", "stage", "reason"),
             [
-                (format_time(row["day"])[:_DATE], row["count"], row["stage"], row["reason"])
-                for row in answer["failed_before"]
+                (format_time(row["day"])[:_DATE_CHARS], row["count"], row["stage"], row["reason"])
+                for row in response["failed_before"]
             ],
         )
-    if answer["damaged"]:
-        say(f"{len(answer['damaged'])} damaged rows set aside: see --json")
-    service = answer.get("service")
+    if response["damaged"]:
+        print_message(f"{len(response['damaged'])} damaged rows set aside: see --json")
+    service = response.get("service")
     if service:
         typer.echo("")
-        emit_table(("daemon", "value"), list(_flat(service)))
+        emit_table(("daemon", "value"), list(_flatten(service)))
 
 
 def print_failed(groups: Sequence[Mapping[str, Any]]) -> None:
@@ -118,101 +118,103 @@ def print_failed(groups: Sequence[Mapping[str, Any]]) -> None:
     )
 
 
-def print_retried(answer: Mapping[str, Any]) -> None:
+def print_retried(response: Mapping[str, Any]) -> None:
     """Print the result of `queue retry`."""
-    would = "would be" if answer["dry_run"] else "are"
-    typer.echo(f"{answer['retried']} failed shares {would} retried")
-    if answer["closed"]:
-        say(f"{answer['closed']} not retried: round closed")
-    if answer["not_failed"]:
-        say(f"{answer['not_failed']} of the named shares have not failed")
+    would = "would be" if response["dry_run"] else "are"
+    typer.echo(f"{response['retried']} failed shares {would} retried")
+    if response["closed"]:
+        print_message(f"{response['closed']} not retried: round closed")
+    if response["not_failed"]:
+        print_message(f"{response['not_failed']} of the named shares have not failed")
 
 
-def print_purged(answer: Mapping[str, Any]) -> None:
+def print_purged(response: Mapping[str, Any]) -> None:
     """Print the result of `queue purge`."""
-    would = "would be" if answer["dry_run"] else "are"
-    shares = ", ".join(f"{answer[state]} {state}" for state in _STATES[:-1] if answer[state])
+    would = "would be" if response["dry_run"] else "are"
+    shares = ", ".join(f"{response[state]} {state}" for state in _STATES[:-1] if response[state])
     typer.echo(f"{shares or 'no shares'} {would} deleted with their round")
 
 
-def print_exported(answer: Mapping[str, Any]) -> None:
+def print_exported(response: Mapping[str, Any]) -> None:
     """Print the result of `queue export`."""
-    would = "would be written" if answer["dry_run"] else "written"
-    typer.echo(f"{answer['output']}: {answer['shares']} shares {would}")
-    if "moved" in answer:
-        typer.echo(f"{answer['moved']} are no longer processed here")
-        if answer["stayed"]:
-            say(f"{answer['stayed']} were being processed or have changed, so they also stay here")
-    for reason, number in answer["left"].items():
+    would = "would be written" if response["dry_run"] else "written"
+    typer.echo(f"{response['output']}: {response['shares']} shares {would}")
+    if "moved" in response:
+        typer.echo(f"{response['moved']} are no longer processed here")
+        if response["stayed"]:
+            print_message(f"{response['stayed']} were being processed or have changed, so they also stay here")
+    for reason, number in response["left"].items():
         if number:
-            say(f"{number} not exported: {_LEFT[reason]}")
+            print_message(f"{number} not exported: {_NOT_EXPORTED_REASONS[reason]}")
 
 
-def print_imported(answer: Mapping[str, Any]) -> None:
+def print_imported(response: Mapping[str, Any]) -> None:
     """Print the result of `queue import`."""
-    would = "would be" if answer["dry_run"] else "are"
-    typer.echo(f"{answer['taken']} shares {would} imported")
-    if answer["revived"]:
-        typer.echo(f"{answer['revived']} of them had been moved from here and {would} reactivated")
-    for reason, text in _NOT_TAKEN.items():
-        if answer[reason]:
-            say(f"{answer[reason]} not imported: {text}")
-    for row in answer["left"][:_LEFT_SHOWN]:
+    would = "would be" if response["dry_run"] else "are"
+    typer.echo(f"{response['taken']} shares {would} imported")
+    if response["revived"]:
+        typer.echo(f"{response['revived']} of them had been moved from here and {would} reactivated")
+    for reason, text in _NOT_IMPORTED_REASONS.items():
+        if response[reason]:
+            print_message(f"{response[reason]} not imported: {text}")
+    for row in response["left"][:_MAX_SKIPPED_LISTED]:
         share = f"share {row['ref']}" if row["ref"] else "share"
-        round_ = f" of round {row['round'][:_SHORT]}" if row["round"] else ""
-        say(f"  {share}{round_} (number {row['number']} in the file): {row['reason']}")
-    if len(answer["left"]) > _LEFT_SHOWN:
-        say(f"  … --json lists all {len(answer['left'])}")
+        round_ = f" of round {row['round'][:_SHORT_CHARS]}" if row["round"] else ""
+        print_message(f"  {share}{round_} (number {row['number']} in the file): {row['reason']}")
+    if len(response["left"]) > _MAX_SKIPPED_LISTED:
+        print_message(f"  … --json lists all {len(response['left'])}")
 
 
-def print_audit(answer: Mapping[str, Any]) -> None:
+def print_audit(response: Mapping[str, Any]) -> None:
     """Print `queue audit`: one row per action."""
     emit_table(
         ("time", "user", "by", "action", "arguments", "result"),
         [
             (
-                format_time(act["at"]),
-                f"{act['who']} ({act['uid']})",
-                act["way"],
-                act["what"],
-                _pairs(act["wanted"]),
-                "interrupted, or in progress" if act["outcome"] is None else _pairs(act["outcome"]),
+                format_time(action["at"]),
+                f"{action['who']} ({action['uid']})",
+                action["way"],
+                action["what"],
+                _format_pairs(action["wanted"]),
+                "interrupted, or in progress" if action["outcome"] is None else _format_pairs(action["outcome"]),
             )
-            for act in answer["actions"]
+            for action in response["actions"]
         ],
     )
 
 
-def _pairs(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {str(value)[:_SHORT] if name == 'round' else value}" for name, value in values.items())
+def _format_pairs(values: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{name} {str(value)[:_SHORT_CHARS] if name == 'round' else value}" for name, value in values.items()
+    )
 
 
-def _state(share: Mapping[str, Any]) -> str:
+def _format_state(share: Mapping[str, Any]) -> str:
     return f"{share['state']} (damaged)" if share["damaged"] else str(share["state"])
 
 
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, object]]:
+def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, object]]:
     """Flatten nested values to dotted names; named items and timings become one row each."""
     if value in ({}, []):
         yield name, "-"
     elif isinstance(value, dict) and {"count", "p50_ms", "p99_ms", "max_ms"} <= value.keys():
-        yield name, _timing(value)
+        yield name, _format_timing(value)
     elif isinstance(value, dict):
         for key, item in value.items():
-            yield from _flat(item, f"{name}.{key}" if name else str(key))
+            yield from _flatten(item, f"{name}.{key}" if name else str(key))
     elif isinstance(value, list) and all(isinstance(item, dict) and "name" in item for item in value):
         for item in value:
             yield f"{name}.{item['name']}", _summarize(item)
     elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
         for number, item in enumerate(value):
-            yield from _flat(item, f"{name}.{number}")
+            yield from _flatten(item, f"{name}.{number}")
     elif isinstance(value, list):
         yield name, ", ".join(map(str, value))
     else:
         yield name, round(value, 3) if isinstance(value, float) else value
 
 
-def _timing(times: Mapping[str, Any]) -> str:
+def _format_timing(times: Mapping[str, Any]) -> str:
     if not times["count"]:
         return "none yet"
     median, p99, longest = (f"{times[name]:.0f} ms" for name in ("p50_ms", "p99_ms", "max_ms"))

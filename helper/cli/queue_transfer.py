@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from helper.cli import queue_output
-from helper.cli.arguments import wanted
-from helper.cli.confirm import DryRunOption, YesOption, consent, require_confirmation
+from helper.cli.arguments import build_filter_query
+from helper.cli.confirm import DryRunOption, YesOption, confirm_or_exit, require_confirmation
 from helper.cli.operator_api import OperatorApi
 from helper.cli.options import (
     ConfigOption,
@@ -23,8 +23,8 @@ from helper.cli.options import (
     StageOption,
     StateOption,
 )
-from helper.cli.output import Exit, emit_json, fail, map_errors_to_exit_codes, say
-from helper.cli.passphrase import PassphraseOption, permitted, read_passphrase
+from helper.cli.output import ExitCode, emit_json, fail, map_errors_to_exit_codes, print_message
+from helper.cli.passphrase import PassphraseOption, map_file_errors_to_exit_codes, read_passphrase
 from helper.cli.queue_actions import RefsArgument
 from helper.cli.settings import database_file
 from helper.clock import SystemClock
@@ -33,7 +33,7 @@ from helper.runtime.privileges import acting_as_owner
 from helper.server import views
 
 if TYPE_CHECKING:
-    from helper.store.operations.export import Selection
+    from helper.store.operations.export import ExportSelection
 
 
 def export(
@@ -63,29 +63,29 @@ def export(
     database_file(config, db)  # ends the command for a shared queue, which cannot be exported
     api, refs = OperatorApi.of(config, db), [ref.lower() for ref in shares or []]
     harden_process()
-    with map_errors_to_exit_codes(), permitted():
+    with map_errors_to_exit_codes(), map_file_errors_to_exit_codes():
         api.require_database()
-        conditions = wanted(api, round_id, state, due_before, stage, now=SystemClock().now())
-        selection = _select(api.database, conditions, refs)
-    number = len(selection.carried)
-    left = {why: selection.left[why] for why in ("damaged", "closed", "moved")}
-    answer = {"output": str(output), "shares": number, "left": left, "move": move, "dry_run": dry_run}
+        filter_query = build_filter_query(api, round_id, state, due_before, stage, now=SystemClock().now())
+        selection = _select(api.database, filter_query, refs)
+    number = len(selection.shares)
+    skipped = {why: selection.skipped[why] for why in ("damaged", "closed", "moved")}
+    result = {"output": str(output), "shares": number, "left": skipped, "move": move, "dry_run": dry_run}
     if not number:
-        fail("no matching share to export", Exit.NOT_FOUND)
+        fail("no matching share to export", ExitCode.NOT_FOUND)
     if not dry_run:
         if move:
-            consent(f"Move {number} shares, so that this machine stops processing them?", yes=yes)
-        sealed = _seal(selection, read_passphrase(passphrase_file, new=True))
-        body = {**conditions, "named": len(refs), "shares": number, **(_marks(selection) if move else {})}
-        with map_errors_to_exit_codes(), permitted():
-            answer |= {"bytes": len(sealed), **_write_and_record(api, output, sealed, body, move=move)}
+            confirm_or_exit(f"Move {number} shares, so that this machine stops processing them?", yes=yes)
+        sealed = _encrypt_selection(selection, read_passphrase(passphrase_file, new=True))
+        body = {**filter_query, "named": len(refs), "shares": number, **(_marks(selection) if move else {})}
+        with map_errors_to_exit_codes(), map_file_errors_to_exit_codes():
+            result |= {"bytes": len(sealed), **_write_and_record(api, output, sealed, body, move=move)}
     if json:
-        emit_json(answer)
+        emit_json(result)
     else:
-        queue_output.print_exported(answer)
+        queue_output.print_exported(result)
 
 
-def _select(database: Path, options: Mapping[str, str], refs: list[str]) -> Selection:
+def _select(database: Path, options: Mapping[str, str], refs: list[str]) -> ExportSelection:
     """Select shares from a snapshot of the database."""
     # imported here, so that the help loads no native code
     from helper.store.operations.export import select_for_export  # noqa: PLC0415
@@ -99,47 +99,50 @@ def _select(database: Path, options: Mapping[str, str], refs: list[str]) -> Sele
     return select_for_export(snapshot.image, conditions, refs)
 
 
-def _seal(selection: Selection, passphrase: str) -> bytes:
-    from helper.operations.export_format import Head, write_head, write_line  # noqa: PLC0415
-    from helper.store.backup import MIN_PASSPHRASE, seal  # noqa: PLC0415
+def _encrypt_selection(selection: ExportSelection, passphrase: str) -> bytes:
+    from helper.operations.export_format import ExportHeader, encode_header, encode_share_line  # noqa: PLC0415
+    from helper.store.backup import MIN_PASSPHRASE_CHARS, encrypt_backup  # noqa: PLC0415
 
-    if len(passphrase) < MIN_PASSPHRASE:
-        fail(f"the passphrase is shorter than {MIN_PASSPHRASE} characters", Exit.USAGE)
+    if len(passphrase) < MIN_PASSPHRASE_CHARS:
+        fail(f"the passphrase is shorter than {MIN_PASSPHRASE_CHARS} characters", ExitCode.USAGE)
     # key derivation takes a second of CPU; a running helper has priority
     os.nice(10)
     made_at = int(SystemClock().now())
-    head = Head(chain_id=selection.chain_id, made_at=made_at, shares=len(selection.carried))
-    return seal(b"".join([write_head(head), *map(write_line, selection.carried)]), passphrase=passphrase)
+    head = ExportHeader(chain_id=selection.chain_id, made_at=made_at, shares=len(selection.shares))
+    return encrypt_backup(
+        b"".join([encode_header(head), *map(encode_share_line, selection.shares)]), passphrase=passphrase
+    )
 
 
 def _write_and_record(
     api: OperatorApi, output: Path, sealed: bytes, body: Mapping[str, Any], *, move: bool
 ) -> dict[str, Any]:
     """Put the export on record, and with `move` set the shares aside, between the file's bytes and its name."""
-    from helper.store.backup import new_file  # noqa: PLC0415
+    from helper.store.backup import create_file  # noqa: PLC0415
 
-    for left in sorted(output.parent.glob(".*.partial")):
-        say(
-            f"{left} remains from an interrupted export or backup. After an interrupted --move it may be the only copy "
+    for partial_file in sorted(output.parent.glob(".*.partial")):
+        print_message(
+            f"{partial_file} remains from an interrupted export or backup. "
+            "After an interrupted --move it may be the only copy "
             "of its shares: import it with `svote-helper queue import` before you delete it."
         )
-    with new_file(output, sealed) as written:
+    with create_file(output, sealed) as export_file:
         try:
             return api.post("/queue/export", body)
         except BaseException:
             if move:
-                say(f"shares may have been moved to {written}: keep this file")
+                print_message(f"shares may have been moved to {export_file}: keep this file")
             else:
-                with acting_as_owner(written):
-                    written.unlink()
+                with acting_as_owner(export_file):
+                    export_file.unlink()
             raise
 
 
-def _marks(selection: Selection) -> dict[str, str]:
+def _marks(selection: ExportSelection) -> dict[str, str]:
     """The rows of the selection, for the request that moves them."""
-    from helper.server.routes.operator_actions import MARK  # noqa: PLC0415
+    from helper.server.routes.operator_actions import MARK_STRUCT  # noqa: PLC0415
 
-    marks = b"".join(MARK.pack(number, check) for number, check in selection.marks)
+    marks = b"".join(MARK_STRUCT.pack(number, check) for number, check in selection.versions)
     return {"marks": b64encode(marks).decode()}
 
 
@@ -163,33 +166,33 @@ def import_(
     require_confirmation(yes=yes, dry_run=dry_run)
     api = OperatorApi.of(config, db)
     harden_process()
-    lines = _open(file, passphrase_file)
+    lines = _decrypt_export(file, passphrase_file)
 
-    def do(*, dry: bool) -> dict[str, Any]:
+    def perform(*, dry: bool) -> dict[str, Any]:
         return api.post("/queue/import", (line + b"\n" for line in lines), {"dry_run": "1"} if dry else {})
 
     with map_errors_to_exit_codes():
-        answer = do(dry=True) if dry_run or not yes else {}
+        response = perform(dry=True) if dry_run or not yes else {}
         if not dry_run:
             if not yes:
-                queue_output.print_imported(answer)
-            consent("Import these shares?", yes=yes)
-            answer = do(dry=False)
+                queue_output.print_imported(response)
+            confirm_or_exit("Import these shares?", yes=yes)
+            response = perform(dry=False)
     if json:
-        emit_json(answer)
+        emit_json(response)
     else:
-        queue_output.print_imported(answer)
-    if answer["left"]:
-        raise typer.Exit(Exit.DEGRADED)
+        queue_output.print_imported(response)
+    if response["left"]:
+        raise typer.Exit(ExitCode.DEGRADED)
 
 
-def _open(file: Path, passphrase_file: Path | None) -> list[bytes]:
+def _decrypt_export(file: Path, passphrase_file: Path | None) -> list[bytes]:
     """Decrypt an export; returns its lines."""
-    from helper.store.backup import needs_passphrase, refuse_other, unseal  # noqa: PLC0415
+    from helper.store.backup import decrypt_backup, needs_passphrase, require_backup_header  # noqa: PLC0415
 
-    with permitted():
+    with map_file_errors_to_exit_codes():
         sealed = file.read_bytes()
-        refuse_other(sealed, str(file))
+        require_backup_header(sealed, str(file))
         if not needs_passphrase(sealed):
             fail(f"{file} is not an export of a queue: it is not encrypted with a passphrase")
-        return unseal(sealed, passphrase=read_passphrase(passphrase_file, new=False)).splitlines()
+        return decrypt_backup(sealed, passphrase=read_passphrase(passphrase_file, new=False)).splitlines()

@@ -11,71 +11,71 @@ import typer
 
 from helper.cli.operator_api import OperatorApi
 from helper.cli.options import ConfigOption, DbOption
-from helper.cli.output import Exit, fail, json_line, one_line, say
-from helper.cli.status_stream import StateEvent, StreamLost, follow, without_time
+from helper.cli.output import ExitCode, encode_json_line, fail, format_one_line, print_message
+from helper.cli.status_stream import StateEvent, StreamLost, drop_time, stream_states
 
 JsonLinesOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object per line for each change (NDJSON).")
 ]
 
-_DUMB: Final = frozenset({"", "dumb", "unknown"})
+_DUMB_TERMINALS: Final = frozenset({"", "dumb", "unknown"})
 
 
 def watch(config: ConfigOption = None, db: DbOption = None, json: JsonLinesOption = False) -> None:
     """Watch the queue until Ctrl-C: rounds, due shares, provers, lateness, nodes, failures. Totals only."""
     socket = OperatorApi.of(config, db).socket
-    stream = follow(socket)
+    stream = stream_states(socket)
     try:
         if json:
-            _as_json(stream)
-        elif sys.stdout.isatty() and os.environ.get("TERM", "") not in _DUMB:
-            _on_screen(stream)
+            _print_json_lines(stream)
+        elif sys.stdout.isatty() and os.environ.get("TERM", "") not in _DUMB_TERMINALS:
+            _show_screen(stream)
         else:
-            _in_lines(stream)
+            _print_text_lines(stream)
     except KeyboardInterrupt:
-        raise typer.Exit(Exit.OK) from None
+        raise typer.Exit(ExitCode.OK) from None
     except PermissionError:
-        fail(f"no permission to use {socket}", Exit.NOT_AUTHORISED)
+        fail(f"no permission to use {socket}", ExitCode.NOT_AUTHORISED)
     except BrokenPipeError:
         # the reader closed the pipe; buffered output must not be written at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(Exit.OK) from None
+        raise typer.Exit(ExitCode.OK) from None
 
 
-def _changes(stream: Iterator[StateEvent | StreamLost]) -> Iterator[StateEvent | StreamLost]:
+def _filter_changes(stream: Iterator[StateEvent | StreamLost]) -> Iterator[StateEvent | StreamLost]:
     """Yield events that differ from the previous one."""
     previous: object = None
     for event in stream:
-        current: object = without_time(event.state) if isinstance(event, StateEvent) else event
+        current: object = drop_time(event.state) if isinstance(event, StateEvent) else event
         if current != previous:
             previous = current
             yield event
 
 
-def _as_json(stream: Iterator[StateEvent | StreamLost]) -> None:
-    for event in _changes(stream):
+def _print_json_lines(stream: Iterator[StateEvent | StreamLost]) -> None:
+    for event in _filter_changes(stream):
         record: dict[str, Any] = (
             {"event": "gone", "reason": event.reason} if isinstance(event, StreamLost) else {"event": "state"}
         )
         if isinstance(event, StateEvent):
             record["state"] = event.state
-        sys.stdout.write(json_line(record))
+        sys.stdout.write(encode_json_line(record))
         sys.stdout.flush()
 
 
-def _in_lines(stream: Iterator[StateEvent | StreamLost]) -> None:
-    from helper.cli.watch_screen import COLUMNS, cells  # noqa: PLC0415 - rich is slow to import
+def _print_text_lines(stream: Iterator[StateEvent | StreamLost]) -> None:
+    from helper.cli.watch_screen import PIPE_COLUMNS, pipe_cells  # noqa: PLC0415 - rich is slow to import
 
-    sys.stdout.write("\t".join(COLUMNS) + "\n")
-    for event in _changes(stream):
+    sys.stdout.write("\t".join(PIPE_COLUMNS) + "\n")
+    for event in _filter_changes(stream):
         if isinstance(event, StreamLost):
-            say(event.reason)
+            print_message(event.reason)
         else:
-            sys.stdout.write("\t".join(one_line(cell) for cell in cells(event.state)) + "\n")
+            sys.stdout.write("\t".join(format_one_line(cell) for cell in pipe_cells(event.state)) + "\n")
         sys.stdout.flush()
 
 
-def _on_screen(stream: Iterator[StateEvent | StreamLost]) -> None:
+def _show_screen(stream: Iterator[StateEvent | StreamLost]) -> None:
     from rich.console import Console  # noqa: PLC0415
     from rich.live import Live  # noqa: PLC0415
 

@@ -9,12 +9,12 @@ import typer
 
 from helper.cli.operator_api import OperatorApi
 from helper.cli.options import ConfigOption, DbOption, JsonOption
-from helper.cli.output import emit_json, emit_table, map_errors_to_exit_codes, say
+from helper.cli.output import emit_json, emit_table, map_errors_to_exit_codes, print_message
 from helper.core.time_text import format_duration, format_time
 
 app = typer.Typer()
 
-_SHORT = 12
+_SHORT_CHARS = 12
 _STATES = ("received", "witnessed", "broadcast", "submitted", "failed")
 
 
@@ -22,21 +22,21 @@ _STATES = ("received", "witnessed", "broadcast", "submitted", "failed")
 def rounds(config: ConfigOption = None, db: DbOption = None, json: JsonOption = False) -> None:
     """List known rounds: status, end, time left, shares by state, tree size."""
     with map_errors_to_exit_codes():
-        answer = OperatorApi.of(config, db).get("/rounds")
+        response = OperatorApi.of(config, db).get("/rounds")
     if json:
-        emit_json(answer)
+        emit_json(response)
         return
     columns = ("round", "status", "ends", "ends (UTC)", "left", *_STATES, "tree")
-    emit_table(columns, [_row(row) for row in answer["rounds"]])
-    say(f"{len(answer['rounds'])} rounds, from the {answer['source']}")
+    emit_table(columns, [_format_row(row) for row in response["rounds"]])
+    print_message(f"{len(response['rounds'])} rounds, from the {response['source']}")
 
 
-def _row(row: Mapping[str, Any]) -> tuple[object, ...]:
+def _format_row(row: Mapping[str, Any]) -> tuple[object, ...]:
     status = (
         row["status"] + (", closed" if row["closed"] else "") + (f", frozen: {row['frozen']}" if row["frozen"] else "")
     )
     return (
-        row["round"][:_SHORT],
+        row["round"][:_SHORT_CHARS],
         status,
         format_time(row["ends"], local=True),
         format_time(row["ends"]),

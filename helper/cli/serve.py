@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from helper.cli.options import ConfigOption
-from helper.cli.output import say
+from helper.cli.output import print_message
 
 app = typer.Typer()
 
@@ -41,30 +41,30 @@ def serve(
         "helper.role": role,
     }
     settings = read_settings(config, {key: value for key, value in flags.items() if value is not None}).config
-    others = (not settings.admin.disable, settings.ui.enable, settings.gateway.enable)
-    if settings.helper.disable and not any(others):
-        say("the helper is disabled ([helper] disable = true), and no other service is enabled")
+    other_services = (not settings.admin.disable, settings.ui.enable, settings.gateway.enable)
+    if settings.helper.disable and not any(other_services):
+        print_message("the helper is disabled ([helper] disable = true), and no other service is enabled")
         return
     # imported after the settings were validated, so that errors in them are reported without loading native code
-    from helper.store.factory import refuse_held_host  # noqa: PLC0415
+    from helper.store.factory import refuse_host_in_use  # noqa: PLC0415
 
     if not settings.helper.disable:
-        refuse_held_host(settings)
+        refuse_host_in_use(settings)
 
     import uvloop  # noqa: PLC0415
 
     from helper.app.startup import create_service, run_service  # noqa: PLC0415
     from helper.clock import SystemClock  # noqa: PLC0415
     from helper.observability.log_config import configure  # noqa: PLC0415
-    from helper.observability.sentry import start  # noqa: PLC0415
-    from helper.runtime.systemd import ServiceManager, inherited_listener  # noqa: PLC0415
+    from helper.observability.sentry import create_reporter  # noqa: PLC0415
+    from helper.runtime.systemd import ServiceManager, adopt_inherited_listener  # noqa: PLC0415
 
     clock = SystemClock()
-    reporter = start(settings.helper.sentry_dsn, clock) if settings.helper.sentry_dsn else None
+    reporter = create_reporter(settings.helper.sentry_dsn, clock) if settings.helper.sentry_dsn else None
     configure(settings.log.level, settings.log.format, report=reporter.report if reporter is not None else None)
 
-    def started(url: str) -> None:
-        say(f"listening on {url}")
+    def on_started(url: str) -> None:
+        print_message(f"listening on {url}")
         if ready_file is not None:
             partial = ready_file.with_suffix(".partial")
             partial.unlink(missing_ok=True)
@@ -73,9 +73,13 @@ def serve(
             partial.replace(ready_file)
 
     manager = ServiceManager(os.environ, os.getpid(), clock)
-    listener = inherited_listener(os.environ, os.getpid())
+    listener = adopt_inherited_listener(os.environ, os.getpid())
     try:
-        uvloop.run(run_service(create_service(settings), started=started, listener=listener, manager=manager))
+        uvloop.run(
+            run_service(
+                create_service(settings), on_started=on_started, wallet_socket=listener, service_manager=manager
+            )
+        )
     finally:
         if reporter is not None:
             reporter.close()

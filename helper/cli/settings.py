@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from helper.cli.output import Exit, fail
+from helper.cli.output import ExitCode, fail
 from helper.config import Loaded, find_file, load_traced
 
 SHARED_ADVICE: Final = (
@@ -22,7 +22,7 @@ def database_file(config: Path | None, db: Path | None) -> Path:
     """
     settings = read_settings(config, {"helper.db_path": str(db) if db else None}).config
     if settings.store.url and db is None:
-        fail(f"the queue is in a shared database ([store] url): {SHARED_ADVICE}", Exit.USAGE)
+        fail(f"the queue is in a shared database ([store] url): {SHARED_ADVICE}", ExitCode.USAGE)
     return settings.db_path
 
 
@@ -36,5 +36,5 @@ def read_settings(config: Path | None, flags: Mapping[str, Any] | None = None) -
     """
     file = find_file(config, os.environ)
     if file is not None and file.exists() and not os.access(file, os.R_OK):
-        fail(f"no permission to read {file}", Exit.NOT_AUTHORISED)
+        fail(f"no permission to read {file}", ExitCode.NOT_AUTHORISED)
     return load_traced(file, os.environ, flags)

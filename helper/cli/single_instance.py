@@ -20,7 +20,7 @@ def require_single_instance(arguments: Sequence[str], env: Mapping[str, str]) ->
     Raises:
         StoreLocked: another daemon has it open.
     """
-    database = _database(arguments, env)
+    database = _find_database(arguments, env)
     if database is None:
         return
     real = Path(os.path.realpath(database))
@@ -34,7 +34,7 @@ def require_single_instance(arguments: Sequence[str], env: Mapping[str, str]) ->
                     os.close(fd)
 
 
-def _database(arguments: Sequence[str], env: Mapping[str, str]) -> Path | None:
+def _find_database(arguments: Sequence[str], env: Mapping[str, str]) -> Path | None:
     """Return the database of a `serve` command; None for other commands and unknown arguments."""
     if list(arguments[:1]) != ["serve"]:
         return None

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from helper.server.control_client import DaemonNotRunningError, DaemonUnresponsiveError, follow_control
+from helper.server.control_client import DaemonNotRunningError, DaemonUnresponsiveError, stream_control_socket
 
-SILENCE: Final = 10.0
+SILENCE_TIMEOUT_SECONDS: Final = 10.0
 """Seconds without data after which the daemon is unreachable; it sends a state each second."""
-PAUSE: Final = 1.0
+RECONNECT_PAUSE_SECONDS: Final = 1.0
 """Seconds between two connection attempts."""
 
-_DATA: Final = b"data: "
+_DATA_PREFIX: Final = b"data: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class StreamLost:
     reason: str
 
 
-def follow(socket: Path) -> Iterator[StateEvent | StreamLost]:
+def stream_states(socket: Path) -> Iterator[StateEvent | StreamLost]:
     """Yield the daemon's states without end. Reconnects whenever the stream is interrupted.
 
     Raises:
@@ -41,22 +41,24 @@ def follow(socket: Path) -> Iterator[StateEvent | StreamLost]:
     """
     while True:
         try:
-            yield from map(StateEvent, _states(follow_control(socket, "/events", timeout=SILENCE)))
+            yield from map(
+                StateEvent, _parse_states(stream_control_socket(socket, "/events", timeout=SILENCE_TIMEOUT_SECONDS))
+            )
             yield StreamLost("the helper ended the stream")
         except (DaemonNotRunningError, DaemonUnresponsiveError) as error:
             yield StreamLost(str(error))
-        time.sleep(PAUSE)
+        time.sleep(RECONNECT_PAUSE_SECONDS)
 
 
-def _states(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
+def _parse_states(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
     """Parse states from server-sent events, each on one line."""
     for line in lines:
-        if line.startswith(_DATA):
-            state = json.loads(line[len(_DATA) :])
+        if line.startswith(_DATA_PREFIX):
+            state = json.loads(line[len(_DATA_PREFIX) :])
             if isinstance(state, dict):
                 yield state
 
 
-def without_time(state: dict[str, Any]) -> dict[str, Any]:
+def drop_time(state: dict[str, Any]) -> dict[str, Any]:
     """Return a state without its time, to compare two states."""
     return {name: value for name, value in state.items() if name != "at"}

@@ -9,11 +9,11 @@ import anyio
 import typer
 
 from helper.cli.options import ConfigOption, JsonOption
-from helper.cli.output import Exit, emit_json, emit_table, fail, map_errors_to_exit_codes
+from helper.cli.output import ExitCode, emit_json, emit_table, fail, map_errors_to_exit_codes
 from helper.server.views import parse_hex32
 
 if TYPE_CHECKING:
-    from helper.chain.lookups import FoundTx
+    from helper.chain.lookups import IncludedTx
 
 app = typer.Typer(help="Show public transactions of the chain.")
 
@@ -34,31 +34,34 @@ def lookup(
     Queries the nodes of [chain] endpoints by the hash, so a node learns that someone is interested in it.
     """
     with map_errors_to_exit_codes():
-        answer = anyio.run(_look_up, config, parse_hex32("HASH", tx_hash))
-    if answer is None:
-        fail("no node has this transaction in a block", Exit.NOT_FOUND)
+        transaction = anyio.run(_look_up, config, parse_hex32("HASH", tx_hash))
+    if transaction is None:
+        fail("no node has this transaction in a block", ExitCode.NOT_FOUND)
     if json:
-        emit_json(answer)
+        emit_json(transaction)
         return
-    facts = {**{name: value for name, value in answer.items() if name != "reveal"}, **(answer["reveal"] or {})}
-    emit_table(("field", "value"), [(name.replace("_", " "), value) for name, value in facts.items()])
+    fields = {
+        **{name: value for name, value in transaction.items() if name != "reveal"},
+        **(transaction["reveal"] or {}),
+    }
+    emit_table(("field", "value"), [(name.replace("_", " "), value) for name, value in fields.items()])
 
 
 async def _look_up(config: Path | None, tx_hash: bytes) -> dict[str, Any] | None:
     # imported here, so that the help loads no HTTP client
     from helper.chain.lookups import ChainLookups  # noqa: PLC0415
-    from helper.cli.chain_access import chain_of  # noqa: PLC0415
+    from helper.cli.chain_access import open_node_pool  # noqa: PLC0415
 
-    async with chain_of(config) as nodes:
-        transaction = await ChainLookups(nodes).transaction(tx_hash)
-        return None if transaction is None else _as_json(transaction, tx_hash, nodes.chain_id)
+    async with open_node_pool(config) as nodes:
+        transaction = await ChainLookups(nodes).find_transaction(tx_hash)
+        return None if transaction is None else _transaction_json(transaction, tx_hash, nodes.chain_id)
 
 
-def _as_json(transaction: FoundTx, tx_hash: bytes, chain_id: str | None) -> dict[str, Any]:
-    from helper.chain.counted_reveals import reveal_in  # noqa: PLC0415
-    from helper.chain.verdicts import presentable  # noqa: PLC0415
+def _transaction_json(transaction: IncludedTx, tx_hash: bytes, chain_id: str | None) -> dict[str, Any]:
+    from helper.chain.counted_reveals import parse_reveal  # noqa: PLC0415
+    from helper.chain.verdicts import sanitize_text  # noqa: PLC0415
 
-    message = None if transaction.raw is None else reveal_in(transaction.raw)
+    message = None if transaction.raw is None else parse_reveal(transaction.raw)
     reveal = None
     if message is not None:
         reveal = {
@@ -75,7 +78,7 @@ def _as_json(transaction: FoundTx, tx_hash: bytes, chain_id: str | None) -> dict
         "chain_id": chain_id,
         "height": transaction.height,
         "code": transaction.code,
-        "log": presentable(transaction.log),
+        "log": sanitize_text(transaction.log),
         "kind": None if transaction.raw is None else kind,
         "bytes": None if transaction.raw is None else len(transaction.raw),
         "reveal": reveal,

@@ -17,17 +17,17 @@ app = typer.Typer()
 @app.command()
 def version(json: JsonOption = False) -> None:
     """Show the versions of the helper, its circuits, Python and SQLite."""
-    facts = collect()
+    versions = collect_versions()
     if json:
-        emit_json(facts)
+        emit_json(versions)
         return
-    typer.echo(f"svote-helper {facts['version']}")
-    for name, circuit in facts["circuits"].items():
+    typer.echo(f"svote-helper {versions['version']}")
+    for name, circuit in versions["circuits"].items():
         typer.echo(f"circuit {name}: {circuit['crate']}, fingerprint {circuit['fingerprint']}")
-    typer.echo(f"python {facts['python']}, sqlite {facts['sqlite']}")
+    typer.echo(f"python {versions['python']}, sqlite {versions['sqlite']}")
 
 
-def collect() -> dict[str, Any]:
+def collect_versions() -> dict[str, Any]:
     """Collect the versions as plain JSON values."""
     # imported here, so that the help loads no native code
     from helper.store import sqlite_version  # noqa: PLC0415

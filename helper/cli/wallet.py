@@ -12,7 +12,7 @@ import typer
 from devnet import ballot
 from devnet.wallet import CastVote, Wallet, WalletError
 from helper.cli.options import JsonOption
-from helper.cli.output import Exit, emit_json, fail, one_line
+from helper.cli.output import ExitCode, emit_json, fail, format_one_line
 from helper.clock import SystemClock
 
 app = typer.Typer(help="Act as a wallet on a dev chain.")
@@ -45,19 +45,19 @@ def vote(
     try:
         round_bytes = bytes.fromhex(round_id)
     except ValueError:
-        fail("ROUND must be 64 hex characters", Exit.USAGE)
+        fail("ROUND must be 64 hex characters", ExitCode.USAGE)
     now = SystemClock().now()
-    times = ballot.spread(now, spread, random.SystemRandom()) if spread else ballot.immediate()
+    times = ballot.spread_times(now, spread, random.SystemRandom()) if spread else ballot.immediate_times()
 
     async def cast() -> CastVote:
         helpers = [base] if base else helper or ["http://127.0.0.1:8090"]
-        async with Wallet(base or chain, helpers, own_routes=base is None, token=token) as voter:
+        async with Wallet(base or chain, helpers, uses_control_routes=base is None, token=token) as voter:
             return await voter.cast_vote(round_bytes, proposal, decision, weight=weight, times=times)
 
     try:
         cast_vote = asyncio.run(cast())
     except (httpx.TransportError, OSError) as error:
-        fail(f"the vote could not be cast: {base or chain}: {error or type(error).__name__}", Exit.UNREACHABLE)
+        fail(f"the vote could not be cast: {base or chain}: {error or type(error).__name__}", ExitCode.UNREACHABLE)
     except WalletError as error:
         fail(f"the vote could not be cast: {error}")
     outcome = _outcome(cast_vote)
@@ -65,15 +65,15 @@ def vote(
         emit_json(outcome)
     else:
         for share in outcome["shares"]:
-            typer.echo(one_line(f"share {share['index']:>2}  submit_at {share['submit_at']}  {share['answer']}"))
+            typer.echo(format_one_line(f"share {share['index']:>2}  submit_at {share['submit_at']}  {share['answer']}"))
         typer.echo(f"weight {outcome['weight']}, position {outcome['position']}")
-    if not cast_vote.accepted:
-        fail("not every share was accepted by a helper", Exit.FAILURE)
+    if not cast_vote.is_accepted:
+        fail("not every share was accepted by a helper", ExitCode.FAILURE)
 
 
 def _outcome(cast_vote: CastVote) -> dict[str, Any]:
     return {
-        "accepted": cast_vote.accepted,
+        "accepted": cast_vote.is_accepted,
         "position": cast_vote.position,
         "weight": cast_vote.ballot.weight,
         "shares": [
@@ -81,7 +81,7 @@ def _outcome(cast_vote: CastVote) -> dict[str, Any]:
                 "index": share.index,
                 "submit_at": share.submit_at,
                 "nullifier": share.nullifier.hex(),
-                "answer": share.posts[-1].answer if share.posts else "not posted",
+                "answer": share.posts[-1].outcome if share.posts else "not posted",
             }
             for share in cast_vote.shares
         ],

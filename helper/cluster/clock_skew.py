@@ -13,15 +13,15 @@ from helper.errors import StoreError
 
 log = structlog.get_logger("helper.cluster")
 
-TOLERANCE_SECONDS: Final = 2.0
+MAX_SKEW_SECONDS: Final = 2.0
 """Maximum skew; above it this host accepts, proves and sends nothing."""
-CHECK_SECONDS: Final = 10.0
+CHECK_INTERVAL_SECONDS: Final = 10.0
 
 
 class Database(Protocol):
     """A database with its own clock, implemented by `helper.store.store.Store`."""
 
-    async def skew(self) -> float:
+    async def measure_clock_skew(self) -> float:
         """Seconds that its clock is ahead of this host's."""
         ...
 
@@ -40,7 +40,7 @@ class ClockSkewMonitor:
         self._offset = self._own_offset()  # the database's wall clock minus this host's monotonic clock
 
     @property
-    def seconds(self) -> float:
+    def skew_seconds(self) -> float:
         """Seconds that the database's clock is ahead of this host's; 0 before the first comparison."""
         return self._offset - self._own_offset()
 
@@ -48,37 +48,37 @@ class ClockSkewMonitor:
         return self._clock.now() - self._clock.monotonic()
 
     @property
-    def trouble(self) -> PauseReason | None:
+    def fault_reason(self) -> PauseReason | None:
         """Why this host must not act by its clock, or None."""
-        seconds = self.seconds
-        if abs(seconds) <= TOLERANCE_SECONDS:
+        seconds = self.skew_seconds
+        if abs(seconds) <= MAX_SKEW_SECONDS:
             return None
         return PauseCause.CLOCK_OFF_DATABASE.reason(round(abs(seconds), 1), "behind" if seconds > 0 else "ahead of")
 
-    async def look(self) -> None:
+    async def compare_clocks(self) -> None:
         """Compare the clocks now.
 
         Raises:
             StoreError: the database is unreachable.
         """
-        ahead = await self._database.skew()
+        ahead = await self._database.measure_clock_skew()
         self._offset = self._own_offset() + ahead
-        trouble = self.trouble
-        if trouble is None:
+        reason = self.fault_reason
+        if reason is None:
             if self._problem.clear():
                 log.info("clock_skew_recovered", seconds=round(ahead, 3))
         elif self._problem.note():  # without its reason: the seconds in it change
             log.error(
                 "clock_skew_exceeded",
-                reason=str(trouble),
+                reason=str(reason),
                 advice="Correct the clock of this host or of the database server.",
             )
 
     async def run(self) -> None:
         """Compare the clocks periodically until cancelled."""
         while True:
-            await self._clock.sleep(CHECK_SECONDS)
+            await self._clock.sleep(CHECK_INTERVAL_SECONDS)
             try:
-                await self.look()
+                await self.compare_clocks()
             except StoreError as error:
                 log.warning("clock_skew_check_failed", reason=str(error))

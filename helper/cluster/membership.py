@@ -25,7 +25,7 @@ from helper.store.store import Store
 
 log = structlog.get_logger("helper.cluster")
 
-AGREE_SECONDS: Final = 2.0
+EXCHANGE_INTERVAL_SECONDS: Final = 2.0
 
 
 class ClusterMember:
@@ -39,7 +39,7 @@ class ClusterMember:
         circuits: the circuit selection, shared with the other hosts.
         rounds: the round registry, updated from what other hosts stored.
         clock: the source of time.
-        changed: called when this host acquires the lease.
+        on_acquired: called when this host acquires the lease.
     """
 
     def __init__(
@@ -52,57 +52,57 @@ class ClusterMember:
         circuits: CircuitSelector,
         rounds: RoundRegistry,
         clock: Clock,
-        changed: Callable[[], None],
+        on_acquired: Callable[[], None],
     ) -> None:
         self._store = store
         self._lease = lease
         self._circuits = circuits
         self._rounds = rounds
         self._clock = clock
-        self._published: str | None = None
+        self._published_state: str | None = None
         self._sender: str | None = None
-        self.skew = ClockSkewMonitor(store, clock=clock)
+        self.skew_monitor = ClockSkewMonitor(store, clock=clock)
         self.keeper: LeaseKeeper | None = None
-        if role.sends:
+        if role.can_send:
             self.keeper = LeaseKeeper(
-                lease, clock=clock, standby=standby, changed=changed, fit=lambda: self.off is None
+                lease, clock=clock, standby=standby, on_acquired=on_acquired, can_send=lambda: self.clock_fault is None
             )
 
-    async def begin(self) -> None:
+    async def start(self) -> None:
         """Compare the clocks and acquire the lease, before any work starts.
 
         Raises:
             StoreError: the database is unreachable.
             LeaseHeld: another host sends, and this one is configured to send as well.
         """
-        await self.skew.look()
+        await self.skew_monitor.compare_clocks()
         if self.keeper is not None:
-            await self.keeper.begin()
+            await self.keeper.acquire_at_start()
 
     @property
-    def parts(self) -> dict[str, Coroutine[Any, Any, None]]:
+    def tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
         """The tasks to run until the service stops, by name."""
-        tasks = {"clock": self.skew.run(), "agreement": self._agree()} if self._store.shared else {}
+        tasks = {"clock": self.skew_monitor.run(), "agreement": self._exchange_state()} if self._store.is_shared else {}
         if self.keeper is not None:
             tasks["lease"] = self.keeper.run()
         return tasks
 
     @property
-    def off(self) -> PauseReason | None:
+    def clock_fault(self) -> PauseReason | None:
         """Why this host's clock must not be used, or None. A queue in a file has no other clock."""
-        return self.skew.trouble if self._store.shared else None
+        return self.skew_monitor.fault_reason if self._store.is_shared else None
 
     @property
-    def waits(self) -> PauseReason | None:
+    def work_blocked(self) -> PauseReason | None:
         """Why this host must not prove shares now, or None. All hosts of a shared queue prove."""
-        if self._store.shared or self._lease.held:
+        if self._store.is_shared or self._lease.is_held:
             return None
-        return self.elsewhere or PauseCause.LEASE_UNREACHABLE.reason()
+        return self.intake_blocked or PauseCause.LEASE_UNREACHABLE.reason()
 
     @property
-    def elsewhere(self) -> PauseReason | None:
+    def intake_blocked(self) -> PauseReason | None:
         """Why this host must not accept shares, or None. A copy of the queue would not reveal them while it waits."""
-        if self._store.shared or self._lease.held:
+        if self._store.is_shared or self._lease.is_held:
             return None
         if self._lease.holder:
             return PauseCause.QUEUE_USED_ELSEWHERE.reason(self._lease.holder)
@@ -114,32 +114,32 @@ class ClusterMember:
         `sender` is the host that sends. For a shared queue it comes from the database ("" for none, None while it is
         unknown), otherwise it is the other host that holds the lease.
         """
-        if self._store.shared:
-            skew = round(self.skew.seconds, 3)
-            return {"sends": self._lease.held, "sender": self._sender, "database_skew": skew}
-        return {"sends": self._lease.held, "sender": self._lease.holder if self.keeper is not None else None}
+        if self._store.is_shared:
+            skew = round(self.skew_monitor.skew_seconds, 3)
+            return {"sends": self._lease.is_held, "sender": self._sender, "database_skew": skew}
+        return {"sends": self._lease.is_held, "sender": self._lease.holder if self.keeper is not None else None}
 
-    async def _agree(self) -> None:
+    async def _exchange_state(self) -> None:
         """Exchange the accepted circuit, closed rounds and the sender's name with the other hosts until cancelled."""
         while True:
             try:
-                await self._agree_once()
+                await self._exchange_state_once()
             except StoreError as error:
                 self._sender = None
                 log.warning("cluster_state_unavailable", reason=str(error))
-            await self._clock.sleep(AGREE_SECONDS)
+            await self._clock.sleep(EXCHANGE_INTERVAL_SECONDS)
 
-    async def _agree_once(self) -> None:
+    async def _exchange_state_once(self) -> None:
         key = self._circuits.shared_key
         if key is not None:
-            if self._lease.held:
-                circuit = self._circuits.tell()
-                if circuit != self._published:
-                    await self._store.set_meta(key, circuit)
-                    self._published = circuit
+            if self._lease.is_held:
+                state = self._circuits.publish_state()
+                if state != self._published_state:
+                    await self._store.set_meta(key, state)
+                    self._published_state = state
             else:
-                self._published = None
+                self._published_state = None
                 accepted = await self._store.get_meta(self._circuits.accepted_key)
-                self._circuits.hear(await self._store.get_meta(key), accepted)
-        await self._rounds.reread()
-        self._sender = await self._store.sender_host()
+                self._circuits.apply_state(await self._store.get_meta(key), accepted)
+        await self._rounds.reload_from_store()
+        self._sender = await self._store.get_sender_host()

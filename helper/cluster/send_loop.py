@@ -30,16 +30,21 @@ class SendLoop:
     Args:
         broadcaster: sends; does nothing while another host holds the lease.
         retention: purges closed rounds; does nothing while another host holds the lease.
-        paused: why nothing may be sent now, or None.
+        get_pause_reason: why nothing may be sent now, or None.
         clock: for the waits.
     """
 
     def __init__(
-        self, *, broadcaster: Broadcaster, retention: Retention, paused: Callable[[], PauseReason | None], clock: Clock
+        self,
+        *,
+        broadcaster: Broadcaster,
+        retention: Retention,
+        get_pause_reason: Callable[[], PauseReason | None],
+        clock: Clock,
     ) -> None:
         self._broadcaster = broadcaster
         self._retention = retention
-        self._paused = paused
+        self._get_pause_reason = get_pause_reason
         self._clock = clock
         self._wake_event = asyncio.Event()
         self._errors = RecurringErrorLog(log, failed="send_failed", recovered="send_recovered")
@@ -59,14 +64,14 @@ class SendLoop:
             await self._retention.stop()
 
     async def _run_once(self) -> None:
-        problem: Exception | None = None
+        last_error: Exception | None = None
         for step in (self._retention.run_due, self._send):
             try:
                 await step()
             except Exception as error:  # any error: the other step and the next iteration must still run
-                problem = error
-        self._errors.note(problem)
+                last_error = error
+        self._errors.note(last_error)
 
     async def _send(self) -> None:
-        if self._paused() is None:
+        if self._get_pause_reason() is None:
             await self._broadcaster.send_new()

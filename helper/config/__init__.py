@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from helper.config.discovery import ListenAddresses, find_file, peek_database_path, peek_listen_addresses
 
 if TYPE_CHECKING:
-    from helper.config.loader import Loaded, Origin, Problem, SettingsError, load, load_traced, load_what_can_be
+    from helper.config.loader import Loaded, Origin, Problem, SettingsError, load, load_traced, load_valid_settings
     from helper.config.model import Config
 
 __all__ = [
@@ -18,7 +18,7 @@ __all__ = [
     "find_file",
     "load",
     "load_traced",
-    "load_what_can_be",
+    "load_valid_settings",
     "peek_database_path",
     "peek_listen_addresses",
 ]

@@ -14,7 +14,7 @@ from typing import Any, Final
 ENV_PREFIX: Final = "SVOTE_HELPER_"
 ENV_FILE: Final = "SVOTE_HELPER_CONFIG"
 ENV_BACKUP_PASSPHRASE: Final = "SVOTE_HELPER_BACKUP_PASSPHRASE"  # noqa: S105  a name
-NOT_SETTINGS: Final = frozenset({ENV_FILE, ENV_BACKUP_PASSPHRASE})
+NON_SETTING_VARIABLES: Final = frozenset({ENV_FILE, ENV_BACKUP_PASSPHRASE})
 """Variables with the prefix that are not settings."""
 CREDENTIALS: Final = {
     ("helper", "api_token"): "api-token",
@@ -42,7 +42,7 @@ def find_file(explicit: Path | None, env: Mapping[str, str], candidates: Sequenc
     return next((path for path in candidates if path.is_file()), None)
 
 
-def variable_of(section: str, key: str) -> str:
+def variable_name(section: str, key: str) -> str:
     """Return the environment variable of a setting."""
     return f"{ENV_PREFIX}{section}_{key}".upper()
 
@@ -54,9 +54,9 @@ def peek_database_path(path: Path | None, env: Mapping[str, str]) -> Path | None
     """
     try:
         table = tomllib.loads(path.read_text("utf-8")).get("helper", {}) if path is not None else {}
-        if table.get("disable") or env.get(variable_of("helper", "disable")):
+        if table.get("disable") or env.get(variable_name("helper", "disable")):
             return None
-        return Path(env.get(variable_of("helper", "db_path")) or table.get("db_path", DEFAULT_DATABASE))
+        return Path(env.get(variable_name("helper", "db_path")) or table.get("db_path", DEFAULT_DATABASE))
     except (OSError, ValueError, AttributeError, TypeError):
         return None
 
@@ -80,15 +80,15 @@ def peek_listen_addresses(path: Path | None, env: Mapping[str, str]) -> ListenAd
     except (OSError, ValueError):
         tables = {}
 
-    def value(section: str, key: str, default: str) -> str:
+    def read_value(section: str, key: str, default: str) -> str:
         table = tables.get(section)
         file_value = table.get(key) if isinstance(table, dict) else None
-        return str(env.get(variable_of(section, key)) or file_value or default)
+        return str(env.get(variable_name(section, key)) or file_value or default)
 
-    socket = Path(value("helper", "db_path", DEFAULT_DATABASE)).parent / SOCKET_NAME
-    port = value("helper", "port", str(DEFAULT_PORT))
+    socket = Path(read_value("helper", "db_path", DEFAULT_DATABASE)).parent / SOCKET_NAME
+    port = read_value("helper", "port", str(DEFAULT_PORT))
     return ListenAddresses(
-        socket=Path(value("operator", "socket", str(socket))),
-        host=value("helper", "host", DEFAULT_HOST),
+        socket=Path(read_value("operator", "socket", str(socket))),
+        host=read_value("helper", "host", DEFAULT_HOST),
         port=int(port) if port.isdecimal() else DEFAULT_PORT,
     )

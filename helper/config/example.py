@@ -10,28 +10,28 @@ from helper.config.model import Config
 from helper.config.value_text import SECTIONS, to_toml
 
 _WIDTH: Final = 100
-_HEAD: Final = """\
+_HEADER: Final = """\
 # Settings of svote-helper. Every key is listed with its default; uncomment the lines that you change.
 # Each setting has an environment variable SVOTE_HELPER_<SECTION>_<KEY> (lists separated by commas).
 # `svote-helper config validate` checks this file; `svote-helper config show --origin` shows the values in effect.
 """
 
 
-def example(values: Mapping[tuple[str, str], Any] | None = None) -> str:
+def render_example(settings: Mapping[tuple[str, str], Any] | None = None) -> str:
     """Return the file. `# ` begins an explanation; `#` without a space a setting at its default.
 
     Args:
-        values: settings to write uncommented, by section and key.
+        settings: settings to write uncommented, by section and key.
     """
-    given = values or {}
-    parts = [_HEAD]
+    rendered_settings = settings or {}
+    parts = [_HEADER]
     for section, fields in SECTIONS.items():
         model = Config.model_fields[section].annotation
         assert isinstance(model, type)
         block = [f"# {(model.__doc__ or '').strip()}", f"[{section}]", ""]
         for key, field in fields.items():
             block += [f"# {line}" for line in textwrap.wrap(field.description or "", _WIDTH, break_on_hyphens=False)]
-            value = given.get((section, key))
+            value = rendered_settings.get((section, key))
             block += [f"#{key} = {to_toml(field.default)}" if value is None else f"{key} = {to_toml(value)}", ""]
         parts.append("\n".join(block))
     return "\n".join(parts).rstrip("\n") + "\n"

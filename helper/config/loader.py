@@ -12,9 +12,9 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from helper.config import toml_lines
-from helper.config.discovery import CREDENTIALS, ENV_PREFIX, NOT_SETTINGS, variable_of
-from helper.config.model import Config, contradictions
-from helper.config.value_text import SECTIONS, explain, from_text
+from helper.config.discovery import CREDENTIALS, ENV_PREFIX, NON_SETTING_VARIABLES, variable_name
+from helper.config.model import Config, find_contradictions
+from helper.config.value_text import SECTIONS, describe_validation_error, parse_value
 from helper.errors import ConfigError
 from helper.object_store.credentials import CREDENTIALS_DIRECTORY
 
@@ -103,11 +103,11 @@ def load_traced(
     Raises:
         SettingsError: the settings are invalid.
     """
-    reading = _read(path, env or {}, flags or {})
-    return Loaded(reading.finish(), path, reading.all_origins())
+    reader = _read_sources(path, env or {}, flags or {})
+    return Loaded(reader.build_config(), path, reader.all_origins())
 
 
-def load_what_can_be(
+def load_valid_settings(
     path: Path | None, env: Mapping[str, str], flags: Mapping[str, Any] | None = None
 ) -> tuple[Loaded, tuple[Problem, ...]]:
     """Load the settings and treat invalid ones as not set, for callers that must continue.
@@ -115,34 +115,34 @@ def load_what_can_be(
     Returns:
         The settings, and every problem.
     """
-    reading = _read(path, env, flags or {})
+    reader = _read_sources(path, env, flags or {})
     try:
-        config = reading.finish()
+        config = reader.build_config()
     except SettingsError as error:
-        config = reading.finish_without(error.problems)
-    return Loaded(config, path, reading.all_origins()), tuple(reading.problems)
+        config = reader.build_config_without(error.problems)
+    return Loaded(config, path, reader.all_origins()), tuple(reader.problems)
 
 
-def _read(path: Path | None, env: Mapping[str, str], flags: Mapping[str, Any]) -> _Reading:
-    reading = _Reading()
+def _read_sources(path: Path | None, env: Mapping[str, str], flags: Mapping[str, Any]) -> _SettingsReader:
+    reader = _SettingsReader()
     if path is not None:
-        reading.file(path)
-    reading.environment(env)
-    reading.flags(flags)
-    reading.secrets(env)
-    return reading
+        reader.add_file(path)
+    reader.add_environment(env)
+    reader.add_flags(flags)
+    reader.add_secrets(env)
+    return reader
 
 
-class _Reading:
+class _SettingsReader:
     """Collects values from file, environment and flags, with their origins and problems."""
 
     def __init__(self) -> None:
         self.values: dict[Key, Any] = {}
         self.origins: dict[Key, Origin] = {}
-        self.places: dict[Key, tuple[str, int | None]] = {}
+        self.locations: dict[Key, tuple[str, int | None]] = {}
         self.problems: list[Problem] = []
 
-    def file(self, path: Path) -> None:
+    def add_file(self, path: Path) -> None:
         """Add the keys of a TOML file."""
         source = str(path)
         try:
@@ -157,44 +157,44 @@ class _Reading:
         try:
             document = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
-            line, message = toml_lines.syntax_error(str(error), text)
+            line, message = toml_lines.parse_syntax_error(str(error), text)
             self.problems.append(Problem(source, line, "", f"not valid TOML: {message}"))
             return
-        self._document(source, document, toml_lines.key_lines(text))
+        self._add_document(source, document, toml_lines.find_key_lines(text))
 
-    def _document(self, source: str, document: Mapping[str, Any], lines: dict[tuple[str, ...], int]) -> None:
+    def _add_document(self, source: str, document: Mapping[str, Any], lines: dict[tuple[str, ...], int]) -> None:
         for section, table in document.items():
-            line = toml_lines.line_of(lines, (section,))
+            line = toml_lines.find_line(lines, (section,))
             if section not in SECTIONS:
                 message = "unknown section" if isinstance(table, dict) else "must be inside a section"
-                self.problems.append(Problem(source, line, section, message, _nearest_section(section)))
+                self.problems.append(Problem(source, line, section, message, _suggest_section(section)))
                 continue
             if not isinstance(table, dict):
                 self.problems.append(Problem(source, line, section, f"must be a section, [{section}]"))
                 continue
             for key, value in table.items():
-                line = toml_lines.line_of(lines, (section, key))
+                line = toml_lines.find_line(lines, (section, key))
                 if key not in SECTIONS[section]:
                     self.problems.append(
-                        Problem(source, line, f"{section}.{key}", "unknown key", _nearest_key(section, key))
+                        Problem(source, line, f"{section}.{key}", "unknown key", _suggest_key(section, key))
                     )
                     continue
-                self._take((section, key), value, Origin("file", f"{source}:{line}"), (source, line))
+                self._set_value((section, key), value, Origin("file", f"{source}:{line}"), (source, line))
 
-    def environment(self, env: Mapping[str, str]) -> None:
+    def add_environment(self, env: Mapping[str, str]) -> None:
         """Add environment variables. An unknown one is a problem, because it would have no effect."""
-        known = {variable_of(section, key): (section, key) for section in SECTIONS for key in SECTIONS[section]}
+        known = {variable_name(section, key): (section, key) for section in SECTIONS for key in SECTIONS[section]}
         for name in sorted(env):
-            if not name.startswith(ENV_PREFIX) or name in NOT_SETTINGS:
+            if not name.startswith(ENV_PREFIX) or name in NON_SETTING_VARIABLES:
                 continue
             key = known.get(name)
             if key is None:
                 nearest = difflib.get_close_matches(name, known, n=1)
                 self.problems.append(Problem(name, None, name, "unknown variable", nearest[0] if nearest else None))
                 continue
-            self._text(key, env[name], Origin("env", name), name)
+            self._add_text(key, env[name], Origin("env", name), name)
 
-    def flags(self, flags: Mapping[str, Any]) -> None:
+    def add_flags(self, flags: Mapping[str, Any]) -> None:
         """Add values from the command line."""
         for dotted, value in flags.items():
             if value is None:
@@ -202,57 +202,57 @@ class _Reading:
             section, _, key = dotted.partition(".")
             if key not in SECTIONS.get(section, {}):
                 raise KeyError(f"unknown setting {dotted}")
-            self._take((section, key), value, Origin("flag", dotted), (f"flag {dotted}", None))
+            self._set_value((section, key), value, Origin("flag", dotted), (f"flag {dotted}", None))
 
-    def secrets(self, env: Mapping[str, str]) -> None:
+    def add_secrets(self, env: Mapping[str, str]) -> None:
         """Add secrets from files: those named in the settings, then systemd credentials."""
         for (section, key), credential in CREDENTIALS.items():
             file_name = self.values.get((section, f"{key}_file"))
             if file_name and isinstance(file_name, str):
                 if self.values.get((section, key)):
-                    self._at((section, f"{key}_file"), f"cannot be combined with {key}: remove one of them")
+                    self._add_problem((section, f"{key}_file"), f"cannot be combined with {key}: remove one of them")
                 else:
-                    self._secret((section, key), Path(file_name), (section, f"{key}_file"))
+                    self._add_secret((section, key), Path(file_name), (section, f"{key}_file"))
             elif env.get(CREDENTIALS_DIRECTORY) and (section, key) not in self.values:
                 file = Path(env[CREDENTIALS_DIRECTORY], credential)
                 if file.exists():
-                    self._secret((section, key), file, (section, key))
+                    self._add_secret((section, key), file, (section, key))
 
-    def _secret(self, key: Key, file: Path, blamed: Key) -> None:
-        """Set `key` to the first line of a file; problems are reported for the setting `blamed`."""
-        self.places.setdefault(blamed, (str(file), None))
+    def _add_secret(self, key: Key, file: Path, reported_as: Key) -> None:
+        """Set `key` to the first line of a file; problems are reported for the setting `reported_as`."""
+        self.locations.setdefault(reported_as, (str(file), None))
         try:
             lines = file.read_text("utf-8").splitlines()
         except UnicodeDecodeError:
-            self._at(blamed, f"{file} is not UTF-8")
+            self._add_problem(reported_as, f"{file} is not UTF-8")
             return
         except OSError as error:
-            self._at(blamed, f"{file} cannot be read: {error.strerror}")
+            self._add_problem(reported_as, f"{file} cannot be read: {error.strerror}")
             return
         if not lines or not lines[0]:
-            self._at(blamed, f"{file}: the first line is empty, it must be the {key[1]}")
+            self._add_problem(reported_as, f"{file}: the first line is empty, it must be the {key[1]}")
             return
-        self._take(key, lines[0], Origin("file", str(file)), (str(file), None))
+        self._set_value(key, lines[0], Origin("file", str(file)), (str(file), None))
 
-    def _at(self, key: Key, message: str) -> None:
+    def _add_problem(self, key: Key, message: str) -> None:
         """Add a problem of a setting."""
-        source, line = self.places[key]
+        source, line = self.locations[key]
         self.problems.append(Problem(source, line, ".".join(key), message))
 
-    def _text(self, key: Key, text: str, origin: Origin, source: str) -> None:
+    def _add_text(self, key: Key, text: str, origin: Origin, source: str) -> None:
         try:
-            value = from_text(*key, text)
+            value = parse_value(*key, text)
         except ValueError as error:
             self.problems.append(Problem(source, None, ".".join(key), str(error)))
             return
-        self._take(key, value, origin, (source, None))
+        self._set_value(key, value, origin, (source, None))
 
-    def _take(self, key: Key, value: Any, origin: Origin, place: tuple[str, int | None]) -> None:
+    def _set_value(self, key: Key, value: Any, origin: Origin, place: tuple[str, int | None]) -> None:
         self.values[key] = value
         self.origins[key] = origin
-        self.places[key] = place
+        self.locations[key] = place
 
-    def finish(self) -> Config:
+    def build_config(self) -> Config:
         """Validate all values and return the settings.
 
         Raises:
@@ -260,31 +260,33 @@ class _Reading:
         """
         config: Config | None = None
         try:
-            config = Config.model_validate(self._tables())
+            config = Config.model_validate(self._group_by_section())
         except ValidationError as error:
             for details in error.errors(include_url=False):
                 section, key = str(details["loc"][0]), str(details["loc"][1])
-                source, line = self.places[section, key]
-                self.problems.append(Problem(source, line, f"{section}.{key}", explain(section, key, details)))
+                source, line = self.locations[section, key]
+                self.problems.append(
+                    Problem(source, line, f"{section}.{key}", describe_validation_error(section, key, details))
+                )
         if config is not None:
-            for section, key, message in contradictions(config):
-                self._at((section, key), message)
+            for section, key, message in find_contradictions(config):
+                self._add_problem((section, key), message)
         if self.problems or config is None:
             raise SettingsError(sorted(self.problems, key=lambda p: (p.source, p.line or 0)))
         return config
 
-    def finish_without(self, problems: Sequence[Problem]) -> Config:
+    def build_config_without(self, problems: Sequence[Problem]) -> Config:
         """Return the settings without the keys that have problems, or the defaults if the rest is invalid too."""
         invalid = {problem.key for problem in problems}
         for key in [key for key in self.values if ".".join(key) in invalid]:
             del self.values[key]
             del self.origins[key]
         try:
-            return Config.model_validate(self._tables())
+            return Config.model_validate(self._group_by_section())
         except ValidationError:
             return Config()
 
-    def _tables(self) -> dict[str, dict[str, Any]]:
+    def _group_by_section(self) -> dict[str, dict[str, Any]]:
         tables: dict[str, dict[str, Any]] = {}
         for (section, key), value in self.values.items():
             tables.setdefault(section, {})[key] = value
@@ -300,7 +302,7 @@ class _Reading:
         }
 
 
-def _nearest_section(name: str) -> str | None:
+def _suggest_section(name: str) -> str | None:
     """Find a section with a similar name, or a setting with this name."""
     for section in SECTIONS:
         if name in SECTIONS[section]:
@@ -309,7 +311,7 @@ def _nearest_section(name: str) -> str | None:
     return f"[{close[0]}]" if close else None
 
 
-def _nearest_key(section: str, name: str) -> str | None:
+def _suggest_key(section: str, name: str) -> str | None:
     """Find a key with a similar name, first in the same section."""
     close = difflib.get_close_matches(name, SECTIONS[section], n=1)
     if close:

@@ -29,7 +29,7 @@ from helper.config.sections import (
 DEV_CHAIN_REST: Final = "http://127.0.0.1:11317"
 DEV_CHAIN_RPC: Final = "http://127.0.0.1:36657"
 """Addresses of the dev chain, used if no node is configured."""
-LEASE_SECONDS: Final = (5, 300)
+LEASE_SECONDS_RANGE: Final = (5, 300)
 """Shortest and longest lease in an object store: long enough for the writes, short enough for a takeover."""
 
 
@@ -100,7 +100,7 @@ class Config(Section):
         return Path(self.operator.socket) if self.operator.socket else self.db_path.parent / SOCKET_NAME
 
 
-def contradictions(config: Config) -> list[tuple[str, str, str]]:
+def find_contradictions(config: Config) -> list[tuple[str, str, str]]:
     """Find settings that are valid by themselves but contradict each other.
 
     Returns:
@@ -113,9 +113,9 @@ def contradictions(config: Config) -> list[tuple[str, str, str]]:
         problems.append(("helper", "role", "requires [store] url: with a database file, the only role is all"))
     if not config.store.url and config.sender.lease == "postgres":
         problems.append(("sender", "lease", "requires [store] url"))
-    if config.sender.standby and not config.store.url and config.sender.place is None:
+    if config.sender.standby and not config.store.url and config.sender.lease_location is None:
         problems.append(("sender", "standby", "requires [store] url or a lease: there is no other host to wait for"))
-    shortest, longest = LEASE_SECONDS
-    if config.sender.place is not None and not shortest <= config.store.lease_seconds <= longest:
+    shortest, longest = LEASE_SECONDS_RANGE
+    if config.sender.lease_location is not None and not shortest <= config.store.lease_seconds <= longest:
         problems.append(("store", "lease_seconds", f"must be {shortest} to {longest} with a lease in an object store"))
     return problems

@@ -9,18 +9,18 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from helper.config.discovery import ADMIN_DATABASE, DEFAULT_DATABASE, DEFAULT_HOST, DEFAULT_PORT
 from helper.config.value_types import (
     BlankUrl,
-    BucketPlace,
-    Database,
+    BucketUrl,
+    DatabaseUrl,
     FilePath,
     Host,
     HostName,
     IntegerField,
-    LeasePlace,
+    LeaseStorage,
     NetworkText,
     Number,
     OptionalUrl,
     Port,
-    Schema,
+    SchemaName,
     StoreUrl,
     Switch,
     Text,
@@ -101,7 +101,7 @@ class HelperSection(Section):
 class StoreSection(Section):
     """PostgreSQL database shared by several hosts, instead of a file. See docs/cluster.md."""
 
-    url: Database = Field(
+    url: DatabaseUrl = Field(
         "",
         description="Address such as postgresql://user@host/database; empty stores the queue in [helper] db_path. Over "
         "a network, TLS with verified certificates is required and is the default. The directory of db_path then "
@@ -119,7 +119,7 @@ class StoreSection(Section):
         "as the second line on all hosts, then make it the first.",
     )
     host: HostName = Field("", description="Name of this host in the cluster; empty means the machine's host name.")
-    schema_name: Schema = Field("svote_helper", description="PostgreSQL schema of the tables.")
+    schema_name: SchemaName = Field("svote_helper", description="PostgreSQL schema of the tables.")
     lease_seconds: Number = Field(
         10,
         ge=1,
@@ -131,7 +131,7 @@ class StoreSection(Section):
 class SenderSection(Section):
     """The sender's lease: only one of several hosts sends reveals to the chain."""
 
-    lease: LeasePlace = Field(
+    lease: LeaseStorage = Field(
         "auto",
         description="Storage of the lease: postgres is the queue's database; auto means postgres if [store] url is "
         "set, and no lease if the queue is a file. An object such as s3://bucket/sender.json (see [s3]) works with "
@@ -144,7 +144,7 @@ class SenderSection(Section):
     )
 
     @property
-    def place(self) -> BucketLocation | None:
+    def lease_location(self) -> BucketLocation | None:
         """The object that stores the lease, or None."""
         return BucketLocation.parse(self.lease) if self.lease.startswith("s3:") else None
 
@@ -294,7 +294,7 @@ class S3Section(Section):
 class ArchiveSection(Section):
     """Archive of the proof bundles of all reveals on the chain, in an object store."""
 
-    place: BucketPlace = Field(
+    place: BucketUrl = Field(
         "",
         description="Location of the archive, such as s3://bucket/path; empty disables it.",
     )

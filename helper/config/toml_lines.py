@@ -20,7 +20,7 @@ _SYNTAX: Final = re.compile(r"\(at (?:line (\d+), column \d+|end of document)\)"
 Path = tuple[str, ...]
 
 
-def key_lines(text: str) -> dict[Path, int]:
+def find_key_lines(text: str) -> dict[Path, int]:
     """Return the line (from 1) of each section and key, by its path: `("helper",)`, `("helper", "port")`."""
     lines: dict[Path, int] = {}
     section: Path = ()
@@ -31,22 +31,22 @@ def key_lines(text: str) -> dict[Path, int]:
             quote = "" if quote in line else quote
             continue
         if depth:
-            depth += _nesting(line)
+            depth += _nesting_change(line)
             continue
         if header := _HEADER.match(line):
-            section = _parts(header[1])
+            section = _split_key(header[1])
             lines.setdefault(section, number)
             continue
         if entry := _KEY.match(line):
-            path = section + _parts(entry[1])
+            path = section + _split_key(entry[1])
             for length in range(1, len(path) + 1):
                 lines.setdefault(path[:length], number)
-            quote = _opened(entry[2])
-            depth = 0 if quote else _nesting(entry[2])
+            quote = _find_open_quote(entry[2])
+            depth = 0 if quote else _nesting_change(entry[2])
     return lines
 
 
-def line_of(lines: dict[Path, int], path: Path) -> int | None:
+def find_line(lines: dict[Path, int], path: Path) -> int | None:
     """Return the line of a key, else of its nearest parent, else None."""
     for length in range(len(path), 0, -1):
         if path[:length] in lines:
@@ -54,18 +54,18 @@ def line_of(lines: dict[Path, int], path: Path) -> int | None:
     return None
 
 
-def syntax_error(message: str, text: str) -> tuple[int, str]:
+def parse_syntax_error(message: str, text: str) -> tuple[int, str]:
     """Split an error message of the standard TOML parser into line and text."""
     match = _SYNTAX.search(message)
     line = int(match[1]) if match and match[1] else max(1, len(text.splitlines()))
     return line, _SYNTAX.sub("", message).strip()
 
 
-def _parts(dotted: str) -> Path:
+def _split_key(dotted: str) -> Path:
     return tuple(part.strip("\"'") for part in _PART.findall(dotted))
 
 
-def _opened(value: str) -> str:
+def _find_open_quote(value: str) -> str:
     """Return the multi-line quote that a value opens and does not close, or ""."""
     for quote in ('"""', "'''"):
         if value.count(quote) % 2:
@@ -73,7 +73,7 @@ def _opened(value: str) -> str:
     return ""
 
 
-def _nesting(line: str) -> int:
+def _nesting_change(line: str) -> int:
     """Return opening minus closing brackets of a line, outside strings and comments."""
     bare = _STRING.sub("", line).split("#", 1)[0]
     return sum(bare.count(bracket) for bracket in "[{") - sum(bare.count(bracket) for bracket in "]}")

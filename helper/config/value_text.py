@@ -13,12 +13,14 @@ from helper.config.model import Config
 from helper.config.sections import Section
 
 REDACTED: Final = "(set, not shown)"
-_SECRET: Final = frozenset({("helper", "api_token"), ("operator", "token"), ("helper", "sentry_dsn"), ("store", "url")})
-_TRUE: Final = frozenset({"true", "1", "yes", "on"})
-_FALSE: Final = frozenset({"false", "0", "no", "off"})
+_SECRET_SETTINGS: Final = frozenset(
+    {("helper", "api_token"), ("operator", "token"), ("helper", "sentry_dsn"), ("store", "url")}
+)
+_TRUE_TEXTS: Final = frozenset({"true", "1", "yes", "on"})
+_FALSE_TEXTS: Final = frozenset({"false", "0", "no", "off"})
 
 
-def _sections() -> dict[str, dict[str, FieldInfo]]:
+def _collect_sections() -> dict[str, dict[str, FieldInfo]]:
     sections = {}
     for name, field in Config.model_fields.items():
         model = field.annotation
@@ -28,11 +30,11 @@ def _sections() -> dict[str, dict[str, FieldInfo]]:
     return sections
 
 
-SECTIONS: Final[Mapping[str, Mapping[str, FieldInfo]]] = _sections()
+SECTIONS: Final[Mapping[str, Mapping[str, FieldInfo]]] = _collect_sections()
 """Model fields of all settings by section and key."""
 
 
-def type_of(section: str, key: str) -> type:
+def get_setting_type(section: str, key: str) -> type:
     """Return the plain type of a setting: bool, int, float, str, or tuple for a list of addresses."""
     default = SECTIONS[section][key].default
     annotation = SECTIONS[section][key].annotation
@@ -41,7 +43,7 @@ def type_of(section: str, key: str) -> type:
     return float if annotation is float else type(default)
 
 
-def from_text(section: str, key: str, text: str) -> Any:
+def parse_value(section: str, key: str, text: str) -> Any:
     """Parse the value of an environment variable; lists are separated by commas.
 
     Empty entries are dropped, except in the list of RPC addresses, where they mean a node without RPC.
@@ -49,7 +51,7 @@ def from_text(section: str, key: str, text: str) -> Any:
     Raises:
         ValueError: the text does not have the setting's type.
     """
-    kind = type_of(section, key)
+    kind = get_setting_type(section, key)
     if kind is tuple:
         parts = [part.strip() for part in text.split(",")]
         if (section, key) != ("chain", "rpc"):
@@ -59,8 +61,8 @@ def from_text(section: str, key: str, text: str) -> Any:
         return parts
     if kind is bool:
         lowered = text.strip().lower()
-        if lowered in _TRUE or lowered in _FALSE:
-            return lowered in _TRUE
+        if lowered in _TRUE_TEXTS or lowered in _FALSE_TEXTS:
+            return lowered in _TRUE_TEXTS
         raise ValueError("must be true or false")
     if kind in {int, float}:
         try:
@@ -70,10 +72,14 @@ def from_text(section: str, key: str, text: str) -> Any:
     return text
 
 
-def explain(section: str, key: str, details: Mapping[str, Any]) -> str:
+def describe_validation_error(section: str, key: str, details: Mapping[str, Any]) -> str:
     """Describe a validation error, without the value, which may be secret."""
     kind, context = str(details["type"]), details.get("ctx", {})
-    place = f"entry {details['loc'][2] + 1}: " if len(details["loc"]) > 2 and type_of(section, key) is tuple else ""
+    place = (
+        f"entry {details['loc'][2] + 1}: "
+        if len(details["loc"]) > 2 and get_setting_type(section, key) is tuple
+        else ""
+    )
     messages = {
         "bool_type": "must be true or false",
         "int_type": "must be a whole number",
@@ -94,18 +100,18 @@ def explain(section: str, key: str, details: Mapping[str, Any]) -> str:
     return place + str(details["msg"])
 
 
-def shown(section: str, key: str, value: Any) -> Any:
+def to_display_value(section: str, key: str, value: Any) -> Any:
     """Return a value for display: secrets and credentials in addresses redacted, tuples as lists."""
-    if (section, key) in _SECRET:
+    if (section, key) in _SECRET_SETTINGS:
         return REDACTED if value else value
     if isinstance(value, tuple):
-        return [shown(section, key, part) for part in value]
+        return [to_display_value(section, key, part) for part in value]
     if isinstance(value, str) and "://" in value:
-        return without_credentials(value)
+        return redact_credentials(value)
     return value
 
 
-def without_credentials(url: str) -> str:
+def redact_credentials(url: str) -> str:
     """Redact user, password and query of an address."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]

@@ -12,7 +12,7 @@ from helper.core.addresses import is_loopback
 from helper.object_store.bucket import BucketLocation
 
 
-def _url(value: str) -> str:
+def _validate_url(value: str) -> str:
     """Validate an http(s) address without a query; remove a trailing slash."""
     try:
         parts = urlsplit(value)
@@ -26,22 +26,22 @@ def _url(value: str) -> str:
     return value.rstrip("/")
 
 
-def _url_or_blank(value: str) -> str:
-    return value if value == "" else _url(value)
+def _validate_url_or_blank(value: str) -> str:
+    return value if value == "" else _validate_url(value)
 
 
-def _url_with_query_or_blank(value: str) -> str:
-    return value if value == "" else _url_with_query(value)
+def _validate_url_with_query_or_blank(value: str) -> str:
+    return value if value == "" else _validate_url_with_query(value)
 
 
-def _url_with_query(value: str) -> str:
+def _validate_url_with_query(value: str) -> str:
     parts = urlsplit(value)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ValueError("must be empty or an http address")
     return value
 
 
-def _network(value: str) -> str:
+def _validate_network(value: str) -> str:
     try:
         ip_network(value)
     except ValueError as error:
@@ -49,45 +49,45 @@ def _network(value: str) -> str:
     return value
 
 
-def _header_token(value: str) -> str:
+def _validate_header_token(value: str) -> str:
     """Validate a token that is sent in an HTTP header."""
     if value != value.strip() or not value.isprintable():
         raise ValueError("must not begin or end with a space or contain control characters")
     return value
 
 
-def _nonblank(value: str) -> str:
+def _validate_nonblank(value: str) -> str:
     if not value.strip() or "\0" in value:
         raise ValueError("must not be empty")
     return value
 
 
-def _database(value: str) -> str:
+def _validate_database_url(value: str) -> str:
     """Validate the scheme of a PostgreSQL address; the store parses the rest."""
     if value and not value.startswith(("postgresql://", "postgres://")):
         raise ValueError("must be empty or an address such as postgresql://user@host/database")
     return value
 
 
-def _schema(value: str) -> str:
+def _validate_schema(value: str) -> str:
     """Validate a PostgreSQL schema name that needs no quotes."""
     if not (value.isidentifier() and value.isascii() and value == value.lower() and len(value) < 64):
         raise ValueError("must be up to 63 lower-case letters, digits and _, and must not begin with a digit")
     return value
 
 
-def _host_name(value: str) -> str:
+def _validate_host_name(value: str) -> str:
     """Validate the name of a host, which is also the application name of its database connections."""
     if not value.isprintable() or len(value.encode()) > 63:
         raise ValueError("must be up to 63 printable characters")
     return value
 
 
-def _store_url(value: str) -> str:
+def _validate_store_url(value: str) -> str:
     """Validate the address of an object store: TLS is required unless it is local, as requests carry credentials."""
     if value == "":
         return value
-    parts = urlsplit(_url(value))
+    parts = urlsplit(_validate_url(value))
     if parts.scheme != "https" and not _is_local(parts.hostname or ""):
         raise ValueError("must be https, or on this machine (127.0.0.1, ::1, localhost)")
     return value.rstrip("/")
@@ -97,11 +97,11 @@ def _is_local(host: str) -> bool:
     return host == "localhost" or is_loopback(host)
 
 
-def _location_or_blank(value: str) -> str:
+def _validate_location_or_blank(value: str) -> str:
     return value if value == "" else str(BucketLocation.parse(value))
 
 
-def _lease(value: str) -> str:
+def _validate_lease_storage(value: str) -> str:
     """Validate the storage of the sender's lease."""
     if value in {"auto", "postgres"}:
         return value
@@ -113,20 +113,20 @@ def _lease(value: str) -> str:
     return str(location)
 
 
-Url = Annotated[str, Field(strict=True), AfterValidator(_url)]
-Schema = Annotated[str, Field(strict=True), AfterValidator(_schema)]
-HostName = Annotated[str, Field(strict=True), AfterValidator(_host_name)]
-Database = Annotated[str, Field(strict=True), AfterValidator(_database)]
-BlankUrl = Annotated[str, Field(strict=True), AfterValidator(_url_or_blank)]
-OptionalUrl = Annotated[str, Field(strict=True), AfterValidator(_url_with_query_or_blank)]
-StoreUrl = Annotated[str, Field(strict=True), AfterValidator(_store_url)]
-BucketPlace = Annotated[str, Field(strict=True), AfterValidator(_location_or_blank)]
-LeasePlace = Annotated[str, Field(strict=True), AfterValidator(_lease)]
-NetworkText = Annotated[str, Field(strict=True), AfterValidator(_network)]
-Token = Annotated[str, Field(strict=True), AfterValidator(_header_token)]
+Url = Annotated[str, Field(strict=True), AfterValidator(_validate_url)]
+SchemaName = Annotated[str, Field(strict=True), AfterValidator(_validate_schema)]
+HostName = Annotated[str, Field(strict=True), AfterValidator(_validate_host_name)]
+DatabaseUrl = Annotated[str, Field(strict=True), AfterValidator(_validate_database_url)]
+BlankUrl = Annotated[str, Field(strict=True), AfterValidator(_validate_url_or_blank)]
+OptionalUrl = Annotated[str, Field(strict=True), AfterValidator(_validate_url_with_query_or_blank)]
+StoreUrl = Annotated[str, Field(strict=True), AfterValidator(_validate_store_url)]
+BucketUrl = Annotated[str, Field(strict=True), AfterValidator(_validate_location_or_blank)]
+LeaseStorage = Annotated[str, Field(strict=True), AfterValidator(_validate_lease_storage)]
+NetworkText = Annotated[str, Field(strict=True), AfterValidator(_validate_network)]
+Token = Annotated[str, Field(strict=True), AfterValidator(_validate_header_token)]
 Text = Annotated[str, Field(strict=True)]
-FilePath = Annotated[str, Field(strict=True), AfterValidator(_nonblank)]
-Host = Annotated[str, Field(strict=True), AfterValidator(_nonblank)]
+FilePath = Annotated[str, Field(strict=True), AfterValidator(_validate_nonblank)]
+Host = Annotated[str, Field(strict=True), AfterValidator(_validate_nonblank)]
 Switch = Annotated[bool, Field(strict=True)]
 Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
 IntegerField = Annotated[int, Field(strict=True)]

@@ -29,23 +29,23 @@ class RecentKeys:
 
     Args:
         seconds: how long a key is remembered after it was last noted.
-        most: maximum number of keys; the oldest are dropped first.
+        max_keys: maximum number of keys; the oldest are dropped first.
     """
 
-    def __init__(self, seconds: float, *, most: int = 256) -> None:
+    def __init__(self, seconds: float, *, max_keys: int = 256) -> None:
         self._seconds = seconds
-        self._most = most
-        self._noted: OrderedDict[Hashable, float] = OrderedDict()
+        self._max_keys = max_keys
+        self._seen_at: OrderedDict[Hashable, float] = OrderedDict()
 
-    def note(self, key: Hashable, monotonic: float) -> bool:
+    def remember(self, key: Hashable, monotonic: float) -> bool:
         """Note a key and return whether it was not remembered yet.
 
         Args:
             key: identifies the event.
             monotonic: the monotonic time in seconds.
         """
-        before = self._noted.pop(key, None)
-        self._noted[key] = monotonic
-        if len(self._noted) > self._most:
-            self._noted.popitem(last=False)
+        before = self._seen_at.pop(key, None)
+        self._seen_at[key] = monotonic
+        if len(self._seen_at) > self._max_keys:
+            self._seen_at.popitem(last=False)
         return before is None or monotonic - before > self._seconds

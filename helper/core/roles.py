@@ -13,25 +13,25 @@ class Role:
     Every role follows the chain: its rounds, trees and confirmed reveals.
 
     Attributes:
-        takes: admits shares from wallets.
-        proves: proves due shares and stores the prepared messages.
-        sends: sends prepared messages and handles closed rounds; only one host does this at a time.
+        can_accept: admits shares from wallets.
+        can_prove: proves due shares and stores the prepared messages.
+        can_send: sends prepared messages and handles closed rounds; only one host does this at a time.
     """
 
-    takes: bool
-    proves: bool
-    sends: bool
+    can_accept: bool
+    can_prove: bool
+    can_send: bool
 
     @property
-    def works(self) -> bool:
+    def can_process(self) -> bool:
         """Whether the host processes admitted shares."""
-        return self.proves or self.sends
+        return self.can_prove or self.can_send
 
 
 ROLES: Final = {
-    "all": Role(takes=True, proves=True, sends=True),
-    "api": Role(takes=True, proves=False, sends=False),
-    "prover": Role(takes=False, proves=True, sends=False),
-    "sender": Role(takes=False, proves=False, sends=True),
+    "all": Role(can_accept=True, can_prove=True, can_send=True),
+    "api": Role(can_accept=True, can_prove=False, can_send=False),
+    "prover": Role(can_accept=False, can_prove=True, can_send=False),
+    "sender": Role(can_accept=False, can_prove=False, can_send=True),
 }
 """Roles by their name in `[helper] role` and `serve --role`."""

@@ -9,7 +9,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
 
-LONGEST_RETRY_SECONDS: Final = 64
+MAX_RETRY_SECONDS: Final = 64
 
 
 def retry_delay(failures: int) -> int:
@@ -20,7 +20,7 @@ def retry_delay(failures: int) -> int:
     """
     if failures < 1:
         raise ValueError(f"failures must be at least 1, not {failures}")
-    return int(min(2 ** min(failures, 63), LONGEST_RETRY_SECONDS))
+    return int(min(2 ** min(failures, 63), MAX_RETRY_SECONDS))
 
 
 def due_ms(submit_at: int, now: float) -> int:
@@ -42,12 +42,12 @@ def rank(key: bytes, mac: bytes) -> int:
         key: 16 to 64 bytes.
         mac: the HMAC that identifies the share in the store.
     """
-    digest = _ranking(key).copy()
+    digest = _keyed_hash(key).copy()
     digest.update(mac)
     return int.from_bytes(digest.digest(), "big") >> 1
 
 
 @lru_cache(maxsize=4)
-def _ranking(key: bytes) -> blake2b:
+def _keyed_hash(key: bytes) -> blake2b:
     """Return the keyed hash state; cached, because computing it is half the cost of `rank`."""
     return blake2b(digest_size=8, key=key, person=b"svote-order")

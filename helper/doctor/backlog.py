@@ -14,27 +14,27 @@ from typing import Any, Final
 from helper.core.time_text import format_duration
 from helper.doctor.result import CheckResult, fail, ok, warn
 
-REVEALS_A_BLOCK: Final = 256
+MAX_REVEALS_PER_BLOCK: Final = 256
 """Reveals that newer chains include in one block (protocol)."""
-SLOWEST_BLOCKS: Final = 6.0
+MAX_BLOCK_SECONDS: Final = 6.0
 """Seconds between two blocks if not measured: the longest interval of the chain."""
-TIGHT: Final = 0.8
+TIGHT_FRACTION: Final = 0.8
 """Share of the remaining time above which a round is reported as tight."""
-FASTER: Final = (
+SPEED_ADVICE: Final = (
     "Reduce other load on this machine; if cores are idle, raise [helper] max_concurrent_proofs and restart. Wallets"
     " send each share to several helpers, so another helper may still reveal the rest."
 )
-_MINUTE: Final = 60.0
+_MINUTE_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingShares:
     """Waiting shares of one round.
 
     Attributes:
         round_id: hex.
         end: its vote_end_time, unix seconds.
-        left: shares without a proof.
+        unproven: shares without a proof.
         unconfirmed: shares that were sent and are not confirmed.
         minutes: of `left`, how many become due in each of the next minutes; the first includes overdue shares.
         later: of `left`, how many become due after these minutes.
@@ -42,7 +42,7 @@ class Waiting:
 
     round_id: str
     end: float
-    left: int
+    unproven: int
     unconfirmed: int = 0
     minutes: Sequence[int] = ()
     later: int = 0
@@ -60,35 +60,35 @@ class ProofRate:
 
     seconds_per_proof: float | None
     slots: int
-    block_seconds: float = SLOWEST_BLOCKS
+    block_seconds: float = MAX_BLOCK_SECONDS
 
     @property
     def per_second(self) -> float:
         """Reveals per second."""
-        chain = REVEALS_A_BLOCK / max(self.block_seconds, 0.001)
+        chain = MAX_REVEALS_PER_BLOCK / max(self.block_seconds, 0.001)
         if self.seconds_per_proof is None:
             return chain
         return min(chain, max(1, self.slots) / max(self.seconds_per_proof, 0.001))
 
 
-def judge_backlog(waiting: Sequence[Waiting], pace: ProofRate, now: float) -> list[CheckResult]:
+def judge_backlog(waiting: Sequence[WaitingShares], proof_rate: ProofRate, now: float) -> list[CheckResult]:
     """Return one result for each round with waiting shares, in the order in which the rounds end."""
-    results, before = [], 0
-    rounds = [waiting_round for waiting_round in waiting if waiting_round.left or waiting_round.unconfirmed]
+    results, earlier_shares = [], 0
+    rounds = [waiting_round for waiting_round in waiting if waiting_round.unproven or waiting_round.unconfirmed]
     for waiting_round in sorted(rounds, key=lambda waiting_round: waiting_round.end):
-        results.append(_judge_round(waiting_round, pace, now, before))
-        before += waiting_round.left
+        results.append(_judge_round(waiting_round, proof_rate, now, earlier_shares))
+        earlier_shares += waiting_round.unproven
     return results or [ok("backlog", "no shares are waiting")]
 
 
-def _judge_round(waiting: Waiting, pace: ProofRate, now: float, before: int) -> CheckResult:
-    """Judge one round; `before` is the number of shares in rounds that end earlier."""
+def _judge_round(waiting: WaitingShares, proof_rate: ProofRate, now: float, earlier_shares: int) -> CheckResult:
+    """Judge one round; `earlier_shares` is the number of shares in rounds that end earlier."""
     subject = f"round {waiting.round_id[:8]}"
-    rate, seconds_left = pace.per_second, waiting.end - now
-    seconds_needed = (before + waiting.left) / rate
+    rate, seconds_left = proof_rate.per_second, waiting.end - now
+    seconds_needed = (earlier_shares + waiting.unproven) / rate
     facts: dict[str, Any] = {
         "round": waiting.round_id,
-        "shares_left": waiting.left,
+        "shares_left": waiting.unproven,
         "unconfirmed": waiting.unconfirmed,
         "seconds_needed": round(seconds_needed, 1),
         "seconds_left": round(seconds_left, 1),
@@ -96,24 +96,27 @@ def _judge_round(waiting: Waiting, pace: ProofRate, now: float, before: int) -> 
     }
     if seconds_left <= 0:
         advice = "Shares not confirmed by the end of a round cannot count. They are reported once the chain closes it."
-        return fail(subject, f"{waiting.left + waiting.unconfirmed} shares left after the round ended", advice, **facts)
-    text = f"{waiting.left} shares left, {format_duration(seconds_needed)} needed, {format_duration(seconds_left)} left"
-    if pace.seconds_per_proof is None:
+        return fail(
+            subject, f"{waiting.unproven + waiting.unconfirmed} shares left after the round ended", advice, **facts
+        )
+    needed, left = format_duration(seconds_needed), format_duration(seconds_left)
+    text = f"{waiting.unproven} shares left, {needed} needed, {left} left"
+    if proof_rate.seconds_per_proof is None:
         text += " (limited by block capacity only: proof time was not measured)"
     if waiting.unconfirmed:
         text += f"; {waiting.unconfirmed} sent and not confirmed"
     if seconds_needed > seconds_left:
-        return fail(subject, text, FASTER, **facts)
+        return fail(subject, text, SPEED_ADVICE, **facts)
     excess, minutes = _excess_at_end(waiting, rate, seconds_left)
     if excess:
-        text += f"; {excess} shares too many are due in the last {format_duration(minutes * _MINUTE)}"
-        return fail(subject, text, FASTER, **facts, too_many_at_the_end=excess)
-    if seconds_needed > TIGHT * seconds_left:
-        return warn(subject, text, f"Little time is left. {FASTER}", **facts)
+        text += f"; {excess} shares too many are due in the last {format_duration(minutes * _MINUTE_SECONDS)}"
+        return fail(subject, text, SPEED_ADVICE, **facts, too_many_at_the_end=excess)
+    if seconds_needed > TIGHT_FRACTION * seconds_left:
+        return warn(subject, text, f"Little time is left. {SPEED_ADVICE}", **facts)
     return ok(subject, text, **facts)
 
 
-def _excess_at_end(waiting: Waiting, rate: float, seconds_left: float) -> tuple[int, float]:
+def _excess_at_end(waiting: WaitingShares, rate: float, seconds_left: float) -> tuple[int, float]:
     """How many shares due in the last minutes cannot be proven in that time, and how many minutes these are.
 
     Returns the worst of all intervals that end with the round. If the round runs longer than the known minutes,
@@ -123,9 +126,9 @@ def _excess_at_end(waiting: Waiting, rate: float, seconds_left: float) -> tuple[
     if waiting.later:
         return worst, interval
     for minute in range(len(waiting.minutes) - 1, 0, -1):
-        seconds = seconds_left - minute * _MINUTE
+        seconds = seconds_left - minute * _MINUTE_SECONDS
         due += waiting.minutes[minute]
         missing = int(due - max(0.0, seconds) * rate)
         if missing > worst:
-            worst, interval = missing, max(0.0, seconds) / _MINUTE
+            worst, interval = missing, max(0.0, seconds) / _MINUTE_SECONDS
     return worst, interval

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from helper.chain.node_http import SLOW
+from helper.chain.node_http import SLOW_CALL_SECONDS
 from helper.chain.rest_client import ChainClient
 from helper.chain.rpc_client import RpcClient
 from helper.clock import Clock
@@ -16,11 +16,11 @@ from helper.errors import ChainError, ConfigError
 
 T = TypeVar("T")
 
-PATIENCE: Final = 5.0
+TIMEOUT_SECONDS: Final = 5.0
 """Request timeout in seconds."""
-LOOK_BACK: Final = 20
+INTERVAL_BLOCKS: Final = 20
 """Number of blocks over which the block interval is measured."""
-AHEAD: Final = 5.0
+AHEAD_WARNING_SECONDS: Final = 5.0
 """Seconds a block may be in our future before the clock check warns."""
 
 
@@ -60,7 +60,7 @@ async def query_nodes(nodes: Sequence[tuple[str, str]], clock: Clock) -> list[No
 
 async def _query_node(rest: str, rpc: str, clock: Clock) -> NodeReport:
     try:
-        client = ChainClient(rest, timeout=PATIENCE)
+        client = ChainClient(rest, timeout=TIMEOUT_SECONDS)
     except ConfigError as error:
         return NodeReport(rest, problem=str(error))
     node = NodeReport(client.name)
@@ -80,12 +80,12 @@ async def _query_rest(node: NodeReport, client: ChainClient, clock: Clock) -> No
         head = await client.latest_block()
         node.seconds = clock.monotonic() - began
         node.chain_id, node.height, node.block_time = head.chain_id, head.height, head.time
-        node.syncing = await client.syncing()
+        node.syncing = await client.is_syncing()
     except ChainError as error:
         node.problem = str(error)
         return
     info, block = await asyncio.gather(
-        _or_none(client.node_info()), _or_none(client.block(max(1, head.height - LOOK_BACK)))
+        _or_none(client.node_info()), _or_none(client.block(max(1, head.height - INTERVAL_BLOCKS)))
     )
     node.version = info.version if info is not None else ""
     if block is not None and block.head.height < head.height:
@@ -101,7 +101,7 @@ async def _or_none(request: Awaitable[T]) -> T | None:
 
 async def _query_rpc(url: str, clock: Clock) -> NodeReport:
     try:
-        client = RpcClient(url, timeout=PATIENCE)
+        client = RpcClient(url, timeout=TIMEOUT_SECONDS)
     except ConfigError as error:
         return NodeReport(url, problem=str(error))
     node = NodeReport(client.name)
@@ -121,7 +121,7 @@ async def _query_rpc(url: str, clock: Clock) -> NodeReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class NodeCriteria:
     """Criteria for judging nodes.
 
     Attributes:
@@ -138,34 +138,36 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class NodeResults:
     """Results, and nodes for other checks.
 
     Attributes:
         findings: one result for each node, and one for all.
-        good: the usable nodes.
+        usable: the usable nodes.
         same_chain: nodes on our chain, usable or not.
     """
 
     findings: list[CheckResult]
-    good: list[NodeReport] = field(default_factory=list)
+    usable: list[NodeReport] = field(default_factory=list)
     same_chain: list[NodeReport] = field(default_factory=list)
 
 
-def judge_nodes(nodes: Sequence[NodeReport], expected: Expected) -> Judged:
+def judge_nodes(nodes: Sequence[NodeReport], criteria: NodeCriteria) -> NodeResults:
     """Judge each node. An unusable node is only a warning while another node is usable."""
-    chain_id = expected.chain_id or next((node.chain_id for node in nodes if node.chain_id), None)
-    problems = [_find_problem(node, chain_id, expected) for node in nodes]
-    good = [node for node, problem in zip(nodes, problems, strict=True) if problem is None]
-    findings = [_judge_node(node, problem, bool(good), expected) for node, problem in zip(nodes, problems, strict=True)]
+    chain_id = criteria.chain_id or next((node.chain_id for node in nodes if node.chain_id), None)
+    problems = [_find_problem(node, chain_id, criteria) for node in nodes]
+    usable = [node for node, problem in zip(nodes, problems, strict=True) if problem is None]
+    findings = [
+        _judge_node(node, problem, bool(usable), criteria) for node, problem in zip(nodes, problems, strict=True)
+    ]
     for node in nodes:
         if node.rpc is not None:
-            findings.append(_judge_rpc(node.rpc, _find_problem(node.rpc, chain_id, expected)))
-    same = [node for node in nodes if node.problem is None and node.chain_id == chain_id]
-    return Judged([*findings, _judge_chain(nodes, good, chain_id)], good, same)
+            findings.append(_judge_rpc(node.rpc, _find_problem(node.rpc, chain_id, criteria)))
+    same_chain = [node for node in nodes if node.problem is None and node.chain_id == chain_id]
+    return NodeResults([*findings, _judge_chain(nodes, usable, chain_id)], usable, same_chain)
 
 
-def _find_problem(node: NodeReport, chain_id: str | None, expected: Expected) -> tuple[str, str] | None:
+def _find_problem(node: NodeReport, chain_id: str | None, criteria: NodeCriteria) -> tuple[str, str] | None:
     """Return what is wrong with a node, and the advice."""
     if node.problem is not None:
         return node.problem, "Check that the node runs, and that its address in [chain] is right."
@@ -176,37 +178,39 @@ def _find_problem(node: NodeReport, chain_id: str | None, expected: Expected) ->
         )
     if node.syncing:
         return "the node is catching up", "Wait until it has caught up; the helper does not use it until then."
-    age = expected.now - node.block_time
-    if age > expected.stale_after:
+    age = criteria.now - node.block_time
+    if age > criteria.stale_after:
         return (
             f"newest block is {age:.0f} s old",
             "Check whether the node or the whole chain has stopped, or this machine's clock is ahead.",
         )
-    if age < -expected.clock_skew:
+    if age < -criteria.clock_skew:
         return f"newest block is {-age:.0f} s ahead of our clock", "Correct this machine's clock: run an NTP service."
     return None
 
 
-def _judge_node(node: NodeReport, problem: tuple[str, str] | None, others: bool, expected: Expected) -> CheckResult:
+def _judge_node(
+    node: NodeReport, problem: tuple[str, str] | None, has_usable_node: bool, criteria: NodeCriteria
+) -> CheckResult:
     subject = f"node {node.name}"
     facts: dict[str, Any] = {
         "endpoint": node.name,
         "chain_id": node.chain_id or None,
         "height": node.height or None,
-        "block_age": round(expected.now - node.block_time, 1) if node.block_time else None,
+        "block_age": round(criteria.now - node.block_time, 1) if node.block_time else None,
         "syncing": node.syncing,
         "version": node.version or None,
         "latency_ms": round(node.seconds * 1000, 1) if node.chain_id else None,
     }
     if problem is not None:
-        level = Level.WARN if others else Level.FAIL
+        level = Level.WARN if has_usable_node else Level.FAIL
         return CheckResult(subject, level, problem[0], problem[1], facts)
-    age = max(0.0, expected.now - node.block_time)
+    age = max(0.0, criteria.now - node.block_time)
     text = (
         f"chain {node.chain_id}, height {node.height}, block {age:.0f} s old, response in {node.seconds * 1000:.0f} ms"
     )
     text += f", version {node.version}" if node.version else ", no version reported"
-    if node.seconds > SLOW:
+    if node.seconds > SLOW_CALL_SECONDS:
         return warn(subject, text, "The node is slow: put a faster node before it in [chain] endpoints.", **facts)
     return ok(subject, text, **facts)
 
@@ -220,16 +224,16 @@ def _judge_rpc(node: NodeReport, problem: tuple[str, str] | None) -> CheckResult
     return ok(subject, f"height {node.height}, response in {node.seconds * 1000:.0f} ms", **facts)
 
 
-def _judge_chain(nodes: Sequence[NodeReport], good: Sequence[NodeReport], chain_id: str | None) -> CheckResult:
-    facts = {"chain_id": chain_id, "endpoints": len(nodes), "of_use": len(good)}
-    if not good:
+def _judge_chain(nodes: Sequence[NodeReport], usable: Sequence[NodeReport], chain_id: str | None) -> CheckResult:
+    facts = {"chain_id": chain_id, "endpoints": len(nodes), "of_use": len(usable)}
+    if not usable:
         return fail(
             "chain",
             f"none of {len(nodes)} nodes is usable: shares are neither accepted nor revealed; no attempts are spent",
             "Fix one of the nodes listed above, or add another to [chain] endpoints.",
             **facts,
         )
-    text = f"{chain_id}, {len(good)} of {len(nodes)} nodes usable"
+    text = f"{chain_id}, {len(usable)} of {len(nodes)} nodes usable"
     if len(nodes) == 1:
         text += "; add a second one for failover and for detecting false answers"
     return ok("chain", text, **facts)
@@ -258,6 +262,6 @@ def judge_clock(nodes: Sequence[NodeReport], now: float, *, limit: float) -> Che
         )
     if age < -limit:
         return fail("clock", f"{-age:.0f} s behind the chain", "Correct it, and run an NTP service.", **facts)
-    if age < -AHEAD:
+    if age < -AHEAD_WARNING_SECONDS:
         return warn("clock", f"{-age:.0f} s behind the chain", "Correct it, and run an NTP service.", **facts)
     return ok("clock", f"newest block is {max(0.0, age):.0f} s old", **facts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from helper.doctor.result import CheckResult, fail, ok, warn
-from helper.reveal.circuit_selector import by_version
+from helper.reveal.circuit_selector import circuit_for_version
 
 
 def judge_circuit(setting: str, current: str | None, versions: Sequence[str]) -> CheckResult:
@@ -16,7 +16,7 @@ def judge_circuit(setting: str, current: str | None, versions: Sequence[str]) ->
         current: circuit of the running helper; None if none runs.
         versions: of the nodes that answered; "" if a node reports none.
     """
-    expected = {circuit for version in versions if (circuit := by_version(version)) is not None}
+    expected = {circuit for version in versions if (circuit := circuit_for_version(version)) is not None}
     reported = ", ".join(sorted({version for version in versions if version})) or "none"
     facts = {"setting": setting, "current": current, "versions": sorted(set(versions)), "expected": sorted(expected)}
     if len(expected) > 1:

@@ -8,12 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from helper.doctor.backlog import Waiting
+from helper.doctor.backlog import WaitingShares
 from helper.doctor.result import CheckResult, fail, ok, warn
 from helper.doctor.service_report import ServiceReport, parse_service
-from helper.server.control_client import PATIENCE, DaemonNotRunningError, DaemonUnresponsiveError, ask_control
+from helper.server.control_client import (
+    TIMEOUT_SECONDS,
+    DaemonNotRunningError,
+    DaemonUnresponsiveError,
+    request_control_socket,
+)
 
-ADVICE: Final = {
+ADVICE_BY_CHECK: Final = {
     "store": "If the database was moved or replaced, move the helper's own file back to its path (the log names it), "
     "and do not stop the helper before that. Otherwise free space on its disk, and check the kernel log for disk "
     "errors. The helper recovers by itself.",
@@ -30,55 +35,55 @@ ADVICE: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Daemon:
+class DaemonReport:
     """State reported by the running helper.
 
     Attributes:
-        running: whether a helper answers, or at least listens.
+        is_running: whether a helper answers, or at least listens.
         problem: why it could not be queried, None if it could.
-        forbidden: whether this user lacks permission.
+        is_forbidden: whether this user lacks permission.
         service: its state.
         failed: number of failed shares; None if unknown.
         damaged: number of damaged rows.
         waiting: waiting shares; None if unknown.
     """
 
-    running: bool
+    is_running: bool
     problem: str | None = None
-    forbidden: bool = False
+    is_forbidden: bool = False
     service: ServiceReport = field(default_factory=ServiceReport)
     failed: int | None = None
     damaged: int = 0
-    waiting: tuple[Waiting, ...] | None = None
+    waiting: tuple[WaitingShares, ...] | None = None
 
 
-def ask_daemon(socket: Path) -> Daemon:
+def query_daemon(socket: Path) -> DaemonReport:
     """Query the helper's stats and overview. Never raises."""
     try:
-        return parse_daemon(_ask(socket, "/stats"), _ask(socket, "/overview"))
+        return parse_daemon(_query(socket, "/stats"), _query(socket, "/overview"))
     except DaemonNotRunningError:
-        return Daemon(False)
+        return DaemonReport(False)
     except PermissionError:
-        return Daemon(True, problem=f"no permission to use {socket}", forbidden=True)
+        return DaemonReport(True, problem=f"no permission to use {socket}", is_forbidden=True)
     except (DaemonUnresponsiveError, ValueError) as error:
-        return Daemon(True, problem=str(error))
+        return DaemonReport(True, problem=str(error))
     except (AttributeError, LookupError, TypeError) as error:
-        return Daemon(True, problem=f"unexpected response: {error!r}")
+        return DaemonReport(True, problem=f"unexpected response: {error!r}")
 
 
-def parse_daemon(stats: Mapping[str, Any], overview: Mapping[str, Any]) -> Daemon:
+def parse_daemon(stats: Mapping[str, Any], overview: Mapping[str, Any]) -> DaemonReport:
     """Parse the responses to `/stats` and `/overview`."""
-    return Daemon(
-        running=True,
+    return DaemonReport(
+        is_running=True,
         service=parse_service(stats.get("service") or {}),
         failed=int(stats["total"].get("failed", 0)),
         damaged=len(stats["damaged"]),
-        waiting=tuple(waiting_of(overview)),
+        waiting=tuple(waiting_shares_from_overview(overview)),
     )
 
 
-def _ask(socket: Path, target: str) -> dict[str, Any]:
-    status, body = ask_control(socket, target, timeout=PATIENCE)
+def _query(socket: Path, target: str) -> dict[str, Any]:
+    status, body = request_control_socket(socket, target, timeout=TIMEOUT_SECONDS)
     try:
         reported = json.loads(body)
     except ValueError:
@@ -89,9 +94,9 @@ def _ask(socket: Path, target: str) -> dict[str, Any]:
     return reported
 
 
-def judge_daemon(daemon: Daemon, socket: Path) -> list[CheckResult]:
+def judge_daemon(daemon: DaemonReport, socket: Path) -> list[CheckResult]:
     """Judge whether the helper runs and is ready; one result for each failed health check."""
-    if not daemon.running:
+    if not daemon.is_running:
         return [
             warn(
                 "helper",
@@ -99,14 +104,17 @@ def judge_daemon(daemon: Daemon, socket: Path) -> list[CheckResult]:
                 "Start it with `svote-helper serve` or its systemd unit.",
             )
         ]
-    if daemon.forbidden:
+    if daemon.is_forbidden:
         return [warn("helper", f"running, but {daemon.problem}", "Run doctor as the helper's user.")]
     if daemon.problem is not None:
         advice = "If it persists, check its log and restart it: the shares are on disk."
         return [fail("helper", f"it accepts connections but does not answer: {daemon.problem}", advice)]
     service = daemon.service
     problems = {check.name: check.problem for check in service.checks if check.problem}
-    results = [fail(f"helper: {name}", problem, ADVICE.get(name, "See its log.")) for name, problem in problems.items()]
+    results = [
+        fail(f"helper: {name}", problem, ADVICE_BY_CHECK.get(name, "See its log."))
+        for name, problem in problems.items()
+    ]
     results += [
         warn(
             f"helper: {check.name}",
@@ -136,7 +144,7 @@ def judge_daemon(daemon: Daemon, socket: Path) -> list[CheckResult]:
     return [ok("helper", f"running (pid {service.pid}), ready at height {service.height}", **reported)]
 
 
-def judge_sender(daemon: Daemon) -> list[CheckResult]:
+def judge_sender(daemon: DaemonReport) -> list[CheckResult]:
     """Judge which host sends; no result for a single host, or if unknown."""
     service = daemon.service
     reported = {"role": service.role, "sends": service.sends, "sender": service.sender}
@@ -157,7 +165,7 @@ def judge_sender(daemon: Daemon) -> list[CheckResult]:
     ]
 
 
-def judge_archive(daemon: Daemon) -> list[CheckResult]:
+def judge_archive(daemon: DaemonReport) -> list[CheckResult]:
     """Judge the progress of the archive, if one is configured."""
     archive = daemon.service.archive
     if archive is None:
@@ -185,13 +193,13 @@ def judge_failures(failed: int, damaged: int) -> list[CheckResult]:
     return results
 
 
-def waiting_of(overview: Mapping[str, Any]) -> list[Waiting]:
+def waiting_shares_from_overview(overview: Mapping[str, Any]) -> list[WaitingShares]:
     """Waiting shares according to the helper's overview."""
     return [
-        Waiting(
+        WaitingShares(
             round_id=str(row["round_id"]),
             end=float(row["vote_end_time"]),
-            left=int(row["waiting"]) + int(row["proving"]),
+            unproven=int(row["waiting"]) + int(row["proving"]),
             unconfirmed=int(row["broadcast"]),
             minutes=tuple(row["due_per_minute"]),
             later=int(row["later"]),

@@ -10,14 +10,14 @@ from typing import Final
 
 from helper.clock import Clock
 from helper.core.share import ShareState
-from helper.doctor.backlog import Waiting
+from helper.doctor.backlog import WaitingShares
 from helper.doctor.result import CheckResult, fail, ok, warn
 from helper.errors import HelperError
-from helper.store.rows import DamagedShare, RoundOutlook
-from helper.store.sqlite.file_check import look_through
+from helper.store.rows import DamagedShare, RoundSummary
+from helper.store.sqlite.file_check import quick_check
 from helper.store.sqlite.reader import open_queue_file
 
-SECONDS: Final = 4.0
+INTEGRITY_CHECK_SECONDS: Final = 4.0
 """Time limit in seconds for SQLite's integrity check."""
 _BUG_SINCE: Final = (3, 7, 0)
 _BUG_FIXED: Final = (3, 51, 3)
@@ -46,11 +46,11 @@ class DatabaseReport:
     """
 
     finding: CheckResult
-    outlook: Sequence[RoundOutlook] = ()
+    outlook: Sequence[RoundSummary] = ()
     damaged: Sequence[DamagedShare] = ()
 
 
-async def read_file(path: Path, *, now: float) -> DatabaseReport:
+async def read_database(path: Path, *, now: float) -> DatabaseReport:
     """Read the rounds and shares of a database. Never raises for a defective file."""
     try:
         size = path.stat().st_size
@@ -59,27 +59,29 @@ async def read_file(path: Path, *, now: float) -> DatabaseReport:
         if not os.access(path, os.R_OK):
             raise PermissionError
         async with open_queue_file(path) as queue:
-            outlook, damaged = await queue.outlook(now=now), await queue.damaged()
+            outlook, damaged = await queue.summarize_rounds(now=now), await queue.list_damaged()
     except (HelperError, OSError) as error:
-        return DatabaseReport(_unreadable(path, error))
+        return DatabaseReport(_unreadable_result(path, error))
     shares = sum(sum(row.counts.values()) for row in outlook)
     text = f"{path}: {shares} shares in {len(outlook)} rounds, {size >> 10} kB"
     return DatabaseReport(ok("database", text, bytes=size, shares=shares, rounds=len(outlook)), outlook, damaged)
 
 
-def look_at_whole(path: Path, clock: Clock) -> CheckResult:
+def check_integrity(path: Path, clock: Clock) -> CheckResult:
     """Run SQLite's integrity check on the file. Blocks for seconds."""
     try:
-        complete = look_through(path, clock, seconds=SECONDS)
+        complete = quick_check(path, clock, seconds=INTEGRITY_CHECK_SECONDS)
     except (HelperError, OSError) as error:
-        return _unreadable(path, error)
+        return _unreadable_result(path, error)
     if not complete:
-        text = f"{path} could not be checked completely in {SECONDS:g} s; no damage in the part that was"
+        text = (
+            f"{path} could not be checked completely in {INTEGRITY_CHECK_SECONDS:g} s; no damage in the part that was"
+        )
         return ok("integrity", f"{text}; run `svote-helper db check` for a complete check", complete=False)
     return ok("integrity", "SQLite finds no damage", complete=True)
 
 
-def judge_absent(path: Path, *, running: bool) -> CheckResult:
+def judge_missing_file(path: Path, *, running: bool) -> CheckResult:
     """Judge a missing database file."""
     if running:
         advice = (
@@ -97,7 +99,7 @@ def judge_absent(path: Path, *, running: bool) -> CheckResult:
     return warn("database", f"{path} does not exist yet", advice, path=str(path))
 
 
-def judge_shared(*, running: bool) -> CheckResult:
+def judge_shared_database(*, running: bool) -> CheckResult:
     """Judge a queue in a shared database, which only a running helper can check."""
     text = "the queue is in a shared database ([store] url)"
     if running:
@@ -105,28 +107,28 @@ def judge_shared(*, running: bool) -> CheckResult:
     return warn("database", text, "Start the helper: it checks the database.")
 
 
-def waiting_of(outlook: Sequence[RoundOutlook]) -> list[Waiting]:
+def waiting_shares_from_outlook(outlook: Sequence[RoundSummary]) -> list[WaitingShares]:
     """Waiting shares according to the file; rounds without a known end are omitted."""
     return [
-        Waiting(
+        WaitingShares(
             round_id=row.round_id.hex(),
             end=float(row.vote_end_time),
-            left=row.counts.get(ShareState.RECEIVED, 0) + row.counts.get(ShareState.WITNESSED, 0),
+            unproven=row.counts.get(ShareState.RECEIVED, 0) + row.counts.get(ShareState.WITNESSED, 0),
             unconfirmed=row.counts.get(ShareState.BROADCAST, 0),
-            minutes=row.ahead.minutes,
-            later=row.ahead.later,
+            minutes=row.due_ahead.minutes,
+            later=row.due_ahead.later,
         )
         for row in outlook
         if row.vote_end_time is not None
     ]
 
 
-def failed_shares(outlook: Sequence[RoundOutlook]) -> int:
+def failed_shares(outlook: Sequence[RoundSummary]) -> int:
     """Number of failed shares in all rounds."""
     return sum(row.counts.get(ShareState.FAILED, 0) for row in outlook)
 
 
-def _unreadable(path: Path, error: HelperError | OSError) -> CheckResult:
+def _unreadable_result(path: Path, error: HelperError | OSError) -> CheckResult:
     if isinstance(error, PermissionError):
         return warn("database", f"no permission to read {path}", "Run doctor as the helper's user.")
     if isinstance(error, OSError):

@@ -12,53 +12,55 @@ from typing import Final
 from helper.clock import Clock
 from helper.doctor.result import CheckResult, fail, ok, warn
 
-LEAST_FREE: Final = 64 << 20
+MIN_FREE_BYTES: Final = 64 << 20
 """Bytes; with less, the first burst of shares in a round may fill the disk."""
-ENOUGH_FREE: Final = 512 << 20
-SLOW_SYNC: Final = 0.1
+LOW_FREE_BYTES: Final = 512 << 20
+SLOW_FSYNC_SECONDS: Final = 0.1
 """Seconds; each share waits for at least one fsync, and some wallets give up after five seconds."""
-USELESS_SYNC: Final = 2.0
-SYNCS: Final = 5
-_PAGE: Final = bytes(4096)
-NETWORK: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "9p", "afs", "ceph", "glusterfs"})
+UNUSABLE_FSYNC_SECONDS: Final = 2.0
+FSYNC_SAMPLES: Final = 5
+_PAGE_BYTES: Final = bytes(4096)
+NETWORK_FILE_SYSTEMS: Final = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "9p", "afs", "ceph", "glusterfs"}
+)
 """File systems that do not support a write-ahead log shared by processes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Disk:
+class DiskMeasurement:
     """Measured values of a disk.
 
     Attributes:
-        free: bytes available to this user.
-        inodes: number of files that can be created; None if the file system does not count them.
-        sync_seconds: median duration of an fsync of one page, None if none was possible.
+        free_bytes: bytes available to this user.
+        free_inodes: number of files that can be created; None if the file system does not count them.
+        fsync_seconds: median duration of an fsync of one page, None if none was possible.
         problem: why writing failed, None if it succeeded.
     """
 
-    free: int
-    inodes: int | None
-    sync_seconds: float | None = None
+    free_bytes: int
+    free_inodes: int | None
+    fsync_seconds: float | None = None
     problem: str | None = None
 
 
-def measure(folder: Path, clock: Clock) -> Disk:
+def measure_disk(folder: Path, clock: Clock) -> DiskMeasurement:
     """Measure a directory's disk with five fsyncs of an unnamed temporary file. Raises OSError."""
     stats = os.statvfs(folder)
     free, inodes = stats.f_bavail * stats.f_frsize, stats.f_favail if stats.f_files else None
     try:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             seconds = []
-            for _ in range(SYNCS):
-                file.write(_PAGE)
+            for _ in range(FSYNC_SAMPLES):
+                file.write(_PAGE_BYTES)
                 began = clock.monotonic()
                 os.fsync(file.fileno())
                 seconds.append(clock.monotonic() - began)
     except OSError as error:
-        return Disk(free, inodes, problem=error.strerror or str(error))
-    return Disk(free, inodes, median(seconds))
+        return DiskMeasurement(free, inodes, problem=error.strerror or str(error))
+    return DiskMeasurement(free, inodes, median(seconds))
 
 
-def judge_disk(folder: Path, disk: Disk, kind: str) -> list[CheckResult]:
+def judge_disk(folder: Path, disk: DiskMeasurement, kind: str) -> list[CheckResult]:
     """Judge free space and fsync latency, and report a file system that is not suitable.
 
     Args:
@@ -67,38 +69,38 @@ def judge_disk(folder: Path, disk: Disk, kind: str) -> list[CheckResult]:
         kind: the file system's type, "" if unknown.
     """
     results = [_judge_space(folder, disk), _judge_fsync(folder, disk)]
-    if kind in NETWORK:
+    if kind in NETWORK_FILE_SYSTEMS:
         advice = "Put the database on a local disk ([helper] db_path): a network file system can damage it."
         results.append(fail("file system", f"{folder} is on {kind}", advice, kind=kind))
     return results
 
 
-def _judge_space(folder: Path, disk: Disk) -> CheckResult:
-    text = f"{disk.free >> 20} MB free in {folder}"
-    facts = {"free_bytes": disk.free, "free_inodes": disk.inodes}
-    if disk.free < LEAST_FREE or disk.inodes == 0:
+def _judge_space(folder: Path, disk: DiskMeasurement) -> CheckResult:
+    text = f"{disk.free_bytes >> 20} MB free in {folder}"
+    facts = {"free_bytes": disk.free_bytes, "free_inodes": disk.free_inodes}
+    if disk.free_bytes < MIN_FREE_BYTES or disk.free_inodes == 0:
         advice = "Free some space: shares are refused with 503 while the disk is full. The helper recovers by itself."
-        return fail("disk space", text if disk.inodes != 0 else f"no inodes are free in {folder}", advice, **facts)
-    if disk.free < ENOUGH_FREE:
+        return fail("disk space", text if disk.free_inodes != 0 else f"no inodes are free in {folder}", advice, **facts)
+    if disk.free_bytes < LOW_FREE_BYTES:
         return warn("disk space", text, "Free some space before the next round starts.", **facts)
     return ok("disk space", text, **facts)
 
 
-def _judge_fsync(folder: Path, disk: Disk) -> CheckResult:
-    if disk.sync_seconds is None:
+def _judge_fsync(folder: Path, disk: DiskMeasurement) -> CheckResult:
+    if disk.fsync_seconds is None:
         advice = f"Give this user write access to {folder}, or run doctor as the helper's user."
         return fail("fsync", f"cannot write to {folder}: {disk.problem}", advice)
-    milliseconds = round(disk.sync_seconds * 1000, 2)
+    milliseconds = round(disk.fsync_seconds * 1000, 2)
     text, facts = f"{milliseconds:g} ms", {"milliseconds": milliseconds}
     advice = "Reduce other load on this disk, or use a faster one: each share is acknowledged after an fsync."
-    if disk.sync_seconds > USELESS_SYNC:
+    if disk.fsync_seconds > UNUSABLE_FSYNC_SECONDS:
         return fail("fsync", f"{text}: wallets time out before they get a response", advice, **facts)
-    if disk.sync_seconds > SLOW_SYNC:
+    if disk.fsync_seconds > SLOW_FSYNC_SECONDS:
         return warn("fsync", text, advice, **facts)
     return ok("fsync", text, **facts)
 
 
-def file_system(folder: Path, mounts: str) -> str:
+def find_file_system_type(folder: Path, mounts: str) -> str:
     """Type of the file system of a directory according to /proc/mounts; "" if not listed."""
     best, kind = -1, ""
     parents = {str(parent) for parent in (folder, *folder.parents)}

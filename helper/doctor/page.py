@@ -8,25 +8,25 @@ from typing import Final
 
 from helper.doctor.result import CheckResult, fail, ok, warn
 
-SUMS: Final = "SHA256SUMS"
+SUMS_FILE: Final = "SHA256SUMS"
 """File of hashes that the build writes, in the format of `sha256sum -c`."""
 _SHOWN: Final = 3
 
 
-def look_at_page(folder: Path, *, enabled: bool) -> CheckResult:
+def check_page(folder: Path, *, enabled: bool) -> CheckResult:
     """Check the page in this directory."""
     if not enabled:
         return ok("page", "not served: [ui] enable is false")
     try:
-        sums = read_sums((folder / SUMS).read_text("utf-8"))
+        sums = read_sums((folder / SUMS_FILE).read_text("utf-8"))
     except FileNotFoundError:
         if not (folder / "index.html").is_file():
             advice = "Set [ui] dist_path to the directory of the build, or leave it empty."
             return fail("page", f"no page in {folder}", advice)
-        return warn("page", f"{folder} has no {SUMS} to compare with", "Build it with `make ui`, which writes it.")
+        return warn("page", f"{folder} has no {SUMS_FILE} to compare with", "Build it with `make ui`, which writes it.")
     except (OSError, ValueError) as error:
-        return fail("page", f"{folder / SUMS} cannot be read: {error}", "Reinstall the helper.")
-    changed = [name for name, expected in sums.items() if _sum(folder / name) != expected]
+        return fail("page", f"{folder / SUMS_FILE} cannot be read: {error}", "Reinstall the helper.")
+    changed = [name for name, expected in sums.items() if _hash_file(folder / name) != expected]
     extra = _extra_files(folder, set(sums))
     if changed or extra:
         text = "; ".join(
@@ -54,7 +54,7 @@ def read_sums(text: str) -> dict[str, str]:
     return sums
 
 
-def _sum(path: Path) -> str | None:
+def _hash_file(path: Path) -> str | None:
     try:
         return sha256(path.read_bytes()).hexdigest()
     except OSError:
@@ -63,4 +63,4 @@ def _sum(path: Path) -> str | None:
 
 def _extra_files(folder: Path, known: set[str]) -> list[str]:
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    return sorted(files - known - {SUMS})
+    return sorted(files - known - {SUMS_FILE})

@@ -7,11 +7,11 @@ import socket
 from helper.doctor.result import CheckResult, fail, ok
 
 
-def look_at_address(what: str, host: str, port: int, setting: str) -> CheckResult:
+def check_address(listener_name: str, host: str, port: int, setting: str) -> CheckResult:
     """Check that an address is free, by binding it without listening.
 
     Args:
-        what: the listener, for the message.
+        listener_name: the listener, for the message.
         host: host name or IP address.
         port: 0 is always free.
         setting: the section of the settings that sets it.
@@ -31,6 +31,10 @@ def look_at_address(what: str, host: str, port: int, setting: str) -> CheckResul
         except OSError as error:
             advice = f"Set {setting} host and port to a free address, or stop the program that uses it: see `ss -ltnp`."
             return fail(
-                "address", f"{what} cannot listen on {host}:{port}: {error.strerror}", advice, host=host, port=port
+                "address",
+                f"{listener_name} cannot listen on {host}:{port}: {error.strerror}",
+                advice,
+                host=host,
+                port=port,
             )
-    return ok("address", f"{what} can listen on {host}:{port}", host=host, port=port)
+    return ok("address", f"{listener_name} can listen on {host}:{port}", host=host, port=port)

@@ -9,32 +9,32 @@ from helper.doctor.result import CheckResult, fail, ok, warn
 from helper.runtime.hardening import ProcessLimits
 
 CORE_PATTERN: Final = Path("/proc/sys/kernel/core_pattern")
-MEMORY: Final = Path("/proc/meminfo")
+MEMORY_INFO: Final = Path("/proc/meminfo")
 PROVER_BYTES: Final = 128 << 20
 """Memory of one prover with the keys of both circuits; 65 MB was measured for one circuit."""
 
 
-def judge_cores(facts: ProcessLimits, core_pattern: str | None, *, whose: str) -> CheckResult:
+def judge_cores(limits: ProcessLimits, core_pattern: str | None, *, process_name: str) -> CheckResult:
     """Check that witnesses cannot get into a core file.
 
     Args:
-        facts: `helper.runtime.hardening.process_facts`.
+        limits: `helper.runtime.hardening.get_process_limits`.
         core_pattern: where the kernel writes core files; None if unknown.
-        whose: the process, for the message.
+        process_name: the process, for the message.
     """
-    core, dumpable = facts["core_bytes"], facts["dumpable"]
-    told = {"core_bytes": core, "dumpable": dumpable, "core_pattern": core_pattern}
+    core, dumpable = limits["core_bytes"], limits["dumpable"]
+    measured = {"core_bytes": core, "dumpable": dumpable, "core_pattern": core_pattern}
     if core == 0 and dumpable is not True:
-        return ok("core files", f"{whose} writes none: limit 0, not dumpable", **told)
+        return ok("core files", f"{process_name} writes none: limit 0, not dumpable", **measured)
     where = ""
     if core_pattern:
         where = ", which the kernel pipes to a program" if core_pattern.startswith("|") else f" ({core_pattern})"
     why = "is dumpable" if dumpable else f"has a core limit of {core}"
     return fail(
         "core files",
-        f"{whose} {why}: a crash would write witnesses into a core file{where}",
+        f"{process_name} {why}: a crash would write witnesses into a core file{where}",
         "Run it with the supplied systemd unit (LimitCORE=0), and not in a debugger.",
-        **told,
+        **measured,
     )
 
 
@@ -48,16 +48,16 @@ def judge_open_files(limits: list[int], needed: int, *, raised: bool) -> CheckRe
     """
     soft, hard = limits
     usable = soft if raised else hard
-    told = {"soft": soft, "hard": hard, "needed": needed}
+    measured = {"soft": soft, "hard": hard, "needed": needed}
     if usable in range(needed):
         return warn(
             "open files",
             f"the limit is {usable}, {needed} are needed for all connections",
             f"Set LimitNOFILE={needed} in the unit (or `ulimit -Hn {needed}`) and restart: wallets are"
             " refused with 503 when connections run out.",
-            **told,
+            **measured,
         )
-    return ok("open files", f"the limit is {'unlimited' if usable < 0 else usable}, {needed} are needed", **told)
+    return ok("open files", f"the limit is {'unlimited' if usable < 0 else usable}, {needed} are needed", **measured)
 
 
 def judge_memory(available: int | None, slots: int, *, running: bool) -> CheckResult:
@@ -69,23 +69,23 @@ def judge_memory(available: int | None, slots: int, *, running: bool) -> CheckRe
         running: whether the provers already run.
     """
     needed = slots * PROVER_BYTES
-    told = {"available_bytes": available, "provers": slots}
+    measured = {"available_bytes": available, "provers": slots}
     if available is None:
-        return ok("memory", "available memory is unknown on this system", **told)
+        return ok("memory", "available memory is unknown on this system", **measured)
     free = f"{available >> 20} MB free"
     if running:
-        return ok("memory", f"{free}, {slots} provers are running", **told)
+        return ok("memory", f"{free}, {slots} provers are running", **measured)
     if available < needed:
         return warn(
             "memory",
             f"{free}, {slots} provers may need {needed >> 20} MB",
             "Lower [helper] max_concurrent_proofs, or free memory: the kernel kills provers when memory runs out.",
-            **told,
+            **measured,
         )
-    return ok("memory", f"{free}, {slots} provers may need {needed >> 20} MB", **told)
+    return ok("memory", f"{free}, {slots} provers may need {needed >> 20} MB", **measured)
 
 
-def available_memory(text: str) -> int | None:
+def parse_available_memory(text: str) -> int | None:
     """Parse MemAvailable of /proc/meminfo; returns bytes."""
     for line in text.splitlines():
         name, _, value = line.partition(":")

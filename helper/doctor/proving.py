@@ -12,70 +12,75 @@ from helper.errors import ProverError, ProverTimeout
 from helper.reveal.prover.pool import DEFAULT_COMMAND
 from helper.reveal.prover.process import Spawn, WorkerProcess
 
-PATIENCE: Final = 12.0
+SELF_TEST_TIMEOUT_SECONDS: Final = 12.0
 """Time limit in seconds for the keys and one proof: about 3 s of CPU for the slower circuit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Proved:
+class SelfTestResult:
     """Result of the self-test.
 
     Attributes:
         problem: why there is no proof, None if there is one.
-        late: whether the proof timed out.
+        has_timed_out: whether the proof timed out.
         seconds: duration of the proof.
         start_seconds: time since the worker's start, including keys, proof and verification.
     """
 
     problem: str | None = None
-    late: bool = False
+    has_timed_out: bool = False
     seconds: float | None = None
     start_seconds: float | None = None
 
 
-async def prove_once(
-    circuit: str, *, nice: int, clock: Clock, spawn: Spawn = WorkerProcess.spawn, patience: float = PATIENCE
-) -> Proved:
+async def run_self_test(
+    circuit: str,
+    *,
+    nice: int,
+    clock: Clock,
+    spawn: Spawn = WorkerProcess.spawn,
+    timeout: float = SELF_TEST_TIMEOUT_SECONDS,
+) -> SelfTestResult:
     """Start a worker, make one proof, and stop the worker."""
-    began = clock.monotonic()
+    started_at = clock.monotonic()
     try:
         worker = await spawn(DEFAULT_COMMAND, threads=1)
     except OSError as error:
-        return Proved(problem=f"prover could not be started: {error.strerror}")
+        return SelfTestResult(problem=f"prover could not be started: {error.strerror}")
     try:
-        reply = await worker.exchange({"op": "start", "circuits": [circuit], "nice": nice}, patience)
+        reply = await worker.exchange({"op": "start", "circuits": [circuit], "nice": nice}, timeout)
     except ProverTimeout:
-        return Proved(problem=f"timed out after {patience:.0f} s", late=True)
+        return SelfTestResult(problem=f"timed out after {timeout:.0f} s", has_timed_out=True)
     except ProverError as error:
-        return Proved(problem=str(error))
+        return SelfTestResult(problem=str(error))
     finally:
         await worker.kill()
     if "error" in reply:
-        return Proved(problem=str(reply["message"]))
-    return Proved(seconds=float(reply["self_test_seconds"]), start_seconds=clock.monotonic() - began)
+        return SelfTestResult(problem=str(reply["message"]))
+    return SelfTestResult(seconds=float(reply["self_test_seconds"]), start_seconds=clock.monotonic() - started_at)
 
 
-def judge_proof(proved: Proved, circuit: str, slots: int) -> CheckResult:
+def judge_proof(result: SelfTestResult, circuit: str, slots: int) -> CheckResult:
     """Judge the self-test proof."""
     facts: dict[str, Any] = {
         "circuit": circuit,
-        "seconds": None if proved.seconds is None else round(proved.seconds, 3),
-        "start_seconds": None if proved.start_seconds is None else round(proved.start_seconds, 3),
+        "seconds": None if result.seconds is None else round(result.seconds, 3),
+        "start_seconds": None if result.start_seconds is None else round(result.start_seconds, 3),
         "slots": slots,
     }
-    if proved.late:
+    if result.has_timed_out:
         advice = "Other processes use this machine's CPU: see `top`. Shares are proven equally slowly meanwhile."
-        return warn("prover", f"{circuit} self-test proof {proved.problem}", advice, **facts)
-    if proved.problem is not None or proved.seconds is None:
+        return warn("prover", f"{circuit} self-test proof {result.problem}", advice, **facts)
+    if result.problem is not None or result.seconds is None:
         advice = "Check the kernel log for the out-of-memory killer, and the load; else reinstall the helper."
-        return fail("prover", f"{circuit} self-test proof failed: {proved.problem}", advice, **facts)
-    text = f"{circuit} proof in {proved.seconds:.2f} s"
-    if proved.start_seconds is not None:
-        text += f", {proved.start_seconds:.1f} s including keys"
+        return fail("prover", f"{circuit} self-test proof failed: {result.problem}", advice, **facts)
+    text = f"{circuit} proof in {result.seconds:.2f} s"
+    if result.start_seconds is not None:
+        text += f", {result.start_seconds:.1f} s including keys"
     return ok("prover", f"{text}; {slots} concurrent", **facts)
 
 
-def judge_measured(service: ServiceReport) -> CheckResult | None:
+def judge_recorded_proofs(service: ServiceReport) -> CheckResult | None:
     """Judge the proofs that the helper has made; None if it has made none."""
     if not service.proofs or service.p50_ms is None:
         return None

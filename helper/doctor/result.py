@@ -50,12 +50,12 @@ def fail(subject: str, message: str, advice: str, **facts: Any) -> CheckResult:
     return CheckResult(subject, Level.FAIL, message, advice, facts)
 
 
-def healthy(findings: Iterable[CheckResult]) -> bool:
+def all_ok(findings: Iterable[CheckResult]) -> bool:
     """Report whether all results are ok."""
     return all(finding.level is Level.OK for finding in findings)
 
 
-def as_json(finding: CheckResult) -> dict[str, Any]:
+def result_json(finding: CheckResult) -> dict[str, Any]:
     """Convert a result to plain JSON values."""
     return {
         "subject": finding.subject,

@@ -7,44 +7,44 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from helper.config import Config, Problem, find_file, load_what_can_be
+from helper.config import Config, Problem, find_file, load_valid_settings
 from helper.doctor.result import CheckResult, fail, ok, warn
 
-SECRETS: Final = frozenset({"helper.api_token", "operator.token", "helper.sentry_dsn", "store.url"})
+SECRET_KEYS: Final = frozenset({"helper.api_token", "operator.token", "helper.sentry_dsn", "store.url"})
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class DoctorSettings:
     """Settings for the checks.
 
     Attributes:
         config: the settings; invalid values are replaced by defaults.
         path: the settings file, None if there is none.
-        readable: whether the file could be read; if not, `config` holds only defaults.
-        holds_secrets: whether the file itself contains a secret.
+        is_readable: whether the file could be read; if not, `config` holds only defaults.
+        has_secrets: whether the file itself contains a secret.
         findings: one result for each problem, or one `ok`.
     """
 
     config: Config
     path: Path | None
-    readable: bool
-    holds_secrets: bool
+    is_readable: bool
+    has_secrets: bool
     findings: tuple[CheckResult, ...]
 
 
-def read_settings(explicit: Path | None, env: Mapping[str, str]) -> Settings:
+def read_settings(config_file: Path | None, env: Mapping[str, str]) -> DoctorSettings:
     """Read the file and the environment. Never raises for invalid content."""
-    path = find_file(explicit, env)
-    loaded, problems = load_what_can_be(path, env)
+    path = find_file(config_file, env)
+    loaded, problems = load_valid_settings(path, env)
     readable = all(problem.key or problem.source != str(path) for problem in problems)
     secret = any(
-        origin.kind == "file" and origin.detail.startswith(f"{path}:") and name in SECRETS
+        origin.kind == "file" and origin.detail.startswith(f"{path}:") and name in SECRET_KEYS
         for name, origin in loaded.origins.items()
     )
-    return Settings(loaded.config, path, readable, secret, tuple(_judge(path, problems)))
+    return DoctorSettings(loaded.config, path, readable, secret, tuple(_judge_settings(path, problems)))
 
 
-def _judge(path: Path | None, problems: tuple[Problem, ...]) -> list[CheckResult]:
+def _judge_settings(path: Path | None, problems: tuple[Problem, ...]) -> list[CheckResult]:
     if problems:
         advice = "Fix it: `svote-helper config validate` lists all problems. The helper does not start until then."
         return [fail("settings", str(problem), advice, key=problem.key, line=problem.line) for problem in problems]

@@ -7,7 +7,7 @@ from typing import Final
 
 from helper.doctor.result import CheckResult, fail, ok, warn
 
-ENOUGH_BITS: Final = 64.0
+MIN_ENTROPY_BITS: Final = 64.0
 """Sufficient against guesses over the network, which are slow and rate-limited."""
 
 _CREATE_ADVICE: Final = "Create one with `openssl rand -hex 32`."
@@ -17,7 +17,7 @@ _NAMES: Final = {
 }
 
 
-def bits(token: str) -> float:
+def entropy_bits(token: str) -> float:
     """Upper bound of a token's entropy in bits: length times log2 of the number of distinct characters."""
     return len(token) * math.log2(len(set(token))) if token else 0.0
 
@@ -34,9 +34,9 @@ def _judge_token(subject: str, token: str) -> CheckResult:
     setting, unset = _NAMES[subject]
     if not token:
         return ok(subject, f"{setting} is not set: {unset}")
-    worth = math.floor(bits(token))
-    if worth < ENOUGH_BITS:
+    entropy = math.floor(entropy_bits(token))
+    if entropy < MIN_ENTROPY_BITS:
         return warn(
-            subject, f"{setting} is weak: {len(token)} characters, at most {worth} bits", _CREATE_ADVICE, bits=worth
+            subject, f"{setting} is weak: {len(token)} characters, at most {entropy} bits", _CREATE_ADVICE, bits=entropy
         )
-    return ok(subject, f"{setting} is set and strong enough", bits=worth)
+    return ok(subject, f"{setting} is set and strong enough", bits=entropy)

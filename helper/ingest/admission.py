@@ -35,61 +35,61 @@ from helper.core.pause import PauseCause, PauseReason
 from helper.core.share import Share
 from helper.errors import ShareRefused, StoreError
 from helper.ingest.validator import CheckedShare, ShareValidator
-from helper.store.rows import Enqueued
+from helper.store.rows import EnqueueResult
 from helper.store.store import Store
 
 log = structlog.get_logger("helper.ingest")
 
-HOLD_SECONDS: Final = 2.0
+MAX_WAIT_SECONDS: Final = 2.0
 """Maximum seconds that a request waits for the next scheduled sync."""
 MAX_IN_FLIGHT: Final = 2_000
-"""Maximum number of concurrent requests; beyond it, or beyond its part (`SharedPlaces`), a client gets 429."""
-MAX_HELD: Final = 1_500
+"""Maximum number of concurrent requests; beyond it, or beyond its part (`FairLimiter`), a client gets 429."""
+MAX_WAITING: Final = 1_500
 """Maximum number of these that wait for a sync; the rest is reserved for requests that need no sync."""
 
-_MAY_GROW: Final = frozenset({RoundStatus.PENDING, RoundStatus.ACTIVE})
+_GROWING_STATUSES: Final = frozenset({RoundStatus.PENDING, RoundStatus.ACTIVE})
 """Statuses of rounds whose tree may get new leaves."""
 
 
-class SharedPlaces:
+class FairLimiter:
     """A limited number of places, shared fairly between clients.
 
     A client may take a place while it holds fewer than are free: one client gets at most half of the places, two
     clients a third each. So places are always free for a client that holds none.
 
     Args:
-        places: total number.
+        capacity: total number.
         message: text of the refusal.
     """
 
-    def __init__(self, places: int, message: str) -> None:
-        self._places = places
+    def __init__(self, capacity: int, message: str) -> None:
+        self._capacity = capacity
         self._message = message
-        self._taken = 0
-        self._taken_by_client: dict[bytes, int] = {}
+        self._in_use = 0
+        self._in_use_by_client: dict[bytes, int] = {}
 
-    def take(self, client: bytes | None) -> None:
+    def acquire(self, client: bytes | None) -> None:
         """Take a place until `release`; a client of None is limited only by the total.
 
         Raises:
             ShareRefused: 429, no place is free for this client.
         """
-        free = self._places - self._taken
-        if free <= 0 or (client is not None and self._taken_by_client.get(client, 0) >= free):
+        free = self._capacity - self._in_use
+        if free <= 0 or (client is not None and self._in_use_by_client.get(client, 0) >= free):
             raise ShareRefused(429, self._message)
-        self._taken += 1
+        self._in_use += 1
         if client is not None:
-            self._taken_by_client[client] = self._taken_by_client.get(client, 0) + 1
+            self._in_use_by_client[client] = self._in_use_by_client.get(client, 0) + 1
 
     def release(self, client: bytes | None) -> None:
         """Release a place of this client."""
-        self._taken -= 1
+        self._in_use -= 1
         if client is not None:
-            left = self._taken_by_client[client] - 1
+            left = self._in_use_by_client[client] - 1
             if left:
-                self._taken_by_client[client] = left
+                self._in_use_by_client[client] = left
             else:
-                del self._taken_by_client[client]
+                del self._in_use_by_client[client]
 
 
 class AdmissionController:
@@ -99,11 +99,11 @@ class AdmissionController:
         store: stores accepted shares.
         rounds: the chain's rounds.
         trees: the rounds' commitment trees and their scheduled syncs.
-        checker: parses bodies and validates encodings and hashes.
+        validator: parses bodies and validates encodings and hashes.
         clock: source of arrival times.
         wake: called after a new share is on disk, with its due time (unix seconds).
-        paused: why no share can be accepted now, or None.
-        round_paused: why no share of this round can be accepted now, or None.
+        get_pause_reason: why no share can be accepted now, or None.
+        get_round_pause_reason: why no share of this round can be accepted now, or None.
     """
 
     def __init__(
@@ -112,27 +112,27 @@ class AdmissionController:
         store: Store,
         rounds: RoundRegistry,
         trees: CommitmentTreeSync,
-        checker: ShareValidator,
+        validator: ShareValidator,
         clock: Clock,
         wake: Callable[[float], None],
-        paused: Callable[[], PauseReason | None],
-        round_paused: Callable[[bytes], PauseReason | None],
+        get_pause_reason: Callable[[], PauseReason | None],
+        get_round_pause_reason: Callable[[bytes], PauseReason | None],
     ) -> None:
         self._store = store
         self._rounds = rounds
         self._trees = trees
-        self._checker = checker
+        self._validator = validator
         self._clock = clock
         self._wake = wake
-        self._paused = paused
-        self._round_paused = round_paused
-        self._pause_is_current = False
-        self._pause: PauseReason | None = None
-        self._in_flight = SharedPlaces(MAX_IN_FLIGHT, "too many requests; retry later")
-        self._held = SharedPlaces(MAX_HELD, "too many shares are waiting for the chain; retry later")
+        self._get_pause_reason = get_pause_reason
+        self._get_round_pause_reason = get_round_pause_reason
+        self._is_pause_current = False
+        self._pause_reason: PauseReason | None = None
+        self._in_flight = FairLimiter(MAX_IN_FLIGHT, "too many requests; retry later")
+        self._waiting = FairLimiter(MAX_WAITING, "too many shares are waiting for the chain; retry later")
         self._first_arrivals = FirstArrivals()
 
-    async def take(self, body: bytes, client: bytes | None = None) -> Enqueued:
+    async def admit(self, body: bytes, client: bytes | None = None) -> EnqueueResult:
         """Parse, validate and enqueue a posted share.
 
         Args:
@@ -147,38 +147,38 @@ class AdmissionController:
             ShareRefused: 400 invalid on the chain (`field` names the invalid field), 429 retry later, 503 not available
                 now.
         """
-        self._in_flight.take(client)
+        self._in_flight.acquire(client)
         try:
-            arrived = self._clock.now()
-            return await self._accept(await self._checker.read(body), arrived, client)
+            arrived_at = self._clock.now()
+            return await self._admit(await self._validator.validate_body(body), arrived_at, client)
         finally:
             self._in_flight.release(client)
 
-    async def _accept(self, checked: CheckedShare, arrived: float, client: bytes | None) -> Enqueued:
+    async def _admit(self, checked: CheckedShare, arrived_at: float, client: bytes | None) -> EnqueueResult:
         share = checked.share
         try:
             if await self._is_duplicate_without_leaf(share, checked.vote_commitment):
-                return Enqueued.DUPLICATE
+                return EnqueueResult.DUPLICATE
             chain_round = await self._validate_against_chain(share, checked.vote_commitment, client)
-            refusal = self._refusal(share, chain_round, arrived)
+            refusal = self._find_refusal(share, chain_round, arrived_at)
             if refusal is not None:
                 if await self._store.is_known(share.key):
-                    return Enqueued.DUPLICATE
+                    return EnqueueResult.DUPLICATE
                 raise refusal
-            return await self._enqueue(checked, chain_round, arrived)
+            return await self._enqueue(checked, chain_round, arrived_at)
         except StoreError as error:
             log.error("enqueue_failed", error=str(error), advice=error.advice)
             raise ShareRefused(503, "the queue cannot be written now; retry later") from error
 
-    def _refusal(self, share: Share, chain_round: Round, arrived: float) -> ShareRefused | None:
+    def _find_refusal(self, share: Share, chain_round: Round, arrived_at: float) -> ShareRefused | None:
         """Why a share cannot be accepted now, unless it is a duplicate."""
-        reason = self._current_pause() or self._round_paused(share.round_id)
+        reason = self._current_pause() or self._get_round_pause_reason(share.round_id)
         if reason is not None:
             return ShareRefused(503, reason.refusal)
         if chain_round.status is not RoundStatus.ACTIVE or self._rounds.has_unconfirmed_status(share.round_id):
-            return self._not_active(share)
+            return self._inactive_refusal(share)
         other_end = self._rounds.unconfirmed_end(share.round_id)
-        if other_end is not None and max(share.submit_at, arrived) > min(other_end, chain_round.vote_end_time):
+        if other_end is not None and max(share.submit_at, arrived_at) > min(other_end, chain_round.vote_end_time):
             return ShareRefused(503, PauseCause.ROUND_END_UNCONFIRMED.reason().refusal)
         if share.submit_at > chain_round.vote_end_time:
             return ShareRefused(400, "is after the round's end", field="submit_at")
@@ -186,31 +186,31 @@ class AdmissionController:
 
     def _current_pause(self) -> PauseReason | None:
         """Why no share is accepted now; evaluated once per iteration of the event loop."""
-        if not self._pause_is_current:
-            self._pause_is_current = True
-            self._pause = self._paused()
+        if not self._is_pause_current:
+            self._is_pause_current = True
+            self._pause_reason = self._get_pause_reason()
             asyncio.get_running_loop().call_soon(self._expire_pause)
-        return self._pause
+        return self._pause_reason
 
     def _expire_pause(self) -> None:
-        self._pause_is_current = False
+        self._is_pause_current = False
 
-    async def _enqueue(self, checked: CheckedShare, chain_round: Round, arrived: float) -> Enqueued:
+    async def _enqueue(self, checked: CheckedShare, chain_round: Round, arrived_at: float) -> EnqueueResult:
         """Store a share; the store detects duplicates and spent nullifiers."""
         share = checked.share
         # The clock may have been corrected since the arrival, or set to a wrong time. The earlier time is used, so that
         # a share without a delay is never due years later.
-        now = min(arrived, self._clock.now())
+        now = min(arrived_at, self._clock.now())
         try:
             outcome = await self._store.enqueue(share, checked.nullifier, now=now)
         except StoreError:
             # A database that cannot be written can still be read for duplicates.
             if await self._store.is_known(share.key):
-                return Enqueued.DUPLICATE
+                return EnqueueResult.DUPLICATE
             raise
-        if outcome is Enqueued.CLOSED:
-            raise _not_active()  # closed by another host, which has processed more blocks
-        if outcome is Enqueued.QUEUED:
+        if outcome is EnqueueResult.CLOSED:
+            raise _round_not_active()  # closed by another host, which has processed more blocks
+        if outcome is EnqueueResult.QUEUED:
             self._wake(max(share.submit_at, now))
             if share.submit_at == chain_round.vote_end_time:
                 reason = "the share cannot count: its submit_at is the round's end"
@@ -223,71 +223,71 @@ class AdmissionController:
         if chain_round is None or self._trees.leaf(share.round_id, share.tree_position) is not None:
             return False
         self._validate_choice(share, chain_round)
-        stored_leaf = self._trees.unchecked_leaf(share.round_id, share.tree_position)
-        if stored_leaf is None and chain_round.status in _MAY_GROW:
+        stored_leaf = self._trees.unverified_leaf(share.round_id, share.tree_position)
+        if stored_leaf is None and chain_round.status in _GROWING_STATUSES:
             return False
         return stored_leaf in {None, vote_commitment} and await self._store.is_known(share.key)
 
     async def _validate_against_chain(self, share: Share, vote_commitment: bytes, client: bytes | None) -> Round:
         """Return the share's round if proposal, decision and vote commitment match the chain, else raise."""
-        chain_round = self._decisive_round(share)
+        chain_round = self._find_decisive_round(share)
         if chain_round is None:
-            chain_round = await self._hold(share, vote_commitment, client)
+            chain_round = await self._wait_for_chain(share, vote_commitment, client)
         self._validate_choice(share, chain_round)
         leaf = self._trees.leaf(share.round_id, share.tree_position)
         if leaf is None and chain_round.status is not RoundStatus.ACTIVE:
-            raise self._not_active(share)
+            raise self._inactive_refusal(share)
         if leaf is None:
             raise ShareRefused(400, "is beyond the round's tree", field="tree_position")
         if leaf != vote_commitment:
             raise ShareRefused(400, "has a different vote commitment", field="tree_position")
         return chain_round
 
-    def _decisive_round(self, share: Share) -> Round | None:
+    def _find_decisive_round(self, share: Share) -> Round | None:
         """The share's round if no sync can change the outcome of its validation, else None."""
         chain_round = self._rounds.get(share.round_id)
         if chain_round is None:
             return None
         self._validate_choice(share, chain_round)
-        if chain_round.status in _MAY_GROW and self._trees.leaf(share.round_id, share.tree_position) is None:
+        if chain_round.status in _GROWING_STATUSES and self._trees.leaf(share.round_id, share.tree_position) is None:
             return None
         return chain_round
 
-    async def _hold(self, share: Share, vote_commitment: bytes, client: bytes | None) -> Round:
-        """Wait until the share's round and leaf are known or proven missing, at most `HOLD_SECONDS`."""
+    async def _wait_for_chain(self, share: Share, vote_commitment: bytes, client: bytes | None) -> Round:
+        """Wait until the share's round and leaf are known or proven missing, at most `MAX_WAIT_SECONDS`."""
         self._refuse_when_paused(share)
-        deadline = self._clock.monotonic() + HOLD_SECONDS
-        self._held.take(client)
+        deadline = self._clock.monotonic() + MAX_WAIT_SECONDS
+        self._waiting.acquire(client)
         try:
             key = ArrivalKey(share.round_id, share.tree_position, vote_commitment)
-            arrival = self._first_arrivals.note(key, self._trees.arrival(), self._clock.monotonic())
-            while not self._trees.lacks(share.round_id, arrival):
-                left = deadline - self._clock.monotonic()
-                if left <= 0 or not await self._trees.wait_next_sync(left):
+            arrival = self._first_arrivals.get_or_add(key, self._trees.create_arrival(), self._clock.monotonic())
+            while not self._trees.was_absent(share.round_id, arrival):
+                seconds_left = deadline - self._clock.monotonic()
+                if seconds_left <= 0 or not await self._trees.wait_next_sync(seconds_left):
                     self._refuse_when_paused(share)
                     raise ShareRefused(429, "the vote is not in a known block yet; retry later")
-                chain_round = self._decisive_round(share)
+                chain_round = self._find_decisive_round(share)
                 if chain_round is not None:
                     self._first_arrivals.forget(key)
                     return chain_round
                 self._refuse_when_paused(share)
         finally:
-            self._held.release(client)
+            self._waiting.release(client)
         chain_round = self._rounds.get(share.round_id)
         if chain_round is None:
             raise ShareRefused(400, "no such round", field="vote_round_id")
         return chain_round
 
     def _refuse_when_paused(self, share: Share) -> None:
-        reason = self._paused() or self._round_paused(share.round_id)
+        reason = self._get_pause_reason() or self._get_round_pause_reason(share.round_id)
         if reason is not None:
             raise ShareRefused(503, reason.refusal)
 
-    def _not_active(self, share: Share) -> ShareRefused:
+    def _inactive_refusal(self, share: Share) -> ShareRefused:
         """The refusal of a share of an inactive round; final (400) only if the round's status is confirmed."""
         if self._rounds.has_unconfirmed_status(share.round_id):
             return ShareRefused(503, PauseCause.ROUND_STATUS_UNCONFIRMED.reason().refusal)
-        return _not_active()
+        return _round_not_active()
 
     def _validate_choice(self, share: Share, chain_round: Round) -> None:
         """Raise ShareRefused unless proposal and decision exist in the round."""
@@ -301,5 +301,5 @@ class AdmissionController:
         raise ShareRefused(400, "is not an option of the proposal", field="vote_decision")
 
 
-def _not_active() -> ShareRefused:
+def _round_not_active() -> ShareRefused:
     return ShareRefused(400, "the round is not active", field="vote_round_id")

@@ -20,7 +20,7 @@ from helper.ingest.schema import (
     HexField,
     IntegerField,
     ObjectField,
-    WireError,
+    PayloadError,
     error_message,
     wire_names,
 )
@@ -28,9 +28,9 @@ from helper.ingest.schema import (
 if TYPE_CHECKING:
     from proofs import InvalidShare
 
-MAX_BODY: Final = 1 << 20
+MAX_BODY_BYTES: Final = 1 << 20
 """Maximum bytes of a body: 1 MiB."""
-SMALL_BODY: Final = 16 << 10
+SMALL_BODY_BYTES: Final = 16 << 10
 """Maximum bytes of a share's fields, in any JSON formatting: three times a real payload with `all_enc_shares`.
 
 Larger bodies cost more than a real one, so they are limited and charged for.
@@ -38,7 +38,7 @@ Larger bodies cost more than a real one, so they are limited and charged for.
 MAX_PROPOSAL_ID: Final = 50
 MAX_DECISION: Final = 7
 MAX_TIME: Final = 2**63 - 1
-BODY: Final = "body"
+BODY_FIELD: Final = "body"
 """Field name in errors of the body as a whole."""
 
 ENCRYPTED_SHARE: Final = ObjectField(
@@ -53,7 +53,7 @@ SHARE: Final = ObjectField(
     "One share of a vote. Unknown fields are ignored.",
     {
         "enc_share": ENCRYPTED_SHARE,
-        "vote_round_id": HexField("The voting round: a canonical Pallas base field element.", any_case=True),
+        "vote_round_id": HexField("The voting round: a canonical Pallas base field element.", allows_upper_case=True),
         "proposal_id": IntegerField("A proposal of the round.", 1, MAX_PROPOSAL_ID),
         "vote_decision": IntegerField("The index of one of the proposal's options.", 0, MAX_DECISION),
         "tree_position": IntegerField(
@@ -75,9 +75,9 @@ SHARE: Final = ObjectField(
     kind="a JSON object",
 )
 """The payload of `POST /shares`; fields are validated in this order."""
-PATH_HEX: Final = HexField("32 bytes, little-endian, in lower-case hex.")
+PATH_HEX_FIELD: Final = HexField("32 bytes, little-endian, in lower-case hex.")
 
-_FIELDS: Final[Mapping[str, Field]] = {BODY: SHARE, **dict(wire_names(SHARE.fields))}
+_FIELDS: Final[Mapping[str, Field]] = {BODY_FIELD: SHARE, **dict(wire_names(SHARE.fields))}
 """The fields by their name in errors."""
 
 
@@ -123,16 +123,16 @@ class RoundCounts(TypedDict):
     failed: int
 
 
-def invalid_share(invalid: InvalidShare) -> WireError:
+def invalid_share(invalid: InvalidShare) -> PayloadError:
     """The error of an invalid body, with the text of its reason."""
     if invalid.reason == "too-large":
-        message = f"the fields of the share are larger than {SMALL_BODY} bytes together"
+        message = f"the fields of the share are larger than {SMALL_BODY_BYTES} bytes together"
     else:
         message = error_message(_FIELDS.get(invalid.field), invalid.reason, invalid.actual)
-    return WireError(invalid.field, message)
+    return PayloadError(invalid.field, message)
 
 
-def share_payload(share: Share) -> dict[str, Any]:
+def share_to_payload(share: Share) -> dict[str, Any]:
     """The fields of a share as a wallet sends them."""
     comms = share.share_comms
     return {
@@ -158,32 +158,32 @@ def parse_hex32(field: str, text: str) -> bytes:
     Raises:
         WireError: it is not 64 lower-case hex characters.
     """
-    if PATH_HEX.pattern.fullmatch(text) is None:
-        raise WireError(field, error_message(PATH_HEX, "not-hex"))
+    if PATH_HEX_FIELD.pattern.fullmatch(text) is None:
+        raise PayloadError(field, error_message(PATH_HEX_FIELD, "not-hex"))
     return bytes.fromhex(text)
 
 
-def error_answer(message: str) -> ErrorAnswer:
+def error_body(message: str) -> ErrorAnswer:
     """Body of an error response."""
     return {"status": "error", "error": message}
 
 
-def taken_answer(*, known: bool) -> TakenAnswer:
-    """Body of the response to an accepted share; `known` if it is a duplicate."""
-    return {"status": "duplicate" if known else "queued"}
+def accepted_body(*, is_duplicate: bool) -> TakenAnswer:
+    """Body of the response to an accepted share; `is_duplicate` if it is a duplicate."""
+    return {"status": "duplicate" if is_duplicate else "queued"}
 
 
-def status_answer(leaf_count: int, anchor_height: int) -> StatusAnswer:
+def status_body(leaf_count: int, anchor_height: int) -> StatusAnswer:
     """Body of the status, with the tree of the newest active round."""
     return {"status": "ok", "tree": {"leaf_count": leaf_count, "anchor_height": anchor_height}}
 
 
-def share_status_answer(*, confirmed: bool) -> ShareStatusAnswer:
+def share_status_body(*, is_confirmed: bool) -> ShareStatusAnswer:
     """Body of a share's status."""
-    return {"status": "confirmed" if confirmed else "pending"}
+    return {"status": "confirmed" if is_confirmed else "pending"}
 
 
-def queue_status_answer(counts: Mapping[bytes, Mapping[ShareState, int]]) -> dict[str, RoundCounts]:
+def queue_status_body(counts: Mapping[bytes, Mapping[ShareState, int]]) -> dict[str, RoundCounts]:
     """Counts of each round, by round id in hex."""
     answer: dict[str, RoundCounts] = {}
     for round_id, states in counts.items():

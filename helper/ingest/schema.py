@@ -34,7 +34,7 @@ Messages = Mapping["InvalidReason", str]
 Schema = dict[str, Any]
 
 
-class WireError(Exception):
+class PayloadError(Exception):
     """A payload or path parameter is not valid.
 
     Attributes:
@@ -52,7 +52,7 @@ class Field(Protocol):
     """A field type."""
 
     @property
-    def optional(self) -> bool:
+    def is_optional(self) -> bool:
         """Whether the field may be absent."""
         ...
 
@@ -69,26 +69,31 @@ class Field(Protocol):
 class IntegerField:
     """An integer from `least` to `most`; optional if it has a default."""
 
-    about: str
-    least: int
-    most: int
+    description: str
+    minimum: int
+    maximum: int
     default: int | None = None
 
     @property
-    def optional(self) -> bool:
+    def is_optional(self) -> bool:
         """Whether it has a default."""
         return self.default is not None
 
     def schema(self) -> Schema:
         """The schema: an integer with bounds."""
-        schema: Schema = {"type": "integer", "minimum": self.least, "maximum": self.most, "description": self.about}
+        schema: Schema = {
+            "type": "integer",
+            "minimum": self.minimum,
+            "maximum": self.maximum,
+            "description": self.description,
+        }
         if self.default is not None:
             schema |= {"type": ["integer", "null"], "default": self.default}
         return schema
 
     def messages(self, _actual: int | None) -> Messages:
         """Not an integer, or out of range."""
-        bounds = f"from {self.least} to {self.most}"
+        bounds = f"from {self.minimum} to {self.maximum}"
         return {"type": f"must be an integer {bounds}", "range": f"must be {bounds}"}
 
 
@@ -96,12 +101,12 @@ class IntegerField:
 class Base64Field:
     """32 bytes in base64."""
 
-    about: str
-    optional: bool = False
+    description: str
+    is_optional: bool = False
 
     def schema(self) -> Schema:
         """The schema: a string with a pattern."""
-        return _text(_BASE64_32, self.about) | {"contentEncoding": "base64"}
+        return _string_schema(_BASE64_32, self.description) | {"contentEncoding": "base64"}
 
     def messages(self, actual: int | None) -> Messages:
         """Not a string, not base64, or of another length."""
@@ -114,24 +119,24 @@ class Base64Field:
 
 @dataclass(frozen=True, slots=True)
 class HexField:
-    """32 bytes as 64 hex characters, in lower case unless `any_case`."""
+    """32 bytes as 64 hex characters, in lower case unless `allows_upper_case`."""
 
-    about: str
-    any_case: bool = False
-    optional: bool = False
+    description: str
+    allows_upper_case: bool = False
+    is_optional: bool = False
 
     @property
     def pattern(self) -> re.Pattern[str]:
         """The valid texts."""
-        return _HEX_32 if self.any_case else _LOWER_HEX_32
+        return _HEX_32 if self.allows_upper_case else _LOWER_HEX_32
 
     def schema(self) -> Schema:
         """The schema: a string with a pattern."""
-        return _text(self.pattern, self.about)
+        return _string_schema(self.pattern, self.description)
 
     def messages(self, _actual: int | None) -> Messages:
         """Not a string of hex characters."""
-        kind = "a string of 64 hex characters" if self.any_case else "64 lower-case hex characters"
+        kind = "a string of 64 hex characters" if self.allows_upper_case else "64 lower-case hex characters"
         return {"not-hex": f"must be {kind}"}
 
 
@@ -139,15 +144,15 @@ class HexField:
 class ArrayField:
     """An array of `count` values of 32 bytes."""
 
-    about: str
+    description: str
     count: int
-    each: Base64Field
-    optional: bool = False
+    item: Base64Field
+    is_optional: bool = False
 
     def schema(self) -> Schema:
         """The schema: an array of a fixed length."""
         size = {"minItems": self.count, "maxItems": self.count}
-        return {"type": "array", "items": self.each.schema(), **size, "description": self.about}
+        return {"type": "array", "items": self.item.schema(), **size, "description": self.description}
 
     def messages(self, actual: int | None) -> Messages:
         """Not an array, or of another length."""
@@ -161,18 +166,18 @@ class ArrayField:
 class ObjectField:
     """An object; its fields are validated in their order."""
 
-    about: str
+    description: str
     fields: Mapping[str, Field]
     kind: str = "an object"
-    optional: bool = False
+    is_optional: bool = False
 
     def schema(self) -> Schema:
         """The schema: an object. Unknown names are ignored, so additional properties are allowed."""
         return {
             "type": "object",
             "properties": {key: field.schema() for key, field in self.fields.items()},
-            "required": [key for key, field in self.fields.items() if not field.optional],
-            "description": self.about,
+            "required": [key for key, field in self.fields.items() if not field.is_optional],
+            "description": self.description,
         }
 
     def messages(self, _actual: int | None) -> Messages:
@@ -200,8 +205,8 @@ def wire_names(fields: Mapping[str, Field], prefix: str = "") -> Iterator[tuple[
         if isinstance(field, ObjectField):
             yield from wire_names(field.fields, f"{name}.")
         elif isinstance(field, ArrayField):
-            yield from ((f"{name}[{index}]", field.each) for index in range(field.count))
+            yield from ((f"{name}[{index}]", field.item) for index in range(field.count))
 
 
-def _text(pattern: re.Pattern[str], about: str) -> Schema:
-    return {"type": "string", "pattern": f"^{pattern.pattern}$", "description": about}
+def _string_schema(pattern: re.Pattern[str], description: str) -> Schema:
+    return {"type": "string", "pattern": f"^{pattern.pattern}$", "description": description}

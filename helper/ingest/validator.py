@@ -22,16 +22,16 @@ import structlog
 
 from helper.core.share import Share
 from helper.errors import ShareRefused
-from helper.ingest.payload import SMALL_BODY, invalid_share
+from helper.ingest.payload import SMALL_BODY_BYTES, invalid_share
 from proofs import InvalidShare, ProofsError, ReadShare
 
 log = structlog.get_logger("helper.ingest")
 
 MAX_BATCH: Final = 32
 """Maximum number of bodies of one native call, to limit the latency of the first."""
-LARGE_THREADS: Final = 1
+LARGE_BODY_THREADS: Final = 1
 """Threads for large bodies (up to 6 ms each); one, to leave other cores free."""
-BATCHES: Final = max(1, min(2, os.cpu_count() or 1))
+CONCURRENT_BATCHES: Final = max(1, min(2, os.cpu_count() or 1))
 """Concurrent native calls: one hashes while the results of the other are processed."""
 
 Result = ReadShare | InvalidShare
@@ -84,7 +84,7 @@ def checked_share(result: Result) -> CheckedShare:
     return CheckedShare(share, result.vote_commitment, result.nullifier)
 
 
-_Waiting = tuple[bytes, "asyncio.Future[Result | None]"]
+_PendingBody = tuple[bytes, "asyncio.Future[Result | None]"]
 
 
 class ShareValidator:
@@ -96,58 +96,58 @@ class ShareValidator:
 
     def __init__(self, checks: Checks) -> None:
         self._checks = checks
-        self._large_threads = anyio.CapacityLimiter(LARGE_THREADS)
-        self._pool = ThreadPoolExecutor(BATCHES, thread_name_prefix="checks")
-        self._waiting: list[_Waiting] = []
-        self._running = 0  # native calls
+        self._large_threads = anyio.CapacityLimiter(LARGE_BODY_THREADS)
+        self._pool = ThreadPoolExecutor(CONCURRENT_BATCHES, thread_name_prefix="checks")
+        self._pending: list[_PendingBody] = []
+        self._running_batches = 0  # native calls
 
-    async def read(self, body: bytes) -> CheckedShare:
+    async def validate_body(self, body: bytes) -> CheckedShare:
         """Parse and validate a request's body.
 
         Raises:
             WireError: the body is not a valid share.
             ShareRefused: 400, the validation failed.
         """
-        result = await self._in_batch(body) if len(body) <= SMALL_BODY else None
+        result = await self._validate_in_batch(body) if len(body) <= SMALL_BODY_BYTES else None
         if result is None:
             result = await anyio.to_thread.run_sync(self._read_alone, body, limiter=self._large_threads)
         return checked_share(result)
 
     # ------------------------------------------------------------------ batches
 
-    def _in_batch(self, body: bytes) -> asyncio.Future[Result | None]:
+    def _validate_in_batch(self, body: bytes) -> asyncio.Future[Result | None]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result | None] = loop.create_future()
-        self._waiting.append((body, future))
-        if len(self._waiting) == 1 and self._running < BATCHES:
+        self._pending.append((body, future))
+        if len(self._pending) == 1 and self._running_batches < CONCURRENT_BATCHES:
             # Deferred, so that other bodies of this iteration of the event loop join the batch.
-            loop.call_soon(self._begin, loop)
+            loop.call_soon(self._start_batch, loop)
         return future
 
-    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        if not self._waiting or self._running >= BATCHES:
+    def _start_batch(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._pending or self._running_batches >= CONCURRENT_BATCHES:
             return
-        batch, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
-        if len(batch) == 1 and not self._running:
-            _set_results(batch, self._read(batch))
+        batch, self._pending = self._pending[:MAX_BATCH], self._pending[MAX_BATCH:]
+        if len(batch) == 1 and not self._running_batches:
+            _set_results(batch, self._run_batch(batch))
             return
-        self._running += 1
-        done = loop.run_in_executor(self._pool, self._read, batch)
-        done.add_done_callback(lambda read: self._end(loop, batch, read))
-        if self._waiting:
-            self._begin(loop)
+        self._running_batches += 1
+        done = loop.run_in_executor(self._pool, self._run_batch, batch)
+        done.add_done_callback(lambda read: self._finish_batch(loop, batch, read))
+        if self._pending:
+            self._start_batch(loop)
 
-    def _end(
+    def _finish_batch(
         self,
         loop: asyncio.AbstractEventLoop,
-        batch: Sequence[_Waiting],
-        read: asyncio.Future[Sequence[Result | None]],
+        batch: Sequence[_PendingBody],
+        future: asyncio.Future[Sequence[Result | None]],
     ) -> None:
-        self._running -= 1
-        self._begin(loop)
-        _set_results(batch, [None] * len(batch) if read.cancelled() else read.result())
+        self._running_batches -= 1
+        self._start_batch(loop)
+        _set_results(batch, [None] * len(batch) if future.cancelled() else future.result())
 
-    def _read(self, batch: Sequence[_Waiting]) -> Sequence[Result | None]:
+    def _run_batch(self, batch: Sequence[_PendingBody]) -> Sequence[Result | None]:
         """Validate a batch in one native call. If the call fails, each body is validated alone."""
         try:
             return self._checks.read_shares([body for body, _ in batch])
@@ -164,7 +164,7 @@ class ShareValidator:
             raise ShareRefused(400, "the share could not be validated") from None
 
 
-def _set_results(batch: Sequence[_Waiting], results: Sequence[Result | None]) -> None:
+def _set_results(batch: Sequence[_PendingBody], results: Sequence[Result | None]) -> None:
     for (_, future), result in zip(batch, results, strict=True):
         if not future.done():
             future.set_result(result)

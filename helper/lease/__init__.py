@@ -32,7 +32,7 @@ class Lease(Protocol):
         ...
 
     @property
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         """Whether this host certainly holds the lease, by its own clocks and less a margin. Makes no request."""
         ...
 

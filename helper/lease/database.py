@@ -9,7 +9,7 @@ from helper.errors import LeaseError, StoreError
 from helper.lease import Lease
 from helper.lease.term import Term
 
-MARGIN: Final = 0.1
+MARGIN_FRACTION: Final = 0.1
 """Fraction of a lease by which this host considers it expired before the database does."""
 
 
@@ -21,19 +21,19 @@ class SenderLeaseStore(Protocol):
         """Validity in seconds, unless it is renewed."""
         ...
 
-    async def take_sender(self, outer: int | None = None) -> int | None:
+    async def acquire_sender_lease(self, outer: int | None = None) -> int | None:
         """Acquire the lease: the fencing token, or None if another host holds it."""
         ...
 
-    async def keep_sender(self) -> bool:
+    async def renew_sender_lease(self) -> bool:
         """Renew the lease; False if another host has acquired it."""
         ...
 
-    async def leave_sender(self) -> None:
+    async def release_sender_lease(self) -> None:
         """Release the lease."""
         ...
 
-    async def sender_host(self) -> str:
+    async def get_sender_host(self) -> str:
         """The host that holds the lease, "" if none does."""
         ...
 
@@ -57,30 +57,30 @@ class DatabaseLease:
         self.holder = ""
         self._store = store
         self._outer = outer
-        self._term = Term(clock, seconds=self.seconds, margin=self.seconds * MARGIN)
+        self._term = Term(clock, seconds=self.seconds, margin=self.seconds * MARGIN_FRACTION)
 
     @property
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         """Whether this host certainly holds the lease, and the outer lease if there is one."""
-        return self._term.running and (self._outer is None or self._outer.held)
+        return self._term.is_running and (self._outer is None or self._outer.is_held)
 
     async def acquire(self) -> bool:
         """Acquire the lease, or set `holder`."""
-        if self._outer is not None and not self._outer.held and not await self._outer.acquire():
+        if self._outer is not None and not self._outer.is_held and not await self._outer.acquire():
             self.holder = self._outer.holder
             return False
-        asked = self._term.ask()
+        requested_at = self._term.read_clocks()
         try:
-            fence = await self._store.take_sender(None if self._outer is None else self._outer.fence)
+            fence = await self._store.acquire_sender_lease(None if self._outer is None else self._outer.fence)
             if fence is None:
-                self.holder = await self._store.sender_host()
+                self.holder = await self._store.get_sender_host()
                 return False
         except StoreError as error:
             raise LeaseError(
                 f"could not acquire the sender lease in the database: {error}", advice=error.advice
             ) from error
         self.fence, self.holder = fence, ""
-        self._term.begin(asked)
+        self._term.start(requested_at)
         return True
 
     async def renew(self) -> bool:
@@ -89,13 +89,13 @@ class DatabaseLease:
             self._term.end()
             self.holder = self._outer.holder
             return False
-        asked = self._term.ask()
+        requested_at = self._term.read_clocks()
         try:
-            if await self._store.keep_sender():
-                self._term.begin(asked)
+            if await self._store.renew_sender_lease():
+                self._term.start(requested_at)
                 return True
             self._term.end()
-            self.holder = await self._store.sender_host()
+            self.holder = await self._store.get_sender_host()
         except StoreError as error:
             raise LeaseError(
                 f"could not renew the sender lease in the database: {error}", advice=error.advice
@@ -106,7 +106,7 @@ class DatabaseLease:
         """Release the lease immediately, and the outer lease."""
         self._term.end()
         try:
-            await self._store.leave_sender()
+            await self._store.release_sender_lease()
         except StoreError as error:
             raise LeaseError(
                 f"could not release the sender lease in the database: {error}", advice=error.advice

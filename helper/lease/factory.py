@@ -8,7 +8,7 @@ from helper.clock import Clock
 from helper.config import Config
 from helper.core.roles import ROLES
 from helper.lease import Lease
-from helper.store.factory import host_name
+from helper.store.factory import get_host_name
 from helper.store.store import Store
 
 
@@ -28,7 +28,7 @@ def create_lease(config: Config, store: Store, *, clock: Clock, env: Mapping[str
         ConfigError: a required library is not installed, or the credentials file is invalid.
     """
     outer = _create_s3_lease(config, clock, env)
-    if not store.shared:
+    if not store.is_shared:
         return outer
     # Imported here, because SQLite installations need not have the PostgreSQL libraries.
     from helper.lease.database import DatabaseLease  # noqa: PLC0415
@@ -39,11 +39,16 @@ def create_lease(config: Config, store: Store, *, clock: Clock, env: Mapping[str
 
 
 def _create_s3_lease(config: Config, clock: Clock, env: Mapping[str, str]) -> Lease | None:
-    if config.sender.place is None or not ROLES[config.helper.role].sends:
+    if config.sender.lease_location is None or not ROLES[config.helper.role].can_send:
         return None
-    from helper.lease.s3 import s3_lease  # noqa: PLC0415 - loads the object store library
+    from helper.lease.s3 import create_s3_lease  # noqa: PLC0415 - loads the object store library
 
     seconds = config.store.lease_seconds
-    return s3_lease(
-        config.s3.to_settings(), config.sender.place, host=host_name(config), clock=clock, env=env, seconds=seconds
+    return create_s3_lease(
+        config.s3.to_settings(),
+        config.sender.lease_location,
+        host=get_host_name(config),
+        clock=clock,
+        env=env,
+        seconds=seconds,
     )

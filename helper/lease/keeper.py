@@ -29,8 +29,8 @@ class LeaseKeeper:
         lease: the sender lease.
         clock: for the waits.
         standby: wait while another host holds the lease, instead of refusing to run.
-        changed: called whenever the lease is acquired.
-        fit: whether this host may send. If not, it releases the lease and does not acquire it.
+        on_acquired: called whenever the lease is acquired.
+        can_send: whether this host may send. If not, it releases the lease and does not acquire it.
     """
 
     def __init__(
@@ -39,18 +39,18 @@ class LeaseKeeper:
         *,
         clock: Clock,
         standby: bool = False,
-        changed: Callable[[], None] = lambda: None,
-        fit: Callable[[], bool] = lambda: True,
+        on_acquired: Callable[[], None] = lambda: None,
+        can_send: Callable[[], bool] = lambda: True,
     ) -> None:
         self._lease = lease
         self._clock = clock
         self._standby = standby
-        self._changed = changed
-        self._fit = fit
-        self._acquired = False
+        self._on_acquired = on_acquired
+        self._can_send = can_send
+        self._is_acquired = False
         self._problem = LoggedProblem()
 
-    async def begin(self) -> None:
+    async def acquire_at_start(self) -> None:
         """Acquire the lease before any work starts. Returns without it if its storage is unreachable; `run` retries.
 
         Raises:
@@ -67,7 +67,7 @@ class LeaseKeeper:
         """
         try:
             while True:
-                await (self._renew() if self._acquired else self._acquire())
+                await (self._renew() if self._is_acquired else self._acquire())
         finally:
             await self._release()
 
@@ -83,7 +83,7 @@ class LeaseKeeper:
         max_wait = self._lease.seconds * (1 + 1 / ATTEMPTS_PER_TERM)
         held_since: float | None = None  # start of an unbroken run of "another host holds it"
         while True:
-            while not self._fit():
+            while not self._can_send():
                 self._warn_once("sending_paused", CLOCK_FAULT, "Sending resumes when the clocks agree.")
                 if give_up_on_error:
                     return
@@ -104,10 +104,10 @@ class LeaseKeeper:
                 if not self._standby and now - held_since >= max_wait:
                     raise LeaseHeld(f"{self._other_host} sends for this queue, and only one host may")
             await self._clock.sleep(self._lease.seconds / ATTEMPTS_PER_TERM)
-        self._acquired = True
+        self._is_acquired = True
         self._problem.clear()
         log.info("lease_acquired", fence=self._lease.fence)
-        self._changed()
+        self._on_acquired()
 
     @property
     def _other_host(self) -> str:
@@ -122,21 +122,21 @@ class LeaseKeeper:
 
     async def _renew(self) -> None:
         await self._clock.sleep(self._lease.seconds / RENEWALS_PER_TERM)
-        if not self._fit():
+        if not self._can_send():
             await self._release()
             return
         try:
-            self._acquired = await self._lease.renew()
+            self._is_acquired = await self._lease.renew()
             self._problem.clear()
         except LeaseError as error:
             # The lease may still be valid; `held` turns false when it expires.
             self._warn_once("lease_renewal_failed", str(error), error.advice)
-        if not self._acquired:
+        if not self._is_acquired:
             log.error("lease_lost", host=self._lease.holder)
 
     async def _release(self) -> None:
-        if self._acquired:
-            self._acquired = False
+        if self._is_acquired:
+            self._is_acquired = False
             try:
                 await self._lease.release()
             except LeaseError as error:

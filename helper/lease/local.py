@@ -9,7 +9,7 @@ class LocalLease:
     """A `helper.lease.Lease` that is always held."""
 
     seconds: float = math.inf
-    held: bool = True
+    is_held: bool = True
     fence: int = 0
     holder: str = ""
 

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-LONGEST: Final = 300.0
+MAX_LEASE_SECONDS: Final = 300.0
 """Longest accepted lease in seconds, so that a wrong object cannot block all hosts indefinitely."""
 _MAX_BYTES: Final = 4096
 
@@ -35,7 +35,7 @@ class LeaseRecord(BaseModel):
     fence: Annotated[int, Field(ge=0, le=2**62)]
     beat: Annotated[int, Field(ge=0, le=2**62)]
     mark: Annotated[str, Field(pattern="^[0-9a-f]{16}$")] = Field(default_factory=lambda: token_hex(8))
-    seconds: Annotated[float, Field(gt=0, le=LONGEST, allow_inf_nan=False)]
+    seconds: Annotated[float, Field(gt=0, le=MAX_LEASE_SECONDS, allow_inf_nan=False)]
     released: bool = False
     written: Annotated[float, Field(allow_inf_nan=False)]
 
@@ -71,7 +71,7 @@ class LeaseObservation:
         self._tag = ""
         self._since = 0.0
 
-    def looked(self, tag: str, now: float) -> None:
+    def record_version(self, tag: str, now: float) -> None:
         """Record that a version was observed.
 
         Args:
@@ -81,7 +81,7 @@ class LeaseObservation:
         if tag != self._tag:
             self._tag, self._since = tag, now
 
-    def lapsed(self, record: LeaseRecord, own_seconds: float, now: float) -> bool:
+    def is_expired(self, record: LeaseRecord, own_seconds: float, now: float) -> bool:
         """Whether the version observed last has expired or was released.
 
         Args:

@@ -26,18 +26,18 @@ import anyio
 
 from helper.clock import Clock
 from helper.errors import BucketError, BucketRefused, ConfigError, LeaseError
-from helper.lease.record import LONGEST, LeaseObservation, LeaseRecord
+from helper.lease.record import MAX_LEASE_SECONDS, LeaseObservation, LeaseRecord
 from helper.lease.term import Moment, Term
 from helper.object_store.bucket import Bucket, BucketLocation, S3Settings, StoredObject
 from helper.object_store.s3 import open_bucket
 
-SECONDS: Final = 10.0
-MARGIN: Final = 0.2
+DEFAULT_LEASE_SECONDS: Final = 10.0
+MARGIN_FRACTION: Final = 0.2
 """Fraction of a lease by which its holder considers it expired early, as clocks run at slightly different rates."""
-CHECK: Final = ".check"
+CHECK_SUFFIX: Final = ".check"
 """Suffix of a second object, on which conditional writes are tested."""
 _WRONG_TAG: Final = f'"{"0" * 32}"'
-NOBODY: Final = "0" * 32
+NO_HOLDER: Final = "0" * 32
 """Holder of an object that was created without one."""
 _WRITE_ATTEMPTS: Final = 2
 """Attempts of a conditional write that is refused although its condition held."""
@@ -60,15 +60,17 @@ class S3Lease:
         ValueError: `seconds` is above `LONGEST`.
     """
 
-    def __init__(self, bucket: Bucket, name: str, *, host: str, clock: Clock, seconds: float = SECONDS) -> None:
-        if seconds > LONGEST:
-            raise ValueError(f"a lease of {seconds} s is longer than {LONGEST} s")
+    def __init__(
+        self, bucket: Bucket, name: str, *, host: str, clock: Clock, seconds: float = DEFAULT_LEASE_SECONDS
+    ) -> None:
+        if seconds > MAX_LEASE_SECONDS:
+            raise ValueError(f"a lease of {seconds} s is longer than {MAX_LEASE_SECONDS} s")
         self._bucket = bucket
         self._name = name
         self._host = host[:256]
         self._clock = clock
         self._seconds = seconds
-        self._term = Term(clock, seconds=seconds, margin=seconds * MARGIN)
+        self._term = Term(clock, seconds=seconds, margin=seconds * MARGIN_FRACTION)
         self._observation = LeaseObservation()
         self._process_id = secrets.token_hex(16)
         self._tag = ""  # ETag of this process's version; "" if it holds none
@@ -84,9 +86,9 @@ class S3Lease:
         return self._seconds
 
     @property
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         """See `Lease`."""
-        return self._term.running
+        return self._term.is_running
 
     @property
     def fence(self) -> int:
@@ -116,14 +118,14 @@ class S3Lease:
                 if found is None:
                     await self._create_without_holder()
                     return False
-                record = self._read(found)
+                record = self._parse_record(found)
                 if not self._is_free(found, record):
                     self._holder = record.host
                     return False
                 fence = max(self._fence, record.fence) + 1
-                asked = self._term.ask()
-                if tag := await self._write(found.tag, self._record(fence)):
-                    self._start_term(tag, fence, asked)
+                requested_at = self._term.read_clocks()
+                if tag := await self._write(found.etag, self._create_record(fence)):
+                    self._start_term(tag, fence, requested_at)
                     return True
         raise LeaseError(_REFUSED_WRITES)
 
@@ -133,9 +135,9 @@ class S3Lease:
             for _ in range(_WRITE_ATTEMPTS):
                 if not self._tag:
                     return False
-                asked = self._term.ask()
-                if tag := await self._write(self._tag, self._record(self._fence)):
-                    self._start_term(tag, self._fence, asked)
+                requested_at = self._term.read_clocks()
+                if tag := await self._write(self._tag, self._create_record(self._fence)):
+                    self._start_term(tag, self._fence, requested_at)
                     return True
                 await self._check_ownership()
         if self._tag:
@@ -149,7 +151,7 @@ class S3Lease:
             for _ in range(_WRITE_ATTEMPTS):
                 if not self._tag:
                     return
-                if await self._write(self._tag, self._record(self._fence, released=True)):
+                if await self._write(self._tag, self._create_record(self._fence, released=True)):
                     self._tag = ""
                     self._unconfirmed.clear()
                     return
@@ -166,16 +168,16 @@ class S3Lease:
         except TimeoutError:
             raise LeaseError(f"the object store did not answer within {self._seconds:g} s") from None
 
-    def _start_term(self, tag: str, fence: int, asked: Moment) -> None:
+    def _start_term(self, tag: str, fence: int, requested_at: Moment) -> None:
         self._tag, self._fence, self._holder = tag, fence, ""
         self._unconfirmed.clear()
-        self._term.begin(asked)
+        self._term.start(requested_at)
 
     def _is_free(self, found: StoredObject, record: LeaseRecord) -> bool:
         """Whether the lease has expired, was released, or is this process's own."""
         # Compare the bytes, not the process identifier: a clone of a running machine has the same identifier.
-        ours = found.tag == self._tag or found.body in self._unconfirmed
-        return ours or self._observation.lapsed(record, self._seconds, self._clock.monotonic())
+        ours = found.etag == self._tag or found.body in self._unconfirmed
+        return ours or self._observation.is_expired(record, self._seconds, self._clock.monotonic())
 
     async def _create_without_holder(self) -> None:
         """Create the missing object without a holder. It expires like the lease of a host that has just crashed.
@@ -185,10 +187,10 @@ class S3Lease:
         """
         fence = max(self._fence, int(self._clock.now()), 1)
         record = LeaseRecord(
-            holder=NOBODY, host="", fence=fence, beat=0, seconds=self._seconds, written=self._clock.now()
+            holder=NO_HOLDER, host="", fence=fence, beat=0, seconds=self._seconds, written=self._clock.now()
         )
         if tag := await self._write("", record):
-            self._observation.looked(tag, self._clock.monotonic())
+            self._observation.record_version(tag, self._clock.monotonic())
         self._tag, self._holder = "", ""
         self._term.end()
 
@@ -197,9 +199,9 @@ class S3Lease:
         before, found = self._tag, await self._fetch()
         self._tag = ""
         if found is not None:
-            record = self._read(found)
-            if found.tag == before or (found.body in self._unconfirmed and record.fence == self._fence):
-                self._tag = found.tag
+            record = self._parse_record(found)
+            if found.etag == before or (found.body in self._unconfirmed and record.fence == self._fence):
+                self._tag = found.etag
                 return
         self._term.end()
         self._holder = "" if found is None else record.host
@@ -210,7 +212,7 @@ class S3Lease:
         except BucketError as error:
             raise _to_lease_error(error) from None
         if found is not None:
-            self._observation.looked(found.tag, self._clock.monotonic())
+            self._observation.record_version(found.etag, self._clock.monotonic())
         return found
 
     async def _write(self, tag: str, record: LeaseRecord) -> str | None:
@@ -223,7 +225,7 @@ class S3Lease:
         except BucketError as error:
             raise _to_lease_error(error) from None
 
-    def _record(self, fence: int, *, released: bool = False) -> LeaseRecord:
+    def _create_record(self, fence: int, *, released: bool = False) -> LeaseRecord:
         self._beat += 1
         return LeaseRecord(
             holder=self._process_id,
@@ -235,7 +237,7 @@ class S3Lease:
             written=self._clock.now(),
         )
 
-    def _read(self, found: StoredObject) -> LeaseRecord:
+    def _parse_record(self, found: StoredObject) -> LeaseRecord:
         try:
             return LeaseRecord.from_bytes(found.body)
         except ValueError as error:
@@ -248,7 +250,7 @@ class S3Lease:
         """Check once that the store enforces write conditions. Without them two hosts could send unnoticed."""
         if self._conditions_checked:
             return
-        name = self._name + CHECK
+        name = self._name + CHECK_SUFFIX
         try:
             await self._bucket.create(name, b"there\n")
             enforced = await self._bucket.create(name, b"must not be written\n") is None
@@ -263,20 +265,20 @@ class S3Lease:
         self._conditions_checked = True
 
 
-def s3_lease(
+def create_s3_lease(
     settings: S3Settings,
-    place: BucketLocation,
+    location: BucketLocation,
     *,
     host: str,
     clock: Clock,
     env: Mapping[str, str],
-    seconds: float = SECONDS,
+    seconds: float = DEFAULT_LEASE_SECONDS,
 ) -> S3Lease:
     """Create the configured lease.
 
     Args:
         settings: section [s3] of the configuration.
-        place: bucket and name of the object.
+        location: bucket and name of the object.
         host: name of this host, for display.
         clock: the source of time.
         env: the environment, for the credentials file.
@@ -285,11 +287,11 @@ def s3_lease(
     Raises:
         ConfigError: the place names no object, the library is not installed, or the credentials file is invalid.
     """
-    folder, _, name = place.path.rpartition("/")
+    folder, _, name = location.path.rpartition("/")
     if not name:
-        raise ConfigError(f"{place} names no object: the lease needs one, for example {place}/sender.json")
+        raise ConfigError(f"{location} names no object: the lease needs one, for example {location}/sender.json")
     timeout = min(settings.timeout_seconds, seconds / 4)
-    bucket = open_bucket(settings, BucketLocation(place.bucket, folder), clock=clock, env=env, seconds=timeout)
+    bucket = open_bucket(settings, BucketLocation(location.bucket, folder), clock=clock, env=env, seconds=timeout)
     return S3Lease(bucket, name, host=host, clock=clock, seconds=seconds)
 
 

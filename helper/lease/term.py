@@ -7,7 +7,7 @@ from typing import Final
 
 from helper.clock import Clock
 
-SET_BACK: Final = 1.0
+MAX_SET_BACK_SECONDS: Final = 1.0
 """Seconds that the wall clock may go back during a term; time synchronisation moves it by less."""
 _EXPIRED: Final = (0.0, 0.0)
 
@@ -42,22 +42,22 @@ class Term:
         self._length = seconds - margin
         self._until = _EXPIRED
 
-    def ask(self) -> Moment:
+    def read_clocks(self) -> Moment:
         """Return the current moment. Call it before a request, and pass it to `begin` if the request succeeds."""
         return Moment(self._clock.now(), self._clock.monotonic())
 
-    def begin(self, asked: Moment) -> None:
+    def start(self, requested_at: Moment) -> None:
         """Start the term at the moment of the request."""
-        self._until = (asked.wall + self._length, asked.monotonic + self._length)
+        self._until = (requested_at.wall + self._length, requested_at.monotonic + self._length)
 
     def end(self) -> None:
         """End the term."""
         self._until = _EXPIRED
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         """Whether the term has certainly not expired."""
         wall, monotonic = self._until
         # A wall clock before the moment of the request was set back, and can no longer measure the term.
-        begun = wall - self._length - SET_BACK
+        begun = wall - self._length - MAX_SET_BACK_SECONDS
         return self._clock.monotonic() < monotonic and begun <= self._clock.now() < wall

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 _BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-_SEGMENT: Final = re.compile(r"[A-Za-z0-9!_.*'()=-]+")
+_PATH_SEGMENT: Final = re.compile(r"[A-Za-z0-9!_.*'()=-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class BucketLocation:
             raise ValueError("has an invalid bucket name (3 to 63 lower-case letters, digits, dots and hyphens)")
         path = path.removesuffix("/")
         for segment in path.split("/") if path else ():
-            if not _SEGMENT.fullmatch(segment) or segment in {".", ".."}:
+            if not _PATH_SEGMENT.fullmatch(segment) or segment in {".", ".."}:
                 raise ValueError("has an invalid path: letters, digits and !_.*'()=- between single slashes")
         return cls(bucket, path)
 
@@ -65,7 +65,7 @@ class StoredObject:
     """An object: its bytes and the ETag of this version."""
 
     body: bytes
-    tag: str
+    etag: str
 
 
 class Bucket(Protocol):
@@ -100,10 +100,10 @@ class Bucket(Protocol):
         """
         ...
 
-    async def names(self, folder: str) -> list[str]:
+    async def list_names(self, folder: str) -> list[str]:
         """Return the names of all objects below a folder, sorted. May take several requests."""
         ...
 
-    async def folders(self) -> list[str]:
+    async def list_folders(self) -> list[str]:
         """Return the folders directly below the path, sorted."""
         ...

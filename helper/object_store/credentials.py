@@ -12,14 +12,14 @@ from helper.errors import ConfigError
 
 CREDENTIALS_DIRECTORY: Final = "CREDENTIALS_DIRECTORY"
 """Environment variable: the directory of the credentials that a service manager passes (systemd.exec(5))."""
-CREDENTIAL: Final = "s3-credentials"
+SYSTEMD_CREDENTIAL: Final = "s3-credentials"
 """Name of the file as a systemd credential (systemd.exec(5), LoadCredential)."""
-SHARED: Final = "AWS_SHARED_CREDENTIALS_FILE"
-PROFILE: Final = "AWS_PROFILE"
+CREDENTIALS_FILE_VARIABLE: Final = "AWS_SHARED_CREDENTIALS_FILE"
+PROFILE_VARIABLE: Final = "AWS_PROFILE"
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class AccessKeys:
     """Keys that sign requests. Not part of the representation, so that they are never logged."""
 
     access_key: str = field(repr=False)
@@ -27,23 +27,23 @@ class Keys:
     token: str | None = field(default=None, repr=False)
 
 
-def credentials_file(named: str, env: Mapping[str, str]) -> Path | None:
+def find_credentials_file(configured: str, env: Mapping[str, str]) -> Path | None:
     """Find the credentials file: the configured one, the systemd credential, or the environment's.
 
     Returns:
         None if there is none. The client then finds keys itself: AWS_ACCESS_KEY_ID and related variables, a web
         identity, or the role of the container or machine.
     """
-    if named:
-        return Path(named)
+    if configured:
+        return Path(configured)
     if folder := env.get(CREDENTIALS_DIRECTORY):
-        credential = Path(folder, CREDENTIAL)
+        credential = Path(folder, SYSTEMD_CREDENTIAL)
         if credential.exists():
             return credential
-    return Path(env[SHARED]) if env.get(SHARED) else None
+    return Path(env[CREDENTIALS_FILE_VARIABLE]) if env.get(CREDENTIALS_FILE_VARIABLE) else None
 
 
-def read_keys(path: Path, profile: str = "default") -> Keys:
+def read_access_keys(path: Path, profile: str = "default") -> AccessKeys:
     """Read the keys of a profile from a credentials file.
 
     Raises:
@@ -62,4 +62,4 @@ def read_keys(path: Path, profile: str = "default") -> Keys:
     access, secret = section.get("aws_access_key_id", ""), section.get("aws_secret_access_key", "")
     if not access or not secret:
         raise ConfigError(f"{path}: [{profile}] needs aws_access_key_id and aws_secret_access_key")
-    return Keys(access, secret, section.get("aws_session_token") or None)
+    return AccessKeys(access, secret, section.get("aws_session_token") or None)

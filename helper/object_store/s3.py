@@ -16,7 +16,7 @@ import anyio.to_thread
 from helper.clock import Clock
 from helper.errors import BucketError, BucketRefused, ConfigError
 from helper.object_store.bucket import BucketLocation, S3Settings, StoredObject
-from helper.object_store.credentials import PROFILE, credentials_file, read_keys
+from helper.object_store.credentials import PROFILE_VARIABLE, find_credentials_file, read_access_keys
 
 if TYPE_CHECKING:
     from obstore import PutMode
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MISSING: Final = "needs obstore, which is not installed"
-KEYS_LAST: Final = 300.0
+PACKAGE_MISSING_TEXT: Final = "needs obstore, which is not installed"
+KEY_CACHE_SECONDS: Final = 300.0
 """Seconds after which a credentials file is read again, as keys may be rotated while the service runs."""
 _MAX_BYTES: Final = 16 << 20
 """Largest object that is read; the largest that this program writes, an index of 100 full blocks, has 7 MB."""
@@ -39,13 +39,18 @@ _ERROR_CODE: Final = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")
 
 
 def open_bucket(
-    settings: S3Settings, place: BucketLocation, *, clock: Clock, env: Mapping[str, str], seconds: float | None = None
+    settings: S3Settings,
+    location: BucketLocation,
+    *,
+    clock: Clock,
+    env: Mapping[str, str],
+    seconds: float | None = None,
 ) -> S3Bucket:
     """Open a bucket. Makes no request.
 
     Args:
         settings: connection settings.
-        place: bucket and path.
+        location: bucket and path.
         clock: the source of time.
         env: the environment, for the credentials file.
         seconds: time limit of a request, None for that of the settings.
@@ -56,7 +61,7 @@ def open_bucket(
     try:
         from obstore.store import S3Store  # noqa: PLC0415 - an optional dependency
     except ImportError:
-        raise ConfigError(f"{place} {MISSING}", advice="pip install 'svote-helper[s3]'") from None
+        raise ConfigError(f"{location} {PACKAGE_MISSING_TEXT}", advice="pip install 'svote-helper[s3]'") from None
     timeout = timedelta(seconds=settings.timeout_seconds if seconds is None else seconds)
     options: ClientConfig = {"timeout": timeout, "connect_timeout": timeout}
     config: S3Config = {"region": settings.region, "virtual_hosted_style_request": settings.virtual_host}
@@ -64,28 +69,28 @@ def open_bucket(
         config["endpoint"] = settings.endpoint
         options["allow_http"] = settings.endpoint.startswith("http://")
     provider: Callable[[], S3Credential] | None = None
-    if file := credentials_file(settings.credentials_file, env):
-        profile = env.get(PROFILE) or "default"
-        read_keys(file, profile)  # reports errors in the file now rather than at the first request
-        provider = partial(_credential, file, profile, clock)
+    if file := find_credentials_file(settings.credentials_file, env):
+        profile = env.get(PROFILE_VARIABLE) or "default"
+        read_access_keys(file, profile)  # reports errors in the file now rather than at the first request
+        provider = partial(_read_credential, file, profile, clock)
     store = S3Store(
-        place.bucket,
-        prefix=place.path or None,
+        location.bucket,
+        prefix=location.path or None,
         config=config,
         client_options=options,
         retry_config={"max_retries": 0, "retry_timeout": timeout},
         credential_provider=provider,
     )
-    return S3Bucket(store, place, timeout.total_seconds())
+    return S3Bucket(store, location, timeout.total_seconds())
 
 
-def _credential(file: Path, profile: str, clock: Clock) -> S3Credential:
-    keys = read_keys(file, profile)
+def _read_credential(file: Path, profile: str, clock: Clock) -> S3Credential:
+    keys = read_access_keys(file, profile)
     return {
         "access_key_id": keys.access_key,
         "secret_access_key": keys.secret_key,
         "token": keys.token,
-        "expires_at": datetime.fromtimestamp(clock.now() + KEYS_LAST, UTC),
+        "expires_at": datetime.fromtimestamp(clock.now() + KEY_CACHE_SECONDS, UTC),
     }
 
 
@@ -97,16 +102,16 @@ class S3Bucket:
 
     Args:
         store: the client, without retries.
-        place: bucket and path, for messages.
+        location: bucket and path, for messages.
         seconds: time limit of a request. The client has the same limit, so that threads do not outlive it.
     """
 
-    def __init__(self, store: S3Store, place: BucketLocation, seconds: float) -> None:
+    def __init__(self, store: S3Store, location: BucketLocation, seconds: float) -> None:
         import obstore  # noqa: PLC0415 - an optional dependency
 
         self._api = obstore
         self._store = store
-        self._place = place
+        self._location = location
         self._seconds = seconds
         self._threads = anyio.CapacityLimiter(_MAX_REQUESTS)
 
@@ -120,8 +125,8 @@ class S3Bucket:
     def _get(self, name: str) -> StoredObject:
         result = self._api.get(self._store, name)
         if result.meta["size"] > _MAX_BYTES:
-            raise BucketError(f"{self._place}: {name} has {result.meta['size']} bytes, the limit is {_MAX_BYTES}")
-        return StoredObject(bytes(result.bytes()), self._tag(result.meta["e_tag"], name))
+            raise BucketError(f"{self._location}: {name} has {result.meta['size']} bytes, the limit is {_MAX_BYTES}")
+        return StoredObject(bytes(result.bytes()), self._require_etag(result.meta["e_tag"], name))
 
     async def put(self, name: str, body: bytes) -> None:
         """See `Bucket`."""
@@ -146,9 +151,9 @@ class S3Bucket:
             written = await self._request(f"write {name}", lambda: self._api.put(self._store, name, body, mode=mode))
         except (errors.AlreadyExistsError, errors.PreconditionError):
             return None
-        return self._tag(written["e_tag"], name)
+        return self._require_etag(written["e_tag"], name)
 
-    async def names(self, folder: str) -> list[str]:
+    async def list_names(self, folder: str) -> list[str]:
         """See `Bucket`."""
 
         def list_all() -> list[str]:
@@ -157,15 +162,15 @@ class S3Bucket:
         with self._existing_bucket():
             return sorted(await self._request(f"list {folder}", list_all, bounded=False))
 
-    async def folders(self) -> list[str]:
+    async def list_folders(self) -> list[str]:
         """See `Bucket`."""
         with self._existing_bucket():
             listed = await self._request("list folders", lambda: self._api.list_with_delimiter(self._store))
             return sorted(path.rpartition("/")[2] for path in listed["common_prefixes"])
 
-    def _tag(self, tag: str | None, name: str) -> str:
+    def _require_etag(self, tag: str | None, name: str) -> str:
         if not tag:
-            raise BucketError(f"{self._place}: the store returned no ETag for {name}")
+            raise BucketError(f"{self._location}: the store returned no ETag for {name}")
         return tag
 
     @contextmanager
@@ -174,7 +179,7 @@ class S3Bucket:
         try:
             yield
         except FileNotFoundError:
-            raise BucketRefused(f"{self._place}: there is no such bucket") from None
+            raise BucketRefused(f"{self._location}: there is no such bucket") from None
 
     async def _request(self, what: str, call: Callable[[], T], *, bounded: bool = True) -> T:
         """Make a request in a thread and translate its errors, except those that callers handle.
@@ -191,16 +196,16 @@ class S3Bucket:
         except (FileNotFoundError, errors.AlreadyExistsError, errors.PreconditionError, BucketError):
             raise
         except TimeoutError:
-            raise BucketError(f"{self._place}: {what}: no answer within {self._seconds:g} s") from None
+            raise BucketError(f"{self._location}: {what}: no answer within {self._seconds:g} s") from None
         except (errors.PermissionDeniedError, errors.UnauthenticatedError, PermissionError) as error:
-            raise BucketRefused(f"{self._place}: {what}: {_reason(error)}") from None
+            raise BucketRefused(f"{self._location}: {what}: {_error_reason(error)}") from None
         except (errors.BaseError, OSError, ConfigError) as error:
             # The library does not classify denied list requests.
             kind = BucketRefused if _DENIED.search(str(error)) else BucketError
-            raise kind(f"{self._place}: {what}: {_reason(error)}") from None
+            raise kind(f"{self._location}: {what}: {_error_reason(error)}") from None
 
 
-def _reason(error: Exception) -> str:
+def _error_reason(error: Exception) -> str:
     """Return the first line of the library's message, without durations, so that equal errors have equal texts.
 
     Of the response body it has only the error code, because some stores repeat the key and token of the request there.

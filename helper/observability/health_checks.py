@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-_LINE: Final = re.compile(r"\[([+-])\](\S+) (?:ok(?:: (.*))?|failed: (.*))")
+_CHECK_LINE: Final = re.compile(r"\[([+-])\](\S+) (?:ok(?:: (.*))?|failed: (.*))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,31 +28,31 @@ class Check:
     note: str | None = None
 
     @property
-    def ok(self) -> bool:
+    def has_passed(self) -> bool:
         """Whether the check passed."""
         return self.problem is None
 
 
-def passed(checks: Sequence[Check]) -> bool:
+def all_passed(checks: Sequence[Check]) -> bool:
     """Return whether all checks passed."""
-    return all(check.ok for check in checks)
+    return all(check.has_passed for check in checks)
 
 
-def to_text(checks: Sequence[Check]) -> str:
+def format_checks(checks: Sequence[Check]) -> str:
     """Format checks as text, one line per check and a summary line."""
-    lines = [_to_line(check) for check in checks]
-    return "\n".join([*lines, f"readyz check {'passed' if passed(checks) else 'failed'}", ""])
+    lines = [_format_check(check) for check in checks]
+    return "\n".join([*lines, f"readyz check {'passed' if all_passed(checks) else 'failed'}", ""])
 
 
-def _to_line(check: Check) -> str:
-    if not check.ok:
+def _format_check(check: Check) -> str:
+    if not check.has_passed:
         return f"[-]{check.name} failed: {check.problem}"
     return f"[+]{check.name} ok" + (f": {check.note}" if check.note else "")
 
 
-def from_text(text: str) -> list[Check]:
+def parse_checks(text: str) -> list[Check]:
     """Parse the text form. Other lines are ignored."""
-    matches = (_LINE.fullmatch(line) for line in text.splitlines())
+    matches = (_CHECK_LINE.fullmatch(line) for line in text.splitlines())
     return [
         Check(match[2], None, match[3]) if match[1] == "+" else Check(match[2], match[4] or "unknown reason")
         for match in matches

@@ -22,7 +22,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from helper.core.text import clean_text
 from helper.errors import HelperError
 
-FIELDS: Final = frozenset(
+ALLOWED_FIELDS: Final = frozenset(
     [
         "event",
         "level",
@@ -84,7 +84,7 @@ FIELDS: Final = frozenset(
 )
 """All fields that a log entry may have. The only data of a share are count, stage and reason."""
 
-OURS: Final = "helper"
+ROOT_LOGGER: Final = "helper"
 """Root logger of this product. Libraries log their arguments (URLs, query values); of their entries only warnings and
 errors are written, whatever the level."""
 
@@ -119,10 +119,10 @@ def configure(
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        safe_exception,
-        only_known_fields,
+        replace_exception,
+        drop_unknown_fields,
         clean_fields,
-        *([] if report is None else [_reporting(report)]),
+        *([] if report is None else [_create_report_processor(report)]),
     ]
     renderer: Processor = (
         structlog.dev.ConsoleRenderer(colors=out.isatty())
@@ -146,14 +146,14 @@ def configure(
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
         )
     )
-    handler.addFilter(RepeatLimit())
+    handler.addFilter(RepeatFilter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()]))
-    logging.getLogger(OURS).setLevel(level.upper())
+    logging.getLogger(ROOT_LOGGER).setLevel(level.upper())
 
 
-class RepeatLimit(logging.Filter):
+class RepeatFilter(logging.Filter):
     """Rate limit for equal warnings and errors, so that no client can flood the log.
 
     Entries of this product are equal if logger and event are the same, those of libraries if they come from the same
@@ -185,25 +185,25 @@ class RepeatLimit(logging.Filter):
         return True
 
 
-def dropped_fields() -> Mapping[str, int]:
+def count_dropped_fields() -> Mapping[str, int]:
     """Return how often each disallowed field was dropped since the start."""
     return dict(_dropped)
 
 
-def only_known_fields(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+def drop_unknown_fields(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     """Remove disallowed fields and values that are not plain. Adds their number as `dropped`."""
-    kept: EventDict = {}
+    allowed: EventDict = {}
     dropped = 0
     for name, value in event.items():
         # names with an underscore are internal to structlog, which removes them before rendering
-        if name.startswith("_") or (name in FIELDS and _is_plain(value)):
-            kept[name] = value
+        if name.startswith("_") or (name in ALLOWED_FIELDS and _is_plain(value)):
+            allowed[name] = value
         else:
             _dropped[name] += 1
             dropped += 1
     if dropped:
-        kept["dropped"] = dropped
-    return kept
+        allowed["dropped"] = dropped
+    return allowed
 
 
 def clean_fields(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
@@ -222,12 +222,12 @@ def _clean(value: Any) -> Any:
     return value
 
 
-def _reporting(report: Callable[[Mapping[str, Any]], None]) -> Processor:
+def _create_report_processor(report: Callable[[Mapping[str, Any]], None]) -> Processor:
     """Forward errors of this product's loggers. Those of libraries may quote their arguments."""
 
     def forward(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-        ours = str(event.get("logger", "")).partition(".")[0] == OURS
-        if ours and event.get("level") in {"error", "critical"}:
+        is_own_logger = str(event.get("logger", "")).partition(".")[0] == ROOT_LOGGER
+        if is_own_logger and event.get("level") in {"error", "critical"}:
             with contextlib.suppress(Exception):  # the entry must be written even if the report fails
                 report({name: value for name, value in event.items() if not name.startswith("_")})
         return event
@@ -235,7 +235,7 @@ def _reporting(report: Callable[[Mapping[str, Any]], None]) -> Processor:
     return forward
 
 
-def safe_exception(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+def replace_exception(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     """Replace `exc_info` by types, source locations and texts of `HelperError`. No local variables."""
     error = event.pop("exc_info", None)
     if error is True:
@@ -244,11 +244,11 @@ def safe_exception(_logger: WrappedLogger, _method: str, event: EventDict) -> Ev
         error = error[1]
     event.pop("stack_info", None)
     if isinstance(error, BaseException):
-        event["exception"] = describe(error)
+        event["exception"] = describe_exception(error)
     return event
 
 
-def describe(error: BaseException) -> str:
+def describe_exception(error: BaseException) -> str:
     """Describe an exception and its causes in one line: types, texts of `HelperError`, source locations."""
     parts = []
     seen: set[int] = set()
@@ -257,7 +257,7 @@ def describe(error: BaseException) -> str:
         seen.add(id(current))
         parts.append(_describe_single(current))
         if isinstance(current, BaseExceptionGroup):
-            parts.extend(describe(inner) for inner in current.exceptions[:3])
+            parts.extend(describe_exception(inner) for inner in current.exceptions[:3])
         current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
     return " <- ".join(parts)
 

@@ -1,7 +1,7 @@
 """Prometheus exposition of the service's counters and timings.
 
-A scrape reads `Stats` and the queue's figures. Scrapes within `FRESH` seconds share one reading and its text. The text
-fits into the socket's send buffer, so that a scraper that does not read blocks nothing.
+A scrape reads `Stats` and the queue's figures. Scrapes within `REUSE_SECONDS` seconds share one reading and its text.
+The text fits into the socket's send buffer, so that a scraper that does not read blocks nothing.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from prometheus_client.registry import Collector
 from helper.chain.models import Round
 from helper.clock import Clock
 from helper.core.share import ShareState
-from helper.observability.log_config import dropped_fields
-from helper.observability.metric_definitions import COUNTERS, HISTOGRAMS, REFUSALS
-from helper.observability.queue_observer import Figures
+from helper.observability.log_config import count_dropped_fields
+from helper.observability.metric_definitions import COUNTERS, HISTOGRAMS, LABELLED_STATUSES
+from helper.observability.queue_observer import QueueFigures
 from helper.observability.service_state import ServiceState
 from helper.observability.stats import Stats, Timings
 
-FRESH: Final = 0.5
+REUSE_SECONDS: Final = 0.5
 """Seconds for which a reading is reused."""
-_ACTIVE: Final = 1
+_ACTIVE_STATUS: Final = 1
 
 
 class Metrics:
@@ -37,27 +37,27 @@ class Metrics:
 
     Args:
         stats: counters and timings of the service.
-        read: reads all other figures.
+        read_figures: reads all other figures.
         clock: the time.
     """
 
-    def __init__(self, stats: Stats, read: Callable[[], Awaitable[Figures]], *, clock: Clock) -> None:
-        self._read = read
+    def __init__(self, stats: Stats, read_figures: Callable[[], Awaitable[QueueFigures]], *, clock: Clock) -> None:
+        self._read_figures = read_figures
         self._clock = clock
         self._lock = asyncio.Lock()
         self._read_at = float("-inf")
         self._texts: dict[bool, bytes] = {}
-        self._collector = _Figures(stats)
+        self._collector = _FiguresCollector(stats)
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self._collector)
         ProcessCollector(registry=self._registry)
 
-    async def text(self, accept: str) -> tuple[bytes, str]:
+    async def render(self, accept: str) -> tuple[bytes, str]:
         """Return the exposition text and its content type, for the value of an `Accept` header."""
         use_openmetrics = "application/openmetrics-text" in accept
         async with self._lock:
-            if self._clock.monotonic() - self._read_at > FRESH:
-                self._collector.figures = await self._read()
+            if self._clock.monotonic() - self._read_at > REUSE_SECONDS:
+                self._collector.figures = await self._read_figures()
                 self._read_at = self._clock.monotonic()
                 self._texts = {}
             if use_openmetrics not in self._texts:
@@ -67,12 +67,12 @@ class Metrics:
             return self._texts[use_openmetrics], content_type
 
 
-class _Figures(Collector):
+class _FiguresCollector(Collector):
     """Creates the metric families from the latest reading."""
 
     def __init__(self, stats: Stats) -> None:
         self._stats = stats
-        self.figures = Figures(now=0.0)
+        self.figures = QueueFigures(now=0.0)
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metric families."""
@@ -82,26 +82,26 @@ class _Figures(Collector):
         yield build
         yield from self._counters()
         for histogram in HISTOGRAMS:
-            yield _histogram(histogram.name, histogram.about, getattr(self._stats, histogram.source))
-        if self.figures.facts is not None:
-            yield from _service(self.figures.facts)
-            yield from _lease_and_archive(self.figures.facts)
-            yield from _nodes(self.figures.facts)
-        yield from _queue(self.figures)
+            yield _histogram(histogram.name, histogram.help_text, getattr(self._stats, histogram.stats_attribute))
+        if self.figures.service_status is not None:
+            yield from _service_metrics(self.figures.service_status)
+            yield from _lease_and_archive_metrics(self.figures.service_status)
+            yield from _node_metrics(self.figures.service_status)
+        yield from _queue_metrics(self.figures)
 
     def _counters(self) -> Iterator[Metric]:
         for counter in COUNTERS:
             counts = {value: self._stats.counts[source] for value, source in counter.sources.items()}
-            yield _counter(counter.name, counter.about, counter.label, counts)
+            yield _counter(counter.name, counter.help_text, counter.label, counts)
         refusals = self.figures.refusals
-        by_status = {str(status): refusals.get(status, 0) for status in REFUSALS}
-        by_status["other"] = sum(number for status, number in refusals.items() if status not in REFUSALS)
+        by_status = {str(status): refusals.get(status, 0) for status in LABELLED_STATUSES}
+        by_status["other"] = sum(number for status, number in refusals.items() if status not in LABELLED_STATUSES)
         yield _counter("helper_refusals", "Responses with status 400 or above on the wallet API.", "status", by_status)
-        facts = self.figures.facts
+        facts = self.figures.service_status
         deaths = facts["provers"]["deaths"] if facts is not None else {}
         counts = {reason: deaths.get(reason, 0) for reason in ("died", "timeout")}
         yield _counter("helper_prover_deaths", "Unexpected exits of prover workers by reason.", "reason", counts)
-        dropped = {"": sum(dropped_fields().values())}
+        dropped = {"": sum(count_dropped_fields().values())}
         yield _counter("helper_log_fields_dropped", "Log fields dropped because they are not allowed.", "", dropped)
         yield _counter(
             "helper_proving_seconds",
@@ -111,31 +111,31 @@ class _Figures(Collector):
         )
 
 
-def _service(facts: ServiceState) -> Iterator[Metric]:
+def _service_metrics(status: ServiceState) -> Iterator[Metric]:
     """Readiness, provers, clock and chain height."""
-    yield _gauge("helper_ready", "Whether the service is ready.", all(_passed(facts).values()))
-    yield _gauges("helper_check", "Whether a readiness check passes.", "check", _passed(facts))
-    paused = {"intake": facts["intake_paused"] is not None, "dispatch": facts["paused"] is not None}
-    yield _gauges("helper_paused", "Whether intake or dispatch of shares is paused.", "what", paused)
-    provers = facts["provers"]
+    yield _gauge("helper_ready", "Whether the service is ready.", all(_check_states(status).values()))
+    yield _labelled_gauge("helper_check", "Whether a readiness check passes.", "check", _check_states(status))
+    paused = {"intake": status["intake_paused"] is not None, "dispatch": status["paused"] is not None}
+    yield _labelled_gauge("helper_paused", "Whether intake or dispatch of shares is paused.", "what", paused)
+    provers = status["provers"]
     yield _gauge("helper_prover_slots", "Maximum number of concurrent proofs.", provers["workers"])
     yield _gauge("helper_provers_running", "Running prover workers.", len(provers["pids"]))
-    yield _gauge("helper_shares_in_hand", "Claimed shares: being proven or waiting for a prover.", facts["in_hand"])
+    yield _gauge("helper_shares_in_hand", "Claimed shares: being proven or waiting for a prover.", status["in_hand"])
     for name, about, value in (
-        ("helper_block_height", "Height of the newest processed block.", facts["height"]),
-        ("helper_block_age_seconds", "Local clock minus the newest block's time.", facts["block_age"]),
-        ("helper_clock_skew_seconds", "Local clock minus a block's time on arrival.", facts["clock_skew"]),
-        ("helper_tree_lag_blocks", "Blocks that the commitment trees are behind the newest block.", facts["tree_lag"]),
+        ("helper_block_height", "Height of the newest processed block.", status["height"]),
+        ("helper_block_age_seconds", "Local clock minus the newest block's time.", status["block_age"]),
+        ("helper_clock_skew_seconds", "Local clock minus a block's time on arrival.", status["clock_skew"]),
+        ("helper_tree_lag_blocks", "Blocks that the commitment trees are behind the newest block.", status["tree_lag"]),
     ):
         if value is not None:
             yield _gauge(name, about, value)
 
 
-def _lease_and_archive(facts: ServiceState) -> Iterator[Metric]:
+def _lease_and_archive_metrics(status: ServiceState) -> Iterator[Metric]:
     """Sender lease in a cluster, and progress of the archive; each only where it is in use."""
-    if "sends" in facts:
-        yield _gauge("helper_sends", "Whether this host holds the sender lease.", facts["sends"])
-    archive = facts.get("archive")
+    if "sends" in status:
+        yield _gauge("helper_sends", "Whether this host holds the sender lease.", status["sends"])
+    archive = status.get("archive")
     if archive is not None:
         yield _gauge("helper_archive_fails", "Whether the last archive write failed.", bool(archive["problem"]))
         if archive["behind"] is not None:
@@ -143,54 +143,54 @@ def _lease_and_archive(facts: ServiceState) -> Iterator[Metric]:
             yield _gauge("helper_archive_lag_blocks", "Blocks not yet archived.", archive["behind"])
 
 
-def _passed(facts: ServiceState) -> dict[str, bool]:
-    return {check["name"]: check["problem"] is None for check in facts["checks"]}
+def _check_states(status: ServiceState) -> dict[str, bool]:
+    return {check["name"]: check["problem"] is None for check in status["checks"]}
 
 
-def _nodes(facts: ServiceState) -> Iterator[Metric]:
+def _node_metrics(status: ServiceState) -> Iterator[Metric]:
     """State of the nodes, labelled with their configured hosts."""
-    nodes = {node["name"]: node for node in facts["endpoints"]}
+    nodes = {node["name"]: node for node in status["endpoints"]}
     fresh = {name: node["reason"] is None for name, node in nodes.items()}
-    yield _gauges("helper_endpoint_fresh", "Whether a node is usable.", "endpoint", fresh)
+    yield _labelled_gauge("helper_endpoint_fresh", "Whether a node is usable.", "endpoint", fresh)
     ages = {name: node["block_age"] for name, node in nodes.items() if node["block_age"] is not None}
-    yield _gauges("helper_endpoint_block_age_seconds", "Age of a node's newest block.", "endpoint", ages)
+    yield _labelled_gauge("helper_endpoint_block_age_seconds", "Age of a node's newest block.", "endpoint", ages)
     heights = {name: node["height"] for name, node in nodes.items()}
-    yield _gauges("helper_endpoint_height", "Height of a node's newest block.", "endpoint", heights)
+    yield _labelled_gauge("helper_endpoint_height", "Height of a node's newest block.", "endpoint", heights)
 
 
-def _queue(figures: Figures) -> Iterator[Metric]:
+def _queue_metrics(figures: QueueFigures) -> Iterator[Metric]:
     """Figures of the queue; none if the store could not be read."""
     if figures.counts is None:
         return
     totals = {
         state.name.lower(): sum(states.get(state, 0) for states in figures.counts.values()) for state in ShareState
     }
-    yield _gauges("helper_shares", "Shares by state, in all stored rounds.", "state", totals)
+    yield _labelled_gauge("helper_shares", "Shares by state, in all stored rounds.", "state", totals)
     yield _gauge("helper_damaged_rows", "Damaged database rows that were set aside.", figures.damaged)
-    active = [known for known in figures.rounds if int(known.status) == _ACTIVE]
+    active = [known for known in figures.rounds if int(known.status) == _ACTIVE_STATUS]
     yield _gauge("helper_rounds_active", "Rounds with status ACTIVE.", len(active))
     due_ms = figures.oldest_due_ms
     overdue = 0.0 if due_ms is None else max(0.0, figures.now - due_ms / 1000)
     yield _gauge("helper_oldest_due_seconds", "Time since the due time of the oldest due share.", overdue)
-    slack = _slack(figures, active)
+    slack = _backlog_slack(figures, active)
     if slack is not None:
         about = "Minimum over rounds of time left minus proving time needed; absent if no share waits."
         yield _gauge("helper_backlog_slack_seconds", about, slack)
 
 
-def _slack(figures: Figures, active: Iterable[Round]) -> float | None:
+def _backlog_slack(figures: QueueFigures, active: Iterable[Round]) -> float | None:
     """The minimum over rounds of time left minus time needed. Rounds that end earlier are proven first."""
-    if figures.facts is None:
+    if figures.service_status is None:
         return None
-    median_ms, provers = figures.facts["proof"]["p50_ms"], figures.facts["provers"]
-    each = provers["self_test_seconds"] if median_ms is None else median_ms / 1000
+    median_ms, provers = figures.service_status["proof"]["p50_ms"], figures.service_status["provers"]
+    seconds_per_proof = provers["self_test_seconds"] if median_ms is None else median_ms / 1000
     slacks, before = [], 0
     for known in sorted(active, key=lambda known: known.vote_end_time):
         states = (figures.counts or {}).get(known.round_id, {})
         left = states.get(ShareState.RECEIVED, 0) + states.get(ShareState.WITNESSED, 0)
         before += left
-        if left and each is not None:
-            slacks.append(known.vote_end_time - figures.now - before * each / max(1, provers["workers"]))
+        if left and seconds_per_proof is not None:
+            slacks.append(known.vote_end_time - figures.now - before * seconds_per_proof / max(1, provers["workers"]))
     return min(slacks, default=None)
 
 
@@ -205,7 +205,7 @@ def _gauge(name: str, about: str, value: float) -> Metric:
     return GaugeMetricFamily(name, about, value=float(value))
 
 
-def _gauges(name: str, about: str, label: str, values: Mapping[str, float]) -> Metric:
+def _labelled_gauge(name: str, about: str, label: str, values: Mapping[str, float]) -> Metric:
     family = GaugeMetricFamily(name, about, labels=[label])
     for value, number in values.items():
         family.add_metric([value], float(number))
@@ -213,5 +213,7 @@ def _gauges(name: str, about: str, label: str, values: Mapping[str, float]) -> M
 
 
 def _histogram(name: str, about: str, timings: Timings) -> Metric:
-    buckets = [(f"{bound:g}" if bound != float("inf") else "+Inf", count) for bound, count in timings.up_to()]
+    buckets = [
+        (f"{bound:g}" if bound != float("inf") else "+Inf", count) for bound, count in timings.cumulative_counts()
+    ]
     return HistogramMetricFamily(name, about, buckets=buckets, sum_value=timings.total)

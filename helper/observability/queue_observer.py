@@ -13,26 +13,26 @@ from helper.chain.models import Round
 from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
 from helper.errors import HelperError
-from helper.observability.queue_overview import Counts, Overview, overview
+from helper.observability.queue_overview import Counts, Overview, build_overview
 from helper.observability.service_state import ServiceState
 from helper.store.store import Store
 
 log = structlog.get_logger("helper.observability")
 
-FAILURES_SHOWN: Final = 20
-PATIENCE: Final = 2.0
+MAX_FAILURES: Final = 20
+STORE_TIMEOUT_SECONDS: Final = 2.0
 """Timeout in seconds for reads of the store, so that a scrape succeeds even if the disk hangs."""
 
-Facts = Callable[[], ServiceState]
+StatusSource = Callable[[], ServiceState]
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class QueueFigures:
     """The figures of a scrape, apart from `Stats`.
 
     Attributes:
         now: Unix seconds.
-        facts: state of the running service; None without a queue.
+        service_status: state of the running service; None without a queue.
         rounds: all known rounds.
         counts: shares by round and state; None if the store could not be read.
         oldest_due_ms: earliest due time of all waiting shares, None if none waits.
@@ -41,7 +41,7 @@ class Figures:
     """
 
     now: float
-    facts: ServiceState | None = None
+    service_status: ServiceState | None = None
     rounds: Sequence[Round] = ()
     counts: Counts | None = None
     oldest_due_ms: int | None = None
@@ -54,8 +54,8 @@ class QueueObserver:
 
     Args:
         store: the queue.
-        rounds: the known rounds.
-        facts: returns the state of the running service.
+        round_registry: the known rounds.
+        read_status: returns the state of the running service.
         refusals: responses of the wallet API with status 400 or above, by status.
         clock: the time.
     """
@@ -63,50 +63,50 @@ class QueueObserver:
     def __init__(
         self,
         store: Store,
-        rounds: RoundRegistry,
-        facts: Facts,
+        round_registry: RoundRegistry,
+        read_status: StatusSource,
         *,
         refusals: Mapping[int, int],
         clock: Clock,
     ) -> None:
         self._store = store
-        self._rounds = rounds
-        self._facts = facts
+        self._round_registry = round_registry
+        self._read_status = read_status
         self._refusals = refusals
         self._clock = clock
 
-    async def overview(self) -> Overview:
+    async def read_overview(self) -> Overview:
         """Return the current state as plain JSON values.
 
         Raises:
             StoreError: the store cannot be read.
         """
         now = self._clock.now()
-        return overview(
+        return build_overview(
             now=now,
-            facts=self._facts(),
-            rounds=self._rounds.all(),
-            counts=await self._store.counts(),
-            ahead=await self._store.due_ahead(now=now),
-            failures=await self._store.failures(limit=FAILURES_SHOWN),
+            status=self._read_status(),
+            rounds=self._round_registry.all_rounds(),
+            counts=await self._store.count_shares(),
+            due_ahead=await self._store.count_due_ahead(now=now),
+            failures=await self._store.list_failures(limit=MAX_FAILURES),
         )
 
-    async def figures(self) -> Figures:
+    async def read_figures(self) -> QueueFigures:
         """Return the figures of a scrape, without those of the store if it cannot be read."""
-        rounds = self._rounds.all()
+        rounds = self._round_registry.all_rounds()
         counts: Counts | None = None
         oldest, damaged = None, 0
         try:
-            async with asyncio.timeout(PATIENCE):
-                counts = await self._store.counts()
+            async with asyncio.timeout(STORE_TIMEOUT_SECONDS):
+                counts = await self._store.count_shares()
                 oldest = await self._store.next_due_ms([known.round_id for known in rounds])
-                damaged = len(await self._store.damaged())
+                damaged = len(await self._store.list_damaged())
         except (HelperError, TimeoutError) as error:
             counts = None
             log.warning("metrics_store_read_failed", error=str(error) or "timed out")
-        return Figures(
+        return QueueFigures(
             now=self._clock.now(),
-            facts=self._facts(),
+            service_status=self._read_status(),
             rounds=rounds,
             counts=counts,
             oldest_due_ms=oldest,

@@ -11,7 +11,7 @@ from typing import TypedDict
 from helper.chain.models import Round
 from helper.core.share import ShareState
 from helper.observability.service_state import ServiceState, TimingSummary
-from helper.store.rows import DueAhead, FailureGroup
+from helper.store.rows import DueForecast, FailureGroup
 
 Counts = Mapping[bytes, Mapping[ShareState, int]]
 
@@ -86,51 +86,53 @@ class Overview(TypedDict):
     failures: list[FailureOverview]
 
 
-def overview(
+def build_overview(
     *,
     now: float,
-    facts: ServiceState,
+    status: ServiceState,
     rounds: Sequence[Round],
     counts: Counts,
-    ahead: Mapping[bytes, DueAhead],
+    due_ahead: Mapping[bytes, DueForecast],
     failures: Sequence[FailureGroup],
 ) -> Overview:
     """Build the state as plain JSON values.
 
     Args:
         now: Unix seconds.
-        facts: state of the running service.
+        status: state of the running service.
         rounds: all known rounds.
         counts: shares by round and state.
-        ahead: waiting shares by round and minute.
+        due_ahead: waiting shares by round and minute.
         failures: permanent failures by stage and reason.
     """
-    provers = facts["provers"]
-    seconds = facts["proof"]["p50_ms"]
+    provers = status["provers"]
+    seconds = status["proof"]["p50_ms"]
     per_proof = None if seconds is None else seconds / 1000
     return {
         "at": now,
-        "height": facts["height"],
-        "circuit": facts["circuit"],
-        "ready": facts["ready"],
-        "paused": facts["intake_paused"] or facts["paused"],
+        "height": status["height"],
+        "circuit": status["circuit"],
+        "ready": status["ready"],
+        "paused": status["intake_paused"] or status["paused"],
         "rounds": [
-            _round(known, counts.get(known.round_id, {}), ahead.get(known.round_id), per_proof, provers["workers"])
+            _round_overview(
+                known, counts.get(known.round_id, {}), due_ahead.get(known.round_id), per_proof, provers["workers"]
+            )
             for known in sorted(rounds, key=lambda known: -known.vote_end_time)
         ],
         "lateness_ms": {
-            "start": _percentiles(facts["lateness_start"]),
-            "broadcast": _percentiles(facts["lateness_broadcast"]),
+            "start": _percentiles(status["lateness_start"]),
+            "broadcast": _percentiles(status["lateness_broadcast"]),
         },
         "provers": {
             "slots": provers["workers"],
             # The dispatcher claims more shares than there are provers, so that no prover is idle.
-            "busy": min(facts["in_hand"], provers["workers"]),
+            "busy": min(status["in_hand"], provers["workers"]),
             "seconds_per_proof": per_proof,
         },
         "endpoints": [
             {"name": node["name"], "fresh": node["reason"] is None, "reason": node["reason"]}
-            for node in facts["endpoints"]
+            for node in status["endpoints"]
         ],
         "failures": [
             {"at": group.at_ms / 1000, "stage": group.stage, "reason": group.note, "count": group.count}
@@ -139,10 +141,10 @@ def overview(
     }
 
 
-def _round(
+def _round_overview(
     known: Round,
     counts: Mapping[ShareState, int],
-    ahead: DueAhead | None,
+    due_ahead: DueForecast | None,
     per_proof: float | None,
     slots: int,
 ) -> RoundOverview:
@@ -156,8 +158,8 @@ def _round(
         "broadcast": counts.get(ShareState.BROADCAST, 0),
         "confirmed": counts.get(ShareState.SUBMITTED, 0),
         "failed": counts.get(ShareState.FAILED, 0),
-        "due_per_minute": list(ahead.minutes) if ahead else [0] * 60,
-        "later": ahead.later if ahead else 0,
+        "due_per_minute": list(due_ahead.minutes) if due_ahead else [0] * 60,
+        "later": due_ahead.later if due_ahead else 0,
         "seconds_needed": None if per_proof is None else round((waiting + proving) * per_proof / max(1, slots), 1),
     }
 

@@ -15,25 +15,25 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from helper.clock import Clock
 from helper.errors import ConfigError
-from helper.observability.log_config import FIELDS
+from helper.observability.log_config import ALLOWED_FIELDS
 
 if TYPE_CHECKING:
     from sentry_sdk import Client
     from sentry_sdk.types import Event, Hint
 
-KEPT: Final = ("event_id", "timestamp", "platform", "level", "logger", "release")
+COPIED_KEYS: Final = ("event_id", "timestamp", "platform", "level", "logger", "release")
 """Keys of an event that `strip` copies unchanged: set by this module, or harmless values of the library."""
-QUEUE: Final = 100
+MAX_QUEUED_EVENTS: Final = 100
 """Maximum number of events waiting to be sent; further events are dropped."""
-AGAIN: Final = 60.0
+REPEAT_SECONDS: Final = 60.0
 """Minimum seconds between two equal errors."""
-KINDS: Final = 1000
+MAX_REMEMBERED_ERRORS: Final = 1000
 """Maximum number of different errors whose last report is remembered."""
-PATIENCE: Final = 2.0
+CLOSE_TIMEOUT_SECONDS: Final = 2.0
 """Timeout in seconds for sending the remaining events on shutdown."""
 
 
-class Reporter:
+class SentryReporter:
     """Sends log entries to Sentry without blocking, equal entries at most once per minute.
 
     Args:
@@ -44,25 +44,25 @@ class Reporter:
     def __init__(self, client: Client, clock: Clock) -> None:
         self._client = client
         self._clock = clock
-        self._sent: dict[str, float] = {}  # fingerprint -> last report (monotonic)
+        self._last_reports: dict[str, float] = {}  # fingerprint -> last report (monotonic)
 
     def report(self, line: Mapping[str, Any]) -> None:
         """Queue one log entry for sending."""
         event = to_event(line)
         kind, now = repr(event["fingerprint"]), self._clock.monotonic()
-        if now - self._sent.get(kind, float("-inf")) < AGAIN:
+        if now - self._last_reports.get(kind, float("-inf")) < REPEAT_SECONDS:
             return
-        if len(self._sent) >= KINDS:
-            self._sent.clear()
-        self._sent[kind] = now
+        if len(self._last_reports) >= MAX_REMEMBERED_ERRORS:
+            self._last_reports.clear()
+        self._last_reports[kind] = now
         self._client.capture_event(cast("Event", event))
 
     def close(self) -> None:
-        """Send the queued events, for at most `PATIENCE` seconds."""
-        self._client.close(timeout=PATIENCE)
+        """Send the queued events, for at most `CLOSE_TIMEOUT_SECONDS` seconds."""
+        self._client.close(timeout=CLOSE_TIMEOUT_SECONDS)
 
 
-def start(dsn: str, clock: Clock) -> Reporter:
+def create_reporter(dsn: str, clock: Clock) -> SentryReporter:
     """Create a reporter.
 
     Args:
@@ -94,17 +94,17 @@ def start(dsn: str, clock: Clock) -> Reporter:
             send_client_reports=False,
             debug=False,
             spotlight=False,
-            transport_queue_size=QUEUE,
-            before_send=strip,
+            transport_queue_size=MAX_QUEUED_EVENTS,
+            before_send=strip_event,
         )
     except BadDsn:
         raise ConfigError("[helper] sentry_dsn is not a valid Sentry DSN") from None
-    return Reporter(client, clock)
+    return SentryReporter(client, clock)
 
 
 def to_event(line: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a log entry to a Sentry event with allowed fields only."""
-    fields = {name: value for name, value in line.items() if name in FIELDS}
+    fields = {name: value for name, value in line.items() if name in ALLOWED_FIELDS}
     text = str(fields.get("event", ""))
     extra = {name: value for name, value in fields.items() if name not in {"event", "level", "logger", "timestamp"}}
     return {
@@ -117,13 +117,13 @@ def to_event(line: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def strip(event: Event, _hint: Hint) -> Event:
+def strip_event(event: Event, _hint: Hint) -> Event:
     """Copy the known keys of an event; drop everything that the library added."""
     original: dict[str, Any] = dict(event)
     stripped: dict[str, Any] = {
-        **{name: original[name] for name in KEPT if name in original},
+        **{name: original[name] for name in COPIED_KEYS if name in original},
         "logentry": {"formatted": str((original.get("logentry") or {}).get("formatted", ""))},
-        "extra": {name: value for name, value in (original.get("extra") or {}).items() if name in FIELDS},
+        "extra": {name: value for name, value in (original.get("extra") or {}).items() if name in ALLOWED_FIELDS},
         "fingerprint": original.get("fingerprint", []),
     }
     return cast("Event", stripped)

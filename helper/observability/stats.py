@@ -11,18 +11,18 @@ from typing import Final
 
 from helper.observability.service_state import RecentFailure, StatsSummary, TimingSummary
 
-RECENT = 20_000
+MAX_RECENT_SAMPLES = 20_000
 """Number of recent samples in memory per timing."""
-BOUNDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+BUCKET_BOUNDS_SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 """Upper bounds of the histogram buckets, in seconds."""
 
 
-def percentile(samples: list[float], share: float) -> float | None:
-    """Return the nearest-rank percentile (`share` from 0 to 1) of samples, None if there are none."""
+def percentile(samples: list[float], fraction: float) -> float | None:
+    """Return the nearest-rank percentile (`fraction` from 0 to 1) of samples, None if there are none."""
     if not samples:
         return None
     ordered = sorted(samples)
-    return ordered[max(0, ceil(share * len(ordered)) - 1)]
+    return ordered[max(0, ceil(fraction * len(ordered)) - 1)]
 
 
 class Timings:
@@ -34,21 +34,21 @@ class Timings:
     """
 
     def __init__(self) -> None:
-        self._samples: deque[float] = deque(maxlen=RECENT)
-        self._sizes = [0] * (len(BOUNDS) + 1)
+        self._samples: deque[float] = deque(maxlen=MAX_RECENT_SAMPLES)
+        self._bucket_counts = [0] * (len(BUCKET_BOUNDS_SECONDS) + 1)
         self.count = 0
         self.total = 0.0
 
-    def add(self, seconds: float) -> None:
+    def add_sample(self, seconds: float) -> None:
         """Add a sample."""
         self._samples.append(seconds)
-        self._sizes[bisect_left(BOUNDS, seconds)] += 1
+        self._bucket_counts[bisect_left(BUCKET_BOUNDS_SECONDS, seconds)] += 1
         self.count += 1
         self.total += seconds
 
-    def up_to(self) -> list[tuple[float, int]]:
+    def cumulative_counts(self) -> list[tuple[float, int]]:
         """Return the cumulative count of samples for each bound and infinity."""
-        return list(zip((*BOUNDS, inf), accumulate(self._sizes), strict=True))
+        return list(zip((*BUCKET_BOUNDS_SECONDS, inf), accumulate(self._bucket_counts), strict=True))
 
     def summary(self) -> TimingSummary:
         """Return the number of all samples, and p50, p99, minimum and maximum of the recent ones in milliseconds."""
@@ -86,7 +86,7 @@ class BusyTime:
         if self._jobs == 0:
             self._total += now - self._since
 
-    def seconds(self, now: float) -> float:
+    def total_seconds(self, now: float) -> float:
         """Return the total so far."""
         return self._total + (now - self._since if self._jobs else 0.0)
 
@@ -112,7 +112,7 @@ class Stats:
         """Add to a counter."""
         self.counts[name] += number
 
-    def failure(self, stage: str, reason: str) -> None:
+    def record_failure(self, stage: str, reason: str) -> None:
         """Record a failure by stage and reason, for the list of recent failures."""
         self.count("failures")
         self.failures.append({"stage": stage, "reason": reason})
@@ -121,7 +121,7 @@ class Stats:
         """Return all counters and timings as plain JSON values. `now` is in monotonic seconds."""
         return {
             "counts": dict(self.counts),
-            "proving_seconds": round(self.proving.seconds(now), 3),
+            "proving_seconds": round(self.proving.total_seconds(now), 3),
             "lateness_start": self.lateness_start.summary(),
             "lateness_broadcast": self.lateness_broadcast.summary(),
             "proof": self.proof_seconds.summary(),

@@ -23,122 +23,124 @@ from helper.errors import HelperError
 
 log = structlog.get_logger("helper.observability")
 
-INTERVAL: Final = 1.0
+INTERVAL_SECONDS: Final = 1.0
 """Seconds between two states."""
-KEPT: Final = 64
+BUFFER_SIZE: Final = 64
 """Number of states in the ring buffer."""
-LISTENERS: Final = 2048
+MAX_LISTENERS: Final = 2048
 """Maximum number of listeners."""
-SLICE: Final = 32
+WAKE_BATCH_SIZE: Final = 32
 """Number of listeners that are woken together."""
-PAUSE: Final = 0.01
+WAKE_PAUSE_SECONDS: Final = 0.01
 """Seconds between two slices. The event loop and the GIL are free meanwhile, so that a due share waits for one slice at
 most. All listeners are woken well before the next state."""
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class FeedEvent:
     """One state: its name `<run>-<number>` and its JSON."""
 
-    name: str
+    event_id: str
     number: int
     data: bytes
 
 
-class Feed:
+class StatusFeed:
     """Publishes queue states to listeners.
 
     Args:
-        snapshot: returns the state as plain JSON values; called only while there are listeners.
+        read_state: returns the state as plain JSON values; called only while there are listeners.
         clock: the time.
-        name: identifies this run of the service, to recognize event numbers of an earlier run.
-        kept: size of the ring buffer.
+        run_id: identifies this run of the service, to recognize event numbers of an earlier run.
+        buffer_size: size of the ring buffer.
     """
 
-    def __init__(self, snapshot: Callable[[], Awaitable[object]], *, clock: Clock, name: str, kept: int = KEPT) -> None:
-        self._snapshot = snapshot
+    def __init__(
+        self, read_state: Callable[[], Awaitable[object]], *, clock: Clock, run_id: str, buffer_size: int = BUFFER_SIZE
+    ) -> None:
+        self._read_state = read_state
         self._clock = clock
-        self._name = name
-        self._ring: deque[Event] = deque(maxlen=kept)
-        self._number = 0
-        self._made_at = float("-inf")
+        self._run_id = run_id
+        self._ring: deque[FeedEvent] = deque(maxlen=buffer_size)
+        self._last_number = 0
+        self._published_at = float("-inf")
         self._listeners: dict[asyncio.Event, None] = {}  # an event is set when its listener has a new state to send
-        self._wanted = asyncio.Event()
-        self._closed = False
+        self._has_listeners = asyncio.Event()
+        self._is_closed = False
 
     @property
-    def listeners(self) -> int:
+    def listener_count(self) -> int:
         """The number of listeners."""
         return len(self._listeners)
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether the maximum number of listeners is reached."""
-        return len(self._listeners) >= LISTENERS
+        return len(self._listeners) >= MAX_LISTENERS
 
     async def run(self) -> None:
         """Publish a state every second while there are listeners, until cancelled."""
         while True:
-            await self._wanted.wait()
+            await self._has_listeners.wait()
             try:
-                self.publish(orjson.dumps(await self._snapshot()))
+                self.publish(orjson.dumps(await self._read_state()))
             except HelperError as error:
                 log.error("status_feed_failed", error=str(error), advice=error.advice)
-            await self._clock.sleep(INTERVAL)
+            await self._clock.sleep(INTERVAL_SECONDS)
 
     def publish(self, data: bytes) -> None:
         """Publish a state to all listeners."""
-        self._number += 1
-        self._made_at = self._clock.monotonic()
-        self._ring.append(Event(f"{self._name}-{self._number}", self._number, data))
-        self._wake_some(iter(list(self._listeners)))
+        self._last_number += 1
+        self._published_at = self._clock.monotonic()
+        self._ring.append(FeedEvent(f"{self._run_id}-{self._last_number}", self._last_number, data))
+        self._wake_listeners(iter(list(self._listeners)))
 
     def close(self) -> None:
         """Disconnect all listeners, on shutdown."""
-        self._closed = True
+        self._is_closed = True
         for changed in self._listeners:
             changed.set()
 
-    async def listen(self, last: str | None = None) -> AsyncIterator[Event]:
-        """Yield the states after the one named `last`. Ends when the listener has fallen behind."""
-        position = self._position(last)
-        with self._listening() as changed:
-            while not self._closed:
+    async def subscribe(self, last_event_id: str | None = None) -> AsyncIterator[FeedEvent]:
+        """Yield the states after the one named `last_event_id`. Ends when the listener has fallen behind."""
+        position = self._start_position(last_event_id)
+        with self._add_listener() as changed:
+            while not self._is_closed:
                 if self._ring and position < self._ring[0].number - 1:
                     return
                 changed.clear()
                 for event in [event for event in self._ring if event.number > position]:
                     yield event
                     position = event.number
-                if position >= self._number and not self._closed:
+                if position >= self._last_number and not self._is_closed:
                     await changed.wait()
 
-    def _position(self, last: str | None) -> int:
+    def _start_position(self, last_event_id: str | None) -> int:
         """The number of the state before the first one to send."""
-        name, _, number = (last or "").rpartition("-")
-        if name == self._name and number.isdecimal() and self._ring:
+        name, _, number = (last_event_id or "").rpartition("-")
+        if name == self._run_id and number.isdecimal() and self._ring:
             position = int(number[:18])
-            if self._ring[0].number - 1 <= position <= self._number:
+            if self._ring[0].number - 1 <= position <= self._last_number:
                 return position
         # Otherwise start with the newest state if it is recent, else with the next one.
-        fresh = self._clock.monotonic() - self._made_at < 2 * INTERVAL
-        return self._number - 1 if fresh else self._number
+        is_recent = self._clock.monotonic() - self._published_at < 2 * INTERVAL_SECONDS
+        return self._last_number - 1 if is_recent else self._last_number
 
     @contextlib.contextmanager
-    def _listening(self) -> Iterator[asyncio.Event]:
+    def _add_listener(self) -> Iterator[asyncio.Event]:
         changed = asyncio.Event()
         self._listeners[changed] = None
-        self._wanted.set()
+        self._has_listeners.set()
         try:
             yield changed
         finally:
             del self._listeners[changed]
             if not self._listeners:
-                self._wanted.clear()
+                self._has_listeners.clear()
 
-    def _wake_some(self, waiting: Iterator[asyncio.Event]) -> None:
-        batch = list(islice(waiting, SLICE))
+    def _wake_listeners(self, waiting: Iterator[asyncio.Event]) -> None:
+        batch = list(islice(waiting, WAKE_BATCH_SIZE))
         for changed in batch:
             changed.set()
         if batch:
-            asyncio.get_running_loop().call_later(PAUSE, self._wake_some, waiting)
+            asyncio.get_running_loop().call_later(WAKE_PAUSE_SECONDS, self._wake_listeners, waiting)

@@ -17,10 +17,10 @@ import structlog
 
 from helper.core.share import ShareState
 from helper.core.text import clean_text
-from helper.errors import ActionRefused, HelperError, NothingThere
+from helper.errors import ActionRefused, HelperError, NotFound
 from helper.ingest.validator import Checks
 from helper.operations.import_queue import import_shares
-from helper.store.action_rows import Actor, ImportResult, RowMark
+from helper.store.action_rows import Actor, ImportResult, RowVersion
 from helper.store.rows import QueueFilter
 from helper.store.store import Store
 
@@ -28,13 +28,13 @@ log = structlog.get_logger("helper.operations")
 
 BATCH_SHARES: Final = 50
 """Shares that one store operation changes. It blocks the writer, and with it every POST, for 10 to 20 ms."""
-ERROR_CHARS: Final = 200
-MAX_LEFT: Final = 1000
+MAX_ERROR_CHARS: Final = 200
+MAX_LISTED_SKIPPED: Final = 1000
 """Maximum number of skipped shares that an import report lists; it counts all of them."""
-_IMPORTED: Final = frozenset({ImportResult.TAKEN, ImportResult.REVIVED})
-_COUNTED_AS: Final[Mapping[ImportResult, tuple[str, ...]]] = {
-    ImportResult.TAKEN: ("taken",),
-    ImportResult.REVIVED: ("taken", "revived"),
+_IMPORTED: Final = frozenset({ImportResult.IMPORTED, ImportResult.RESTORED})
+_COUNTERS_BY_RESULT: Final[Mapping[ImportResult, tuple[str, ...]]] = {
+    ImportResult.IMPORTED: ("taken",),
+    ImportResult.RESTORED: ("taken", "revived"),
     ImportResult.QUEUED: ("known", "queued"),
     ImportResult.FAILED: ("known", "failed"),
     ImportResult.DAMAGED: ("known", "damaged"),
@@ -49,7 +49,7 @@ Counts = dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class LeftShare:
+class SkippedShare:
     """A share in an export file that was not imported.
 
     Attributes:
@@ -71,21 +71,21 @@ class ImportReport:
 
     Attributes:
         counts: shares by outcome; see docs/schemas/queue-import.json.
-        left: the first `MAX_LEFT` shares that were not imported.
+        skipped: the first `MAX_LISTED_SKIPPED` shares that were not imported.
     """
 
     counts: Counts
-    left: tuple[LeftShare, ...]
+    skipped: tuple[SkippedShare, ...]
 
 
-Work = Callable[[Counter[str]], Awaitable[None]]
+ActionFunction = Callable[[Counter[str]], Awaitable[None]]
 """Performs an action and updates the counters as it proceeds."""
 
 
 class RoundAuthority(Protocol):
     """Decides which rounds are closed. `helper.chain.round_registry.RoundRegistry` in production."""
 
-    def frozen(self, round_id: bytes) -> str | None:
+    def frozen_reason(self, round_id: bytes) -> str | None:
         """Return why the round is frozen, None if it is not."""
         ...
 
@@ -103,30 +103,38 @@ class Operations:
 
     Args:
         store: the queue.
-        judge: decides which rounds are closed.
-        checks: validates imported shares; `proofs`.
+        round_authority: decides which rounds are closed.
+        share_checks: validates imported shares; `proofs`.
         wake: called when shares may have become due.
-        running: whether a daemon is working on the queue. Shares that it has claimed are then left alone.
+        is_daemon_running: whether a daemon is working on the queue. Shares that it has claimed are then left alone.
     """
 
     def __init__(
-        self, *, store: Store, judge: RoundAuthority, checks: Checks, wake: Callable[[], None], running: bool
+        self,
+        *,
+        store: Store,
+        round_authority: RoundAuthority,
+        share_checks: Checks,
+        wake: Callable[[], None],
+        is_daemon_running: bool,
     ) -> None:
         self._store = store
-        self._judge = judge
-        self._checks = checks
+        self._round_authority = round_authority
+        self._share_checks = share_checks
         self._wake = wake
-        self._running = running
+        self._is_daemon_running = is_daemon_running
         self._action_lock = asyncio.Lock()
 
-    async def retry(self, actor: Actor, wanted: QueueFilter, refs: Sequence[str] = (), *, dry: bool = False) -> Counts:
+    async def retry(
+        self, actor: Actor, share_filter: QueueFilter, refs: Sequence[str] = (), *, dry_run: bool = False
+    ) -> Counts:
         """Retry failed shares. Each keeps its due time and gets its full attempt budget.
 
         Args:
             actor: the operator.
-            wanted: selects failed shares.
+            share_filter: selects failed shares.
             refs: prefixes of share references; empty for all selected shares.
-            dry: only count what would be done.
+            dry_run: only count what would be done.
 
         Returns:
             The number of shares `retried`, skipped because their round is `closed`, or referenced but `not_failed`.
@@ -135,32 +143,38 @@ class Operations:
             NothingThere: a prefix matches no share, or more than one.
             ActionRefused: the filter selects a state other than failed.
         """
-        if wanted.state not in {None, ShareState.FAILED}:
+        if share_filter.state not in {None, ShareState.FAILED}:
             raise ActionRefused("only failed shares can be retried", advice="Omit --state or use --state failed.")
-        named = [await self._named(ref) for ref in dict.fromkeys(refs)]
+        share_ids = [await self._find_share_id(ref) for ref in dict.fromkeys(refs)]
 
         async def work(counts: Counter[str]) -> None:
             closed = await self._closed_rounds()
-            async for ids in self._batches(wanted.round_id, named if refs else None):
-                batch = await self._store.retry_failed(ids, wanted, closed=closed, note=_note(actor, "retry"), dry=dry)
+            async for ids in self._iter_batches(share_filter.round_id, share_ids if refs else None):
+                batch = await self._store.retry_failed(
+                    ids, share_filter, closed=closed, note=_history_note(actor, "retry"), dry_run=dry_run
+                )
                 counts.update(batch)
-                if batch["retried"] and not dry:
+                if batch["retried"] and not dry_run:
                     self._wake()
             if refs:
-                counts["not_failed"] = len(set(named)) - counts["retried"] - counts["closed"]
+                counts["not_failed"] = len(set(share_ids)) - counts["retried"] - counts["closed"]
 
-        counts = await self._act(actor, "retry", _arguments(wanted, len(refs)), work, dry=dry)
+        counts = await self._perform_action(
+            actor, "retry", _audit_arguments(share_filter, len(refs)), work, dry_run=dry_run
+        )
         return {"retried": 0, "closed": 0, "not_failed": 0, **counts}
 
-    async def note_export(self, actor: Actor, wanted: QueueFilter, named: int, shares: int) -> Counts:
+    async def record_export(self, actor: Actor, share_filter: QueueFilter, ref_count: int, shares: int) -> Counts:
         """Record in the audit log that shares were copied into a file."""
 
         async def work(counts: Counter[str]) -> None:
             counts["copied"] = shares
 
-        return await self._act(actor, "export", _arguments(wanted, named), work)
+        return await self._perform_action(actor, "export", _audit_arguments(share_filter, ref_count), work)
 
-    async def hand_over(self, actor: Actor, wanted: QueueFilter, named: int, marks: Sequence[RowMark]) -> Counts:
+    async def move_shares(
+        self, actor: Actor, share_filter: QueueFilter, ref_count: int, marks: Sequence[RowVersion]
+    ) -> Counts:
         """Mark exported shares as moved, so that this host does not reveal them.
 
         They become failed with the stage "moved" until they are confirmed or retried. A share that is claimed, or that
@@ -173,13 +187,13 @@ class Operations:
         async def work(counts: Counter[str]) -> None:
             for start in range(0, len(marks), BATCH_SHARES):
                 batch = marks[start : start + BATCH_SHARES]
-                note = _note(actor, "export")
-                counts.update(await self._store.mark_moved(batch, note=note, at_rest=self._running))
+                note = _history_note(actor, "export")
+                counts.update(await self._store.mark_moved(batch, note=note, idle_only=self._is_daemon_running))
 
-        counts = await self._act(actor, "move", _arguments(wanted, named), work)
+        counts = await self._perform_action(actor, "move", _audit_arguments(share_filter, ref_count), work)
         return {"moved": 0, "stayed": 0, **counts}
 
-    async def import_shares(self, actor: Actor, lines: AsyncIterator[bytes], *, dry: bool = False) -> ImportReport:
+    async def import_shares(self, actor: Actor, lines: AsyncIterator[bytes], *, dry_run: bool = False) -> ImportReport:
         """Import shares from another host's export; see `helper.operations.import_queue`.
 
         Shares that were moved away earlier are revived with their full attempt budget.
@@ -188,27 +202,29 @@ class Operations:
             ExportFileError: the file is not an export, or it is truncated. Shares imported until then remain.
             ActionRefused: the export belongs to another chain.
         """
-        left: list[LeftShare] = []
+        skipped: list[SkippedShare] = []
 
         async def work(counts: Counter[str]) -> None:
             number = 1
-            async for batch in import_shares(self._store, self._checks, lines, note=_note(actor, "import"), dry=dry):
+            async for batch in import_shares(
+                self._store, self._share_checks, lines, note=_history_note(actor, "import"), dry_run=dry_run
+            ):
                 imported = 0
                 for share in batch:
-                    counts.update(_COUNTED_AS[share.result])
+                    counts.update(_COUNTERS_BY_RESULT[share.result])
                     if share.result in _IMPORTED:
                         imported += 1
-                    elif len(left) < MAX_LEFT:
-                        left.append(LeftShare(number, share.ref, share.round_id, share.result))
+                    elif len(skipped) < MAX_LISTED_SKIPPED:
+                        skipped.append(SkippedShare(number, share.ref, share.round_id, share.result))
                     number += 1
-                if imported and not dry:
+                if imported and not dry_run:
                     self._wake()
 
-        counts = await self._act(actor, "import", {}, work, dry=dry)
-        names = dict.fromkeys(name for names in _COUNTED_AS.values() for name in names)
-        return ImportReport({**dict.fromkeys(names, 0), **counts}, tuple(left))
+        counts = await self._perform_action(actor, "import", {}, work, dry_run=dry_run)
+        names = dict.fromkeys(name for names in _COUNTERS_BY_RESULT.values() for name in names)
+        return ImportReport({**dict.fromkeys(names, 0), **counts}, tuple(skipped))
 
-    async def purge(self, actor: Actor, round_id: bytes, *, dry: bool = False) -> Counts:
+    async def purge(self, actor: Actor, round_id: bytes, *, dry_run: bool = False) -> Counts:
         """Delete all data of a round that the chain has closed, before the retention period ends.
 
         Returns:
@@ -218,13 +234,13 @@ class Operations:
             NothingThere: the queue has no data of this round.
             ActionRefused: the chain has not closed the round, or its unconfirmed shares are not reported yet.
         """
-        stored = next((known for known in await self._store.rounds() if known.round_id == round_id), None)
+        stored = next((known for known in await self._store.list_rounds() if known.round_id == round_id), None)
         if stored is None:
-            raise NothingThere("no data is stored for this round")
-        frozen = self._judge.frozen(round_id)
+            raise NotFound("no data is stored for this round")
+        frozen = self._round_authority.frozen_reason(round_id)
         if frozen is not None:
             raise ActionRefused(f"the round cannot be purged: nodes report inconsistent data: {frozen}")
-        if not await self._judge.is_closed(round_id):
+        if not await self._round_authority.is_closed(round_id):
             raise ActionRefused(
                 "the round cannot be purged: the chain has not closed it",
                 advice="The chain closes a round when a block after its end is processed and its tally has begun. "
@@ -235,24 +251,24 @@ class Operations:
                 "the round cannot be purged: its unconfirmed shares are not reported yet",
                 advice="The running helper reports them within seconds. Check its log, then retry.",
             )
-        states = (await self._store.counts()).get(round_id, {})
+        states = (await self._store.count_shares()).get(round_id, {})
 
         async def work(counts: Counter[str]) -> None:
             counts.update({state.name.lower(): number for state, number in states.items()})
-            if not dry:
+            if not dry_run:
                 await self._store.purge(round_id)
-                self._judge.forget(round_id)
-                await self._store.erased()
+                self._round_authority.forget(round_id)
+                await self._store.wait_for_erasure()
 
-        counts = await self._act(actor, "purge", {"round": round_id.hex()}, work, dry=dry)
+        counts = await self._perform_action(actor, "purge", {"round": round_id.hex()}, work, dry_run=dry_run)
         return {**{state.name.lower(): 0 for state in ShareState}, **counts}
 
-    async def _act(
-        self, actor: Actor, name: str, arguments: dict[str, Any], work: Work, *, dry: bool = False
+    async def _perform_action(
+        self, actor: Actor, name: str, arguments: dict[str, Any], work: ActionFunction, *, dry_run: bool = False
     ) -> Counts:
         """Perform an action with an audit log entry at its start and end. A dry run leaves no entry."""
         counts: Counter[str] = Counter()
-        if dry:
+        if dry_run:
             await work(counts)
             return dict(counts)
         async with self._action_lock:
@@ -262,53 +278,53 @@ class Operations:
             except BaseException as error:
                 # The text of a foreign exception may quote share data.
                 reason = str(error) if isinstance(error, HelperError) else type(error).__name__
-                await self._store.end_action(number, {**counts, "error": clean_text(reason)[:ERROR_CHARS]})
+                await self._store.end_action(number, {**counts, "error": clean_text(reason)[:MAX_ERROR_CHARS]})
                 raise
             await self._store.end_action(number, counts)
         log.info("operator_action_done", operator=actor.name, outcome=name, counts=dict(counts))
         return dict(counts)
 
-    async def _named(self, ref: str) -> int:
+    async def _find_share_id(self, ref: str) -> int:
         """Return the id of the only share whose reference has this prefix."""
-        ids = await self._store.share_ids(ref)
+        ids = await self._store.find_share_ids(ref)
         if not ids:
-            raise NothingThere(f"no share matches {ref[:64]}")
+            raise NotFound(f"no share matches {ref[:64]}")
         if len(ids) > 1:
-            raise NothingThere(f"more than one share matches {ref[:64]}")
+            raise NotFound(f"more than one share matches {ref[:64]}")
         return ids[0]
 
     async def _closed_rounds(self) -> set[bytes]:
         return {
             stored.round_id
-            for stored in await self._store.rounds()
-            if stored.closed_at is not None or await self._judge.is_closed(stored.round_id)
+            for stored in await self._store.list_rounds()
+            if stored.closed_at is not None or await self._round_authority.is_closed(stored.round_id)
         }
 
-    async def _batches(self, round_id: bytes | None, named: Sequence[int] | None) -> AsyncIterator[list[int]]:
+    async def _iter_batches(self, round_id: bytes | None, share_ids: Sequence[int] | None) -> AsyncIterator[list[int]]:
         """Yield batches of the named shares, or of all failed shares."""
-        if named is not None:
-            for start in range(0, len(named), BATCH_SHARES):
-                yield list(named[start : start + BATCH_SHARES])
+        if share_ids is not None:
+            for start in range(0, len(share_ids), BATCH_SHARES):
+                yield list(share_ids[start : start + BATCH_SHARES])
             return
         after = 0
-        while ids := await self._store.failed_ids(round_id, after_id=after, limit=BATCH_SHARES):
+        while ids := await self._store.list_failed_ids(round_id, after_id=after, limit=BATCH_SHARES):
             yield ids
             after = ids[-1]
 
 
-def _arguments(wanted: QueueFilter, named: int) -> dict[str, Any]:
+def _audit_arguments(share_filter: QueueFilter, ref_count: int) -> dict[str, Any]:
     """The action's arguments for the audit log, without share references: the log outlives the shares."""
     arguments = {
-        "round": None if wanted.round_id is None else wanted.round_id.hex(),
-        "state": None if wanted.state is None else wanted.state.name.lower(),
-        "stage": wanted.stage,
-        "due_before": None if wanted.due_before_ms is None else wanted.due_before_ms // 1000,
-        "named": named or None,
+        "round": None if share_filter.round_id is None else share_filter.round_id.hex(),
+        "state": None if share_filter.state is None else share_filter.state.name.lower(),
+        "stage": share_filter.stage,
+        "due_before": None if share_filter.due_before_ms is None else share_filter.due_before_ms // 1000,
+        "named": ref_count or None,
     }
     return {name: value for name, value in arguments.items() if value is not None}
 
 
-def _note(actor: Actor, name: str) -> str:
+def _history_note(actor: Actor, name: str) -> str:
     """The history entry of a share that an action changed."""
     texts = {"retry": "tried again", "export": "handed over to another machine", "import": "taken over from another"}
     return f"{texts[name]}, asked for by {actor.name}"

@@ -13,108 +13,110 @@ import anyio.to_thread
 
 from helper.errors import ActionRefused, ExportFileError
 from helper.ingest.validator import Checks
-from helper.operations.export_format import MAX_LINE, message_of, read_head, read_line
-from helper.store.action_rows import Checked, ExportedShare, ImportedShare, ImportResult
+from helper.operations.export_format import MAX_LINE_BYTES, decode_message, parse_header, parse_share_line
+from helper.store.action_rows import ExportedShare, ImportedShare, ImportResult, ValidatedShare
 from helper.store.rows import StoredRound
 from helper.store.store import Store
 
 BATCH_SHARES: Final = 50
 """Shares that are validated and stored together: about 15 ms of hashing, without the GIL."""
-RETRY_MARGIN: Final = 3600
+RETRY_MARGIN_SECONDS: Final = 3600
 """Maximum seconds between the round's end and a due time. Allows for a retry delayed shortly before the end."""
-_CHAIN_ID: Final = "chain_id"
+_CHAIN_ID_KEY: Final = "chain_id"
 
 
-Rounds = Mapping[bytes, StoredRound]
+RoundsById = Mapping[bytes, StoredRound]
 
 
 async def import_shares(
-    store: Store, checks: Checks, lines: AsyncIterator[bytes], *, note: str, dry: bool
+    store: Store, share_checks: Checks, lines: AsyncIterator[bytes], *, note: str, dry_run: bool
 ) -> AsyncIterator[list[ImportedShare]]:
     """Import an export in batches. Yields the results of each batch, in file order.
 
     Args:
         store: the queue to import into.
-        checks: validates shares.
+        share_checks: validates shares.
         lines: the lines of the export, without line ends.
         note: the history entry of each imported share.
-        dry: only count.
+        dry_run: only count.
 
     Raises:
         ExportFileError: the file is not an export, or it is truncated.
         ActionRefused: the export belongs to another chain.
     """
-    head = read_head(await anext(lines, b""))
-    chain_id = await store.get_meta(_CHAIN_ID)
+    head = parse_header(await anext(lines, b""))
+    chain_id = await store.get_meta(_CHAIN_ID_KEY)
     if None not in {chain_id, head.chain_id} and chain_id != head.chain_id:
         raise ActionRefused(f"the export belongs to chain {head.chain_id}, this queue to {chain_id}")
-    rounds = {stored.round_id: stored for stored in await store.rounds()}
+    rounds = {stored.round_id: stored for stored in await store.list_rounds()}
     count, batch = 0, list[bytes]()
     async for line in lines:
         batch.append(line)
         if len(batch) == BATCH_SHARES:
-            yield await _import_batch(store, checks, rounds, batch, note=note, dry=dry)
+            yield await _import_batch(store, share_checks, rounds, batch, note=note, dry_run=dry_run)
             count, batch = count + len(batch), []
     if batch:
-        yield await _import_batch(store, checks, rounds, batch, note=note, dry=dry)
+        yield await _import_batch(store, share_checks, rounds, batch, note=note, dry_run=dry_run)
     if count + len(batch) != head.shares:
         raise ExportFileError(f"the export is truncated: received {count + len(batch)} of {head.shares} shares")
 
 
 async def _import_batch(
     store: Store,
-    checks: Checks,
-    rounds: Rounds,
+    share_checks: Checks,
+    rounds: RoundsById,
     batch: Sequence[bytes],
     *,
     note: str,
-    dry: bool,
+    dry_run: bool,
 ) -> list[ImportedShare]:
-    checked = await anyio.to_thread.run_sync(_check_all, checks, rounds, batch)
-    results = iter(await store.import_shares([share for share in checked if share is not None], note=note, dry=dry))
+    checked = await anyio.to_thread.run_sync(_validate_lines, share_checks, rounds, batch)
+    results = iter(
+        await store.import_shares([share for share in checked if share is not None], note=note, dry_run=dry_run)
+    )
     return [ImportedShare(ImportResult.INVALID) if share is None else next(results) for share in checked]
 
 
-def _check_all(checks: Checks, rounds: Rounds, batch: Sequence[bytes]) -> list[Checked | None]:
+def _validate_lines(share_checks: Checks, rounds: RoundsById, batch: Sequence[bytes]) -> list[ValidatedShare | None]:
     """Validate a batch. Runs in a thread because hashing blocks."""
-    return [_check(checks, rounds, line) for line in batch]
+    return [_validate_line(share_checks, rounds, line) for line in batch]
 
 
-def _check(checks: Checks, rounds: Rounds, line: bytes) -> Checked | None:
+def _validate_line(share_checks: Checks, rounds: RoundsById, line: bytes) -> ValidatedShare | None:
     """Return the share with its nullifier, None if the chain would reject it."""
     try:
-        carried, nullifier = read_line(checks, line)
+        exported, nullifier = parse_share_line(share_checks, line)
     except ExportFileError:
         return None
-    stored_round = rounds.get(carried.share.round_id)
-    if stored_round is not None and not _fits(carried, stored_round):
+    stored_round = rounds.get(exported.share.round_id)
+    if stored_round is not None and not _fits_round(exported, stored_round):
         return None
-    if carried.reveal is not None and message_of(carried.reveal.prepared.message).nullifier != nullifier:
+    if exported.reveal is not None and decode_message(exported.reveal.prepared.message).nullifier != nullifier:
         return None
-    return carried, nullifier
+    return exported, nullifier
 
 
-def _fits(carried: ExportedShare, stored_round: StoredRound) -> bool:
+def _fits_round(exported: ExportedShare, stored_round: StoredRound) -> bool:
     """Return whether proposal, option, `submit_at` and due time are valid in the share's round."""
-    share = carried.share
+    share = exported.share
     end = stored_round.vote_end_time
     options = dict(stored_round.proposals).get(share.proposal_id, ())
-    in_time = share.submit_at <= end and carried.due_ms <= (end + RETRY_MARGIN) * 1000
+    in_time = share.submit_at <= end and exported.due_ms <= (end + RETRY_MARGIN_SECONDS) * 1000
     return share.vote_decision in options and in_time
 
 
-async def split_lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def split_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """Split a byte stream into lines, without line ends.
 
     Raises:
         ExportFileError: a line is too long, or the last line has no end.
     """
     rest = b""
-    async for piece in pieces:
-        *lines, rest = (rest + piece).split(b"\n")
+    async for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             yield line
-        if len(rest) > MAX_LINE:
+        if len(rest) > MAX_LINE_BYTES:
             break
     if rest:
         raise ExportFileError("the export is truncated or has a line that is too long")

@@ -23,11 +23,11 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from helper.chain.reveal_transaction import RevealMessage
-from helper.errors import ChainAnswerError, ProofBundleError
+from helper.errors import ChainResponseError, ProofBundleError
 from proofs import CircuitInfo, EncodingError, Statement
 
 FORMAT: Final = "svote-helper reveal evidence"
-MAX_BUNDLE: Final = 64 << 10
+MAX_BUNDLE_BYTES: Final = 64 << 10
 """Maximum bytes of a bundle. A real bundle has less than a quarter of it."""
 
 TRANSACTION: Final = "transaction.bin"
@@ -35,10 +35,10 @@ PROOF: Final = "proof.bin"
 INPUTS: Final = "public-inputs.json"
 MANIFEST: Final = "manifest.json"
 MEMBERS: Final = (TRANSACTION, PROOF, INPUTS, MANIFEST)
-_EPOCH: Final = (1980, 1, 1, 0, 0, 0)
+_ZIP_EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 
 Model = TypeVar("Model", bound=BaseModel)
-Verify = Callable[[str, bytes, Statement], bool]
+Verifier = Callable[[str, bytes, Statement], bool]
 _Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _Height = Annotated[int, Field(ge=1, le=2**62)]
 
@@ -70,7 +70,7 @@ class ProofBundle:
         """
         try:
             message = RevealMessage.from_tx(self.transaction)
-        except ChainAnswerError as error:
+        except ChainResponseError as error:
             raise ProofBundleError(str(error)) from None
         if len(message.enc_share) != 64:
             raise ProofBundleError("transaction: ciphertext must be 64 bytes")
@@ -127,7 +127,7 @@ class _Inputs(_Strict):
     anchor_height: Annotated[int, Field(ge=0, le=2**63)]
 
 
-def circuit_of(circuits: Mapping[str, CircuitInfo], proof: bytes) -> CircuitInfo:
+def find_circuit(circuits: Mapping[str, CircuitInfo], proof: bytes) -> CircuitInfo:
     """Return the circuit with this proof length.
 
     Raises:
@@ -139,54 +139,58 @@ def circuit_of(circuits: Mapping[str, CircuitInfo], proof: bytes) -> CircuitInfo
     return circuit
 
 
-def check(evidence: ProofBundle, verify: Verify) -> None:
+def verify_bundle(proof_bundle: ProofBundle, verify: Verifier) -> None:
     """Verify the proof of a bundle against its public inputs.
 
     Args:
-        evidence: the bundle.
+        proof_bundle: the bundle.
         verify: the verifier (`proofs.verify`).
 
     Raises:
         ProofBundleError: the proof is invalid.
     """
     try:
-        holds = verify(evidence.circuit.name, evidence.message.proof, evidence.statement)
+        is_valid = verify(proof_bundle.circuit.name, proof_bundle.message.proof, proof_bundle.statement)
     except EncodingError as error:
         raise ProofBundleError(f"{error.field}: invalid encoding ({error.reason})") from None
-    if not holds:
+    if not is_valid:
         raise ProofBundleError("the proof is not valid for these public inputs")
 
 
-def pack(evidence: ProofBundle) -> bytes:
+def pack_bundle(proof_bundle: ProofBundle) -> bytes:
     """Encode a bundle as a zip file. Equal bundles give equal bytes."""
-    contents = {TRANSACTION: evidence.transaction, PROOF: evidence.message.proof, INPUTS: _inputs(evidence)}
+    contents = {
+        TRANSACTION: proof_bundle.transaction,
+        PROOF: proof_bundle.message.proof,
+        INPUTS: _encode_inputs(proof_bundle),
+    }
     manifest = {
         "format": FORMAT,
         "version": 1,
-        "chain_id": evidence.chain_id,
-        "height": evidence.height,
-        "transaction_hash": evidence.tx_hash,
+        "chain_id": proof_bundle.chain_id,
+        "height": proof_bundle.height,
+        "transaction_hash": proof_bundle.tx_hash,
         "circuit": {
-            "name": evidence.circuit.name,
-            "fingerprint": evidence.circuit.fingerprint,
-            "crate": evidence.circuit.crate,
+            "name": proof_bundle.circuit.name,
+            "fingerprint": proof_bundle.circuit.fingerprint,
+            "crate": proof_bundle.circuit.crate,
         },
         "sha256": {name: sha256(content).hexdigest() for name, content in contents.items()},
     }
-    contents[MANIFEST] = _json(manifest)
-    written = io.BytesIO()
-    with zipfile.ZipFile(written, "w", zipfile.ZIP_STORED) as bundle:
+    contents[MANIFEST] = _encode_json(manifest)
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as bundle:
         for name, content in contents.items():
-            info = zipfile.ZipInfo(name, _EPOCH)
+            info = zipfile.ZipInfo(name, _ZIP_EPOCH)
             info.create_system = 3  # Unix; by default it depends on the platform
             info.external_attr = 0o644 << 16
             bundle.writestr(info, content)
-    return written.getvalue()
+    return buffer.getvalue()
 
 
-def _inputs(evidence: ProofBundle) -> bytes:
-    statement = evidence.statement
-    return _json(
+def _encode_inputs(proof_bundle: ProofBundle) -> bytes:
+    statement = proof_bundle.statement
+    return _encode_json(
         {
             "nullifier": statement.nullifier.hex(),
             "c1": statement.c1.hex(),
@@ -195,22 +199,22 @@ def _inputs(evidence: ProofBundle) -> bytes:
             "vote_decision": statement.vote_decision,
             "root": statement.root.hex(),
             "round_id": statement.round_id.hex(),
-            "anchor_height": evidence.message.anchor_height,
+            "anchor_height": proof_bundle.message.anchor_height,
         }
     )
 
 
-def _json(value: Mapping[str, Any]) -> bytes:
+def _encode_json(value: Mapping[str, Any]) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_INDENT_2) + b"\n"
 
 
-def read_bounded(path: Path) -> bytes:
+def read_bundle_file(path: Path) -> bytes:
     """Read a file, at most one byte beyond the size limit of a bundle."""
     with path.open("rb") as file:
-        return file.read(MAX_BUNDLE + 1)
+        return file.read(MAX_BUNDLE_BYTES + 1)
 
 
-def unpack(bundle: bytes, circuits: Mapping[str, CircuitInfo]) -> ProofBundle:
+def unpack_bundle(bundle: bytes, circuits: Mapping[str, CircuitInfo]) -> ProofBundle:
     """Decode a bundle and check that its parts are consistent. Does not verify the proof.
 
     Args:
@@ -220,10 +224,10 @@ def unpack(bundle: bytes, circuits: Mapping[str, CircuitInfo]) -> ProofBundle:
     Raises:
         ProofBundleError: it is not a bundle, or its parts contradict each other. The error names the part.
     """
-    if len(bundle) > MAX_BUNDLE:
-        raise ProofBundleError(f"the bundle is larger than {MAX_BUNDLE} bytes")
-    contents = _members(bundle)
-    manifest = _parse(_Manifest, MANIFEST, contents[MANIFEST])
+    if len(bundle) > MAX_BUNDLE_BYTES:
+        raise ProofBundleError(f"the bundle is larger than {MAX_BUNDLE_BYTES} bytes")
+    contents = _read_members(bundle)
+    manifest = _parse_model(_Manifest, MANIFEST, contents[MANIFEST])
     for name in (TRANSACTION, PROOF, INPUTS):
         if sha256(contents[name]).hexdigest() != manifest.sha256.get(name):
             raise ProofBundleError(f"{name}: hash does not match the manifest")
@@ -232,24 +236,24 @@ def unpack(bundle: bytes, circuits: Mapping[str, CircuitInfo]) -> ProofBundle:
     circuit = circuits.get(manifest.circuit.name)
     if circuit is None or circuit.fingerprint != manifest.circuit.fingerprint:
         raise ProofBundleError(f"{MANIFEST}: unknown circuit")
-    inputs = _parse(_Inputs, INPUTS, contents[INPUTS])
-    evidence = ProofBundle(
+    inputs = _parse_model(_Inputs, INPUTS, contents[INPUTS])
+    proof_bundle = ProofBundle(
         chain_id=manifest.chain_id,
         height=manifest.height,
         transaction=contents[TRANSACTION],
         circuit=circuit,
         root=bytes.fromhex(inputs.root),
     )
-    if evidence.message.proof != contents[PROOF]:
+    if proof_bundle.message.proof != contents[PROOF]:
         raise ProofBundleError(f"{PROOF}: does not match the proof in the transaction")
-    if _inputs(evidence) != contents[INPUTS]:
+    if _encode_inputs(proof_bundle) != contents[INPUTS]:
         raise ProofBundleError(f"{INPUTS}: does not match the transaction")
-    if pack(evidence) != bundle:
+    if pack_bundle(proof_bundle) != bundle:
         raise ProofBundleError("the bundle contains additional data or is not canonically encoded")
-    return evidence
+    return proof_bundle
 
 
-def _members(bundle: bytes) -> dict[str, bytes]:
+def _read_members(bundle: bytes) -> dict[str, bytes]:
     """Read the members of the zip. Rejects other members and compression, to bound the memory used."""
     try:
         with zipfile.ZipFile(io.BytesIO(bundle)) as opened:
@@ -264,7 +268,7 @@ def _members(bundle: bytes) -> dict[str, bytes]:
         raise ProofBundleError(f"unreadable zip file ({type(error).__name__})") from None
 
 
-def _parse(kind: type[Model], name: str, content: bytes) -> Model:
+def _parse_model(kind: type[Model], name: str, content: bytes) -> Model:
     try:
         return kind.model_validate_json(content)
     except ValidationError as error:

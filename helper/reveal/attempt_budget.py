@@ -18,41 +18,43 @@ class AttemptBudget:
     The delay is stored before it begins, so a restart does not shorten it.
 
     Args:
-        endpoints: the node pool; its time is the start of each delay.
-        maximum: number of attempts; a share fails for good when all are spent.
+        node_pool: the node pool; its time is the start of each delay.
+        max_attempts: number of attempts; a share fails for good when all are spent.
     """
 
-    def __init__(self, *, store: Store, endpoints: NodePool, stats: Stats, maximum: int = 5) -> None:
+    def __init__(self, *, store: Store, node_pool: NodePool, stats: Stats, max_attempts: int = 5) -> None:
         self._store = store
-        self._endpoints = endpoints
+        self._node_pool = node_pool
         self._stats = stats
-        self._maximum = maximum
+        self._max_attempts = max_attempts
 
-    async def spend(self, share_id: int, spent: int, stage: str, reason: str, *, not_before_ms: int) -> None:
+    async def spend_attempt(
+        self, share_id: int, attempts_spent: int, stage: str, reason: str, *, not_before_ms: int
+    ) -> None:
         """Spend one attempt of a share and schedule its retry, or fail it if none is left.
 
         Args:
-            spent: attempts spent before this one.
+            attempts_spent: attempts spent before this one.
             not_before_ms: the share's due time in unix milliseconds. The retry is never earlier, even if the clock
                 was set back since.
         """
-        number = spent + 1
-        if number >= self._maximum:
-            await self.fail(share_id, stage, reason, spend_attempt=True)
+        attempt = attempts_spent + 1
+        if attempt >= self._max_attempts:
+            await self.fail_share(share_id, stage, reason, counts_attempt=True)
             return
-        self._stats.failure(stage, reason)
-        due_ms = self.due_ms(number, not_before_ms)
+        self._stats.record_failure(stage, reason)
+        due_ms = self.retry_due_ms(attempt, not_before_ms)
         if await self._store.retry(share_id, due_ms=due_ms, stage=stage, note=reason):
             self._stats.count(f"retry_{stage}")
-            log.warning("reveal_retried", stage=stage, reason=reason, attempt=number)
+            log.warning("reveal_retried", stage=stage, reason=reason, attempt=attempt)
 
-    def due_ms(self, number: int, not_before_ms: int) -> int:
-        """Time of the retry after the `number`-th failure (from 1), in unix milliseconds."""
-        return max(int((self._endpoints.wall() + retry_delay(number)) * 1000), not_before_ms)
+    def retry_due_ms(self, attempt: int, not_before_ms: int) -> int:
+        """Time of the retry after the `attempt`-th failure (from 1), in unix milliseconds."""
+        return max(int((self._node_pool.wall_time() + retry_delay(attempt)) * 1000), not_before_ms)
 
-    async def fail(self, share_id: int, stage: str, reason: str, *, spend_attempt: bool = False) -> None:
+    async def fail_share(self, share_id: int, stage: str, reason: str, *, counts_attempt: bool = False) -> None:
         """Fail a share for good and log it. Its witness remains stored until its round is purged."""
-        self._stats.failure(stage, reason)
-        if await self._store.fail(share_id, stage=stage, note=reason, spend_attempt=spend_attempt):
+        self._stats.record_failure(stage, reason)
+        if await self._store.fail(share_id, stage=stage, note=reason, spend_attempt=counts_attempt):
             self._stats.count("failed")
             log.error("share_failed", stage=stage, reason=reason)

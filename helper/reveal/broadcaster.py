@@ -14,7 +14,7 @@ import proofs
 from helper.chain.commitment_tree import Anchor
 from helper.chain.node_pool import Node, NodePool
 from helper.chain.reveal_transaction import RevealMessage
-from helper.chain.verdicts import Outcome, Spends, Verdict, verdict_of
+from helper.chain.verdicts import AttemptCost, BroadcastOutcome, Verdict, classify_refusal
 from helper.clock import Clock
 from helper.core.recent import RecentKeys
 from helper.errors import ChainError, ProverError
@@ -23,29 +23,29 @@ from helper.lease.local import LocalLease
 from helper.observability.error_log import log_error
 from helper.observability.stats import Stats
 from helper.reveal.attempt_budget import AttemptBudget
-from helper.reveal.circuit_selector import TRIAL_SECONDS, CircuitSelector
-from helper.reveal.resend_policy import AT_NEXT_BLOCK, Next, next_step
+from helper.reveal.circuit_selector import TRIAL_WAIT_SECONDS, CircuitSelector
+from helper.reveal.resend_policy import NEXT_BLOCK_VERDICTS, NextStep, next_step
 from helper.reveal.send_state import SendStates
 from helper.store.rows import SentReveal
 from helper.store.store import Store
 
 log = structlog.get_logger("helper.reveal")
 
-FOLLOWED_UP = 64
+MAX_FOLLOW_UPS = 64
 """Unconfirmed reveals handled after each block, those that have waited longest first.
 
 More than can be proven in a block interval, and few enough not to flood a chain that accepts reveals but includes none.
 """
-IN_FLIGHT = 16
+CONCURRENT_RESENDS = 16
 """Unconfirmed reveals resent concurrently, so that one slow node does not delay all others."""
-NEVER_SENT = 0
+NEVER_SENT_HEIGHT = 0
 """The height for which `follow_ups` returns only messages that were never sent."""
 STATES_KEPT = 100_000
 """Shares whose send state is kept in memory."""
-AVOIDED_SECONDS = 30.0
+NODE_AVOIDANCE_SECONDS = 30.0
 """How long a node is tried last after a response that decided nothing."""
 
-DELAY_SECONDS = 60.0
+VERDICT_LOG_SECONDS = 60.0
 """A verdict from a node is logged again if it did not occur for this many seconds."""
 
 
@@ -77,7 +77,7 @@ class Broadcaster:
         *,
         store: Store,
         trees: Trees,
-        endpoints: NodePool,
+        node_pool: NodePool,
         verifier: Verifier,
         circuits: CircuitSelector,
         attempts: AttemptBudget,
@@ -88,57 +88,59 @@ class Broadcaster:
         self._store = store
         self._lease: Lease = LocalLease() if lease is None else lease
         self._trees = trees
-        self._endpoints = endpoints
+        self._node_pool = node_pool
         self._verifier = verifier
         self._circuits = circuits
         self._attempts = attempts
         self._clock = clock
         self._stats = stats
         self._states = SendStates(STATES_KEPT)
-        self._avoided: dict[str, float] = {}  # by node: until when, monotonic
-        self._trial = asyncio.Lock()  # held by the one reveal that tries a circuit
-        self._tried: dict[str, dict[str, int]] = {}  # by circuit: nodes that refused a proof, and the last such share
-        self._began = clock.monotonic()
-        self._delays = RecentKeys(DELAY_SECONDS)  # by node and verdict
+        self._avoided_until: dict[str, float] = {}  # by node: until when, monotonic
+        self._trial_lock = asyncio.Lock()  # held by the one reveal that tries a circuit
+        self._refusals_by_circuit: dict[
+            str, dict[str, int]
+        ] = {}  # by circuit: nodes that refused a proof, and the last such share
+        self._sending_since = clock.monotonic()
+        self._logged_verdicts = RecentKeys(VERDICT_LOG_SECONDS)  # by node and verdict
         self._subscribers: list[Callable[[], None]] = []
 
-    def subscribe(self, changed: Callable[[], None]) -> None:
+    def subscribe(self, callback: Callable[[], None]) -> None:
         """Register a callback for each share that is requeued."""
-        self._subscribers.append(changed)
+        self._subscribers.append(callback)
 
-    def took_over(self) -> None:
+    def start_term(self) -> None:
         """Start to send on this host, after the lease was acquired.
 
         As after a start, messages that may have been sent wait for a block. Send times from an earlier term are
         dropped, because another host may have sent those messages since.
         """
-        self._began = self._clock.monotonic()
+        self._sending_since = self._clock.monotonic()
         self._states.forget_ends()
 
-    def confirmed(self, share_id: int) -> None:
+    def forget_confirmed(self, share_id: int) -> None:
         """Drop the state of a confirmed share, whoever revealed it."""
         first_sent_at = self._states.confirm(share_id)
         if first_sent_at is not None:
-            self._stats.confirmation.add(self._clock.monotonic() - first_sent_at)
+            self._stats.confirmation.add_sample(self._clock.monotonic() - first_sent_at)
 
     async def send(self, share_id: int) -> None:
         """Send the prepared message of a share, unless it was confirmed meanwhile."""
         await self._run_exclusively(share_id, self._send)
 
     async def reconcile(self, height: int) -> None:
-        """Follow up at most `FOLLOWED_UP` unconfirmed reveals, after the block at `height` was processed.
+        """Follow up at most `MAX_FOLLOW_UPS` unconfirmed reveals, after the block at `height` was processed.
 
         An error with one share is logged and does not affect the others.
 
         Raises:
             StoreError: the shares cannot be read.
         """
-        if not self._lease.held:
+        if not self._lease.is_held:
             return
-        share_ids = await self._store.follow_ups(height=height, limit=FOLLOWED_UP + self._states.stuck)
+        share_ids = await self._store.list_follow_ups(height=height, limit=MAX_FOLLOW_UPS + self._states.stuck)
         # Shares that raised an error before come last, so that they do not displace all others.
-        selected = sorted(share_ids, key=lambda share_id: self._states.get(share_id).is_stuck)[:FOLLOWED_UP]
-        await self._follow_up_all(selected, partial(self._next, height=height))
+        selected = sorted(share_ids, key=lambda share_id: self._states.get(share_id).is_stuck)[:MAX_FOLLOW_UPS]
+        await self._follow_up_all(selected, partial(self._run_next_step, height=height))
 
     async def send_new(self) -> None:
         """Send the messages that other hosts have prepared and nobody has sent yet.
@@ -148,28 +150,30 @@ class Broadcaster:
         Raises:
             StoreError: the shares cannot be read.
         """
-        before: set[int] = set()
-        while self._lease.held:
-            share_ids = await self._store.follow_ups(height=NEVER_SENT, limit=FOLLOWED_UP + self._states.stuck)
-            if before.issuperset(share_ids):
+        previous_ids: set[int] = set()
+        while self._lease.is_held:
+            share_ids = await self._store.list_follow_ups(
+                height=NEVER_SENT_HEIGHT, limit=MAX_FOLLOW_UPS + self._states.stuck
+            )
+            if previous_ids.issuperset(share_ids):
                 return  # the remaining ones cannot be sent now
-            before = set(share_ids)
+            previous_ids = set(share_ids)
             await self._follow_up_all(share_ids, self._send)
 
-    async def _follow_up_all(self, share_ids: Sequence[int], work: Callable[[SentReveal], Awaitable[None]]) -> None:
-        """Follow up reveals concurrently, at most `IN_FLIGHT` at a time."""
-        slots = asyncio.Semaphore(IN_FLIGHT)
+    async def _follow_up_all(self, share_ids: Sequence[int], handle: Callable[[SentReveal], Awaitable[None]]) -> None:
+        """Follow up reveals concurrently, at most `CONCURRENT_RESENDS` at a time."""
+        slots = asyncio.Semaphore(CONCURRENT_RESENDS)
         async with asyncio.TaskGroup() as group:
             for share_id in share_ids:
                 if not self._states.get(share_id).is_in_flight:
                     await slots.acquire()
-                    group.create_task(self._follow_up(share_id, work, slots))
+                    group.create_task(self._follow_up(share_id, handle, slots))
 
     async def _follow_up(
-        self, share_id: int, work: Callable[[SentReveal], Awaitable[None]], slots: asyncio.Semaphore
+        self, share_id: int, handle: Callable[[SentReveal], Awaitable[None]], slots: asyncio.Semaphore
     ) -> None:
         try:
-            await self._run_exclusively(share_id, work)
+            await self._run_exclusively(share_id, handle)
             self._states.set_stuck(share_id, is_stuck=False)
         except Exception as error:
             self._states.set_stuck(share_id, is_stuck=True)
@@ -177,26 +181,26 @@ class Broadcaster:
         finally:
             slots.release()
 
-    async def _run_exclusively(self, share_id: int, work: Callable[[SentReveal], Awaitable[None]]) -> None:
-        """Read the message of a share and run `work` on it, unless another task is working on the share."""
+    async def _run_exclusively(self, share_id: int, handle: Callable[[SentReveal], Awaitable[None]]) -> None:
+        """Read the message of a share and run `handle` on it, unless another task is working on the share."""
         if not self._states.claim(share_id, self._lease.fence):
             return
         try:
             # Read only now: the share may have been sent or proven again since it was selected.
-            reveal = await self._store.sent_reveal(share_id)
+            reveal = await self._store.get_sent_reveal(share_id)
             if reveal is not None:
-                await work(reveal)
+                await handle(reveal)
         finally:
             self._states.release(share_id)
 
-    async def _next(self, reveal: SentReveal, height: int) -> None:
-        step = _step(reveal, height)
-        if step is Next.SEND:
+    async def _run_next_step(self, reveal: SentReveal, height: int) -> None:
+        step = _next_step_of(reveal, height)
+        if step is NextStep.SEND:
             await self._send(reveal)
-        elif step is Next.PROVE:
+        elif step is NextStep.PROVE:
             if self._is_refused(reveal) or await self._failed_in_block(reveal):
                 # Every node that checked the proof refused it, and the others had ten blocks to accept it.
-                self._circuits.refused(reveal.share_id, reveal.prepared.circuit)
+                self._circuits.record_refused(reveal.share_id, reveal.prepared.circuit)
             await self._requeue(
                 reveal.share_id, f"not counted within {height - (reveal.first_sent_height or height)} blocks"
             )
@@ -206,8 +210,8 @@ class Broadcaster:
         circuit = reveal.prepared.circuit
         if self._circuits.is_unproven(circuit):
             try:
-                async with asyncio.timeout(TRIAL_SECONDS):
-                    await self._trial.acquire()
+                async with asyncio.timeout(TRIAL_WAIT_SECONDS):
+                    await self._trial_lock.acquire()
             except TimeoutError:
                 return
             try:
@@ -215,7 +219,7 @@ class Broadcaster:
                     await self._try_circuit(reveal)
                     return
             finally:
-                self._trial.release()
+                self._trial_lock.release()
         await self._send_now(reveal)
 
     async def _try_circuit(self, reveal: SentReveal) -> None:
@@ -234,34 +238,34 @@ class Broadcaster:
         if int(self._clock.now() * 1000) < reveal.due_ms:
             return  # the clock was set back since the proof or the last send: never send or resend before the due time
         message = RevealMessage.from_tx(reveal.prepared.message)
-        share_id, first = reveal.share_id, reveal.sends == 0
-        for endpoint in self._candidates(reveal):
-            head = self._endpoints.head
-            if head is None or head.height <= (reveal.last_sent_height or 0) or not self._at_new_height(reveal):
+        share_id, is_first = reveal.share_id, reveal.sends == 0
+        for node in self._ordered_nodes(reveal):
+            head = self._node_pool.head
+            if head is None or head.height <= (reveal.last_sent_height or 0) or not self._has_new_block(reveal):
                 return
-            mark = partial(self._store.mark_sending, height=head.height, endpoint=endpoint.name)
-            if not self._may_send(share_id) or not await mark(share_id):
+            mark_sending = partial(self._store.mark_sending, height=head.height, endpoint=node.name)
+            if not self._may_send(share_id) or not await mark_sending(share_id):
                 return
             if not self._may_send(share_id):
                 return  # the lease ended while the send was recorded; the next holder treats it as a lost reply
-            if first:
+            if is_first:
                 self._note_broadcast(reveal)
-                first = False
+                is_first = False
             state = self._states.get(share_id)
-            state.sent_to[endpoint.name] = self._clock.monotonic()
-            outcome = await endpoint.client.broadcast(message)
+            state.sent_to[node.name] = self._clock.monotonic()
+            outcome = await node.client.broadcast(message)
             self._stats.count(f"answer_{outcome.verdict.name.lower()}")
-            if outcome.left:
+            if outcome.may_be_sent:
                 state.last_ended_at = self._clock.monotonic()
             if not self._is_current(share_id):
                 return
             await self._store.record_outcome(share_id, outcome=outcome.verdict.name)
-            if outcome.verdict in AT_NEXT_BLOCK:
-                self._avoided[endpoint.name] = self._clock.monotonic() + AVOIDED_SECONDS
-            if outcome.left:
-                await self._handle_outcome(reveal, message, outcome, endpoint)
+            if outcome.verdict in NEXT_BLOCK_VERDICTS:
+                self._avoided_until[node.name] = self._clock.monotonic() + NODE_AVOIDANCE_SECONDS
+            if outcome.may_be_sent:
+                await self._handle_outcome(reveal, message, outcome, node)
                 return
-            self._endpoints.rest(endpoint, outcome.log)
+            self._node_pool.start_backoff(node, outcome.log)
 
     def _is_current(self, share_id: int) -> bool:
         """Whether the share was read under the current fencing token.
@@ -271,20 +275,20 @@ class Broadcaster:
         return self._states.get(share_id).fence == self._lease.fence
 
     def _may_send(self, share_id: int) -> bool:
-        return self._lease.held and self._is_current(share_id)
+        return self._lease.is_held and self._is_current(share_id)
 
-    def _at_new_height(self, reveal: SentReveal) -> bool:
+    def _has_new_block(self, reveal: SentReveal) -> bool:
         """Whether a block was made after the last send.
 
         The height alone does not show that: the chain may have been a block ahead of the known head. A message that
         may have been sent before the start waits for a block made after the start.
         """
         ended = self._states.get(reveal.share_id).last_ended_at
-        if ended is None and (reveal.sends or not reveal.first_message):
-            ended = self._began
-        return ended is None or self._endpoints.made_since(ended)
+        if ended is None and (reveal.sends or not reveal.is_first_message):
+            ended = self._sending_since
+        return ended is None or self._node_pool.is_head_newer_than(ended)
 
-    def _candidates(self, reveal: SentReveal) -> list[Node]:
+    def _ordered_nodes(self, reveal: SentReveal) -> list[Node]:
         """Nodes in sync, in the order in which they are tried.
 
         First those that were never sent the share, then those that were, the longest ago first, because a node may
@@ -292,75 +296,75 @@ class Broadcaster:
         """
         now, refusals = self._clock.monotonic(), self._refusals(reveal)
         sent_to = self._states.get(reveal.share_id).sent_to or {reveal.last_endpoint or "": 0.0}
-        tried = self._tried.get(reveal.prepared.circuit, {})
+        tried = self._refusals_by_circuit.get(reveal.prepared.circuit, {})
 
-        def preference(endpoint: Node) -> tuple[bool, float, bool]:
-            is_avoided = self._avoided.get(endpoint.name, now) > now
+        def preference(node: Node) -> tuple[bool, float, bool]:
+            is_avoided = self._avoided_until.get(node.name, now) > now
             return (
-                endpoint.name in refusals or endpoint.name in tried,
-                sent_to.get(endpoint.name, -math.inf),
+                node.name in refusals or node.name in tried,
+                sent_to.get(node.name, -math.inf),
                 is_avoided,
             )
 
-        return sorted(self._endpoints.fresh, key=preference)
+        return sorted(self._node_pool.usable_nodes, key=preference)
 
     def _note_broadcast(self, reveal: SentReveal) -> None:
         self._stats.count("broadcast")
         self._states.get(reveal.share_id).note_first_send(self._clock.monotonic())
-        if reveal.first_try:
-            self._stats.lateness_broadcast.add(self._clock.now() - reveal.due_ms / 1000)
+        if reveal.is_first_attempt:
+            self._stats.lateness_broadcast.add_sample(self._clock.now() - reveal.due_ms / 1000)
 
     async def _handle_outcome(
-        self, reveal: SentReveal, message: RevealMessage, outcome: Outcome, endpoint: Node
+        self, reveal: SentReveal, message: RevealMessage, outcome: BroadcastOutcome, node: Node
     ) -> None:
         """Apply the verdict table to a node's response."""
         if outcome.verdict is Verdict.ACCEPTED:
-            self._tried.pop(reveal.prepared.circuit, None)
-            await self._circuits.accepted(reveal.prepared.circuit)
-        elif outcome.verdict.spends is Spends.NONE:
-            if self._delays.note((endpoint.name, outcome.verdict), self._clock.monotonic()):
+            self._refusals_by_circuit.pop(reveal.prepared.circuit, None)
+            await self._circuits.record_accepted(reveal.prepared.circuit)
+        elif outcome.verdict.cost is AttemptCost.NONE:
+            if self._logged_verdicts.remember((node.name, outcome.verdict), self._clock.monotonic()):
                 log.info(
                     "reveal_not_accepted",
-                    endpoint=endpoint.name,
+                    endpoint=node.name,
                     outcome=outcome.verdict.name,
                     reason=outcome.log,
                 )
-        elif outcome.verdict is Verdict.BAD_PROOF and not await self._verifies(reveal, message):
-            await self._spend(reveal, outcome)
+        elif outcome.verdict is Verdict.BAD_PROOF and not await self._is_proof_valid(reveal, message):
+            await self._spend_attempt(reveal, outcome)
         else:
-            await self._refused(reveal, outcome, endpoint)
+            await self._handle_refusal(reveal, outcome, node)
 
-    async def _refused(self, reveal: SentReveal, outcome: Outcome, endpoint: Node) -> None:
+    async def _handle_refusal(self, reveal: SentReveal, outcome: BroadcastOutcome, node: Node) -> None:
         """Handle a refusal of a message that is valid by our own check.
 
         The node may be broken or malicious, so a refusal is accepted only if every node in sync refuses. Until then
         the same bytes are sent to the other nodes, one each block.
         """
         state = self._states.get(reveal.share_id)
-        state.add_refusal(reveal.prepared.tx_hash, endpoint.name, outcome.verdict)
+        state.add_refusal(reveal.prepared.tx_hash, node.name, outcome.verdict)
         refusals = self._refusals(reveal)
         circuit, tried = reveal.prepared.circuit, dict[str, int]()
         if outcome.verdict is Verdict.BAD_PROOF and self._circuits.is_unproven(circuit):
             # No proof of this circuit was ever accepted, so refusals of its other proofs count too.
-            tried = self._tried.setdefault(circuit, {})
-            tried[endpoint.name] = reveal.share_id
-        if any(other.name not in refusals and other.name not in tried for other in self._endpoints.fresh):
-            log.warning("node_refused_reveal", endpoint=endpoint.name, reason=outcome.log)
+            tried = self._refusals_by_circuit.setdefault(circuit, {})
+            tried[node.name] = reveal.share_id
+        if any(other.name not in refusals and other.name not in tried for other in self._node_pool.usable_nodes):
+            log.warning("node_refused_reveal", endpoint=node.name, reason=outcome.log)
             return
         if outcome.verdict is Verdict.BAD_PROOF:
-            self._tried.pop(circuit, None)
+            self._refusals_by_circuit.pop(circuit, None)
             # A share that is being followed up now notices the refused circuit itself.
             others = {share_id for share_id in tried.values() if not self._states.get(share_id).is_in_flight}
             for share_id in sorted(others | {reveal.share_id}):
                 self._states.get(share_id).clear_refusals()
-                self._circuits.refused(share_id, circuit)
+                self._circuits.record_refused(share_id, circuit)
                 await self._requeue(share_id, f"the chain refuses {circuit} proofs")
             return
         state.clear_refusals()
         if len(refusals) > 1:
-            await self._attempts.fail(reveal.share_id, "broadcast", outcome.log)
+            await self._attempts.fail_share(reveal.share_id, "broadcast", outcome.log)
         else:
-            await self._spend(reveal, outcome)
+            await self._spend_attempt(reveal, outcome)
 
     def _refusals(self, reveal: SentReveal) -> Mapping[str, Verdict]:
         """The verdicts of the nodes that refused exactly this message, by node name."""
@@ -372,18 +376,18 @@ class Broadcaster:
 
     async def _failed_in_block(self, reveal: SentReveal) -> bool:
         """Whether exactly this message failed in a block for its proof; some nodes check proofs only there."""
-        for endpoint in self._endpoints.fresh if reveal.last_outcome == Verdict.ACCEPTED.name else ():
+        for node in self._node_pool.usable_nodes if reveal.last_outcome == Verdict.ACCEPTED.name else ():
             try:
-                result = await endpoint.client.tx(reveal.prepared.tx_hash)
+                result = await node.client.tx(reveal.prepared.tx_hash)
             except ChainError as error:
-                self._endpoints.failed(endpoint, error)
+                self._node_pool.record_error(node, error)
                 continue
             if result is not None:
-                return bool(result.code) and verdict_of(result.code, result.log) is Verdict.BAD_PROOF
+                return bool(result.code) and classify_refusal(result.code, result.log) is Verdict.BAD_PROOF
         return False
 
-    async def _spend(self, reveal: SentReveal, outcome: Outcome) -> None:
-        await self._attempts.spend(
+    async def _spend_attempt(self, reveal: SentReveal, outcome: BroadcastOutcome) -> None:
+        await self._attempts.spend_attempt(
             reveal.share_id, reveal.attempts, "broadcast", outcome.log, not_before_ms=reveal.due_ms
         )
         self._notify_subscribers()
@@ -394,10 +398,10 @@ class Broadcaster:
         self._notify_subscribers()
 
     def _notify_subscribers(self) -> None:
-        for changed in self._subscribers:
-            changed()
+        for callback in self._subscribers:
+            callback()
 
-    async def _verifies(self, reveal: SentReveal, message: RevealMessage) -> bool:
+    async def _is_proof_valid(self, reveal: SentReveal, message: RevealMessage) -> bool:
         """Check the proof with our own verifier, against the chain's root at its anchor."""
         anchor = self._trees.anchor_at(reveal.round_id, message.anchor_height)
         if anchor is None:
@@ -417,7 +421,7 @@ class Broadcaster:
             return True
 
 
-def _step(reveal: SentReveal, height: int) -> Next:
+def _next_step_of(reveal: SentReveal, height: int) -> NextStep:
     return next_step(
         sends=reveal.sends,
         first_height=reveal.first_sent_height,

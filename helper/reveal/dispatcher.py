@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import structlog
 
-from helper.clock import SLICE, Clock
+from helper.clock import RECHECK_SECONDS, Clock
 from helper.core.pause import PauseCause, PauseReason
 from helper.core.schedule import retry_delay
 from helper.observability.error_log import RecurringErrorLog, log_error
 from helper.observability.stats import Stats
 from helper.reveal.broadcaster import Broadcaster
-from helper.reveal.circuit_selector import TRIAL_SECONDS
+from helper.reveal.circuit_selector import TRIAL_WAIT_SECONDS
 from helper.reveal.retention import Retention
 from helper.reveal.revealer import Revealer
 from helper.store.rows import QueuedShare
@@ -27,11 +27,11 @@ from helper.store.store import Store
 
 log = structlog.get_logger("helper.reveal")
 
-LONGEST_SLEEP = 30.0
+MAX_SLEEP_SECONDS = 30.0
 """Longest sleep in seconds, even if nothing is due."""
-TICK = 0.001
+DUE_TIME_RESOLUTION_SECONDS = 0.001
 """Resolution of stored due times, in seconds."""
-AHEAD = 2
+CLAIMS_PER_PROVER = 2
 """Shares claimed for each prover: the one it is proving and the next one."""
 
 
@@ -40,17 +40,17 @@ class DispatchGate:
     """Conditions under which shares may be dispatched.
 
     Attributes:
-        rounds: ids of the rounds whose shares may be proven: active, with a verified root.
-        chain_limit: unix time; shares due later are not dispatched, even if the local clock has passed their due time.
-        paused: why dispatch is paused, or None.
-        one_at_a_time: whether each share waits up to `TRIAL_SECONDS` for the node's response to the previous one.
-            True until the chain has accepted the circuit, because all proofs could be wasted.
+        round_ids: ids of the rounds whose shares may be proven: active, with a verified root.
+        max_due_time: unix time; shares due later are not dispatched, even if the local clock has passed their due time.
+        pause_reason: why dispatch is paused, or None.
+        is_one_at_a_time: whether each share waits up to `TRIAL_WAIT_SECONDS` for the node's response to the previous
+            one. True until the chain has accepted the circuit, because all proofs could be wasted.
     """
 
-    rounds: frozenset[bytes]
-    chain_limit: float
-    paused: PauseReason | None = None
-    one_at_a_time: bool = False
+    round_ids: frozenset[bytes]
+    max_due_time: float
+    pause_reason: PauseReason | None = None
+    is_one_at_a_time: bool = False
 
 
 class Dispatcher:
@@ -59,7 +59,7 @@ class Dispatcher:
     Args:
         broadcaster: sends each prepared share; None if another host sends.
         retention: handles closed rounds before each dispatch; None if the send loop does this.
-        longest_sleep: longest sleep in seconds. Other hosts may enqueue or release shares without waking this one.
+        max_sleep: longest sleep in seconds. Other hosts may enqueue or release shares without waking this one.
     """
 
     def __init__(
@@ -69,51 +69,51 @@ class Dispatcher:
         revealer: Revealer,
         broadcaster: Broadcaster | None,
         retention: Retention | None,
-        gate: Callable[[], DispatchGate],
+        get_gate: Callable[[], DispatchGate],
         slots: int,
         clock: Clock,
         stats: Stats,
-        longest_sleep: float = LONGEST_SLEEP,
+        max_sleep: float = MAX_SLEEP_SECONDS,
     ) -> None:
         self._store = store
         self._revealer = revealer
         self._broadcaster = broadcaster
         self._retention = retention
-        self._longest_sleep = longest_sleep
-        self._gate = gate
+        self._max_sleep = max_sleep
+        self._get_gate = get_gate
         self._slots = slots
         self._clock = clock
         self._stats = stats
-        self._changed = asyncio.Event()
+        self._wake_event = asyncio.Event()
         self._claimed = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._stranded: dict[int, float] = {}  # by share: when its claim is released, monotonic
-        self._faults: dict[int, int] = {}  # by share: consecutive internal errors
+        self._claims_to_release: dict[int, float] = {}  # by share: when its claim is released, monotonic
+        self._error_counts: dict[int, int] = {}  # by share: consecutive internal errors
         self._errors = RecurringErrorLog(log, failed="dispatch_failed", recovered="dispatch_recovered")
         self._next_trial = -math.inf  # when another share may try the circuit without a result, monotonic
         self._sleep_until = math.inf  # wall time; infinite during an iteration, so that a new share wakes it
-        self.paused: PauseReason | None = PauseCause.STARTING.reason()
+        self.pause_reason: PauseReason | None = PauseCause.STARTING.reason()
         if broadcaster is not None:
             broadcaster.subscribe(self.wake)
 
     def wake(self) -> None:
         """Run the loop now, because the schedule changed (a retry, a round, a node)."""
-        self._changed.set()
+        self._wake_event.set()
 
-    def wake_by(self, due: float) -> None:
+    def wake_if_due(self, due_time: float) -> None:
         """Wake the loop for a new share, unless it is due after the next iteration.
 
         In the first minutes of a round, thousands of shares arrive that are due days later. An iteration for each
         would slow down their admission.
 
         Args:
-            due: the due time of the share, in unix seconds.
+            due_time: the due time of the share, in unix seconds.
         """
-        if due < self._sleep_until:
-            self._changed.set()
+        if due_time < self._sleep_until:
+            self._wake_event.set()
 
     @property
-    def proving(self) -> int:
+    def claimed_count(self) -> int:
         """Number of shares that are claimed for the provers."""
         return self._claimed
 
@@ -121,9 +121,9 @@ class Dispatcher:
         """Process the queue until cancelled. The next start releases the shares that are still claimed."""
         try:
             while True:
-                self._changed.clear()
+                self._wake_event.clear()
                 self._sleep_until = await self._run_steps()
-                await self._clock.wait(self._changed, self._sleep_until)
+                await self._clock.wait(self._wake_event, self._sleep_until)
                 self._sleep_until = math.inf
         finally:
             for task in self._tasks:
@@ -134,16 +134,16 @@ class Dispatcher:
 
     async def _run_steps(self) -> float:
         """Run one iteration; return the wall time of the next one."""
-        deadline, problem = math.inf, None
-        for step in (self._release_stranded, self._run_retention, self._dispatch):
+        deadline, last_error = math.inf, None
+        for step in (self._release_delayed, self._run_retention, self._dispatch):
             try:
                 next_run = await step()
             except Exception as error:  # the other steps and the next iteration may still succeed
-                problem = error
-                next_run = self._clock.now() + SLICE
+                last_error = error
+                next_run = self._clock.now() + RECHECK_SECONDS
             deadline = min(deadline, next_run)
-        self._errors.note(problem)
-        return min(deadline, self._clock.now() + self._longest_sleep)
+        self._errors.note(last_error)
+        return min(deadline, self._clock.now() + self._max_sleep)
 
     async def _run_retention(self) -> float:
         if self._retention is not None:
@@ -155,29 +155,29 @@ class Dispatcher:
     async def _dispatch(self) -> float:
         """Claim due shares and start to prove them; return the wall time of the next dispatch, infinity if unknown."""
         while True:
-            gate = self._gate()
-            self._note_pause(gate.paused)
-            free = self._slots * AHEAD - self._claimed
-            if gate.paused is not None or not gate.rounds or free <= 0:
+            gate = self._get_gate()
+            self._note_pause(gate.pause_reason)
+            free = self._slots * CLAIMS_PER_PROVER - self._claimed
+            if gate.pause_reason is not None or not gate.round_ids or free <= 0:
                 return math.inf
-            if gate.one_at_a_time:
+            if gate.is_one_at_a_time:
                 wait = self._next_trial - self._clock.monotonic()
                 if wait > 0 and (self._tasks or self._broadcaster is None):
-                    return self._clock.now() + max(wait, TICK)
+                    return self._clock.now() + max(wait, DUE_TIME_RESOLUTION_SECONDS)
                 free = 1
-            due_ms = await self._store.next_due_ms(gate.rounds)
-            now = min(self._clock.now(), gate.chain_limit)
+            due_ms = await self._store.next_due_ms(gate.round_ids)
+            now = min(self._clock.now(), gate.max_due_time)
             if due_ms is None or due_ms > int(now * 1000):
                 return self._deadline(gate, due_ms, claimed_ms=0)
-            claimed = await self._store.claim_due(now=now, limit=free, rounds=gate.rounds)
+            claimed = await self._store.claim_due(now=now, limit=free, rounds=gate.round_ids)
             if claimed:
-                self._stats.queue_age.add(max(0.0, self._clock.now() - claimed[0].due_ms / 1000))
-            if claimed and gate.one_at_a_time:
-                self._next_trial = self._clock.monotonic() + TRIAL_SECONDS
+                self._stats.queue_age.add_sample(max(0.0, self._clock.now() - claimed[0].due_ms / 1000))
+            if claimed and gate.is_one_at_a_time:
+                self._next_trial = self._clock.monotonic() + TRIAL_WAIT_SECONDS
             for queued in claimed:
-                self._start(queued)
+                self._start_reveal(queued)
             if len(claimed) < free:
-                due_ms = await self._store.next_due_ms(gate.rounds)
+                due_ms = await self._store.next_due_ms(gate.round_ids)
                 return self._deadline(gate, due_ms, claimed_ms=int(now * 1000))
 
     def _deadline(self, gate: DispatchGate, due_ms: int | None, claimed_ms: int) -> float:
@@ -186,26 +186,26 @@ class Dispatcher:
             return math.inf
         now, due = self._clock.now(), due_ms / 1000
         if due_ms <= claimed_ms:
-            return now + SLICE  # enqueued after the claim; enqueue has already set the wake event
-        if due > gate.chain_limit:
-            return max(due, now + SLICE)  # limited by the block time, which advances with each block
-        return due if due > now else now + TICK  # it became due after the claim
+            return now + RECHECK_SECONDS  # enqueued after the claim; enqueue has already set the wake event
+        if due > gate.max_due_time:
+            return max(due, now + RECHECK_SECONDS)  # limited by the block time, which advances with each block
+        return due if due > now else now + DUE_TIME_RESOLUTION_SECONDS  # it became due after the claim
 
     def _note_pause(self, reason: PauseReason | None) -> None:
-        if reason != self.paused:
+        if reason != self.pause_reason:
             if reason is None:
                 log.info("dispatch_resumed")
             else:
                 log.warning("dispatch_paused", reason=str(reason))
-            self.paused = reason
+            self.pause_reason = reason
 
-    def _start(self, queued: QueuedShare) -> None:
+    def _start_reveal(self, queued: QueuedShare) -> None:
         self._claimed += 1
         task = asyncio.create_task(self._reveal(queued))
         self._tasks.add(task)
-        task.add_done_callback(self._note_end)
+        task.add_done_callback(self._on_reveal_end)
 
-    def _note_end(self, task: asyncio.Task[None]) -> None:
+    def _on_reveal_end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if self._clock.monotonic() < self._next_trial:
             self.wake()  # the next share may be waiting for this result
@@ -220,28 +220,30 @@ class Dispatcher:
                 self.wake()
             if prepared and self._broadcaster is not None:
                 await self._broadcaster.send(queued.id)
-            self._faults.pop(queued.id, None)
+            self._error_counts.pop(queued.id, None)
         except Exception as error:
             log_error(log, "reveal_failed", error)
-            self._strand(queued.id)
+            self._delay_release(queued.id)
         except asyncio.CancelledError:
-            self._strand(queued.id)  # if the loop has ended too, the next start releases the claim
+            self._delay_release(queued.id)  # if the loop has ended too, the next start releases the claim
             raise
 
     # ---------------------------------------------------------------- internal errors
 
-    def _strand(self, share_id: int) -> None:
+    def _delay_release(self, share_id: int) -> None:
         """Release the claim of a share only after 2, 4, 8 … 64 s, because an internal error may recur."""
-        faults = self._faults[share_id] = self._faults.get(share_id, 0) + 1
-        self._stranded[share_id] = self._clock.monotonic() + retry_delay(faults)
+        error_count = self._error_counts[share_id] = self._error_counts.get(share_id, 0) + 1
+        self._claims_to_release[share_id] = self._clock.monotonic() + retry_delay(error_count)
         self.wake()
 
-    async def _release_stranded(self) -> float:
+    async def _release_delayed(self) -> float:
         """Release claims whose delay after an internal error has ended; return when the next one ends."""
         now = self._clock.monotonic()
-        for share_id in [share_id for share_id, at in self._stranded.items() if at <= now]:
+        for share_id in [share_id for share_id, at in self._claims_to_release.items() if at <= now]:
             if not await self._store.release_claim(share_id):
-                self._faults.pop(share_id, None)
-            del self._stranded[share_id]
-        wait = min(self._stranded.values(), default=math.inf) - now
-        return self._clock.now() + max(wait, TICK)  # the wall clock does not resolve less: the loop would spin
+                self._error_counts.pop(share_id, None)
+            del self._claims_to_release[share_id]
+        wait = min(self._claims_to_release.values(), default=math.inf) - now
+        return self._clock.now() + max(
+            wait, DUE_TIME_RESOLUTION_SECONDS
+        )  # the wall clock does not resolve less: the loop would spin

@@ -12,18 +12,18 @@ from enum import Enum
 
 from helper.chain.verdicts import Verdict
 
-PATIENCE_BLOCKS = 3
+INCLUSION_WAIT_BLOCKS = 3
 """Blocks to wait for the inclusion of an accepted message before it is resent."""
 REPROVE_BLOCKS = 10
 """Blocks after the first send until an unconfirmed message is replaced by a new proof."""
 
-AT_NEXT_BLOCK = frozenset({Verdict.AMBIGUOUS, Verdict.UNAVAILABLE, Verdict.BEHIND})
+NEXT_BLOCK_VERDICTS = frozenset({Verdict.AMBIGUOUS, Verdict.UNAVAILABLE, Verdict.BEHIND})
 """Verdicts that are not about the message itself: the same bytes are resent one block later."""
-ONE_NODES_WORD = frozenset({Verdict.BAD_PROOF, Verdict.PERMANENT})
+SINGLE_NODE_REFUSALS = frozenset({Verdict.BAD_PROOF, Verdict.PERMANENT})
 """Verdicts that every node must confirm: the same bytes are sent to another node one block later."""
 
 
-class Next(Enum):
+class NextStep(Enum):
     """The next step of a reveal in state broadcast."""
 
     WAIT = "wait for the next block"
@@ -33,7 +33,7 @@ class Next(Enum):
 
 def next_step(
     *, sends: int, first_height: int | None, last_height: int | None, outcome: str | None, height: int
-) -> Next:
+) -> NextStep:
     """Return the next step for one unconfirmed reveal.
 
     Args:
@@ -44,19 +44,19 @@ def next_step(
         height: the chain's current height; every block up to it was processed.
     """
     if sends == 0 or first_height is None or last_height is None:
-        return Next.SEND
+        return NextStep.SEND
     if height <= last_height:
-        return Next.WAIT
-    patience = 1 if outcome is None or outcome in _QUICK else PATIENCE_BLOCKS
-    waited = height >= last_height + patience
-    limit = first_height + REPROVE_BLOCKS
+        return NextStep.WAIT
+    wait_blocks = 1 if outcome is None or outcome in _NEXT_BLOCK_OUTCOMES else INCLUSION_WAIT_BLOCKS
+    has_waited = height >= last_height + wait_blocks
+    reprove_height = first_height + REPROVE_BLOCKS
     # A spent nullifier stays spent: a new proof would be refused too.
-    if height >= limit and outcome != Verdict.SPENT.name:
+    if height >= reprove_height and outcome != Verdict.SPENT.name:
         was_down = height >= last_height + REPROVE_BLOCKS
-        resent_late = last_height >= limit  # resent after downtime: wait for its inclusion as usual
-        if not was_down and (waited or not resent_late):
-            return Next.PROVE
-    return Next.SEND if waited else Next.WAIT
+        was_resent_late = last_height >= reprove_height  # resent after downtime: wait for its inclusion as usual
+        if not was_down and (has_waited or not was_resent_late):
+            return NextStep.PROVE
+    return NextStep.SEND if has_waited else NextStep.WAIT
 
 
-_QUICK = frozenset(verdict.name for verdict in AT_NEXT_BLOCK | ONE_NODES_WORD)
+_NEXT_BLOCK_OUTCOMES = frozenset(verdict.name for verdict in NEXT_BLOCK_VERDICTS | SINGLE_NODE_REFUSALS)

@@ -20,8 +20,8 @@ from helper.store.store import Store
 
 log = structlog.get_logger("helper.reveal")
 
-UNSUBMITTED = (ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST, ShareState.FAILED)
-INTERVAL = 1.0
+UNCONFIRMED_STATES = (ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST, ShareState.FAILED)
+CHECK_INTERVAL_SECONDS = 1.0
 """Shortest interval between two checks of the rounds, in seconds."""
 RUN_PATIENCE = 0.05
 """Seconds that dispatch waits for reports and purges; longer ones continue in the background."""
@@ -68,7 +68,7 @@ class Rounds(Protocol):
         """Return the chain's time in unix seconds, None if unknown. The local clock may be wrong by years."""
         ...
 
-    def frozen(self, round_id: bytes) -> str | None:
+    def frozen_reason(self, round_id: bytes) -> str | None:
         """Return why the round must not be changed now, or None."""
         ...
 
@@ -106,7 +106,7 @@ class Retention:
         self._clock = clock
         self._stats = stats
         self._purge_after = purge_after
-        self._next_check = -INTERVAL
+        self._next_check = -CHECK_INTERVAL_SECONDS
         self._checked_revision: int | None = None  # at the last successful check
         self._next_purge = math.inf  # unix seconds
         self._task: asyncio.Task[None] | None = None
@@ -114,7 +114,7 @@ class Retention:
     @property
     def is_due(self) -> bool:
         """Whether there may be anything to do."""
-        if not self._lease.held or self._clock.monotonic() < self._next_check:
+        if not self._lease.is_held or self._clock.monotonic() < self._next_check:
             return False
         now = self._rounds.chain_now()
         return self._rounds.revision != self._checked_revision or (now is not None and now >= self._next_purge)
@@ -145,16 +145,16 @@ class Retention:
         if not self.is_due:
             return
         revision = self._rounds.revision
-        self._next_check = self._clock.monotonic() + INTERVAL
+        self._next_check = self._clock.monotonic() + CHECK_INTERVAL_SECONDS
         self._checked_revision = None
         purges = [
-            await self._process(stored)
-            for stored in await self._store.rounds()
-            if self._rounds.frozen(stored.round_id) is None
+            await self._process_round(stored)
+            for stored in await self._store.list_rounds()
+            if self._rounds.frozen_reason(stored.round_id) is None
         ]
         self._checked_revision, self._next_purge = revision, min(purges, default=math.inf)
 
-    async def _process(self, stored: StoredRound) -> float:
+    async def _process_round(self, stored: StoredRound) -> float:
         """Do what is due for a round; return the unix time of its purge, infinity if there is none to come."""
         is_closed = stored.closed_at is not None or await self._rounds.is_closed(stored.round_id)
         if self._stage(stored, is_closed=is_closed) is RetentionStage.CLOSED:
@@ -174,10 +174,10 @@ class Retention:
         now = self._rounds.chain_now() or self._clock.now()
         if stored.closed_at is None:
             await self._store.mark_closed(stored.round_id, now)
-        left = await self._store.unsubmitted(stored.round_id)
+        left = await self._store.count_unconfirmed(stored.round_id)
         failed = await self._store.fail_unspent(stored.round_id, note="the round closed before it was counted")
         # Counts are stored separately from shares; a damaged count must not hide a lost share.
-        number = max(failed, sum(left.get(state, 0) for state in UNSUBMITTED))
+        number = max(failed, sum(left.get(state, 0) for state in UNCONFIRMED_STATES))
         if number:
             self._stats.count("expired", failed)
             log.error("round_closed_with_unconfirmed_shares", shares=number, round=stored.round_id.hex())

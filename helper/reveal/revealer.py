@@ -11,7 +11,7 @@ from helper.chain.commitment_tree import Anchor
 from helper.chain.node_pool import NodePool
 from helper.chain.reveal_transaction import RevealMessage
 from helper.clock import Clock
-from helper.errors import ProofFailed, ProverDied, ProverTimeout
+from helper.errors import ProofFailed, ProverCrashed, ProverTimeout
 from helper.observability.stats import Stats
 from helper.reveal.attempt_budget import AttemptBudget
 from helper.reveal.circuit_selector import CircuitSelector
@@ -21,9 +21,9 @@ from helper.store.store import Store
 
 log = structlog.get_logger("helper.reveal")
 
-FREE_CRASHES = 2
+MAX_FREE_CRASHES = 2
 """Worker crashes on a share that spend no attempt."""
-TREE_WAIT = 2.0
+TREE_RETRY_SECONDS = 2.0
 """Seconds until a share is retried whose leaf is not under a verified root yet."""
 
 
@@ -42,8 +42,8 @@ class Trees(Protocol):
 class Prover(Protocol):
     """Makes proofs (`helper.reveal.prover.pool.ProverPool`)."""
 
-    async def prove(self, job: ProofJob, *, started: Callable[[], None] = ...) -> Proof:
-        """Make one proof; call `started` when a worker starts the job."""
+    async def prove(self, job: ProofJob, *, on_start: Callable[[], None] = ...) -> Proof:
+        """Make one proof; call `on_start` when a worker starts the job."""
         ...
 
 
@@ -55,7 +55,7 @@ class Revealer:
         *,
         store: Store,
         trees: Trees,
-        endpoints: NodePool,
+        node_pool: NodePool,
         prover: Prover,
         circuits: CircuitSelector,
         attempts: AttemptBudget,
@@ -64,7 +64,7 @@ class Revealer:
     ) -> None:
         self._store = store
         self._trees = trees
-        self._endpoints = endpoints
+        self._node_pool = node_pool
         self._prover = prover
         self._circuits = circuits
         self._attempts = attempts
@@ -85,65 +85,65 @@ class Revealer:
             return False
         circuit = self._circuits.current
         path = await self._trees.path(share.round_id, share.tree_position, anchor)
-        proof = await self._make_proof(queued, _job(queued, circuit, path))
+        proof = await self._make_proof(queued, _create_job(queued, circuit, path))
         if proof is None:
             return False
         if (proof.nullifier, proof.root) != (queued.nullifier, anchor.root):
-            await self._spend(queued, "proof has unexpected public inputs")
+            await self._spend_attempt(queued, "proof has unexpected public inputs")
             return False
-        return await self._store.prepare(queued.id, self._prepared(queued, circuit, anchor, proof))
+        return await self._store.prepare(queued.id, self._create_prepared(queued, circuit, anchor, proof))
 
     async def _make_proof(self, queued: QueuedShare, job: ProofJob) -> Proof | None:
         is_proving = False
 
-        def started() -> None:
+        def on_start() -> None:
             nonlocal is_proving
             is_proving = True
             self._note_start(queued)
 
         try:
-            proof = await self._prover.prove(job, started=started)
-        except ProverDied as error:
-            await self._worker_died(queued, str(error))
+            proof = await self._prover.prove(job, on_start=on_start)
+        except ProverCrashed as error:
+            await self._record_crash(queued, str(error))
             return None
         except (ProverTimeout, ProofFailed) as error:
-            await self._spend(queued, str(error))
+            await self._spend_attempt(queued, str(error))
             return None
         finally:
             if is_proving:
                 self._stats.proving.end(self._clock.monotonic())
         self._stats.count("proven")
-        self._stats.proof_seconds.add(proof.seconds)
+        self._stats.proof_seconds.add_sample(proof.seconds)
         return proof
 
     def _note_start(self, queued: QueuedShare) -> None:
         self._stats.proving.begin(self._clock.monotonic())
         if not queued.attempts and not queued.crashes and queued.proved_height is None:
-            self._stats.lateness_start.add(self._clock.now() - queued.due_ms / 1000)
+            self._stats.lateness_start.add_sample(self._clock.now() - queued.due_ms / 1000)
 
     async def _wait_for_tree(self, queued: QueuedShare) -> None:
         """Requeue without spending an attempt; the delay prevents a busy loop until the next block."""
         self._stats.count("retry_tree")
-        later = int((self._endpoints.wall() + TREE_WAIT) * 1000)
+        retry_ms = int((self._node_pool.wall_time() + TREE_RETRY_SECONDS) * 1000)
         note = "no verified root holds this leaf yet"
-        await self._store.requeue(queued.id, due_ms=max(later, queued.due_ms), stage="tree", note=note)
+        await self._store.requeue(queued.id, due_ms=max(retry_ms, queued.due_ms), stage="tree", note=note)
 
-    async def _spend(self, queued: QueuedShare, reason: str) -> None:
-        await self._attempts.spend(queued.id, queued.attempts, "proof", reason, not_before_ms=queued.due_ms)
+    async def _spend_attempt(self, queued: QueuedShare, reason: str) -> None:
+        await self._attempts.spend_attempt(queued.id, queued.attempts, "proof", reason, not_before_ms=queued.due_ms)
 
-    async def _worker_died(self, queued: QueuedShare, reason: str) -> None:
+    async def _record_crash(self, queued: QueuedShare, reason: str) -> None:
         due_ms = queued.due_ms
-        if queued.crashes >= FREE_CRASHES:
+        if queued.crashes >= MAX_FREE_CRASHES:
             # Already delayed here, so that no other host claims it before the attempt is spent below.
-            due_ms = self._attempts.due_ms(queued.attempts + 1, due_ms)
+            due_ms = self._attempts.retry_due_ms(queued.attempts + 1, due_ms)
         crashes = await self._store.record_crash(queued.id, due_ms=due_ms, note=reason)
         if crashes:
             self._stats.count("retry_prover")
             log.warning("prover_worker_crashed", crashes=crashes)
-        if crashes > FREE_CRASHES:
-            await self._spend(queued, reason)
+        if crashes > MAX_FREE_CRASHES:
+            await self._spend_attempt(queued, reason)
 
-    def _prepared(self, queued: QueuedShare, circuit: str, anchor: Anchor, proof: Proof) -> PreparedReveal:
+    def _create_prepared(self, queued: QueuedShare, circuit: str, anchor: Anchor, proof: Proof) -> PreparedReveal:
         message = RevealMessage(
             nullifier=queued.nullifier,
             enc_share=queued.share.c1 + queued.share.c2,
@@ -153,7 +153,7 @@ class Revealer:
             round_id=queued.share.round_id,
             anchor_height=anchor.height,
         )
-        head = self._endpoints.head
+        head = self._node_pool.head
         return PreparedReveal(
             message=message.to_tx(),
             tx_hash=message.tx_hash(),
@@ -163,7 +163,7 @@ class Revealer:
         )
 
 
-def _job(queued: QueuedShare, circuit: str, path: bytes) -> ProofJob:
+def _create_job(queued: QueuedShare, circuit: str, path: bytes) -> ProofJob:
     share = queued.share
     return ProofJob(
         circuit=circuit,

@@ -46,7 +46,7 @@ def harden_process() -> list[str]:
     return failures
 
 
-def process_facts() -> ProcessLimits:
+def get_process_limits() -> ProcessLimits:
     """Return limits of this process for operators, as JSON values."""
     dumpable = None
     if sys.platform == "linux":

@@ -12,9 +12,9 @@ from helper.errors import HelperError
 
 log = structlog.get_logger("helper.runtime")
 
-FIRST_LOOK: Final = 60.0
+FIRST_CHECK_SECONDS: Final = 60.0
 """Seconds until the first check, which comes early because a damaged share may be due soon."""
-LOOK_SECONDS: Final = 3600.0
+CHECK_SECONDS: Final = 3600.0
 """Seconds between two checks. They are needed because a damaged index could hide a share."""
 
 
@@ -35,22 +35,22 @@ class Maintenance:
 
     Args:
         store: the database.
-        mine: whether this host does the checks; of several hosts only one does.
+        is_responsible: whether this host does the checks; of several hosts only one does.
         clock: the clock.
     """
 
-    def __init__(self, store: MaintainedStore, *, mine: Callable[[], bool], clock: Clock) -> None:
+    def __init__(self, store: MaintainedStore, *, is_responsible: Callable[[], bool], clock: Clock) -> None:
         self._store = store
-        self._mine = mine
+        self._is_responsible = is_responsible
         self._clock = clock
 
     async def run(self) -> None:
         """Run until cancelled. A failed check is logged and repeated the next time."""
-        pause = FIRST_LOOK
+        pause = FIRST_CHECK_SECONDS
         while True:
             await self._clock.sleep(pause)
-            pause = LOOK_SECONDS
-            if not self._mine():
+            pause = CHECK_SECONDS
+            if not self._is_responsible():
                 continue
             try:
                 await self._store.delete_old_failure_counts()

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-_ROOT: Final = 0
+_ROOT_UID: Final = 0
 _MAX_LINKS: Final = 40
 """Symbolic links that the kernel follows while it resolves a path (path_resolution(7))."""
 
@@ -75,39 +75,39 @@ def acting_as_owner(path: Path) -> Iterator[Path]:
         FileNotFoundError: root runs this, and the directory does not exist.
         PermissionError: a third user could change where the path leads, or this process may not change its user.
     """
-    if os.geteuid() != _ROOT:
+    if os.geteuid() != _ROOT_UID:
         yield Path(os.path.realpath(path))
         return
     resolved = _resolve(path)
-    owner = _owner(path, resolved)
-    if owner.uid == _ROOT:
+    owner = _find_owner(path, resolved)
+    if owner.uid == _ROOT_UID:
         yield resolved.path
         return
-    before = _Identity(_ROOT, os.getegid(), os.getgroups())
+    before = _Identity(_ROOT_UID, os.getegid(), os.getgroups())
     try:
-        _become(owner)
+        _switch_user(owner)
     except PermissionError:
         with suppress(PermissionError):
-            _become(before)
+            _switch_user(before)
         raise PermissionError(
             f"{path} belongs to user {owner.uid}, and this process may not act as that user: run the command as them"
         ) from None
     try:
         yield resolved.path
     finally:
-        _become(before)
+        _switch_user(before)
 
 
-def _owner(path: Path, resolved: _Resolution) -> _Identity:
+def _find_owner(path: Path, resolved: _Resolution) -> _Identity:
     """Return the user whose rights are sufficient for a path.
 
     Raises:
         PermissionError: a third user could change where the path leads.
     """
     status = resolved.directory
-    if status.st_uid == _ROOT and resolved.file is not None:
+    if status.st_uid == _ROOT_UID and resolved.file is not None:
         status = resolved.file
-    trusted = {_ROOT, status.st_uid}
+    trusted = {_ROOT_UID, status.st_uid}
     for link, link_status in resolved.links:
         if link_status.st_uid not in trusted:
             raise PermissionError(
@@ -120,7 +120,7 @@ def _owner(path: Path, resolved: _Resolution) -> _Identity:
                 f"{path} goes through a directory of user {owner}, who could replace it by a link: {directory}; "
                 f"run the command as user {status.st_uid}"
             )
-        if owner == _ROOT and _others_can_rename(directory_status.st_mode):
+        if owner == _ROOT_UID and _others_can_rename(directory_status.st_mode):
             raise PermissionError(
                 f"{path} goes through a directory in which others can replace names by links: {directory}; "
                 f"remove their right to write in it (chmod go-w), or run the command as user {status.st_uid}"
@@ -145,7 +145,7 @@ def _resolve(path: Path) -> _Resolution:
         FileNotFoundError: the directory does not exist.
         OSError: it cannot be resolved.
     """
-    rest, followed = deque(_names(str(Path.cwd() / path))), 0
+    rest, followed = deque(_split_path(str(Path.cwd() / path))), 0
     here = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         real = Path("/")
@@ -178,18 +178,18 @@ def _resolve(path: Path) -> _Resolution:
             if target.startswith("/"):
                 os.close(here)
                 here, real = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), Path("/")
-            rest.extendleft(reversed(_names(target)))
+            rest.extendleft(reversed(_split_path(target)))
     finally:
         os.close(here)
     return resolved
 
 
-def _names(path: str) -> list[str]:
+def _split_path(path: str) -> list[str]:
     return [name for name in path.split("/") if name not in {"", "."}]
 
 
-def _become(identity: _Identity) -> None:
-    os.seteuid(_ROOT)  # the groups and any other user can be set only as root
+def _switch_user(identity: _Identity) -> None:
+    os.seteuid(_ROOT_UID)  # the groups and any other user can be set only as root
     os.setgroups(identity.groups)
     os.setegid(identity.gid)
     os.seteuid(identity.uid)

@@ -10,20 +10,20 @@ from helper.errors import HelperError
 
 
 async def supervise(
-    parts: Mapping[str, Coroutine[Any, Any, None]], servers: Sequence[asyncio.Task[None]], stop: asyncio.Event
+    coroutines: Mapping[str, Coroutine[Any, Any, None]], servers: Sequence[asyncio.Task[None]], stop: asyncio.Event
 ) -> None:
     """Run the parts until `stop` is set, then cancel them in reverse order.
 
     Args:
-        parts: background tasks by name.
+        coroutines: background tasks by name.
         servers: further tasks to watch; the caller ends them.
         stop: requests the end.
 
     Raises:
         HelperError: a part ended unexpectedly. If it failed, its own error is raised.
     """
-    stopping = asyncio.create_task(_wait(stop))
-    tasks = [stopping, *(asyncio.create_task(part, name=name) for name, part in parts.items())]
+    stopping = asyncio.create_task(_wait_for_stop(stop))
+    tasks = [stopping, *(asyncio.create_task(part, name=name) for name, part in coroutines.items())]
     try:
         done, _ = await asyncio.wait([*tasks, *servers], return_when=asyncio.FIRST_COMPLETED)
         for task in done - {stopping}:
@@ -36,9 +36,9 @@ async def supervise(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+async def run_until_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
     """Run `work`, and cancel it once `stop` is set. Errors of `work` are raised."""
-    working, stopping = asyncio.create_task(work), asyncio.create_task(_wait(stop))
+    working, stopping = asyncio.create_task(work), asyncio.create_task(_wait_for_stop(stop))
     try:
         await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
         if working.done():
@@ -49,5 +49,5 @@ async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
         await asyncio.gather(working, stopping, return_exceptions=True)
 
 
-async def _wait(stop: asyncio.Event) -> None:
+async def _wait_for_stop(stop: asyncio.Event) -> None:
     await stop.wait()

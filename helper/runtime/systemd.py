@@ -16,7 +16,7 @@ from helper.clock import Clock
 from helper.core.text import clean_text
 from helper.errors import HelperError
 
-WALLETS: Final = "wallets"
+WALLETS_SOCKET_NAME: Final = "wallets"
 """Name of the wallets' socket, needed if more than one socket is passed (FileDescriptorName=)."""
 STATUS_SECONDS: Final = 15.0
 """Interval of status notifications in seconds, unless the watchdog requires a shorter one."""
@@ -25,7 +25,7 @@ _FIRST_FD: Final = 3
 _ADVICE: Final = "Pass one listening stream socket, or name the wallets' socket (FileDescriptorName=wallets)."
 
 
-def inherited_listener(env: MutableMapping[str, str], pid: int) -> socket.socket | None:
+def adopt_inherited_listener(env: MutableMapping[str, str], pid: int) -> socket.socket | None:
     """Return the wallets' socket that the service manager has opened, or None.
 
     Args:
@@ -40,7 +40,9 @@ def inherited_listener(env: MutableMapping[str, str], pid: int) -> socket.socket
     if variables["LISTEN_PID"] != str(pid) or count == 0:
         return None
     names = variables["LISTEN_FDNAMES"].split(":") if variables["LISTEN_FDNAMES"] else []
-    indexes = [index for index in range(count) if names[index : index + 1] == [WALLETS]] or list(range(count))
+    indexes = [index for index in range(count) if names[index : index + 1] == [WALLETS_SOCKET_NAME]] or list(
+        range(count)
+    )
     if len(indexes) != 1:
         raise HelperError(f"{count} sockets were passed, and the one for wallets is ambiguous", advice=_ADVICE)
     listener = _adopt_socket(_FIRST_FD + indexes[0])
@@ -70,7 +72,7 @@ class ServiceManager:
         clock: the clock.
 
     Attributes:
-        watchdog: watchdog timeout in seconds; None without a watchdog.
+        watchdog_seconds: watchdog timeout in seconds; None without a watchdog.
     """
 
     def __init__(self, env: MutableMapping[str, str], pid: int, clock: Clock) -> None:
@@ -78,9 +80,9 @@ class ServiceManager:
         self._clock = clock
         microseconds, watchdog_pid = env.pop("WATCHDOG_USEC", ""), env.pop("WATCHDOG_PID", "")
         is_watched = watchdog_pid in ("", str(pid)) and microseconds.isdecimal() and int(microseconds) > 0
-        self.watchdog = int(microseconds) / 1e6 if is_watched else None
+        self.watchdog_seconds = int(microseconds) / 1e6 if is_watched else None
 
-    def tell(self, *lines: str) -> None:
+    def notify(self, *lines: str) -> None:
         """Send notifications such as `READY=1` or `STATUS=…`; errors are ignored."""
         if not self._address:
             return
@@ -89,19 +91,19 @@ class ServiceManager:
             channel.setblocking(False)
             channel.sendto("\n".join(map(clean_text, lines)).encode(), path)
 
-    async def keep_told(self, alive: Callable[[], Awaitable[str]]) -> None:
+    async def run_heartbeat(self, get_status: Callable[[], Awaitable[str]]) -> None:
         """Send the status and watchdog notifications until cancelled.
 
         Args:
-            alive: returns a short status, once all essential parts have responded. While it does not return, no
+            get_status: returns a short status, once all essential parts have responded. While it does not return, no
                 watchdog notification is sent, so the service manager restarts the service after its timeout.
         """
         if not self._address:
             return
-        pause = STATUS_SECONDS if self.watchdog is None else self.watchdog / 3
+        pause = STATUS_SECONDS if self.watchdog_seconds is None else self.watchdog_seconds / 3
         while True:
             with anyio.move_on_after(pause) as timeout:
-                status = await alive()
+                status = await get_status()
             if not timeout.cancelled_caught:
-                self.tell("WATCHDOG=1", f"STATUS={status}")
+                self.notify("WATCHDOG=1", f"STATUS={status}")
             await self._clock.sleep(pause)

@@ -9,8 +9,8 @@ from typing import Any, Final
 from helper.server.views import Counts, Source, counts_json
 from helper.store.action_rows import Action
 
-STATUSES: Final = {1: "active", 2: "tallying", 3: "finalized", 4: "pending"}
-ACTIONS_SHOWN: Final = 50
+ROUND_STATUS_NAMES: Final = {1: "active", 2: "tallying", 3: "finalized", 4: "pending"}
+DEFAULT_ACTION_LIMIT: Final = 50
 """Default maximum number of actions of a list."""
 
 
@@ -24,8 +24,8 @@ class RoundState:
         vote_end_time: unix seconds.
         created_at_height: block height.
         tree_size: number of known leaves of its tree.
-        closed: whether the chain has closed it.
-        frozen: why its processing is suspended, or None.
+        is_closed: whether the chain has closed it.
+        frozen_reason: why its processing is suspended, or None.
     """
 
     round_id: bytes
@@ -33,8 +33,8 @@ class RoundState:
     vote_end_time: int
     created_at_height: int
     tree_size: int
-    closed: bool
-    frozen: str | None = None
+    is_closed: bool
+    frozen_reason: str | None = None
 
 
 def rounds_json(rounds: Iterable[RoundState], counts: Counts, *, now: float, source: Source) -> dict[str, Any]:
@@ -46,13 +46,13 @@ def rounds_json(rounds: Iterable[RoundState], counts: Counts, *, now: float, sou
         "rounds": [
             {
                 "round": state.round_id.hex(),
-                "status": STATUSES.get(state.status, str(state.status)),
+                "status": ROUND_STATUS_NAMES.get(state.status, str(state.status)),
                 "ends": state.vote_end_time,
                 "left": max(0.0, round(state.vote_end_time - now, 3)),
                 "created_at_height": state.created_at_height,
                 "tree_size": state.tree_size,
-                "closed": state.closed,
-                "frozen": state.frozen,
+                "closed": state.is_closed,
+                "frozen": state.frozen_reason,
                 "shares": counts_json(counts.get(state.round_id, {})),
             }
             for state in listed
@@ -67,13 +67,13 @@ def actions_json(actions: Sequence[Action], *, source: Source) -> dict[str, Any]
         "actions": [
             {
                 "id": action.id,
-                "at": action.begun_ms / 1000,
+                "at": action.started_ms / 1000,
                 "ended": None if action.ended_ms is None else action.ended_ms / 1000,
                 "uid": action.actor.uid,
                 "who": action.actor.name,
-                "way": action.actor.way,
-                "what": action.what,
-                "wanted": action.wanted,
+                "way": action.actor.channel,
+                "what": action.name,
+                "wanted": action.parameters,
                 "outcome": action.outcome,
             }
             for action in actions

@@ -10,9 +10,9 @@ from starlette.types import ASGIApp
 from helper.server.body_reader import BodyReader
 from helper.server.fast_path import FastPath
 from helper.server.middleware import CorsMiddleware, ErrorMiddleware, json_application
-from helper.server.openapi import ApiDescription, Holder
+from helper.server.openapi import ApiDescription, TokenHolder
 from helper.server.rate_limits import RateLimitMiddleware, RefusalLimiter
-from helper.server.request_ids import RequestIds
+from helper.server.request_ids import RequestIdMiddleware
 from helper.server.routes.docs import docs_routes
 from helper.server.routes.wallet import Taking, WalletView, wallet_routes
 
@@ -22,9 +22,9 @@ def create_app(
     *,
     api_token: str = "",
     expose_queue_status: bool = False,
-    bodies: BodyReader | None = None,
-    limits: RefusalLimiter | None = None,
-    more: Sequence[BaseRoute] = (),
+    body_reader: BodyReader | None = None,
+    limiter: RefusalLimiter | None = None,
+    more_routes: Sequence[BaseRoute] = (),
     operator_token: str = "",
 ) -> ASGIApp:
     """Create the wallets' application.
@@ -33,25 +33,25 @@ def create_app(
         view: the services that the routes use.
         api_token: token that wallets must send in X-Helper-Token; empty for none.
         expose_queue_status: whether `/queue-status` is served.
-        bodies: reads request bodies within limits.
-        limits: limits refused requests of each client; None for no limit.
-        more: routes of other packages, matched after the wallets' routes.
-        operator_token: token of operators for `more`; empty disables these routes.
+        body_reader: reads request bodies within limits.
+        limiter: limits refused requests of each client; None for no limit.
+        more_routes: routes of other packages, matched after the wallets' routes.
+        operator_token: token of operators for `more_routes`; empty disables these routes.
     """
-    bodies = bodies or BodyReader()
-    layered = wrapped(
+    body_reader = body_reader or BodyReader()
+    app = add_middleware(
         wallet_app_routes(
             view,
             api_token=api_token,
             expose_queue_status=expose_queue_status,
-            bodies=bodies,
-            limits=limits,
-            more=more,
+            body_reader=body_reader,
+            limiter=limiter,
+            more_routes=more_routes,
             operator_token=operator_token,
         ),
-        limits,
+        limiter,
     )
-    return FastPath(layered, Taking(view, api_token=api_token, bodies=bodies, limits=limits), limits)
+    return FastPath(app, Taking(view, api_token=api_token, body_reader=body_reader, limiter=limiter), limiter)
 
 
 def wallet_app_routes(
@@ -59,38 +59,40 @@ def wallet_app_routes(
     *,
     api_token: str,
     expose_queue_status: bool,
-    bodies: BodyReader,
-    more: Sequence[BaseRoute],
-    limits: RefusalLimiter | None = None,
+    body_reader: BodyReader,
+    more_routes: Sequence[BaseRoute],
+    limiter: RefusalLimiter | None = None,
     operator_token: str = "",
 ) -> list[BaseRoute]:
     """The routes of the wallets' application in matching order, with their documentation routes."""
     wallets = wallet_routes(
-        view, api_token=api_token, expose_queue_status=expose_queue_status, bodies=bodies, limits=limits
+        view, api_token=api_token, expose_queue_status=expose_queue_status, body_reader=body_reader, limiter=limiter
     )
-    return described([*wallets], more, api_token=api_token, operator_token=operator_token)
+    return add_docs_routes([*wallets], more_routes, api_token=api_token, operator_token=operator_token)
 
 
-def described(
-    routes: Sequence[BaseRoute], more: Sequence[BaseRoute] = (), *, api_token: str = "", operator_token: str = ""
+def add_docs_routes(
+    routes: Sequence[BaseRoute], more_routes: Sequence[BaseRoute] = (), *, api_token: str = "", operator_token: str = ""
 ) -> list[BaseRoute]:
     """Add `/openapi.json` and `/docs`, which describe all routes.
 
     Args:
         routes: matched first.
-        more: matched last; one of them may match every path.
+        more_routes: matched last; one of them may match every path.
         api_token: the wallets' token; empty for none.
         operator_token: the operators' token; empty for none.
     """
-    tokens: dict[Holder, str] = {"wallets": api_token, "operators": operator_token}
+    tokens: dict[TokenHolder, str] = {"wallets": api_token, "operators": operator_token}
     description = ApiDescription(holder for holder, token in tokens.items() if token)
-    own = [description.route, *docs_routes(description.told)]
-    all_routes = [*routes, *own, *more]
-    description.of(all_routes)
+    own = [description.route, *docs_routes(description.get_document)]
+    all_routes = [*routes, *own, *more_routes]
+    description.set_routes(all_routes)
     return all_routes
 
 
-def wrapped(routes: Sequence[BaseRoute], limits: RefusalLimiter | None = None) -> ASGIApp:
+def add_middleware(routes: Sequence[BaseRoute], limiter: RefusalLimiter | None = None) -> ASGIApp:
     """An application of these routes with error handlers and middleware."""
     app = json_application(routes)
-    return RequestIds(ErrorMiddleware(CorsMiddleware(app if limits is None else RateLimitMiddleware(app, limits))))
+    return RequestIdMiddleware(
+        ErrorMiddleware(CorsMiddleware(app if limiter is None else RateLimitMiddleware(app, limiter)))
+    )

@@ -14,15 +14,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
-from helper.ingest.payload import MAX_BODY, SMALL_BODY
+from helper.ingest.payload import MAX_BODY_BYTES, SMALL_BODY_BYTES
 
-BODY_SECONDS: Final = 8.0
+BODY_TIMEOUT_SECONDS: Final = 8.0
 """Maximum seconds to receive a body; with the head, a slow client is cut off within 10 s."""
-MAX_BUFFERED: Final = 64 << 20
-"""Maximum bytes of all bodies in memory together, without the first `SMALL_BODY` of each."""
-MAX_BUFFERED_EACH: Final = MAX_BUFFERED // 4
+MAX_BUFFERED_BYTES: Final = 64 << 20
+"""Maximum bytes of all bodies in memory together, without the first `SMALL_BODY_BYTES` of each."""
+MAX_BUFFERED_BYTES_PER_CLIENT: Final = MAX_BUFFERED_BYTES // 4
 """The same for the bodies of one client, if the client is known."""
-WHOLE: Final = "whole body"
+COMPLETE_BODY_KEY: Final = "whole body"
 """Key in a request's state of its complete body, if the connection has received all of it before the request is served.
 
 Valid only until the first call of `receive`.
@@ -32,7 +32,7 @@ DRAIN_SECONDS: Final = 1.0
 DRAIN_BYTES: Final = 4 << 20
 """Limits for reading and discarding the rest of a body that is too large, so that the client can read the response."""
 
-_CLOSE: Final = {"Connection": "close"}
+_CLOSE_HEADERS: Final = {"Connection": "close"}
 """Sent when a body was not read completely: the connection cannot be reused."""
 
 
@@ -40,49 +40,49 @@ class BodyReader:
     """Reads request bodies for one application.
 
     Args:
-        limit: maximum bytes of a body.
-        seconds: maximum time to receive a body.
-        budget: maximum bytes of all bodies in memory together, without the first `small` of each.
-        budget_each: the same for the bodies of one client.
-        small: bytes of a body that do not count towards the budgets, so that clients with large bodies do not block
-            others. The number of connections limits them.
+        max_bytes: maximum bytes of a body.
+        timeout_seconds: maximum time to receive a body.
+        budget: maximum bytes of all bodies in memory together, without the first `uncounted_bytes` of each.
+        client_budget: the same for the bodies of one client.
+        uncounted_bytes: bytes of a body that do not count towards the budgets, so that clients with large bodies do
+            not block others. The number of connections limits them.
     """
 
     def __init__(
         self,
-        limit: int = MAX_BODY,
-        seconds: float = BODY_SECONDS,
-        budget: int = MAX_BUFFERED,
-        small: int = SMALL_BODY,
-        budget_each: int = MAX_BUFFERED_EACH,
+        max_bytes: int = MAX_BODY_BYTES,
+        timeout_seconds: float = BODY_TIMEOUT_SECONDS,
+        budget: int = MAX_BUFFERED_BYTES,
+        uncounted_bytes: int = SMALL_BODY_BYTES,
+        client_budget: int = MAX_BUFFERED_BYTES_PER_CLIENT,
     ) -> None:
-        self._limit = limit
-        self._small = small
-        self._seconds = seconds
+        self._max_bytes = max_bytes
+        self._uncounted_bytes = uncounted_bytes
+        self._timeout_seconds = timeout_seconds
         self._budget = budget
-        self._budget_each = budget_each
+        self._client_budget = client_budget
         self._buffered = 0
         self._buffered_by_client: Counter[bytes] = Counter()
 
     async def read(self, scope: Scope, receive: Receive, client: bytes | None = None) -> bytes:
         """Read a body for short use: it stops counting towards the budgets on return. See `reading`."""
-        async with self.reading(scope, receive, client) as body:
+        async with self.buffer_body(scope, receive, client) as body:
             return body
 
-    def received(self, scope: Scope) -> bytes | None:
+    def take_received(self, scope: Scope) -> bytes | None:
         """Return a small body that the connection has already received completely, as for almost every share.
 
         Otherwise None: read the body with `reading`. A small body does not count towards the budgets.
         """
-        body: bytearray | None = scope.get("state", {}).get(WHOLE)
-        if body is None or len(body) > min(self._small, self._limit):
+        body: bytearray | None = scope.get("state", {}).get(COMPLETE_BODY_KEY)
+        if body is None or len(body) > min(self._uncounted_bytes, self._max_bytes):
             return None
-        whole = bytes(body)
+        complete_body = bytes(body)
         body.clear()  # the connection stays open and must not hold the share in memory
-        return whole
+        return complete_body
 
     @asynccontextmanager
-    async def reading(self, scope: Scope, receive: Receive, client: bytes | None = None) -> AsyncIterator[bytes]:
+    async def buffer_body(self, scope: Scope, receive: Receive, client: bytes | None = None) -> AsyncIterator[bytes]:
         """Read the body of a request; `receive` must not have been called. It counts towards the budgets until exit.
 
         Args:
@@ -95,52 +95,54 @@ class BodyReader:
                 exhausted.
             ClientDisconnect: the client disconnected.
         """
-        if (received := self.received(scope)) is not None:
+        if (received := self.take_received(scope)) is not None:
             yield received
             return
-        announced = Headers(scope=scope).get("content-length", "")
-        if announced.isdecimal() and int(announced[:20]) > self._limit:
-            raise await self._too_large(scope, receive)
+        content_length = Headers(scope=scope).get("content-length", "")
+        if content_length.isdecimal() and int(content_length[:20]) > self._max_bytes:
+            raise await self._drain_and_refuse(scope, receive)
         chunks: list[bytes] = []
         size = 0
         try:
             try:
-                async with asyncio.timeout(self._seconds):
+                async with asyncio.timeout(self._timeout_seconds):
                     more = True
                     while more:
-                        chunk, more = await _next(receive)
-                        before, size = size, size + len(chunk)
-                        self._count(client, self._large(size) - self._large(before))
-                        if size > self._limit:
-                            raise await self._too_large(scope, receive)
-                        if size > self._small and self._is_full(client):
-                            raise HTTPException(429, "too many requests; retry later", _CLOSE)
+                        chunk, more = await _receive_chunk(receive)
+                        previous_size, size = size, size + len(chunk)
+                        self._add_buffered(client, self._counted_bytes(size) - self._counted_bytes(previous_size))
+                        if size > self._max_bytes:
+                            raise await self._drain_and_refuse(scope, receive)
+                        if size > self._uncounted_bytes and self._is_over_budget(client):
+                            raise HTTPException(429, "too many requests; retry later", _CLOSE_HEADERS)
                         chunks.append(chunk)
             except TimeoutError:
-                raise HTTPException(408, f"request body timed out after {self._seconds:g} s", _CLOSE) from None
+                raise HTTPException(
+                    408, f"request body timed out after {self._timeout_seconds:g} s", _CLOSE_HEADERS
+                ) from None
             body = b"".join(chunks)
             chunks.clear()
             yield body
         finally:
-            self._count(client, -self._large(size))
+            self._add_buffered(client, -self._counted_bytes(size))
 
-    def _count(self, client: bytes | None, added: int) -> None:
+    def _add_buffered(self, client: bytes | None, added: int) -> None:
         self._buffered += added
         if client is not None and added:
             self._buffered_by_client[client] += added
             if not self._buffered_by_client[client]:
                 del self._buffered_by_client[client]
 
-    def _is_full(self, client: bytes | None) -> bool:
+    def _is_over_budget(self, client: bytes | None) -> bool:
         return self._buffered > self._budget or (
-            client is not None and self._buffered_by_client[client] > self._budget_each
+            client is not None and self._buffered_by_client[client] > self._client_budget
         )
 
-    def _large(self, size: int) -> int:
+    def _counted_bytes(self, size: int) -> int:
         """The bytes of a body that count towards the budgets."""
-        return max(0, size - self._small)
+        return max(0, size - self._uncounted_bytes)
 
-    async def _too_large(self, scope: Scope, receive: Receive) -> HTTPException:
+    async def _drain_and_refuse(self, scope: Scope, receive: Receive) -> HTTPException:
         """Discard the rest of the body within limits, then return the refusal.
 
         Closing with bytes unread resets the connection, and the client may lose the response.
@@ -149,12 +151,12 @@ class BodyReader:
             drained, more = 0, True
             with anyio.move_on_after(DRAIN_SECONDS):
                 while more and drained <= DRAIN_BYTES:
-                    chunk, more = await _next(receive)
+                    chunk, more = await _receive_chunk(receive)
                     drained += len(chunk)
-        return HTTPException(413, f"body: is larger than {self._limit} bytes", _CLOSE)
+        return HTTPException(413, f"body: is larger than {self._max_bytes} bytes", _CLOSE_HEADERS)
 
 
-async def _next(receive: Receive) -> tuple[bytes, bool]:
+async def _receive_chunk(receive: Receive) -> tuple[bytes, bool]:
     """The next chunk of the body, and whether there are more."""
     message = await receive()
     if message["type"] == "http.disconnect":

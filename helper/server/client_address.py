@@ -17,13 +17,13 @@ from helper.core.addresses import Address, parse_address
 Network = IPv4Network | IPv6Network
 Headers = Iterable[tuple[bytes, bytes]]
 
-_6TO4 = b"\x20\x02"
-_FOR = re.compile(r'(?:^|;)\s*for\s*=\s*(?:"([^"]*)"|([^;"\s]*))\s*(?=;|$)', re.IGNORECASE)
+_6TO4_PREFIX = b"\x20\x02"
+_FOR_PARAMETER = re.compile(r'(?:^|;)\s*for\s*=\s*(?:"([^"]*)"|([^;"\s]*))\s*(?=;|$)', re.IGNORECASE)
 _V4_AND_PORT = re.compile(r"([0-9.]+)(?::[0-9]{1,5})?")
 _V6_AND_PORT = re.compile(r"\[([^\]]*)\](?::[0-9]{1,5})?")
 
 
-def client_of(peer: str | None, headers: Headers, trusted: Sequence[Network]) -> bytes | None:
+def identify_client(peer: str | None, headers: Headers, trusted: Sequence[Network]) -> bytes | None:
     """Identify a client by its IPv4 address (4 bytes) or the /64 of its IPv6 address (8 bytes).
 
     Args:
@@ -34,37 +34,37 @@ def client_of(peer: str | None, headers: Headers, trusted: Sequence[Network]) ->
     Returns:
         None for a request over a unix socket.
     """
-    address = _address(peer or "")
+    address = _parse_address(peer or "")
     if address is None:
         return None
-    if trusted and is_trusted(address, trusted):
-        address = _forwarded(address, headers, trusted)
+    if trusted and is_trusted_proxy(address, trusted):
+        address = _forwarded_client(address, headers, trusted)
     return address.packed if isinstance(address, IPv4Address) else address.packed[:8]
 
 
-def network_of(client: bytes) -> bytes:
-    """The network of a client from `client_of`: its IPv4 /24 (3 bytes) or its IPv6 /48 (6 bytes).
+def client_network(client: bytes) -> bytes:
+    """The network of a client from `identify_client`: its IPv4 /24 (3 bytes) or its IPv6 /48 (6 bytes).
 
     A 6to4 address (2002::/16) belongs to the network of the IPv4 address in it, because each IPv4 address has such
     a /48.
     """
     if len(client) == 4:
         return client[:3]
-    return client[2:5] if client[:2] == _6TO4 else client[:6]
+    return client[2:5] if client[:2] == _6TO4_PREFIX else client[:6]
 
 
 @lru_cache(maxsize=4096)
-def _is_in(address: Address, networks: tuple[Network, ...]) -> bool:
+def _is_in_networks(address: Address, networks: tuple[Network, ...]) -> bool:
     return any(address in network for network in networks)
 
 
-def is_trusted(address: Address | str | None, trusted: Sequence[Network]) -> bool:
+def is_trusted_proxy(address: Address | str | None, trusted: Sequence[Network]) -> bool:
     """Whether an address belongs to one of the operator's proxies."""
-    parsed = _address(address or "") if isinstance(address, str | None) else address
-    return parsed is not None and _is_in(parsed, tuple(trusted))
+    parsed = _parse_address(address or "") if isinstance(address, str | None) else address
+    return parsed is not None and _is_in_networks(parsed, tuple(trusted))
 
 
-def _forwarded(proxy: Address, headers: Headers, trusted: Sequence[Network]) -> Address:
+def _forwarded_client(proxy: Address, headers: Headers, trusted: Sequence[Network]) -> Address:
     """The client of a request that a trusted proxy forwarded.
 
     A proxy writes one of the two headers and forwards the other unchanged from the client. If both are present and
@@ -77,43 +77,43 @@ def _forwarded(proxy: Address, headers: Headers, trusted: Sequence[Network]) -> 
         elif name == b"forwarded":
             standard.append(value.decode("latin-1"))
     clients = {
-        _rightmost(proxy, hops, trusted)
-        for hops in (_x_forwarded_for(",".join(lists)), _standard(",".join(standard)))
+        _rightmost_untrusted(proxy, hops, trusted)
+        for hops in (_x_forwarded_for_hops(",".join(lists)), _forwarded_hops(",".join(standard)))
         if hops is not None
     }
     return clients.pop() if len(clients) == 1 else proxy
 
 
-def _x_forwarded_for(text: str) -> Iterator[str] | None:
+def _x_forwarded_for_hops(text: str) -> Iterator[str] | None:
     """The hops of X-Forwarded-For, last first; None without the header."""
     return reversed(text.split(",")) if text else None
 
 
-def _standard(text: str) -> Iterator[str] | None:
+def _forwarded_hops(text: str) -> Iterator[str] | None:
     """The hops of Forwarded, last first; None without the header."""
-    return (_for(element) for element in reversed(text.split(","))) if text else None
+    return (_parse_for_parameter(element) for element in reversed(text.split(","))) if text else None
 
 
-def _for(element: str) -> str:
-    match = _FOR.search(element)
+def _parse_for_parameter(element: str) -> str:
+    match = _FOR_PARAMETER.search(element)
     return (match[1] or match[2] or "") if match else ""
 
 
-def _rightmost(proxy: Address, hops: Iterator[str], trusted: Sequence[Network]) -> Address:
+def _rightmost_untrusted(proxy: Address, hops: Iterator[str], trusted: Sequence[Network]) -> Address:
     """The last hop that is not a trusted proxy; the proxy before it if the hop cannot be parsed."""
     last = proxy
     for hop in hops:
-        address = _address(hop.strip())
+        address = _parse_address(hop.strip())
         if address is None:
             return last
-        if not is_trusted(address, trusted):
+        if not is_trusted_proxy(address, trusted):
             return address
         last = address
     return last
 
 
 @lru_cache(maxsize=4096)
-def _address(text: str) -> Address | None:
+def _parse_address(text: str) -> Address | None:
     """Parse an address with or without a port; an IPv4-mapped IPv6 address becomes the IPv4 address."""
     match = _V4_AND_PORT.fullmatch(text) or _V6_AND_PORT.fullmatch(text)
     try:

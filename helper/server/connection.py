@@ -14,17 +14,17 @@ import httptools
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from helper.ingest.payload import SMALL_BODY, error_answer
+from helper.ingest.payload import SMALL_BODY_BYTES, error_body
 from helper.server import peer_credentials
-from helper.server.body_reader import DRAIN_BYTES, DRAIN_SECONDS, WHOLE
+from helper.server.body_reader import COMPLETE_BODY_KEY, DRAIN_BYTES, DRAIN_SECONDS
 from helper.server.connection_input import SmallReads, ends_at_most_one_head, piece_end
 from helper.server.connection_limits import ClientConnections, ClientPolicy, ConnectionLimits
 from helper.server.deadline import Deadline, StallTimer
 from helper.server.middleware import RETRY_AFTER_SECONDS, CorsMiddleware, error_response
-from helper.server.rate_limits import costs
+from helper.server.rate_limits import costs_token
 from helper.server.uvicorn_adapter import ConnectRefusedError, HttpConnection
 
-CUT: Final = "cut"
+ABORT_KEY: Final = "cut"
 """Key in a request's state of a function that aborts its connection: the only way to mark a response as incomplete."""
 
 MAX_PIPELINED: Final = 1
@@ -33,7 +33,7 @@ MAX_PIPELINED: Final = 1
 A parsed request takes up to thirty times the memory of its bytes, so further requests wait unparsed.
 """
 
-_STOPPING: Final = CorsMiddleware(
+_STOPPING_RESPONSE: Final = CorsMiddleware(
     error_response(
         HTTPStatus.SERVICE_UNAVAILABLE.value,
         "the service is stopping; retry later",
@@ -55,7 +55,7 @@ class _RefusedError(Exception):
 class BoundedProtocol(HttpConnection):
     """HTTP/1.1 connection with limits.
 
-    Input goes through these states: between requests or in a head (`_in_head`), in a body, and discarded after the
+    Input goes through these states: between requests or in a head (`_is_in_head`), in a body, and discarded after the
     last request of the connection (`_is_last_request`).
 
     Args:
@@ -76,22 +76,24 @@ class BoundedProtocol(HttpConnection):
     ) -> None:
         super().__init__(*arguments, **options)
         self.limits = limits
-        self.door = door
+        self.client_policy = door
         self._clients = clients
         self._client: bytes | None = None
         # Of the current request, or of the wait for the first one.
         self._request_deadline = Deadline(self.loop, self._on_request_deadline)
         self._idle_deadline = Deadline(self.loop, self._on_idle_deadline)
         self._stall_timer = StallTimer(self.loop, limits.stalled_seconds)
-        self.since = 0.0  # when the current request, or the wait for it, began
-        self._in_head = True  # or between two requests
-        self._head_bytes_left = limits.head_bytes
-        self._headers_left = limits.headers
-        self._unread = 0  # bytes received since the parser last reported a part of a body or the end of a head
+        self.waiting_since = 0.0  # when the current request, or the wait for it, began
+        self._is_in_head = True  # or between two requests
+        self._head_bytes_left = limits.max_head_bytes
+        self._headers_left = limits.max_headers
+        self._unreported_bytes = (
+            0  # bytes received since the parser last reported a part of a body or the end of a head
+        )
         self._unparsed = b""  # received bytes that wait until the pipeline is empty
         self._is_last_request = False  # the last request is complete; what follows it is discarded
         self._last_response: bytes | None = None  # the refusal to send after the responses to earlier requests
-        self._discardable: int | None = None  # bytes still discarded after a refusal; None before it is sent
+        self._discardable_bytes: int | None = None  # bytes still discarded after a refusal; None before it is sent
 
     # ------------------------------------------------------------------ transport events
 
@@ -99,12 +101,14 @@ class BoundedProtocol(HttpConnection):
         """Wait for a request, or refuse the connection when a limit is reached."""
         super().connection_made(transport)
         self.transport.set_protocol(SmallReads(self))
-        self.add_state({peer_credentials.KEY: peer_credentials.peer_of(transport), CUT: self.transport.abort})
-        self._client = self.door.who(self.peer_address)
+        self.add_state(
+            {peer_credentials.PEER_KEY: peer_credentials.read_peer(transport), ABORT_KEY: self.transport.abort}
+        )
+        self._client = self.client_policy.identify(self.peer_address)
         own_count = 0 if self._client is None else self._clients.add(self._client, self)
-        if own_count > self.limits.connections_each:
+        if own_count > self.limits.max_connections_per_client:
             self._refuse(HTTPStatus.TOO_MANY_REQUESTS, "too many connections from this client; retry later")
-        elif self.open_connections > self.limits.connections and not self._make_room(own_count):
+        elif self.open_connections > self.limits.max_connections and not self._close_idle_connection(own_count):
             self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections; retry later")
         else:
             self._start_request_deadline()
@@ -124,7 +128,7 @@ class BoundedProtocol(HttpConnection):
         if self._is_last_request:
             self._discard(len(data))
             return
-        if self._in_head and not self._request_deadline:
+        if self._is_in_head and not self._request_deadline:
             self._start_request_deadline()
         self._idle_deadline.clear()
         if not self._unparsed and not self.pipelined and ends_at_most_one_head(data):
@@ -165,8 +169,8 @@ class BoundedProtocol(HttpConnection):
         if self._is_last_request:
             # httptools reads on after a keep-alive request of HTTP/1.0
             raise _RefusedError(HTTPStatus.BAD_REQUEST, "request after the last one")
-        self._in_head = True
-        self._head_bytes_left, self._headers_left = self.limits.head_bytes, self.limits.headers
+        self._is_in_head = True
+        self._head_bytes_left, self._headers_left = self.limits.max_head_bytes, self.limits.max_headers
         if not self._request_deadline:
             self._start_request_deadline()
         super().on_message_begin()
@@ -186,19 +190,19 @@ class BoundedProtocol(HttpConnection):
             raise self._too_many_headers()
         if self._head_bytes_left < 0:
             raise self._head_too_large()
-        if self._in_head:
+        if self._is_in_head:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Start the request: its head is complete."""
         super().on_headers_complete()
-        self._in_head, self._unread = False, 0
+        self._is_in_head, self._unreported_bytes = False, 0
         self._idle_deadline.clear()
-        self._request_deadline.set(self.since + self.limits.request_seconds)
+        self._request_deadline.set(self.waiting_since + self.limits.request_seconds)
 
     def on_body(self, body: bytes) -> None:
         """Store a part of the body; `BodyReader` limits its size."""
-        self._unread = 0
+        self._unreported_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -206,11 +210,11 @@ class BoundedProtocol(HttpConnection):
         if self.is_upgrade:
             return  # httptools ends a request with `Upgrade` at its head; the body follows
         self._is_last_request = not self.is_kept_alive
-        self._in_head, self._unread = True, 0
+        self._is_in_head, self._unreported_bytes = True, 0
         self._request_deadline.clear()
         super().on_message_complete()
         if self.is_answering:
-            self.share_body(WHOLE, SMALL_BODY)
+            self.share_body(COMPLETE_BODY_KEY, SMALL_BODY_BYTES)
         elif self._is_last_request:
             # The response was complete before the request, so `on_response_complete` did not do this, or the next.
             self.transport.close()
@@ -229,12 +233,12 @@ class BoundedProtocol(HttpConnection):
                 if not self.pipelined:
                     self._on_pipeline_empty()
             elif self._last_response is not None:
-                self._send_last(self._last_response)
+                self._send_last_response(self._last_response)
                 return
             else:
                 self._idle_deadline.set(self.loop.time() + self.keep_alive_seconds)
             self.resume_reading()
-        if self._in_head or self.is_answering:
+        if self._is_in_head or self.is_answering:
             return
         if self.expects_continue:
             # The client need not send the announced body after a final response, so the next bytes are ambiguous.
@@ -244,8 +248,8 @@ class BoundedProtocol(HttpConnection):
 
     async def respond_cancelled(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond 503: the service stops."""
-        self.door.refused(HTTPStatus.SERVICE_UNAVAILABLE.value)
-        await _STOPPING(scope, receive, send)
+        self.client_policy.count_refusal(HTTPStatus.SERVICE_UNAVAILABLE.value)
+        await _STOPPING_RESPONSE(scope, receive, send)
 
     # ------------------------------------------------------------------ pipeline
 
@@ -274,7 +278,7 @@ class BoundedProtocol(HttpConnection):
 
     def _parse_piece(self, data: bytes) -> None:
         """Feed a piece to the parser; refuse the request if the piece is invalid or exceeds a limit."""
-        self._unread += len(data)
+        self._unreported_bytes += len(data)
         try:
             self.parse(data)
         except httptools.HttpParserError as error:
@@ -284,30 +288,30 @@ class BoundedProtocol(HttpConnection):
                     text = str(refusal) if isinstance(refusal, ConnectRefusedError) else "invalid HTTP/1.1 request"
                     refusal = _RefusedError(HTTPStatus.BAD_REQUEST, text)
                 self._reject(refusal)
-        if self._unread > self.limits.head_bytes and not self._is_last_request:
+        if self._unreported_bytes > self.limits.max_head_bytes and not self._is_last_request:
             self._reject(self._head_too_large())
 
     def _too_many_headers(self) -> _RefusedError:
         return _RefusedError(
-            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"headers: more than {self.limits.headers} headers"
+            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"headers: more than {self.limits.max_headers} headers"
         )
 
     def _head_too_large(self) -> _RefusedError:
         return _RefusedError(
-            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"headers: are larger than {self.limits.head_bytes} bytes"
+            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"headers: are larger than {self.limits.max_head_bytes} bytes"
         )
 
     # ------------------------------------------------------------------ timeouts
 
     def _start_request_deadline(self) -> None:
         if not self.transport.is_closing():
-            self.since = self.loop.time()
-            self._request_deadline.set(self.since + self.limits.head_seconds)
+            self.waiting_since = self.loop.time()
+            self._request_deadline.set(self.waiting_since + self.limits.head_seconds)
 
     def _on_request_deadline(self) -> None:
-        if self.pipelined or (self._in_head and self.is_answering):
+        if self.pipelined or (self._is_in_head and self.is_answering):
             self._start_request_deadline()  # an earlier request is still being answered; nothing is read meanwhile
-        elif self._unread and self._in_head:
+        elif self._unreported_bytes and self._is_in_head:
             seconds = f"{self.limits.head_seconds:g}"
             self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"request headers timed out after {seconds} s")
         else:
@@ -321,24 +325,24 @@ class BoundedProtocol(HttpConnection):
 
     # ------------------------------------------------------------------ number of connections
 
-    def _make_room(self, own_count: int) -> bool:
+    def _close_idle_connection(self, own_count: int) -> bool:
         """Abort the longest-idle connection of the client with the most connections; return whether there was one.
 
         Not for a client that holds as many itself. Without this, a few clients at their limit could block all others.
         """
-        most = self._clients.most()
-        idle = [connection for connection in most if connection.waits_for_client()]
-        if len(most) <= own_count or not idle:
+        busiest = self._clients.most()
+        idle = [connection for connection in busiest if connection.is_waiting_for_client()]
+        if len(busiest) <= own_count or not idle:
             return False
         # Abort, because close() would keep the place until the write buffer is empty.
-        min(idle, key=lambda connection: connection.since).transport.abort()
+        min(idle, key=lambda connection: connection.waiting_since).transport.abort()
         return True
 
-    def waits_for_client(self) -> bool:
+    def is_waiting_for_client(self) -> bool:
         """Whether it is idle, or a request is incomplete, and no request is being answered."""
         if self.transport.is_closing():
             return False
-        return bool(self._request_deadline) or (self._in_head and not self.is_answering)
+        return bool(self._request_deadline) or (self._is_in_head and not self.is_answering)
 
     # ------------------------------------------------------------------ refusals
 
@@ -346,30 +350,30 @@ class BoundedProtocol(HttpConnection):
         """Respond and close, when no request is being answered."""
         if self.transport.is_closing():
             return
-        self.transport.write(self._refusal_response(status, message))
+        self.transport.write(self._record_refusal(status, message))
         self.transport.close()
 
     def _reject(self, refusal: _RefusedError) -> None:
         """Refuse the request being parsed, after the responses to earlier requests, and stop parsing."""
         if self.transport.is_closing():
             return
-        response = self._refusal_response(refusal.status, refusal.message)
+        response = self._record_refusal(refusal.status, refusal.message)
         self._is_last_request = True
-        if not self._in_head and not self.drop_request():
+        if not self._is_in_head and not self.drop_request():
             self.transport.close()
         elif not self.is_running:
-            self._send_last(response)
+            self._send_last_response(response)
         else:
             self._last_response = response
             self.resume_reading()  # a dropped request may have paused it
 
-    def _refusal_response(self, status: HTTPStatus, message: str) -> bytes:
+    def _record_refusal(self, status: HTTPStatus, message: str) -> bytes:
         """Count a refusal, charge the client for it, and return the response."""
         self._request_deadline.clear()
-        self.door.refused(status.value)
-        if self._client is not None and costs(status):
-            self.door.pay(self._client)
-        body = orjson.dumps(error_answer(message))
+        self.client_policy.count_refusal(status.value)
+        if self._client is not None and costs_token(status):
+            self.client_policy.charge(self._client)
+        body = orjson.dumps(error_body(message))
         retry_after = f"retry-after: {RETRY_AFTER_SECONDS}\r\n" if status == HTTPStatus.TOO_MANY_REQUESTS else ""
         head = (
             f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n{retry_after}"
@@ -377,7 +381,7 @@ class BoundedProtocol(HttpConnection):
         )
         return head.encode() + body
 
-    def _send_last(self, response: bytes) -> None:
+    def _send_last_response(self, response: bytes) -> None:
         """Send a response, then discard input until the client closes; at most `DRAIN_BYTES` and `DRAIN_SECONDS`.
 
         Closing with bytes unread resets the connection, and the client may lose the response.
@@ -385,13 +389,13 @@ class BoundedProtocol(HttpConnection):
         self.transport.write(response)
         self.transport.write_eof()
         self._last_response = None
-        self._discardable = DRAIN_BYTES
+        self._discardable_bytes = DRAIN_BYTES
         self.resume_reading()
         self._set_idle_deadline(DRAIN_SECONDS)
 
     def _discard(self, size: int) -> None:
-        if self._discardable is None:
+        if self._discardable_bytes is None:
             return
-        self._discardable -= size
-        if self._discardable < 0:
+        self._discardable_bytes -= size
+        if self._discardable_bytes < 0:
             self.transport.close()

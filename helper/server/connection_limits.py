@@ -20,35 +20,35 @@ class ConnectionLimits:
         half_closed_seconds: for the response to a client that has closed its sending side. A client that is gone looks
             the same, so this also limits how long requests of such clients run.
         stalled_seconds: a connection is dropped if the client reads nothing of a waiting response for this long.
-        head_bytes: size of a request line with its headers; also of the chunk framing and trailers of a body.
-        headers: number of headers and trailers of one request.
-        connections: concurrent connections. For one more, the server closes an idle connection of the client with the
-            most connections, or refuses the new one.
-        connections_each: concurrent connections of one client.
+        max_head_bytes: size of a request line with its headers; also of the chunk framing and trailers of a body.
+        max_headers: number of headers and trailers of one request.
+        max_connections: concurrent connections. For one more, the server closes an idle connection of the client with
+            the most connections, or refuses the new one.
+        max_connections_per_client: concurrent connections of one client.
     """
 
     head_seconds: float = 8.5
     request_seconds: float = 9.0
     half_closed_seconds: float = 10.0
     stalled_seconds: float = 10.0
-    head_bytes: int = 64 << 10
-    headers: int = 100
-    connections: int = 4096
-    connections_each: int = 1024
+    max_head_bytes: int = 64 << 10
+    max_headers: int = 100
+    max_connections: int = 4096
+    max_connections_per_client: int = 1024
 
 
 class ClientPolicy(Protocol):
     """Identifies clients and charges them for refused connections."""
 
-    def who(self, peer_credentials: str | None) -> bytes | None:
+    def identify(self, peer_address: str | None) -> bytes | None:
         """The client of a peer address; None for a peer without limits: a trusted proxy, or a unix socket."""
         ...
 
-    def pay(self, client: bytes) -> None:
+    def charge(self, client: bytes) -> None:
         """Charge a client whose connection was refused before there was a request."""
         ...
 
-    def refused(self, status: int) -> None:
+    def count_refusal(self, status: int) -> None:
         """Count a connection that was refused with this status."""
         ...
 
@@ -56,14 +56,14 @@ class ClientPolicy(Protocol):
 class NoClientPolicy:
     """Policy without client limits."""
 
-    def who(self, peer_credentials: str | None) -> bytes | None:  # noqa: ARG002 (the protocol's)
+    def identify(self, peer_address: str | None) -> bytes | None:  # noqa: ARG002 (the protocol's)
         """Return None: no peer has limits."""
         return None
 
-    def pay(self, client: bytes) -> None:
+    def charge(self, client: bytes) -> None:
         """Do nothing."""
 
-    def refused(self, status: int) -> None:
+    def count_refusal(self, status: int) -> None:
         """Do nothing."""
 
 

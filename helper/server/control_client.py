@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-PATIENCE: Final = 3.0
+TIMEOUT_SECONDS: Final = 3.0
 """Timeout of a request in seconds."""
 CONNECT_SECONDS: Final = 10.0
 """Longest timeout for connecting, in seconds."""
@@ -40,8 +40,8 @@ class _Connection(http.client.HTTPConnection):
         self.sock.settimeout(self.timeout)
 
 
-def ask_control(
-    path: Path, target: str, body: bytes | Iterable[bytes] | None = None, *, timeout: float = PATIENCE
+def request_control_socket(
+    path: Path, target: str, body: bytes | Iterable[bytes] | None = None, *, timeout: float = TIMEOUT_SECONDS
 ) -> tuple[int, bytes]:
     """Send `GET target` to the daemon, or `POST target` with a body; return the response's status and body.
 
@@ -59,12 +59,12 @@ def ask_control(
     connection = _Connection(path, timeout)
     try:
         _connect(connection, path)
-        return _exchange(connection, target, body)
+        return _send_request(connection, target, body)
     finally:
         connection.close()
 
 
-def follow_control(path: Path, target: str, *, timeout: float = PATIENCE) -> Iterator[bytes]:
+def stream_control_socket(path: Path, target: str, *, timeout: float = TIMEOUT_SECONDS) -> Iterator[bytes]:
     """Yield the lines of a streamed response to `GET target` as they arrive, until the daemon ends it.
 
     Args:
@@ -81,10 +81,10 @@ def follow_control(path: Path, target: str, *, timeout: float = PATIENCE) -> Ite
     try:
         _connect(connection, path)
         connection.request("GET", target)
-        answer = connection.getresponse()
-        if answer.status != 200:
-            raise DaemonUnresponsiveError(f"HTTP {answer.status}")
-        while line := answer.readline():
+        response = connection.getresponse()
+        if response.status != 200:
+            raise DaemonUnresponsiveError(f"HTTP {response.status}")
+        while line := response.readline():
             yield line
     except TimeoutError as error:
         raise DaemonUnresponsiveError(f"no data for {timeout:g} s") from error
@@ -96,15 +96,15 @@ def follow_control(path: Path, target: str, *, timeout: float = PATIENCE) -> Ite
         connection.close()
 
 
-def ask_web(host: str, port: int, target: str, *, timeout: float = PATIENCE) -> tuple[int, bytes]:
-    """Send `GET target` over TCP and return the response's status and body; see `ask_control`."""
+def request_tcp(host: str, port: int, target: str, *, timeout: float = TIMEOUT_SECONDS) -> tuple[int, bytes]:
+    """Send `GET target` over TCP and return the response's status and body; see `request_control_socket`."""
     connection = http.client.HTTPConnection(host, port, timeout=timeout)
     try:
         try:
             connection.connect()
         except OSError as error:
             raise DaemonNotRunningError(f"no server is listening on {host}:{port}") from error
-        return _exchange(connection, target)
+        return _send_request(connection, target)
     finally:
         connection.close()
 
@@ -120,7 +120,7 @@ def _connect(connection: _Connection, path: Path) -> None:
         raise DaemonNotRunningError(f"no daemon is listening on {path}") from error
 
 
-def _exchange(
+def _send_request(
     connection: http.client.HTTPConnection, target: str, body: bytes | Iterable[bytes] | None = None
 ) -> tuple[int, bytes]:
     try:
@@ -130,8 +130,8 @@ def _exchange(
             if body is None:
                 raise
             # The server may refuse a long body before its end: its response says why.
-        answer = connection.getresponse()
-        return answer.status, answer.read()
+        response = connection.getresponse()
+        return response.status, response.read()
     except TimeoutError as error:
         raise DaemonUnresponsiveError(f"no response within {connection.timeout:g} s") from error
     except (OSError, http.client.HTTPException) as error:

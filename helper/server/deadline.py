@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-_ROUNDING: Final = 0.001
+_ROUNDING_SECONDS: Final = 0.001
 """Seconds by which an event loop's timer may fire early: uvloop counts in milliseconds."""
 
 
@@ -18,53 +18,53 @@ class Deadline:
 
     Args:
         loop: the event loop.
-        late: called when the deadline expires, after it was cleared.
+        on_expired: called when the deadline expires, after it was cleared.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, late: Callable[[], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, on_expired: Callable[[], None]) -> None:
         self._loop = loop
-        self._late = late
+        self._on_expired = on_expired
         self._timer: asyncio.TimerHandle | None = None
-        self._fires = 0.0
-        self._at: float | None = None
+        self._timer_at = 0.0
+        self._expires_at: float | None = None
 
     def __bool__(self) -> bool:
         """Whether a deadline is set."""
-        return self._at is not None
+        return self._expires_at is not None
 
     def set(self, at: float) -> None:
         """Set or move the deadline, in event loop time."""
-        self._at = at
+        self._expires_at = at
         if self._timer is not None:
-            if self._fires <= at:
+            if self._timer_at <= at:
                 return
             self._timer.cancel()
-        self._wait(at)
+        self._start_timer(at)
 
     def clear(self) -> None:
         """Clear the deadline."""
-        self._at = None
+        self._expires_at = None
 
     def close(self) -> None:
         """Clear the deadline, cancel the timer and drop the reference to the callback."""
-        self._at, self._late = None, _do_nothing
+        self._expires_at, self._on_expired = None, _do_nothing
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _wait(self, at: float) -> None:
-        self._fires = at
-        self._timer = self._loop.call_at(at, self._fired)
+    def _start_timer(self, at: float) -> None:
+        self._timer_at = at
+        self._timer = self._loop.call_at(at, self._on_timer)
 
-    def _fired(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
-        if self._at is None:
+        if self._expires_at is None:
             return
-        if self._at - self._loop.time() > _ROUNDING:
-            self._wait(self._at)
+        if self._expires_at - self._loop.time() > _ROUNDING_SECONDS:
+            self._start_timer(self._expires_at)
         else:
-            self._at = None
-            self._late()
+            self._expires_at = None
+            self._on_expired()
 
 
 class StallTimer:

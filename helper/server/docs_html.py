@@ -23,7 +23,7 @@ _LIMITS: Final = {
 }
 
 
-def page(document: Json, *, style: str) -> str:
+def render_page(document: Json, *, style: str) -> str:
     """Render the page.
 
     Args:
@@ -49,8 +49,8 @@ def page(document: Json, *, style: str) -> str:
         "<nav><ul>",
         *(f"<li>{_link(path, method)}</li>" for path, method, _ in operations),
         "</ul></nav><main>",
-        *(part for operation in operations for part in _operation(*operation, document)),
-        *_schemas(document),
+        *(part for operation in operations for part in _render_operation(*operation, document)),
+        *_render_schemas(document),
         "</main></body></html>",
     ]
     return "\n".join(parts)
@@ -65,26 +65,26 @@ def _link(path: str, method: str) -> str:
     return f'<a href="#{_anchor(path, method)}">{name}</a>'
 
 
-def _operation(path: str, method: str, operation: Json, document: Json) -> Iterator[str]:
+def _render_operation(path: str, method: str, operation: Json, document: Json) -> Iterator[str]:
     yield f'<section id="{_anchor(path, method)}">'
     yield f'<h2><span class="method">{escape(method.upper())}</span> <code>{escape(path)}</code></h2>'
     yield f"<p>{escape(operation['summary'])}</p>"
     for requirement in operation.get("security", ()):
-        yield f"<p>{escape(_token(document['components']['securitySchemes'][next(iter(requirement))]))}</p>"
+        yield f"<p>{escape(_describe_token(document['components']['securitySchemes'][next(iter(requirement))]))}</p>"
     if "parameters" in operation:
         yield "<h3>Parameters</h3>"
-        yield from _table(("name", "in", "description"), map(_parameter, operation["parameters"]))
+        yield from _render_table(("name", "in", "description"), map(_parameter, operation["parameters"]))
     if "requestBody" in operation:
         for kind, content in operation["requestBody"]["content"].items():
             yield f"<h3>Request body, {escape(kind)}</h3>"
-            yield from _fields(content["schema"])
+            yield from _render_fields(content["schema"])
     yield "<h3>Responses</h3>"
     responses = (_response(status, response) for status, response in operation["responses"].items())
-    yield from _table(("status", "description", "content"), responses)
+    yield from _render_table(("status", "description", "content"), responses)
     yield "</section>"
 
 
-def _token(scheme: Json) -> str:
+def _describe_token(scheme: Json) -> str:
     if scheme["type"] == "apiKey":
         return f"Requires a token in the header {scheme['name']}."
     return f"Requires a token in the header Authorization ({scheme['scheme']})."
@@ -104,22 +104,22 @@ def _response(status: str, response: Json) -> tuple[str, str, str]:
     return f"<code>{escape(status)}</code>", escape(response["description"]), "<br>".join([*kinds, *headers])
 
 
-def _schemas(document: Json) -> Iterator[str]:
+def _render_schemas(document: Json) -> Iterator[str]:
     """The schemas that responses refer to, each with its fields."""
     for name, schema in document["components"]["schemas"].items():
         yield f'<section id="schema-{escape(name)}"><h2>{escape(name)}</h2>'
         if "description" in schema:
             yield f"<p>{escape(schema['description'])}</p>"
-        yield from _fields(schema)
+        yield from _render_fields(schema)
         yield "</section>"
 
 
-def _fields(schema: Json) -> Iterator[str]:
+def _render_fields(schema: Json) -> Iterator[str]:
     """The fields of an object, nested fields after their parent."""
     if "properties" not in schema:
         yield f"<p>{_describe(schema)}</p>"
         return
-    yield from _table(("field", "required", "description"), _rows(schema, ""))
+    yield from _render_table(("field", "required", "description"), _rows(schema, ""))
 
 
 def _rows(schema: Json, prefix: str) -> Iterator[tuple[str, str, str]]:
@@ -134,25 +134,25 @@ def _rows(schema: Json, prefix: str) -> Iterator[tuple[str, str, str]]:
 def _describe(schema: Json, description: str | None = None) -> str:
     """The type, limits and description of a value."""
     limits = [f"{label} {_code(schema[key])}" for key, label in _LIMITS.items() if key in schema]
-    text = "; ".join([_type(schema), *limits])
+    text = "; ".join([_describe_type(schema), *limits])
     description = description or schema.get("description", "")
     return f"{text}. {escape(description)}" if description else text
 
 
-def _type(schema: Json) -> str:
+def _describe_type(schema: Json) -> str:
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f'<a href="#schema-{escape(name)}">{escape(name)}</a>'
     for key in ("anyOf", "oneOf"):
         if key in schema:
-            return " or ".join(_type(option) for option in schema[key])
+            return " or ".join(_describe_type(option) for option in schema[key])
     if "enum" in schema:
         return " or ".join(_code(value) for value in schema["enum"])
     kind = schema.get("type", "any")
     if kind == "array":
-        return f"list of {_type(schema.get('items', {}))}"
+        return f"list of {_describe_type(schema.get('items', {}))}"
     if kind == "object" and isinstance(schema.get("additionalProperties"), Mapping):
-        return f"object, each value {_type(schema['additionalProperties'])}"
+        return f"object, each value {_describe_type(schema['additionalProperties'])}"
     return escape(" or ".join(kind) if isinstance(kind, list) else str(kind))
 
 
@@ -160,9 +160,9 @@ def _code(value: object) -> str:
     return f"<code>{escape(str(value))}</code>"
 
 
-def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
+def _render_table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
     """A table; its cells are already HTML."""
-    yield "<table><thead><tr>" + "".join(f"<th>{escape(head)}</th>" for head in heads) + "</tr></thead><tbody>"
+    yield "<table><thead><tr>" + "".join(f"<th>{escape(head)}</th>" for head in headings) + "</tr></thead><tbody>"
     for row in rows:
         yield "<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>"
     yield "</tbody></table>"

@@ -11,9 +11,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from helper.server.middleware import CORS_HEADERS
 from helper.server.rate_limits import RefusalLimiter
-from helper.server.request_ids import NAME, new_names
-from helper.server.routes.wallet import TAKE_PATH, Taking, taken_response
-from helper.store.rows import Enqueued
+from helper.server.request_ids import REQUEST_ID_HEADER_BYTES, generate_request_ids
+from helper.server.routes.wallet import SHARES_PATH, Taking, accepted_response
+from helper.store.rows import EnqueueResult
 
 
 class FastPath:
@@ -22,29 +22,31 @@ class FastPath:
     Args:
         app: the regular application: the wallets' routes with their middleware.
         taking: accepts a share, like the one of the regular route.
-        limits: limits refused requests of each client; None for no limit.
+        limiter: limits refused requests of each client; None for no limit.
     """
 
-    def __init__(self, app: ASGIApp, taking: Taking, limits: RefusalLimiter | None) -> None:
+    def __init__(self, app: ASGIApp, taking: Taking, limiter: RefusalLimiter | None) -> None:
         self._app = app
-        self._taking = taking
-        self._limits = limits
-        self._names = new_names()
-        self._responses = {outcome: taken_response(outcome) for outcome in (Enqueued.QUEUED, Enqueued.DUPLICATE)}
+        self._submission = taking
+        self._limiter = limiter
+        self._request_ids = generate_request_ids()
+        self._responses = {
+            outcome: accepted_response(outcome) for outcome in (EnqueueResult.QUEUED, EnqueueResult.DUPLICATE)
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        outcome: Enqueued | None = None
-        if scope["type"] == "http" and scope["path"] == TAKE_PATH and scope["method"] == "POST":
+        outcome: EnqueueResult | None = None
+        if scope["type"] == "http" and scope["path"] == SHARES_PATH and scope["method"] == "POST":
             try:
-                if self._limits is None or self._limits.admits(scope):
-                    outcome = await self._taking(scope, receive)
+                if self._limiter is None or self._limiter.admit_request(scope):
+                    outcome = await self._submission(scope, receive)
             except Exception:  # noqa: S110 - the application raises it again and responds
                 pass
         if outcome is None:
             await self._app(scope, receive, send)
             return
         response = self._responses[outcome]
-        headers = [*response.raw_headers, *CORS_HEADERS, (NAME, next(self._names).encode())]
+        headers = [*response.raw_headers, *CORS_HEADERS, (REQUEST_ID_HEADER_BYTES, next(self._request_ids).encode())]
         await send({"type": "http.response.start", "status": response.status_code, "headers": headers})
         await send({"type": "http.response.body", "body": response.body})

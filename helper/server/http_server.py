@@ -19,33 +19,38 @@ from helper.server.connection import BoundedProtocol
 from helper.server.connection_limits import ClientConnections, ClientPolicy, ConnectionLimits, NoClientPolicy
 from helper.server.uvicorn_adapter import Server, ServerTimes
 
-STOP_GRACE = 5
+STOP_GRACE_SECONDS = 5
 """Seconds that running requests may take to complete when the service stops."""
-STOP_FLUSH = 1
-"""Seconds after `STOP_GRACE` in which connections send their last bytes."""
-KEEP_ALIVE = 30
+STOP_FLUSH_SECONDS = 1
+"""Seconds after `STOP_GRACE_SECONDS` in which connections send their last bytes."""
+KEEP_ALIVE_SECONDS = 30
 """Seconds that an idle connection stays open: wallets post 16 shares over one connection."""
-IMPORT_SECONDS = 3600.0
+IMPORT_TIMEOUT_SECONDS = 3600.0
 """Maximum seconds to receive an operator's request."""
 BACKLOG = 2048
 """Maximum number of connections waiting to be accepted."""
-SPARE_FILES = 256
+RESERVED_FILE_DESCRIPTORS = 256
 """File descriptors reserved for the database, the nodes and the provers."""
 MIN_CONNECTIONS = 64
 
 
-def create_server(app: ASGIApp, limits: ConnectionLimits | None = None, *, door: ClientPolicy | None = None) -> Server:
+def create_server(
+    app: ASGIApp, limits: ConnectionLimits | None = None, *, client_policy: ClientPolicy | None = None
+) -> Server:
     """Create a server for one app. Start it with `serve(sockets=[…])`, stop it with `should_exit = True`.
 
     Args:
         app: the ASGI application.
         limits: limits of connections; default `connection_limits()`.
-        door: identifies clients; without it no client has limits of its own.
+        client_policy: identifies clients; without it no client has limits of its own.
     """
     protocol = partial(
-        BoundedProtocol, limits or connection_limits(), door or NoClientPolicy(), ClientConnections[BoundedProtocol]()
+        BoundedProtocol,
+        limits or connection_limits(),
+        client_policy or NoClientPolicy(),
+        ClientConnections[BoundedProtocol](),
     )
-    times = ServerTimes(keep_alive=KEEP_ALIVE, stop_grace=STOP_GRACE, stop_flush=STOP_FLUSH)
+    times = ServerTimes(keep_alive=KEEP_ALIVE_SECONDS, stop_grace=STOP_GRACE_SECONDS, stop_flush=STOP_FLUSH_SECONDS)
     return Server(app, protocol, times=times, backlog=BACKLOG)
 
 
@@ -86,7 +91,7 @@ def base_url(listener: socket.socket) -> str:
 
 
 @contextlib.contextmanager
-def unix_listener(path: Path) -> Iterator[socket.socket]:
+def listen_unix(path: Path) -> Iterator[socket.socket]:
     """A listening unix socket that only this user can open; its file is deleted at the end, if still ours.
 
     A socket file left behind by a crash is replaced; one on which a process listens is not.
@@ -100,7 +105,7 @@ def unix_listener(path: Path) -> Iterator[socket.socket]:
     finally:
         listener.close()
         with contextlib.suppress(OSError):
-            if _identity(path) == created:
+            if _file_identity(path) == created:
                 path.unlink()
 
 
@@ -118,7 +123,7 @@ def _bind_unix(path: Path) -> tuple[socket.socket, tuple[int, int]]:
         # Listen immediately, so that another starting daemon finds the path in use.
         listener.listen(BACKLOG)
         listener.setblocking(False)
-        return listener, _identity(path)
+        return listener, _file_identity(path)
     except OSError as error:
         listener.close()
         raise HelperError(
@@ -145,31 +150,35 @@ def _require_unused(path: Path) -> None:
     )
 
 
-def _identity(path: Path) -> tuple[int, int]:
+def _file_identity(path: Path) -> tuple[int, int]:
     status = path.lstat()
     return status.st_dev, status.st_ino
 
 
 def connection_limits() -> ConnectionLimits:
     """Default limits within this process's file descriptors; one client gets a quarter of the connections."""
-    connections = connection_limit()
-    return ConnectionLimits(connections=connections, connections_each=max(MIN_CONNECTIONS, connections // 4))
+    connections = available_connections()
+    return ConnectionLimits(
+        max_connections=connections, max_connections_per_client=max(MIN_CONNECTIONS, connections // 4)
+    )
 
 
 def control_limits() -> ConnectionLimits:
     """Limits of the control socket: an import is received while its shares are checked, which may take long."""
-    return replace(connection_limits(), request_seconds=IMPORT_SECONDS)
+    return replace(connection_limits(), request_seconds=IMPORT_TIMEOUT_SECONDS)
 
 
-def connection_limit(wanted: int = ConnectionLimits().connections) -> int:
-    """Maximum number of connections: `wanted`, or fewer if the limit of open files requires it.
+def available_connections(requested: int = ConnectionLimits().max_connections) -> int:
+    """Maximum number of connections: `requested`, or fewer if the limit of open files requires it.
 
     Raises the soft limit of open files as far as necessary and permitted.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + SPARE_FILES
+    needed = requested + RESERVED_FILE_DESCRIPTORS
     if soft < needed:
         soft = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return max(MIN_CONNECTIONS, min(wanted, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - SPARE_FILES))
+    return max(
+        MIN_CONNECTIONS, min(requested, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FILE_DESCRIPTORS)
+    )

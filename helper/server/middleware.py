@@ -18,9 +18,9 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, ExceptionHandler, Message, Receive, Scope, Send
 
 from helper.errors import ShareRefused
-from helper.ingest.payload import error_answer
-from helper.ingest.schema import WireError
-from helper.server.request_ids import HEADER, LATER, RequestIds, request_id
+from helper.ingest.payload import error_body
+from helper.ingest.schema import PayloadError
+from helper.server.request_ids import REQUEST_ID_HEADER, RETRYABLE_STATUSES, RequestIdMiddleware, get_request_id
 
 log = structlog.get_logger("helper.server")
 
@@ -32,14 +32,14 @@ RETRY_AFTER_SECONDS: Final = 2
 
 CORS_HEADERS: Final = (
     (b"access-control-allow-origin", b"*"),
-    (b"access-control-expose-headers", f"Retry-After, {HEADER}".encode()),
+    (b"access-control-expose-headers", f"Retry-After, {REQUEST_ID_HEADER}".encode()),
 )
 _PREFLIGHT: Final = {
     "Access-Control-Allow-Methods": "GET, POST, OPTIONS",
     "Access-Control-Allow-Headers": f"Content-Type, {TOKEN_HEADER}",
     "Access-Control-Max-Age": "86400",
 }
-_TEXTS: Final = {404: "not found", 405: "method not allowed"}
+_STATUS_TEXTS: Final = {404: "not found", 405: "method not allowed"}
 
 
 class JsonResponse(Response):
@@ -55,10 +55,10 @@ class JsonResponse(Response):
 def error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> JsonResponse:
     """An error response; a 429 has a `Retry-After` header."""
     extra = {"Retry-After": str(RETRY_AFTER_SECONDS)} if status == 429 else {}
-    return JsonResponse(error_answer(message), status, {**extra, **(headers or {})})
+    return JsonResponse(error_body(message), status, {**extra, **(headers or {})})
 
 
-def note_refusal(request: Request, status: int, reason: str) -> None:
+def log_refusal(request: Request, status: int, reason: str) -> None:
     """Log a final refusal at debug level; a refusal that clients retry (`LATER`) is not logged.
 
     Args:
@@ -66,56 +66,56 @@ def note_refusal(request: Request, status: int, reason: str) -> None:
         status: of the response.
         reason: error text without any value of the request.
     """
-    if status not in LATER:
-        log.debug("request_refused", status=status, reason=reason, request_id=request_id(request.scope))
+    if status not in RETRYABLE_STATUSES:
+        log.debug("request_refused", status=status, reason=reason, request_id=get_request_id(request.scope))
 
 
-async def http_error(request: Request, error: Exception) -> Response:
+async def handle_http_exception(request: Request, error: Exception) -> Response:
     """Respond to an HTTPException of a route, or of Starlette (unknown path, wrong method)."""
     assert isinstance(error, HTTPException)
     has_detail = error.detail != HTTPStatus(error.status_code).phrase
-    text = error.detail if has_detail else _TEXTS.get(error.status_code, error.detail)
-    note_refusal(request, error.status_code, text)
+    text = error.detail if has_detail else _STATUS_TEXTS.get(error.status_code, error.detail)
+    log_refusal(request, error.status_code, text)
     return error_response(error.status_code, text, error.headers)
 
 
-async def wire_error(request: Request, error: Exception) -> Response:
+async def handle_wire_error(request: Request, error: Exception) -> Response:
     """Respond to an invalid payload or path parameter."""
-    note_refusal(request, 400, str(error))
+    log_refusal(request, 400, str(error))
     return error_response(400, str(error))
 
 
-async def share_refused(request: Request, error: Exception) -> Response:
+async def handle_share_refused(request: Request, error: Exception) -> Response:
     """Respond to a refused share."""
     assert isinstance(error, ShareRefused)
     text = f"{error.field}: {error}" if error.field else str(error)
-    note_refusal(request, error.status, text)
+    log_refusal(request, error.status, text)
     return error_response(error.status, text)
 
 
-async def disconnected(_request: Request, _error: Exception) -> Response:
+async def handle_disconnect(_request: Request, _error: Exception) -> Response:
     """Return a response for a client that has disconnected; it is counted but not received."""
     return error_response(400, "client disconnected before the end of the request")
 
 
-async def unexpected(_request: Request, _error: Exception) -> Response:
+async def handle_unexpected_error(_request: Request, _error: Exception) -> Response:
     """Respond 500 without details. Starlette raises the exception again, and `ErrorMiddleware` logs it."""
     return error_response(500, "internal error")
 
 
 EXCEPTION_HANDLERS: Final = {
-    Exception: unexpected,
-    HTTPException: http_error,
-    WireError: wire_error,
-    ShareRefused: share_refused,
-    ClientDisconnect: disconnected,
+    Exception: handle_unexpected_error,
+    HTTPException: handle_http_exception,
+    PayloadError: handle_wire_error,
+    ShareRefused: handle_share_refused,
+    ClientDisconnect: handle_disconnect,
 }
 
 
-def token_matches(given: str | None, expected: str) -> bool:
+def token_matches(token: str | None, expected: str) -> bool:
     """Compare a header's value with the expected token in constant time."""
     # The server decodes headers as latin-1; compare the received bytes.
-    return hmac.compare_digest((given or "").encode("latin-1", "replace"), expected.encode())
+    return hmac.compare_digest((token or "").encode("latin-1", "replace"), expected.encode())
 
 
 def check_token(scope: Scope, expected: str) -> None:
@@ -136,15 +136,15 @@ class ErrorMiddleware:
             return
         started = False
 
-        async def watch(message: Message) -> None:
+        async def send_and_track(message: Message) -> None:
             nonlocal started
             started = started or message["type"] == "http.response.start"
             await send(message)
 
         try:
-            await self._app(scope, receive, watch)
+            await self._app(scope, receive, send_and_track)
         except Exception:
-            log.exception("request_failed", request_id=request_id(scope))
+            log.exception("request_failed", request_id=get_request_id(scope))
             if not started:
                 await error_response(500, "internal error")(scope, receive, send)
 
@@ -162,15 +162,15 @@ class CorsMiddleware:
             await self._app(scope, receive, send)
             return
 
-        async def with_headers(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message["headers"], *CORS_HEADERS]
             await send(message)
 
         if scope["method"] == "OPTIONS":
-            await Response(status_code=204, headers=_PREFLIGHT)(scope, receive, with_headers)
+            await Response(status_code=204, headers=_PREFLIGHT)(scope, receive, send_with_headers)
             return
-        await self._app(scope, receive, with_headers)
+        await self._app(scope, receive, send_with_headers)
 
 
 def json_application(
@@ -192,4 +192,4 @@ def internal_application(
     routes: Sequence[BaseRoute], more_handlers: Mapping[type[Exception], ExceptionHandler] | None = None
 ) -> ASGIApp:
     """An application for operators and monitoring: as `json_application`, with request ids and without CORS."""
-    return RequestIds(ErrorMiddleware(json_application(routes, more_handlers)))
+    return RequestIdMiddleware(ErrorMiddleware(json_application(routes, more_handlers)))

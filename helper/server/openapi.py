@@ -20,7 +20,7 @@ from helper.server.middleware import TOKEN_HEADER, JsonResponse
 
 PATH: Final = "/openapi.json"
 
-ANY_TIME: Final = (400, 408, 429, 431, 500, 503)
+COMMON_ERROR_STATUSES: Final = (400, 408, 429, 431, 500, 503)
 """Error statuses of every operation; most of them are sent before routing."""
 _REFUSALS: Final = {
     400: "Invalid request. If a field is invalid, the text begins with its name.",
@@ -38,19 +38,19 @@ _REFUSALS: Final = {
 _RETRY_AFTER: Final = {
     "Retry-After": {"description": "Seconds to wait.", "required": True, "schema": {"type": "integer", "minimum": 1}}
 }
-_WALLETS: Final = "helperToken"
-_OPERATORS: Final = "operatorToken"
+_WALLET_SCHEME: Final = "helperToken"
+_OPERATOR_SCHEME: Final = "operatorToken"
 _SCHEMES: Final[Mapping[str, Mapping[str, str]]] = {
-    _WALLETS: {"type": "apiKey", "in": "header", "name": TOKEN_HEADER},
-    _OPERATORS: {"type": "http", "scheme": "bearer"},
+    _WALLET_SCHEME: {"type": "apiKey", "in": "header", "name": TOKEN_HEADER},
+    _OPERATOR_SCHEME: {"type": "http", "scheme": "bearer"},
 }
 _COMPONENTS: Final = "#/components/schemas/{model}"
 _JSON: Final = "application/json"
-_CONVERTED: Final = re.compile(r"\{(\w+):\w+\}")
+_CONVERTER_PARAMETER: Final = re.compile(r"\{(\w+):\w+\}")
 """A path parameter with a converter, in Starlette's notation: `{path:path}`."""
 
 Handler = Callable[[Request], Awaitable[Response]]
-Holder = Literal["wallets", "operators"]
+TokenHolder = Literal["wallets", "operators"]
 """Holders of tokens."""
 
 
@@ -60,29 +60,29 @@ class Operation:
 
     Attributes:
         summary: one line of text.
-        answer: type of the 200 response.
-        media: its media type.
-        also: statuses with the same content as 200.
+        response: type of the 200 response.
+        media_type: its media type.
+        same_content_statuses: statuses with the same content as 200.
         body: fields or schema of the JSON request body, if there is one.
         path: fields or schemas of the path parameters.
         query: description and schema of the query parameters, by name.
-        refusals: error statuses in addition to `ANY_TIME`.
+        refusals: error statuses in addition to `COMMON_ERROR_STATUSES`.
         error: type of the error responses.
-        passed_on: whether responses of a node are forwarded, with any status and any JSON.
-        asks: holder of the required token, if one is configured.
+        is_forwarded: whether responses of a node are forwarded, with any status and any JSON.
+        authorized_role: holder of the required token, if one is configured.
     """
 
     summary: str
-    answer: Any
-    media: str = _JSON
-    also: Sequence[int] = ()
+    response: Any
+    media_type: str = _JSON
+    same_content_statuses: Sequence[int] = ()
     body: ObjectField | Mapping[str, Any] | None = None
     path: Mapping[str, Field | Mapping[str, Any]] = field(default_factory=dict)
     query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     refusals: Sequence[int] = ()
     error: Any = ErrorAnswer
-    passed_on: bool = False
-    asks: Holder | None = None
+    is_forwarded: bool = False
+    authorized_role: TokenHolder | None = None
 
 
 class ApiRoute(Route):
@@ -97,47 +97,47 @@ class ApiRoute(Route):
 class ApiMount(Mount):
     """A mounted application whose routes have descriptions."""
 
-    def __init__(self, path: str, app: ASGIApp, inside: Sequence[ApiRoute]) -> None:
+    def __init__(self, path: str, app: ASGIApp, described_routes: Sequence[ApiRoute]) -> None:
         super().__init__(path, app)
-        self.inside = tuple(inside)
+        self.described_routes = tuple(described_routes)
 
 
 class ApiDescription:
     """The OpenAPI document of an application, including its own route; generated on first use.
 
     Args:
-        tokens: holders whose tokens are configured.
+        authorized_roles: holders whose tokens are configured.
     """
 
-    def __init__(self, tokens: Iterable[Holder]) -> None:
-        self._tokens = frozenset(tokens)
+    def __init__(self, authorized_roles: Iterable[TokenHolder]) -> None:
+        self._authorized_roles = frozenset(authorized_roles)
         self._routes: Sequence[BaseRoute] = ()
         self._document: dict[str, Any] | None = None
         self.route = ApiRoute(PATH, self._serve, "GET", Operation("OpenAPI document of this API.", dict[str, Any]))
 
-    def of(self, routes: Sequence[BaseRoute]) -> None:
+    def set_routes(self, routes: Sequence[BaseRoute]) -> None:
         """Set the routes; those of type ApiRoute or ApiMount are described."""
         self._routes = routes
 
-    def told(self) -> dict[str, Any]:
+    def get_document(self) -> dict[str, Any]:
         """The document as plain JSON."""
         if self._document is None:
-            self._document = document(self._routes, tokens=self._tokens)
+            self._document = generate_document(self._routes, authorized_roles=self._authorized_roles)
         return self._document
 
     async def _serve(self, _request: Request) -> Response:
-        return JsonResponse(self.told())
+        return JsonResponse(self.get_document())
 
 
-def document(routes: Iterable[BaseRoute], *, tokens: Iterable[Holder]) -> dict[str, Any]:
+def generate_document(routes: Iterable[BaseRoute], *, authorized_roles: Iterable[TokenHolder]) -> dict[str, Any]:
     """Generate the document as plain JSON."""
-    configured = frozenset(tokens)
-    described = [(path, route) for path, route in _described(routes) if _is_enabled(route.operation, configured)]
+    configured = frozenset(authorized_roles)
+    described = [(path, route) for path, route in _described_routes(routes) if _is_enabled(route.operation, configured)]
     schema_of, schemas = _response_schemas([route.operation for _, route in described])
     paths: dict[str, dict[str, Any]] = {}
     for path, route in described:
-        paths.setdefault(path, {})[route.method.lower()] = _operation(route.operation, schema_of, configured)
-    used = {_scheme(route.operation, configured) for _, route in described} - {None}
+        paths.setdefault(path, {})[route.method.lower()] = _describe_operation(route.operation, schema_of, configured)
+    used = {_security_scheme(route.operation, configured) for _, route in described} - {None}
     schemes = {name: dict(scheme) for name, scheme in _SCHEMES.items() if name in used}
     return {
         "openapi": "3.1.0",
@@ -152,43 +152,45 @@ def document(routes: Iterable[BaseRoute], *, tokens: Iterable[Holder]) -> dict[s
     }
 
 
-def _described(routes: Iterable[BaseRoute]) -> Iterator[tuple[str, ApiRoute]]:
+def _described_routes(routes: Iterable[BaseRoute]) -> Iterator[tuple[str, ApiRoute]]:
     """Every route with a description, and its full path."""
     for route in routes:
         if isinstance(route, ApiRoute):
-            yield _CONVERTED.sub(r"{\1}", route.path), route
+            yield _CONVERTER_PARAMETER.sub(r"{\1}", route.path), route
         elif isinstance(route, ApiMount):
-            yield from ((route.path + path, inner) for path, inner in _described(route.inside))
+            yield from ((route.path + path, inner) for path, inner in _described_routes(route.described_routes))
 
 
-def _is_enabled(operation: Operation, configured: frozenset[Holder]) -> bool:
+def _is_enabled(operation: Operation, configured: frozenset[TokenHolder]) -> bool:
     """Whether the operation can be used: those of operators are disabled without a token."""
-    return operation.asks != "operators" or operation.asks in configured
+    return operation.authorized_role != "operators" or operation.authorized_role in configured
 
 
-def _scheme(operation: Operation, configured: frozenset[Holder]) -> str | None:
-    if operation.asks is None or operation.asks not in configured:
+def _security_scheme(operation: Operation, configured: frozenset[TokenHolder]) -> str | None:
+    if operation.authorized_role is None or operation.authorized_role not in configured:
         return None
-    return _WALLETS if operation.asks == "wallets" else _OPERATORS
+    return _WALLET_SCHEME if operation.authorized_role == "wallets" else _OPERATOR_SCHEME
 
 
 def _response_schemas(operations: Sequence[Operation]) -> tuple[Callable[[Any], Any], dict[str, Any]]:
     """A function from a response type to its schema, and the schemas that these refer to."""
-    types = [kind for operation in operations for kind in (operation.answer, operation.error)] or [ErrorAnswer]
+    types = [kind for operation in operations for kind in (operation.response, operation.error)] or [ErrorAnswer]
     schemas, shared = TypeAdapter.json_schemas(
         [(number, "serialization", TypeAdapter(kind)) for number, kind in enumerate(types)], ref_template=_COMPONENTS
     )
     return lambda kind: schemas[types.index(kind), "serialization"], shared.get("$defs", {})
 
 
-def _operation(operation: Operation, schema_of: Callable[[Any], Any], configured: frozenset[Holder]) -> dict[str, Any]:
-    scheme = _scheme(operation, configured)
-    statuses = sorted({*ANY_TIME, *operation.refusals, *((401,) if scheme else ())})
-    success = {operation.media: {"schema": schema_of(operation.answer)}}
-    errors = {str(status): _refusal(status, schema_of(operation.error)) for status in statuses}
-    for status in operation.also:
+def _describe_operation(
+    operation: Operation, schema_of: Callable[[Any], Any], configured: frozenset[TokenHolder]
+) -> dict[str, Any]:
+    scheme = _security_scheme(operation, configured)
+    statuses = sorted({*COMMON_ERROR_STATUSES, *operation.refusals, *((401,) if scheme else ())})
+    success = {operation.media_type: {"schema": schema_of(operation.response)}}
+    errors = {str(status): _describe_refusal(status, schema_of(operation.error)) for status in statuses}
+    for status in operation.same_content_statuses:
         errors[str(status)]["content"] = errors[str(status)]["content"] | success
-    if operation.passed_on:
+    if operation.is_forwarded:
         errors["default"] = {"description": "Response of the node.", "content": _json({})}
     described: dict[str, Any] = {
         "summary": operation.summary,
@@ -212,7 +214,7 @@ def _schema(field: Field | Mapping[str, Any]) -> Mapping[str, Any]:
     return field if isinstance(field, Mapping) else field.schema()
 
 
-def _refusal(status: int, schema: Any) -> dict[str, Any]:
+def _describe_refusal(status: int, schema: Any) -> dict[str, Any]:
     described = {"description": _REFUSALS[status], "content": _json(schema)}
     return {**described, "headers": _RETRY_AFTER} if status == 429 else described
 

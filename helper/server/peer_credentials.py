@@ -8,7 +8,7 @@ import socket
 import struct
 from typing import Final, NamedTuple
 
-KEY: Final = "peer"
+PEER_KEY: Final = "peer"
 """Key in a request's state."""
 _CREDENTIALS: Final = struct.Struct("3i")
 
@@ -21,7 +21,7 @@ class Peer(NamedTuple):
     gid: int
 
 
-def peer_of(transport: asyncio.BaseTransport) -> Peer | None:
+def read_peer(transport: asyncio.BaseTransport) -> Peer | None:
     """The peer process of a connection; None if it is not over a unix socket."""
     sock = transport.get_extra_info("socket")
     if sock is None or sock.family != socket.AF_UNIX:

@@ -16,26 +16,26 @@ from typing import Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from helper.clock import Clock
-from helper.server.client_address import Network, client_of, is_trusted
+from helper.server.client_address import Network, identify_client, is_trusted_proxy
 from helper.server.middleware import error_response
 
-BURST: Final = 800
+BURST_TOKENS: Final = 800
 """Tokens of a full bucket."""
-PER_SECOND: Final = 50.0
+TOKENS_PER_SECOND: Final = 50.0
 """Tokens refilled each second."""
 MAX_CLIENTS: Final = 1 << 16
 """Maximum number of buckets; about 10 MB."""
-_RETAINED: Final = 0.9
+_RETAINED_FRACTION: Final = 0.9
 """Fraction of the buckets left after an eviction, so that not every new client causes one."""
 
-_ADMITTED: Final = "svote-helper.admitted"
+_ADMITTED_KEY: Final = "svote-helper.admitted"
 """Key in a request's scope: its client had a token when the request arrived."""
-_CLIENT: Final = "svote-helper.client"
+_CLIENT_KEY: Final = "svote-helper.client"
 """Key in a request's scope: its client, once identified."""
-_EXEMPT: Final = "svote-helper.spared"
+_EXEMPT_KEY: Final = "svote-helper.spared"
 """Key in a request's scope: its refusal costs no token."""
 
-_ROUNDING: Final = 1e-6
+_ROUNDING_SECONDS: Final = 1e-6
 """Rounding error of sums of times, in seconds."""
 
 
@@ -47,35 +47,37 @@ class TokenBuckets:
     Args:
         burst: tokens of a full bucket.
         per_second: tokens refilled each second.
-        clients: maximum number of buckets. Beyond it full buckets are evicted, then those whose client was charged
+        max_clients: maximum number of buckets. Beyond it full buckets are evicted, then those whose client was charged
             longest ago.
     """
 
-    def __init__(self, burst: int = BURST, per_second: float = PER_SECOND, clients: int = MAX_CLIENTS) -> None:
-        self._refill = 1 / per_second
+    def __init__(
+        self, burst: int = BURST_TOKENS, per_second: float = TOKENS_PER_SECOND, max_clients: int = MAX_CLIENTS
+    ) -> None:
+        self._seconds_per_token = 1 / per_second
         self._last_token_refill = (burst - 1) / per_second  # a bucket needs longer than this only if it is empty
-        self._clients = clients
+        self._max_clients = max_clients
         self._full_at: dict[bytes, float] = {}  # in order of the latest charge
 
     def __len__(self) -> int:
         """Number of buckets."""
         return len(self._full_at)
 
-    def wait(self, client: bytes, now: float) -> float:
+    def wait_seconds(self, client: bytes, now: float) -> float:
         """Seconds until this client has a token; 0 if it has one."""
         missing = self._full_at.get(client, now) - now - self._last_token_refill
-        return missing if missing > _ROUNDING else 0.0
+        return missing if missing > _ROUNDING_SECONDS else 0.0
 
-    def pay(self, client: bytes, now: float, tokens: int = 1) -> None:
+    def charge(self, client: bytes, now: float, tokens: int = 1) -> None:
         """Take tokens. The balance may become negative, because a client may have several concurrent requests."""
         full_at = self._full_at.pop(client, now)
-        self._full_at[client] = max(full_at, now) + tokens * self._refill
-        if len(self._full_at) > self._clients:
-            self._make_room(now)
+        self._full_at[client] = max(full_at, now) + tokens * self._seconds_per_token
+        if len(self._full_at) > self._max_clients:
+            self._evict_buckets(now)
 
-    def _make_room(self, now: float) -> None:
+    def _evict_buckets(self, now: float) -> None:
         retained = [(client, full_at) for client, full_at in self._full_at.items() if full_at > now]
-        self._full_at = dict(retained[-max(1, int(self._clients * _RETAINED)) :])
+        self._full_at = dict(retained[-max(1, int(self._max_clients * _RETAINED_FRACTION)) :])
 
 
 class RefusalLimiter:
@@ -85,88 +87,93 @@ class RefusalLimiter:
         clock: source of monotonic time.
         burst: see `TokenBuckets`.
         per_second: see `TokenBuckets`.
-        trusted: networks of proxies whose forwarding headers are trusted.
+        trusted_networks: networks of proxies whose forwarding headers are trusted.
 
     Attributes:
         refusals: number of responses by status, from 400 on.
     """
 
     def __init__(
-        self, clock: Clock, *, burst: int = BURST, per_second: float = PER_SECOND, trusted: Sequence[Network] = ()
+        self,
+        clock: Clock,
+        *,
+        burst: int = BURST_TOKENS,
+        per_second: float = TOKENS_PER_SECOND,
+        trusted_networks: Sequence[Network] = (),
     ) -> None:
         self._clock = clock
         self._buckets = TokenBuckets(burst, per_second)
-        self._trusted = tuple(trusted)
+        self._trusted_networks = tuple(trusted_networks)
         self.refusals: Counter[int] = Counter()
 
-    def client(self, scope: Scope) -> bytes | None:
+    def identify_request(self, scope: Scope) -> bytes | None:
         """The client of a request; None for a unix socket, which has no limits."""
-        if _CLIENT not in scope:
+        if _CLIENT_KEY not in scope:
             peer = scope.get("client")
-            scope[_CLIENT] = client_of(peer[0] if peer else None, scope["headers"], self._trusted)
-        client: bytes | None = scope[_CLIENT]
+            scope[_CLIENT_KEY] = identify_client(peer[0] if peer else None, scope["headers"], self._trusted_networks)
+        client: bytes | None = scope[_CLIENT_KEY]
         return client
 
-    def admits(self, scope: Scope) -> bool:
+    def admit_request(self, scope: Scope) -> bool:
         """Whether the client of a request has a token; a positive result holds for the whole request."""
-        client = self.client(scope)
-        admitted = client is None or self.wait(client) <= 0
+        client = self.identify_request(scope)
+        admitted = client is None or self.wait_seconds(client) <= 0
         if admitted:
-            scope[_ADMITTED] = True
+            scope[_ADMITTED_KEY] = True
         return admitted
 
-    def wait(self, client: bytes) -> float:
+    def wait_seconds(self, client: bytes) -> float:
         """Seconds until this client may send a request; 0 if it may now."""
-        return self._buckets.wait(client, self._clock.monotonic())
+        return self._buckets.wait_seconds(client, self._clock.monotonic())
 
-    def pay(self, client: bytes, tokens: int = 1) -> None:
+    def charge(self, client: bytes, tokens: int = 1) -> None:
         """Charge a client tokens."""
-        self._buckets.pay(client, self._clock.monotonic(), tokens)
+        self._buckets.charge(client, self._clock.monotonic(), tokens)
 
-    def refused(self, status: int) -> None:
+    def count_refusal(self, status: int) -> None:
         """Count a refusal with this status, whether or not it costs a token."""
         self.refusals[int(status)] += 1
 
-    def who(self, peer: str | None) -> bytes | None:
+    def identify(self, peer_address: str | None) -> bytes | None:
         """The client that opens a connection; None for a trusted proxy, which forwards requests of many clients."""
-        return None if is_trusted(peer, self._trusted) else client_of(peer, (), ())
+        return None if is_trusted_proxy(peer_address, self._trusted_networks) else identify_client(peer_address, (), ())
 
 
 class RateLimitMiddleware:
     """Responds 429 to clients without a token; charges clients for refused requests."""
 
-    def __init__(self, app: ASGIApp, limits: RefusalLimiter) -> None:
+    def __init__(self, app: ASGIApp, limiter: RefusalLimiter) -> None:
         self._app = app
-        self._limits = limits
+        self._limiter = limiter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or refuse it without reading its body."""
-        client = self._limits.client(scope)
-        if client is not None and _ADMITTED not in scope and (wait := self._limits.wait(client)) > 0:
-            self._limits.refused(429)
-            await _too_many(ceil(wait))(scope, receive, send)
+        client = self._limiter.identify_request(scope)
+        if client is not None and _ADMITTED_KEY not in scope and (wait := self._limiter.wait_seconds(client)) > 0:
+            self._limiter.count_refusal(429)
+            await _too_many_refusals(ceil(wait))(scope, receive, send)
             return
 
-        async def watch(message: Message) -> None:
+        async def send_and_charge(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] >= 400:
-                self._limits.refused(message["status"])
-                if client is not None and costs(message["status"]) and _EXEMPT not in scope:
-                    self._limits.pay(client)
+                self._limiter.count_refusal(message["status"])
+                if client is not None and costs_token(message["status"]) and _EXEMPT_KEY not in scope:
+                    self._limiter.charge(client)
             await send(message)
 
-        await self._app(scope, receive, watch)
+        await self._app(scope, receive, send_and_charge)
 
 
 def exempt_from_charge(scope: Scope) -> None:
     """Make this request's refusal free of charge: it is expected in normal operation."""
-    scope[_EXEMPT] = True
+    scope[_EXEMPT_KEY] = True
 
 
-def costs(status: int) -> bool:
+def costs_token(status: int) -> bool:
     """Whether a status costs a token: client errors do, except 429."""
     return 400 <= status < 500 and status != 429
 
 
-def _too_many(seconds: int) -> ASGIApp:
+def _too_many_refusals(seconds: int) -> ASGIApp:
     message = f"too many refused requests; retry in {seconds} s"
     return error_response(429, message, {"Retry-After": str(seconds)})

@@ -24,35 +24,35 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-HEADER: Final = "X-Request-Id"
-WALLETS: Final = "/shielded-vote/"
+REQUEST_ID_HEADER: Final = "X-Request-Id"
+WALLET_PREFIX: Final = "/shielded-vote/"
 """Prefix of the paths of shares, and of votes that are forwarded to the chain."""
-LATER: Final = frozenset({408, 429, 503})
+RETRYABLE_STATUSES: Final = frozenset({408, 429, 503})
 """Statuses after which wallets retry the same share."""
 
-NAME: Final = HEADER.lower().encode()
+REQUEST_ID_HEADER_BYTES: Final = REQUEST_ID_HEADER.lower().encode()
 """The header's name as it is sent."""
 _WELL_FORMED: Final = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:-]{7,63}")
 _SCOPE_KEY: Final = "helper.request_id"
-_BYTES: Final = 8
-_BATCH: Final = 256
+_ID_BYTES: Final = 8
+_BATCH_SIZE: Final = 256
 """Ids generated from one read of the system's random source."""
 
 
-class RequestIds:
+class RequestIdMiddleware:
     """Outermost middleware: assigns an id to each request and adds it to the response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._names = new_names()
+        self._request_ids = generate_request_ids()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http":
             return
-        incoming = None if scope["path"].startswith(WALLETS) else _incoming_id(scope["headers"])
-        scope[_SCOPE_KEY] = incoming or next(self._names)
-        header = (NAME, scope[_SCOPE_KEY].encode())
+        incoming = None if scope["path"].startswith(WALLET_PREFIX) else _incoming_id(scope["headers"])
+        scope[_SCOPE_KEY] = incoming or next(self._request_ids)
+        header = (REQUEST_ID_HEADER_BYTES, scope[_SCOPE_KEY].encode())
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -62,22 +62,22 @@ class RequestIds:
         await self._app(scope, receive, send_with_id)
 
 
-def new_names() -> Iterator[str]:
+def generate_request_ids() -> Iterator[str]:
     """Generate random ids endlessly."""
-    digits = 2 * _BYTES
+    digits = 2 * _ID_BYTES
     while True:
-        batch = secrets.token_hex(_BYTES * _BATCH)
+        batch = secrets.token_hex(_ID_BYTES * _BATCH_SIZE)
         yield from (batch[at : at + digits] for at in range(0, len(batch), digits))
 
 
-def request_id(scope: Scope) -> str:
+def get_request_id(scope: Scope) -> str:
     """The id of a request, "" if it has none."""
     return str(scope.get(_SCOPE_KEY, ""))
 
 
 def _incoming_id(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
     """The id that a request carries; None if there is none, more than one, or it is not well-formed."""
-    values = [value for name, value in headers if name == NAME]
+    values = [value for name, value in headers if name == REQUEST_ID_HEADER_BYTES]
     if len(values) != 1 or _WELL_FORMED.fullmatch(values[0]) is None:
         return None
     return values[0].decode("ascii")

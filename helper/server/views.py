@@ -11,17 +11,17 @@ from typing import Any, Literal
 from helper.core.share import ShareState
 from helper.observability.service_state import ServiceState
 from helper.store.action_rows import PurgedFailures
-from helper.store.rows import MIN_REF_CHARS, DamagedShare, FailureGroup, QueueEntry, QueueFilter, QueueStory
+from helper.store.rows import MIN_REF_CHARS, DamagedShare, FailureGroup, QueueEntry, QueueFilter, ShareDetails
 
 Source = Literal["daemon", "file"]
 Counts = Mapping[bytes, Mapping[ShareState, int]]
 
-LIST_LIMIT = 100
+DEFAULT_LIST_LIMIT = 100
 """Default maximum number of entries of a list."""
-MAX_LIST = 10_000
-GROUPS_SHOWN = 100
+MAX_LIST_LIMIT = 10_000
+MAX_FAILURE_GROUPS = 100
 """Maximum number of failure groups."""
-_DAY = 86_400
+_DAY_SECONDS = 86_400
 
 
 def list_json(
@@ -29,10 +29,10 @@ def list_json(
 ) -> dict[str, Any]:
     """`queue list`; `failed` are the failure groups, if failed shares were selected."""
     shares = [entry_json(entry) for entry in entries]
-    return {"source": source, "shares": shares, **({} if failed is None else {"failed": groups_json(failed)})}
+    return {"source": source, "shares": shares, **({} if failed is None else {"failed": failure_groups_json(failed)})}
 
 
-def story_json(story: QueueStory, *, source: Source) -> dict[str, Any]:
+def story_json(story: ShareDetails, *, source: Source) -> dict[str, Any]:
     """`queue show`: all details of one share except its witness."""
     entry = story.entry
     cannot_count = story.vote_end_time is not None and entry.submit_at == story.vote_end_time
@@ -44,7 +44,7 @@ def story_json(story: QueueStory, *, source: Source) -> dict[str, Any]:
         "cannot_count": cannot_count,
         "attempts_by_stage": dict(story.attempts_by_stage),
         "history": [
-            {"at": _seconds(event.at_ms), "stage": event.stage, "note": event.note, "counted": event.counted}
+            {"at": _seconds(event.at_ms), "stage": event.stage, "note": event.note, "counted": event.spent_attempt}
             for event in story.history
         ],
         "transaction": _transaction(story),
@@ -57,7 +57,7 @@ def stats_json(
     *,
     source: Source,
     failed: Sequence[FailureGroup] = (),
-    before: Sequence[PurgedFailures] = (),
+    purged_failures: Sequence[PurgedFailures] = (),
     service: ServiceState | None = None,
 ) -> dict[str, Any]:
     """`queue stats`.
@@ -67,7 +67,7 @@ def stats_json(
         damaged: rows that were set aside.
         source: where the data comes from.
         failed: failed shares, by stage and reason.
-        before: failed shares of purged rounds.
+        purged_failures: failed shares of purged rounds.
         service: state of the running service, if there is one.
     """
     rounds = {round_id.hex(): counts_json(states) for round_id, states in counts.items()}
@@ -77,9 +77,10 @@ def stats_json(
         "total": counts_json(totals),
         "rounds": rounds,
         "damaged": [{"ref": row.ref, "round": row.round_id.hex(), "state": state_name(row.state)} for row in damaged],
-        "failed": groups_json(failed),
+        "failed": failure_groups_json(failed),
         "failed_before": [
-            {"day": row.day * _DAY, "stage": row.stage, "reason": row.reason, "count": row.count} for row in before
+            {"day": row.day * _DAY_SECONDS, "stage": row.stage, "reason": row.reason, "count": row.count}
+            for row in purged_failures
         ],
         **({} if service is None else {"service": dict(service)}),
     }
@@ -101,7 +102,7 @@ def entry_json(entry: QueueEntry) -> dict[str, Any]:
     }
 
 
-def groups_json(groups: Sequence[FailureGroup]) -> list[dict[str, Any]]:
+def failure_groups_json(groups: Sequence[FailureGroup]) -> list[dict[str, Any]]:
     """Failed shares by stage and reason; `latest` in unix seconds."""
     return [
         {"stage": group.stage, "note": group.note, "count": group.count, "latest": _seconds(group.at_ms)}
@@ -143,16 +144,16 @@ def parse_filter(round_hex: str | None, state: str | None, due_before: str | Non
     )
 
 
-def parse_limit(text: str | None, usual: int = LIST_LIMIT) -> int:
-    """Parse the maximum number of entries; empty is `usual`.
+def parse_limit(text: str | None, default: int = DEFAULT_LIST_LIMIT) -> int:
+    """Parse the maximum number of entries; empty is `default`.
 
     Raises:
         ValueError: it is not a number from 1 to 10,000.
     """
     if not text:
-        return usual
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= MAX_LIST):
-        raise ValueError(f"limit must be a number from 1 to {MAX_LIST}")
+        return default
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= MAX_LIST_LIMIT):
+        raise ValueError(f"limit must be a number from 1 to {MAX_LIST_LIMIT}")
     return int(text)
 
 
@@ -205,7 +206,7 @@ def _due_ms(text: str) -> int:
     return int(text) * 1000
 
 
-def _transaction(story: QueueStory) -> dict[str, Any] | None:
+def _transaction(story: ShareDetails) -> dict[str, Any] | None:
     """The share's transaction, None if there is none."""
     if story.tx_hash is None:
         return None

@@ -23,12 +23,12 @@ class Actor:
     Attributes:
         uid: the user id reported by the kernel.
         name: the user name, or the user id if it has none.
-        way: "socket" through the running daemon, "file" on the database while none runs.
+        channel: "socket" through the running daemon, "file" on the database while none runs.
     """
 
     uid: int
     name: str
-    way: str
+    channel: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +38,18 @@ class Action:
     Attributes:
         id: ascending.
         actor: the user.
-        begun_ms: unix milliseconds at which it started.
-        what: "retry", "export", "move", "import" or "purge".
-        wanted: the parameters, plain JSON values; never a share's reference.
+        started_ms: unix milliseconds at which it started.
+        name: "retry", "export", "move", "import" or "purge".
+        parameters: the parameters, plain JSON values; never a share's reference.
         ended_ms: unix milliseconds at which it ended, None if it was interrupted or is running.
         outcome: the result, plain JSON values; None with `ended_ms`.
     """
 
     id: int
     actor: Actor
-    begun_ms: int
-    what: str
-    wanted: dict[str, Any]
+    started_ms: int
+    name: str
+    parameters: dict[str, Any]
     ended_ms: int | None
     outcome: dict[str, Any] | None
 
@@ -126,9 +126,9 @@ class ExportedShare:
 class ImportResult(StrEnum):
     """Result of importing a share: TAKEN and REVIVED mean imported, the others say why it was skipped."""
 
-    TAKEN = "taken"
+    IMPORTED = "taken"
     """It was not known here, and is now in the queue."""
-    REVIVED = "revived"
+    RESTORED = "revived"
     """An export had moved it from this queue (`MOVED`); it is waiting here again."""
     CONFIRMED = "confirmed"
     """The chain has confirmed it."""
@@ -161,8 +161,8 @@ class ImportedShare:
     round_id: bytes | None = None
 
 
-Checked = tuple[ExportedShare, bytes]
+ValidatedShare = tuple[ExportedShare, bytes]
 """An imported share, and its nullifier (32 bytes) as computed by this helper."""
 
-RowMark = tuple[int, bytes]
+RowVersion = tuple[int, bytes]
 """Identifies a version of a live row: its id and its row check."""

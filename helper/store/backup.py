@@ -19,11 +19,11 @@ from helper.errors import BackupError, BackupKeyError
 from helper.runtime.privileges import acting_as_owner
 from helper.store.sqlite.file_lock import FileLock
 
-MIN_PASSPHRASE: Final = 12
+MIN_PASSPHRASE_CHARS: Final = 12
 """Minimum length of a passphrase for a new backup."""
-_AGE: Final = b"age-encryption.org/v1\n"
-_WITH_PASSPHRASE: Final = _AGE + b"-> scrypt "
-_SCRYPT_STANZA: Final = re.compile(re.escape(_WITH_PASSPHRASE) + rb"[A-Za-z0-9+/]+ ([1-9][0-9]?)\n")
+_AGE_HEADER: Final = b"age-encryption.org/v1\n"
+_PASSPHRASE_HEADER: Final = _AGE_HEADER + b"-> scrypt "
+_SCRYPT_STANZA: Final = re.compile(re.escape(_PASSPHRASE_HEADER) + rb"[A-Za-z0-9+/]+ ([1-9][0-9]?)\n")
 MAX_WORK_FACTOR: Final = 21
 """Largest accepted scrypt work factor (log2 of N) of a passphrase-encrypted file.
 
@@ -33,15 +33,15 @@ about one second on the machine it runs on, which is 18 to 20 on current hardwar
 _SIDE_FILES: Final = ("-wal", "-shm")
 
 
-def seal(image: bytes, *, passphrase: str = "", recipients: Sequence[str] = ()) -> bytes:
+def encrypt_backup(image: bytes, *, passphrase: str = "", recipients: Sequence[str] = ()) -> bytes:
     """Encrypt a database image with a passphrase, or to recipients (`age1…`) if it is empty.
 
     Raises:
         BackupError: the passphrase is too short, or a recipient is invalid.
     """
     if passphrase:
-        if len(passphrase) < MIN_PASSPHRASE:
-            raise BackupError(f"the passphrase is shorter than {MIN_PASSPHRASE} characters")
+        if len(passphrase) < MIN_PASSPHRASE_CHARS:
+            raise BackupError(f"the passphrase is shorter than {MIN_PASSPHRASE_CHARS} characters")
         sealed: bytes = pyrage.passphrase.encrypt(image, passphrase)
         _check_work_factor(sealed)  # this version must be able to decrypt the file
         return sealed
@@ -53,7 +53,7 @@ def seal(image: bytes, *, passphrase: str = "", recipients: Sequence[str] = ()) 
     return sealed
 
 
-def unseal(sealed: bytes, *, passphrase: str = "", identities: Sequence[str] = ()) -> bytes:
+def decrypt_backup(sealed: bytes, *, passphrase: str = "", identities: Sequence[str] = ()) -> bytes:
     """Decrypt a backup with its passphrase or one of the identities (`AGE-SECRET-KEY-1…`).
 
     Raises:
@@ -61,7 +61,7 @@ def unseal(sealed: bytes, *, passphrase: str = "", identities: Sequence[str] = (
             cannot be parsed.
         BackupKeyError: the passphrase or the identities do not match, or the file is damaged.
     """
-    refuse_other(sealed, "this file")
+    require_backup_header(sealed, "this file")
     try:
         if needs_passphrase(sealed):
             _check_work_factor(sealed)
@@ -77,7 +77,7 @@ def unseal(sealed: bytes, *, passphrase: str = "", identities: Sequence[str] = (
 
 def needs_passphrase(sealed: bytes) -> bool:
     """Whether a backup is encrypted with a passphrase, rather than to recipients."""
-    return sealed.startswith(_WITH_PASSPHRASE)
+    return sealed.startswith(_PASSPHRASE_HEADER)
 
 
 def _check_work_factor(sealed: bytes) -> None:
@@ -98,9 +98,9 @@ def _check_work_factor(sealed: bytes) -> None:
         )
 
 
-def refuse_other(head: bytes, name: str) -> None:
+def require_backup_header(head: bytes, name: str) -> None:
     """Raise BackupError if the first bytes of a file are not those of a backup."""
-    if not head.startswith(_AGE):
+    if not head.startswith(_AGE_HEADER):
         raise BackupError(f"{name} is not a backup or export of this helper: it is not encrypted with age")
 
 
@@ -116,10 +116,10 @@ def write_backup(path: Path, sealed: bytes) -> None:
         with acting_as_owner(path) as real:
             if real.exists():
                 with real.open("rb") as file:
-                    refuse_other(file.read(len(_AGE)), str(path))
+                    require_backup_header(file.read(len(_AGE_HEADER)), str(path))
             written = _write_temporary(real, sealed)
             try:
-                _put(written, real)
+                _replace_file(written, real)
             finally:
                 written.unlink(missing_ok=True)
     except OSError as error:
@@ -127,7 +127,7 @@ def write_backup(path: Path, sealed: bytes) -> None:
 
 
 @contextmanager
-def new_file(path: Path, sealed: bytes) -> Iterator[Path]:
+def create_file(path: Path, sealed: bytes) -> Iterator[Path]:
     """Write an encrypted file, with mode 0600 and fsync, and rename it to `path` after the body has run.
 
     Root writes it as the owner of the directory, so that the file belongs to that user.
@@ -152,12 +152,12 @@ def new_file(path: Path, sealed: bytes) -> Iterator[Path]:
     yield written
     try:
         with acting_as_owner(path):
-            _put(written, real)
+            _replace_file(written, real)
     except OSError as error:
         raise BackupError(f"{path} cannot be written: {error.strerror or error}; the data is in {written}") from error
 
 
-def restore(image: bytes, database: Path, *, set_aside: bool) -> Path | None:
+def restore_database(image: bytes, database: Path, *, set_aside: bool) -> Path | None:
     """Replace the database by a decrypted and checked image. No daemon may use it.
 
     The lock file records that files are being replaced, and no daemon starts after an interruption. The next start
@@ -178,7 +178,7 @@ def restore(image: bytes, database: Path, *, set_aside: bool) -> Path | None:
     try:
         with acting_as_owner(database) as real:
             lock = FileLock(real)
-            lock.take(to_restore=True)
+            lock.acquire(to_restore=True)
             try:
                 return _restore_locked(image, real, lock, set_aside=set_aside)
             finally:
@@ -200,14 +200,14 @@ def _restore_locked(image: bytes, database: Path, lock: FileLock, *, set_aside: 
         )
     written = _write_temporary(database, image)
     try:
-        lock.say_restoring()
+        lock.mark_restoring()
         aside = _set_aside(database) if existing else None
         for suffix in _SIDE_FILES:
             Path(f"{database}{suffix}").unlink(missing_ok=True)
-        _put(written, database)
+        _replace_file(written, database)
     finally:
         written.unlink(missing_ok=True)
-    lock.say_open()
+    lock.mark_open()
     return aside
 
 
@@ -216,11 +216,11 @@ def _set_aside(database: Path) -> Path:
     number = 1
     while any(Path(f"{database}.before-restore-{number}{suffix}").exists() for suffix in ("", *_SIDE_FILES)):
         number += 1
-    aside = Path(f"{database}.before-restore-{number}")
+    renamed = Path(f"{database}.before-restore-{number}")
     for suffix in (*_SIDE_FILES, ""):
         with suppress(FileNotFoundError):
-            Path(f"{database}{suffix}").rename(f"{aside}{suffix}")
-    return aside
+            Path(f"{database}{suffix}").rename(f"{renamed}{suffix}")
+    return renamed
 
 
 def _write_temporary(path: Path, data: bytes) -> Path:
@@ -238,7 +238,7 @@ def _write_temporary(path: Path, data: bytes) -> Path:
     return written
 
 
-def _put(written: Path, path: Path) -> None:
+def _replace_file(written: Path, path: Path) -> None:
     """Rename a complete file to its final path and fsync the directory."""
     written.replace(path)
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -11,15 +11,15 @@ import structlog
 
 from helper.clock import Clock
 from helper.errors import StoreDisplaced, StoreError
-from helper.store.sqlite.errors import is_environment, is_full, translate
+from helper.store.sqlite.errors import is_disk_full, is_environment_error, translate
 
 log = structlog.get_logger("helper.store")
 
-PROBE_EVERY: Final = 0.5
+PROBE_SECONDS: Final = 0.5
 """Seconds between two probes of a disk on which the last commit failed."""
-LOCATION_EVERY: Final = 5.0
+LOCATION_CHECK_SECONDS: Final = 5.0
 """Seconds after which an idle writer checks again that the database is at its path; a busy one does at each commit."""
-ROOM: Final = 2**20
+MIN_FREE_BYTES: Final = 2**20
 """Bytes that must be free before a full disk is considered healthy: a small commit may fit where shares do not."""
 
 
@@ -39,12 +39,12 @@ class DiskHealth:
         self._folder = path.parent
         self._clock = clock
         self._probe_at = 0.0
-        self._full = False
+        self._is_disk_full = False
         self._path = path
         self.reason: str | None = None
         self.displaced: str | None = None
 
-    def note_location(self, displaced: str | None) -> None:
+    def record_location(self, displaced: str | None) -> None:
         """Record which of the files is not at its path, None if both are."""
         if displaced == self.displaced:
             return
@@ -54,38 +54,38 @@ class DiskHealth:
         else:
             log.error("database_displaced", reason=displaced, path=str(self._path), advice=StoreDisplaced.advice)
 
-    def note(self, error: Exception) -> None:
+    def record_failure(self, error: Exception) -> None:
         """Record a failed commit, if the disk caused it."""
-        if not is_environment(error):
+        if not is_environment_error(error):
             return
         if self.reason is None:
             log.error("database_write_failed", error=str(error), advice=StoreError.advice)
         self.reason = str(translate(error))
-        self._full = is_full(error)
-        self._probe_at = self._clock.monotonic() + PROBE_EVERY
+        self._is_disk_full = is_disk_full(error)
+        self._probe_at = self._clock.monotonic() + PROBE_SECONDS
 
-    def written(self) -> None:
+    def record_success(self) -> None:
         """Record a successful probe. Other commits prove nothing: one without changes is not synced."""
         if self.reason is None:
             return
-        if self._full and not self._has_room():
-            self._probe_at = self._clock.monotonic() + PROBE_EVERY
+        if self._is_disk_full and not self._has_room():
+            self._probe_at = self._clock.monotonic() + PROBE_SECONDS
             return
         self.reason = None
         log.info("database_write_recovered")
 
-    def patience(self, patience: float | None) -> float | None:
+    def max_wait(self, limit: float | None) -> float | None:
         """Seconds the writer may wait for work, at most `patience` (None: no limit)."""
-        longest = LOCATION_EVERY if self.reason is None and self.displaced is None else PROBE_EVERY
-        return longest if patience is None else min(patience, longest)
+        interval = LOCATION_CHECK_SECONDS if self.reason is None and self.displaced is None else PROBE_SECONDS
+        return interval if limit is None else min(limit, interval)
 
     @property
-    def probe_due(self) -> bool:
+    def is_probe_due(self) -> bool:
         """Whether it is time to probe the disk."""
         return self.reason is not None and self._clock.monotonic() >= self._probe_at
 
     def _has_room(self) -> bool:
         with suppress(OSError):
             usage = os.statvfs(self._folder)
-            return usage.f_bavail * usage.f_frsize >= ROOM
+            return usage.f_bavail * usage.f_frsize >= MIN_FREE_BYTES
         return True

@@ -33,22 +33,22 @@ def create_shared_store(config: Config, clock: Clock) -> PostgresStore:
     Raises:
         StoreError: its URL or its keys are not valid, or a required package is not installed.
     """
-    with needing_postgres():
+    with require_postgres_packages():
         # Imported here: a helper with a SQLite file does not need these packages.
         from helper.store.postgres import PostgresStore  # noqa: PLC0415
         from helper.store.postgres.keyring import read_keyring  # noqa: PLC0415
     settings = config.store
     return PostgresStore(
         settings.url,
-        seals=read_keyring(Path(settings.key_file)),
-        host=host_name(config),
+        keyring=read_keyring(Path(settings.key_file)),
+        host=get_host_name(config),
         schema=settings.schema_name,
         clock=clock,
-        lease=settings.lease_seconds,
+        lease_seconds=settings.lease_seconds,
     )
 
 
-def refuse_held_host(config: Config) -> None:
+def refuse_host_in_use(config: Config) -> None:
     """Refuse to start if another process uses this host's name on the shared database.
 
     An early check before most modules are imported; the store acquires the name when it opens.
@@ -60,21 +60,21 @@ def refuse_held_host(config: Config) -> None:
     """
     if not config.store.url:
         return
-    with needing_postgres():
+    with require_postgres_packages():
         from helper.store.postgres.connection import create_connection_settings  # noqa: PLC0415 - as above
-        from helper.store.postgres.opening import refuse_held_name  # noqa: PLC0415
-    refuse_held_name(
-        create_connection_settings(config.store.url, schema=config.store.schema_name, host=host_name(config))
+        from helper.store.postgres.opening import refuse_host_name_in_use  # noqa: PLC0415
+    refuse_host_name_in_use(
+        create_connection_settings(config.store.url, schema=config.store.schema_name, host=get_host_name(config))
     )
 
 
-def host_name(config: Config) -> str:
+def get_host_name(config: Config) -> str:
     """This host's name in the shared queue: `[store] host`, else the machine's host name."""
     return config.store.host or socket.gethostname()
 
 
 @contextmanager
-def needing_postgres() -> Iterator[None]:
+def require_postgres_packages() -> Iterator[None]:
     """Turn a missing package of the PostgreSQL engine into an error that says what to install.
 
     Raises:

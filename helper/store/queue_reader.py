@@ -13,17 +13,17 @@ from helper.store.records import Column, RoundKeyRow, RoundRow
 from helper.store.rows import (
     MINUTES_AHEAD,
     DamagedShare,
-    DueAhead,
+    DueForecast,
     FailureGroup,
     HistoryEntry,
     QueueEntry,
     QueueFilter,
-    QueueStory,
-    RoundOutlook,
+    RoundSummary,
+    ShareDetails,
     StoredRound,
 )
-from helper.store.share_listing import ListedShare, Row, conditions, entry_of, list_shares, ref_bounds
-from helper.store.transaction import Params, read_fact
+from helper.store.share_listing import ListedShare, Row, list_shares, mac_bounds, to_query_params, to_queue_entry
+from helper.store.transaction import Params, read_meta_value
 
 
 class RevealFacts(NamedTuple):
@@ -57,46 +57,50 @@ class QueueReader:
     Every method may raise `StoreError`.
 
     Args:
-        operators: the connection for these reads. They may take long, so the service has another one for its own.
+        operator_reader: the connection for these reads. They may take long, so the service has another one for its own.
     """
 
-    def __init__(self, operators: RowReader) -> None:
-        self._operators = operators
+    def __init__(self, operator_reader: RowReader) -> None:
+        self._operator_reader = operator_reader
 
-    async def counts(self) -> dict[bytes, dict[ShareState, int]]:
+    async def count_shares(self) -> dict[bytes, dict[ShareState, int]]:
         """Number of shares by round and state, tombstones as SUBMITTED. States without shares are left out."""
         found: dict[bytes, dict[ShareState, int]] = {}
-        for round_id, state, number in await self._operators.fetch("counts"):
+        for round_id, state, number in await self._operator_reader.fetch("counts"):
             found.setdefault(round_id, {})[ShareState(state)] = number
         return found
 
     async def list_shares(self, query: QueueFilter, limit: int) -> list[QueueEntry]:
         """The first `limit` live shares that match, by due time."""
-        return await list_shares(self._operators.fetch, query, limit)
+        return await list_shares(self._operator_reader.fetch, query, limit)
 
-    async def show(self, share_ref: str) -> QueueStory | None:
+    async def get_share_details(self, share_ref: str) -> ShareDetails | None:
         """Details and history of the share whose reference starts with `share_ref` (at least 6 hex characters).
 
         Returns None if no share or more than one matches.
         """
-        bounds = ref_bounds(share_ref)
-        rows = [] if bounds is None else await self._operators.fetch("shares_by_prefix", bounds)
+        bounds = mac_bounds(share_ref)
+        rows = [] if bounds is None else await self._operator_reader.fetch("shares_by_prefix", bounds)
         if len(rows) != 1:
             return None
         share = ListedShare(*rows[0])
         history = tuple(
             HistoryEntry(at_ms, stage, note, bool(counted))
-            for at_ms, stage, note, counted in await self._operators.fetch("history", (share.id,))
+            for at_ms, stage, note, counted in await self._operator_reader.fetch("history", (share.id,))
         )
-        entry = entry_of(share)
-        rows = await self._operators.fetch("reveal_facts", (share.id,)) if entry.state is ShareState.BROADCAST else []
+        entry = to_queue_entry(share)
+        rows = (
+            await self._operator_reader.fetch("reveal_facts", (share.id,))
+            if entry.state is ShareState.BROADCAST
+            else []
+        )
         reveal = RevealFacts(*rows[0]) if rows else RevealFacts()
-        return QueueStory(
+        return ShareDetails(
             entry=entry,
             received_ms=share.received_ms,
             vote_end_time=share.vote_end_time,
-            history=(HistoryEntry(share.received_ms, "accepted", "", counted=False), *history),
-            attempts_by_stage=dict(Counter(line.stage for line in history if line.counted)),
+            history=(HistoryEntry(share.received_ms, "accepted", "", spent_attempt=False), *history),
+            attempts_by_stage=dict(Counter(line.stage for line in history if line.spent_attempt)),
             tx_hash=reveal.tx_hash,
             anchor_height=reveal.anchor_height,
             circuit=reveal.circuit,
@@ -107,98 +111,98 @@ class QueueReader:
             last_outcome=reveal.last_outcome,
         )
 
-    async def share_ids(self, ref: str) -> list[int]:
+    async def find_share_ids(self, ref: str) -> list[int]:
         """Row ids of the live shares whose reference starts with `ref`, at most two; none if it is malformed."""
-        bounds = ref_bounds(ref)
-        return [] if bounds is None else [row[0] for row in await self._operators.fetch("ids_by_prefix", bounds)]
+        bounds = mac_bounds(ref)
+        return [] if bounds is None else [row[0] for row in await self._operator_reader.fetch("ids_by_prefix", bounds)]
 
-    async def failed_ids(self, round_id: bytes | None, *, after_id: int, limit: int) -> list[int]:
+    async def list_failed_ids(self, round_id: bytes | None, *, after_id: int, limit: int) -> list[int]:
         """Row ids above `after_id` of failed shares, of one round or of all, ascending. Reads an index only."""
         round_no: int | None = None
         if round_id is not None:
-            found = await self._operators.fetch("round_key", (round_id,))
+            found = await self._operator_reader.fetch("round_key", (round_id,))
             if not found:
                 return []
             round_no = RoundKeyRow(*found[0]).no
         params: dict[str, Column] = {"round_no": round_no, "after": after_id, "limit": limit}
-        return [row[0] for row in await self._operators.fetch("failed_ids", params)]
+        return [row[0] for row in await self._operator_reader.fetch("failed_ids", params)]
 
-    async def damaged(self) -> list[DamagedShare]:
+    async def list_damaged(self) -> list[DamagedShare]:
         """The rows that were set aside because their check failed."""
-        found = await self._operators.fetch("damaged")
+        found = await self._operator_reader.fetch("damaged")
         return [DamagedShare(ref, round_id, state) for ref, round_id, state in found]
 
-    async def failures(self, *, limit: int) -> list[FailureGroup]:
+    async def list_failures(self, *, limit: int) -> list[FailureGroup]:
         """Failed shares grouped by stage and reason, the latest first."""
-        return [FailureGroup(*row) for row in await self._operators.fetch("failures", {"limit": limit})]
+        return [FailureGroup(*row) for row in await self._operator_reader.fetch("failures", {"limit": limit})]
 
-    async def failed_groups(self, query: QueueFilter, *, limit: int) -> list[FailureGroup]:
+    async def list_matching_failures(self, query: QueueFilter, *, limit: int) -> list[FailureGroup]:
         """Failed shares that match a filter, grouped by stage and reason, the latest first."""
         if query.state not in {None, ShareState.FAILED}:
             return []
-        params: dict[str, Column] = {**conditions(query), "round_id": query.round_id, "limit": limit}
-        return [FailureGroup(*row) for row in await self._operators.fetch("failed_groups", params)]
+        params: dict[str, Column] = {**to_query_params(query), "round_id": query.round_id, "limit": limit}
+        return [FailureGroup(*row) for row in await self._operator_reader.fetch("failed_groups", params)]
 
-    async def purged_failures(self) -> list[PurgedFailures]:
+    async def list_purged_failures(self) -> list[PurgedFailures]:
         """Failures of rounds that were purged in the last days, by day, stage and reason, the latest day first."""
-        return [PurgedFailures(*row) for row in await self._operators.fetch("failed_before")]
+        return [PurgedFailures(*row) for row in await self._operator_reader.fetch("failed_before")]
 
-    async def due_ahead(self, *, now: float) -> dict[bytes, DueAhead]:
+    async def count_due_ahead(self, *, now: float) -> dict[bytes, DueForecast]:
         """Due times of the waiting shares by round; rounds without waiting shares are left out.
 
         Args:
             now: unix seconds.
         """
-        found: dict[bytes, DueAhead] = {}
-        for (round_id,) in await self._operators.fetch("all_round_ids"):
+        found: dict[bytes, DueForecast] = {}
+        for (round_id,) in await self._operator_reader.fetch("all_round_ids"):
             params: dict[str, Column] = {"round_id": round_id, "now_ms": int(now * 1000), "minutes": MINUTES_AHEAD}
-            by_minute: dict[int, int] = dict(await self._operators.fetch("due_ahead", params))
+            by_minute: dict[int, int] = dict(await self._operator_reader.fetch("due_ahead", params))
             waiting = by_minute.pop(-1, 0)
             if by_minute or waiting:
                 minutes = tuple(by_minute.get(minute, 0) for minute in range(MINUTES_AHEAD))
-                found[round_id] = DueAhead(minutes, max(0, waiting - sum(minutes)))
+                found[round_id] = DueForecast(minutes, max(0, waiting - sum(minutes)))
         return found
 
-    async def outlook(self, *, now: float) -> list[RoundOutlook]:
+    async def summarize_rounds(self, *, now: float) -> list[RoundSummary]:
         """Per round: its end, its shares by state, and due times of those that wait.
 
         Args:
             now: unix seconds.
         """
-        rows = {row[0]: RoundRow(*row[1:]) for row in await self._operators.fetch("rounds")}
-        numbers, ahead = await self.counts(), await self.due_ahead(now=now)
-        nothing = DueAhead((0,) * MINUTES_AHEAD, 0)
+        rows = {row[0]: RoundRow(*row[1:]) for row in await self._operator_reader.fetch("rounds")}
+        numbers, ahead = await self.count_shares(), await self.count_due_ahead(now=now)
+        nothing = DueForecast((0,) * MINUTES_AHEAD, 0)
         return [
-            RoundOutlook(
+            RoundSummary(
                 round_id=round_id,
                 status=rows[round_id].status if round_id in rows else None,
                 vote_end_time=rows[round_id].vote_end_time if round_id in rows else None,
                 counts=numbers.get(round_id, {}),
-                ahead=ahead.get(round_id, nothing),
+                due_ahead=ahead.get(round_id, nothing),
             )
-            for (round_id,) in await self._operators.fetch("all_round_ids")
+            for (round_id,) in await self._operator_reader.fetch("all_round_ids")
         ]
 
-    async def rounds(self) -> list[StoredRound]:
+    async def list_rounds(self) -> list[StoredRound]:
         """All stored rounds, the oldest first; a damaged row is left out until the chain lists its round again.
 
         Raises:
             StoreCorrupt: the key of the row checks is damaged.
         """
-        key = read_fact(await self._operators.fetch("get_meta", ("key.rows",)))
+        key = read_meta_value(await self._operator_reader.fetch("get_meta", ("key.rows",)))
         if key is None:
             raise StoreCorrupt("the database is damaged: the key of its row checks does not match its own check")
-        found = [(row[0], RoundRow(*row[1:])) for row in await self._operators.fetch("rounds")]
-        return [row.stored(round_id) for round_id, row in found if row.is_sound(bytes.fromhex(key))]
+        found = [(row[0], RoundRow(*row[1:])) for row in await self._operator_reader.fetch("rounds")]
+        return [row.to_stored_round(round_id) for round_id, row in found if row.is_sound(bytes.fromhex(key))]
 
-    async def tree_sizes(self) -> dict[bytes, int]:
+    async def count_leaves(self) -> dict[bytes, int]:
         """Number of stored leaves by round."""
-        return dict(await self._operators.fetch("tree_sizes"))
+        return dict(await self._operator_reader.fetch("tree_sizes"))
 
-    async def rounds_of_spent(self, nullifier: bytes) -> list[bytes]:
+    async def find_rounds_of_nullifier(self, nullifier: bytes) -> list[bytes]:
         """The rounds in which the chain has counted a nullifier, whoever revealed it."""
-        return [row[0] for row in await self._operators.fetch("rounds_of_spent", (nullifier,))]
+        return [row[0] for row in await self._operator_reader.fetch("rounds_of_spent", (nullifier,))]
 
-    async def actions(self, *, limit: int) -> list[Action]:
+    async def list_actions(self, *, limit: int) -> list[Action]:
         """The latest operator actions of the audit log, newest first."""
-        return [read_action(row) for row in await self._operators.fetch("actions", (limit,))]
+        return [read_action(row) for row in await self._operator_reader.fetch("actions", (limit,))]

@@ -16,12 +16,12 @@ from proofs import row_check, row_checks
 Column = int | str | bytes | float | None
 """The value of a column."""
 
-FACTS_KEY = b"small facts"
+META_CHECK_KEY = b"small facts"
 """The key of the row checks of `meta`. It is public: it detects damage only, and `meta` holds the secret keys."""
-MAX_NOTE = 400
+MAX_NOTE_CHARS = 400
 
 
-def short(text: str, limit: int = MAX_NOTE) -> str:
+def truncate_text(text: str, limit: int = MAX_NOTE_CHARS) -> str:
     """The text without control characters, truncated to the length of its column."""
     text = clean_text(text)
     return text if len(text) <= limit else text[: limit - 1] + "…"
@@ -82,19 +82,19 @@ class ShareRow(NamedTuple):
     note: str
     row_check: bytes = b""
 
-    def sealed(self, key: bytes) -> ShareRow:
+    def with_check(self, key: bytes) -> ShareRow:
         """The same row with its check."""
-        return seal_all(key, [self])[0]
+        return add_row_checks(key, [self])[0]
 
     def is_sound(self, key: bytes) -> bool:
         """Whether the row passes its check."""
         return is_sound(key, self)
 
-    def columns(self) -> tuple[Column, ...]:
+    def to_columns(self) -> tuple[Column, ...]:
         """The values for the columns of `shares`."""
         return self[1:]
 
-    def share(self) -> Share:
+    def to_share(self) -> Share:
         """The share as the wallet posted it."""
         return Share(
             round_id=self.round_id,
@@ -110,11 +110,11 @@ class ShareRow(NamedTuple):
             c2=self.c2,
         )
 
-    def queued(self) -> QueuedShare:
+    def to_queued_share(self) -> QueuedShare:
         """The row as the dispatcher gets it."""
         return QueuedShare(
             id=self.id,
-            share=self.share(),
+            share=self.to_share(),
             nullifier=self.nullifier,
             state=ShareState(self.state),
             due_ms=self.due_ms,
@@ -123,7 +123,7 @@ class ShareRow(NamedTuple):
             proved_height=self.proved_height,
         )
 
-    def damaged(self) -> DamagedShare:
+    def to_damaged_share(self) -> DamagedShare:
         """The row as it is reported when it is set aside. Any column may hold any value."""
         mac, round_id, state = self.mac, self.round_id, self.state
         return DamagedShare(
@@ -133,7 +133,7 @@ class ShareRow(NamedTuple):
         )
 
 
-def seal_all(key: bytes, rows: Sequence[ShareRow]) -> list[ShareRow]:
+def add_row_checks(key: bytes, rows: Sequence[ShareRow]) -> list[ShareRow]:
     """The same rows with their checks."""
     columns = [row[:-1] for row in rows]
     return [ShareRow(*row, check) for row, check in zip(columns, row_checks(key, columns), strict=True)]
@@ -155,7 +155,7 @@ class RevealRow(NamedTuple):
     last_outcome: str | None = None
     row_check: bytes = b""
 
-    def sealed(self, key: bytes) -> RevealRow:
+    def with_check(self, key: bytes) -> RevealRow:
         """The same row with its check."""
         return self._replace(row_check=row_check(key, self[:-1]))
 
@@ -163,7 +163,7 @@ class RevealRow(NamedTuple):
         """Whether the row passes its check."""
         return is_sound(key, self)
 
-    def sent(self, share: ShareRow, *, first_try: bool, first_message: bool) -> SentReveal:
+    def to_sent_reveal(self, share: ShareRow, *, is_first_attempt: bool, is_first_message: bool) -> SentReveal:
         """The row as the broadcaster gets it."""
         return SentReveal(
             share_id=self.share_id,
@@ -177,8 +177,8 @@ class RevealRow(NamedTuple):
             last_outcome=self.last_outcome,
             attempts=share.attempts,
             due_ms=share.due_ms,
-            first_try=first_try,
-            first_message=first_message,
+            is_first_attempt=is_first_attempt,
+            is_first_message=is_first_message,
         )
 
 
@@ -195,7 +195,7 @@ class RoundRow(NamedTuple):
     alerted_ms: int | None = None
     row_check: bytes = b""
 
-    def sealed(self, key: bytes) -> RoundRow:
+    def with_check(self, key: bytes) -> RoundRow:
         """The same row with its check."""
         return self._replace(row_check=row_check(key, self[:-1]))
 
@@ -203,8 +203,8 @@ class RoundRow(NamedTuple):
         """Whether the row passes its check."""
         return is_sound(key, self)
 
-    def stored(self, round_id: bytes) -> StoredRound:
-        """The row as `Store.rounds` returns it."""
+    def to_stored_round(self, round_id: bytes) -> StoredRound:
+        """The row as `Store.list_rounds` returns it."""
         return StoredRound(
             round_id=round_id,
             status=self.status,

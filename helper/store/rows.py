@@ -16,11 +16,11 @@ from helper.core.share import Share, ShareState
 MIN_REF_CHARS = 6
 """Minimum length of a reference prefix in a lookup."""
 
-Spent = tuple[bytes, bytes]
+SpentNullifier = tuple[bytes, bytes]
 """A nullifier that the chain has counted: (round_id, nullifier), 32 bytes each."""
 
 
-class Enqueued(Enum):
+class EnqueueResult(Enum):
     """Result of enqueueing a share; CLOSED: another host has closed its round."""
 
     QUEUED = "queued"
@@ -88,8 +88,8 @@ class SentReveal:
         last_outcome: result of the latest send, None while unknown.
         attempts: attempts of the share spent so far.
         due_ms: unix milliseconds at which the share was due.
-        first_try: nothing failed for the share before this message.
-        first_message: the share never had another message, so nothing of it was sent before this one.
+        is_first_attempt: nothing failed for the share before this message.
+        is_first_message: the share never had another message, so nothing of it was sent before this one.
     """
 
     share_id: int
@@ -103,8 +103,8 @@ class SentReveal:
     last_outcome: str | None
     attempts: int = 0
     due_ms: int = 0
-    first_try: bool = True
-    first_message: bool = True
+    is_first_attempt: bool = True
+    is_first_message: bool = True
 
 
 class ProposalLike(Protocol):
@@ -242,17 +242,17 @@ class HistoryEntry:
         at_ms: unix milliseconds.
         stage: where it happened ("accepted", "proof", "broadcast", …).
         note: a short text.
-        counted: whether it spent an attempt.
+        spent_attempt: whether it spent an attempt.
     """
 
     at_ms: int
     stage: str
     note: str
-    counted: bool
+    spent_attempt: bool
 
 
 @dataclass(frozen=True, slots=True)
-class QueueStory:
+class ShareDetails:
     """Details of one live share for operators.
 
     Attributes:
@@ -291,7 +291,7 @@ MINUTES_AHEAD = 60
 
 
 @dataclass(frozen=True, slots=True)
-class DueAhead:
+class DueForecast:
     """Due times of a round's waiting shares, as counts.
 
     Attributes:
@@ -304,7 +304,7 @@ class DueAhead:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundOutlook:
+class RoundSummary:
     """Totals of one round.
 
     Attributes:
@@ -312,14 +312,14 @@ class RoundOutlook:
         status: as the chain last listed it, None if it is not stored.
         vote_end_time: unix second, None if it is not stored.
         counts: shares by state.
-        ahead: due times of the waiting shares.
+        due_ahead: due times of the waiting shares.
     """
 
     round_id: bytes
     status: int | None
     vote_end_time: int | None
     counts: Mapping[ShareState, int]
-    ahead: DueAhead
+    due_ahead: DueForecast
 
 
 @dataclass(frozen=True, slots=True)

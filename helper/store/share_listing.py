@@ -47,26 +47,26 @@ async def list_shares(fetch: Fetch, query: QueueFilter, limit: int) -> list[Queu
     """The first shares that match, by due time. An unreadable share is listed too, and hides no other."""
     states = set(ShareState) - {ShareState.SUBMITTED} if query.state is None else {query.state}
     try:
-        rows = await _matching(fetch, query, states, limit)
+        rows = await _fetch_matching(fetch, query, states, limit)
     except StoreCorrupt:
         rows = [row for row in await _read_individually(fetch, query, states) if _matches(row, query, states)]
-    entries = [entry_of(row) for row in rows]
+    entries = [to_queue_entry(row) for row in rows]
     return sorted(entries, key=lambda entry: (entry.due_ms, entry.ref))[:limit]
 
 
-async def _matching(fetch: Fetch, query: QueueFilter, states: set[ShareState], limit: int) -> list[ListedShare]:
+async def _fetch_matching(fetch: Fetch, query: QueueFilter, states: set[ShareState], limit: int) -> list[ListedShare]:
     """The rows that match, at most `limit` waiting ones per round and at most `limit` of each other state."""
-    params: dict[str, Column] = {**conditions(query), "limit": limit}
+    params: dict[str, Column] = {**to_query_params(query), "limit": limit}
     rows: list[Row] = []
     if ShareState.RECEIVED in states:
-        for round_id in await _rounds(fetch, query):
+        for round_id in await _list_round_ids(fetch, query):
             rows += await fetch("list_waiting", {**params, "round_id": round_id})
     for state in sorted(states - {ShareState.RECEIVED}):
         rows += await fetch("list_under_way", {**params, "round_id": query.round_id, "state": state.value})
     return [ListedShare(*row) for row in rows]
 
 
-def conditions(query: QueueFilter) -> dict[str, Column]:
+def to_query_params(query: QueueFilter) -> dict[str, Column]:
     """Due time and stage of a filter as query parameters."""
     return {
         "due_before_ms": _NO_LIMIT_MS if query.due_before_ms is None else query.due_before_ms,
@@ -77,20 +77,20 @@ def conditions(query: QueueFilter) -> dict[str, Column]:
 async def _read_individually(fetch: Fetch, query: QueueFilter, states: set[ShareState]) -> list[ListedShare]:
     """The rows in these states, each read by its own query; all rows if the indexes are unreadable."""
     try:
-        candidates = await _by_indexes(fetch, query, states)
+        candidates = await _list_candidates(fetch, query, states)
     except StoreCorrupt:
         ids = await fetch("share_ids", {"after": 0, "limit": -1})
         candidates = [(share_id, b"", ShareState.RECEIVED, 0) for (share_id,) in ids]
     return [await _read_row(fetch, *candidate) for candidate in candidates]
 
 
-async def _by_indexes(
+async def _list_candidates(
     fetch: Fetch, query: QueueFilter, states: set[ShareState]
 ) -> list[tuple[int, bytes, ShareState, int]]:
     """Id, round, state and due time (0 if unknown) of every share in these states, from the indexes only."""
     entries: list[tuple[int, bytes, ShareState, int]] = []
     if ShareState.RECEIVED in states:
-        for round_id in await _rounds(fetch, query):
+        for round_id in await _list_round_ids(fetch, query):
             rows = await fetch("waiting_ids", {"round_id": round_id})
             entries += [(share_id, round_id, ShareState.RECEIVED, due_ms) for share_id, due_ms in rows]
     for state in sorted(states - {ShareState.RECEIVED}):
@@ -125,7 +125,7 @@ async def _read_row(fetch: Fetch, share_id: int, round_id: bytes, state: ShareSt
     )
 
 
-async def _rounds(fetch: Fetch, query: QueueFilter) -> list[bytes]:
+async def _list_round_ids(fetch: Fetch, query: QueueFilter) -> list[bytes]:
     if query.round_id is not None:
         return [query.round_id]
     return [round_id for (round_id,) in await fetch("all_round_ids", ())]
@@ -146,7 +146,7 @@ def _is_malformed(row: ListedShare) -> bool:
     return not well_typed or row.state not in set(ShareState)
 
 
-def entry_of(row: ListedShare) -> QueueEntry:
+def to_queue_entry(row: ListedShare) -> QueueEntry:
     """The list entry of a row. A malformed row may hold any values: then only its reference and state are shown."""
     if _is_malformed(row):
         return QueueEntry(
@@ -175,7 +175,7 @@ def entry_of(row: ListedShare) -> QueueEntry:
     )
 
 
-def ref_bounds(ref: str) -> tuple[bytes, bytes] | None:
+def mac_bounds(ref: str) -> tuple[bytes, bytes] | None:
     """The lowest and highest mac with this hex prefix; None if the prefix is not valid."""
     prefix = ref.lower()
     if not MIN_REF_CHARS <= len(prefix) <= _MAC_CHARS or set(prefix) - set("0123456789abcdef"):

@@ -9,23 +9,23 @@ from importlib import resources
 from itertools import repeat
 from types import MappingProxyType
 
-_MARK = "-- name: "
-_ROW = re.compile(r"VALUES (\((?:\?, )*\?\))")
+_NAME_PREFIX = "-- name: "
+_VALUES_ROW = re.compile(r"VALUES (\((?:\?, )*\?\))")
 
 
 @cache
 def queries() -> Mapping[str, str]:
     """The statements of `queries.sql` by name."""
-    return named((resources.files("helper.store") / "queries.sql").read_text("utf-8"))
+    return parse_statements((resources.files("helper.store") / "queries.sql").read_text("utf-8"))
 
 
 @cache
-def of_rows(name: str, rows: int) -> str:
+def multi_row_statement(name: str, rows: int) -> str:
     """A statement of `queries.sql` that inserts one row of values, extended to `rows` rows."""
-    return _ROW.sub(lambda row: "VALUES " + ", ".join(repeat(row[1], rows)), queries()[name])
+    return _VALUES_ROW.sub(lambda row: "VALUES " + ", ".join(repeat(row[1], rows)), queries()[name])
 
 
-def named(text: str) -> Mapping[str, str]:
+def parse_statements(text: str) -> Mapping[str, str]:
     """The statements of a file by name, each on one line, without comments and the closing semicolon.
 
     A comment must be on its own line: after a part of a statement it would comment out the rest.
@@ -33,8 +33,8 @@ def named(text: str) -> Mapping[str, str]:
     statements: dict[str, list[str]] = {}
     current: list[str] = []
     for line in text.splitlines():
-        if line.startswith(_MARK):
-            current = statements[line.removeprefix(_MARK).strip()] = []
+        if line.startswith(_NAME_PREFIX):
+            current = statements[line.removeprefix(_NAME_PREFIX).strip()] = []
         elif line and not line.startswith("--"):
             current.append(line.strip())
     return MappingProxyType({name: " ".join(lines).removesuffix(";") for name, lines in statements.items()})

@@ -14,7 +14,7 @@ import structlog
 from helper.clock import Clock
 from helper.core.share import Share, ShareKey, ShareState
 from helper.errors import StoreCorrupt, StoreError
-from helper.store.action_rows import Actor, Checked, ImportedShare, RowMark
+from helper.store.action_rows import Actor, ImportedShare, RowVersion, ValidatedShare
 from helper.store.block_ranges import BlockRange, parse_ranges
 from helper.store.operations import actions as action_operations
 from helper.store.operations import chain_facts, failure_counts, import_, messages, shares
@@ -23,17 +23,17 @@ from helper.store.queue_reader import QueueReader, RowReader
 from helper.store.records import RoundRow
 from helper.store.rows import (
     DamagedShare,
-    Enqueued,
+    EnqueueResult,
     PreparedReveal,
     QueuedShare,
     QueueFilter,
     RoundLike,
     SentReveal,
-    Spent,
+    SpentNullifier,
     StoredRound,
 )
 from helper.store.share_listing import Row
-from helper.store.transaction import Keys, Transaction, read_fact, read_round_key
+from helper.store.transaction import DatabaseKeys, Transaction, read_meta_value, read_round_key
 from helper.store.writer_thread import WriterStats
 
 log = structlog.get_logger("helper.store")
@@ -56,11 +56,11 @@ def report_damaged(share: DamagedShare) -> None:
     )
 
 
-class Engine(Protocol):
+class OperationRunner(Protocol):
     """Runs operations on one database, each in a transaction."""
 
     @property
-    def keys(self) -> Keys:
+    def keys(self) -> DatabaseKeys:
         """The database's own keys, while it is open."""
         ...
 
@@ -86,11 +86,11 @@ class Store(QueueReader, ABC):
         clock: gives the times of history entries.
         writer: runs the operations.
         reader: runs the service's own reads.
-        operators: runs the reads of operators, which may take long.
+        operator_reader: runs the reads of operators, which may take long.
     """
 
-    def __init__(self, clock: Clock, writer: Engine, reader: RowReader, operators: RowReader) -> None:
-        super().__init__(operators)
+    def __init__(self, clock: Clock, writer: OperationRunner, reader: RowReader, operator_reader: RowReader) -> None:
+        super().__init__(operator_reader)
         self._clock = clock
         self._writer = writer
         self._reader = reader
@@ -116,7 +116,7 @@ class Store(QueueReader, ABC):
 
     @property
     @abstractmethod
-    def trouble(self) -> str | None:
+    def write_error(self) -> str | None:
         """Why the last changes could not be stored, None if they could."""
 
     @property
@@ -126,11 +126,11 @@ class Store(QueueReader, ABC):
 
     @property
     @abstractmethod
-    def shared(self) -> bool:
+    def is_shared(self) -> bool:
         """Whether other hosts may work on the same queue."""
 
     @abstractmethod
-    async def erased(self) -> None:
+    async def wait_for_erasure(self) -> None:
         """Wait until everything deleted before this call is erased from the files."""
 
     @abstractmethod
@@ -138,21 +138,22 @@ class Store(QueueReader, ABC):
         """Check the whole database: damaged shares are set aside. Returns what is still wrong, as text."""
 
     @abstractmethod
-    async def sender_host(self) -> str:
+    async def get_sender_host(self) -> str:
         """The host that holds the sender lease; "" if none does, or if no other host can work on the queue."""
 
     @abstractmethod
-    async def skew(self) -> float:
+    async def measure_clock_skew(self) -> float:
         """Seconds that the database's clock is ahead of this host's; 0 if they are the same clock."""
 
     @abstractmethod
-    def listen(self, heard: Callable[[str], None]) -> None:
-        """Register a callback for notifications of other hosts (`DUE`, `PREPARED`), called on the event loop.
+    def listen(self, callback: Callable[[str], None]) -> None:
+        """Register a callback for notifications of other hosts (`DUE`, `PREPARED_NOTIFICATION`), called on the event
+        loop.
 
         A notification is only a wake-up signal and may be lost. "" means that some may have been lost.
         """
 
-    async def pulse(self) -> None:
+    async def ping_writer(self) -> None:
         """Return once the writing thread has run, whatever the state of the disk."""
         with suppress(StoreError):
             await self._writer.run(lambda _tx: None)
@@ -160,19 +161,21 @@ class Store(QueueReader, ABC):
     async def recover(self) -> int:
         """On start, return every WITNESSED share to RECEIVED with its own due time. Returns how many."""
         total = 0
-        while some := await self._writer.run(partial(shares.recover_some, at_ms=self._now_ms(), limit=BATCH_SHARES)):
-            total += some
+        while requeued := await self._writer.run(
+            partial(shares.requeue_orphaned_batch, at_ms=self._now_ms(), limit=BATCH_SHARES)
+        ):
+            total += requeued
         return total
 
     async def _check_rows(self) -> None:
         after: int | None = 0
         while after is not None:
-            op = partial(messages.check_some, at_ms=self._now_ms(), after=after, limit=CHECK_BATCH_SHARES)
+            op = partial(messages.check_batch, at_ms=self._now_ms(), after=after, limit=CHECK_BATCH_SHARES)
             after = await self._writer.run(op)
 
     # ------------------------------------------------------------------ wallets
 
-    async def enqueue(self, share: Share, nullifier: bytes, *, now: float) -> Enqueued:
+    async def enqueue(self, share: Share, nullifier: bytes, *, now: float) -> EnqueueResult:
         """Store a share.
 
         Args:
@@ -261,14 +264,14 @@ class Store(QueueReader, ABC):
         op = partial(messages.record_outcome, share_id=share_id, outcome=outcome, at_ms=self._now_ms())
         await self._writer.run(op)
 
-    async def sent_reveal(self, share_id: int) -> SentReveal | None:
+    async def get_sent_reveal(self, share_id: int) -> SentReveal | None:
         """The stored message of a share in BROADCAST, None if it is in another state."""
         found = await self._reader.fetch("sent_reveal", (share_id,))
-        sound, damaged = messages.read_sent(found, self._writer.keys.rows)
+        sound, damaged = messages.read_sent(found, self._writer.keys.row_check)
         await self._set_aside(damaged)
         return sound[0] if sound else None
 
-    async def follow_ups(self, *, height: int, limit: int) -> list[int]:
+    async def list_follow_ups(self, *, height: int, limit: int) -> list[int]:
         """Ids of shares in BROADCAST whose message needs an action after the block at `height`, at most `limit`.
 
         `helper.reveal.resend_policy.next_step` defines which. The longest overdue come first, then those that were
@@ -276,12 +279,12 @@ class Store(QueueReader, ABC):
         on the number of results, not on the number of shares in BROADCAST.
         """
         found = await self._read_in_broadcast("follow_ups", {"height": height, "limit": limit})
-        return [row[0] for row in sorted(found, key=_follow_up_order)]
+        return [row[0] for row in sorted(found, key=_follow_up_sort_key)]
 
-    async def unconfirmed(self, *, limit: int = 1000, after_id: int = 0) -> list[SentReveal]:
+    async def list_unconfirmed(self, *, limit: int = 1000, after_id: int = 0) -> list[SentReveal]:
         """The shares in BROADCAST with an id above `after_id`, by id; empty only if there are no more."""
         while found := await self._read_in_broadcast("unconfirmed", {"limit": limit, "after": after_id}):
-            sound, damaged = messages.read_sent(found, self._writer.keys.rows)
+            sound, damaged = messages.read_sent(found, self._writer.keys.row_check)
             await self._set_aside(damaged)
             if sound:
                 return sound
@@ -293,7 +296,7 @@ class Store(QueueReader, ABC):
             return await self._reader.fetch(name, params)
         except StoreCorrupt:
             # One row is unreadable. The writer sets it aside, so that the others can be read.
-            await self._writer.run(partial(messages.look_through, at_ms=self._now_ms()))
+            await self._writer.run(partial(messages.check_broadcast_shares, at_ms=self._now_ms()))
             return await self._reader.fetch(name, params)
 
     async def _set_aside(self, share_ids: list[int]) -> None:
@@ -308,10 +311,10 @@ class Store(QueueReader, ABC):
         """Store rounds as the chain lists them; their closed and alerted marks are unchanged."""
         await self._writer.run(partial(chain_facts.save_rounds, rounds=tuple(rounds), at_ms=int(now * 1000)))
 
-    async def rounds(self) -> list[StoredRound]:
+    async def list_rounds(self) -> list[StoredRound]:
         """All stored rounds, the oldest first; a damaged row is left out until the chain lists its round again."""
         found = [(row[0], RoundRow(*row[1:])) for row in await self._reader.fetch("rounds")]
-        return [row.stored(round_id) for round_id, row in found if row.is_sound(self._writer.keys.rows)]
+        return [row.to_stored_round(round_id) for round_id, row in found if row.is_sound(self._writer.keys.row_check)]
 
     async def mark_closed(self, round_id: bytes, now: float) -> None:
         """Record that the chain has closed the round; an earlier mark is unchanged."""
@@ -325,13 +328,19 @@ class Store(QueueReader, ABC):
         """Fail all shares of a closed round that are not confirmed. Returns how many."""
         total = 0
         while True:
-            op = partial(chain_facts.close_some, round_id=round_id, note=note, at_ms=self._now_ms(), limit=BATCH_SHARES)
+            op = partial(
+                chain_facts.fail_unconfirmed_batch,
+                round_id=round_id,
+                note=note,
+                at_ms=self._now_ms(),
+                limit=BATCH_SHARES,
+            )
             closed = await self._writer.run(op)
             if not closed:
                 return total
             total += closed
 
-    async def unsubmitted(self, round_id: bytes) -> dict[ShareState, int]:
+    async def count_unconfirmed(self, round_id: bytes) -> dict[ShareState, int]:
         """Number of shares of the round that are not confirmed, by state."""
         return {ShareState(state): n for state, n in await self._reader.fetch("round_counts", (round_id,))}
 
@@ -342,18 +351,18 @@ class Store(QueueReader, ABC):
         """
         total, done = 0, False
         while not done:
-            op = partial(chain_facts.purge_some, round_id=round_id, at_ms=self._now_ms(), limit=BATCH_SHARES)
+            op = partial(chain_facts.purge_batch, round_id=round_id, at_ms=self._now_ms(), limit=BATCH_SHARES)
             erased, done = await self._writer.run(op)
             total += erased
         return total
 
     async def delete_old_failure_counts(self) -> int:
         """Delete failure counts of purged rounds that are older than their retention. Returns how many rows."""
-        return await self._writer.run(partial(failure_counts.delete_old, at_ms=self._now_ms()))
+        return await self._writer.run(partial(failure_counts.delete_old_counts, at_ms=self._now_ms()))
 
     # ------------------------------------------------------------------ blocks
 
-    async def apply_block(self, height: int, spent: Sequence[Spent], *, now: float) -> list[int]:
+    async def apply_block(self, height: int, spent: Sequence[SpentNullifier], *, now: float) -> list[int]:
         """Apply a block: its nullifiers become spent, our shares among them confirmed, the cursor moves to `height`.
 
         Idempotent; the cursor never moves back. Returns the ids of the shares that this call confirmed.
@@ -361,13 +370,13 @@ class Store(QueueReader, ABC):
         op = partial(chain_facts.apply_block, height=height, spent=tuple(spent), at_ms=int(now * 1000))
         return await self._writer.run(op)
 
-    async def add_spent(self, spent: Sequence[Spent]) -> list[int]:
+    async def add_spent(self, spent: Sequence[SpentNullifier]) -> list[int]:
         """Like `apply_block`, without moving the cursor."""
         return await self._writer.run(partial(chain_facts.add_spent, spent=tuple(spent), at_ms=self._now_ms()))
 
-    async def cursor(self) -> int | None:
-        """The height reached: every block up to it was applied or is in `unread_blocks`. None before the first."""
-        found = await self.get_meta(chain_facts.CURSOR)
+    async def get_cursor(self) -> int | None:
+        """The height reached: every block up to it was applied or is in `list_unread_blocks`. None before the first."""
+        found = await self.get_meta(chain_facts.CURSOR_KEY)
         return None if found is None else int(found)
 
     async def skip_to(self, height: int, *, first: int) -> None:
@@ -378,14 +387,14 @@ class Store(QueueReader, ABC):
         """
         await self._writer.run(partial(chain_facts.skip_to, height=height, first=first))
 
-    async def move_back(self, height: int, *, first: int) -> None:
+    async def rewind_to(self, height: int, *, first: int) -> None:
         """Move the cursor down to `height` and record the blocks from `first` to it as unread.
 
         Blocks above it are not recorded as unread any more. Nothing changes if the cursor is at `height` or below.
         """
-        await self._writer.run(partial(chain_facts.move_back, height=height, first=first))
+        await self._writer.run(partial(chain_facts.rewind_to, height=height, first=first))
 
-    async def apply_unread(self, first: int, last: int, spent: Sequence[Spent], *, now: float) -> list[int]:
+    async def apply_unread(self, first: int, last: int, spent: Sequence[SpentNullifier], *, now: float) -> list[int]:
         """Apply the nullifiers of the unread blocks from `first` to `last`, and record these blocks as read.
 
         Idempotent; the cursor does not move. Returns the ids of the shares that this call confirmed.
@@ -393,9 +402,9 @@ class Store(QueueReader, ABC):
         op = partial(chain_facts.apply_unread, first=first, last=last, spent=tuple(spent), at_ms=int(now * 1000))
         return await self._writer.run(op)
 
-    async def unread_blocks(self) -> list[BlockRange]:
+    async def list_unread_blocks(self) -> list[BlockRange]:
         """The ranges of blocks up to the cursor that are not read yet, ascending and disjoint."""
-        return parse_ranges(await self.get_meta(chain_facts.UNREAD))
+        return parse_ranges(await self.get_meta(chain_facts.UNREAD_KEY))
 
     # ------------------------------------------------------------------ commitment trees
 
@@ -430,15 +439,15 @@ class Store(QueueReader, ABC):
         found = await self._reader.fetch("load_subtrees", (round_id,))
         return b"".join(nodes for n, (index, nodes) in enumerate(found) if n == index)
 
-    async def drop_tree(self, round_id: bytes) -> None:
+    async def delete_tree(self, round_id: bytes) -> None:
         """Delete the leaves and subtrees of a round."""
-        await self._writer.run(partial(chain_facts.drop_tree, round_id=round_id))
+        await self._writer.run(partial(chain_facts.delete_tree, round_id=round_id))
 
     # ------------------------------------------------------------------ values by name
 
     async def get_meta(self, key: str) -> str | None:
         """A stored text, None if there is none or it is damaged."""
-        return read_fact(await self._reader.fetch("get_meta", (key,)))
+        return read_meta_value(await self._reader.fetch("get_meta", (key,)))
 
     async def set_meta(self, key: str, value: str) -> None:
         """Store a text."""
@@ -446,9 +455,11 @@ class Store(QueueReader, ABC):
 
     # ------------------------------------------------------------------ operator actions
 
-    async def begin_action(self, actor: Actor, what: str, wanted: Mapping[str, Any]) -> int:
+    async def begin_action(self, actor: Actor, name: str, parameters: Mapping[str, Any]) -> int:
         """Record in the audit log that an action begins, before it changes anything. Returns its number."""
-        op = partial(action_operations.begin_action, actor=actor, what=what, wanted=dict(wanted), at_ms=self._now_ms())
+        op = partial(
+            action_operations.begin_action, actor=actor, name=name, parameters=dict(parameters), at_ms=self._now_ms()
+        )
         return await self._writer.run(op)
 
     async def end_action(self, number: int, outcome: Mapping[str, Any]) -> None:
@@ -457,16 +468,16 @@ class Store(QueueReader, ABC):
         await self._writer.run(op)
 
     async def retry_failed(
-        self, ids: Sequence[int], wanted: QueueFilter, *, closed: Collection[bytes], note: str, dry: bool
+        self, ids: Sequence[int], query: QueueFilter, *, closed: Collection[bytes], note: str, dry_run: bool
     ) -> Counter[str]:
-        """FAILED -> RECEIVED at their own due time with all attempts, for the shares that match; `dry` only counts.
+        """FAILED -> RECEIVED at their own due time with all attempts, for the shares that match; `dry_run` only counts.
 
         Args:
             ids: row ids, a bounded number.
-            wanted: the filter that they must match.
+            query: the filter that they must match.
             closed: rounds whose shares stay failed, in addition to those marked closed.
             note: text of the history entry.
-            dry: change nothing.
+            dry_run: change nothing.
 
         Returns:
             How many were `retried`, and how many stay because their round is `closed`.
@@ -474,38 +485,40 @@ class Store(QueueReader, ABC):
         op = partial(
             action_operations.retry_failed,
             ids=tuple(ids),
-            wanted=wanted,
+            query=query,
             closed=frozenset(closed),
             note=note,
             at_ms=self._now_ms(),
-            dry=dry,
+            dry_run=dry_run,
         )
         return await self._writer.run(op)
 
-    async def mark_moved(self, marks: Sequence[RowMark], *, note: str, at_rest: bool) -> Counter[str]:
-        """Fail shares that an export moves to another machine (stage `MOVED`), unless their row changed since.
+    async def mark_moved(self, versions: Sequence[RowVersion], *, note: str, idle_only: bool) -> Counter[str]:
+        """Fail shares that an export moves to another machine (stage `MOVED_KEY`), unless their row changed since.
 
         Args:
-            marks: the rows as they were exported.
+            versions: the rows as they were exported.
             note: text of the history entry.
-            at_rest: only shares that are not being processed (RECEIVED, FAILED).
+            idle_only: only shares that are not being processed (RECEIVED, FAILED).
 
         Returns:
             How many were `moved`, and how many `stayed`.
         """
-        op = partial(action_operations.mark_moved, marks=tuple(marks), note=note, at_ms=self._now_ms(), at_rest=at_rest)
+        op = partial(
+            action_operations.mark_moved, versions=tuple(versions), note=note, at_ms=self._now_ms(), idle_only=idle_only
+        )
         return await self._writer.run(op)
 
-    async def import_shares(self, carried: Sequence[Checked], *, note: str, dry: bool) -> list[ImportedShare]:
-        """Import shares of another machine's export, none due before its own time; `dry` changes nothing.
+    async def import_shares(self, shares: Sequence[ValidatedShare], *, note: str, dry_run: bool) -> list[ImportedShare]:
+        """Import shares of another machine's export, none due before its own time; `dry_run` changes nothing.
 
         Returns:
             The result of each, in their order.
         """
-        op = partial(import_.import_shares, carried=tuple(carried), note=note, at_ms=self._now_ms(), dry=dry)
+        op = partial(import_.import_shares, shares=tuple(shares), note=note, at_ms=self._now_ms(), dry_run=dry_run)
         return await self._writer.run(op)
 
 
-def _follow_up_order(row: Row) -> tuple[int, ...]:
+def _follow_up_sort_key(row: Row) -> tuple[int, ...]:
     """Sort key of a follow-up. Damaged values sort first; the check of the row finds them when it is read."""
     return tuple(value if isinstance(value, int) else 0 for value in row[1:4])

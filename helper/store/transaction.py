@@ -12,14 +12,14 @@ from typing import Any
 
 from helper.core.share import ShareKey, ShareState
 from helper.errors import StoreCorrupt
-from helper.store.records import FACTS_KEY, RoundKeyRow, ShareRow, is_sound
-from helper.store.rows import DamagedShare, Spent
+from helper.store.records import META_CHECK_KEY, RoundKeyRow, ShareRow, is_sound
+from helper.store.rows import DamagedShare, SpentNullifier
 from proofs import row_check
 
-UNREADABLE = DamagedShare("", b"", -1)
+UNREADABLE_SHARE = DamagedShare("", b"", -1)
 """Reported for a share whose row cannot be read at all."""
 
-Name = tuple[int, bytes, bytes]
+ShareIdentity = tuple[int, bytes, bytes]
 """Identifies a share: its round's number, its mac and its nullifier."""
 Params = tuple[Any, ...] | Mapping[str, Any]
 """Parameters of a statement, positional or named."""
@@ -47,38 +47,38 @@ class RoundKey:
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class DatabaseKeys:
     """The database's own keys.
 
     Attributes:
-        rows: 32 bytes, for the row checks.
-        order: 32 bytes, for the order of shares within a millisecond.
+        row_check: 32 bytes, for the row checks.
+        rank: 32 bytes, for the order of shares within a millisecond.
     """
 
-    rows: bytes = field(repr=False)
-    order: bytes = field(repr=False)
+    row_check: bytes = field(repr=False)
+    rank: bytes = field(repr=False)
 
 
-def read_round_key(columns: tuple[Any, ...], keys: Keys) -> RoundKey:
+def read_round_key(columns: tuple[Any, ...], keys: DatabaseKeys) -> RoundKey:
     """The key of a round from its row in `round_keys`.
 
     Raises:
         StoreCorrupt: the row fails its check.
     """
     row = RoundKeyRow(*columns)
-    if not row.is_sound(keys.rows):
+    if not row.is_sound(keys.row_check):
         raise StoreCorrupt("the database is damaged: the key of a round fails its check")
     return RoundKey(row.no, row.mac_key)
 
 
-def read_fact(rows: Sequence[tuple[Any, ...]]) -> str | None:
+def read_meta_value(rows: Sequence[tuple[Any, ...]]) -> str | None:
     """The value of a `meta` row (key, value, row_check); None if there is no row or it is damaged."""
-    return str(rows[0][1]) if rows and is_sound(FACTS_KEY, rows[0]) else None
+    return str(rows[0][1]) if rows and is_sound(META_CHECK_KEY, rows[0]) else None
 
 
-def fact_row(key: str, value: str) -> tuple[str, str, bytes]:
+def make_meta_row(key: str, value: str) -> tuple[str, str, bytes]:
     """The `meta` row for a key and a value."""
-    return key, value, row_check(FACTS_KEY, (key, value))
+    return key, value, row_check(META_CHECK_KEY, (key, value))
 
 
 @dataclass(slots=True)
@@ -87,37 +87,37 @@ class Transaction(ABC):
 
     Attributes:
         keys: the database's own keys.
-        counts: pending changes of the counters, by round number and state.
-        found: rows that were set aside in this batch.
-        erased: rows were deleted whose bytes must be erased from the files.
+        pending_counts: pending changes of the counters, by round number and state.
+        damaged_shares: rows that were set aside in this batch.
+        has_deleted_rows: rows were deleted whose bytes must be erased from the files.
     """
 
-    keys: Keys
-    counts: Counter[tuple[int, int]] = field(default_factory=Counter, kw_only=True)
-    found: list[DamagedShare] = field(default_factory=list, kw_only=True)
-    erased: bool = field(default=False, kw_only=True)
+    keys: DatabaseKeys
+    pending_counts: Counter[tuple[int, int]] = field(default_factory=Counter, kw_only=True)
+    damaged_shares: list[DamagedShare] = field(default_factory=list, kw_only=True)
+    has_deleted_rows: bool = field(default=False, kw_only=True)
     _rounds: dict[bytes, RoundKey] = field(default_factory=dict, kw_only=True)
 
     # ------------------------------------------------------------------ implemented by each database
 
     @abstractmethod
-    def run(self, name: str, params: Params = ()) -> int:
+    def execute(self, name: str, params: Params = ()) -> int:
         """Run a named statement. Returns the number of changed rows."""
 
     @abstractmethod
-    def all(self, name: str, params: Params = ()) -> list[tuple[Any, ...]]:
+    def fetch_all(self, name: str, params: Params = ()) -> list[tuple[Any, ...]]:
         """All rows of a named query."""
 
     @abstractmethod
-    def many(self, name: str, rows: Iterable[Params]) -> None:
+    def execute_many(self, name: str, rows: Iterable[Params]) -> None:
         """Run a named statement once per row."""
 
     @abstractmethod
-    def new_id(self) -> int:
+    def allocate_id(self) -> int:
         """A new share id: ascending, never reused."""
 
     @abstractmethod
-    def are_taken(self, asked: Sequence[Name]) -> set[int]:
+    def find_taken(self, identities: Sequence[ShareIdentity]) -> set[int]:
         """The indexes in the sequence of the names that are already stored or spent."""
 
     @abstractmethod
@@ -125,36 +125,36 @@ class Transaction(ABC):
         """Insert new shares."""
 
     @abstractmethod
-    def share(self, share_id: int) -> ShareRow | None:
+    def get_share(self, share_id: int) -> ShareRow | None:
         """A share's row, sound or not, locked until the transaction ends; None if there is none."""
 
     @abstractmethod
-    def live(self, share_id: int) -> ShareRow | None:
+    def get_live_share(self, share_id: int) -> ShareRow | None:
         """Like `share`, but also None if the row was set aside."""
 
     @abstractmethod
-    def index_is_wrong(self) -> None:
+    def handle_index_damage(self) -> None:
         """Handle an index that disagrees with its row: request a reindex, or continue if there was one already."""
 
     # ------------------------------------------------------------------ coordination of hosts that share a database
 
     @abstractmethod
-    def beside(self) -> None:
+    def lock_shared(self) -> None:
         """Shared lock until the commit: no other host changes rounds or spent nullifiers."""
 
     @abstractmethod
-    def alone(self) -> None:
+    def lock_exclusive(self) -> None:
         """Exclusive lock until the commit: no other host enqueues shares or changes rounds or spent nullifiers."""
 
     @abstractmethod
-    def is_over(self, round_no: int) -> bool:
+    def is_round_closed(self, round_no: int) -> bool:
         """Whether another host has closed a round. Call it after `beside`.
 
         A share that is enqueued after its round was closed would never be reported.
         """
 
     @abstractmethod
-    def all_spent(self, spent: Sequence[Spent]) -> bool:
+    def are_all_spent(self, spent: Sequence[SpentNullifier]) -> bool:
         """Whether another host has already applied all of these nullifiers, so that nothing is left to do."""
 
     @abstractmethod
@@ -166,11 +166,11 @@ class Transaction(ABC):
         """Remove the claim on a share."""
 
     @abstractmethod
-    def holds(self, row: ShareRow) -> bool:
+    def has_claim(self, row: ShareRow) -> bool:
         """Whether this host holds the claim on a share; another host may have claimed it meanwhile."""
 
     @abstractmethod
-    def lapsed(self, limit: int) -> list[int]:
+    def expired_claims(self, limit: int) -> list[int]:
         """Shares whose claim has expired, at most `limit`."""
 
     @abstractmethod
@@ -178,73 +178,73 @@ class Transaction(ABC):
         """Shares that this host had claimed when it last stopped, at most `limit`."""
 
     @abstractmethod
-    def sends(self) -> bool:
+    def can_send(self) -> bool:
         """Whether this host holds the sender lease, and holds it until the commit."""
 
     @abstractmethod
-    def tell(self, word: str) -> None:
+    def notify(self, payload: str) -> None:
         """Notify all hosts after the commit; repeated notifications of a transaction coalesce."""
 
     # ------------------------------------------------------------------ common to all databases
 
-    def one(self, name: str, params: Params = ()) -> tuple[Any, ...] | None:
+    def fetch_one(self, name: str, params: Params = ()) -> tuple[Any, ...] | None:
         """The first row of a named query, None if it has none. The query is read to its end."""
-        rows = self.all(name, params)
+        rows = self.fetch_all(name, params)
         return rows[0] if rows else None
 
-    def owners(self, spent: Sequence[tuple[int, bytes]]) -> list[tuple[int, int, bytes]]:
+    def find_shares_by_nullifier(self, spent: Sequence[tuple[int, bytes]]) -> list[tuple[int, int, bytes]]:
         """Live shares with one of these nullifiers, by id: (share id, round number, nullifier)."""
         return sorted(
             (share_id, round_no, nullifier)
             for round_no, nullifier in spent
-            for (share_id,) in self.all("shares_of_nullifier", (nullifier,))
+            for (share_id,) in self.fetch_all("shares_of_nullifier", (nullifier,))
         )
 
     def round_key(self, round_id: bytes) -> RoundKey | None:
         """Number and key of a round, None if nothing of it is stored."""
-        known = self._rounds.get(round_id)
-        if known is None:
-            row = self.one("round_key", (round_id,))
+        round_key = self._rounds.get(round_id)
+        if round_key is None:
+            row = self.fetch_one("round_key", (round_id,))
             if row is None:
                 return None
-            known = self._rounds[round_id] = read_round_key(row, self.keys)
-        return known
+            round_key = self._rounds[round_id] = read_round_key(row, self.keys)
+        return round_key
 
-    def need_round(self, round_id: bytes) -> RoundKey:
+    def ensure_round(self, round_id: bytes) -> RoundKey:
         """Number and key of a round; created if it is new."""
-        known = self.round_key(round_id)
-        if known is None:
+        round_key = self.round_key(round_id)
+        if round_key is None:
             mac_key = secrets.token_bytes(32)
-            (last,) = self.one("last_round_no") or (0,)
-            row = RoundKeyRow(last + 1, round_id, mac_key).sealed(self.keys.rows)
-            if not self.run("add_round_key", row):
-                return self.need_round(round_id)  # another host was first
-            known = self._rounds[round_id] = RoundKey(row.no, mac_key)
-        return known
+            (last,) = self.fetch_one("last_round_no") or (0,)
+            row = RoundKeyRow(last + 1, round_id, mac_key).sealed(self.keys.row_check)
+            if not self.execute("add_round_key", row):
+                return self.ensure_round(round_id)  # another host was first
+            round_key = self._rounds[round_id] = RoundKey(row.no, mac_key)
+        return round_key
 
-    def count(self, round_no: int, state: ShareState | int, change: int) -> None:
+    def adjust_count(self, round_no: int, state: ShareState | int, change: int) -> None:
         """Add to the counter of a round's shares in a state; written by `flush_counts`."""
-        self.counts[round_no, int(state)] += change
+        self.pending_counts[round_no, int(state)] += change
 
     def flush_counts(self) -> None:
         """Write the pending changes of the counters, as the last statement before the commit."""
-        changes = [(no, state, n) for (no, state), n in sorted(self.counts.items()) if n]
-        self.counts.clear()
+        changes = [(no, state, n) for (no, state), n in sorted(self.pending_counts.items()) if n]
+        self.pending_counts.clear()
         if changes:
-            self.many("add_count", changes)
+            self.execute_many("add_count", changes)
 
     def set_aside(self, share_id: int, damaged: DamagedShare, at_ms: int) -> None:
         """Exclude a damaged row from all processing, and report it once."""
-        if self.run("set_aside", (share_id, at_ms, damaged.ref, damaged.round_id, damaged.state)):
-            self.found.append(damaged)
+        if self.execute("set_aside", (share_id, at_ms, damaged.ref, damaged.round_id, damaged.state)):
+            self.damaged_shares.append(damaged)
 
-    def forget_rounds(self) -> None:
+    def clear_round_cache(self) -> None:
         """Clear the cache of rounds: the transaction was rolled back, or a round purged."""
         self._rounds.clear()
 
-    def rolled_back(self) -> None:
+    def reset_after_rollback(self) -> None:
         """Reset the state collected by a transaction that was rolled back."""
-        self.counts.clear()
-        self.found.clear()
-        self.erased = False
-        self.forget_rounds()
+        self.pending_counts.clear()
+        self.damaged_shares.clear()
+        self.has_deleted_rows = False
+        self.clear_round_cache()

@@ -19,7 +19,7 @@ class WriteJob:
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Any]
     after_erasure: bool
-    tries: int = 0
+    attempts: int = 0
     value: Any = None
     error: BaseException | None = None
 
@@ -31,7 +31,7 @@ class BatchOperation(ABC):
 
     @classmethod
     @abstractmethod
-    def do_all(cls, tx: Any, operations: Sequence[Self]) -> list[Any]:
+    def run_all(cls, tx: Any, operations: Sequence[Self]) -> list[Any]:
         """Run the operations with the same effect as one after another. An exception fails all of them.
 
         Returns:
@@ -40,21 +40,21 @@ class BatchOperation(ABC):
 
     def __call__(self, tx: Any) -> Any:
         """Run only this operation."""
-        return self.do_all(tx, [self])[0]
+        return self.run_all(tx, [self])[0]
 
 
-def parts(batch: Iterable[WriteJob]) -> Iterator[list[WriteJob]]:
+def split_batch(batch: Iterable[WriteJob]) -> Iterator[list[WriteJob]]:
     """Split a batch, in its order, into runs of batch operations of one type, and single other jobs."""
     for _, run in groupby(batch, lambda job: type(job.op) if isinstance(job.op, BatchOperation) else job):
         yield list(run)
 
 
-def do(tx: Any, part: Sequence[WriteJob]) -> None:
+def run_part(tx: Any, part: Sequence[WriteJob]) -> None:
     """Run a part of a batch and store the results in its jobs."""
     op: Any = part[0].op
     if isinstance(op, BatchOperation):
         operations: list[Any] = [job.op for job in part]
-        for job, value in zip(part, op.do_all(tx, operations), strict=True):
+        for job, value in zip(part, op.run_all(tx, operations), strict=True):
             job.value = value
     else:
         part[0].value = op(tx)
@@ -65,25 +65,25 @@ class BatchFailedError(Exception):
 
     Args:
         cause: why.
-        shared: whether the error affects every operation alike, so that running them one by one is pointless.
+        is_batch_wide: whether the error affects every operation alike, so that running them one by one is pointless.
     """
 
-    def __init__(self, cause: Exception, *, shared: bool) -> None:
+    def __init__(self, cause: Exception, *, is_batch_wide: bool) -> None:
         super().__init__(str(cause))
         self.cause = cause
-        self.shared = shared
+        self.is_batch_wide = is_batch_wide
 
 
-def resolve(jobs: Iterable[WriteJob]) -> None:
+def deliver_results(jobs: Iterable[WriteJob]) -> None:
     """Deliver results to the callers, with one wake-up per event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[WriteJob]] = {}
     for job in jobs:
         by_loop.setdefault(job.loop, []).append(job)
     for loop, loop_jobs in by_loop.items():
-        tell(loop, settle_all, loop_jobs)
+        call_on_loop(loop, resolve_futures, loop_jobs)
 
 
-def settle_all(jobs: list[WriteJob]) -> None:
+def resolve_futures(jobs: list[WriteJob]) -> None:
     """Resolve the futures that were not cancelled. Runs on the event loop."""
     for job in jobs:
         if not job.future.done():
@@ -93,7 +93,7 @@ def settle_all(jobs: list[WriteJob]) -> None:
                 job.future.set_exception(job.error)
 
 
-def settle(future: asyncio.Future[None], error: Exception | None) -> None:
+def resolve_future(future: asyncio.Future[None], error: Exception | None) -> None:
     """Resolve a future that was not cancelled. Runs on the event loop."""
     if not future.done():
         if error is None:
@@ -102,7 +102,7 @@ def settle(future: asyncio.Future[None], error: Exception | None) -> None:
             future.set_exception(error)
 
 
-def tell(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *args: Any) -> None:
+def call_on_loop(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *args: Any) -> None:
     """Schedule a callback on an event loop, from any thread."""
     with suppress(RuntimeError):  # the loop is closed: no caller waits
         loop.call_soon_threadsafe(callback, *args)

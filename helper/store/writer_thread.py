@@ -16,8 +16,8 @@ from typing import Final, Generic, TypeVar
 
 from helper.errors import StoreError
 from helper.store.rows import DamagedShare
-from helper.store.transaction import Keys
-from helper.store.write_jobs import WriteJob, do, settle, tell
+from helper.store.transaction import DatabaseKeys
+from helper.store.write_jobs import WriteJob, call_on_loop, resolve_future, run_part
 
 T = TypeVar("T")
 TransactionT = TypeVar("TransactionT")
@@ -35,7 +35,7 @@ class WriterStats:
     failures: int = 0
 
 
-class WritingThread(ABC, Generic[TransactionT]):
+class WriterThread(ABC, Generic[TransactionT]):
     """A thread that runs operations in batches, each batch in one transaction.
 
     Args:
@@ -54,11 +54,11 @@ class WritingThread(ABC, Generic[TransactionT]):
         self.stats = WriterStats()
 
     @property
-    def keys(self) -> Keys:
+    def keys(self) -> DatabaseKeys:
         """The database's own keys, while it is open."""
-        keys = self._known_keys()
+        keys = self._get_keys()
         if keys is None:
-            raise _not_open()
+            raise _not_open_error()
         return keys
 
     async def start(self) -> None:
@@ -68,7 +68,7 @@ class WritingThread(ABC, Generic[TransactionT]):
         self._stopped = loop.create_future()
         self._jobs = queue.SimpleQueue()
         self._thread = threading.Thread(
-            target=self._main, args=(loop, started, self._stopped), name="store-writer", daemon=True
+            target=self._run_thread, args=(loop, started, self._stopped), name="store-writer", daemon=True
         )
         self._thread.start()
         try:
@@ -98,7 +98,7 @@ class WritingThread(ABC, Generic[TransactionT]):
             StoreError: as far as known, nothing of it was stored.
         """
         if self._thread is None:
-            raise _not_open()
+            raise _not_open_error()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
         self._submitted.append(WriteJob(op, loop, future, after_erasure))
@@ -116,26 +116,26 @@ class WritingThread(ABC, Generic[TransactionT]):
 
     # ------------------------------------------------------------------ the thread
 
-    def _main(
+    def _run_thread(
         self, loop: asyncio.AbstractEventLoop, started: asyncio.Future[None], stopped: asyncio.Future[None]
     ) -> None:
         try:
             self._open()
         except Exception as error:
-            tell(loop, settle, started, error)
+            call_on_loop(loop, resolve_future, started, error)
             return
-        tell(loop, settle, started, None)
+        call_on_loop(loop, resolve_future, started, None)
         failure: Exception | None = None
         try:
-            self._serve()
+            self._run_batches()
         finally:
             try:
                 self._close()
             except StoreError as error:
                 failure = error
-            tell(loop, settle, stopped, failure)
+            call_on_loop(loop, resolve_future, stopped, failure)
 
-    def _collect(self, timeout: float | None = None) -> tuple[list[WriteJob], bool]:
+    def _collect_batch(self, timeout: float | None = None) -> tuple[list[WriteJob], bool]:
         """Wait for the next batch: all waiting jobs, none if `timeout` expires.
 
         Returns:
@@ -152,32 +152,32 @@ class WritingThread(ABC, Generic[TransactionT]):
             return batch, False
         return batch, True
 
-    def _do(self, tx: TransactionT, part: Sequence[WriteJob]) -> None:
+    def _run_part(self, tx: TransactionT, part: Sequence[WriteJob]) -> None:
         """Run a part of a batch. If it fails before anything was changed, its jobs run one by one and fail alone.
 
         Raises:
             Exception: the transaction cannot continue.
         """
-        before = self._changes(tx)
+        before = self._count_changes(tx)
         try:
-            do(tx, part)
+            run_part(tx, part)
         except Exception as error:
-            if self._spoils(tx, error) or self._changes(tx) != before:
+            if self._is_fatal(tx, error) or self._count_changes(tx) != before:
                 raise
             if len(part) > 1:
                 for job in part:
-                    self._do(tx, [job])
+                    self._run_part(tx, [job])
             else:
                 part[0].error = self._translate(error)
 
-    def _report(self, damaged: list[DamagedShare]) -> None:
+    def _report_damaged(self, damaged: list[DamagedShare]) -> None:
         for share in damaged:
             self._on_damaged(share)
 
     # ------------------------------------------------------------------ implemented by each engine
 
     @abstractmethod
-    def _known_keys(self) -> Keys | None:
+    def _get_keys(self) -> DatabaseKeys | None:
         """The database's own keys, None before it is opened."""
 
     @abstractmethod
@@ -185,15 +185,15 @@ class WritingThread(ABC, Generic[TransactionT]):
         """Open the database; `start` raises what this raises."""
 
     @abstractmethod
-    def _serve(self) -> None:
+    def _run_batches(self) -> None:
         """Run batches until the queue is closed. Resolves every job; raises nothing."""
 
     @abstractmethod
-    def _changes(self, tx: TransactionT) -> int:
+    def _count_changes(self, tx: TransactionT) -> int:
         """A number that differs after a statement has changed something."""
 
     @abstractmethod
-    def _spoils(self, tx: TransactionT, error: Exception) -> bool:
+    def _is_fatal(self, tx: TransactionT, error: Exception) -> bool:
         """Whether the transaction cannot continue after this error of one operation."""
 
     @abstractmethod
@@ -209,5 +209,5 @@ class WritingThread(ABC, Generic[TransactionT]):
         """
 
 
-def _not_open() -> StoreError:
+def _not_open_error() -> StoreError:
     return StoreError("the database is not open", advice="Start the helper again.")

@@ -9,56 +9,58 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-ANYTHING = "…"
-PATIENCE = 240.0
+PLACEHOLDER = "…"
+TIMEOUT_SECONDS = 240.0
 _BLOCK = re.compile(r"<!-- (?P<kind>[a-z]+): (?P<name>[a-z0-9]+) -->\n```console\n(?P<text>.*?)```\n", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class DocumentedCommand:
     """What is typed, and the lines that the page shows of what it prints."""
 
-    typed: str
-    printed: tuple[str, ...]
+    command_line: str
+    output_lines: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class CommandBlock:
     """A block of commands with its mark."""
 
     kind: str
     name: str
-    commands: tuple[Command, ...]
+    commands: tuple[DocumentedCommand, ...]
 
 
-def blocks_of(page: Path) -> list[Block]:
+def parse_blocks(page: Path) -> list[CommandBlock]:
     """Every marked block, in order; a console block without a mark is an error, as nobody would try it."""
     text = page.read_text()
-    found = [Block(match["kind"], match["name"], _commands(match["text"])) for match in _BLOCK.finditer(text)]
+    found = [
+        CommandBlock(match["kind"], match["name"], _parse_commands(match["text"])) for match in _BLOCK.finditer(text)
+    ]
     assert text.count("```console") == len(found), "a console block has no mark"
     return found
 
 
-def _commands(text: str) -> tuple[Command, ...]:
-    commands: list[Command] = []
+def _parse_commands(text: str) -> tuple[DocumentedCommand, ...]:
+    commands: list[DocumentedCommand] = []
     for line in text.splitlines():
         if line.startswith("$ "):
-            commands.append(Command(line[2:], ()))
+            commands.append(DocumentedCommand(line[2:], ()))
         else:
             last = commands.pop()
-            commands.append(Command(last.typed, (*last.printed, line)))
+            commands.append(DocumentedCommand(last.command_line, (*last.output_lines, line)))
     return tuple(commands)
 
 
 @dataclass(frozen=True, slots=True)
-class Typed:
+class CommandResult:
     """How a command ended: exit status, and all that it printed."""
 
-    code: int
-    out: str
+    exit_code: int
+    output: str
 
 
-class Shell:
+class DocumentShell:
     """One shell in which everything is typed: variables that a command sets are there for the next.
 
     Args:
@@ -70,22 +72,22 @@ class Shell:
     def __init__(self, folder: Path, env: Mapping[str, str], places: Mapping[str, str]) -> None:
         self._folder = folder
         self._env = dict(env)
-        self._places = dict(places)
+        self._path_mapping = dict(places)
         longest_first = sorted(places, key=len, reverse=True)
-        self._names = re.compile("|".join(map(re.escape, longest_first)))
-        self._kept = folder / ".variables"
-        self._kept.touch()
+        self._variable_names = re.compile("|".join(map(re.escape, longest_first)))
+        self._variables = folder / ".variables"
+        self._variables.touch()
 
-    def here(self, text: str) -> str:
+    def localize(self, text: str) -> str:
         """A text of the page with this machine's places."""
-        return self._names.sub(lambda found: self._places[found[0]], text)
+        return self._variable_names.sub(lambda found: self._path_mapping[found[0]], text)
 
-    def type(self, command: Command) -> Typed:
+    def run_command(self, command: DocumentedCommand) -> CommandResult:
         """Type one command and wait for its end."""
         out = self._folder / ".out"
         script = (
-            f"set -a; . {self._kept}; set +a; cd {self._folder}\n{self.here(command.typed)}\n"
-            f"code=$?; declare -p ROUND >{self._kept} 2>/dev/null; exit $code"
+            f"set -a; . {self._variables}; set +a; cd {self._folder}\n{self.localize(command.command_line)}\n"
+            f"code=$?; declare -p ROUND >{self._variables} 2>/dev/null; exit $code"
         )
         with out.open("wb") as file:
             ended = subprocess.run(
@@ -94,15 +96,15 @@ class Shell:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
-                timeout=PATIENCE,
+                timeout=TIMEOUT_SECONDS,
                 check=False,
             )
-        return Typed(ended.returncode, out.read_text())
+        return CommandResult(ended.returncode, out.read_text())
 
     @contextmanager
-    def background(self, command: Command) -> Iterator[subprocess.Popen[bytes]]:
+    def start_background(self, command: DocumentedCommand) -> Iterator[subprocess.Popen[bytes]]:
         """A command that goes on, until it is ended with SIGTERM; its output can be read."""
-        words = self.here(command.typed).split()
+        words = self.localize(command.command_line).split()
         process = subprocess.Popen(
             words, env=self._env, cwd=self._folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
         )
@@ -110,13 +112,13 @@ class Shell:
             yield process
         finally:
             process.terminate()
-            process.communicate(timeout=PATIENCE)
+            process.communicate(timeout=TIMEOUT_SECONDS)
 
-    def missing(self, command: Command, typed: Typed) -> str | None:
+    def first_missing_line(self, command: DocumentedCommand, result: CommandResult) -> str | None:
         """The first line of the page's that was not printed, each after the one before it; None when all were."""
-        lines = iter(typed.out.splitlines())
-        for expected in map(self.here, command.printed):
-            pattern = re.compile(".*".join(map(re.escape, expected.split(ANYTHING))))
+        lines = iter(result.output.splitlines())
+        for expected in map(self.localize, command.output_lines):
+            pattern = re.compile(".*".join(map(re.escape, expected.split(PLACEHOLDER))))
             if not any(pattern.fullmatch(line) for line in lines):
                 return expected
         return None

@@ -2,9 +2,9 @@
 
     fake_systemctl.py PLACES COMMAND...
 
-`PLACES` is a JSON file: the folders of this machine that stand for those of the unit. It does what the unit says as far
-as a test can see it: credentials, environment, working directory, waiting for READY=1, SIGTERM and the time that a stop
-may take. It does not restart, confine, or watch. Standard library only.
+`PLACES` is a JSON file: the folders of this machine that stand for those of the unit. It does what the
+unit says as far as a test can see it: credentials, environment, working directory, waiting for READY=1, SIGTERM and
+the time that a stop may take. It does not restart, confine, or watch. Standard library only.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import time
 from pathlib import Path
 
 READY_SECONDS = 60.0
-PAUSE = 0.02
+POLL_SECONDS = 0.02
 
 
-class Unit:
+class SystemdUnit:
     """One installed unit, and its process."""
 
     def __init__(self, places: dict[str, str], name: str) -> None:
@@ -69,7 +69,7 @@ class Unit:
         address.unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel, (self.run / "journal").open("ab") as journal:
             channel.bind(str(address))
-            channel.settimeout(PAUSE)
+            channel.settimeout(POLL_SECONDS)
             process = subprocess.Popen(
                 shlex.split(self.values("ExecStart")[0]),
                 env={**env, "NOTIFY_SOCKET": str(address)},
@@ -81,9 +81,9 @@ class Unit:
                 start_new_session=True,
             )
             (self.run / "pid").write_text(str(process.pid))
-            return self._wait(process, channel)
+            return self._wait_until_ready(process, channel)
 
-    def _wait(self, process: subprocess.Popen[bytes], channel: socket.socket) -> int:
+    def _wait_until_ready(self, process: subprocess.Popen[bytes], channel: socket.socket) -> int:
         until = time.monotonic() + READY_SECONDS
         while time.monotonic() < until:
             if process.poll() is not None:
@@ -108,7 +108,7 @@ class Unit:
             if time.monotonic() > until:
                 os.kill(pid, signal.SIGKILL)
                 return 1
-            time.sleep(PAUSE)
+            time.sleep(POLL_SECONDS)
         return 0
 
     def is_active(self) -> int:
@@ -125,7 +125,7 @@ def main(arguments: list[str]) -> int:
     if words == ["daemon-reload"]:
         return 0
     act, name = (["start", *words])[-2:]
-    unit = Unit(places, name)
+    unit = SystemdUnit(places, name)
     if act == "restart":
         return unit.stop() or unit.start()
     return {"start": unit.start, "stop": unit.stop, "is-active": unit.is_active}[act]()

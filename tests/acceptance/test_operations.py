@@ -21,64 +21,71 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.document_commands import PATIENCE, Block, Command, Shell, Typed, blocks_of
-from tests.support.process import free_port
+from tests.acceptance.document_commands import (
+    TIMEOUT_SECONDS,
+    CommandBlock,
+    CommandResult,
+    DocumentedCommand,
+    DocumentShell,
+    parse_blocks,
+)
+from tests.support.process import find_free_port
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "operations.md"
 BIN = Path(sys.executable).parent
-STAND_IN = Path(__file__).with_name("fake_systemctl.py")
-FAULTS = 10
-DISK_FULL = "8"
+FAKE_SYSTEMCTL = Path(__file__).with_name("fake_systemctl.py")
+FAULT_COUNT = 10
+DISK_FULL_FAULT = "8"
 """The one that takes a disk of its own: without the right to mount one it is left out."""
-MADE_BY_OTHERS = ("/etc/systemd/system", "/etc/sysusers.d", "/usr/local/bin", "/var/lib/svote-helper", "/run")
-FOLDERS = (*MADE_BY_OTHERS, "/opt/svote-helper", "/etc/svote-helper", "/var/backups/svote-helper")
-PAUSE = 1.0
+SYSTEM_FOLDERS = ("/etc/systemd/system", "/etc/sysusers.d", "/usr/local/bin", "/var/lib/svote-helper", "/run")
+FOLDERS = (*SYSTEM_FOLDERS, "/opt/svote-helper", "/etc/svote-helper", "/var/backups/svote-helper")
+RETRY_SECONDS = 1.0
 """Seconds between two tries: each costs the processor what the helper needs to get ready."""
 
 
 @dataclass
-class Site:
+class DocumentedMachine:
     """The machine of the page, in a folder.
 
     Attributes:
         folder: that folder.
         shell: in which everything is typed.
-        fillable: whether the database's folder is a disk of its own, which can be filled.
+        has_own_disk: whether the database's folder is a disk of its own, which can be filled.
     """
 
     folder: Path
-    shell: Shell
-    fillable: bool
+    shell: DocumentShell
+    has_own_disk: bool
 
-    def do(self, block: Block) -> None:
+    def run_block(self, block: CommandBlock) -> None:
         """Type a block; each command must end well, and print what the page shows."""
         for command in block.commands:
-            typed = self.shell.type(command)
-            assert typed.code == 0, self._told(command, typed, f"exit status {typed.code}")
-            missing = self.shell.missing(command, typed)
-            assert missing is None, self._told(command, typed, f"not printed: {missing}")
+            typed = self.shell.run_command(command)
+            assert typed.exit_code == 0, self._describe_failure(command, typed, f"exit status {typed.exit_code}")
+            missing = self.shell.first_missing_line(command, typed)
+            assert missing is None, self._describe_failure(command, typed, f"not printed: {missing}")
 
-    def until(self, block: Block, *, well: bool) -> None:
+    def repeat_until(self, block: CommandBlock, *, well: bool) -> None:
         """Type a block again and again until every command prints what the page shows, and ends as it must."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         for command in block.commands:
             while True:
-                typed = self.shell.type(command)
-                missing = self.shell.missing(command, typed)
-                if missing is None and (typed.code == 0) == well:
+                typed = self.shell.run_command(command)
+                missing = self.shell.first_missing_line(command, typed)
+                if missing is None and (typed.exit_code == 0) == well:
                     break
-                why = f"not printed: {missing}" if missing else f"exit status {typed.code}"
-                assert time.monotonic() < deadline, self._told(command, typed, why)
-                time.sleep(PAUSE)
+                why = f"not printed: {missing}" if missing else f"exit status {typed.exit_code}"
+                assert time.monotonic() < deadline, self._describe_failure(command, typed, why)
+                time.sleep(RETRY_SECONDS)
 
-    def _told(self, command: Command, typed: Typed, why: str) -> str:
+    def _describe_failure(self, command: DocumentedCommand, typed: CommandResult, why: str) -> str:
         journal = self.folder / "run" / "svote-helper" / "journal"
         log = journal.read_text(errors="replace")[-3000:] if journal.exists() else ""
-        return f"{command.typed}\n{why}\nit printed:\n{typed.out}\njournal:\n{log}"
+        return f"{command.command_line}\n{why}\nit printed:\n{typed.output}\njournal:\n{log}"
 
 
-def build(folder: Path) -> Path:
+def build_wheel(folder: Path) -> Path:
     """`make wheel` with this environment, into another folder."""
     dist, venv = folder / "dist", BIN.parent
     command = ["make", f"--old-file={venv}/.deps", "wheel", f"VENV={venv}", f"DIST={dist}"]
@@ -86,25 +93,25 @@ def build(folder: Path) -> Path:
     return dist
 
 
-def executable(path: Path, *lines: str) -> None:
+def write_executable(path: Path, *lines: str) -> None:
     path.write_text("\n".join(["#!/bin/bash", *lines, ""]))
     path.chmod(0o755)
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
+def site(tmp_path: Path) -> Iterator[DocumentedMachine]:
     """A machine on which nothing of it is installed yet, with folders for those of the page, and free ports."""
-    dist = build(tmp_path)
+    dist = build_wheel(tmp_path)
     places = {name: str(tmp_path / name.strip("/")) for name in FOLDERS}
-    for name in MADE_BY_OTHERS:
+    for name in SYSTEM_FOLDERS:
         Path(places[name]).mkdir(parents=True)
     (tmp_path / "places.json").write_text(json.dumps(places))
-    rest, rpc = two_free_ports(), two_free_ports()
-    ports = {"8090": free_port(), "11317": rest, "11318": rest + 1, "36657": rpc, "36658": rpc + 1}
+    rest, rpc = find_two_free_ports(), find_two_free_ports()
+    ports = {"8090": find_free_port(), "11317": rest, "11318": rest + 1, "36657": rpc, "36658": rpc + 1}
     tools = tmp_path / "tools"
     tools.mkdir()
-    executable(tools / "systemctl", f'exec {sys.executable} -I {STAND_IN} {tmp_path}/places.json "$@"')
-    executable(tools / "systemd-sysusers", "exit 0")
+    write_executable(tools / "systemctl", f'exec {sys.executable} -I {FAKE_SYSTEMCTL} {tmp_path}/places.json "$@"')
+    write_executable(tools / "systemd-sysusers", "exit 0")
     environment = "/opt/svote-helper"
     quicker = {
         f"python3 -m venv {environment}": f"{sys.executable} -m venv --without-pip {places[environment]}",
@@ -120,10 +127,10 @@ def site(tmp_path: Path) -> Iterator[Site]:
         "SVOTE_HELPER_HELPER_MAX_CONCURRENT_PROOFS": "1",
         "SVOTE_HELPER_PROVER_NICE": "0",
     }
-    shell = Shell(dist, env, {**places, **quicker, **{name: str(port) for name, port in ports.items()}})
-    with own_disk(Path(places["/var/lib/svote-helper"])) as fillable:
+    shell = DocumentShell(dist, env, {**places, **quicker, **{name: str(port) for name, port in ports.items()}})
+    with mount_small_disk(Path(places["/var/lib/svote-helper"])) as fillable:
         try:
-            yield Site(tmp_path, shell, fillable)
+            yield DocumentedMachine(tmp_path, shell, fillable)
         finally:
             subprocess.run([tools / "systemctl", "stop", "svote-helper"], env=env, check=False, capture_output=True)
             with suppress(OSError, ValueError):  # the program that has the port, if the page was left in the midst
@@ -131,7 +138,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 @contextmanager
-def own_disk(folder: Path) -> Iterator[bool]:
+def mount_small_disk(folder: Path) -> Iterator[bool]:
     """A small disk of its own there, where this user may mount one; whether it is there."""
     mounted = (
         os.geteuid() == 0
@@ -147,42 +154,42 @@ def own_disk(folder: Path) -> Iterator[bool]:
 
 
 @contextmanager
-def running(shell: Shell, block: Block) -> Iterator[None]:
+def run_in_background(shell: DocumentShell, block: CommandBlock) -> Iterator[None]:
     """The program of a block, in the background, once it says that it listens."""
     (command,) = block.commands
-    with shell.background(command) as process:
+    with shell.start_background(command) as process:
         assert process.stdout is not None
         assert process.stdout.readline(), "it ended at its start"
         yield
 
 
-def test_the_page_does_what_it_says(site: Site) -> None:
-    blocks = blocks_of(PAGE)
+def test_operations_page_commands_work(site: DocumentedMachine) -> None:
+    blocks = parse_blocks(PAGE)
     by_name = {(block.kind, block.name): block for block in blocks}
     faults = [block.name for block in blocks if block.kind == "cause"]
-    assert faults == [str(number) for number in range(1, FAULTS + 1)]
+    assert faults == [str(number) for number in range(1, FAULT_COUNT + 1)]
     healthy = by_name["until", "healthy"]
     with ExitStack() as stack:
         for block in blocks:
             if block.kind == "background":
-                stack.enter_context(running(site.shell, block))
+                stack.enter_context(run_in_background(site.shell, block))
             elif block.kind == "do":
-                site.do(block)
+                site.run_block(block)
             elif block.kind == "until":
-                site.until(block, well=True)
+                site.repeat_until(block, well=True)
             elif block.kind == "cause":
-                if block.name == DISK_FULL and not site.fillable:
+                if block.name == DISK_FULL_FAULT and not site.has_own_disk:
                     continue
-                site.do(block)
-                site.until(by_name["see", block.name], well=False)
-                site.do(by_name["fix", block.name])
-                site.until(healthy, well=True)
+                site.run_block(block)
+                site.repeat_until(by_name["see", block.name], well=False)
+                site.run_block(by_name["fix", block.name])
+                site.repeat_until(healthy, well=True)
 
 
-def two_free_ports() -> int:
+def find_two_free_ports() -> int:
     """The first of two ports in a row that nobody listens on."""
     while True:
-        port = free_port()
+        port = find_free_port()
         with suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port + 1))
             return port

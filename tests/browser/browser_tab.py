@@ -13,32 +13,32 @@ from typing import Any
 
 from playwright.async_api import Browser, ConsoleMessage, Locator, Page, Request, ViewportSize, async_playwright, expect
 
-from tests.support.process import PATIENCE
+from tests.support.process import TIMEOUT_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 ARTIFACTS = ROOT / "build" / "browser"
 """Pictures of what the tests saw; git does not keep them."""
-WALLET = ARTIFACTS / "keplr.js"
+WALLET_SCRIPT = ARTIFACTS / "keplr.js"
 """The wallet in Keplr's place, as `make` builds it from ui/tests/browser/."""
-AXE = ROOT / "ui" / "node_modules" / "axe-core" / "axe.min.js"
-_NUMBERS = itertools.count(1000)
-WIDE: ViewportSize = {"width": 1280, "height": 800}
-expect.set_options(timeout=1000 * PATIENCE)
-PHONE: ViewportSize = {"width": 375, "height": 812}
+AXE_SCRIPT = ROOT / "ui" / "node_modules" / "axe-core" / "axe.min.js"
+_KEY_NUMBERS = itertools.count(1000)
+WIDE_VIEWPORT: ViewportSize = {"width": 1280, "height": 800}
+expect.set_options(timeout=1000 * TIMEOUT_SECONDS)
+PHONE_VIEWPORT: ViewportSize = {"width": 375, "height": 812}
 
 
-def new_key() -> str:
+def create_private_key() -> str:
     """A private key in hex that no other test has."""
-    return f"{next(_NUMBERS):064x}"
+    return f"{next(_KEY_NUMBERS):064x}"
 
 
 @asynccontextmanager
-async def browsing() -> AsyncIterator[Browser]:
+async def launch_browser() -> AsyncIterator[Browser]:
     """Debian's chromium: playwright's own would have to be downloaded."""
     chromium = shutil.which("chromium")
     assert chromium, "the browser tests need chromium (Debian: apt install chromium)"
-    for needed in (WALLET, AXE):
-        assert needed.is_file(), f"{needed.relative_to(ROOT)} is not there: make {WALLET.relative_to(ROOT)}"
+    for needed in (WALLET_SCRIPT, AXE_SCRIPT):
+        assert needed.is_file(), f"{needed.relative_to(ROOT)} is not there: make {WALLET_SCRIPT.relative_to(ROOT)}"
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(
             executable_path=chromium, args=["--disable-background-networking", "--disable-component-update"]
@@ -50,92 +50,96 @@ async def browsing() -> AsyncIterator[Browser]:
 
 
 @dataclass
-class Visitor:
+class BrowserTab:
     """One tab.
 
     Attributes:
         page: the tab.
         origin: the service that it looks at.
-        elsewhere: addresses beyond it that the page may ask.
-        expected: parts of console messages that a test brings about on purpose.
-        told: what the console and uncaught errors said beyond that.
-        asked: every request.
+        allowed_urls: addresses beyond it that the page may ask.
+        expected_messages: parts of console messages that a test brings about on purpose.
+        console_messages: what the console and uncaught errors said beyond that.
+        requested_urls: every request.
     """
 
     page: Page
     origin: str
-    elsewhere: Sequence[str]
-    expected: list[str] = field(default_factory=list)
-    told: list[str] = field(default_factory=list)
-    asked: list[str] = field(default_factory=list)
+    allowed_urls: Sequence[str]
+    expected_messages: list[str] = field(default_factory=list)
+    console_messages: list[str] = field(default_factory=list)
+    requested_urls: list[str] = field(default_factory=list)
 
-    def watch(self) -> None:
+    def start_recording(self) -> None:
         """Begin to take notes."""
-        self.page.set_default_timeout(1000 * PATIENCE)
-        self.page.on("console", self._console)
-        self.page.on("pageerror", lambda error: self.told.append(f"uncaught: {error}"))
-        self.page.on("request", self._request)
+        self.page.set_default_timeout(1000 * TIMEOUT_SECONDS)
+        self.page.on("console", self._record_console)
+        self.page.on("pageerror", lambda error: self.console_messages.append(f"uncaught: {error}"))
+        self.page.on("request", self._record_request)
 
-    def _console(self, message: ConsoleMessage) -> None:
+    def _record_console(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
-            self.told.append(f"{message.type}: {message.text} ({message.location.get('url', '')})")
+            self.console_messages.append(f"{message.type}: {message.text} ({message.location.get('url', '')})")
 
-    def _request(self, request: Request) -> None:
-        self.asked.append(request.url)
+    def _record_request(self, request: Request) -> None:
+        self.requested_urls.append(request.url)
 
-    def judge(self) -> None:
+    def assert_clean(self) -> None:
         """Nothing was said on the console that no test meant, and nothing was asked elsewhere."""
-        assert [line for line in self.told if not any(part in line for part in self.expected)] == []
+        assert [
+            line for line in self.console_messages if not any(part in line for part in self.expected_messages)
+        ] == []
         allowed = (f"{self.origin}/", "data:")
-        assert [url for url in self.asked if not url.startswith(allowed) and url not in self.elsewhere] == []
+        assert [
+            url for url in self.requested_urls if not url.startswith(allowed) and url not in self.allowed_urls
+        ] == []
 
-    async def open(self, path: str) -> None:
+    async def open_page(self, path: str) -> None:
         """Go there as with a link from elsewhere."""
         await self.page.goto(f"{self.origin}{path}")
 
-    async def shows(self, text: str) -> Locator:
+    async def wait_for_text(self, text: str) -> Locator:
         """Wait until a text is there to be seen."""
         found = self.page.get_by_text(text).first
         await found.wait_for()
         return found
 
-    async def heading(self, name: str) -> Locator:
+    async def wait_for_heading(self, name: str) -> Locator:
         """Wait for the view with this heading."""
         found = self.page.get_by_role("heading", level=1, name=name)
         await found.wait_for()
         return found
 
-    async def press(self, name: str) -> None:
+    async def press_button(self, name: str) -> None:
         """Press a button."""
         await self.page.get_by_role("button", name=name).click()
 
-    async def watch_queue(self, token: str) -> None:
+    async def open_queue(self, token: str) -> None:
         """Open the queue with a token and wait until it is live."""
-        await self.open("/queue")
+        await self.open_page("/queue")
         await self.page.get_by_label("Operator token").fill(token)
-        await self.press("Watch the queue")
-        await self.live()
+        await self.press_button("Watch the queue")
+        await self.wait_until_live()
         await self.page.get_by_role("heading", name="Due in the next hour").wait_for()
 
-    async def live(self) -> None:
+    async def wait_until_live(self) -> None:
         """Wait until the queue is."""
         await self.page.locator(".badge", has_text="Live").wait_for()
 
-    async def wallet(self, **conduct: Any) -> None:
+    async def install_wallet(self, **behavior: Any) -> None:
         """Have a wallet in every page from now on; see ui/tests/browser/keplr.ts for how it may behave."""
-        settings = {"keys": [new_key(), new_key()], **conduct}
+        settings = {"keys": [create_private_key(), create_private_key()], **behavior}
         await self.page.add_init_script(script=f"globalThis.walletConduct = {json.dumps(settings)};")
-        await self.page.add_init_script(path=WALLET)
+        await self.page.add_init_script(path=WALLET_SCRIPT)
 
-    async def wallet_asked(self, method: str) -> list[list[Any]]:
+    async def wallet_requests(self, method: str) -> list[list[Any]]:
         """With what the wallet was asked for this."""
         calls: list[dict[str, Any]] = await self.page.evaluate("wallet.asked")
         return [call["with"] for call in calls if call["method"] == method]
 
-    async def violations(self) -> list[str]:
+    async def find_accessibility_violations(self) -> list[str]:
         """What axe-core finds wrong with the page as it is, all of its rules asked."""
         if not await self.page.evaluate("'axe' in globalThis"):
-            await self.page.evaluate(AXE.read_text())
+            await self.page.evaluate(AXE_SCRIPT.read_text())
         found = await self.page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
         return [
             f"{rule['id']}: {node['html']} {node['failureSummary']}"

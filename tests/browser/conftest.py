@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 from playwright.async_api import Browser
 
-from tests.browser.browser_tab import WIDE, Visitor, browsing
-from tests.browser.environment import Stage, on_stage
+from tests.browser.browser_tab import WIDE_VIEWPORT, BrowserTab, launch_browser
+from tests.browser.environment import BrowserEnvironment, run_environment
 
 
 @pytest.fixture(scope="session")
@@ -18,25 +18,25 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="session")
-async def stage(anyio_backend: str) -> AsyncIterator[Stage]:
-    async with on_stage() as stage:
+async def browser_environment(anyio_backend: str) -> AsyncIterator[BrowserEnvironment]:
+    async with run_environment() as stage:
         yield stage
 
 
 @pytest.fixture(scope="session")
 async def browser(anyio_backend: str) -> AsyncIterator[Browser]:
-    async with browsing() as browser:
+    async with launch_browser() as browser:
         yield browser
 
 
 @pytest.fixture
-async def visitor(stage: Stage, browser: Browser) -> AsyncIterator[Visitor]:
+async def browser_tab(browser_environment: BrowserEnvironment, browser: Browser) -> AsyncIterator[BrowserTab]:
     """A tab with nothing kept from others; what should not have happened in it fails its test at the end."""
-    context = await browser.new_context(viewport=WIDE, locale="en-GB", timezone_id="Europe/Berlin")
+    context = await browser.new_context(viewport=WIDE_VIEWPORT, locale="en-GB", timezone_id="Europe/Berlin")
     try:
-        visitor = Visitor(await context.new_page(), stage.url, stage.servers)
-        visitor.watch()
+        visitor = BrowserTab(await context.new_page(), browser_environment.url, browser_environment.vote_server_urls)
+        visitor.start_recording()
         yield visitor
-        visitor.judge()
+        visitor.assert_clean()
     finally:
         await context.close()

@@ -21,38 +21,38 @@ from admin import adr036
 from admin.registration import RegistrationRequest
 from devnet import ballot
 from devnet.wallet import CastVote, Wallet
-from tests.support.devnet import Chain
-from tests.support.harness import Helper, soon
-from tests.support.process import free_port
+from tests.support.devnet import DevChain
+from tests.support.harness import HelperProcess, unix_time_in
+from tests.support.process import find_free_port
 
 TOKEN = "operators-only"
 PROPOSALS = (
     {"title": "Fund the wallet's second audit", "options": ["Support", "Oppose", "Abstain"]},
     {"title": "Raise the quorum to a third", "options": ["Support", "Oppose"]},
 )
-PAST_SECONDS = 110
+PAST_ROUND_SECONDS = 110
 """Length of the round that is over: less than a clock may be off, as the chain's clock is moved on to its end."""
-OPEN_SECONDS = 3 * 86_400
-WAITING = ("Höhle <&> node", "Orchard Rising", "Ελιά", "north-star-07")
+OPEN_ROUND_SECONDS = 3 * 86_400
+WAITING_MONIKERS = ("Höhle <&> node", "Orchard Rising", "Ελιά", "north-star-07")
 """Names of validators that wait."""
 
 
 @dataclass(frozen=True)
-class Stage:
+class BrowserEnvironment:
     """A running chain and helper.
 
     Attributes:
-        past: a round that is over, with a tally and a vote that came too late.
-        open: a round that takes votes; the shares of one wait for their time, minutes ahead.
+        past_round_id: a round that is over, with a tally and a vote that came too late.
+        open_round_id: a round that takes votes; the shares of one wait for their time, minutes ahead.
         support: votes for the first option of the past round's first proposal.
         silent: a published vote server that nobody is.
     """
 
-    chain: Chain
-    helper: Helper
+    chain: DevChain
+    helper: HelperProcess
     http: httpx.AsyncClient
-    past: bytes
-    open: bytes
+    past_round_id: bytes
+    open_round_id: bytes
     support: int
     silent: str
 
@@ -62,21 +62,23 @@ class Stage:
         return self.helper.url
 
     @property
-    def servers(self) -> tuple[str, ...]:
+    def vote_server_urls(self) -> tuple[str, ...]:
         """The addresses that the page may ask beside its own: the published vote servers' status."""
         return (f"{self.silent}/shielded-vote/v1/status",)
 
-    async def vote(self, times: Sequence[int], *, proposal: int = 1, decision: int = 0, weight: int = 100) -> CastVote:
+    async def cast_vote(
+        self, times: Sequence[int], *, proposal: int = 1, decision: int = 0, weight: int = 100
+    ) -> CastVote:
         """A vote in the open round, its shares posted with these times."""
-        return await _vote(self.chain, self.helper, self.open, times, proposal, decision, weight)
+        return await _cast_vote(self.chain, self.helper, self.open_round_id, times, proposal, decision, weight)
 
-    async def pending(self) -> dict[str, dict[str, Any]]:
+    async def pending_validators(self) -> dict[str, dict[str, Any]]:
         """Who waits, by address."""
         answer = await self.http.get(f"{self.url}/api/pending-validators")
         answer.raise_for_status()
         return {one["operator_address"]: one for one in answer.json()}
 
-    async def bond(self, account: str) -> None:
+    async def bond_validator(self, account: str) -> None:
         """Give a validator its staking record."""
         await self.chain.post(
             "/devnet/validators", {"operator_address": adr036.validator_address(account), "moniker": "bonded"}
@@ -84,15 +86,15 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def on_stage() -> AsyncIterator[Stage]:
+async def run_environment() -> AsyncIterator[BrowserEnvironment]:
     """Set it up, and clear it away."""
     with tempfile.TemporaryDirectory(prefix="svote-stage-") as name:
         folder = Path(name)
         async with httpx.AsyncClient(timeout=30) as http:
-            chain = Chain(folder, http, "--block-seconds", "0.3")
+            chain = DevChain(folder, http, "--block-seconds", "0.3")
             await chain.start()
             try:
-                helper = Helper(
+                helper = HelperProcess(
                     folder,
                     http,
                     chain,
@@ -104,42 +106,42 @@ async def on_stage() -> AsyncIterator[Stage]:
                         "enable": True,
                         "chain_denom": "usvote",
                         "chain_rest": chain.url,
-                        "chain_rpc": chain.told["rpc"],
+                        "chain_rpc": chain.ready_data["rpc"],
                     },
                     operator={"token": TOKEN, "socket": str(folder / "helper.sock")},
                 )
                 await helper.start()
                 try:
-                    yield await _set(chain, helper, http)
+                    yield await _set_up(chain, helper, http)
                 finally:
                     await helper.kill()
             finally:
                 await chain.kill()
 
 
-async def _set(chain: Chain, helper: Helper, http: httpx.AsyncClient) -> Stage:
-    silent = f"http://127.0.0.1:{free_port()}"
+async def _set_up(chain: DevChain, helper: HelperProcess, http: httpx.AsyncClient) -> BrowserEnvironment:
+    silent = f"http://127.0.0.1:{find_free_port()}"
     # the helper asks for it as soon as it listens, and then once a minute
-    await chain.post("/devnet/voting-config", _voting_config(helper.url, silent))
-    await helper.ready()
-    for number, moniker in enumerate(WAITING):
+    await chain.post("/devnet/voting-config", _publish_voting_config(helper.url, silent))
+    await helper.wait_until_ready()
+    for number, moniker in enumerate(WAITING_MONIKERS):
         url = "" if number == 3 else f"https://vote-{number}.example.org"
-        answer = await http.post(f"{helper.url}/api/register-validator", json=registration(number, moniker, url))
+        answer = await http.post(f"{helper.url}/api/register-validator", json=create_registration(number, moniker, url))
         answer.raise_for_status()
-    past, support = await _past_round(chain, helper, http)
-    opened = await chain.open_round(OPEN_SECONDS, proposals=list(PROPOSALS))
-    stage = Stage(chain, helper, http, past, opened, support, silent)
-    dice = random.Random(5)
-    await stage.vote(ballot.spread(time.time() + 900, 2400, dice))
+    past, support = await _create_past_round(chain, helper, http)
+    opened = await chain.open_round(OPEN_ROUND_SECONDS, proposals=list(PROPOSALS))
+    stage = BrowserEnvironment(chain, helper, http, past, opened, support, silent)
+    rng = random.Random(5)
+    await stage.cast_vote(ballot.spread_times(time.time() + 900, 2400, rng))
     return stage
 
 
-def registration(number: int, moniker: str, url: str) -> dict[str, Any]:
+def create_registration(number: int, moniker: str, url: str) -> dict[str, Any]:
     """A validator's registration of now, with a key that goes by its number."""
     key = bytes([number + 1]) * 32
-    signer, pub_key, _ = adr036.sign(b"", key)
+    signer, pub_key, _ = adr036.sign_data(b"", key)
     claim = RegistrationRequest(operator_address=signer, url=url, moniker=moniker, timestamp=int(time.time()))
-    _, _, signature = adr036.sign(claim.signed_text(), key)
+    _, _, signature = adr036.sign_data(claim.signed_text(), key)
     return {
         "operator_address": signer,
         "url": url,
@@ -150,8 +152,8 @@ def registration(number: int, moniker: str, url: str) -> dict[str, Any]:
     }
 
 
-def _voting_config(helper: str, silent: str) -> dict[str, Any]:
-    operator, _, _ = adr036.sign(b"", bytes([1]) * 32)
+def _publish_voting_config(helper: str, silent: str) -> dict[str, Any]:
+    operator, _, _ = adr036.sign_data(b"", bytes([1]) * 32)
     return {
         "version": "7",
         "snapshot_height": 3_214_500,
@@ -165,16 +167,16 @@ def _voting_config(helper: str, silent: str) -> dict[str, Any]:
     }
 
 
-async def _past_round(chain: Chain, helper: Helper, http: httpx.AsyncClient) -> tuple[bytes, int]:
+async def _create_past_round(chain: DevChain, helper: HelperProcess, http: httpx.AsyncClient) -> tuple[bytes, int]:
     """A round with one vote that was counted and one that came too late, and what the first option got."""
-    round_id = await chain.open_round(PAST_SECONDS, proposals=list(PROPOSALS))
+    round_id = await chain.open_round(PAST_ROUND_SECONDS, proposals=list(PROPOSALS))
     end = int((await chain.get(f"/shielded-vote/v1/round/{round_id.hex()}"))["round"]["vote_end_time"])
-    counted = await _vote(chain, helper, round_id, ballot.immediate(), 1, 0, 1_260)
+    counted = await _cast_vote(chain, helper, round_id, ballot.immediate_times(), 1, 0, 1_260)
     # equal to the end is taken, and cannot count
-    await _vote(chain, helper, round_id, ballot.same_second(end), 2, 1, 20)
-    await helper.confirmed(counted)
+    await _cast_vote(chain, helper, round_id, ballot.same_second_times(end), 2, 1, 20)
+    await helper.wait_until_confirmed(counted)
     await chain.post("/devnet/mine", {"blocks": 1, "advance_seconds": max(0.0, end - time.time())})
-    async with helper.patience("has seen the round's tally"):
+    async with helper.timeout("has seen the round's tally"):
         while (await chain.get(f"/shielded-vote/v1/round/{round_id.hex()}"))["round"]["status"] != 3:
             await asyncio.sleep(0.1)
         while (await http.get(f"{helper.url}/shielded-vote/v1/queue-status")).json()[round_id.hex()]["failed"] == 0:
@@ -182,9 +184,9 @@ async def _past_round(chain: Chain, helper: Helper, http: httpx.AsyncClient) -> 
     return round_id, 1_260
 
 
-async def _vote(
-    chain: Chain,
-    helper: Helper,
+async def _cast_vote(
+    chain: DevChain,
+    helper: HelperProcess,
     round_id: bytes,
     times: Sequence[int],
     proposal: int,
@@ -195,7 +197,7 @@ async def _vote(
         return await wallet.cast_vote(round_id, proposal, decision, weight=weight, times=times)
 
 
-def in_seconds(seconds: int, *, after: int = 1) -> list[int]:
+def times_within(seconds: int, *, after: int = 1) -> list[int]:
     """Times of 16 shares over so many seconds, the first so long from now."""
-    start = soon(after)
-    return [start + index * seconds // ballot.SHARES for index in range(ballot.SHARES)]
+    start = unix_time_in(after)
+    return [start + index * seconds // ballot.SHARE_COUNT for index in range(ballot.SHARE_COUNT)]

@@ -8,50 +8,55 @@ from typing import Literal
 
 from playwright.async_api import Browser, ViewportSize
 
-from tests.browser.browser_tab import PHONE, ROOT, Visitor, browsing
-from tests.browser.environment import Stage, in_seconds, on_stage
-from tests.browser.view_states import SCENES, Scene
+from tests.browser.browser_tab import PHONE_VIEWPORT, ROOT, BrowserTab, launch_browser
+from tests.browser.environment import BrowserEnvironment, run_environment, times_within
+from tests.browser.view_states import VIEW_STATES, ViewState
 
 FOLDER = ROOT / "docs" / "images"
-LARGEST = 300_000
+MAX_BYTES = 300_000
 """Bytes of all pictures together."""
-PAGE: ViewportSize = {"width": 1120, "height": 760}
-COLOURS = "48"
+PAGE_VIEWPORT: ViewportSize = {"width": 1120, "height": 760}
+COLOR_COUNT = "48"
 
 PICTURES: dict[str, tuple[str, Literal["light", "dark"], ViewportSize]] = {
-    "join": ("reviewed", "light", PAGE),
-    "join-phone": ("reviewed", "dark", PHONE),
-    "waiting": ("validators", "light", PAGE),
-    "network": ("network", "light", PAGE),
-    "rounds": ("rounds", "light", PAGE),
-    "queue": ("queue", "dark", PAGE),
+    "join": ("reviewed", "light", PAGE_VIEWPORT),
+    "join-phone": ("reviewed", "dark", PHONE_VIEWPORT),
+    "waiting": ("validators", "light", PAGE_VIEWPORT),
+    "network": ("network", "light", PAGE_VIEWPORT),
+    "rounds": ("rounds", "light", PAGE_VIEWPORT),
+    "queue": ("queue", "dark", PAGE_VIEWPORT),
 }
 
 
-async def draw() -> None:
+async def draw_all() -> None:
     """All of them."""
     FOLDER.mkdir(exist_ok=True)
-    async with on_stage() as stage, browsing() as browser:
+    async with run_environment() as stage, launch_browser() as browser:
         for name, (scene, scheme, size) in PICTURES.items():
-            await take(browser, stage, name, SCENES[scene], scheme, size)
+            await take_screenshot(browser, stage, name, VIEW_STATES[scene], scheme, size)
     files = [FOLDER / f"{name}.png" for name in PICTURES]
-    subprocess.run(["pngquant", "--force", "--ext", ".png", "--strip", "--speed", "1", COLOURS, *files], check=True)
+    subprocess.run(["pngquant", "--force", "--ext", ".png", "--strip", "--speed", "1", COLOR_COUNT, *files], check=True)
     weight = sum(path.stat().st_size for path in files)
     print(f"{len(files)} pictures, {weight} bytes")
-    if weight > LARGEST:
-        raise SystemExit(f"more than {LARGEST} bytes")
+    if weight > MAX_BYTES:
+        raise SystemExit(f"more than {MAX_BYTES} bytes")
 
 
-async def take(
-    browser: Browser, stage: Stage, name: str, scene: Scene, scheme: Literal["light", "dark"], size: ViewportSize
+async def take_screenshot(
+    browser: Browser,
+    stage: BrowserEnvironment,
+    name: str,
+    view: ViewState,
+    scheme: Literal["light", "dark"],
+    size: ViewportSize,
 ) -> None:
     """One picture of the whole page, as high as it is."""
     context = await browser.new_context(viewport=size, color_scheme=scheme, locale="en-GB", timezone_id="UTC")
-    visitor = Visitor(await context.new_page(), stage.url, stage.servers)
-    visitor.watch()
+    visitor = BrowserTab(await context.new_page(), stage.url, stage.vote_server_urls)
+    visitor.start_recording()
     if name == "queue":
-        await stage.vote(in_seconds(12), proposal=2)
-    await scene(visitor)
+        await stage.cast_vote(times_within(12), proposal=2)
+    await view(visitor)
     if name == "queue":
         await visitor.page.get_by_text("Show as table").click()  # closed again
         await visitor.page.locator("dl.states .value").nth(3).filter(has_text="7").wait_for()
@@ -61,4 +66,4 @@ async def take(
 
 
 if __name__ == "__main__":
-    asyncio.run(draw())
+    asyncio.run(draw_all())

@@ -10,61 +10,69 @@ from typing import Any
 import pytest
 from playwright.async_api import Locator, expect
 
-from tests.browser.browser_tab import Visitor
-from tests.browser.environment import PROPOSALS, TOKEN, WAITING, Stage, in_seconds
-from tests.support.secrets import secrets_of, told_in
+from tests.browser.browser_tab import BrowserTab
+from tests.browser.environment import PROPOSALS, TOKEN, WAITING_MONIKERS, BrowserEnvironment, times_within
+from tests.support.secrets import collect_secrets, secrets_in_text
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_who_waits_can_be_searched_sorted_and_copied(visitor: Visitor, stage: Stage) -> None:
-    await visitor.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    await visitor.open("/validators")
-    rows = visitor.page.get_by_role("row")
-    await rows.filter(has_text=WAITING[0]).wait_for()
-    waiting = list((await stage.pending()).values())
+async def test_pending_validators_can_be_searched_sorted_and_copied(
+    browser_tab: BrowserTab, browser_environment: BrowserEnvironment
+) -> None:
+    await browser_tab.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    await browser_tab.open_page("/validators")
+    rows = browser_tab.page.get_by_role("row")
+    await rows.filter(has_text=WAITING_MONIKERS[0]).wait_for()
+    waiting = list((await browser_environment.pending_validators()).values())
     await expect(rows).to_have_count(len(waiting) + 1)
 
-    await visitor.page.get_by_role("button", name="Name", exact=True).click()
-    await expect(visitor.page.get_by_role("columnheader", name="Name")).to_have_attribute("aria-sort", "ascending")
-    names = await visitor.page.locator("td[data-label=Name]").all_inner_texts()
+    await browser_tab.page.get_by_role("button", name="Name", exact=True).click()
+    await expect(browser_tab.page.get_by_role("columnheader", name="Name")).to_have_attribute("aria-sort", "ascending")
+    names = await browser_tab.page.locator("td[data-label=Name]").all_inner_texts()
     assert sorted(names) == sorted(one["moniker"] for one in waiting)
-    ours = [name for name in names if name in WAITING]
+    ours = [name for name in names if name in WAITING_MONIKERS]
     assert ours == ["Höhle <&> node", "north-star-07", "Orchard Rising", "Ελιά"]
 
-    await visitor.page.get_by_label("Search").fill("star vote-3 north")
-    await visitor.shows("No match")
-    await visitor.page.get_by_label("Search").fill("orchard vote-1")
+    await browser_tab.page.get_by_label("Search").fill("star vote-3 north")
+    await browser_tab.wait_for_text("No match")
+    await browser_tab.page.get_by_label("Search").fill("orchard vote-1")
     await expect(rows).to_have_count(2)
     (one,) = [one for one in waiting if one["moniker"] == "Orchard Rising"]
-    await visitor.press(f"Copy address of {one['moniker']}")
-    assert await visitor.page.evaluate("navigator.clipboard.readText()") == one["operator_address"]
+    await browser_tab.press_button(f"Copy address of {one['moniker']}")
+    assert await browser_tab.page.evaluate("navigator.clipboard.readText()") == one["operator_address"]
     row = rows.filter(has_text=one["moniker"])
     await expect(row.locator("[data-label='Expires in']")).to_have_text(re.compile(r"^6 d 23 h$|^7 d$"))
 
 
-async def test_the_network_is_shown_and_asked_how_it_is(visitor: Visitor, stage: Stage) -> None:
-    visitor.expected.append("ERR_CONNECTION_REFUSED")
-    await visitor.open("/network")
-    card = visitor.page.get_by_role("listitem")
+async def test_network_view_shows_server_status(
+    browser_tab: BrowserTab, browser_environment: BrowserEnvironment
+) -> None:
+    browser_tab.expected_messages.append("ERR_CONNECTION_REFUSED")
+    await browser_tab.open_page("/network")
+    card = browser_tab.page.get_by_role("listitem")
     own, silent, attic = (card.filter(has_text=label) for label in ("This helper", "Harbour", "Attic"))
     await own.get_by_text("Reachable", exact=True).wait_for()
     assert re.fullmatch(r"[\d.,]+ (ms|s)", await own.locator(".latency").inner_text())
     await silent.get_by_text("Not reachable").wait_for()
     await attic.get_by_text("Not checked").wait_for()
     await card.filter(has_text="https://pir.example.org").wait_for()
-    await visitor.shows("min_wallet")
+    await browser_tab.wait_for_text("min_wallet")
 
-    await visitor.page.get_by_role("radio", name="JSON").check()
-    text = await visitor.page.get_by_role("group", name="voting configuration as JSON").inner_text()
-    assert json.loads(text) == (await stage.http.get(f"{stage.url}/api/voting-config")).json()
-    asked = {url for url in visitor.asked if url.endswith("/status")}
-    assert asked == {f"{stage.url}/shielded-vote/v1/status", *stage.servers}
+    await browser_tab.page.get_by_role("radio", name="JSON").check()
+    text = await browser_tab.page.get_by_role("group", name="voting configuration as JSON").inner_text()
+    assert (
+        json.loads(text) == (await browser_environment.http.get(f"{browser_environment.url}/api/voting-config")).json()
+    )
+    asked = {url for url in browser_tab.requested_urls if url.endswith("/status")}
+    assert asked == {f"{browser_environment.url}/shielded-vote/v1/status", *browser_environment.vote_server_urls}
 
 
-async def test_rounds_are_shown_with_their_ends_and_totals(visitor: Visitor, stage: Stage) -> None:
-    await visitor.open("/rounds")
-    opened = visitor.page.get_by_role("article", name=f"Round {stage.open.hex()[:8]}")
+async def test_rounds_view_shows_ends_and_totals(
+    browser_tab: BrowserTab, browser_environment: BrowserEnvironment
+) -> None:
+    await browser_tab.open_page("/rounds")
+    opened = browser_tab.page.get_by_role("article", name=f"Round {browser_environment.open_round_id.hex()[:8]}")
     await opened.wait_for()
     await opened.get_by_text("Open", exact=True).wait_for()
     ends = await opened.locator("time").inner_text()
@@ -74,36 +82,36 @@ async def test_rounds_are_shown_with_their_ends_and_totals(visitor: Visitor, sta
         await opened.get_by_role("heading", name=str(proposal["title"])).wait_for()
     await expect(opened.get_by_role("table")).to_have_count(0)  # nothing is counted before the end
 
-    past = visitor.page.get_by_role("table", name=f"Result of “{PROPOSALS[0]['title']}”")
+    past = browser_tab.page.get_by_role("table", name=f"Result of “{PROPOSALS[0]['title']}”")
     row = past.get_by_role("row", name=re.compile("^Support"))
     await expect(row.get_by_role("cell").first).to_have_text("1,260")
     await expect(row.get_by_role("cell").last).to_have_text("100.0%")
-    assert stage.support == 1260
-    late = visitor.page.get_by_role("table", name=f"Result of “{PROPOSALS[1]['title']}”")
+    assert browser_environment.support == 1260
+    late = browser_tab.page.get_by_role("table", name=f"Result of “{PROPOSALS[1]['title']}”")
     await expect(late.get_by_role("row", name="Total").get_by_role("cell").first).to_have_text("0")
 
 
-async def counts(round_card: Locator) -> dict[str, int]:
+async def read_counts(round_card: Locator) -> dict[str, int]:
     """What the card says of each state."""
     text = await round_card.locator("dl.states").inner_text()
     return {name: int(number) for name, number in re.findall(r"(\w+)\s+([\d]+)", text)}
 
 
-async def test_the_queue_is_live(visitor: Visitor, stage: Stage) -> None:
-    await visitor.watch_queue(TOKEN)
-    card = visitor.page.get_by_role("article", name=f"Round {stage.open.hex()[:8]}")
+async def test_queue_view_updates_live(browser_tab: BrowserTab, browser_environment: BrowserEnvironment) -> None:
+    await browser_tab.open_queue(TOKEN)
+    card = browser_tab.page.get_by_role("article", name=f"Round {browser_environment.open_round_id.hex()[:8]}")
     await card.wait_for()
-    before = await counts(card)
+    before = await read_counts(card)
     assert before["Pending"] > 0
-    vote = await stage.vote(in_seconds(5, after=6))
+    vote = await browser_environment.cast_vote(times_within(5, after=6))
     everything = sum(before.values()) + 16
-    async with stage.helper.patience("shows all shares of a vote"):
-        while sum((await counts(card)).values()) < everything:
+    async with browser_environment.helper.timeout("shows all shares of a vote"):
+        while sum((await read_counts(card)).values()) < everything:
             await asyncio.sleep(0.05)
     seen: list[dict[str, Any]] = []
-    async with stage.helper.patience("has revealed a vote"):
+    async with browser_environment.helper.timeout("has revealed a vote"):
         while not seen or seen[-1]["Confirmed"] < before["Confirmed"] + 16:
-            now = await counts(card)
+            now = await read_counts(card)
             if not seen or now != seen[-1]:
                 seen.append(now)
             await asyncio.sleep(0.05)
@@ -113,57 +121,61 @@ async def test_the_queue_is_live(visitor: Visitor, stage: Stage) -> None:
     assert steps == sorted(steps)
     assert len(set(steps)) > 2, "they came one after another"
 
-    failures = visitor.page.get_by_role("region", name="Recent failures")
+    failures = browser_tab.page.get_by_role("region", name="Recent failures")
     await failures.get_by_text("the round closed before it was counted").wait_for()
     await failures.get_by_text("16 ×").wait_for()
-    await visitor.page.get_by_text("Show as table").click()
-    table = visitor.page.get_by_role("table", name=re.compile("Shares due per minute"))
+    await browser_tab.page.get_by_text("Show as table").click()
+    table = browser_tab.page.get_by_role("table", name=re.compile("Shares due per minute"))
     due = [int(await cell.inner_text()) for cell in await table.get_by_role("cell").all()]
     assert 0 < sum(due) <= 32
-    shown = await visitor.page.content()
-    assert told_in(shown, secrets_of(vote)) == []
+    shown = await browser_tab.page.content()
+    assert secrets_in_text(shown, collect_secrets(vote)) == []
     assert not any(share.nullifier.hex() in shown for share in vote.shares)
-    assert not any("token" in url or TOKEN in url for url in visitor.asked)
+    assert not any("token" in url or TOKEN in url for url in browser_tab.requested_urls)
 
 
-async def test_the_queue_comes_back_by_itself(visitor: Visitor, stage: Stage) -> None:
+async def test_queue_view_reconnects_after_stream_loss(
+    browser_tab: BrowserTab, browser_environment: BrowserEnvironment
+) -> None:
     """A stream that is cut is taken up again, and the page says so meanwhile."""
-    visitor.expected += ["ERR_INTERNET_DISCONNECTED", "ERR_FAILED"]
-    await visitor.open("/queue")
-    await visitor.page.get_by_label("Operator token").fill(TOKEN)
-    await visitor.page.context.set_offline(True)
-    await visitor.press("Watch the queue")
-    await visitor.shows("The server cannot be reached")
-    await visitor.page.context.set_offline(False)
-    await visitor.live()
-    await visitor.page.get_by_role("article", name=f"Round {stage.open.hex()[:8]}").wait_for()
+    browser_tab.expected_messages += ["ERR_INTERNET_DISCONNECTED", "ERR_FAILED"]
+    await browser_tab.open_page("/queue")
+    await browser_tab.page.get_by_label("Operator token").fill(TOKEN)
+    await browser_tab.page.context.set_offline(True)
+    await browser_tab.press_button("Watch the queue")
+    await browser_tab.wait_for_text("The server cannot be reached")
+    await browser_tab.page.context.set_offline(False)
+    await browser_tab.wait_until_live()
+    await browser_tab.page.get_by_role(
+        "article", name=f"Round {browser_environment.open_round_id.hex()[:8]}"
+    ).wait_for()
 
 
-async def test_a_wrong_token_is_refused_and_the_right_one_is_forgotten_when_told(visitor: Visitor) -> None:
-    visitor.expected.append("401")
-    await visitor.open("/queue")
-    await visitor.page.get_by_label("Operator token").fill("not the token")
-    await visitor.press("Watch the queue")
-    await visitor.shows("A token has no spaces or accents")
-    await visitor.page.get_by_label("Operator token").fill("nearly-operators-only")
-    await visitor.press("Watch the queue")
-    await visitor.shows("The token was refused")
-    await visitor.page.get_by_label("Operator token").fill(TOKEN)
-    await visitor.page.get_by_label("Remember for this tab").check()
-    await visitor.press("Watch the queue")
-    await visitor.live()
-    await visitor.page.reload()
-    await visitor.live()
-    await visitor.press("Sign out")
-    await visitor.page.get_by_label("Operator token").wait_for()
-    assert await visitor.page.evaluate("JSON.stringify([sessionStorage, localStorage])") == "[{},{}]"
+async def test_queue_token_wrong_is_refused_and_sign_out_forgets_it(browser_tab: BrowserTab) -> None:
+    browser_tab.expected_messages.append("401")
+    await browser_tab.open_page("/queue")
+    await browser_tab.page.get_by_label("Operator token").fill("not the token")
+    await browser_tab.press_button("Watch the queue")
+    await browser_tab.wait_for_text("A token has no spaces or accents")
+    await browser_tab.page.get_by_label("Operator token").fill("nearly-operators-only")
+    await browser_tab.press_button("Watch the queue")
+    await browser_tab.wait_for_text("The token was refused")
+    await browser_tab.page.get_by_label("Operator token").fill(TOKEN)
+    await browser_tab.page.get_by_label("Remember for this tab").check()
+    await browser_tab.press_button("Watch the queue")
+    await browser_tab.wait_until_live()
+    await browser_tab.page.reload()
+    await browser_tab.wait_until_live()
+    await browser_tab.press_button("Sign out")
+    await browser_tab.page.get_by_label("Operator token").wait_for()
+    assert await browser_tab.page.evaluate("JSON.stringify([sessionStorage, localStorage])") == "[{},{}]"
 
 
-async def test_the_policy_lets_no_script_in_and_none_out(visitor: Visitor) -> None:
+async def test_content_security_policy_blocks_injected_content(browser_tab: BrowserTab) -> None:
     """The planted fault for what every other test relies on: a violation is seen, and it does nothing."""
-    await visitor.open("/join")
-    await visitor.heading("Join the network")
-    await visitor.page.evaluate(
+    await browser_tab.open_page("/join")
+    await browser_tab.wait_for_heading("Join the network")
+    await browser_tab.page.evaluate(
         """() => {
           const script = document.createElement("script");
           script.textContent = "globalThis.inlined = true";
@@ -173,11 +185,11 @@ async def test_the_policy_lets_no_script_in_and_none_out(visitor: Visitor) -> No
           document.head.append(style);
         }"""
     )
-    left = await visitor.page.evaluate("fetch('http://192.0.2.7/').then(() => 'left', () => 'kept')")
+    left = await browser_tab.page.evaluate("fetch('http://192.0.2.7/').then(() => 'left', () => 'kept')")
     assert left == "kept"
-    assert await visitor.page.evaluate("globalThis.inlined") is None
-    assert await visitor.page.get_by_role("heading", level=1).is_visible()
-    directives = set(re.findall(r"directive:? ['\"](\w+-src)", "".join(visitor.told)))
-    assert directives == {"script-src", "style-src", "connect-src"}, visitor.told
-    visitor.told.clear()
-    visitor.asked.clear()
+    assert await browser_tab.page.evaluate("globalThis.inlined") is None
+    assert await browser_tab.page.get_by_role("heading", level=1).is_visible()
+    directives = set(re.findall(r"directive:? ['\"](\w+-src)", "".join(browser_tab.console_messages)))
+    assert directives == {"script-src", "style-src", "connect-src"}, browser_tab.console_messages
+    browser_tab.console_messages.clear()
+    browser_tab.requested_urls.clear()

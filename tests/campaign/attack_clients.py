@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-SHARES = "/shielded-vote/v1/shares"
+SHARES_PATH = "/shielded-vote/v1/shares"
 HOST = "127.0.0.1"
-DEAD = (OSError, asyncio.IncompleteReadError)
+CONNECTION_ERRORS = (OSError, asyncio.IncompleteReadError)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RawResponse:
     """What came back: the status, the headers (names in lower case), the body."""
 
     status: int
@@ -25,7 +25,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class RawRequest:
     """A request."""
 
     method: str
@@ -33,14 +33,14 @@ class Ask:
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
 
-    def head(self) -> bytes:
+    def encode_head(self) -> bytes:
         """Its head, with the body's length unless the headers lie about it."""
         headers = {"Host": "helper", "Content-Length": str(len(self.body)), **self.headers}
         lines = [f"{self.method} {self.path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
         return "\r\n".join([*lines, "", ""]).encode()
 
 
-class Line:
+class ReusedConnection:
     """One connection at a time to a helper, from an address of choice; opened again when it was closed."""
 
     def __init__(self, port: int, source: str = HOST) -> None:
@@ -48,20 +48,22 @@ class Line:
         self._source = source
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def ask(self, ask: Ask) -> Answer | None:
+    async def send(self, request: RawRequest) -> RawResponse | None:
         """The answer to a request, None when the connection went away without one."""
         try:
             if self._streams is None:
                 self._streams = await asyncio.open_connection(HOST, self._port, local_addr=(self._source, 0))
             reader, writer = self._streams
-            writer.write(ask.head() + ask.body)
+            writer.write(request.encode_head() + request.body)
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
             headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:-2])}
-            answer = Answer(int(head[0].split()[1]), headers, await reader.readexactly(int(headers["content-length"])))
-        except DEAD:
+            answer = RawResponse(
+                int(head[0].split()[1]), headers, await reader.readexactly(int(headers["content-length"]))
+            )
+        except CONNECTION_ERRORS:
             self.close()
             return None
-        if headers.get("connection") == "close" or "Expect" in ask.headers:
+        if headers.get("connection") == "close" or "Expect" in request.headers:
             self.close()
         return answer
 
@@ -74,123 +76,127 @@ class Line:
 
 # As slow as they dare
 
-HEAD = f"POST {SHARES} HTTP/1.1\r\nHost: helper\r\nContent-Type: application/json\r\nContent-Length: 5000\r\n"
-WAYS = ("silent", "head", "body", "both")
+SLOW_POST_HEAD = (
+    f"POST {SHARES_PATH} HTTP/1.1\r\nHost: helper\r\nContent-Type: application/json\r\nContent-Length: 5000\r\n"
+)
+SLOW_MODES = ("silent", "head", "body", "both")
 
 
-async def slow(port: int, source: str, way: str) -> float:
+async def hold_slow_connection(port: int, source: str, mode: str) -> float:
     """Keep a connection for as long as it may be kept, a byte a second; how many seconds that was.
 
     Args:
         port: the helper's.
         source: our address.
-        way: says nothing, drips its head, drips its body, or is late with its head and then drips its body.
+        mode: says nothing, drips its head, drips its body, or is late with its head and then drips its body.
     """
-    begun = time.monotonic()
+    started_at = time.monotonic()
     try:
         reader, writer = await asyncio.open_connection(HOST, port, local_addr=(source, 0))
     except OSError:
-        return time.monotonic() - begun
-    dripping = asyncio.create_task(_drip(writer, way))
+        return time.monotonic() - started_at
+    sender = asyncio.create_task(_send_slowly(writer, mode))
     try:
         with contextlib.suppress(OSError):
             while await reader.read(4096):
                 pass
     finally:
-        dripping.cancel()
-        await asyncio.gather(dripping, return_exceptions=True)
+        sender.cancel()
+        await asyncio.gather(sender, return_exceptions=True)
         writer.close()
-    return time.monotonic() - begun
+    return time.monotonic() - started_at
 
 
-async def _drip(writer: asyncio.StreamWriter, way: str) -> None:
-    if way == "silent":
+async def _send_slowly(writer: asyncio.StreamWriter, mode: str) -> None:
+    if mode == "silent":
         return
-    if way == "body":
-        writer.write(HEAD.encode() + b"\r\n")
-    elif way == "both":
-        writer.write(HEAD.encode())
+    if mode == "body":
+        writer.write(SLOW_POST_HEAD.encode() + b"\r\n")
+    elif mode == "both":
+        writer.write(SLOW_POST_HEAD.encode())
         await asyncio.sleep(7)
         writer.write(b"\r\n")
-    drops = HEAD.encode() if way == "head" else itertools.cycle(b"[")
-    for byte in drops:
+    data = SLOW_POST_HEAD.encode() if mode == "head" else itertools.cycle(b"[")
+    for byte in data:
         writer.write(bytes([byte]))
         await asyncio.sleep(1)
 
 
-async def siege(port: int, source: str, connections: int, seconds: float) -> list[float]:
+async def hold_slow_connections(port: int, source: str, connections: int, seconds: float) -> list[float]:
     """So many slow connections at once, each opened anew when it was cut, for some time; how long each was kept."""
-    kept: list[float] = []
+    durations: list[float] = []
     end = time.monotonic() + seconds
 
-    async def one(way: str) -> None:
-        kept.append(await slow(port, source, way))
+    async def hold_repeatedly(way: str) -> None:
+        durations.append(await hold_slow_connection(port, source, way))
         while time.monotonic() < end:
-            kept.append(await slow(port, source, way))
+            durations.append(await hold_slow_connection(port, source, way))
 
-    ways = itertools.islice(itertools.cycle(WAYS), connections)
-    await asyncio.gather(*map(one, ways))
-    return kept
+    modes = itertools.islice(itertools.cycle(SLOW_MODES), connections)
+    await asyncio.gather(*map(hold_repeatedly, modes))
+    return durations
 
 
 # As fast as they can
 
 
 @dataclass(slots=True)
-class Flooded:
+class FloodResult:
     """What a flood was told.
 
     Attributes:
         statuses: how often each status came; 0 for none.
-        passed: refusals other than 429.
-        untrue: 429s without a Retry-After that is a number of at least 1.
-        wait: the last Retry-After, seconds.
+        other_refusals: refusals other than 429.
+        invalid_retry_after: 429s without a Retry-After that is a number of at least 1.
+        last_retry_after: the last Retry-After, seconds.
         seconds: how long it went on.
     """
 
     statuses: Counter[int] = field(default_factory=Counter)
-    untrue: int = 0
-    wait: float = 0.0
+    invalid_retry_after: int = 0
+    last_retry_after: float = 0.0
     seconds: float = 0.0
 
     @property
-    def passed(self) -> int:
+    def other_refusals(self) -> int:
         """How many were refused for what they were, and not for coming too often."""
         return sum(count for status, count in self.statuses.items() if 400 <= status < 500 and status != 429)
 
 
-RUBBISH: Sequence[Ask] = (
-    Ask("POST", SHARES, b"{"),
-    Ask("POST", SHARES, b'{"shares_hash": 1}'),
-    Ask("GET", "/shielded-vote/v1/share-status/ab/cd"),
-    Ask("GET", "/wp-login.php"),
-    Ask("DELETE", SHARES),
-    Ask("POST", SHARES, b"", {"Content-Length": str(1 << 30), "Expect": "100-continue"}),
+INVALID_REQUESTS: Sequence[RawRequest] = (
+    RawRequest("POST", SHARES_PATH, b"{"),
+    RawRequest("POST", SHARES_PATH, b'{"shares_hash": 1}'),
+    RawRequest("GET", "/shielded-vote/v1/share-status/ab/cd"),
+    RawRequest("GET", "/wp-login.php"),
+    RawRequest("DELETE", SHARES_PATH),
+    RawRequest("POST", SHARES_PATH, b"", {"Content-Length": str(1 << 30), "Expect": "100-continue"}),
 )
 """Requests of each kind that is refused."""
 
 
-async def flood(port: int, source: str, lines: int, disguises: Sequence[dict[str, str]], enough: int) -> Flooded:
+async def flood(
+    port: int, source: str, connections: int, extra_headers: Sequence[dict[str, str]], wanted_rate_limited: int
+) -> FloodResult:
     """Ask rubbish over some connections, under these headers in turn, until 429 came often enough; at most 60 s."""
-    told = Flooded()
+    result = FloodResult()
     end = time.monotonic() + 60
-    rubbish: Iterator[tuple[Ask, dict[str, str]]] = zip(
-        itertools.cycle(RUBBISH), itertools.cycle(disguises), strict=False
+    requests: Iterator[tuple[RawRequest, dict[str, str]]] = zip(
+        itertools.cycle(INVALID_REQUESTS), itertools.cycle(extra_headers), strict=False
     )
 
-    async def one() -> None:
-        line = Line(port, source)
-        while time.monotonic() < end and told.statuses[429] < enough:
-            ask, disguise = next(rubbish)
-            answer = await line.ask(Ask(ask.method, ask.path, ask.body, {**ask.headers, **disguise}))
-            told.statuses[answer.status if answer else 0] += 1
+    async def send_repeatedly() -> None:
+        line = ReusedConnection(port, source)
+        while time.monotonic() < end and result.statuses[429] < wanted_rate_limited:
+            ask, disguise = next(requests)
+            answer = await line.send(RawRequest(ask.method, ask.path, ask.body, {**ask.headers, **disguise}))
+            result.statuses[answer.status if answer else 0] += 1
             if answer is not None and answer.status == 429:
                 wait = answer.headers.get("retry-after", "")
-                told.untrue += not wait.isdecimal() or int(wait) < 1
-                told.wait = float(wait) if wait.isdecimal() else 0.0
+                result.invalid_retry_after += not wait.isdecimal() or int(wait) < 1
+                result.last_retry_after = float(wait) if wait.isdecimal() else 0.0
         line.close()
 
-    begun = time.monotonic()
-    await asyncio.gather(*(one() for _ in range(lines)))
-    told.seconds = time.monotonic() - begun
-    return told
+    started_at = time.monotonic()
+    await asyncio.gather(*(send_repeatedly() for _ in range(connections)))
+    result.seconds = time.monotonic() - started_at
+    return result

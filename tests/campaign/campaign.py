@@ -11,30 +11,30 @@ from typing import Any, TypeVar
 from tests.support.postgres import Cluster
 
 T = TypeVar("T")
-Figure = float | int | str
+FigureValue = float | int | str
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class CampaignRun:
     """One run of a campaign.
 
     Attributes:
         seed: what all dice of the run are seeded with.
-        quick: the short form, as CI runs it.
+        is_quick: the short form, as CI runs it.
         folder: an empty folder of the run's own.
         cluster: the PostgreSQL server of the run's own that helpers keep their queues in, None where they have files.
     """
 
     seed: int
-    quick: bool
+    is_quick: bool
     folder: Path
     cluster: Cluster | None = None
 
     def scale(self, full: T, quick: T) -> T:
         """A length: of the whole campaign or of its short form."""
-        return quick if self.quick else full
+        return quick if self.is_quick else full
 
-    def dice(self, purpose: str) -> random.Random:
+    def seeded_random(self, purpose: str) -> random.Random:
         """Dice for one purpose; other purposes' throws do not change theirs."""
         return random.Random(f"{self.seed} {purpose}")
 
@@ -43,62 +43,62 @@ class Setting:
 class Goal:
     """One promise: the figure, what was promised of it, and whether it held."""
 
-    figure: Figure
+    figure: FigureValue
     promise: str
-    held: bool
+    is_held: bool
 
 
 @dataclass(slots=True)
 class Findings:
     """What a run found. A campaign without a goal has shown nothing: it counts as broken."""
 
-    figures: dict[str, Figure] = field(default_factory=dict)
+    figures: dict[str, FigureValue] = field(default_factory=dict)
     goals: dict[str, Goal] = field(default_factory=dict)
 
-    def figure(self, name: str, value: Figure) -> None:
+    def record_figure(self, name: str, value: FigureValue) -> None:
         """Tell a figure about which nothing is promised."""
-        self.figures[name] = _round(value)
+        self.figures[name] = _round_figure(value)
 
-    def at_most(self, name: str, value: float, bound: float) -> None:
+    def require_at_most(self, name: str, value: float, bound: float) -> None:
         """Promise an upper bound."""
-        self._goal(name, value, f"≤ {bound:g}", value <= bound)
+        self._record_goal(name, value, f"≤ {bound:g}", value <= bound)
 
-    def at_least(self, name: str, value: float, bound: float) -> None:
+    def require_at_least(self, name: str, value: float, bound: float) -> None:
         """Promise a lower bound."""
-        self._goal(name, value, f"≥ {bound:g}", value >= bound)
+        self._record_goal(name, value, f"≥ {bound:g}", value >= bound)
 
-    def exactly(self, name: str, value: Figure, wanted: Figure) -> None:
+    def require_equal(self, name: str, value: FigureValue, expected: FigureValue) -> None:
         """Promise a value."""
-        self._goal(name, value, f"= {wanted}", value == wanted)
+        self._record_goal(name, value, f"= {expected}", value == expected)
 
     @property
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         """Whether every goal held, and there was one."""
-        return bool(self.goals) and all(goal.held for goal in self.goals.values())
+        return bool(self.goals) and all(goal.is_held for goal in self.goals.values())
 
     @property
-    def broken(self) -> list[str]:
+    def broken_goals(self) -> list[str]:
         """The goals that did not hold, in words."""
-        return [f"{name}: {goal.figure} ({goal.promise})" for name, goal in self.goals.items() if not goal.held]
+        return [f"{name}: {goal.figure} ({goal.promise})" for name, goal in self.goals.items() if not goal.is_held]
 
-    def take(self, other: Findings, part: str) -> None:
+    def merge(self, other: Findings, part: str) -> None:
         """Take over what a part of the campaign found, under that part's name."""
         self.figures |= {f"{part}: {name}": value for name, value in other.figures.items()}
         self.goals |= {f"{part}: {name}": goal for name, goal in other.goals.items()}
 
-    def _goal(self, name: str, value: Figure, promise: str, held: bool) -> None:
+    def _record_goal(self, name: str, value: FigureValue, promise: str, is_held: bool) -> None:
         # The same goal may be looked at many times in a run: what counts is the worst.
-        before = self.goals.get(name)
-        if before is None or before.held:
-            self.goals[name] = Goal(_round(value), promise, held)
+        previous = self.goals.get(name)
+        if previous is None or previous.is_held:
+            self.goals[name] = Goal(_round_figure(value), promise, is_held)
 
     def as_json(self) -> dict[str, Any]:
         """As `build/campaign.json` has it."""
         return {
-            "held": self.held,
+            "held": self.is_held,
             "figures": self.figures,
             "goals": {
-                name: {"figure": goal.figure, "promise": goal.promise, "held": goal.held}
+                name: {"figure": goal.figure, "promise": goal.promise, "held": goal.is_held}
                 for name, goal in self.goals.items()
             },
         }
@@ -109,8 +109,8 @@ class Campaign:
     """A campaign by its name: what it does stands in its module's docstring."""
 
     name: str
-    run: Callable[[Setting], Awaitable[Findings]]
+    run: Callable[[CampaignRun], Awaitable[Findings]]
 
 
-def _round(value: Figure) -> Figure:
+def _round_figure(value: FigureValue) -> FigureValue:
     return round(value, 4) if isinstance(value, float) else value

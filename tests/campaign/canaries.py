@@ -13,11 +13,11 @@ from helper.core.share import ShareKey
 
 Votes = Sequence[tuple[Ballot, int]]
 """Votes, each with the position of its commitment."""
-PIECE = 12
+PIECE_LENGTH = 12
 """Characters of a written secret that count as telling it."""
 
 
-def secrets_of(vote: Ballot, position: int) -> dict[str, bytes]:
+def collect_secrets(vote: Ballot, position: int) -> dict[str, bytes]:
     """What must be nowhere but in the database, and not there either once the vote's shares are confirmed."""
     name = vote.commitment.hex()[:8]
     found = {f"shares hash of {name}": vote.shares_hash}
@@ -28,13 +28,13 @@ def secrets_of(vote: Ballot, position: int) -> dict[str, bytes]:
     return found
 
 
-def held_of(votes: Votes) -> dict[str, bytes]:
+def stored_secrets(votes: Votes) -> dict[str, bytes]:
     """The secrets that are columns of rows: a key is only ever hashed."""
-    found = {name: value for vote, at in votes for name, value in secrets_of(vote, at).items()}
+    found = {name: value for vote, at in votes for name, value in collect_secrets(vote, at).items()}
     return {name: value for name, value in found.items() if not name.startswith("key")}
 
 
-def nullifiers_of(votes: Votes) -> dict[str, bytes]:
+def collect_nullifiers(votes: Votes) -> dict[str, bytes]:
     """The nullifiers of all their shares."""
     return {
         f"nullifier {share.index} of {vote.commitment.hex()[:8]}": share.nullifier
@@ -43,45 +43,45 @@ def nullifiers_of(votes: Votes) -> dict[str, bytes]:
     }
 
 
-def left_in(data: bytes, secrets: Mapping[str, bytes]) -> list[str]:
+def find_secrets(data: bytes, secrets: Mapping[str, bytes]) -> list[str]:
     """The names of the secrets that are in these bytes as they are."""
     return [name for name, secret in secrets.items() if secret in data]
 
 
-class Eyes:
+class SecretScanner:
     """Finds a secret in a text by any piece of it in hex or base64, and in bytes by the whole of it."""
 
     def __init__(self, secrets: Iterable[bytes], positions: Iterable[int]) -> None:
-        self._raw = list(secrets)
-        self._numbers = {str(position) for position in positions}
+        self._secrets = list(secrets)
+        self._positions = {str(position) for position in positions}
         self._pieces: set[str] = set()
-        for secret in self._raw:
-            self._pieces.update(_windows(secret.hex()), _windows(secret.hex().upper()))
+        for secret in self._secrets:
+            self._pieces.update(_pieces_of(secret.hex()), _pieces_of(secret.hex().upper()))
             for offset in range(3):
                 # Of base64 at an offset, the characters that hold only bits of the secret.
                 text = base64.b64encode(bytes(offset) + secret).decode()
-                self._pieces.update(_windows(text[-(-offset * 8 // 6) : (offset + len(secret)) * 8 // 6]))
+                self._pieces.update(_pieces_of(text[-(-offset * 8 // 6) : (offset + len(secret)) * 8 // 6]))
 
-    def seen(self, text: str) -> int:
+    def count_in_text(self, text: str) -> int:
         """How many pieces of secrets, and positions, a text tells; hex in lower or in upper case throughout."""
-        told = self._pieces.intersection(_windows(text))
+        found = self._pieces.intersection(_pieces_of(text))
         numbers = "".join(char if char.isalnum() or char == "." else " " for char in text).split()
-        return len(told) + sum(number in self._numbers for number in numbers)
+        return len(found) + sum(number in self._positions for number in numbers)
 
-    def seen_in_bytes(self, data: bytes) -> int:
+    def count_in_bytes(self, data: bytes) -> int:
         """The same of any bytes: also the secrets as they are."""
-        return self.seen(data.decode("latin-1")) + sum(secret in data for secret in self._raw)
+        return self.count_in_text(data.decode("latin-1")) + sum(secret in data for secret in self._secrets)
 
 
-def _windows(text: str) -> Iterable[str]:
-    return (text[at : at + PIECE] for at in range(len(text) - PIECE + 1))
+def _pieces_of(text: str) -> Iterable[str]:
+    return (text[at : at + PIECE_LENGTH] for at in range(len(text) - PIECE_LENGTH + 1))
 
 
-def malformed(body: Mapping[str, Any], dice: random.Random) -> list[bytes]:
+def malformed_bodies(body: Mapping[str, Any], rng: random.Random) -> list[bytes]:
     """Bodies that are wrong in one place each, with the secrets all there, some where they do not belong."""
-    whole = json.dumps(body).encode()
+    valid_body = json.dumps(body).encode()
     blind, hash_ = body["primary_blind"], body["shares_hash"]
-    wrong: list[Any] = [
+    bodies: list[Any] = [
         {**body, "primary_blind": blind[:-4]},
         {**body, "primary_blind": blind + "!"},
         {**body, "primary_blind": [blind]},
@@ -100,13 +100,13 @@ def malformed(body: Mapping[str, Any], dice: random.Random) -> list[bytes]:
         {**body, "vote_round_id": base64.b64decode(blind).hex()},
         {**body, "submit_at": blind},
         {**body, blind: blind},
-        {key: value for key, value in body.items() if key != dice.choice(sorted(body))},
+        {key: value for key, value in body.items() if key != rng.choice(sorted(body))},
         [body],
         blind,
     ]
     return [
-        *(json.dumps(one).encode() for one in wrong),
-        whole[: dice.randrange(1, len(whole))],
-        whole + whole,
-        b"\xff" + whole,
+        *(json.dumps(one).encode() for one in bodies),
+        valid_body[: rng.randrange(1, len(valid_body))],
+        valid_body + valid_body,
+        b"\xff" + valid_body,
     ]

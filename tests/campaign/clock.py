@@ -27,24 +27,28 @@ import httpx
 
 from devnet.ballot import Ballot
 from tests.campaign import promise_check
-from tests.campaign.campaign import Campaign, Findings, Setting
-from tests.campaign.wallet_clients import Crowd
-from tests.support.devnet import Chain
-from tests.support.harness import Helper, helping, soon
+from tests.campaign.campaign import Campaign, CampaignRun, Findings
+from tests.campaign.wallet_clients import WalletCrowd
+from tests.support.devnet import DevChain
+from tests.support.harness import HelperProcess, run_helper, unix_time_in
 
-HOUR = 3600
-JUMPS = {"an hour back": -HOUR, "an hour ahead": HOUR, "ten years ahead": 10 * 365 * 24 * HOUR}
-TOLERANCE = 120
+HOUR_SECONDS = 3600
+CLOCK_JUMPS = {
+    "an hour back": -HOUR_SECONDS,
+    "an hour ahead": HOUR_SECONDS,
+    "ten years ahead": 10 * 365 * 24 * HOUR_SECONDS,
+}
+TOLERANCE_SECONDS = 120
 """Seconds by which a share may be early when clocks disagree."""
-MEMORY = 16 << 20
+MAX_MEMORY_GROWTH_BYTES = 16 << 20
 
 
-class Wrong:
+class FakeTimeClock:
     """The wall clock of processes that are started with `env`."""
 
     def __init__(self, library: Path, folder: Path) -> None:
         self._offset = folder / "offset"
-        self.set(0)
+        self.set_offset(0)
         self.env = {
             "LD_PRELOAD": str(library),
             "FAKETIME_TIMESTAMP_FILE": str(self._offset),
@@ -55,7 +59,7 @@ class Wrong:
             "NO_FAKE_STAT": "1",
         }
 
-    def set(self, seconds: int) -> None:
+    def set_offset(self, seconds: int) -> None:
         """Put it off by so much from now on."""
         partial = self._offset.with_suffix(".partial")
         partial.write_text(f"{seconds:+d}\n")
@@ -63,113 +67,123 @@ class Wrong:
 
 
 @dataclass
-class Scene:
+class Environment:
     """What takes part; `far` are shares that must not be revealed in the time of the campaign."""
 
-    setting: Setting
+    setting: CampaignRun
     findings: Findings
-    chain: Chain
-    helper: Helper
-    wrong: Wrong
-    crowd: Crowd
-    far: Crowd
+    chain: DevChain
+    helper: HelperProcess
+    clock: FakeTimeClock
+    crowd: WalletCrowd
+    far_votes: WalletCrowd
 
 
-async def run(setting: Setting) -> Findings:
+async def run(setting: CampaignRun) -> Findings:
     """Hurt it, and judge."""
     findings = Findings()
     libraries = sorted(Path("/usr").glob("lib*/**/faketime/libfaketimeMT.so.1"))
-    findings.exactly("libfaketime is installed", str(bool(libraries)), "True")
+    findings.require_equal("libfaketime is installed", str(bool(libraries)), "True")
     if not libraries:
         return findings
-    wrong = Wrong(libraries[0], setting.folder)
+    wrong = FakeTimeClock(libraries[0], setting.folder)
     async with httpx.AsyncClient(timeout=30) as http:
-        chain = Chain(setting.folder, http, "--block-seconds", setting.scale("1", "0.3"), "--stand-in-proofs")
+        chain = DevChain(setting.folder, http, "--block-seconds", setting.scale("1", "0.3"), "--stand-in-proofs")
         await chain.start()
         try:
             poll = {"poll_seconds": setting.scale(1.0, 0.2)}
-            async with helping(
+            async with run_helper(
                 setting.folder, http, chain, cluster=setting.cluster, env=wrong.env, chain=poll
             ) as helper:
-                crowds = [Crowd(chain, lambda: [helper.url], setting.dice(name)) for name in ("near", "far")]
-                await _play(Scene(setting, findings, chain, helper, wrong, *crowds))
+                crowds = [
+                    WalletCrowd(chain, lambda: [helper.url], setting.seeded_random(name)) for name in ("near", "far")
+                ]
+                await _run_jumps(Environment(setting, findings, chain, helper, wrong, *crowds))
         finally:
             await chain.kill()
     return findings
 
 
-async def _play(scene: Scene) -> None:
+async def _run_jumps(scene: Environment) -> None:
     setting, findings, chain, helper = scene.setting, scene.findings, scene.chain, scene.helper
-    each, dice = setting.scale(8, 2), setting.dice("times")
-    closed = await _closed_round(scene)
-    round_id = await chain.open_round(3 * HOUR)
-    far = await scene.far.vote(round_id, setting.scale(8, 2))
-    near = await scene.crowd.vote(round_id, each * len(JUMPS))
-    await helper.knows_leaf(round_id, max(position for _, position in (*far, *near)))
+    each, rng = setting.scale(8, 2), setting.seeded_random("times")
+    closed = await _create_closed_round(scene)
+    round_id = await chain.open_round(3 * HOUR_SECONDS)
+    far = await scene.far_votes.cast_votes(round_id, setting.scale(8, 2))
+    near = await scene.crowd.cast_votes(round_id, each * len(CLOCK_JUMPS))
+    await helper.wait_for_leaf(round_id, max(position for _, position in (*far, *near)))
     begin = int(time.time())
-    await scene.far.post(far, lambda: int(begin + dice.uniform(2 * TOLERANCE + 600, HOUR * 1.5)))
-    before = _memory(helper)
-    for number, (name, seconds) in enumerate(JUMPS.items()):
-        await _jump(scene, name, seconds, near[each * number : each * (number + 1)])
-    await promise_check.judge(findings, chain, scene.crowd.ledger, tolerance=TOLERANCE)
-    spent = await promise_check.counted(chain, [round_id])
-    sent = {entry["nullifier"] for entry in await chain.reveals()}
-    findings.exactly("shares revealed an hour early", len(scene.far.ledger.posted.keys() & (sent | spent.keys())), 0)
-    waiting = helper.rows("SELECT count(*) FROM shares WHERE state = 0")[0][0]
-    findings.exactly("shares that still wait", waiting, len(scene.far.ledger.acknowledged))
-    await promise_check.unharmed(findings, helper, closed=1)
-    kept = helper.rows("SELECT count(*) FROM tombstones JOIN round_keys ON no = round_no WHERE round_id = ?", closed)
-    findings.exactly("shares of the closed round that are still known", kept[0][0], 16)
-    findings.at_most("bytes of memory more than before", _memory(helper) - before, MEMORY)
-    findings.figure("bytes of memory before", before)
+    await scene.far_votes.post_shares(
+        far, lambda: int(begin + rng.uniform(2 * TOLERANCE_SECONDS + 600, HOUR_SECONDS * 1.5))
+    )
+    before = _resident_bytes(helper)
+    for number, (name, seconds) in enumerate(CLOCK_JUMPS.items()):
+        await _run_jump(scene, name, seconds, near[each * number : each * (number + 1)])
+    await promise_check.check_promises(findings, chain, scene.crowd.ledger, tolerance=TOLERANCE_SECONDS)
+    spent = await promise_check.count_confirmed(chain, [round_id])
+    sent = {entry["nullifier"] for entry in await chain.broadcasts()}
+    findings.require_equal(
+        "shares revealed an hour early", len(scene.far_votes.ledger.posted.keys() & (sent | spent.keys())), 0
+    )
+    waiting = helper.query_rows("SELECT count(*) FROM shares WHERE state = 0")[0][0]
+    findings.require_equal("shares that still wait", waiting, len(scene.far_votes.ledger.acknowledged_at))
+    await promise_check.check_no_share_charged(findings, helper, closed=1)
+    kept = helper.query_rows(
+        "SELECT count(*) FROM tombstones JOIN round_keys ON no = round_no WHERE round_id = ?", closed
+    )
+    findings.require_equal("shares of the closed round that are still known", kept[0][0], 16)
+    findings.require_at_most(
+        "bytes of memory more than before", _resident_bytes(helper) - before, MAX_MEMORY_GROWTH_BYTES
+    )
+    findings.record_figure("bytes of memory before", before)
 
 
-async def _closed_round(scene: Scene) -> bytes:
+async def _create_closed_round(scene: Environment) -> bytes:
     """A round that the chain has closed, with a vote that was counted: kept until its purge, a day from now."""
     chain, helper = scene.chain, scene.helper
-    round_id = await chain.open_round(vote_end_time=soon(scene.setting.scale(15, 8)), tally_blocks=1)
-    vote = await scene.crowd.vote(round_id, 1)
-    await scene.crowd.post(vote, lambda: 0)
-    async with helper.patience("has closed a round"):
-        while not helper.rows("SELECT 1 FROM rounds WHERE alerted_ms IS NOT NULL"):
+    round_id = await chain.open_round(vote_end_time=unix_time_in(scene.setting.scale(15, 8)), tally_blocks=1)
+    vote = await scene.crowd.cast_votes(round_id, 1)
+    await scene.crowd.post_shares(vote, lambda: 0)
+    async with helper.timeout("has closed a round"):
+        while not helper.query_rows("SELECT 1 FROM rounds WHERE alerted_ms IS NOT NULL"):
             await asyncio.sleep(0.1)
     return round_id
 
 
-async def _jump(scene: Scene, name: str, seconds: int, votes: list[tuple[Ballot, int]]) -> None:
+async def _run_jump(scene: Environment, name: str, seconds: int, votes: list[tuple[Ballot, int]]) -> None:
     """One jump and back, with shares of these votes falling due before, in, and after it."""
     length = scene.setting.scale(20.0, 2.0)
-    findings, helper, dice = scene.findings, scene.helper, scene.setting.dice(name)
+    findings, helper, rng = scene.findings, scene.helper, scene.setting.seeded_random(name)
     half, begin = len(votes) // 2, int(time.time())
-    await scene.crowd.post(votes[:half], lambda: int(begin + dice.uniform(0, 2 + 1.5 * length)))
+    await scene.crowd.post_shares(votes[:half], lambda: int(begin + rng.uniform(0, 2 + 1.5 * length)))
     # as long as the jump, and 2 s more
     pause = 2 * (length + 2) / (16 * len(votes[half:]))
-    posting = asyncio.create_task(scene.crowd.post(votes[half:], lambda: 0, posters=2, pause=pause))
+    posting = asyncio.create_task(scene.crowd.post_shares(votes[half:], lambda: 0, posters=2, pause_seconds=pause))
     await asyncio.sleep(1)
-    scene.wrong.set(seconds)
+    scene.clock.set_offset(seconds)
     jumped = time.time()
-    noticed = await _until(lambda facts: facts["intake_paused"] is not None, helper)
-    findings.at_most(f"{name}: seconds until it is noticed", noticed - jumped, 5)
+    noticed = await _wait_until(lambda facts: facts["intake_paused"] is not None, helper)
+    findings.require_at_most(f"{name}: seconds until it is noticed", noticed - jumped, 5)
     await asyncio.sleep(max(0.0, jumped + length - time.time()))
-    scene.wrong.set(0)
+    scene.clock.set_offset(0)
     fixed = time.time()
     await posting
-    drained = await promise_check.drained(scene.chain, scene.crowd.ledger, 60 + length)
+    drained = await promise_check.wait_until_drained(scene.chain, scene.crowd.ledger, 60 + length)
     # Shares may still have had to become due: it is they, then, that were waited for.
     due = max(share.submit_at for share in scene.crowd.ledger.posted.values())
-    findings.at_most(f"{name}: seconds from the fix until all is counted", time.time() - max(fixed, due), 30)
-    findings.exactly(f"{name}: drained", str(drained), "True")
-    normal = await _until(lambda facts: facts["ready"] and facts["paused"] is None, helper)
-    findings.at_most(f"{name}: seconds from the fix until it is ready", normal - fixed, 30)
+    findings.require_at_most(f"{name}: seconds from the fix until all is counted", time.time() - max(fixed, due), 30)
+    findings.require_equal(f"{name}: drained", str(drained), "True")
+    normal = await _wait_until(lambda facts: facts["ready"] and facts["paused"] is None, helper)
+    findings.require_at_most(f"{name}: seconds from the fix until it is ready", normal - fixed, 30)
 
 
-async def _until(holds: Callable[[dict[str, object]], object], helper: Helper) -> float:
+async def _wait_until(condition: Callable[[dict[str, object]], object], helper: HelperProcess) -> float:
     """When the service first said so (unix seconds); looked at for a minute."""
-    await helper.until("says so", holds)
+    await helper.wait_until("says so", condition)
     return time.time()
 
 
-def _memory(helper: Helper) -> int:
+def _resident_bytes(helper: HelperProcess) -> int:
     """The resident memory of the service, in bytes."""
     status = Path(f"/proc/{helper.pid}/status").read_text()
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:"))) * 1024

@@ -29,147 +29,167 @@ from pathlib import Path
 
 from helper.observability.stats import percentile
 from tests.campaign import promise_check
-from tests.campaign.campaign import Campaign, Findings, Setting
-from tests.campaign.process_lifecycle import HELD
-from tests.campaign.wallet_clients import Crowd
-from tests.support.command import Ran, command
-from tests.support.harness import STAND_IN, Helper, running
+from tests.campaign.campaign import Campaign, CampaignRun, Findings
+from tests.campaign.process_lifecycle import DATABASE_LOCKED_TEXT
+from tests.campaign.wallet_clients import WalletCrowd
+from tests.support.command import CommandResult, run_command
+from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, run_chain_and_helper
 from tests.support.postgres import Cluster
 
-REFUSED = {"sqlite": 1, "postgres": 5}
+MAX_REFUSED = {"sqlite": 1, "postgres": 5}
 """Seconds in which a second daemon is refused."""
-POSTERS = 64
-VOTE = 16
-NOT_FOUND = 5
-IN_THE_WAY = ("locked", "busy", "deadlock", "could not serialize")
-ENV = {"SVOTE_HELPER_BACKUP_PASSPHRASE": "correct horse battery staple"}
+POSTER_COUNT = 64
+SHARES_PER_VOTE = 16
+NOT_FOUND_EXIT_CODE = 5
+CONTENTION_ERRORS = ("locked", "busy", "deadlock", "could not serialize")
+BACKUP_ENV = {"SVOTE_HELPER_BACKUP_PASSPHRASE": "correct horse battery staple"}
 
 
 @dataclass
-class Seen:
+class Observations:
     """What everyone was told.
 
     Attributes:
         texts: whatever was written or answered by anyone but the second daemon.
         failed: commands that did not end with 0.
         runs: how often each kind of command ran.
-        second: the second daemons.
+        second_instance: the second daemons.
     """
 
     texts: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     runs: Counter[str] = field(default_factory=Counter)
-    second: list[Ran] = field(default_factory=list)
+    second_instance: list[CommandResult] = field(default_factory=list)
 
-    def ran(self, name: str, ran: Ran) -> None:
+    def record_command(self, name: str, result: CommandResult) -> None:
         self.runs[name] += 1
-        self.texts += [ran.out, ran.err]
-        if ran.code != 0:
-            self.failed.append(f"{name}: {ran.code} {ran.err.strip()}")
+        self.texts += [result.stdout, result.stderr]
+        if result.exit_code != 0:
+            self.failed.append(f"{name}: {result.exit_code} {result.stderr.strip()}")
 
 
-async def run(setting: Setting) -> Findings:
+async def run(setting: CampaignRun) -> Findings:
     """Let everyone loose for a while, and judge."""
-    findings, seen = Findings(), Seen()
+    findings, seen = Findings(), Observations()
     place = setting.cluster
-    async with running(setting.folder, "--stand-in-proofs", program=STAND_IN, cluster=place) as (chain, helper):
-        crowd = Crowd(chain, lambda: [helper.url], setting.dice("crowd"))
+    async with run_chain_and_helper(setting.folder, "--stand-in-proofs", program=STAND_IN_PROGRAM, cluster=place) as (
+        chain,
+        helper,
+    ):
+        crowd = WalletCrowd(chain, lambda: [helper.url], setting.seeded_random("crowd"))
         round_id = await chain.open_round()
-        votes = await crowd.vote(round_id, setting.scale(300, 24))
-        await helper.knows_leaf(round_id, max(position for _, position in votes))
-        dice, begin, seconds = setting.dice("times"), time.time(), setting.scale(60, 8)
-        pause = seconds * POSTERS / (len(votes) * VOTE)
+        votes = await crowd.cast_votes(round_id, setting.scale(300, 24))
+        await helper.wait_for_leaf(round_id, max(position for _, position in votes))
+        rng, begin, seconds = setting.seeded_random("times"), time.time(), setting.scale(60, 8)
+        pause = seconds * POSTER_COUNT / (len(votes) * SHARES_PER_VOTE)
         end = time.monotonic() + seconds
         async with asyncio.TaskGroup() as group:
-            for other in _others(setting, helper, seen):
-                group.create_task(_until(end, other))
+            for other in _start_other_clients(setting, helper, seen):
+                group.create_task(_repeat_until(end, other))
             group.create_task(
-                crowd.post(votes, lambda: int(begin + dice.uniform(0, 1.2 * seconds)), posters=POSTERS, pause=pause)
+                crowd.post_shares(
+                    votes, lambda: int(begin + rng.uniform(0, 1.2 * seconds)), posters=POSTER_COUNT, pause_seconds=pause
+                )
             )
-        await promise_check.drained(chain, crowd.ledger, setting.scale(180, 60))
-        _judge(findings, helper, seen, crowd, REFUSED["sqlite" if setting.cluster is None else "postgres"])
-        await promise_check.judge(findings, chain, crowd.ledger)
-        await promise_check.unharmed(findings, helper)
+        await promise_check.wait_until_drained(chain, crowd.ledger, setting.scale(180, 60))
+        _check_results(findings, helper, seen, crowd, MAX_REFUSED["sqlite" if setting.cluster is None else "postgres"])
+        await promise_check.check_promises(findings, chain, crowd.ledger)
+        await promise_check.check_no_share_charged(findings, helper)
     return findings
 
 
-async def _until(end: float, work: Callable[[], Awaitable[None]]) -> None:
+async def _repeat_until(end: float, operation: Callable[[], Awaitable[None]]) -> None:
     """Do it again and again, at least once."""
-    await work()
+    await operation()
     while time.monotonic() < end:
-        await work()
+        await operation()
 
 
-def _others(setting: Setting, helper: Helper, seen: Seen) -> list[Callable[[], Awaitable[None]]]:
+def _start_other_clients(
+    setting: CampaignRun, helper: HelperProcess, seen: Observations
+) -> list[Callable[[], Awaitable[None]]]:
     """Everyone but the wallets."""
     alone = setting.folder / "alone.toml"
     alone.write_text(f'{helper.config.read_text()}\n[operator]\nsocket = "{setting.folder}/nobody.sock"\n')
 
-    async def ask(config: Path, source: str) -> None:
-        listed = await command("queue", "list", "--config", str(config), "--json")
-        seen.ran(f"queue list ({source})", listed)
-        if listed.code == 0 and (shares := listed.json()["shares"]):
-            shown = await command("queue", "show", shares[-1]["ref"], "--config", str(config), "--json")
+    async def run_repeatedly(config: Path, source: str) -> None:
+        listed = await run_command("queue", "list", "--config", str(config), "--json")
+        seen.record_command(f"queue list ({source})", listed)
+        if listed.exit_code == 0 and (shares := listed.json()["shares"]):
+            shown = await run_command("queue", "show", shares[-1]["ref"], "--config", str(config), "--json")
             # it may have been confirmed since
-            seen.ran(f"queue show ({source})", replace(shown, code=0) if shown.code == NOT_FOUND else shown)
-        seen.ran(f"queue stats ({source})", await command("queue", "stats", "--config", str(config), "--json"))
+            seen.record_command(
+                f"queue show ({source})",
+                replace(shown, exit_code=0) if shown.exit_code == NOT_FOUND_EXIT_CODE else shown,
+            )
+        seen.record_command(
+            f"queue stats ({source})", await run_command("queue", "stats", "--config", str(config), "--json")
+        )
 
-    async def operator() -> None:
-        await ask(helper.config, "daemon")
+    async def run_operator() -> None:
+        await run_repeatedly(helper.config, "daemon")
         if setting.cluster is None:
-            await ask(alone, "file")
+            await run_repeatedly(alone, "file")
 
-    async def socket() -> None:
-        answer = await helper.operator("/stats")
+    async def query_socket() -> None:
+        answer = await helper.operator_get("/stats")
         seen.runs["control socket"] += 1
         seen.texts.append(str(answer["service"]["paused"]))
-        await helper.operator("/queue")
+        await helper.operator_get("/queue")
         await asyncio.sleep(0.05)
 
-    async def backup() -> None:
+    async def run_backups() -> None:
         output = setting.folder / "backup.age"
         arguments = ("db", "backup", "--config", str(helper.config), "--output", str(output), "--json")
-        seen.ran("db backup", await command(*arguments, env=ENV))
-        seen.ran("db check", await command("db", "check", "--config", str(helper.config), "--json"))
+        seen.record_command("db backup", await run_command(*arguments, env=BACKUP_ENV))
+        seen.record_command("db check", await run_command("db", "check", "--config", str(helper.config), "--json"))
 
-    async def dump() -> None:
+    async def run_dumps() -> None:
         assert setting.cluster is not None
-        seen.ran("pg_dump", await asyncio.to_thread(_dump, setting.cluster))
+        seen.record_command("pg_dump", await asyncio.to_thread(_run_pg_dump, setting.cluster))
 
-    async def second() -> None:
-        seen.second.append(await command("serve", "--config", str(alone), "--port", "0", apart=True))
+    async def start_second_instance() -> None:
+        seen.second_instance.append(
+            await run_command("serve", "--config", str(alone), "--port", "0", timed_externally=True)
+        )
         await asyncio.sleep(1)
 
-    return [operator, socket, backup if setting.cluster is None else dump, second]
+    return [run_operator, query_socket, run_backups if setting.cluster is None else run_dumps, start_second_instance]
 
 
-def _dump(cluster: Cluster) -> Ran:
+def _run_pg_dump(cluster: Cluster) -> CommandResult:
     """A backup as PostgreSQL makes it, to its end."""
     began = time.monotonic()
-    ended = cluster.run("pg_dump", cluster.address)
+    ended = cluster.run("pg_dump", cluster.url)
     whole = b"database dump complete" in ended.stdout[-200:]
     said = ended.stderr.decode(errors="replace")
-    return Ran(ended.returncode or int(not whole), "", said, time.monotonic() - began)
+    return CommandResult(ended.returncode or int(not whole), "", said, time.monotonic() - began)
 
 
-def _judge(findings: Findings, helper: Helper, seen: Seen, crowd: Crowd, refused_in: float) -> None:
+def _check_results(
+    findings: Findings, helper: HelperProcess, seen: Observations, crowd: WalletCrowd, refused_in: float
+) -> None:
     for name, runs in seen.runs.items():
-        findings.figure(f"{name}, times", runs)
-        findings.at_least(f"{name} came to its turn", runs, 1)
-    findings.figure("POST p99, ms", 1000 * (percentile(crowd.ledger.waits, 0.99) or 0))
+        findings.record_figure(f"{name}, times", runs)
+        findings.require_at_least(f"{name} came to its turn", runs, 1)
+    findings.record_figure("POST p99, ms", 1000 * (percentile(crowd.ledger.response_seconds, 0.99) or 0))
     said = [*seen.texts, *(text for _, text in crowd.refused), helper.log.read_text(errors="replace")]
-    findings.exactly('"locked" anywhere', sum(word in text for text in said for word in IN_THE_WAY), 0)
-    findings.exactly("commands that failed", "; ".join(seen.failed) or "none", "none")
-    findings.exactly("POSTs answered 5xx", sum(crowd.answers[code] for code in crowd.answers if code >= 500), 0)
-    findings.exactly("POSTs refused", len(crowd.refused), 0)
-    refused = [ran for ran in seen.second if ran.code == 1 and _names_another(ran.err)]
-    findings.at_least("second daemons started", len(seen.second), 1)
-    findings.exactly("of them not refused", len(seen.second) - len(refused), 0)
-    findings.at_most("seconds to refuse a second daemon, at most", max(ran.seconds for ran in seen.second), refused_in)
+    findings.require_equal('"locked" anywhere', sum(word in text for text in said for word in CONTENTION_ERRORS), 0)
+    findings.require_equal("commands that failed", "; ".join(seen.failed) or "none", "none")
+    findings.require_equal(
+        "POSTs answered 5xx", sum(crowd.status_counts[code] for code in crowd.status_counts if code >= 500), 0
+    )
+    findings.require_equal("POSTs refused", len(crowd.refused), 0)
+    refused = [ran for ran in seen.second_instance if ran.exit_code == 1 and _reports_other_instance(ran.stderr)]
+    findings.require_at_least("second daemons started", len(seen.second_instance), 1)
+    findings.require_equal("of them not refused", len(seen.second_instance) - len(refused), 0)
+    findings.require_at_most(
+        "seconds to refuse a second daemon, at most", max(ran.seconds for ran in seen.second_instance), refused_in
+    )
 
 
-def _names_another(told: str) -> bool:
-    return "another daemon" in told or HELD in told
+def _reports_other_instance(told: str) -> bool:
+    return "another daemon" in told or DATABASE_LOCKED_TEXT in told
 
 
 CAMPAIGN = Campaign("contention", run)

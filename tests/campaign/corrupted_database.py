@@ -15,101 +15,108 @@ from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.core.share import ShareState
 from helper.errors import HelperError
-from helper.store.rows import DamagedShare, Enqueued, QueuedShare, QueueFilter, SentReveal
+from helper.store.rows import DamagedShare, EnqueueResult, QueuedShare, QueueFilter, SentReveal
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
-from tests.unit.chain.fakes import ROUND_ID, Network, Node
-from tests.unit.chain.tree_fixtures import Chain
-from tests.unit.store.fixtures import NOW, Posted, operator_retry, posted, reveal
+from tests.unit.chain.fakes import ROUND_ID, FakeNetwork, FakeNode
+from tests.unit.chain.tree_fixtures import FakeTree
+from tests.unit.store.fixtures import NOW, PostedShare, make_posted_share, make_reveal, retry_as_operator
 
 T = TypeVar("T")
 
-SOON: Final = int(NOW) + 3
-LATER: Final = int(NOW) + 100
-EVERYTHING: Final = 1000
+SOON_DUE_AT: Final = int(NOW) + 3
+LATER_DUE_AT: Final = int(NOW) + 100
+LIST_LIMIT: Final = 1000
 
-WAITING, HELD = range(20), range(20, 36)
-SENT, FAILED, TAKEN_UP, CONFIRMED = range(36, 44), range(44, 50), range(50, 56), range(56, 64)
-ALL, NEW = range(64), range(100, 104)
-HEIGHT: Final = 70
+WAITING_NUMBERS, LATER_NUMBERS = range(20), range(20, 36)
+SENT_NUMBERS, FAILED_NUMBERS, CLAIMED_NUMBERS, CONFIRMED_NUMBERS = (
+    range(36, 44),
+    range(44, 50),
+    range(50, 56),
+    range(56, 64),
+)
+STORED_NUMBERS, NEW_NUMBERS = range(64), range(100, 104)
+CHAIN_HEIGHT: Final = 70
 """The newest block of the database; the chain has one more by the time of a restart."""
 
 
-def share(number: int) -> Posted:
+def create_numbered_share(number: int) -> PostedShare:
     """The share with this number, at its time."""
-    times = {**dict.fromkeys(WAITING, SOON), **dict.fromkeys(HELD, LATER)}
-    return posted(number, round_id=ROUND_ID, submit_at=times.get(number, 0))
+    times = {**dict.fromkeys(WAITING_NUMBERS, SOON_DUE_AT), **dict.fromkeys(LATER_NUMBERS, LATER_DUE_AT)}
+    return make_posted_share(number, round_id=ROUND_ID, submit_at=times.get(number, 0))
 
 
-def row_of(number: int) -> int:
+def row_id_of(number: int) -> int:
     """The row of the share with this number: they are handed in one after another."""
     return number + 1
 
 
-class Around:
+class StoreEnvironment:
     """What a store lives among: a clock, and a node that tells the round and its tree."""
 
     def __init__(self, path: Path) -> None:
         self.clock = FakeClock(NOW)
-        self.node = Node(self.clock, height=100)
-        self.endpoints: NodePool = Network(a=self.node).endpoints(self.clock)
-        self.named: list[DamagedShare] = []
-        self.store = SqliteStore(path, clock=self.clock, on_damaged=self.named.append)
+        self.node = FakeNode(self.clock, height=100)
+        self.endpoints: NodePool = FakeNetwork(a=self.node).create_node_pool(self.clock)
+        self.reported_nullifiers: list[DamagedShare] = []
+        self.store = SqliteStore(path, clock=self.clock, on_damaged=self.reported_nullifiers.append)
         self.rounds = RoundRegistry(self.store, self.endpoints, clock=self.clock)
         self.trees = CommitmentTreeSync(self.store, self.endpoints, self.rounds)
-        self.chain = Chain()
-        for height in range(60, HEIGHT):
+        self.chain = FakeTree()
+        for height in range(60, CHAIN_HEIGHT):
             self.chain.append(height, *range(height * 1000, height * 1000 + 150))
-        self.chain.show(self.node)
+        self.chain.publish_to(self.node)
 
 
-async def make(path: Path) -> None:
+async def create_database(path: Path) -> None:
     """Write the database that is copied."""
-    around = Around(path)
-    store = around.store
+    environment = StoreEnvironment(path)
+    store = environment.store
     await store.open()
     try:
-        await around.endpoints.check()
-        await around.rounds.sync()
-        await around.trees.sync(100)
-        shares = map(share, ALL)
+        await environment.endpoints.probe_all()
+        await environment.rounds.sync()
+        await environment.trees.sync(100)
+        shares = map(create_numbered_share, STORED_NUMBERS)
         await asyncio.gather(*(store.enqueue(one.share, one.nullifier, now=NOW) for one in shares))
-        await store.apply_block(HEIGHT, [(ROUND_ID, share(number).nullifier) for number in CONFIRMED], now=NOW)
+        await store.apply_block(
+            CHAIN_HEIGHT, [(ROUND_ID, create_numbered_share(number).nullifier) for number in CONFIRMED_NUMBERS], now=NOW
+        )
         await store.add_spent([(ROUND_ID, bytes([number]) * 32) for number in range(40)])
-        by_nullifier = {share(number).nullifier: number for number in ALL}
-        for queued in await store.claim_due(now=NOW, limit=EVERYTHING, rounds=[ROUND_ID]):
+        by_nullifier = {create_numbered_share(number).nullifier: number for number in STORED_NUMBERS}
+        for queued in await store.claim_due(now=NOW, limit=LIST_LIMIT, rounds=[ROUND_ID]):
             number = by_nullifier[queued.nullifier]
-            if number in SENT:
-                await store.prepare(queued.id, reveal(number))
-                await store.mark_sending(queued.id, height=HEIGHT, endpoint="a")
+            if number in SENT_NUMBERS:
+                await store.prepare(queued.id, make_reveal(number))
+                await store.mark_sending(queued.id, height=CHAIN_HEIGHT, endpoint="a")
                 await store.record_outcome(queued.id, outcome="ACCEPTED")
-            elif number in FAILED:
+            elif number in FAILED_NUMBERS:
                 await store.retry(queued.id, due_ms=int(NOW * 1000), stage="proof", note="the proof failed")
                 await store.fail(queued.id, stage="proof", note="the proof failed", spend_attempt=True)
     finally:
         await store.close()
-        await around.endpoints.aclose()
+        await environment.endpoints.aclose()
 
 
 @dataclass(slots=True)
-class Life:
+class RunResult:
     """What came of one helper's life on one file.
 
     Attributes:
         refused: why it did not start, with the advice.
         errors: what the store said at which step.
         unhandled: errors that are none of the house.
-        named: the rows that were told to be damaged.
-        early: shares handed out before their time.
+        reported_nullifiers: the rows that were told to be damaged.
+        early_claims: shares handed out before their time.
         claimed: shares handed out for a proof, by row.
-        again: rows handed out twice.
-        sent: messages handed out to be sent again, by row.
-        aside: rows that are set aside.
+        repeated_claims: rows handed out twice.
+        sent_messages: messages handed out to be sent again, by row.
+        damaged_rows: rows that are set aside.
         failed: names of the failed shares that operators see.
         listed: names of all live shares that operators see.
-        answers: what became of shares handed in again, by number.
+        responses: what became of shares handed in again, by number.
         problems: what the background check could not mend.
-        mended: whether the background check changed what was found.
+        repaired: whether the background check changed what was found.
         tree: whether the tree came to be the chain's.
         counts: the operators' counts, at the start and after the background check.
         confirmed: how many shares were buried when the chain counted them all.
@@ -118,22 +125,22 @@ class Life:
     refused: tuple[str, str] | None = None
     errors: dict[str, str] = field(default_factory=dict)
     unhandled: list[str] = field(default_factory=list)
-    named: list[DamagedShare] = field(default_factory=list)
-    early: int = 0
+    reported_nullifiers: list[DamagedShare] = field(default_factory=list)
+    early_claims: int = 0
     claimed: dict[int, QueuedShare] = field(default_factory=dict)
-    again: int = 0
-    sent: dict[int, SentReveal] = field(default_factory=dict)
-    aside: set[int] = field(default_factory=set)
+    repeated_claims: int = 0
+    sent_messages: dict[int, SentReveal] = field(default_factory=dict)
+    damaged_rows: set[int] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
     listed: list[str] = field(default_factory=list)
-    answers: dict[int, Enqueued] = field(default_factory=dict)
+    responses: dict[int, EnqueueResult] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    mended: bool = False
+    repaired: bool = False
     tree: bool = False
     counts: list[dict[ShareState, int]] = field(default_factory=list)
     confirmed: int = 0
 
-    async def step(self, name: str, call: Awaitable[T]) -> T | None:
+    async def run_step(self, name: str, call: Awaitable[T]) -> T | None:
         """One call; its error is noted and ends nothing."""
         try:
             return await call
@@ -144,15 +151,15 @@ class Life:
         return None
 
 
-async def live(path: Path, flip: tuple[int, int] | None = None) -> Life:
+async def run_helper(path: Path, bit_flip: tuple[int, int] | None = None) -> RunResult:
     """Start on a file and do all that a helper does, to the end of the shares.
 
     Args:
         path: the database.
-        flip: an offset and a bit that flips right after the start, None for none.
+        bit_flip: an offset and a bit that flips right after the start, None for none.
     """
-    around, life = Around(path), Life()
-    life.named = around.named
+    around, life = StoreEnvironment(path), RunResult()
+    life.reported_nullifiers = around.reported_nullifiers
     try:
         await around.store.open()
     except HelperError as error:
@@ -162,21 +169,21 @@ async def live(path: Path, flip: tuple[int, int] | None = None) -> Life:
         life.unhandled.append(f"open: {type(error).__name__}: {error}")
         return life
     try:
-        if flip is not None:
-            await _strike(around, path, *flip)
-        await _start(life, around)
-        await _work(life, around)
-        await _look(life, around)
-        await _retry_and_take_in(life, around)
-        await _check(life, around)
-        await _end(life, around, path)
+        if bit_flip is not None:
+            await _flip_bit(around, path, *bit_flip)
+        await _start_store(life, around)
+        await _process_due(life, around)
+        await _read_operator_views(life, around)
+        await _retry_and_enqueue(life, around)
+        await _run_integrity_check(life, around)
+        await _confirm_all(life, around, path)
     finally:
-        await life.step("close", around.store.close())
+        await life.run_step("close", around.store.close())
         await around.endpoints.aclose()
     return life
 
 
-async def _strike(around: Around, path: Path, at: int, bit: int) -> None:
+async def _flip_bit(around: StoreEnvironment, path: Path, at: int, bit: int) -> None:
     """Flip a bit under a store that runs, and let it forget what it has read."""
     data = bytearray(path.read_bytes())
     data[at] ^= 1 << bit
@@ -184,73 +191,82 @@ async def _strike(around: Around, path: Path, at: int, bit: int) -> None:
     await around.store._writer.run(lambda tx: tx.conn.execute("PRAGMA shrink_memory").fetchall())
 
 
-async def _start(life: Life, around: Around) -> None:
-    around.chain.append(HEIGHT, 7, 8, 9)
-    around.chain.show(around.node)
-    await life.step("recover", around.store.recover())
-    await life.step("rounds", around.rounds.restore())
-    await life.step("trees", around.trees.restore())
-    await around.endpoints.check()
-    await life.step("sync rounds", around.rounds.sync())
-    await life.step("sync trees", around.trees.sync(100))
+async def _start_store(life: RunResult, around: StoreEnvironment) -> None:
+    around.chain.append(CHAIN_HEIGHT, 7, 8, 9)
+    around.chain.publish_to(around.node)
+    await life.run_step("recover", around.store.recover())
+    await life.run_step("rounds", around.rounds.restore())
+    await life.run_step("trees", around.trees.restore())
+    await around.endpoints.probe_all()
+    await life.run_step("sync rounds", around.rounds.sync())
+    await life.run_step("sync trees", around.trees.sync(100))
     anchor = around.trees.anchor(ROUND_ID)
-    life.tree = anchor is not None and (anchor.height, anchor.root) == (HEIGHT, around.chain.tree.root())
+    life.tree = anchor is not None and (anchor.height, anchor.root) == (CHAIN_HEIGHT, around.chain.tree.root())
 
 
-async def _work(life: Life, around: Around, now: float = SOON) -> None:
+async def _process_due(life: RunResult, around: StoreEnvironment, now: float = SOON_DUE_AT) -> None:
     """All that is due at a time, and nothing a moment before it."""
-    active = [one.round_id for one in around.rounds.active()]
+    active = [share_row.round_id for share_row in around.rounds.active_rounds()]
     for moment in (now - 0.1, now):
-        while claimed := await life.step("claim", around.store.claim_due(now=moment, limit=EVERYTHING, rounds=active)):
+        while claimed := await life.run_step(
+            "claim", around.store.claim_due(now=moment, limit=LIST_LIMIT, rounds=active)
+        ):
             for queued in claimed:
-                life.early += queued.share.submit_at > moment
-                life.again += queued.id in life.claimed
+                life.early_claims += queued.share.submit_at > moment
+                life.repeated_claims += queued.id in life.claimed
                 life.claimed[queued.id] = queued
-    await life.step("next due", around.store.next_due_ms([ROUND_ID]))
-    life.sent.update({one.share_id: one for one in await life.step("unconfirmed", around.store.unconfirmed()) or []})
+    await life.run_step("next due", around.store.next_due_ms([ROUND_ID]))
+    life.sent_messages.update(
+        {one.share_id: one for one in await life.run_step("unconfirmed", around.store.list_unconfirmed()) or []}
+    )
 
 
-async def _look(life: Life, around: Around) -> None:
+async def _read_operator_views(life: RunResult, around: StoreEnvironment) -> None:
     """What operators see."""
-    entries = await life.step("list", around.store.list_shares(QueueFilter(), EVERYTHING)) or []
+    entries = await life.run_step("list", around.store.list_shares(QueueFilter(), LIST_LIMIT)) or []
     life.listed = [entry.ref for entry in entries]
     life.failed = {entry.ref for entry in entries if entry.state is ShareState.FAILED}
     for entry in entries:
-        await life.step("show", around.store.show(entry.ref))
-    counts = await life.step("counts", around.store.counts())
+        await life.run_step("show", around.store.get_share_details(entry.ref))
+    counts = await life.run_step("counts", around.store.count_shares())
     life.counts.append((counts or {}).get(ROUND_ID, {}))
-    await life.step("unsubmitted", around.store.unsubmitted(ROUND_ID))
-    await life.step("damaged", around.store.damaged())
+    await life.run_step("unsubmitted", around.store.count_unconfirmed(ROUND_ID))
+    await life.run_step("damaged", around.store.list_damaged())
 
 
-async def _retry_and_take_in(life: Life, around: Around) -> None:
+async def _retry_and_enqueue(life: RunResult, around: StoreEnvironment) -> None:
     """An operator has the failed shares tried again; wallets post everything again, and new shares."""
-    rows = map(row_of, FAILED)
-    await asyncio.gather(*(life.step("retry", operator_retry(around.store, row)) for row in rows))
-    handed_in = {number: share(number) for number in (*NEW, *ALL)}
+    rows = map(row_id_of, FAILED_NUMBERS)
+    await asyncio.gather(*(life.run_step("retry", retry_as_operator(around.store, row)) for row in rows))
+    handed_in = {number: create_numbered_share(number) for number in (*NEW_NUMBERS, *STORED_NUMBERS)}
     answers = await asyncio.gather(
-        *(life.step("enqueue", around.store.enqueue(one.share, one.nullifier, now=NOW)) for one in handed_in.values())
+        *(
+            life.run_step("enqueue", around.store.enqueue(one.share, one.nullifier, now=NOW))
+            for one in handed_in.values()
+        )
     )
-    life.answers = {number: answer for number, answer in zip(handed_in, answers, strict=True) if answer is not None}
+    life.responses = {number: answer for number, answer in zip(handed_in, answers, strict=True) if answer is not None}
 
 
-async def _check(life: Life, around: Around) -> None:
+async def _run_integrity_check(life: RunResult, around: StoreEnvironment) -> None:
     """The background check, and the work after it."""
-    before = await around.store._integrity()
-    life.problems = await life.step("verify", around.store.verify()) or []
-    life.mended = before != life.problems
-    await _work(life, around)
-    await _work(life, around, LATER)
+    before = await around.store._check_integrity()
+    life.problems = await life.run_step("verify", around.store.verify()) or []
+    life.repaired = before != life.problems
+    await _process_due(life, around)
+    await _process_due(life, around, LATER_DUE_AT)
 
 
-async def _end(life: Life, around: Around, path: Path) -> None:
+async def _confirm_all(life: RunResult, around: StoreEnvironment, path: Path) -> None:
     """The chain counts every share."""
-    life.aside = await _set_aside(path)
-    block = [(ROUND_ID, share(number).nullifier) for number in (*ALL, *NEW)]
-    life.confirmed = len(await life.step("apply block", around.store.apply_block(HEIGHT + 1, block, now=NOW)) or [])
+    life.damaged_rows = await _read_damaged_rows(path)
+    block = [(ROUND_ID, create_numbered_share(number).nullifier) for number in (*STORED_NUMBERS, *NEW_NUMBERS)]
+    life.confirmed = len(
+        await life.run_step("apply block", around.store.apply_block(CHAIN_HEIGHT + 1, block, now=NOW)) or []
+    )
 
 
-async def _set_aside(path: Path) -> set[int]:
+async def _read_damaged_rows(path: Path) -> set[int]:
     with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as conn:
         try:
             return {row[0] for row in conn.execute("SELECT share_id FROM damaged")}

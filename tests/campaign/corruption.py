@@ -32,124 +32,137 @@ import structlog
 
 from helper.store.rows import SentReveal
 from tests.campaign import corrupted_database
-from tests.campaign.campaign import Campaign, Findings, Setting
-from tests.campaign.corrupted_database import Life, live, row_of, share
+from tests.campaign.campaign import Campaign, CampaignRun, Findings
+from tests.campaign.corrupted_database import RunResult, create_numbered_share, row_id_of, run_helper
 
-LONGEST = 120
+TIMEOUT_SECONDS = 120
 """Seconds of a life: it is over in one or two."""
-PAGE = 4096
-HEAD = 64
+PAGE_BYTES = 4096
+HEADER_BYTES = 64
 """Bytes at the beginning of a page that every second bit is flipped in."""
-WORKED_ON = {
-    row_of(one)
+PROCESSED_ROWS = {
+    row_id_of(one)
     for part in (
-        corrupted_database.WAITING,
-        corrupted_database.HELD,
-        corrupted_database.TAKEN_UP,
-        corrupted_database.FAILED,
+        corrupted_database.WAITING_NUMBERS,
+        corrupted_database.LATER_NUMBERS,
+        corrupted_database.CLAIMED_NUMBERS,
+        corrupted_database.FAILED_NUMBERS,
     )
     for one in part
 }
 """The rows that a whole life hands out for a proof."""
-LIVE = WORKED_ON | {row_of(number) for number in corrupted_database.SENT}
+LIVE_ROWS = PROCESSED_ROWS | {row_id_of(number) for number in corrupted_database.SENT_NUMBERS}
 """The rows whose shares wait for something; a confirmed share's row is taken by a new share."""
-SHARES = {share(number).share for number in (*corrupted_database.ALL, *corrupted_database.NEW)}
+EXPECTED_SHARES = {
+    create_numbered_share(number).share
+    for number in (*corrupted_database.STORED_NUMBERS, *corrupted_database.NEW_NUMBERS)
+}
 
 
-async def run(setting: Setting) -> Findings:
+async def run(setting: CampaignRun) -> Findings:
     """Make the copies, live on each, and compare."""
-    findings, dice = Findings(), setting.dice("bits")
+    findings, rng = Findings(), setting.seeded_random("bits")
     base = setting.folder / "base.db"
     kinds: Counter[str] = Counter()
     with structlog.testing.capture_logs():
-        await corrupted_database.make(base)
+        await corrupted_database.create_database(base)
         data = base.read_bytes()
-        whole = await live(Path(shutil.copy(base, setting.folder / "whole.db")))
-        assert whole.claimed.keys() >= WORKED_ON, "the life is not a whole one"
-        assert what_came(whole, whole) == "harmless", whole
+        whole = await run_helper(Path(shutil.copy(base, setting.folder / "whole.db")))
+        assert whole.claimed.keys() >= PROCESSED_ROWS, "the life is not a whole one"
+        assert classify_result(whole, whole) == "harmless", whole
         for number in range(setting.scale(1000, 60)):
-            at, bit = dice.randrange(len(data)), dice.randrange(8)
+            at, bit = rng.randrange(len(data)), rng.randrange(8)
             if number % 2:
-                at = at - at % PAGE + dice.randrange(HEAD)
+                at = at - at % PAGE_BYTES + rng.randrange(HEADER_BYTES)
             copy = setting.folder / f"{number}.db"
             running = number % 4 == 3
-            copy.write_bytes(data if running else _flipped(data, at, bit))
+            copy.write_bytes(data if running else _with_flipped_bit(data, at, bit))
             life = None
             with suppress(TimeoutError):
-                async with asyncio.timeout(LONGEST):
-                    life = await live(copy, (at, bit) if running else None)
-            findings.exactly("lives that do not come to an end", int(life is None), 0)
+                async with asyncio.timeout(TIMEOUT_SECONDS):
+                    life = await run_helper(copy, (at, bit) if running else None)
+            findings.require_equal("lives that do not come to an end", int(life is None), 0)
             if life is None:
-                findings.figure("the first without an end", f"bit {bit} of byte {at}, running: {running}")
+                findings.record_figure("the first without an end", f"bit {bit} of byte {at}, running: {running}")
                 break
-            kinds[what_came(life, whole)] += 1
-            judge(findings, life, whole, running=running)
-            if findings.broken and "the first that broke a promise" not in findings.figures:
+            kinds[classify_result(life, whole)] += 1
+            check_result(findings, life, whole, running=running)
+            if findings.broken_goals and "the first that broke a promise" not in findings.figures:
                 told = f"{life.refused} {life.errors} {life.problems} {life.unhandled}"
-                findings.figure("the first that broke a promise", f"bit {bit} of byte {at}, running: {running}; {told}")
-            _remove(copy)
+                findings.record_figure(
+                    "the first that broke a promise", f"bit {bit} of byte {at}, running: {running}; {told}"
+                )
+            _remove_database(copy)
     for name, times in sorted(kinds.items()):
-        findings.figure(f"copies: {name}", times)
+        findings.record_figure(f"copies: {name}", times)
     return findings
 
 
-def what_came(life: Life, whole: Life) -> str:
+def classify_result(result: RunResult, expected: RunResult) -> str:
     """What a flipped bit came to, the gravest first."""
-    if life.refused is not None:
+    if result.refused is not None:
         return "refused at the start"
-    if life.errors:
+    if result.errors:
         return "operations refused, with an error that says why"
-    if life.aside:
+    if result.damaged_rows:
         return "rows set aside and named, the rest went on"
-    if life.problems or life.mended:
+    if result.problems or result.repaired:
         return "damage found by the background check"
-    same = (life.claimed, life.sent, life.listed, life.counts) == (
-        whole.claimed,
-        whole.sent,
-        whole.listed,
-        whole.counts,
+    same = (result.claimed, result.sent_messages, result.listed, result.counts) == (
+        expected.claimed,
+        expected.sent_messages,
+        expected.listed,
+        expected.counts,
     )
     return "harmless" if same else "another difference"
 
 
-def judge(findings: Findings, life: Life, whole: Life, *, running: bool) -> None:
+def check_result(findings: Findings, result: RunResult, expected: RunResult, *, running: bool) -> None:
     """Hold one life against that on the whole file."""
-    findings.exactly("errors that are none of the house", len(life.unhandled), 0)
-    if life.refused is not None:
-        findings.exactly("starts refused without the way to restore", int("restore" not in life.refused[1]), 0)
+    findings.require_equal("errors that are none of the house", len(result.unhandled), 0)
+    if result.refused is not None:
+        findings.require_equal("starts refused without the way to restore", int("restore" not in result.refused[1]), 0)
         return
-    findings.exactly("shares handed out before their time", life.early, 0)
-    findings.exactly("shares or messages handed out that are not as written", len(_wrong(life, whole)), 0)
-    told = bool(life.problems) or any("damaged" in text for text in life.errors.values())
-    missing = LIVE - life.claimed.keys() - life.sent.keys() - life.aside
-    findings.exactly("shares neither acted on nor set aside, and nothing said", 0 if told else len(missing), 0)
-    hidden = "list" in life.errors and not {"claim", "counts"} & life.errors.keys()
-    findings.exactly("lists that failed while the queue was worked", int(hidden), 0)
+    findings.require_equal("shares handed out before their time", result.early_claims, 0)
+    findings.require_equal(
+        "shares or messages handed out that are not as written", len(_wrong_rows(result, expected)), 0
+    )
+    told = bool(result.problems) or any("damaged" in text for text in result.errors.values())
+    missing = LIVE_ROWS - result.claimed.keys() - result.sent_messages.keys() - result.damaged_rows
+    findings.require_equal("shares neither acted on nor set aside, and nothing said", 0 if told else len(missing), 0)
+    hidden = "list" in result.errors and not {"claim", "counts"} & result.errors.keys()
+    findings.require_equal("lists that failed while the queue was worked", int(hidden), 0)
     if not running:
-        again = sum(answer is not whole.answers[number] for number, answer in life.answers.items())
-        findings.exactly("shares taken twice", again, 0)
-        findings.exactly("blocks that could not be taken in", int("apply block" in life.errors), 0)
-        findings.exactly("background checks that failed", int("verify" in life.errors), 0)
-        findings.exactly("trees that are not the chain's", int(not life.tree), 0)
+        again = sum(answer is not expected.responses[number] for number, answer in result.responses.items())
+        findings.require_equal("shares taken twice", again, 0)
+        findings.require_equal("blocks that could not be taken in", int("apply block" in result.errors), 0)
+        findings.require_equal("background checks that failed", int("verify" in result.errors), 0)
+        findings.require_equal("trees that are not the chain's", int(not result.tree), 0)
 
 
-def _wrong(life: Life, whole: Life) -> list[int]:
+def _wrong_rows(result: RunResult, expected: RunResult) -> list[int]:
     """Rows that were handed out otherwise than on the whole file; new shares may stand in other rows."""
-    wrong = [number for number, one in life.claimed.items() if number in LIVE and one != whole.claimed.get(number)]
-    wrong += [number for number, one in life.claimed.items() if one.share not in SHARES]
-    return wrong + [number for number, one in life.sent.items() if _sent(one) != _sent(whole.sent[number])]
+    wrong = [
+        number for number, one in result.claimed.items() if number in LIVE_ROWS and one != expected.claimed.get(number)
+    ]
+    wrong += [number for number, one in result.claimed.items() if one.share not in EXPECTED_SHARES]
+    return wrong + [
+        number
+        for number, one in result.sent_messages.items()
+        if _normalize_message(one) != _normalize_message(expected.sent_messages[number])
+    ]
 
 
-def _sent(one: SentReveal) -> SentReveal:
+def _normalize_message(message: SentReveal) -> SentReveal:
     """A message without what is only told in the counters: whether it was the first try goes by the share's history."""
-    return replace(one, first_try=True, first_message=True)
+    return replace(message, is_first_attempt=True, is_first_message=True)
 
 
-def _flipped(data: bytes, at: int, bit: int) -> bytes:
+def _with_flipped_bit(data: bytes, at: int, bit: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
 
 
-def _remove(copy: Path) -> None:
+def _remove_database(copy: Path) -> None:
     for path in copy.parent.glob(f"{copy.name}*"):
         path.unlink()
 

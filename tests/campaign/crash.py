@@ -25,27 +25,27 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tests.campaign.campaign import Campaign, Findings, Setting
-from tests.campaign.process_lifecycle import WORKERS, Lives, lives
-from tests.support.harness import REAL, STAND_IN
+from tests.campaign.campaign import Campaign, CampaignRun, Findings
+from tests.campaign.process_lifecycle import WORKER_COUNT, HelperLifecycle, create_lifecycle
+from tests.support.harness import REAL_PROGRAM, STAND_IN_PROGRAM
 
-EARLY = 0.2
+EARLY_PROBABILITY = 0.2
 """The part of the service's kills that hit it while it starts."""
-AWAY = 0.2
+OFFLINE_PROBABILITY = 0.2
 """The part of them after which the chain is so far ahead that what was sent might be given up."""
-BLOCKS_AWAY = 12
-STARTING = 1.2
+OFFLINE_BLOCKS = 12
+STARTUP_SECONDS = 1.2
 """Seconds in which it starts, about."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class KillSeries:
     """One series of kills.
 
     Attributes:
         kills: of the service.
         worker_kills: of workers.
-        life: the longest that a service which is up may live, seconds.
+        life_seconds: the longest that a service which is up may live, seconds.
     """
 
     name: str
@@ -53,60 +53,65 @@ class Part:
     kills: int
     worker_kills: int
     shares: int
-    life: float
+    life_seconds: float
 
 
-async def run(setting: Setting) -> Findings:
+async def run(setting: CampaignRun) -> Findings:
     """Both series."""
     findings = Findings()
-    stand_in = Part(
-        "stand-in", STAND_IN, setting.scale(200, 8), setting.scale(200, 6), setting.scale(2000, 128), life=1.0
+    stand_in = KillSeries(
+        "stand-in",
+        STAND_IN_PROGRAM,
+        setting.scale(200, 8),
+        setting.scale(200, 6),
+        setting.scale(2000, 128),
+        life_seconds=1.0,
     )
-    await _series(setting, stand_in, findings)
-    if not setting.quick:
+    await _run_series(setting, stand_in, findings)
+    if not setting.is_quick:
         real = Findings()
-        await _series(setting, Part("real", REAL, 20, 0, 96, life=4.0), real)
-        findings.take(real, "real prover")
+        await _run_series(setting, KillSeries("real", REAL_PROGRAM, 20, 0, 96, life_seconds=4.0), real)
+        findings.merge(real, "real prover")
     return findings
 
 
-async def _series(setting: Setting, part: Part, findings: Findings) -> None:
-    dice = setting.dice(f"{part.name} kills")
-    async with lives(
-        setting, part.name, number=part.kills, shares=part.shares, seconds=0.08, program=part.program
-    ) as story:
-        early = set(dice.sample(range(part.kills), int(part.kills * EARLY)))
-        away = set(dice.sample(range(part.kills), int(part.kills * AWAY)))
+async def _run_series(setting: CampaignRun, series: KillSeries, findings: Findings) -> None:
+    rng = setting.seeded_random(f"{series.name} kills")
+    async with create_lifecycle(
+        setting, series.name, number=series.kills, shares=series.shares, seconds=0.08, program=series.program
+    ) as lifecycle:
+        early = set(rng.sample(range(series.kills), int(series.kills * EARLY_PROBABILITY)))
+        away = set(rng.sample(range(series.kills), int(series.kills * OFFLINE_PROBABILITY)))
         killed = 0
 
         async def end(life: int) -> None:
             nonlocal killed
             if life in early:
-                await asyncio.sleep(dice.uniform(0, STARTING))
+                await asyncio.sleep(rng.uniform(0, STARTUP_SECONDS))
             else:
-                await story.ready()
-                wanted = -(-part.worker_kills * (life + 1) // part.kills) - killed
-                killed += await _live(story, dice.uniform(0, part.life), wanted, dice.random())
-            await story.helper.kill()
+                await lifecycle.wait_until_ready()
+                wanted = -(-series.worker_kills * (life + 1) // series.kills) - killed
+                killed += await _kill_workers(lifecycle, rng.uniform(0, series.life_seconds), wanted, rng.random())
+            await lifecycle.helper.kill()
             if life in away:
-                await story.chain.mine(BLOCKS_AWAY)
+                await lifecycle.chain.mine(OFFLINE_BLOCKS)
 
-        await story.run(end)
-        await story.judge(findings)
-        findings.figure("kills of the service", part.kills)
-        findings.figure("of them while it started", len(early))
-        if part.program is STAND_IN:
-            findings.at_least("kills of workers", killed, part.worker_kills / 2)
-            await story.extra_proofs(findings, part.kills + killed)
+        await lifecycle.run_all(end)
+        await lifecycle.check_promises(findings)
+        findings.record_figure("kills of the service", series.kills)
+        findings.record_figure("of them while it started", len(early))
+        if series.program is STAND_IN_PROGRAM:
+            findings.require_at_least("kills of workers", killed, series.worker_kills / 2)
+            await lifecycle.check_extra_proofs(findings, series.kills + killed)
 
 
-async def _live(story: Lives, seconds: float, worker_kills: int, where: float) -> int:
+async def _kill_workers(lifecycle: HelperLifecycle, seconds: float, worker_kills: int, where: float) -> int:
     """Let it live for some seconds and kill workers meanwhile; how many were killed."""
     killed = 0
     for _ in range(worker_kills):
         await asyncio.sleep(seconds / (worker_kills + 1))
-        await _proof_begins(story)
-        workers = await story.helper.workers()
+        await _wait_for_proof(lifecycle)
+        workers = await lifecycle.helper.worker_pids()
         if workers:
             os.kill(workers[int(where * len(workers))], signal.SIGKILL)
             killed += 1
@@ -114,15 +119,15 @@ async def _live(story: Lives, seconds: float, worker_kills: int, where: float) -
     return killed
 
 
-async def _proof_begins(story: Lives) -> None:
+async def _wait_for_proof(lifecycle: HelperLifecycle) -> None:
     """Wait until a prover begins a proof, for as long as that may take where there is work."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(2):
-            begun = story.proofs_begun
-            while story.proofs_begun == begun:
+            proof_count = lifecycle.started_proofs
+            while lifecycle.started_proofs == proof_count:
                 await asyncio.sleep(0.01)
 
 
 CAMPAIGN = Campaign("crash", run)
 
-assert WORKERS > 1, "a killed worker must leave another"
+assert WORKER_COUNT > 1, "a killed worker must leave another"

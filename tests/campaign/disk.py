@@ -12,8 +12,9 @@ well is answered 200. Ten seconds after the end of the trouble, at most, both ar
 
 Without root (to mount) or strace the goal "can be tried here" is broken.
 
-The planted bug that it caught: `Writer._commit` in helper/store/sqlite/writer.py returns after an error of the disk
-as if all were kept. It printed "acknowledged and not counted: 14 (= 0)", "EIO: POSTs answered 200 while every fsync
+The planted bug that it caught: `SqliteWriter._commit` in helper/store/sqlite/writer.py returns after an error of the
+disk as if all were kept. It printed "acknowledged and not counted: 14 (= 0)", "EIO: POSTs answered 200 while every
+fsync
 failed: 4 (= 0)". No plant but the state of the product at first: its probe of the disk was an update that changes
 nothing, which SQLite does not write, so that the status wavered: "EIO: other answers of status after the first 503: 2
 (= 0)".
@@ -37,152 +38,160 @@ import httpx
 from devnet import ballot
 from devnet.ballot import Ballot
 from tests.campaign import promise_check
-from tests.campaign.campaign import Campaign, Findings, Setting
-from tests.campaign.promise_check import Ledger
-from tests.campaign.wallet_clients import SHARES, Crowd
-from tests.support.devnet import Chain
-from tests.support.harness import Helper, helping
-from tests.support.process import free_port
+from tests.campaign.campaign import Campaign, CampaignRun, Findings
+from tests.campaign.promise_check import ShareLedger
+from tests.campaign.wallet_clients import SHARES_PATH, WalletCrowd
+from tests.support.devnet import DevChain
+from tests.support.harness import HelperProcess, run_helper
+from tests.support.process import find_free_port
 
-TMPFS = "24m"
-STATUS = "/shielded-vote/v1/status"
+TMPFS_SIZE = "24m"
+STATUS_PATH = "/shielded-vote/v1/status"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TimedResponse:
     """One answer to the wallet that asks all the time; times are monotonic seconds, code 0 is no answer."""
 
-    what: str
-    asked: float
-    answered: float
+    endpoint: str
+    sent_at: float
+    answered_at: float
     code: int
 
 
 @dataclass
-class Asker:
+class SequentialWallet:
     """A wallet that posts one share after the other, each until it is taken, and asks for the status between."""
 
-    helper: Helper
+    helper: HelperProcess
     http: httpx.AsyncClient
-    ledger: Ledger
+    ledger: ShareLedger
     shares: Iterator[tuple[Ballot, int, int]]
-    answers: list[Answer] = field(default_factory=list)
+    responses: list[TimedResponse] = field(default_factory=list)
 
     async def run(self) -> None:
         for vote, index, position in self.shares:
             share = vote.shares[index]
-            self.ledger.post(share.nullifier, vote.round_id, 0, position)
+            self.ledger.record_post(share.nullifier, vote.round_id, 0, position)
             body = ballot.post_body(vote, share, position, 0)
-            while (answer := await self._ask("POST", SHARES, body)).code != 200:
-                await self._ask("GET", STATUS)
+            while (answer := await self._request("POST", SHARES_PATH, body)).code != 200:
+                await self._request("GET", STATUS_PATH)
                 await asyncio.sleep(0.05)
-            self.ledger.acknowledge(share.nullifier, time.time(), answer.answered - answer.asked)
-            await self._ask("GET", STATUS)
+            self.ledger.record_acknowledgment(share.nullifier, time.time(), answer.answered_at - answer.sent_at)
+            await self._request("GET", STATUS_PATH)
             await asyncio.sleep(0.05)
 
-    async def _ask(self, method: str, path: str, body: object = None) -> Answer:
-        asked, code = time.monotonic(), 0
+    async def _request(self, method: str, path: str, body: object = None) -> TimedResponse:
+        sent_at, code = time.monotonic(), 0
         with contextlib.suppress(httpx.HTTPError):
             code = (await self.http.request(method, self.helper.url + path, json=body, timeout=30)).status_code
-        self.answers.append(Answer(method, asked, time.monotonic(), code))
-        return self.answers[-1]
+        self.responses.append(TimedResponse(method, sent_at, time.monotonic(), code))
+        return self.responses[-1]
 
-    def first(self, what: str, code: int, after: float) -> float:
+    def seconds_until_status(self, what: str, code: int, after: float) -> float:
         """Seconds from a moment to the first such answer to what was asked after it."""
         times = [
-            one.answered - after for one in self.answers if one.asked >= after and (one.what, one.code) == (what, code)
+            one.answered_at - after
+            for one in self.responses
+            if one.sent_at >= after and (one.endpoint, one.code) == (what, code)
         ]
         return min(times, default=float("inf"))
 
-    def between(self, what: str, begin: float, end: float) -> list[Answer]:
+    def responses_between(self, what: str, begin: float, end: float) -> list[TimedResponse]:
         """Answers to what was asked and answered within a time."""
-        return [one for one in self.answers if one.what == what and begin <= one.asked and one.answered <= end]
+        return [
+            one for one in self.responses if one.endpoint == what and begin <= one.sent_at and one.answered_at <= end
+        ]
 
 
-async def run(setting: Setting) -> Findings:
+async def run(setting: CampaignRun) -> Findings:
     """Fill the disk, break it, and judge."""
-    findings, missing = Findings(), _missing()
-    findings.exactly("can be tried here", missing, "yes")
+    findings, missing = Findings(), _missing_requirement()
+    findings.require_equal("can be tried here", missing, "yes")
     if missing != "yes":
         return findings
     disk = setting.folder / "disk"
-    with _mounted(disk):
+    with _mount_tmpfs(disk):
         async with httpx.AsyncClient(timeout=30) as http:
-            chain = Chain(setting.folder, http, "--block-seconds", "0.3", "--stand-in-proofs")
+            chain = DevChain(setting.folder, http, "--block-seconds", "0.3", "--stand-in-proofs")
             await chain.start()
             try:
-                where = {"port": free_port(), "db_path": str(disk / "queue.db")}
-                async with helping(setting.folder, http, chain, helper=where) as helper:
-                    await _hurt(setting, findings, http, chain, helper)
+                where = {"port": find_free_port(), "db_path": str(disk / "queue.db")}
+                async with run_helper(setting.folder, http, chain, helper=where) as helper:
+                    await _run_failures(setting, findings, http, chain, helper)
             finally:
                 await chain.kill()
     return findings
 
 
-def _missing() -> str:
+def _missing_requirement() -> str:
     if shutil.which("strace") is None:
         return "no strace"
     return "yes" if os.geteuid() == 0 else "not root: no tmpfs can be mounted"
 
 
 @contextlib.contextmanager
-def _mounted(disk: Path) -> Iterator[None]:
+def _mount_tmpfs(disk: Path) -> Iterator[None]:
     disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={TMPFS},mode=700", "tmpfs", str(disk)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={TMPFS_SIZE},mode=700", "tmpfs", str(disk)], check=True)
     try:
         yield
     finally:
         subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
-async def _hurt(setting: Setting, findings: Findings, http: httpx.AsyncClient, chain: Chain, helper: Helper) -> None:
-    crowd = Crowd(chain, lambda: [helper.url], setting.dice("crowd"))
+async def _run_failures(
+    setting: CampaignRun, findings: Findings, http: httpx.AsyncClient, chain: DevChain, helper: HelperProcess
+) -> None:
+    crowd = WalletCrowd(chain, lambda: [helper.url], setting.seeded_random("crowd"))
     round_id = await chain.open_round()
-    votes = await crowd.vote(round_id, setting.scale(60, 8))
-    own = await crowd.vote(round_id, setting.scale(120, 14))
-    await helper.knows_leaf(round_id, max(position for _, position in votes + own))
-    asker = Asker(helper, http, crowd.ledger, iter([(v, s.index, p) for v, p in own for s in v.shares]))
-    dice, begin, window = setting.dice("times"), time.time(), setting.scale(120, 12)
+    votes = await crowd.cast_votes(round_id, setting.scale(60, 8))
+    own = await crowd.cast_votes(round_id, setting.scale(120, 14))
+    await helper.wait_for_leaf(round_id, max(position for _, position in votes + own))
+    asker = SequentialWallet(helper, http, crowd.ledger, iter([(v, s.index, p) for v, p in own for s in v.shares]))
+    rng, begin, window = setting.seeded_random("times"), time.time(), setting.scale(120, 12)
     busy = [
         asyncio.create_task(asker.run()),
         asyncio.create_task(
-            crowd.post(votes, lambda: int(begin + dice.uniform(0, window)), posters=8, pause=setting.scale(0.8, 0.4))
+            crowd.post_shares(
+                votes, lambda: int(begin + rng.uniform(0, window)), posters=8, pause_seconds=setting.scale(0.8, 0.4)
+            )
         ),
     ]
     try:
         for kill in setting.scale((False, True), (False,)):
-            await _trouble(setting, findings, asker, "full", _full(helper.db.parent), kill=kill)
+            await _measure_failure(setting, findings, asker, "full", _fill_disk(helper.db.parent), kill=kill)
         for kill in setting.scale((False, True), (False,)):
-            await _trouble(setting, findings, asker, "EIO", _failing(setting, findings, helper), kill=kill)
+            await _measure_failure(setting, findings, asker, "EIO", _fail_fsync(setting, findings, helper), kill=kill)
         await busy[1]
     finally:
         for task in busy:
             task.cancel()
         await asyncio.gather(*busy, return_exceptions=True)
-    findings.figure("POSTs of the one that asks", sum(one.what == "POST" for one in asker.answers))
-    findings.figure("of them 503", sum((one.what, one.code) == ("POST", 503) for one in asker.answers))
-    strange = {one.code for one in asker.answers} - {200, 503, 0}
-    findings.exactly("answers other than 200 and 503", ", ".join(map(str, sorted(strange))) or "none", "none")
-    findings.exactly("refused for good", len(crowd.refused), 0)
-    await promise_check.drained(chain, crowd.ledger, setting.scale(180, 60))
-    await promise_check.judge(findings, chain, crowd.ledger)
-    await promise_check.unharmed(findings, helper)
+    findings.record_figure("POSTs of the one that asks", sum(one.endpoint == "POST" for one in asker.responses))
+    findings.record_figure("of them 503", sum((one.endpoint, one.code) == ("POST", 503) for one in asker.responses))
+    strange = {one.code for one in asker.responses} - {200, 503, 0}
+    findings.require_equal("answers other than 200 and 503", ", ".join(map(str, sorted(strange))) or "none", "none")
+    findings.require_equal("refused for good", len(crowd.refused), 0)
+    await promise_check.wait_until_drained(chain, crowd.ledger, setting.scale(180, 60))
+    await promise_check.check_promises(findings, chain, crowd.ledger)
+    await promise_check.check_no_share_charged(findings, helper)
 
 
-async def _trouble(
-    setting: Setting,
+async def _measure_failure(
+    setting: CampaignRun,
     findings: Findings,
-    asker: Asker,
+    wallet: SequentialWallet,
     name: str,
-    trouble: contextlib.AbstractAsyncContextManager[None],
+    failure: contextlib.AbstractAsyncContextManager[None],
     *,
     kill: bool,
 ) -> None:
     """One time of trouble, from its beginning to the first 200 after it."""
-    helper = asker.helper
-    async with helper.patience("takes shares before the trouble"):
-        await _until(lambda: asker.answers and asker.answers[-1].code == 200)
-    async with trouble:
+    helper = wallet.helper
+    async with helper.timeout("takes shares before the trouble"):
+        await _wait_until(lambda: wallet.responses and wallet.responses[-1].code == 200)
+    async with failure:
         began = time.monotonic()
         await asyncio.sleep(setting.scale(15, 3))
         if kill:
@@ -192,34 +201,43 @@ async def _trouble(
         await helper.start()
     mended = time.monotonic()
     # what the bounds of time are about is the helper's own doing; after a kill it is also its start
-    async with helper.patience(f"takes shares again after {name}"):
-        await _until(lambda: asker.first("POST", 200, mended) + asker.first("GET", 200, mended) < float("inf"))
+    async with helper.timeout(f"takes shares again after {name}"):
+        await _wait_until(
+            lambda: (
+                wallet.seconds_until_status("POST", 200, mended) + wallet.seconds_until_status("GET", 200, mended)
+                < float("inf")
+            )
+        )
     for what, word in (("POST", "POST"), ("GET", "status")):
-        findings.at_most(f"{name}: seconds to the first 503 of {word}", asker.first(what, 503, began), 1)
-        known = began + asker.first("POST", 503, began)
-        others = [one for one in asker.between(what, known, ended) if one.code not in (503, 0)]
-        findings.exactly(f"{name}: other answers of {word} after the first 503", len(others), 0)
-        findings.at_most(f"{name}: seconds to the first 200 of {word} after it", asker.first(what, 200, mended), 10)
-    slowest = max(one.answered - one.asked for one in asker.between("POST", began, ended))
-    findings.at_most(f"{name}: seconds that a POST waited, at most", slowest, 1)
+        findings.require_at_most(
+            f"{name}: seconds to the first 503 of {word}", wallet.seconds_until_status(what, 503, began), 1
+        )
+        known = began + wallet.seconds_until_status("POST", 503, began)
+        others = [one for one in wallet.responses_between(what, known, ended) if one.code not in (503, 0)]
+        findings.require_equal(f"{name}: other answers of {word} after the first 503", len(others), 0)
+        findings.require_at_most(
+            f"{name}: seconds to the first 200 of {word} after it", wallet.seconds_until_status(what, 200, mended), 10
+        )
+    slowest = max(one.answered_at - one.sent_at for one in wallet.responses_between("POST", began, ended))
+    findings.require_at_most(f"{name}: seconds that a POST waited, at most", slowest, 1)
     if name == "EIO":
-        taken = [one for one in asker.between("POST", began, ended) if one.code == 200]
-        findings.exactly("EIO: POSTs answered 200 while every fsync failed", len(taken), 0)
+        taken = [one for one in wallet.responses_between("POST", began, ended) if one.code == 200]
+        findings.require_equal("EIO: POSTs answered 200 while every fsync failed", len(taken), 0)
 
 
-async def _until(holds: object) -> None:
-    assert callable(holds)
-    while not holds():
+async def _wait_until(condition: object) -> None:
+    assert callable(condition)
+    while not condition():
         await asyncio.sleep(0.02)
 
 
 @contextlib.asynccontextmanager
-async def _full(disk: Path) -> AsyncIterator[None]:
+async def _fill_disk(disk: Path) -> AsyncIterator[None]:
     """Every byte of the disk is taken, also those that are freed meanwhile."""
     ballast = disk / "ballast"
-    eating = asyncio.create_task(_eat(ballast))
+    eating = asyncio.create_task(_consume_space(ballast))
     try:
-        await _until(lambda: _free(disk) == 0)
+        await _wait_until(lambda: _free_bytes(disk) == 0)
         yield
     finally:
         eating.cancel()
@@ -227,22 +245,22 @@ async def _full(disk: Path) -> AsyncIterator[None]:
         ballast.unlink()
 
 
-async def _eat(ballast: Path) -> None:
+async def _consume_space(ballast: Path) -> None:
     with ballast.open("wb", buffering=0) as file:
         while True:
-            while free := _free(ballast.parent):
+            while free := _free_bytes(ballast.parent):
                 with contextlib.suppress(OSError):
                     file.write(bytes(min(free, 2**20)))
             await asyncio.sleep(0.01)
 
 
-def _free(disk: Path) -> int:
+def _free_bytes(disk: Path) -> int:
     about = os.statvfs(disk)
     return about.f_bfree * about.f_frsize
 
 
 @contextlib.asynccontextmanager
-async def _failing(setting: Setting, findings: Findings, helper: Helper) -> AsyncIterator[None]:
+async def _fail_fsync(setting: CampaignRun, findings: Findings, helper: HelperProcess) -> AsyncIterator[None]:
     """Every fsync and fdatasync of the service fails."""
     trace = setting.folder / "strace.txt"
     calls = "fsync,fdatasync"
@@ -262,7 +280,7 @@ async def _failing(setting: Setting, findings: Findings, helper: Helper) -> Asyn
             tracer.send_signal(signal.SIGTERM)
         # to its end: strace takes its hands off every thread before
         await tracer.communicate()
-    findings.at_least("EIO: fsyncs that failed", trace.read_text(errors="replace").count("(INJECTED)"), 1)
+    findings.require_at_least("EIO: fsyncs that failed", trace.read_text(errors="replace").count("(INJECTED)"), 1)
 
 
 CAMPAIGN = Campaign("disk", run)

@@ -6,8 +6,8 @@ and many in one and the same second, while other voters' leaves give the tree a 
 
 What must hold: no request names a share before its time; nothing in the requests, their sequence or their rhythm
 tells that a share came; each reveal is made against the newest root that its maker had been told of (allowed are
-`GRACE` seconds for the proof, its place behind another one and the disk: what came meanwhile is newer), so that no
-anchor tells when a share came; and the order in which shares of one second reach the chain, or count on it, has
+`GRACE_SECONDS` seconds for the proof, its place behind another one and the disk: what came meanwhile is newer), so
+that no anchor tells when a share came; and the order in which shares of one second reach the chain, or count on it, has
 nothing to do with that in which wallets posted them.
 
 Planted bugs that it caught. `CommitmentTreeSync.wait_next_sync`, in which shares beyond the known tree are held,
@@ -30,29 +30,29 @@ from typing import Any
 
 from devnet import ballot
 from devnet.ballot import Ballot, BallotShare
-from devnet.leak_check import named_early
+from devnet.leak_check import find_leaks
 from devnet.tx import Reveal, decode
 from devnet.wallet import CastShare, CastVote
 from tests.campaign import promise_check
-from tests.campaign.campaign import Campaign, Findings, Setting
-from tests.campaign.node_observer import after_posts, kinds, staleness, words
-from tests.campaign.promise_check import Ledger
-from tests.campaign.rank_correlation import chance, first_seen, rank_correlation
-from tests.campaign.wallet_clients import Crowd
-from tests.support.devnet import Chain
-from tests.support.harness import STAND_IN, Helper, running, soon
-from tests.support.secrets import BEYOND_HEIGHTS, needles
+from tests.campaign.campaign import Campaign, CampaignRun, Findings
+from tests.campaign.node_observer import anchor_staleness, count_request_groups, count_request_kinds, post_correlation
+from tests.campaign.promise_check import ShareLedger
+from tests.campaign.rank_correlation import chance_bound, first_occurrences, rank_correlation
+from tests.campaign.wallet_clients import WalletCrowd
+from tests.support.devnet import DevChain
+from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, run_chain_and_helper, unix_time_in
+from tests.support.secrets import LEAVES_BEYOND_HEIGHTS, sensitive_values
 
 Votes = Sequence[tuple[Ballot, int]]
 
-FAR_AHEAD = 2000
+FAR_AHEAD_SECONDS = 2000
 """Seconds until the shares are due that are only posted."""
-WINDOW = 0.1
+WINDOW_SECONDS = 0.1
 """Seconds after a POST in which a request would be put down to it."""
-GRACE = 1.0
-ROOT_EVERY = 2.0
-"""Seconds between two roots: more than `GRACE`, so that most reveals have no newer one to be excused by."""
-USUAL = {
+GRACE_SECONDS = 1.0
+ROOT_INTERVAL_SECONDS = 2.0
+"""Seconds between two roots: more than `GRACE_SECONDS`, so that most reveals have no newer one to be excused by."""
+USUAL_REQUEST_GROUPS = {
     ("rest", "blocks"),
     ("rest", "blocks", "rounds", "tree-latest"),
     ("rest", "blocks", "syncing"),
@@ -63,105 +63,116 @@ USUAL = {
 """What a helper asks at each look at a node: whether that is catching up only with a new block, or when its word
 is old. On a machine that stumbles, two looks may run into each other.
 """
-BLOCK = 0.3
-PAGE = 1000
+BLOCK_SECONDS = 0.3
+PAGE_SIZE = 1000
 """Heights that a node tells the leaves of at once."""
 
 
-async def run(setting: Setting) -> Findings:
+async def run(setting: CampaignRun) -> Findings:
     """Listen, then read."""
     findings = Findings()
     place = setting.cluster
-    async with running(setting.folder, "--stand-in-proofs", program=STAND_IN, cluster=place) as (chain, helper):
+    async with run_chain_and_helper(setting.folder, "--stand-in-proofs", program=STAND_IN_PROGRAM, cluster=place) as (
+        chain,
+        helper,
+    ):
         round_id = await chain.open_round()
-        await chain.delegate(round_id, BEYOND_HEIGHTS)
-        posters, voters = (Crowd(chain, lambda: [helper.url], setting.dice(name)) for name in ("posters", "voters"))
-        posted = await posters.vote(round_id, setting.scale(24, 4))
-        await helper.knows_leaf(round_id, max(position for _, position in posted))
-        await _listen(findings, setting, chain, helper, posted)
-        revealed = await _reveal(setting, chain, helper, voters, round_id)
-        log = await chain.requests()
-        await promise_check.judge(findings, chain, voters.ledger)
-        await _anchors(findings, chain, round_id, log)
-        await _orders(findings, setting, chain, voters.ledger, log)
-        votes = [*_as_cast(posted, None), *_as_cast(revealed, voters.ledger)]
-        named = named_early(log, needles(votes, await chain.hashes(round_id)))
-        findings.exactly("requests that name a share before its time", len(named), 0)
+        await chain.delegate(round_id, LEAVES_BEYOND_HEIGHTS)
+        posters, voters = (
+            WalletCrowd(chain, lambda: [helper.url], setting.seeded_random(name)) for name in ("posters", "voters")
+        )
+        posted = await posters.cast_votes(round_id, setting.scale(24, 4))
+        await helper.wait_for_leaf(round_id, max(position for _, position in posted))
+        await _compare_traffic(findings, setting, chain, helper, posted)
+        revealed = await _run_reveals(setting, chain, helper, voters, round_id)
+        log = await chain.request_log()
+        await promise_check.check_promises(findings, chain, voters.ledger)
+        await _check_anchors(findings, chain, round_id, log)
+        await _check_orders(findings, setting, chain, voters.ledger, log)
+        votes = [*_to_cast_votes(posted, None), *_to_cast_votes(revealed, voters.ledger)]
+        named = find_leaks(log, sensitive_values(votes, await chain.transaction_hashes(round_id)))
+        findings.require_equal("requests that name a share before its time", len(named), 0)
     return findings
 
 
 # ---------------------------------------------------------------------- arrivals
 
 
-async def _listen(findings: Findings, setting: Setting, chain: Chain, helper: Helper, posted: Votes) -> None:
+async def _compare_traffic(
+    findings: Findings, setting: CampaignRun, chain: DevChain, helper: HelperProcess, posted: Votes
+) -> None:
     """A quiet span, and one as long in which wallets post."""
     blocks = setting.scale(120, 16)
-    quiet, _ = await _span(chain, blocks, asyncio.sleep(0, list[float]()))
-    arrivals = _arrivals(helper, posted, setting.dice("moments"), blocks * BLOCK)
-    busy, posts = await _span(chain, blocks, arrivals)
-    spans = [kinds(span) for span in (quiet, busy)]
+    quiet, _ = await _record_span(chain, blocks, asyncio.sleep(0, list[float]()))
+    arrivals = _post_arrivals(helper, posted, setting.seeded_random("moments"), blocks * BLOCK_SECONDS)
+    busy, posts = await _record_span(chain, blocks, arrivals)
+    spans = [count_request_kinds(span) for span in (quiet, busy)]
     more = {kind: abs(spans[1][kind] - spans[0][kind]) / blocks for kind in spans[0] | spans[1]}
-    looks = [words(span) for span in (quiet, busy)]
-    near = after_posts([entry["time"] for entry in busy], posts, busy[0]["time"], busy[-1]["time"], WINDOW)
-    findings.figure("POSTs overheard", len(posts))
-    findings.figure("requests in a quiet span and in one of POSTs", f"{len(quiet)} and {len(busy)}")
-    findings.at_most("requests more or fewer a block with POSTs than without, of any kind", max(more.values()), 0.5)
+    looks = [count_request_groups(span) for span in (quiet, busy)]
+    near = post_correlation([entry["time"] for entry in busy], posts, busy[0]["time"], busy[-1]["time"], WINDOW_SECONDS)
+    findings.record_figure("POSTs overheard", len(posts))
+    findings.record_figure("requests in a quiet span and in one of POSTs", f"{len(quiet)} and {len(busy)}")
+    findings.require_at_most(
+        "requests more or fewer a block with POSTs than without, of any kind", max(more.values()), 0.5
+    )
     for what, seen in zip(("quiet", "with POSTs"), looks, strict=True):
-        odd = sum(number for word, number in seen.items() if word not in USUAL)
-        findings.at_most(f"looks at the node of another form, {what}", odd / seen.total(), 0.05)
-    findings.at_most("requests shortly after a POST, in deviations from chance", near, 4)
-    findings.exactly("requests with a body", sum(bool(entry["body"]) for entry in busy), 0)
+        odd = sum(number for word, number in seen.items() if word not in USUAL_REQUEST_GROUPS)
+        findings.require_at_most(f"looks at the node of another form, {what}", odd / seen.total(), 0.05)
+    findings.require_at_most("requests shortly after a POST, in deviations from chance", near, 4)
+    findings.require_equal("requests with a body", sum(bool(entry["body"]) for entry in busy), 0)
 
 
-async def _span(
-    chain: Chain, blocks: int, happening: Awaitable[list[float]]
+async def _record_span(
+    chain: DevChain, blocks: int, activity: Awaitable[list[float]]
 ) -> tuple[list[dict[str, Any]], list[float]]:
     """What the node is asked while so many blocks come, and what was done meanwhile."""
-    before = (await chain.requests())[-1]["seq"]
-    end = await chain.newest() + blocks
-    done = await happening
-    while await chain.newest() < end:
+    before = (await chain.request_log())[-1]["seq"]
+    end = await chain.newest_height() + blocks
+    done = await activity
+    while await chain.newest_height() < end:
         await asyncio.sleep(0.02)
-    return [entry for entry in await chain.requests() if entry["seq"] > before], done
+    return [entry for entry in await chain.request_log() if entry["seq"] > before], done
 
 
-async def _arrivals(helper: Helper, votes: Votes, dice: random.Random, seconds: float) -> list[float]:
+async def _post_arrivals(helper: HelperProcess, votes: Votes, rng: random.Random, seconds: float) -> list[float]:
     """Post new shares, known ones, and ones that are held for the next sync; when each was posted."""
-    due, began = soon(FAR_AHEAD), time.monotonic()
+    due, began = unix_time_in(FAR_AHEAD_SECONDS), time.monotonic()
     times: list[float] = []
 
-    async def post(number: int, at: float) -> None:
+    async def post_arrival(number: int, at: float) -> None:
         await asyncio.sleep(began + at - time.monotonic())
         vote, position = votes[number // 2 % len(votes)]
         share = vote.shares[number // 2 // len(votes) % len(vote.shares)]
-        further = 1000 if dice.random() < 0.3 else 0
+        further = 1000 if rng.random() < 0.3 else 0
         times.append(time.time())
-        await helper.post(ballot.post_body(vote, share, position + further, due))
+        await helper.post_share(ballot.post_body(vote, share, position + further, due))
 
-    number = min(int(seconds * 8), 2 * len(votes) * ballot.SHARES)
-    moments = sorted(dice.uniform(0, max(1.0, seconds - 2.5)) for _ in range(number))
-    await asyncio.gather(*(post(index, at) for index, at in enumerate(moments)))
+    number = min(int(seconds * 8), 2 * len(votes) * ballot.SHARE_COUNT)
+    moments = sorted(rng.uniform(0, max(1.0, seconds - 2.5)) for _ in range(number))
+    await asyncio.gather(*(post_arrival(index, at) for index, at in enumerate(moments)))
     return sorted(times)
 
 
 # ---------------------------------------------------------------------- reveals
 
 
-async def _reveal(setting: Setting, chain: Chain, helper: Helper, voters: Crowd, round_id: bytes) -> Votes:
+async def _run_reveals(
+    setting: CampaignRun, chain: DevChain, helper: HelperProcess, voters: WalletCrowd, round_id: bytes
+) -> Votes:
     """Votes with shares at any second of some, and many in one, while the tree grows."""
     spread, together = setting.scale((30, 60), (3, 12))
-    votes = await voters.vote(round_id, spread + together)
-    await helper.knows_leaf(round_id, max(position for _, position in votes))
+    votes = await voters.cast_votes(round_id, spread + together)
+    await helper.wait_for_leaf(round_id, max(position for _, position in votes))
     seconds = setting.scale(40, 8)
-    begin, dice = soon(setting.scale(30, 4)), setting.dice("times")
+    begin, rng = unix_time_in(setting.scale(30, 4)), setting.seeded_random("times")
     at_once = begin + seconds // 2
-    growing = asyncio.create_task(_grow(chain, round_id))
+    growing = asyncio.create_task(_grow_tree(chain, round_id))
     try:
         await asyncio.gather(
-            voters.post(votes[:spread], lambda: begin + dice.randrange(seconds)),
-            voters.post(votes[spread:], lambda: at_once),
+            voters.post_shares(votes[:spread], lambda: begin + rng.randrange(seconds)),
+            voters.post_shares(votes[spread:], lambda: at_once),
         )
-        await promise_check.drained(chain, voters.ledger, 120)
+        await promise_check.wait_until_drained(chain, voters.ledger, 120)
     finally:
         growing.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -169,77 +180,77 @@ async def _reveal(setting: Setting, chain: Chain, helper: Helper, voters: Crowd,
     return votes
 
 
-async def _grow(chain: Chain, round_id: bytes) -> None:
+async def _grow_tree(chain: DevChain, round_id: bytes) -> None:
     """Somebody else's leaf now and then."""
     while True:
         await chain.post("/devnet/delegate", {"round_id": round_id.hex(), "count": 1})
-        await asyncio.sleep(ROOT_EVERY)
+        await asyncio.sleep(ROOT_INTERVAL_SECONDS)
 
 
-async def _anchors(findings: Findings, chain: Chain, round_id: bytes, log: Sequence[dict[str, Any]]) -> None:
+async def _check_anchors(findings: Findings, chain: DevChain, round_id: bytes, log: Sequence[dict[str, Any]]) -> None:
     """Hold the anchor of each reveal's bytes against the roots that the helper had been told of."""
     anchors = {}
-    for one in await chain.transactions(round_id):
+    for one in await chain.find_transactions(round_id):
         message = decode(base64.b64decode(one["tx"]))
         assert isinstance(message, Reveal)
         anchors[message.nullifier.hex()] = message.anchor_height
-    roots = await _roots(chain, round_id)
+    roots = await _root_times(chain, round_id)
     asked = sorted(entry["time"] for entry in log if entry["route"] == "tree-latest")
     sent: dict[str, float] = {}
-    for entry in _reveals(log):
+    for entry in _broadcast_entries(log):
         sent.setdefault(entry["nullifier"], entry["time"])  # what is sent again keeps its anchor
-    stale = [staleness(anchors[name], at, roots, asked) for name, at in sent.items()]
-    findings.figure("different anchors", len(set(anchors.values())))
-    findings.exactly("anchors at heights without a root", len(set(anchors.values()) - roots.keys()), 0)
-    findings.at_most("seconds that a newer root than a reveal's was known", max(stale), GRACE)
+    stale = [anchor_staleness(anchors[name], at, roots, asked) for name, at in sent.items()]
+    findings.record_figure("different anchors", len(set(anchors.values())))
+    findings.require_equal("anchors at heights without a root", len(set(anchors.values()) - roots.keys()), 0)
+    findings.require_at_most("seconds that a newer root than a reveal's was known", max(stale), GRACE_SECONDS)
 
 
-async def _roots(chain: Chain, round_id: bytes) -> dict[int, float]:
+async def _root_times(chain: DevChain, round_id: bytes) -> dict[int, float]:
     """Every height of the chain at which the round got a root, with its block's time."""
-    newest, heights = await chain.newest(), list[int]()
-    for begin in range(1, newest + 1, PAGE):
-        span = {"from_height": begin, "to_height": min(newest, begin + PAGE - 1)}
+    newest, heights = await chain.newest_height(), list[int]()
+    for begin in range(1, newest + 1, PAGE_SIZE):
+        span = {"from_height": begin, "to_height": min(newest, begin + PAGE_SIZE - 1)}
         answer = await chain.get(f"/shielded-vote/v1/commitment-tree/{round_id.hex()}/leaves", **span)
         heights += [int(block["height"]) for block in answer.get("blocks", [])]
     return {height: await _block_time(chain, height) for height in heights}
 
 
-async def _block_time(chain: Chain, height: int) -> float:
+async def _block_time(chain: DevChain, height: int) -> float:
     answer = await chain.get(f"/cosmos/base/tendermint/v1beta1/blocks/{height}")
     return datetime.fromisoformat(answer["block"]["header"]["time"]).timestamp()
 
 
-async def _orders(
-    findings: Findings, setting: Setting, chain: Chain, ledger: Ledger, log: Sequence[dict[str, Any]]
+async def _check_orders(
+    findings: Findings, setting: CampaignRun, chain: DevChain, ledger: ShareLedger, log: Sequence[dict[str, Any]]
 ) -> None:
     """Shares of the same second: how they were posted, how the node heard of them, how they counted."""
-    (round_id,) = ledger.rounds
+    (round_id,) = ledger.round_ids
     second, _ = Counter(share.submit_at for share in ledger.posted.values()).most_common(1)[0]
     # Those that came after their second went at once, in the order of their arrival, as they should.
-    arrived = [name for name, at in ledger.acknowledged.items() if at < second == ledger.posted[name].submit_at]
-    heard = _reveals(log)
-    counted = (await chain.spent(round_id)).keys()
-    bound = chance(len(arrived))
-    findings.at_least("shares of one second, posted before it", len(arrived), setting.scale(500, 64))
+    arrived = [name for name, at in ledger.acknowledged_at.items() if at < second == ledger.posted[name].submit_at]
+    heard = _broadcast_entries(log)
+    counted = (await chain.spent_nullifiers(round_id)).keys()
+    bound = chance_bound(len(arrived))
+    findings.require_at_least("shares of one second, posted before it", len(arrived), setting.scale(500, 64))
     for what, order in {"broadcast": [entry["nullifier"] for entry in heard], "counting": list(counted)}.items():
-        rho = rank_correlation(arrived, first_seen(order, arrived))
-        findings.at_most(f"rank correlation of arrival and {what} in a second", abs(rho), bound)
+        rho = rank_correlation(arrived, first_occurrences(order, arrived))
+        findings.require_at_most(f"rank correlation of arrival and {what} in a second", abs(rho), bound)
 
 
-def _reveals(log: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _broadcast_entries(log: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The broadcasts of a log, in the order in which the node heard them."""
     return sorted((entry for entry in log if entry["route"] == "reveal-share"), key=lambda entry: float(entry["time"]))
 
 
-def _as_cast(votes: Votes, ledger: Ledger | None) -> list[CastVote]:
+def _to_cast_votes(votes: Votes, ledger: ShareLedger | None) -> list[CastVote]:
     """Votes as their wallets posted them; those without a ledger are due far ahead."""
-    never = soon(FAR_AHEAD)
+    never = unix_time_in(FAR_AHEAD_SECONDS)
     times = {} if ledger is None else {name: share.submit_at for name, share in ledger.posted.items()}
 
-    def cast(one: BallotShare) -> CastShare:
+    def to_cast_vote(one: BallotShare) -> CastShare:
         return CastShare(one.index, one.nullifier, times.get(one.nullifier.hex(), never), ())
 
-    return [CastVote(vote, position, tuple(map(cast, vote.shares))) for vote, position in votes]
+    return [CastVote(vote, position, tuple(map(to_cast_vote, vote.shares))) for vote, position in votes]
 
 
 CAMPAIGN = Campaign("eavesdropper", run)

@@ -19,72 +19,85 @@ import time
 
 from helper.observability.stats import percentile
 from tests.campaign import promise_check
-from tests.campaign.campaign import Campaign, Findings, Setting
-from tests.campaign.promise_check import Ledger
-from tests.campaign.rank_correlation import chance, first_seen, rank_correlation
-from tests.campaign.wallet_clients import Crowd
-from tests.support.devnet import Chain
-from tests.support.harness import STAND_IN, Helper, running, soon
+from tests.campaign.campaign import Campaign, CampaignRun, Findings
+from tests.campaign.promise_check import ShareLedger
+from tests.campaign.rank_correlation import chance_bound, first_occurrences, rank_correlation
+from tests.campaign.wallet_clients import WalletCrowd
+from tests.support.devnet import DevChain
+from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, run_chain_and_helper, unix_time_in
 
-VOTE = 16
-FAR_AHEAD = 1800
+SHARES_PER_VOTE = 16
+FAR_AHEAD_SECONDS = 1800
 """Seconds until the shares are due that are posted beside the herd: never in this run."""
 ROUND_SECONDS = 3600
 
 
-async def run(setting: Setting) -> Findings:
+async def run(setting: CampaignRun) -> Findings:
     """Post the herd, post others while it is worked, and ask the witness."""
     findings = Findings()
     place = setting.cluster
-    async with running(setting.folder, "--stand-in-proofs", program=STAND_IN, cluster=place) as (chain, helper):
+    async with run_chain_and_helper(setting.folder, "--stand-in-proofs", program=STAND_IN_PROGRAM, cluster=place) as (
+        chain,
+        helper,
+    ):
         round_id = await chain.open_round(seconds=ROUND_SECONDS)
-        herd, others = (Crowd(chain, lambda: [helper.url], setting.dice(name)) for name in ("herd", "others"))
-        votes = await herd.vote(round_id, setting.scale(313, 38))
-        beside = await others.vote(round_id, setting.scale(80, 20))
-        await helper.knows_leaf(round_id, max(position for _, position in votes + beside))
-        far = soon(FAR_AHEAD)
+        herd, others = (
+            WalletCrowd(chain, lambda: [helper.url], setting.seeded_random(name)) for name in ("herd", "others")
+        )
+        votes = await herd.cast_votes(round_id, setting.scale(313, 38))
+        beside = await others.cast_votes(round_id, setting.scale(80, 20))
+        await helper.wait_for_leaf(round_id, max(position for _, position in votes + beside))
+        far = unix_time_in(FAR_AHEAD_SECONDS)
         began = time.monotonic()
-        await others.post(beside[:5], lambda: far)
-        pace = 5 * VOTE / (time.monotonic() - began)
-        due = soon(2 + 1.3 * len(votes) * VOTE / pace)
-        await herd.post(votes, lambda: due)
-        findings.at_least("seconds from the herd's last POST to its second", due - time.time(), 0)
-        others.ledger.waits.clear()
-        posting = asyncio.create_task(others.post(beside[5:], lambda: far, posters=4, pause=0.1))
-        await _through(chain, helper, len(votes) * VOTE)
-        findings.figure("shares revealed a second", len(votes) * VOTE / (time.time() - due))
+        await others.post_shares(beside[:5], lambda: far)
+        pace = 5 * SHARES_PER_VOTE / (time.monotonic() - began)
+        due = unix_time_in(2 + 1.3 * len(votes) * SHARES_PER_VOTE / pace)
+        await herd.post_shares(votes, lambda: due)
+        findings.require_at_least("seconds from the herd's last POST to its second", due - time.time(), 0)
+        others.ledger.response_seconds.clear()
+        posting = asyncio.create_task(others.post_shares(beside[5:], lambda: far, posters=4, pause_seconds=0.1))
+        await _wait_until_confirmed(chain, helper, len(votes) * SHARES_PER_VOTE)
+        findings.record_figure("shares revealed a second", len(votes) * SHARES_PER_VOTE / (time.time() - due))
         await posting
-        await _judge(findings, chain, helper, herd.ledger, others.ledger, due)
-        rho = rank_correlation(list(herd.ledger.acknowledged), await _order(chain, herd.ledger))
-        findings.at_most(
-            "rank correlation of arrival and broadcast", abs(rho), setting.scale(0.05, chance(len(votes) * VOTE))
+        await _check_herd(findings, chain, helper, herd.ledger, others.ledger, due)
+        rho = rank_correlation(list(herd.ledger.acknowledged_at), await _broadcast_order(chain, herd.ledger))
+        findings.require_at_most(
+            "rank correlation of arrival and broadcast",
+            abs(rho),
+            setting.scale(0.05, chance_bound(len(votes) * SHARES_PER_VOTE)),
         )
     return findings
 
 
-async def _through(chain: Chain, helper: Helper, shares: int) -> None:
+async def _wait_until_confirmed(chain: DevChain, helper: HelperProcess, shares: int) -> None:
     """Wait until the chain has counted so many shares, by a question that costs it nothing."""
-    async with helper.patience("has revealed the herd", seconds=600):
+    async with helper.timeout("has revealed the herd", seconds=600):
         while (await chain.get("/devnet/stats"))["reveals_counted"] < shares:
             await asyncio.sleep(0.1)
 
 
-async def _judge(findings: Findings, chain: Chain, helper: Helper, herd: Ledger, others: Ledger, due: int) -> None:
-    await promise_check.drained(chain, herd, 60)
-    await promise_check.judge(findings, chain, herd)
-    sent = await promise_check.broadcasts(chain, herd)
-    start = (await helper.service())["lateness_start"]["min_ms"]
-    findings.at_most("ms from the second to the first proof's start", start, 100)
-    findings.figure("ms from the second to the first broadcast", 1000 * (min(one["time"] for one in sent) - due))
-    findings.at_least("shares posted beside", len(others.waits), 100)
-    findings.at_most("POST p99 beside the herd, ms", 1000 * (percentile(others.waits, 0.99) or 0), 250)
-    findings.exactly("broadcasts of shares of a later time", len(await promise_check.broadcasts(chain, others)), 0)
+async def _check_herd(
+    findings: Findings, chain: DevChain, helper: HelperProcess, herd: ShareLedger, others: ShareLedger, due: int
+) -> None:
+    await promise_check.wait_until_drained(chain, herd, 60)
+    await promise_check.check_promises(findings, chain, herd)
+    sent = await promise_check.find_broadcasts(chain, herd)
+    start = (await helper.service_stats())["lateness_start"]["min_ms"]
+    findings.require_at_most("ms from the second to the first proof's start", start, 100)
+    findings.record_figure("ms from the second to the first broadcast", 1000 * (min(one["time"] for one in sent) - due))
+    findings.require_at_least("shares posted beside", len(others.response_seconds), 100)
+    findings.require_at_most(
+        "POST p99 beside the herd, ms", 1000 * (percentile(others.response_seconds, 0.99) or 0), 250
+    )
+    findings.require_equal(
+        "broadcasts of shares of a later time", len(await promise_check.find_broadcasts(chain, others)), 0
+    )
 
 
-async def _order(chain: Chain, ledger: Ledger) -> list[str]:
+async def _broadcast_order(chain: DevChain, ledger: ShareLedger) -> list[str]:
     """The shares in the order in which the node heard of them first."""
-    heard = sorted(await chain.reveals(), key=lambda entry: float(entry["time"]))
-    return first_seen((entry["nullifier"] for entry in heard), ledger.acknowledged)
+    heard = sorted(await chain.broadcasts(), key=lambda entry: float(entry["time"]))
+    return first_occurrences((entry["nullifier"] for entry in heard), ledger.acknowledged_at)
 
 
 CAMPAIGN = Campaign("herd", run)

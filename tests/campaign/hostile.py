@@ -12,7 +12,7 @@ burst, with a Retry-After that is true; whom it forwards is believed of a truste
 nothing, duplicates neither. No 5xx, no answer that the description lacks, no row and no proof of all the rubbish.
 Of the honest shares none is lost, early or counted twice.
 
-Planted: `client_of` believes whoever forwards an address. Found: "flood, refusals that were not 429: 21107 (≤
+Planted: `identify_client` believes whoever forwards an address. Found: "flood, refusals that were not 429: 21107 (≤
 3809.59)". Planted: no timer from the end of the head to the end of the body. Found: "slow connections, longest until
 cut s: 15.1905 (≤ 10)"; that was the product's state. Planted together: only a 400 costs a token, base64 that is not
 ASCII is not caught, the leaf is not compared. Found: "flood, refusals that were not 429: 2330 (≤ 1183.86)", "errors
@@ -43,91 +43,104 @@ from devnet.wallet import Wallet
 from helper.ingest.payload import invalid_share
 from helper.observability.stats import percentile
 from tests.campaign import promise_check
-from tests.campaign.attack_clients import SHARES, Answer, Ask, Flooded, Line, flood, siege
-from tests.campaign.campaign import Campaign, Findings, Setting
+from tests.campaign.attack_clients import (
+    SHARES_PATH,
+    FloodResult,
+    RawRequest,
+    RawResponse,
+    ReusedConnection,
+    flood,
+    hold_slow_connections,
+)
+from tests.campaign.campaign import Campaign, CampaignRun, Findings
 from tests.campaign.hostile_connections import attack_connections
-from tests.campaign.hostile_gateway import besiege_gateway
+from tests.campaign.hostile_gateway import attack_gateway
 from tests.campaign.hostile_registration import attack_registration
-from tests.campaign.mutations import Mutator
-from tests.campaign.schemathesis_run import described
-from tests.campaign.wallet_clients import Crowd
-from tests.support.devnet import Chain
-from tests.support.harness import Helper, helping
+from tests.campaign.mutations import PayloadMutator
+from tests.campaign.schemathesis_run import check_described_operations
+from tests.campaign.wallet_clients import WalletCrowd
+from tests.support.devnet import DevChain
+from tests.support.harness import HelperProcess, run_helper
 
-RECORDED = Path(__file__).parents[1] / "recorded" / "round" / "shares.jsonl"
-SLOW, PROXY, FLOODER = "127.0.0.2", "127.0.0.3", "127.0.0.4"
-FORWARDED = "203.0.113.9"
-HONEST = "127.0.0.1"
-BURST, PER_SECOND = 800, 50
-LINES = 8
+RECORDED_SHARES = Path(__file__).parents[1] / "recorded" / "round" / "shares.jsonl"
+SLOW_ADDRESS, PROXY_ADDRESS, FLOODER_ADDRESS = "127.0.0.2", "127.0.0.3", "127.0.0.4"
+FORWARDED_ADDRESS = "203.0.113.9"
+HONEST_ADDRESS = "127.0.0.1"
+RATE_LIMIT_BURST, RATE_LIMIT_PER_SECOND = 800, 50
+CONNECTIONS = 8
 TOKEN = "of a closed set-up"
-LIFTED = {"refused_burst": 10**9, "refused_per_second": 10**9, "api_token": TOKEN}
+LIFTED_LIMITS = {"refused_burst": 10**9, "refused_per_second": 10**9, "api_token": TOKEN}
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class Environment:
     """Where it happens: a helper as it comes, with honest wallets, and one without limits, for rubbish alone."""
 
-    setting: Setting
+    setting: CampaignRun
     findings: Findings
-    chain: Chain
+    chain: DevChain
     round_id: bytes
-    usual: Helper
-    lifted: Helper
-    crowd: Crowd
+    default_helper: HelperProcess
+    unlimited_helper: HelperProcess
+    crowd: WalletCrowd
 
 
-async def run(setting: Setting) -> Findings:
+async def run(setting: CampaignRun) -> Findings:
     """Hurt it, and judge."""
     findings = Findings()
-    async with httpx.AsyncClient(timeout=30) as http, _scene(setting, findings, http) as scene:
-        cast = await scene.crowd.vote(scene.round_id, setting.scale(40, 6))
-        for helper in (scene.usual, scene.lifted):
-            await helper.knows_leaf(scene.round_id, max(position for _, position in cast))
-        if setting.quick:
-            await asyncio.gather(_slow_clients(scene, cast), described(findings, setting, scene.lifted.url, TOKEN))
+    async with httpx.AsyncClient(timeout=30) as http, _create_environment(setting, findings, http) as scene:
+        cast = await scene.crowd.cast_votes(scene.round_id, setting.scale(40, 6))
+        for helper in (scene.default_helper, scene.unlimited_helper):
+            await helper.wait_for_leaf(scene.round_id, max(position for _, position in cast))
+        if setting.is_quick:
+            await asyncio.gather(
+                _run_slow_clients(scene, cast),
+                check_described_operations(findings, setting, scene.unlimited_helper.url, TOKEN),
+            )
         else:
-            await _slow_clients(scene, cast)
-            await described(findings, setting, scene.lifted.url, TOKEN)
-        await _floods(scene, cast)
-        await attack_connections(setting, findings, scene.lifted, _port(scene.lifted))
-        uncast = await _uncast(scene)
-        _parsed(scene)
-        await _broken(scene, uncast)
-        await _in_no_tree(scene, uncast, cast[0][1])
-        await besiege_gateway(setting, findings, scene.chain, http)
+            await _run_slow_clients(scene, cast)
+            await check_described_operations(findings, setting, scene.unlimited_helper.url, TOKEN)
+        await _run_floods(scene, cast)
+        await attack_connections(setting, findings, scene.unlimited_helper, _port_of(scene.unlimited_helper))
+        uncast = await _create_uncast_votes(scene)
+        _parse_mutations(scene)
+        await _post_mutations(scene, uncast)
+        await _post_unknown_leaves(scene, uncast, cast[0][1])
+        await attack_gateway(setting, findings, scene.chain, http)
         await attack_registration(setting, findings, scene.chain, http)
-        await promise_check.drained(scene.chain, scene.crowd.ledger, 60)
-        await _judge(scene)
+        await promise_check.wait_until_drained(scene.chain, scene.crowd.ledger, 60)
+        await _check_promises(scene)
     return findings
 
 
 @contextlib.asynccontextmanager
-async def _scene(setting: Setting, findings: Findings, http: httpx.AsyncClient) -> AsyncIterator[Scene]:
+async def _create_environment(
+    setting: CampaignRun, findings: Findings, http: httpx.AsyncClient
+) -> AsyncIterator[Environment]:
     folders = [setting.folder / name for name in ("usual", "lifted")]
     for folder in folders:
         folder.mkdir()
-    chain = Chain(setting.folder, http, "--block-seconds", "0.3", "--stand-in-proofs")
+    chain = DevChain(setting.folder, http, "--block-seconds", "0.3", "--stand-in-proofs")
     await chain.start()
     try:
         round_id = await chain.open_round()
         await chain.post("/devnet/voting-config", {"version": 1, "vote_servers": []})
         async with contextlib.AsyncExitStack() as stack:
-            kinds: list[dict[str, Any]] = [{"helper": {"trusted_proxies": [PROXY]}}]
-            kinds.append({"helper": LIFTED, **_everything(chain)})
+            kinds: list[dict[str, Any]] = [{"helper": {"trusted_proxies": [PROXY_ADDRESS]}}]
+            kinds.append({"helper": LIFTED_LIMITS, **_all_features_config(chain)})
             usual, lifted = await asyncio.gather(
                 *(
-                    stack.enter_async_context(helping(folder, http, chain, cluster=setting.cluster, **sections))
+                    stack.enter_async_context(run_helper(folder, http, chain, cluster=setting.cluster, **sections))
                     for folder, sections in zip(folders, kinds, strict=True)
                 )
             )
-            crowd = Crowd(chain, lambda: [usual.url], setting.dice("votes"))
-            yield Scene(setting, findings, chain, round_id, usual, lifted, crowd)
+            crowd = WalletCrowd(chain, lambda: [usual.url], setting.seeded_random("votes"))
+            yield Environment(setting, findings, chain, round_id, usual, lifted, crowd)
     finally:
         await chain.kill()
 
 
-def _everything(chain: Chain) -> dict[str, Any]:
+def _all_features_config(chain: DevChain) -> dict[str, Any]:
     """Every part that may be described, switched on; but for the chain's own paths: what they answer is a node's."""
     return {
         "ui": {"enable": True},
@@ -136,7 +149,7 @@ def _everything(chain: Chain) -> dict[str, Any]:
     }
 
 
-def _port(helper: Helper) -> int:
+def _port_of(helper: HelperProcess) -> int:
     port = urlsplit(helper.url).port
     assert port is not None
     return port
@@ -145,84 +158,90 @@ def _port(helper: Helper) -> int:
 # Slow clients
 
 
-async def _slow_clients(scene: Scene, cast: Sequence[tuple[Ballot, int]]) -> None:
+async def _run_slow_clients(scene: Environment, cast: Sequence[tuple[Ballot, int]]) -> None:
     """A siege, and honest wallets within it."""
     connections, seconds = scene.setting.scale((500, 60.0), (150, 0.0))
-    before = len(scene.crowd.ledger.waits)
-    pause = max(seconds, 9.0) / (len(cast) * ballot.SHARES / 16) / 2
+    before = len(scene.crowd.ledger.response_seconds)
+    pause = max(seconds, 9.0) / (len(cast) * ballot.SHARE_COUNT / 16) / 2
     kept, _ = await asyncio.gather(
-        siege(_port(scene.usual), SLOW, connections, seconds),
-        scene.crowd.post(cast, lambda: 0, pause=pause),
+        hold_slow_connections(_port_of(scene.default_helper), SLOW_ADDRESS, connections, seconds),
+        scene.crowd.post_shares(cast, lambda: 0, pause_seconds=pause),
     )
-    waits = scene.crowd.ledger.waits[before:]
-    scene.findings.figure("slow connections", len(kept))
-    scene.findings.at_least("slow connections, least seconds", min(kept), 1)
-    scene.findings.at_most("slow connections, longest until cut s", max(kept), 10)
-    scene.findings.figure("honest POST p50 among slow clients s", percentile(waits, 0.5) or 0.0)
+    waits = scene.crowd.ledger.response_seconds[before:]
+    scene.findings.record_figure("slow connections", len(kept))
+    scene.findings.require_at_least("slow connections, least seconds", min(kept), 1)
+    scene.findings.require_at_most("slow connections, longest until cut s", max(kept), 10)
+    scene.findings.record_figure("honest POST p50 among slow clients s", percentile(waits, 0.5) or 0.0)
     # of the short form's hundred posts the 99th percentile would be the one that took longest
     rank = scene.setting.scale(99, 95)
-    scene.findings.at_most(f"honest POST p{rank} among slow clients s", percentile(waits, rank / 100) or 60.0, 0.5)
+    scene.findings.require_at_most(
+        f"honest POST p{rank} among slow clients s", percentile(waits, rank / 100) or 60.0, 0.5
+    )
 
 
 # Floods
 
 
-async def _floods(scene: Scene, cast: Sequence[tuple[Ballot, int]]) -> None:
+async def _run_floods(scene: Environment, cast: Sequence[tuple[Ballot, int]]) -> None:
     """Two floods at once, while honest wallets post what they have posted before."""
-    findings, port = scene.findings, _port(scene.usual)
-    dice, enough = scene.setting.dice("disguises"), scene.setting.scale(10_000, 300)
-    changing = [{"X-Forwarded-For": f"198.51.100.{dice.randrange(256)}"} for _ in range(100)]
-    disguises = [{}, {"X-Forwarded-For": HONEST, "Forwarded": f"for={HONEST}"}, *changing]
-    through = [{"X-Forwarded-For": f"{HONEST}, {FORWARDED}"}, {"X-Forwarded-For": FORWARDED}]
-    waits = len(scene.crowd.ledger.waits)
+    findings, port = scene.findings, _port_of(scene.default_helper)
+    rng, enough = scene.setting.seeded_random("disguises"), scene.setting.scale(10_000, 300)
+    changing = [{"X-Forwarded-For": f"198.51.100.{rng.randrange(256)}"} for _ in range(100)]
+    disguises = [{}, {"X-Forwarded-For": HONEST_ADDRESS, "Forwarded": f"for={HONEST_ADDRESS}"}, *changing]
+    through = [{"X-Forwarded-For": f"{HONEST_ADDRESS}, {FORWARDED_ADDRESS}"}, {"X-Forwarded-For": FORWARDED_ADDRESS}]
+    waits = len(scene.crowd.ledger.response_seconds)
     over = asyncio.Event()
     async with asyncio.TaskGroup() as group:
-        group.create_task(_again_and_again(scene, cast, over))
+        group.create_task(_repost_until(scene, cast, over))
         direct, proxied = await asyncio.gather(
-            flood(port, FLOODER, LINES, disguises, enough),
-            flood(port, PROXY, LINES, through, enough),
+            flood(port, FLOODER_ADDRESS, CONNECTIONS, disguises, enough),
+            flood(port, PROXY_ADDRESS, CONNECTIONS, through, enough),
         )
         over.set()
     for name, told in (("flood", direct), ("flood through a proxy", proxied)):
-        _flooded(findings, name, told)
-    findings.figure("honest POST p99 in a flood s", percentile(scene.crowd.ledger.waits[waits:], 0.99) or 0.0)
-    line = Line(port, FLOODER)
-    await asyncio.sleep(direct.wait)
-    after = await line.ask(Ask("POST", SHARES, b"{"))
+        _check_flood(findings, name, told)
+    findings.record_figure(
+        "honest POST p99 in a flood s", percentile(scene.crowd.ledger.response_seconds[waits:], 0.99) or 0.0
+    )
+    line = ReusedConnection(port, FLOODER_ADDRESS)
+    await asyncio.sleep(direct.last_retry_after)
+    after = await line.send(RawRequest("POST", SHARES_PATH, b"{"))
     line.close()
-    findings.exactly("after Retry-After a flooder is heard, status", after.status if after else 0, 400)
-    other = Line(port, PROXY)
-    answer = await other.ask(Ask("GET", "/shielded-vote/v1/status", headers={"X-Forwarded-For": "203.0.113.10"}))
+    findings.require_equal("after Retry-After a flooder is heard, status", after.status if after else 0, 400)
+    other = ReusedConnection(port, PROXY_ADDRESS)
+    answer = await other.send(
+        RawRequest("GET", "/shielded-vote/v1/status", headers={"X-Forwarded-For": "203.0.113.10"})
+    )
     other.close()
-    findings.exactly("another client of the flooded proxy, status", answer.status if answer else 0, 200)
-    refused = sum(count for status, count in scene.crowd.answers.items() if status != 200)
-    findings.figure("honest POSTs", scene.crowd.answers.total())
-    findings.exactly("honest POSTs refused", refused, 0)
+    findings.require_equal("another client of the flooded proxy, status", answer.status if answer else 0, 200)
+    refused = sum(count for status, count in scene.crowd.status_counts.items() if status != 200)
+    findings.record_figure("honest POSTs", scene.crowd.status_counts.total())
+    findings.require_equal("honest POSTs refused", refused, 0)
 
 
-def _flooded(findings: Findings, name: str, told: Flooded) -> None:
-    most = BURST + PER_SECOND * told.seconds + LINES
-    findings.figure(f"{name}, requests", told.statuses.total())
-    findings.at_most(f"{name}, refusals that were not 429", told.passed, most)
-    findings.at_least(f"{name}, refusals that were not 429, no fewer", told.passed, BURST)
-    findings.at_least(f"{name}, 429", told.statuses[429], 1)
-    findings.exactly(f"{name}, 429 without a number in Retry-After", told.untrue, 0)
-    findings.exactly(f"{name}, 5xx", sum(told.statuses[status] for status in range(500, 600)), 0)
+def _check_flood(findings: Findings, name: str, result: FloodResult) -> None:
+    most = RATE_LIMIT_BURST + RATE_LIMIT_PER_SECOND * result.seconds + CONNECTIONS
+    findings.record_figure(f"{name}, requests", result.statuses.total())
+    findings.require_at_most(f"{name}, refusals that were not 429", result.other_refusals, most)
+    findings.require_at_least(f"{name}, refusals that were not 429, no fewer", result.other_refusals, RATE_LIMIT_BURST)
+    findings.require_at_least(f"{name}, 429", result.statuses[429], 1)
+    findings.require_equal(f"{name}, 429 without a number in Retry-After", result.invalid_retry_after, 0)
+    findings.require_equal(f"{name}, 5xx", sum(result.statuses[status] for status in range(500, 600)), 0)
 
 
-async def _again_and_again(scene: Scene, cast: Sequence[tuple[Ballot, int]], over: asyncio.Event) -> None:
+async def _repost_until(scene: Environment, cast: Sequence[tuple[Ballot, int]], finished: asyncio.Event) -> None:
     """The same shares once more, and once more; each time to the end, so that no connection is cut while it opens."""
-    while not over.is_set():
-        await scene.crowd.post(cast, lambda: 0)
+    while not finished.is_set():
+        await scene.crowd.post_shares(cast, lambda: 0)
 
 
 # Broken payloads
 
 
-def _parsed(scene: Scene) -> None:
+def _parse_mutations(scene: Environment) -> None:
     """Broken payloads through the parser alone."""
-    payloads = [json.loads(line) for line in RECORDED.read_text().splitlines()]
-    mutator = Mutator(payloads, scene.setting.dice("parser"))
+    payloads = [json.loads(line) for line in RECORDED_SHARES.read_text().splitlines()]
+    mutator = PayloadMutator(payloads, scene.setting.seeded_random("parser"))
     wanted, strange = scene.setting.scale(1_000_000, 20_000), Counter[str]()
     taken = 0
     for payload in itertools.islice(mutator, wanted):
@@ -235,84 +254,91 @@ def _parsed(scene: Scene) -> None:
         except Exception as error:
             strange[type(error).__name__] += 1
     findings = scene.findings
-    findings.figure("broken payloads parsed", wanted)
-    findings.at_least("of these refused", wanted - taken, wanted / 2)
-    findings.exactly("errors of the parser", sum(strange.values()), 0)
+    findings.record_figure("broken payloads parsed", wanted)
+    findings.require_at_least("of these refused", wanted - taken, wanted / 2)
+    findings.require_equal("errors of the parser", sum(strange.values()), 0)
 
 
-async def _broken(scene: Scene, uncast: Sequence[Ballot]) -> None:
+async def _post_mutations(scene: Environment, uncast_votes: Sequence[Ballot]) -> None:
     """Broken payloads over HTTP: of votes that are in no tree, so that nothing of them may be taken."""
-    payloads = [ballot.post_body(vote, share, 0, 0) for vote in uncast for share in vote.shares[:4]]
-    mutator = Mutator(payloads, scene.setting.dice("http"))
-    told, _ = await _posted(scene, itertools.islice(mutator, scene.setting.scale(2000, 500)), LINES)
-    scene.findings.figure("broken payloads posted", told.total())
-    scene.findings.exactly("broken payloads that were not refused by 400", told.total() - told[400] - told[429], 0)
+    payloads = [ballot.post_body(vote, share, 0, 0) for vote in uncast_votes for share in vote.shares[:4]]
+    mutator = PayloadMutator(payloads, scene.setting.seeded_random("http"))
+    told, _ = await _post_bodies(scene, itertools.islice(mutator, scene.setting.scale(2000, 500)), CONNECTIONS)
+    scene.findings.record_figure("broken payloads posted", told.total())
+    scene.findings.require_equal(
+        "broken payloads that were not refused by 400", told.total() - told[400] - told[429], 0
+    )
 
 
 # Shares in no tree
 
 
-async def _uncast(scene: Scene) -> list[Ballot]:
+async def _create_uncast_votes(scene: Environment) -> list[Ballot]:
     """Votes that are sealed and never cast."""
-    async with Wallet(scene.chain.url, [], dice=scene.setting.dice("uncast")) as wallet:
-        return [await wallet.seal(scene.round_id, 1 + number % 3, number % 2, weight=9) for number in range(4)]
+    async with Wallet(scene.chain.url, [], rng=scene.setting.seeded_random("uncast")) as wallet:
+        return [await wallet.seal_ballot(scene.round_id, 1 + number % 3, number % 2, weight=9) for number in range(4)]
 
 
-def _well_formed(scene: Scene, uncast: Sequence[Ballot], leaf: int) -> Iterator[bytes]:
+def _create_well_formed_bodies(scene: Environment, uncast_votes: Sequence[Ballot], leaf: int) -> Iterator[bytes]:
     """Shares at another vote's leaf, beyond the tree, of no round; no two the same."""
-    dice = scene.setting.dice("no tree")
+    rng = scene.setting.seeded_random("no tree")
     for number in itertools.count():
-        vote = uncast[number % len(uncast)]
-        share = vote.shares[dice.randrange(ballot.SHARES)]
-        position = leaf if number % 3 == 0 else dice.randrange(1000, 1 << 24) if number % 3 == 1 else 0
+        vote = uncast_votes[number % len(uncast_votes)]
+        share = vote.shares[rng.randrange(ballot.SHARE_COUNT)]
+        position = leaf if number % 3 == 0 else rng.randrange(1000, 1 << 24) if number % 3 == 1 else 0
         body = ballot.post_body(vote, share, position, int(time.time()) + number)
         if number % 3 == 2:
-            body["vote_round_id"] = (dice.randbytes(31) + b"\0").hex()
+            body["vote_round_id"] = (rng.randbytes(31) + b"\0").hex()
         yield json.dumps(body).encode()
 
 
-async def _in_no_tree(scene: Scene, uncast: Sequence[Ballot], leaf: int) -> None:
-    shares = itertools.islice(_well_formed(scene, uncast, leaf), scene.setting.scale(10_000, 800))
-    told, seconds = await _posted(scene, shares, 512)
+async def _post_unknown_leaves(scene: Environment, uncast_votes: Sequence[Ballot], leaf: int) -> None:
+    shares = itertools.islice(_create_well_formed_bodies(scene, uncast_votes, leaf), scene.setting.scale(10_000, 800))
+    told, seconds = await _post_bodies(scene, shares, 512)
     findings = scene.findings
-    findings.figure("shares in no tree, told 429", told[429])
-    findings.exactly("shares in no tree that were not refused", told.total() - told[400] - told[429], 0)
+    findings.record_figure("shares in no tree, told 429", told[429])
+    findings.require_equal("shares in no tree that were not refused", told.total() - told[400] - told[429], 0)
     # A share whose leaf or round is missing is answered 429 until it is proven that the chain lacks it.
     # The rate depends on the machine, so it is a figure and not a promise.
-    findings.figure("shares in no tree, refusals a second", round((told[400] + told[429]) / seconds))
+    findings.record_figure("shares in no tree, refusals a second", round((told[400] + told[429]) / seconds))
 
 
-async def _posted(scene: Scene, bodies: Iterable[bytes], lines: int) -> tuple[Counter[int], float]:
+async def _post_bodies(scene: Environment, bodies: Iterable[bytes], connections: int) -> tuple[Counter[int], float]:
     """Post all of these; how often each status came (0 for none), and the seconds that it took."""
     told, waiting = Counter[int](), iter(bodies)
 
-    async def one() -> None:
-        line = Line(_port(scene.lifted))
+    async def post_waiting() -> None:
+        line = ReusedConnection(_port_of(scene.unlimited_helper))
         for body in waiting:
-            answer: Answer | None = await line.ask(Ask("POST", SHARES, body, {"X-Helper-Token": TOKEN}))
+            answer: RawResponse | None = await line.send(
+                RawRequest("POST", SHARES_PATH, body, {"X-Helper-Token": TOKEN})
+            )
             told[answer.status if answer else 0] += 1
         line.close()
 
     begun = time.monotonic()
-    await asyncio.gather(*(one() for _ in range(lines)))
+    await asyncio.gather(*(post_waiting() for _ in range(connections)))
     return told, time.monotonic() - begun
 
 
-async def _judge(scene: Scene) -> None:
+async def _check_promises(scene: Environment) -> None:
     findings = scene.findings
-    await promise_check.judge(findings, scene.chain, scene.crowd.ledger)
-    reveals, ours = await scene.chain.reveals(), await promise_check.broadcasts(scene.chain, scene.crowd.ledger)
-    findings.exactly("reveals that no honest wallet posted", len(reveals) - len(ours), 0)
-    counts = await scene.lifted.counts()
-    findings.exactly("proofs of rubbish", counts.get("proven", 0) + counts.get("failures", 0), 0)
+    await promise_check.check_promises(findings, scene.chain, scene.crowd.ledger)
+    reveals, ours = await scene.chain.broadcasts(), await promise_check.find_broadcasts(scene.chain, scene.crowd.ledger)
+    findings.require_equal("reveals that no honest wallet posted", len(reveals) - len(ours), 0)
+    counts = await scene.unlimited_helper.service_counts()
+    findings.require_equal("proofs of rubbish", counts.get("proven", 0) + counts.get("failures", 0), 0)
     rows = sum(
-        scene.lifted.rows(f"SELECT count(*) FROM {table}")[0][0] for table in ("shares", "tombstones", "history")
+        scene.unlimited_helper.query_rows(f"SELECT count(*) FROM {table}")[0][0]
+        for table in ("shares", "tombstones", "history")
     )
-    findings.exactly("rows of rubbish", rows, 0)
-    findings.exactly("honest shares refused for good", len(scene.crowd.refused), 0)
-    written = scene.usual.log.read_bytes() + scene.usual.bytes_on_disk()
-    addresses = (SLOW, FLOODER, FORWARDED, "198.51.100.")
-    findings.exactly("client addresses in log and files", sum(written.count(one.encode()) for one in addresses), 0)
+    findings.require_equal("rows of rubbish", rows, 0)
+    findings.require_equal("honest shares refused for good", len(scene.crowd.refused), 0)
+    written = scene.default_helper.log.read_bytes() + scene.default_helper.bytes_on_disk()
+    addresses = (SLOW_ADDRESS, FLOODER_ADDRESS, FORWARDED_ADDRESS, "198.51.100.")
+    findings.require_equal(
+        "client addresses in log and files", sum(written.count(one.encode()) for one in addresses), 0
+    )
 
 
 CAMPAIGN = Campaign("hostile", run)

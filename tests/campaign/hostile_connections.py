@@ -17,90 +17,101 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from helper.observability.stats import percentile
-from tests.campaign.attack_clients import DEAD, HOST, SHARES, Ask, Line
-from tests.campaign.campaign import Findings, Setting
-from tests.support.harness import Helper
+from tests.campaign.attack_clients import CONNECTION_ERRORS, HOST, SHARES_PATH, RawRequest, ReusedConnection
+from tests.campaign.campaign import CampaignRun, Findings
+from tests.support.harness import HelperProcess
 
-SOURCE = "127.0.0.5"
+ATTACKER_ADDRESS = "127.0.0.5"
 MAX_MEMORY_MB = 150
-MAX_ADDED_KB = 60
+MAX_ADDED_LOG_KB = 60
 """Memory for each pipelining connection of a client with many."""
-LIVEZ = b"GET /livez HTTP/1.1\r\nHost: helper\r\n\r\n"
-SMUGGLED = b"GET /livez HTTP/1.1\r\nHost: helper\r\n\r\n"
-UPGRADE = f"POST {SHARES} HTTP/1.1\r\nHost: helper\r\nConnection: Upgrade\r\nUpgrade: x\r\nContent-Length: %d\r\n\r\n"
-MANY_HEADERS = b"GET /livez HTTP/1.1\r\n" + b"a:\r\n" * 15_000 + b"\r\n"
-MALFORMED = (
+LIVEZ_REQUEST = b"GET /livez HTTP/1.1\r\nHost: helper\r\n\r\n"
+SMUGGLED_REQUEST = b"GET /livez HTTP/1.1\r\nHost: helper\r\n\r\n"
+UPGRADE_REQUEST = (
+    f"POST {SHARES_PATH} HTTP/1.1\r\nHost: helper\r\nConnection: Upgrade\r\nUpgrade: x\r\nContent-Length: %d\r\n\r\n"
+)
+MANY_HEADERS_REQUEST = b"GET /livez HTTP/1.1\r\n" + b"a:\r\n" * 15_000 + b"\r\n"
+MALFORMED_REQUESTS = (
     b"no HTTP\r\n\r\n",
-    UPGRADE.encode() % 0,
+    UPGRADE_REQUEST.encode() % 0,
     b"CONNECT helper:1 HTTP/1.1\r\n\r\n",
-    LIVEZ * 50,
+    LIVEZ_REQUEST * 50,
 )
 
 
-async def attack_connections(setting: Setting, findings: Findings, helper: Helper, port: int) -> None:
+async def attack_connections(setting: CampaignRun, findings: Findings, helper: HelperProcess, port: int) -> None:
     """Run the attacks one after another, with an honest client at the same time."""
-    attacks: dict[str, Callable[[Setting, Findings, int], Awaitable[None]]] = {
+    attacks: dict[str, Callable[[CampaignRun, Findings, int], Awaitable[None]]] = {
         "smuggling": _smuggle,
         "pipelines": _pipeline,
         "headers": _send_many_headers,
     }
     for name, attack in attacks.items():
         _reset_peak_memory(helper)
-        waits = await _with_honest_client(port, attack(setting, findings, port))
-        findings.at_most(f"{name}, peak memory MB", _peak_memory_mb(helper), MAX_MEMORY_MB)
-        findings.figure(f"{name}, honest p99 ms", (percentile(waits, 0.99) or 0.0) * 1000)
+        waits = await _measure_honest_client(port, attack(setting, findings, port))
+        findings.require_at_most(f"{name}, peak memory MB", _peak_memory_mb(helper), MAX_MEMORY_MB)
+        findings.record_figure(f"{name}, honest p99 ms", (percentile(waits, 0.99) or 0.0) * 1000)
         # Ten times what is required on a quiet machine: campaigns share theirs with others.
-        findings.at_most(f"{name}, honest p95 ms, with room", (percentile(waits, 0.95) or 60.0) * 1000, 500)
+        findings.require_at_most(f"{name}, honest p95 ms, with room", (percentile(waits, 0.95) or 60.0) * 1000, 500)
     await _pipeline_on_many_connections(setting, findings, helper, port)
     await _flood_log(setting, findings, helper, port)
 
 
-async def _smuggle(setting: Setting, findings: Findings, port: int) -> None:
+async def _smuggle(setting: CampaignRun, findings: Findings, port: int) -> None:
     """Bodies of requests with `Upgrade` that look like requests, in segments of their own."""
     attempts = setting.scale(1000, 100)
     responses = [
-        await _ask_raw(port, [UPGRADE.encode() % len(SMUGGLED), SMUGGLED], pause=0.005) for _ in range(attempts)
+        await _count_raw_responses(
+            port, [UPGRADE_REQUEST.encode() % len(SMUGGLED_REQUEST), SMUGGLED_REQUEST], pause=0.005
+        )
+        for _ in range(attempts)
     ]
-    findings.exactly("smuggling, attempts with more than one response", sum(n > 1 for n in responses), 0)
-    findings.exactly("smuggling, attempts without a response", sum(n < 1 for n in responses), 0)
+    findings.require_equal("smuggling, attempts with more than one response", sum(n > 1 for n in responses), 0)
+    findings.require_equal("smuggling, attempts without a response", sum(n < 1 for n in responses), 0)
 
 
-async def _pipeline(setting: Setting, findings: Findings, port: int) -> None:
+async def _pipeline(setting: CampaignRun, findings: Findings, port: int) -> None:
     """Requests without end on one connection that reads its responses, and on one that does not."""
     most, seconds = setting.scale((56 << 20, 30.0), (56 << 20, 4.0))
-    sent = await asyncio.gather(*(_send_endlessly(port, most, seconds, reads=reads) for reads in (True, False)))
-    findings.figure("pipelines, MB sent with responses read", sent[0] / 1e6)
-    findings.figure("pipelines, MB sent with no response read", sent[1] / 1e6)
+    sent = await asyncio.gather(
+        *(_send_endlessly(port, most, seconds, reads_responses=reads) for reads in (True, False))
+    )
+    findings.record_figure("pipelines, MB sent with responses read", sent[0] / 1e6)
+    findings.record_figure("pipelines, MB sent with no response read", sent[1] / 1e6)
 
 
-async def _pipeline_on_many_connections(setting: Setting, findings: Findings, helper: Helper, port: int) -> None:
+async def _pipeline_on_many_connections(
+    setting: CampaignRun, findings: Findings, helper: HelperProcess, port: int
+) -> None:
     """As many requests as buffers take, on each of a client's connections at once."""
     count, seconds = setting.scale((1000, 30), (300, 5))
     _reset_peak_memory(helper)
     before = _peak_memory_mb(helper)
 
     async def attack() -> None:
-        await asyncio.gather(*(_send_endlessly(port, 1 << 30, seconds, reads=False) for _ in range(count)))
+        await asyncio.gather(*(_send_endlessly(port, 1 << 30, seconds, reads_responses=False) for _ in range(count)))
 
-    waits = await _with_honest_client(port, attack())
-    findings.at_most("many pipelines, added memory MB", _peak_memory_mb(helper) - before, count * MAX_ADDED_KB / 1000)
-    findings.exactly("many pipelines, honest requests without an answer", sum(wait >= 60 for wait in waits), 0)
-    findings.figure("many pipelines, honest p99 ms", (percentile(waits, 0.99) or 0.0) * 1000)
+    waits = await _measure_honest_client(port, attack())
+    findings.require_at_most(
+        "many pipelines, added memory MB", _peak_memory_mb(helper) - before, count * MAX_ADDED_LOG_KB / 1000
+    )
+    findings.require_equal("many pipelines, honest requests without an answer", sum(wait >= 60 for wait in waits), 0)
+    findings.record_figure("many pipelines, honest p99 ms", (percentile(waits, 0.99) or 0.0) * 1000)
 
 
-async def _send_endlessly(port: int, most: int, seconds: float, *, reads: bool) -> int:
+async def _send_endlessly(port: int, max_bytes: int, seconds: float, *, reads_responses: bool) -> int:
     """Send requests until so many bytes are sent, the time is over, or the connection is cut; return the bytes."""
-    reader, writer = await asyncio.open_connection(HOST, port, local_addr=(SOURCE, 0))
-    if not reads:
+    reader, writer = await asyncio.open_connection(HOST, port, local_addr=(ATTACKER_ADDRESS, 0))
+    if not reads_responses:
         writer.transport.pause_reading()  # type: ignore[attr-defined] # a WriteTransport to its type, which reads too
     reading = asyncio.create_task(_discard(reader))
     sent = 0
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(seconds):
-            while sent < most:
-                writer.write(LIVEZ * 1000)
+            while sent < max_bytes:
+                writer.write(LIVEZ_REQUEST * 1000)
                 await writer.drain()
-                sent += len(LIVEZ) * 1000
+                sent += len(LIVEZ_REQUEST) * 1000
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
     writer.transport.abort()
@@ -112,30 +123,30 @@ async def _discard(reader: asyncio.StreamReader) -> None:
         pass
 
 
-async def _send_many_headers(setting: Setting, findings: Findings, port: int) -> None:
-    statuses = Counter([await _first_status(port, MANY_HEADERS) for _ in range(setting.scale(1000, 100))])
-    findings.exactly("headers, answers other than 431", statuses.total() - statuses[431], 0)
+async def _send_many_headers(setting: CampaignRun, findings: Findings, port: int) -> None:
+    statuses = Counter([await _first_status(port, MANY_HEADERS_REQUEST) for _ in range(setting.scale(1000, 100))])
+    findings.require_equal("headers, answers other than 431", statuses.total() - statuses[431], 0)
 
 
-async def _flood_log(setting: Setting, findings: Findings, helper: Helper, port: int) -> None:
+async def _flood_log(setting: CampaignRun, findings: Findings, helper: HelperProcess, port: int) -> None:
     """Malformed requests, and pipelines that nobody waits for."""
-    before, begun = _lines(helper.log), time.monotonic()
+    before, begun = _read_log_lines(helper.log), time.monotonic()
     for number in range(setting.scale(4000, 400)):
-        await _first_status(port, MALFORMED[number % len(MALFORMED)])
+        await _first_status(port, MALFORMED_REQUESTS[number % len(MALFORMED_REQUESTS)])
     await asyncio.sleep(1)
-    written, seconds = _lines(helper.log) - before, time.monotonic() - begun
-    findings.figure("log flood, seconds", seconds)
-    findings.at_most("log flood, lines a second", written / seconds, 1)
+    written, seconds = _read_log_lines(helper.log) - before, time.monotonic() - begun
+    findings.record_figure("log flood, seconds", seconds)
+    findings.require_at_most("log flood, lines a second", written / seconds, 1)
 
 
-async def _with_honest_client(port: int, attack: Awaitable[None]) -> list[float]:
+async def _measure_honest_client(port: int, attack: Awaitable[None]) -> list[float]:
     """Seconds that each request of an honest client took during an attack."""
     waits: list[float] = []
-    line, ask = Line(port), Ask("GET", "/shielded-vote/v1/status")
+    line, ask = ReusedConnection(port), RawRequest("GET", "/shielded-vote/v1/status")
     attacking = asyncio.ensure_future(attack)
     while not attacking.done():
         begun = time.monotonic()
-        answer = await line.ask(ask)
+        answer = await line.send(ask)
         waits.append(time.monotonic() - begun if answer is not None and answer.status == 200 else 60.0)
         await asyncio.sleep(0.005)
     await attacking
@@ -143,11 +154,11 @@ async def _with_honest_client(port: int, attack: Awaitable[None]) -> list[float]
     return waits
 
 
-async def _ask_raw(port: int, segments: list[bytes], pause: float) -> int:
+async def _count_raw_responses(port: int, segments: list[bytes], pause: float) -> int:
     """How many responses come to these segments, until the server closes or is silent."""
     answer = b""
-    reader, writer = await asyncio.open_connection(HOST, port, local_addr=(SOURCE, 0))
-    with contextlib.suppress(*DEAD, TimeoutError):
+    reader, writer = await asyncio.open_connection(HOST, port, local_addr=(ATTACKER_ADDRESS, 0))
+    with contextlib.suppress(*CONNECTION_ERRORS, TimeoutError):
         async with asyncio.timeout(1):
             for segment in segments:
                 writer.write(segment)
@@ -161,9 +172,9 @@ async def _ask_raw(port: int, segments: list[bytes], pause: float) -> int:
 
 async def _first_status(port: int, request: bytes) -> int:
     """The status of the first response; the connection is aborted then. 0 for none."""
-    reader, writer = await asyncio.open_connection(HOST, port, local_addr=(SOURCE, 0))
+    reader, writer = await asyncio.open_connection(HOST, port, local_addr=(ATTACKER_ADDRESS, 0))
     status = 0
-    with contextlib.suppress(*DEAD, TimeoutError):
+    with contextlib.suppress(*CONNECTION_ERRORS, TimeoutError):
         async with asyncio.timeout(5):
             writer.write(request)
             status = int((await reader.readuntil(b"\r\n\r\n")).split()[1])
@@ -171,16 +182,16 @@ async def _first_status(port: int, request: bytes) -> int:
     return status
 
 
-def _lines(log: Path) -> int:
+def _read_log_lines(log: Path) -> int:
     """Lines of the log; without those at debug, which campaigns ask for and operators do not."""
     return sum(b'"level": "debug"' not in line for line in log.read_bytes().splitlines())
 
 
-def _reset_peak_memory(helper: Helper) -> None:
+def _reset_peak_memory(helper: HelperProcess) -> None:
     Path(f"/proc/{helper.pid}/clear_refs").write_text("5")
 
 
-def _peak_memory_mb(helper: Helper) -> float:
+def _peak_memory_mb(helper: HelperProcess) -> float:
     """The most memory that was resident since the last reset."""
     status = Path(f"/proc/{helper.pid}/status").read_text()
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))) / 1000

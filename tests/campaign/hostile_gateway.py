@@ -26,41 +26,43 @@ from urllib.parse import urlsplit
 import httpx
 
 from helper.observability.stats import percentile
-from helper.server.routes.gateway import AT_ONCE, AT_ONCE_EACH
-from tests.campaign.attack_clients import DEAD, HOST, Ask, Line
-from tests.campaign.campaign import Findings, Setting
-from tests.support.devnet import Chain
-from tests.support.harness import Helper
+from helper.server.routes.gateway import MAX_CONCURRENT, MAX_CONCURRENT_PER_CLIENT
+from tests.campaign.attack_clients import CONNECTION_ERRORS, HOST, RawRequest, ReusedConnection
+from tests.campaign.campaign import CampaignRun, Findings
+from tests.support.devnet import DevChain
+from tests.support.harness import HelperProcess
 
-API = "/shielded-vote/v1"
-LEAVES = f"{API}/commitment-tree/{'ab' * 32}/leaves"
-VOTE = f"{API}/cast-vote"
-ATTACKERS = ("127.0.0.5", "127.0.0.6")
-READ = Ask("GET", f"{API}/rounds")
-POST = Ask("POST", VOTE, b'{"pad":"' + b"A" * 20_000 + b'"}', {"Content-Type": "application/json"})
-LINES = 4
-PAUSE = 0.02
+API_PREFIX = "/shielded-vote/v1"
+LEAVES_PATH = f"{API_PREFIX}/commitment-tree/{'ab' * 32}/leaves"
+CAST_VOTE_PATH = f"{API_PREFIX}/cast-vote"
+ATTACKER_ADDRESSES = ("127.0.0.5", "127.0.0.6")
+READ_REQUEST = RawRequest("GET", f"{API_PREFIX}/rounds")
+POST_REQUEST = RawRequest(
+    "POST", CAST_VOTE_PATH, b'{"pad":"' + b"A" * 20_000 + b'"}', {"Content-Type": "application/json"}
+)
+CONNECTIONS = 4
+PAUSE_SECONDS = 0.02
 """Seconds between two requests of a line: refused votes cost tokens, of which 50 a second come back."""
 
 
-class Node:
-    """A port in front of a chain's node that answers one path, `LEAVES`, without an end.
+class EndlessNode:
+    """A port in front of a chain's node that answers one path, `LEAVES_PATH`, without an end.
 
     Attributes:
         url: where it listens.
-        endless: such answers that are being sent.
+        endless_responses: such answers that are being sent.
     """
 
     def __init__(self, url: str) -> None:
         address = urlsplit(url)
-        self._behind = (address.hostname or "", address.port or 0)
+        self._target = (address.hostname or "", address.port or 0)
         self.url = ""
-        self.endless = 0
+        self.endless_responses = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(*DEAD):
+        with contextlib.suppress(*CONNECTION_ERRORS):
             head = await reader.readuntil(b"\r\n\r\n")
-            if head.startswith(f"GET {LEAVES} ".encode()):
+            if head.startswith(f"GET {LEAVES_PATH} ".encode()):
                 await self._stream(writer)
             else:
                 # one request a connection: the next one is looked at again
@@ -68,17 +70,17 @@ class Node:
         writer.transport.abort()
 
     async def _stream(self, writer: asyncio.StreamWriter) -> None:
-        self.endless += 1
+        self.endless_responses += 1
         try:
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
             while True:
                 writer.write(b"4000\r\n" + b" " * 0x4000 + b"\r\n")
                 await writer.drain()
         finally:
-            self.endless -= 1
+            self.endless_responses -= 1
 
     async def _forward(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection(*self._behind)
+        there, back = await asyncio.open_connection(*self._target)
         back.write(head)
         sending = asyncio.create_task(_copy(reader, back))
         try:
@@ -96,20 +98,22 @@ async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> N
 
 
 @contextlib.asynccontextmanager
-async def _gateway(setting: Setting, chain: Chain, http: httpx.AsyncClient) -> AsyncIterator[tuple[Node, int]]:
+async def _run_gateway(
+    setting: CampaignRun, chain: DevChain, http: httpx.AsyncClient
+) -> AsyncIterator[tuple[EndlessNode, int]]:
     """A gateway without a queue, in front of such a node; the node, and the gateway's port."""
     folder = setting.folder / "gateway"
     folder.mkdir()
-    node = Node(chain.nodes[0]["rest"])
+    node = EndlessNode(chain.nodes[0]["rest"])
     server = await asyncio.start_server(node.serve, HOST, 0)
     node.url = f"http://{HOST}:{server.sockets[0].getsockname()[1]}"
     alone = {"disable": True}
     sections: dict[str, Any] = {"helper": alone, "admin": alone, "gateway": {"enable": True}}
-    helper = Helper(folder, http, chain, **sections, chain={"endpoints": [node.url], "rpc": [""]})
+    helper = HelperProcess(folder, http, chain, **sections, chain={"endpoints": [node.url], "rpc": [""]})
     try:
         await helper.start()
-        async with helper.patience("passes on"):
-            while (await http.get(f"{helper.url}{READ.path}")).status_code == 503:
+        async with helper.timeout("passes on"):
+            while (await http.get(f"{helper.url}{READ_REQUEST.path}")).status_code == 503:
                 await asyncio.sleep(0.05)
         yield node, urlsplit(helper.url).port or 0
     finally:
@@ -117,55 +121,55 @@ async def _gateway(setting: Setting, chain: Chain, http: httpx.AsyncClient) -> A
         server.close()
 
 
-async def besiege_gateway(setting: Setting, findings: Findings, chain: Chain, http: httpx.AsyncClient) -> None:
+async def attack_gateway(setting: CampaignRun, findings: Findings, chain: DevChain, http: httpx.AsyncClient) -> None:
     """Attack a gateway of its own in front of a chain, and report what wallets see of it."""
     wanted = setting.scale(4000, 160)
-    async with _gateway(setting, chain, http) as (node, port), asyncio.TaskGroup() as group:
+    async with _run_gateway(setting, chain, http) as (node, port), asyncio.TaskGroup() as group:
         attack = [
-            group.create_task(_repeat(port, source, number))
-            for source in ATTACKERS
-            for number in range(2 * AT_ONCE_EACH)
+            group.create_task(_repeat_slow_connections(port, source, number))
+            for source in ATTACKER_ADDRESSES
+            for number in range(2 * MAX_CONCURRENT_PER_CLIENT)
         ]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(10):
-                while node.endless < AT_ONCE - len(ATTACKERS):
+                while node.endless_responses < MAX_CONCURRENT - len(ATTACKER_ADDRESSES):
                     await asyncio.sleep(0.05)
-        findings.at_least("gateway, answers that nobody reads", node.endless, 1)
-        statuses, seconds = await _wallets(port, wanted)
+        findings.require_at_least("gateway, answers that nobody reads", node.endless_responses, 1)
+        statuses, seconds = await _run_wallets(port, wanted)
         for task in attack:
             task.cancel()
     refused = statuses[0] + statuses[429] + statuses[503]
-    findings.figure("gateway, honest requests", statuses.total())
-    findings.exactly("gateway, honest requests refused", refused, 0)
-    findings.exactly("gateway, honest reads answered", statuses[200], wanted * 3 // 4)
-    findings.at_most("gateway, honest request p50 s", percentile(seconds, 0.5) or 60.0, 0.5)
+    findings.record_figure("gateway, honest requests", statuses.total())
+    findings.require_equal("gateway, honest requests refused", refused, 0)
+    findings.require_equal("gateway, honest reads answered", statuses[200], wanted * 3 // 4)
+    findings.require_at_most("gateway, honest request p50 s", percentile(seconds, 0.5) or 60.0, 0.5)
     # attackers, node and wallets share a process here: its own pauses are in the slowest requests
-    findings.figure("gateway, honest request p99 s", percentile(seconds, 0.99) or 60.0)
+    findings.record_figure("gateway, honest request p99 s", percentile(seconds, 0.99) or 60.0)
 
 
-async def _wallets(port: int, wanted: int) -> tuple[Counter[int], list[float]]:
+async def _run_wallets(port: int, request_count: int) -> tuple[Counter[int], list[float]]:
     """Three reads and a vote in turn over a few connections: how often each status came (0 for none), and seconds."""
     statuses, seconds = Counter[int](), list[float]()
-    asks = itertools.islice(itertools.cycle((READ, READ, READ, POST)), wanted)
+    asks = itertools.islice(itertools.cycle((READ_REQUEST, READ_REQUEST, READ_REQUEST, POST_REQUEST)), request_count)
 
     async def one() -> None:
-        line = Line(port)
+        line = ReusedConnection(port)
         for ask in asks:
             begun = time.monotonic()
-            answer = await line.ask(ask)
+            answer = await line.send(ask)
             seconds.append(time.monotonic() - begun)
             statuses[answer.status if answer else 0] += 1
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(PAUSE_SECONDS)
         line.close()
 
-    await asyncio.gather(*(one() for _ in range(LINES)))
+    await asyncio.gather(*(one() for _ in range(CONNECTIONS)))
     return statuses, seconds
 
 
-async def _repeat(port: int, source: str, number: int) -> None:
+async def _repeat_slow_connections(port: int, source: str, number: int) -> None:
     """One slow connection after the other: every second one does not read, of the others every second begins large."""
     while True:
-        with contextlib.suppress(*DEAD):
+        with contextlib.suppress(*CONNECTION_ERRORS):
             if number % 2:
                 await _read_slowly(port, source)
             else:
@@ -176,7 +180,9 @@ async def _repeat(port: int, source: str, number: int) -> None:
 async def _send_slowly(port: int, source: str, *, begun: int) -> None:
     reader, writer = await asyncio.open_connection(HOST, port, local_addr=(source, 0))
     try:
-        writer.write(Ask("POST", VOTE, headers={"Content-Length": str(1 << 20)}).head() + b"[" * begun)
+        writer.write(
+            RawRequest("POST", CAST_VOTE_PATH, headers={"Content-Length": str(1 << 20)}).encode_head() + b"[" * begun
+        )
         closed = asyncio.create_task(reader.read())
         while not (await asyncio.wait([closed], timeout=1))[0]:
             writer.write(b"[")
@@ -198,7 +204,7 @@ async def _read_slowly(port: int, source: str) -> None:
         raise
     reader, writer = await asyncio.open_connection(sock=plug, limit=512)
     try:
-        writer.write(Ask("GET", LEAVES).head())
+        writer.write(RawRequest("GET", LEAVES_PATH).encode_head())
         while await reader.read(512):
             await asyncio.sleep(0.5)
     finally:

@@ -29,47 +29,49 @@ from cosmpy.crypto.address import Address
 from admin import adr036
 from admin.registration import RegistrationRequest
 from helper.observability.stats import percentile
-from tests.campaign.attack_clients import Ask, Line
-from tests.campaign.campaign import Findings, Setting
-from tests.support.devnet import Chain
-from tests.support.harness import Helper
+from tests.campaign.attack_clients import RawRequest, ReusedConnection
+from tests.campaign.campaign import CampaignRun, Findings
+from tests.support.devnet import DevChain
+from tests.support.harness import HelperProcess
 
-PLACES = 10_000
-NETWORKS = 100
-PROXY = "127.0.0.3"
-REGISTER, PENDING = "/api/register-validator", "/api/pending-validators"
-LINES = 4
+MAX_REGISTRATIONS = 10_000
+NETWORK_COUNT = 100
+PROXY_ADDRESS = "127.0.0.3"
+REGISTER_PATH, PENDING_PATH = "/api/register-validator", "/api/pending-validators"
+CONNECTIONS = 4
 
 
-async def attack_registration(setting: Setting, findings: Findings, chain: Chain, http: httpx.AsyncClient) -> None:
+async def attack_registration(
+    setting: CampaignRun, findings: Findings, chain: DevChain, http: httpx.AsyncClient
+) -> None:
     """Take all places, register on, and judge what honest validators got."""
     folder = setting.folder / "registration"
     folder.mkdir()
-    helper = Helper(folder, http, chain, helper={"trusted_proxies": [PROXY], "disable": True})
+    helper = HelperProcess(folder, http, chain, helper={"trusted_proxies": [PROXY_ADDRESS], "disable": True})
     await helper.start()
     try:
         assert await helper.stop() == 0
         path = folder / "svote-admin.db"
-        _take_all_places(path, setting.dice("places"))
+        _fill_registrations(path, setting.seeded_random("places"))
         await helper.start()
-        honest = await _flood(setting, findings, helper)
-        await _judge_list(findings, helper, http, honest)
-        await _stop_amid_abandoned_requests(findings, helper)
-        _judge_file(findings, path)
+        honest = await _run_flood(setting, findings, helper)
+        await _check_list(findings, helper, http, honest)
+        await _stop_with_abandoned_requests(findings, helper)
+        _check_file(findings, path)
     finally:
         await helper.kill()
 
 
-def _take_all_places(path: Path, dice: random.Random) -> None:
-    """Fill the file as accepted registrations from `NETWORKS` networks do."""
+def _fill_registrations(path: Path, rng: random.Random) -> None:
+    """Fill the file as accepted registrations from `NETWORK_COUNT` networks do."""
     now = int(time.time())
     rows = []
-    for number in range(PLACES):
+    for number in range(MAX_REGISTRATIONS):
         address, network = (
-            str(Address(dice.randbytes(20), adr036.ACCOUNT_PREFIX)),
-            (number % NETWORKS).to_bytes(8, "big"),
+            str(Address(rng.randbytes(20), adr036.ACCOUNT_PREFIX)),
+            (number % NETWORK_COUNT).to_bytes(8, "big"),
         )
-        rows.append((address, f"https://attacker-{dice.random()}.example.org", now, now + 86_400, network))
+        rows.append((address, f"https://attacker-{rng.random()}.example.org", now, now + 86_400, network))
     with contextlib.closing(sqlite3.connect(path)) as conn, conn:
         conn.executemany(
             "INSERT INTO registrations"
@@ -79,94 +81,97 @@ def _take_all_places(path: Path, dice: random.Random) -> None:
         )
 
 
-def _registration(key: bytes, moniker: str) -> bytes:
-    signer, pub_key, _ = adr036.sign(b"", key)
+def _signed_registration(key: bytes, moniker: str) -> bytes:
+    signer, pub_key, _ = adr036.sign_data(b"", key)
     claim = RegistrationRequest(signer, "https://validator.example.org", moniker, int(time.time()))
-    _, _, signature = adr036.sign(claim.signed_text(), key)
+    _, _, signature = adr036.sign_data(claim.signed_text(), key)
     fields: dict[str, Any] = json.loads(claim.signed_text())
     fields["signature"] = base64.b64encode(signature).decode()
     fields["pub_key"] = base64.b64encode(pub_key).decode()
     return json.dumps(fields).encode()
 
 
-def _hostile_addresses(dice: random.Random) -> Iterator[str]:
+def _hostile_addresses(rng: random.Random) -> Iterator[str]:
     """Clients of one /16 and of one /40, few networks and many addresses."""
     while True:
-        yield f"198.18.{dice.randrange(8)}.{dice.randrange(256)}"
-        yield f"2001:db8:{dice.randrange(4):x}:{dice.randrange(1 << 16):x}::1"
+        yield f"198.18.{rng.randrange(8)}.{rng.randrange(256)}"
+        yield f"2001:db8:{rng.randrange(4):x}:{rng.randrange(1 << 16):x}::1"
 
 
-async def _flood(setting: Setting, findings: Findings, helper: Helper) -> set[str]:
+async def _run_flood(setting: CampaignRun, findings: Findings, helper: HelperProcess) -> set[str]:
     """Hostile registrations on some lines, honest ones on another; the honest monikers."""
     port = urlsplit(helper.url).port
     assert port is not None
-    dice, statuses = setting.dice("registrations"), Counter[int]()
-    addresses, keys = _hostile_addresses(dice), iter(range(PLACES + 1, PLACES + 1 + setting.scale(5_000, 400)))
+    rng, statuses = setting.seeded_random("registrations"), Counter[int]()
+    addresses, keys = (
+        _hostile_addresses(rng),
+        iter(range(MAX_REGISTRATIONS + 1, MAX_REGISTRATIONS + 1 + setting.scale(5_000, 400))),
+    )
     over = asyncio.Event()
 
-    async def attack() -> None:
-        line = Line(port, PROXY)
+    async def send_hostile() -> None:
+        line = ReusedConnection(port, PROXY_ADDRESS)
         for key in keys:
-            body = _registration((key + 1).to_bytes(32, "big"), "attacker")
-            answer = await line.ask(Ask("POST", REGISTER, body, {"X-Forwarded-For": next(addresses)}))
+            body = _signed_registration((key + 1).to_bytes(32, "big"), "attacker")
+            answer = await line.send(RawRequest("POST", REGISTER_PATH, body, {"X-Forwarded-For": next(addresses)}))
             statuses[answer.status if answer else 0] += 1
         line.close()
 
-    async def read() -> list[float]:
+    async def read_pending() -> list[float]:
         waits = list[float]()
-        line = Line(port, "127.0.0.5")
+        line = ReusedConnection(port, "127.0.0.5")
         while not over.is_set():
             begun = time.monotonic()
-            answer = await line.ask(Ask("GET", f"{PENDING}?page={1 + len(waits) % 20}"))
+            answer = await line.send(RawRequest("GET", f"{PENDING_PATH}?page={1 + len(waits) % 20}"))
             waits.append(time.monotonic() - begun if answer is not None and answer.status == 200 else 60.0)
             await asyncio.sleep(0.005)
         line.close()
         return waits
 
-    async def register() -> set[str]:
-        line, monikers, refused = Line(port, PROXY), set[str](), 0
+    async def register_honest() -> set[str]:
+        line, monikers, refused = ReusedConnection(port, PROXY_ADDRESS), set[str](), 0
         for number in range(setting.scale(100, 30)):
-            body = _registration(dice.randbytes(32), f"honest {number}")
+            body = _signed_registration(rng.randbytes(32), f"honest {number}")
             client = {"X-Forwarded-For": f"203.{number}.113.9"}
-            answer = await line.ask(Ask("POST", REGISTER, body, client))
+            answer = await line.send(RawRequest("POST", REGISTER_PATH, body, client))
             monikers.add(f"honest {number}")
             refused += answer is None or answer.status != 200
             await asyncio.sleep(setting.scale(0.1, 0.02))
         line.close()
-        findings.figure("honest registrations", len(monikers))
-        findings.exactly("honest registrations refused", refused, 0)
+        findings.record_figure("honest registrations", len(monikers))
+        findings.require_equal("honest registrations refused", refused, 0)
         return monikers
 
-    reading = asyncio.create_task(read())
-    registering = asyncio.create_task(register())
-    await asyncio.gather(registering, *(attack() for _ in range(LINES)))
+    reading = asyncio.create_task(read_pending())
+    registering = asyncio.create_task(register_honest())
+    await asyncio.gather(registering, *(send_hostile() for _ in range(CONNECTIONS)))
     over.set()
     waits = await reading
-    findings.figure("hostile registrations", statuses.total())
-    findings.figure("hostile registrations refused", statuses[429])
-    findings.exactly("hostile registrations, 5xx", sum(statuses[status] for status in range(500, 600)), 0)
-    findings.figure("pending list, reads", len(waits))
-    findings.figure("pending list, read p50 s", percentile(waits, 0.5) or 0.0)
-    findings.at_most("pending list, read p99 s", percentile(waits, 0.99) or 60.0, 0.5)
+    findings.record_figure("hostile registrations", statuses.total())
+    findings.record_figure("hostile registrations refused", statuses[429])
+    findings.require_equal("hostile registrations, 5xx", sum(statuses[status] for status in range(500, 600)), 0)
+    findings.record_figure("pending list, reads", len(waits))
+    findings.record_figure("pending list, read p50 s", percentile(waits, 0.5) or 0.0)
+    findings.require_at_most("pending list, read p99 s", percentile(waits, 0.99) or 60.0, 0.5)
     return registering.result()
 
 
-async def _judge_list(findings: Findings, helper: Helper, http: httpx.AsyncClient, honest: set[str]) -> None:
+async def _check_list(findings: Findings, helper: HelperProcess, http: httpx.AsyncClient, honest: set[str]) -> None:
     """Follow all pages, once the list has every honest validator or does not change any more."""
     async with asyncio.timeout(60):
-        sizes, monikers = await _pages(helper, http)
+        sizes, monikers = await _read_pages(helper, http)
         deadline = time.monotonic() + 10
         while not honest <= monikers and time.monotonic() < deadline:
             await asyncio.sleep(0.5)
-            sizes, monikers = await _pages(helper, http)
-    findings.figure("pending list, pages", len(sizes))
-    findings.at_most("pending list, page bytes", max(sizes), 64_000)
-    findings.exactly("honest registrations lost", len(honest - monikers), 0)
+            sizes, monikers = await _read_pages(helper, http)
+    findings.record_figure("pending list, pages", len(sizes))
+    findings.require_at_most("pending list, page bytes", max(sizes), 64_000)
+    findings.require_equal("honest registrations lost", len(honest - monikers), 0)
 
 
-async def _pages(helper: Helper, http: httpx.AsyncClient) -> tuple[list[int], set[str]]:
+async def _read_pages(helper: HelperProcess, http: httpx.AsyncClient) -> tuple[list[int], set[str]]:
     """Bytes of each page, and the monikers on all."""
-    sizes, monikers, url = list[int](), set[str](), httpx.URL(f"{helper.url}{PENDING}")
+    sizes, monikers, url = list[int](), set[str](), httpx.URL(f"{helper.url}{PENDING_PATH}")
     while True:
         answer = await http.get(url)
         sizes.append(len(answer.content))
@@ -176,26 +181,26 @@ async def _pages(helper: Helper, http: httpx.AsyncClient) -> tuple[list[int], se
         url = url.join(answer.links["next"]["url"])
 
 
-async def _stop_amid_abandoned_requests(findings: Findings, helper: Helper) -> None:
+async def _stop_with_abandoned_requests(findings: Findings, helper: HelperProcess) -> None:
     """Ask for the list over many connections, hang up, and stop the helper."""
     port = urlsplit(helper.url).port
     for number in range(200):
         _, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(f"127.0.1.{number % 20 + 1}", 0))
-        writer.write(Ask("GET", PENDING).head())
+        writer.write(RawRequest("GET", PENDING_PATH).encode_head())
         writer.close()
     begun = time.monotonic()
-    findings.exactly("stop amid abandoned requests, exit status", await helper.stop(), 0)
-    findings.at_most("stop amid abandoned requests s", time.monotonic() - begun, 10)
+    findings.require_equal("stop amid abandoned requests, exit status", await helper.stop(), 0)
+    findings.require_at_most("stop amid abandoned requests s", time.monotonic() - begun, 10)
 
 
-def _judge_file(findings: Findings, path: Path) -> None:
+def _check_file(findings: Findings, path: Path) -> None:
     with contextlib.closing(sqlite3.connect(path)) as conn:
         ((total,),) = conn.execute("SELECT count(*) FROM registrations")
         ((most,),) = conn.execute("SELECT max(held) FROM (SELECT count(*) AS held FROM registrations GROUP BY network)")
-    findings.at_most("registrations", total, PLACES)
-    findings.at_most("registrations of one network", most, 200)
+    findings.require_at_most("registrations", total, MAX_REGISTRATIONS)
+    findings.require_at_most("registrations of one network", most, 200)
     written = b"".join(file.read_bytes() for file in path.parent.iterdir() if file.is_file())
-    findings.exactly(
+    findings.require_equal(
         "addresses of registrants in log and files",
         sum(written.count(prefix) for prefix in (b"198.18.", b"2001:db8:")),
         0,

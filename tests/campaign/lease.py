@@ -23,65 +23,71 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.campaign.campaign import Campaign, Findings, Setting
-from tests.support.s3 import ENV, ObjectStore, storing
+from tests.campaign.campaign import Campaign, CampaignRun, Findings
+from tests.support.s3 import CREDENTIALS_ENV, ObjectStoreProcess, run_object_store
 
 ROOT: Final = Path(__file__).parents[2]
-SKEWS: Final = {"red": -5.0, "green": 0.0, "blue": 5.0}
-SLACK: Final = 5.0
+CLOCK_SKEWS: Final = {"red": -5.0, "green": 0.0, "blue": 5.0}
+SLACK_SECONDS: Final = 5.0
 """Seconds beyond a lease after whose loss another one sends."""
-ROUNDS: Final = ("SIGKILL", "SIGSTOP", "503", "slow", "answers lost")
+FAULT_KINDS: Final = ("SIGKILL", "SIGSTOP", "503", "slow", "answers lost")
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SendRecord:
     """A send: when the share was claimed, when the lease was looked at after that (0: never), when it left."""
 
-    claimed: float
-    looked: float
-    left: float
+    claimed_at: float
+    lease_checked_at: float
+    sent_at: float
 
 
-class Host:
+class SenderHost:
     """A process that sends when it may, and all that its lives have said."""
 
-    def __init__(self, store: ObjectStore, folder: Path, name: str, lease: float) -> None:
+    def __init__(self, store: ObjectStoreProcess, folder: Path, name: str, lease: float) -> None:
         self.name = name
         self._command = [sys.executable, "-m", "tests.campaign.lease_host", store.url, str(folder / name), name]
-        self._command += [str(SKEWS[name]), str(lease)]
+        self._command += [str(CLOCK_SKEWS[name]), str(lease)]
         self._log = folder / f"{name}.log"
         self._process: asyncio.subprocess.Process | None = None
-        self._reading: asyncio.Task[None] | None = None
-        self.held: dict[tuple[int, int], list[float]] = {}  # (life, fence) -> first and last moment
-        self.sent: list[Sent] = []
-        self.last = 0.0
-        self.lives = 0
+        self._reader_task: asyncio.Task[None] | None = None
+        self.held_spans: dict[tuple[int, int], list[float]] = {}  # (life, fence) -> first and last moment
+        self.sent: list[SendRecord] = []
+        self.last_report = 0.0
+        self.start_count = 0
 
     async def start(self) -> None:
         """Start it, and wait until it works."""
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *self._command, stdout=asyncio.subprocess.PIPE, stderr=log, cwd=ROOT, env={**os.environ, **ENV}
+                *self._command,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                cwd=ROOT,
+                env={**os.environ, **CREDENTIALS_ENV},
             )
         assert self._process.stdout is not None
-        self.lives += 1
+        self.start_count += 1
         opened = asyncio.Event()
-        self._reading = asyncio.create_task(self._read(self._process.stdout, opened))
+        self._reader_task = asyncio.create_task(self._read_events(self._process.stdout, opened))
         async with asyncio.timeout(60):
             await opened.wait()
 
-    async def _read(self, lines: asyncio.StreamReader, opened: asyncio.Event) -> None:
+    async def _read_events(self, lines: asyncio.StreamReader, opened: asyncio.Event) -> None:
         while (line := await lines.readline()).endswith(b"\n"):
             what, *rest = line.decode().split()
             if what == "open":
                 opened.set()
             elif what == "held":
-                self.last = float(rest[1])
-                self.held.setdefault((self.lives, int(rest[0])), [self.last, self.last])[1] = self.last
+                self.last_report = float(rest[1])
+                self.held_spans.setdefault((self.start_count, int(rest[0])), [self.last_report, self.last_report])[
+                    1
+                ] = self.last_report
             elif what == "sent":
-                self.sent.append(Sent(*map(float, rest)))
+                self.sent.append(SendRecord(*map(float, rest)))
 
-    def send(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         """Send it a signal."""
         assert self._process is not None
         self._process.send_signal(number)
@@ -89,52 +95,52 @@ class Host:
     async def kill(self) -> None:
         """End it as a power failure does."""
         assert self._process is not None
-        assert self._reading is not None
+        assert self._reader_task is not None
         with contextlib.suppress(ProcessLookupError):
-            self.send(signal.SIGKILL)
+            self.send_signal(signal.SIGKILL)
         await self._process.wait()
-        await self._reading
+        await self._reader_task
 
 
-async def run(setting: Setting) -> Findings:
+async def run(setting: CampaignRun) -> Findings:
     """Start, hurt, and judge."""
     findings = Findings()
-    lease, hurts = setting.scale(10.0, 1.0), setting.scale(40, len(ROUNDS))
+    lease, hurts = setting.scale(10.0, 1.0), setting.scale(40, len(FAULT_KINDS))
     began = time.monotonic()
-    async with storing(setting.folder) as store, _working(store, setting.folder, lease) as hosts:
-        await _soon("somebody sends", lambda: _holder(hosts) is not None)
-        for kind in itertools.islice(itertools.cycle(ROUNDS), hurts):
-            seconds = await _hurt(kind, hosts, store, lease)
-            findings.at_most(f"{kind}: seconds until somebody sends", seconds, lease + SLACK)
+    async with run_object_store(setting.folder) as store, _run_hosts(store, setting.folder, lease) as hosts:
+        await _wait_until("somebody sends", lambda: _current_holder(hosts) is not None)
+        for kind in itertools.islice(itertools.cycle(FAULT_KINDS), hurts):
+            seconds = await _disrupt_hosts(kind, hosts, store, lease)
+            findings.require_at_most(f"{kind}: seconds until somebody sends", seconds, lease + SLACK_SECONDS)
         lasted = time.monotonic() - began
-    findings.figure("seconds", lasted)
-    _judge(findings, hosts, hurts)
+    findings.record_figure("seconds", lasted)
+    _check_reports(findings, hosts, hurts)
     return findings
 
 
-def _judge(findings: Findings, hosts: list[Host], hurts: int) -> None:
+def _check_reports(findings: Findings, hosts: list[SenderHost], hurts: int) -> None:
     """What they said, compared."""
-    spans = [(span[0], span[1], host.name) for host in hosts for span in host.held.values()]
-    fences = [fence for host in hosts for _, fence in host.held]
+    spans = [(span[0], span[1], host.name) for host in hosts for span in host.held_spans.values()]
+    fences = [fence for host in hosts for _, fence in host.held_spans]
     others: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for first, last, name in spans:
-        for other in SKEWS:
+        for other in CLOCK_SKEWS:
             if other != name:
                 others[other].append((first, last))
     sent = [(host.name, one) for host in hosts for one in host.sent]
-    findings.exactly("moments with two holders", _overlaps([(first, last) for first, last, _ in spans]), 0)
-    findings.exactly("fences that two holdings had", len(fences) - len(set(fences)), 0)
-    findings.at_least("holdings", len(spans), 2)
-    findings.at_least("sends", len(sent), 20)
-    unlooked = sum(not one.claimed <= one.looked <= one.left for _, one in sent)
-    findings.exactly("sends without a look at the lease after the claim", unlooked, 0)
-    begun = sum(_within(one.looked, others[name]) for name, one in sent)
-    findings.exactly("sends that began while another held it", begun, 0)
-    late = sum(_within(one.left, others[name]) for name, one in sent)
-    findings.at_most("sends that had begun when their host was stopped", late, hurts)
+    findings.require_equal("moments with two holders", _count_overlaps([(first, last) for first, last, _ in spans]), 0)
+    findings.require_equal("fences that two holdings had", len(fences) - len(set(fences)), 0)
+    findings.require_at_least("holdings", len(spans), 2)
+    findings.require_at_least("sends", len(sent), 20)
+    unlooked = sum(not one.claimed_at <= one.lease_checked_at <= one.sent_at for _, one in sent)
+    findings.require_equal("sends without a look at the lease after the claim", unlooked, 0)
+    begun = sum(_is_within(one.lease_checked_at, others[name]) for name, one in sent)
+    findings.require_equal("sends that began while another held it", begun, 0)
+    late = sum(_is_within(one.sent_at, others[name]) for name, one in sent)
+    findings.require_at_most("sends that had begun when their host was stopped", late, hurts)
 
 
-def _overlaps(spans: list[tuple[float, float]]) -> int:
+def _count_overlaps(spans: list[tuple[float, float]]) -> int:
     """How many of these begin before all earlier ones have ended."""
     found, until = 0, 0.0
     for first, last in sorted(spans):
@@ -143,69 +149,69 @@ def _overlaps(spans: list[tuple[float, float]]) -> int:
     return found
 
 
-def _within(moment: float, spans: list[tuple[float, float]]) -> bool:
+def _is_within(moment: float, spans: list[tuple[float, float]]) -> bool:
     return any(first <= moment <= last for first, last in spans)
 
 
-def _holder(hosts: list[Host], since: float = 0.0) -> Host | None:
+def _current_holder(hosts: list[SenderHost], since: float = 0.0) -> SenderHost | None:
     """Who held it last, later than this moment; None for nobody."""
-    found = max(hosts, key=lambda host: host.last)
-    return found if found.last > since else None
+    found = max(hosts, key=lambda host: host.last_report)
+    return found if found.last_report > since else None
 
 
-async def _hurt(kind: str, hosts: list[Host], store: ObjectStore, lease: float) -> float:
+async def _disrupt_hosts(kind: str, hosts: list[SenderHost], store: ObjectStoreProcess, lease: float) -> float:
     """Do one thing to them; after how many seconds somebody sends again."""
-    victim = _holder(hosts)
+    victim = _current_holder(hosts)
     assert victim is not None
     began = time.monotonic()
     if kind == "SIGKILL":
         await victim.kill()
-        await _soon("another has it", lambda: _holder(hosts, began) is not None)
+        await _wait_until("another has it", lambda: _current_holder(hosts, began) is not None)
         took = time.monotonic() - began
         await victim.start()
         return took
     if kind == "SIGSTOP":
-        victim.send(signal.SIGSTOP)
+        victim.send_signal(signal.SIGSTOP)
         try:
-            await _soon("another has it", lambda: _holder(_others(hosts, victim), began) is not None)
+            await _wait_until("another has it", lambda: _current_holder(_other_hosts(hosts, victim), began) is not None)
         finally:
-            victim.send(signal.SIGCONT)
+            victim.send_signal(signal.SIGCONT)
         return time.monotonic() - began
     faults: dict[str, dict[str, float]] = {
         "503": {"busy": 10**6},
         "slow": {"slow": lease / 8},
         "answers lost": {"lost": 10**6},
     }
-    await store.faults(**faults[kind])
+    await store.set_faults(**faults[kind])
     await asyncio.sleep(1.5 * lease)
-    await store.faults()
+    await store.set_faults()
     ended = time.monotonic()
-    await _soon("somebody sends", lambda: _holder(hosts, ended) is not None)
+    await _wait_until("somebody sends", lambda: _current_holder(hosts, ended) is not None)
     return time.monotonic() - ended
 
 
-def _others(hosts: list[Host], one: Host) -> list[Host]:
-    return [host for host in hosts if host is not one]
+def _other_hosts(hosts: list[SenderHost], excluded: SenderHost) -> list[SenderHost]:
+    return [host for host in hosts if host is not excluded]
 
 
-async def _soon(what: str, holds: Callable[[], bool]) -> None:
+async def _wait_until(description: str, condition: Callable[[], bool]) -> None:
     try:
         async with asyncio.timeout(90):
-            while not holds():
+            while not condition():
                 await asyncio.sleep(0.02)
     except TimeoutError:
-        raise AssertionError(f"waited 90 s until {what}") from None
+        raise AssertionError(f"waited 90 s until {description}") from None
 
 
 @contextlib.asynccontextmanager
-async def _working(store: ObjectStore, folder: Path, lease: float) -> AsyncIterator[list[Host]]:
+async def _run_hosts(store: ObjectStoreProcess, folder: Path, lease: float) -> AsyncIterator[list[SenderHost]]:
     """Hosts at work, and none of them afterwards."""
-    hosts = [Host(store, folder, name, lease) for name in SKEWS]
+    hosts = [SenderHost(store, folder, name, lease) for name in CLOCK_SKEWS]
     try:
         await asyncio.gather(*(host.start() for host in hosts))
         yield hosts
     finally:
-        await asyncio.gather(*(host.kill() for host in hosts if host.lives))
+        await asyncio.gather(*(host.kill() for host in hosts if host.start_count))
 
 
 CAMPAIGN = Campaign("lease", run)

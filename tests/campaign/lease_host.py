@@ -21,33 +21,33 @@ from typing import Any
 import httpx
 
 from helper.lease.keeper import LeaseKeeper
-from helper.lease.s3 import S3Lease, s3_lease
+from helper.lease.s3 import S3Lease, create_s3_lease
 from helper.object_store.bucket import BucketLocation, S3Settings
-from tests.support.fakes import ROUND, START, CountingClock, says
-from tests.support.queue_pipeline import Line, open_line
-from tests.support.s3 import BUCKET
+from tests.support.fakes import ROUND, START_TIME, CountingClock, reply_with
+from tests.support.queue_pipeline import Pipeline, open_pipeline
+from tests.support.s3 import BUCKET_NAME
 
-OBJECT = "lease/sender.json"
-EACH = 0.1
+LEASE_OBJECT = "lease/sender.json"
+ENQUEUE_SECONDS = 0.1
 """Seconds between two new shares, and between two looks for what there is to send."""
-BLOCK = 1.0
-LEFT = 50
+BLOCK_SECONDS = 1.0
+UNCONFIRMED_BLOCKS = 50
 """Shares that wait for their block."""
-AT_ONCE = 10
-LOOK = 0.005
+MAX_CONCURRENT_SENDS = 10
+CHECK_INTERVAL_SECONDS = 0.005
 """Seconds between two questions whether it is held."""
-accepts = says(200, tx_hash="", code=0)
+ACCEPTED_REPLY = reply_with(200, tx_hash="", code=0)
 
 
-class OwnClock(CountingClock):
+class SkewedClock(CountingClock):
     """The machine's, but for a wall clock that is set wrong."""
 
     def __init__(self, skew: float) -> None:
         super().__init__()
-        self._ahead = START + skew - time.monotonic()
+        self._skew = START_TIME + skew - time.monotonic()
 
     def now(self) -> float:
-        return time.monotonic() + self._ahead
+        return time.monotonic() + self._skew
 
     def monotonic(self) -> float:
         return time.monotonic()
@@ -56,22 +56,22 @@ class OwnClock(CountingClock):
         await asyncio.sleep(max(0.0, seconds))
 
 
-class ToldLease:
+class ReportingLease:
     """The lease, and what it was asked by whom."""
 
     def __init__(self, lease: S3Lease) -> None:
         self._lease = lease
         self.seconds = lease.seconds
         self.acquire, self.renew, self.release = lease.acquire, lease.renew, lease.release
-        self.looked: dict[asyncio.Task[Any] | None, float] = {}
+        self.checked_at: dict[asyncio.Task[Any] | None, float] = {}
 
     @property
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         """Whether it is, and told when it is."""
         now = time.monotonic()  # before: it is surely held at a moment at which it still is a little later
-        if not self._lease.held:
+        if not self._lease.is_held:
             return False
-        self.looked[asyncio.current_task()] = now
+        self.checked_at[asyncio.current_task()] = now
         print("held", self.fence, now, flush=True)
         return True
 
@@ -86,71 +86,78 @@ class ToldLease:
         return self._lease.holder
 
 
-def tell_sends(line: Line, lease: ToldLease) -> None:
+def report_sends(pipeline: Pipeline, lease: ReportingLease) -> None:
     """Have every claim noted, and every send told."""
     claimed: dict[asyncio.Task[Any] | None, float] = {}
-    mark = line.store.mark_sending
+    mark = pipeline.store.mark_sending
 
-    async def noted(share_id: int, *, height: int, endpoint: str) -> bool:
+    async def record_claim(share_id: int, *, height: int, endpoint: str) -> bool:
         task = asyncio.current_task()
-        lease.looked.pop(task, None)
+        lease.checked_at.pop(task, None)
         done = await mark(share_id, height=height, endpoint=endpoint)
         claimed[task] = time.monotonic()
         return done
 
-    async def answer(body: dict[str, Any]) -> httpx.Response:
+    async def report_send(body: dict[str, Any]) -> httpx.Response:
         task = asyncio.current_task()
-        print("sent", claimed.pop(task), lease.looked.pop(task, 0), time.monotonic(), flush=True)
-        return await accepts(body)
+        print("sent", claimed.pop(task), lease.checked_at.pop(task, 0), time.monotonic(), flush=True)
+        return await ACCEPTED_REPLY(body)
 
-    setattr(line.store, "mark_sending", noted)  # noqa: B010 - the broadcaster's view of it
-    line.all_nodes(answer)
+    setattr(pipeline.store, "mark_sending", record_claim)  # noqa: B010 - the broadcaster's view of it
+    pipeline.set_replies(report_send)
 
 
-async def vote(line: Line) -> None:
+async def enqueue_and_confirm(pipeline: Pipeline) -> None:
     """Shares come in and are proven, and blocks come, which count those of some blocks ago."""
     position, counted, block = 0, 0, time.monotonic()
     while True:
         position += 1
-        await line.put(position)
-        for queued in await line.store.claim_due(now=line.clock.now(), limit=AT_ONCE, rounds=[ROUND]):
-            await line.revealer.prove(queued)
-        if time.monotonic() - block > BLOCK:
+        await pipeline.enqueue(position)
+        for queued in await pipeline.store.claim_due(
+            now=pipeline.clock.now(), limit=MAX_CONCURRENT_SENDS, rounds=[ROUND]
+        ):
+            await pipeline.revealer.prove(queued)
+        if time.monotonic() - block > BLOCK_SECONDS:
             block = time.monotonic()
-            line.block()
-            until = max(counted, position - LEFT)
-            await line.count_on_chain(*range(counted + 1, until + 1))
+            pipeline.show_block()
+            until = max(counted, position - UNCONFIRMED_BLOCKS)
+            await pipeline.count_on_chain(*range(counted + 1, until + 1))
             counted = until
-        await asyncio.sleep(EACH)
+        await asyncio.sleep(ENQUEUE_SECONDS)
 
 
-async def send(line: Line) -> None:
+async def send_prepared(pipeline: Pipeline) -> None:
     """Send what nobody has sent, and again what is not counted, as a sender does."""
     while True:
-        await line.broadcaster.send_new()
-        await line.broadcaster.reconcile(line.height)
-        await asyncio.sleep(EACH)
+        await pipeline.broadcaster.send_new()
+        await pipeline.broadcaster.reconcile(pipeline.height)
+        await asyncio.sleep(ENQUEUE_SECONDS)
 
 
-async def watch(lease: ToldLease) -> None:
+async def watch_lease(lease: ReportingLease) -> None:
     """Look at it without end."""
     while True:
-        _ = lease.held
-        await asyncio.sleep(LOOK)
+        _ = lease.is_held
+        await asyncio.sleep(CHECK_INTERVAL_SECONDS)
 
 
 async def main(url: str, folder: Path, name: str, skew: float, seconds: float) -> None:
     """Work until the end."""
-    clock = OwnClock(skew)
-    place = BucketLocation(BUCKET, OBJECT)
+    clock = SkewedClock(skew)
+    place = BucketLocation(BUCKET_NAME, LEASE_OBJECT)
     settings = S3Settings(endpoint=url)
-    lease = ToldLease(s3_lease(settings, place, host=name, clock=clock, env=os.environ, seconds=seconds))
+    lease = ReportingLease(create_s3_lease(settings, place, host=name, clock=clock, env=os.environ, seconds=seconds))
     folder.mkdir(exist_ok=True)
-    async with open_line(folder / f"{os.getpid()}.db", clock=clock) as line, asyncio.TaskGroup() as group:
+    async with open_pipeline(folder / f"{os.getpid()}.db", clock=clock) as line, asyncio.TaskGroup() as group:
         line.broadcaster = line.make_broadcaster(lease=lease)
-        tell_sends(line, lease)
+        report_sends(line, lease)
         print("open", flush=True)
-        for part in (LeaseKeeper(lease, clock=clock, standby=True).run(), vote(line), send(line), watch(lease)):
+        for part in (
+            LeaseKeeper(lease, clock=clock, standby=True).run(),
+            enqueue_and_confirm(line),
+            send_prepared(line),
+            watch_lease(lease),
+        ):
             group.create_task(part)
 
 

@@ -7,9 +7,9 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-HOLE = "\ue000"
-LONG = b"9" * 5000
-HURTFUL: Sequence[bytes] = (
+PLACEHOLDER = "\ue000"
+LONG_NUMBER = b"9" * 5000
+HOSTILE_VALUES: Sequence[bytes] = (
     b"null",
     b"true",
     b"-1",
@@ -29,7 +29,7 @@ HURTFUL: Sequence[bytes] = (
     b"9223372036854775807",
     b"9223372036854775808",
     b"18446744073709551616",
-    LONG,
+    LONG_NUMBER,
     b'""',
     b'"0"',
     b'"\\ud800"',
@@ -58,81 +58,81 @@ HURTFUL: Sequence[bytes] = (
 """What takes a value's place."""
 
 
-class Mutator:
+class PayloadMutator:
     """Broken payloads without end.
 
     Args:
         payloads: what wallets really send.
-        dice: which of them, and what happens to it.
+        rng: which of them, and what happens to it.
     """
 
-    def __init__(self, payloads: Sequence[dict[str, Any]], dice: random.Random) -> None:
-        self._dice = dice
-        self._whole = [json.dumps(payload).encode() for payload in payloads]
-        self._holes = [pieces for payload in payloads for pieces in _holes(payload)]
-        self._values = [*HURTFUL, *(value for _, value, _ in self._holes)]
+    def __init__(self, payloads: Sequence[dict[str, Any]], rng: random.Random) -> None:
+        self._rng = rng
+        self._payloads = [json.dumps(payload).encode() for payload in payloads]
+        self._slots = [pieces for payload in payloads for pieces in _value_slots(payload)]
+        self._values = [*HOSTILE_VALUES, *(value for _, value, _ in self._slots)]
 
     def __iter__(self) -> Iterator[bytes]:
         while True:
-            yield self.one()
+            yield self.next_payload()
 
-    def one(self) -> bytes:
+    def next_payload(self) -> bytes:
         """One of them: a value replaced, or bytes changed, or both."""
-        dice = self._dice
-        kind = dice.random()
+        rng = self._rng
+        kind = rng.random()
         if kind < 0.6:
-            before, _, after = dice.choice(self._holes)
-            payload = before + dice.choice(self._values) + after
+            before, _, after = rng.choice(self._slots)
+            payload = before + rng.choice(self._values) + after
         else:
-            payload = dice.choice(self._whole)
+            payload = rng.choice(self._payloads)
         if kind < 0.5:
             return payload
         changed = bytearray(payload)
-        for _ in range(dice.randint(1, 4)):
-            self._change(changed)
+        for _ in range(rng.randint(1, 4)):
+            self._change_bytes(changed)
         return bytes(changed)
 
-    def _change(self, payload: bytearray) -> None:
-        dice = self._dice
-        begin = dice.randrange(len(payload) + 1)
-        end = min(len(payload), begin + dice.randint(0, 40))
-        match dice.randrange(6):
+    def _change_bytes(self, payload: bytearray) -> None:
+        rng = self._rng
+        begin = rng.randrange(len(payload) + 1)
+        end = min(len(payload), begin + rng.randint(0, 40))
+        match rng.randrange(6):
             case 0:
-                payload[begin : begin + 1] = bytes([dice.randrange(256)])
+                payload[begin : begin + 1] = bytes([rng.randrange(256)])
             case 1:
                 del payload[begin:end]
             case 2:
-                payload[begin:begin] = payload[begin:end] * dice.randint(1, 3)
+                payload[begin:begin] = payload[begin:end] * rng.randint(1, 3)
             case 3:
-                payload[begin:begin] = dice.randbytes(dice.randint(1, 8))
+                payload[begin:begin] = rng.randbytes(rng.randint(1, 8))
             case 4:
-                payload[begin:begin] = dice.choice(HURTFUL)
+                payload[begin:begin] = rng.choice(HOSTILE_VALUES)
             case _:
                 del payload[begin:]
 
 
-def _holes(payload: dict[str, Any]) -> list[tuple[bytes, bytes, bytes]]:
+def _value_slots(payload: dict[str, Any]) -> list[tuple[bytes, bytes, bytes]]:
     """For every value within: the text before it, its own, and the text after."""
     found = []
-    for path, value in _values(payload, ()):
+    for path, value in _value_paths(payload, ()):
         if path[0] == "all_enc_shares" and len(path) > 1:
             continue  # nobody reads it
-        before, after = json.dumps(_replaced(payload, path), ensure_ascii=False).split(f'"{HOLE}"')
+        before, after = json.dumps(_replace_value(payload, path), ensure_ascii=False).split(f'"{PLACEHOLDER}"')
         found.append((before.encode(), json.dumps(value).encode(), after.encode()))
     return found
 
 
-def _values(node: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def _value_paths(node: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
     if path:
         yield path, node
     inner = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for key, value in inner:
-        yield from _values(value, (*path, key))
+        yield from _value_paths(value, (*path, key))
 
 
-def _replaced(node: Any, path: tuple[Any, ...]) -> Any:
+def _replace_value(node: Any, path: tuple[Any, ...]) -> Any:
     if not path:
-        return HOLE
+        return PLACEHOLDER
     copy = dict(node) if isinstance(node, dict) else list(node)
-    copy[path[0]] = _replaced(node[path[0]], path[1:])
+    copy[path[0]] = _replace_value(node[path[0]], path[1:])
     return copy

@@ -6,9 +6,9 @@ ahead too. The files are looked through while all shares wait, and in the end, w
 segment of the write-ahead log: what was ever written is there. What a server lays down in a temporary file for a moment
 between is not seen.
 
-Planted: `Keyring.seal` and `Keyring.open` left texts as they were. It printed "secrets, nullifiers and positions of
-waiting shares at the server: 247: 70001 as it is sealed in data/pg_wal/000000010000000000000001, … (= none)" and
-"transactions at the server: 144 (= 0)".
+Planted: `Keyring.encrypt` and `Keyring.decrypt` left texts as they were. It printed "secrets, nullifiers and
+positions of waiting shares at the server: 247: 70001 as it is sealed in data/pg_wal/000000010000000000000001, … (=
+none)" and "transactions at the server: 144 (= 0)".
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tests.campaign.campaign import Findings
-from tests.campaign.canaries import Votes, held_of, left_in, nullifiers_of
-from tests.support.erasure_check import rows_with
-from tests.support.harness import Helper
-from tests.support.queue_storage import GAP, Schema
+from tests.campaign.canaries import Votes, collect_nullifiers, find_secrets, stored_secrets
+from tests.support.erasure_check import columns_containing
+from tests.support.harness import HelperProcess
+from tests.support.queue_storage import ZERO_GAP, PostgresSchema
 
-WORD = 8
+CHUNK_BYTES = 8
 """Bytes of a secret, or characters of it in hex or base64, that count as telling it."""
-WAL = Path("data/pg_wal")
+WAL_FOLDER = Path("data/pg_wal")
 
 
-class ServerSearch:
+class PostgresSearch:
     """Looks through a server.
 
     Args:
@@ -38,84 +38,90 @@ class ServerSearch:
         kept: its schema.
     """
 
-    look_seconds = 4
+    search_seconds = 4
     """What a look at a server's files may take on a machine that others use too."""
 
-    def __init__(self, findings: Findings, helper: Helper, kept: Schema) -> None:
+    def __init__(self, findings: Findings, helper: HelperProcess, kept: PostgresSchema) -> None:
         self.findings = findings
         self._helper = helper
-        self._kept = kept
-        self._before = kept.files()
-        kept.rows("SELECT pg_create_physical_replication_slot('campaign', true)")
+        self._storage = kept
+        self._initial_chunks = kept.read_files()
+        kept.query_rows("SELECT pg_create_physical_replication_slot('campaign', true)")
 
-    def of_database(self, _path: str) -> bool:
+    def is_database_file(self, _path: str) -> bool:
         """Whether this is a file in which a share's secrets may be for some time: the helper has none."""
         return False
 
-    def waiting(self, votes: Votes) -> None:
+    def check_waiting_shares(self, votes: Votes) -> None:
         """While all shares wait they are there sealed, and nothing of them otherwise."""
-        files = self._files()
-        sealed = {str(share): bytes(text) for share, text in self._helper.rows("SELECT id, witness FROM shares")}
-        found = {name for name, _ in words_in(files, sealed)}
-        self.findings.exactly("sealed witnesses that the search does not find", len(sealed) - len(found), 0)
-        told = words_in(files, _written(held_of(votes) | nullifiers_of(votes)) | _positions(votes))
-        self.findings.exactly("secrets, nullifiers and positions of waiting shares at the server", _named(told), "none")
-        columns = {name for _, position in votes for name in rows_with(self._helper, position)}
-        self.findings.exactly("columns with a position", ", ".join(sorted(columns)) or "none", "none")
+        files = self._read_new_files()
+        sealed = {str(share): bytes(text) for share, text in self._helper.query_rows("SELECT id, witness FROM shares")}
+        found = {name for name, _ in find_secret_chunks(files, sealed)}
+        self.findings.require_equal("sealed witnesses that the search does not find", len(sealed) - len(found), 0)
+        told = find_secret_chunks(
+            files, _encoded_secrets(stored_secrets(votes) | collect_nullifiers(votes)) | _encoded_positions(votes)
+        )
+        self.findings.require_equal(
+            "secrets, nullifiers and positions of waiting shares at the server", _format_found(told), "none"
+        )
+        columns = {name for _, position in votes for name in columns_containing(self._helper, position)}
+        self.findings.require_equal("columns with a position", ", ".join(sorted(columns)) or "none", "none")
 
-    def _files(self) -> dict[Path, bytes]:
+    def _read_new_files(self) -> dict[Path, bytes]:
         """What is new in every file since before the first share: a server's own numbers may look like positions."""
         found = {}
-        for path, data in self._kept.files().items():
-            before = self._before.get(path, b"").rstrip(b"\0")
+        for path, data in self._storage.read_files().items():
+            before = self._initial_chunks.get(path, b"").rstrip(b"\0")
             found[path] = data[len(before) :] if data.startswith(before) else data
         return found
 
-    def left(self, _votes: Votes, _public: dict[str, bytes], waiting: int) -> list[str]:
+    def find_remains(self, _votes: Votes, _public: dict[str, bytes], waiting: int) -> list[str]:
         """Tables that have rows of more shares than those that still wait."""
         tables = ("shares", "reveals", "claims")
-        return [name for name in tables if self._helper.rows(f"SELECT count(*) FROM {name}")[0][0] > waiting]
+        return [name for name in tables if self._helper.query_rows(f"SELECT count(*) FROM {name}")[0][0] > waiting]
 
-    def after(self, votes: Votes, public: dict[str, bytes]) -> None:
+    def check_after_confirmation(self, votes: Votes, public: dict[str, bytes]) -> None:
         """The whole search, when all is confirmed."""
-        findings, files, nullifiers = self.findings, self._files(), nullifiers_of(votes)
-        told = words_in(files, _written(held_of(votes)) | _positions(votes))
-        findings.exactly("secrets and positions at the server", _named(told), "none")
-        findings.exactly("transactions at the server", len(left_in(GAP.join(files.values()), public)), 0)
-        findings.figure("bytes of its files looked through", sum(map(len, files.values())))
+        findings, files, nullifiers = self.findings, self._read_new_files(), collect_nullifiers(votes)
+        told = find_secret_chunks(files, _encoded_secrets(stored_secrets(votes)) | _encoded_positions(votes))
+        findings.require_equal("secrets and positions at the server", _format_found(told), "none")
+        findings.require_equal(
+            "transactions at the server", len(find_secrets(ZERO_GAP.join(files.values()), public)), 0
+        )
+        findings.record_figure("bytes of its files looked through", sum(map(len, files.values())))
         # The chain's spent nullifiers, all of them, are a table; its rows are written ahead too.
-        spent = self._kept.files_of("spent")
-        findings.at_least("files of the table of all spent ones", len(spent & files.keys()), 2)
-        others = {path: data for path, data in files.items() if path not in spent and WAL not in path.parents}
-        told = words_in(others, _written(nullifiers))
-        findings.exactly("nullifiers elsewhere than among all spent ones", _named(told), "none")
-        in_rows = self._helper.rows("SELECT nullifier FROM spent")
+        spent = self._storage.table_files("spent")
+        findings.require_at_least("files of the table of all spent ones", len(spent & files.keys()), 2)
+        others = {path: data for path, data in files.items() if path not in spent and WAL_FOLDER not in path.parents}
+        told = find_secret_chunks(others, _encoded_secrets(nullifiers))
+        findings.require_equal("nullifiers elsewhere than among all spent ones", _format_found(told), "none")
+        in_rows = self._helper.query_rows("SELECT nullifier FROM spent")
         once = sum((value,) in in_rows for value in nullifiers.values())
-        findings.exactly("nullifiers not among them", len(nullifiers) - once, 0)
+        findings.require_equal("nullifiers not among them", len(nullifiers) - once, 0)
 
 
-def words_in(files: Mapping[Path, bytes], secrets: Mapping[str, bytes]) -> set[tuple[str, Path]]:
+def find_secret_chunks(files: Mapping[Path, bytes], secrets: Mapping[str, bytes]) -> set[tuple[str, Path]]:
     """Which secrets have eight of their bytes, from a multiple of eight on, in which of the files."""
     names: dict[int, set[str]] = {}
     for name, secret in secrets.items():
-        for at in range(0, len(secret) - WORD + 1, WORD):
-            names.setdefault(int.from_bytes(secret[at : at + WORD], sys.byteorder), set()).add(name)
+        for at in range(0, len(secret) - CHUNK_BYTES + 1, CHUNK_BYTES):
+            names.setdefault(int.from_bytes(secret[at : at + CHUNK_BYTES], sys.byteorder), set()).add(name)
     words, found = frozenset(names), set[tuple[str, Path]]()
     for path, data in files.items():
-        for shift in range(min(WORD, len(data))):
-            whole = (len(data) - shift) // WORD * WORD
+        for shift in range(min(CHUNK_BYTES, len(data))):
+            whole = (len(data) - shift) // CHUNK_BYTES * CHUNK_BYTES
             seen = words.intersection(memoryview(data)[shift : shift + whole].cast("Q"))
             found |= {(name, path) for word in seen for name in names[word]}
     return found
 
 
-def _named(found: Iterable[tuple[str, Path]]) -> str:
+def _format_found(found: Iterable[tuple[str, Path]]) -> str:
     """The first of them, and how many they are."""
     told = sorted(f"{name} in {path}" for name, path in found)
     return f"{len(told)}: {', '.join(told[:3])}" if told else "none"
 
 
-def _written(secrets: Mapping[str, bytes]) -> dict[str, bytes]:
+def _encoded_secrets(secrets: Mapping[str, bytes]) -> dict[str, bytes]:
     """Secrets as they are, in hex and in base64."""
     found = dict(secrets)
     for name, value in secrets.items():
@@ -125,7 +131,7 @@ def _written(secrets: Mapping[str, bytes]) -> dict[str, bytes]:
     return found
 
 
-def _positions(votes: Votes) -> dict[str, bytes]:
+def _encoded_positions(votes: Votes) -> dict[str, bytes]:
     """Positions as columns have them, and as they are packed beside what follows them."""
     found: dict[str, bytes] = {}
     for _, at in votes:

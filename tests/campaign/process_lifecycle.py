@@ -13,140 +13,150 @@ from pathlib import Path
 
 import httpx
 
-from tests.campaign.campaign import Findings, Setting
-from tests.campaign.promise_check import counted, drained, judge
-from tests.campaign.wallet_clients import Crowd
-from tests.support.devnet import Chain
-from tests.support.harness import STAND_IN, Helper
-from tests.support.process import free_port
+from tests.campaign.campaign import CampaignRun, Findings
+from tests.campaign.promise_check import check_promises, count_confirmed, wait_until_drained
+from tests.campaign.wallet_clients import WalletCrowd
+from tests.support.devnet import DevChain
+from tests.support.harness import STAND_IN_PROGRAM, HelperProcess
+from tests.support.process import find_free_port
 
-WORKERS = 2
-SHARES = 16
-AT_ONCE = 0.25
+WORKER_COUNT = 2
+SHARES_PER_VOTE = 16
+IMMEDIATE_PROBABILITY = 0.25
 """The part of the shares that have no time of their own."""
-AHEAD = 5.0
+MAX_AHEAD_SECONDS = 5.0
 """Seconds, about three lives, over which the other shares of a vote fall due."""
-DRAIN = 90.0
+DRAIN_TIMEOUT_SECONDS = 90.0
 """Seconds for what is left when the last life has begun, beside those of its proofs."""
-START = 300.0
+START_TIMEOUT_SECONDS = 300.0
 """Seconds in which a life must be up without help, on a machine that others use too."""
-FREE_DEATHS = 2
+FREE_WORKER_DEATHS = 2
 """How many workers may die under a share before it costs the share an attempt."""
-HELD = "another process uses this database under the name"
+DATABASE_LOCKED_TEXT = "another process uses this database under the name"
 """What a life is told that begins before the server knows of the end of the last one."""
 
 
 @dataclass(slots=True)
-class Lives:
+class HelperLifecycle:
     """A helper, its wallets, and what its provers began.
 
     Attributes:
-        number: how many lives there are to be, the last that is left to live not among them.
-        tally: the file with a byte for each proof that a stand-in prover began.
+        start_count: how many lives there are to be, the last that is left to live not among them.
+        proof_log: the file with a byte for each proof that a stand-in prover began.
         again: how often a life had to be begun once more, as the last one's name was not free yet.
     """
 
-    helper: Helper
-    chain: Chain
-    crowd: Crowd
+    helper: HelperProcess
+    chain: DevChain
+    crowd: WalletCrowd
     round_id: bytes
-    number: int
+    start_count: int
     votes: int
-    tally: Path
+    proof_log: Path
     seconds: float
-    dice: random.Random
+    rng: random.Random
     again: int = 0
 
     @property
-    def proofs_begun(self) -> int:
+    def started_proofs(self) -> int:
         """How many proofs the stand-in provers have begun."""
-        return self.tally.stat().st_size if self.tally.exists() else 0
+        return self.proof_log.stat().st_size if self.proof_log.exists() else 0
 
-    def launch(self) -> None:
+    def spawn(self) -> None:
         """Begin a life."""
-        self.helper.launch(STANDIN_SECONDS=str(self.seconds), STANDIN_TALLY=str(self.tally))
+        self.helper.spawn(STANDIN_SECONDS=str(self.seconds), STANDIN_TALLY=str(self.proof_log))
 
-    async def up(self) -> None:
+    async def wait_until_listening(self) -> None:
         """Wait until this life listens; it is begun again, as by a supervisor, where its name is not free yet."""
         while True:
             try:
-                await self.helper.listening()
+                await self.helper.wait_until_listening()
             except AssertionError:
                 ended = self.helper.process is not None and self.helper.process.poll() is not None
-                if not ended or HELD not in self.helper.tail().splitlines()[-1]:
+                if not ended or DATABASE_LOCKED_TEXT not in self.helper.log_tail().splitlines()[-1]:
                     raise
                 self.again += 1
-                self.launch()
+                self.spawn()
             else:
                 return
 
-    async def ready(self) -> None:
+    async def wait_until_ready(self) -> None:
         """Wait until this life works its queue: real provers make their keys first, and missed blocks are read."""
-        await self.up()
-        async with self.helper.patience("is ready", START):
+        await self.wait_until_listening()
+        async with self.helper.timeout("is ready", START_TIMEOUT_SECONDS):
             while True:
                 with contextlib.suppress(AssertionError):
-                    await self.helper.ready()
-                    await self.helper.until("works its queue", lambda facts: facts["paused"] is None)
+                    await self.helper.wait_until_ready()
+                    await self.helper.wait_until("works its queue", lambda facts: facts["paused"] is None)
                     return
 
-    async def run(self, end: Callable[[int], Awaitable[None]]) -> None:
+    async def run_all(self, end: Callable[[int], Awaitable[None]]) -> None:
         """All lives and the last one; `end` is called with a life's number right after its launch, and ends it.
 
         The votes are posted in step with the lives, so that there is work in each however slow the machine is.
         """
-        votes = await self.crowd.vote(self.round_id, self.votes)
+        votes = await self.crowd.cast_votes(self.round_id, self.votes)
         begun = 0
         async with asyncio.TaskGroup() as group:
-            for life in range(self.number):
-                upto = -(-len(votes) * (life + 1) // self.number)
+            for life in range(self.start_count):
+                upto = -(-len(votes) * (life + 1) // self.start_count)
                 for vote in votes[begun:upto]:
-                    group.create_task(self.crowd.post([vote], self._due, patience=START))
+                    group.create_task(
+                        self.crowd.post_shares([vote], self._draw_due_time, timeout_seconds=START_TIMEOUT_SECONDS)
+                    )
                 begun = upto
-                self.launch()
+                self.spawn()
                 await end(life)
-            self.launch()
-            await self.ready()
+            self.spawn()
+            await self.wait_until_ready()
 
-    def _due(self) -> int:
-        return 0 if self.dice.random() < AT_ONCE else int(time.time() + self.dice.uniform(0, AHEAD)) + 1
+    def _draw_due_time(self) -> int:
+        return (
+            0
+            if self.rng.random() < IMMEDIATE_PROBABILITY
+            else int(time.time() + self.rng.uniform(0, MAX_AHEAD_SECONDS)) + 1
+        )
 
-    async def judge(self, findings: Findings) -> None:
+    async def check_promises(self, findings: Findings) -> None:
         """What holds whichever way the lives ended: the promise, no attempt spent, nothing left, a sound database."""
         ledger = self.crowd.ledger
-        await drained(self.chain, ledger, DRAIN + self.seconds * len(ledger.posted))
-        await judge(findings, self.chain, ledger)
-        findings.exactly("shares posted and not acknowledged", len(ledger.posted) - len(ledger.acknowledged), 0)
-        findings.exactly("shares refused", len(self.crowd.refused), 0)
+        await wait_until_drained(self.chain, ledger, DRAIN_TIMEOUT_SECONDS + self.seconds * len(ledger.posted))
+        await check_promises(findings, self.chain, ledger)
+        findings.require_equal(
+            "shares posted and not acknowledged", len(ledger.posted) - len(ledger.acknowledged_at), 0
+        )
+        findings.require_equal("shares refused", len(self.crowd.refused), 0)
         with contextlib.suppress(AssertionError):
-            async with self.helper.patience("has erased all shares"):
-                while self.helper.rows("SELECT count(*) FROM shares")[0][0]:
+            async with self.helper.timeout("has erased all shares"):
+                while self.helper.query_rows("SELECT count(*) FROM shares")[0][0]:
                     await asyncio.sleep(0.05)
-        findings.exactly("exit status of the last life", await self.helper.stop(), 0)
-        findings.exactly("shares left in the database", self.helper.rows("SELECT count(*) FROM shares")[0][0], 0)
-        findings.exactly("integrity_check", self.helper.kept.integrity(), "ok")
-        spent, allowed = attempts(self.helper.log)
-        findings.exactly("attempts spent", spent - allowed, 0)
-        findings.figure("lives refused, as the last one's name was not free", self.again)
-        findings.figure("attempts that a third death of a worker cost", allowed)
+        findings.require_equal("exit status of the last life", await self.helper.stop(), 0)
+        findings.require_equal(
+            "shares left in the database", self.helper.query_rows("SELECT count(*) FROM shares")[0][0], 0
+        )
+        findings.require_equal("integrity_check", self.helper.storage.check_integrity(), "ok")
+        spent, allowed = count_attempts(self.helper.log)
+        findings.require_equal("attempts spent", spent - allowed, 0)
+        findings.record_figure("lives refused, as the last one's name was not free", self.again)
+        findings.record_figure("attempts that a third death of a worker cost", allowed)
 
-    async def extra_proofs(self, findings: Findings, kills: int) -> None:
+    async def check_extra_proofs(self, findings: Findings, kills: int) -> None:
         """No more proofs were made twice than kills could interrupt; and some were, or no kill hit its mark."""
-        extra = self.proofs_begun - (await counted(self.chain, [self.round_id])).total()
-        findings.at_most("extra proofs", extra, kills * WORKERS)
-        findings.at_least("proofs that a kill cost", extra, 1)
+        extra = self.started_proofs - (await count_confirmed(self.chain, [self.round_id])).total()
+        findings.require_at_most("extra proofs", extra, kills * WORKER_COUNT)
+        findings.require_at_least("proofs that a kill cost", extra, 1)
 
 
 @contextlib.asynccontextmanager
-async def lives(
-    setting: Setting,
+async def create_lifecycle(
+    setting: CampaignRun,
     part: str,
     *,
     number: int,
     shares: int,
     seconds: float,
-    program: Sequence[str] = STAND_IN,
-) -> AsyncIterator[Lives]:
+    program: Sequence[str] = STAND_IN_PROGRAM,
+) -> AsyncIterator[HelperLifecycle]:
     """A helper that is not started yet on a chain with an open round; all is killed in the end.
 
     Args:
@@ -155,24 +165,26 @@ async def lives(
     """
     folder = setting.folder / part
     folder.mkdir()
-    flags = ("--stand-in-proofs",) if program is STAND_IN else ()
+    flags = ("--stand-in-proofs",) if program is STAND_IN_PROGRAM else ()
     async with httpx.AsyncClient(timeout=30) as http:
-        chain = Chain(folder, http, "--block-seconds", "1", *flags)
+        chain = DevChain(folder, http, "--block-seconds", "1", *flags)
         await chain.start()
-        port = free_port()
-        settings = {"port": port, "max_concurrent_proofs": WORKERS}
-        helper = Helper(folder, http, chain, program=program, cluster=setting.cluster, helper=settings)
+        port = find_free_port()
+        settings = {"port": port, "max_concurrent_proofs": WORKER_COUNT}
+        helper = HelperProcess(folder, http, chain, program=program, cluster=setting.cluster, helper=settings)
         try:
-            yield Lives(
+            yield HelperLifecycle(
                 helper=helper,
                 chain=chain,
-                crowd=Crowd(chain, lambda: [f"http://127.0.0.1:{port}"], setting.dice(f"{part} wallets")),
+                crowd=WalletCrowd(
+                    chain, lambda: [f"http://127.0.0.1:{port}"], setting.seeded_random(f"{part} wallets")
+                ),
                 round_id=await chain.open_round(),
-                number=number,
-                votes=shares // SHARES,
-                tally=folder / "tally",
+                start_count=number,
+                votes=shares // SHARES_PER_VOTE,
+                proof_log=folder / "tally",
                 seconds=seconds,
-                dice=setting.dice(f"{part} times"),
+                rng=setting.seeded_random(f"{part} times"),
             )
         finally:
             if helper.process is not None:
@@ -180,12 +192,12 @@ async def lives(
             await chain.kill()
 
 
-def attempts(log: Path) -> tuple[int, int]:
+def count_attempts(log: Path) -> tuple[int, int]:
     """How many attempts were spent by all lives' log, and how many of them a third death of a worker may cost."""
     spent = allowed = 0
     for line in log.read_text(errors="replace").splitlines():
         with contextlib.suppress(ValueError):
             entry = json.loads(line)
             spent += entry["event"] in {"reveal_retried", "share_failed"}
-            allowed += entry["event"] == "prover_worker_crashed" and entry["crashes"] > FREE_DEATHS
+            allowed += entry["event"] == "prover_worker_crashed" and entry["crashes"] > FREE_WORKER_DEATHS
     return spent, allowed

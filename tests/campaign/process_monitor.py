@@ -14,10 +14,10 @@ import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from pathlib import Path
 
-_OPENED = re.compile(
+_OPEN_CALL = re.compile(
     r'(?:openat|open|creat|memfd_create)\((?:AT_FDCWD, |\d+, )?"([^"]*)"(?:\.\.\.)?, ?([^)]*)\) = (\d+)'
 )
-_TO_WRITE = re.compile(r"O_WRONLY|O_RDWR|O_CREAT|O_TMPFILE|MFD_|0[0-7]{3}$")
+_WRITE_FLAGS = re.compile(r"O_WRONLY|O_RDWR|O_CREAT|O_TMPFILE|MFD_|0[0-7]{3}$")
 
 
 class OpenedFiles:
@@ -25,15 +25,15 @@ class OpenedFiles:
 
     def __init__(self, pids: Sequence[int]) -> None:
         self.paths: set[str] = set()
-        self.by_strace = False
+        self.uses_strace = False
         self._pids = pids
 
     @contextlib.asynccontextmanager
-    async def watched(self, trace: Path) -> AsyncIterator[None]:
+    async def watch(self, trace: Path) -> AsyncIterator[None]:
         """Watch while the block runs."""
-        tracer = await self._attach(trace)
-        self.by_strace = tracer is not None
-        looking = asyncio.create_task(self._look())
+        tracer = await self._attach_strace(trace)
+        self.uses_strace = tracer is not None
+        looking = asyncio.create_task(self._poll_open_files())
         try:
             yield
         finally:
@@ -41,11 +41,11 @@ class OpenedFiles:
             if tracer is not None:
                 tracer.terminate()
                 await asyncio.to_thread(tracer.wait)
-                for path, flags, _ in _OPENED.findall(trace.read_text(errors="replace")):
-                    if _TO_WRITE.search(flags):
+                for path, flags, _ in _OPEN_CALL.findall(trace.read_text(errors="replace")):
+                    if _WRITE_FLAGS.search(flags):
                         self.paths.add(path)
 
-    async def _attach(self, trace: Path) -> subprocess.Popen[bytes] | None:
+    async def _attach_strace(self, trace: Path) -> subprocess.Popen[bytes] | None:
         program = shutil.which("strace")
         if program is None:
             return None
@@ -54,12 +54,12 @@ class OpenedFiles:
         command = [program, "-f", "-qq", "-s", "4096", "-e", calls, "-e", "signal=none", "-o", str(trace), *pids]
         tracer = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while tracer.poll() is None:
-            if all(_traced(pid) for pid in self._pids):
+            if all(_is_traced(pid) for pid in self._pids):
                 return tracer
             await asyncio.sleep(0.02)
         return None  # not allowed here
 
-    async def _look(self) -> None:
+    async def _poll_open_files(self) -> None:
         """What is open now: twenty times a second, or with strace, which sees the rest, once."""
         while True:
             for pid in self._pids:
@@ -68,15 +68,15 @@ class OpenedFiles:
                         target = str(link.readlink())
                         if target.startswith("/") and link.lstat().st_mode & 0o200:
                             self.paths.add(target)
-            await asyncio.sleep(1.0 if self.by_strace else 0.05)
+            await asyncio.sleep(1.0 if self.uses_strace else 0.05)
 
 
-def _traced(pid: int) -> bool:
+def _is_traced(pid: int) -> bool:
     status = Path(f"/proc/{pid}/status").read_text()
     return "TracerPid:\t0\n" not in status
 
 
-def core_limits(pids: Iterable[int]) -> set[str]:
+def read_core_limits(pids: Iterable[int]) -> set[str]:
     """The limits on core files, soft and hard, of some processes."""
     found = set()
     for pid in pids:
@@ -85,32 +85,32 @@ def core_limits(pids: Iterable[int]) -> set[str]:
     return found
 
 
-def aborted(pid: int) -> None:
+def abort_process(pid: int) -> None:
     """End a process as a fault of its own would; where it may be lifted, without a limit on core files."""
     with contextlib.suppress(PermissionError):
         resource.prlimit(pid, resource.RLIMIT_CORE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     os.kill(pid, signal.SIGABRT)
 
 
-def owners(pids: Iterable[int]) -> set[int]:
+def proc_owners(pids: Iterable[int]) -> set[int]:
     """Whose the kernel says that these processes' entries in /proc are: root's, where they are not dumpable."""
     return {Path(f"/proc/{pid}").stat().st_uid for pid in pids}
 
 
-def dumped(pid: int) -> bool:
+def wait_for_core_dump(pid: int) -> bool:
     """Wait for the end of a child of ours, and whether it left a core file; it stays to be reaped."""
     result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     return result is not None and result.si_code == os.CLD_DUMPED
 
 
-def cores_since(folders: Iterable[Path], began: float) -> list[Path]:
+def find_core_files(folders: Iterable[Path], began: float) -> list[Path]:
     """Core files that appeared in these folders since a time (unix seconds)."""
     found = {path for folder in folders for path in folder.glob("*core*") if path.is_file()}
     return [path for path in found if path.stat().st_mtime >= began and path.name.split(".")[0] == "core"]
 
 
 @contextlib.contextmanager
-def ordinary(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+def start_unhardened_process(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that is not hardened, to hold others against; its folder is removed with whatever it left there."""
     folder.mkdir()
     code = "import time; print(flush=True); time.sleep(60)"

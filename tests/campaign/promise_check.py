@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.campaign.campaign import Findings
-from tests.support.devnet import Chain
-from tests.support.harness import Helper
+from tests.support.devnet import DevChain
+from tests.support.harness import HelperProcess
 
-BROADCAST = "reveal-share"
+BROADCAST_ROUTE = "reveal-share"
 
 
 @dataclass(frozen=True, slots=True)
-class Posted:
+class PostedShare:
     """A share that some helper may have.
 
     Attributes:
@@ -38,79 +38,79 @@ class Posted:
 
 
 @dataclass(slots=True)
-class Ledger:
+class ShareLedger:
     """The wallets' side, by nullifier (hex): what was posted, when each was acknowledged, how long answers took."""
 
-    posted: dict[str, Posted] = field(default_factory=dict)
-    acknowledged: dict[str, float] = field(default_factory=dict)
-    waits: list[float] = field(default_factory=list)
+    posted: dict[str, PostedShare] = field(default_factory=dict)
+    acknowledged_at: dict[str, float] = field(default_factory=dict)
+    response_seconds: list[float] = field(default_factory=list)
 
-    def post(self, nullifier: bytes, round_id: bytes, submit_at: int, position: int) -> None:
+    def record_post(self, nullifier: bytes, round_id: bytes, submit_at: int, position: int) -> None:
         """A share is about to be posted."""
-        self.posted.setdefault(nullifier.hex(), Posted(round_id, submit_at, position, len(self.posted)))
+        self.posted.setdefault(nullifier.hex(), PostedShare(round_id, submit_at, position, len(self.posted)))
 
-    def acknowledge(self, nullifier: bytes, at: float, seconds: float) -> None:
+    def record_acknowledgment(self, nullifier: bytes, at: float, seconds: float) -> None:
         """A helper answered 200 for it at this time (unix), after so many seconds."""
-        self.acknowledged.setdefault(nullifier.hex(), at)
-        self.waits.append(seconds)
+        self.acknowledged_at.setdefault(nullifier.hex(), at)
+        self.response_seconds.append(seconds)
 
     @property
-    def rounds(self) -> set[bytes]:
+    def round_ids(self) -> set[bytes]:
         """The rounds of all shares."""
         return {share.round_id for share in self.posted.values()}
 
 
-async def counted(chain: Chain, rounds: Iterable[bytes]) -> Counter[str]:
+async def count_confirmed(chain: DevChain, rounds: Iterable[bytes]) -> Counter[str]:
     """How often each nullifier (hex) counted."""
     found: Counter[str] = Counter()
     for round_id in rounds:
-        found.update(await chain.spent(round_id))
+        found.update(await chain.spent_nullifiers(round_id))
     return found
 
 
-async def drained(chain: Chain, ledger: Ledger, seconds: float) -> bool:
+async def wait_until_drained(chain: DevChain, ledger: ShareLedger, seconds: float) -> bool:
     """Wait until all that was acknowledged has counted; whether it did in time."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            while ledger.acknowledged.keys() - (await counted(chain, ledger.rounds)).keys():
+            while ledger.acknowledged_at.keys() - (await count_confirmed(chain, ledger.round_ids)).keys():
                 await asyncio.sleep(0.5)
             return True
     return False
 
 
-async def broadcasts(chain: Chain, ledger: Ledger) -> list[dict[str, Any]]:
+async def find_broadcasts(chain: DevChain, ledger: ShareLedger) -> list[dict[str, Any]]:
     """Every request that brought a reveal of the ledger's shares, oldest first."""
-    return [entry for entry in await chain.reveals() if entry["nullifier"] in ledger.posted]
+    return [entry for entry in await chain.broadcasts() if entry["nullifier"] in ledger.posted]
 
 
-async def judge(findings: Findings, chain: Chain, ledger: Ledger, *, tolerance: float = 0) -> None:
+async def check_promises(findings: Findings, chain: DevChain, ledger: ShareLedger, *, tolerance: float = 0) -> None:
     """The promise of every campaign: none lost, none early (by more than `tolerance` seconds), none twice."""
-    spent = await counted(chain, ledger.rounds)
-    sent = await broadcasts(chain, ledger)
+    spent = await count_confirmed(chain, ledger.round_ids)
+    sent = await find_broadcasts(chain, ledger)
     early = [entry for entry in sent if entry["time"] < ledger.posted[entry["nullifier"]].submit_at - tolerance]
-    findings.figure("posted", len(ledger.posted))
-    findings.figure("acknowledged", len(ledger.acknowledged))
-    findings.figure("broadcasts", len(sent))
-    findings.exactly("acknowledged and not counted", len(ledger.acknowledged.keys() - spent.keys()), 0)
+    findings.record_figure("posted", len(ledger.posted))
+    findings.record_figure("acknowledged", len(ledger.acknowledged_at))
+    findings.record_figure("broadcasts", len(sent))
+    findings.require_equal("acknowledged and not counted", len(ledger.acknowledged_at.keys() - spent.keys()), 0)
     early_by = f" by more than {tolerance:g} s" if tolerance else ""
-    findings.exactly(f"sent before submit_at{early_by}", len(early), 0)
-    findings.exactly("counted twice", sum(times > 1 for times in spent.values()), 0)
-    findings.at_least("shares witnessed", len(ledger.acknowledged), 1)
+    findings.require_equal(f"sent before submit_at{early_by}", len(early), 0)
+    findings.require_equal("counted twice", sum(times > 1 for times in spent.values()), 0)
+    findings.require_at_least("shares witnessed", len(ledger.acknowledged_at), 1)
 
 
-async def once_a_height(findings: Findings, chain: Chain, ledger: Ledger) -> None:
+async def check_one_broadcast_per_height(findings: Findings, chain: DevChain, ledger: ShareLedger) -> None:
     """At most one broadcast a share and block height, by the height that the node had when it came."""
-    times = Counter((entry["nullifier"], entry["height"]) for entry in await broadcasts(chain, ledger))
-    findings.at_most("broadcasts of a share at one height", max(times.values(), default=0), 1)
+    times = Counter((entry["nullifier"], entry["height"]) for entry in await find_broadcasts(chain, ledger))
+    findings.require_at_most("broadcasts of a share at one height", max(times.values(), default=0), 1)
 
 
-async def unharmed(findings: Findings, helper: Helper, *, closed: int = 0) -> None:
+async def check_no_share_charged(findings: Findings, helper: HelperProcess, *, closed: int = 0) -> None:
     """Nothing was charged to a share, given up, closed or purged, by a helper's own word since its start and by its
     file.
     """
-    counts = await helper.counts()
-    findings.exactly("attempts spent", counts.get("failures", 0), 0)
-    findings.exactly("failed", counts.get("failed", 0) + counts.get("expired", 0), 0)
-    findings.exactly("shares set aside", helper.rows("SELECT count(*) FROM damaged")[0][0], 0)
-    found = helper.rows("SELECT count(*) FROM rounds WHERE closed_ms IS NOT NULL OR alerted_ms IS NOT NULL")[0][0]
-    findings.exactly("rounds closed", found, closed)
+    counts = await helper.service_counts()
+    findings.require_equal("attempts spent", counts.get("failures", 0), 0)
+    findings.require_equal("failed", counts.get("failed", 0) + counts.get("expired", 0), 0)
+    findings.require_equal("shares set aside", helper.query_rows("SELECT count(*) FROM damaged")[0][0], 0)
+    found = helper.query_rows("SELECT count(*) FROM rounds WHERE closed_ms IS NOT NULL OR alerted_ms IS NOT NULL")[0][0]
+    findings.require_equal("rounds closed", found, closed)

@@ -13,45 +13,45 @@ from helper.clock import SystemClock
 from helper.errors import StoreError
 from helper.store.postgres import PostgresStore
 from helper.store.rows import QueuedShare
-from tests.unit.store.conformance.backends import PostgresPlace
-from tests.unit.store.fixtures import ROUND, message_of
+from tests.unit.store.conformance.backends import PostgresBackend
+from tests.unit.store.fixtures import ROUND, make_message
 
-AT_ONCE = 4
+MAX_CONCURRENT_PROOFS = 4
 PROOF_SECONDS = 0.3
-PAUSE = 0.1
+PAUSE_SECONDS = 0.1
 
 
-async def prove(store: PostgresStore, name: str, one: QueuedShare) -> None:
+async def prove_share(store: PostgresStore, name: str, queued: QueuedShare) -> None:
     """One share's way to the message that is kept; said when it is."""
-    if time.time() * 1000 < one.share.submit_at * 1000:
-        print("early", one.id, flush=True)
+    if time.time() * 1000 < queued.share.submit_at * 1000:
+        print("early", queued.id, flush=True)
     await asyncio.sleep(PROOF_SECONDS)
     while True:  # as long as it is in our hands it is in no other's
         try:
-            kept = await store.prepare(one.id, message_of(one, name))
+            kept = await store.prepare(queued.id, make_message(queued, name))
         except StoreError as error:
-            print("trouble", one.id, error, flush=True)
-            await asyncio.sleep(PAUSE)
+            print("trouble", queued.id, error, flush=True)
+            await asyncio.sleep(PAUSE_SECONDS)
         else:
-            print("kept" if kept else "stale", one.id, flush=True)
+            print("kept" if kept else "stale", queued.id, flush=True)
             return
 
 
 async def main(address: str, schema: str, name: str, lease: float) -> None:
     """Work until the end."""
-    store = PostgresPlace(address, schema).store(SystemClock(), print, host=name, lease=lease)
+    store = PostgresBackend(address, schema).create_store(SystemClock(), print, host=name, lease=lease)
     await store.open()
     await store.recover()
     print("open", 0, flush=True)
     while True:
         try:
-            claimed = await store.claim_due(now=time.time(), limit=AT_ONCE, rounds=[ROUND])
-            await asyncio.gather(*(prove(store, name, one) for one in claimed))
+            claimed = await store.claim_due(now=time.time(), limit=MAX_CONCURRENT_PROOFS, rounds=[ROUND])
+            await asyncio.gather(*(prove_share(store, name, one) for one in claimed))
         except StoreError as error:
             print("trouble", 0, error, flush=True)
             claimed = []
         if not claimed:
-            await asyncio.sleep(PAUSE)
+            await asyncio.sleep(PAUSE_SECONDS)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import importlib
 
 from tests.campaign.campaign import Campaign
 
-NAMES = (
+CAMPAIGN_NAMES = (
     "crash",
     "writes",
     "restarts",
@@ -28,9 +28,9 @@ NAMES = (
     "lease",
 )
 """Each is a module of this package with a `CAMPAIGN`."""
-HURRIED = ("disk", "tarpit", "stale", "clock", "herd", "contention", "eavesdropper", "hostile")
+TIMING_SENSITIVE = ("disk", "tarpit", "stale", "clock", "herd", "contention", "eavesdropper", "hostile")
 """Those that promise something within a second or so: a test suite runs them with nothing beside them."""
-ONE_STORE = {
+SINGLE_STORE = {
     "writes": "the writes that it kills at are the helper's own; on PostgreSQL they are the server's",
     "disk": "the disk that it fills and breaks is the helper's own; on PostgreSQL it is the server's",
     "corruption": "it flips bits in the pages of a SQLite file",
@@ -40,15 +40,15 @@ ONE_STORE = {
     "lease": "it has a lease in an object store, and no queue",
 }
 """Those that have a meaning with one store only, and why; they run with the default."""
-STORES = ("sqlite", "postgres")
+STORE_NAMES = ("sqlite", "postgres")
 
 
-def names(store: str) -> tuple[str, ...]:
+def campaign_names(store: str) -> tuple[str, ...]:
     """The campaigns that run with this store, in their order."""
-    return tuple(name for name in NAMES if store == "sqlite" or name not in ONE_STORE)
+    return tuple(name for name in CAMPAIGN_NAMES if store == "sqlite" or name not in SINGLE_STORE)
 
 
-def campaign(name: str) -> Campaign:
+def load_campaign(name: str) -> Campaign:
     """The campaign of this name."""
     found = importlib.import_module(f"tests.campaign.{name}").CAMPAIGN
     assert isinstance(found, Campaign)

@@ -13,54 +13,56 @@ import asyncio
 import contextlib
 import time
 
-from tests.campaign.campaign import Campaign, Findings, Setting
-from tests.campaign.process_lifecycle import lives
-from tests.support.process import children, gone
+from tests.campaign.campaign import Campaign, CampaignRun, Findings
+from tests.campaign.process_lifecycle import create_lifecycle
+from tests.support.process import child_pids, wait_until_gone
 
-EARLY = 0.2
+EARLY_PROBABILITY = 0.2
 """The part of the ends that come before it is ready."""
-STARTING = 0.4
+STARTUP_SECONDS = 0.4
 """Seconds from listening to being ready, about."""
-LIFE = 1.0
+LIFE_SECONDS = 1.0
 """The longest that it may live once it is ready, seconds."""
 
 
-async def run(setting: Setting) -> Findings:
+async def run(setting: CampaignRun) -> Findings:
     """All lives."""
     findings = Findings()
-    dice = setting.dice("ends")
+    rng = setting.seeded_random("ends")
     number = setting.scale(500, 8)
-    early = set(dice.sample(range(number), int(number * EARLY)))
+    early = set(rng.sample(range(number), int(number * EARLY_PROBABILITY)))
     at_work = 0
     # proofs take long enough that most ends come in the middle of some
-    async with lives(setting, "restarts", number=number, shares=setting.scale(2000, 96), seconds=0.2) as story:
+    async with create_lifecycle(
+        setting, "restarts", number=number, shares=setting.scale(2000, 96), seconds=0.2
+    ) as story:
 
         async def end(life: int) -> None:
             nonlocal at_work
-            await story.up()
+            await story.wait_until_listening()
             if life not in early:
-                await story.ready()
-            await asyncio.sleep(dice.uniform(0, STARTING if life in early else LIFE))
+                await story.wait_until_ready()
+            await asyncio.sleep(rng.uniform(0, STARTUP_SECONDS if life in early else LIFE_SECONDS))
             with contextlib.suppress(KeyError):
-                at_work += bool((await story.helper.service())["in_hand"])
-            workers = children(story.helper.pid)
+                at_work += bool((await story.helper.service_stats())["in_hand"])
+            workers = child_pids(story.helper.pid)
             began = time.monotonic()
-            findings.exactly("exit status", await story.helper.stop(), 0)
-            findings.at_most("seconds to exit", time.monotonic() - began, 10)
-            findings.exactly("workers left behind", await gone_in_time(workers), 0)
+            findings.require_equal("exit status", await story.helper.stop(), 0)
+            findings.require_at_most("seconds to exit", time.monotonic() - began, 10)
+            findings.require_equal("workers left behind", await count_survivors(workers), 0)
 
-        await story.run(end)
-        await story.judge(findings)
-        findings.figure("ends", number)
-        findings.figure("proofs begun", story.proofs_begun)
-        findings.at_least("ends with shares in hand", at_work, number / 4)
+        await story.run_all(end)
+        await story.check_promises(findings)
+        findings.record_figure("ends", number)
+        findings.record_figure("proofs begun", story.started_proofs)
+        findings.require_at_least("ends with shares in hand", at_work, number / 4)
     return findings
 
 
-async def gone_in_time(pids: list[int]) -> int:
+async def count_survivors(pids: list[int]) -> int:
     """How many of these still run a second after."""
     with contextlib.suppress(TimeoutError):
-        await gone(pids, 1)
+        await wait_until_gone(pids, 1)
         return 0
     return len(pids)
 

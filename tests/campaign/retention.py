@@ -16,8 +16,9 @@ With PostgreSQL (`left_in_server.py`) nothing of a share is ever to be in any fi
 log, or the server's own log. Within 5 s of the confirmation its rows are gone, and its nullifier is one among all spent
 ones.
 
-The planted bug that it caught: `Eraser.note_deleted` did nothing, so that the write-ahead log was not truncated after a
-confirmation. It printed "seconds from confirmation to erasure: 21.1203 (≤ 5)", "positions left in the database's
+The planted bug that it caught: `Eraser.record_deletion` did nothing, so that the write-ahead log was not truncated
+after a confirmation. It printed "seconds from confirmation to erasure: 21.1203 (≤ 5)", "positions left in the
+database's
 bytes: 450 (= 0)" and "nullifiers not exactly once in it: 48 (= 0)".
 """
 
@@ -38,39 +39,39 @@ from devnet import ballot
 from devnet.ballot import Ballot
 from devnet.tx import Reveal, decode
 from tests.campaign import process_monitor, promise_check
-from tests.campaign.campaign import Campaign, Findings, Setting
-from tests.campaign.canaries import Eyes, Votes, held_of, malformed, nullifiers_of
-from tests.campaign.postgres_remains import ServerSearch
-from tests.campaign.sqlite_remains import FileSearch
-from tests.campaign.wallet_clients import SHARES, Crowd
-from tests.support.devnet import Chain
-from tests.support.harness import STAND_IN, Helper, soon
-from tests.support.process import gone
-from tests.support.queue_storage import Schema
+from tests.campaign.campaign import Campaign, CampaignRun, Findings
+from tests.campaign.canaries import SecretScanner, Votes, collect_nullifiers, malformed_bodies, stored_secrets
+from tests.campaign.postgres_remains import PostgresSearch
+from tests.campaign.sqlite_remains import SqliteSearch
+from tests.campaign.wallet_clients import SHARES_PATH, WalletCrowd
+from tests.support.devnet import DevChain
+from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, unix_time_in
+from tests.support.process import wait_until_gone
+from tests.support.queue_storage import PostgresSchema
 
-FAR = 70_000
+FAR_POSITION = 70_000
 """Leaves before the votes."""
-PROMISED = 5.0
+PROMISED_ERASURE_SECONDS = 5.0
 """Seconds from the confirmation to the erasure."""
-NULL = {"/dev/null", "/dev/tty"}
-Search = FileSearch | ServerSearch
+IGNORED_PATHS = {"/dev/null", "/dev/tty"}
+RemainsSearch = SqliteSearch | PostgresSearch
 
 
-async def run(setting: Setting) -> Findings:
+async def run(setting: CampaignRun) -> Findings:
     """Start a chain and a helper with a temporary folder of its own, and look."""
     findings = Findings()
     state, temp = setting.folder / "state", setting.folder / "temp"
     state.mkdir()
     temp.mkdir()
     async with httpx.AsyncClient(timeout=30) as http:
-        chain = Chain(setting.folder, http, "--stand-in-proofs", "--block-seconds", "0.3")
+        chain = DevChain(setting.folder, http, "--stand-in-proofs", "--block-seconds", "0.3")
         await chain.start()
         try:
-            helper = Helper(state, http, chain, program=STAND_IN, cluster=setting.cluster)
+            helper = HelperProcess(state, http, chain, program=STAND_IN_PROGRAM, cluster=setting.cluster)
             await helper.start(TMPDIR=str(temp), SQLITE_TMPDIR=str(temp))
             try:
-                await helper.ready()
-                await _look(findings, setting, chain, helper, temp)
+                await helper.wait_until_ready()
+                await _run_checks(findings, setting, chain, helper, temp)
             finally:
                 await helper.kill()
         finally:
@@ -78,94 +79,110 @@ async def run(setting: Setting) -> Findings:
     return findings
 
 
-async def _look(findings: Findings, setting: Setting, chain: Chain, helper: Helper, temp: Path) -> None:
-    pids = [helper.pid, *await helper.workers()]
+async def _run_checks(
+    findings: Findings, setting: CampaignRun, chain: DevChain, helper: HelperProcess, temp: Path
+) -> None:
+    pids = [helper.pid, *await helper.worker_pids()]
     opened = process_monitor.OpenedFiles(pids)
     said: list[str] = []
-    kept = helper.kept
-    search = ServerSearch(findings, helper, kept) if isinstance(kept, Schema) else FileSearch(findings, helper)
-    async with opened.watched(setting.folder / "trace"):
-        votes, crowd = await _live(search, setting, chain, helper, said)
-    await promise_check.judge(findings, chain, crowd.ledger)
-    beside = {path for path in opened.paths if not search.of_database(path) and path not in NULL}
+    kept = helper.storage
+    search = (
+        PostgresSearch(findings, helper, kept) if isinstance(kept, PostgresSchema) else SqliteSearch(findings, helper)
+    )
+    async with opened.watch(setting.folder / "trace"):
+        votes, crowd = await _run_waves(search, setting, chain, helper, said)
+    await promise_check.check_promises(findings, chain, crowd.ledger)
+    beside = {path for path in opened.paths if not search.is_database_file(path) and path not in IGNORED_PATHS}
     validators = str(helper.db.with_name("svote-admin.db"))  # nothing of a share comes near it; it is searched below
     beside = {path for path in beside if path != str(helper.log) and not path.startswith(validators)}
-    findings.figure("files opened are told by", "strace" if opened.by_strace else "looking often")
-    findings.at_least("files seen to be opened for writing", len(opened.paths), 2)
-    findings.exactly("files opened for writing beside the databases", ", ".join(sorted(beside)) or "none", "none")
-    await _cores(findings, setting, helper, pids, temp)
-    eyes = Eyes([*held_of(votes).values(), *nullifiers_of(votes).values()], [at for _, at in votes])
+    findings.record_figure("files opened are told by", "strace" if opened.uses_strace else "looking often")
+    findings.require_at_least("files seen to be opened for writing", len(opened.paths), 2)
+    findings.require_equal("files opened for writing beside the databases", ", ".join(sorted(beside)) or "none", "none")
+    await _check_core_dumps(findings, setting, helper, pids, temp)
+    eyes = SecretScanner(
+        [*stored_secrets(votes).values(), *collect_nullifiers(votes).values()], [at for _, at in votes]
+    )
     others = [path for folder in (helper.db.parent, temp) for path in folder.rglob("*") if path.is_file()]
-    others = [path for path in others if not search.of_database(str(path))]
-    findings.exactly("hits in other files, the log at debug among them", sum(map(_seen_in(eyes), others)), 0)
-    findings.at_least("lines of the log", helper.log.read_text().count("\n"), 20)
-    findings.exactly("hits in answers to operators and wallets, errors among them", sum(map(eyes.seen, set(said))), 0)
-    findings.at_least("answers looked at", len(said), setting.scale(500, 120))
+    others = [path for path in others if not search.is_database_file(str(path))]
+    findings.require_equal(
+        "hits in other files, the log at debug among them", sum(map(_count_secrets_in_files(eyes), others)), 0
+    )
+    findings.require_at_least("lines of the log", helper.log.read_text().count("\n"), 20)
+    findings.require_equal(
+        "hits in answers to operators and wallets, errors among them", sum(map(eyes.count_in_text, set(said))), 0
+    )
+    findings.require_at_least("answers looked at", len(said), setting.scale(500, 120))
 
 
-def _seen_in(eyes: Eyes) -> Callable[[Path], int]:
-    return lambda path: eyes.seen_in_bytes(path.read_bytes())
+def _count_secrets_in_files(scanner: SecretScanner) -> Callable[[Path], int]:
+    return lambda path: scanner.count_in_bytes(path.read_bytes())
 
 
 # ---------------------------------------------------------------------- the shares' life
 
 
-async def _live(search: Search, setting: Setting, chain: Chain, helper: Helper, said: list[str]) -> tuple[Votes, Crowd]:
+async def _run_waves(
+    search: RemainsSearch, setting: CampaignRun, chain: DevChain, helper: HelperProcess, responses: list[str]
+) -> tuple[Votes, WalletCrowd]:
     """Two waves of shares, each looked for after its confirmation."""
     round_id = await chain.open_round()
-    await chain.delegate(round_id, FAR)
-    crowd = Crowd(chain, lambda: [helper.url], setting.dice("crowd"))
-    votes = await crowd.vote(round_id, setting.scale(13, 3))
-    await helper.knows_leaf(round_id, max(position for _, position in votes))
+    await chain.delegate(round_id, FAR_POSITION)
+    crowd = WalletCrowd(chain, lambda: [helper.url], setting.seeded_random("crowd"))
+    votes = await crowd.cast_votes(round_id, setting.scale(13, 3))
+    await helper.wait_for_leaf(round_id, max(position for _, position in votes))
     half = len(votes) // 2
-    due, later = (soon(search.look_seconds + seconds) for seconds in setting.scale((8, 20), (4, 10)))
-    await asyncio.gather(crowd.post(votes[:half], lambda: due), crowd.post(votes[half:], lambda: later))
-    search.waiting(votes)
-    operators = asyncio.create_task(_operators(helper, said))
+    due, later = (unix_time_in(search.search_seconds + seconds) for seconds in setting.scale((8, 20), (4, 10)))
+    await asyncio.gather(crowd.post_shares(votes[:half], lambda: due), crowd.post_shares(votes[half:], lambda: later))
+    search.check_waiting_shares(votes)
+    operators = asyncio.create_task(_query_operator_views(helper, responses))
     try:
-        await _wrong_posts(helper, votes, setting.dice("wrong"), said)
+        await _post_malformed(helper, votes, setting.seeded_random("wrong"), responses)
         waves = ((votes[:half], len(votes) - half), (votes[half:], 0))
-        seconds = [await _erased(search, chain, helper, some, 16 * waiting) for some, waiting in waves]
+        seconds = [await _measure_erasure(search, chain, helper, some, 16 * waiting) for some, waiting in waves]
     finally:
         operators.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await operators
-    search.findings.at_most("seconds from confirmation to erasure", max(seconds), PROMISED)
-    search.after(votes, await _transactions(chain, votes))
-    for table, rows in {"shares": 0, "reveals": 0, "history": 0, "tombstones": len(nullifiers_of(votes))}.items():
-        search.findings.exactly(f"rows in {table}", helper.rows(f"SELECT count(*) FROM {table}")[0][0], rows)
+    search.findings.require_at_most("seconds from confirmation to erasure", max(seconds), PROMISED_ERASURE_SECONDS)
+    search.check_after_confirmation(votes, await _public_values(chain, votes))
+    for table, rows in {"shares": 0, "reveals": 0, "history": 0, "tombstones": len(collect_nullifiers(votes))}.items():
+        search.findings.require_equal(
+            f"rows in {table}", helper.query_rows(f"SELECT count(*) FROM {table}")[0][0], rows
+        )
     return votes, crowd
 
 
-async def _erased(search: Search, chain: Chain, helper: Helper, votes: Votes, waiting: int) -> float:
+async def _measure_erasure(
+    search: RemainsSearch, chain: DevChain, helper: HelperProcess, votes: Votes, waiting: int
+) -> float:
     """Wait until the votes are confirmed and nothing of them is left; how long the latter took."""
     for vote, _ in votes:
-        await _until(helper, lambda vote=vote: _is_confirmed(helper, vote))  # type: ignore[misc]
+        await _wait_until(helper, lambda vote=vote: _is_confirmed(helper, vote))  # type: ignore[misc]
     confirmed = time.monotonic()
-    public = await _transactions(chain, votes)
+    public = await _public_values(chain, votes)
     while True:
         looked = time.monotonic()
-        if not search.left(votes, public, waiting) or looked - confirmed > 4 * PROMISED:
+        if not search.find_remains(votes, public, waiting) or looked - confirmed > 4 * PROMISED_ERASURE_SECONDS:
             return looked - confirmed
         await asyncio.sleep(0.1)
 
 
-async def _until(helper: Helper, holds: Callable[[], Awaitable[bool]]) -> None:
-    async with helper.patience("has confirmed a vote"):
-        while not await holds():
+async def _wait_until(helper: HelperProcess, condition: Callable[[], Awaitable[bool]]) -> None:
+    async with helper.timeout("has confirmed a vote"):
+        while not await condition():
             await asyncio.sleep(0.05)
 
 
-async def _is_confirmed(helper: Helper, vote: Ballot) -> bool:
+async def _is_confirmed(helper: HelperProcess, vote: Ballot) -> bool:
     found = [await helper.share_status(vote.round_id, share.nullifier) for share in vote.shares]
     return set(found) == {"confirmed"}
 
 
-async def _transactions(chain: Chain, votes: Votes) -> dict[str, bytes]:
+async def _public_values(chain: DevChain, votes: Votes) -> dict[str, bytes]:
     """What is public of the votes' reveals, and must not stand beside what is not: bytes, proofs, hashes."""
     found: dict[str, bytes] = {}
     ours = {share.nullifier for vote, _ in votes for share in vote.shares}
-    for one in await chain.transactions(votes[0][0].round_id):
+    for one in await chain.find_transactions(votes[0][0].round_id):
         raw, digest = base64.b64decode(one["tx"]), bytes.fromhex(one["hash"])
         reveal = decode(raw)
         assert isinstance(reveal, Reveal)
@@ -178,66 +195,74 @@ async def _transactions(chain: Chain, votes: Votes) -> dict[str, bytes]:
 # ---------------------------------------------------------------------- what is said
 
 
-async def _operators(helper: Helper, said: list[str]) -> None:
+async def _query_operator_views(helper: HelperProcess, responses: list[str]) -> None:
     """Ask everything that operators may ask, again and again."""
     while True:
-        listed = await helper.operator("/queue?limit=10000")
-        said.append(json.dumps(listed))
-        said += [json.dumps(await helper.operator(path)) for path in ("/stats", "/rounds", "/actions")]
+        listed = await helper.operator_get("/queue?limit=10000")
+        responses.append(json.dumps(listed))
+        responses += [json.dumps(await helper.operator_get(path)) for path in ("/stats", "/rounds", "/actions")]
         for entry in listed["shares"][:: max(1, len(listed["shares"]) // 20)]:
             try:
-                said.append(json.dumps(await helper.operator(f"/queue/{entry['ref']}")))
+                responses.append(json.dumps(await helper.operator_get(f"/queue/{entry['ref']}")))
             except httpx.HTTPStatusError as error:  # confirmed meanwhile
-                said.append(error.response.text)
+                responses.append(error.response.text)
         await asyncio.sleep(0.5)
 
 
-async def _wrong_posts(helper: Helper, votes: Votes, dice: random.Random, said: list[str]) -> None:
+async def _post_malformed(helper: HelperProcess, votes: Votes, rng: random.Random, responses: list[str]) -> None:
     """Bodies and addresses that are wrong in every way; all answers."""
     async with httpx.AsyncClient(base_url=helper.url, timeout=30) as http:
         for vote, position in votes:
-            share = dice.choice(vote.shares)
+            share = rng.choice(vote.shares)
             body = ballot.post_body(vote, share, position, 0)
-            for content in malformed(body, dice):
-                answer = await http.post(SHARES, content=content)
-                said.append(f"{answer.headers} {answer.text}")
+            for content in malformed_bodies(body, rng):
+                answer = await http.post(SHARES_PATH, content=content)
+                responses.append(f"{answer.headers} {answer.text}")
             blind, status = share.blind.hex(), f"/shielded-vote/v1/share-status/{vote.round_id.hex()}"
             for path in (
                 f"{status}/{blind}00",
                 f"{status}/{blind[:-2]}",
                 f"{status}/zz{blind}",
                 f"/{blind}",
-                f"{SHARES}/{blind}",
+                f"{SHARES_PATH}/{blind}",
             ):
                 answer = await http.get(path)
-                said.append(f"{answer.headers} {answer.text}")
-            said.append((await http.get(f"{status}/{share.nullifier.hex()}")).text)
+                responses.append(f"{answer.headers} {answer.text}")
+            responses.append((await http.get(f"{status}/{share.nullifier.hex()}")).text)
         for path in ("/shielded-vote/v1/status", "/shielded-vote/v1/queue-status"):
-            said.append((await http.get(path)).text)
+            responses.append((await http.get(path)).text)
 
 
 # ---------------------------------------------------------------------- the end
 
 
-async def _cores(findings: Findings, setting: Setting, helper: Helper, pids: Sequence[int], temp: Path) -> None:
+async def _check_core_dumps(
+    findings: Findings, setting: CampaignRun, helper: HelperProcess, pids: Sequence[int], temp: Path
+) -> None:
     """Abort a prover and the service; neither leaves a core file."""
     began = time.time() - 1
     folders = [helper.db.parent, temp, setting.folder, *(Path(f"/proc/{pid}/cwd").readlink() for pid in pids)]
-    findings.exactly("limits on core files", ", ".join(process_monitor.core_limits(pids)), "0")
-    findings.exactly("owners of their entries in /proc", ", ".join(map(str, process_monitor.owners(pids))), "0")
-    with process_monitor.ordinary(setting.folder / "ordinary") as other:
-        findings.figure("owner of an ordinary process's entry", process_monitor.owners([other.pid]).pop())
-        process_monitor.aborted(other.pid)
-        findings.figure("an ordinary process leaves a core file here", str(process_monitor.dumped(other.pid)))
-    for pid in pids[1:]:
-        process_monitor.aborted(pid)
-    await gone(pids[1:])
-    process_monitor.aborted(helper.pid)
-    findings.exactly(
-        "the service left a core file, by its parent's word", str(process_monitor.dumped(helper.pid)), "False"
+    findings.require_equal("limits on core files", ", ".join(process_monitor.read_core_limits(pids)), "0")
+    findings.require_equal(
+        "owners of their entries in /proc", ", ".join(map(str, process_monitor.proc_owners(pids))), "0"
     )
-    cores = process_monitor.cores_since(folders, began)
-    findings.exactly("core files", ", ".join(map(str, cores)) or "none", "none")
+    with process_monitor.start_unhardened_process(setting.folder / "ordinary") as other:
+        findings.record_figure("owner of an ordinary process's entry", process_monitor.proc_owners([other.pid]).pop())
+        process_monitor.abort_process(other.pid)
+        findings.record_figure(
+            "an ordinary process leaves a core file here", str(process_monitor.wait_for_core_dump(other.pid))
+        )
+    for pid in pids[1:]:
+        process_monitor.abort_process(pid)
+    await wait_until_gone(pids[1:])
+    process_monitor.abort_process(helper.pid)
+    findings.require_equal(
+        "the service left a core file, by its parent's word",
+        str(process_monitor.wait_for_core_dump(helper.pid)),
+        "False",
+    )
+    cores = process_monitor.find_core_files(folders, began)
+    findings.require_equal("core files", ", ".join(map(str, cores)) or "none", "none")
     for path in cores:
         path.unlink()
 

@@ -33,37 +33,37 @@ import psycopg
 
 from devnet.ballot import Ballot
 from tests.campaign import promise_check
-from tests.campaign.campaign import Campaign, Findings, Setting
-from tests.campaign.process_lifecycle import attempts
-from tests.campaign.wallet_clients import Crowd
-from tests.support.database_proxy import Way
-from tests.support.devnet import Chain
-from tests.support.harness import STAND_IN, Helper
-from tests.support.postgres import Cluster, binaries
-from tests.support.process import free_port
+from tests.campaign.campaign import Campaign, CampaignRun, Findings
+from tests.campaign.process_lifecycle import count_attempts
+from tests.campaign.wallet_clients import WalletCrowd
+from tests.support.database_proxy import DatabaseProxy
+from tests.support.devnet import DevChain
+from tests.support.harness import STAND_IN_PROGRAM, HelperProcess
+from tests.support.postgres import Cluster, find_binaries
+from tests.support.process import find_free_port
 
-SCHEMA: Final = "queue"
-SLACK: Final = 5.0
+SCHEMA_NAME: Final = "queue"
+SLACK_SECONDS: Final = 5.0
 """Seconds beyond a lease in which what a silent host did is another's to do."""
-RESUMED: Final = 10.0
+RESUME_SECONDS: Final = 10.0
 """Seconds after a crash of the server in which reveals are sent again."""
-AHEAD: Final = 4.0
+MAX_AHEAD_SECONDS: Final = 4.0
 """Seconds over which the shares of a vote fall due."""
-SHARES: Final = 16
-AT_ONCE: Final = 16
-"""Sends of one host that may have begun at one moment (`helper.reveal.broadcaster.IN_FLIGHT`)."""
-STOPPED: Final = "SIGSTOP: who sends"
-START: Final = 300.0
+SHARES_PER_VOTE: Final = 16
+POSTER_COUNT: Final = 16
+"""Sends of one host that may have begun at one moment (`helper.reveal.broadcaster.CONCURRENT_RESENDS`)."""
+STOPPED_SENDER: Final = "SIGSTOP: who sends"
+START_TIMEOUT_SECONDS: Final = 300.0
 """Seconds in which a host must be up, on a machine that others use too."""
-NOTED: Final = f"""
+SEND_LOG_SQL: Final = f"""
 CREATE SCHEMA campaign;
 CREATE TABLE campaign.noted (host TEXT NOT NULL, sender TEXT);
 CREATE FUNCTION campaign.note() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-  INSERT INTO campaign.noted VALUES (current_setting('application_name'), (SELECT host FROM {SCHEMA}.sender));
+  INSERT INTO campaign.noted VALUES (current_setting('application_name'), (SELECT host FROM {SCHEMA_NAME}.sender));
   RETURN NEW;
 END $$;
-CREATE TRIGGER noted AFTER UPDATE ON {SCHEMA}.reveals FOR EACH ROW WHEN (NEW.sends > OLD.sends)
+CREATE TRIGGER noted AFTER UPDATE ON {SCHEMA_NAME}.reveals FOR EACH ROW WHEN (NEW.sends > OLD.sends)
   EXECUTE FUNCTION campaign.note();
 """
 """Who notes a send, and who has the lease then or had it last, by the server's own word. A note that was begun in time
@@ -72,139 +72,141 @@ may end after it: until it is committed nobody takes over.
 
 
 @dataclass
-class Scene:
+class Environment:
     """What takes part.
 
     Attributes:
         lease: seconds.
-        quiet: the longest that something was nobody's, by what was done.
-        looking: a connection of the campaign's own.
+        is_quiet: the longest that something was nobody's, by what was done.
+        query_connection: a connection of the campaign's own.
     """
 
-    setting: Setting
+    setting: CampaignRun
     findings: Findings
-    chain: Chain
+    chain: DevChain
     cluster: Cluster
-    way: Way
-    crowd: Crowd
-    hosts: dict[str, Helper]
+    proxy: DatabaseProxy
+    crowd: WalletCrowd
+    hosts: dict[str, HelperProcess]
     lease: float
-    dice: random.Random
-    quiet: dict[str, float] = field(default_factory=dict)
-    looking: psycopg.Connection[tuple[Any, ...]] | None = None
+    rng: random.Random
+    is_quiet: dict[str, float] = field(default_factory=dict)
+    query_connection: psycopg.Connection[tuple[Any, ...]] | None = None
 
-    async def ask(self, query: str, *values: object) -> Any:
+    async def query_value(self, query: str, *values: object) -> Any:
         """The one value that the database has for a query, as it is without the way."""
 
-        def look() -> Any:
-            if self.looking is None or self.looking.closed:
-                way = f"-c search_path={SCHEMA}"
-                self.looking = psycopg.connect(self.cluster.address, options=way, autocommit=True)
-            row = self.looking.execute(query.encode(), values).fetchone()
+        def run_query() -> Any:
+            if self.query_connection is None or self.query_connection.closed:
+                way = f"-c search_path={SCHEMA_NAME}"
+                self.query_connection = psycopg.connect(self.cluster.url, options=way, autocommit=True)
+            row = self.query_connection.execute(query.encode(), values).fetchone()
             return None if row is None else row[0]
 
-        return await asyncio.to_thread(look)
+        return await asyncio.to_thread(run_query)
 
-    async def sender(self) -> str:
+    async def current_sender(self) -> str:
         """The host that has the lease, "" for none."""
-        return await self.ask("SELECT host FROM sender WHERE until >= clock_timestamp()") or ""
+        return await self.query_value("SELECT host FROM sender WHERE until >= clock_timestamp()") or ""
 
-    async def in_hand(self, name: str) -> int:
+    async def count_claims(self, name: str) -> int:
         """How many shares a host proves."""
-        return int(await self.ask("SELECT count(*) FROM claims WHERE host = %s", name))
+        return int(await self.query_value("SELECT count(*) FROM claims WHERE host = %s", name))
 
-    async def sends(self) -> int:
+    async def count_sends(self) -> int:
         """How many sends were noted."""
-        return int(await self.ask("SELECT count(*) FROM campaign.noted"))
+        return int(await self.query_value("SELECT count(*) FROM campaign.noted"))
 
-    async def until(self, what: str, holds: Callable[[], Awaitable[object]], bound: float) -> None:
+    async def require_within(self, description: str, condition: Callable[[], Awaitable[object]], bound: float) -> None:
         """Wait until this holds, and promise how soon."""
         began = time.monotonic()
-        while not await holds() and time.monotonic() < began + 10 * bound:
+        while not await condition() and time.monotonic() < began + 10 * bound:
             await asyncio.sleep(0.1)
-        name = f"seconds until {what}"
-        self.quiet[name] = max(self.quiet.get(name, 0.0), time.monotonic() - began)
-        self.findings.at_most(name, self.quiet[name], bound)
+        name = f"seconds until {description}"
+        self.is_quiet[name] = max(self.is_quiet.get(name, 0.0), time.monotonic() - began)
+        self.findings.require_at_most(name, self.is_quiet[name], bound)
 
-    async def taken_over(self, name: str) -> None:
+    async def wait_for_takeover(self, name: str) -> None:
         """Wait until nothing is a silent host's any more."""
         if name.startswith("sends"):
 
             async def another() -> bool:
-                return await self.sender() not in {"", name}
+                return await self.current_sender() not in {"", name}
 
-            await self.until("another host sends", another, self.lease + SLACK)
+            await self.require_within("another host sends", another, self.lease + SLACK_SECONDS)
         elif name.startswith("proves"):
 
             async def none() -> bool:
-                return await self.in_hand(name) == 0
+                return await self.count_claims(name) == 0
 
-            await self.until("its shares are another's", none, self.lease + SLACK)
+            await self.require_within("its shares are another's", none, self.lease + SLACK_SECONDS)
 
-    async def up(self, name: str) -> None:
+    async def start_host(self, name: str) -> None:
         """Start a host; its name may still be its last life's for a moment."""
         while True:
-            self.hosts[name].launch(STANDIN_SECONDS="0.05")
+            self.hosts[name].spawn(STANDIN_SECONDS="0.05")
             with contextlib.suppress(AssertionError):
-                await self.hosts[name].listening()
+                await self.hosts[name].wait_until_listening()
                 break
             assert self.hosts[name].process is not None
-            await self.hosts[name].ended()
-        async with self.hosts[name].patience("is ready", START):
+            await self.hosts[name].wait_for_exit()
+        async with self.hosts[name].timeout("is ready", START_TIMEOUT_SECONDS):
             while True:
                 with contextlib.suppress(httpx.HTTPError):
-                    if (await self.hosts[name].service())["ready"]:
+                    if (await self.hosts[name].service_stats())["ready"]:
                         return
                 await asyncio.sleep(0.05)
 
 
-async def run(setting: Setting) -> Findings:
+async def run(setting: CampaignRun) -> Findings:
     """Start, hurt, and judge."""
     findings = Findings()
-    findings.exactly("can be tried here", "yes" if binaries() is not None else "no PostgreSQL", "yes")
-    if not findings.held:
+    findings.require_equal("can be tried here", "yes" if find_binaries() is not None else "no PostgreSQL", "yes")
+    if not findings.is_held:
         return findings
-    async with _scene(setting, findings) as scene:
-        await _hurt(scene)
-        await _judge(scene)
+    async with _run_environment(setting, findings) as scene:
+        await _run_faults(scene)
+        await _check_promises(scene)
     return findings
 
 
 @contextlib.asynccontextmanager
-async def _scene(setting: Setting, findings: Findings) -> AsyncIterator[Scene]:
+async def _run_environment(setting: CampaignRun, findings: Findings) -> AsyncIterator[Environment]:
     """All of it at work; nothing of it afterwards."""
     cluster = Cluster()
     async with contextlib.AsyncExitStack() as stack:
         http = await stack.enter_async_context(httpx.AsyncClient(timeout=30))
         stack.callback(cluster.remove)
         await asyncio.to_thread(cluster.start)
-        way = Way(cluster.folder / ".s.PGSQL.5432")
-        await stack.enter_async_context(way.opened())
-        chain = Chain(setting.folder, http, "--block-seconds", "1", "--stand-in-proofs")
+        way = DatabaseProxy(cluster.folder / ".s.PGSQL.5432")
+        await stack.enter_async_context(way.listen())
+        chain = DevChain(setting.folder, http, "--block-seconds", "1", "--stand-in-proofs")
         await chain.start()
         stack.push_async_callback(chain.kill)
         lease = setting.scale(10.0, 2.0)
-        hosts = _hosts(setting, http, chain, way, lease)
-        urls = [f"http://127.0.0.1:{port}" for port in _ports(hosts)]
-        crowd = Crowd(chain, lambda: urls, setting.dice("wallets"))
-        scene = Scene(setting, findings, chain, cluster, way, crowd, hosts, lease, setting.dice("hurts"))
-        stack.push_async_callback(_end, scene)
+        hosts = _create_hosts(setting, http, chain, way, lease)
+        urls = [f"http://127.0.0.1:{port}" for port in _ports_by_host(hosts)]
+        crowd = WalletCrowd(chain, lambda: urls, setting.seeded_random("wallets"))
+        scene = Environment(setting, findings, chain, cluster, way, crowd, hosts, lease, setting.seeded_random("hurts"))
+        stack.push_async_callback(_stop_hosts, scene)
         first, *others = hosts
-        await scene.up(first)  # it makes the tables
-        await asyncio.to_thread(_watch, cluster)
-        await asyncio.gather(*map(scene.up, others))
+        await scene.start_host(first)  # it makes the tables
+        await asyncio.to_thread(_install_send_log, cluster)
+        await asyncio.gather(*map(scene.start_host, others))
         yield scene
 
 
-def _hosts(setting: Setting, http: httpx.AsyncClient, chain: Chain, way: Way, lease: float) -> dict[str, Helper]:
+def _create_hosts(
+    setting: CampaignRun, http: httpx.AsyncClient, chain: DevChain, proxy: DatabaseProxy, lease: float
+) -> dict[str, HelperProcess]:
     """Hosts by name, not started; the name begins with what one does."""
     keys = setting.folder / "keys"
     keys.touch(0o600)
     keys.write_text(token_hex(32))
     store = {
-        "url": f"postgresql://tests@127.0.0.1:{way.port}/postgres?sslmode=disable&gssencmode=disable",
+        "url": f"postgresql://tests@127.0.0.1:{proxy.port}/postgres?sslmode=disable&gssencmode=disable",
         "key_file": str(keys),
-        "schema_name": SCHEMA,
+        "schema_name": SCHEMA_NAME,
         "lease_seconds": lease,
     }
     kinds = {"takes": ("api", setting.scale(2, 1)), "proves": ("prover", 2), "sends": ("sender", 2)}
@@ -215,16 +217,16 @@ def _hosts(setting: Setting, http: httpx.AsyncClient, chain: Chain, way: Way, le
             folder = setting.folder / name
             folder.mkdir()
             sections: dict[str, Any] = {
-                "helper": {"role": role, "port": free_port(), "max_concurrent_proofs": 1},
+                "helper": {"role": role, "port": find_free_port(), "max_concurrent_proofs": 1},
                 "store": {**store, "host": name},
                 "sender": {"standby": True},
                 "admin": {"disable": True},
             }
-            made[name] = Helper(folder, http, chain, program=STAND_IN, **sections)
+            made[name] = HelperProcess(folder, http, chain, program=STAND_IN_PROGRAM, **sections)
     return made
 
 
-def _ports(hosts: dict[str, Helper]) -> list[int]:
+def _ports_by_host(hosts: dict[str, HelperProcess]) -> list[int]:
     """Where wallets post."""
     found = []
     for name, host in hosts.items():
@@ -234,14 +236,14 @@ def _ports(hosts: dict[str, Helper]) -> list[int]:
     return found
 
 
-def _watch(cluster: Cluster) -> None:
-    with psycopg.connect(cluster.address, autocommit=True) as conn:
-        conn.execute(NOTED.encode())
+def _install_send_log(cluster: Cluster) -> None:
+    with psycopg.connect(cluster.url, autocommit=True) as conn:
+        conn.execute(SEND_LOG_SQL.encode())
 
 
-async def _end(scene: Scene) -> None:
-    if scene.looking is not None:
-        scene.looking.close()
+async def _stop_hosts(scene: Environment) -> None:
+    if scene.query_connection is not None:
+        scene.query_connection.close()
     for host in scene.hosts.values():
         if host.process is not None and host.process.poll() is None:
             host.process.send_signal(signal.SIGCONT)
@@ -251,64 +253,64 @@ async def _end(scene: Scene) -> None:
 # ---------------------------------------------------------------- what is done to them
 
 
-async def _kill(scene: Scene, name: str) -> None:
+async def _kill_host(scene: Environment, name: str) -> None:
     """End a host, and start it again: at once, or when what it did is done by another."""
     await scene.hosts[name].kill()
-    if scene.setting.quick or scene.dice.random() < 0.5:
-        await scene.taken_over(name)
-    await scene.up(name)
+    if scene.setting.is_quick or scene.rng.random() < 0.5:
+        await scene.wait_for_takeover(name)
+    await scene.start_host(name)
 
 
-async def _stop(scene: Scene, name: str) -> None:
+async def _suspend_host(scene: Environment, name: str) -> None:
     """Have a host sleep through its lease, and go on as if nothing was."""
     os.kill(scene.hosts[name].pid, signal.SIGSTOP)
-    await scene.taken_over(name)
+    await scene.wait_for_takeover(name)
     if not name.startswith("sends"):
         await asyncio.sleep(scene.lease)
     os.kill(scene.hosts[name].pid, signal.SIGCONT)
 
 
-async def _sender(scene: Scene, hurt: Callable[[Scene, str], Awaitable[None]]) -> None:
+async def _disrupt_sender(scene: Environment, fault: Callable[[Environment, str], Awaitable[None]]) -> None:
     """Do it to the host that sends."""
-    while not (name := await scene.sender()):
+    while not (name := await scene.current_sender()):
         await asyncio.sleep(0.05)
-    await hurt(scene, name)
+    await fault(scene, name)
 
 
-async def _crash(scene: Scene) -> None:
+async def _crash_database(scene: Environment) -> None:
     """The server ends as in a power failure, and starts."""
-    if scene.looking is not None:
-        scene.looking.close()
+    if scene.query_connection is not None:
+        scene.query_connection.close()
     await asyncio.to_thread(scene.cluster.stop, signal.SIGQUIT)
     await asyncio.to_thread(scene.cluster.start)
-    await _goes_on(scene, "reveals are sent after the server's crash")
+    await _require_progress(scene, "reveals are sent after the server's crash")
 
 
-async def _cut(scene: Scene) -> None:
+async def _cut_connections(scene: Environment) -> None:
     """Every connection breaks within its next words."""
-    scene.way.cut(scene.dice.randrange(1, 400))
+    scene.proxy.cut_connections(scene.rng.randrange(1, 400))
     patience = time.monotonic() + 3  # one on which nothing is said stays
-    while scene.way.cutting and time.monotonic() < patience:
+    while scene.proxy.open_cut_connections and time.monotonic() < patience:
         await asyncio.sleep(0.01)
-    await _goes_on(scene, "reveals are sent after the cut")
+    await _require_progress(scene, "reveals are sent after the cut")
 
 
-async def _goes_on(scene: Scene, what: str) -> None:
-    before = await scene.sends()
+async def _require_progress(scene: Environment, description: str) -> None:
+    before = await scene.count_sends()
 
-    async def more() -> bool:
-        return await scene.sends() > before or not await scene.ask("SELECT count(*) FROM shares")
+    async def has_progress() -> bool:
+        return await scene.count_sends() > before or not await scene.query_value("SELECT count(*) FROM shares")
 
-    await scene.until(what, more, RESUMED)
+    await scene.require_within(description, has_progress, RESUME_SECONDS)
 
 
-async def _hurt(scene: Scene) -> None:
+async def _run_faults(scene: Environment) -> None:
     """Do it all, in any order, while votes are posted in step."""
-    setting, dice = scene.setting, scene.dice
+    setting, rng = scene.setting, scene.rng
     round_id = await scene.chain.open_round()
-    hurts = _hurts(scene)
-    votes = await scene.crowd.vote(round_id, setting.scale(125, 6))
-    due = setting.dice("times")
+    hurts = _draw_faults(scene)
+    votes = await scene.crowd.cast_votes(round_id, setting.scale(125, 6))
+    due = setting.seeded_random("times")
     begun = 0
     async with asyncio.TaskGroup() as group:
 
@@ -317,72 +319,80 @@ async def _hurt(scene: Scene) -> None:
             some: list[tuple[Ballot, int]] = votes[begun:upto]
             begun = upto
             group.create_task(
-                scene.crowd.post(some, lambda: int(time.time() + due.uniform(0, AHEAD)) + 1, patience=START)
+                scene.crowd.post_shares(
+                    some,
+                    lambda: int(time.time() + due.uniform(0, MAX_AHEAD_SECONDS)) + 1,
+                    timeout_seconds=START_TIMEOUT_SECONDS,
+                )
             )
 
         for number, (what, hurt) in enumerate(hurts):
             post(-(-len(votes) * (number + 1) // (len(hurts) + 1)))
-            scene.findings.figure(what, int(scene.findings.figures.get(what, 0)) + 1)
-            await asyncio.sleep(dice.uniform(0.2, 1.5))
-            scene.way.deaf = number % 3 == 1
+            scene.findings.record_figure(what, int(scene.findings.figures.get(what, 0)) + 1)
+            await asyncio.sleep(rng.uniform(0.2, 1.5))
+            scene.proxy.drops_notifications = number % 3 == 1
             await hurt()
-        scene.way.deaf = True  # what is left comes without a word
+        scene.proxy.drops_notifications = True  # what is left comes without a word
         post(len(votes))
 
 
-def _hurts(scene: Scene) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
+def _draw_faults(scene: Environment) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
     """What is done, and how it is called, in any order."""
-    setting, dice, names = scene.setting, scene.dice, list(scene.hosts)
+    setting, rng, names = scene.setting, scene.rng, list(scene.hosts)
 
     kills = names * setting.scale(100 // len(names), 0) or ["takes-0", "proves-0"]
     stops = [name for name in names if not name.startswith("sends")] * setting.scale(3, 0) or ["proves-0"]
     found: list[tuple[str, Callable[[], Awaitable[None]]]] = []
-    found += [(f"SIGKILL: {name.partition('-')[0]}", partial(_kill, scene, name)) for name in kills]
-    found += [("SIGKILL: who sends", partial(_sender, scene, _kill))] * setting.scale(4, 1)
-    found += [(f"SIGSTOP: {name.partition('-')[0]}", partial(_stop, scene, name)) for name in stops]
-    found += [(STOPPED, partial(_sender, scene, _stop))] * setting.scale(12, 1)
-    found += [("crashes of the server", partial(_crash, scene))] * setting.scale(5, 1)
-    found += [("cuts of all connections", partial(_cut, scene))] * setting.scale(20, 1)
-    dice.shuffle(found)
+    found += [(f"SIGKILL: {name.partition('-')[0]}", partial(_kill_host, scene, name)) for name in kills]
+    found += [("SIGKILL: who sends", partial(_disrupt_sender, scene, _kill_host))] * setting.scale(4, 1)
+    found += [(f"SIGSTOP: {name.partition('-')[0]}", partial(_suspend_host, scene, name)) for name in stops]
+    found += [(STOPPED_SENDER, partial(_disrupt_sender, scene, _suspend_host))] * setting.scale(12, 1)
+    found += [("crashes of the server", partial(_crash_database, scene))] * setting.scale(5, 1)
+    found += [("cuts of all connections", partial(_cut_connections, scene))] * setting.scale(20, 1)
+    rng.shuffle(found)
     return found
 
 
 # ---------------------------------------------------------------- what came of it
 
 
-async def _judge(scene: Scene) -> None:
+async def _check_promises(scene: Environment) -> None:
     findings, ledger = scene.findings, scene.crowd.ledger
-    await promise_check.drained(scene.chain, ledger, 90 + 0.1 * len(ledger.posted))
-    await promise_check.judge(findings, scene.chain, ledger)
-    findings.exactly("shares posted and not acknowledged", len(ledger.posted) - len(ledger.acknowledged), 0)
-    findings.exactly("shares refused", len(scene.crowd.refused), 0)
-    findings.at_least("words between hosts that were lost", scene.way.lost, 1)
-    findings.exactly("sends noted without the lease", await _astray(scene), 0)
-    findings.at_least("hosts that have sent", await scene.ask("SELECT count(DISTINCT host) FROM campaign.noted"), 2)
+    await promise_check.wait_until_drained(scene.chain, ledger, 90 + 0.1 * len(ledger.posted))
+    await promise_check.check_promises(findings, scene.chain, ledger)
+    findings.require_equal("shares posted and not acknowledged", len(ledger.posted) - len(ledger.acknowledged_at), 0)
+    findings.require_equal("shares refused", len(scene.crowd.refused), 0)
+    findings.require_at_least("words between hosts that were lost", scene.proxy.dropped_notifications, 1)
+    findings.require_equal("sends noted without the lease", await _sends_by_other_hosts(scene), 0)
+    findings.require_at_least(
+        "hosts that have sent", await scene.query_value("SELECT count(DISTINCT host) FROM campaign.noted"), 2
+    )
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(60):
-            while await scene.ask("SELECT count(*) FROM shares"):
+            while await scene.query_value("SELECT count(*) FROM shares"):
                 await asyncio.sleep(0.1)
-    findings.exactly("shares left in the database", await scene.ask("SELECT count(*) FROM shares"), 0)
-    findings.exactly("shares set aside", await scene.ask("SELECT count(*) FROM damaged"), 0)
+    findings.require_equal("shares left in the database", await scene.query_value("SELECT count(*) FROM shares"), 0)
+    findings.require_equal("shares set aside", await scene.query_value("SELECT count(*) FROM damaged"), 0)
     for host in scene.hosts.values():
-        findings.exactly("exit status of a host", await host.stop(), 0)
-    spent = sum(attempts(host.log)[0] for host in scene.hosts.values())
-    findings.exactly("attempts spent", spent, 0)
-    await _twice(scene)
+        findings.require_equal("exit status of a host", await host.stop(), 0)
+    spent = sum(count_attempts(host.log)[0] for host in scene.hosts.values())
+    findings.require_equal("attempts spent", spent, 0)
+    await _repeated_sends(scene)
 
 
-async def _astray(scene: Scene) -> int:
+async def _sends_by_other_hosts(scene: Environment) -> int:
     """Sends that were noted by a host that was not the sender at that moment."""
-    return int(await scene.ask("SELECT count(*) FROM campaign.noted WHERE host IS DISTINCT FROM sender"))
+    return int(await scene.query_value("SELECT count(*) FROM campaign.noted WHERE host IS DISTINCT FROM sender"))
 
 
-async def _twice(scene: Scene) -> None:
+async def _repeated_sends(scene: Environment) -> None:
     """A host that is stopped between its note and its first byte may send once more than another has, by share."""
-    sent = await promise_check.broadcasts(scene.chain, scene.crowd.ledger)
+    sent = await promise_check.find_broadcasts(scene.chain, scene.crowd.ledger)
     pairs = {(entry["nullifier"], entry["height"]) for entry in sent}
-    stops = int(scene.findings.figures.get(STOPPED, 0))
-    scene.findings.at_most("sends of a share at a height that had one", len(sent) - len(pairs), AT_ONCE * stops)
+    stops = int(scene.findings.figures.get(STOPPED_SENDER, 0))
+    scene.findings.require_at_most(
+        "sends of a share at a height that had one", len(sent) - len(pairs), POSTER_COUNT * stops
+    )
 
 
 CAMPAIGN = Campaign("roles", run)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import httpx
 
-from tests.campaign.campaign import Findings, Setting
+from tests.campaign.campaign import CampaignRun, Findings
 
 
-async def described(findings: Findings, setting: Setting, url: str, token: str) -> None:
+async def check_described_operations(findings: Findings, setting: CampaignRun, url: str, token: str) -> None:
     """Ask every operation that the helper at this address describes; its answers must be as described, and no 5xx."""
     async with httpx.AsyncClient() as http:
         document = (await http.get(f"{url}/openapi.json")).json()
@@ -32,16 +32,16 @@ async def described(findings: Findings, setting: Setting, url: str, token: str) 
         "--generation-database": "none",
         "--report-json-path": str(report),
     }
-    status = await _schemathesis(setting.folder, [part for option in options.items() for part in option])
+    status = await _run_schemathesis(setting.folder, [part for option in options.items() for part in option])
     told = json.loads(report.read_text()) if report.exists() else {}
     operations = sum(len(methods) for methods in document["paths"].values())
-    findings.exactly("schemathesis, exit status", status, 0)
-    findings.exactly("schemathesis, operations tested", told.get("operations", {}).get("tested", 0), operations)
-    findings.figure("schemathesis, requests", told.get("test_cases", {}).get("generated", 0))
-    findings.exactly("schemathesis, failures", len(told.get("failures", ["no report"])), 0)
+    findings.require_equal("schemathesis, exit status", status, 0)
+    findings.require_equal("schemathesis, operations tested", told.get("operations", {}).get("tested", 0), operations)
+    findings.record_figure("schemathesis, requests", told.get("test_cases", {}).get("generated", 0))
+    findings.require_equal("schemathesis, failures", len(told.get("failures", ["no report"])), 0)
 
 
-async def _schemathesis(folder: Path, flags: list[str]) -> int:
+async def _run_schemathesis(folder: Path, flags: list[str]) -> int:
     """Its exit status; when it is not 0 what it said is shown."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "schemathesis.cli", "run", "openapi.json"),

@@ -10,9 +10,9 @@ new share gets 503 within 5 s (of a block being 90 s old), nothing is dispatched
 that falls due after the 503. Mended, it goes on by itself within 10 s. In all that no attempt is spent, nothing fails,
 is closed or purged, and nothing is lost, early or counted twice.
 
-Planted: `CommitmentTreeSync.contradicted` answers None always, so that a node with other roots rests for a second and
-is taken for well again. Found: "all bad: seconds until a POST gets 503: 999.0 (≤ 5)", slowest "wrong root". It was no
-plant but the state of the product when the campaign was written.
+Planted: `CommitmentTreeSync.contradiction_reason` answers None always, so that a node with other roots rests for a
+second and is taken for well again. Found: "all bad: seconds until a POST gets 503: 999.0 (≤ 5)", slowest "wrong
+root". It was no plant but the state of the product when the campaign was written.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ import httpx
 from devnet import ballot
 from devnet.ballot import Ballot
 from tests.campaign import promise_check
-from tests.campaign.campaign import Campaign, Findings, Setting
-from tests.campaign.wallet_clients import Crowd
-from tests.support.devnet import Chain
-from tests.support.harness import Helper, helping
+from tests.campaign.campaign import Campaign, CampaignRun, Findings
+from tests.campaign.wallet_clients import WalletCrowd
+from tests.support.devnet import DevChain
+from tests.support.harness import HelperProcess, run_helper
 
-SWITCHES: dict[str, dict[str, Any]] = {
+FAULT_SWITCHES: dict[str, dict[str, Any]] = {
     "stale": {"stale": 91},
     "catching up": {"catching_up": True},
     "reset": {"reset_height": 1},
@@ -46,86 +46,86 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "frozen": {"freeze_blocks": True},
 }
 STALE_SECONDS = 90
-OLD = 400
+OLD_BLOCKS = 400
 """Seconds by which the chain's first blocks lie back."""
-FIRST = 250
+FIRST_BLOCKS = 250
 """How many they are: more than come in a run, so that a node that was reset is not in step again by and by."""
-LANES = 4
-LIMIT = 5
+LANE_COUNT = 4
+PAUSE_LIMIT_SECONDS = 5
 """Seconds within which a POST is answered with 503 once no node is of use."""
-NEVER = 999.0
-TAKEN = "one bad node: seconds until shares are counted"
-PAUSED = "all bad: seconds until a POST gets 503"
-DRAINED = "mended: seconds until drained"
-BOUNDS = {TAKEN: 3, PAUSED: LIMIT, DRAINED: 10}
+NEVER_SECONDS = 999.0
+CONFIRMED_FIGURE = "one bad node: seconds until shares are counted"
+PAUSED_FIGURE = "all bad: seconds until a POST gets 503"
+DRAINED_FIGURE = "mended: seconds until drained"
+BOUNDS = {CONFIRMED_FIGURE: 3, PAUSED_FIGURE: PAUSE_LIMIT_SECONDS, DRAINED_FIGURE: 10}
 
 
 @dataclass
 class FailureScenario:
     """A chain, a helper, and wallets that post one share at a time; several go beside each other."""
 
-    setting: Setting
+    setting: CampaignRun
     findings: Findings
-    chain: Chain
-    helper: Helper
-    crowd: Crowd
+    chain: DevChain
+    helper: HelperProcess
+    crowd: WalletCrowd
     round_id: bytes
     shares: Iterator[tuple[Ballot, int, int]]
-    worst: dict[str, tuple[float, str]]
+    slowest: dict[str, tuple[float, str]]
     due_in_pause: int = 0
     nodes: int = 2
     posted: list[bytes] = field(default_factory=list)
 
-    async def post(self, due: int) -> int:
+    async def post_share(self, due: int) -> int:
         """Post another share; the status of the answer."""
         vote, position, index = next(self.shares)
         share = vote.shares[index]
-        self.crowd.ledger.post(share.nullifier, vote.round_id, due, position)
+        self.crowd.ledger.record_post(share.nullifier, vote.round_id, due, position)
         began = time.monotonic()
-        answer = await self.helper.post(ballot.post_body(vote, share, position, due))
+        answer = await self.helper.post_share(ballot.post_body(vote, share, position, due))
         if answer.status_code == 200:
-            self.crowd.ledger.acknowledge(share.nullifier, time.time(), time.monotonic() - began)
+            self.crowd.ledger.record_acknowledgment(share.nullifier, time.time(), time.monotonic() - began)
             self.posted.append(share.nullifier)
         return answer.status_code
 
-    def note(self, what: str, seconds: float, name: str) -> None:
+    def record_slowest(self, figure: str, seconds: float, name: str) -> None:
         """Keep the slowest, with the switch that was the slowest."""
-        self.worst[what] = max(self.worst.get(what, (0.0, "")), (seconds, name))
+        self.slowest[figure] = max(self.slowest.get(figure, (0.0, "")), (seconds, name))
 
-    async def one_bad(self, name: str) -> None:
+    async def check_one_bad_node(self, name: str) -> None:
         """The preferred node is bad."""
-        await self.chain.faults(node=0, **SWITCHES[name])
+        await self.chain.set_faults(node=0, **FAULT_SWITCHES[name])
         await asyncio.sleep(0.5)
         before = len(self.posted)
-        answers = [await self.post(0) for _ in range(3)]
-        self.findings.exactly("one bad node: shares not taken", sum(one != 200 for one in answers), 0)
+        answers = [await self.post_share(0) for _ in range(3)]
+        self.findings.require_equal("one bad node: shares not taken", sum(one != 200 for one in answers), 0)
         posted = {nullifier.hex() for nullifier in self.posted[before:]}
-        began, seconds = time.time(), NEVER
+        began, seconds = time.time(), NEVER_SECONDS
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(30):
-                while posted - (await promise_check.counted(self.chain, [self.round_id])).keys():
+                while posted - (await promise_check.count_confirmed(self.chain, [self.round_id])).keys():
                     await asyncio.sleep(0.1)
                 seconds = time.time() - began
-        self.note(TAKEN, seconds, name)
+        self.record_slowest(CONFIRMED_FIGURE, seconds, name)
 
-    async def all_bad(self, name: str) -> None:
+    async def check_all_nodes_bad(self, name: str) -> None:
         """No node is of use; then all are mended."""
         pause = self.setting.scale(8.0, 1.5)
-        limit = LIMIT + (STALE_SECONDS if name == "frozen" else 0)
+        limit = PAUSE_LIMIT_SECONDS + (STALE_SECONDS if name == "frozen" else 0)
         for node in range(1, self.nodes):
-            await self.chain.faults(node=node, **SWITCHES[name])
+            await self.chain.set_faults(node=node, **FAULT_SWITCHES[name])
         began = time.time()
-        while (answer := await self.post(0)) == 200 and time.time() - began < limit + 5:
+        while (answer := await self.post_share(0)) == 200 and time.time() - began < limit + 5:
             await asyncio.sleep(0.4)
         noticed = time.time()
-        seconds = noticed - began if answer == 503 else NEVER
-        self.note(PAUSED, seconds - (limit - LIMIT), name)
+        seconds = noticed - began if answer == 503 else NEVER_SECONDS
+        self.record_slowest(PAUSED_FIGURE, seconds - (limit - PAUSE_LIMIT_SECONDS), name)
         await asyncio.sleep(pause)
         mended = time.time()
         for node in range(self.nodes):
-            await self.chain.mend(node=node)
+            await self.chain.clear_faults(node=node)
         firsts: dict[str, float] = {}  # what was sent before is public, and may be sent again
-        for entry in await promise_check.broadcasts(self.chain, self.crowd.ledger):
+        for entry in await promise_check.find_broadcasts(self.chain, self.crowd.ledger):
             firsts.setdefault(entry["nullifier"], entry["time"])
         # What was in hand when the nodes went bad may still go out within those 5 s; what fell due since may not.
         posted = self.crowd.ledger.posted
@@ -133,65 +133,65 @@ class FailureScenario:
             at < mended and (at > began + limit or (at > noticed and posted[one].submit_at > noticed))
             for one, at in firsts.items()
         )
-        self.findings.exactly(f"{name}: shares dispatched while paused", late, 0)
+        self.findings.require_equal(f"{name}: shares dispatched while paused", late, 0)
         due = [self.crowd.ledger.posted[nullifier.hex()].submit_at for nullifier in self.posted]
         self.due_in_pause += sum(noticed < at < mended for at in due)
-        back = await promise_check.drained(self.chain, self.crowd.ledger, 30)
-        self.note(DRAINED, time.time() - mended if back else NEVER, name)
+        back = await promise_check.wait_until_drained(self.chain, self.crowd.ledger, 30)
+        self.record_slowest(DRAINED_FIGURE, time.time() - mended if back else NEVER_SECONDS, name)
 
 
-async def run(setting: Setting) -> Findings:
+async def run(setting: CampaignRun) -> Findings:
     """Hurt it, and judge."""
     findings = Findings()
-    names = list(SWITCHES)[: setting.scale(8, 7)]
-    lanes = [names[number::LANES] for number in range(LANES)]
+    names = list(FAULT_SWITCHES)[: setting.scale(8, 7)]
+    lanes = [names[number::LANE_COUNT] for number in range(LANE_COUNT)]
     worst: dict[str, tuple[float, str]] = {}
     async with httpx.AsyncClient(timeout=30) as http, asyncio.TaskGroup() as group:
         for number, some in enumerate(lanes):
             folder = setting.folder / f"lane{number}"
             folder.mkdir()
-            group.create_task(_lane(setting, findings, worst, folder, http, some))
+            group.create_task(_run_lane(setting, findings, worst, folder, http, some))
     for what, (seconds, name) in worst.items():
-        findings.at_most(what, seconds, BOUNDS[what])
-        findings.figure(f"{what}, slowest", name)
+        findings.require_at_most(what, seconds, BOUNDS[what])
+        findings.record_figure(f"{what}, slowest", name)
     return findings
 
 
-async def _lane(
-    setting: Setting,
+async def _run_lane(
+    setting: CampaignRun,
     findings: Findings,
-    worst: dict[str, tuple[float, str]],
+    slowest: dict[str, tuple[float, str]],
     folder: Path,
     http: httpx.AsyncClient,
     names: list[str],
 ) -> None:
     nodes = setting.scale(3, 2)
     flags = ("--block-seconds", "0.25", "--stand-in-proofs", "--extra-nodes", str(nodes))
-    whole = Chain(folder, http, *flags, "--clock-offset", str(-OLD))
+    whole = DevChain(folder, http, *flags, "--clock-offset", str(-OLD_BLOCKS))
     await whole.start()
     try:
-        chain = whole.by_node(nodes)  # the last node is the witness's own, and always well
-        await chain.mine(FIRST)
-        await chain.faults(clock_offset_seconds=0)
+        chain = whole.at_node(nodes)  # the last node is the witness's own, and always well
+        await chain.mine(FIRST_BLOCKS)
+        await chain.set_faults(clock_offset_seconds=0)
         round_id = await chain.open_round()
         sections: dict[str, Any] = {"chain": {"poll_seconds": 0.1}, "helper": {"max_concurrent_proofs": 1}}
-        async with helping(folder, http, chain, nodes=nodes, cluster=setting.cluster, **sections) as helper:
-            crowd = Crowd(chain, lambda: [helper.url], setting.dice(f"votes {folder.name}"))
-            votes = await crowd.vote(round_id, len(names) * setting.scale(12, 3))
-            await helper.knows_leaf(round_id, max(position for _, position in votes))
+        async with run_helper(folder, http, chain, nodes=nodes, cluster=setting.cluster, **sections) as helper:
+            crowd = WalletCrowd(chain, lambda: [helper.url], setting.seeded_random(f"votes {folder.name}"))
+            votes = await crowd.cast_votes(round_id, len(names) * setting.scale(12, 3))
+            await helper.wait_for_leaf(round_id, max(position for _, position in votes))
             shares = ((vote, position, index) for vote, position in votes for index in range(16))
-            lane = FailureScenario(setting, findings, chain, helper, crowd, round_id, shares, worst, nodes=nodes)
+            lane = FailureScenario(setting, findings, chain, helper, crowd, round_id, shares, slowest, nodes=nodes)
             for name in names:
-                await lane.one_bad(name)
+                await lane.check_one_bad_node(name)
                 soon = int(time.time()) + (STALE_SECONDS if name == "frozen" else 0)
                 # For every second until one after the last moment at which the 503 may come: one at least falls
                 # into the pause, which is longer than a second.
-                for second in range(setting.scale(13, LIMIT + 1)):
-                    await lane.post(soon + 1 + second)
-                await lane.all_bad(name)
-            await promise_check.judge(findings, chain, crowd.ledger)
-            await promise_check.unharmed(findings, helper)
-            findings.at_least("shares due while paused, in a lane", lane.due_in_pause, len(names))
+                for second in range(setting.scale(13, PAUSE_LIMIT_SECONDS + 1)):
+                    await lane.post_share(soon + 1 + second)
+                await lane.check_all_nodes_bad(name)
+            await promise_check.check_promises(findings, chain, crowd.ledger)
+            await promise_check.check_no_share_charged(findings, helper)
+            findings.require_at_least("shares due while paused, in a lane", lane.due_in_pause, len(names))
     finally:
         await whole.kill()
 

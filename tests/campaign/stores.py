@@ -9,7 +9,7 @@ from tests.support.postgres import Cluster
 
 
 @contextlib.contextmanager
-def cluster_of(store: str) -> Iterator[Cluster | None]:
+def run_cluster(store: str) -> Iterator[Cluster | None]:
     """What helpers of one run of a campaign keep their queues in, gone afterwards; None for files of their own.
 
     Raises:

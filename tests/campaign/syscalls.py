@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-WRITES = ("pwrite64", "fdatasync", "fsync", "ftruncate")
+WRITE_CALLS = ("pwrite64", "fdatasync", "fsync", "ftruncate")
 """How SQLite, the lock file and the scrubbing of pages change files."""
-SENDS = ("write", "writev", "sendto", "sendmsg")
+SEND_CALLS = ("write", "writev", "sendto", "sendmsg")
 """How bytes leave over a socket."""
-WHOLE = 20_000
+MAX_STRING_BYTES = 20_000
 """Bytes of a buffer that are told, more than a page or an answer."""
 
 _LINE = re.compile(r"^(\d+) +(.*)$")
@@ -23,7 +23,7 @@ _RESUMED = re.compile(r"^<\.\.\. \w+ resumed>")
 _HEX = re.compile(r"\\x([0-9a-f]{2})")
 
 
-def installed() -> bool:
+def is_strace_installed() -> bool:
     """Whether there is strace."""
     return shutil.which("strace") is not None
 
@@ -32,7 +32,7 @@ def installed() -> bool:
 _STRACE = ("strace", "-D", "-f")
 
 
-def kill_at(call: str, number: int) -> Sequence[str]:
+def kill_command(call: str, number: int) -> Sequence[str]:
     """Run a program that is killed when one of its threads is about to make its n-th call of this name.
 
     Not with --seccomp-bpf, quick as that is: no signal is injected then.
@@ -41,44 +41,56 @@ def kill_at(call: str, number: int) -> Sequence[str]:
     return (*_STRACE, "-qq", "-o", "/dev/null", "-e", f"trace={call}", "-e", inject)
 
 
-def told(trace: Path) -> Sequence[str]:
+def trace_command(trace: Path) -> Sequence[str]:
     """Run a program and write its calls to a file, buffers in hexadecimal."""
-    calls = ",".join((*WRITES, *SENDS))
-    return (*_STRACE, "--seccomp-bpf", "-y", "-q", "-xx", "-s", str(WHOLE), "-o", str(trace), "-e", f"trace={calls}")
+    calls = ",".join((*WRITE_CALLS, *SEND_CALLS))
+    return (
+        *_STRACE,
+        "--seccomp-bpf",
+        "-y",
+        "-q",
+        "-xx",
+        "-s",
+        str(MAX_STRING_BYTES),
+        "-o",
+        str(trace),
+        "-e",
+        f"trace={calls}",
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class SystemCall:
     """One call.
 
     Attributes:
-        began, ended: line numbers of the trace: one that ended before another began was over by then.
+        began_at, ended_at: line numbers of the trace: one that ended before another began was over by then.
         pid: the thread.
         file: what its descriptor is, a path or `socket:[…]`.
         data: its buffers' bytes, one after the other.
     """
 
     name: str
-    began: int
-    ended: int
+    began_at: int
+    ended_at: int
     pid: int
     file: str
     data: bytes
 
 
-async def calls(trace: Path, pid: int) -> list[Call]:
+async def read_calls(trace: Path, pid: int) -> list[SystemCall]:
     """All calls of a service that has ended; waits until the trace says so."""
     ended = re.compile(rf"^{pid} +\+\+\+ ", re.MULTILINE)
     async with asyncio.timeout(30):
         while not ended.search(text := trace.read_text(errors="replace")):
             await asyncio.sleep(0.05)
-    return parse(text)
+    return parse_trace(text)
 
 
-def parse(text: str) -> list[Call]:
+def parse_trace(text: str) -> list[SystemCall]:
     """The calls of a trace, by their beginning; those that never ended are left out."""
     under_way: dict[int, tuple[int, str]] = {}
-    found: list[Call] = []
+    found: list[SystemCall] = []
     for number, line in enumerate(text.splitlines()):
         split = _LINE.match(line)
         if split is None:
@@ -94,16 +106,16 @@ def parse(text: str) -> list[Call]:
         if call := _CALL.match(rest):
             file = _HEX.sub(lambda one: chr(int(one[1], 16)), call[2] or "")
             data = bytes(int(one, 16) for one in _HEX.findall(rest[call.end() :]))
-            found.append(Call(call[1], began, number, pid, file, data))
-    return sorted(found, key=lambda call: call.began)
+            found.append(SystemCall(call[1], began, number, pid, file, data))
+    return sorted(found, key=lambda call: call.began_at)
 
 
-def points(found: Sequence[Call], database: str) -> list[tuple[str, int]]:
-    """Every moment at which a service can be killed by `kill_at` while it changes its files, with some to spare.
+def kill_points(traced_calls: Sequence[SystemCall], database: str) -> list[tuple[str, int]]:
+    """Every moment at which a service can be killed by `kill_command` while it changes its files, with some to spare.
 
     Calls are counted by thread, as strace counts them.
     """
-    own = [call for call in found if call.name in WRITES and database in call.file]
+    own = [call for call in traced_calls if call.name in WRITE_CALLS and database in call.file]
     writer = Counter(call.pid for call in own).most_common(1)[0][0]
-    times = Counter(call.name for call in found if call.pid == writer and call.name in WRITES)
-    return [(name, number) for name in WRITES for number in range(1, times[name] + 1)]
+    times = Counter(call.name for call in traced_calls if call.pid == writer and call.name in WRITE_CALLS)
+    return [(name, number) for name in WRITE_CALLS for number in range(1, times[name] + 1)]

@@ -26,117 +26,137 @@ import httpx
 
 from helper.observability.stats import percentile
 from tests.campaign import promise_check
-from tests.campaign.campaign import Campaign, Findings, Setting
-from tests.campaign.wallet_clients import Crowd
-from tests.support.devnet import Chain
-from tests.support.harness import helping
-from tests.support.tcp_gate import Door, doors
+from tests.campaign.campaign import Campaign, CampaignRun, Findings
+from tests.campaign.wallet_clients import WalletCrowd
+from tests.support.devnet import DevChain
+from tests.support.harness import run_helper
+from tests.support.tcp_gate import TcpGate, open_gates
 
-NODES = 3
+NODE_COUNT = 3
 TRICKLE, HALF_OPEN = "a byte every 10 s", "half open"
-PER_SECOND = 4
-CAUGHT_SECONDS = 1.5
+SHARES_PER_SECOND = 4
+DETECTION_SECONDS = 1.5
 """On average: the node that is preferred catches what is sent in its first seconds, the others hardly anything."""
 
 
 @dataclass
-class Seen:
+class Observations:
     """What was seen of all lanes: seconds that calls to a tarpit took, lateness of shares that did not meet one."""
 
     calls: list[float] = field(default_factory=list)
-    others: list[float] = field(default_factory=list)
-    caught: list[float] = field(default_factory=list)
-    before: list[float] = field(default_factory=list)
+    other_calls: list[float] = field(default_factory=list)
+    detection_seconds: list[float] = field(default_factory=list)
+    latencies_before: list[float] = field(default_factory=list)
     tarpits: int = 0
 
 
-async def run(setting: Setting) -> Findings:
+async def run(setting: CampaignRun) -> Findings:
     """Hurt it, and judge."""
-    findings, seen = Findings(), Seen()
+    findings, seen = Findings(), Observations()
     kinds = [TRICKLE, HALF_OPEN]
-    pairs = [(kind, place) for kind in kinds for place in range(NODES)]
+    pairs = [(kind, place) for kind in kinds for place in range(NODE_COUNT)]
     turn = setting.seed % 2
-    batches = setting.scale([pairs[:3], pairs[3:]], [[(kinds[(place + turn) % 2], place) for place in range(NODES)]])
+    batches = setting.scale(
+        [pairs[:3], pairs[3:]], [[(kinds[(place + turn) % 2], place) for place in range(NODE_COUNT)]]
+    )
     async with httpx.AsyncClient(timeout=30) as http:
         for number, batch in enumerate(batches):
             async with asyncio.TaskGroup() as group:
                 for kind, place in batch:
                     folder = setting.folder / f"{number}-{place}"
                     folder.mkdir()
-                    group.create_task(_lane(setting, findings, seen, folder, http, kind, place))
-    findings.at_least("calls to a tarpit", len(seen.calls), seen.tarpits)
-    findings.at_most("longest call to a tarpit, seconds", max(seen.calls, default=0.0), 10.5)
-    findings.at_least("shares that met no tarpit", len(seen.others), 64)
-    findings.at_most("their lateness, p99, seconds", percentile(seen.others, 0.99) or 0.0, 2)
-    findings.at_most("shares that met a tarpit first", len(seen.caught), PER_SECOND * CAUGHT_SECONDS * seen.tarpits)
-    findings.figure("their greatest lateness, seconds", max(seen.caught, default=0.0))
-    findings.figure("lateness before, all nodes well, p99, seconds", percentile(seen.before, 0.99) or 0.0)
+                    group.create_task(_run_lane(setting, findings, seen, folder, http, kind, place))
+    findings.require_at_least("calls to a tarpit", len(seen.calls), seen.tarpits)
+    findings.require_at_most("longest call to a tarpit, seconds", max(seen.calls, default=0.0), 10.5)
+    findings.require_at_least("shares that met no tarpit", len(seen.other_calls), 64)
+    findings.require_at_most("their lateness, p99, seconds", percentile(seen.other_calls, 0.99) or 0.0, 2)
+    findings.require_at_most(
+        "shares that met a tarpit first",
+        len(seen.detection_seconds),
+        SHARES_PER_SECOND * DETECTION_SECONDS * seen.tarpits,
+    )
+    findings.record_figure("their greatest lateness, seconds", max(seen.detection_seconds, default=0.0))
+    findings.record_figure(
+        "lateness before, all nodes well, p99, seconds", percentile(seen.latencies_before, 0.99) or 0.0
+    )
     return findings
 
 
-async def _lane(
-    setting: Setting, findings: Findings, seen: Seen, folder: Path, http: httpx.AsyncClient, kind: str, place: int
+async def _run_lane(
+    setting: CampaignRun,
+    findings: Findings,
+    observations: Observations,
+    folder: Path,
+    http: httpx.AsyncClient,
+    kind: str,
+    place: int,
 ) -> None:
     """A chain and a helper, whose node in this place becomes a tarpit of this kind."""
-    flags = ("--block-seconds", setting.scale("1", "0.5"), "--extra-nodes", str(NODES), "--stand-in-proofs")
-    whole = Chain(folder, http, *flags)
+    flags = ("--block-seconds", setting.scale("1", "0.5"), "--extra-nodes", str(NODE_COUNT), "--stand-in-proofs")
+    whole = DevChain(folder, http, *flags)
     await whole.start()
     try:
-        chain = whole.by_node(NODES)  # the last one is the witness's own
-        listed = [(node["rest"], node["rpc"]) for node in chain.nodes[:NODES]]
-        async with doors(*listed[place]) as ports:
+        chain = whole.at_node(NODE_COUNT)  # the last one is the witness's own
+        listed = [(node["rest"], node["rpc"]) for node in chain.nodes[:NODE_COUNT]]
+        async with open_gates(*listed[place]) as ports:
             listed[place] = (ports[0].url, ports[1].url)
             sections: dict[str, Any] = {
                 "endpoints": [rest for rest, _ in listed],
                 "rpc": [rpc for _, rpc in listed],
                 "poll_seconds": 0.5,
             }
-            async with helping(folder, http, chain, cluster=setting.cluster, chain=sections) as helper:
-                crowd = Crowd(chain, lambda: [helper.url], setting.dice(f"{kind} {place}"))
-                await _tarpit(setting, seen, chain, crowd, ports, kind, place)
-                await promise_check.judge(findings, chain, crowd.ledger)
-                await promise_check.unharmed(findings, helper)
+            async with run_helper(folder, http, chain, cluster=setting.cluster, chain=sections) as helper:
+                crowd = WalletCrowd(chain, lambda: [helper.url], setting.seeded_random(f"{kind} {place}"))
+                await _run_tarpit(setting, observations, chain, crowd, ports, kind, place)
+                await promise_check.check_promises(findings, chain, crowd.ledger)
+                await promise_check.check_no_share_charged(findings, helper)
     finally:
         await whole.kill()
 
 
-async def _tarpit(
-    setting: Setting, seen: Seen, chain: Chain, crowd: Crowd, ports: list[Door], kind: str, place: int
+async def _run_tarpit(
+    setting: CampaignRun,
+    observations: Observations,
+    chain: DevChain,
+    crowd: WalletCrowd,
+    ports: list[TcpGate],
+    kind: str,
+    place: int,
 ) -> None:
-    dice, seconds = setting.dice(f"times {kind} {place}"), setting.scale(60, 14)
+    rng, seconds = setting.seeded_random(f"times {kind} {place}"), setting.scale(60, 14)
     round_id = await chain.open_round()
-    votes = await crowd.vote(round_id, round(seconds * PER_SECOND / 16))
+    votes = await crowd.cast_votes(round_id, round(seconds * SHARES_PER_SECOND / 16))
     await asyncio.sleep(2)  # the leaves get to the helper's tree
     began = time.time() + 4
-    await crowd.post(votes, lambda: int(began + dice.uniform(0, seconds)))
+    await crowd.post_shares(votes, lambda: int(began + rng.uniform(0, seconds)))
     await asyncio.sleep(began + 3 - time.time())
-    await _turn(chain, ports, kind, place)
+    await _make_tarpit(chain, ports, kind, place)
     turned = time.time()
     await asyncio.sleep(began + seconds - time.time())
-    await promise_check.drained(chain, crowd.ledger, 60)
-    seen.tarpits += 1
-    _measure(seen, crowd.ledger, await chain.requests(), ports, kind, f"node{place}", turned)
+    await promise_check.wait_until_drained(chain, crowd.ledger, 60)
+    observations.tarpits += 1
+    _record_latencies(observations, crowd.ledger, await chain.request_log(), ports, kind, f"node{place}", turned)
     for port in ports:
-        port.silent = False
-    await chain.mend(node=place)
+        port.is_silent = False
+    await chain.clear_faults(node=place)
 
 
-async def _turn(chain: Chain, ports: list[Door], kind: str, place: int) -> None:
+async def _make_tarpit(chain: DevChain, ports: list[TcpGate], kind: str, place: int) -> None:
     """From now on it is a tarpit."""
     if kind == TRICKLE:
-        await chain.faults(node=place, trickle=10)
+        await chain.set_faults(node=place, trickle=10)
         return
     for port in ports:
-        await port.shut()
-        port.silent = True
-        await port.open()
+        await port.close_port()
+        port.is_silent = True
+        await port.open_port()
 
 
-def _measure(
-    seen: Seen,
-    ledger: promise_check.Ledger,
+def _record_latencies(
+    observations: Observations,
+    ledger: promise_check.ShareLedger,
     requests: list[dict[str, Any]],
-    ports: list[Door],
+    ports: list[TcpGate],
     kind: str,
     name: str,
     turned: float,
@@ -144,11 +164,11 @@ def _measure(
     """How long calls to the tarpit took, and how late each share came to a good node."""
     met: set[str] = set()
     firsts: dict[str, float] = {}
-    heard = b"".join(bytes(one) for port in ports for one in port.heard)
+    heard = b"".join(bytes(one) for port in ports for one in port.received)
     for entry in requests:
         slow = kind == TRICKLE and entry["node"] == name and entry["ms"] > 5000
         if slow:
-            seen.calls.append(entry["ms"] / 1000)
+            observations.calls.append(entry["ms"] / 1000)
         nullifier = entry["nullifier"]
         if nullifier not in ledger.posted:
             continue
@@ -157,16 +177,16 @@ def _measure(
         elif kind == HALF_OPEN or entry["node"] != name or entry["time"] < turned:
             firsts.setdefault(nullifier, entry["time"])
     if kind == HALF_OPEN:
-        seen.calls += [held for port in ports for held in port.held]
+        observations.calls += [held for port in ports for held in port.connection_seconds]
         met = {one for one in ledger.posted if base64.b64encode(bytes.fromhex(one)) in heard}
     for nullifier, posted in ledger.posted.items():
         if nullifier not in firsts:
             continue  # a tarpit that trickles may have taken it all the same, or it went there while it was well
         late = max(0.0, firsts[nullifier] - posted.submit_at)
         if nullifier not in met and firsts[nullifier] < turned:
-            seen.before.append(late)
+            observations.latencies_before.append(late)
         else:
-            (seen.caught if nullifier in met else seen.others).append(late)
+            (observations.detection_seconds if nullifier in met else observations.other_calls).append(late)
 
 
 CAMPAIGN = Campaign("tarpit", run)

@@ -6,33 +6,33 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaign.campaign import Findings, Setting
-from tests.campaign.registry import HURRIED, NAMES, ONE_STORE, campaign, names
-from tests.campaign.stores import cluster_of
-from tests.support.postgres import binaries
+from tests.campaign.campaign import CampaignRun, Findings
+from tests.campaign.registry import CAMPAIGN_NAMES, SINGLE_STORE, TIMING_SENSITIVE, campaign_names, load_campaign
+from tests.campaign.stores import run_cluster
+from tests.support.postgres import find_binaries
 
-SHARED = ("crash",) if binaries() is not None else ()
+SHARED_STORE_CAMPAIGNS = ("crash",) if find_binaries() is not None else ()
 """Those of which the short form is tried with PostgreSQL too; all others are by hand (`--store postgres`)."""
 
 
-def test_each_has_a_store() -> None:
-    assert set(ONE_STORE) < set(NAMES)
-    assert set(SHARED) < set(names("postgres"))
+def test_campaigns_each_has_a_store() -> None:
+    assert set(SINGLE_STORE) < set(CAMPAIGN_NAMES)
+    assert set(SHARED_STORE_CAMPAIGNS) < set(campaign_names("postgres"))
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in HURRIED])
-async def test_campaign(name: str, tmp_path: Path) -> None:
-    judge(await campaign(name).run(Setting(seed=1, quick=True, folder=tmp_path)))
+@pytest.mark.parametrize("name", [name for name in CAMPAIGN_NAMES if name not in TIMING_SENSITIVE])
+async def test_campaign_quick_run_keeps_promises(name: str, tmp_path: Path) -> None:
+    assert_held(await load_campaign(name).run(CampaignRun(seed=1, is_quick=True, folder=tmp_path)))
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("name", SHARED)
-async def test_campaign_with_postgres(name: str, tmp_path: Path) -> None:
-    with cluster_of("postgres") as cluster:
-        judge(await campaign(name).run(Setting(seed=1, quick=True, folder=tmp_path, cluster=cluster)))
+@pytest.mark.parametrize("name", SHARED_STORE_CAMPAIGNS)
+async def test_campaign_quick_run_with_postgres_keeps_promises(name: str, tmp_path: Path) -> None:
+    with run_cluster("postgres") as cluster:
+        assert_held(await load_campaign(name).run(CampaignRun(seed=1, is_quick=True, folder=tmp_path, cluster=cluster)))
 
 
-def judge(findings: Findings) -> None:
+def assert_held(findings: Findings) -> None:
     assert findings.goals, "a campaign that promises nothing shows nothing"
-    assert findings.held, findings.broken
+    assert findings.is_held, findings.broken_goals

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.campaign.syscalls import parse, points
+from tests.campaign.syscalls import kill_points, parse_trace
 
 TRACE = r"""11    pwrite64(4<\x2f\x71\x2d\x77\x61\x6c>, "\x41\x42", 2, 0) = 2
 11    fdatasync(4<\x2f\x71\x2d\x77\x61\x6c> <unfinished ...>
@@ -14,8 +14,8 @@ TRACE = r"""11    pwrite64(4<\x2f\x71\x2d\x77\x61\x6c>, "\x41\x42", 2, 0) = 2
 """
 
 
-def test_calls_come_by_their_beginning_and_know_their_end() -> None:
-    told = [(call.name, call.pid, call.file, call.data, call.began, call.ended) for call in parse(TRACE)]
+def test_parse_trace_orders_calls_by_start_with_their_end() -> None:
+    told = [(call.name, call.pid, call.file, call.data, call.began_at, call.ended_at) for call in parse_trace(TRACE)]
     assert told == [
         ("pwrite64", 11, "/q-wal", b"AB", 0, 0),
         ("fdatasync", 11, "/q-wal", b"", 1, 3),
@@ -23,5 +23,5 @@ def test_calls_come_by_their_beginning_and_know_their_end() -> None:
     ]
 
 
-def test_moments_are_the_writers_calls_each_name_counted_for_itself() -> None:
-    assert points(parse(TRACE), "/q") == [("pwrite64", 1), ("fdatasync", 1)]
+def test_kill_points_counts_writer_calls_per_name() -> None:
+    assert kill_points(parse_trace(TRACE), "/q") == [("pwrite64", 1), ("fdatasync", 1)]

@@ -26,112 +26,112 @@ from pathlib import Path
 
 import httpx
 
-from devnet.ballot import SHARES, Ballot
+from devnet.ballot import SHARE_COUNT, Ballot
 from tests.campaign import syscalls
-from tests.campaign.campaign import Campaign, Findings, Setting
-from tests.campaign.promise_check import Ledger, judge
-from tests.campaign.syscalls import Call
-from tests.campaign.wallet_clients import Crowd
-from tests.support.devnet import Chain
-from tests.support.harness import STAND_IN, Helper
-from tests.support.process import free_port
+from tests.campaign.campaign import Campaign, CampaignRun, Findings
+from tests.campaign.promise_check import ShareLedger, check_promises
+from tests.campaign.syscalls import SystemCall
+from tests.campaign.wallet_clients import WalletCrowd
+from tests.support.devnet import DevChain
+from tests.support.harness import STAND_IN_PROGRAM, HelperProcess
+from tests.support.process import find_free_port
 
-LANES = 3
+LANE_COUNT = 3
 """Lives at once: each waits more than it works."""
-QUICK_POINTS = 6
-TRACED = 3
+QUICK_POINT_COUNT = 6
+TRACED_SHARES = 3
 """Shares whose way is traced."""
-PATIENCE = 240.0
+TIMEOUT_SECONDS = 240.0
 """Seconds for what takes two, as the machine may have other work."""
-Point = tuple[str, int]
+KillPoint = tuple[str, int]
 
 
 @dataclass(slots=True)
-class Tally:
+class KillStatistics:
     """What became of the lives so far."""
 
     killed: int = 0
     survived: int = 0
     unconfirmed: int = 0
-    left: int = 0
+    secrets_left: int = 0
     not_started: list[str] = field(default_factory=list)
-    unsound: list[str] = field(default_factory=list)
+    corrupt_databases: list[str] = field(default_factory=list)
     statuses: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
-class World:
+class KillEnvironment:
     """A chain with one vote on it, whose 16 shares live in as many helpers."""
 
-    chain: Chain
+    chain: DevChain
     vote: Ballot
     position: int
-    ledger: Ledger
+    ledger: ShareLedger
     folder: Path
     http: httpx.AsyncClient
-    dice: random.Random
+    rng: random.Random
 
-    def helper(self, name: str) -> Helper:
+    def create_helper(self, name: str) -> HelperProcess:
         """A helper of its own, not started."""
         folder = self.folder / name
         folder.mkdir()
-        port = free_port()
+        port = find_free_port()
         settings = {"port": port, "max_concurrent_proofs": 1}
-        made = Helper(folder, self.http, self.chain, program=STAND_IN, helper=settings)
-        made.told = {"url": f"http://127.0.0.1:{port}"}
+        made = HelperProcess(folder, self.http, self.chain, program=STAND_IN_PROGRAM, helper=settings)
+        made.ready_data = {"url": f"http://127.0.0.1:{port}"}
         return made
 
 
-async def run(setting: Setting) -> Findings:
+async def run(setting: CampaignRun) -> Findings:
     """The trace first: it also tells how many moments there are."""
     findings = Findings()
-    if not syscalls.installed():
-        findings.exactly("strace is installed", "no", "yes")
+    if not syscalls.is_strace_installed():
+        findings.require_equal("strace is installed", "no", "yes")
         return findings
-    async with _world(setting, "trace") as world:
-        every = await _order(world, findings)
-        await judge(findings, world.chain, world.ledger)
+    async with _create_environment(setting, "trace") as world:
+        every = await _trace_lifecycle(world, findings)
+        await check_promises(findings, world.chain, world.ledger)
     chosen = every
-    if setting.quick:
-        step = -(-len(every) // QUICK_POINTS)
-        chosen = every[setting.dice("offset").randrange(step) :: step]
-    tally = Tally()
-    for number, batch in enumerate(_batches(chosen)):
-        async with _world(setting, f"batch-{number}") as world:
-            await _lanes(world, batch, tally)
-            await judge(findings, world.chain, world.ledger)
-    _tell(findings, tally, len(every), len(chosen))
+    if setting.is_quick:
+        step = -(-len(every) // QUICK_POINT_COUNT)
+        chosen = every[setting.seeded_random("offset").randrange(step) :: step]
+    tally = KillStatistics()
+    for number, batch in enumerate(_split_batches(chosen)):
+        async with _create_environment(setting, f"batch-{number}") as world:
+            await _run_lanes(world, batch, tally)
+            await check_promises(findings, world.chain, world.ledger)
+    _report(findings, tally, len(every), len(chosen))
     return findings
 
 
-def _tell(findings: Findings, tally: Tally, every: int, chosen: int) -> None:
-    findings.figure("writes in a life", every)
-    findings.figure("lives that ended before their write", tally.survived)
-    findings.at_least("kills", tally.killed, 0.8 * chosen)
-    findings.exactly("not started again after", ", ".join(tally.not_started) or "none", "none")
-    findings.exactly("shares not confirmed after a kill", tally.unconfirmed, 0)
-    findings.exactly("witnesses left on disk", tally.left, 0)
-    findings.exactly("databases not sound", "; ".join(tally.unsound) or "none", "none")
-    findings.exactly("exit status in the end", " ".join(map(str, sorted(tally.statuses))), "0")
+def _report(findings: Findings, tally: KillStatistics, every: int, chosen: int) -> None:
+    findings.record_figure("writes in a life", every)
+    findings.record_figure("lives that ended before their write", tally.survived)
+    findings.require_at_least("kills", tally.killed, 0.8 * chosen)
+    findings.require_equal("not started again after", ", ".join(tally.not_started) or "none", "none")
+    findings.require_equal("shares not confirmed after a kill", tally.unconfirmed, 0)
+    findings.require_equal("witnesses left on disk", tally.secrets_left, 0)
+    findings.require_equal("databases not sound", "; ".join(tally.corrupt_databases) or "none", "none")
+    findings.require_equal("exit status in the end", " ".join(map(str, sorted(tally.statuses))), "0")
 
 
-def _batches(chosen: Sequence[Point]) -> list[Sequence[Point]]:
-    return [chosen[start : start + SHARES] for start in range(0, len(chosen), SHARES)]
+def _split_batches(chosen: Sequence[KillPoint]) -> list[Sequence[KillPoint]]:
+    return [chosen[start : start + SHARE_COUNT] for start in range(0, len(chosen), SHARE_COUNT)]
 
 
 @contextlib.asynccontextmanager
-async def _world(setting: Setting, name: str) -> AsyncIterator[World]:
+async def _create_environment(setting: CampaignRun, name: str) -> AsyncIterator[KillEnvironment]:
     """A young chain, so that no life has many blocks to read."""
     folder = setting.folder / name
     folder.mkdir()
     async with httpx.AsyncClient(timeout=30) as http:
-        chain = Chain(folder, http, "--block-seconds", "0.5", "--stand-in-proofs")
+        chain = DevChain(folder, http, "--block-seconds", "0.5", "--stand-in-proofs")
         await chain.start()
         try:
             round_id = await chain.open_round()
-            dice = setting.dice(name)
-            ((vote, position),) = await Crowd(chain, list, dice).vote(round_id, 1)
-            yield World(chain, vote, position, Ledger(), folder, http, dice)
+            rng = setting.seeded_random(name)
+            ((vote, position),) = await WalletCrowd(chain, list, rng).cast_votes(round_id, 1)
+            yield KillEnvironment(chain, vote, position, ShareLedger(), folder, http, rng)
         finally:
             await chain.kill()
 
@@ -139,58 +139,60 @@ async def _world(setting: Setting, name: str) -> AsyncIterator[World]:
 # ---------------------------------------------------------------- the order of one life
 
 
-async def _order(world: World, findings: Findings) -> list[Point]:
+async def _trace_lifecycle(world: KillEnvironment, findings: Findings) -> list[KillPoint]:
     """Trace some shares' lives in one helper; every moment of the first life's writes."""
     trace = world.folder / "trace"
-    helper = world.helper("traced")
-    helper.launch(under=syscalls.told(trace))
+    helper = world.create_helper("traced")
+    helper.spawn(wrapper=syscalls.trace_command(trace))
     try:
-        await helper.listening()
-        for index in range(TRACED):
-            await _post(world, helper, index)
-            async with helper.patience("has erased a share"):
-                while not await _erased(world, helper, index):
+        await helper.wait_until_listening()
+        for index in range(TRACED_SHARES):
+            await _post_share(world, helper, index)
+            async with helper.timeout("has erased a share"):
+                while not await _wait_until_erased(world, helper, index):
                     await asyncio.sleep(0.05)
             if index == 0:
                 lines = trace.read_text(errors="replace").count("\n")
         assert await helper.stop() == 0
-        found = await syscalls.calls(trace, helper.pid)
+        found = await syscalls.read_calls(trace, helper.pid)
     finally:
         await helper.kill()
     late_answers = late_broadcasts = seen = 0
-    for index, answer in zip(range(TRACED), _answers(found), strict=True):
+    for index, answer in zip(range(TRACED_SHARES), _wallet_response_calls(found), strict=True):
         share = world.vote.shares[index]
-        late_answers += not _synced(found, share.blind, answer)
-        late_broadcasts += not _synced(found, b"\x04\x0a\x20" + share.nullifier, _broadcast(found, share.nullifier))
+        late_answers += not _is_wal_synced(found, share.blind, answer)
+        late_broadcasts += not _is_wal_synced(
+            found, b"\x04\x0a\x20" + share.nullifier, _broadcast_call(found, share.nullifier)
+        )
         seen += 1
-    findings.figure("shares traced", seen)
-    findings.exactly("answers before the fdatasync of their row", late_answers, 0)
-    findings.exactly("broadcasts before the fdatasync of their message", late_broadcasts, 0)
-    return syscalls.points([call for call in found if call.ended < lines], helper.db.name)
+    findings.record_figure("shares traced", seen)
+    findings.require_equal("answers before the fdatasync of their row", late_answers, 0)
+    findings.require_equal("broadcasts before the fdatasync of their message", late_broadcasts, 0)
+    return syscalls.kill_points([call for call in found if call.ended_at < lines], helper.db.name)
 
 
-def _answers(found: Sequence[Call]) -> list[Call]:
+def _wallet_response_calls(found: Sequence[SystemCall]) -> list[SystemCall]:
     """What brought the wallets' answers, in their order."""
     return [call for call in found if call.file.startswith("socket:") and b'"queued"' in call.data]
 
 
-def _broadcast(found: Sequence[Call], nullifier: bytes) -> Call:
+def _broadcast_call(found: Sequence[SystemCall], nullifier: bytes) -> SystemCall:
     """What brought the first byte of the request with this nullifier: its head, which may be sent before its body."""
     name = base64.b64encode(nullifier)
     sent = [call for call in found if call.file.startswith("socket:")]
     body = next(call for call in sent if name in call.data)
-    before = [call for call in sent if call.file == body.file and call.began <= body.began]
+    before = [call for call in sent if call.file == body.file and call.began_at <= body.began_at]
     return next(call for call in reversed(before) if b"/reveal-share" in call.data)
 
 
-def _synced(found: Sequence[Call], needle: bytes, sending: Call) -> bool:
+def _is_wal_synced(found: Sequence[SystemCall], needle: bytes, sending: SystemCall) -> bool:
     """Whether a WAL that these bytes were written to was synced between that and the sending."""
     written = next(call for call in found if call.file.endswith("-wal") and needle in call.data)
     return any(
         call.name in ("fdatasync", "fsync")
         and call.file == written.file
-        and written.ended < call.began
-        and call.ended < sending.began
+        and written.ended_at < call.began_at
+        and call.ended_at < sending.began_at
         for call in found
     )
 
@@ -198,26 +200,26 @@ def _synced(found: Sequence[Call], needle: bytes, sending: Call) -> bool:
 # ---------------------------------------------------------------- kills
 
 
-async def _lanes(world: World, batch: Sequence[Point], tally: Tally) -> None:
+async def _run_lanes(world: KillEnvironment, batch: Sequence[KillPoint], tally: KillStatistics) -> None:
     queue = iter(enumerate(batch))
 
-    async def lane() -> None:
+    async def run_lane() -> None:
         for index, point in queue:
-            await _life(world, index, point, tally)
+            await _run_kill(world, index, point, tally)
 
-    await asyncio.gather(*(lane() for _ in range(LANES)))
+    await asyncio.gather(*(run_lane() for _ in range(LANE_COUNT)))
 
 
-async def _life(world: World, index: int, point: Point, tally: Tally) -> None:
+async def _run_kill(world: KillEnvironment, index: int, point: KillPoint, tally: KillStatistics) -> None:
     """One share's life with a kill in it."""
-    helper = world.helper("{}-{}".format(*point))
-    helper.launch(under=syscalls.kill_at(*point))
+    helper = world.create_helper("{}-{}".format(*point))
+    helper.spawn(wrapper=syscalls.kill_command(*point))
     try:
-        posting = asyncio.create_task(_post(world, helper, index))
+        posting = asyncio.create_task(_post_share(world, helper, index))
         try:
-            if await _killed(world, helper, index, point):
+            if await _wait_for_kill(world, helper, index, point):
                 tally.killed += 1
-                if not await _starts(helper):
+                if not await _restarts_cleanly(helper):
                     tally.not_started.append("{} {}".format(*point))
                     return
             else:
@@ -226,8 +228,8 @@ async def _life(world: World, index: int, point: Point, tally: Tally) -> None:
         finally:
             posting.cancel()
         try:
-            async with helper.patience("has confirmed and erased its share", PATIENCE):
-                while not await _erased(world, helper, index):
+            async with helper.timeout("has confirmed and erased its share", TIMEOUT_SECONDS):
+                while not await _wait_until_erased(world, helper, index):
                     await asyncio.sleep(0.05)
         except AssertionError:
             tally.unconfirmed += 1
@@ -236,47 +238,49 @@ async def _life(world: World, index: int, point: Point, tally: Tally) -> None:
         await helper.kill()
     share = world.vote.shares[index]
     secrets = (share.blind, share.c1, share.c2, b"".join(world.vote.share_comms))
-    tally.left += any(secret in helper.bytes_on_disk() for secret in secrets)
-    if (said := helper.kept.integrity()) != "ok":
-        tally.unsound.append(f"{point}: {said}")
+    tally.secrets_left += any(secret in helper.bytes_on_disk() for secret in secrets)
+    if (said := helper.storage.check_integrity()) != "ok":
+        tally.corrupt_databases.append(f"{point}: {said}")
 
 
-async def _starts(helper: Helper) -> bool:
+async def _restarts_cleanly(helper: HelperProcess) -> bool:
     """Whether it comes up again by itself."""
-    helper.launch()
+    helper.spawn()
     try:
-        await helper.listening()
+        await helper.wait_until_listening()
     except AssertionError:
         return False
     return True
 
 
-async def _killed(world: World, helper: Helper, index: int, point: Point) -> bool:
+async def _wait_for_kill(world: KillEnvironment, helper: HelperProcess, index: int, point: KillPoint) -> bool:
     """Wait for the kill; False when the share's life was over before."""
-    async with helper.patience("is killed, or has lived to the end"):
+    async with helper.timeout("is killed, or has lived to the end"):
         while True:
             assert helper.process is not None
             status = helper.process.poll()
             if status is not None:
-                assert status == -signal.SIGKILL, f"{point}: ended with {status}\n{helper.tail()}"
+                assert status == -signal.SIGKILL, f"{point}: ended with {status}\n{helper.log_tail()}"
                 return True
-            if await _erased(world, helper, index):
+            if await _wait_until_erased(world, helper, index):
                 return False
             await asyncio.sleep(0.05)
 
 
-async def _post(world: World, helper: Helper, index: int) -> None:
+async def _post_share(world: KillEnvironment, helper: HelperProcess, index: int) -> None:
     """Post a share until it is acknowledged, by whichever life of its helper."""
-    crowd = Crowd(world.chain, lambda: [helper.url], world.dice)
+    crowd = WalletCrowd(world.chain, lambda: [helper.url], world.rng)
     crowd.ledger = world.ledger
-    await crowd.post([(world.vote, world.position)], lambda: 0, posters=1, patience=PATIENCE, indices=[index])
+    await crowd.post_shares(
+        [(world.vote, world.position)], lambda: 0, posters=1, timeout_seconds=TIMEOUT_SECONDS, indices=[index]
+    )
 
 
-async def _erased(world: World, helper: Helper, index: int) -> bool:
+async def _wait_until_erased(world: KillEnvironment, helper: HelperProcess, index: int) -> bool:
     """Whether a share is confirmed, and its witness in no file."""
     share = world.vote.shares[index]
     with contextlib.suppress(httpx.HTTPError, FileNotFoundError):
-        if share.nullifier.hex() in world.ledger.acknowledged:
+        if share.nullifier.hex() in world.ledger.acknowledged_at:
             confirmed = await helper.share_status(world.vote.round_id, share.nullifier) == "confirmed"
             return confirmed and share.blind not in helper.bytes_on_disk()
     return False

@@ -8,14 +8,14 @@ import anyio
 import httpx
 import pytest
 
-from tests.support.devnet import Chain
+from tests.support.devnet import DevChain
 
 
 @pytest.fixture(scope="session")
-def started_chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
+def started_chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevChain]:
     """A process with two nodes that takes stand-in proofs; started once, as starting costs seconds."""
     folder = tmp_path_factory.mktemp("chain")
-    chain = Chain(folder, httpx.AsyncClient(), "--block-seconds", "0.3", "--stand-in-proofs", "--extra-nodes", "1")
+    chain = DevChain(folder, httpx.AsyncClient(), "--block-seconds", "0.3", "--stand-in-proofs", "--extra-nodes", "1")
     anyio.run(chain.start)
     yield chain
     anyio.run(chain.kill)
@@ -29,9 +29,9 @@ async def http() -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.fixture
-async def chain(started_chain: Chain, http: httpx.AsyncClient) -> AsyncIterator[Chain]:
+async def chain(started_chain: DevChain, http: httpx.AsyncClient) -> AsyncIterator[DevChain]:
     """The shared chain without faults; use rounds of your own."""
-    shared = started_chain.reached_by(http)
+    shared = started_chain.with_client(http)
     yield shared
     for node in range(len(shared.nodes)):
-        await shared.mend(node=node)
+        await shared.clear_faults(node=node)

@@ -13,18 +13,20 @@ import pytest
 
 from admin import adr036
 from devnet import ballot
-from tests.support.devnet import Chain
-from tests.support.event_clients import cpu_seconds, listening
-from tests.support.harness import REAL, Helper, cast_vote, helping, soon
-from tests.support.secrets import secrets_of, told_in
-from tests.unit.admin.fixtures import signed
+from tests.support.devnet import DevChain
+from tests.support.event_clients import cpu_seconds, open_event_clients
+from tests.support.harness import REAL_PROGRAM, HelperProcess, cast_vote, run_helper, unix_time_in
+from tests.support.secrets import collect_secrets, secrets_in_text
+from tests.unit.admin.fixtures import sign_registration
 
 pytestmark = pytest.mark.anyio
 
 TOKEN = "operators-only"
 
 
-async def states(http: httpx.AsyncClient, url: str, number: int, **headers: str) -> list[tuple[str, dict[str, Any]]]:
+async def read_state_events(
+    http: httpx.AsyncClient, url: str, count: int, **headers: str
+) -> list[tuple[str, dict[str, Any]]]:
     """So many events: the name and the state of each."""
     found: list[tuple[str, dict[str, Any]]] = []
     sent = {"Authorization": f"Bearer {TOKEN}", **headers}
@@ -38,25 +40,25 @@ async def states(http: httpx.AsyncClient, url: str, number: int, **headers: str)
                 name = value
             elif field == "data":
                 found.append((name, json.loads(value)))
-                if len(found) == number:
+                if len(found) == count:
                     break
     return found
 
 
-async def registered(http: httpx.AsyncClient, helper: Helper) -> list[dict[str, Any]]:
+async def read_registered(http: httpx.AsyncClient, helper: HelperProcess) -> list[dict[str, Any]]:
     answer = await http.get(f"{helper.url}/api/pending-validators")
     assert answer.status_code == 200, answer.text
     found: list[dict[str, Any]] = answer.json()
     return found
 
 
-async def test_a_validator_waits_until_it_bonds(tmp_path: Path, http: httpx.AsyncClient, chain: Chain) -> None:
-    async with helping(tmp_path, http, chain) as helper:
-        body = signed(timestamp=int(time.time()))
+async def test_validator_is_pending_until_it_bonds(tmp_path: Path, http: httpx.AsyncClient, chain: DevChain) -> None:
+    async with run_helper(tmp_path, http, chain) as helper:
+        body = sign_registration(timestamp=int(time.time()))
         answer = await http.post(f"{helper.url}/api/register-validator", json=body)
         assert answer.json()["status"] == "pending"
-        async with helper.patience("lists the registration"):
-            while not (listed := await registered(http, helper)):
+        async with helper.timeout("lists the registration"):
+            while not (listed := await read_registered(http, helper)):
                 await asyncio.sleep(0.05)
         (waiting,) = listed
         assert waiting["operator_address"] == body["operator_address"]
@@ -64,29 +66,27 @@ async def test_a_validator_waits_until_it_bonds(tmp_path: Path, http: httpx.Asyn
             "/devnet/validators",
             {"operator_address": adr036.validator_address(body["operator_address"]), "moniker": "node"},
         )
-        async with helper.patience("sees the validator bonded"):
-            while await registered(http, helper):
+        async with helper.timeout("sees the validator bonded"):
+            while await read_registered(http, helper):
                 await asyncio.sleep(0.2)
-        again = signed(timestamp=int(time.time()) + 1)
+        again = sign_registration(timestamp=int(time.time()) + 1)
         answer = await http.post(f"{helper.url}/api/register-validator", json=again)
         assert answer.json() == {"status": "registered"}
         assert (await http.get(f"{helper.url}/api/chain")).json()["chain_id"] == "svote-devnet-1"
 
 
-async def test_operators_follow_the_queue_and_nobody_else(
-    tmp_path: Path, http: httpx.AsyncClient, chain: Chain
-) -> None:
+async def test_events_require_operator_token(tmp_path: Path, http: httpx.AsyncClient, chain: DevChain) -> None:
     round_id = await chain.open_round()
-    async with helping(tmp_path, http, chain, operator={"token": TOKEN}) as helper:
-        vote = await cast_vote(chain, helper, round_id, times=ballot.same_second(soon(600)))
-        ((first, state),) = await states(http, helper.url, 1)
+    async with run_helper(tmp_path, http, chain, operator={"token": TOKEN}) as helper:
+        vote = await cast_vote(chain, helper, round_id, times=ballot.same_second_times(unix_time_in(600)))
+        ((first, state),) = await read_state_events(http, helper.url, 1)
         (shown,) = [known for known in state["rounds"] if known["round_id"] == round_id.hex()]
         assert (shown["waiting"], shown["confirmed"], sum(shown["due_per_minute"])) == (16, 0, 16)
         assert shown["due_per_minute"][9:11] in ([0, 16], [16, 0])
         told = json.dumps(state)
-        assert told_in(told, secrets_of(vote)) == []
+        assert secrets_in_text(told, collect_secrets(vote)) == []
         assert all(share.nullifier.hex() not in told for share in vote.shares)
-        (second, _), (third, _) = await states(http, helper.url, 2, **{"Last-Event-ID": first})
+        (second, _), (third, _) = await read_state_events(http, helper.url, 2, **{"Last-Event-ID": first})
         assert [int(name.rpartition("-")[2]) for name in (second, third)] == [
             int(first.rpartition("-")[2]) + ahead for ahead in (1, 2)
         ]
@@ -97,13 +97,11 @@ async def test_operators_follow_the_queue_and_nobody_else(
         assert in_url.status_code == 401
 
 
-async def test_listeners_do_not_keep_a_service_from_stopping(
-    tmp_path: Path, http: httpx.AsyncClient, chain: Chain
-) -> None:
-    async with helping(tmp_path, http, chain, operator={"token": TOKEN}) as helper:
-        listening = asyncio.ensure_future(states(http, helper.url, 1000))
-        async with helper.patience("has a listener"):
-            while not await states(http, helper.url, 1):
+async def test_service_with_open_event_streams_stops(tmp_path: Path, http: httpx.AsyncClient, chain: DevChain) -> None:
+    async with run_helper(tmp_path, http, chain, operator={"token": TOKEN}) as helper:
+        listening = asyncio.ensure_future(read_state_events(http, helper.url, 1000))
+        async with helper.timeout("has a listener"):
+            while not await read_state_events(http, helper.url, 1):
                 await asyncio.sleep(0.1)
         began = time.monotonic()
         assert await helper.stop() == 0
@@ -111,12 +109,12 @@ async def test_listeners_do_not_keep_a_service_from_stopping(
         assert len(await listening) < 1000
 
 
-async def test_hundreds_of_listeners_cost_next_to_nothing(
-    tmp_path: Path, http: httpx.AsyncClient, chain: Chain
+async def test_events_to_hundreds_of_listeners_use_little_cpu(
+    tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:
     """The long form, with dispatch beside it, is `python -m bench.event_listeners`."""
     seconds, many = 3.0, 200
-    async with helping(tmp_path, http, chain, operator={"token": TOKEN}) as helper:
+    async with run_helper(tmp_path, http, chain, operator={"token": TOKEN}) as helper:
 
         async def spent() -> float:
             before = cpu_seconds(helper.pid)
@@ -124,27 +122,33 @@ async def test_hundreds_of_listeners_cost_next_to_nothing(
             return cpu_seconds(helper.pid) - before
 
         alone = await spent()
-        async with listening(helper.url, TOKEN, many) as listeners:
+        async with open_event_clients(helper.url, TOKEN, many) as listeners:
             followed = await spent()
-            assert not any(listener.ended for listener in listeners)
+            assert not any(listener.is_closed for listener in listeners)
             async with asyncio.timeout(30):  # everybody is told, and more than once
-                while min(listener.states for listener in listeners) < 3:
+                while min(listener.state_events for listener in listeners) < 3:
                     await asyncio.sleep(0.05)
         # processor time, which a busy machine does not stretch: some 0.05 ms for each that is told something
         assert followed - alone < 0.5 / 1000 * many * (seconds + 1)
 
 
-async def test_without_a_token_there_are_no_events(tmp_path: Path, http: httpx.AsyncClient, chain: Chain) -> None:
-    async with helping(tmp_path, http, chain) as helper:
+async def test_events_without_configured_token_are_unavailable(
+    tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
+) -> None:
+    async with run_helper(tmp_path, http, chain) as helper:
         assert (await http.get(f"{helper.url}/shielded-vote/v1/events")).status_code == 404
 
 
 @pytest.mark.rule("R16")
-async def test_without_a_queue_validators_still_join(tmp_path: Path, http: httpx.AsyncClient, chain: Chain) -> None:
-    helper = Helper(tmp_path, http, chain, program=REAL, helper={"disable": True})
+async def test_admin_without_queue_accepts_registrations(
+    tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
+) -> None:
+    helper = HelperProcess(tmp_path, http, chain, program=REAL_PROGRAM, helper={"disable": True})
     await helper.start()
     try:
-        answer = await http.post(f"{helper.url}/api/register-validator", json=signed(timestamp=int(time.time())))
+        answer = await http.post(
+            f"{helper.url}/api/register-validator", json=sign_registration(timestamp=int(time.time()))
+        )
         assert answer.status_code == 200, answer.text
         assert (await http.get(f"{helper.url}/shielded-vote/v1/status")).status_code == 404
         assert not helper.db.exists(), "no queue is made"

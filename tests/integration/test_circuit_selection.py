@@ -8,49 +8,49 @@ import pytest
 
 from devnet import ballot
 from devnet.wallet import CastVote, Wallet
-from tests.support.devnet import Chain
-from tests.support.harness import Helper, helping, running
+from tests.support.devnet import DevChain
+from tests.support.harness import HelperProcess, run_chain_and_helper, run_helper
 
 
-async def some_shares(chain: Chain, helper: Helper, round_id: bytes, number: int) -> CastVote:
+async def post_first_shares(chain: DevChain, helper: HelperProcess, round_id: bytes, count: int) -> CastVote:
     """A vote of which the first shares are posted."""
     async with Wallet(chain.url, [helper.url], mode="parallel") as wallet:
-        sealed = await wallet.seal(round_id, 1, 1, weight=50)
-        position = await wallet.cast(sealed)
-        return await wallet.post(sealed, position, times=ballot.immediate(), indices=range(number))
+        sealed = await wallet.seal_ballot(round_id, 1, 1, weight=50)
+        position = await wallet.cast_ballot(sealed)
+        return await wallet.post_shares(sealed, position, times=ballot.immediate_times(), indices=range(count))
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(("circuit", "version", "begins"), [("k11", "", "k10"), ("k10", "v1.2.0", "k11")])
-async def test_auto_finds_the_chains_generation_without_spending_attempts(
+async def test_circuit_auto_finds_generation_without_spending_attempts(
     tmp_path: Path, circuit: str, version: str, begins: str
 ) -> None:
     flags = ("--circuit", circuit, "--version", version)
-    async with running(tmp_path, *flags, helper={"max_concurrent_proofs": 1}) as (chain, helper):
-        assert (await helper.service())["circuit"] == begins
+    async with run_chain_and_helper(tmp_path, *flags, helper={"max_concurrent_proofs": 1}) as (chain, helper):
+        assert (await helper.service_stats())["circuit"] == begins
         round_id = await chain.open_round()
-        vote = await some_shares(chain, helper, round_id, 2)
-        await helper.confirmed(vote)
-        facts = await helper.service()
+        vote = await post_first_shares(chain, helper, round_id, 2)
+        await helper.wait_until_confirmed(vote)
+        facts = await helper.service_stats()
         assert facts["circuit"] == circuit
         assert facts["counts"].get("failures", 0) == 0
         assert facts["counts"]["answer_bad_proof"] >= 1
-        assert helper.rows("SELECT value FROM meta WHERE key LIKE 'circuit:%'") == [(circuit,)]
+        assert helper.query_rows("SELECT value FROM meta WHERE key LIKE 'circuit:%'") == [(circuit,)]
         await helper.stop()
-        async with helping(tmp_path, chain.http, chain) as again:  # with stand-ins, whose keys take no time
-            assert (await again.service())["circuit"] == circuit, "remembered for this chain"
+        async with run_helper(tmp_path, chain.http, chain) as again:  # with stand-ins, whose keys take no time
+            assert (await again.service_stats())["circuit"] == circuit, "remembered for this chain"
 
 
 @pytest.mark.anyio
 @pytest.mark.rule("R11")
-async def test_a_wrong_generation_set_by_hand_pauses_the_queue(tmp_path: Path) -> None:
-    async with running(
+async def test_circuit_wrong_setting_pauses_queue(tmp_path: Path) -> None:
+    async with run_chain_and_helper(
         tmp_path, "--circuit", "k10", prover={"circuit": "k11"}, helper={"max_concurrent_proofs": 1}
     ) as (chain, helper):
         round_id = await chain.open_round()
-        await some_shares(chain, helper, round_id, 2)
-        await helper.until("is paused", lambda facts: "k11" in str(facts["paused"]))
-        shares = (await helper.operator("/queue"))["shares"]
+        await post_first_shares(chain, helper, round_id, 2)
+        await helper.wait_until("is paused", lambda facts: "k11" in str(facts["paused"]))
+        shares = (await helper.operator_get("/queue"))["shares"]
         assert len(shares) == 2
         assert {share["attempts"] for share in shares} == {0}
-        assert await chain.spent(round_id) == {}
+        assert await chain.spent_nullifiers(round_id) == {}

@@ -10,10 +10,10 @@ import pytest
 from devnet import ballot
 from devnet.wallet import Wallet
 from helper.reveal.resend_policy import REPROVE_BLOCKS
-from tests.support.devnet import Chain
-from tests.support.harness import STAND_IN, Helper, soon
+from tests.support.devnet import DevChain
+from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, unix_time_in
 
-MOMENTS = (
+KILL_MOMENTS = (
     "enqueue:before",  # asked, nothing on disk
     "enqueue:after",  # on disk, not yet answered
     "claim_due:after:2",  # taken up
@@ -31,38 +31,40 @@ MOMENTS = (
 
 @pytest.mark.anyio
 @pytest.mark.rule("R9")
-@pytest.mark.parametrize("moment", MOMENTS)
-async def test_a_kill_loses_nothing_and_doubles_nothing(
-    tmp_path: Path, http: httpx.AsyncClient, chain: Chain, moment: str
+@pytest.mark.parametrize("moment", KILL_MOMENTS)
+async def test_kill_loses_no_share_and_counts_none_twice(
+    tmp_path: Path, http: httpx.AsyncClient, chain: DevChain, moment: str
 ) -> None:
     round_id = await chain.open_round()
-    helper = Helper(tmp_path, http, chain, program=STAND_IN, helper={"max_concurrent_proofs": 1})
-    helper.launch(KILL_AT=moment)
+    helper = HelperProcess(tmp_path, http, chain, program=STAND_IN_PROGRAM, helper={"max_concurrent_proofs": 1})
+    helper.spawn(KILL_AT=moment)
     try:
         async with Wallet(chain.url, [], mode="parallel") as wallet:
-            sealed = await wallet.seal(round_id, 1, 1, weight=1234)
-            position = await wallet.cast(sealed)
-        await helper.listening()
-        await helper.ready()
-        due = soon(0.5)
+            sealed = await wallet.seal_ballot(round_id, 1, 1, weight=1234)
+            position = await wallet.cast_ballot(sealed)
+        await helper.wait_until_listening()
+        await helper.wait_until_ready()
+        due = unix_time_in(0.5)
         async with Wallet(chain.url, [helper.url], mode="parallel") as wallet:
-            vote = await wallet.post(sealed, position, times=ballot.same_second(due))
-        assert await helper.ended() == -9, "it was killed at its moment"
-        acknowledged = {share.index for share in vote.shares if share.accepted}
+            vote = await wallet.post_shares(sealed, position, times=ballot.same_second_times(due))
+        assert await helper.wait_for_exit() == -9, "it was killed at its moment"
+        acknowledged = {share.index for share in vote.shares if share.is_accepted}
         await helper.start()
-        await helper.ready()
+        await helper.wait_until_ready()
         known = {}
         for share in sealed.shares:
-            answer = await helper.post(ballot.post_body(sealed, share, position, due))
+            answer = await helper.post_share(ballot.post_body(sealed, share, position, due))
             known[share.index] = answer.json()["status"]
         assert {index for index, status in known.items() if status == "duplicate"} >= acknowledged
-        await helper.confirmed(vote)
-        assert await chain.spent(round_id) == {share.nullifier.hex(): 1 for share in sealed.shares}
+        await helper.wait_until_confirmed(vote)
+        assert await chain.spent_nullifiers(round_id) == {share.nullifier.hex(): 1 for share in sealed.shares}
         sent = [
-            entry for entry in await chain.reveals() if entry["nullifier"] in {s.nullifier.hex() for s in vote.shares}
+            entry
+            for entry in await chain.broadcasts()
+            if entry["nullifier"] in {s.nullifier.hex() for s in vote.shares}
         ]
         assert min(entry["time"] for entry in sent) >= due
-        counts = await helper.counts()
+        counts = await helper.service_counts()
         assert counts.get("failures", 0) == counts.get("failed", 0) == 0
     finally:
         await helper.kill()
@@ -70,32 +72,32 @@ async def test_a_kill_loses_nothing_and_doubles_nothing(
 
 @pytest.mark.anyio
 @pytest.mark.rule("R9")
-async def test_a_message_that_may_have_left_is_sent_again_before_it_is_proven_again(
-    tmp_path: Path, http: httpx.AsyncClient, chain: Chain
+async def test_restart_resends_sent_message_before_new_proof(
+    tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:
     """However many blocks were made while nobody could send it."""
     round_id = await chain.open_round()
-    helper = Helper(tmp_path, http, chain, program=STAND_IN, helper={"max_concurrent_proofs": 1})
-    helper.launch(KILL_AT="mark_sending:after")
+    helper = HelperProcess(tmp_path, http, chain, program=STAND_IN_PROGRAM, helper={"max_concurrent_proofs": 1})
+    helper.spawn(KILL_AT="mark_sending:after")
     try:
         async with Wallet(chain.url, [], mode="parallel") as wallet:
-            sealed = await wallet.seal(round_id, 1, 1, weight=1234)
-            position = await wallet.cast(sealed)
-        await helper.listening()
-        await helper.ready()
+            sealed = await wallet.seal_ballot(round_id, 1, 1, weight=1234)
+            position = await wallet.cast_ballot(sealed)
+        await helper.wait_until_listening()
+        await helper.wait_until_ready()
         async with Wallet(chain.url, [helper.url], mode="parallel") as wallet:
-            vote = await wallet.post(sealed, position, times=ballot.same_second(soon(0.5)))
-        assert await helper.ended() == -9
+            vote = await wallet.post_shares(sealed, position, times=ballot.same_second_times(unix_time_in(0.5)))
+        assert await helper.wait_for_exit() == -9
         query = "SELECT nullifier, tx_hash FROM shares JOIN reveals ON share_id = id"
-        stored = {nullifier.hex(): tx_hash for nullifier, tx_hash in helper.rows(query)}
+        stored = {nullifier.hex(): tx_hash for nullifier, tx_hash in helper.query_rows(query)}
         assert stored
         await chain.delegate(round_id, 1)  # a new proof would be of another root
         await chain.mine(REPROVE_BLOCKS + 1)
         await helper.start()
-        await helper.ready()
-        assert all(share.accepted for share in vote.shares)
-        await helper.confirmed(vote)
-        counted = await chain.hashes(round_id)
+        await helper.wait_until_ready()
+        assert all(share.is_accepted for share in vote.shares)
+        await helper.wait_until_confirmed(vote)
+        counted = await chain.transaction_hashes(round_id)
         assert {nullifier: counted[nullifier] for nullifier in stored} == stored
     finally:
         await helper.kill()

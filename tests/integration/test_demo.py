@@ -14,12 +14,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from devnet.postgres import binaries
-from tests.support.schemas import conforms
+from devnet.postgres import find_binaries
+from tests.support.schemas import assert_conforms
 
-SHARED = "postgres" if binaries() is not None else "sqlite"
+SHARED_STORE = "postgres" if find_binaries() is not None else "sqlite"
 
-KEYS = {
+RESULT_KEYS = {
     "shares",
     "confirmed",
     "failed",
@@ -31,7 +31,7 @@ KEYS = {
 }
 
 
-def running_with(mark: str) -> list[str]:
+def processes_with_environment(mark: str) -> list[str]:
     """The command lines of all processes that have this in their environment."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -44,7 +44,7 @@ def running_with(mark: str) -> list[str]:
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
+def demo_folder() -> Iterator[Path]:
     """A folder for all that a demonstration keeps; a database's own user gets into it, as into /tmp."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o711)
@@ -52,10 +52,8 @@ def place() -> Iterator[Path]:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(("circuit", "store"), [("k10", SHARED), ("k11", "sqlite")])
-async def test_a_demonstration_ends_with_the_right_tally_and_leaves_nothing(
-    place: Path, circuit: str, store: str
-) -> None:
+@pytest.mark.parametrize(("circuit", "store"), [("k10", SHARED_STORE), ("k11", "sqlite")])
+async def test_demo_ends_with_correct_tally_and_no_remains(demo_folder: Path, circuit: str, store: str) -> None:
     mark = f"demo-{uuid.uuid4()}"
     arguments = ("--voters", "1", "--spread", "2", "--json", "--circuit", circuit, "--store", store)
     process = await asyncio.create_subprocess_exec(
@@ -63,7 +61,7 @@ async def test_a_demonstration_ends_with_the_right_tally_and_leaves_nothing(
         *("-m", "helper", "demo", *arguments),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "DEMO_MARK": mark, "TMPDIR": str(place)},
+        env={**os.environ, "DEMO_MARK": mark, "TMPDIR": str(demo_folder)},
     )
     try:
         async with asyncio.timeout(300):
@@ -76,19 +74,19 @@ async def test_a_demonstration_ends_with_the_right_tally_and_leaves_nothing(
     assert printed.count(b"\n") == 1
     assert printed.endswith(b"\n")
     outcome = json.loads(printed)
-    assert outcome.keys() >= KEYS
-    conforms("demo", outcome)
+    assert outcome.keys() >= RESULT_KEYS
+    assert_conforms("demo", outcome)
     assert outcome["tally_ok"] is True
     assert (outcome["shares"], outcome["confirmed"], outcome["failed"], outcome["early"]) == (32, 32, 0, 0)
     assert outcome["circuit"] == circuit
     assert outcome["proofs_per_second"] > 0
     assert outcome["lateness_ms_p99"] >= 0
-    assert running_with(mark) == []
-    assert list(place.iterdir()) == [], "no file is left either"
+    assert processes_with_environment(mark) == []
+    assert list(demo_folder.iterdir()) == [], "no file is left either"
 
 
 @pytest.mark.anyio
-async def test_what_is_kept_running_serves_the_page_with_live_data(tmp_path: Path) -> None:
+async def test_demo_with_keep_serves_page_with_live_data(tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "helper", "demo", "--voters", "1", "--spread", "0", "--keep", "--json"),

@@ -11,12 +11,12 @@ import pytest
 
 from devnet import ballot
 from devnet.wallet import Wallet
-from tests.support.devnet import Chain
-from tests.support.harness import helping
+from tests.support.devnet import DevChain
+from tests.support.harness import run_helper
 
-BLOCKS_BEFORE = 3
+BLOCKS_BEFORE_VOTE = 3
 """Blocks that the helper has followed before the vote."""
-PATIENCE_BLOCKS = 10
+MAX_WAIT_BLOCKS = 10
 
 
 @pytest.mark.anyio
@@ -28,24 +28,24 @@ async def test_lagging_node_costs_honest_wallet_no_share(
     tmp_path: Path, http: httpx.AsyncClient, block: float, lag: float, clock_behind: float
 ) -> None:
     flags = ("--stand-in-proofs", "--extra-nodes", "1", "--clock-offset", str(clock_behind))
-    chain = Chain(tmp_path, http, "--block-seconds", str(block), *flags)
+    chain = DevChain(tmp_path, http, "--block-seconds", str(block), *flags)
     await chain.start()
     try:
         round_id = await chain.open_round()
         if lag:
-            await chain.faults(stale=lag)  # of the helper's node; the wallet reads the other one
-        async with helping(tmp_path, http, chain, chain={"poll_seconds": 1.0}) as helper:
-            current = chain.by_node(1)
-            reached = await current.newest() + BLOCKS_BEFORE
-            async with asyncio.timeout(10 * BLOCKS_BEFORE * block):
-                while await current.newest() < reached:
+            await chain.set_faults(stale=lag)  # of the helper's node; the wallet reads the other one
+        async with run_helper(tmp_path, http, chain, chain={"poll_seconds": 1.0}) as helper:
+            current = chain.at_node(1)
+            reached = await current.newest_height() + BLOCKS_BEFORE_VOTE
+            async with asyncio.timeout(10 * BLOCKS_BEFORE_VOTE * block):
+                while await current.newest_height() < reached:
                     await asyncio.sleep(0.1)
             async with Wallet(current.url, [], mode="parallel") as wallet:
-                vote = await wallet.seal(round_id, 1, 1)
-                position = await wallet.cast(vote)
+                vote = await wallet.seal_ballot(round_id, 1, 1)
+                position = await wallet.cast_ballot(vote)
             bodies = [ballot.post_body(vote, share, position, 0) for share in vote.shares[:8]]
             statuses = await asyncio.gather(
-                *(_post_until_answered(http, helper.url, body, PATIENCE_BLOCKS * block) for body in bodies)
+                *(_post_until_answered(http, helper.url, body, MAX_WAIT_BLOCKS * block) for body in bodies)
             )
             assert statuses == [200] * len(bodies)
     finally:

@@ -11,62 +11,64 @@ import pytest
 
 from devnet import ballot
 from helper.lease.record import LeaseRecord
-from helper.lease.s3 import NOBODY
-from tests.support.devnet import Chain
-from tests.support.harness import STAND_IN, Helper, cast_vote, soon
-from tests.support.s3 import BUCKET, ENV, ObjectStore, storing
+from helper.lease.s3 import NO_HOLDER
+from tests.support.devnet import DevChain
+from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, cast_vote, unix_time_in
+from tests.support.s3 import BUCKET_NAME, CREDENTIALS_ENV, ObjectStoreProcess, run_object_store
 
 pytestmark = pytest.mark.anyio
 
-SECONDS = 5
+LEASE_SECONDS = 5
 
 
-def host(name: str, folder: Path, http: httpx.AsyncClient, chain: Chain, store: ObjectStore) -> Helper:
+def host_config(
+    name: str, folder: Path, http: httpx.AsyncClient, chain: DevChain, store: ObjectStoreProcess
+) -> HelperProcess:
     """A helper whose settings are those of the other but for its name."""
     (folder / name).mkdir()
     sections: dict[str, Any] = {
         "helper": {"max_concurrent_proofs": 1},
-        "store": {"host": name, "lease_seconds": SECONDS},
-        "sender": {"lease": f"s3://{BUCKET}/queue/sender.json"},
+        "store": {"host": name, "lease_seconds": LEASE_SECONDS},
+        "sender": {"lease": f"s3://{BUCKET_NAME}/queue/sender.json"},
         "s3": {"endpoint": store.url},
     }
-    return Helper(folder / name, http, chain, program=STAND_IN, **sections)
+    return HelperProcess(folder / name, http, chain, program=STAND_IN_PROGRAM, **sections)
 
 
-async def free(store: ObjectStore) -> None:
+async def release_lease(store: ObjectStoreProcess) -> None:
     """A lease that nobody has any more: the first host need not wait."""
-    nobody = LeaseRecord(holder=NOBODY, host="", fence=0, beat=0, seconds=SECONDS, released=True, written=0)
-    await store.bucket("queue").put("sender.json", nobody.to_bytes())
+    nobody = LeaseRecord(holder=NO_HOLDER, host="", fence=0, beat=0, seconds=LEASE_SECONDS, released=True, written=0)
+    await store.open_bucket_client("queue").put("sender.json", nobody.to_bytes())
 
 
-async def test_a_restored_copy_refuses_beside_its_original_and_goes_on_without_it(
-    tmp_path: Path, http: httpx.AsyncClient, chain: Chain, monkeypatch: pytest.MonkeyPatch
+async def test_restored_copy_is_refused_until_original_stops(
+    tmp_path: Path, http: httpx.AsyncClient, chain: DevChain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in ENV.items():
+    for name, value in CREDENTIALS_ENV.items():
         monkeypatch.setenv(name, value)
-    async with storing(tmp_path) as store:
-        await free(store)
-        original, copy = (host(name, tmp_path, http, chain, store) for name in ("original", "copy"))
+    async with run_object_store(tmp_path) as store:
+        await release_lease(store)
+        original, copy = (host_config(name, tmp_path, http, chain, store) for name in ("original", "copy"))
         try:
             await original.start()
-            await original.until("is ready", lambda facts: facts["ready"])
+            await original.wait_until("is ready", lambda facts: facts["ready"])
             round_id = await chain.open_round()
-            vote = await cast_vote(chain, original, round_id, times=ballot.same_second(soon(60)))
+            vote = await cast_vote(chain, original, round_id, times=ballot.same_second_times(unix_time_in(60)))
             assert await original.stop() == 0
             shutil.copy(original.db, copy.db)
             await original.start()
-            assert (await original.service())["sends"], "it was stopped properly: nobody waits"
+            assert (await original.service_stats())["sends"], "it was stopped properly: nobody waits"
 
-            copy.launch()
-            assert await copy.ended() == 1
-            assert "the host 'original' sends for this queue" in copy.tail()
-            assert "copy of the other" in copy.tail()
+            copy.spawn()
+            assert await copy.wait_for_exit() == 1
+            assert "the host 'original' sends for this queue" in copy.log_tail()
+            assert "copy of the other" in copy.log_tail()
 
             await original.kill()
             await copy.start()
-            await copy.until("sends", lambda facts: facts["sends"])
-            assert (await copy.service())["sender"] == ""
-            assert len(vote.shares) == copy.rows("SELECT count(*) FROM shares")[0][0]
+            await copy.wait_until("sends", lambda facts: facts["sends"])
+            assert (await copy.service_stats())["sender"] == ""
+            assert len(vote.shares) == copy.query_rows("SELECT count(*) FROM shares")[0][0]
         finally:
             for one in (original, copy):
                 if one.process is not None:

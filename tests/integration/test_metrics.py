@@ -15,12 +15,12 @@ import pytest
 import yaml
 
 from devnet import ballot
-from tests.support.devnet import Chain
-from tests.support.harness import cast_vote, helping, soon
-from tests.support.process import free_port
-from tests.support.s3 import ENV
-from tests.support.secrets import secrets_of, told_in
-from tests.unit.observability.test_metrics import samples
+from tests.support.devnet import DevChain
+from tests.support.harness import cast_vote, run_helper, unix_time_in
+from tests.support.process import find_free_port
+from tests.support.s3 import CREDENTIALS_ENV
+from tests.support.secrets import collect_secrets, secrets_in_text
+from tests.unit.observability.test_metrics import parse_samples
 
 pytestmark = pytest.mark.anyio
 
@@ -32,19 +32,19 @@ SEVERAL_HOSTS = {"helper_sends"}
 """What one host with a queue of its own does not tell."""
 
 
-def rules() -> list[dict[str, Any]]:
+def load_alert_rules() -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
     return found
 
 
-def queries() -> Iterator[str]:
+def load_queries() -> Iterator[str]:
     """Every expression of the alerts and of the dashboard."""
-    yield from (rule["expr"] for rule in rules())
+    yield from (rule["expr"] for rule in load_alert_rules())
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
         yield from (target["expr"] for target in panel.get("targets", ()))
 
 
-def names_in(query: str) -> set[str]:
+def metric_names(query: str) -> set[str]:
     """The series that an expression reads; raises when it is none."""
     found: set[str] = set()
     todo: list[Any] = [promql_parser.parse(query.replace("$__rate_interval", "5m").replace("$instance", "x"))]
@@ -59,28 +59,30 @@ def names_in(query: str) -> set[str]:
     return found
 
 
-async def test_a_real_run_tells_all_that_dashboard_and_alerts_ask_for(
-    tmp_path: Path, http: httpx.AsyncClient, chain: Chain
+async def test_metrics_cover_dashboard_and_alert_queries(
+    tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:
-    address = f"http://127.0.0.1:{free_port()}"
+    address = f"http://127.0.0.1:{find_free_port()}"
     metrics = {"enable": True, "port": int(address.rpartition(":")[2])}
     away: dict[str, Any] = {
-        "s3": {"endpoint": f"http://127.0.0.1:{free_port()}"},
+        "s3": {"endpoint": f"http://127.0.0.1:{find_free_port()}"},
         "archive": {"place": "s3://nobody/here"},
     }
-    async with helping(tmp_path, http, chain, nodes=2, env=ENV, metrics=metrics, **away) as helper:
+    async with run_helper(tmp_path, http, chain, nodes=2, env=CREDENTIALS_ENV, metrics=metrics, **away) as helper:
         round_id = await chain.open_round()
         first = await cast_vote(chain, helper, round_id)
-        waiting = await cast_vote(chain, helper, round_id, proposal=2, times=ballot.same_second(soon(3000)))
+        waiting = await cast_vote(
+            chain, helper, round_id, proposal=2, times=ballot.same_second_times(unix_time_in(3000))
+        )
         share = first.ballot.shares[0]
-        assert (await helper.post(ballot.post_body(first.ballot, share, first.position, 0))).json()["status"]
-        assert (await helper.post({})).status_code == 400
+        assert (await helper.post_share(ballot.post_body(first.ballot, share, first.position, 0))).json()["status"]
+        assert (await helper.post_share({})).status_code == 400
         assert (await http.get(f"{helper.url}/nowhere")).status_code == 404
-        await helper.confirmed(first)
+        await helper.wait_until_confirmed(first)
         with socket.create_connection(("127.0.0.1", metrics["port"])) as slow:
             slow.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 20)  # and reads none of it
-            text = await _settled(http, f"{address}/metrics")
-        told = samples(text)
+            text = await _read_settled_metrics(http, f"{address}/metrics")
+        told = parse_samples(text)
         for name, value in {"queued": 32, "duplicate": 1, "refused": 1}.items():
             assert told["helper_share_posts_total", (("outcome", name),)] == value
         assert told["helper_refusals_total", (("status", "404"),)] == 1
@@ -94,34 +96,34 @@ async def test_a_real_run_tells_all_that_dashboard_and_alerts_ask_for(
         assert told["helper_prover_slots", ()] >= 1
 
         served = {name for name, _ in told}
-        for query in queries():
-            assert names_in(query) <= served | PROMETHEUS_OWN | SEVERAL_HOSTS, query
+        for query in load_queries():
+            assert metric_names(query) <= served | PROMETHEUS_OWN | SEVERAL_HOSTS, query
 
         for vote in (first, waiting):
             nullifiers = {f"nullifier {share.index}": share.nullifier for share in vote.shares}
-            assert told_in(text, {**secrets_of(vote), **nullifiers, "round": round_id}) == []
+            assert secrets_in_text(text, {**collect_secrets(vote), **nullifiers, "round": round_id}) == []
         assert round_id.hex()[:8] not in text
 
 
-async def _settled(http: httpx.AsyncClient, url: str) -> str:
+async def _read_settled_metrics(http: httpx.AsyncClient, url: str) -> str:
     """The text once the reading is of after the last confirmation."""
     async with asyncio.timeout(30):
         while True:
             text = (await http.get(url)).text
-            if samples(text)["helper_confirmed_total", ()] >= 16:
+            if parse_samples(text)["helper_confirmed_total", ()] >= 16:
                 return text
             await asyncio.sleep(0.1)
 
 
-@pytest.mark.parametrize("rule", rules(), ids=lambda rule: str(rule["alert"]))
-def test_an_alert_says_what_is_wrong_and_what_to_do(rule: dict[str, Any]) -> None:
+@pytest.mark.parametrize("rule", load_alert_rules(), ids=lambda rule: str(rule["alert"]))
+def test_alert_rule_has_severity_summary_and_action(rule: dict[str, Any]) -> None:
     assert rule["alert"].startswith("SvoteHelper")
     assert rule["labels"]["severity"] in {"warning", "critical"}
     assert rule["annotations"].keys() == {"summary", "action"}
-    assert names_in(rule["expr"])
+    assert metric_names(rule["expr"])
 
 
-def test_the_dashboard_is_one_that_grafana_takes() -> None:
+def test_dashboard_panels_are_complete_and_do_not_overlap() -> None:
     told = json.loads(DASHBOARD.read_text())
     ids = [panel["id"] for panel in told["panels"]]
     assert len(ids) == len(set(ids))

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from devnet import ballot
-from helper.operations.archive.object_names import PART
-from tests.support.harness import Helper, cast_vote, running
-from tests.support.process import PATIENCE
-from tests.support.s3 import BUCKET, ENV, ObjectStore, storing
-from tests.support.schemas import conforms
+from helper.operations.archive.object_names import PART_BLOCKS
+from tests.support.harness import HelperProcess, cast_vote, run_chain_and_helper
+from tests.support.process import TIMEOUT_SECONDS
+from tests.support.s3 import BUCKET_NAME, CREDENTIALS_ENV, ObjectStoreProcess, run_object_store
+from tests.support.schemas import assert_conforms
 
-ARCHIVE = {"place": f"s3://{BUCKET}/proofs", "check_seconds": 1}
+ARCHIVE_CONFIG = {"place": f"s3://{BUCKET_NAME}/proofs", "check_seconds": 1}
 
 
-async def command(folder: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
+async def run_command_line(folder: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
     """A command line of its own process: its exit code, the machine's line, and what was said."""
     kept = "SVOTE_HELPER_BACKUP_PASSPHRASE"
     env = {key: value for key, value in os.environ.items() if key == kept or not key.startswith("SVOTE_HELPER_")}
@@ -35,14 +35,14 @@ async def command(folder: Path, *arguments: str) -> tuple[int, dict[str, Any], s
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         out, err = await child.communicate()
     assert child.returncode is not None
     assert out.count(b"\n") <= 1
     return child.returncode, json.loads(out) if out else {}, err.decode()
 
 
-def without_rpc(helper: Helper) -> Path:
+def config_without_rpc(helper: HelperProcess) -> Path:
     """The same settings, but the nodes' REST addresses alone."""
     lines = [line for line in helper.config.read_text().splitlines() if not line.startswith("rpc =")]
     config = helper.config.with_name("rest.toml")
@@ -51,49 +51,54 @@ def without_rpc(helper: Helper) -> Path:
 
 
 @pytest.mark.anyio
-async def test_a_counted_reveal_becomes_evidence_and_no_node_is_asked_for_its_nullifier(
+async def test_proof_export_of_confirmed_reveal_asks_no_node_for_nullifier(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for variable, text in ENV.items():
+    for variable, text in CREDENTIALS_ENV.items():
         monkeypatch.setenv(variable, text)
     async with (
-        storing(tmp_path) as store,
-        running(tmp_path, "--circuit", "k10", s3={"endpoint": store.url}, archive=ARCHIVE) as (chain, helper),
+        run_object_store(tmp_path) as store,
+        run_chain_and_helper(tmp_path, "--circuit", "k10", s3={"endpoint": store.url}, archive=ARCHIVE_CONFIG) as (
+            chain,
+            helper,
+        ),
     ):
         round_id = await chain.open_round()
-        vote = await cast_vote(chain, helper, round_id, times=ballot.immediate())
-        await helper.confirmed(vote)
+        vote = await cast_vote(chain, helper, round_id, times=ballot.immediate_times())
+        await helper.wait_until_confirmed(vote)
         share = vote.shares[0]
         nullifier, config = share.nullifier.hex(), ("--config", str(helper.config), "--json")
-        tx_hash = (await chain.hashes(round_id))[nullifier].hex().upper()
+        tx_hash = (await chain.transaction_hashes(round_id))[nullifier].hex().upper()
         from_chain = ("proof", "export", nullifier, "--from", "chain")
-        asked_before = len(await chain.requests())
+        asked_before = len(await chain.request_log())
 
-        code, told, said = await command(tmp_path, *from_chain, "--output", "a.zip", *config)
+        code, told, said = await run_command_line(tmp_path, *from_chain, "--output", "a.zip", *config)
         assert code == 0, said
         assert (told["transaction"], told["round"], told["circuit"]) == (tx_hash, round_id.hex(), "k10")
         assert told["source"] == "chain"
-        rest = ("--config", str(without_rpc(helper)), "--json")
-        code, again, said = await command(tmp_path, *from_chain, "--output", "b.zip", *rest)
+        rest = ("--config", str(config_without_rpc(helper)), "--json")
+        code, again, said = await run_command_line(tmp_path, *from_chain, "--output", "b.zip", *rest)
         assert (code, again["height"]) == (0, told["height"]), said
         assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
-        asked = (await chain.requests())[asked_before:]
+        asked = (await chain.request_log())[asked_before:]
         assert not any(nullifier in json.dumps(entry).lower() for entry in asked)
 
-        code, verified, said = await command(tmp_path, "proof", "verify", "a.zip", "--json")
+        code, verified, said = await run_command_line(tmp_path, "proof", "verify", "a.zip", "--json")
         assert (code, verified["ok"], verified["online"]) == (0, True, None), said
-        code, verified, said = await command(tmp_path, "proof", "verify", "a.zip", "--online", *config)
+        code, verified, said = await run_command_line(tmp_path, "proof", "verify", "a.zip", "--online", *config)
         assert (code, verified["ok"], verified["online"]) == (0, True, True), said
 
-        code, looked_up, said = await command(tmp_path, "tx", "lookup", tx_hash.lower(), *config)
+        code, looked_up, said = await run_command_line(tmp_path, "tx", "lookup", tx_hash.lower(), *config)
         assert code == 0, said
         assert (looked_up["height"], looked_up["code"], looked_up["kind"]) == (told["height"], 0, "reveal")
         assert looked_up["reveal"]["nullifier"] == nullifier
 
-        code, _, said = await command(tmp_path, "proof", "export", "07" * 32, "--round", round_id.hex(), *config)
+        code, _, said = await run_command_line(
+            tmp_path, "proof", "export", "07" * 32, "--round", round_id.hex(), *config
+        )
         assert code == 5, said
         assert "no confirmed reveal" in said
-        code, stats, said = await command(tmp_path, "queue", "stats", *config)
+        code, stats, said = await run_command_line(tmp_path, "queue", "stats", *config)
         assert (code, stats["total"]["submitted"]) == (0, 16), said
         for name, value in (
             ("queue-stats", stats),
@@ -101,40 +106,40 @@ async def test_a_counted_reveal_becomes_evidence_and_no_node_is_asked_for_its_nu
             ("proof-export", told),
             ("proof-verify", verified),
         ):
-            conforms(name, value)
-        code, rounds, said = await command(tmp_path, "rounds", *config)
+            assert_conforms(name, value)
+        code, rounds, said = await run_command_line(tmp_path, "rounds", *config)
         assert (code, rounds["source"]) == (0, "daemon"), said
         assert rounds["rounds"][0]["shares"]["submitted"] == 16
         assert rounds["rounds"][0]["tree_size"] >= 2
 
-        height = (await helper.service())["height"]
-        await chain.mine(2 * PART)
-        await helper.until("has archived the round", lambda facts: facts["archive"]["through"] >= height)
-        names = await store.bucket("proofs").names(round_id.hex())
+        height = (await helper.service_stats())["height"]
+        await chain.mine(2 * PART_BLOCKS)
+        await helper.wait_until("has archived the round", lambda facts: facts["archive"]["through"] >= height)
+        names = await store.open_bucket_client("proofs").list_names(round_id.hex())
         assert f"{round_id.hex()}/{tx_hash}.zip" in names
         assert sum(name.endswith(".zip") for name in names) == 16
-        await from_the_archive(tmp_path, store, helper, round_id, nullifier, tx_hash)
+        await check_archived_bundle(tmp_path, store, helper, round_id, nullifier, tx_hash)
 
 
-async def from_the_archive(
-    folder: Path, store: ObjectStore, helper: Helper, round_id: bytes, nullifier: str, tx_hash: str
+async def check_archived_bundle(
+    folder: Path, store: ObjectStoreProcess, helper: HelperProcess, round_id: bytes, nullifier: str, tx_hash: str
 ) -> None:
     """A bundle comes back as it was written, or not at all."""
     config = ("--config", str(helper.config), "--json")
     export = ("proof", "export", nullifier, "--from")
-    code, told, said = await command(folder, *export, "archive", "--output", "c.zip", *config)
+    code, told, said = await run_command_line(folder, *export, "archive", "--output", "c.zip", *config)
     assert (code, told["source"], told["transaction"]) == (0, "archive", tx_hash), said
-    conforms("proof-export", told)
+    assert_conforms("proof-export", told)
     assert (folder / "c.zip").read_bytes() == (folder / "a.zip").read_bytes()
-    code, _, said = await command(folder, "proof", "export", "07" * 32, "--from", "archive", *config)
+    code, _, said = await run_command_line(folder, "proof", "export", "07" * 32, "--from", "archive", *config)
     assert (code, "the archive has no bundle" in said) == (5, True), said
 
     changed = (folder / "c.zip").read_bytes()[:-1] + b"x"
-    await store.bucket("proofs").put(f"{round_id.hex()}/{tx_hash}.zip", changed)
-    code, _, said = await command(folder, *export, "archive", "--output", "d.zip", *config)
+    await store.open_bucket_client("proofs").put(f"{round_id.hex()}/{tx_hash}.zip", changed)
+    code, _, said = await run_command_line(folder, *export, "archive", "--output", "d.zip", *config)
     assert (code, "hash does not match" in said) == (1, True), said
-    code, told, said = await command(folder, *export, "auto", "--output", "d.zip", *config)
+    code, told, said = await run_command_line(folder, *export, "auto", "--output", "d.zip", *config)
     assert (code, told["source"], "archive not usable" in said) == (0, "chain", True), said
     await store.kill()
-    code, _, said = await command(folder, *export, "archive", "--output", "e.zip", *config)
+    code, _, said = await run_command_line(folder, *export, "archive", "--output", "e.zip", *config)
     assert (code, "AWS" in said, "not-a-secret" in said) == (6, False, False), said

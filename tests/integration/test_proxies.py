@@ -22,50 +22,50 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from helper.server.http_server import KEEP_ALIVE, bind_tcp, create_server
-from tests.support.process import PATIENCE, free_port
-from tests.unit.ingest.admission_fixtures import COMMITMENT, ROUND_ID, body
-from tests.unit.server.wallet_fixtures import SHARES, Wallets
+from helper.server.http_server import KEEP_ALIVE_SECONDS, bind_tcp, create_server
+from tests.support.process import TIMEOUT_SECONDS, find_free_port
+from tests.unit.ingest.admission_fixtures import COMMITMENT, ROUND_ID, create_body
+from tests.unit.server.wallet_fixtures import SHARES_PATH, WalletApp
 
 pytestmark = pytest.mark.anyio
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 FORWARDING_CADDY = "caddy that forwards Upgrade"
 PROXIES = [name for name in ("nginx", "caddy") if shutil.which(name)]
-FORGED = {
+FORGED_HEADERS = {
     "X-Forwarded-For": "203.0.113.9",
     "Forwarded": "for=203.0.113.9",
     "Cookie": "who=me",
     "Connection": "Upgrade",
     "Upgrade": "h2c",
 }
-UNVERIFIED = ssl.create_default_context()
-UNVERIFIED.check_hostname, UNVERIFIED.verify_mode = False, ssl.CERT_NONE
+UNVERIFIED_SSL = ssl.create_default_context()
+UNVERIFIED_SSL.check_hostname, UNVERIFIED_SSL.verify_mode = False, ssl.CERT_NONE
 
 
 @dataclass
-class Upstream:
+class RecordingUpstream:
     """Stands where the helper does: keeps what comes, and answers or hangs up.
 
     Attributes:
         port: where it listens.
-        heads: of the requests that came, in lower case.
-        hangs_up: whether it ends the connection instead of answering.
+        received_heads: of the requests that came, in lower case.
+        closes_connection: whether it ends the connection instead of answering.
         answer: the body of its answers.
     """
 
     port: int = 0
-    heads: list[str] = field(default_factory=list)
-    hangs_up: bool = False
+    received_heads: list[str] = field(default_factory=list)
+    closes_connection: bool = False
     answer: bytes = b"{}"
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-                self.heads.append(head)
+                self.received_heads.append(head)
                 await read_body(head, reader)
-                if self.hangs_up:
+                if self.closes_connection:
                     break
                 length = f"Content-Length: {len(self.answer)}\r\n\r\n".encode()
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n" + length + self.answer)
@@ -85,8 +85,8 @@ async def read_body(head: str, reader: asyncio.StreamReader) -> None:
 
 
 @contextlib.asynccontextmanager
-async def upstream() -> AsyncIterator[Upstream]:
-    made = Upstream()
+async def run_upstream() -> AsyncIterator[RecordingUpstream]:
+    made = RecordingUpstream()
     server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
     made.port = server.sockets[0].getsockname()[1]
     try:
@@ -95,25 +95,25 @@ async def upstream() -> AsyncIterator[Upstream]:
         server.close()
 
 
-def exchanged(text: str, **pieces: str) -> str:
+def replace_parts(text: str, **replacements: str) -> str:
     """A text with pieces exchanged, each of which must be there."""
-    for old, new in pieces.items():
+    for old, new in replacements.items():
         assert old in text, f"{old} is not in the example"
         text = text.replace(old, new)
     return text
 
 
-def nginx(folder: Path, port: int, behind: int) -> list[str]:
+def nginx_command(folder: Path, port: int, upstream_port: int) -> list[str]:
     """nginx's command, with the example inside of the smallest configuration there is."""
     made = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=localhost -days 2"
     subprocess.run(
         [*made.split(), "-keyout", "key.pem", "-out", "cert.pem"], cwd=folder, check=True, capture_output=True
     )
-    example = exchanged(
+    example = replace_parts(
         (DEPLOY / "nginx" / "svote-helper.conf").read_text(),
         **{
             "listen 443 ssl": f"listen 127.0.0.1:{port} ssl",
-            "127.0.0.1:8090;": f"127.0.0.1:{behind};",
+            "127.0.0.1:8090;": f"127.0.0.1:{upstream_port};",
             "/etc/letsencrypt/live/helper.example.org/fullchain.pem": str(folder / "cert.pem"),
             "/etc/letsencrypt/live/helper.example.org/privkey.pem": str(folder / "key.pem"),
             "/var/log/nginx/error.log": str(folder / "error.log"),
@@ -131,16 +131,16 @@ def nginx(folder: Path, port: int, behind: int) -> list[str]:
     return command
 
 
-def caddy(folder: Path, port: int, behind: int, *, forwards_upgrade: bool = False) -> list[str]:
+def caddy_command(folder: Path, port: int, upstream_port: int, *, forwards_upgrade: bool = False) -> list[str]:
     """Caddy's command, with a certificate of its own making; may forward `Upgrade`, as it does by default."""
     file = folder / "Caddyfile"
     alone = "admin off\n\tskip_install_trust\n\tauto_https disable_redirects"
     file.write_text(
-        exchanged(
+        replace_parts(
             (DEPLOY / "caddy" / "Caddyfile").read_text(),
             **{
                 "helper.example.org {": f"https://localhost:{port} {{\n\ttls internal",
-                "127.0.0.1:8090": f"127.0.0.1:{behind}",
+                "127.0.0.1:8090": f"127.0.0.1:{upstream_port}",
                 "{\n\t# Log only errors": f"{{\n\t{alone}\n\t# Log only errors",
                 **({"\t\theader_up -Connection\n\t\theader_up -Upgrade\n": ""} if forwards_upgrade else {}),
             },
@@ -150,32 +150,34 @@ def caddy(folder: Path, port: int, behind: int, *, forwards_upgrade: bool = Fals
         ["caddy", "validate", "--config", str(file), "--adapter", "caddyfile"],
         check=True,
         capture_output=True,
-        env=_home(folder),
+        env=_proxy_environment(folder),
     )
     return ["caddy", "run", "--config", str(file), "--adapter", "caddyfile"]
 
 
-def _home(folder: Path) -> dict[str, str]:
+def _proxy_environment(folder: Path) -> dict[str, str]:
     return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/bin", "HOME": str(folder), "XDG_DATA_HOME": str(folder)}
 
 
 COMMANDS: dict[str, Callable[[Path, int, int], list[str]]] = {
-    "nginx": nginx,
-    "caddy": caddy,
-    FORWARDING_CADDY: partial(caddy, forwards_upgrade=True),
+    "nginx": nginx_command,
+    "caddy": caddy_command,
+    FORWARDING_CADDY: partial(caddy_command, forwards_upgrade=True),
 }
 
 
 @contextlib.asynccontextmanager
-async def running(name: str, folder: Path, behind: int, tracer: Sequence[str] = ()) -> AsyncIterator[httpx.AsyncClient]:
+async def run_proxy(
+    name: str, folder: Path, upstream_port: int, tracer: Sequence[str] = ()
+) -> AsyncIterator[httpx.AsyncClient]:
     """The proxy, as a child of the command `tracer` if there is one, and a client of it."""
-    port = free_port()
-    command = [*tracer, *COMMANDS[name](folder, port, behind)]
+    port = find_free_port()
+    command = [*tracer, *COMMANDS[name](folder, port, upstream_port)]
     with (folder / "out.log").open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env=_home(folder))
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=_proxy_environment(folder))
     try:
-        async with httpx.AsyncClient(base_url=f"https://localhost:{port}", verify=UNVERIFIED, timeout=30) as client:
-            async with asyncio.timeout(PATIENCE):
+        async with httpx.AsyncClient(base_url=f"https://localhost:{port}", verify=UNVERIFIED_SSL, timeout=30) as client:
+            async with asyncio.timeout(TIMEOUT_SECONDS):
                 while True:
                     assert process.poll() is None, (folder / "out.log").read_text()
                     with contextlib.suppress(httpx.TransportError):
@@ -189,12 +191,12 @@ async def running(name: str, folder: Path, behind: int, tracer: Sequence[str] = 
 
 
 @pytest.mark.parametrize("name", PROXIES)
-async def test_a_proxy_tells_the_helper_the_address_and_nobody_anything(name: str, tmp_path: Path) -> None:
-    async with upstream() as helper, running(name, tmp_path, helper.port) as client:
-        helper.heads.clear()
-        posted = await client.post("/shielded-vote/v1/shares", json={"some": "share"}, headers=FORGED)
+async def test_proxy_forwards_client_address_and_logs_nothing(name: str, tmp_path: Path) -> None:
+    async with run_upstream() as helper, run_proxy(name, tmp_path, helper.port) as client:
+        helper.received_heads.clear()
+        posted = await client.post("/shielded-vote/v1/shares", json={"some": "share"}, headers=FORGED_HEADERS)
         assert posted.status_code == 200
-        (head,) = helper.heads
+        (head,) = helper.received_heads
         lines = [line for line in head.split("\r\n") if "forwarded" in line.partition(":")[0]]
         told = {line.partition(":")[0]: line.partition(":")[2].strip() for line in lines}
         assert told["x-forwarded-for"] in {"127.0.0.1", "::1"}
@@ -203,12 +205,12 @@ async def test_a_proxy_tells_the_helper_the_address_and_nobody_anything(name: st
         assert "upgrade" not in head
         assert head.startswith("post /shielded-vote/v1/shares http/1.1")
 
-        helper.hangs_up = True
-        helper.heads.clear()
+        helper.closes_connection = True
+        helper.received_heads.clear()
         lost = await client.post("/shielded-vote/v1/cast-vote", json={"some": "vote"})
         assert lost.status_code == 502
-        assert len(helper.heads) == 1, "a vote was sent again"
-        helper.hangs_up = False
+        assert len(helper.received_heads) == 1, "a vote was sent again"
+        helper.closes_connection = False
 
         if name == "nginx":  # Caddy leaves it to the helper
             large = await client.post("/shielded-vote/v1/shares", content=b"x" * (3 << 20))
@@ -217,7 +219,7 @@ async def test_a_proxy_tells_the_helper_the_address_and_nobody_anything(name: st
     assert {path.name for path in written} <= {"example.conf", "Caddyfile"}
 
 
-FILES = "open,openat,openat2,creat,memfd_create,rename,renameat,renameat2"
+FILE_CALLS = "open,openat,openat2,creat,memfd_create,rename,renameat,renameat2"
 OPENED_TO_WRITE = re.compile(r'"([^"]+)", [^)]*O_(?:WRONLY|RDWR|CREAT|TMPFILE)')
 
 
@@ -225,19 +227,19 @@ OPENED_TO_WRITE = re.compile(r'"([^"]+)", [^)]*O_(?:WRONLY|RDWR|CREAT|TMPFILE)')
 @pytest.mark.parametrize("name", PROXIES)
 async def test_proxy_large_bodies_and_answers_open_no_file_for_writing(name: str, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    tracer = ["strace", "-D", "-f", "-q", "-e", f"trace={FILES}", "-s", "256", "-o", str(trace), "--"]
+    tracer = ["strace", "-D", "-f", "-q", "-e", f"trace={FILE_CALLS}", "-s", "256", "-o", str(trace), "--"]
     body = random.Random(7).randbytes(1 << 20)
 
     async def pieces() -> AsyncIterator[bytes]:
         for begin in range(0, len(body), 1 << 16):
             yield body[begin : begin + (1 << 16)]
 
-    async with upstream() as helper, running(name, tmp_path, helper.port, tracer) as client:
+    async with run_upstream() as helper, run_proxy(name, tmp_path, helper.port, tracer) as client:
         started = len(trace.read_text().splitlines())
         helper.answer = random.Random(8).randbytes(8 << 20)
         path = "/shielded-vote/v1/cast-vote"
         answers = [await client.post(path, content=content) for content in (body, pieces())]
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         while not trace.read_text().rstrip().endswith("+++"):  # strace writes down the exit last
             await asyncio.sleep(0.05)
     lines = trace.read_text().splitlines()
@@ -256,24 +258,24 @@ async def test_proxy_large_bodies_and_answers_open_no_file_for_writing(name: str
 def test_proxy_closes_idle_upstream_connections_before_the_helper(file: str, setting: str) -> None:
     found = re.search(setting, (DEPLOY / file).read_text())
     assert found is not None
-    assert int(found[1]) <= KEEP_ALIVE - 5
+    assert int(found[1]) <= KEEP_ALIVE_SECONDS - 5
 
 
 # Request smuggling
 
-ATTEMPTS = 1000
-SENDERS = 4
+ATTEMPT_COUNT = 1000
+SENDER_COUNT = 4
 ROUTES = ["direct", *PROXIES, *([FORWARDING_CADDY] if "caddy" in PROXIES else [])]
-SMUGGLED = (
+SMUGGLED_REQUESTS = (
     # Swallows the next request of the connection as its body.
-    f"POST {SHARES} HTTP/1.1\r\nHost: helper\r\nContent-Length: 2000\r\n\r\n".encode(),
+    f"POST {SHARES_PATH} HTTP/1.1\r\nHost: helper\r\nContent-Length: 2000\r\n\r\n".encode(),
     # Has a response of its own, which the next request of the connection would get.
     b"GET /smuggled HTTP/1.1\r\nHost: helper\r\n\r\n",
 )
 
 
 @contextlib.asynccontextmanager
-async def helper_on_socket(wallets: Wallets) -> AsyncIterator[int]:
+async def serve_on_socket(wallets: WalletApp) -> AsyncIterator[int]:
     """The wallets' application on a socket; yields its port."""
     server, listener = create_server(wallets.app), bind_tcp("127.0.0.1", 0)
     task = asyncio.create_task(server.serve(sockets=[listener]))
@@ -284,13 +286,13 @@ async def helper_on_socket(wallets: Wallets) -> AsyncIterator[int]:
         await task
 
 
-async def smuggle(url: str, smuggled: bytes) -> bytes:
+async def send_smuggled_request(url: str, smuggled: bytes) -> bytes:
     """Send a request that asks for an upgrade and has another request as its body; return what comes back."""
     address = urlsplit(url)
     reader, writer = await asyncio.open_connection(
-        address.hostname, address.port, ssl=UNVERIFIED if address.scheme == "https" else None
+        address.hostname, address.port, ssl=UNVERIFIED_SSL if address.scheme == "https" else None
     )
-    head = f"POST {SHARES} HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: x\r\n"
+    head = f"POST {SHARES_PATH} HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: x\r\n"
     writer.write(f"{head}Content-Length: {len(smuggled)}\r\n\r\n".encode())
     answer = b""
     with contextlib.suppress(OSError, TimeoutError):
@@ -306,8 +308,8 @@ async def smuggle(url: str, smuggled: bytes) -> bytes:
 
 @pytest.mark.parametrize("route", ROUTES)
 async def test_smuggled_requests_never_reach_other_clients(route: str, tmp_path: Path) -> None:
-    wallets = Wallets()
-    attempts = ATTEMPTS // len(ROUTES) + 1
+    wallets = WalletApp()
+    attempts = ATTEMPT_COUNT // len(ROUTES) + 1
     positions = iter(range(1, attempts + 1))
     wallets.chain.leaves.update({(ROUND_ID, position): COMMITMENT for position in range(1, attempts + 1)})
     posted, wrong = 0, []
@@ -315,20 +317,20 @@ async def test_smuggled_requests_never_reach_other_clients(route: str, tmp_path:
     async def post_between_attacks(client: httpx.AsyncClient, url: str) -> None:
         nonlocal posted
         for position in positions:
-            attacked = await smuggle(url, SMUGGLED[position % len(SMUGGLED)])
-            answer = await client.post(SHARES, content=body(tree_position=position))
+            attacked = await send_smuggled_request(url, SMUGGLED_REQUESTS[position % len(SMUGGLED_REQUESTS)])
+            answer = await client.post(SHARES_PATH, content=create_body(tree_position=position))
             posted += 1
             if answer.status_code != 200 or answer.json() != {"status": "queued"} or attacked.count(b"HTTP/1.1 ") > 1:
                 wrong.append((position, answer.status_code, answer.text, attacked))
 
     async with contextlib.AsyncExitStack() as stack:
-        behind = await stack.enter_async_context(helper_on_socket(wallets))
+        behind = await stack.enter_async_context(serve_on_socket(wallets))
         if route == "direct":
             url = f"http://127.0.0.1:{behind}"
             client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=30))
         else:
-            client = await stack.enter_async_context(running(route, tmp_path, behind))
+            client = await stack.enter_async_context(run_proxy(route, tmp_path, behind))
             url = str(client.base_url)
-        await asyncio.gather(*(post_between_attacks(client, url) for _ in range(SENDERS)))
+        await asyncio.gather(*(post_between_attacks(client, url) for _ in range(SENDER_COUNT)))
     assert (posted, wrong) == (attempts, [])
-    assert {share.tree_position for share in wallets.store.kept} == set(range(1, attempts + 1))
+    assert {share.tree_position for share in wallets.store.shares} == set(range(1, attempts + 1))

@@ -14,13 +14,13 @@ import pytest
 
 from devnet import ballot
 from devnet.wallet import CastVote
-from tests.support.devnet import Chain
-from tests.support.harness import Helper, cast_vote, helping, soon
-from tests.support.prover_worker import REFUSES
-from tests.support.secrets import secrets_of, told_in
+from tests.support.devnet import DevChain
+from tests.support.harness import HelperProcess, cast_vote, run_helper, unix_time_in
+from tests.support.prover_worker import PROPOSAL_REFUSED
+from tests.support.secrets import collect_secrets, secrets_in_text
 
 
-async def shown(helper: Helper, ref: str) -> tuple[dict[str, Any], str]:
+async def show_share(helper: HelperProcess, ref: str) -> tuple[dict[str, Any], str]:
     """The story as the command tells it to machines, and as it does to people."""
     printed = []
     for flags in (("--json",), ()):
@@ -34,36 +34,36 @@ async def shown(helper: Helper, ref: str) -> tuple[dict[str, Any], str]:
     return json.loads(printed[0]), printed[1]
 
 
-async def the_only(helper: Helper) -> dict[str, Any]:
+async def find_only_share(helper: HelperProcess) -> dict[str, Any]:
     """The one share in the queue."""
-    (share,) = (await helper.operator("/queue"))["shares"]
+    (share,) = (await helper.operator_get("/queue"))["shares"]
     found: dict[str, Any] = share
     return found
 
 
-def holds_no_witness(vote: CastVote, *texts: str) -> None:
+def assert_no_witness(vote: CastVote, *texts: str) -> None:
     """None of them tells anything of it, nor a nullifier."""
-    secrets = {**secrets_of(vote), **{f"nullifier {share.index}": share.nullifier for share in vote.ballot.shares}}
+    secrets = {**collect_secrets(vote), **{f"nullifier {share.index}": share.nullifier for share in vote.ballot.shares}}
     for text in texts:
-        assert told_in(text, secrets) == []
+        assert secrets_in_text(text, secrets) == []
 
 
 @pytest.mark.anyio
 @pytest.mark.rule("R11")
-async def test_a_failed_attempt_is_told_with_its_times_and_stage(
-    tmp_path: Path, http: httpx.AsyncClient, chain: Chain
+async def test_queue_show_failed_attempt_has_times_and_stage(
+    tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:
-    async with helping(tmp_path, http, chain) as helper:
-        proposals = [{"id": REFUSES, "title": "One of many", "options": ["Yes", "No"]}]
+    async with run_helper(tmp_path, http, chain) as helper:
+        proposals = [{"id": PROPOSAL_REFUSED, "title": "One of many", "options": ["Yes", "No"]}]
         round_id = await chain.open_round(proposals=proposals)
-        due = soon(1)
-        async with helper.wallet() as wallet:
-            sealed = await wallet.seal(round_id, REFUSES, 1, weight=7)
-            position = await wallet.cast(sealed)
-            vote = await wallet.post(sealed, position, times=ballot.same_second(due), indices=[0])
-        await helper.until("has failed twice", lambda facts: facts["counts"].get("failures", 0) >= 2)
-        share = await the_only(helper)
-        story, text = await shown(helper, share["ref"])
+        due = unix_time_in(1)
+        async with helper.create_wallet() as wallet:
+            sealed = await wallet.seal_ballot(round_id, PROPOSAL_REFUSED, 1, weight=7)
+            position = await wallet.cast_ballot(sealed)
+            vote = await wallet.post_shares(sealed, position, times=ballot.same_second_times(due), indices=[0])
+        await helper.wait_until("has failed twice", lambda facts: facts["counts"].get("failures", 0) >= 2)
+        share = await find_only_share(helper)
+        story, text = await show_share(helper, share["ref"])
         assert story["submit_at"] == due
         assert story["received"] <= due
         assert story["attempts"] == sum(story["attempts_by_stage"].values()) >= 2
@@ -79,44 +79,44 @@ async def test_a_failed_attempt_is_told_with_its_times_and_stage(
         assert story["transaction"] is None
         assert story["state"] in {"received", "witnessed"}
         assert share["ref"] in text
-        holds_no_witness(vote, json.dumps(story), text)
+        assert_no_witness(vote, json.dumps(story), text)
 
 
 @pytest.mark.anyio
-async def test_a_broadcast_share_is_told_with_its_transaction(
-    tmp_path: Path, http: httpx.AsyncClient, chain: Chain
+async def test_queue_show_broadcast_share_has_transaction(
+    tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:
-    async with helping(tmp_path, http, chain) as helper:
-        await chain.faults(routes=["reveal-share"], never_include=1)
+    async with run_helper(tmp_path, http, chain) as helper:
+        await chain.set_faults(routes=["reveal-share"], never_include=1)
         round_id = await chain.open_round()
-        async with helper.wallet() as wallet:
-            sealed = await wallet.seal(round_id, 1, 1, weight=7)
-            position = await wallet.cast(sealed)
-            vote = await wallet.post(sealed, position, times=ballot.immediate(), indices=[3])
-        await helper.until("has sent it", lambda facts: facts["counts"].get("answer_accepted"))
-        share = await the_only(helper)
-        story, text = await shown(helper, share["ref"])
-        ((message,),) = helper.rows("SELECT message FROM reveals")
+        async with helper.create_wallet() as wallet:
+            sealed = await wallet.seal_ballot(round_id, 1, 1, weight=7)
+            position = await wallet.cast_ballot(sealed)
+            vote = await wallet.post_shares(sealed, position, times=ballot.immediate_times(), indices=[3])
+        await helper.wait_until("has sent it", lambda facts: facts["counts"].get("answer_accepted"))
+        share = await find_only_share(helper)
+        story, text = await show_share(helper, share["ref"])
+        ((message,),) = helper.query_rows("SELECT message FROM reveals")
         assert story["state"] == "broadcast"
         assert story["transaction"]["hash"].lower() == hashlib.sha256(message).hexdigest()
         assert story["transaction"]["hash"] in text
         told = json.dumps(story)
-        holds_no_witness(vote, told, text)
+        assert_no_witness(vote, told, text)
         assert message.hex() not in told
-        await chain.mend()
+        await chain.clear_faults()
         await chain.delegate(round_id, 1)  # so that the next message differs: stand-in proofs are not random
-        await helper.confirmed(vote)
-        assert (await helper.operator("/queue"))["shares"] == []
+        await helper.wait_until_confirmed(vote)
+        assert (await helper.operator_get("/queue"))["shares"] == []
 
 
 @pytest.mark.anyio
-async def test_the_story_of_a_waiting_share_and_the_log_hold_no_witness(
-    tmp_path: Path, http: httpx.AsyncClient, chain: Chain
+async def test_queue_show_waiting_share_contains_no_witness(
+    tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:
-    async with helping(tmp_path, http, chain) as helper:
+    async with run_helper(tmp_path, http, chain) as helper:
         round_id = await chain.open_round()
-        vote = await cast_vote(chain, helper, round_id, times=ballot.same_second(soon(600)))
-        listed = (await helper.operator("/queue"))["shares"]
+        vote = await cast_vote(chain, helper, round_id, times=ballot.same_second_times(unix_time_in(600)))
+        listed = (await helper.operator_get("/queue"))["shares"]
         assert len(listed) == 16
-        stories = [await helper.operator(f"/queue/{share['ref']}") for share in listed]
-        holds_no_witness(vote, json.dumps(listed), json.dumps(stories), helper.log.read_text())
+        stories = [await helper.operator_get(f"/queue/{share['ref']}") for share in listed]
+        assert_no_witness(vote, json.dumps(listed), json.dumps(stories), helper.log.read_text())

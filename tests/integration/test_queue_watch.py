@@ -7,28 +7,28 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.harness import STAND_IN, cast_vote, running
-from tests.support.terminal import terminal
+from tests.support.harness import STAND_IN_PROGRAM, cast_vote, run_chain_and_helper
+from tests.support.terminal import run_in_terminal
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_the_screen_follows_the_queue_and_outlives_the_helper(tmp_path: Path) -> None:
+async def test_queue_watch_follows_queue_and_survives_restart(tmp_path: Path) -> None:
     # a chain of its own: on that of other tests their rounds fill the screen
     flags = ("--extra-nodes", "1", "--stand-in-proofs")
-    async with running(tmp_path, *flags, program=STAND_IN, nodes=2) as (chain, helper):
+    async with run_chain_and_helper(tmp_path, *flags, program=STAND_IN_PROGRAM, nodes=2) as (chain, helper):
         round_id = await chain.open_round()
         now = int(time.time())
         watch = ("queue", "watch", "--config", str(helper.config))
         async with (
-            terminal(*watch) as wide,
-            terminal(*watch, columns=40, env={"NO_COLOR": "1"}) as narrow,
+            run_in_terminal(*watch) as wide,
+            run_in_terminal(*watch, columns=40, env={"NO_COLOR": "1"}) as narrow,
         ):
             for screen in (wide, narrow):
-                await screen.shows("shows the round", lambda text: round_id.hex()[:8] in text)
+                await screen.wait_for_text("shows the round", lambda text: round_id.hex()[:8] in text)
             await cast_vote(chain, helper, round_id, times=[now + 600 + 60 * number for number in range(16)])
             for screen in (wide, narrow):
-                await screen.shows("shows the shares", lambda text: "16" in text and "due" in text)
+                await screen.wait_for_text("shows the shares", lambda text: "16" in text and "due" in text)
             row = next(line for line in wide.lines if line.startswith(round_id.hex()[:8]))
             assert row.split()[4:9] == ["16", "0", "0", "0", "0"]
             for node in chain.nodes:
@@ -39,11 +39,13 @@ async def test_the_screen_follows_the_queue_and_outlives_the_helper(tmp_path: Pa
 
             await helper.kill()
             for screen in (wide, narrow):
-                await screen.shows("says that it is gone", lambda text: "not reachable" in text)
+                await screen.wait_for_text("says that it is gone", lambda text: "not reachable" in text)
                 assert round_id.hex()[:8] in screen.text, "what was known last is still there"
             await helper.start()
             for screen in (wide, narrow):
-                await screen.shows("follows again", lambda text: "not reachable" not in text and "ready" in text)
+                await screen.wait_for_text(
+                    "follows again", lambda text: "not reachable" not in text and "ready" in text
+                )
 
             assert await wide.interrupt() == 0
             assert await narrow.interrupt() == 0

@@ -14,28 +14,28 @@ from helper.clock import SystemClock
 from helper.store.sqlite.opening import open_database
 
 
-def damage(path: Path) -> None:
+def damage_pages(path: Path) -> None:
     """Overwrite every page behind the first."""
     open_database(path, SystemClock()).close()
     content = path.read_bytes()
     path.write_bytes(content[:4096] + b"\xa5" * (len(content) - 4096))
 
 
-def truncate(path: Path) -> None:
+def truncate_file(path: Path) -> None:
     """Lose the second half."""
     open_database(path, SystemClock()).close()
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2 // 4096 * 4096])
 
 
-def foreign(path: Path) -> None:
+def write_foreign_database(path: Path) -> None:
     """Another program's database."""
     with sqlite3.connect(path) as file:
         file.execute("CREATE TABLE recipes (name TEXT)")
     file.close()
 
 
-def newer(path: Path) -> None:
+def write_newer_version(path: Path) -> None:
     """A version after ours has written it."""
     open_database(path, SystemClock()).close()
     with sqlite3.connect(path) as file:
@@ -43,7 +43,7 @@ def newer(path: Path) -> None:
     file.close()
 
 
-def no_database(path: Path) -> None:
+def write_text_file(path: Path) -> None:
     """Somebody's notes."""
     path.write_text("buy milk\n" * 1000)
 
@@ -51,14 +51,14 @@ def no_database(path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "says", "advises"),
     [
-        (damage, "damaged", "backup"),
-        (truncate, "damaged", "backup"),
-        (foreign, "another program", "db_path"),
-        (newer, "newer version", "version"),
-        (no_database, "not a database", "db_path"),
+        (damage_pages, "damaged", "backup"),
+        (truncate_file, "damaged", "backup"),
+        (write_foreign_database, "another program", "db_path"),
+        (write_newer_version, "newer version", "version"),
+        (write_text_file, "not a database", "db_path"),
     ],
 )
-def test_serve_refuses_a_file_that_is_not_its_own(
+def test_serve_with_unusable_database_is_refused(
     tmp_path: Path, spoil: Callable[[Path], None], says: str, advises: str
 ) -> None:
     database = tmp_path / "queue.db"

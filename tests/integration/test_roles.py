@@ -15,11 +15,11 @@ import pytest
 from psycopg import sql
 
 from devnet import ballot
-from tests.support.devnet import Chain
-from tests.support.harness import STAND_IN, Helper, cast_vote, soon
-from tests.support.postgres import Cluster, binaries
+from tests.support.devnet import DevChain
+from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, cast_vote, unix_time_in
+from tests.support.postgres import Cluster, find_binaries
 
-CLUSTERS = ["cluster"] if binaries() is not None else []
+CLUSTERS = ["cluster"] if find_binaries() is not None else []
 
 
 class Hosts:
@@ -32,7 +32,7 @@ class Hosts:
         url: the database.
     """
 
-    def __init__(self, folder: Path, http: httpx.AsyncClient, chain: Chain, url: str) -> None:
+    def __init__(self, folder: Path, http: httpx.AsyncClient, chain: DevChain, url: str) -> None:
         self._folder = folder
         self._http = http
         self._chain = chain
@@ -44,11 +44,11 @@ class Hosts:
             "key_file": str(self._keys),
             "schema_name": f"roles_{token_hex(6)}",
         }
-        self.all: dict[str, Helper] = {}
+        self.all_hosts: dict[str, HelperProcess] = {}
 
-    async def sender_is_gone(self, name: str) -> None:
+    async def kill_sender_and_expire_lease(self, name: str) -> None:
         """Kill the host that sends, and have its lease be over at once: a campaign waits for that to come by itself."""
-        await self.all[name].kill()
+        await self.all_hosts[name].kill()
         with psycopg.connect(str(self._store["url"]), autocommit=True) as conn:
             place = sql.Identifier(str(self._store["schema_name"]), "sender")
             changed = conn.execute(
@@ -56,39 +56,39 @@ class Hosts:
             )
             assert changed.rowcount == 1
 
-    def make(self, name: str, role: str, **sender: Any) -> Helper:
+    def create_host(self, name: str, role: str, **sender: Any) -> HelperProcess:
         """A host, not started yet."""
         folder = self._folder / name
         folder.mkdir()
-        host = Helper(
+        host = HelperProcess(
             folder,
             self._http,
             self._chain,
-            program=STAND_IN,
+            program=STAND_IN_PROGRAM,
             nodes=2,
             helper={"role": role, "max_concurrent_proofs": 2},
             store={**self._store, "host": name},
             sender=sender,
         )
-        self.all[name] = host
+        self.all_hosts[name] = host
         return host
 
-    async def start(self, name: str, role: str, **sender: Any) -> Helper:
+    async def start_host(self, name: str, role: str, **sender: Any) -> HelperProcess:
         """A host that is ready."""
-        host = self.make(name, role, **sender)
+        host = self.create_host(name, role, **sender)
         await host.start()
-        await host.until("is ready", lambda facts: facts["ready"])
+        await host.wait_until("is ready", lambda facts: facts["ready"])
         return host
 
 
 @pytest.fixture
 async def hosts(
-    request: pytest.FixtureRequest, tmp_path: Path, http: httpx.AsyncClient, chain: Chain
+    request: pytest.FixtureRequest, tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> AsyncIterator[Hosts]:
     cluster: Cluster = request.getfixturevalue("cluster")
-    made = Hosts(tmp_path, http, chain, cluster.address)
+    made = Hosts(tmp_path, http, chain, cluster.url)
     yield made
-    for host in made.all.values():
+    for host in made.all_hosts.values():
         with contextlib.suppress(ProcessLookupError):
             await host.kill()
 
@@ -96,34 +96,34 @@ async def hosts(
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("database", CLUSTERS)]
 
 
-async def test_three_roles_bring_a_vote_to_the_chain_and_another_sender_takes_over(
-    hosts: Hosts, chain: Chain, database: str
+async def test_three_roles_reveal_vote_and_standby_sender_takes_over(
+    hosts: Hosts, chain: DevChain, database: str
 ) -> None:
     round_id = await chain.open_round()
     takes, proves, sends = await asyncio.gather(
-        hosts.start("takes", "api"), hosts.start("proves", "prover"), hosts.start("sends", "sender")
+        hosts.start_host("takes", "api"), hosts.start_host("proves", "prover"), hosts.start_host("sends", "sender")
     )
-    wrong = hosts.make("wrong", "sender")
-    wrong.launch()
-    first = await cast_vote(chain, takes, round_id, times=ballot.same_second(soon(1)))
-    await takes.confirmed(first)
-    assert [(await host.counts()).get("proven", 0) for host in (takes, proves, sends)] == [0, 16, 0]
-    assert [(await host.counts()).get("broadcast", 0) for host in (takes, proves, sends)] == [0, 0, 16]
+    wrong = hosts.create_host("wrong", "sender")
+    wrong.spawn()
+    first = await cast_vote(chain, takes, round_id, times=ballot.same_second_times(unix_time_in(1)))
+    await takes.wait_until_confirmed(first)
+    assert [(await host.service_counts()).get("proven", 0) for host in (takes, proves, sends)] == [0, 16, 0]
+    assert [(await host.service_counts()).get("broadcast", 0) for host in (takes, proves, sends)] == [0, 0, 16]
 
-    waits = await hosts.start("waits", "sender", standby=True)
-    assert await wrong.ended() == 1
-    assert "the host 'sends' sends for this queue" in wrong.tail()
-    assert not (await waits.service())["sends"]
-    await hosts.sender_is_gone("sends")
-    second = await cast_vote(chain, takes, round_id, proposal=2, times=ballot.same_second(soon(1)))
-    await takes.confirmed(second)
-    assert (await waits.counts())["broadcast"] == 16
-    assert sum((await chain.spent(round_id)).values()) == 32
+    waits = await hosts.start_host("waits", "sender", standby=True)
+    assert await wrong.wait_for_exit() == 1
+    assert "the host 'sends' sends for this queue" in wrong.log_tail()
+    assert not (await waits.service_stats())["sends"]
+    await hosts.kill_sender_and_expire_lease("sends")
+    second = await cast_vote(chain, takes, round_id, proposal=2, times=ballot.same_second_times(unix_time_in(1)))
+    await takes.wait_until_confirmed(second)
+    assert (await waits.service_counts())["broadcast"] == 16
+    assert sum((await chain.spent_nullifiers(round_id)).values()) == 32
 
 
-async def test_nobody_but_the_api_takes_shares(hosts: Hosts, http: httpx.AsyncClient, database: str) -> None:
-    proves = await hosts.start("proves", "prover")
-    await proves.until("is well", lambda facts: not any(check["problem"] for check in facts["checks"]))
+async def test_only_api_role_accepts_shares(hosts: Hosts, http: httpx.AsyncClient, database: str) -> None:
+    proves = await hosts.start_host("proves", "prover")
+    await proves.wait_until("is well", lambda facts: not any(check["problem"] for check in facts["checks"]))
     assert (await http.get(f"{proves.url}/readyz")).status_code == 200
     for path in ("shares", "status"):
         assert (await http.post(f"{proves.url}/shielded-vote/v1/{path}", json={})).status_code == 404

@@ -9,74 +9,74 @@ import httpx
 import pytest
 
 from devnet import ballot
-from tests.support.devnet import Chain
-from tests.support.harness import REAL, STAND_IN, Helper, cast_vote, helping
-from tests.support.process import gone
+from tests.support.devnet import DevChain
+from tests.support.harness import REAL_PROGRAM, STAND_IN_PROGRAM, HelperProcess, cast_vote, run_helper
+from tests.support.process import wait_until_gone
 
-SLOW = {"STANDIN_SECONDS": "0.4"}
+SLOW_PROVER_ENV = {"STANDIN_SECONDS": "0.4"}
 
 
 @pytest.mark.anyio
 @pytest.mark.rule("R9", "R11")
-async def test_sigterm_in_the_middle_of_work_ends_in_order_and_loses_nothing(
-    tmp_path: Path, http: httpx.AsyncClient, chain: Chain
+async def test_sigterm_during_work_shuts_down_and_loses_no_share(
+    tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:
-    helper = Helper(tmp_path, http, chain, program=STAND_IN)
-    await helper.start(**SLOW)
+    helper = HelperProcess(tmp_path, http, chain, program=STAND_IN_PROGRAM)
+    await helper.start(**SLOW_PROVER_ENV)
     try:
-        await helper.ready()
+        await helper.wait_until_ready()
         round_id = await chain.open_round()
-        vote = await cast_vote(chain, helper, round_id, times=ballot.immediate())
-        await helper.until("is at work", lambda facts: facts["in_hand"] and facts["counts"].get("broadcast"))
-        workers = await helper.workers()
+        vote = await cast_vote(chain, helper, round_id, times=ballot.immediate_times())
+        await helper.wait_until("is at work", lambda facts: facts["in_hand"] and facts["counts"].get("broadcast"))
+        workers = await helper.worker_pids()
         assert workers
         began = time.monotonic()
         assert await helper.stop() == 0
         assert time.monotonic() - began <= 10
-        await gone(workers, 1)
-        alive = helper.rows("SELECT count(*), max(attempts), max(crashes) FROM shares")
-        (tombstones,) = helper.rows("SELECT count(*) FROM tombstones")[0]
+        await wait_until_gone(workers, 1)
+        alive = helper.query_rows("SELECT count(*), max(attempts), max(crashes) FROM shares")
+        (tombstones,) = helper.query_rows("SELECT count(*) FROM tombstones")[0]
         assert alive[0][0] + tombstones == 16
         assert alive[0][0] > 0, "it was stopped in the middle"
         assert alive[0][1:] == (0, 0)
         await helper.start()
-        await helper.ready()
-        await helper.confirmed(vote)
-        assert await chain.spent(round_id) == {share.nullifier.hex(): 1 for share in vote.shares}
-        assert (await helper.counts()).get("failures", 0) == 0
+        await helper.wait_until_ready()
+        await helper.wait_until_confirmed(vote)
+        assert await chain.spent_nullifiers(round_id) == {share.nullifier.hex(): 1 for share in vote.shares}
+        assert (await helper.service_counts()).get("failures", 0) == 0
     finally:
         await helper.kill()
 
 
 @pytest.mark.anyio
-async def test_no_worker_outlives_a_killed_service(tmp_path: Path, http: httpx.AsyncClient, chain: Chain) -> None:
-    helper = Helper(tmp_path, http, chain, program=STAND_IN)
+async def test_killed_service_leaves_no_worker(tmp_path: Path, http: httpx.AsyncClient, chain: DevChain) -> None:
+    helper = HelperProcess(tmp_path, http, chain, program=STAND_IN_PROGRAM)
     await helper.start(STANDIN_SECONDS="30")
     try:
-        await helper.ready()
+        await helper.wait_until_ready()
         round_id = await chain.open_round()
-        await cast_vote(chain, helper, round_id, times=ballot.immediate())
-        await helper.until("is at work", lambda facts: facts["in_hand"])
-        workers = await helper.workers()
+        await cast_vote(chain, helper, round_id, times=ballot.immediate_times())
+        await helper.wait_until("is at work", lambda facts: facts["in_hand"])
+        workers = await helper.worker_pids()
     finally:
         await helper.kill()
-    await gone(workers)
+    await wait_until_gone(workers)
 
 
 @pytest.mark.anyio
-async def test_a_second_daemon_on_the_same_file_is_refused(
-    tmp_path: Path, http: httpx.AsyncClient, chain: Chain
+async def test_second_service_on_same_database_is_refused(
+    tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:
-    async with helping(tmp_path, http, chain) as first:
+    async with run_helper(tmp_path, http, chain) as first:
         other = tmp_path / "other"
         other.mkdir()
-        second = Helper(other, http, chain, program=REAL)
+        second = HelperProcess(other, http, chain, program=REAL_PROGRAM)
         second.config.write_text(first.config.read_text() + f'[operator]\nsocket = "{other}/helper.sock"\n')
         began = time.monotonic()
-        second.launch()
-        assert await second.ended() == 1
+        second.spawn()
+        assert await second.wait_for_exit() == 1
         assert time.monotonic() - began <= 10, "most of it is Python starting"
-        assert "another daemon has this database open" in second.tail()
-        assert "Traceback" not in second.tail()
+        assert "another daemon has this database open" in second.log_tail()
+        assert "Traceback" not in second.log_tail()
         round_id = await chain.open_round()
-        await first.confirmed(await cast_vote(chain, first, round_id))
+        await first.wait_until_confirmed(await cast_vote(chain, first, round_id))

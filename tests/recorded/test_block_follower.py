@@ -11,20 +11,20 @@ import pytest
 
 from helper.chain.block_follower import BlockFollower
 from helper.chain.round_registry import RoundRegistry
-from tests.recorded.test_models import message
+from tests.recorded.test_models import message_from_request
 from tests.support.clock import FakeClock
-from tests.unit.chain.fakes import ROUND_ID, MemoryStore, Network, Node, recorded
+from tests.unit.chain.fakes import ROUND_ID, FakeNetwork, FakeNode, MemoryStore, read_recorded
 
 
-def nullifiers(reveals: list[dict[str, Any]]) -> set[tuple[bytes, bytes]]:
+def nullifiers_of_reveals(reveals: list[dict[str, Any]]) -> set[tuple[bytes, bytes]]:
     return {(ROUND_ID, b64decode(row["request"]["share_nullifier"])) for row in reveals}
 
 
-def recorded_chain(clock: FakeClock, reveals: list[dict[str, Any]], height: int = 120) -> Node:
+def create_recorded_chain(clock: FakeClock, reveals: list[dict[str, Any]], height: int = 120) -> FakeNode:
     """A node with the recorded transactions in their blocks, byte for byte where a whole answer was recorded."""
-    node = Node(clock, height=height)
+    node = FakeNode(clock, height=height)
     for row in reveals:
-        node.include(int(row["tx"]["height"]), message(row["request"]).to_tx(), row["tx"])
+        node.add_transaction(int(row["tx"]["height"]), message_from_request(row["request"]).to_tx(), row["tx"])
 
     def replay(names: dict[str, str], key: str) -> None:
         ask = node.faults.pop(key, None)
@@ -33,7 +33,7 @@ def recorded_chain(clock: FakeClock, reveals: list[dict[str, Any]], height: int 
         def fault(request: httpx.Request) -> httpx.Response:
             where = request.url.params.get("height") or request.url.path.rsplit("/", 1)[1]
             if where in names:
-                row = recorded(names[where], "blocks.jsonl")
+                row = read_recorded(names[where], "blocks.jsonl")
                 return httpx.Response(row["status"], content=json.dumps(row["response"]).encode())
             return node._results(int(where)) if key == "block_results" else node._block(int(where))
 
@@ -46,65 +46,67 @@ def recorded_chain(clock: FakeClock, reveals: list[dict[str, Any]], height: int 
 
 @pytest.mark.rule("R12")
 @pytest.mark.parametrize("rpc", [True, False], ids=["rpc", "rest"])
-async def test_finds_the_sixteen_block_by_block(rpc: bool, recorded_reveals: list[dict[str, Any]]) -> None:
+async def test_follower_over_blocks_finds_all_reveals(rpc: bool, recorded_reveals: list[dict[str, Any]]) -> None:
     clock = FakeClock()
-    node = recorded_chain(clock, recorded_reveals)
-    endpoints = Network(node=node).endpoints(clock, rpc=rpc)
+    node = create_recorded_chain(clock, recorded_reveals)
+    endpoints = FakeNetwork(node=node).create_node_pool(clock, rpc=rpc)
     store = MemoryStore()
     store.heights.append(100)
-    ours = sorted(nullifiers(recorded_reveals))[:3]
-    store.ours = {spent: number for number, spent in enumerate(ours, start=1)}
+    ours = sorted(nullifiers_of_reveals(recorded_reveals))[:3]
+    store.own_nullifiers = {spent: number for number, spent in enumerate(ours, start=1)}
     confirmed: list[int] = []
     blocks: list[int] = []
     rounds = RoundRegistry(store, endpoints, clock=clock)
-    listener = BlockFollower(store, endpoints, rounds, clock=clock, on_block=blocks.append, on_spent=confirmed.extend)
-    await endpoints.check()
-    while await listener.step():
+    listener = BlockFollower(
+        store, endpoints, rounds, clock=clock, on_block=blocks.append, on_confirmed=confirmed.extend
+    )
+    await endpoints.probe_all()
+    while await listener.apply_next_blocks():
         pass
-    assert set(store.spent) == nullifiers(recorded_reveals)
+    assert set(store.spent) == nullifiers_of_reveals(recorded_reveals)
     assert len(store.spent) == 16
     assert store.heights == list(range(100, 121))
     assert blocks == list(range(101, 121))
     assert sorted(confirmed) == [1, 2, 3]
     assert listener.height == 120
-    asked = [path for path in node.asked if "/tx/" in path]
+    asked = [path for path in node.requests if "/tx/" in path]
     assert len(asked) == (0 if rpc else 16), "every reveal of a block is asked about, or none"
 
 
-async def test_finds_the_sixteen_by_search(recorded_reveals: list[dict[str, Any]]) -> None:
+async def test_follower_with_search_finds_all_reveals(recorded_reveals: list[dict[str, Any]]) -> None:
     clock = FakeClock()
-    node = recorded_chain(clock, recorded_reveals, height=5000)
-    endpoints = Network(node=node).endpoints(clock, rpc=True)
+    node = create_recorded_chain(clock, recorded_reveals, height=5000)
+    endpoints = FakeNetwork(node=node).create_node_pool(clock, rpc=True)
     store = MemoryStore()
     rounds = RoundRegistry(store, endpoints, clock=clock)
     listener = BlockFollower(store, endpoints, rounds, clock=clock)
-    await endpoints.check()
-    assert not await listener.step(), "which rounds are open is not known yet"
+    await endpoints.probe_all()
+    assert not await listener.apply_next_blocks(), "which rounds are open is not known yet"
     await rounds.sync()
-    while await listener.step():
+    while await listener.apply_next_blocks():
         pass
-    while await listener.history.step():
+    while await listener.history.read_next_blocks():
         pass
-    assert set(store.spent) == nullifiers(recorded_reveals)
+    assert set(store.spent) == nullifiers_of_reveals(recorded_reveals)
     assert listener.height == 5000
     assert min(store.heights) == 4991, "the last blocks are read one by one"
-    assert sum("tx_search" in path for path in node.asked) == 3
+    assert sum("tx_search" in path for path in node.requests) == 3
 
 
-async def test_finds_the_sixteen_from_the_rounds_beginning(recorded_reveals: list[dict[str, Any]]) -> None:
+async def test_follower_from_round_start_finds_all_reveals(recorded_reveals: list[dict[str, Any]]) -> None:
     clock = FakeClock()
-    node = recorded_chain(clock, recorded_reveals)
-    endpoints = Network(node=node).endpoints(clock)
+    node = create_recorded_chain(clock, recorded_reveals)
+    endpoints = FakeNetwork(node=node).create_node_pool(clock)
     store = MemoryStore()
     rounds = RoundRegistry(store, endpoints, clock=clock)
     listener = BlockFollower(store, endpoints, rounds, clock=clock)
-    await endpoints.check()
+    await endpoints.probe_all()
     await rounds.sync()
-    while await listener.step():
+    while await listener.apply_next_blocks():
         pass
     assert store.heights == list(range(111, 121))
-    assert store.unread == [(55, 110)]
-    while await listener.history.step():
+    assert store.unread_ranges == [(55, 110)]
+    while await listener.history.read_next_blocks():
         pass
-    assert set(store.spent) == nullifiers(recorded_reveals)
-    assert store.unread == []
+    assert set(store.spent) == nullifiers_of_reveals(recorded_reveals)
+    assert store.unread_ranges == []

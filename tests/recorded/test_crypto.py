@@ -17,7 +17,7 @@ CIRCUIT = "k11"
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedShare:
     """One share of the round: what the wallet posted, and what the chain took."""
 
     payload: dict[str, Any]
@@ -38,7 +38,7 @@ def tree(recorded_exchanges: list[dict[str, Any]]) -> proofs.CommitmentTree:
 
 
 @pytest.fixture(scope="session")
-def latest(recorded_exchanges: list[dict[str, Any]]) -> dict[str, Any]:
+def latest_tree(recorded_exchanges: list[dict[str, Any]]) -> dict[str, Any]:
     row = next(row for row in recorded_exchanges if row["name"] == "tree, latest")
     latest: dict[str, Any] = row["response"]["tree"]
     return latest
@@ -48,8 +48,8 @@ def latest(recorded_exchanges: list[dict[str, Any]]) -> dict[str, Any]:
 def round_of_shares(
     recorded_shares: list[dict[str, Any]],
     recorded_reveals: list[dict[str, Any]],
-    latest: dict[str, Any],
-) -> list[Recorded]:
+    latest_tree: dict[str, Any],
+) -> list[RecordedShare]:
     """Shares and reveals, brought together by ciphertext: reveals stand in the order of inclusion."""
     reveals = {b64decode(row["request"]["enc_share"]): row["request"] for row in recorded_reveals}
     recorded = []
@@ -75,21 +75,21 @@ def round_of_shares(
             c2=c2,
             proposal_id=reveal["proposal_id"],
             vote_decision=reveal["vote_decision"],
-            root=b64decode(latest["root"]),
+            root=b64decode(latest_tree["root"]),
             round_id=b64decode(reveal["vote_round_id"]),
         )
         height = reveal["vote_comm_tree_anchor_height"]
-        recorded.append(Recorded(payload, share["tree_position"], b64decode(reveal["proof"]), statement, height))
+        recorded.append(RecordedShare(payload, share["tree_position"], b64decode(reveal["proof"]), statement, height))
     return recorded
 
 
-def test_the_recorded_leaves_have_the_recorded_root(tree: proofs.CommitmentTree, latest: dict[str, Any]) -> None:
-    assert len(tree) == latest["next_index_at_root"] == 3
-    assert tree.root() == b64decode(latest["root"])
+def test_tree_of_recorded_leaves_has_recorded_root(tree: proofs.CommitmentTree, latest_tree: dict[str, Any]) -> None:
+    assert len(tree) == latest_tree["next_index_at_root"] == 3
+    assert tree.root() == b64decode(latest_tree["root"])
 
 
-def test_all_shares_pass_the_checks_and_have_the_recorded_nullifiers(
-    round_of_shares: list[Recorded], tree: proofs.CommitmentTree
+def test_recorded_shares_are_valid_with_recorded_nullifiers(
+    round_of_shares: list[RecordedShare], tree: proofs.CommitmentTree
 ) -> None:
     for share in round_of_shares:
         posted = share_body(Share(tree_position=share.position, submit_at=0, **share.payload))
@@ -101,13 +101,13 @@ def test_all_shares_pass_the_checks_and_have_the_recorded_nullifiers(
     assert {share.position for share in round_of_shares} == {2}
 
 
-def test_all_recorded_proofs_verify(round_of_shares: list[Recorded], latest: dict[str, Any]) -> None:
+def test_recorded_proofs_verify(round_of_shares: list[RecordedShare], latest_tree: dict[str, Any]) -> None:
     for share in round_of_shares:
-        assert share.anchor_height == latest["height"]
+        assert share.anchor_height == latest_tree["height"]
         assert proofs.verify(CIRCUIT, share.proof, share.statement)
 
 
-def test_one_flipped_bit_is_refused(round_of_shares: list[Recorded]) -> None:
+def test_proof_with_flipped_bit_is_refused(round_of_shares: list[RecordedShare]) -> None:
     rng = random.Random(84)
     for share in round_of_shares:
         flipped = bytearray(share.proof)
@@ -115,19 +115,19 @@ def test_one_flipped_bit_is_refused(round_of_shares: list[Recorded]) -> None:
         assert not proofs.verify(CIRCUIT, bytes(flipped), share.statement)
 
 
-def test_other_bytes_and_the_other_circuit_are_refused(round_of_shares: list[Recorded]) -> None:
+def test_proof_of_other_bytes_or_circuit_is_refused(round_of_shares: list[RecordedShare]) -> None:
     for share in round_of_shares:
         assert not proofs.verify(CIRCUIT, share.proof + b"\0", share.statement)
         assert not proofs.verify(CIRCUIT, share.proof[:-1], share.statement)
         assert not proofs.verify("k10", share.proof, share.statement)
 
 
-def test_the_proof_of_one_share_proves_no_other(round_of_shares: list[Recorded]) -> None:
+def test_proof_for_other_share_is_refused(round_of_shares: list[RecordedShare]) -> None:
     for share, other in zip(round_of_shares, round_of_shares[1:] + round_of_shares[:1], strict=True):
         assert not proofs.verify(CIRCUIT, share.proof, other.statement)
 
 
-def test_every_public_input_is_bound(round_of_shares: list[Recorded]) -> None:
+def test_proof_with_changed_public_input_is_refused(round_of_shares: list[RecordedShare]) -> None:
     share, other = round_of_shares[:2]
     statement = share.statement
     changes: list[dict[str, Any]] = [
@@ -145,8 +145,8 @@ def test_every_public_input_is_bound(round_of_shares: list[Recorded]) -> None:
 
 
 @pytest.mark.parametrize("circuit", proofs.CIRCUITS)
-def test_a_recorded_share_can_be_proven_again(
-    circuit: str, round_of_shares: list[Recorded], tree: proofs.CommitmentTree
+def test_recorded_share_new_proof_verifies(
+    circuit: str, round_of_shares: list[RecordedShare], tree: proofs.CommitmentTree
 ) -> None:
     share = round_of_shares[7]
     witness = {name: value for name, value in share.payload.items() if name != "shares_hash"}

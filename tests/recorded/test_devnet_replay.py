@@ -14,25 +14,25 @@ from devnet import recorded
 from devnet.faults import FaultRequest
 from devnet.node import Node
 from devnet.recorded import RecordedRound
-from tests.conftest import RECORDED, recorded_lines
+from tests.conftest import RECORDED, read_recorded_lines
 
-EXCHANGES = recorded_lines("exchanges.jsonl")
-BLOCKS = recorded_lines("blocks.jsonl")
-OTHER_ROUND = recorded_lines("other-round-events.jsonl")
+EXCHANGES = read_recorded_lines("exchanges.jsonl")
+BLOCKS = read_recorded_lines("blocks.jsonl")
+OTHER_ROUND = read_recorded_lines("other-round-events.jsonl")
 
 # The height at which the real chain was asked; everything else was asked after the round had closed.
 HEIGHTS = {
-    "round, status 4": recorded.CREATED,
-    "round, status 1": recorded.ACTIVE_AT,
-    "tree of a round with no leaf yet": recorded.ACTIVE_AT,
-    "reveal: the very same bytes again, round active": recorded.ALL_REVEALED,
-    "reveal: proof does not verify": recorded.ALL_REVEALED,
-    "reveal: no root at the anchor height": recorded.ALL_REVEALED,
-    "reveal: nullifier already spent (another helper was first)": recorded.ALL_REVEALED,
-    "reveal: unknown round, active chain": recorded.ALL_REVEALED,
+    "round, status 4": recorded.CREATED_HEIGHT,
+    "round, status 1": recorded.ACTIVE_HEIGHT,
+    "tree of a round with no leaf yet": recorded.ACTIVE_HEIGHT,
+    "reveal: the very same bytes again, round active": recorded.ALL_REVEALED_HEIGHT,
+    "reveal: proof does not verify": recorded.ALL_REVEALED_HEIGHT,
+    "reveal: no root at the anchor height": recorded.ALL_REVEALED_HEIGHT,
+    "reveal: nullifier already spent (another helper was first)": recorded.ALL_REVEALED_HEIGHT,
+    "reveal: unknown round, active chain": recorded.ALL_REVEALED_HEIGHT,
 }
 # Identities, hashes and signatures of the recorded node: made up on any other chain.
-FREE = {
+UNCOMPARED_KEYS = {
     "hash",
     "last_commit_hash",
     "validators_hash",
@@ -54,17 +54,17 @@ FREE = {
     "earliest_block_hash",
     "gas_used",
 }
-LOST = "node lost its consensus RPC while broadcasting"
+LOST_RPC_EXCHANGE = "node lost its consensus RPC while broadcasting"
 
 
-class Chain:
+class ReplayedChain:
     """A node in front of the recorded chain, at a height that only grows."""
 
     def __init__(self) -> None:
         self.round = RecordedRound(RECORDED)
         self.node = Node(self.round.devnet, "node0")
 
-    async def ask(self, service: str, method: str, path: str, request: Any) -> httpx.Response:
+    async def request(self, service: str, method: str, path: str, request: Any) -> httpx.Response:
         app = self.node.rest if service == "rest" else self.node.rpc
         content = request if isinstance(request, str) or request is None else json.dumps(request)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://chain") as client:
@@ -72,67 +72,69 @@ class Chain:
 
 
 @pytest.fixture
-async def chain() -> AsyncIterator[Chain]:
-    chain = Chain()
+async def chain() -> AsyncIterator[ReplayedChain]:
+    chain = ReplayedChain()
     yield chain
     await chain.round.close()
 
 
-def differences(expected: Any, got: Any, free: set[str], where: str = "$", key: str = "") -> list[str]:
+def find_differences(expected: Any, got: Any, free: set[str], where: str = "$", key: str = "") -> list[str]:
     """Where two JSON values differ in shape, or in a value that is not free."""
     if type(expected) is not type(got):
         return [f"{where}: {expected!r} became {got!r}"]
     if isinstance(expected, dict):
         if list(expected) != list(got) and set(expected) != set(got):
             return [f"{where}: keys {sorted(expected)} became {sorted(got)}"]
-        parts = (differences(expected[name], got[name], free, f"{where}.{name}", name) for name in expected)
+        parts = (find_differences(expected[name], got[name], free, f"{where}.{name}", name) for name in expected)
         return [problem for part in parts for problem in part]
     if isinstance(expected, list):
         if len(expected) != len(got):
             return [f"{where}: {len(expected)} entries became {len(got)}"]
         pairs = enumerate(zip(expected, got, strict=True))
-        parts = (differences(a, b, free, f"{where}[{index}]", key) for index, (a, b) in pairs)
+        parts = (find_differences(a, b, free, f"{where}[{index}]", key) for index, (a, b) in pairs)
         return [problem for part in parts for problem in part]
     return [] if key in free or expected == got else [f"{where}: {expected!r} became {got!r}"]
 
 
-async def check(chain: Chain, row: dict[str, Any], service: str, free: set[str]) -> None:
+async def check_exchange(chain: ReplayedChain, row: dict[str, Any], service: str, free: set[str]) -> None:
     """Ask again, and compare."""
-    answer = await chain.ask(service, row.get("method", "GET"), row["path"], row.get("request"))
+    answer = await chain.request(service, row.get("method", "GET"), row["path"], row.get("request"))
     assert answer.headers["content-type"] == "application/json"
     assert answer.status_code == row["status"], answer.text
-    assert differences(row["response"], answer.json(), free) == []
+    assert find_differences(row["response"], answer.json(), free) == []
 
 
 @pytest.mark.anyio
-async def test_every_recorded_exchange_is_answered_alike(chain: Chain) -> None:
-    rows = sorted(EXCHANGES, key=lambda row: HEIGHTS.get(row["name"], recorded.CLOSED))
+async def test_devnet_rest_matches_recorded_exchanges(chain: ReplayedChain) -> None:
+    rows = sorted(EXCHANGES, key=lambda row: HEIGHTS.get(row["name"], recorded.CLOSED_HEIGHT))
     problems = {}
     for row in rows:
-        await chain.round.advance(HEIGHTS.get(row["name"], recorded.CLOSED))
-        if row["name"] == LOST:
-            chain.node.faults.apply(FaultRequest(routes=["reveal-share"], status_502=1), 1)
+        await chain.round.advance(HEIGHTS.get(row["name"], recorded.CLOSED_HEIGHT))
+        if row["name"] == LOST_RPC_EXCHANGE:
+            chain.node.faults.apply_request(FaultRequest(routes=["reveal-share"], status_502=1), 1)
         try:
-            await check(chain, row, "rest", FREE)
+            await check_exchange(chain, row, "rest", UNCOMPARED_KEYS)
         except AssertionError as wrong:
             problems[row["name"]] = str(wrong)
     assert problems == {}
 
 
 @pytest.mark.anyio
-async def test_blocks_and_consensus_rpc_are_answered_alike(chain: Chain) -> None:
-    await chain.round.advance(recorded.NEWEST)
+async def test_devnet_blocks_and_rpc_match_recording(chain: ReplayedChain) -> None:
+    await chain.round.advance(recorded.NEWEST_HEIGHT)
     for row in BLOCKS:
-        await check(chain, row, row["service"], FREE | ({"value"} if row["name"] == "status" else set()))
+        await check_exchange(
+            chain, row, row["service"], UNCOMPARED_KEYS | ({"value"} if row["name"] == "status" else set())
+        )
 
 
 @pytest.mark.anyio
-async def test_abci_queries_are_answered_alike(chain: Chain) -> None:
-    await chain.round.advance(recorded.CLOSED)
+async def test_devnet_abci_queries_match_recording(chain: ReplayedChain) -> None:
+    await chain.round.advance(recorded.CLOSED_HEIGHT)
     rows = json.loads((RECORDED / "abci-query.json").read_text())
     for row in rows.values():
         data = base64.b64decode(row["result"]["response"]["key"]).hex()
-        await check(
+        await check_exchange(
             chain,
             {"path": f'/abci_query?path="/store/vote/key"&data=0x{data}', "status": 200, "response": row},
             "rpc",
@@ -142,26 +144,24 @@ async def test_abci_queries_are_answered_alike(chain: Chain) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(("theirs", "ours"), [(58, 58), (85, 84)])
-async def test_events_of_delegations_and_votes_have_the_other_rounds_shape(
-    chain: Chain, theirs: int, ours: int
-) -> None:
+async def test_devnet_vote_events_match_recorded_shape(chain: ReplayedChain, theirs: int, ours: int) -> None:
     row = next(row for row in OTHER_ROUND if row["path"].endswith(f"={theirs}"))
     await chain.round.advance(ours)
-    answer = await chain.ask("rpc", "GET", f"/block_results?height={ours}", None)
+    answer = await chain.request("rpc", "GET", f"/block_results?height={ours}", None)
     # Attribute values are the round's own; which attributes there are is what is compared.
-    assert differences(row["response"], answer.json(), FREE | {"height", "value"}) == []
+    assert find_differences(row["response"], answer.json(), UNCOMPARED_KEYS | {"height", "value"}) == []
 
 
 @pytest.mark.anyio
-async def test_the_end_of_the_round_is_announced_like_the_other_rounds(chain: Chain) -> None:
+async def test_devnet_round_end_events_match_recording(chain: ReplayedChain) -> None:
     row = next(row for row in OTHER_ROUND if "round_status_change" in row["name"])
-    await chain.round.advance(recorded.CLOSED)
+    await chain.round.advance(recorded.CLOSED_HEIGHT)
     (round_,) = chain.round.devnet.chain.rounds.values()
-    tallying = next(height for height, status in round_.history if status == 2)
-    answer = await chain.ask("rpc", "GET", f"/block_results?height={tallying}", None)
+    tallying = next(height for height, status in round_.status_history if status == 2)
+    answer = await chain.request("rpc", "GET", f"/block_results?height={tallying}", None)
     events = answer.json()["result"]["finalize_block_events"]
     values = {entry["key"]: entry["value"] for entry in events[0]["attributes"]}
-    assert differences(row["response"], answer.json(), FREE | {"height", "value"}) == []
+    assert find_differences(row["response"], answer.json(), UNCOMPARED_KEYS | {"height", "value"}) == []
     assert values["vote_round_id"] == round_.round_id.hex()
     assert (values["old_status"], values["new_status"]) == (
         "SESSION_STATUS_ACTIVE",
@@ -170,9 +170,9 @@ async def test_the_end_of_the_round_is_announced_like_the_other_rounds(chain: Ch
 
 
 @pytest.mark.anyio
-async def test_recorded_transactions_are_found_with_their_heights(chain: Chain) -> None:
-    await chain.round.advance(recorded.ALL_REVEALED)
-    for row in recorded_lines("reveals.jsonl"):
-        answer = await chain.ask("rest", "GET", f"/shielded-vote/v1/tx/{row['response']['tx_hash']}", None)
+async def test_devnet_finds_recorded_transactions_by_height(chain: ReplayedChain) -> None:
+    await chain.round.advance(recorded.ALL_REVEALED_HEIGHT)
+    for row in read_recorded_lines("reveals.jsonl"):
+        answer = await chain.request("rest", "GET", f"/shielded-vote/v1/tx/{row['response']['tx_hash']}", None)
         assert answer.status_code == 200
         assert answer.json() == row["tx"]

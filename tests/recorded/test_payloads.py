@@ -16,25 +16,25 @@ from helper.ingest.validator import ShareValidator
 from helper.server.application import create_app
 from helper.server.routes.wallet import WalletView
 from tests.unit.ingest.admission_fixtures import FakeChain, FakeClock, FakeStore
-from tests.unit.server.wallet_fixtures import SHARES, is_error
+from tests.unit.server.wallet_fixtures import SHARES_PATH, error_text
 
 pytestmark = pytest.mark.anyio
 
-INDEXES = range(16)
+SHARE_INDICES = range(16)
 MODULUS = 0x40000000000000000000000000000000224698FC094CF91B992D30ED00000001
 """Of the Pallas base field: the smallest value that is not canonical."""
 
 
-def answer_of(exchanges: list[dict[str, Any]], name: str) -> Any:
+def find_response(exchanges: list[dict[str, Any]], name: str) -> Any:
     return next(exchange["response"] for exchange in exchanges if exchange["name"] == name)
 
 
 @pytest.fixture
 def active_round(recorded_exchanges: list[dict[str, Any]]) -> Round:
-    return parse_round(answer_of(recorded_exchanges, "round, status 1"))
+    return parse_round(find_response(recorded_exchanges, "round, status 1"))
 
 
-class Recorded:
+class RecordedHelper:
     """A helper that knows the recorded round and its three leaves, and nothing else."""
 
     def __init__(self, known: Round, leaves: dict[tuple[bytes, int], bytes]) -> None:
@@ -45,45 +45,49 @@ class Recorded:
             store=self.store,
             rounds=self.chain.registry,
             trees=self.chain.trees,
-            checker=ShareValidator(proofs),
+            validator=ShareValidator(proofs),
             clock=clock,
             wake=lambda _due: None,
-            paused=lambda: None,
-            round_paused=lambda _: None,
+            get_pause_reason=lambda: None,
+            get_round_pause_reason=lambda _: None,
         )
         view = WalletView(
-            intake=intake, store=self.store, rounds=self.chain.registry, trees=self.chain.trees, ready=lambda: True
+            admission=intake,
+            store=self.store,
+            rounds=self.chain.registry,
+            trees=self.chain.trees,
+            is_ready=lambda: True,
         )
         self.client = httpx.AsyncClient(transport=httpx.ASGITransport(app=create_app(view)), base_url="http://helper")
 
     async def post(self, payload: dict[str, Any]) -> httpx.Response:
-        return await self.client.post(SHARES, content=json.dumps(payload))
+        return await self.client.post(SHARES_PATH, content=json.dumps(payload))
 
 
 @pytest.fixture
-def recorded(active_round: Round, recorded_exchanges: list[dict[str, Any]]) -> Recorded:
+def recorded(active_round: Round, recorded_exchanges: list[dict[str, Any]]) -> RecordedHelper:
     leaves: dict[tuple[bytes, int], bytes] = {}
-    for block in parse_leaves(answer_of(recorded_exchanges, "leaves")).blocks:
+    for block in parse_leaves(find_response(recorded_exchanges, "leaves")).blocks:
         for number in range(len(block.leaves) // 32):
             position = block.start_index + number
             leaves[active_round.round_id, position] = block.leaves[32 * number : 32 * number + 32]
     assert sorted(position for _, position in leaves) == [0, 1, 2]
-    return Recorded(active_round, leaves)
+    return RecordedHelper(active_round, leaves)
 
 
 @pytest.mark.rule("R13")
-async def test_all_sixteen_pass_and_again_are_duplicates(
-    recorded: Recorded, recorded_shares: list[dict[str, Any]]
+async def test_recorded_shares_are_accepted_then_duplicates(
+    recorded: RecordedHelper, recorded_shares: list[dict[str, Any]]
 ) -> None:
     first = [(await recorded.post(payload)).json() for payload in recorded_shares]
     again = [(await recorded.post(payload)).json() for payload in recorded_shares]
     assert first == [{"status": "queued"}] * 16
     assert again == [{"status": "duplicate"}] * 16
-    assert [share.share_index for share in recorded.store.kept] == list(INDEXES)
+    assert [share.share_index for share in recorded.store.shares] == list(SHARE_INDICES)
 
 
-@pytest.mark.parametrize("index", INDEXES)
-async def test_our_nullifiers_are_the_recorded_ones(
+@pytest.mark.parametrize("index", SHARE_INDICES)
+async def test_recorded_share_has_recorded_nullifier(
     recorded_shares: list[dict[str, Any]], recorded_reveals: list[dict[str, Any]], index: int
 ) -> None:
     (share,) = proofs.read_shares([json.dumps(recorded_shares[index]).encode()])
@@ -94,15 +98,15 @@ async def test_our_nullifiers_are_the_recorded_ones(
 
 
 @pytest.mark.rule("R12")
-async def test_a_share_revealed_by_another_helper_is_a_duplicate(
-    recorded: Recorded, recorded_shares: list[dict[str, Any]], recorded_reveals: list[dict[str, Any]]
+async def test_share_revealed_by_other_helper_is_duplicate(
+    recorded: RecordedHelper, recorded_shares: list[dict[str, Any]], recorded_reveals: list[dict[str, Any]]
 ) -> None:
     round_id = bytes.fromhex(recorded_shares[0]["vote_round_id"])
     for reveal in recorded_reveals:
         recorded.store.spent.add((round_id, base64.b64decode(reveal["request"]["share_nullifier"])))
     answers = [(await recorded.post(payload)).json() for payload in recorded_shares]
     assert answers == [{"status": "duplicate"}] * 16
-    assert recorded.store.kept == []
+    assert recorded.store.shares == []
 
 
 def b64(value: bytes) -> str:
@@ -125,7 +129,7 @@ def with_commitment(payload: dict[str, Any], index: int, value: str) -> dict[str
     return {**payload, "share_comms": comms}
 
 
-def broken(payload: dict[str, Any], other: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def broken_payloads(payload: dict[str, Any], other: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The payload broken in every way that keeps its shape, by the field that must be named."""
     index = payload["enc_share"]["share_index"]
     return {
@@ -153,21 +157,21 @@ def broken(payload: dict[str, Any], other: dict[str, Any]) -> dict[str, dict[str
 
 
 @pytest.mark.rule("R13")
-@pytest.mark.parametrize("index", INDEXES)
-async def test_each_broken_in_each_way_is_400_by_its_field_and_writes_nothing(
-    recorded: Recorded, recorded_shares: list[dict[str, Any]], index: int
+@pytest.mark.parametrize("index", SHARE_INDICES)
+async def test_broken_payload_is_400_with_field_and_not_stored(
+    recorded: RecordedHelper, recorded_shares: list[dict[str, Any]], index: int
 ) -> None:
-    ways = broken(recorded_shares[index], recorded_shares[(index + 1) % 16])
+    ways = broken_payloads(recorded_shares[index], recorded_shares[(index + 1) % 16])
     for told, payload in ways.items():
         recorded.chain.syncs = [lambda: None, lambda: None]
         answer = await recorded.post(payload)
         assert (answer.status_code, told) == (400, told)
-        assert is_error(answer).startswith(told.rstrip())
-    assert recorded.store.asked == ["known"]  # of the late one, which is right but for its time
+        assert error_text(answer).startswith(told.rstrip())
+    assert recorded.store.calls == ["known"]  # of the late one, which is right but for its time
 
 
-async def test_the_chain_has_finalized_the_round(
-    recorded: Recorded, recorded_shares: list[dict[str, Any]], active_round: Round
+async def test_share_of_finalized_round_is_refused(
+    recorded: RecordedHelper, recorded_shares: list[dict[str, Any]], active_round: Round
 ) -> None:
     recorded.chain.rounds[active_round.round_id] = Round(
         active_round.round_id,
@@ -177,4 +181,4 @@ async def test_the_chain_has_finalized_the_round(
         active_round.created_at_height,
     )
     answer = await recorded.post(recorded_shares[0])
-    assert (answer.status_code, is_error(answer)) == (400, "vote_round_id: the round is not active")
+    assert (answer.status_code, error_text(answer)) == (400, "vote_round_id: the round is not active")

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from helper.chain.verdicts import REFUSALS, Spends, Verdict, classify
-from tests.conftest import recorded_lines
+from helper.chain.verdicts import REFUSALS, AttemptCost, Verdict, classify_response
+from tests.conftest import read_recorded_lines
 
-MEANINGS = {
+VERDICT_BY_EXCHANGE = {
     "reveal after the round closed": Verdict.ROUND_CLOSED,
     "reveal: malformed JSON": Verdict.PERMANENT,
     "reveal: anchor height zero": Verdict.PERMANENT,
@@ -25,42 +25,42 @@ MEANINGS = {
     "reveal: unknown round, active chain": Verdict.ROUND_UNKNOWN,
     "node lost its consensus RPC while broadcasting": Verdict.AMBIGUOUS,
 }
-POSTS = [row for row in recorded_lines("exchanges.jsonl") if row["path"].endswith("/reveal-share")]
+RECORDED_POSTS = [row for row in read_recorded_lines("exchanges.jsonl") if row["path"].endswith("/reveal-share")]
 
 
-def test_every_recorded_broadcast_has_its_meaning_here() -> None:
-    assert {row["name"] for row in POSTS} == set(MEANINGS)
+def test_verdicts_cover_every_recorded_broadcast() -> None:
+    assert {row["name"] for row in RECORDED_POSTS} == set(VERDICT_BY_EXCHANGE)
 
 
-@pytest.mark.parametrize("row", POSTS, ids=lambda row: row["name"])
-def test_recorded_refusals(row: dict[str, Any]) -> None:
-    outcome = classify(row["status"], json.dumps(row["response"]).encode(), sent=True)
-    assert outcome.verdict is MEANINGS[row["name"]]
+@pytest.mark.parametrize("row", RECORDED_POSTS, ids=lambda row: row["name"])
+def test_recorded_refusal_has_expected_verdict(row: dict[str, Any]) -> None:
+    outcome = classify_response(row["status"], json.dumps(row["response"]).encode(), sent=True)
+    assert outcome.verdict is VERDICT_BY_EXCHANGE[row["name"]]
     assert outcome.code == row["response"].get("code")
 
 
-def test_recorded_acceptances(recorded_reveals: list[dict[str, Any]]) -> None:
-    outcomes = [classify(200, json.dumps(row["response"]).encode(), sent=True) for row in recorded_reveals]
+def test_recorded_acceptance_has_accepted_verdict(recorded_reveals: list[dict[str, Any]]) -> None:
+    outcomes = [classify_response(200, json.dumps(row["response"]).encode(), sent=True) for row in recorded_reveals]
     assert [outcome.verdict for outcome in outcomes] == [Verdict.ACCEPTED] * 16
     assert [outcome.tx_hash for outcome in outcomes] == [row["response"]["tx_hash"] for row in recorded_reveals]
 
 
 @pytest.mark.rule("R11", "R12")
-def test_what_each_meaning_costs() -> None:
-    costs = {verdict: verdict.spends for verdict in Verdict}
-    attempts = {verdict for verdict, cost in costs.items() if cost is Spends.ATTEMPT}
+def test_verdict_has_expected_cost() -> None:
+    costs = {verdict: verdict.cost for verdict in Verdict}
+    attempts = {verdict for verdict, cost in costs.items() if cost is AttemptCost.ATTEMPT}
     assert attempts == {Verdict.BAD_PROOF}
-    assert [verdict for verdict, cost in costs.items() if cost is Spends.FINAL] == [Verdict.PERMANENT]
+    assert [verdict for verdict, cost in costs.items() if cost is AttemptCost.FINAL] == [Verdict.PERMANENT]
     # An outage, a race that another helper won, the end of a round, a refusal that says nothing of the proof: all else
     # is nobody's fault.
     assert {cost for verdict, cost in costs.items() if verdict not in (Verdict.BAD_PROOF, Verdict.PERMANENT)} == {
-        Spends.NONE
+        AttemptCost.NONE
     }
 
 
-def refusal(code: int, log: str, status: int = 422) -> Verdict:
+def refusal_response(code: int, log: str, status: int = 422) -> Verdict:
     body = json.dumps({"tx_hash": "AB", "code": code, "log": log}).encode()
-    return classify(status, body, sent=True).verdict
+    return classify_response(status, body, sent=True).verdict
 
 
 @pytest.mark.parametrize(
@@ -83,19 +83,19 @@ def refusal(code: int, log: str, status: int = 422) -> Verdict:
         (5, "nullifier already spent: ab", Verdict.SPENT),
     ],
 )
-def test_code_and_log_together(code: int, log: str, verdict: Verdict) -> None:
-    assert refusal(code, log) is verdict
-    assert refusal(code, log, status=200) is verdict, "a 200 with a code is that code"
+def test_verdict_depends_on_code_and_log(code: int, log: str, verdict: Verdict) -> None:
+    assert refusal_response(code, log) is verdict
+    assert refusal_response(code, log, status=200) is verdict, "a 200 with a code is that code"
 
 
-def test_a_resend_in_the_mempool_is_accepted() -> None:
+def test_verdict_of_mempool_duplicate_is_accepted() -> None:
     body = {"tx_hash": "AB", "code": 0, "log": "tx pending in mempool (duplicate submission)"}
-    assert classify(200, json.dumps(body).encode(), sent=True).verdict is Verdict.ACCEPTED
+    assert classify_response(200, json.dumps(body).encode(), sent=True).verdict is Verdict.ACCEPTED
 
 
 @pytest.mark.parametrize("status", [429, 503, 404, 401, 301, 307])
-def test_not_looked_at(status: int) -> None:
-    assert classify(status, b"<html>", sent=True).verdict is Verdict.UNAVAILABLE
+def test_verdict_of_unprocessed_request_is_unavailable(status: int) -> None:
+    assert classify_response(status, b"<html>", sent=True).verdict is Verdict.UNAVAILABLE
 
 
 @pytest.mark.parametrize(
@@ -115,24 +115,24 @@ def test_not_looked_at(status: int) -> None:
         (504, b""),
     ],
 )
-def test_answers_that_leave_it_open(status: int, body: bytes) -> None:
-    assert classify(status, body, sent=True).verdict is Verdict.AMBIGUOUS
+def test_verdict_of_unclear_response_is_ambiguous(status: int, body: bytes) -> None:
+    assert classify_response(status, body, sent=True).verdict is Verdict.AMBIGUOUS
 
 
-def test_no_answer() -> None:
-    lost, never_sent = classify(None, None, sent=True), classify(None, None, sent=False)
-    assert (lost.verdict, lost.left) == (Verdict.AMBIGUOUS, True)
-    assert (never_sent.verdict, never_sent.left) == (Verdict.UNAVAILABLE, False)
+def test_verdict_without_response_depends_on_sent() -> None:
+    lost, never_sent = classify_response(None, None, sent=True), classify_response(None, None, sent=False)
+    assert (lost.verdict, lost.may_be_sent) == (Verdict.AMBIGUOUS, True)
+    assert (never_sent.verdict, never_sent.may_be_sent) == (Verdict.UNAVAILABLE, False)
 
 
-def test_logs_carry_no_nullifier(recorded_exchanges: list[dict[str, Any]]) -> None:
+def test_verdict_log_contains_no_nullifier(recorded_exchanges: list[dict[str, Any]]) -> None:
     row = next(row for row in recorded_exchanges if "already spent" in row["name"])
     nullifier = row["response"]["log"].rsplit(" ", 1)[1]
-    outcome = classify(row["status"], json.dumps(row["response"]).encode(), sent=True)
+    outcome = classify_response(row["status"], json.dumps(row["response"]).encode(), sent=True)
     assert outcome.log.startswith("nullifier already spent")
     assert nullifier not in outcome.log
-    assert "\n" not in classify(422, b'{"code":1,"log":"a\\nb"}', sent=True).log
+    assert "\n" not in classify_response(422, b'{"code":1,"log":"a\\nb"}', sent=True).log
 
 
-def test_the_table_ends_with_a_row_for_everything() -> None:
+def test_verdict_table_ends_with_catch_all() -> None:
     assert REFUSALS[-1] == ("", None, Verdict.REFUSED)

@@ -12,7 +12,7 @@ import resource
 import sys
 import time
 
-from tests.simulation.runner import play
+from tests.simulation.runner import run_seeds
 
 
 def main() -> int:
@@ -31,12 +31,12 @@ def main() -> int:
     began = time.monotonic()
     failures: dict[int, list[str]] = {}
     virtual = 0.0
-    for number, result in enumerate(play(seeds, jobs=options.jobs, story=options.story), start=1):
-        virtual += result.virtual
-        if result.broken:
-            failures[result.seed] = result.broken
-        if result.broken or options.story:
-            print(f"\n=== seed {result.seed}", *result.lines, *result.broken, sep="\n", file=sys.stderr)
+    for number, result in enumerate(run_seeds(seeds, jobs=options.jobs, verbose=options.story), start=1):
+        virtual += result.virtual_seconds
+        if result.violations:
+            failures[result.seed] = result.violations
+        if result.violations or options.story:
+            print(f"\n=== seed {result.seed}", *result.lines, *result.violations, sep="\n", file=sys.stderr)
         elif number % 100 == 0:
             print(f"{number} of {len(seeds)} seeds, {len(failures)} failed", file=sys.stderr)
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]

@@ -11,13 +11,13 @@ from hashlib import sha256
 import proofs
 from helper.chain.models import BlockHead, LeafBlock, Proposal, Round, RoundStatus, TreeState, TxResult
 from helper.chain.reveal_transaction import RevealMessage
-from tests.simulation.event_log import Story
-from tests.simulation.fakes import SimTree, verifies
+from tests.simulation.event_log import EventLog
+from tests.simulation.fakes import SimTree, is_valid_proof
 
 CHAIN_ID = "svote-sim-1"
 EPOCH = 1_795_268_000.0
 """Unix time at the loop's second 0."""
-INDEX_SECONDS = 0.5
+INDEX_DELAY_SECONDS = 0.5
 """For how long a node's index of transactions lacks a new block."""
 
 Refusal = tuple[int, str]
@@ -28,52 +28,54 @@ class SimRound:
     """A round and its tree. Heights are 0 until their block is there.
 
     Attributes:
-        growth: (height, leaves under its root), ascending.
+        tree_sizes: (height, leaves under its root), ascending.
     """
 
     round_id: bytes
     vote_end_time: int
     proposals: tuple[Proposal, ...]
-    created: int = 0
-    tallying: int = 0
-    finalized: int = 0
+    created_height: int = 0
+    tallying_height: int = 0
+    finalized_height: int = 0
     tree: SimTree = field(default_factory=SimTree)
-    growth: list[tuple[int, int]] = field(default_factory=list)
-    waiting: list[tuple[bytes, asyncio.Future[int]]] = field(default_factory=list)
-    _told: dict[RoundStatus, Round] = field(default_factory=dict)
+    tree_sizes: list[tuple[int, int]] = field(default_factory=list)
+    pending_leaves: list[tuple[bytes, asyncio.Future[int]]] = field(default_factory=list)
+    _served_rounds: dict[RoundStatus, Round] = field(default_factory=dict)
 
     def status(self, height: int) -> RoundStatus:
         """Where it stands after a block."""
-        if self.finalized and height >= self.finalized:
+        if self.finalized_height and height >= self.finalized_height:
             return RoundStatus.FINALIZED
-        return RoundStatus.TALLYING if self.tallying and height >= self.tallying else RoundStatus.ACTIVE
+        return RoundStatus.TALLYING if self.tallying_height and height >= self.tallying_height else RoundStatus.ACTIVE
 
-    def told(self, height: int) -> Round:
+    def to_round(self, height: int) -> Round:
         """As a node tells it."""
         status = self.status(height)
-        if status not in self._told:
-            self._told[status] = Round(self.round_id, status, self.vote_end_time, self.proposals, self.created)
-        return self._told[status]
+        if status not in self._served_rounds:
+            self._served_rounds[status] = Round(
+                self.round_id, status, self.vote_end_time, self.proposals, self.created_height
+            )
+        return self._served_rounds[status]
 
     def tree_at(self, height: int) -> TreeState | None:
         """The newest root of a height."""
-        place = bisect.bisect_right(self.growth, (height, 1 << 30))
+        place = bisect.bisect_right(self.tree_sizes, (height, 1 << 30))
         if not place:
             return None
-        at, size = self.growth[place - 1]
+        at, size = self.tree_sizes[place - 1]
         return TreeState(size, self.tree.root(size), at)
 
-    def root_of(self, anchor: int) -> bytes | None:
+    def root_at_anchor(self, anchor_height: int) -> bytes | None:
         """The root that was stored at exactly this height."""
-        place = bisect.bisect_left(self.growth, (anchor, 0))
-        if place < len(self.growth) and self.growth[place][0] == anchor:
-            return self.tree.root(self.growth[place][1])
+        place = bisect.bisect_left(self.tree_sizes, (anchor_height, 0))
+        if place < len(self.tree_sizes) and self.tree_sizes[place][0] == anchor_height:
+            return self.tree.root(self.tree_sizes[place][1])
         return None
 
     def leaves(self, first: int, last: int) -> list[LeafBlock]:
         """What the blocks from one height to another appended."""
         blocks, start = [], 0
-        for height, size in self.growth:
+        for height, size in self.tree_sizes:
             if first <= height <= last:
                 leaves = b"".join(self.tree.leaf(position) for position in range(start, size))
                 blocks.append(LeafBlock(height, start, leaves))
@@ -91,7 +93,7 @@ class SimBlock:
 
 
 @dataclass(eq=False)
-class Pending:
+class PendingTransaction:
     """A transaction in the mempool.
 
     Attributes:
@@ -110,24 +112,24 @@ class SimChain:
 
     Attributes:
         blocks: by height; the first is no block.
-        counted: the height at which each nullifier counted.
-        halted: no block is made.
-        delay: seconds that a transaction stays in the mempool at most.
+        confirmed: the height at which each nullifier counted.
+        is_halted: no block is made.
+        max_mempool_delay: seconds that a transaction stays in the mempool at most.
     """
 
-    def __init__(self, dice: random.Random, story: Story, *, interval: tuple[float, float], circuit: str) -> None:
-        self._dice = dice
-        self._story = story
+    def __init__(self, rng: random.Random, event_log: EventLog, *, interval: tuple[float, float], circuit: str) -> None:
+        self._rng = rng
+        self._event_log = event_log
         self._interval = interval
         self.circuit = circuit
         genesis = BlockHead(CHAIN_ID, 1, EPOCH - interval[1])
         self.blocks = [SimBlock(genesis), SimBlock(genesis)]
         self.rounds: dict[bytes, SimRound] = {}
-        self.counted: dict[tuple[bytes, bytes], int] = {}
+        self.confirmed: dict[tuple[bytes, bytes], int] = {}
         self.included: dict[bytes, list[TxResult]] = {}
-        self.mempool: dict[bytes, Pending] = {}
-        self.halted = False
-        self.delay = 0.0
+        self.mempool: dict[bytes, PendingTransaction] = {}
+        self.is_halted = False
+        self.max_mempool_delay = 0.0
         self.new_rounds: list[SimRound] = []
         self.new_block = asyncio.Event()
 
@@ -147,111 +149,117 @@ class SimChain:
     async def run(self) -> None:
         """Make blocks for ever."""
         while True:
-            await asyncio.sleep(self._dice.uniform(*self._interval))
-            if not self.halted:
+            await asyncio.sleep(self._rng.uniform(*self._interval))
+            if not self.is_halted:
                 self.make_block()
 
     def make_block(self) -> None:
         """The next block."""
-        time = max(self.now() - self._dice.random() * 0.5, self.head(self.height).time + 0.001)
+        time = max(self.now() - self._rng.random() * 0.5, self.head(self.height).time + 0.001)
         height = self.height + 1
         block = SimBlock(BlockHead(CHAIN_ID, height, time))
-        for one in self.new_rounds:
-            one.created = height
-            self.rounds[one.round_id] = one
-            self._story.tell("round begins", one.round_id, "height", height, "ends", one.vote_end_time - EPOCH)
+        for round_ in self.new_rounds:
+            round_.created_height = height
+            self.rounds[round_.round_id] = round_
+            self._event_log.record(
+                "round begins", round_.round_id, "height", height, "ends", round_.vote_end_time - EPOCH
+            )
         self.new_rounds = []
-        for one in self.rounds.values():
-            self._move(one, height, time)
-        self._take_txs(block)
+        for round_ in self.rounds.values():
+            self._advance_round(round_, height, time)
+        self._include_transactions(block)
         self.blocks.append(block)
-        done, self.new_block = self.new_block, asyncio.Event()
-        done.set()
+        produced, self.new_block = self.new_block, asyncio.Event()
+        produced.set()
 
-    def _move(self, one: SimRound, height: int, time: float) -> None:
-        if not one.tallying and time >= one.vote_end_time:
-            one.tallying = height
-            self._story.tell("round is over", one.round_id, "height", height)
-        elif one.tallying and not one.finalized and height >= one.tallying + 3:
-            one.finalized = height
-        if one.waiting and not one.tallying:
-            waiting, one.waiting = one.waiting, []
-            for leaf, told in waiting:
-                one.tree.append(digest_of_van(leaf) + leaf)
-                if not told.done():
-                    told.set_result(len(one.tree) - 1)
-            one.growth.append((height, len(one.tree)))
+    def _advance_round(self, round_: SimRound, height: int, time: float) -> None:
+        if not round_.tallying_height and time >= round_.vote_end_time:
+            round_.tallying_height = height
+            self._event_log.record("round is over", round_.round_id, "height", height)
+        elif round_.tallying_height and not round_.finalized_height and height >= round_.tallying_height + 3:
+            round_.finalized_height = height
+        if round_.pending_leaves and not round_.tallying_height:
+            waiting, round_.pending_leaves = round_.pending_leaves, []
+            for leaf, position_future in waiting:
+                round_.tree.append(authority_note(leaf) + leaf)
+                if not position_future.done():
+                    position_future.set_result(len(round_.tree) - 1)
+            round_.tree_sizes.append((height, len(round_.tree)))
 
-    def _take_txs(self, block: SimBlock) -> None:
+    def _include_transactions(self, block: SimBlock) -> None:
         now = asyncio.get_running_loop().time()
         ready = [pending for pending in self.mempool.values() if pending.not_before <= now]
-        self._dice.shuffle(ready)
+        self._rng.shuffle(ready)
         for pending in ready:
             del self.mempool[pending.tx]
             code, refusal = pending.code, None
             if code is None:
-                refusal = self.judge(pending.message, block.head.height, time=block.head.time)
+                refusal = self.check_reveal(pending.message, block.head.height, time=block.head.time)
                 code = refusal[0] if refusal else 0
             block.txs.append((pending.tx, code))
             log = "" if code == 0 else refusal[1] if refusal else "out of gas"
             self.included.setdefault(sha256(pending.tx).digest(), []).append(TxResult(code, block.head.height, log))
             spent = (pending.message.round_id, pending.message.nullifier)
             if code == 0:
-                self.counted[spent] = block.head.height
+                self.confirmed[spent] = block.head.height
                 block.reveals.append(spent)
-            self._story.tell("included", spent[1], "code", code, "height", block.head.height)
+            self._event_log.record("included", spent[1], "code", code, "height", block.head.height)
 
-    def indexed(self, tx_hash: bytes, height: int) -> TxResult | None:
+    def find_indexed(self, tx_hash: bytes, height: int) -> TxResult | None:
         """What the index of a node at this height has: the last place of these bytes, but for the newest block's while
         it is very new.
         """
         there = [
             one
             for one in self.included.get(tx_hash, [])
-            if one.height <= height and self.head(one.height).time <= self.now() - INDEX_SECONDS
+            if one.height <= height and self.head(one.height).time <= self.now() - INDEX_DELAY_SECONDS
         ]
         return there[-1] if there else None
 
-    def judge(self, message: RevealMessage, height: int, *, time: float) -> Refusal | None:
+    def check_reveal(self, message: RevealMessage, height: int, *, time: float) -> Refusal | None:
         """Why a reveal is refused at a height, None when it is not."""
-        one = self.rounds.get(message.round_id)
-        if one is None or one.created > height:
+        round_ = self.rounds.get(message.round_id)
+        if round_ is None or round_.created_height > height:
             return 1, "vote round not found"
-        if one.status(height) is not RoundStatus.ACTIVE:
-            return 1, f"vote round is not active: {one.status(height).name}"
-        if time >= one.vote_end_time:
-            return 1, f"vote_end_time {one.vote_end_time} <= block_time {int(time)}"
-        return self._judge_proof(one, message, height)
+        if round_.status(height) is not RoundStatus.ACTIVE:
+            return 1, f"vote round is not active: {round_.status(height).name}"
+        if time >= round_.vote_end_time:
+            return 1, f"vote_end_time {round_.vote_end_time} <= block_time {int(time)}"
+        return self._check_proof(round_, message, height)
 
-    def _judge_proof(self, one: SimRound, message: RevealMessage, height: int) -> Refusal | None:
+    def _check_proof(self, round_: SimRound, message: RevealMessage, height: int) -> Refusal | None:
         """The same, once its round is found to take it."""
-        counted = self.counted.get((message.round_id, message.nullifier))
+        counted = self.confirmed.get((message.round_id, message.nullifier))
         if counted is not None and counted <= height:
             return 1, f"nullifier already spent: {message.nullifier.hex()}"
-        root = one.root_of(message.anchor_height) if message.anchor_height <= height else None
+        root = round_.root_at_anchor(message.anchor_height) if message.anchor_height <= height else None
         if root is None:
             return 1, f"invalid zero-knowledge proof: no commitment tree root at height {message.anchor_height}"
-        if not verifies(self.circuit, message.proof, statement_of(message, root)):
+        if not is_valid_proof(self.circuit, message.proof, statement_of(message, root)):
             return 1, "invalid zero-knowledge proof: verification failed"
         return None
 
-    def submit(self, tx: bytes, message: RevealMessage, *, delay: float = 0.0, code: int | None = None) -> None:
+    def submit_transaction(
+        self, tx: bytes, message: RevealMessage, *, delay: float = 0.0, code: int | None = None
+    ) -> None:
         """Put a transaction into the mempool."""
         now = asyncio.get_running_loop().time()
-        self.mempool.setdefault(tx, Pending(tx, message, now + delay + self._dice.random() * self.delay, code))
+        self.mempool.setdefault(
+            tx, PendingTransaction(tx, message, now + delay + self._rng.random() * self.max_mempool_delay, code)
+        )
 
-    def is_counted(self, nullifier: bytes) -> bool:
+    def is_confirmed(self, nullifier: bytes) -> bool:
         """Whether any round counted this nullifier."""
-        return any((round_id, nullifier) in self.counted for round_id in self.rounds)
+        return any((round_id, nullifier) in self.confirmed for round_id in self.rounds)
 
-    async def cast(self, one: SimRound, leaf: bytes) -> int:
+    async def cast_vote(self, round_: SimRound, leaf: bytes) -> int:
         """Put a vote commitment on the chain; its position once it is there."""
-        told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        one.waiting.append((leaf, told))
-        return await told
+        position: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        round_.pending_leaves.append((leaf, position))
+        return await position
 
 
-def digest_of_van(leaf: bytes) -> bytes:
+def authority_note(leaf: bytes) -> bytes:
     """The other leaf that a vote appends."""
     return sha256(b"van" + leaf).digest()
 

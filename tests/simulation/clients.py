@@ -20,196 +20,198 @@ from helper.chain.models import (
     TxResult,
 )
 from helper.chain.node import Node
-from helper.chain.node_http import SLOW, Answer, NodeHttp
-from helper.chain.rest_client import ChainClient, HeightGoneError
+from helper.chain.node_http import SLOW_CALL_SECONDS, NodeHttp, NodeResponse
+from helper.chain.rest_client import ChainClient, HeightPrunedError
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.rpc_client import BlockResults, RpcClient
-from tests.simulation.node import Fault, SimNode
+from tests.simulation.node import NodeFault, SimNode
 
 T = TypeVar("T")
 
 
-class _Line:
+class _NodeTransport:
     """What `ChainClient.broadcast` posts through."""
 
     def __init__(self, client: SimClient) -> None:
         self._client = client
         self.message: RevealMessage | None = None
 
-    async def post(self, path: str, body: dict[str, object]) -> Answer:
+    async def post(self, path: str, body: dict[str, object]) -> NodeResponse:
         assert self.message is not None
-        return await self._client.node.take(self.message)
+        return await self._client.node.receive_reveal(self.message)
 
 
-class Life:
+class ServiceLife:
     """Whether the service that asks still lives."""
 
-    dead = False
+    is_killed = False
 
-    async def check(self) -> None:
+    async def block_if_killed(self) -> None:
         """Never returns for one that was killed."""
-        if self.dead:
+        if self.is_killed:
             await asyncio.get_running_loop().create_future()
 
 
-class _Calls:
+class _PendingCalls:
     """The calls to a node, and to one of its services, that are under way."""
 
-    def __init__(self, node: SimNode, life: Life, *, rpc: bool = False) -> None:
+    def __init__(self, node: SimNode, life: ServiceLife, *, rpc: bool = False) -> None:
         self._node = node
-        self._life = life
+        self._service_life = life
         self._rpc = rpc
-        self._began: list[float] = []
+        self._started_at: list[float] = []
 
     @property
-    def slow(self) -> bool:
+    def is_slow(self) -> bool:
         """Whether one of them takes long."""
-        return bool(self._began) and asyncio.get_running_loop().time() - self._began[0] > SLOW
+        return bool(self._started_at) and asyncio.get_running_loop().time() - self._started_at[0] > SLOW_CALL_SECONDS
 
-    async def reach(self) -> SimNode:
+    async def reach_node(self) -> SimNode:
         """The node, once a question of a service that lives has reached it."""
-        if self._life.dead:
-            await self._life.check()
+        if self._service_life.is_killed:
+            await self._service_life.block_if_killed()
         began = asyncio.get_running_loop().time()
-        self._began.append(began)
+        self._started_at.append(began)
         try:
-            await self._node.reach(rpc=self._rpc)
+            await self._node.simulate_request(rpc=self._rpc)
         finally:
-            self._began.remove(began)
+            self._started_at.remove(began)
         return self._node
 
-    async def send(self, call: Coroutine[Any, Any, T]) -> T:
+    async def run_broadcast(self, call: Coroutine[Any, Any, T]) -> T:
         """A broadcast of a service that lives."""
-        if self._life.dead:
+        if self._service_life.is_killed:
             call.close()
-            await self._life.check()
+            await self._service_life.block_if_killed()
         began = asyncio.get_running_loop().time()
-        self._began.append(began)
+        self._started_at.append(began)
         try:
             return await call
         finally:
-            self._began.remove(began)
+            self._started_at.remove(began)
 
 
 class SimClient(ChainClient):
     """`ChainClient` without HTTP. What a broadcast's answer means is still the real one's word."""
 
-    def __init__(self, node: SimNode, life: Life) -> None:
+    def __init__(self, node: SimNode, life: ServiceLife) -> None:
         self.node = node
         self.name = node.name
-        self._life = life
-        self._calls = _Calls(node, life)
-        self._reach = self._calls.reach
+        self._service_life = life
+        self._calls = _PendingCalls(node, life)
+        self._reach_node = self._calls.reach_node
 
     @property
-    def slow(self) -> bool:
-        return self._calls.slow
+    def is_slow(self) -> bool:
+        return self._calls.is_slow
 
     async def aclose(self) -> None:
         return
 
     async def rounds(self) -> RoundList:
-        node = await self._reach()
-        if node.fault is Fault.OTHER_CHAIN:
+        node = await self._reach_node()
+        if node.fault is NodeFault.OTHER_CHAIN:
             return RoundList([], {})
-        told = [one.told(node.height) for one in node.chain.rounds.values() if node.knows(one.round_id)]
-        if node.fault is Fault.PENDING:
-            told = [replace(one, status=RoundStatus.PENDING) for one in told]
-        return RoundList(told, {})
+        served_rounds = [
+            one.to_round(node.height) for one in node.chain.rounds.values() if node.has_round(one.round_id)
+        ]
+        if node.fault is NodeFault.PENDING:
+            served_rounds = [replace(one, status=RoundStatus.PENDING) for one in served_rounds]
+        return RoundList(served_rounds, {})
 
     async def tree_latest(self, round_id: bytes) -> TreeState | None:
-        node = await self._reach()
-        if not node.knows(round_id):
+        node = await self._reach_node()
+        if not node.has_round(round_id):
             return None
         state = node.chain.rounds[round_id].tree_at(node.height)
-        if state is not None and node.fault is Fault.WRONG_ROOT:
+        if state is not None and node.fault is NodeFault.WRONG_ROOT:
             return replace(state, root=sha256(state.root).digest())
         return state
 
     async def leaves(
-        self, round_id: bytes, from_height: int, to_height: int, *, most: int = MAX_LEAVES
+        self, round_id: bytes, from_height: int, to_height: int, *, max_count: int = MAX_LEAVES
     ) -> list[LeafBlock]:
-        node = await self._reach()
-        if not node.knows(round_id):
+        node = await self._reach_node()
+        if not node.has_round(round_id):
             return []
         return node.chain.rounds[round_id].leaves(from_height, min(to_height, node.height))
 
     async def latest_block(self) -> BlockHead:
-        return (await self._reach()).head()
+        return (await self._reach_node()).served_head()
 
-    async def syncing(self) -> bool:
-        await self._life.check()
-        return self.node.fault is Fault.SYNCING
+    async def is_syncing(self) -> bool:
+        await self._service_life.block_if_killed()
+        return self.node.fault is NodeFault.SYNCING
 
     async def node_info(self) -> NodeInfo:
-        node = await self._reach()
-        return NodeInfo(node.head().chain_id, "")
+        node = await self._reach_node()
+        return NodeInfo(node.served_head().chain_id, "")
 
     async def block(self, height: int) -> Block | None:
-        node = await self._reach()
+        node = await self._reach_node()
         if height > node.height:
             return None
-        _refuse_pruned(node, height)
+        _raise_if_pruned(node, height)
         block = node.chain.blocks[height]
         return Block(block.head, [tx for tx, _ in block.txs])
 
     async def tx(self, tx_hash: bytes) -> TxResult | None:
-        node = await self._reach()
-        return node.chain.indexed(tx_hash, node.height)
+        node = await self._reach_node()
+        return node.chain.find_indexed(tx_hash, node.height)
 
     async def broadcast(self, message: RevealMessage) -> Any:
-        line = _Line(self)
-        line.message = message
+        transport = _NodeTransport(self)
+        transport.message = message
         sender = ChainClient.__new__(ChainClient)
-        sender._http = cast(NodeHttp, line)
-        outcome = await self._calls.send(sender.broadcast(message))
-        await self._life.check()
+        sender._http = cast(NodeHttp, transport)
+        outcome = await self._calls.run_broadcast(sender.broadcast(message))
+        await self._service_life.block_if_killed()
         return outcome
 
 
-def _refuse_pruned(node: SimNode, height: int) -> None:
+def _raise_if_pruned(node: SimNode, height: int) -> None:
     lowest = node.height - 15
-    if node.fault is Fault.PRUNED and height < lowest:
-        raise HeightGoneError(f"block: height {height} is not available, lowest height is {lowest}")
+    if node.fault is NodeFault.PRUNED and height < lowest:
+        raise HeightPrunedError(f"block: height {height} is not available, lowest height is {lowest}")
 
 
 class SimRpc(RpcClient):
     """`RpcClient` without HTTP."""
 
-    def __init__(self, node: SimNode, life: Life) -> None:
+    def __init__(self, node: SimNode, life: ServiceLife) -> None:
         self.node = node
         self.name = f"rpc.{node.name}"
-        self._calls = _Calls(node, life, rpc=True)
-        self._reach = self._calls.reach
+        self._calls = _PendingCalls(node, life, rpc=True)
+        self._reach_node = self._calls.reach_node
 
     @property
-    def slow(self) -> bool:
-        return self._calls.slow
+    def is_slow(self) -> bool:
+        return self._calls.is_slow
 
     async def aclose(self) -> None:
         return
 
     async def status(self) -> tuple[BlockHead, bool]:
-        node = await self._reach()
-        return node.head(), node.fault is Fault.SYNCING
+        node = await self._reach_node()
+        return node.served_head(), node.fault is NodeFault.SYNCING
 
     async def block_results(self, height: int) -> BlockResults | None:
-        node = await self._reach()
+        node = await self._reach_node()
         if height > node.height:
             return None
-        _refuse_pruned(node, height)
+        _raise_if_pruned(node, height)
         return BlockResults(height, list(node.chain.blocks[height].reveals))
 
-    async def tx_search_reveals(self, round_id: bytes, first: int, last: int) -> list[tuple[int, bytes]]:
-        node = await self._reach()
-        found = [(at, one[1]) for one, at in node.chain.counted.items() if one[0] == round_id]
+    async def search_reveals(self, round_id: bytes, first: int, last: int) -> list[tuple[int, bytes]]:
+        node = await self._reach_node()
+        found = [(at, one[1]) for one, at in node.chain.confirmed.items() if one[0] == round_id]
         return sorted((at, nullifier) for at, nullifier in found if first <= at <= min(last, node.height))
 
-    async def spent(self, round_id: bytes, nullifier: bytes) -> bool:
-        node = await self._reach()
-        return node.chain.counted.get((round_id, nullifier), 1 << 40) <= node.height
+    async def is_spent(self, round_id: bytes, nullifier: bytes) -> bool:
+        node = await self._reach_node()
+        return node.chain.confirmed.get((round_id, nullifier), 1 << 40) <= node.height
 
 
-def endpoint_of(node: SimNode, life: Life, *, rpc: bool) -> Node:
+def create_node(node: SimNode, life: ServiceLife, *, rpc: bool) -> Node:
     """A node as one life of the service knows it."""
     return Node(SimClient(node, life), SimRpc(node, life) if rpc else None)

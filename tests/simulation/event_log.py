@@ -7,37 +7,39 @@ from hashlib import sha256
 from tests.simulation.virtual_loop import SimLoop
 
 
-class Story:
+class EventLog:
     """Lines of what happened, and the promises that were broken.
 
     Attributes:
-        broken: each promise that was broken, with the time.
+        violations: each promise that was broken, with the time.
     """
 
     def __init__(self, loop: SimLoop) -> None:
         self._loop = loop
-        self._lines: list[tuple[float, str, tuple[object, ...]]] = []
-        self.broken: list[str] = []
+        self._events: list[tuple[float, str, tuple[object, ...]]] = []
+        self.violations: list[str] = []
 
-    def tell(self, what: str, *details: object) -> None:
+    def record(self, event: str, *details: object) -> None:
         """Note something; bytes are shown by their first four."""
-        self._lines.append((self._loop.time(), what, details))
+        self._events.append((self._loop.time(), event, details))
 
-    def fail(self, promise: str, *details: object) -> None:
+    def record_violation(self, promise: str, *details: object) -> None:
         """A promise is broken."""
-        self.tell(f"BROKEN: {promise}", *details)
-        text = " ".join([promise, *map(_shown, details)])
-        self.broken.append(f"{self._loop.time():.3f} {text}")
+        self.record(f"BROKEN: {promise}", *details)
+        text = " ".join([promise, *map(_format_value, details)])
+        self.violations.append(f"{self._loop.time():.3f} {text}")
 
-    def lines(self) -> list[str]:
+    def format_lines(self) -> list[str]:
         """The story as text."""
-        return [f"{at:10.3f}  {what} {' '.join(map(_shown, details))}".rstrip() for at, what, details in self._lines]
+        return [
+            f"{at:10.3f}  {what} {' '.join(map(_format_value, details))}".rstrip() for at, what, details in self._events
+        ]
 
     @property
     def digest(self) -> str:
         """A hash of every line."""
-        return sha256("\n".join(self.lines()).encode()).hexdigest()
+        return sha256("\n".join(self.format_lines()).encode()).hexdigest()
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     return value[:4].hex() if isinstance(value, bytes) else str(value)

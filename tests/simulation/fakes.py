@@ -15,7 +15,7 @@ from tests.support.payloads import decode_share
 PATH_BYTES = 24 * 32
 
 
-def digest(kind: bytes, *parts: bytes | int) -> bytes:
+def hash_parts(kind: bytes, *parts: bytes | int) -> bytes:
     """A hash that no other kind, and no other division into parts, gives."""
     # Version 2: a later one tells equal objects from the same one.
     return sha256(marshal.dumps((kind, *parts), 2)).digest()
@@ -23,25 +23,25 @@ def digest(kind: bytes, *parts: bytes | int) -> bytes:
 
 def commitment(round_id: bytes, shares_hash: bytes, proposal_id: int, vote_decision: int) -> bytes:
     """The vote commitment."""
-    return digest(b"commitment", round_id, shares_hash, proposal_id, vote_decision)
+    return hash_parts(b"commitment", round_id, shares_hash, proposal_id, vote_decision)
 
 
 def nullifier(vote_commitment: bytes, share_index: int, blind: bytes) -> bytes:
     """A share's nullifier."""
-    return digest(b"nullifier", vote_commitment, share_index, blind)
+    return hash_parts(b"nullifier", vote_commitment, share_index, blind)
 
 
 def shares_hash(share_comms: bytes) -> bytes:
     """The hash of all commitments of a vote."""
-    return digest(b"shares", share_comms)
+    return hash_parts(b"shares", share_comms)
 
 
 def share_commitment(blind: bytes, c1: bytes, c2: bytes) -> bytes:
     """The commitment to one share."""
-    return digest(b"share", blind, c1, c2)
+    return hash_parts(b"share", blind, c1, c2)
 
 
-class SimChecks:
+class SimShareValidator:
     """`proofs.read_shares` over these hashes, for bodies whose fields are valid."""
 
     def read_shares(self, bodies: Sequence[bytes]) -> list[ReadShare | InvalidShare]:
@@ -50,7 +50,7 @@ class SimChecks:
 
 def _read(body: bytes) -> ReadShare | InvalidShare:
     share = decode_share(body, vote_commitment=b"", nullifier=b"")
-    if share.shares_hash != digest(b"shares", share.share_comms):
+    if share.shares_hash != hash_parts(b"shares", share.share_comms):
         return InvalidShare("shares_hash", "shares_hash")
     start = share.share_index * 32
     if share.share_comms[start : start + 32] != share_commitment(share.primary_blind, share.c1, share.c2):
@@ -64,13 +64,13 @@ class SimTree:
 
     def __init__(self) -> None:
         self._leaves: list[bytes] = []
-        self._roots: list[bytes] = [digest(b"empty")]
+        self._roots: list[bytes] = [hash_parts(b"empty")]
 
     def append(self, leaves: bytes) -> None:
         for start in range(0, len(leaves), 32):
             leaf = leaves[start : start + 32]
             self._leaves.append(leaf)
-            self._roots.append(digest(b"node", self._roots[-1], leaf))
+            self._roots.append(hash_parts(b"node", self._roots[-1], leaf))
 
     def __len__(self) -> int:
         return len(self._leaves)
@@ -100,7 +100,7 @@ class SimTree:
 
 def prove(circuit: str, statement: proofs.Statement) -> bytes:
     """The proof of a statement."""
-    return digest(
+    return hash_parts(
         b"proof " + circuit.encode(),
         statement.nullifier,
         statement.c1,
@@ -112,7 +112,7 @@ def prove(circuit: str, statement: proofs.Statement) -> bytes:
     )
 
 
-def verifies(circuit: str, proof: bytes, statement: proofs.Statement) -> bool:
+def is_valid_proof(circuit: str, proof: bytes, statement: proofs.Statement) -> bool:
     """Whether a proof is of this statement. What follows its 32 bytes makes it another proof of the same."""
     return proof[:32] == prove(circuit, statement)
 
@@ -120,10 +120,10 @@ def verifies(circuit: str, proof: bytes, statement: proofs.Statement) -> bool:
 class Ballot:
     """One vote: its commitment and its shares."""
 
-    def __init__(self, dice: random.Random, round_id: bytes, proposal_id: int, vote_decision: int) -> None:
+    def __init__(self, rng: random.Random, round_id: bytes, proposal_id: int, vote_decision: int) -> None:
         self.round_id = round_id
         self._proposal, self._decision = proposal_id, vote_decision
-        self._parts = [(dice.randbytes(32), dice.randbytes(32), dice.randbytes(32)) for _ in range(16)]
+        self._parts = [(rng.randbytes(32), rng.randbytes(32), rng.randbytes(32)) for _ in range(16)]
         self._comms = b"".join(share_commitment(*part) for part in self._parts)
         self._hash = shares_hash(self._comms)
         self.commitment = commitment(round_id, self._hash, proposal_id, vote_decision)

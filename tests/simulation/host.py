@@ -10,17 +10,17 @@ from typing import Any, TypeVar
 
 from helper.app.dependencies import Dependencies
 from helper.app.service import Service
-from helper.clock import SLICE
+from helper.clock import RECHECK_SECONDS
 from helper.config import Config
 from helper.errors import HelperError
 from tests.simulation.chain import EPOCH
-from tests.simulation.clients import Life, endpoint_of
-from tests.simulation.event_log import Story
-from tests.simulation.fakes import SimChecks
+from tests.simulation.clients import ServiceLife, create_node
+from tests.simulation.event_log import EventLog
+from tests.simulation.fakes import SimShareValidator
 from tests.simulation.node import SimNode
-from tests.simulation.prover import Provers
-from tests.simulation.scenario import Plan
-from tests.simulation.store import Disk, SimStore
+from tests.simulation.prover import SimProvers
+from tests.simulation.scenario import Scenario
+from tests.simulation.store import SimDisk, SimStore
 from tests.simulation.virtual_loop import SimLoop
 
 T = TypeVar("T")
@@ -40,16 +40,16 @@ class SimClock:
     def __init__(self, loop: SimLoop) -> None:
         self._loop = loop
         self._offset = 0.0
-        self._waits: dict[asyncio.Timeout, float] = {}  # and when its first slice began
+        self._wait_started_at: dict[asyncio.Timeout, float] = {}  # and when its first slice began
 
-    def set(self, offset: float) -> None:
+    def set_offset(self, offset: float) -> None:
         """From now on the wall time is wrong by so many seconds."""
         self._offset = offset
         now = self._loop.time()
-        for timeout, began in self._waits.items():
+        for timeout, began in self._wait_started_at.items():
             planned = timeout.when()
             if planned is not None and not timeout.expired():
-                timeout.reschedule(min(planned, now + (began - now) % SLICE))
+                timeout.reschedule(min(planned, now + (began - now) % RECHECK_SECONDS))
 
     def now(self) -> float:
         return EPOCH + self._loop.now + self._offset
@@ -67,87 +67,98 @@ class SimClock:
         while not event.is_set() and (remaining := until - self.now()) > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(remaining) as timeout:
-                    self._waits[timeout] = self._loop.now
+                    self._wait_started_at[timeout] = self._loop.now
                     try:
                         await event.wait()
                     finally:
-                        del self._waits[timeout]
+                        del self._wait_started_at[timeout]
 
 
-class Host:
+class ServiceHost:
     """The service and what it stands on.
 
     Attributes:
         service: the one that lives, None while none does.
-        on_spend: told of every attempt that is spent.
+        on_attempt_spent: told of every attempt that is spent.
     """
 
     def __init__(
-        self, loop: SimLoop, plan: Plan, story: Story, nodes: list[SimNode], disk: Disk, provers: Provers
+        self,
+        loop: SimLoop,
+        plan: Scenario,
+        event_log: EventLog,
+        nodes: list[SimNode],
+        disk: SimDisk,
+        provers: SimProvers,
     ) -> None:
         self._loop = loop
         self._plan = plan
-        self._story = story
+        self._event_log = event_log
         self._nodes = nodes
         self._provers = provers
         self.disk = disk
         self.clock = SimClock(loop)
         self.service: Service | None = None
         self.store: SimStore | None = None
-        self.lives = 0
-        self._life = Life()
+        self.start_count = 0
+        self._service_life = ServiceLife()
         self._owner: object = None
         self._task: asyncio.Task[None] | None = None
         self._requests: set[asyncio.Task[Any]] = set()
-        self.on_spend: Callable[[int, str, str], None] = lambda share_id, stage, note: None
+        self.on_attempt_spent: Callable[[int, str, str], None] = lambda share_id, stage, note: None
 
-    def _config(self) -> Config:
+    def _create_config(self) -> Config:
         plan = self._plan
         return Config.model_validate(
             {
-                "helper": {"max_concurrent_proofs": plan.workers, "purge_after_hours": plan.purge_after / 3600},
-                "chain": {"poll_seconds": plan.poll, "chain_id": "svote-sim-1" if plan.chain_id_set else ""},
-                "prover": {"circuit": plan.setting},
+                "helper": {"max_concurrent_proofs": plan.workers, "purge_after_hours": plan.purge_after_seconds / 3600},
+                "chain": {"poll_seconds": plan.poll_seconds, "chain_id": "svote-sim-1" if plan.has_chain_id else ""},
+                "prover": {"circuit": plan.circuit_setting},
             }
         )
 
     def start(self) -> None:
         """Start the service, and again whenever it ends by an error of its disk."""
-        self.lives += 1
-        self._life, self._owner = Life(), f"life {self.lives}"
+        self.start_count += 1
+        self._service_life, self._owner = ServiceLife(), f"life {self.start_count}"
         self._requests = set()
-        self._task = self._spawn(self._live(self._life))
-        self._story.tell("service starts")
+        self._task = self._create_service_task(self._run_service(self._service_life))
+        self._event_log.record("service starts")
 
-    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def _create_service_task(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """A task that belongs to this life of the service."""
-        return self._loop.create_task_of(self._owner, work)
+        return self._loop.create_owned_task(self._owner, coroutine)
 
-    async def _live(self, life: Life) -> None:
+    async def _run_service(self, service_life: ServiceLife) -> None:
         while True:
             try:
-                await self._live_once(life)
+                await self._run_service_once(service_life)
                 return
             except HelperError as error:
-                self._story.tell("service ends", repr(error))
+                self._event_log.record("service ends", repr(error))
                 if "ended unexpectedly" in str(error):
-                    self._story.fail("a part of the service died", error)
+                    self._event_log.record_violation("a part of the service died", error)
                     return
                 await asyncio.sleep(RESTART_SECONDS)
             except Exception as error:
-                self._story.fail("the service died", repr(error), *traceback.format_exception(error))
+                self._event_log.record_violation("the service died", repr(error), *traceback.format_exception(error))
                 return
 
-    async def _live_once(self, life: Life) -> None:
+    async def _run_service_once(self, service_life: ServiceLife) -> None:
         store = self.store = SimStore(self.disk, self.clock)
-        store.on_spend = self.on_spend
-        nodes = [endpoint_of(node, life, rpc=rpc) for node, rpc in zip(self._nodes, self._plan.rpcs, strict=True)]
-        edges = Dependencies(store=store, nodes=nodes, spawn=self._provers.spawn, checks=SimChecks())
-        service = Service(self._config(), clock=self.clock, edges=edges)
+        store.on_attempt_spent = self.on_attempt_spent
+        nodes = [
+            create_node(node, service_life, rpc=rpc)
+            for node, rpc in zip(self._nodes, self._plan.nodes_with_rpc, strict=True)
+        ]
+        dependencies = Dependencies(
+            store=store, nodes=nodes, spawn_worker=self._provers.spawn, share_checks=SimShareValidator()
+        )
+        service = Service(self._create_config(), clock=self.clock, dependencies=dependencies)
         try:
-            async with service.opened():
+            async with service.open_queue():
                 self.service = service
-                await service.work()
+                await service.run_components()
                 self.service = None
                 if self._requests:
                     await asyncio.wait(self._requests, timeout=REQUEST_GRACE)
@@ -156,7 +167,7 @@ class Host:
         finally:
             self.service = None
 
-    async def ask(self, work: Callable[[Service], Awaitable[T]]) -> T:
+    async def send_request(self, request_handler: Callable[[Service], Awaitable[T]]) -> T:
         """A request to the service.
 
         Raises:
@@ -166,7 +177,7 @@ class Host:
         if service is None:
             await asyncio.sleep(0)
             raise UnreachableError
-        request: asyncio.Task[T] = self._spawn(_awaited(work(service)))
+        request: asyncio.Task[T] = self._create_service_task(_as_coroutine(request_handler(service)))
         requests = self._requests
         requests.add(request)
         request.add_done_callback(requests.discard)
@@ -176,28 +187,28 @@ class Host:
         return request.result()
 
     @property
-    def alive(self) -> bool:
+    def is_running(self) -> bool:
         """Whether it runs, or tries to."""
         return self._task is not None and not self._task.done()
 
     async def kill(self) -> None:
         """SIGKILL: from now on nothing that it does has any effect."""
-        if self.die():
-            await self.bury()
+        if self.mark_killed():
+            await self.clean_up()
 
-    def die(self) -> bool:
+    def mark_killed(self) -> bool:
         """The moment of the kill; False when it does not run."""
-        if not self.alive or self._life.dead:
+        if not self.is_running or self._service_life.is_killed:
             return False
-        self._life.dead = True
+        self._service_life.is_killed = True
         if self.store is not None:
-            self.store.inline.dead = True
-        self._story.tell("service is killed")
+            self.store.inline_writer.is_killed = True
+        self._event_log.record("service is killed")
         return True
 
-    async def bury(self) -> None:
+    async def clean_up(self) -> None:
         """Take away what is left of it."""
-        await self._loop.end(self._owner)
+        await self._loop.cancel_tasks(self._owner)
         self.service, self._task = None, None
 
     async def stop(self) -> None:
@@ -205,18 +216,18 @@ class Host:
         if self.service is None or self._task is None:
             await self.kill()
             return
-        self._story.tell("service is stopped")
+        self._event_log.record("service is stopped")
         self.service.stop()
         before = self._loop.time()
-        while self.alive and self._loop.time() < before + STOP_SECONDS + REQUEST_GRACE:
+        while self.is_running and self._loop.time() < before + STOP_SECONDS + REQUEST_GRACE:
             await asyncio.wait([self._task], timeout=1)
-        if self.alive:
-            self._story.fail("the service does not stop")
+        if self.is_running:
+            self._event_log.record_violation("the service does not stop")
             await self.kill()
             return
-        self._story.tell("service has stopped")
-        await self.bury()
+        self._event_log.record("service has stopped")
+        await self.clean_up()
 
 
-async def _awaited(work: Awaitable[T]) -> T:
+async def _as_coroutine(work: Awaitable[T]) -> T:
     return await work

@@ -19,93 +19,97 @@ from unittest.mock import patch
 import anyio.to_thread
 import structlog
 
-from tests.simulation.event_log import Story
+from tests.simulation.event_log import EventLog
 from tests.simulation.fakes import SimTree
-from tests.simulation.scenario import draw
+from tests.simulation.scenario import draw_scenario
 from tests.simulation.virtual_loop import SimLoop, StuckError
-from tests.simulation.world import World, stream
+from tests.simulation.world import World, seeded_random
 
-UNEXPECTED = re.compile(r"\w+(Error|Exception|Exit|Group)\(")
+UNEXPECTED_ERROR = re.compile(r"\w+(Error|Exception|Exit|Group)\(")
 """How the reason of a warning begins that is an exception's repr."""
 
 
 @dataclass
-class Result:
+class SeedResult:
     """What came of a seed.
 
     Attributes:
-        broken: promises that were broken; none when all is well.
+        violations: promises that were broken; none when all is well.
         digest: a hash of all that happened.
-        virtual: seconds simulated.
+        virtual_seconds: seconds simulated.
         counts: how much happened.
     """
 
     seed: int
-    broken: list[str]
+    violations: list[str]
     digest: str
-    virtual: float
-    wall: float
+    virtual_seconds: float
+    wall_seconds: float
     counts: dict[str, int]
     lines: list[str] = field(default_factory=list, repr=False)
 
 
-class _Unexpected:
+class _UnexpectedErrorProcessor:
     """A log processor: an exception that is none of the product's own is a broken promise."""
 
-    def __init__(self, story: Story) -> None:
-        self._story = story
+    def __init__(self, event_log: EventLog) -> None:
+        self._event_log = event_log
 
     def __call__(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        if event.get("exc_info") or UNEXPECTED.match(str(event.get("reason"))):
-            self._story.fail("an unexpected error", *map(str, event.values()))
+        if event.get("exc_info") or UNEXPECTED_ERROR.match(str(event.get("reason"))):
+            self._event_log.record_violation("an unexpected error", *map(str, event.values()))
         raise structlog.DropEvent
 
 
 @contextmanager
-def stand_ins(seed: int, story: Story, *, verbose: bool = False) -> Iterator[None]:
+def patch_environment(seed: int, event_log: EventLog, *, verbose: bool = False) -> Iterator[None]:
     """In the place of threads, of the system's randomness, of slow hashing and of the log."""
-    keys = stream(seed, "keys")
+    key_rng = seeded_random(seed, "keys")
 
-    async def inline(func: Any, *args: Any, **_options: Any) -> Any:
+    async def run_inline(func: Any, *args: Any, **_options: Any) -> Any:
         await asyncio.sleep(0)
         return func(*args)
 
-    def written(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        story.tell("log", method, *(f"{key}={value}" for key, value in sorted(event.items()) if key != "exc_info"))
+    def record_log_event(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        event_log.record(
+            "log", method, *(f"{key}={value}" for key, value in sorted(event.items()) if key != "exc_info")
+        )
         return event
 
-    before = structlog.get_config()
+    previous_config = structlog.get_config()
     structlog.configure(
-        processors=[written, _Unexpected(story)] if verbose else [_Unexpected(story)],
+        processors=[record_log_event, _UnexpectedErrorProcessor(event_log)]
+        if verbose
+        else [_UnexpectedErrorProcessor(event_log)],
         wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if verbose else logging.WARNING),
         cache_logger_on_first_use=False,
     )
     try:
         with (
-            patch.object(anyio.to_thread, "run_sync", inline),
-            patch.object(secrets, "token_bytes", keys.randbytes),
-            patch.object(secrets, "token_hex", lambda size: keys.randbytes(size).hex()),
+            patch.object(anyio.to_thread, "run_sync", run_inline),
+            patch.object(secrets, "token_bytes", key_rng.randbytes),
+            patch.object(secrets, "token_hex", lambda size: key_rng.randbytes(size).hex()),
             patch("helper.chain.round_tree.CommitmentTree", SimTree),
             patch("helper.chain.commitment_tree.CommitmentTree", SimTree),
         ):
             yield
     finally:
-        structlog.configure(**before)
+        structlog.configure(**previous_config)
 
 
-def run_seed(seed: int, *, verbose: bool = False) -> Result:
+def run_seed(seed: int, *, verbose: bool = False) -> SeedResult:
     """Play one seed.
 
     Args:
         seed: everything comes of it.
         verbose: the product's own log goes into the story.
     """
-    with _swept():
-        return _run(seed, verbose=verbose)
+    with _garbage_collection_paused():
+        return _simulate(seed, verbose=verbose)
 
 
 @contextmanager
-def _swept() -> Iterator[None]:
+def _garbage_collection_paused() -> Iterator[None]:
     """Without the collector running in the midst; what a seed leaves is collected after it, and is nobody's business:
     a task that was killed before its first step leaves a coroutine that was never awaited.
     """
@@ -119,27 +123,27 @@ def _swept() -> Iterator[None]:
         gc.enable()
 
 
-def _run(seed: int, *, verbose: bool) -> Result:
+def _simulate(seed: int, *, verbose: bool) -> SeedResult:
     began = time.perf_counter()
-    plan = draw(seed)
-    loop = SimLoop(stream(seed, "loop"), shuffled=plan.shuffled)
+    plan = draw_scenario(seed)
+    loop = SimLoop(seeded_random(seed, "loop"), shuffled=plan.is_shuffled)
     world = World(seed, loop, plan)
     lines: list[str] = []
-    broken: list[str] = []
-    with stand_ins(seed, world.story, verbose=verbose), warnings.catch_warnings():
+    violations: list[str] = []
+    with patch_environment(seed, world.event_log, verbose=verbose), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
         try:
             loop.run_until_complete(world.run())
         except StuckError as error:
-            broken.append(repr(error))
-    for fault in loop.faults:
-        broken.append(f"an error that nobody took: {fault.get('message')} {fault.get('exception')!r}")
-    story = world.story
-    counts = dict(sorted(world.judge.counts.items()))
-    if broken or story.broken or verbose:
-        lines = story.lines()
-    traced = sha256(f"{story.digest} {loop.passes} {loop.time()}".encode()).hexdigest()
+            violations.append(repr(error))
+    for fault in loop.unhandled_errors:
+        violations.append(f"an error that nobody took: {fault.get('message')} {fault.get('exception')!r}")
+    event_log = world.event_log
+    counts = dict(sorted(world.promise_checker.counts.items()))
+    if violations or event_log.violations or verbose:
+        lines = event_log.format_lines()
+    digest = sha256(f"{event_log.digest} {loop.passes} {loop.time()}".encode()).hexdigest()
     world.disk.close()
     loop.close()
-    broken += story.broken
-    return Result(seed, broken, traced, loop.time(), time.perf_counter() - began, counts, lines)
+    violations += event_log.violations
+    return SeedResult(seed, violations, digest, loop.time(), time.perf_counter() - began, counts, lines)

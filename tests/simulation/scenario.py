@@ -1,8 +1,8 @@
 """What a seed holds in store: the chain's pace, the votes, and what goes wrong when. Pure: drawn before anything runs.
 
 Faults come as *episodes*: something is wrong from one second to another. Before the end of a *demanding* round there is
-a calm of `Plan.calm` seconds in which the service, its disk, its clock, its provers and one node are well; the other
-nodes go on as badly as before. Every share that is due early enough must then be counted.
+a calm of `Scenario.calm_seconds` seconds in which the service, its disk, its clock, its provers and one node are
+well; the other nodes go on as badly as before. Every share that is due early enough must then be counted.
 """
 
 from __future__ import annotations
@@ -11,39 +11,39 @@ import random
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from tests.simulation.node import Fault
-from tests.simulation.prover import Ill
+from tests.simulation.node import NodeFault
+from tests.simulation.prover import ProverFault
 
 
-class Upset(Enum):
+class ServiceFault(Enum):
     """What may go wrong beside nodes and provers."""
 
     CRASH = "the service is killed"
     STOP = "the service is stopped"
-    FULL = "the disk is full"
-    IO = "the disk fails"
+    DISK_FULL = "the disk is full"
+    DISK_ERROR = "the disk fails"
     SLOW_DISK = "the disk is slow"
     CLOCK = "the clock is wrong"
-    HALT = "the chain stands still"
+    CHAIN_HALTED = "the chain stands still"
     OUTAGE = "all nodes are away"
     CONGESTION = "reveals wait in the mempool"
 
 
 @dataclass(frozen=True)
-class Episode:
+class FaultEpisode:
     """Something is wrong from one second to another.
 
     Attributes:
-        what: what it is.
+        fault: what it is.
         node: which node has it; None for what is no node's.
-        amount: seconds by which the clock is wrong.
+        clock_offset: seconds by which the clock is wrong.
     """
 
     start: float
     end: float
-    what: Fault | Ill | Upset
+    fault: NodeFault | ProverFault | ServiceFault
     node: int | None = None
-    amount: float = 0.0
+    clock_offset: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -52,233 +52,241 @@ class RoundPlan:
 
     begin: float
     end: int
-    demanding: bool
+    requires_all_shares: bool
 
 
 @dataclass(frozen=True)
-class Posting:
+class PlannedPost:
     """One share of a vote: when it is posted, and its time.
 
     Attributes:
         index: of the share.
-        wait: seconds after the vote is on the chain.
-        submit: loop second at which it is to be revealed; None for at once.
-        again: seconds after which the wallet posts it again, with no time; None for never.
-        rival: seconds after its time at which another helper reveals it too; None for never.
+        delay: seconds after the vote is on the chain.
+        submit_at: loop second at which it is to be revealed; None for at once.
+        repost_delay: seconds after which the wallet posts it again, with no time; None for never.
+        rival_delay: seconds after its time at which another helper reveals it too; None for never.
     """
 
     index: int
-    wait: float
-    submit: int | None
-    again: float | None
-    rival: float | None
+    delay: float
+    submit_at: int | None
+    repost_delay: float | None
+    rival_delay: float | None
 
 
 @dataclass(frozen=True)
-class Vote:
+class PlannedVote:
     """One vote: its round, when it is cast, and its shares."""
 
-    round: int
-    at: float
-    postings: tuple[Posting, ...]
+    round_index: int
+    cast_at: float
+    posts: tuple[PlannedPost, ...]
 
 
 @dataclass(frozen=True)
-class Plan:
+class Scenario:
     """Everything that is drawn beforehand.
 
     Attributes:
-        length: seconds until everything ends.
-        poll: the service's setting.
-        interval: least and greatest seconds between blocks.
-        good: the node that is well in the calm.
-        calm: seconds of calm before a demanding round's end.
+        duration: seconds until everything ends.
+        poll_seconds: the service's setting.
+        block_interval: least and greatest seconds between blocks.
+        healthy_node: the node that is well in the calm.
+        calm_seconds: seconds of calm before a demanding round's end.
         circuits: what the chain verifies from which second on.
-        drain: seconds that all shares together may take.
+        drain_seconds: seconds that all shares together may take.
     """
 
-    length: float
-    poll: float
-    interval: tuple[float, float]
-    rpcs: tuple[bool, ...]
-    good: int
-    calm: float
-    drain: float
+    duration: float
+    poll_seconds: float
+    block_interval: tuple[float, float]
+    nodes_with_rpc: tuple[bool, ...]
+    healthy_node: int
+    calm_seconds: float
+    drain_seconds: float
     workers: int
     proof_seconds: float
-    purge_after: float
-    chain_id_set: bool
+    purge_after_seconds: float
+    has_chain_id: bool
     circuits: tuple[tuple[float, str], ...]
-    setting: str
-    shuffled: bool
+    circuit_setting: str
+    is_shuffled: bool
     rounds: tuple[RoundPlan, ...] = ()
-    votes: tuple[Vote, ...] = ()
-    episodes: tuple[Episode, ...] = field(default=())
+    votes: tuple[PlannedVote, ...] = ()
+    episodes: tuple[FaultEpisode, ...] = field(default=())
 
 
-PACES = (
+CHAIN_PACES = (
     # weight, length, poll, least and greatest interval of blocks
     (4, 1500.0, 3.0, (1.5, 6.0)),
     (4, 3600.0, 10.0, (5.0, 12.0)),
     (2, 8000.0, 25.0, (14.0, 28.0)),
 )
-KILL_PATIENCE = 90.0
+KILL_TIMEOUT_SECONDS = 90.0
 """Seconds that a kill may wait for the moment that it is meant for."""
-SETTLING = 240.0
+SETTLING_SECONDS = 240.0
 """Seconds at the end in which nothing is wrong any more."""
-BAD_HABITS = (
-    Fault.LOST_REPLY,
-    Fault.BAD_GATEWAY,
-    Fault.SWALLOWS,
-    Fault.FAILS,
-    Fault.NO_ANCHOR,
-    Fault.BAD_PROOF,
-    Fault.SLOW,
-    Fault.ERRORS,
-    Fault.BUSY,
+LASTING_FAULTS = (
+    NodeFault.LOST_REPLY,
+    NodeFault.BAD_GATEWAY,
+    NodeFault.DROPS_REVEALS,
+    NodeFault.REVEALS_FAIL,
+    NodeFault.NO_ANCHOR,
+    NodeFault.BAD_PROOF,
+    NodeFault.SLOW,
+    NodeFault.ERRORS,
+    NodeFault.REJECTS_BUSY,
 )
-CLOCKS = (-3600.0, 3600.0, 315_360_000.0, -80.0, 80.0, 150.0, -150.0, 30.0)
+CLOCK_OFFSETS = (-3600.0, 3600.0, 315_360_000.0, -80.0, 80.0, 150.0, -150.0, 30.0)
 
 
-def draw(seed: int) -> Plan:
+def draw_scenario(seed: int) -> Scenario:
     """The plan of a seed."""
-    dice = random.Random(f"plan {seed}")
-    _, length, poll, interval = dice.choices(PACES, [pace[0] for pace in PACES])[0]
-    nodes = dice.choices((1, 2, 3), (2, 5, 3))[0]
-    workers, proof_seconds = dice.randint(1, 3), dice.choice((0.1, 0.4, 1.0))
-    votes = dice.randint(6, 24)
+    rng = random.Random(f"plan {seed}")
+    _, length, poll, interval = rng.choices(CHAIN_PACES, [pace[0] for pace in CHAIN_PACES])[0]
+    nodes = rng.choices((1, 2, 3), (2, 5, 3))[0]
+    workers, proof_seconds = rng.randint(1, 3), rng.choice((0.1, 0.4, 1.0))
+    votes = rng.randint(6, 24)
     drain = votes * 4 * proof_seconds * 1.5 / workers + 13 * interval[1]
-    first = dice.choice(("k10", "k11"))
+    first = rng.choice(("k10", "k11"))
     circuits: tuple[tuple[float, str], ...] = ((0.0, first),)
-    change = dice.random() < 0.2
-    if change:
-        circuits += ((dice.uniform(60, length / 2), "k11" if first == "k10" else "k10"),)
-    plan = Plan(
-        length=length,
-        poll=poll,
-        interval=interval,
-        rpcs=tuple(dice.random() < 0.6 for _ in range(nodes)),
-        good=dice.randrange(nodes),
-        calm=330.0 + drain,
-        drain=drain,
+    changes_circuit = rng.random() < 0.2
+    if changes_circuit:
+        circuits += ((rng.uniform(60, length / 2), "k11" if first == "k10" else "k10"),)
+    plan = Scenario(
+        duration=length,
+        poll_seconds=poll,
+        block_interval=interval,
+        nodes_with_rpc=tuple(rng.random() < 0.6 for _ in range(nodes)),
+        healthy_node=rng.randrange(nodes),
+        calm_seconds=330.0 + drain,
+        drain_seconds=drain,
         workers=workers,
         proof_seconds=proof_seconds,
-        purge_after=dice.choice((0.0, 120.0, 600.0, 86_400.0)),
-        chain_id_set=dice.random() < 0.5,
+        purge_after_seconds=rng.choice((0.0, 120.0, 600.0, 86_400.0)),
+        has_chain_id=rng.random() < 0.5,
         circuits=circuits,
-        setting="auto" if change or dice.random() < 0.85 else first,
-        shuffled=dice.random() < 0.85,
+        circuit_setting="auto" if changes_circuit or rng.random() < 0.85 else first,
+        is_shuffled=rng.random() < 0.85,
     )
-    rounds = _rounds(dice, plan)
-    cast_votes = tuple(_vote(dice, plan, rounds) for _ in range(votes))
-    return replace(plan, rounds=rounds, votes=cast_votes, episodes=_episodes(dice, plan, rounds))
+    rounds = _draw_rounds(rng, plan)
+    cast_votes = tuple(_draw_vote(rng, plan, rounds) for _ in range(votes))
+    return replace(plan, rounds=rounds, votes=cast_votes, episodes=_draw_episodes(rng, plan, rounds))
 
 
-def _rounds(dice: random.Random, plan: Plan) -> tuple[RoundPlan, ...]:
-    last = plan.length - SETTLING - 5 * plan.interval[1]
-    made = []
-    for number in range(dice.choice((1, 1, 2))):
-        begin = 0.0 if number == 0 else dice.uniform(0, last / 3)
-        end = int(dice.uniform(max(begin + 200, last * 0.6), last))
-        if dice.random() < 0.1:
-            end = int(plan.length + 3600)  # still open when everything ends
-        made.append(RoundPlan(begin, end, demanding=dice.random() < 0.75))
-    return tuple(made)
+def _draw_rounds(rng: random.Random, plan: Scenario) -> tuple[RoundPlan, ...]:
+    last = plan.duration - SETTLING_SECONDS - 5 * plan.block_interval[1]
+    round_plans = []
+    for number in range(rng.choice((1, 1, 2))):
+        begin = 0.0 if number == 0 else rng.uniform(0, last / 3)
+        end = int(rng.uniform(max(begin + 200, last * 0.6), last))
+        if rng.random() < 0.1:
+            end = int(plan.duration + 3600)  # still open when everything ends
+        round_plans.append(RoundPlan(begin, end, requires_all_shares=rng.random() < 0.75))
+    return tuple(round_plans)
 
 
-def _vote(dice: random.Random, plan: Plan, rounds: tuple[RoundPlan, ...]) -> Vote:
-    number = dice.randrange(len(rounds))
-    one = rounds[number]
-    end = min(one.end, plan.length - SETTLING)
-    at = dice.uniform(one.begin + 1, max(one.begin + 2, end - 1))
-    if dice.random() < 0.6:
-        at = dice.uniform(one.begin + 1, one.begin + 1 + (end - one.begin) / 3)
-    herd = int(dice.uniform(at, end))
-    count = dice.choice((1, 2, 3, 4, 4))
-    return Vote(number, at, tuple(_posting(dice, index, at, end, herd) for index in range(count)))
+def _draw_vote(rng: random.Random, plan: Scenario, rounds: tuple[RoundPlan, ...]) -> PlannedVote:
+    number = rng.randrange(len(rounds))
+    round_plan = rounds[number]
+    end = min(round_plan.end, plan.duration - SETTLING_SECONDS)
+    at = rng.uniform(round_plan.begin + 1, max(round_plan.begin + 2, end - 1))
+    if rng.random() < 0.6:
+        at = rng.uniform(round_plan.begin + 1, round_plan.begin + 1 + (end - round_plan.begin) / 3)
+    common_due_time = int(rng.uniform(at, end))
+    count = rng.choice((1, 2, 3, 4, 4))
+    return PlannedVote(number, at, tuple(_draw_post(rng, index, at, end, common_due_time) for index in range(count)))
 
 
-def _posting(dice: random.Random, index: int, at: float, end: float, herd: int) -> Posting:
-    kind = dice.random()
+def _draw_post(rng: random.Random, index: int, at: float, end: float, common_due_time: int) -> PlannedPost:
+    kind = rng.random()
     if kind < 0.2:
         submit = None
     elif kind < 0.4:
-        submit = herd
+        submit = common_due_time
     elif kind < 0.85:
-        submit = int(dice.uniform(at, end - 60 if end - 60 > at else end))
+        submit = int(rng.uniform(at, end - 60 if end - 60 > at else end))
     elif kind < 0.95:
-        submit = int(end - dice.uniform(0, 90))
+        submit = int(end - rng.uniform(0, 90))
     else:
-        submit = int(end + dice.choice((0, 0, 1, 100)))
-    return Posting(
+        submit = int(end + rng.choice((0, 0, 1, 100)))
+    return PlannedPost(
         index=index,
-        wait=dice.choice((0.0, 0.0, dice.uniform(0, 5), dice.uniform(0, 120))),
-        submit=submit,
-        again=dice.uniform(1, 900) if dice.random() < 0.25 else None,
-        rival=dice.choice((0.0, dice.uniform(-2, 10), dice.uniform(0, 300))) if dice.random() < 0.25 else None,
+        delay=rng.choice((0.0, 0.0, rng.uniform(0, 5), rng.uniform(0, 120))),
+        submit_at=submit,
+        repost_delay=rng.uniform(1, 900) if rng.random() < 0.25 else None,
+        rival_delay=rng.choice((0.0, rng.uniform(-2, 10), rng.uniform(0, 300))) if rng.random() < 0.25 else None,
     )
 
 
-def _episodes(dice: random.Random, plan: Plan, rounds: tuple[RoundPlan, ...]) -> tuple[Episode, ...]:
-    wildness = dice.choice((0.0, 1.0, 2.0, 3.0, 5.0))
-    number = int(wildness * dice.uniform(4, 10))
-    last = plan.length - SETTLING
-    calms = [(one.end - plan.calm - KILL_PATIENCE, one.end + 30.0) for one in rounds if one.demanding]
-    drawn = [_habit(dice, node, last) for node in range(len(plan.rpcs)) if wildness and dice.random() < 0.4]
-    drawn += [_episode(dice, plan, last) for _ in range(number)]
-    if wildness and dice.random() < 0.3:
-        starts = [dice.uniform(60, last) for _ in range(dice.randint(4, 10))]
-        drawn += [Episode(start, start + dice.choice((0.1, 2.0, 30.0)), Upset.CRASH) for start in starts]
-    found: list[Episode] = []
-    for wished in drawn:
-        one = wished if wished.node not in (None, plan.good) else _calmed(wished, calms)
-        if one.start < one.end and not any(_clash(one, other) for other in found):
-            found.append(one)
-    return tuple(sorted(found, key=lambda one: one.start))
+def _draw_episodes(rng: random.Random, plan: Scenario, rounds: tuple[RoundPlan, ...]) -> tuple[FaultEpisode, ...]:
+    fault_rate = rng.choice((0.0, 1.0, 2.0, 3.0, 5.0))
+    number = int(fault_rate * rng.uniform(4, 10))
+    last = plan.duration - SETTLING_SECONDS
+    calms = [
+        (one.end - plan.calm_seconds - KILL_TIMEOUT_SECONDS, one.end + 30.0)
+        for one in rounds
+        if one.requires_all_shares
+    ]
+    drawn = [
+        _draw_lasting_fault(rng, node, last)
+        for node in range(len(plan.nodes_with_rpc))
+        if fault_rate and rng.random() < 0.4
+    ]
+    drawn += [_draw_episode(rng, plan, last) for _ in range(number)]
+    if fault_rate and rng.random() < 0.3:
+        starts = [rng.uniform(60, last) for _ in range(rng.randint(4, 10))]
+        drawn += [FaultEpisode(start, start + rng.choice((0.1, 2.0, 30.0)), ServiceFault.CRASH) for start in starts]
+    accepted: list[FaultEpisode] = []
+    for candidate in drawn:
+        one = candidate if candidate.node not in (None, plan.healthy_node) else _end_before_calm(candidate, calms)
+        if one.start < one.end and not any(_is_overlapping(one, other) for other in accepted):
+            accepted.append(one)
+    return tuple(sorted(accepted, key=lambda one: one.start))
 
 
-def _calmed(one: Episode, calms: list[tuple[float, float]]) -> Episode:
+def _end_before_calm(episode: FaultEpisode, calms: list[tuple[float, float]]) -> FaultEpisode:
     """The episode, ended where a calm begins."""
-    end = min([one.end, *(begin for begin, over in calms if one.end > begin and one.start < over)])
-    return replace(one, end=end)
+    end = min([episode.end, *(begin for begin, over in calms if episode.end > begin and episode.start < over)])
+    return replace(episode, end=end)
 
 
-def _habit(dice: random.Random, node: int, last: float) -> Episode:
+def _draw_lasting_fault(rng: random.Random, node: int, last: float) -> FaultEpisode:
     """What is wrong with a node most of the time: it does badly with reveals."""
-    return Episode(dice.uniform(61, 120), dice.uniform(last / 3, last), dice.choice(BAD_HABITS), node)
+    return FaultEpisode(rng.uniform(61, 120), rng.uniform(last / 3, last), rng.choice(LASTING_FAULTS), node)
 
 
-def _episode(dice: random.Random, plan: Plan, last: float) -> Episode:
-    start = dice.uniform(20 if plan.chain_id_set else 60, last)
-    length = dice.choice((dice.uniform(1, 20), dice.uniform(10, 120), dice.uniform(60, 600)))
-    kind = dice.random()
+def _draw_episode(rng: random.Random, plan: Scenario, last: float) -> FaultEpisode:
+    start = rng.uniform(20 if plan.has_chain_id else 60, last)
+    length = rng.choice((rng.uniform(1, 20), rng.uniform(10, 120), rng.uniform(60, 600)))
+    kind = rng.random()
     node: int | None = None
-    what: Fault | Ill | Upset
+    what: NodeFault | ProverFault | ServiceFault
     if kind < 0.55:
-        what, node = dice.choice(list(Fault)), dice.randrange(len(plan.rpcs))
+        what, node = rng.choice(list(NodeFault)), rng.randrange(len(plan.nodes_with_rpc))
     elif kind < 0.68:
-        what = dice.choice(list(Ill))
+        what = rng.choice(list(ProverFault))
     else:
-        what = dice.choice([*Upset, *[Upset.CRASH] * 5, *[Upset.STOP] * 2])
-    if what in (Upset.CRASH, Upset.STOP):
-        length = dice.choice((0.1, 3.0, dice.uniform(1, 60), dice.uniform(1, 400)))
-    return Episode(start, min(start + length, last), what, node, dice.choice(CLOCKS))
+        what = rng.choice([*ServiceFault, *[ServiceFault.CRASH] * 5, *[ServiceFault.STOP] * 2])
+    if what in (ServiceFault.CRASH, ServiceFault.STOP):
+        length = rng.choice((0.1, 3.0, rng.uniform(1, 60), rng.uniform(1, 400)))
+    return FaultEpisode(start, min(start + length, last), what, node, rng.choice(CLOCK_OFFSETS))
 
 
-def _clash(one: Episode, other: Episode) -> bool:
+def _is_overlapping(episode: FaultEpisode, other: FaultEpisode) -> bool:
     """Whether two episodes are of the same thing at the same time."""
-    apart = one.end <= other.start or other.end <= one.start
-    return not apart and _subject(one) == _subject(other)
+    apart = episode.end <= other.start or other.end <= episode.start
+    return not apart and _affected_part(episode) == _affected_part(other)
 
 
-def _subject(one: Episode) -> object:
+def _affected_part(episode: FaultEpisode) -> object:
     subjects = {
-        Upset.CRASH: "service",
-        Upset.STOP: "service",
-        Upset.FULL: "disk",
-        Upset.IO: "disk",
-        Upset.SLOW_DISK: "disk",
+        ServiceFault.CRASH: "service",
+        ServiceFault.STOP: "service",
+        ServiceFault.DISK_FULL: "disk",
+        ServiceFault.DISK_ERROR: "disk",
+        ServiceFault.SLOW_DISK: "disk",
     }
-    if isinstance(one.what, Fault):
-        return one.node
-    return "provers" if isinstance(one.what, Ill) else subjects.get(one.what, one.what)
+    if isinstance(episode.fault, NodeFault):
+        return episode.node
+    return "provers" if isinstance(episode.fault, ProverFault) else subjects.get(episode.fault, episode.fault)

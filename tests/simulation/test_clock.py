@@ -9,10 +9,10 @@ from helper.clock import Clock, SlicedWait
 from tests.simulation.host import SimClock
 from tests.simulation.virtual_loop import SimLoop
 
-CASES = 300
+CASE_COUNT = 300
 
 
-class Looking(SlicedWait):
+class PollingClock(SlicedWait):
     """The product's wait by the simulated time."""
 
     def __init__(self, clock: SimClock) -> None:
@@ -28,34 +28,34 @@ class Looking(SlicedWait):
         await self._clock.sleep(seconds)
 
 
-async def _set_now_and_then(clock: SimClock, dice: random.Random) -> None:
+async def _set_repeatedly(clock: SimClock, rng: random.Random) -> None:
     while True:
-        await asyncio.sleep(dice.uniform(0, 12))
-        clock.set(dice.choice((0.0, dice.uniform(-30, 30), 1e9, -1e9)))
+        await asyncio.sleep(rng.uniform(0, 12))
+        clock.set_offset(rng.choice((0.0, rng.uniform(-30, 30), 1e9, -1e9)))
 
 
-async def _waited(loop: SimLoop, clock: Clock, event: asyncio.Event, until: float) -> float:
+async def _measure_wait(loop: SimLoop, clock: Clock, event: asyncio.Event, until: float) -> float:
     """The time at which it was over."""
     await clock.wait(event, until)
     return loop.now
 
 
-async def _compare(loop: SimLoop, dice: random.Random) -> None:
+async def _compare_waits(loop: SimLoop, rng: random.Random) -> None:
     clock = SimClock(loop)
-    for _ in range(CASES):
+    for _ in range(CASE_COUNT):
         event = asyncio.Event()
-        until = clock.now() + dice.choice((dice.uniform(-1, 40), 7.0, 1e9 + dice.uniform(0, 20)))
-        loop.call_later(dice.uniform(0, 60), event.set)
-        setting = asyncio.ensure_future(_set_now_and_then(clock, dice))
-        ours, theirs = await asyncio.gather(
-            _waited(loop, clock, event, until), _waited(loop, Looking(clock), event, until)
+        until = clock.now() + rng.choice((rng.uniform(-1, 40), 7.0, 1e9 + rng.uniform(0, 20)))
+        loop.call_later(rng.uniform(0, 60), event.set)
+        setting = asyncio.ensure_future(_set_repeatedly(clock, rng))
+        simulated, expected = await asyncio.gather(
+            _measure_wait(loop, clock, event, until), _measure_wait(loop, PollingClock(clock), event, until)
         )
         setting.cancel()
-        clock.set(0.0)
-        assert abs(ours - theirs) < 1e-4
+        clock.set_offset(0.0)
+        assert abs(simulated - expected) < 1e-4
 
 
-def test_it_ends_when_the_products_own_wait_does() -> None:
+def test_sim_clock_wait_ends_when_sliced_wait_ends() -> None:
     loop = SimLoop(random.Random("loop"))
-    loop.run_until_complete(_compare(loop, random.Random("clock")))
-    assert loop.faults == []
+    loop.run_until_complete(_compare_waits(loop, random.Random("clock")))
+    assert loop.unhandled_errors == []

@@ -13,36 +13,36 @@ import pytest
 
 from helper.chain.node import Node
 from helper.chain.reveal_transaction import RevealMessage
-from helper.chain.verdicts import Outcome, Verdict
+from helper.chain.verdicts import BroadcastOutcome, Verdict
 from helper.core import schedule
 from helper.reveal import broadcaster, resend_policy
 from helper.reveal.broadcaster import Broadcaster
-from helper.reveal.resend_policy import Next
+from helper.reveal.resend_policy import NextStep
 from helper.store.operations import shares
 from helper.store.rows import SentReveal
 from helper.store.sqlite.store import SqliteStore
 from tests.simulation.host import SimClock
 from tests.simulation.run import run_seed
-from tests.simulation.runner import play
+from tests.simulation.runner import run_seeds
 
-SEEDS = 1000
+SEED_COUNT = 1000
 """Of those that `make simulation` plays: what CI has time for."""
-BATCH = 50
-ENOUGH = 25
+SEEDS_PER_TEST = 50
+MAX_SEARCHED_SEEDS = 25
 """Seeds in which a planted bug must be found."""
-LEAST = 20
+MIN_CONFIRMED = 20
 """Shares that a seed counts on average: a simulation in which nothing happens holds every promise."""
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
-def test_seeds_hold(first: int) -> None:
-    results = list(play(range(first, first + BATCH), jobs=1))
-    assert sum(result.counts["counted"] for result in results) >= LEAST * BATCH
-    broken = {result.seed: result.broken for result in results if result.broken}
+@pytest.mark.parametrize("first", range(0, SEED_COUNT, SEEDS_PER_TEST))
+def test_seeds_keep_all_promises(first: int) -> None:
+    results = list(run_seeds(range(first, first + SEEDS_PER_TEST), jobs=1))
+    assert sum(result.counts["counted"] for result in results) >= MIN_CONFIRMED * SEEDS_PER_TEST
+    broken = {result.seed: result.violations for result in results if result.violations}
     assert broken == {}, "see it with: python -m tests.simulation --seed N --story"
 
 
-def test_a_seed_plays_the_same_each_time_to_the_letter() -> None:
+def test_same_seed_in_two_processes_gives_same_digest() -> None:
     code = (
         "from tests.simulation.run import run_seed\n"
         "told = [[run_seed(seed).digest for seed in (3, 4, 5, 33, 57)] for _ in range(2)]\n"
@@ -63,68 +63,70 @@ def test_a_seed_plays_the_same_each_time_to_the_letter() -> None:
     assert len(set(json.loads(told[0].replace(b"'", b'"')))) == 5, "and other seeds play otherwise"
 
 
-def found(promise: str, first: int = 0) -> bool:
+def finds_violation(promise: str, first: int = 0) -> bool:
     """Whether any of some seeds, from the first on, breaks this promise."""
-    return any(promise in told for seed in range(first, first + ENOUGH) for told in run_seed(seed).broken)
+    return any(
+        promise in told for seed in range(first, first + MAX_SEARCHED_SEEDS) for told in run_seed(seed).violations
+    )
 
 
-def test_shares_revealed_a_little_early_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checker_early_reveal_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     due_ms = schedule.due_ms
     monkeypatch.setattr(shares, "due_ms", lambda submit_at, now: due_ms(max(0, submit_at - 2), now))
-    assert found("revealed early")
+    assert finds_violation("revealed early")
 
 
-def test_a_new_proof_in_the_place_of_the_same_bytes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checker_new_proof_instead_of_resend_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     next_step = resend_policy.next_step
 
-    def hasty(**known: object) -> Next:
+    def hasty(**known: object) -> NextStep:
         step = next_step(**known)  # type: ignore[arg-type]  # passed on as it came
-        return Next.PROVE if step is Next.SEND and known["sends"] else step
+        return NextStep.PROVE if step is NextStep.SEND and known["sends"] else step
 
     monkeypatch.setattr(broadcaster, "next_step", hasty)
-    assert found("proven anew too soon")
+    assert finds_violation("proven anew too soon")
 
 
-def test_an_attempt_spent_on_an_outage_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checker_attempt_spent_on_outage_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     answered = Broadcaster._handle_outcome
 
     async def harsh(
-        self: Broadcaster, reveal: SentReveal, message: RevealMessage, outcome: Outcome, endpoint: Node
+        self: Broadcaster, reveal: SentReveal, message: RevealMessage, outcome: BroadcastOutcome, endpoint: Node
     ) -> None:
         if outcome.verdict is Verdict.AMBIGUOUS:
-            await self._spend(reveal, outcome)
+            await self._spend_attempt(reveal, outcome)
         else:
             await answered(self, reveal, message, outcome, endpoint)
 
     monkeypatch.setattr(Broadcaster, "_handle_outcome", harsh)
-    assert found("an attempt spent for nothing")
+    assert finds_violation("an attempt spent for nothing")
 
 
-def test_success_on_an_answer_instead_of_a_block_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checker_confirmation_by_response_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     answered = Broadcaster._handle_outcome
 
     async def credulous(
-        self: Broadcaster, reveal: SentReveal, message: RevealMessage, outcome: Outcome, endpoint: Node
+        self: Broadcaster, reveal: SentReveal, message: RevealMessage, outcome: BroadcastOutcome, endpoint: Node
     ) -> None:
         if outcome.verdict is Verdict.ACCEPTED:
             await self._store.add_spent([(reveal.round_id, reveal.nullifier)])
         await answered(self, reveal, message, outcome, endpoint)
 
     monkeypatch.setattr(Broadcaster, "_handle_outcome", credulous)
-    assert found("submitted though never counted")
+    assert finds_violation("submitted though never counted")
 
 
-def test_a_row_that_a_restart_forgets_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checker_row_lost_at_restart_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     async def forgetful(self: SqliteStore) -> int:
         return 0
 
     monkeypatch.setattr(SqliteStore, "recover", forgetful)
-    assert found("an acknowledged share was not counted", first=40)
+    assert finds_violation("an acknowledged share was not counted", first=40)
 
 
-def test_a_loop_that_spins_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checker_spinning_loop_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     async def restless(self: SimClock, event: asyncio.Event, until: float) -> None:
         await self.sleep(0.001)
 
     monkeypatch.setattr(SimClock, "wait", restless)
-    assert found("somebody spins")
+    assert finds_violation("somebody spins")

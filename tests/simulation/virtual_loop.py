@@ -21,7 +21,7 @@ from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
-PASSES_AT_ONE_MOMENT = 3_000
+MAX_PASSES_WITHOUT_PROGRESS = 3_000
 """Passes of the loop in which time stands still; beyond these somebody spins."""
 
 
@@ -56,7 +56,7 @@ class SimTask(asyncio.Task[Any]):
         return self is other
 
 
-_current = cast(Callable[[asyncio.AbstractEventLoop], SimTask | None], asyncio.current_task)
+_current_task = cast(Callable[[asyncio.AbstractEventLoop], SimTask | None], asyncio.current_task)
 
 
 _Loop: Any = asyncio.AbstractEventLoop
@@ -66,17 +66,17 @@ class SimLoop(_Loop):  # type: ignore[misc]  # its stub wants thirty methods tha
     """The loop.
 
     Args:
-        dice: draws the order.
+        rng: draws the order.
         shuffled: whether what is ready together runs in a drawn order, or in order of arrival.
 
     Attributes:
         now: the loop's time, in seconds since it was made.
-        faults: what the exception handler was told of: each is an error that nobody took.
+        unhandled_errors: what the exception handler was told of: each is an error that nobody took.
         owner: what tasks that no task makes belong to; None is the world.
     """
 
-    def __init__(self, dice: random.Random, *, shuffled: bool = True) -> None:
-        self._dice = dice
+    def __init__(self, rng: random.Random, *, shuffled: bool = True) -> None:
+        self._rng = rng
         self._shuffled = shuffled
         self.now = 0.0
         self._ready: list[Handle] = []
@@ -84,12 +84,12 @@ class SimLoop(_Loop):  # type: ignore[misc]  # its stub wants thirty methods tha
         self._numbers = itertools.count()
         self._closed = False
         self._running = False
-        self._watch: Callable[[int], None] = lambda passes: None
-        self._window = self._window_end = math.inf
-        self._counted = 0
-        self.faults: list[dict[str, Any]] = []
+        self._pass_callback: Callable[[int], None] = lambda passes: None
+        self._window_seconds = self._window_end = math.inf
+        self._passes_at_window_start = 0
+        self.unhandled_errors: list[dict[str, Any]] = []
         self.owner: object = None
-        self._families: dict[object, list[SimTask]] = {}
+        self._tasks_by_owner: dict[object, list[SimTask]] = {}
         self.passes = 0
 
     # What asyncio and anyio ask of a loop
@@ -132,7 +132,7 @@ class SimLoop(_Loop):  # type: ignore[misc]  # its stub wants thirty methods tha
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> Handle:
         handle = Handle((copy_context() if context is None else context, callback, args))
-        tie = self._dice.random() if self._shuffled else 0.0
+        tie = self._rng.random() if self._shuffled else 0.0
         heappush(self._timers, (when, tie, next(self._numbers), handle))
         return handle
 
@@ -151,32 +151,32 @@ class SimLoop(_Loop):  # type: ignore[misc]  # its stub wants thirty methods tha
         task = SimTask.__new__(SimTask)
         task.number = number
         task.__init__(coro, loop=self, name=None if name is None else str(name))  # type: ignore[misc]
-        maker = _current(self)
+        maker = _current_task(self)
         task.owner = owner = maker.owner if maker is not None else self.owner
         if owner is not None:
-            self._note(owner, task)
+            self._track_task(owner, task)
         return task
 
-    def _note(self, owner: object, task: SimTask) -> None:
+    def _track_task(self, owner: object, task: SimTask) -> None:
         """Remember whose task it is, and forget those that are done now and then."""
-        family = self._families.setdefault(owner, [])
-        family.append(task)
-        if len(family) > 200:
-            family[:] = [one for one in family if not one.done()]
+        tasks = self._tasks_by_owner.setdefault(owner, [])
+        tasks.append(task)
+        if len(tasks) > 200:
+            tasks[:] = [one for one in tasks if not one.done()]
 
-    def create_task_of(self, owner: object, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def create_owned_task(self, owner: object, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """A task that belongs to somebody else than who makes it."""
         task = self.create_task(work)
         assert isinstance(task, SimTask)
         task.owner = owner
-        self._note(owner, task)
+        self._track_task(owner, task)
         return task
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        self.faults.append(context)
+        self.unhandled_errors.append(context)
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
-        self.faults.append(context)
+        self.unhandled_errors.append(context)
 
     def get_exception_handler(self) -> None:
         return None
@@ -198,7 +198,7 @@ class SimLoop(_Loop):  # type: ignore[misc]  # its stub wants thirty methods tha
     # Running
 
     @contextmanager
-    def _run(self) -> Iterator[None]:
+    def _set_running(self) -> Iterator[None]:
         self._running = True
         asyncio._set_running_loop(self)
         try:
@@ -213,19 +213,19 @@ class SimLoop(_Loop):  # type: ignore[misc]  # its stub wants thirty methods tha
         Raises:
             StuckError: it never would.
         """
-        with self._run():
+        with self._set_running():
             main = self.create_task(future)
-            standing = PASSES_AT_ONE_MOMENT
+            pass_limit = MAX_PASSES_WITHOUT_PROGRESS
             while not main.done():
                 if not self._ready:
-                    self._jump()
-                    standing = self.passes + PASSES_AT_ONE_MOMENT
-                elif self.passes > standing:
+                    self._advance_to_next_timer()
+                    pass_limit = self.passes + MAX_PASSES_WITHOUT_PROGRESS
+                elif self.passes > pass_limit:
                     raise StuckError(f"time stands still at {self.now}: somebody spins")
-                self._pass()
+                self._run_ready()
             return main.result()
 
-    def _jump(self) -> None:
+    def _advance_to_next_timer(self) -> None:
         """Let the time pass to the next timer, and make ready what is due then."""
         timers = self._timers
         while timers and not timers[0][3]:
@@ -234,20 +234,20 @@ class SimLoop(_Loop):  # type: ignore[misc]  # its stub wants thirty methods tha
             raise StuckError(f"nothing will ever happen again at {self.now}")
         now = self.now = max(self.now, timers[0][0])
         if now >= self._window_end:
-            self._watch(self.passes - self._counted)
-            self._window_end, self._counted = now + self._window, self.passes
+            self._pass_callback(self.passes - self._passes_at_window_start)
+            self._window_end, self._passes_at_window_start = now + self._window_seconds, self.passes
         while timers and timers[0][0] <= now:
             if handle := heappop(timers)[3]:
                 self._ready.append(handle)
 
-    def _pass(self) -> None:
+    def _run_ready(self) -> None:
         """Run what is ready now; what becomes ready meanwhile waits for the next pass."""
         batch, self._ready = self._ready, []
         self.passes += 1
         if self._shuffled and len(batch) > 1:
             if len(batch) > 2:
-                self._dice.shuffle(batch)
-            elif self._dice.random() < 0.5:
+                self._rng.shuffle(batch)
+            elif self._rng.random() < 0.5:
                 batch.reverse()
         handles = iter(batch)
         while True:
@@ -258,16 +258,16 @@ class SimLoop(_Loop):  # type: ignore[misc]  # its stub wants thirty methods tha
                         context.run(callback, *args)
                 return
             except Exception as error:  # of one callback: the others are run all the same
-                self.faults.append({"message": "a callback failed", "exception": error})
+                self.unhandled_errors.append({"message": "a callback failed", "exception": error})
 
-    def watch(self, seconds: float, told: Callable[[int], None]) -> None:
+    def report_passes(self, seconds: float, callback: Callable[[int], None]) -> None:
         """Tell every so many seconds how often the loop went round in them."""
-        self._watch, self._window, self._window_end = told, seconds, self.now + seconds
+        self._pass_callback, self._window_seconds, self._window_end = callback, seconds, self.now + seconds
 
-    async def end(self, owner: object) -> None:
+    async def cancel_tasks(self, owner: object) -> None:
         """Cancel every task of an owner until none is left, whatever they do about it."""
         for _ in range(1000):
-            left = [task for task in self._families.get(owner, []) if not task.done()]
+            left = [task for task in self._tasks_by_owner.get(owner, []) if not task.done()]
             if not left:
                 return
             for task in left:

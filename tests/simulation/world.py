@@ -11,80 +11,90 @@ from helper.app.service import Service
 from helper.chain.models import Proposal
 from helper.chain.reveal_transaction import RevealMessage
 from helper.errors import HelperError, ShareRefused
-from helper.store.rows import Enqueued
+from helper.store.rows import EnqueueResult
 from tests.simulation.chain import EPOCH, SimChain, SimRound, statement_of
-from tests.simulation.event_log import Story
+from tests.simulation.event_log import EventLog
 from tests.simulation.fakes import Ballot, prove
-from tests.simulation.host import Host, UnreachableError
-from tests.simulation.node import LIES, Fault, SimNode
-from tests.simulation.promise_check import PromiseChecker, Tracked
-from tests.simulation.prover import Ill, Provers
-from tests.simulation.scenario import KILL_PATIENCE, SETTLING, Episode, Plan, Posting, Upset, Vote
-from tests.simulation.store import USUAL_DELAY, Disk
+from tests.simulation.host import ServiceHost, UnreachableError
+from tests.simulation.node import FALSE_RESPONSE_FAULTS, NodeFault, SimNode
+from tests.simulation.promise_check import PromiseChecker, TrackedShare
+from tests.simulation.prover import ProverFault, SimProvers
+from tests.simulation.scenario import (
+    KILL_TIMEOUT_SECONDS,
+    SETTLING_SECONDS,
+    FaultEpisode,
+    PlannedPost,
+    PlannedVote,
+    Scenario,
+    ServiceFault,
+)
+from tests.simulation.store import USUAL_COMMIT_DELAY_SECONDS, SimDisk
 from tests.simulation.virtual_loop import SimLoop
 from tests.support.payloads import share_body
-from tests.unit.store.fixtures import operator_retry
+from tests.unit.store.fixtures import retry_as_operator
 
-PASSES_A_SECOND = 600.0
-MONITOR_SECONDS = 5.0
-MOMENTS = ("now", "after commit", "before commit", "broadcast", "proof", "broadcast", "proof")
+MAX_PASSES_PER_SECOND = 600.0
+MONITOR_INTERVAL_SECONDS = 5.0
+KILL_MOMENTS = ("now", "after commit", "before commit", "broadcast", "proof", "broadcast", "proof")
 PROPOSALS = (Proposal(1, (0, 1)), Proposal(2, (0, 1, 2)))
 
 
 class World:
     """Everything around the service, and the service."""
 
-    def __init__(self, seed: int, loop: SimLoop, plan: Plan) -> None:
+    def __init__(self, seed: int, loop: SimLoop, plan: Scenario) -> None:
         self.plan = plan
         self.loop = loop
-        self.story = Story(loop)
-        self._dice = stream(seed, "world")
-        self.chain = SimChain(stream(seed, "chain"), self.story, interval=plan.interval, circuit=plan.circuits[0][1])
+        self.event_log = EventLog(loop)
+        self._rng = seeded_random(seed, "world")
+        self.chain = SimChain(
+            seeded_random(seed, "chain"), self.event_log, interval=plan.block_interval, circuit=plan.circuits[0][1]
+        )
         self.nodes = [
-            SimNode(f"node{number}:1317", self.chain, stream(seed, f"node {number}"), self.story)
-            for number in range(len(plan.rpcs))
+            SimNode(f"node{number}:1317", self.chain, seeded_random(seed, f"node {number}"), self.event_log)
+            for number in range(len(plan.nodes_with_rpc))
         ]
-        self.disk = Disk(stream(seed, "disk"))
-        self.provers = Provers(stream(seed, "provers"), plan.proof_seconds)
-        self.host = Host(loop, plan, self.story, self.nodes, self.disk, self.provers)
-        self.judge = PromiseChecker(plan, self.story, self.chain, self.host)
-        self.provers.on_sin = self.judge.on_sin
-        self.provers.on_begin = lambda: self._count_down("proof")
+        self.disk = SimDisk(seeded_random(seed, "disk"))
+        self.provers = SimProvers(seeded_random(seed, "provers"), plan.proof_seconds)
+        self.host = ServiceHost(loop, plan, self.event_log, self.nodes, self.disk, self.provers)
+        self.promise_checker = PromiseChecker(plan, self.event_log, self.chain, self.host)
+        self.provers.on_fault = self.promise_checker.on_prover_fault
+        self.provers.on_proof_started = lambda: self._count_kill_moment("proof")
         for node in self.nodes:
             node.on_broadcast = self._on_broadcast
-            node.on_lie = self.judge.on_lie
-            node.on_refusal = self.judge.on_refusal
-        self.rounds = [SimRound(self._dice.randbytes(32), int(EPOCH) + one.end, PROPOSALS) for one in plan.rounds]
-        self._armed: tuple[str, int] | None = None
-        self._shot = asyncio.Event()
-        self._down = asyncio.Lock()
-        self._lied_until = 0.0
-        self._spins: asyncio.Future[None] = loop.create_future()
-        self.disk.on_commit = lambda: self._count_down("after commit")
-        self.disk.before_commit = lambda: self._count_down("before commit")
+            node.on_false_refusal = self.promise_checker.on_false_refusal
+            node.on_refusal = self.promise_checker.on_refusal
+        self.rounds = [SimRound(self._rng.randbytes(32), int(EPOCH) + one.end, PROPOSALS) for one in plan.rounds]
+        self._pending_kill: tuple[str, int] | None = None
+        self._killed = asyncio.Event()
+        self._restart_lock = asyncio.Lock()
+        self._false_refusals_until = 0.0
+        self._spinning: asyncio.Future[None] = loop.create_future()
+        self.disk.on_commit = lambda: self._count_kill_moment("after commit")
+        self.disk.on_before_commit = lambda: self._count_kill_moment("before commit")
 
     async def run(self) -> None:
         """From the first block to the verdict."""
         self.chain.make_block()
-        self.loop.watch(MONITOR_SECONDS, self._monitor)
+        self.loop.report_passes(MONITOR_INTERVAL_SECONDS, self._check_pass_rate)
         works = [self.chain.run()]
         works += [self._begin_round(number) for number in range(len(self.rounds))]
         works += [self._change_circuit(at, circuit) for at, circuit in self.plan.circuits[1:]]
-        works += [self._vote(vote) for vote in self.plan.votes]
-        works += [self._episode(one) for one in self.plan.episodes]
-        works += [self._operate(one.end - self.plan.calm + 20) for one in self.plan.rounds]
-        works.append(self._operate(self.plan.length - SETTLING + 20))
-        works.append(self._operate(self._dice.uniform(0, self.plan.length)))
+        works += [self._cast_vote(vote) for vote in self.plan.votes]
+        works += [self._run_episode(one) for one in self.plan.episodes]
+        works += [self._retry_failed_shares(one.end - self.plan.calm_seconds + 20) for one in self.plan.rounds]
+        works.append(self._retry_failed_shares(self.plan.duration - SETTLING_SECONDS + 20))
+        works.append(self._retry_failed_shares(self._rng.uniform(0, self.plan.duration)))
         tasks = [asyncio.ensure_future(work) for work in works]
         self.host.start()
-        await asyncio.wait([self._spins], timeout=self.plan.length)
+        await asyncio.wait([self._spinning], timeout=self.plan.duration)
         await self.host.stop()
         for task in tasks:
             task.cancel()
         for outcome in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(outcome, Exception):
                 raise outcome
-        self.judge.at_the_end()
+        self.promise_checker.check_final_state()
 
     # The chain
 
@@ -97,92 +107,105 @@ class World:
 
     async def _change_circuit(self, at: float, circuit: str) -> None:
         await asyncio.sleep(at)
-        self.story.tell("the chain's circuit is now", circuit)
+        self.event_log.record("the chain's circuit is now", circuit)
         self.chain.circuit = circuit
 
     # Wallets
 
-    async def _vote(self, vote: Vote) -> None:
-        await asyncio.sleep(vote.at)
-        one = self.rounds[vote.round]
-        while not one.created:
+    async def _cast_vote(self, vote: PlannedVote) -> None:
+        await asyncio.sleep(vote.cast_at)
+        round_ = self.rounds[vote.round_index]
+        while not round_.created_height:
             await self.chain.new_block.wait()
-        proposal = self._dice.choice(PROPOSALS)
-        ballot = Ballot(self._dice, one.round_id, proposal.id, self._dice.choice(proposal.options))
-        position = await self.chain.cast(one, ballot.commitment)
-        await asyncio.gather(*(self._share(vote, ballot, position, posting) for posting in vote.postings))
+        proposal = self._rng.choice(PROPOSALS)
+        ballot = Ballot(self._rng, round_.round_id, proposal.id, self._rng.choice(proposal.options))
+        position = await self.chain.cast_vote(round_, ballot.commitment)
+        await asyncio.gather(*(self._post_share(vote, ballot, position, posting) for posting in vote.posts))
 
-    async def _share(self, vote: Vote, ballot: Ballot, position: int, posting: Posting) -> None:
-        submit = 0 if posting.submit is None else int(EPOCH) + posting.submit
+    async def _post_share(self, vote: PlannedVote, ballot: Ballot, position: int, posting: PlannedPost) -> None:
+        submit = 0 if posting.submit_at is None else int(EPOCH) + posting.submit_at
         share = ballot.share(posting.index, position, submit)
-        known = Tracked(share, ballot.nullifier(posting.index), self.plan.rounds[vote.round])
-        self.judge.shares[known.nullifier] = known
-        committed = self.loop.time()
+        tracked = TrackedShare(share, ballot.nullifier(posting.index), self.plan.rounds[vote.round_index])
+        self.promise_checker.shares[tracked.nullifier] = tracked
+        committed_at = self.loop.time()
         rival = None
-        if posting.rival is not None:
-            at = max(self.loop.time(), (posting.submit or 0) + posting.rival)
-            rival = asyncio.ensure_future(self._rival(known, at))
-        await asyncio.sleep(posting.wait)
-        await self._post(known, committed)
-        if posting.again is not None:
-            await asyncio.sleep(posting.again)
-            late = Tracked(ballot.share(posting.index, position, 0), known.nullifier, known.plan)
-            if known.acknowledged is None:
-                known.share = late.share  # it was refused: only this one can be taken
-            await self._post(late, committed, first=known)
+        if posting.rival_delay is not None:
+            at = max(self.loop.time(), (posting.submit_at or 0) + posting.rival_delay)
+            rival = asyncio.ensure_future(self._reveal_by_other_helper(tracked, at))
+        await asyncio.sleep(posting.delay)
+        await self._post_until_answered(tracked, committed_at)
+        if posting.repost_delay is not None:
+            await asyncio.sleep(posting.repost_delay)
+            reposted = TrackedShare(ballot.share(posting.index, position, 0), tracked.nullifier, tracked.plan)
+            if tracked.acknowledged_at is None:
+                tracked.share = reposted.share  # it was refused: only this one can be taken
+            await self._post_until_answered(reposted, committed_at, original=tracked)
         if rival is not None:
             await rival
 
-    async def _post(self, known: Tracked, committed: float, *, first: Tracked | None = None) -> None:
+    async def _post_until_answered(
+        self, tracked: TrackedShare, committed_at: float, *, original: TrackedShare | None = None
+    ) -> None:
         """Post a share until it is acknowledged or refused for good, or its round is over."""
         wait = 0.2
-        end = known.plan.end + 60.0
+        end = tracked.plan.end + 60.0
         while self.loop.time() < end:
             posted = self.loop.time()
             try:
-                outcome = await self.host.ask(lambda service: service.intake.take(share_body(known.share)))
+                outcome = await self.host.send_request(
+                    lambda service: service.admission.admit(share_body(tracked.share))
+                )
             except UnreachableError:
                 outcome = None
             except ShareRefused as refusal:
-                self.story.tell("refused", known.nullifier, refusal.status, refusal.field, refusal)
+                self.event_log.record("refused", tracked.nullifier, refusal.status, refusal.field, refusal)
                 if refusal.status == 400:
-                    self._judge_refusal(known, refusal, posted, committed)
+                    self._check_refusal(tracked, refusal, posted, committed_at)
                     return
                 outcome = None
             if outcome is not None:
-                self._acknowledged(known, outcome, first)
+                self._record_acknowledgment(tracked, outcome, original)
                 return
             await asyncio.sleep(wait)
             wait = min(wait * 3, 30.0)
 
-    def _acknowledged(self, known: Tracked, outcome: Enqueued, first: Tracked | None) -> None:
-        self.story.tell("acknowledged", known.nullifier, outcome.value, "due", known.share.submit_at - EPOCH)
-        if first is not None and first.queued and outcome is Enqueued.QUEUED:
-            one = self.chain.rounds[known.share.round_id]
-            if not one.tallying:
-                self.story.fail("a share was taken twice", known.nullifier)
-        mine = first or known
-        mine.queued |= outcome is Enqueued.QUEUED
-        if mine.acknowledged is None:
-            mine.acknowledged = self.loop.time()
+    def _record_acknowledgment(
+        self, tracked: TrackedShare, outcome: EnqueueResult, original: TrackedShare | None
+    ) -> None:
+        self.event_log.record("acknowledged", tracked.nullifier, outcome.value, "due", tracked.share.submit_at - EPOCH)
+        if original is not None and original.is_queued and outcome is EnqueueResult.QUEUED:
+            one = self.chain.rounds[tracked.share.round_id]
+            if not one.tallying_height:
+                self.event_log.record_violation("a share was taken twice", tracked.nullifier)
+        mine = original or tracked
+        mine.is_queued |= outcome is EnqueueResult.QUEUED
+        if mine.acknowledged_at is None:
+            mine.acknowledged_at = self.loop.time()
 
-    def _judge_refusal(self, known: Tracked, refusal: ShareRefused, posted: float, committed: float) -> None:
+    def _check_refusal(
+        self, tracked: TrackedShare, refusal: ShareRefused, posted_at: float, committed_at: float
+    ) -> None:
         """A wallet never posts again after a 400: it must be right."""
-        one = self.chain.rounds[known.share.round_id]
-        over = one.tallying or self.chain.now() >= one.vote_end_time - 1
-        late = known.share.submit_at > one.vote_end_time
-        if not over and not late and self.loop.time() > self._lied_until and posted > committed:
-            self.story.fail("a good share was refused", known.nullifier, refusal.field, refusal)
+        one = self.chain.rounds[tracked.share.round_id]
+        is_round_over = one.tallying_height or self.chain.now() >= one.vote_end_time - 1
+        is_late = tracked.share.submit_at > one.vote_end_time
+        if (
+            not is_round_over
+            and not is_late
+            and self.loop.time() > self._false_refusals_until
+            and posted_at > committed_at
+        ):
+            self.event_log.record_violation("a good share was refused", tracked.nullifier, refusal.field, refusal)
 
-    async def _rival(self, known: Tracked, at: float) -> None:
+    async def _reveal_by_other_helper(self, tracked: TrackedShare, at: float) -> None:
         """Another helper reveals the share too."""
         await asyncio.sleep(at - self.loop.time())
-        one = self.chain.rounds[known.share.round_id]
+        one = self.chain.rounds[tracked.share.round_id]
         state = one.tree_at(self.chain.height)
         assert state is not None
-        share = known.share
+        share = tracked.share
         message = RevealMessage(
-            nullifier=known.nullifier,
+            nullifier=tracked.nullifier,
             enc_share=share.c1 + share.c2,
             proposal_id=share.proposal_id,
             vote_decision=share.vote_decision,
@@ -190,123 +213,125 @@ class World:
             round_id=share.round_id,
             anchor_height=state.height,
         )
-        proof = prove(self.chain.circuit, statement_of(message, state.root)) + self._dice.randbytes(8)
+        proof = prove(self.chain.circuit, statement_of(message, state.root)) + self._rng.randbytes(8)
         message = RevealMessage(**{**{name: getattr(message, name) for name in message.__slots__}, "proof": proof})
-        self.story.tell("another helper reveals", known.nullifier)
-        self.chain.submit(message.to_tx(), message)
+        self.event_log.record("another helper reveals", tracked.nullifier)
+        self.chain.submit_transaction(message.to_tx(), message)
 
     # Operators
 
-    async def _operate(self, at: float) -> None:
+    async def _retry_failed_shares(self, at: float) -> None:
         """An operator has every failed share tried again."""
         await asyncio.sleep(at)
-        for share_id, spent in self.disk.rows("SELECT id, nullifier FROM shares WHERE state = 3 ORDER BY id"):
-            one = self.chain.rounds[self.judge.shares[spent].share.round_id]
+        for share_id, nullifier in self.disk.query_rows("SELECT id, nullifier FROM shares WHERE state = 3 ORDER BY id"):
+            round_ = self.chain.rounds[self.promise_checker.shares[nullifier].share.round_id]
             service = self.host.service
-            if service is None or one.tallying:
+            if service is None or round_.tallying_height:
                 continue
-            self.story.tell("operator tries again", spent)
-            self.judge.on_pardon(spent)
+            self.event_log.record("operator tries again", nullifier)
+            self.promise_checker.on_operator_retry(nullifier)
             try:
-                await self.host.ask(partial(_requeue, share_id=share_id))
-                service.processor.wake()
+                await self.host.send_request(partial(_retry_share, share_id=share_id))
+                service.dispatcher.wake()
             except (HelperError, UnreachableError) as error:
-                self.story.tell("not tried again", repr(error))
+                self.event_log.record("not tried again", repr(error))
 
     # What goes wrong
 
-    async def _episode(self, one: Episode) -> None:
-        await asyncio.sleep(one.start)
-        name = self.nodes[one.node].name if one.node is not None else ""
-        self.story.tell("-->", one.what.value, name, f"for {one.end - one.start:.1f} s", one.amount or "")
-        if one.what in (Upset.CRASH, Upset.STOP):
-            await self._take_down(one)
+    async def _run_episode(self, episode: FaultEpisode) -> None:
+        await asyncio.sleep(episode.start)
+        name = self.nodes[episode.node].name if episode.node is not None else ""
+        self.event_log.record(
+            "-->", episode.fault.value, name, f"for {episode.end - episode.start:.1f} s", episode.clock_offset or ""
+        )
+        if episode.fault in (ServiceFault.CRASH, ServiceFault.STOP):
+            await self._restart_service(episode)
             return
-        self._set(one, on=True)
-        await asyncio.sleep(one.end - self.loop.time())
-        self._set(one, on=False)
-        self.story.tell("<--", one.what.value, name)
+        self._set_fault(episode, is_active=True)
+        await asyncio.sleep(episode.end - self.loop.time())
+        self._set_fault(episode, is_active=False)
+        self.event_log.record("<--", episode.fault.value, name)
 
-    def _set(self, one: Episode, *, on: bool) -> None:
-        what = one.what
-        if isinstance(what, Fault):
-            assert one.node is not None
-            self.nodes[one.node].set_fault(what if on else None)
-            if what in LIES:
-                self._lied_until = max(self._lied_until, one.end + 60)
-            if on and what is Fault.RESET and len(self.nodes) == 1:
-                self.judge.heights_wrong.append((one.start, one.end))
-        elif isinstance(what, Ill):
-            self.provers.ill = what if on else None
-        elif what in (Upset.FULL, Upset.IO):
-            code = sqlite3.SQLITE_FULL if what is Upset.FULL else sqlite3.SQLITE_IOERR
-            self.disk.conn.trouble_with(code if on else None)
-        elif what is Upset.SLOW_DISK:
-            self.disk.delay = 4.0 if on else USUAL_DELAY
-        elif what is Upset.CLOCK:
-            self.host.clock.set(one.amount if on else 0.0)
-            self.judge.clock_wrong_until = one.end + 60
-            self._lied_until = max(self._lied_until, one.end + 60)
-        elif what is Upset.HALT:
-            self.chain.halted = on
-        elif what is Upset.CONGESTION:
-            self.chain.delay = 60.0 if on else 0.0
-        elif what is Upset.OUTAGE:
+    def _set_fault(self, episode: FaultEpisode, *, is_active: bool) -> None:
+        what = episode.fault
+        if isinstance(what, NodeFault):
+            assert episode.node is not None
+            self.nodes[episode.node].set_fault(what if is_active else None)
+            if what in FALSE_RESPONSE_FAULTS:
+                self._false_refusals_until = max(self._false_refusals_until, episode.end + 60)
+            if is_active and what is NodeFault.RESET and len(self.nodes) == 1:
+                self.promise_checker.wrong_height_spans.append((episode.start, episode.end))
+        elif isinstance(what, ProverFault):
+            self.provers.fault = what if is_active else None
+        elif what in (ServiceFault.DISK_FULL, ServiceFault.DISK_ERROR):
+            code = sqlite3.SQLITE_FULL if what is ServiceFault.DISK_FULL else sqlite3.SQLITE_IOERR
+            self.disk.conn.set_commit_error(code if is_active else None)
+        elif what is ServiceFault.SLOW_DISK:
+            self.disk.max_commit_delay = 4.0 if is_active else USUAL_COMMIT_DELAY_SECONDS
+        elif what is ServiceFault.CLOCK:
+            self.host.clock.set_offset(episode.clock_offset if is_active else 0.0)
+            self.promise_checker.clock_wrong_until = episode.end + 60
+            self._false_refusals_until = max(self._false_refusals_until, episode.end + 60)
+        elif what is ServiceFault.CHAIN_HALTED:
+            self.chain.is_halted = is_active
+        elif what is ServiceFault.CONGESTION:
+            self.chain.max_mempool_delay = 60.0 if is_active else 0.0
+        elif what is ServiceFault.OUTAGE:
             for node in self.nodes:
-                node.set_fault(Fault.AWAY if on else None)
+                node.set_fault(NodeFault.UNREACHABLE if is_active else None)
 
-    async def _take_down(self, one: Episode) -> None:
+    async def _restart_service(self, episode: FaultEpisode) -> None:
         """Kill or stop the service at a moment of its own, and start it again."""
-        async with self._down:
-            if one.what is Upset.STOP:
+        async with self._restart_lock:
+            if episode.fault is ServiceFault.STOP:
                 await self.host.stop()
             else:
-                await self._crash()
-            self.judge.look_at_disk()
-            await asyncio.sleep(max(0.0, one.end - self.loop.time()))
+                await self._kill_at_moment()
+            self.promise_checker.check_disk()
+            await asyncio.sleep(max(0.0, episode.end - self.loop.time()))
             self.host.start()
 
-    async def _crash(self) -> None:
-        moment = self._dice.choice(MOMENTS)
-        self._armed = (moment, self._dice.randint(1, 2 if moment in ("proof", "broadcast") else 6))
-        self._shot.clear()
-        if self._armed[0] != "now":
+    async def _kill_at_moment(self) -> None:
+        moment = self._rng.choice(KILL_MOMENTS)
+        self._pending_kill = (moment, self._rng.randint(1, 2 if moment in ("proof", "broadcast") else 6))
+        self._killed.clear()
+        if self._pending_kill[0] != "now":
             try:
-                async with asyncio.timeout(KILL_PATIENCE):
-                    await self._shot.wait()
+                async with asyncio.timeout(KILL_TIMEOUT_SECONDS):
+                    await self._killed.wait()
             except TimeoutError:
                 pass
-        self._armed = None
-        self.host.die()
-        await self.host.bury()
+        self._pending_kill = None
+        self.host.mark_killed()
+        await self.host.clean_up()
 
-    def _count_down(self, moment: str) -> None:
+    def _count_kill_moment(self, moment: str) -> None:
         """Kill the service at the n-th such moment."""
-        if self._armed is None or self._armed[0] != moment:
+        if self._pending_kill is None or self._pending_kill[0] != moment:
             return
-        left = self._armed[1] - 1
-        self._armed = (moment, left)
+        left = self._pending_kill[1] - 1
+        self._pending_kill = (moment, left)
         if left == 0:
-            self.story.tell("the kill comes", moment)
-            self.host.die()
-            self._shot.set()
+            self.event_log.record("the kill comes", moment)
+            self.host.mark_killed()
+            self._killed.set()
 
     def _on_broadcast(self, message: RevealMessage, node: SimNode) -> None:
-        self.judge.on_broadcast(message, node)
-        self._count_down("broadcast")
+        self.promise_checker.on_broadcast(message, node)
+        self._count_kill_moment("broadcast")
 
-    def _monitor(self, passes: int) -> None:
+    def _check_pass_rate(self, passes: int) -> None:
         """The queue's loop does not spin; the seed ends when it does."""
-        self.judge.counts["most passes"] = max(self.judge.counts["most passes"], passes)
-        if passes > PASSES_A_SECOND * MONITOR_SECONDS and not self._spins.done():
-            self.story.fail("somebody spins", passes)
-            self._spins.set_result(None)
+        self.promise_checker.counts["most passes"] = max(self.promise_checker.counts["most passes"], passes)
+        if passes > MAX_PASSES_PER_SECOND * MONITOR_INTERVAL_SECONDS and not self._spinning.done():
+            self.event_log.record_violation("somebody spins", passes)
+            self._spinning.set_result(None)
 
 
-async def _requeue(service: Service, share_id: int) -> None:
-    await operator_retry(service.store, share_id)
+async def _retry_share(service: Service, share_id: int) -> None:
+    await retry_as_operator(service.store, share_id)
 
 
-def stream(seed: int, purpose: str) -> random.Random:
+def seeded_random(seed: int, purpose: str) -> random.Random:
     """Dice of their own for each purpose: what one draws changes nothing for the others."""
     return random.Random(f"{seed} {purpose}")

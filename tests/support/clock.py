@@ -43,7 +43,7 @@ class FakeClock(SlicedWait):
         while self._sleepers and self._sleepers[0][0] <= self._monotonic:
             heapq.heappop(self._sleepers)[2].set()
 
-    def jump(self, seconds: float) -> None:
+    def set_wall_clock(self, seconds: float) -> None:
         """Set the wall clock, as an administrator or NTP does; nobody wakes."""
         self._now += seconds
 

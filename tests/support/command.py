@@ -13,32 +13,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 120.0
+TIMEOUT_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class CommandResult:
     """What a command came to.
 
     Attributes:
-        code: its exit status.
-        out: what it wrote to stdout.
-        err: and to stderr.
+        exit_code: its exit status.
+        stdout: what it wrote to stdout.
+        stderr: and to stderr.
         seconds: how long it took, by the wall.
     """
 
-    code: int
-    out: str
-    err: str
+    exit_code: int
+    stdout: str
+    stderr: str
     seconds: float
 
     def json(self) -> Any:
         """The machine's line of a command that went well."""
-        assert self.code == 0, f"exit status {self.code}: {self.err}"
-        return json.loads(self.out)
+        assert self.exit_code == 0, f"exit status {self.exit_code}: {self.stderr}"
+        return json.loads(self.stdout)
 
 
-_TELL_LOADED = (
+_PRINT_LOADED_MODULES = (
     "import sys\n"
     "from helper.cli.main import main\n"
     "try:\n"
@@ -48,45 +48,47 @@ _TELL_LOADED = (
 )
 
 
-def refused_serve(config: Path, *modules: str) -> tuple[str, str]:
+def run_refused_serve(config: Path, *modules: str) -> tuple[str, str]:
     """Start a service that has to end with 1: which of these modules it had loaded by then, and what it said."""
-    words = [sys.executable, "-c", _TELL_LOADED, str(config), *modules]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=PATIENCE)
-    assert done.returncode == 1, done.stderr
-    return done.stdout.strip(), done.stderr
+    arguments = [sys.executable, "-c", _PRINT_LOADED_MODULES, str(config), *modules]
+    result = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS)
+    assert result.returncode == 1, result.stderr
+    return result.stdout.strip(), result.stderr
 
 
-STOPWATCH = ("bash", "-c", 'TIMEFORMAT=%R; time "$@"', "bash")
+STOPWATCH_COMMAND = ("bash", "-c", 'TIMEFORMAT=%R; time "$@"', "bash")
 """Starts what follows, and writes its seconds as the last line of stderr."""
 
 
-async def command(*arguments: str, env: Mapping[str, str] | None = None, apart: bool = False) -> Ran:
+async def run_command(
+    *arguments: str, env: Mapping[str, str] | None = None, timed_externally: bool = False
+) -> CommandResult:
     """Run `svote-helper` with these arguments to its end.
 
     Args:
         arguments: the command's.
         env: added to the environment.
-        apart: have another process take the time: this one may be too busy to see a quick command's end.
+        timed_externally: have another process take the time: this one may be too busy to see a quick command's end.
     """
     clean = {key: value for key, value in os.environ.items() if not key.startswith("SVOTE_HELPER_")}
     began = time.monotonic()
     process = await asyncio.create_subprocess_exec(
-        *(*(STOPWATCH if apart else ()), sys.executable, "-m", "helper", *arguments),
+        *(*(STOPWATCH_COMMAND if timed_externally else ()), sys.executable, "-m", "helper", *arguments),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env={**clean, **(env or {})},
     )
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             out, err = await process.communicate()
     except BaseException:
         if process.returncode is None:
             process.kill()
             await process.wait()
         raise
-    seconds, told = time.monotonic() - began, err.decode()
-    if apart:
-        told, _, taken = told.rstrip("\n").rpartition("\n")
+    seconds, stderr = time.monotonic() - began, err.decode()
+    if timed_externally:
+        stderr, _, taken = stderr.rstrip("\n").rpartition("\n")
         seconds = float(taken)
-    return Ran(process.returncode or 0, out.decode(), told, seconds)
+    return CommandResult(process.returncode or 0, out.decode(), stderr, seconds)

@@ -11,64 +11,64 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
-CHUNK: Final = 1 << 16
-HEADER: Final = struct.Struct("!cI")
+CHUNK_BYTES: Final = 1 << 16
+MESSAGE_HEADER: Final = struct.Struct("!cI")
 """Of whatever a server says: what it is, and its length without that one byte."""
-NOTICE: Final = b"A"
+NOTIFICATION: Final = b"A"
 """A word of another host (LISTEN, NOTIFY)."""
 
 
-class _Cut(Exception):
+class _ConnectionCutError(Exception):
     """The way ends here."""
 
 
-class _Road:
+class _ProxiedConnection:
     """One connection; `left` is how many bytes it still takes, None for all."""
 
     def __init__(self) -> None:
-        self.left: int | None = None
+        self.bytes_left: int | None = None
 
-    def pass_on(self, piece: bytes, target: asyncio.StreamWriter) -> None:
+    def forward(self, data: bytes, target: asyncio.StreamWriter) -> None:
         """Pass on as much as goes."""
-        if self.left is None:
-            target.write(piece)
+        if self.bytes_left is None:
+            target.write(data)
             return
-        target.write(piece[: self.left])
-        self.left -= len(piece)
-        if self.left <= 0:
-            raise _Cut
+        target.write(data[: self.bytes_left])
+        self.bytes_left -= len(data)
+        if self.bytes_left <= 0:
+            raise _ConnectionCutError
 
 
-class Way:
+class DatabaseProxy:
     """A port of this machine that leads to a server's socket. Nothing is encrypted on it.
 
     Args:
         server: the server's socket.
 
     Attributes:
-        deaf: whether words of other hosts are lost.
-        lost: how many were.
+        drops_notifications: whether words of other hosts are lost.
+        dropped_notifications: how many were.
     """
 
     def __init__(self, server: Path) -> None:
         self._server = server
-        self._roads: set[_Road] = set()
+        self._connections: set[_ProxiedConnection] = set()
         self.port = 0
-        self.deaf = False
-        self.lost = 0
+        self.drops_notifications = False
+        self.dropped_notifications = 0
 
-    def cut(self, after: int) -> None:
+    def cut_connections(self, after_bytes: int) -> None:
         """Cut all connections that there are, each when so many bytes more have gone either way."""
-        for road in self._roads:
-            road.left = after
+        for road in self._connections:
+            road.bytes_left = after_bytes
 
     @property
-    def cutting(self) -> int:
+    def open_cut_connections(self) -> int:
         """How many of them there still are."""
-        return sum(road.left is not None for road in self._roads)
+        return sum(road.bytes_left is not None for road in self._connections)
 
     @contextlib.asynccontextmanager
-    async def opened(self) -> AsyncIterator[None]:
+    async def listen(self) -> AsyncIterator[None]:
         """Listen."""
         listening = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.port = listening.sockets[0].getsockname()[1]
@@ -78,37 +78,41 @@ class Way:
             listening.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        road = _Road()
-        self._roads.add(road)
+        connection = _ProxiedConnection()
+        self._connections.add(connection)
         try:
-            there, back = await asyncio.open_unix_connection(str(self._server))
-            pumps = [asyncio.ensure_future(self._up(road, reader, back))]
-            pumps.append(asyncio.ensure_future(self._down(road, there, writer)))
+            server_reader, server_writer = await asyncio.open_unix_connection(str(self._server))
+            pumps = [asyncio.ensure_future(self._forward_to_server(connection, reader, server_writer))]
+            pumps.append(asyncio.ensure_future(self._forward_to_client(connection, server_reader, writer)))
             try:
                 await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)  # half a connection is none
             finally:
                 for pump in pumps:
                     pump.cancel()
                 await asyncio.gather(*pumps, return_exceptions=True)
-                back.transport.abort()
+                server_writer.transport.abort()
         except OSError:
             pass  # no server is there
         finally:
-            self._roads.discard(road)
+            self._connections.discard(connection)
             writer.transport.abort()
 
-    async def _up(self, road: _Road, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        while piece := await source.read(CHUNK):
-            road.pass_on(piece, target)
+    async def _forward_to_server(
+        self, connection: _ProxiedConnection, source: asyncio.StreamReader, target: asyncio.StreamWriter
+    ) -> None:
+        while piece := await source.read(CHUNK_BYTES):
+            connection.forward(piece, target)
             await target.drain()
 
-    async def _down(self, road: _Road, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    async def _forward_to_client(
+        self, connection: _ProxiedConnection, source: asyncio.StreamReader, target: asyncio.StreamWriter
+    ) -> None:
         while True:
-            header = await source.readexactly(HEADER.size)
-            kind, length = HEADER.unpack(header)
+            header = await source.readexactly(MESSAGE_HEADER.size)
+            kind, length = MESSAGE_HEADER.unpack(header)
             body = await source.readexactly(length - 4)
-            if kind == NOTICE and self.deaf:
-                self.lost += 1
+            if kind == NOTIFICATION and self.drops_notifications:
+                self.dropped_notifications += 1
                 continue
-            road.pass_on(header + body, target)
+            connection.forward(header + body, target)
             await target.drain()

@@ -10,12 +10,12 @@ from typing import Any
 
 import httpx
 
-from tests.support.process import Process
+from tests.support.process import ChildProcess
 
 PROPOSALS = [{"title": f"Proposal {number}", "options": ["Support", "Oppose"]} for number in (1, 2, 3)]
 
 
-class Chain(Process):
+class DevChain(ChildProcess):
     """A dev chain."""
 
     def __init__(self, folder: Path, http: httpx.AsyncClient, *flags: str) -> None:
@@ -24,23 +24,23 @@ class Chain(Process):
 
     @property
     def url(self) -> str:
-        return str(self.told["rest"])
+        return str(self.ready_data["rest"])
 
     @property
     def nodes(self) -> list[dict[str, str]]:
         """Every node: its `name`, `rest` and `rpc`."""
-        return list(self.told["nodes"])
+        return list(self.ready_data["nodes"])
 
-    def reached_by(self, http: httpx.AsyncClient) -> Chain:
+    def with_client(self, http: httpx.AsyncClient) -> DevChain:
         """The same running chain over the connections of another event loop."""
         other = copy.copy(self)
         other.http = http
         return other
 
-    def by_node(self, number: int) -> Chain:
+    def at_node(self, number: int) -> DevChain:
         """The same running chain as another of its nodes shows it."""
         other = copy.copy(self)
-        other.told = {**self.told, **self.nodes[number]}
+        other.ready_data = {**self.ready_data, **self.nodes[number]}
         return other
 
     async def get(self, path: str, **params: object) -> Any:
@@ -55,9 +55,9 @@ class Chain(Process):
 
     async def open_round(self, seconds: float = 3600.0, **fields: object) -> bytes:
         """A round that takes votes, and its id."""
-        made = await self.post("/devnet/rounds", {"proposals": PROPOSALS, "seconds": seconds, "status": 1, **fields})
+        created = await self.post("/devnet/rounds", {"proposals": PROPOSALS, "seconds": seconds, "status": 1, **fields})
         await self.mine()
-        return bytes.fromhex(made["vote_round_id"])
+        return bytes.fromhex(created["vote_round_id"])
 
     async def delegate(self, round_id: bytes, leaves: int) -> None:
         """Put random leaves into a round's tree."""
@@ -68,20 +68,20 @@ class Chain(Process):
         """Blocks now, on top of those that the timer makes."""
         await self.post("/devnet/mine", {"blocks": blocks})
 
-    async def faults(self, *, node: int = 0, **switches: object) -> None:
+    async def set_faults(self, *, node: int = 0, **switches: object) -> None:
         """Set fault switches of a node."""
         answer = await self.http.post(f"{self.nodes[node]['rest']}/devnet/faults", json=switches)
         answer.raise_for_status()
 
-    async def mend(self, *, node: int = 0) -> None:
+    async def clear_faults(self, *, node: int = 0) -> None:
         """Switch every fault of a node off."""
-        await self.faults(node=node, reset=True)
+        await self.set_faults(node=node, reset=True)
 
-    async def newest(self) -> int:
+    async def newest_height(self) -> int:
         """The height of the newest block, by a question that is not in the request log."""
         return int((await self.get("/devnet/stats"))["height"])
 
-    async def requests(self) -> list[dict[str, Any]]:
+    async def request_log(self) -> list[dict[str, Any]]:
         """The whole request log, oldest first."""
         entries: list[dict[str, Any]] = []
         while True:
@@ -91,31 +91,31 @@ class Chain(Process):
                 return entries
             entries += page
 
-    async def reveals(self) -> list[dict[str, Any]]:
+    async def broadcasts(self) -> list[dict[str, Any]]:
         """The broadcasts among them."""
-        return [entry for entry in await self.requests() if entry["route"] == "reveal-share"]
+        return [entry for entry in await self.request_log() if entry["route"] == "reveal-share"]
 
-    async def transactions(self, round_id: bytes) -> list[dict[str, Any]]:
+    async def find_transactions(self, round_id: bytes) -> list[dict[str, Any]]:
         """Every reveal of a round that is in a block, as `tx_search` tells: `hash`, `tx`, `tx_result`."""
         page, found = 1, list[dict[str, Any]]()
         query = f"\"reveal_share.vote_round_id='{round_id.hex()}'\""
         while True:
             answer = await self.http.get(
-                f"{self.told['rpc']}/tx_search", params={"query": query, "per_page": 100, "page": page}
+                f"{self.ready_data['rpc']}/tx_search", params={"query": query, "per_page": 100, "page": page}
             )
             if answer.status_code != 200:
                 return found
             found += answer.json()["result"]["txs"]
             page += 1
 
-    async def hashes(self, round_id: bytes) -> dict[str, bytes]:
+    async def transaction_hashes(self, round_id: bytes) -> dict[str, bytes]:
         """The hash of the transaction in which each nullifier (hex) counted."""
-        good = [tx for tx in await self.transactions(round_id) if tx["tx_result"]["code"] == 0]
+        good = [tx for tx in await self.find_transactions(round_id) if tx["tx_result"]["code"] == 0]
         return {one: bytes.fromhex(tx["hash"]) for tx in good for one in _nullifiers(tx["tx_result"]["events"])}
 
-    async def spent(self, round_id: bytes) -> dict[str, int]:
+    async def spent_nullifiers(self, round_id: bytes) -> dict[str, int]:
         """Nullifiers (hex) that counted, each with the number of times."""
-        good = [tx for tx in await self.transactions(round_id) if tx["tx_result"]["code"] == 0]
+        good = [tx for tx in await self.find_transactions(round_id) if tx["tx_result"]["code"] == 0]
         return dict(Counter(one for tx in good for one in _nullifiers(tx["tx_result"]["events"])))
 
 

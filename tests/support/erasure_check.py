@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.support.harness import Helper
+from tests.support.harness import HelperProcess
 
-_PUBLIC = (
+_PUBLIC_QUERIES = (
     "SELECT leaves FROM tree_leaves",
     "SELECT nodes FROM tree_subtrees",
     "SELECT nullifier FROM spent",
@@ -15,13 +15,13 @@ _PUBLIC = (
 )
 
 
-def public_of(helper: Helper) -> list[bytes]:
+def read_public_blobs(helper: HelperProcess) -> list[bytes]:
     """The blobs in which any bytes may stand: the chain's leaves, nodes and nullifiers, and our keyed hashes."""
-    values = [value for query in _PUBLIC for (value,) in helper.rows(query)]
+    values = [value for query in _PUBLIC_QUERIES for (value,) in helper.query_rows(query)]
     return [value.encode() if isinstance(value, str) else value for value in values]
 
 
-def elsewhere(files: bytes, pattern: bytes, public: list[bytes]) -> list[int]:
+def find_outside_public(files: bytes, pattern: bytes, public: list[bytes]) -> list[int]:
     """Every offset of the pattern that is in none of the public blobs.
 
     A blob of several pages is not in one piece in the file, and a piece of one may stand on a page that was given
@@ -37,10 +37,10 @@ def elsewhere(files: bytes, pattern: bytes, public: list[bytes]) -> list[int]:
     return found
 
 
-def rows_with(helper: Helper, number: int) -> list[str]:
+def columns_containing(helper: HelperProcess, number: int) -> list[str]:
     """Every column of every table that holds this number."""
     return [
         f"{table}.{column}"
-        for table, column in helper.kept.columns()
-        if helper.rows(f"SELECT 1 FROM {table} WHERE {column} = ? LIMIT 1", number)
+        for table, column in helper.storage.numeric_columns()
+        if helper.query_rows(f"SELECT 1 FROM {table} WHERE {column} = ? LIMIT 1", number)
     ]

@@ -8,18 +8,18 @@ import time
 from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
-ADDRESSES = 4
+ADDRESS_COUNT = 4
 """Addresses of this machine that they listen from: one client may hold a quarter of all connections."""
 
 
-class Listener(asyncio.Protocol):
+class EventClient(asyncio.Protocol):
     """Asks once, and counts what comes."""
 
     def __init__(self, request: bytes) -> None:
         self._request = request
-        self.size = 0
-        self.states = 0
-        self.ended = False
+        self.received_bytes = 0
+        self.state_events = 0
+        self.is_closed = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.WriteTransport)
@@ -27,36 +27,36 @@ class Listener(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        self.size += len(data)
-        self.states += data.count(b"event: state")
+        self.received_bytes += len(data)
+        self.state_events += data.count(b"event: state")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.ended = True
+        self.is_closed = True
 
     def close(self) -> None:
         self._transport.close()
 
 
 @contextlib.asynccontextmanager
-async def listening(url: str, token: str, number: int) -> AsyncIterator[list[Listener]]:
+async def open_event_clients(url: str, token: str, count: int) -> AsyncIterator[list[EventClient]]:
     """So many that listen, from when the last has had a state."""
-    place = urlsplit(url)
-    host, port = place.hostname, place.port
+    address = urlsplit(url)
+    host, port = address.hostname, address.port
     assert host is not None
     assert port is not None
     request = (
-        f"GET /shielded-vote/v1/events HTTP/1.1\r\nHost: {place.netloc}\r\nAuthorization: Bearer {token}\r\n\r\n"
+        f"GET /shielded-vote/v1/events HTTP/1.1\r\nHost: {address.netloc}\r\nAuthorization: Bearer {token}\r\n\r\n"
     ).encode()
     loop = asyncio.get_running_loop()
-    listeners: list[Listener] = []
-    for index in range(number):
+    listeners: list[EventClient] = []
+    for index in range(count):
         _, listener = await loop.create_connection(
-            lambda: Listener(request), host, port, local_addr=(f"127.0.0.{2 + index % ADDRESSES}", 0)
+            lambda: EventClient(request), host, port, local_addr=(f"127.0.0.{2 + index % ADDRESS_COUNT}", 0)
         )
         listeners.append(listener)
     try:
         async with asyncio.timeout(60):
-            while any(not listener.states for listener in listeners):
+            while any(not listener.state_events for listener in listeners):
                 await asyncio.sleep(0.05)
         yield listeners
     finally:

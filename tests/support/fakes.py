@@ -20,19 +20,19 @@ from helper.core.share import Share
 from helper.reveal.prover.job import Proof, ProofJob
 from tests.support.clock import FakeClock
 
-START = 1_795_268_000
+START_TIME = 1_795_268_000
 ROUND, OTHER_ROUND = bytes(range(32)), bytes(range(1, 33))
-CHAIN = "svote-test"
-HOUR = 3600.0
-PATIENCE = 10.0
+CHAIN_ID = "svote-test"
+HOUR_SECONDS = 3600.0
+TIMEOUT_SECONDS = 10.0
 ANCHOR = Anchor(height=90, size=1000, root=b"\x0a" * 32)
-FIRST, SECOND = "first:80", "second:80"
+FIRST_NODE, SECOND_NODE = "first:80", "second:80"
 
 
-def make_share(position: int, submit_at: int = 0, round_id: bytes = ROUND) -> Share:
+def create_share(position: int, submit_at: int = 0, round_id: bytes = ROUND) -> Share:
     """The share of this position: always the same bytes."""
-    dice = random.Random(position)
-    blobs = {name: dice.randbytes(32) for name in ("shares_hash", "primary_blind", "c1", "c2")}
+    rng = random.Random(position)
+    blobs = {name: rng.randbytes(32) for name in ("shares_hash", "primary_blind", "c1", "c2")}
     return Share(
         round_id=round_id,
         share_index=position % 16,
@@ -40,7 +40,7 @@ def make_share(position: int, submit_at: int = 0, round_id: bytes = ROUND) -> Sh
         vote_decision=1,
         tree_position=position,
         submit_at=submit_at,
-        share_comms=dice.randbytes(512),
+        share_comms=rng.randbytes(512),
         **blobs,
     )
 
@@ -50,32 +50,32 @@ def nullifier_of(blind: bytes) -> bytes:
     return sha256(b"nullifier" + blind).digest()
 
 
-async def until(condition: Callable[[], object]) -> None:
+async def wait_until(condition: Callable[[], object]) -> None:
     """Wait for something that other tasks bring about."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         while not condition():
             await asyncio.sleep(0)
 
 
-async def until_length(things: Sequence[object], number: int) -> None:
+async def wait_for_length(items: Sequence[object], length: int) -> None:
     """Wait for a list to have grown to this length."""
-    await until(lambda: len(things) >= number)
-    assert len(things) == number
+    await wait_until(lambda: len(items) >= length)
+    assert len(items) == length
 
 
 class CountingClock(FakeClock):
     """Knows who sleeps, and how often somebody began to."""
 
-    sleeps = 0
-    asleep = 0
+    sleep_count = 0
+    sleeper_count = 0
 
     async def sleep(self, seconds: float) -> None:
-        self.sleeps += 1
-        self.asleep += 1
+        self.sleep_count += 1
+        self.sleeper_count += 1
         try:
             await super().sleep(seconds)
         finally:
-            self.asleep -= 1
+            self.sleeper_count -= 1
 
 
 class FakeProver:
@@ -84,44 +84,46 @@ class FakeProver:
     def __init__(self, clock: FakeClock, slots: int) -> None:
         self._clock = clock
         self._free = asyncio.Semaphore(slots)
-        self.begun: list[tuple[int, float]] = []
+        self.started_proofs: list[tuple[int, float]] = []
         self.circuits: list[str] = []
-        self.running = self.most = 0
-        self.held: dict[int, asyncio.Event] = {}
+        self.running = self.max_running = 0
+        self.blocked: dict[int, asyncio.Event] = {}
         self.failures: dict[int, list[Exception]] = {}
         self.root = ANCHOR.root
-        self.valid = True
+        self.is_valid = True
         self.verified: list[tuple[str, bytes]] = []
 
     @property
     def positions(self) -> list[int]:
         """The shares whose proofs were begun, in order."""
-        return [position for position, _ in self.begun]
+        return [position for position, _ in self.started_proofs]
 
-    def hold(self, position: int) -> asyncio.Event:
+    def block(self, position: int) -> asyncio.Event:
         """Let a share's proofs wait for this event."""
-        return self.held.setdefault(position, asyncio.Event())
+        return self.blocked.setdefault(position, asyncio.Event())
 
-    async def prove(self, job: ProofJob, *, started: Callable[[], None] = lambda: None) -> Proof:
+    async def prove(self, job: ProofJob, *, on_start: Callable[[], None] = lambda: None) -> Proof:
         async with self._free:
             self.running += 1
-            self.most = max(self.most, self.running)
-            self.begun.append((job.position, self._clock.now()))
+            self.max_running = max(self.max_running, self.running)
+            self.started_proofs.append((job.position, self._clock.now()))
             self.circuits.append(job.circuit)
-            started()
+            on_start()
             try:
                 await asyncio.sleep(0)
-                if job.position in self.held:
-                    await self.held[job.position].wait()
+                if job.position in self.blocked:
+                    await self.blocked[job.position].wait()
                 if self.failures.get(job.position):
                     raise self.failures[job.position].pop(0)
-                return Proof(b"proof of %d" % len(self.begun), nullifier_of(job.primary_blind), self.root, seconds=0.1)
+                return Proof(
+                    b"proof of %d" % len(self.started_proofs), nullifier_of(job.primary_blind), self.root, seconds=0.1
+                )
             finally:
                 self.running -= 1
 
     async def verify(self, circuit: str, proof: bytes, statement: proofs.Statement) -> bool:
         self.verified.append((circuit, statement.root))
-        return self.valid
+        return self.is_valid
 
 
 @dataclass
@@ -137,7 +139,7 @@ class FakeTrees:
     def anchor_at(self, round_id: bytes, height: int) -> Anchor | None:
         return self.known.get(height)
 
-    def contradicted(self, round_id: bytes) -> PauseReason | None:
+    def contradiction_reason(self, round_id: bytes) -> PauseReason | None:
         return None
 
     async def path(self, round_id: bytes, position: int, anchor: Anchor) -> bytes:
@@ -148,55 +150,55 @@ class FakeTrees:
 class FakeRounds:
     """Rounds that the test closes."""
 
-    end: int = START + 24 * 3600
+    end: int = START_TIME + 24 * 3600
     closed: set[bytes] = field(default_factory=set)
     forgotten: list[bytes] = field(default_factory=list)
-    odd: dict[bytes, str] = field(default_factory=dict)
+    freeze_reasons: dict[bytes, str] = field(default_factory=dict)
     revision: int = 0
-    hold: asyncio.Event | None = None
-    clock: Callable[[], float] = lambda: float(START)
+    closing_blocked: asyncio.Event | None = None
+    clock: Callable[[], float] = lambda: float(START_TIME)
 
     def chain_now(self) -> float | None:
         return self.clock()
 
-    def frozen(self, round_id: bytes) -> str | None:
-        return self.odd.get(round_id)
+    def frozen_reason(self, round_id: bytes) -> str | None:
+        return self.freeze_reasons.get(round_id)
 
     def frozen_shares(self) -> dict[bytes, int]:
         return {}
 
-    def unconfirmed(self) -> dict[bytes, str]:
-        return dict(self.odd)
+    def unconfirmed_reports(self) -> dict[bytes, str]:
+        return dict(self.freeze_reasons)
 
-    def all(self) -> list[Round]:
-        return self.active()
+    def all_rounds(self) -> list[Round]:
+        return self.active_rounds()
 
-    def active(self) -> list[Round]:
-        return [] if ROUND in self.closed else [make_round(ROUND, end=self.end)]
+    def active_rounds(self) -> list[Round]:
+        return [] if ROUND in self.closed else [create_round(ROUND, end=self.end)]
 
-    def open(self) -> list[Round]:
-        return self.active()
+    def open_rounds(self) -> list[Round]:
+        return self.active_rounds()
 
     def latest_end(self, known: Round) -> int:
         return known.vote_end_time
 
     async def is_closed(self, round_id: bytes) -> bool:
-        if self.hold is not None:
-            await self.hold.wait()
+        if self.closing_blocked is not None:
+            await self.closing_blocked.wait()
         return round_id in self.closed
 
     def forget(self, round_id: bytes) -> None:
         self.forgotten.append(round_id)
 
 
-def make_round(round_id: bytes, *, end: int = START + 24 * 3600) -> Round:
+def create_round(round_id: bytes, *, end: int = START_TIME + 24 * 3600) -> Round:
     return Round(round_id, RoundStatus.ACTIVE, end, (), 1)
 
 
-Answer = Callable[[dict[str, Any]], Awaitable[httpx.Response]]
+NodeReply = Callable[[dict[str, Any]], Awaitable[httpx.Response]]
 
 
-def says(status: int, **reply: Any) -> Answer:
+def reply_with(status: int, **reply: Any) -> NodeReply:
     """A node that gives this answer to every reveal."""
 
     async def answer(body: dict[str, Any]) -> httpx.Response:
@@ -205,7 +207,7 @@ def says(status: int, **reply: Any) -> Answer:
     return answer
 
 
-def breaks(error: type[httpx.TransportError]) -> Answer:
+def fail_with(error: type[httpx.TransportError]) -> NodeReply:
     """A node to which every connection ends in this way."""
 
     async def answer(body: dict[str, Any]) -> httpx.Response:
@@ -214,20 +216,20 @@ def breaks(error: type[httpx.TransportError]) -> Answer:
     return answer
 
 
-def refuses(log: str, code: int = 1) -> Answer:
+def refuse_with(log: str, code: int = 1) -> NodeReply:
     """A node that refuses with these words."""
-    return says(422, tx_hash="", code=code, log=log)
+    return reply_with(422, tx_hash="", code=code, log=log)
 
 
-ACCEPTS = says(200, tx_hash="", code=0)
-BAD_PROOF = refuses("invalid zero-knowledge proof: no")
+ACCEPTED_REPLY = reply_with(200, tx_hash="", code=0)
+BAD_PROOF_REPLY = refuse_with("invalid zero-knowledge proof: no")
 
 
-class Nodes(httpx.AsyncBaseTransport):
+class FakeNodeTransport(httpx.AsyncBaseTransport):
     """Takes the place of the network. `posts` are the reveals that came: which node, and the body."""
 
-    def __init__(self, answers: dict[str, Answer]) -> None:
-        self.answers = answers
+    def __init__(self, replies: dict[str, NodeReply]) -> None:
+        self.replies = replies
         self.posts: list[tuple[str, bytes]] = []
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -236,9 +238,9 @@ class Nodes(httpx.AsyncBaseTransport):
             return httpx.Response(404, content=b'{"error": "tx not found"}')
         body = await request.aread()
         self.posts.append((name, body))
-        return await self.answers[name](json.loads(body))
+        return await self.replies[name](json.loads(body))
 
     @property
-    def asked(self) -> list[str]:
+    def posted_to(self) -> list[str]:
         """The nodes that were sent to, in order."""
         return [name for name, _ in self.posts]

@@ -21,7 +21,7 @@ class PartialStore(Store):
         raise NotImplementedError
 
     @property
-    def trouble(self) -> str | None:
+    def write_error(self) -> str | None:
         raise NotImplementedError
 
     @property
@@ -29,20 +29,20 @@ class PartialStore(Store):
         raise NotImplementedError
 
     @property
-    def shared(self) -> bool:
+    def is_shared(self) -> bool:
         raise NotImplementedError
 
-    async def erased(self) -> None:
+    async def wait_for_erasure(self) -> None:
         raise NotImplementedError
 
     async def verify(self) -> list[str]:
         raise NotImplementedError
 
-    async def sender_host(self) -> str:
+    async def get_sender_host(self) -> str:
         raise NotImplementedError
 
-    async def skew(self) -> float:
+    async def measure_clock_skew(self) -> float:
         raise NotImplementedError
 
-    def listen(self, heard: Callable[[str], None]) -> None:
+    def listen(self, callback: Callable[[str], None]) -> None:
         raise NotImplementedError

@@ -6,13 +6,13 @@ import json
 from base64 import b64decode
 
 from helper.core.share import Share
-from helper.ingest.payload import share_payload
+from helper.ingest.payload import share_to_payload
 from proofs import ReadShare
 
 
 def share_body(share: Share) -> bytes:
     """The body of a request that posts this share."""
-    return json.dumps(share_payload(share)).encode()
+    return json.dumps(share_to_payload(share)).encode()
 
 
 def decode_share(body: bytes, *, vote_commitment: bytes, nullifier: bytes) -> ReadShare:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from devnet import postgres
-from devnet.postgres import binaries
-from tests.support.process import PATIENCE
+from devnet.postgres import find_binaries
+from tests.support.process import TIMEOUT_SECONDS
 
-__all__ = ["Cluster", "binaries"]
+__all__ = ["Cluster", "find_binaries"]
 
 
 class Cluster(postgres.Cluster):
     """One that waits as long as tests do."""
 
     def __init__(self) -> None:
-        super().__init__("tests", patience=PATIENCE)
+        super().__init__("tests", timeout_seconds=TIMEOUT_SECONDS)

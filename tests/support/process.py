@@ -13,23 +13,23 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 60.0
+TIMEOUT_SECONDS = 60.0
 """Seconds after which something that was waited for counts as not happening."""
 
 
-class Process:
+class ChildProcess:
     """A child that says by a file when it listens."""
 
     def __init__(self, name: str, folder: Path, arguments: Sequence[str], env: Mapping[str, str] | None = None) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
-        self._ready = folder / f"{name}.ready"
-        self._arguments = (*arguments, "--ready-file", str(self._ready))
+        self._ready_file = folder / f"{name}.ready"
+        self._arguments = (*arguments, "--ready-file", str(self._ready_file))
         self._env = {key: value for key, value in os.environ.items() if not key.startswith("SVOTE_HELPER_")}
         self._env.update(env or {})
         # Not asyncio's: a chain is shared by tests, and each has an event loop of its own.
         self.process: subprocess.Popen[bytes] | None = None
-        self.told: dict[str, Any] = {}
+        self.ready_data: dict[str, Any] = {}
 
     @property
     def pid(self) -> int:
@@ -37,78 +37,80 @@ class Process:
         assert self.process is not None
         return self.process.pid
 
-    def launch(self, *, under: Sequence[str] = (), **env: str) -> None:
-        """Start it, `under` a program that runs what follows its own arguments, and wait for nothing."""
-        self._ready.unlink(missing_ok=True)
+    def spawn(self, *, wrapper: Sequence[str] = (), **env: str) -> None:
+        """Start it, `wrapper` a program that runs what follows its own arguments, and wait for nothing."""
+        self._ready_file.unlink(missing_ok=True)
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*under, sys.executable, *self._arguments], stdout=log, stderr=log, env={**self._env, **env}
+                [*wrapper, sys.executable, *self._arguments], stdout=log, stderr=log, env={**self._env, **env}
             )
 
     async def start(self, **env: str) -> None:
         """Start it and wait until it listens."""
-        self.launch(**env)
-        await self.listening()
+        self.spawn(**env)
+        await self.wait_until_listening()
 
-    async def listening(self) -> None:
+    async def wait_until_listening(self) -> None:
         """Wait until it listens."""
-        async with self.patience("listens"):
-            while not self._ready.exists():
+        async with self.timeout("listens"):
+            while not self._ready_file.exists():
                 assert self.process is not None
                 if self.process.poll() is not None:
-                    raise AssertionError(f"{self.name} ended at start:\n{self.tail()}")
+                    raise AssertionError(f"{self.name} ended at start:\n{self.log_tail()}")
                 await asyncio.sleep(0.02)
-        self.told = json.loads(self._ready.read_text())
+        self.ready_data = json.loads(self._ready_file.read_text())
 
     async def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
         assert self.process is not None
         self.process.kill()
-        await self.ended()
+        await self.wait_for_exit()
 
     async def stop(self) -> int:
         """SIGTERM, and its exit status."""
         assert self.process is not None
         self.process.terminate()
-        return await self.ended()
+        return await self.wait_for_exit()
 
-    async def ended(self) -> int:
+    async def wait_for_exit(self) -> int:
         """Wait for its end; its status, minus the signal's number where one ended it."""
         assert self.process is not None
-        async with self.patience("has ended"):
+        async with self.timeout("has ended"):
             while (status := self.process.poll()) is None:
                 await asyncio.sleep(0.02)
         return status
 
-    def tail(self) -> str:
+    def log_tail(self) -> str:
         """The end of its log."""
         return self.log.read_text(errors="replace")[-4000:]
 
     @contextlib.asynccontextmanager
-    async def patience(self, what: str, seconds: float = PATIENCE) -> AsyncIterator[None]:
+    async def timeout(self, description: str, seconds: float = TIMEOUT_SECONDS) -> AsyncIterator[None]:
         """Give what happens inside so long, and show the log when it does not come about."""
         try:
             async with asyncio.timeout(seconds):
                 yield
         except TimeoutError:
-            raise AssertionError(f"waited {seconds:.0f} s until {self.name} {what}; its log:\n{self.tail()}") from None
+            raise AssertionError(
+                f"waited {seconds:.0f} s until {self.name} {description}; its log:\n{self.log_tail()}"
+            ) from None
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """A port that nobody listens on, for a service that must come back where it was."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-async def gone(pids: Sequence[int], seconds: float = 10.0) -> None:
+async def wait_until_gone(pids: Sequence[int], seconds: float = 10.0) -> None:
     """Wait until none of these processes runs any more."""
     async with asyncio.timeout(seconds):
-        while any(_runs(pid) for pid in pids):
+        while any(_is_running(pid) for pid in pids):
             await asyncio.sleep(0.02)
 
 
-def children(pid: int) -> list[int]:
+def child_pids(pid: int) -> list[int]:
     """The processes that this one has started and that still run, whichever of its threads started them."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
@@ -117,10 +119,10 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def _runs(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     """Whether it lives: a zombie does not, whoever forgot to reap it."""
     try:
-        about = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return about.rpartition(")")[2].split()[0] not in "ZX"
+    return stat.rpartition(")")[2].split()[0] not in "ZX"

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import proofs
-from devnet.stand_in_proofs import stand_in_proof
+from devnet.stand_in_proofs import create_stand_in_proof
 from helper.reveal.prover.frames import Frame
 from helper.reveal.prover.worker import main
 
-DIES, HANGS, REFUSES = 41, 42, 43
+PROPOSAL_CRASHES, PROPOSAL_HANGS, PROPOSAL_REFUSED = 41, 42, 43
 """Proposal ids that make the worker end, never answer, or refuse the witness."""
 
 
@@ -26,10 +26,10 @@ class StandInEngine:
     """Computes the statement for real (hashes and tree), and only the proof itself is a stand-in."""
 
     def __init__(self) -> None:
-        self._seconds = float(os.environ.get("STANDIN_SECONDS", "0"))
-        self._tally = os.environ.get("STANDIN_TALLY")
+        self._proof_seconds = float(os.environ.get("STANDIN_SECONDS", "0"))
+        self._tally_path = os.environ.get("STANDIN_TALLY")
 
-    def warm(self, circuits: list[str]) -> Mapping[str, str]:
+    def create_keys(self, circuits: list[str]) -> Mapping[str, str]:
         """No keys are made; the fingerprints are the real ones."""
         if os.environ.get("STANDIN_BAD_KEYS"):
             raise proofs.CircuitError("k10: the fingerprint is not the chain's")
@@ -37,29 +37,29 @@ class StandInEngine:
 
     def self_test(self, circuit: str) -> float:
         """As quick as its proofs."""
-        return self._seconds + 0.001
+        return self._proof_seconds + 0.001
 
     def prove(self, job: Frame) -> Frame:
         """A stand-in for the statement that the job's witness opens."""
-        if self._tally:
-            with Path(self._tally).open("ab", buffering=0) as tally:
+        if self._tally_path:
+            with Path(self._tally_path).open("ab", buffering=0) as tally:
                 tally.write(b".")
         match job["proposal_id"]:
-            case proposal if proposal == DIES:
+            case proposal if proposal == PROPOSAL_CRASHES:
                 os._exit(9)
-            case proposal if proposal == HANGS:
+            case proposal if proposal == PROPOSAL_HANGS:
                 threading.Event().wait()
-            case proposal if proposal == REFUSES:
+            case proposal if proposal == PROPOSAL_REFUSED:
                 raise proofs.ProvingError("told to")
-        if self._seconds:
-            time.sleep(self._seconds)
+        if self._proof_seconds:
+            time.sleep(self._proof_seconds)
         round_id, comms = bytes.fromhex(job["round_id"]), bytes.fromhex(job["share_comms"])
         c1, c2, blind = (bytes.fromhex(job[name]) for name in ("c1", "c2", "primary_blind"))
         commitment = proofs.vote_commitment(
             round_id, proofs.shares_hash(comms), job["proposal_id"], job["vote_decision"]
         )
         nullifier = proofs.share_nullifier(commitment, job["share_index"], blind)
-        root = climb(commitment, job["position"], bytes.fromhex(job["path"]))
+        root = compute_root(commitment, job["position"], bytes.fromhex(job["path"]))
         statement = proofs.Statement(
             nullifier=nullifier,
             c1=c1,
@@ -69,7 +69,7 @@ class StandInEngine:
             root=root,
             round_id=round_id,
         )
-        return {"proof": stand_in_proof(statement), "nullifier": nullifier, "root": root}
+        return {"proof": create_stand_in_proof(statement), "nullifier": nullifier, "root": root}
 
     def verify(self, job: Frame) -> Frame:
         """Whether the stand-in is the one of this statement."""
@@ -82,10 +82,10 @@ class StandInEngine:
             root=bytes.fromhex(job["root"]),
             round_id=bytes.fromhex(job["round_id"]),
         )
-        return {"ok": bytes.fromhex(job["proof"]) == stand_in_proof(statement)}
+        return {"ok": bytes.fromhex(job["proof"]) == create_stand_in_proof(statement)}
 
 
-def climb(leaf: bytes, position: int, path: bytes) -> bytes:
+def compute_root(leaf: bytes, position: int, path: bytes) -> bytes:
     """The root over a leaf, by its authentication path."""
     node = leaf
     for level in range(proofs.TREE_DEPTH):

@@ -23,13 +23,17 @@ import httpx
 from helper.clock import SystemClock
 from helper.object_store.bucket import BucketLocation, S3Settings
 from helper.object_store.s3 import S3Bucket, open_bucket
-from tests.support.process import Process
+from tests.support.process import ChildProcess
 
-ENV: Final = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "not-a-secret", "AWS_REGION": "us-east-1"}
-BUCKET: Final = "svote-tests"
+CREDENTIALS_ENV: Final = {
+    "AWS_ACCESS_KEY_ID": "tests",
+    "AWS_SECRET_ACCESS_KEY": "not-a-secret",
+    "AWS_REGION": "us-east-1",
+}
+BUCKET_NAME: Final = "svote-tests"
 
 
-class Faults:
+class FaultInjection:
     """What is done to requests before or instead of moto's answer.
 
     A POST to `/_faults` sets them all anew, a GET tells how many requests of each method were answered since.
@@ -44,57 +48,57 @@ class Faults:
 
     def __init__(self, app: WSGIApplication) -> None:
         self._app = app
-        self._set: dict[str, Any] = {}
+        self._switches: dict[str, Any] = {}
         self._counts: dict[str, int] = {}
-        self._one = threading.Lock()
+        self._lock = threading.Lock()
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         environ["wsgi.input"] = io.BytesIO(body)
-        with self._one:
-            answer = self._ask(environ, start_response)
+        with self._lock:
+            answer = self._handle(environ, start_response)
             try:
                 return list(answer)
             finally:
                 getattr(answer, "close", lambda: None)()
 
-    def _ask(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+    def _handle(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         method = environ["REQUEST_METHOD"]
         if environ["PATH_INFO"] == "/_faults":
             if method == "POST":
-                self._set = json.load(environ["wsgi.input"])
+                self._switches = json.load(environ["wsgi.input"])
                 self._counts.clear()
-            return _answer(start_response, "200 OK", json.dumps(self._counts).encode())
+            return _respond(start_response, "200 OK", json.dumps(self._counts).encode())
         self._counts[method] = self._counts.get(method, 0) + 1
-        time.sleep(self._set.get("slow", 0))
-        if self._take("busy"):
-            return _answer(start_response, "503 Slow Down", b"<Error><Code>SlowDown</Code></Error>")
-        if self._take("shut"):
-            return _answer(start_response, "403 Forbidden", b"<Error><Code>AccessDenied</Code></Error>")
-        if method == "PUT" and self._take("met"):
+        time.sleep(self._switches.get("slow", 0))
+        if self._consume_fault("busy"):
+            return _respond(start_response, "503 Slow Down", b"<Error><Code>SlowDown</Code></Error>")
+        if self._consume_fault("shut"):
+            return _respond(start_response, "403 Forbidden", b"<Error><Code>AccessDenied</Code></Error>")
+        if method == "PUT" and self._consume_fault("met"):
             body = b"<Error><Code>ConditionalRequestConflict</Code></Error>"
-            return _answer(start_response, "409 Conflict", body)
-        if self._set.get("deaf"):
+            return _respond(start_response, "409 Conflict", body)
+        if self._switches.get("deaf"):
             environ.pop("HTTP_IF_MATCH", None)
             environ.pop("HTTP_IF_NONE_MATCH", None)
-        if method == "PUT" and self._take("lost"):
+        if method == "PUT" and self._consume_fault("lost"):
             for _ in self._app(environ, lambda *_: lambda _: None):
                 pass
-            return _answer(start_response, "500 Internal Server Error", b"<Error><Code>InternalError</Code></Error>")
+            return _respond(start_response, "500 Internal Server Error", b"<Error><Code>InternalError</Code></Error>")
         return self._app(environ, start_response)
 
-    def _take(self, name: str) -> bool:
-        left = self._set.get(name, 0)
-        self._set[name] = max(0, left - 1)
+    def _consume_fault(self, name: str) -> bool:
+        left = self._switches.get(name, 0)
+        self._switches[name] = max(0, left - 1)
         return bool(left)
 
 
-def _answer(start_response: StartResponse, status: str, body: bytes) -> Iterable[bytes]:
+def _respond(start_response: StartResponse, status: str, body: bytes) -> Iterable[bytes]:
     start_response(status, [("content-length", str(len(body)))])
     return [body]
 
 
-class ObjectStore(Process):
+class ObjectStoreProcess(ChildProcess):
     """A running one, with one bucket in it."""
 
     def __init__(self, folder: Path) -> None:
@@ -104,24 +108,26 @@ class ObjectStore(Process):
         """Start it, and make the bucket."""
         await super().start(**env)
         async with httpx.AsyncClient() as http:
-            (await http.put(f"{self.url}/{BUCKET}")).raise_for_status()
+            (await http.put(f"{self.url}/{BUCKET_NAME}")).raise_for_status()
 
     @property
     def url(self) -> str:
         """Its endpoint."""
-        return str(self.told["url"])
+        return str(self.ready_data["url"])
 
-    def bucket(self, path: str = "", *, seconds: float = 10, name: str = BUCKET, **settings: Any) -> S3Bucket:
+    def open_bucket_client(
+        self, path: str = "", *, seconds: float = 10, name: str = BUCKET_NAME, **settings: Any
+    ) -> S3Bucket:
         """A bucket of it, as the product reaches it."""
         section = S3Settings(endpoint=self.url, **settings)
         return open_bucket(section, BucketLocation(name, path), clock=SystemClock(), env={}, seconds=seconds)
 
-    async def faults(self, **switches: object) -> None:
+    async def set_faults(self, **switches: object) -> None:
         """Set the faults, and count from zero."""
         async with httpx.AsyncClient() as http:
             (await http.post(f"{self.url}/_faults", json=switches)).raise_for_status()
 
-    async def counts(self) -> dict[str, int]:
+    async def request_counts(self) -> dict[str, int]:
         """How many requests of each method came since the faults were set."""
         async with httpx.AsyncClient() as http:
             counts: dict[str, int] = (await http.get(f"{self.url}/_faults")).json()
@@ -129,9 +135,9 @@ class ObjectStore(Process):
 
 
 @contextlib.asynccontextmanager
-async def storing(folder: Path) -> AsyncIterator[ObjectStore]:
+async def run_object_store(folder: Path) -> AsyncIterator[ObjectStoreProcess]:
     """A store of the test's own; killed at the end."""
-    store = ObjectStore(folder)
+    store = ObjectStoreProcess(folder)
     await store.start()
     try:
         yield store
@@ -150,7 +156,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--ready-file", type=Path)
     options = parser.parse_args()
-    server = make_server("127.0.0.1", 0, Faults(DomainDispatcherApplication(create_backend_app)), threaded=True)
+    server = make_server("127.0.0.1", 0, FaultInjection(DomainDispatcherApplication(create_backend_app)), threaded=True)
     partial = options.ready_file.with_suffix(".partial")
     partial.write_text(json.dumps({"url": f"http://127.0.0.1:{server.server_port}"}))
     partial.replace(options.ready_file)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 
-from devnet.leak_check import Needle
+from devnet.leak_check import SensitiveValue
 from devnet.wallet import CastVote
 from helper.core.share import ShareKey
 
-BEYOND_HEIGHTS = 5000
+LEAVES_BEYOND_HEIGHTS = 5000
 """Leaves before a vote, so that its position is a number that no height of a test's chain has."""
 
 
-def secrets_of(vote: CastVote) -> dict[str, bytes]:
+def collect_secrets(vote: CastVote) -> dict[str, bytes]:
     """What must be in no log ever, and in no file once the vote's shares are confirmed."""
     found = {"shares_hash": vote.ballot.shares_hash, "commitments": b"".join(vote.ballot.share_comms)}
     for share in vote.ballot.shares:
@@ -25,33 +25,35 @@ def secrets_of(vote: CastVote) -> dict[str, bytes]:
     return found
 
 
-def needles(votes: Sequence[CastVote], hashes: Mapping[str, bytes], *, until: float = 0) -> list[Needle]:
-    """What no request may name before each share's time (or before `until`, where that is later).
+def sensitive_values(
+    votes: Sequence[CastVote], hashes: Mapping[str, bytes], *, not_before: float = 0
+) -> list[SensitiveValue]:
+    """What no request may name before each share's time (or before `not_before`, where that is later).
 
     Args:
         votes: the votes; a vote's own things may be named when its last share may.
         hashes: the hash of the transaction that revealed a nullifier (hex).
-        until: unix seconds.
+        not_before: unix seconds.
     """
-    found: list[Needle] = []
+    found: list[SensitiveValue] = []
     for vote in votes:
         times = {share.index: share.submit_at for share in vote.shares}
-        last = max([until, *times.values()])
+        last = max([not_before, *times.values()])
         found += [
-            Needle("position", vote.position, last),
-            Needle("shares hash", vote.ballot.shares_hash, last),
-            Needle("commitment", vote.ballot.commitment, last),
+            SensitiveValue("position", vote.position, last),
+            SensitiveValue("shares hash", vote.ballot.shares_hash, last),
+            SensitiveValue("commitment", vote.ballot.commitment, last),
         ]
         for share in vote.ballot.shares:
-            at = max(until, times.get(share.index, 0))
+            at = max(not_before, times.get(share.index, 0))
             values = {"nullifier": share.nullifier, "c1": share.c1, "c2": share.c2, "blind": share.blind}
-            found += [Needle(what, value, at) for what, value in values.items()]
+            found += [SensitiveValue(what, value, at) for what, value in values.items()]
             if share.nullifier.hex() in hashes:
-                found.append(Needle("transaction", hashes[share.nullifier.hex()], at))
+                found.append(SensitiveValue("transaction", hashes[share.nullifier.hex()], at))
     return found
 
 
-def told_in(text: str, secrets: Mapping[str, bytes]) -> list[str]:
+def secrets_in_text(text: str, secrets: Mapping[str, bytes]) -> list[str]:
     """The names of the secrets that a text tells: in hex, in base64, or as Python shows bytes, also inside JSON."""
     lower, plain = text.lower(), text.replace("\\\\", "\\")
     return [

@@ -29,14 +29,14 @@ from helper.reveal.prover.pool import ProverPool
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import ScaledClock
 
-COMMAND = (sys.executable, "-m", "tests.support.prover_worker")
-OWNERS: tuple[type, ...] = (SqliteStore, ChainClient, ProverPool)
+WORKER_COMMAND = (sys.executable, "-m", "tests.support.prover_worker")
+KILL_TARGETS: tuple[type, ...] = (SqliteStore, ChainClient, ProverPool)
 
 
-def kill_at(moment: str) -> None:
+def install_kill(moment: str) -> None:
     """Arrange the end."""
     method, when, number = [*moment.split(":"), "1"][:3]
-    owner = next(one for one in OWNERS if hasattr(one, method))
+    owner = next(one for one in KILL_TARGETS if hasattr(one, method))
     original: Callable[..., Awaitable[Any]] = getattr(owner, method)
     enqueue = SqliteStore.enqueue
     calls, shares = 0, 0
@@ -51,11 +51,11 @@ def kill_at(moment: str) -> None:
     async def wrapped(*args: Any, **kwargs: Any) -> Any:
         nonlocal calls
         calls += shares > 0 or method == "enqueue"
-        the_one = calls == int(number)
-        if the_one and when == "before":
+        is_moment = calls == int(number)
+        if is_moment and when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
         result = await original(*args, **kwargs)
-        if the_one and when == "after":
+        if is_moment and when == "after":
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 
@@ -63,16 +63,16 @@ def kill_at(moment: str) -> None:
         setattr(owner if replaced == method else SqliteStore, replaced, replacement)
 
 
-def true_skew(store: Any) -> None:
+def use_real_clock_for_skew(store: Any) -> None:
     """Have the database's clock compared with this machine's own: no server's time goes faster."""
 
-    async def skew() -> float:
+    async def compare_real_clocks() -> float:
         other = copy.copy(store)
         other._clock = SystemClock()
-        told: float = await type(store).skew(other)
+        told: float = await type(store).measure_clock_skew(other)
         return told
 
-    store.skew = skew
+    store.measure_clock_skew = compare_real_clocks
 
 
 def main() -> None:
@@ -86,7 +86,7 @@ def main() -> None:
     config = load(options.config, {}, {})
     configure(config.log.level, config.log.format)
     if moment := os.environ.get("KILL_AT"):
-        kill_at(moment)
+        install_kill(moment)
 
     def started(url: str) -> None:
         partial = options.ready_file.with_suffix(".partial")
@@ -94,10 +94,10 @@ def main() -> None:
         partial.replace(options.ready_file)
 
     clock = ScaledClock(options.time_scale, options.time_origin) if options.time_scale != 1 else None
-    service = Service(config, clock=clock, prover_command=COMMAND)
+    service = Service(config, clock=clock, prover_command=WORKER_COMMAND)
     if clock is not None and config.store.url:
-        true_skew(service.store)
-    uvloop.run(run_service(service, started=started))
+        use_real_clock_for_skew(service.store)
+    uvloop.run(run_service(service, on_started=started))
 
 
 if __name__ == "__main__":

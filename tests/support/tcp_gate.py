@@ -10,77 +10,77 @@ from collections.abc import AsyncIterator
 from typing import Self
 from urllib.parse import urlsplit
 
-CHUNK = 1 << 16
+CHUNK_BYTES = 1 << 16
 
 
-class Door:
+class TcpGate:
     """Passes connections on to another port of this machine, until it is shut. An async context manager.
 
     Attributes:
         url: where it listens; the same for its whole life.
-        silent: whether connections are taken, read, and never answered.
-        heard: the bytes that came over each connection while it was silent.
-        held: for how many seconds each of them lasted.
+        is_silent: whether connections are taken, read, and never answered.
+        received: the bytes that came over each connection while it was silent.
+        connection_seconds: for how many seconds each of them lasted.
     """
 
     def __init__(self, url: str) -> None:
         address = urlsplit(url)
-        self._behind = (address.hostname or "", address.port or 0)
+        self._target = (address.hostname or "", address.port or 0)
         self._server: asyncio.Server | None = None
         # Bound and not listening: the port refuses connections, and nobody else can have it.
-        self._kept = _bound(0)
-        self._port: int = self._kept.getsockname()[1]
-        self._open: set[asyncio.Task[None]] = set()
+        self._reserved = _bind_socket(0)
+        self._port: int = self._reserved.getsockname()[1]
+        self._connections: set[asyncio.Task[None]] = set()
         self.url = f"http://127.0.0.1:{self._port}"
-        self.silent = False
-        self.heard: list[bytearray] = []
-        self.held: list[float] = []
+        self.is_silent = False
+        self.received: list[bytearray] = []
+        self.connection_seconds: list[float] = []
 
     async def __aenter__(self) -> Self:
-        await self.open()
+        await self.open_port()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.shut()
-        self._kept.close()
+        await self.close_port()
+        self._reserved.close()
 
-    async def open(self) -> None:
+    async def open_port(self) -> None:
         """Let connections through."""
-        self._kept.close()
-        self._server = await asyncio.start_server(self._serve, sock=_bound(self._port))
+        self._reserved.close()
+        self._server = await asyncio.start_server(self._serve, sock=_bind_socket(self._port))
 
-    async def shut(self) -> None:
+    async def close_port(self) -> None:
         """Refuse connections, and cut those that are open."""
         if self._server is None:
             return
         self._server.close()
         self._server = None
-        self._kept = _bound(self._port)
-        for task in self._open:
+        self._reserved = _bind_socket(self._port)
+        for task in self._connections:
             task.cancel()
-        await asyncio.gather(*self._open, return_exceptions=True)
+        await asyncio.gather(*self._connections, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.ensure_future(self._listen(reader) if self.silent else self._pass_on(reader, writer))
-        self._open.add(task)
+        task = asyncio.ensure_future(self._read_silently(reader) if self.is_silent else self._forward(reader, writer))
+        self._connections.add(task)
         try:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         finally:
-            self._open.discard(task)
+            self._connections.discard(task)
             writer.transport.abort()
 
-    async def _listen(self, reader: asyncio.StreamReader) -> None:
+    async def _read_silently(self, reader: asyncio.StreamReader) -> None:
         heard, began = bytearray(), time.monotonic()
-        self.heard.append(heard)
+        self.received.append(heard)
         with contextlib.suppress(OSError):
-            while piece := await reader.read(CHUNK):
+            while piece := await reader.read(CHUNK_BYTES):
                 heard += piece
-        self.held.append(time.monotonic() - began)
+        self.connection_seconds.append(time.monotonic() - began)
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
-            there, back = await asyncio.open_connection(*self._behind)
+            there, back = await asyncio.open_connection(*self._target)
             pumps = [asyncio.ensure_future(_pump(reader, back)), asyncio.ensure_future(_pump(there, writer))]
             try:
                 # a side that breaks off, and does not only end, breaks off the other
@@ -92,13 +92,13 @@ class Door:
 
 
 async def _pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    while piece := await source.read(CHUNK):
+    while piece := await source.read(CHUNK_BYTES):
         target.write(piece)
         await target.drain()
     target.write_eof()
 
 
-def _bound(port: int) -> socket.socket:
+def _bind_socket(port: int) -> socket.socket:
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     made.bind(("127.0.0.1", port))
@@ -106,7 +106,7 @@ def _bound(port: int) -> socket.socket:
 
 
 @contextlib.asynccontextmanager
-async def doors(*urls: str) -> AsyncIterator[list[Door]]:
+async def open_gates(*urls: str) -> AsyncIterator[list[TcpGate]]:
     """A door in front of each of these."""
     async with contextlib.AsyncExitStack() as stack:
-        yield [await stack.enter_async_context(Door(url)) for url in urls]
+        yield [await stack.enter_async_context(TcpGate(url)) for url in urls]

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 import pyte
 
-from tests.support.process import PATIENCE
+from tests.support.process import TIMEOUT_SECONDS
 
 
 class Terminal:
@@ -43,24 +43,26 @@ class Terminal:
         """The same as one text."""
         return "\n".join(self.lines).strip("\n")
 
-    async def shows(self, what: str, holds: Callable[[str], object]) -> None:
+    async def wait_for_text(self, description: str, condition: Callable[[str], object]) -> None:
         """Wait until this holds of the screen's text."""
         try:
-            async with asyncio.timeout(PATIENCE):
-                while not holds(self.text):
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                while not condition(self.text):
                     self._read()
                     await asyncio.sleep(0.02)
         except TimeoutError:
-            raise AssertionError(f"waited {PATIENCE:.0f} s until it {what}; it shows:\n{self.text}") from None
+            raise AssertionError(
+                f"waited {TIMEOUT_SECONDS:.0f} s until it {description}; it shows:\n{self.text}"
+            ) from None
 
     async def interrupt(self) -> int:
         """What a terminal does at Ctrl-C; then wait for the exit status."""
         os.killpg(self._process.pid, signal.SIGINT)
-        return await self.ended()
+        return await self.wait_for_exit()
 
-    async def ended(self) -> int:
+    async def wait_for_exit(self) -> int:
         """Wait for the exit status."""
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             while (status := self._process.poll()) is None:
                 self._read()
                 await asyncio.sleep(0.02)
@@ -75,7 +77,7 @@ class Terminal:
 
 
 @contextlib.asynccontextmanager
-async def terminal(
+async def run_in_terminal(
     *arguments: str, columns: int = 80, lines: int = 24, env: Mapping[str, str] | None = None
 ) -> AsyncIterator[Terminal]:
     """`svote-helper` with these arguments in a terminal; killed at the end if it still runs."""

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from helper.clock import SLICE, SystemClock
+from helper.clock import RECHECK_SECONDS, SystemClock
 from tests.support.clock import FakeClock
-from tests.support.fakes import PATIENCE, until
+from tests.support.fakes import TIMEOUT_SECONDS, wait_until
 
 
 class Waiter:
@@ -18,56 +18,56 @@ class Waiter:
         self.event = asyncio.Event()
         self.task = asyncio.create_task(clock.wait(self.event, clock.now() + 3600))
 
-    async def still_waits(self) -> bool:
+    async def is_waiting(self) -> bool:
         for _ in range(10):
             await asyncio.sleep(0)
         return not self.task.done()
 
 
-async def test_it_ends_at_the_wall_time_and_not_before() -> None:
+async def test_wait_until_ends_at_wall_time() -> None:
     clock = FakeClock()
     waiter = Waiter(clock)
     for _ in range(3599):
-        assert await waiter.still_waits()
+        assert await waiter.is_waiting()
         clock.advance(1)
-    assert await waiter.still_waits()
+    assert await waiter.is_waiting()
     clock.advance(1)
-    await until(waiter.task.done)
+    await wait_until(waiter.task.done)
 
 
-async def test_it_ends_with_the_event() -> None:
+async def test_wait_until_ends_when_event_is_set() -> None:
     waiter = Waiter(FakeClock())
-    assert await waiter.still_waits()
+    assert await waiter.is_waiting()
     waiter.event.set()
-    await until(waiter.task.done)
+    await wait_until(waiter.task.done)
 
 
 @pytest.mark.parametrize("jump", [3600, 86_400])
-async def test_a_clock_that_is_set_forward_is_noticed_within_a_slice(jump: float) -> None:
+async def test_wait_until_notices_clock_set_forward_within_a_slice(jump: float) -> None:
     clock = FakeClock()
     waiter = Waiter(clock)
-    assert await waiter.still_waits()
-    clock.jump(jump)
-    assert await waiter.still_waits()
-    clock.advance(SLICE)
-    await until(waiter.task.done)
+    assert await waiter.is_waiting()
+    clock.set_wall_clock(jump)
+    assert await waiter.is_waiting()
+    clock.advance(RECHECK_SECONDS)
+    await wait_until(waiter.task.done)
 
 
-async def test_a_clock_that_is_set_back_makes_it_wait_longer() -> None:
+async def test_wait_until_waits_longer_after_clock_set_back() -> None:
     clock = FakeClock()
     waiter = Waiter(clock)
-    assert await waiter.still_waits()
-    clock.jump(-100)
+    assert await waiter.is_waiting()
+    clock.set_wall_clock(-100)
     for _ in range(3699):
         clock.advance(1)
-        assert await waiter.still_waits()
+        assert await waiter.is_waiting()
     clock.advance(1)
-    await until(waiter.task.done)
+    await wait_until(waiter.task.done)
 
 
-async def test_the_machines_clock_waits_too() -> None:
+async def test_system_clock_wait_until_waits() -> None:
     clock, event = SystemClock(), asyncio.Event()
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         await clock.wait(event, clock.now() + 0.01)
         await clock.wait(event, clock.now() - 1)
         event.set()

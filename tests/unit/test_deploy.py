@@ -21,16 +21,16 @@ from helper.cli.command_line import COMMANDS
 from helper.config import Config, load
 from helper.config.discovery import CREDENTIALS, ENV_FILE
 from helper.core.roles import ROLES
-from helper.object_store.credentials import CREDENTIAL as S3_CREDENTIALS
-from helper.runtime.systemd import WALLETS
-from helper.server.http_server import STOP_GRACE
+from helper.object_store.credentials import SYSTEMD_CREDENTIAL as S3_CREDENTIALS
+from helper.runtime.systemd import WALLETS_SOCKET_NAME
+from helper.server.http_server import STOP_GRACE_SECONDS
 from helper.store.postgres.connection import create_connection_settings
 
-ROOT = Path(__file__).parents[2]
-SYSTEMD = ROOT / "deploy" / "systemd"
-CONTAINER = ROOT / "deploy" / "container"
+REPO_ROOT = Path(__file__).parents[2]
+SYSTEMD = REPO_ROOT / "deploy" / "systemd"
+CONTAINER = REPO_ROOT / "deploy" / "container"
 ANALYZE = [found for found in (shutil.which("systemd-analyze"),) if found]
-MOST_EXPOSED = 1.5
+MAX_EXPOSURE = 1.5
 URL = "postgresql://helper@/helper?host=/var/run/postgresql"
 """Of the database that is a profile."""
 
@@ -49,14 +49,14 @@ def megabytes(size: str) -> int:
     return int(size[:-1]) * {"m": 1, "g": 1024}[size[-1].lower()]
 
 
-def settings_of(name: str) -> dict[str, str]:
+def read_settings(name: str) -> dict[str, str]:
     """Every key of a unit file; of one that stands there more than once, the last."""
     lines = (SYSTEMD / name).read_text().splitlines()
     return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
 
 
 @pytest.mark.parametrize("tool", ANALYZE)
-def test_systemd_takes_the_units_and_finds_little_exposed(tool: str, tmp_path: Path) -> None:
+def test_systemd_units_verify_with_low_exposure(tool: str, tmp_path: Path) -> None:
     for name in ("svote-helper.service", "svote-helper.socket"):
         text = (SYSTEMD / name).read_text().replace("/opt/svote-helper/bin/", f"{sys.prefix}/bin/")
         (tmp_path / name).write_text(text)
@@ -66,21 +66,21 @@ def test_systemd_takes_the_units_and_finds_little_exposed(tool: str, tmp_path: P
     service = str(tmp_path / "svote-helper.service")
     judged = subprocess.run([tool, "security", "--offline=true", service], capture_output=True, text=True, check=False)
     (level,) = re.findall(r"Overall exposure level for \S+: ([0-9.]+)", judged.stdout)
-    assert float(level) <= MOST_EXPOSED
+    assert float(level) <= MAX_EXPOSURE
 
 
 @pytest.mark.parametrize("tool", [found for found in (shutil.which("systemd-sysusers"),) if found])
-def test_systemd_takes_the_user(tool: str) -> None:
+def test_sysusers_file_is_accepted(tool: str) -> None:
     file = str(SYSTEMD / "svote-helper.sysusers")
     tried = subprocess.run([tool, "--dry-run", file], capture_output=True, text=True, check=False)
     assert tried.returncode == 0, tried.stderr
 
 
-def test_the_unit_fits_the_service() -> None:
-    service = settings_of("svote-helper.service")
+def test_unit_matches_service() -> None:
+    service = read_settings("svote-helper.service")
     assert service["Type"] == "notify"
     assert int(service["WatchdogSec"]) >= 10
-    assert int(service["TimeoutStopSec"]) > 2 * STOP_GRACE
+    assert int(service["TimeoutStopSec"]) > 2 * STOP_GRACE_SECONDS
     assert (service["LimitCORE"], service["MemorySwapMax"], service["UMask"]) == ("0", "0", "0077")
     assert MAIN_MB + PROVERS * PROVER_MB <= megabytes(service["MemoryHigh"]) < megabytes(service["MemoryMax"])
     assert megabytes(service["MemoryMax"]) <= SMALLEST_MACHINE_MB * 3 / 4
@@ -93,13 +93,13 @@ def test_the_unit_fits_the_service() -> None:
     assert f"u {service['User']} " in (SYSTEMD / "svote-helper.sysusers").read_text()
 
 
-def test_the_socket_unit_opens_what_the_service_takes() -> None:
-    socket = settings_of("svote-helper.socket")
-    assert socket["FileDescriptorName"] == WALLETS
+def test_socket_unit_matches_service_listeners() -> None:
+    socket = read_settings("svote-helper.socket")
+    assert socket["FileDescriptorName"] == WALLETS_SOCKET_NAME
     assert socket["ListenStream"] == f"{Config().helper.host}:{Config().helper.port}"
 
 
-def test_the_container_is_nobodys_and_healthy_by_its_own_word() -> None:
+def test_container_runs_unprivileged_with_healthcheck() -> None:
     text = re.sub(r"\\\n", " ", (CONTAINER / "Containerfile").read_text())
     lines = [line.split(maxsplit=1) for line in text.splitlines() if line and not line.startswith("#")]
     told: dict[str, list[str]] = {}
@@ -131,7 +131,7 @@ def test_the_container_is_nobodys_and_healthy_by_its_own_word() -> None:
     assert load(None, settings).helper.db_path == "/var/lib/svote-helper/queue.db"
 
 
-def test_the_cluster_has_a_profile_for_each_role_and_tells_nobody_more_than_it_needs(tmp_path: Path) -> None:
+def test_compose_cluster_has_role_profiles_with_minimal_secrets(tmp_path: Path) -> None:
     compose: dict[str, Any] = yaml.safe_load((CONTAINER / "compose.cluster.yaml").read_text())
     services = compose["services"]
     assert services.keys() - {"database"} == ROLES.keys() - {"all"}
@@ -150,7 +150,7 @@ def test_the_cluster_has_a_profile_for_each_role_and_tells_nobody_more_than_it_n
     for role, service in services.items():
         assert set(service["secrets"]) == set(compose["secrets"])
         assert service["memswap_limit"] == service["mem_limit"]
-        assert megabytes(service["mem_limit"]) == megabytes(settings_of("svote-helper.service")["MemoryMax"])
+        assert megabytes(service["mem_limit"]) == megabytes(read_settings("svote-helper.service")["MemoryMax"])
         settings = {
             name: re.sub(r"\$\{[A-Z_]+:?-(.*)\}", r"\1", value).replace("/run/secrets", str(tmp_path))
             for name, value in service["environment"].items()
@@ -163,19 +163,19 @@ def test_the_cluster_has_a_profile_for_each_role_and_tells_nobody_more_than_it_n
     assert URL in (CONTAINER / "compose.cluster.yaml").read_text()
 
 
-def pins_here(file: Path) -> set[Requirement]:
+def read_pins(file: Path) -> set[Requirement]:
     """The pins that this system installs: others have a condition such as `sys_platform == 'win32'`."""
     pins = [Requirement(pin) for pin in re.findall(r"^([a-z].*==.*) \\$", file.read_text(), re.MULTILINE)]
     return {pin for pin in pins if pin.marker is None or pin.marker.evaluate()}
 
 
-def test_what_several_hosts_need_is_pinned_beside_what_one_does() -> None:
-    one, several = (pins_here(ROOT / "requirements" / name) for name in ("base.txt", "postgres.txt"))
+def test_cluster_requirements_are_pinned() -> None:
+    one, several = (read_pins(REPO_ROOT / "requirements" / name) for name in ("base.txt", "postgres.txt"))
     assert one < several
     assert {pin.name for pin in several - one} == {"psycopg", "psycopg-binary", "psycopg-pool"}
 
 
-def test_compose_gives_it_nothing_to_write_but_its_volume() -> None:
+def test_compose_service_writes_only_to_its_volume() -> None:
     compose: dict[str, Any] = yaml.safe_load((CONTAINER / "compose.yaml").read_text())
     helper, chain = compose["services"]["helper"], compose["services"]["chain"]
     for service in (helper, chain):
@@ -184,12 +184,12 @@ def test_compose_gives_it_nothing_to_write_but_its_volume() -> None:
     assert helper["volumes"] == ["data:/var/lib/svote-helper"]
     assert set(compose["volumes"]) == {"data"}
     assert helper["mem_limit"] == helper["memswap_limit"]
-    assert megabytes(helper["mem_limit"]) == megabytes(settings_of("svote-helper.service")["MemoryMax"])
+    assert megabytes(helper["mem_limit"]) == megabytes(read_settings("svote-helper.service")["MemoryMax"])
     assert helper["ulimits"]["core"] == 0
-    assert int(helper["stop_grace_period"].removesuffix("s")) > 2 * STOP_GRACE
+    assert int(helper["stop_grace_period"].removesuffix("s")) > 2 * STOP_GRACE_SECONDS
     assert chain["profiles"] == ["devnet"]
-    assert (ROOT / "deploy" / "container" / helper["build"]["context"]).resolve() == ROOT
-    assert (ROOT / helper["build"]["dockerfile"]).is_file()
+    assert (REPO_ROOT / "deploy" / "container" / helper["build"]["context"]).resolve() == REPO_ROOT
+    assert (REPO_ROOT / helper["build"]["dockerfile"]).is_file()
     secret = helper["environment"].pop("SVOTE_HELPER_OPERATOR_TOKEN_FILE")
     assert secret.removeprefix("/run/secrets/") in compose["secrets"]
     settings = {name: re.sub(r"\$\{[A-Z_]+:?-(.*)\}", r"\1", value) for name, value in helper["environment"].items()}

@@ -15,13 +15,24 @@ from pathlib import Path
 import pytest
 
 from helper.config.discovery import CREDENTIALS
-from helper.object_store.credentials import CREDENTIAL as S3_CREDENTIALS
+from helper.object_store.credentials import SYSTEMD_CREDENTIAL as S3_CREDENTIALS
 
-ROOT = Path(__file__).parents[2]
+REPO_ROOT = Path(__file__).parents[2]
 SECRET = "planted-7f3a9c"
 NAMES = (*CREDENTIALS.values(), "store-key", S3_CREDENTIALS)
 FOLDERS = ("deploy/container", ".", "helper", "proofs", "requirements", "ui_dist")
-BUILT = (".git", ".venv", "target", "node_modules", "build", "dist", "*.so", "__pycache__", ".*_cache", ".hypothesis")
+BUILT_FILES = (
+    ".git",
+    ".venv",
+    "target",
+    "node_modules",
+    "build",
+    "dist",
+    "*.so",
+    "__pycache__",
+    ".*_cache",
+    ".hypothesis",
+)
 BUILDAH = [found for found in (shutil.which("buildah"),) if found]
 PROGRAMS = ("sh", "cp", "mkdir", "rm", "install", "chmod")
 
@@ -41,12 +52,14 @@ cp -r "${last%/*}" /opt/svote-helper/taken
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
+def source_tree(tmp_path: Path) -> Path:
     """A copy of the sources, with secrets wherever somebody may have put them."""
     copy = tmp_path / "tree"
-    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*BUILT, "docs", "tests", "ui", "bench"), symlinks=True)
+    shutil.copytree(
+        REPO_ROOT, copy, ignore=shutil.ignore_patterns(*BUILT_FILES, "docs", "tests", "ui", "bench"), symlinks=True
+    )
     (copy / "docs").mkdir()
-    shutil.copy(ROOT / "docs" / "operations.md", copy / "docs")
+    shutil.copy(REPO_ROOT / "docs" / "operations.md", copy / "docs")
     for folder in FOLDERS:
         for name in (*NAMES, "helper.toml", "queue.db", "queue.db-wal"):
             (copy / folder / name).write_text(SECRET)
@@ -58,12 +71,12 @@ def files_with_secret(folder: Path) -> list[Path]:
     return [path for path in files if SECRET.encode() in path.read_bytes()]
 
 
-def executable(path: Path, text: str) -> None:
+def write_executable(path: Path, text: str) -> None:
     path.write_text(text)
     path.chmod(0o755)
 
 
-def stand_in(folder: Path) -> None:
+def create_fake_programs(folder: Path) -> None:
     """The files of a base image: a shell, some programs of this machine, and ours under the names of others."""
     for name in PROGRAMS:
         program = shutil.which(name)
@@ -75,7 +88,7 @@ def stand_in(folder: Path) -> None:
         (folder / "bin").mkdir(exist_ok=True)
         shutil.copy(program, folder / "bin" / name)
     for name, text in {"make": MAKE, "python": PYTHON, "pip": PIP, "apt-get": "#!/bin/sh\n"}.items():
-        executable(folder / "bin" / name, text)
+        write_executable(folder / "bin" / name, text)
     for name in ("tmp", "opt", "mnt", "var/lib", "var/tmp", "etc"):
         (folder / name).mkdir(parents=True, exist_ok=True)
 
@@ -90,12 +103,12 @@ def buildah(tmp_path: Path) -> Iterator[list[str]]:
 
 
 @pytest.mark.skipif(not BUILDAH, reason="needs buildah")
-def test_image_planted_secrets_are_in_no_layer(tree: Path, tmp_path: Path, buildah: list[str]) -> None:
+def test_image_planted_secrets_are_in_no_layer(source_tree: Path, tmp_path: Path, buildah: list[str]) -> None:
     base = tmp_path / "base"
-    stand_in(base)
+    create_fake_programs(base)
     (tmp_path / "Base").write_text("FROM scratch\nCOPY . /\n")
     bases = re.findall(
-        r"^(?:FROM|ARG \w+=)\s*([a-z./]+:[\w.-]+)", (tree / "deploy/container/Containerfile").read_text(), re.M
+        r"^(?:FROM|ARG \w+=)\s*([a-z./]+:[\w.-]+)", (source_tree / "deploy/container/Containerfile").read_text(), re.M
     )
     assert len(bases) == 2
     build = [*buildah, "bud", "--isolation", "chroot", "--pull-never", "--layers"]
@@ -104,9 +117,9 @@ def test_image_planted_secrets_are_in_no_layer(tree: Path, tmp_path: Path, build
         [*build, *names, "-f", str(tmp_path / "Base"), str(base)], capture_output=True, text=True, check=False
     )
     assert made.returncode == 0, made.stderr
-    file = tree / "deploy" / "container" / "Containerfile"
+    file = source_tree / "deploy" / "container" / "Containerfile"
     made = subprocess.run(
-        [*build, "-t", "svote-helper", "-f", str(file), str(tree)], capture_output=True, text=True, check=False
+        [*build, "-t", "svote-helper", "-f", str(file), str(source_tree)], capture_output=True, text=True, check=False
     )
     assert made.returncode == 0, made.stdout + made.stderr
     layers = tmp_path / "storage" / "vfs" / "dir"
@@ -116,30 +129,30 @@ def test_image_planted_secrets_are_in_no_layer(tree: Path, tmp_path: Path, build
 
 
 def test_image_final_stage_copies_nothing() -> None:
-    text = (ROOT / "deploy" / "container" / "Containerfile").read_text()
+    text = (REPO_ROOT / "deploy" / "container" / "Containerfile").read_text()
     *_, final = re.split(r"^FROM ", text, flags=re.MULTILINE)
     assert re.findall(r"^(?:COPY|ADD)\b.*", final, re.MULTILINE) == []
     assert "--mount=type=bind,from=build" in final
 
 
-def test_make_wheel_leaves_planted_secrets_out(tree: Path, tmp_path: Path) -> None:
+def test_make_wheel_leaves_planted_secrets_out(source_tree: Path, tmp_path: Path) -> None:
     dist, venv = tmp_path / "dist", tmp_path / "venv"
     (venv / "bin").mkdir(parents=True)
-    executable(venv / "bin" / "maturin", "#!/bin/sh\n")
+    write_executable(venv / "bin" / "maturin", "#!/bin/sh\n")
     for old in ("deploy/container/operator-token", "svote_helper-0.whl"):
         (dist / old).parent.mkdir(parents=True, exist_ok=True)
         (dist / old).write_text(SECRET if "token" in old else "")
     command = ["make", f"--old-file={venv}/.deps", "wheel", f"VENV={venv}", f"DIST={dist}"]
-    made = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+    made = subprocess.run(command, cwd=source_tree, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     assert files_with_secret(dist) == []
     packed = {str(path.relative_to(dist)) for path in (dist / "deploy").rglob("*") if path.is_file()}
     planted = {f"deploy/container/{name}" for name in (*NAMES, "helper.toml", "queue.db", "queue.db-wal")}
-    there = {str(path.relative_to(tree)) for path in (tree / "deploy").rglob("*") if path.is_file()}
+    there = {str(path.relative_to(source_tree)) for path in (source_tree / "deploy").rglob("*") if path.is_file()}
     assert packed == there - planted
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_ignore_files_name_every_credential(name: str) -> None:
-    assert name in (ROOT / ".gitignore").read_text().splitlines()
-    assert f"**/{name}" in (ROOT / ".dockerignore").read_text().splitlines()
+    assert name in (REPO_ROOT / ".gitignore").read_text().splitlines()
+    assert f"**/{name}" in (REPO_ROOT / ".dockerignore").read_text().splitlines()

@@ -17,7 +17,7 @@ from helper.operations.archive.writer import ArchiveWriter
 from proofs import CIRCUITS
 
 
-def archive_bucket(config: Config, clock: Clock, env: Mapping[str, str]) -> Bucket | None:
+def open_archive_bucket(config: Config, clock: Clock, env: Mapping[str, str]) -> Bucket | None:
     """Open the archive's bucket. Returns None if no archive is configured.
 
     Raises:
@@ -28,12 +28,12 @@ def archive_bucket(config: Config, clock: Clock, env: Mapping[str, str]) -> Buck
     return open_bucket(config.s3.to_settings(), BucketLocation.parse(config.archive.place), clock=clock, env=env)
 
 
-def archive_writer(
+def create_archive_writer(
     config: Config,
-    endpoints: NodePool,
+    node_pool: NodePool,
     rounds: Callable[[], Sequence[Round] | None],
     *,
-    mine: Callable[[], bool],
+    is_writer: Callable[[], bool],
     clock: Clock,
     env: Mapping[str, str],
 ) -> ArchiveWriter | None:
@@ -41,24 +41,24 @@ def archive_writer(
 
     Args:
         config: the configuration.
-        endpoints: the node pool.
+        node_pool: the node pool.
         rounds: the chain's rounds, None while unknown.
-        mine: whether this host writes the archive; one host of a cluster does.
+        is_writer: whether this host writes the archive; one host of a cluster does.
         clock: the time.
         env: environment variables, for the credentials file.
 
     Raises:
         ConfigError: a required package is not installed, or the credentials file is invalid.
     """
-    bucket = archive_bucket(config, clock, env) if ROLES[config.helper.role].sends else None
+    bucket = open_archive_bucket(config, clock, env) if ROLES[config.helper.role].can_send else None
     if bucket is None:
         return None
     return ArchiveWriter(
         bucket,
-        RevealHistory(ReadOnlyNodePool(endpoints, timeout=config.chain.timeout_seconds)),
+        RevealHistory(ReadOnlyNodePool(node_pool, timeout=config.chain.timeout_seconds)),
         rounds=rounds,
-        mine=mine,
+        is_writer=is_writer,
         circuits=CIRCUITS,
         clock=clock,
-        every=config.archive.check_seconds,
+        interval_seconds=config.archive.check_seconds,
     )

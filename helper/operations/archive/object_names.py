@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from helper.errors import ProofBundleError
 
-PART: Final = 100
+PART_BLOCKS: Final = 100
 """Blocks per index part."""
-_ROUND: Final = re.compile(r"[0-9a-f]{64}")
+_ROUND_FOLDER: Final = re.compile(r"[0-9a-f]{64}")
 _Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
@@ -21,7 +21,7 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
 
-class Entry(_Strict):
+class IndexEntry(_Strict):
     """One confirmed reveal in an index.
 
     Attributes:
@@ -67,14 +67,14 @@ class Progress(_Strict):
             raise ProofBundleError("the archive's progress object is invalid") from None
 
 
-def heights_of(part: int) -> range:
+def part_heights(part: int) -> range:
     """The block heights of a part. Heights start at 1."""
-    return range(max(1, part * PART), (part + 1) * PART)
+    return range(max(1, part * PART_BLOCKS), (part + 1) * PART_BLOCKS)
 
 
-def part_of(height: int) -> int:
+def part_of_height(height: int) -> int:
     """The part that contains this block."""
-    return height // PART
+    return height // PART_BLOCKS
 
 
 def bundle_name(round_id: bytes, transaction: str) -> str:
@@ -94,7 +94,7 @@ def index_folder(round_id: bytes) -> str:
 
 def index_name(round_id: bytes, part: int) -> str:
     """Object name of an index part. Names sort by height."""
-    heights = heights_of(part)
+    heights = part_heights(part)
     return f"{index_folder(round_id)}/{heights[0]:012d}-{heights[-1]:012d}.jsonl"
 
 
@@ -104,29 +104,29 @@ def progress_name(chain_id: str) -> str:
     return f"progress/{plain}-{sha256(chain_id.encode()).hexdigest()[:8]}.json"
 
 
-def round_of(folder: str) -> bytes | None:
+def parse_round_folder(folder: str) -> bytes | None:
     """The round id of a round's folder, None for any other folder."""
-    return bytes.fromhex(folder) if _ROUND.fullmatch(folder) else None
+    return bytes.fromhex(folder) if _ROUND_FOLDER.fullmatch(folder) else None
 
 
-def write_index(entries: Iterable[Entry]) -> bytes:
+def encode_index(entries: Iterable[IndexEntry]) -> bytes:
     """Encode an index part as JSON lines, sorted by height and transaction so that the encoding is deterministic."""
     ordered = sorted(entries, key=lambda entry: (entry.height, entry.transaction))
     return b"".join(entry.model_dump_json().encode() + b"\n" for entry in ordered)
 
 
-def find_entry(index: bytes, nullifier: bytes) -> Entry | None:
+def find_entry(index: bytes, nullifier: bytes) -> IndexEntry | None:
     """Find the reveal of a nullifier in an index part, None if the part does not contain it.
 
     Raises:
         ProofBundleError: the line with the nullifier is invalid.
     """
-    wanted = nullifier.hex().encode()
+    nullifier_hex = nullifier.hex().encode()
     for line in index.splitlines():
-        if wanted not in line:
+        if nullifier_hex not in line:
             continue
         try:
-            entry = Entry.model_validate_json(line)
+            entry = IndexEntry.model_validate_json(line)
         except ValidationError:
             raise ProofBundleError("the archive's index has an invalid line") from None
         if entry.nullifier == nullifier.hex():

@@ -8,8 +8,8 @@ from hashlib import sha256
 from helper.chain.gather import gather_limited
 from helper.errors import ProofBundleError
 from helper.object_store.bucket import Bucket
-from helper.operations.archive.object_names import Entry, bundle_name, find_entry, index_folder, round_of
-from helper.operations.proof_bundle import ProofBundle, unpack
+from helper.operations.archive.object_names import IndexEntry, bundle_name, find_entry, index_folder, parse_round_folder
+from helper.operations.proof_bundle import ProofBundle, unpack_bundle
 from proofs import CircuitInfo
 
 CONCURRENCY = 8
@@ -34,23 +34,25 @@ async def find_bundle(
         BucketError: the object store is unreachable.
     """
     if not round_ids:
-        round_ids = [known for folder in await bucket.folders() if (known := round_of(folder)) is not None]
+        round_ids = [
+            known for folder in await bucket.list_folders() if (known := parse_round_folder(folder)) is not None
+        ]
     for round_id in round_ids:
-        entry = await _entry(bucket, round_id, nullifier)
+        entry = await _find_index_entry(bucket, round_id, nullifier)
         if entry is None:
             continue
         name = bundle_name(round_id, entry.transaction)
         stored = await bucket.get(name)
         if stored is None:
             raise ProofBundleError(f"{name} is in the archive's index but missing in the archive")
-        return stored.body, checked(stored.body, entry, circuits, round_id)
+        return stored.body, unpack_archived_bundle(stored.body, entry, circuits, round_id)
     return None
 
 
-async def _entry(bucket: Bucket, round_id: bytes, nullifier: bytes) -> Entry | None:
-    names = await bucket.names(index_folder(round_id))
+async def _find_index_entry(bucket: Bucket, round_id: bytes, nullifier: bytes) -> IndexEntry | None:
+    names = await bucket.list_names(index_folder(round_id))
 
-    async def search(name: str) -> Entry | None:
+    async def search(name: str) -> IndexEntry | None:
         part = await bucket.get(name)
         return None if part is None else find_entry(part.body, nullifier)
 
@@ -61,7 +63,9 @@ async def _entry(bucket: Bucket, round_id: bytes, nullifier: bytes) -> Entry | N
     return None
 
 
-def checked(bundle: bytes, entry: Entry, circuits: Mapping[str, CircuitInfo], round_id: bytes) -> ProofBundle:
+def unpack_archived_bundle(
+    bundle: bytes, entry: IndexEntry, circuits: Mapping[str, CircuitInfo], round_id: bytes
+) -> ProofBundle:
     """Decode an archived bundle and compare it with its index entry.
 
     Neither verifies the proof nor checks that the chain confirmed the reveal.
@@ -71,9 +75,9 @@ def checked(bundle: bytes, entry: Entry, circuits: Mapping[str, CircuitInfo], ro
     """
     if sha256(bundle).hexdigest() != entry.sha256:
         raise ProofBundleError(f"the archive's bundle of {entry.transaction}: hash does not match the index")
-    evidence = unpack(bundle, circuits)
-    message = evidence.message
+    proof_bundle = unpack_bundle(bundle, circuits)
+    message = proof_bundle.message
     expected = entry.transaction, entry.height, entry.nullifier, round_id
-    if (evidence.tx_hash, evidence.height, message.nullifier.hex(), message.round_id) != expected:
+    if (proof_bundle.tx_hash, proof_bundle.height, message.nullifier.hex(), message.round_id) != expected:
         raise ProofBundleError(f"the archive's bundle of {entry.transaction}: content does not match the index")
-    return evidence
+    return proof_bundle

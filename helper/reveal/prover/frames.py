@@ -12,13 +12,13 @@ from typing import IO, Any
 import orjson
 
 HEADER = struct.Struct(">I")
-MAX_FRAME = 1 << 20
+MAX_FRAME_BYTES = 1 << 20
 """Largest frame in bytes; real frames have up to about 10 kB (a proof)."""
 
 Frame = dict[str, Any]
 
 
-def encode(frame: Frame) -> bytes:
+def encode_frame(frame: Frame) -> bytes:
     """Encode a frame with its header."""
     body = orjson.dumps(frame, default=_hex)
     return HEADER.pack(len(body)) + body
@@ -34,15 +34,15 @@ def body_length(header: bytes) -> int:
     """Return the number of bytes that follow a header.
 
     Raises:
-        ValueError: the frame is longer than `MAX_FRAME`.
+        ValueError: the frame is longer than `MAX_FRAME_BYTES`.
     """
     (length,) = HEADER.unpack(header)
-    if length > MAX_FRAME:
+    if length > MAX_FRAME_BYTES:
         raise ValueError(f"frame too long: {length} bytes")
     return int(length)
 
 
-def decode(body: bytes) -> Frame:
+def decode_frame(body: bytes) -> Frame:
     """Decode a frame from its body (without the header).
 
     Raises:
@@ -54,11 +54,11 @@ def decode(body: bytes) -> Frame:
     return frame
 
 
-def read(stream: IO[bytes]) -> Frame | None:
+def read_frame(stream: IO[bytes]) -> Frame | None:
     """Read one frame from a blocking stream; None at the end of the stream."""
     header = stream.read(HEADER.size)
     if len(header) < HEADER.size:
         return None
     length = body_length(header)
     body = stream.read(length)
-    return decode(body) if len(body) == length else None
+    return decode_frame(body) if len(body) == length else None

@@ -23,7 +23,7 @@ class ProofJob:
     vote_decision: int
     round_id: bytes
 
-    def frame(self) -> Frame:
+    def to_frame(self) -> Frame:
         """Return the frame that requests this proof from a worker."""
         return {"op": "prove", **{entry.name: getattr(self, entry.name) for entry in fields(self)}}
 

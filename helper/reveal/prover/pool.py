@@ -15,21 +15,21 @@ import structlog
 
 import proofs
 from helper.clock import Clock
-from helper.errors import ProofFailed, ProverDied, ProverError, ProverTimeout
-from helper.reveal.circuit_selector import COST
+from helper.errors import ProofFailed, ProverCrashed, ProverError, ProverTimeout
+from helper.reveal.circuit_selector import PROOF_COST
 from helper.reveal.prover.frames import Frame
 from helper.reveal.prover.job import Proof, ProofJob
 from helper.reveal.prover.process import Spawn, Worker, WorkerCommand, WorkerProcess
 
 log = structlog.get_logger("helper.reveal")
 
-START_TIMEOUT = 180.0
+START_TIMEOUT_SECONDS = 180.0
 """Seconds that a worker may take to create its keys; about 3 s on an idle machine, much longer under load."""
-TIMEOUT_FLOOR = 60.0
+MIN_TIMEOUT_SECONDS = 60.0
 """Shortest timeout of a proof in seconds, however fast the self-test was."""
 TIMEOUT_FACTOR = 50
 """Timeout of a proof as a multiple of the self-test's duration."""
-RESTART_DELAYS = (0.0, 0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
+RESTART_DELAYS_SECONDS = (0.0, 0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds before a start, by the number of consecutive failed starts; the last value repeats."""
 
 DEFAULT_COMMAND: WorkerCommand = (sys.executable, "-m", "helper.reveal.prover.worker")
@@ -39,7 +39,7 @@ DEFAULT_COMMAND: WorkerCommand = (sys.executable, "-m", "helper.reveal.prover.wo
 class _Task:
     frame: Frame
     future: asyncio.Future[Frame]
-    started: Callable[[], None]
+    on_start: Callable[[], None]
 
 
 class ProverPool:
@@ -57,7 +57,7 @@ class ProverPool:
 
     Attributes:
         fingerprints: fingerprints of the loaded keys, by circuit.
-        deaths: number of unexpected ends of workers: `died` (exited) and `timeout` (killed after a timeout).
+        unexpected_exits: number of unexpected ends of workers: `died` (exited) and `timeout` (killed after a timeout).
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class ProverPool:
         self._command = tuple(command)
         self._spawn = spawn
         self._queue: asyncio.Queue[_Task] = asyncio.Queue()
-        self._warm: set[int] = set()
+        self._ready_slots: set[int] = set()
         self._self_tests: dict[int, float] = {}
-        self._first_warm = asyncio.Event()
-        self._fatal: asyncio.Future[None] | None = None
+        self._first_ready = asyncio.Event()
+        self._fatal_error: asyncio.Future[None] | None = None
         self._pids: dict[int, int] = {}
         self.fingerprints: dict[str, str] = {}
-        self.deaths: Counter[str] = Counter()
+        self.unexpected_exits: Counter[str] = Counter()
 
     @property
     def workers(self) -> int:
@@ -93,32 +93,32 @@ class ProverPool:
         return self._workers
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether at least one worker has loaded and checked its keys."""
-        return bool(self._warm)
+        return bool(self._ready_slots)
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the running workers."""
         return sorted(self._pids.values())
 
-    def seconds_each(self, circuit: str) -> float | None:
+    def estimated_seconds(self, circuit: str) -> float | None:
         """Seconds that a proof of this circuit takes, estimated from the self-tests; None before the first.
 
         The median over the workers. A self-test uses one circuit; the other one is estimated by relative cost.
         """
-        return median(self._self_tests.values()) * self._factor(circuit) if self._self_tests else None
+        return median(self._self_tests.values()) * self._relative_cost(circuit) if self._self_tests else None
 
-    def _factor(self, circuit: str) -> float:
+    def _relative_cost(self, circuit: str) -> float:
         """Cost of a proof of this circuit relative to that of the self-test."""
-        return COST[circuit] / COST[self._circuits[0]]
+        return PROOF_COST[circuit] / PROOF_COST[self._circuits[0]]
 
-    def timeout(self, circuit: str) -> float:
+    def proof_timeout(self, circuit: str) -> float:
         """Timeout of a proof of this circuit, in seconds."""
         if self._timeout > 0:
             return self._timeout
-        slowest = max(self._self_tests.values(), default=0.0) * self._factor(circuit)
-        return max(TIMEOUT_FLOOR, TIMEOUT_FACTOR * slowest)
+        slowest = max(self._self_tests.values(), default=0.0) * self._relative_cost(circuit)
+        return max(MIN_TIMEOUT_SECONDS, TIMEOUT_FACTOR * slowest)
 
     async def wait_ready(self) -> None:
         """Wait until a worker has loaded and checked its keys.
@@ -126,15 +126,15 @@ class ProverPool:
         Raises:
             ProverError: a circuit's keys do not match their fingerprint; the service must not start.
         """
-        assert self._fatal is not None, "run() starts the workers"
-        warm = asyncio.ensure_future(self._first_warm.wait())
-        either: set[asyncio.Future[Any]] = {warm, self._fatal}
+        assert self._fatal_error is not None, "run() starts the workers"
+        ready = asyncio.ensure_future(self._first_ready.wait())
+        awaited: set[asyncio.Future[Any]] = {ready, self._fatal_error}
         try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if self._fatal.done():
-                self._fatal.result()
+            await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+            if self._fatal_error.done():
+                self._fatal_error.result()
         finally:
-            warm.cancel()
+            ready.cancel()
 
     async def run(self) -> None:
         """Run the workers, and restart them when they exit, until cancelled; then kill them.
@@ -142,22 +142,22 @@ class ProverPool:
         Raises:
             ProverError: a circuit's keys do not match their fingerprint.
         """
-        self._fatal = asyncio.get_running_loop().create_future()
+        self._fatal_error = asyncio.get_running_loop().create_future()
         tasks = [asyncio.create_task(self._run_slot(slot)) for slot in range(self._workers)]
         try:
-            await self._fatal
+            await self._fatal_error
         finally:
             for task in tasks:
                 task.cancel()
-            await _all_ended(tasks)
+            await _wait_all(tasks)
             self._cancel_queued()
 
-    async def prove(self, job: ProofJob, *, started: Callable[[], None] = lambda: None) -> Proof:
+    async def prove(self, job: ProofJob, *, on_start: Callable[[], None] = lambda: None) -> Proof:
         """Make one proof.
 
         Args:
             job: the witness and the public inputs.
-            started: called when a worker starts the job (not when it is queued).
+            on_start: called when a worker starts the job (not when it is queued).
 
         Raises:
             ProverTimeout: it took longer than `timeout`; the worker was killed.
@@ -166,12 +166,12 @@ class ProverPool:
         """
         started_at = self._clock.monotonic()
 
-        def on_start() -> None:
+        def note_start() -> None:
             nonlocal started_at
             started_at = self._clock.monotonic()
-            started()
+            on_start()
 
-        reply = await self._request(job.frame(), on_start)
+        reply = await self._request(job.to_frame(), note_start)
         return Proof(
             proof=bytes.fromhex(reply["proof"]),
             nullifier=bytes.fromhex(reply["nullifier"]),
@@ -185,9 +185,9 @@ class ProverPool:
         reply = await self._request(request, lambda: None)
         return bool(reply["ok"])
 
-    async def _request(self, frame: Frame, started: Callable[[], None]) -> Frame:
+    async def _request(self, frame: Frame, on_start: Callable[[], None]) -> Frame:
         future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-        await self._queue.put(_Task(frame, future, started))
+        await self._queue.put(_Task(frame, future, on_start))
         reply = await future
         if "error" in reply:
             raise ProofFailed(f"{reply['error']}: {reply['message']}")
@@ -195,48 +195,48 @@ class ProverPool:
 
     async def _run_slot(self, slot: int) -> None:
         """Run one worker after another until a fatal error."""
-        assert self._fatal is not None
+        assert self._fatal_error is not None
         failures = 0
-        while not self._fatal.done():
-            await self._clock.sleep(RESTART_DELAYS[min(failures, len(RESTART_DELAYS) - 1)])
+        while not self._fatal_error.done():
+            await self._clock.sleep(RESTART_DELAYS_SECONDS[min(failures, len(RESTART_DELAYS_SECONDS) - 1)])
             was_ready = await self._run_worker(slot)
             failures = 0 if was_ready else failures + 1
 
     async def _run_worker(self, slot: int) -> bool:
         """Start a worker and pass it jobs until it ends; return whether it became ready."""
-        ready = False
+        is_ready = False
         try:
             process = await self._spawn(self._command, threads=self._threads())
         except OSError as error:
             log.error("prover_start_failed", slot=slot, reason=str(error))
-            return ready
+            return is_ready
         self._pids[slot] = process.pid
         try:
-            ready = await self._start(slot, process)
-            while ready:
-                await self._serve_one(process)
+            is_ready = await self._start_worker(slot, process)
+            while is_ready:
+                await self._run_next_task(process)
         except ProverError as error:
-            self.deaths["timeout" if isinstance(error, ProverTimeout) else "died"] += 1
+            self.unexpected_exits["timeout" if isinstance(error, ProverTimeout) else "died"] += 1
             log.warning("prover_exited", slot=slot, reason=str(error))
         except Exception:
             log.exception("prover_failed", slot=slot)
         finally:
-            self._warm.discard(slot)
+            self._ready_slots.discard(slot)
             self._pids.pop(slot, None)
             await process.kill()
-        return ready
+        return is_ready
 
     def _threads(self) -> int:
         """Threads of a proof: one, unless there are more cores than workers."""
         return max(1, (os.cpu_count() or 1) // self._workers)
 
-    async def _start(self, slot: int, process: Worker) -> bool:
+    async def _start_worker(self, slot: int, process: Worker) -> bool:
         request = {"op": "start", "circuits": list(self._circuits), "nice": self._nice}
-        reply = await process.exchange(request, START_TIMEOUT)
+        reply = await process.exchange(request, START_TIMEOUT_SECONDS)
         if reply.get("error") == "circuit":
-            assert self._fatal is not None
-            if not self._fatal.done():
-                self._fatal.set_exception(
+            assert self._fatal_error is not None
+            if not self._fatal_error.done():
+                self._fatal_error.set_exception(
                     ProverError(
                         str(reply["message"]),
                         advice="The circuits of this build differ from the chain's; install a release build.",
@@ -244,21 +244,21 @@ class ProverPool:
                 )
             return False
         if "error" in reply:
-            raise ProverDied(f"could not start: {reply['message']}")
+            raise ProverCrashed(f"could not start: {reply['message']}")
         self.fingerprints = dict(reply["fingerprints"])
         self._self_tests[slot] = float(reply["self_test_seconds"])
-        self._warm.add(slot)
-        self._first_warm.set()
+        self._ready_slots.add(slot)
+        self._first_ready.set()
         log.info("prover_ready", slot=slot, seconds=round(self._self_tests[slot], 3))
         return True
 
-    async def _serve_one(self, process: Worker) -> None:
+    async def _run_next_task(self, process: Worker) -> None:
         task = await self._next_task(process)
         if task.future.cancelled():
             return
         try:
-            task.started()
-            reply = await process.exchange(task.frame, self.timeout(task.frame["circuit"]))
+            task.on_start()
+            reply = await process.exchange(task.frame, self.proof_timeout(task.frame["circuit"]))
         except ProverError as error:
             if not task.future.done():
                 task.future.set_exception(error)
@@ -272,13 +272,13 @@ class ProverPool:
     async def _next_task(self, process: Worker) -> _Task:
         """Wait for the next job; raise ProverDied if the idle worker exits first."""
         getter = asyncio.ensure_future(self._queue.get())
-        ended = asyncio.ensure_future(process.ended())
+        ended = asyncio.ensure_future(process.wait_ended())
         try:
             await asyncio.wait({getter, ended}, return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
                 if getter.done() and not getter.cancelled():
                     self._queue.put_nowait(getter.result())
-                raise ProverDied(f"worker exited while idle (status {ended.result()})")
+                raise ProverCrashed(f"worker exited while idle (status {ended.result()})")
             return getter.result()
         finally:
             getter.cancel()
@@ -289,7 +289,7 @@ class ProverPool:
             self._queue.get_nowait().future.cancel()
 
 
-async def _all_ended(tasks: Sequence[asyncio.Task[None]]) -> None:
+async def _wait_all(tasks: Sequence[asyncio.Task[None]]) -> None:
     """Wait for cancelled tasks, even if cancelled again, so that no worker process remains."""
     was_cancelled = False
     while not all(task.done() for task in tasks):

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from typing import Protocol
 
-from helper.errors import ProverDied, ProverTimeout
+from helper.errors import ProverCrashed, ProverTimeout
 from helper.reveal.prover import frames
 from helper.reveal.prover.frames import Frame
 
@@ -24,7 +24,7 @@ class Worker(Protocol):
         """Process id."""
         ...
 
-    async def ended(self) -> int:
+    async def wait_ended(self) -> int:
         """Wait for the worker's end and return its exit status."""
         ...
 
@@ -63,7 +63,7 @@ class WorkerProcess:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env={**os.environ, "RAYON_NUM_THREADS": str(threads)},
-            limit=frames.MAX_FRAME,
+            limit=frames.MAX_FRAME_BYTES,
         )
         return cls(process)
 
@@ -72,7 +72,7 @@ class WorkerProcess:
         """Process id."""
         return self._process.pid
 
-    async def ended(self) -> int:
+    async def wait_ended(self) -> int:
         """Wait for the worker's end; return its exit status, or the negated number of the signal that killed it."""
         return await self._process.wait()
 
@@ -85,21 +85,21 @@ class WorkerProcess:
         """
         try:
             async with asyncio.timeout(timeout):
-                self._input.write(frames.encode(frame))
+                self._input.write(frames.encode_frame(frame))
                 await self._input.drain()
                 header = await self._output.readexactly(frames.HEADER.size)
-                return frames.decode(await self._output.readexactly(frames.body_length(header)))
+                return frames.decode_frame(await self._output.readexactly(frames.body_length(header)))
         except TimeoutError:
             raise ProverTimeout(f"no proof within {timeout:.0f} s") from None
         except (asyncio.IncompleteReadError, ConnectionError, ValueError) as error:
-            raise ProverDied(f"worker exited during a proof ({type(error).__name__})") from None
+            raise ProverCrashed(f"worker exited during a proof ({type(error).__name__})") from None
 
     async def kill(self) -> None:
         """Kill the worker and wait for its end, even if cancelled: SIGKILL takes effect immediately."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         self._input.close()
-        ended = asyncio.ensure_future(self.ended())
+        ended = asyncio.ensure_future(self.wait_ended())
         try:
             await asyncio.shield(ended)
         except asyncio.CancelledError:

@@ -6,14 +6,14 @@ from typing import Any
 
 import proofs
 
-DECISION = 1
-PROPOSAL = 1
-ROUND = (7).to_bytes(32, "little")
-POSITION = 0
-INDEX = 3
+VOTE_DECISION = 1
+PROPOSAL_ID = 1
+ROUND_ID = (7).to_bytes(32, "little")
+TREE_POSITION = 0
+SHARE_INDEX = 3
 
 
-def sample_job() -> dict[str, Any]:
+def create_sample_job() -> dict[str, Any]:
     """Return the arguments of `proofs.prove` for a valid share in a tree with one leaf."""
     _, public = proofs.elgamal_keygen(None)
     ciphertexts = [proofs.elgamal_encrypt(public, value) for value in range(16)]
@@ -22,30 +22,30 @@ def sample_job() -> dict[str, Any]:
         proofs.share_commitment(blind, c1, c2) for blind, (c1, c2) in zip(blinds, ciphertexts, strict=True)
     )
     tree = proofs.CommitmentTree()
-    tree.append(proofs.vote_commitment(ROUND, proofs.shares_hash(comms), PROPOSAL, DECISION))
-    c1, c2 = ciphertexts[INDEX]
+    tree.append(proofs.vote_commitment(ROUND_ID, proofs.shares_hash(comms), PROPOSAL_ID, VOTE_DECISION))
+    c1, c2 = ciphertexts[SHARE_INDEX]
     return {
-        "path": tree.path(POSITION),
-        "position": POSITION,
+        "path": tree.path(TREE_POSITION),
+        "position": TREE_POSITION,
         "share_comms": comms,
-        "primary_blind": blinds[INDEX],
+        "primary_blind": blinds[SHARE_INDEX],
         "c1": c1,
         "c2": c2,
-        "share_index": INDEX,
-        "proposal_id": PROPOSAL,
-        "vote_decision": DECISION,
-        "round_id": ROUND,
+        "share_index": SHARE_INDEX,
+        "proposal_id": PROPOSAL_ID,
+        "vote_decision": VOTE_DECISION,
+        "round_id": ROUND_ID,
     }
 
 
-def sample_statement(job: dict[str, Any], made: proofs.Proved) -> proofs.Statement:
-    """Return the public inputs of the proof of `sample_job`."""
+def create_sample_statement(job: dict[str, Any], proved: proofs.Proved) -> proofs.Statement:
+    """Return the public inputs of the proof of `create_sample_job`."""
     return proofs.Statement(
-        nullifier=made.nullifier,
+        nullifier=proved.nullifier,
         c1=job["c1"],
         c2=job["c2"],
         proposal_id=job["proposal_id"],
         vote_decision=job["vote_decision"],
-        root=made.root,
+        root=proved.root,
         round_id=job["round_id"],
     )

@@ -24,7 +24,7 @@ from helper.runtime.hardening import harden_process
 class Engine(Protocol):
     """Makes and checks proofs: `CircuitEngine`, or a fast substitute in tests."""
 
-    def warm(self, circuits: list[str]) -> Mapping[str, str]:
+    def create_keys(self, circuits: list[str]) -> Mapping[str, str]:
         """Create the keys of the circuits and return their fingerprints."""
         ...
 
@@ -44,25 +44,25 @@ class Engine(Protocol):
 class CircuitEngine:
     """The Halo 2 circuits."""
 
-    def warm(self, circuits: list[str]) -> Mapping[str, str]:
+    def create_keys(self, circuits: list[str]) -> Mapping[str, str]:
         """Create the keys and check their fingerprints. Raises `proofs.CircuitError` if they differ."""
         return {name: proofs.warm(name) for name in circuits}
 
     def self_test(self, circuit: str) -> float:
         """Prove a sample share against a tree with one leaf, and verify the proof."""
-        from helper.reveal.prover.selftest import sample_job, sample_statement  # noqa: PLC0415 - needed once, at start
+        from helper.reveal.prover.selftest import create_sample_job, create_sample_statement  # noqa: PLC0415 - needed once, at start
 
-        job = sample_job()
+        job = create_sample_job()
         started = time.perf_counter()
-        made = proofs.prove(circuit, **job)
+        proved = proofs.prove(circuit, **job)
         seconds = time.perf_counter() - started
-        if not proofs.verify(circuit, made.proof, sample_statement(job, made)):
+        if not proofs.verify(circuit, proved.proof, create_sample_statement(job, proved)):
             raise proofs.CircuitError(f"{circuit}: the proof of the self-test is not valid")
         return seconds
 
     def prove(self, job: Frame) -> Frame:
         """Prove one share against one anchor; bytes are hex-encoded."""
-        made = proofs.prove(
+        proved = proofs.prove(
             job["circuit"],
             path=bytes.fromhex(job["path"]),
             position=job["position"],
@@ -75,7 +75,7 @@ class CircuitEngine:
             vote_decision=job["vote_decision"],
             round_id=bytes.fromhex(job["round_id"]),
         )
-        return {"proof": made.proof, "nullifier": made.nullifier, "root": made.root}
+        return {"proof": proved.proof, "nullifier": proved.nullifier, "root": proved.root}
 
     def verify(self, job: Frame) -> Frame:
         """Check one proof against its public inputs."""
@@ -100,25 +100,25 @@ def main(engine: Engine) -> None:
     os.dup2(2, 1)  # output that a library prints must not become part of a frame
     reader.start()
     while True:
-        _reply(replies, _answer(engine, inbox.get()))
+        _write_reply(replies, _create_reply(engine, inbox.get()))
 
 
 def _read_frames(stream: IO[bytes], inbox: queue.SimpleQueue[Frame]) -> None:
-    while (frame := frames.read(stream)) is not None:
+    while (frame := frames.read_frame(stream)) is not None:
         inbox.put(frame)
     os._exit(0)  # the service has exited; the current proof is not needed
 
 
-def _reply(stream: IO[bytes], frame: Frame) -> None:
+def _write_reply(stream: IO[bytes], frame: Frame) -> None:
     try:
-        stream.write(frames.encode(frame))
+        stream.write(frames.encode_frame(frame))
     except BrokenPipeError:
         os._exit(0)
 
 
-def _answer(engine: Engine, frame: Frame) -> Frame:
+def _create_reply(engine: Engine, frame: Frame) -> Frame:
     try:
-        return _run(engine, frame)
+        return _handle_request(engine, frame)
     except proofs.CircuitError as error:
         return {"error": "circuit", "message": str(error)}
     except proofs.ProofsError as error:
@@ -127,12 +127,12 @@ def _answer(engine: Engine, frame: Frame) -> Frame:
         return {"error": "protocol", "message": type(error).__name__}
 
 
-def _run(engine: Engine, frame: Frame) -> Frame:
+def _handle_request(engine: Engine, frame: Frame) -> Frame:
     match frame["op"]:
         case "start":
             os.nice(frame["nice"])
-            prints = engine.warm(frame["circuits"])
-            return {"fingerprints": dict(prints), "self_test_seconds": engine.self_test(frame["circuits"][0])}
+            fingerprints = engine.create_keys(frame["circuits"])
+            return {"fingerprints": dict(fingerprints), "self_test_seconds": engine.self_test(frame["circuits"][0])}
         case "prove":
             return engine.prove(frame)
         case "verify":

@@ -16,24 +16,24 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from helper.observability.queue_overview import Overview
-from helper.observability.status_feed import Event, Feed
+from helper.observability.status_feed import FeedEvent, StatusFeed
 from helper.server.middleware import JsonResponse, token_matches
 from helper.server.openapi import ApiRoute, Operation
 
 PATH: Final = "/shielded-vote/v1/events"
-PING: Final = 15
+PING_SECONDS: Final = 15
 """Seconds between two comments, which prevent proxies from closing an idle stream."""
 
 
 EVENTS: Final = Operation(
     "Totals of the queue once a second: events named `state` with JSON as data.",
     str,
-    media="text/event-stream",
-    asks="operators",
+    media_type="text/event-stream",
+    authorized_role="operators",
 )
 
 
-def events_route(feed: Feed, token: str) -> Route:
+def events_route(feed: StatusFeed, token: str) -> Route:
     """The public route of the feed.
 
     Args:
@@ -52,7 +52,7 @@ def events_route(feed: Feed, token: str) -> Route:
     return ApiRoute(PATH, events, "GET", EVENTS)
 
 
-def overview_routes(feed: Feed, snapshot: Callable[[], Awaitable[Overview]]) -> list[Route]:
+def overview_routes(feed: StatusFeed, snapshot: Callable[[], Awaitable[Overview]]) -> list[Route]:
     """The control socket's routes of the feed.
 
     Args:
@@ -69,23 +69,23 @@ def overview_routes(feed: Feed, snapshot: Callable[[], Awaitable[Overview]]) -> 
     return [Route("/overview", overview, methods=["GET"]), Route("/events", events, methods=["GET"])]
 
 
-def _stream(feed: Feed, request: Request) -> Response:
+def _stream(feed: StatusFeed, request: Request) -> Response:
     """Stream the states that follow `Last-Event-ID`, without end.
 
     The connection drops a client that does not read (`helper.server.connection`); the feed drops a slow one.
     """
-    if feed.full:
+    if feed.is_full:
         raise HTTPException(503, "too many clients are listening; retry later")
-    states = _encoded(feed.listen(request.headers.get("last-event-id")))
-    return EventSourceResponse(states, ping=PING, sep="\n")
+    states = _encode_events(feed.subscribe(request.headers.get("last-event-id")))
+    return EventSourceResponse(states, ping=PING_SECONDS, sep="\n")
 
 
 def bearer_matches(request: Request, token: str) -> bool:
     """Whether a request has the operator token as a bearer token; compares in constant time."""
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    return token_matches(given.strip(), token) and scheme.lower() == "bearer"
+    scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+    return token_matches(bearer.strip(), token) and scheme.lower() == "bearer"
 
 
-async def _encoded(states: AsyncIterator[Event]) -> AsyncIterator[bytes]:
+async def _encode_events(states: AsyncIterator[FeedEvent]) -> AsyncIterator[bytes]:
     async for state in states:
-        yield b"id: %b\nevent: state\ndata: %b\n\n" % (state.name.encode(), state.data)
+        yield b"id: %b\nevent: state\ndata: %b\n\n" % (state.event_id.encode(), state.data)

@@ -7,7 +7,7 @@ headers, and nothing that identifies the client. The gateway stores and logs not
 The number of concurrent requests to nodes is limited. Slow clients cannot use up the slots: the body of a POST is read
 completely, within the limits of `BodyReader`, before its request takes a slot, and counts towards these limits until
 the request has ended. Responses are streamed. When no slot is free, the client with the most requests loses a GET to
-one with fewer (`Gateway._make_room`).
+one with fewer (`Gateway._free_slot`).
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from helper.chain.gateway_proxy import GatewayProxy, PossiblySent, ProxyRequest
-from helper.chain.node_http import Streamed
+from helper.chain.node_http import StreamedResponse
 from helper.errors import ChainError, ChainUnavailable
 from helper.server.body_reader import BodyReader
-from helper.server.connection import CUT
+from helper.server.connection import ABORT_KEY
 from helper.server.middleware import error_response
 from helper.server.openapi import ApiRoute, Operation
 from helper.server.rate_limits import exempt_from_charge
 
 log = structlog.get_logger("helper.server")
 
-AT_ONCE: Final = 128
+MAX_CONCURRENT: Final = 128
 """Concurrent requests to nodes, of all clients."""
-AT_ONCE_EACH: Final = 64
+MAX_CONCURRENT_PER_CLIENT: Final = 64
 """Concurrent requests to nodes, of one client."""
-WHOLE_SECONDS: Final = 300.0
+RESPONSE_SECONDS: Final = 300.0
 """Seconds until the last byte of a response must be sent. Allows for a large page over a slow line."""
-PIECE_SECONDS: Final = 10.0
+CHUNK_SECONDS: Final = 10.0
 """Seconds in which a client must read a chunk of a response (at most 64 KiB)."""
 
 _VOTE: Final = "/shielded-vote/v1"
 _TENDERMINT: Final = "/cosmos/base/tendermint/v1beta1"
 _STAKING: Final = "/cosmos/staking/v1beta1"
 
-READ: Final = (
+GET_PATHS: Final = (
     f"{_VOTE}/rounds",
     f"{_VOTE}/rounds/active",
     f"{_VOTE}/round/{{name}}",
@@ -71,7 +71,7 @@ READ: Final = (
     f"{_STAKING}/validators/{{name}}",
 )
 """Paths that are read with GET. A name is a round id, a hash or an address; a height is any number."""
-SENT: Final = (
+POST_PATHS: Final = (
     f"{_VOTE}/delegate-vote",
     f"{_VOTE}/cast-vote",
     f"{_VOTE}/cast-vote-batch",
@@ -79,94 +79,94 @@ SENT: Final = (
 )
 """Paths of transactions. Only newer chains support the batches; others respond 404."""
 
-_PARTS: Final = {"{name}": r"[A-Za-z0-9_-]{1,128}", "{height}": r"[0-9]{1,19}"}
-_HEIGHT: Final = {"type": "string", "pattern": "^[0-9]{1,19}$"}
-_PARAMETER: Final = re.compile(rb"(?:^|&)((?:from_height|to_height)=[0-9]{1,19})(?=&|$)")
+_PLACEHOLDERS: Final = {"{name}": r"[A-Za-z0-9_-]{1,128}", "{height}": r"[0-9]{1,19}"}
+_HEIGHT_SCHEMA: Final = {"type": "string", "pattern": "^[0-9]{1,19}$"}
+_HEIGHT_PARAMETER: Final = re.compile(rb"(?:^|&)((?:from_height|to_height)=[0-9]{1,19})(?=&|$)")
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayLimits:
     """Limits of the gateway; see the constants of the same names."""
 
-    at_once: int = AT_ONCE
-    at_once_each: int = AT_ONCE_EACH
-    whole_seconds: float = WHOLE_SECONDS
-    piece_seconds: float = PIECE_SECONDS
+    max_concurrent: int = MAX_CONCURRENT
+    max_concurrent_per_client: int = MAX_CONCURRENT_PER_CLIENT
+    response_seconds: float = RESPONSE_SECONDS
+    chunk_seconds: float = CHUNK_SECONDS
 
 
 class Gateway:
     """Forwards listed requests to chain nodes.
 
     Args:
-        passage: sends requests to the nodes.
-        client: identifies the client of a request; None for no limits.
-        bodies: reads bodies within limits.
+        proxy: sends requests to the nodes.
+        identify_client: identifies the client of a request; None for no limits.
+        body_reader: reads bodies within limits.
         limits: concurrency and time limits.
     """
 
     def __init__(
         self,
-        passage: GatewayProxy,
+        proxy: GatewayProxy,
         *,
-        client: Callable[[Scope], bytes | None],
-        bodies: BodyReader | None = None,
+        identify_client: Callable[[Scope], bytes | None],
+        body_reader: BodyReader | None = None,
         limits: GatewayLimits | None = None,
     ) -> None:
-        self._passage = passage
-        self._client = client
-        self._bodies = bodies or BodyReader()
+        self._proxy = proxy
+        self._identify_client = identify_client
+        self._body_reader = body_reader or BodyReader()
         self._limits = limits or GatewayLimits()
-        self._active: defaultdict[bytes | None, set[_Forwarding]] = defaultdict(set)  # by client
+        self._active: defaultdict[bytes | None, set[_ForwardedRequest]] = defaultdict(set)  # by client
 
     def routes(self) -> Sequence[Route]:
         """The forwarded paths, to be matched after the helper's own routes."""
-        return [_GatewayRoute(path, "GET", self) for path in READ] + [
-            _GatewayRoute(path, "POST", self) for path in SENT
+        return [_GatewayRoute(path, "GET", self) for path in GET_PATHS] + [
+            _GatewayRoute(path, "POST", self) for path in POST_PATHS
         ]
 
     async def aclose(self) -> None:
         """Close the connections to the nodes."""
-        await self._passage.aclose()
+        await self._proxy.aclose()
 
     @property
-    def under_way(self) -> int:
+    def active_count(self) -> int:
         """Number of requests that hold a slot."""
         return sum(map(len, self._active.values()))
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward one request to a listed path."""
-        client = self._client(scope)
+        client = self._identify_client(scope)
         async with contextlib.AsyncExitStack() as stack:
             body = None
             if scope["method"] == "POST":
-                body = await stack.enter_async_context(self._bodies.reading(scope, receive, client))
-            forwarding = _Forwarding(scope, receive, send, self._limits)
-            stack.enter_context(self._slot(client, forwarding))
-            await forwarding.run(self._passage, ProxyRequest(scope["method"], _target(scope), body))
+                body = await stack.enter_async_context(self._body_reader.buffer_body(scope, receive, client))
+            forwarding = _ForwardedRequest(scope, receive, send, self._limits)
+            stack.enter_context(self._acquire_slot(client, forwarding))
+            await forwarding.run(self._proxy, ProxyRequest(scope["method"], _target(scope), body))
 
     @contextlib.contextmanager
-    def _slot(self, client: bytes | None, forwarding: _Forwarding) -> Iterator[None]:
+    def _acquire_slot(self, client: bytes | None, forwarding: _ForwardedRequest) -> Iterator[None]:
         """Hold a slot for a request.
 
         Raises:
             HTTPException: 429 when this client is at its limit, 503 when no slot is free and none can be freed.
         """
-        if client is not None and len(self._active.get(client, ())) >= self._limits.at_once_each:
+        if client is not None and len(self._active.get(client, ())) >= self._limits.max_concurrent_per_client:
             raise HTTPException(429, "too many concurrent requests to the chain; retry later")
-        if self.under_way >= self._limits.at_once and not self._make_room(client):
+        if self.active_count >= self._limits.max_concurrent and not self._free_slot(client):
             raise HTTPException(503, "too many concurrent requests to the chain; retry later")
         self._active[client].add(forwarding)
         try:
             yield
         finally:
-            self._release(client, forwarding)
+            self._release_slot(client, forwarding)
 
-    def _release(self, client: bytes | None, forwarding: _Forwarding) -> None:
+    def _release_slot(self, client: bytes | None, forwarding: _ForwardedRequest) -> None:
         self._active[client].discard(forwarding)
         if not self._active[client]:
             del self._active[client]
 
-    def _make_room(self, client: bytes | None) -> bool:
+    def _free_slot(self, client: bytes | None) -> bool:
         """Free a slot for a request of `client`; return whether that was possible.
 
         The client with the most slots loses a GET: the one that has waited longest for the client to read, or the
@@ -180,9 +180,9 @@ class Gateway:
         reads = [forwarding for forwarding in self._active[busiest] if forwarding.method == "GET"]
         if not reads:
             return False
-        worst = min(reads, key=lambda read: (read.stalled_since is None, read.stalled_since or read.began))
+        worst = min(reads, key=lambda read: (read.stalled_since is None, read.stalled_since or read.started_at))
         worst.abort()
-        self._release(busiest, worst)  # now, because its task ends only after the connection
+        self._release_slot(busiest, worst)  # now, because its task ends only after the connection
         return True
 
 
@@ -190,9 +190,9 @@ class _GatewayRoute(ApiRoute):
     """Matches a listed path exactly as it was sent, without percent-decoding."""
 
     def __init__(self, path: str, method: str, gateway: Gateway) -> None:
-        super().__init__(path, gateway.serve, method, _operation(path, method))
-        pattern = "".join(_PARTS.get(part) or re.escape(part) for part in re.split(r"(\{[a-z]+\})", path))
-        self._raw = re.compile(pattern.encode())
+        super().__init__(path, gateway.serve, method, _describe_operation(path, method))
+        pattern = "".join(_PLACEHOLDERS.get(part) or re.escape(part) for part in re.split(r"(\{[a-z]+\})", path))
+        self._raw_pattern = re.compile(pattern.encode())
         self._method = method
         self._gateway = gateway
 
@@ -200,17 +200,17 @@ class _GatewayRoute(ApiRoute):
         """Forward the request if the raw path and the method match."""
         if scope["method"] != self._method:
             raise HTTPException(405, headers={"Allow": self._method})
-        if self._raw.fullmatch(scope.get("raw_path", b"")) is None:
+        if self._raw_pattern.fullmatch(scope.get("raw_path", b"")) is None:
             raise HTTPException(404)
         await self._gateway.serve(scope, receive, send)
 
 
-class _Forwarding:
+class _ForwardedRequest:
     """One request that is being forwarded.
 
     Attributes:
         method: GET or POST.
-        began: when it took its slot, in event loop time.
+        started_at: when it took its slot, in event loop time.
         stalled_since: when it began to wait for the client to read; None while it does not.
     """
 
@@ -219,18 +219,18 @@ class _Forwarding:
         self._receive = receive
         self._send = send
         self._limits = limits
-        self._started = False
+        self._has_response_started = False
         self.method: str = scope["method"]
-        self.began = anyio.current_time()
+        self.started_at = anyio.current_time()
         self.stalled_since: float | None = None
 
-    async def run(self, passage: GatewayProxy, request: ProxyRequest) -> None:
+    async def run(self, proxy: GatewayProxy, request: ProxyRequest) -> None:
         """Forward until the response is complete, the client disconnects, or a time limit is reached."""
         async with anyio.create_task_group() as group:
             group.start_soon(self._cancel_on_disconnect, group.cancel_scope)
             try:
-                with anyio.fail_after(self._limits.whole_seconds):
-                    async with passage.ask(request) as response:
+                with anyio.fail_after(self._limits.response_seconds):
+                    async with proxy.forward(request) as response:
                         await self._stream(response)
             except PossiblySent:
                 await self._fail(502, "the node's response was lost; check for the transaction before sending it again")
@@ -251,12 +251,12 @@ class _Forwarding:
             pass
         scope.cancel()
 
-    async def _stream(self, response: Streamed) -> None:
+    async def _stream(self, response: StreamedResponse) -> None:
         """Send a node's response to the client."""
         if response.status == 404:
             exempt_from_charge(self._scope)  # clients poll for transactions that are not in a block yet
         if response.status == HTTPStatus.NO_CONTENT:
-            await self._start(response.status, [])  # ignore the node's length and type: there is no body
+            await self._send_head(response.status, [])  # ignore the node's length and type: there is no body
             await self._send_chunk(b"", more=False)
             return
         if not response.is_json:
@@ -271,27 +271,27 @@ class _Forwarding:
             headers.append((b"content-length", str(response.length).encode()))
         if response.retry_after is not None:
             headers.append((b"retry-after", str(response.retry_after).encode()))
-        await self._start(response.status, headers)
-        async for chunk in response.pieces():
+        await self._send_head(response.status, headers)
+        async for chunk in response.iter_chunks():
             await self._send_chunk(chunk, more=True)
         await self._send_chunk(b"", more=False)
 
-    async def _start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        self._started = True
+    async def _send_head(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        self._has_response_started = True
         headers = [*headers, (b"cache-control", b"no-store")]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _send_chunk(self, chunk: bytes, *, more: bool) -> None:
         self.stalled_since = anyio.current_time()
         try:
-            with anyio.fail_after(self._limits.piece_seconds):
+            with anyio.fail_after(self._limits.chunk_seconds):
                 await self._send({"type": "http.response.body", "body": chunk, "more_body": more})
         finally:
             self.stalled_since = None
 
     async def _fail(self, status: int, text: str, error: ChainError | None = None) -> None:
         """Respond with an error; once the head of a response was sent, abort the connection instead."""
-        if not self._started:
+        if not self._has_response_started:
             await self._refuse(status, text)
             return
         if error is not None:
@@ -301,7 +301,7 @@ class _Forwarding:
 
     def abort(self) -> None:
         """Abort the connection to the client; `_cancel_on_disconnect` then ends the request to the node."""
-        abort: Callable[[], Any] | None = self._scope.get("state", {}).get(CUT)
+        abort: Callable[[], Any] | None = self._scope.get("state", {}).get(ABORT_KEY)
         if abort is None:
             raise RuntimeError("the server does not support aborting a connection")
         abort()
@@ -310,23 +310,29 @@ class _Forwarding:
         await error_response(status, text)(self._scope, self._receive, self._send)
 
 
-def _operation(path: str, method: str) -> Operation:
+def _describe_operation(path: str, method: str) -> Operation:
     """The description of a listed path; the responses are the nodes' and not described."""
-    heights = {name: {"description": "Block height.", "schema": _HEIGHT} for name in ("from_height", "to_height")}
+    heights = {
+        name: {"description": "Block height.", "schema": _HEIGHT_SCHEMA} for name in ("from_height", "to_height")
+    }
     return Operation(
         "Forwarded to a chain node; returns the node's response.",
         Any,
         body={"type": "object"} if method == "POST" else None,
-        path={part[1:-1]: {"type": "string", "pattern": f"^{_PARTS[part]}$"} for part in _PARTS if part in path},
+        path={
+            part[1:-1]: {"type": "string", "pattern": f"^{_PLACEHOLDERS[part]}$"}
+            for part in _PLACEHOLDERS
+            if part in path
+        },
         query=heights if path.endswith("/leaves") else {},
         refusals=(404, 413, 502, 504) if method == "POST" else (404, 502, 504),
-        passed_on=True,
+        is_forwarded=True,
     )
 
 
 def _target(scope: Scope) -> str:
     """Path and listed parameters of a request to a listed path."""
-    parameters: Sequence[bytes] = _PARAMETER.findall(scope.get("query_string", b""))
+    parameters: Sequence[bytes] = _HEIGHT_PARAMETER.findall(scope.get("query_string", b""))
     query = b"?" + b"&".join(parameters) if parameters else b""
     path: bytes = scope["raw_path"]
     return (path + query).decode("ascii")

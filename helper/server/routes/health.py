@@ -13,43 +13,43 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from helper.observability.health_checks import Check, passed, to_text
+from helper.observability.health_checks import Check, all_passed, format_checks
 from helper.server.openapi import ApiRoute, Operation
 
 LIVE_PATH: Final = "/livez"
 READY_PATH: Final = "/readyz"
 
-Checks = Callable[[], Sequence[Check]]
+CheckRunner = Callable[[], Sequence[Check]]
 
 _NO_STORE: Final = {"Cache-Control": "no-store"}
 _VERBOSE: Final = {
     "verbose": {"description": "List the checks even if all of them pass.", "schema": {"type": "string"}}
 }
-LIVE: Final = Operation("Whether requests are answered.", str, media="text/plain")
+LIVE: Final = Operation("Whether requests are answered.", str, media_type="text/plain")
 READY: Final = Operation(
     "Whether shares are accepted and revealed: one line per check.",
     str,
-    media="text/plain",
-    also=(503,),
+    media_type="text/plain",
+    same_content_statuses=(503,),
     query=_VERBOSE,
 )
 
 
-def health_routes(checks: Checks) -> list[ApiRoute]:
+def health_routes(run_checks: CheckRunner) -> list[ApiRoute]:
     """The two routes.
 
     Args:
-        checks: runs the readiness checks.
+        run_checks: runs the readiness checks.
     """
 
     async def live(_request: Request) -> Response:
         return PlainTextResponse("ok\n", headers=_NO_STORE)
 
     async def ready(request: Request) -> Response:
-        results = checks()
-        if not passed(results):
-            return PlainTextResponse(to_text(results), 503, headers=_NO_STORE)
-        text = to_text(results) if "verbose" in request.query_params else "ok\n"
+        results = run_checks()
+        if not all_passed(results):
+            return PlainTextResponse(format_checks(results), 503, headers=_NO_STORE)
+        text = format_checks(results) if "verbose" in request.query_params else "ok\n"
         return PlainTextResponse(text, headers=_NO_STORE)
 
     return [ApiRoute(LIVE_PATH, live, "GET", LIVE), ApiRoute(READY_PATH, ready, "GET", READY)]

@@ -16,14 +16,14 @@ from helper.core.addresses import is_loopback
 from helper.observability.metrics import Metrics
 from helper.server.connection_limits import ConnectionLimits
 from helper.server.middleware import error_response, internal_application
-from helper.server.routes.health import Checks, health_routes
+from helper.server.routes.health import CheckRunner, health_routes
 
 PATH: Final = "/metrics"
-LIMITS: Final = ConnectionLimits(connections=32, connections_each=32)
+LIMITS: Final = ConnectionLimits(max_connections=32, max_connections_per_client=32)
 """Limits of the listener: enough for a few scrapers, without taking file descriptors from wallets."""
 
 
-class LoopbackHosts:
+class LoopbackHostMiddleware:
     """Refuses `Host` names other than localhost on loopback addresses.
 
     A web page can make its own name resolve to 127.0.0.1 and read from local services (DNS rebinding); its requests
@@ -38,14 +38,14 @@ class LoopbackHosts:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         host = Headers(scope=scope).get("host") if scope["type"] == "http" else None
-        if host is not None and is_loopback((scope.get("server") or ("",))[0]) and not _is_local(host):
+        if host is not None and is_loopback((scope.get("server") or ("",))[0]) and not _is_local_host(host):
             refused = error_response(421, "Host must be localhost or an IP address")
             await refused(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
 
-def _is_local(host: str) -> bool:
+def _is_local_host(host: str) -> bool:
     """Whether a Host header is localhost or an IP address, with or without a port."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
@@ -56,11 +56,13 @@ def _is_local(host: str) -> bool:
     return True
 
 
-def create_metrics_app(metrics: Metrics, checks: Checks) -> ASGIApp:
+def create_metrics_app(metrics: Metrics, run_checks: CheckRunner) -> ASGIApp:
     """Create the application of the metrics listener."""
 
     async def scrape(request: Request) -> Response:
-        text, kind = await metrics.text(request.headers.get("accept", ""))
+        text, kind = await metrics.render(request.headers.get("accept", ""))
         return Response(text, media_type=kind)
 
-    return LoopbackHosts(internal_application([Route(PATH, scrape, methods=["GET"]), *health_routes(checks)]))
+    return LoopbackHostMiddleware(
+        internal_application([Route(PATH, scrape, methods=["GET"]), *health_routes(run_checks)])
+    )

@@ -16,8 +16,8 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from helper.core.share import ShareState
-from helper.errors import ActionRefused, ExportFileError, HelperError, NothingThere
-from helper.ingest.payload import error_answer
+from helper.errors import ActionRefused, ExportFileError, HelperError, NotFound
+from helper.ingest.payload import error_body
 from helper.observability.service_state import ServiceState
 from helper.server import action_views, views
 from helper.server.action_views import RoundState
@@ -28,30 +28,30 @@ from helper.store.rows import QueueFilter
 if TYPE_CHECKING:
     from helper.chain.round_registry import RoundRegistry
 
-Facts = Callable[[], ServiceState]
-Rounds = Callable[[], Awaitable[Iterable[RoundState]]]
+StatusSource = Callable[[], ServiceState]
+RoundStatesSource = Callable[[], Awaitable[Iterable[RoundState]]]
 T = TypeVar("T")
 
-_STATUSES: Final = {NothingThere: 404, ActionRefused: 409, ExportFileError: 422, HelperError: 503}
+_STATUSES: Final = {NotFound: 404, ActionRefused: 409, ExportFileError: 422, HelperError: 503}
 """Response statuses of errors, subclasses first."""
 
 
 def create_operator_app(
     queue: QueueReader,
-    service: Facts | None = None,
+    service_status: StatusSource | None = None,
     *,
     source: views.Source = "daemon",
-    more: Sequence[BaseRoute] = (),
+    more_routes: Sequence[BaseRoute] = (),
 ) -> ASGIApp:
     """Create the operators' application.
 
     Args:
         queue: the operators' reads of the store.
-        service: state of the running service (node health, timings, pauses) as plain JSON; None if none runs.
+        service_status: state of the running service (node health, timings, pauses) as plain JSON; None if none runs.
         source: who answers, for the responses.
-        more: routes of other modules.
+        more_routes: routes of other modules.
     """
-    routes = [*operator_routes(queue, service, source=source), *more]
+    routes = [*operator_routes(queue, service_status, source=source), *more_routes]
     return internal_application(routes, {HelperError: helper_error})
 
 
@@ -59,15 +59,15 @@ async def helper_error(_request: Request, error: Exception) -> Response:
     """Respond to an error of the helper with its text and advice."""
     assert isinstance(error, HelperError)
     status = next(status for kind, status in _STATUSES.items() if isinstance(error, kind))
-    return JsonResponse({**error_answer(str(error)), "advice": error.advice}, status)
+    return JsonResponse({**error_body(str(error)), "advice": error.advice}, status)
 
 
-def operator_routes(queue: QueueReader, service: Facts | None, *, source: views.Source) -> list[Route]:
+def operator_routes(queue: QueueReader, service_status: StatusSource | None, *, source: views.Source) -> list[Route]:
     """`GET /queue?round=&state=&due_before=&stage=&limit=`, `/queue/{ref}`, `/stats`, `/spent/{nullifier}`, `/actions`.
 
     Args:
         queue: the operators' reads of the store.
-        service: state of the running service; None if none runs.
+        service_status: state of the running service; None if none runs.
         source: who answers, for the responses.
     """
 
@@ -83,11 +83,11 @@ def operator_routes(queue: QueueReader, service: Facts | None, *, source: views.
         limit = parsed(views.parse_limit, params.get("limit"))
         failed = None
         if query.state is ShareState.FAILED:
-            failed = await queue.failed_groups(query, limit=views.GROUPS_SHOWN)
+            failed = await queue.list_matching_failures(query, limit=views.MAX_FAILURE_GROUPS)
         return JsonResponse(views.list_json(await queue.list_shares(query, limit), source=source, failed=failed))
 
     async def show(request: Request) -> Response:
-        story = await queue.show(request.path_params["ref"])
+        story = await queue.get_share_details(request.path_params["ref"])
         if story is None:
             raise HTTPException(404, "no share, or more than one, matches this reference")
         return JsonResponse(views.story_json(story, source=source))
@@ -95,23 +95,23 @@ def operator_routes(queue: QueueReader, service: Facts | None, *, source: views.
     async def stats(_request: Request) -> Response:
         return JsonResponse(
             views.stats_json(
-                await queue.counts(),
-                await queue.damaged(),
+                await queue.count_shares(),
+                await queue.list_damaged(),
                 source=source,
-                failed=await queue.failed_groups(QueueFilter(), limit=views.GROUPS_SHOWN),
-                before=await queue.purged_failures(),
-                service=None if service is None else service(),
+                failed=await queue.list_matching_failures(QueueFilter(), limit=views.MAX_FAILURE_GROUPS),
+                purged_failures=await queue.list_purged_failures(),
+                service=None if service_status is None else service_status(),
             )
         )
 
     async def spent(request: Request) -> Response:
         nullifier = parsed(views.parse_hex32, "nullifier", request.path_params["nullifier"])
-        rounds = await queue.rounds_of_spent(nullifier)
+        rounds = await queue.find_rounds_of_nullifier(nullifier)
         return JsonResponse({"source": source, "rounds": [round_id.hex() for round_id in rounds]})
 
     async def actions(request: Request) -> Response:
-        limit = parsed(views.parse_limit, request.query_params.get("limit"), action_views.ACTIONS_SHOWN)
-        return JsonResponse(action_views.actions_json(await queue.actions(limit=limit), source=source))
+        limit = parsed(views.parse_limit, request.query_params.get("limit"), action_views.DEFAULT_ACTION_LIMIT)
+        return JsonResponse(action_views.actions_json(await queue.list_actions(limit=limit), source=source))
 
     return [
         Route("/queue", list_shares, methods=["GET"]),
@@ -123,7 +123,7 @@ def operator_routes(queue: QueueReader, service: Facts | None, *, source: views.
 
 
 def rounds_route(
-    queue: QueueReader, rounds: Rounds, now: Callable[[], float], *, source: views.Source = "daemon"
+    queue: QueueReader, rounds: RoundStatesSource, now: Callable[[], float], *, source: views.Source = "daemon"
 ) -> Route:
     """`GET /rounds`.
 
@@ -136,14 +136,14 @@ def rounds_route(
 
     async def all_rounds(_request: Request) -> Response:
         states = await rounds()
-        return JsonResponse(action_views.rounds_json(states, await queue.counts(), now=now(), source=source))
+        return JsonResponse(action_views.rounds_json(states, await queue.count_shares(), now=now(), source=source))
 
     return Route("/rounds", all_rounds, methods=["GET"])
 
 
 def round_states(rounds: RoundRegistry, tree_size: Callable[[bytes], int]) -> list[RoundState]:
     """The state of each known round; `tree_size` returns the number of known leaves of a round."""
-    still_open = {known.round_id for known in rounds.open()}
+    still_open = {known.round_id for known in rounds.open_rounds()}
     return [
         RoundState(
             round_id=known.round_id,
@@ -151,16 +151,16 @@ def round_states(rounds: RoundRegistry, tree_size: Callable[[bytes], int]) -> li
             vote_end_time=known.vote_end_time,
             created_at_height=known.created_at_height,
             tree_size=tree_size(known.round_id),
-            closed=known.round_id not in still_open,
-            frozen=rounds.frozen(known.round_id),
+            is_closed=known.round_id not in still_open,
+            frozen_reason=rounds.frozen_reason(known.round_id),
         )
-        for known in rounds.all()
+        for known in rounds.all_rounds()
     ]
 
 
 async def stored_round_states(queue: QueueReader) -> list[RoundState]:
     """The state of each stored round, as the daemon left it."""
-    sizes = await queue.tree_sizes()
+    sizes = await queue.count_leaves()
     return [
         RoundState(
             round_id=stored.round_id,
@@ -168,9 +168,9 @@ async def stored_round_states(queue: QueueReader) -> list[RoundState]:
             vote_end_time=stored.vote_end_time,
             created_at_height=stored.created_at_height,
             tree_size=sizes.get(stored.round_id, 0),
-            closed=stored.closed_at is not None,
+            is_closed=stored.closed_at is not None,
         )
-        for stored in await queue.rounds()
+        for stored in await queue.list_rounds()
     ]
 
 

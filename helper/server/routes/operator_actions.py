@@ -17,23 +17,23 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from helper.errors import HelperError
-from helper.operations.actions import LeftShare, Operations
+from helper.operations.actions import Operations, SkippedShare
 from helper.operations.import_queue import split_lines
 from helper.server import views
 from helper.server.middleware import JsonResponse
-from helper.server.peer_credentials import KEY, Peer, user_name
+from helper.server.peer_credentials import PEER_KEY, Peer, user_name
 from helper.server.routes.operator import parsed
 from helper.store.action_rows import Actor
 from helper.store.rows import QueueFilter
 
-MAX_BODY: Final = 64 << 20
+MAX_BODY_BYTES: Final = 64 << 20
 """Maximum bytes of a JSON body: the marks of two million shares."""
 MAX_REFS: Final = 10_000
 
-MARK: Final = struct.Struct(">Q8s")
+MARK_STRUCT: Final = struct.Struct(">Q8s")
 """A row's number and its checksum."""
 
-Text = Annotated[str, Field(max_length=64)]
+ShortText = Annotated[str, Field(max_length=64)]
 Body = TypeVar("Body", bound=BaseModel)
 
 
@@ -42,9 +42,9 @@ class ActionFilter(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    round: Text = ""
-    state: Text = ""
-    due_before: Text = ""
+    round: ShortText = ""
+    state: ShortText = ""
+    due_before: ShortText = ""
     stage: Annotated[str, Field(max_length=32)] = ""
 
     def filter(self) -> QueueFilter:
@@ -56,22 +56,22 @@ class ActionFilter(BaseModel):
         return views.parse_filter(self.round, self.state, self.due_before, self.stage)
 
 
-class Retry(ActionFilter):
+class RetryRequest(ActionFilter):
     """`POST /queue/retry`."""
 
-    refs: Annotated[list[Text], Field(max_length=MAX_REFS)] = []
+    refs: Annotated[list[ShortText], Field(max_length=MAX_REFS)] = []
     dry_run: bool = False
 
 
-class Exported(ActionFilter):
-    """`POST /queue/export`: the contents of an export file; with `marks` (`MARK` each), these rows are moved."""
+class ExportRequest(ActionFilter):
+    """`POST /queue/export`: the contents of an export file; with `marks` (`MARK_STRUCT` each), these rows are moved."""
 
     named: Annotated[int, Field(ge=0)] = 0
     shares: Annotated[int, Field(ge=0)]
     marks: Base64Bytes | None = Field(default=None, repr=False)
 
 
-class Purge(BaseModel):
+class PurgeRequest(BaseModel):
     """`POST /rounds/{round}/purge`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -88,36 +88,36 @@ def operator_action_routes(operations: Operations, *, source: views.Source = "da
     """
 
     async def retry(request: Request) -> Response:
-        params, actor = await _read(request, Retry), await actor_of(request, source)
+        params, actor = await _read_json(request, RetryRequest), await identify_actor(request, source)
         selected = parsed(params.filter)
-        counts = await operations.retry(actor, selected, params.refs, dry=params.dry_run)
+        counts = await operations.retry(actor, selected, params.refs, dry_run=params.dry_run)
         return _result(counts, source, dry=params.dry_run)
 
     async def export(request: Request) -> Response:
-        params, actor = await _read(request, Exported), await actor_of(request, source)
+        params, actor = await _read_json(request, ExportRequest), await identify_actor(request, source)
         selected = parsed(params.filter)
         if params.marks is None:
-            return _result(await operations.note_export(actor, selected, params.named, params.shares), source)
-        if len(params.marks) % MARK.size:
-            raise HTTPException(400, f"marks: must be a multiple of {MARK.size} bytes")
-        marks = [(number, check) for number, check in MARK.iter_unpack(params.marks)]
-        return _result(await operations.hand_over(actor, selected, params.named, marks), source)
+            return _result(await operations.record_export(actor, selected, params.named, params.shares), source)
+        if len(params.marks) % MARK_STRUCT.size:
+            raise HTTPException(400, f"marks: must be a multiple of {MARK_STRUCT.size} bytes")
+        marks = [(number, check) for number, check in MARK_STRUCT.iter_unpack(params.marks)]
+        return _result(await operations.move_shares(actor, selected, params.named, marks), source)
 
     async def import_shares(request: Request) -> Response:
-        actor, dry = await actor_of(request, source), request.query_params.get("dry_run") == "1"
+        actor, dry_run = await identify_actor(request, source), request.query_params.get("dry_run") == "1"
         chunks = request.stream()
         try:
-            report = await operations.import_shares(actor, split_lines(chunks), dry=dry)
+            report = await operations.import_shares(actor, split_lines(chunks), dry_run=dry_run)
         except HelperError:
             async for _ in chunks:
                 pass  # a client that is refused early still sends the rest, and reads the response afterwards
             raise
-        return _result({**report.counts, "left": [_left_json(share) for share in report.left]}, source, dry=dry)
+        return _result({**report.counts, "left": [_left_json(share) for share in report.skipped]}, source, dry=dry_run)
 
     async def purge(request: Request) -> Response:
-        params, actor = await _read(request, Purge), await actor_of(request, source)
+        params, actor = await _read_json(request, PurgeRequest), await identify_actor(request, source)
         round_id = parsed(views.parse_round, request.path_params["round"])
-        return _result(await operations.purge(actor, round_id, dry=params.dry_run), source, dry=params.dry_run)
+        return _result(await operations.purge(actor, round_id, dry_run=params.dry_run), source, dry=params.dry_run)
 
     return [
         Route("/queue/retry", retry, methods=["POST"]),
@@ -127,9 +127,9 @@ def operator_action_routes(operations: Operations, *, source: views.Source = "da
     ]
 
 
-async def actor_of(request: Request, source: views.Source) -> Actor:
+async def identify_actor(request: Request, source: views.Source) -> Actor:
     """The user that sends a request, for the audit log; raises HTTPException (403) if it is unknown."""
-    peer = getattr(request.state, KEY, None)
+    peer = getattr(request.state, PEER_KEY, None)
     if not isinstance(peer, Peer):
         raise HTTPException(403, "unknown user: operator actions require the control socket")
     name = await anyio.to_thread.run_sync(user_name, peer.uid)
@@ -141,7 +141,7 @@ def _result(facts: Mapping[str, Any], source: views.Source, *, dry: bool = False
     return JsonResponse({"source": source, "dry_run": dry, **facts})
 
 
-def _left_json(share: LeftShare) -> dict[str, Any]:
+def _left_json(share: SkippedShare) -> dict[str, Any]:
     return {
         "number": share.number,
         "ref": share.ref,
@@ -150,13 +150,13 @@ def _left_json(share: LeftShare) -> dict[str, Any]:
     }
 
 
-async def _read(request: Request, kind: type[Body]) -> Body:
+async def _read_json(request: Request, kind: type[Body]) -> Body:
     """Parse the JSON of a request's body."""
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > MAX_BODY:
-            raise HTTPException(413, f"body: is larger than {MAX_BODY} bytes")
+        if len(body) > MAX_BODY_BYTES:
+            raise HTTPException(413, f"body: is larger than {MAX_BODY_BYTES} bytes")
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:

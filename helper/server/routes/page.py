@@ -33,7 +33,7 @@ _HEADERS: Final = {
 PAGE: Final = Operation(
     "The web page: its files, and its index for every other path outside the API.",
     str,
-    media="*/*",
+    media_type="*/*",
     path={"path": {"type": "string", "description": "Path of a file, or of a view of the page."}},
     refusals=(404,),
 )
@@ -95,7 +95,7 @@ class Page:
 
     async def _serve(self, request: Request) -> Response:
         path: str = request.path_params["path"]
-        response = await self._file(path, request)
+        response = await self._find_file(path, request)
         response.headers["Accept-Ranges"] = "none"
         for name, value in _HEADERS.items():
             response.headers[name] = value
@@ -104,7 +104,7 @@ class Page:
         response.headers["Cache-Control"] = _IMMUTABLE if is_asset else _NO_CACHE
         return response
 
-    async def _file(self, path: str, request: Request) -> Response:
+    async def _find_file(self, path: str, request: Request) -> Response:
         try:
             return await self._files.get_response(path or INDEX, request.scope)
         except HTTPException:

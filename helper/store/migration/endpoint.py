@@ -13,23 +13,23 @@ from helper.core.share import ShareState
 from helper.errors import StoreCorrupt
 from helper.store.migration.marks import MigrationMark, read_mark
 from helper.store.migration.tables import (
-    MOVED,
-    OWN_FACTS,
+    LOCAL_META_KEYS,
+    MOVED_KEY,
     ROUND_KEYS,
-    ROW_KEY,
+    ROW_CHECK_KEY,
     SHARES,
-    UNFINISHED,
+    UNFINISHED_KEY,
     Difference,
     Key,
     LiveShare,
     Row,
     Table,
-    in_order,
+    is_ascending,
     live_shares,
 )
 from helper.store.rows import DamagedShare
-from helper.store.sql_files import named
-from helper.store.transaction import Params, fact_row, read_fact
+from helper.store.sql_files import parse_statements
+from helper.store.transaction import Params, make_meta_row, read_meta_value
 
 _ROUND_STATEMENTS: Final = (
     "drop_round_tombstones",
@@ -49,9 +49,9 @@ _TRANSITIONS: Final = {
 
 
 @cache
-def copying() -> Mapping[str, str]:
+def load_copy_statements() -> Mapping[str, str]:
     """Return the statements of `copying.sql` by name."""
-    return named((resources.files("helper.store.migration") / "copying.sql").read_text("utf-8"))
+    return parse_statements((resources.files("helper.store.migration") / "copying.sql").read_text("utf-8"))
 
 
 class MigrationEndpoint(ABC):
@@ -69,16 +69,16 @@ class MigrationEndpoint(ABC):
 
     @property
     @abstractmethod
-    def word(self) -> str:
+    def cli_value(self) -> str:
         """Value for `--from` and `--to`."""
 
     @property
     @abstractmethod
-    def setting(self) -> str:
+    def config_text(self) -> str:
         """Configuration with which a helper uses this database, for messages."""
 
     @abstractmethod
-    def look(self) -> None:
+    def connect_read_only(self) -> None:
         """Connect for reading. A helper may use the database at the same time.
 
         Raises:
@@ -87,7 +87,7 @@ class MigrationEndpoint(ABC):
         """
 
     @abstractmethod
-    def hold(self) -> None:
+    def lock_exclusive(self) -> None:
         """Lock the database exclusively until `close`. Creates it if it does not exist.
 
         Raises:
@@ -99,19 +99,19 @@ class MigrationEndpoint(ABC):
         """Disconnect and release the lock."""
 
     @abstractmethod
-    def all(self, name: str, params: Params = ()) -> list[Row]:
+    def fetch_all(self, name: str, params: Params = ()) -> list[Row]:
         """Return all rows of a query of `copying.sql`, decrypted."""
 
     @abstractmethod
-    def many(self, name: str, rows: Sequence[Row]) -> None:
+    def execute_many(self, name: str, rows: Sequence[Row]) -> None:
         """Run a statement for each row, inside `changing`. Secret columns are encrypted as the database requires."""
 
     @abstractmethod
-    def changing(self) -> AbstractContextManager[None]:
+    def write_transaction(self) -> AbstractContextManager[None]:
         """A write transaction; on disk when it ends."""
 
     @abstractmethod
-    def reading(self) -> AbstractContextManager[None]:
+    def read_transaction(self) -> AbstractContextManager[None]:
         """A short read transaction on one snapshot."""
 
     @abstractmethod
@@ -120,84 +120,84 @@ class MigrationEndpoint(ABC):
 
     # ------------------------------------------------------------------ reading
 
-    def page(self, table: Table, after: Key) -> Sequence[Row]:
+    def read_page(self, table: Table, after: Key) -> Sequence[Row]:
         """Return the next page of a table in key order; a share includes its message and history.
 
         Raises:
             StoreCorrupt: the rows are not in key order, so that paging might never end.
         """
         if table.start is None:
-            return self._all_rows(table)
-        rows = self._page(table, after)
-        if not in_order(table, after, rows):
+            return self._read_all_rows(table)
+        rows = self._read_page(table, after)
+        if not is_ascending(table, after, rows):
             raise StoreCorrupt(f"{self.label} is damaged: rows of {table.name} are out of order")
         return rows
 
-    def _page(self, table: Table, after: Key) -> Sequence[Row]:
+    def _read_page(self, table: Table, after: Key) -> Sequence[Row]:
         params = (*after, table.rows)
         if table is not SHARES:
-            return self.all(f"page_{table.name}", params)
-        with self.reading():
-            shares = self.all("page_shares", params)
+            return self.fetch_all(f"page_{table.name}", params)
+        with self.read_transaction():
+            shares = self.fetch_all("page_shares", params)
             if not shares:
                 return []
             span = (*after, shares[-1][1])
-            return live_shares(shares, self.all("page_reveals", span), self.all("page_history", span))
+            return live_shares(shares, self.fetch_all("page_reveals", span), self.fetch_all("page_history", span))
 
-    def _all_rows(self, table: Table) -> list[Row]:
-        rows = self.all(f"page_{table.name}")
-        return sorted(row for row in rows if table.name != "meta" or row[0] not in OWN_FACTS)
+    def _read_all_rows(self, table: Table) -> list[Row]:
+        rows = self.fetch_all(f"page_{table.name}")
+        return sorted(row for row in rows if table.name != "meta" or row[0] not in LOCAL_META_KEYS)
 
-    def aside(self) -> dict[int, DamagedShare]:
+    def read_set_aside(self) -> dict[int, DamagedShare]:
         """Return the shares that were set aside as damaged, by number."""
-        return {row[0]: DamagedShare(*row[1:]) for row in self.all("aside")}
+        return {row[0]: DamagedShare(*row[1:]) for row in self.fetch_all("aside")}
 
-    def counters(self) -> dict[tuple[int, int], int]:
+    def read_counters(self) -> dict[tuple[int, int], int]:
         """Return the stored share counts by round number and state."""
-        return {(no, state): n for no, state, n in self.all("counters") if n}
+        return {(no, state): n for no, state, n in self.fetch_all("counters") if n}
 
-    def row_key(self) -> bytes:
+    def read_row_key(self) -> bytes:
         """Return the key of the row checks.
 
         Raises:
             StoreCorrupt: it is damaged.
         """
-        text = read_fact(self.all("fact", (ROW_KEY,)))
+        text = read_meta_value(self.fetch_all("fact", (ROW_CHECK_KEY,)))
         if text is None:
-            raise StoreCorrupt(f"{self.label} is damaged: {ROW_KEY} failed its check")
+            raise StoreCorrupt(f"{self.label} is damaged: {ROW_CHECK_KEY} failed its check")
         return bytes.fromhex(text)
 
     def is_fresh(self) -> bool:
         """Whether the database is empty except for its initial rows."""
-        facts = {row[0] for row in self.all("page_meta")}
-        return not self.page(ROUND_KEYS, (-1,)) and facts <= OWN_FACTS | {ROW_KEY, "key.order"}
+        facts = {row[0] for row in self.fetch_all("page_meta")}
+        return not self.read_page(ROUND_KEYS, (-1,)) and facts <= LOCAL_META_KEYS | {ROW_CHECK_KEY, "key.order"}
 
-    def mark(self, name: str) -> MigrationMark | None:
+    def get_mark(self, name: str) -> MigrationMark | None:
         """Return a mark of a migration."""
-        return read_mark(self.all("fact", (name,)))
+        return read_mark(self.fetch_all("fact", (name,)))
 
     # ------------------------------------------------------------------ writing
 
     def set_mark(self, name: str, mark: MigrationMark | None) -> None:
         """Set or remove a mark, inside `changing`."""
-        self.many("drop_meta", [(name,)])
+        self.execute_many("drop_meta", [(name,)])
         if mark is not None:
-            self.many("write_meta", [fact_row(name, mark.text())])
+            self.execute_many("write_meta", [make_meta_row(name, mark.to_text())])
 
     def begin_copy(self, mark: MigrationMark, facts: Sequence[Row]) -> None:
         """Mark this database as an unfinished target, so that no helper uses it, and take over the source's keys."""
-        with self.changing():
-            keys = [row for row in facts if row[0] in {ROW_KEY, "key.order"}]
-            self.many("drop_meta", [(row[0],) for row in keys])
-            self.many("write_meta", keys)
-            self.set_mark(UNFINISHED, mark)
-            self.set_mark(MOVED, None)
+        with self.write_transaction():
+            keys = [row for row in facts if row[0] in {ROW_CHECK_KEY, "key.order"}]
+            self.execute_many("drop_meta", [(row[0],) for row in keys])
+            self.execute_many("write_meta", keys)
+            self.set_mark(UNFINISHED_KEY, mark)
+            self.set_mark(MOVED_KEY, None)
 
-    def apply(self, table: Table, difference: Difference) -> None:
+    def apply_difference(self, table: Table, difference: Difference) -> None:
         """Apply differences to a table in one transaction."""
         missing, changed, extra = difference
         fresh = [*missing, *changed]
-        with self.changing():
+        with self.write_transaction():
             dropped = [table.key(row) for row in (*changed, *extra)]
             if table is ROUND_KEYS:
                 self._drop_rounds(dropped)
@@ -205,37 +205,37 @@ class MigrationEndpoint(ABC):
                 self._write_shares(dropped, [LiveShare(*row) for row in fresh])
                 return
             if dropped:
-                self.many(f"drop_{table.name}", dropped)
+                self.execute_many(f"drop_{table.name}", dropped)
             if fresh:
-                self.many(f"write_{table.name}", fresh)
+                self.execute_many(f"write_{table.name}", fresh)
 
     def _drop_rounds(self, keys: Sequence[Key]) -> None:
         for key in keys:
             # One row per statement: SQLite writes large statement journals to a file.
-            ids = self.all("share_ids_of_round", key)
-            self.many("drop_shares", ids)
-            self.many("drop_aside", ids)
+            ids = self.fetch_all("share_ids_of_round", key)
+            self.execute_many("drop_shares", ids)
+            self.execute_many("drop_aside", ids)
             for name in _ROUND_STATEMENTS:
-                self.many(name, [key])
+                self.execute_many(name, [key])
 
     def _write_shares(self, dropped: Sequence[Key], fresh: Sequence[LiveShare]) -> None:
         if dropped:
-            self.many("drop_shares", dropped)
-            self.many("drop_aside", dropped)
+            self.execute_many("drop_shares", dropped)
+            self.execute_many("drop_aside", dropped)
         if not fresh:
             return
         # An earlier copy may have stored the same share under another number.
-        self.many("drop_mac", [(live.share.mac,) for live in fresh])
+        self.execute_many("drop_mac", [(live.share.mac,) for live in fresh])
         received = ShareState.RECEIVED.value
-        self.many("add_share", [live.share._replace(state=received).columns() for live in fresh])
+        self.execute_many("add_share", [live.share._replace(state=received).to_columns() for live in fresh])
         reveals = [live.reveal for live in fresh if live.reveal is not None]
         if reveals:
-            self.many("add_reveal", reveals)
-        self.many("write_history", [(live.id, *entry) for live in fresh for entry in live.history])
-        self.many("bring_share", list(_transitions(fresh)))
+            self.execute_many("add_reveal", reveals)
+        self.execute_many("write_history", [(live.id, *entry) for live in fresh for entry in live.history])
+        self.execute_many("bring_share", list(_iter_transitions(fresh)))
 
 
-def _transitions(fresh: Sequence[LiveShare]) -> Iterator[tuple[int, int]]:
+def _iter_transitions(fresh: Sequence[LiveShare]) -> Iterator[tuple[int, int]]:
     """Yield the transitions that lead each share to its state, in order."""
     for live in fresh:
         for state in _TRANSITIONS[ShareState(live.share.state)]:

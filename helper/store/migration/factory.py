@@ -7,13 +7,13 @@ from typing import Final
 
 from helper.clock import Clock
 from helper.config import Config
-from helper.store.factory import host_name, needing_postgres
+from helper.store.factory import get_host_name, require_postgres_packages
 from helper.store.migration.endpoint import MigrationEndpoint
 from helper.store.migration.sqlite_endpoint import SqliteEndpoint
 
-FILE: Final = "sqlite"
+SQLITE_ENGINE: Final = "sqlite"
 """Argument for the configured file, [helper] db_path."""
-SHARED: Final = "postgresql"
+POSTGRES_ENGINE: Final = "postgresql"
 """Argument for the configured database, [store] url."""
 _IDLE_SECONDS: Final = 60.0
 """Idle timeout of transactions. It may be long, as no other host waits for the rows of a migration."""
@@ -33,27 +33,27 @@ def create_endpoint(location: str, config: Config, clock: Clock) -> MigrationEnd
         ValueError: `location` is none of these.
         StoreError: the address or the keys are invalid, or the PostgreSQL libraries are not installed.
     """
-    if location == FILE:
+    if location == SQLITE_ENGINE:
         return SqliteEndpoint(config.db_path, clock)
-    if location == SHARED:
+    if location == POSTGRES_ENGINE:
         if not config.store.url:
             raise ValueError("[store] url is empty: give the database address instead, postgresql://…")
-        return _postgres_endpoint(config, config.store.url)
+        return _create_postgres_endpoint(config, config.store.url)
     if location.startswith(_SCHEMES):
-        return _postgres_endpoint(config, location)
+        return _create_postgres_endpoint(config, location)
     if "://" in location or not location:
         raise ValueError("neither postgresql://… nor a file")
     return SqliteEndpoint(Path(location), clock)
 
 
 def create_endpoints(
-    origin: str | None, to: str, config: Config, clock: Clock
+    origin: str | None, destination: str, config: Config, clock: Clock
 ) -> tuple[MigrationEndpoint, MigrationEndpoint]:
     """Create source and target of a migration.
 
     Args:
         origin: the source; None for the configured database or, if that is the target, the configured file.
-        to: the target.
+        destination: the target.
         config: see `create_endpoint`.
         clock: see `create_endpoint`.
 
@@ -61,10 +61,10 @@ def create_endpoints(
         ValueError: see `create_endpoint`.
         StoreError: see `create_endpoint`.
     """
-    target = create_endpoint(to, config, clock)
+    target = create_endpoint(destination, config, clock)
     source = create_source_endpoint(origin, config, clock)
     if origin is None and source.label == target.label and config.store.url:
-        source = create_endpoint(FILE, config, clock)
+        source = create_endpoint(SQLITE_ENGINE, config, clock)
     return source, target
 
 
@@ -75,17 +75,19 @@ def create_source_endpoint(location: str | None, config: Config, clock: Clock) -
         ValueError: see `create_endpoint`.
         StoreError: see `create_endpoint`.
     """
-    return create_endpoint(location or (SHARED if config.store.url else FILE), config, clock)
+    return create_endpoint(location or (POSTGRES_ENGINE if config.store.url else SQLITE_ENGINE), config, clock)
 
 
-def _postgres_endpoint(config: Config, address: str) -> MigrationEndpoint:
-    with needing_postgres():
+def _create_postgres_endpoint(config: Config, address: str) -> MigrationEndpoint:
+    with require_postgres_packages():
         from helper.store.migration.postgres_endpoint import PostgresEndpoint  # noqa: PLC0415 - optional
         from helper.store.postgres.connection import create_connection_settings  # noqa: PLC0415
         from helper.store.postgres.keyring import read_keyring  # noqa: PLC0415
     settings = config.store
     if not settings.key_file:
         raise ValueError("a shared database needs a key file: --key-file or [store] key_file")
-    host = f"move from {host_name(config)}"[:_MAX_NAME]
-    link = create_connection_settings(address, schema=settings.schema_name, host=host, patience=_IDLE_SECONDS)
-    return PostgresEndpoint(link, read_keyring(Path(settings.key_file)))
+    host = f"move from {get_host_name(config)}"[:_MAX_NAME]
+    connection_settings = create_connection_settings(
+        address, schema=settings.schema_name, host=host, idle_transaction_seconds=_IDLE_SECONDS
+    )
+    return PostgresEndpoint(connection_settings, read_keyring(Path(settings.key_file)))

@@ -10,7 +10,7 @@ import orjson
 
 from helper.core.time_text import format_time
 from helper.errors import StoreMoved
-from helper.store.transaction import read_fact
+from helper.store.transaction import read_meta_value
 
 _UNREADABLE: Final = "?"
 
@@ -29,7 +29,7 @@ class MigrationMark:
     other: str
     at: int
 
-    def text(self) -> str:
+    def to_text(self) -> str:
         """Return the stored form."""
         return orjson.dumps(asdict(self)).decode()
 
@@ -38,7 +38,7 @@ def read_mark(rows: Sequence[tuple[Any, ...]]) -> MigrationMark | None:
     """Parse a mark. An unreadable one is returned as a mark with unknown fields, so that it still blocks use."""
     if not rows:
         return None
-    text = read_fact(rows)
+    text = read_meta_value(rows)
     try:
         fields: Mapping[str, Any] = orjson.loads(text or "")
         return MigrationMark(str(fields["id"]), str(fields["other"]), int(fields["at"]))
@@ -46,13 +46,13 @@ def read_mark(rows: Sequence[tuple[Any, ...]]) -> MigrationMark | None:
         return MigrationMark(_UNREADABLE, _UNREADABLE, 0)
 
 
-def refuse_marked(unfinished: Sequence[tuple[Any, ...]], moved: Sequence[tuple[Any, ...]], here: str) -> None:
+def refuse_marked(unfinished: Sequence[tuple[Any, ...]], moved: Sequence[tuple[Any, ...]], label: str) -> None:
     """Refuse to use a database that a migration has marked.
 
     Args:
-        unfinished: rows of the fact `UNFINISHED`.
-        moved: rows of the fact `MOVED`.
-        here: name of the database for messages.
+        unfinished: rows of the fact `UNFINISHED_KEY`.
+        moved: rows of the fact `MOVED_KEY`.
+        label: name of the database for messages.
 
     Raises:
         StoreMoved: it is marked; the message says where the queue is.
@@ -60,7 +60,7 @@ def refuse_marked(unfinished: Sequence[tuple[Any, ...]], moved: Sequence[tuple[A
     mark = read_mark(moved)
     if mark is not None:
         raise StoreMoved(
-            f"the queue of {here} was moved to {mark.other} at {format_time(mark.at)} UTC",
+            f"the queue of {label} was moved to {mark.other} at {format_time(mark.at)} UTC",
             advice="Configure that database: [store] url for a shared database, [helper] db_path for a file. To move "
             "the queue back, run `svote-helper db copy --to` with that database as the source. Only if that database "
             "is permanently lost, run `svote-helper db copy --undo`.",
@@ -68,7 +68,7 @@ def refuse_marked(unfinished: Sequence[tuple[Any, ...]], moved: Sequence[tuple[A
     mark = read_mark(unfinished)
     if mark is not None:
         raise StoreMoved(
-            f"{here} holds an unfinished copy of {mark.other}",
+            f"{label} holds an unfinished copy of {mark.other}",
             advice="Run the same `svote-helper db copy` again to complete it. Until then the queue remains in the "
             "source.",
         )

@@ -14,26 +14,26 @@ from typing import Final
 
 from helper.clock import Clock
 from helper.core.share import ShareState
-from helper.errors import NothingThere, StoreCopyDiffers, StoreForeign, StoreLocked
+from helper.errors import NotFound, StoreCopyDiffers, StoreForeign, StoreLocked
 from helper.store.migration.endpoint import MigrationEndpoint
 from helper.store.migration.marks import MigrationMark, refuse_marked
 from helper.store.migration.table_pass import PassStats, run_pass
 from helper.store.migration.tables import (
-    MOVED,
+    MOVED_KEY,
     SHARES,
     TOMBSTONES,
-    UNFINISHED,
+    UNFINISHED_KEY,
     Row,
 )
 from helper.store.rows import DamagedShare
 
-FEW_DIFFERENCES: Final = 1000
+MAX_FINAL_DIFFERENCES: Final = 1000
 """Differing rows below which no further pass is made while the source is in use; the last pass finds the rest."""
 MAX_PASSES: Final = 8
 PROGRESS_SECONDS: Final = 5.0
 """Seconds between two progress messages."""
 
-Say = Callable[[str], None]
+ProgressCallback = Callable[[str], None]
 
 
 @dataclass(slots=True)
@@ -41,24 +41,24 @@ class MigrationResult:
     """Result of a migration, complete or so far.
 
     Attributes:
-        finished: whether the target now has the queue; otherwise a helper still uses the source.
+        is_finished: whether the target now has the queue; otherwise a helper still uses the source.
         passes: passes made, without the final comparison.
         written: rows inserted, changed or deleted in all passes.
         live: shares with their witness.
         confirmed: tombstones.
         damaged: shares that were not copied, because their rows are damaged.
         uncounted: shares that the source counts beyond those it has; negative if it counts fewer.
-        held_seconds: how long the source was locked.
+        locked_seconds: how long the source was locked.
     """
 
-    finished: bool = False
+    is_finished: bool = False
     passes: int = 0
     written: int = 0
     live: int = 0
     confirmed: int = 0
     damaged: list[DamagedShare] = field(default_factory=list)
     uncounted: int = 0
-    held_seconds: float = 0.0
+    locked_seconds: float = 0.0
 
 
 class Migration:
@@ -68,14 +68,16 @@ class Migration:
         source: the database that has the queue.
         target: the database that gets it.
         clock: for the time in marks and for durations.
-        say: called with progress messages.
+        on_progress: called with progress messages.
     """
 
-    def __init__(self, source: MigrationEndpoint, target: MigrationEndpoint, *, clock: Clock, say: Say) -> None:
+    def __init__(
+        self, source: MigrationEndpoint, target: MigrationEndpoint, *, clock: Clock, on_progress: ProgressCallback
+    ) -> None:
         self._source = source
         self._target = target
         self._clock = clock
-        self._say = say
+        self._on_progress = on_progress
         self._mark = MigrationMark("", "", 0)
         self._result = MigrationResult()
 
@@ -90,12 +92,12 @@ class Migration:
         """
         source, target = self._source, self._target
         self._open_source()
-        target.hold()
+        target.lock_exclusive()
         earlier = self._check_target()
         self._mark = MigrationMark(secrets.token_hex(8) if earlier is None else earlier.id, source.label, self._now())
-        target.begin_copy(self._mark, source.all("page_meta"))
+        target.begin_copy(self._mark, source.fetch_all("page_meta"))
 
-    def survey(self) -> MigrationResult:
+    def estimate(self) -> MigrationResult:
         """Report what would be migrated, by the source's counters. Changes nothing.
 
         Raises:
@@ -103,12 +105,12 @@ class Migration:
         """
         self._open_source()
         try:
-            self._target.look()
-        except NothingThere:
+            self._target.connect_read_only()
+        except NotFound:
             self._check_source(None)
         else:
             self._check_target()
-        for (_, state), n in self._source.counters().items():
+        for (_, state), n in self._source.read_counters().items():
             if state == ShareState.SUBMITTED:
                 self._result.confirmed += n
             else:
@@ -120,15 +122,15 @@ class Migration:
             raise StoreForeign(
                 f"{self._source.label} would be copied onto itself", advice="Choose another database: --to or --from."
             )
-        self._source.look()
+        self._source.connect_read_only()
 
     def _check_target(self) -> MigrationMark | None:
         """Refuse a target that has another queue. Returns the mark of an unfinished migration into it."""
         source, target = self._source, self._target
-        unfinished = target.mark(UNFINISHED)
+        unfinished = target.get_mark(UNFINISHED_KEY)
         self._check_source(unfinished)
-        ours = unfinished is not None or target.mark(MOVED) is not None
-        if not target.is_fresh() and not (ours and target.row_key() == source.row_key()):
+        ours = unfinished is not None or target.get_mark(MOVED_KEY) is not None
+        if not target.is_fresh() and not (ours and target.read_row_key() == source.read_row_key()):
             raise StoreForeign(
                 f"{target.label} already has another queue",
                 advice="Choose an empty database, a file that does not exist, or a database that this queue was moved "
@@ -136,34 +138,34 @@ class Migration:
             )
         return unfinished
 
-    def try_hold(self) -> bool:
+    def try_lock_source(self) -> bool:
         """Lock the source. Returns False if a helper uses it.
 
         Raises:
             StoreMoved: another migration has moved the queue in the meantime.
         """
         try:
-            self._source.hold()
+            self._source.lock_exclusive()
         except StoreLocked:
-            self._source.look()
+            self._source.connect_read_only()
             return False
         self._check_source(self._mark)
         return True
 
     def _check_source(self, mark: MigrationMark | None) -> None:
         """Refuse a source that is marked, except as moved by this migration, which was then interrupted at its end."""
-        moved = self._source.mark(MOVED)
+        moved = self._source.get_mark(MOVED_KEY)
         if moved is None or mark is None or moved.id != mark.id:
-            _refuse(self._source)
+            _refuse_source(self._source)
 
-    def pass_beside(self) -> int:
+    def run_live_pass(self) -> int:
         """Make one pass while a helper uses the source. Returns the number of differing rows."""
-        return sum(self._pass(write=True).differing.values())
+        return sum(self._run_pass(write=True).rows_differing.values())
 
     def catch_up(self) -> None:
         """Make passes while a helper uses the source, until few rows differ."""
         for _ in range(MAX_PASSES):
-            if self.pass_beside() < FEW_DIFFERENCES:
+            if self.run_live_pass() < MAX_FINAL_DIFFERENCES:
                 return
 
     def finish(self) -> MigrationResult:
@@ -173,23 +175,23 @@ class Migration:
             StoreCopyDiffers: the target differs from the source. No mark was changed; the source still has the queue.
         """
         began = self._clock.monotonic()
-        self._pass(write=True)
-        with self._target.changing():
+        self._run_pass(write=True)
+        with self._target.write_transaction():
             self._target.end_copy()
         self._verify()
         source, target = self._source, self._target
-        mark = source.mark(MOVED)
+        mark = source.get_mark(MOVED_KEY)
         if mark is None:
-            with source.changing():
-                source.set_mark(MOVED, MigrationMark(self._mark.id, target.label, self._now()))
-        with target.changing():
-            target.set_mark(UNFINISHED, None)
-        self._result.finished = True
-        self._result.held_seconds = self._clock.monotonic() - began
+            with source.write_transaction():
+                source.set_mark(MOVED_KEY, MigrationMark(self._mark.id, target.label, self._now()))
+        with target.write_transaction():
+            target.set_mark(UNFINISHED_KEY, None)
+        self._result.is_finished = True
+        self._result.locked_seconds = self._clock.monotonic() - began
         return self._result
 
     @property
-    def told(self) -> MigrationResult:
+    def result(self) -> MigrationResult:
         """The result so far."""
         return self._result
 
@@ -198,25 +200,25 @@ class Migration:
     def _now(self) -> int:
         return int(self._clock.now())
 
-    def _pass(self, *, write: bool) -> PassStats:
+    def _run_pass(self, *, write: bool) -> PassStats:
         began = self._clock.monotonic()
-        stats = run_pass(self._source, self._target, write=write, report=self._progress(began))
-        result, changed = self._result, sum(stats.differing.values())
+        stats = run_pass(self._source, self._target, write=write, report=self._create_progress_report(began))
+        result, changed = self._result, sum(stats.rows_differing.values())
         result.damaged = stats.damaged
-        result.live, result.confirmed = stats.read[SHARES.name], stats.read[TOMBSTONES.name]
+        result.live, result.confirmed = stats.rows_read[SHARES.name], stats.rows_read[TOMBSTONES.name]
         seconds = self._clock.monotonic() - began
         if write:
             result.passes += 1
             result.written += changed
-            self._say(
+            self._on_progress(
                 f"pass {result.passes}: {result.live} live shares and {result.confirmed} confirmed, "
-                f"{sum(stats.read.values())} rows read, {changed} written, {seconds:.1f} s"
+                f"{sum(stats.rows_read.values())} rows read, {changed} written, {seconds:.1f} s"
             )
         else:
-            self._say(f"compared: {sum(stats.read.values())} rows, {changed} differ, {seconds:.1f} s")
+            self._on_progress(f"compared: {sum(stats.rows_read.values())} rows, {changed} differ, {seconds:.1f} s")
         return stats
 
-    def _progress(self, began: float) -> Callable[[str, int], None]:
+    def _create_progress_report(self, began: float) -> Callable[[str, int], None]:
         last = began
 
         def report(table: str, rows: int) -> None:
@@ -224,22 +226,22 @@ class Migration:
             now = self._clock.monotonic()
             if now - last >= PROGRESS_SECONDS:
                 last = now
-                self._say(f"… {rows} rows of {table}, {now - began:.0f} s")
+                self._on_progress(f"… {rows} rows of {table}, {now - began:.0f} s")
 
         return report
 
     def _verify(self) -> None:
-        stats = self._pass(write=False)
-        differing = [f"{n} rows of {name}" for name, n in stats.differing.items() if n]
+        stats = self._run_pass(write=False)
+        differing = [f"{n} rows of {name}" for name, n in stats.rows_differing.items() if n]
         expected = {key: n for key, n in stats.counts.items() if n}
-        if self._target.counters() != expected:
+        if self._target.read_counters() != expected:
             differing.append("the share counts")
         if differing:
             raise StoreCopyDiffers(f"{self._target.label} differs from {self._source.label}: {', '.join(differing)}")
-        counted = sum(self._source.counters().values())
+        counted = sum(self._source.read_counters().values())
         self._result.uncounted = counted - sum(expected.values()) - len(stats.damaged)
 
 
-def _refuse(source: MigrationEndpoint) -> None:
-    rows: list[list[Row]] = [source.all("fact", (name,)) for name in (UNFINISHED, MOVED)]
+def _refuse_source(source: MigrationEndpoint) -> None:
+    rows: list[list[Row]] = [source.fetch_all("fact", (name,)) for name in (UNFINISHED_KEY, MOVED_KEY)]
     refuse_marked(rows[0], rows[1], source.label)

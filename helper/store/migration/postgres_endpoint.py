@@ -9,14 +9,14 @@ from typing import Any, Final
 import psycopg
 
 from helper.errors import StoreLocked
-from helper.store.migration.endpoint import MigrationEndpoint, copying
+from helper.store.migration.endpoint import MigrationEndpoint, load_copy_statements
 from helper.store.migration.tables import Row
 from helper.store.postgres.connection import ConnectionSettings
 from helper.store.postgres.errors import translate
 from helper.store.postgres.keyring import Keyring
-from helper.store.postgres.opening import connect, need_ready, prepare
+from helper.store.postgres.opening import connect, prepare_schema, require_ready
 from helper.store.postgres.row_encryption import RowEncryption
-from helper.store.postgres.transaction import statements
+from helper.store.postgres.transaction import load_statements
 from helper.store.transaction import Params
 
 _DECRYPT_AS: Final = {"page_shares": "share_by_id", "page_reveals": "reveal", "page_round_keys": "round_keys"}
@@ -28,120 +28,120 @@ class PostgresEndpoint(MigrationEndpoint):
     """A shared database. It is read while its hosts run, and locked with an advisory lock that each host shares.
 
     Args:
-        link: connection settings.
-        seals: the encryption keys of its hosts.
+        settings: connection settings.
+        keyring: the encryption keys of its hosts.
     """
 
-    def __init__(self, link: ConnectionSettings, seals: Keyring) -> None:
-        self._link = link
-        self._seals = seals
-        self._sealing = RowEncryption(seals)
+    def __init__(self, settings: ConnectionSettings, keyring: Keyring) -> None:
+        self._settings = settings
+        self._keyring = keyring
+        self._encryption = RowEncryption(keyring)
         self._conn: psycopg.Connection[tuple[Any, ...]] | None = None
-        self._held = False
+        self._is_locked = False
 
     @property
     def label(self) -> str:
         """The address without a password, and the schema."""
-        return f"{self._link.shown()}, schema {self._link.schema}"
+        return f"{self._settings.to_display_text()}, schema {self._settings.schema}"
 
     @property
-    def word(self) -> str:
+    def cli_value(self) -> str:
         """The address without a password."""
-        return self._link.shown()
+        return self._settings.to_display_text()
 
     @property
-    def setting(self) -> str:
+    def config_text(self) -> str:
         """The configuration of a host."""
         return (
-            f'[store] url = "{self._link.shown()}" (complete the address), '
-            f'schema_name = "{self._link.schema}", key_file, on every host'
+            f'[store] url = "{self._settings.to_display_text()}" (complete the address), '
+            f'schema_name = "{self._settings.schema}", key_file, on every host'
         )
 
-    def look(self) -> None:
+    def connect_read_only(self) -> None:
         """Connect and check the schema, without changes."""
         if self._conn is not None:
             return
         try:
-            with _translated():
+            with _translate_errors():
                 self._connect()
-                need_ready(self._open, self._link, self._seals)
+                require_ready(self._connection, self._settings, self._keyring)
         except BaseException:
             self.close()
             raise
 
     def _connect(self) -> None:
-        self._conn = connect(self._link)
+        self._conn = connect(self._settings)
         self._conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
 
-    def hold(self) -> None:
+    def lock_exclusive(self) -> None:
         """Take the exclusive lock, and create or upgrade the schema."""
-        if self._held:
+        if self._is_locked:
             return
-        with _translated():
+        with _translate_errors():
             if self._conn is None:
                 self._connect()
-            if self.all("hold", (self._link.schema,)) != [(True,)]:
-                hosts = ", ".join(str(row[0]) for row in self.all("holders", (self._link.schema,)))
+            if self.fetch_all("hold", (self._settings.schema,)) != [(True,)]:
+                hosts = ", ".join(str(row[0]) for row in self.fetch_all("holders", (self._settings.schema,)))
                 raise StoreLocked(
                     f"hosts use {self.label}: {hosts or 'they have just stopped'}",
                     advice="Stop the helper on each of these hosts first.",
                 )
-            self._held = True
-            prepare(self._open, self._link, self._seals)
+            self._is_locked = True
+            prepare_schema(self._connection, self._settings, self._keyring)
 
     def close(self) -> None:
         """Disconnect, which releases the lock."""
         if self._conn is not None:
-            conn, self._conn, self._held = self._conn, None, False
+            conn, self._conn, self._is_locked = self._conn, None, False
             with suppress(psycopg.Error):
                 conn.close()
 
     # ------------------------------------------------------------------ statements
 
     @property
-    def _open(self) -> psycopg.Connection[tuple[Any, ...]]:
+    def _connection(self) -> psycopg.Connection[tuple[Any, ...]]:
         assert self._conn is not None
         return self._conn
 
-    def all(self, name: str, params: Params = ()) -> list[Row]:
+    def fetch_all(self, name: str, params: Params = ()) -> list[Row]:
         """Return all rows of a query, decrypted."""
-        with _translated():
-            rows = self._open.execute(_statement(name), params).fetchall()
-        return self._sealing.inward(_DECRYPT_AS.get(name, name), rows)
+        with _translate_errors():
+            rows = self._connection.execute(_statement(name), params).fetchall()
+        return self._encryption.decrypt_rows(_DECRYPT_AS.get(name, name), rows)
 
-    def many(self, name: str, rows: Sequence[Row]) -> None:
+    def execute_many(self, name: str, rows: Sequence[Row]) -> None:
         """Run a statement for each row, pipelined."""
         encrypt_as = _ENCRYPT_AS.get(name, name)
-        with self._open.cursor() as cursor:
-            cursor.executemany(_statement(name), [self._sealing.outward(encrypt_as, row) for row in rows])
+        with self._connection.cursor() as cursor:
+            cursor.executemany(_statement(name), [self._encryption.encrypt_params(encrypt_as, row) for row in rows])
 
     @contextmanager
-    def changing(self) -> Iterator[None]:
+    def write_transaction(self) -> Iterator[None]:
         """A write transaction."""
-        with _translated(), self._open.transaction():
+        with _translate_errors(), self._connection.transaction():
             yield
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
+    def read_transaction(self) -> Iterator[None]:
         """A read transaction on one snapshot."""
-        with _translated(), self._open.transaction():
+        with _translate_errors(), self._connection.transaction():
             yield
 
     def end_copy(self) -> None:
         """Recount shares, advance the sequences, and drop claims and the sender lease."""
         for name in ("drop_all_aside", "drop_counters", "count_in_shared", "drop_claims", "drop_sender"):
-            self._open.execute(_statement(name))
+            self._connection.execute(_statement(name))
         for name in ("go_on_with_ids", "go_on_with_rounds"):
-            self._open.execute(_statement(name))
+            self._connection.execute(_statement(name))
 
 
 def _statement(name: str) -> bytes:
-    own = copying().get(name)
-    return statements()[name] if own is None else own.replace("?", "%s").encode()
+    own = load_copy_statements().get(name)
+    return load_statements()[name] if own is None else own.replace("?", "%s").encode()
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from helper.clock import Clock
-from helper.errors import NothingThere
+from helper.errors import NotFound
 from helper.runtime.privileges import acting_as_owner
-from helper.store.migration.endpoint import MigrationEndpoint, copying
-from helper.store.migration.tables import Row, plain
+from helper.store.migration.endpoint import MigrationEndpoint, load_copy_statements
+from helper.store.migration.tables import Row, replace_nul_in_row
 from helper.store.sql_files import queries
 from helper.store.sqlite.errors import translate, translate_opening
 from helper.store.sqlite.file_names import read_only_uri
@@ -48,23 +48,21 @@ class SqliteEndpoint(MigrationEndpoint):
         return str(self._path.resolve())
 
     @property
-    def word(self) -> str:
+    def cli_value(self) -> str:
         """The absolute path."""
         return self.label
 
     @property
-    def setting(self) -> str:
+    def config_text(self) -> str:
         """The configuration of a single host."""
         return f'[helper] db_path = "{self.label}", and no [store] url'
 
-    def look(self) -> None:
+    def connect_read_only(self) -> None:
         """Connect read-only."""
         if self._opened is not None or self._conn is not None:
             return
         if not self._path.exists():
-            raise NothingThere(
-                f"database {self._path} does not exist", advice="Specify the file of the queue: --db FILE."
-            )
+            raise NotFound(f"database {self._path} does not exist", advice="Specify the file of the queue: --db FILE.")
         with acting_as_owner(self._path):
             self._connect()
 
@@ -79,18 +77,18 @@ class SqliteEndpoint(MigrationEndpoint):
                 raise
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise translate_opening(error, str(self._path)) from error
-        self._use(conn)
+        self._use_connection(conn)
 
-    def hold(self) -> None:
+    def lock_exclusive(self) -> None:
         """Take the daemon's lock and open the file as a daemon does. Creates a missing file."""
         if self._opened is not None:
             return
         with acting_as_owner(self._path):
             self._disconnect()  # closing this descriptor later would drop SQLite's own locks
             self._opened = open_database(self._path, self._clock, marked=True)
-        self._use(self._opened.tx.conn)
+        self._use_connection(self._opened.tx.conn)
 
-    def _use(self, conn: sqlite3.Connection) -> None:
+    def _use_connection(self, conn: sqlite3.Connection) -> None:
         # Invalid UTF-8 makes the row check fail later; it must not abort the query.
         conn.text_factory = partial(str, encoding="utf-8", errors="replace")
         self._conn = conn
@@ -102,7 +100,7 @@ class SqliteEndpoint(MigrationEndpoint):
         with acting_as_owner(self._path):
             if self._opened is not None:
                 opened, self._opened, self._conn = self._opened, None, None
-                with _translated():
+                with _translate_errors():
                     opened.close()
             self._disconnect()
 
@@ -114,64 +112,64 @@ class SqliteEndpoint(MigrationEndpoint):
     # ------------------------------------------------------------------ statements
 
     @property
-    def _open(self) -> sqlite3.Connection:
+    def _connection(self) -> sqlite3.Connection:
         assert self._conn is not None
         return self._conn
 
-    def all(self, name: str, params: Params = ()) -> list[Row]:
+    def fetch_all(self, name: str, params: Params = ()) -> list[Row]:
         """Return all rows of a query. Texts without a row check lose characters that PostgreSQL rejects."""
-        with _translated():
-            rows = self._open.execute(_statement(name), params).fetchall()
+        with _translate_errors():
+            rows = self._connection.execute(_statement(name), params).fetchall()
         if name.startswith("page_") and name not in {"page_shares", "page_reveals"}:
-            return [plain(row) for row in rows]
+            return [replace_nul_in_row(row) for row in rows]
         return rows
 
-    def many(self, name: str, rows: Sequence[Row]) -> None:
+    def execute_many(self, name: str, rows: Sequence[Row]) -> None:
         """Run a statement for each row."""
-        changed = self._open.executemany(_statement(name), rows).rowcount
+        changed = self._connection.executemany(_statement(name), rows).rowcount
         self._deleted = self._deleted or (name.startswith(_DELETE_PREFIX) and changed > 0)
 
     @contextmanager
-    def changing(self) -> Iterator[None]:
+    def write_transaction(self) -> Iterator[None]:
         """A write transaction. Afterwards it checkpoints the WAL and erases deleted data when due."""
         assert self._opened is not None
-        with _translated():
-            self._open.execute("BEGIN IMMEDIATE")
+        with _translate_errors():
+            self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
-                self._open.execute("COMMIT")
+                self._connection.execute("COMMIT")
             except BaseException:
                 with suppress(sqlite3.Error):
-                    self._open.execute("ROLLBACK")
+                    self._connection.execute("ROLLBACK")
                 raise
             if self._deleted:
                 self._deleted = False
-                self._opened.eraser.note_deleted()
+                self._opened.eraser.record_deletion()
             with acting_as_owner(self._path):  # this opens the WAL file
                 self._opened.eraser.run_due(idle=False)
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
+    def read_transaction(self) -> Iterator[None]:
         """A read transaction. Keep it as short as one page, because the daemon cannot erase data meanwhile."""
-        with _translated():
-            self._open.execute("BEGIN")
+        with _translate_errors():
+            self._connection.execute("BEGIN")
             try:
                 yield
             finally:
-                self._open.execute("ROLLBACK")
+                self._connection.execute("ROLLBACK")
 
     def end_copy(self) -> None:
         """Recount shares."""
         for name in ("drop_all_aside", "drop_counters", "count_in_file"):
-            self._open.execute(_statement(name))
+            self._connection.execute(_statement(name))
 
 
 def _statement(name: str) -> str:
-    return copying().get(name) or queries()[name]
+    return load_copy_statements().get(name) or queries()[name]
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, UnicodeDecodeError) as error:

@@ -16,11 +16,11 @@ from helper.store.migration.tables import (
     Row,
     Table,
     compare,
-    counted,
-    fit_to_carry,
-    is_right,
-    last_common,
-    up_to,
+    count_by_state,
+    is_row_valid,
+    last_common_key,
+    make_portable,
+    rows_up_to,
 )
 from helper.store.rows import DamagedShare
 
@@ -30,14 +30,14 @@ class PassStats:
     """Statistics of one pass.
 
     Attributes:
-        read: rows of the source, by table.
-        differing: rows that were missing, different or extra in the target, by table.
+        rows_read: rows of the source, by table.
+        rows_differing: rows that were missing, different or extra in the target, by table.
         damaged: shares of the source that are damaged or were set aside; they are not copied.
         counts: undamaged shares of the source by round number and state.
     """
 
-    read: Counter[str] = field(default_factory=Counter)
-    differing: Counter[str] = field(default_factory=Counter)
+    rows_read: Counter[str] = field(default_factory=Counter)
+    rows_differing: Counter[str] = field(default_factory=Counter)
     damaged: list[DamagedShare] = field(default_factory=list)
     counts: Counter[tuple[int, int]] = field(default_factory=Counter)
 
@@ -56,10 +56,10 @@ def run_pass(
     Raises:
         StoreError: a database could not be read or written. Rows written before remain for the next pass.
     """
-    return _Pass(source, target, write=write, report=report).run()
+    return _TablePass(source, target, write=write, report=report).run()
 
 
-class _Pass:
+class _TablePass:
     def __init__(
         self, source: MigrationEndpoint, target: MigrationEndpoint, *, write: bool, report: Callable[[str, int], None]
     ) -> None:
@@ -67,48 +67,50 @@ class _Pass:
         self._target = target
         self._write = write
         self._report = report
-        self._row_key = source.row_key()
-        self._aside = source.aside()
+        self._row_key = source.read_row_key()
+        self._aside = source.read_set_aside()
         self._rounds: dict[int, bytes] = {}
         self._stats = PassStats()
 
     def run(self) -> PassStats:
         for table in TABLES:
-            self._table(table)
+            self._pass_table(table)
         return self._stats
 
-    def _table(self, table: Table) -> None:
+    def _pass_table(self, table: Table) -> None:
         after: Key | None = table.start or ()
         while after is not None:
-            ours, theirs = self._source.page(table, after), self._target.page(table, after)
-            after = last_common(table, ours, theirs)
-            self._compare(table, self._migrated(table, up_to(table, ours, after)), up_to(table, theirs, after))
-            self._report(table.name, self._stats.read[table.name])
+            ours, theirs = self._source.read_page(table, after), self._target.read_page(table, after)
+            after = last_common_key(table, ours, theirs)
+            self._compare_pages(
+                table, self._portable_rows(table, rows_up_to(table, ours, after)), rows_up_to(table, theirs, after)
+            )
+            self._report(table.name, self._stats.rows_read[table.name])
 
-    def _compare(self, table: Table, source: Sequence[Row], target: Sequence[Row]) -> None:
+    def _compare_pages(self, table: Table, source: Sequence[Row], target: Sequence[Row]) -> None:
         if table is ROUND_KEYS:
             self._rounds |= {row[0]: row[1] for row in source}
-        self._stats.read[table.name] += len(source)
-        self._stats.counts.update(counted(table, source))
+        self._stats.rows_read[table.name] += len(source)
+        self._stats.counts.update(count_by_state(table, source))
         difference = compare(table, source, target)
-        self._stats.differing[table.name] += difference.size
+        self._stats.rows_differing[table.name] += difference.size
         if self._write and difference.size:
-            self._target.apply(table, difference)
+            self._target.apply_difference(table, difference)
 
-    def _migrated(self, table: Table, page: Sequence[Row]) -> list[Row]:
+    def _portable_rows(self, table: Table, page: Sequence[Row]) -> list[Row]:
         """Return the rows of a source page that the target should have."""
         if table is SHARES:
-            return [fit for row in page if (fit := self._share(LiveShare(*row))) is not None]
-        return [row for row in page if self._is_known(table, row) and is_right(table, row, self._row_key)]
+            return [fit for row in page if (fit := self._portable_share(LiveShare(*row))) is not None]
+        return [row for row in page if self._has_known_round(table, row) and is_row_valid(table, row, self._row_key)]
 
-    def _share(self, live: LiveShare) -> LiveShare | None:
+    def _portable_share(self, live: LiveShare) -> LiveShare | None:
         aside = self._aside.get(live.id)
-        fit = None if aside is not None else fit_to_carry(live, self._row_key)
+        fit = None if aside is not None else make_portable(live, self._row_key)
         if fit is None:
-            self._stats.damaged.append(live.share.damaged() if aside is None else aside)
+            self._stats.damaged.append(live.share.to_damaged_share() if aside is None else aside)
             return None
         # A round that was added during this pass is left to the next one.
         return fit if self._rounds.get(fit.round_no) == fit.share.round_id else None
 
-    def _is_known(self, table: Table, row: Row) -> bool:
-        return table.of_round is None or row[table.of_round] in self._rounds
+    def _has_known_round(self, table: Table, row: Row) -> bool:
+        return table.round_column is None or row[table.round_column] in self._rounds

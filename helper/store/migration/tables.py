@@ -18,14 +18,14 @@ from proofs import row_check
 Row = tuple[Any, ...]
 Key = tuple[Any, ...]
 
-UNFINISHED: Final = "copy.unfinished"
+UNFINISHED_KEY: Final = "copy.unfinished"
 """Fact: a migration into this database is unfinished."""
-MOVED: Final = "copy.moved"
+MOVED_KEY: Final = "copy.moved"
 """Fact: the queue of this database was moved to another one."""
-RUN: Final = "file.run"
+RUN_KEY: Final = "file.run"
 """Fact: identifies the run that has the file open, or that crashed with it (see `file_location`)."""
-ROW_KEY: Final = "key.rows"
-OWN_FACTS: Final = frozenset({UNFINISHED, MOVED, RUN, "seal.check"})
+ROW_CHECK_KEY: Final = "key.rows"
+LOCAL_META_KEYS: Final = frozenset({UNFINISHED_KEY, MOVED_KEY, RUN_KEY, "seal.check"})
 """Facts that belong to one database and are not migrated."""
 
 
@@ -38,14 +38,14 @@ class Table:
         width: number of key columns.
         start: a key before all others; None if the table is read as a whole.
         rows: rows per page.
-        of_round: index of the round number column, None if the table has none.
+        round_column: index of the round number column, None if the table has none.
     """
 
     name: str
     width: int
     start: Key | None
     rows: int
-    of_round: int | None = None
+    round_column: int | None = None
 
     def key(self, row: Row) -> Key:
         """Return the key of a row."""
@@ -54,17 +54,17 @@ class Table:
 
 META: Final = Table("meta", 1, None, 0)
 ROUND_KEYS: Final = Table("round_keys", 1, (-1,), 1000)
-SHARES: Final = Table("shares", 1, (0,), 500, of_round=1)
-TOMBSTONES: Final = Table("tombstones", 2, (-1, b""), 5000, of_round=0)
+SHARES: Final = Table("shares", 1, (0,), 500, round_column=1)
+TOMBSTONES: Final = Table("tombstones", 2, (-1, b""), 5000, round_column=0)
 TABLES: Final = (
     META,
     ROUND_KEYS,
-    Table("rounds", 1, (-1,), 1000, of_round=0),
+    Table("rounds", 1, (-1,), 1000, round_column=0),
     SHARES,
     TOMBSTONES,
-    Table("spent", 2, (-1, b""), 5000, of_round=0),
-    Table("tree_leaves", 2, (-1, -1), 256, of_round=0),
-    Table("tree_subtrees", 2, (-1, -1), 32, of_round=0),
+    Table("spent", 2, (-1, b""), 5000, round_column=0),
+    Table("tree_leaves", 2, (-1, -1), 256, round_column=0),
+    Table("tree_subtrees", 2, (-1, -1), 32, round_column=0),
     Table("actions", 1, (-1,), 1000),
     Table("failed_before", 3, None, 0),
 )
@@ -103,7 +103,7 @@ def live_shares(shares: Sequence[Row], reveals: Sequence[Row], history: Sequence
     return result
 
 
-def fit_to_carry(live: LiveShare, row_key: bytes) -> LiveShare | None:
+def make_portable(live: LiveShare, row_key: bytes) -> LiveShare | None:
     """Return a share in a form that both databases accept, or None if it is damaged and must not be migrated.
 
     A damaged message counts as damage only if it may have been sent; otherwise the message is dropped. Texts lose
@@ -119,28 +119,28 @@ def fit_to_carry(live: LiveShare, row_key: bytes) -> LiveShare | None:
     return LiveShare(
         live.id,
         live.round_no,
-        ShareRow(*_plain(tuple(share), row_key)),
-        None if reveal is None else RevealRow(*_plain(tuple(reveal), row_key)),
-        tuple(plain(entry) for entry in live.history),
+        ShareRow(*_make_row_portable(tuple(share), row_key)),
+        None if reveal is None else RevealRow(*_make_row_portable(tuple(reveal), row_key)),
+        tuple(replace_nul_in_row(entry) for entry in live.history),
     )
 
 
-def plain(row: Row) -> Row:
+def replace_nul_in_row(row: Row) -> Row:
     """Return a row whose texts have no character that PostgreSQL rejects."""
-    return tuple(text_of(value) if isinstance(value, str) else value for value in row)
+    return tuple(replace_nul(value) if isinstance(value, str) else value for value in row)
 
 
-def text_of(text: str) -> str:
+def replace_nul(text: str) -> str:
     """Return a text with NUL characters replaced."""
     return text.replace("\0", "\ufffd")
 
 
-def _plain(row: tuple[Column, ...], row_key: bytes) -> Row:
-    cleaned = plain(row)
+def _make_row_portable(row: tuple[Column, ...], row_key: bytes) -> Row:
+    cleaned = replace_nul_in_row(row)
     return row if cleaned == row else (*cleaned[:-1], row_check(row_key, cleaned[:-1]))
 
 
-def is_right(table: Table, row: Row, row_key: bytes) -> bool:
+def is_row_valid(table: Table, row: Row, row_key: bytes) -> bool:
     """Whether a row is undamaged, if its table has a row check that is verified here."""
     return table.name not in {"round_keys", "rounds"} or is_sound(row_key, row)
 
@@ -154,17 +154,17 @@ class Difference(NamedTuple):
     Attributes:
         missing: rows that only the source has.
         changed: rows of the source that differ in the target.
-        gone: rows that only the target has.
+        extra: rows that only the target has.
     """
 
     missing: list[Row]
     changed: list[Row]
-    gone: list[Row]
+    extra: list[Row]
 
     @property
     def size(self) -> int:
         """Number of differing rows."""
-        return len(self.missing) + len(self.changed) + len(self.gone)
+        return len(self.missing) + len(self.changed) + len(self.extra)
 
 
 def compare(table: Table, source: Sequence[Row], target: Sequence[Row]) -> Difference:
@@ -180,7 +180,7 @@ def compare(table: Table, source: Sequence[Row], target: Sequence[Row]) -> Diffe
     return Difference(missing, changed, list(remaining.values()))
 
 
-def in_order(table: Table, after: Key, page: Sequence[Row]) -> bool:
+def is_ascending(table: Table, after: Key, page: Sequence[Row]) -> bool:
     """Whether the keys of a page are strictly ascending and greater than `after`."""
     try:
         return all(key < next_key for key, next_key in pairwise([after, *map(table.key, page)]))
@@ -188,7 +188,7 @@ def in_order(table: Table, after: Key, page: Sequence[Row]) -> bool:
         return False
 
 
-def last_common(table: Table, source: Sequence[Row], target: Sequence[Row]) -> Key | None:
+def last_common_key(table: Table, source: Sequence[Row], target: Sequence[Row]) -> Key | None:
     """Return the last key up to which two pages with the same start are both complete; None for the end of the table.
 
     A page that is not full is complete to the end of the table.
@@ -197,7 +197,7 @@ def last_common(table: Table, source: Sequence[Row], target: Sequence[Row]) -> K
     return min(ends, default=None)
 
 
-def up_to(table: Table, page: Sequence[Row], last: Key | None) -> Sequence[Row]:
+def rows_up_to(table: Table, page: Sequence[Row], last: Key | None) -> Sequence[Row]:
     """Return the rows of a page up to a key."""
     return page if last is None else [row for row in page if table.key(row) <= last]
 
@@ -205,7 +205,7 @@ def up_to(table: Table, page: Sequence[Row], last: Key | None) -> Sequence[Row]:
 # ---------------------------------------------------------------------- counts
 
 
-def counted(table: Table, rows: Sequence[Row]) -> Mapping[tuple[int, int], int]:
+def count_by_state(table: Table, rows: Sequence[Row]) -> Mapping[tuple[int, int], int]:
     """Count the shares of a page by round number and state."""
     counts: dict[tuple[int, int], int] = {}
     for row in rows:

@@ -13,55 +13,62 @@ from typing import Any, Final
 import orjson
 
 from helper.core.share import ShareState
-from helper.store.action_rows import MOVED, Action, Actor, RowMark
-from helper.store.operations.chain_facts import kept_round
-from helper.store.operations.transitions import Transition, load, move, move_row
-from helper.store.records import ShareRow, short
+from helper.store.action_rows import MOVED, Action, Actor, RowVersion
+from helper.store.operations.chain_facts import read_round
+from helper.store.operations.transitions import Transition, apply_transition, apply_transition_to_row, load_row
+from helper.store.records import ShareRow, truncate_text
 from helper.store.rows import QueueFilter
 from helper.store.transaction import Transaction
 
-ACTIONS_KEPT: Final = 10_000
+MAX_ACTIONS: Final = 10_000
 """Entries stored in the audit log; older ones are deleted."""
 _NAME_CHARS: Final = 64
 
-_RETRY: Final = frozenset({ShareState.FAILED})
-_AT_REST: Final = frozenset({ShareState.RECEIVED, ShareState.FAILED})
-_ANYWHERE: Final = frozenset(ShareState) - {ShareState.SUBMITTED}
+_FAILED_STATE: Final = frozenset({ShareState.FAILED})
+_IDLE_STATES: Final = frozenset({ShareState.RECEIVED, ShareState.FAILED})
+_LIVE_STATES: Final = frozenset(ShareState) - {ShareState.SUBMITTED}
 
 
 # ---------------------------------------------------------------------- audit log
 
 
-def begin_action(tx: Transaction, actor: Actor, what: str, wanted: Mapping[str, Any], at_ms: int) -> int:
+def begin_action(tx: Transaction, actor: Actor, name: str, parameters: Mapping[str, Any], at_ms: int) -> int:
     """Record that an action starts. Returns its number."""
-    row = (at_ms, actor.uid, short(actor.name, _NAME_CHARS), actor.way, what, orjson.dumps(dict(wanted)).decode())
-    inserted = tx.one("begin_action", row)
+    row = (
+        at_ms,
+        actor.uid,
+        truncate_text(actor.name, _NAME_CHARS),
+        actor.channel,
+        name,
+        orjson.dumps(dict(parameters)).decode(),
+    )
+    inserted = tx.fetch_one("begin_action", row)
     assert inserted is not None
     number = int(inserted[0])
-    tx.run("trim_actions", (number - ACTIONS_KEPT,))
+    tx.execute("trim_actions", (number - MAX_ACTIONS,))
     return number
 
 
 def end_action(tx: Transaction, number: int, outcome: Mapping[str, Any], at_ms: int) -> None:
     """Record the outcome of an action."""
-    tx.run("end_action", (at_ms, orjson.dumps(dict(outcome)).decode(), number))
+    tx.execute("end_action", (at_ms, orjson.dumps(dict(outcome)).decode(), number))
 
 
 def read_action(row: tuple[Any, ...]) -> Action:
     """An audit log entry from a row of the query `actions`."""
-    number, uid, who, way, begun_ms, what, wanted, ended_ms, outcome = row
+    number, uid, user, channel, started_ms, name, parameters, ended_ms, outcome = row
     return Action(
         id=number,
-        actor=Actor(uid, who, way),
-        begun_ms=begun_ms,
-        what=what,
-        wanted=_object(wanted),
+        actor=Actor(uid, user, channel),
+        started_ms=started_ms,
+        name=name,
+        parameters=_parse_object(parameters),
         ended_ms=ended_ms,
-        outcome=None if outcome is None else _object(outcome),
+        outcome=None if outcome is None else _parse_object(outcome),
     )
 
 
-def _object(text: str) -> dict[str, Any]:
+def _parse_object(text: str) -> dict[str, Any]:
     """A JSON object; {"damaged": true} if the text is damaged."""
     try:
         value = orjson.loads(text)
@@ -76,41 +83,41 @@ def _object(text: str) -> dict[str, Any]:
 def retry_failed(
     tx: Transaction,
     ids: Sequence[int],
-    wanted: QueueFilter,
+    query: QueueFilter,
     *,
     closed: Collection[bytes],
     note: str,
     at_ms: int,
-    dry: bool,
+    dry_run: bool,
 ) -> Counter[str]:
     """FAILED -> RECEIVED at their own due time with all attempts, unless their round is closed.
 
     Args:
         ids: live shares; those that have not failed or do not match are skipped.
-        wanted: the filter that they must match.
+        query: the filter that they must match.
         closed: closed rounds, in addition to those marked closed in the store.
         note: text of the history entry.
         at_ms: unix milliseconds now.
-        dry: only count.
+        dry_run: only count.
 
     Returns:
         How many were `retried`, and how many were skipped because their round is `closed`.
     """
     counts: Counter[str] = Counter()
     for share_id in ids:
-        row = load(tx, share_id, at_ms)
-        if row is None or row.state != ShareState.FAILED or not matches(row, wanted):
+        row = load_row(tx, share_id, at_ms)
+        if row is None or row.state != ShareState.FAILED or not matches_filter(row, query):
             continue
         if row.round_id in closed or is_marked_closed(tx, row.round_no):
             counts["closed"] += 1
             continue
-        if not dry:
-            revive(tx, row, "operator", note, at_ms)
+        if not dry_run:
+            requeue_failed(tx, row, "operator", note, at_ms)
         counts["retried"] += 1
     return counts
 
 
-def revive(
+def requeue_failed(
     tx: Transaction, row: ShareRow, stage: str, note: str, at_ms: int, *, proved_height: int | None = None
 ) -> ShareRow:
     """FAILED -> RECEIVED at its own due time, with all attempts and without its message.
@@ -126,59 +133,61 @@ def revive(
         The new row.
     """
     change = Transition(
-        _RETRY,
+        _FAILED_STATE,
         ShareState.RECEIVED,
         stage,
         note,
         at_ms,
         attempts=None,
         proved_height=proved_height,
-        by_anyone=True,
+        ignore_claim=True,
     )
-    revived = move_row(tx, row, change)
-    tx.run("drop_reveal", (row.id,))
-    return revived
+    requeued = apply_transition_to_row(tx, row, change)
+    tx.execute("drop_reveal", (row.id,))
+    return requeued
 
 
-def matches(row: ShareRow, wanted: QueueFilter) -> bool:
+def matches_filter(row: ShareRow, query: QueueFilter) -> bool:
     """Whether a sound row matches a filter."""
     return (
-        wanted.round_id in (None, row.round_id)
-        and wanted.state in (None, row.state)
-        and wanted.stage in (None, row.stage)
-        and (wanted.due_before_ms is None or row.due_ms < wanted.due_before_ms)
+        query.round_id in (None, row.round_id)
+        and query.state in (None, row.state)
+        and query.stage in (None, row.stage)
+        and (query.due_before_ms is None or row.due_ms < query.due_before_ms)
     )
 
 
 def is_marked_closed(tx: Transaction, round_no: int) -> bool:
     """Whether the store has marked a round as closed by the chain."""
-    stored = kept_round(tx, round_no)
+    stored = read_round(tx, round_no)
     return stored is not None and stored.closed_ms is not None
 
 
 # ---------------------------------------------------------------------- moving shares to another machine
 
 
-def mark_moved(tx: Transaction, marks: Sequence[RowMark], note: str, at_ms: int, *, at_rest: bool) -> Counter[str]:
+def mark_moved(
+    tx: Transaction, versions: Sequence[RowVersion], note: str, at_ms: int, *, idle_only: bool
+) -> Counter[str]:
     """Fail shares that were exported to another machine, with the stage `MOVED`.
 
     Args:
-        marks: the rows as they were exported; a row that has changed since stays.
+        versions: the rows as they were exported; a row that has changed since stays.
         note: text of the history entry.
         at_ms: unix milliseconds now.
-        at_rest: only shares in RECEIVED or FAILED. Set while a daemon runs, which may be processing the others.
+        idle_only: only shares in RECEIVED or FAILED. Set while a daemon runs, which may be processing the others.
 
     Returns:
         How many were `moved`, and how many `stayed`.
     """
     counts: Counter[str] = Counter()
-    sources = _AT_REST if at_rest else _ANYWHERE
-    change = Transition(sources, ShareState.FAILED, MOVED, note, at_ms, by_anyone=True)
-    for share_id, check in marks:
-        row = load(tx, share_id, at_ms)
+    sources = _IDLE_STATES if idle_only else _LIVE_STATES
+    change = Transition(sources, ShareState.FAILED, MOVED, note, at_ms, ignore_claim=True)
+    for share_id, check in versions:
+        row = load_row(tx, share_id, at_ms)
         if row is None or row.state not in sources or not compare_digest(row.row_check, check):
             counts["stayed"] += 1
             continue
-        move(tx, share_id, change)
+        apply_transition(tx, share_id, change)
         counts["moved"] += 1
     return counts

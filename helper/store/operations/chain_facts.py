@@ -10,26 +10,26 @@ import orjson
 from helper.core.share import ShareState
 from helper.errors import StoreCorrupt, StoreError
 from helper.store.block_ranges import add_range, format_ranges, parse_ranges, remove_range
-from helper.store.operations.failure_counts import DAMAGED, count_failed
-from helper.store.operations.transitions import CLOSED, Transition, move
+from helper.store.operations.failure_counts import DAMAGED_REASON, count_failed
+from helper.store.operations.transitions import CLOSED_STAGE, Transition, apply_transition
 from helper.store.records import RoundRow
-from helper.store.rows import RoundLike, Spent
-from helper.store.transaction import Transaction, fact_row, read_fact
+from helper.store.rows import RoundLike, SpentNullifier
+from helper.store.transaction import Transaction, make_meta_row, read_meta_value
 
-CURSOR: Final = "chain.cursor"
-UNREAD: Final = "chain.unread"
+CURSOR_KEY: Final = "chain.cursor"
+UNREAD_KEY: Final = "chain.unread"
 LEAF_BYTES: Final = 32
 SUBTREE_BYTES: Final = 1023 * 32
 MAC_BYTES: Final = 32
-_LIVE: Final = frozenset(ShareState) - {ShareState.SUBMITTED}
+_LIVE_STATES: Final = frozenset(ShareState) - {ShareState.SUBMITTED}
 
 
 def save_rounds(tx: Transaction, rounds: Sequence[RoundLike], at_ms: int) -> None:
     """Store rounds as the chain lists them; their closed and alerted marks are unchanged."""
-    tx.alone()
+    tx.lock_exclusive()
     for listed in rounds:
-        round_no = tx.need_round(listed.round_id).no
-        stored = kept_round(tx, round_no)
+        round_no = tx.ensure_round(listed.round_id).no
+        stored = read_round(tx, round_no)
         proposals = [[proposal.id, list(proposal.options)] for proposal in listed.proposals]
         row = RoundRow(
             round_no=round_no,
@@ -41,107 +41,109 @@ def save_rounds(tx: Transaction, rounds: Sequence[RoundLike], at_ms: int) -> Non
             closed_ms=None if stored is None else stored.closed_ms,
             alerted_ms=None if stored is None else stored.alerted_ms,
         )
-        tx.run("save_round", row.sealed(tx.keys.rows))
+        tx.execute("save_round", row.with_check(tx.keys.row_check))
 
 
 def mark_closed(tx: Transaction, round_id: bytes, at_ms: int) -> None:
     """Record that the chain has closed a round; an earlier mark is unchanged."""
-    tx.alone()
+    tx.lock_exclusive()
     key = tx.round_key(round_id)
-    stored = None if key is None else kept_round(tx, key.no)
+    stored = None if key is None else read_round(tx, key.no)
     if stored is not None and stored.closed_ms is None:
-        tx.run("save_round", stored._replace(closed_ms=at_ms).sealed(tx.keys.rows))
+        tx.execute("save_round", stored._replace(closed_ms=at_ms).with_check(tx.keys.row_check))
 
 
 def mark_alerted(tx: Transaction, round_id: bytes, at_ms: int) -> None:
     """Record that a round's unsubmitted shares were reported; an earlier mark is unchanged."""
-    tx.alone()
+    tx.lock_exclusive()
     key = tx.round_key(round_id)
-    stored = None if key is None else kept_round(tx, key.no)
+    stored = None if key is None else read_round(tx, key.no)
     if stored is not None and stored.alerted_ms is None:
-        tx.run("save_round", stored._replace(alerted_ms=at_ms).sealed(tx.keys.rows))
+        tx.execute("save_round", stored._replace(alerted_ms=at_ms).with_check(tx.keys.row_check))
 
 
-def kept_round(tx: Transaction, round_no: int) -> RoundRow | None:
+def read_round(tx: Transaction, round_no: int) -> RoundRow | None:
     """The stored round; None if there is none or its row is damaged."""
-    columns = tx.one("round", (round_no,))
+    columns = tx.fetch_one("round", (round_no,))
     row = None if columns is None else RoundRow(*columns)
-    return row if row is not None and row.is_sound(tx.keys.rows) else None
+    return row if row is not None and row.is_sound(tx.keys.row_check) else None
 
 
 def set_meta(tx: Transaction, key: str, value: str) -> None:
     """Store a text in `meta`."""
-    tx.run("set_meta", fact_row(key, value))
+    tx.execute("set_meta", make_meta_row(key, value))
 
 
-def add_spent(tx: Transaction, spent: Sequence[Spent], at_ms: int) -> list[int]:
+def add_spent(tx: Transaction, spent: Sequence[SpentNullifier], at_ms: int) -> list[int]:
     """Store nullifiers counted by the chain, and replace our shares among them with tombstones.
 
     Returns:
         The ids of the shares that this call confirmed.
     """
-    if tx.all_spent(spent):
+    if tx.are_all_spent(spent):
         return []
-    tx.alone()
+    tx.lock_exclusive()
     return _apply_spent(tx, spent, at_ms)
 
 
-def _apply_spent(tx: Transaction, spent: Sequence[Spent], at_ms: int) -> list[int]:
+def _apply_spent(tx: Transaction, spent: Sequence[SpentNullifier], at_ms: int) -> list[int]:
     """Like `add_spent`, under the exclusive lock."""
-    if tx.all_spent(spent):
+    if tx.are_all_spent(spent):
         return []  # another host applied them while this one waited for the lock
     # All public nullifiers first, then our deletions in order of id: in a database's log of writes, the order must not
     # link a nullifier to the share that is deleted for it.
-    numbers = [(tx.need_round(round_id).no, nullifier) for round_id, nullifier in spent]
-    tx.many("add_spent", numbers)
-    ours = tx.owners(numbers)
-    return [share_id for share_id, round_no, nullifier in ours if _confirm(tx, share_id, round_no, nullifier, at_ms)]
+    numbers = [(tx.ensure_round(round_id).no, nullifier) for round_id, nullifier in spent]
+    tx.execute_many("add_spent", numbers)
+    ours = tx.find_shares_by_nullifier(numbers)
+    return [
+        share_id for share_id, round_no, nullifier in ours if _confirm_share(tx, share_id, round_no, nullifier, at_ms)
+    ]
 
 
-def _confirm(tx: Transaction, share_id: int, round_no: int, nullifier: bytes, at_ms: int) -> bool:
+def _confirm_share(tx: Transaction, share_id: int, round_no: int, nullifier: bytes, at_ms: int) -> bool:
     """Replace the share that has this nullifier with a tombstone: the only transition to SUBMITTED.
 
     A damaged share is confirmed too, as far as possible: one damaged row must not block the processing of a block.
     """
-    row = tx.share(share_id)
+    row = tx.get_share(share_id)
     if row is None:
         return False
     if (row.round_no, row.nullifier) != (round_no, nullifier):
-        if row.is_sound(tx.keys.rows):
+        if row.is_sound(tx.keys.row_check):
             if row.nullifier != nullifier:
-                tx.index_is_wrong()
+                tx.handle_index_damage()
         else:
-            tx.set_aside(share_id, row.damaged(), at_ms)
+            tx.set_aside(share_id, row.to_damaged_share(), at_ms)
         return False
-    if isinstance(row.mac, bytes) and len(row.mac) == MAC_BYTES and tx.run("bury", (round_no, row.mac)):
-        tx.count(round_no, ShareState.SUBMITTED, 1)
-    _delete(tx, share_id, round_no, row.state)
+    if isinstance(row.mac, bytes) and len(row.mac) == MAC_BYTES and tx.execute("bury", (round_no, row.mac)):
+        tx.adjust_count(round_no, ShareState.SUBMITTED, 1)
+    _delete_share(tx, share_id, round_no, row.state)
     return True
 
 
-def _delete(tx: Transaction, share_id: int, round_no: int, state: int) -> bool:
+def _delete_share(tx: Transaction, share_id: int, round_no: int, state: int) -> bool:
     """Delete a live share. Returns whether it existed."""
     # One row per statement: SQLite writes a statement journal, to a file if it exceeds 64 kB.
-    existed = tx.run("delete_share", (share_id,)) == 1
-    tx.run("drop_damaged", (share_id,))
+    existed = tx.execute("delete_share", (share_id,)) == 1
+    tx.execute("drop_damaged", (share_id,))
     tx.release_claim(share_id)
-    if state in _LIVE:  # in a damaged row, the column may hold any value
-        tx.count(round_no, state, -1)
-    tx.erased = True
+    if state in _LIVE_STATES:  # in a damaged row, the column may hold any value
+        tx.adjust_count(round_no, state, -1)
+    tx.has_deleted_rows = True
     return existed
 
 
-def apply_block(tx: Transaction, height: int, spent: Sequence[Spent], at_ms: int) -> list[int]:
+def apply_block(tx: Transaction, height: int, spent: Sequence[SpentNullifier], at_ms: int) -> list[int]:
     """Apply the nullifiers of a block and move the cursor to it, never back.
 
     Every host reads every block. If another host has applied it already, no exclusive lock is taken.
     """
-    if tx.all_spent(spent) and _has_reached(tx, height):
+    if tx.are_all_spent(spent) and _has_reached(tx, height):
         return []
-    tx.alone()
+    tx.lock_exclusive()
     confirmed = _apply_spent(tx, spent, at_ms)
     if not _has_reached(tx, height):
-        set_meta(tx, CURSOR, str(height))
+        set_meta(tx, CURSOR_KEY, str(height))
     return confirmed
 
 
@@ -152,47 +154,47 @@ def skip_to(tx: Transaction, height: int, first: int) -> None:
         height: the new cursor; nothing changes if the cursor is there already.
         first: the lowest height to record in a database that has no cursor yet.
     """
-    tx.alone()
+    tx.lock_exclusive()
     if _has_reached(tx, height):
         return
-    cursor = read_fact(tx.all("get_meta", (CURSOR,)))
+    cursor = read_meta_value(tx.fetch_all("get_meta", (CURSOR_KEY,)))
     first = first if cursor is None else int(cursor) + 1
     if first <= height:
-        set_meta(tx, UNREAD, format_ranges(add_range(_unread(tx), first, height)))
-    set_meta(tx, CURSOR, str(height))
+        set_meta(tx, UNREAD_KEY, format_ranges(add_range(_read_unread_ranges(tx), first, height)))
+    set_meta(tx, CURSOR_KEY, str(height))
 
 
-def move_back(tx: Transaction, height: int, first: int) -> None:
+def rewind_to(tx: Transaction, height: int, first: int) -> None:
     """Move the cursor down to `height` and record the blocks from `first` to it as unread.
 
     Blocks above it are not recorded as unread any more. Nothing changes if the cursor is at `height` or below.
     """
-    tx.alone()
-    cursor = read_fact(tx.all("get_meta", (CURSOR,)))
+    tx.lock_exclusive()
+    cursor = read_meta_value(tx.fetch_all("get_meta", (CURSOR_KEY,)))
     if cursor is None or int(cursor) <= height:
         return
-    ranges = remove_range(_unread(tx), height + 1, int(cursor))
+    ranges = remove_range(_read_unread_ranges(tx), height + 1, int(cursor))
     if first <= height:
         ranges = add_range(ranges, first, height)
-    set_meta(tx, UNREAD, format_ranges(ranges))
-    set_meta(tx, CURSOR, str(height))
+    set_meta(tx, UNREAD_KEY, format_ranges(ranges))
+    set_meta(tx, CURSOR_KEY, str(height))
 
 
-def apply_unread(tx: Transaction, first: int, last: int, spent: Sequence[Spent], at_ms: int) -> list[int]:
+def apply_unread(tx: Transaction, first: int, last: int, spent: Sequence[SpentNullifier], at_ms: int) -> list[int]:
     """Apply the nullifiers of the unread blocks from `first` to `last`, and record these blocks as read."""
-    tx.alone()
+    tx.lock_exclusive()
     confirmed = _apply_spent(tx, spent, at_ms)
-    set_meta(tx, UNREAD, format_ranges(remove_range(_unread(tx), first, last)))
+    set_meta(tx, UNREAD_KEY, format_ranges(remove_range(_read_unread_ranges(tx), first, last)))
     return confirmed
 
 
-def _unread(tx: Transaction) -> list[tuple[int, int]]:
-    return parse_ranges(read_fact(tx.all("get_meta", (UNREAD,))))
+def _read_unread_ranges(tx: Transaction) -> list[tuple[int, int]]:
+    return parse_ranges(read_meta_value(tx.fetch_all("get_meta", (UNREAD_KEY,))))
 
 
 def _has_reached(tx: Transaction, height: int) -> bool:
     """Whether the cursor is at a height or above it."""
-    cursor = read_fact(tx.all("get_meta", (CURSOR,)))
+    cursor = read_meta_value(tx.fetch_all("get_meta", (CURSOR_KEY,)))
     return cursor is not None and int(cursor) >= height
 
 
@@ -209,9 +211,9 @@ def save_leaves(tx: Transaction, round_id: bytes, height: int, start: int, leave
         raise StoreError("leaves must have 32 bytes each", advice="This is a bug in the helper: report it.")
     if not leaves:
         return
-    tx.alone()
-    key = tx.need_round(round_id)
-    last = tx.one("last_leaves", (key.no,))
+    tx.lock_exclusive()
+    key = tx.ensure_round(round_id)
+    last = tx.fetch_one("last_leaves", (key.no,))
     size = 0 if last is None else last[0] + last[2]
     if start > size:
         raise StoreError(f"cannot store leaves from index {start}: only {size} leaves are stored, some are missing")
@@ -220,12 +222,12 @@ def save_leaves(tx: Transaction, round_id: bytes, height: int, start: int, leave
     if known and _stored_leaves(tx, key.no, start, start + known) != leaves[: known * LEAF_BYTES]:
         raise StoreError(f"the leaves from index {start} contradict the stored leaves")
     if stop > size:
-        tx.run("add_leaves", (key.no, size, height, leaves[known * LEAF_BYTES :]))
+        tx.execute("add_leaves", (key.no, size, height, leaves[known * LEAF_BYTES :]))
 
 
 def _stored_leaves(tx: Transaction, round_no: int, start: int, stop: int) -> bytes:
     """The leaves from `start` to `stop`, all of which are stored."""
-    rows = tx.all("leaves_between", {"round_no": round_no, "start": start, "stop": stop})
+    rows = tx.fetch_all("leaves_between", {"round_no": round_no, "start": start, "stop": stop})
     first = rows[0][0] if rows else start
     leaves = b"".join(row[1] for row in rows)
     return leaves[(start - first) * LEAF_BYTES : (stop - first) * LEAF_BYTES]
@@ -239,39 +241,39 @@ def save_subtrees(tx: Transaction, round_id: bytes, first_index: int, subtrees: 
     """
     if len(subtrees) % SUBTREE_BYTES:
         raise StoreError("subtrees must be complete", advice="This is a bug in the helper: report it.")
-    tx.alone()
-    key = tx.need_round(round_id)
+    tx.lock_exclusive()
+    key = tx.ensure_round(round_id)
     for n in range(len(subtrees) // SUBTREE_BYTES):
-        tx.run("add_subtree", (key.no, first_index + n, subtrees[n * SUBTREE_BYTES : (n + 1) * SUBTREE_BYTES]))
+        tx.execute("add_subtree", (key.no, first_index + n, subtrees[n * SUBTREE_BYTES : (n + 1) * SUBTREE_BYTES]))
 
 
-def drop_tree(tx: Transaction, round_id: bytes) -> None:
+def delete_tree(tx: Transaction, round_id: bytes) -> None:
     """Delete a round's leaves and subtrees."""
-    tx.alone()
+    tx.lock_exclusive()
     key = tx.round_key(round_id)
     if key is not None:
-        tx.run("drop_leaves", (key.no,))
-        tx.run("drop_subtrees", (key.no,))
+        tx.execute("drop_leaves", (key.no,))
+        tx.execute("drop_subtrees", (key.no,))
 
 
 # ---------------------------------------------------------------------- closing and purging
 
 
-def close_some(tx: Transaction, round_id: bytes, note: str, at_ms: int, limit: int) -> int:
+def fail_unconfirmed_batch(tx: Transaction, round_id: bytes, note: str, at_ms: int, limit: int) -> int:
     """Fail some of a closed round's unconfirmed shares. Returns how many; 0 if there are no more."""
-    tx.alone()
+    tx.lock_exclusive()
     key = tx.round_key(round_id)
     if key is None:
         return 0
     params = {"round_no": key.no, "limit": limit}
-    ids = [row[0] for row in tx.all("round_waiting_sound", params)]
-    ids += [row[0] for row in tx.all("round_under_way_sound", params)]
+    ids = [row[0] for row in tx.fetch_all("round_waiting_sound", params)]
+    ids += [row[0] for row in tx.fetch_all("round_under_way_sound", params)]
     sources = frozenset({ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST})
-    change = Transition(sources, ShareState.FAILED, CLOSED, note, at_ms, by_anyone=True)
-    return sum(move(tx, share_id, change) is not None for share_id in ids)
+    change = Transition(sources, ShareState.FAILED, CLOSED_STAGE, note, at_ms, ignore_claim=True)
+    return sum(apply_transition(tx, share_id, change) is not None for share_id in ids)
 
 
-def purge_some(tx: Transaction, round_id: bytes, at_ms: int, limit: int) -> tuple[int, bool]:
+def purge_batch(tx: Transaction, round_id: bytes, at_ms: int, limit: int) -> tuple[int, bool]:
     """Delete a part of a round's data; stage and reason of its failed shares are counted.
 
     Returns:
@@ -280,38 +282,38 @@ def purge_some(tx: Transaction, round_id: bytes, at_ms: int, limit: int) -> tupl
     Raises:
         StoreCorrupt: an index lists shares that do not exist.
     """
-    tx.alone()
+    tx.lock_exclusive()
     key = tx.round_key(round_id)
     if key is None:
         return 0, True
     params = {"round_no": key.no, "limit": limit}
-    ids = [(row[0], ShareState.RECEIVED.value) for row in tx.all("round_waiting", params)]
-    ids += [(row[0], row[1]) for row in tx.all("round_not_waiting", params)]
+    ids = [(row[0], ShareState.RECEIVED.value) for row in tx.fetch_all("round_waiting", params)]
+    ids += [(row[0], row[1]) for row in tx.fetch_all("round_not_waiting", params)]
     if ids:
-        failures = [_failure_of(tx, share_id) for share_id, _ in ids]
+        failures = [_read_failure(tx, share_id) for share_id, _ in ids]
         count_failed(tx, [failure for failure in failures if failure is not None], at_ms)
-        deleted = sum(_delete(tx, share_id, key.no, state) for share_id, state in ids)
+        deleted = sum(_delete_share(tx, share_id, key.no, state) for share_id, state in ids)
         if not deleted:
-            tx.index_is_wrong()
+            tx.handle_index_damage()
             raise StoreCorrupt("the database is damaged: an index lists shares of a closed round that do not exist")
         return deleted, False
-    buried = tx.run("purge_tombstones", params)
-    tx.count(key.no, ShareState.SUBMITTED, -buried)
-    tx.erased = True
-    if buried:
-        return buried, False
-    if tx.run("purge_spent", params):
+    deleted_tombstones = tx.execute("purge_tombstones", params)
+    tx.adjust_count(key.no, ShareState.SUBMITTED, -deleted_tombstones)
+    tx.has_deleted_rows = True
+    if deleted_tombstones:
+        return deleted_tombstones, False
+    if tx.execute("purge_spent", params):
         return 0, False
     tx.flush_counts()
     for name in ("drop_leaves", "drop_subtrees", "purge_counters", "purge_round", "purge_round_key"):
-        tx.run(name, (key.no,))
-    tx.forget_rounds()
+        tx.execute(name, (key.no,))
+    tx.clear_round_cache()
     return 0, True
 
 
-def _failure_of(tx: Transaction, share_id: int) -> tuple[str, str] | None:
+def _read_failure(tx: Transaction, share_id: int) -> tuple[str, str] | None:
     """Stage and reason of a failed share that is about to be deleted; None if it has not failed."""
-    row = tx.share(share_id)
-    if row is None or not row.is_sound(tx.keys.rows):
-        return DAMAGED
+    row = tx.get_share(share_id)
+    if row is None or not row.is_sound(tx.keys.row_check):
+        return DAMAGED_REASON
     return (row.stage, row.note) if row.state == ShareState.FAILED else None

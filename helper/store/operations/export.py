@@ -12,41 +12,41 @@ from typing import Final
 
 from helper.core.share import ShareState
 from helper.errors import StoreCorrupt
-from helper.store.action_rows import MOVED, ExportedReveal, ExportedShare, RowMark
-from helper.store.operations.actions import matches
+from helper.store.action_rows import MOVED, ExportedReveal, ExportedShare, RowVersion
+from helper.store.operations.actions import matches_filter
 from helper.store.records import RevealRow, RoundRow, ShareRow
 from helper.store.rows import HistoryEntry, PreparedReveal, QueueFilter
 from helper.store.sql_files import queries
 from helper.store.sqlite.errors import translate
-from helper.store.transaction import read_fact
+from helper.store.transaction import read_meta_value
 
 _CHAIN_ID: Final = "chain_id"
 
 
 @dataclass(slots=True)
-class Selection:
+class ExportSelection:
     """The shares of an export.
 
     Attributes:
         chain_id: the chain of the shares, None if it is not known yet.
-        carried: the shares.
-        marks: the versions of their rows.
-        left: number of live shares that match but are not exported: `closed` round, or `moved` before; and number of
+        shares: the shares.
+        versions: the versions of their rows.
+        skipped: number of live shares that match but are not exported: `closed` round, or `moved` before; and number of
             all `damaged` ones.
     """
 
     chain_id: str | None
-    carried: list[ExportedShare] = field(default_factory=list)
-    marks: list[RowMark] = field(default_factory=list)
-    left: Counter[str] = field(default_factory=Counter)
+    shares: list[ExportedShare] = field(default_factory=list)
+    versions: list[RowVersion] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
 
 
-def select_for_export(image: bytes, wanted: QueueFilter, refs: Collection[str] = ()) -> Selection:
+def select_for_export(image: bytes, query: QueueFilter, refs: Collection[str] = ()) -> ExportSelection:
     """Select the shares in a database image that match.
 
     Args:
         image: a checked image from `take_snapshot`.
-        wanted: the filter that they must match.
+        query: the filter that they must match.
         refs: prefixes of references, at least one of which must match; empty for any.
 
     Raises:
@@ -56,25 +56,25 @@ def select_for_export(image: bytes, wanted: QueueFilter, refs: Collection[str] =
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as conn:
             conn.text_factory = partial(str, encoding="utf-8", errors="replace")
             conn.deserialize(image)
-            return _select(conn, wanted, tuple(refs))
+            return _select_shares(conn, query, tuple(refs))
     except (sqlite3.Error, UnicodeDecodeError) as error:
         raise translate(error) from error
 
 
-def _select(conn: sqlite3.Connection, wanted: QueueFilter, refs: tuple[str, ...]) -> Selection:
-    key = read_fact(conn.execute(queries()["get_meta"], ("key.rows",)).fetchall())
+def _select_shares(conn: sqlite3.Connection, query: QueueFilter, refs: tuple[str, ...]) -> ExportSelection:
+    key = read_meta_value(conn.execute(queries()["get_meta"], ("key.rows",)).fetchall())
     if key is None:
         raise StoreCorrupt("the database is damaged: the key of the row checks fails its check")
     row_key = bytes.fromhex(key)
-    selection = Selection(read_fact(conn.execute(queries()["get_meta"], (_CHAIN_ID,)).fetchall()))
+    selection = ExportSelection(read_meta_value(conn.execute(queries()["get_meta"], (_CHAIN_ID,)).fetchall()))
     closed = set(_closed_rounds(conn, row_key))
     aside = {row[0] for row in conn.execute(queries()["set_aside_ids"])}
     for columns in conn.execute(queries()["every_share"]):
         row = ShareRow(*columns)
         if row.id in aside or not row.is_sound(row_key):
-            selection.left["damaged"] += 1
-        elif matches(row, wanted) and (not refs or row.mac.hex().startswith(refs)):
-            _add(conn, row, row_key, closed, selection)
+            selection.skipped["damaged"] += 1
+        elif matches_filter(row, query) and (not refs or row.mac.hex().startswith(refs)):
+            _add_share(conn, row, row_key, closed, selection)
     return selection
 
 
@@ -85,24 +85,26 @@ def _closed_rounds(conn: sqlite3.Connection, row_key: bytes) -> Iterator[bytes]:
             yield round_id
 
 
-def _add(conn: sqlite3.Connection, row: ShareRow, row_key: bytes, closed: set[bytes], selection: Selection) -> None:
+def _add_share(
+    conn: sqlite3.Connection, row: ShareRow, row_key: bytes, closed: set[bytes], selection: ExportSelection
+) -> None:
     """Add a share, unless its round is closed or it was moved to another machine before."""
     if row.round_id in closed:
-        selection.left["closed"] += 1
+        selection.skipped["closed"] += 1
     elif row.state == ShareState.FAILED and row.stage == MOVED:
-        selection.left["moved"] += 1
+        selection.skipped["moved"] += 1
     else:
-        selection.carried.append(_exported(conn, row, row_key))
-        selection.marks.append((row.id, row.row_check))
+        selection.shares.append(_export_share(conn, row, row_key))
+        selection.versions.append((row.id, row.row_check))
 
 
-def _exported(conn: sqlite3.Connection, row: ShareRow, row_key: bytes) -> ExportedShare:
+def _export_share(conn: sqlite3.Connection, row: ShareRow, row_key: bytes) -> ExportedShare:
     state = ShareState(row.state)
-    reveal = _reveal(conn, row.id, row_key) if state is ShareState.BROADCAST else None
+    reveal = _read_reveal(conn, row.id, row_key) if state is ShareState.BROADCAST else None
     if reveal is None and state in {ShareState.BROADCAST, ShareState.WITNESSED}:
         state = ShareState.RECEIVED  # without a message, the importing machine proves it again
     return ExportedShare(
-        share=row.share(),
+        share=row.to_share(),
         received_ms=row.received_ms,
         state=state,
         due_ms=row.due_ms,
@@ -119,7 +121,7 @@ def _exported(conn: sqlite3.Connection, row: ShareRow, row_key: bytes) -> Export
     )
 
 
-def _reveal(conn: sqlite3.Connection, share_id: int, row_key: bytes) -> ExportedReveal | None:
+def _read_reveal(conn: sqlite3.Connection, share_id: int, row_key: bytes) -> ExportedReveal | None:
     """The message of a share, None if it is damaged."""
     columns = conn.execute(queries()["reveal"], (share_id,)).fetchone()
     row = None if columns is None else RevealRow(*columns)

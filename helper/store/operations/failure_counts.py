@@ -7,18 +7,18 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
-from helper.store.records import short
+from helper.store.records import truncate_text
 from helper.store.transaction import Transaction
 
-DAYS_KEPT: Final = 14
+RETENTION_DAYS: Final = 14
 """Days for which counts are stored."""
-KINDS_A_DAY: Final = 100
+MAX_REASONS_PER_DAY: Final = 100
 """Distinct pairs of stage and reason per day; further ones are counted together."""
-OTHER: Final = ("other", "further reasons")
-DAMAGED: Final = ("damaged", "its row could not be read")
+OTHER_REASON: Final = ("other", "further reasons")
+DAMAGED_REASON: Final = ("damaged", "its row could not be read")
 _DAY_MS: Final = 86_400_000
 _STAGE_CHARS: Final = 32
-_LONG: Final = re.compile(r"[0-9A-Fa-f]{12,}|[A-Za-z0-9+/]{40,}={0,2}")
+_IDENTIFYING_TEXT: Final = re.compile(r"[0-9A-Fa-f]{12,}|[A-Za-z0-9+/]{40,}={0,2}")
 """Text that could identify a share, such as a hash or a field in a node's error message."""
 
 
@@ -30,21 +30,23 @@ def count_failed(tx: Transaction, failed: Iterable[tuple[str, str]], at_ms: int)
         at_ms: unix milliseconds now.
     """
     day = at_ms // _DAY_MS
-    kinds = Counter((short(_redact(stage), _STAGE_CHARS), short(_redact(note))) for stage, note in failed)
+    kinds = Counter(
+        (truncate_text(_redact(stage), _STAGE_CHARS), truncate_text(_redact(note))) for stage, note in failed
+    )
     for (stage, reason), number in kinds.items():
         kind: dict[str, int | str] = {"day": day, "stage": stage, "reason": reason}
-        known = tx.one("has_failed_before", kind) is not None
-        if not known and (tx.one("kinds_failed_before", (day,)) or (0,))[0] >= KINDS_A_DAY:
-            kind |= {"stage": OTHER[0], "reason": OTHER[1]}
-        tx.run("add_failed_before", {**kind, "n": number})
+        known = tx.fetch_one("has_failed_before", kind) is not None
+        if not known and (tx.fetch_one("kinds_failed_before", (day,)) or (0,))[0] >= MAX_REASONS_PER_DAY:
+            kind |= {"stage": OTHER_REASON[0], "reason": OTHER_REASON[1]}
+        tx.execute("add_failed_before", {**kind, "n": number})
 
 
 def _redact(text: str) -> str:
     """Replace everything that could identify a share."""
-    return _LONG.sub("…", text)
+    return _IDENTIFYING_TEXT.sub("…", text)
 
 
-def delete_old(tx: Transaction, at_ms: int) -> int:
+def delete_old_counts(tx: Transaction, at_ms: int) -> int:
     """Delete counts beyond their retention, and those that a wrong clock dated in the future. Returns how many rows."""
     day = at_ms // _DAY_MS
-    return tx.run("sweep_failed_before", {"first": day - DAYS_KEPT, "last": day + 1})
+    return tx.execute("sweep_failed_before", {"first": day - RETENTION_DAYS, "last": day + 1})

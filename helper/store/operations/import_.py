@@ -7,20 +7,20 @@ from typing import Final
 
 from helper.core.schedule import rank
 from helper.core.share import ShareState
-from helper.store.action_rows import MOVED, Checked, ExportedShare, ImportedShare, ImportResult
-from helper.store.operations.actions import revive
-from helper.store.operations.chain_facts import kept_round
-from helper.store.operations.transitions import load, rewrite
-from helper.store.records import Column, RevealRow, ShareRow, share_ref, short
+from helper.store.action_rows import MOVED, ExportedShare, ImportedShare, ImportResult, ValidatedShare
+from helper.store.operations.actions import requeue_failed
+from helper.store.operations.chain_facts import read_round
+from helper.store.operations.transitions import load_row, update_row
+from helper.store.records import Column, RevealRow, ShareRow, share_ref, truncate_text
 from helper.store.rows import HistoryEntry
 from helper.store.transaction import RoundKey, Transaction
 
-STAGE: Final = "import"
+IMPORT_STAGE: Final = "import"
 _STAGE_CHARS: Final = 32
 
 
 def import_shares(
-    tx: Transaction, carried: Sequence[Checked], note: str, at_ms: int, *, dry: bool
+    tx: Transaction, shares: Sequence[ValidatedShare], note: str, at_ms: int, *, dry_run: bool
 ) -> list[ImportedShare]:
     """Import shares, each in the state that it had on the other machine.
 
@@ -28,56 +28,56 @@ def import_shares(
     attempts, whatever its state on the other machine; otherwise neither machine would reveal it.
 
     Args:
-        carried: validated in the same way as posted shares.
+        shares: validated in the same way as posted shares.
         note: text of the history entry.
         at_ms: unix milliseconds now.
-        dry: change nothing.
+        dry_run: change nothing.
 
     Returns:
         The result of each, in their order. A share of an unknown round is skipped, because it could never be purged.
     """
-    tx.beside()
-    return [_import_share(tx, exported, nullifier, note, at_ms, dry=dry) for exported, nullifier in carried]
+    tx.lock_shared()
+    return [_import_share(tx, exported, nullifier, note, at_ms, dry_run=dry_run) for exported, nullifier in shares]
 
 
 def _import_share(
-    tx: Transaction, exported: ExportedShare, nullifier: bytes, note: str, at_ms: int, *, dry: bool
+    tx: Transaction, exported: ExportedShare, nullifier: bytes, note: str, at_ms: int, *, dry_run: bool
 ) -> ImportedShare:
     round_id = exported.share.round_id
     key = tx.round_key(round_id)
-    stored_round = None if key is None else kept_round(tx, key.no)
+    stored_round = None if key is None else read_round(tx, key.no)
     if key is None or stored_round is None:
         return ImportedShare(ImportResult.UNKNOWN, round_id=round_id)
     mac = key.mac(exported.share.key)
-    result = ImportResult.TAKEN
+    result = ImportResult.IMPORTED
     if stored_round.closed_ms is not None:
         result = ImportResult.CLOSED
-    elif tx.one("is_spent", (key.no, nullifier)) is not None:
+    elif tx.fetch_one("is_spent", (key.no, nullifier)) is not None:
         result = ImportResult.CONFIRMED
-    elif tx.are_taken([(key.no, mac, nullifier)]):
-        known = _find_known(tx, key, mac, nullifier, at_ms)
-        result = known if isinstance(known, ImportResult) else ImportResult.REVIVED
-        if isinstance(known, ShareRow) and not dry:
-            _revive(tx, known, exported, note, at_ms)
-    elif not dry:
-        row = _row(tx, key, exported, nullifier)
+    elif tx.find_taken([(key.no, mac, nullifier)]):
+        known = _find_moved(tx, key, mac, nullifier, at_ms)
+        result = known if isinstance(known, ImportResult) else ImportResult.RESTORED
+        if isinstance(known, ShareRow) and not dry_run:
+            _requeue_moved(tx, known, exported, note, at_ms)
+    elif not dry_run:
+        row = _create_row(tx, key, exported, nullifier)
         tx.add_shares([row])
-        tx.count(key.no, ShareState.RECEIVED, 1)
+        tx.adjust_count(key.no, ShareState.RECEIVED, 1)
         for entry in exported.history:
             _add_history(tx, row.id, entry)
-        _add_history(tx, row.id, HistoryEntry(at_ms, STAGE, note, counted=False))
+        _add_history(tx, row.id, HistoryEntry(at_ms, IMPORT_STAGE, note, spent_attempt=False))
         _restore_state(tx, row, exported, at_ms)
     return ImportedShare(result, share_ref(mac), round_id)
 
 
-def _find_known(tx: Transaction, key: RoundKey, mac: bytes, nullifier: bytes, at_ms: int) -> ShareRow | ImportResult:
+def _find_moved(tx: Transaction, key: RoundKey, mac: bytes, nullifier: bytes, at_ms: int) -> ShareRow | ImportResult:
     """The row of a known share that was moved away from here; else why the share is skipped."""
-    live = tx.one("live_id", (mac,))
+    live = tx.fetch_one("live_id", (mac,))
     if live is None:
-        buried = tx.one("is_buried", (key.no, mac)) is not None
+        is_confirmed = tx.fetch_one("is_buried", (key.no, mac)) is not None
         # Neither live nor confirmed under its own key: another share has its nullifier.
-        return ImportResult.CONFIRMED if buried else ImportResult.QUEUED
-    row = load(tx, live[0], at_ms)
+        return ImportResult.CONFIRMED if is_confirmed else ImportResult.QUEUED
+    row = load_row(tx, live[0], at_ms)
     if row is None:
         return ImportResult.DAMAGED
     if row.state != ShareState.FAILED:
@@ -85,25 +85,25 @@ def _find_known(tx: Transaction, key: RoundKey, mac: bytes, nullifier: bytes, at
     return row if row.stage == MOVED and row.nullifier == nullifier else ImportResult.FAILED
 
 
-def _revive(tx: Transaction, row: ShareRow, exported: ExportedShare, note: str, at_ms: int) -> None:
+def _requeue_moved(tx: Transaction, row: ShareRow, exported: ExportedShare, note: str, at_ms: int) -> None:
     """Return a share that was moved away to RECEIVED, or to BROADCAST if its message may have been sent."""
-    rows = tx.all("history", (row.id,))
+    rows = tx.fetch_all("history", (row.id,))
     stored = {HistoryEntry(entry_at_ms, stage, text, bool(counted)) for entry_at_ms, stage, text, counted in rows}
     for entry in exported.history:
         if entry not in stored:
             _add_history(tx, row.id, entry)
-    revived = revive(tx, row, STAGE, note, at_ms, proved_height=exported.proved_height)
+    requeued = requeue_failed(tx, row, IMPORT_STAGE, note, at_ms, proved_height=exported.proved_height)
     # The file may have another submit_at for the same share; the one that was acknowledged here applies.
     if exported.state is ShareState.BROADCAST and row.submit_at * 1000 <= at_ms:
-        _restore_state(tx, revived, exported, at_ms)
+        _restore_state(tx, requeued, exported, at_ms)
 
 
-def _row(tx: Transaction, key: RoundKey, exported: ExportedShare, nullifier: bytes) -> ShareRow:
+def _create_row(tx: Transaction, key: RoundKey, exported: ExportedShare, nullifier: bytes) -> ShareRow:
     """The row of a new share, in RECEIVED."""
     share, mac = exported.share, key.mac(exported.share.key)
     return ShareRow(
         round_id=share.round_id,
-        id=tx.new_id(),
+        id=tx.allocate_id(),
         round_no=key.no,
         mac=mac,
         share_index=share.share_index,
@@ -118,26 +118,26 @@ def _row(tx: Transaction, key: RoundKey, exported: ExportedShare, nullifier: byt
         c2=share.c2,
         nullifier=nullifier,
         received_ms=exported.received_ms,
-        rank=rank(tx.keys.order, mac),
+        rank=rank(tx.keys.rank, mac),
         state=ShareState.RECEIVED.value,
         # Never before submit_at, whatever the file says.
         due_ms=max(exported.due_ms, share.submit_at * 1000),
         attempts=exported.attempts,
         crashes=exported.crashes,
         proved_height=exported.proved_height,
-        stage=short(exported.stage, _STAGE_CHARS),
-        note=short(exported.note),
-    ).sealed(tx.keys.rows)
+        stage=truncate_text(exported.stage, _STAGE_CHARS),
+        note=truncate_text(exported.note),
+    ).with_check(tx.keys.row_check)
 
 
 def _restore_state(tx: Transaction, row: ShareRow, exported: ExportedShare, at_ms: int) -> None:
     """Bring a share from RECEIVED to its exported state by legal transitions."""
     if exported.state is ShareState.FAILED:
-        rewrite(tx, row, row._replace(state=ShareState.FAILED.value))
+        update_row(tx, row, row._replace(state=ShareState.FAILED.value))
     elif exported.state is ShareState.BROADCAST and may_have_been_sent(exported, at_ms):
-        row = rewrite(tx, row, row._replace(state=ShareState.WITNESSED.value))
+        row = update_row(tx, row, row._replace(state=ShareState.WITNESSED.value))
         _add_reveal(tx, row.id, exported)
-        rewrite(tx, row, row._replace(state=ShareState.BROADCAST.value))
+        update_row(tx, row, row._replace(state=ShareState.BROADCAST.value))
 
 
 def may_have_been_sent(exported: ExportedShare, at_ms: int) -> bool:
@@ -163,22 +163,22 @@ def _add_reveal(tx: Transaction, share_id: int, exported: ExportedShare) -> None
         sends=reveal.sends,
         first_sent_height=reveal.first_sent_height,
         last_sent_height=reveal.last_sent_height,
-        last_endpoint=_short_or_none(reveal.last_endpoint),
-        last_outcome=_short_or_none(reveal.last_outcome),
-    ).sealed(tx.keys.rows)
-    tx.run("add_reveal", row)
+        last_endpoint=_truncate_or_none(reveal.last_endpoint),
+        last_outcome=_truncate_or_none(reveal.last_outcome),
+    ).with_check(tx.keys.row_check)
+    tx.execute("add_reveal", row)
 
 
-def _short_or_none(text: str | None) -> str | None:
-    return None if text is None else short(text)
+def _truncate_or_none(text: str | None) -> str | None:
+    return None if text is None else truncate_text(text)
 
 
 def _add_history(tx: Transaction, share_id: int, entry: HistoryEntry) -> None:
     params: dict[str, Column] = {
         "id": share_id,
         "at_ms": entry.at_ms,
-        "stage": short(entry.stage, _STAGE_CHARS),
-        "note": short(entry.note),
-        "counted": int(entry.counted),
+        "stage": truncate_text(entry.stage, _STAGE_CHARS),
+        "note": truncate_text(entry.note),
+        "counted": int(entry.spent_attempt),
     }
-    tx.one("add_history", params)
+    tx.fetch_one("add_history", params)

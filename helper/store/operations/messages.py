@@ -6,12 +6,18 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from helper.core.share import ShareState
-from helper.store.operations.transitions import Transition, check_source, load, load_for, move_row
-from helper.store.records import RevealRow, ShareRow, short
+from helper.store.operations.transitions import (
+    Transition,
+    apply_transition_to_row,
+    check_source,
+    load_row,
+    load_row_for,
+)
+from helper.store.records import RevealRow, ShareRow, truncate_text
 from helper.store.rows import PreparedReveal, SentReveal
 from helper.store.transaction import Transaction
 
-PREPARED: Final = "prepared"
+PREPARED_NOTIFICATION: Final = "prepared"
 """Notification of hosts when a message is ready to be sent."""
 
 
@@ -25,35 +31,35 @@ def prepare(tx: Transaction, share_id: int, prepared: PreparedReveal, at_ms: int
         at_ms,
         proved_height=prepared.height,
     )
-    row = load_for(tx, share_id, change)
+    row = load_row_for(tx, share_id, change)
     if row is None:
         return False
     check_source(row, change)
     reveal = RevealRow(
         share_id, prepared.message, prepared.tx_hash, prepared.anchor_height, prepared.circuit, prepared.height
-    ).sealed(tx.keys.rows)
+    ).with_check(tx.keys.row_check)
     # The message first: the schema does not allow BROADCAST without one.
-    tx.run("add_reveal", reveal)
-    tx.tell(PREPARED)
-    move_row(tx, row, change)
+    tx.execute("add_reveal", reveal)
+    tx.notify(PREPARED_NOTIFICATION)
+    apply_transition_to_row(tx, row, change)
     return True
 
 
 def mark_sending(tx: Transaction, share_id: int, at_ms: int, height: int, endpoint: str) -> bool:
     """Record that a send to this endpoint starts at this chain height; False if this host may not send."""
-    if not tx.sends():
+    if not tx.can_send():
         return False
-    reveal = _reveal(tx, share_id, at_ms)
+    reveal = _load_reveal(tx, share_id, at_ms)
     if reveal is None:
         return False
     first = height if reveal.first_sent_height is None else reveal.first_sent_height
-    _write(
+    _update_reveal(
         tx,
         reveal._replace(
             sends=reveal.sends + 1,
             first_sent_height=first,
             last_sent_height=max(first, height),
-            last_endpoint=short(endpoint),
+            last_endpoint=truncate_text(endpoint),
             last_outcome=None,
         ),
     )
@@ -62,9 +68,9 @@ def mark_sending(tx: Transaction, share_id: int, at_ms: int, height: int, endpoi
 
 def record_outcome(tx: Transaction, share_id: int, at_ms: int, outcome: str) -> None:
     """Record the result of the latest send, unless another host has become the sender: its results are newer."""
-    reveal = _reveal(tx, share_id, at_ms) if tx.sends() else None
+    reveal = _load_reveal(tx, share_id, at_ms) if tx.can_send() else None
     if reveal is not None:
-        _write(tx, reveal._replace(last_outcome=short(outcome)))
+        _update_reveal(tx, reveal._replace(last_outcome=truncate_text(outcome)))
 
 
 def read_sent(rows: Iterable[tuple[Any, ...]], row_key: bytes) -> tuple[list[SentReveal], list[int]]:
@@ -84,7 +90,9 @@ def read_sent(rows: Iterable[tuple[Any, ...]], row_key: bytes) -> tuple[list[Sen
     for columns in rows:
         share, reveal = ShareRow(*columns[:width]), RevealRow(*columns[width:-2])
         if share.is_sound(row_key) and reveal.is_sound(row_key):
-            sound.append(reveal.sent(share, first_try=columns[-2] == 1, first_message=columns[-1] == 1))
+            sound.append(
+                reveal.to_sent_reveal(share, is_first_attempt=columns[-2] == 1, is_first_message=columns[-1] == 1)
+            )
         else:
             damaged.append(share.id)
     return sound, damaged
@@ -93,41 +101,41 @@ def read_sent(rows: Iterable[tuple[Any, ...]], row_key: bytes) -> tuple[list[Sen
 def set_aside(tx: Transaction, share_ids: Iterable[int], at_ms: int) -> None:
     """Set aside those of these shares that are damaged."""
     for share_id in share_ids:
-        _reveal(tx, share_id, at_ms)
+        _load_reveal(tx, share_id, at_ms)
 
 
-def look_through(tx: Transaction, at_ms: int) -> None:
+def check_broadcast_shares(tx: Transaction, at_ms: int) -> None:
     """Read every share in BROADCAST, and set aside the unreadable ones."""
     params = {"state": ShareState.BROADCAST.value, "limit": -1}
-    set_aside(tx, [row[0] for row in tx.all("shares_in_state", params)], at_ms)
+    set_aside(tx, [row[0] for row in tx.fetch_all("shares_in_state", params)], at_ms)
 
 
-def check_some(tx: Transaction, at_ms: int, after: int, limit: int) -> int | None:
+def check_batch(tx: Transaction, at_ms: int, after: int, limit: int) -> int | None:
     """Read up to `limit` live shares with an id above `after`, with their messages; set aside the damaged ones.
 
     Returns:
         The id of the last row that was read, None if there was none.
     """
-    ids = [row[0] for row in tx.all("share_ids", {"after": after, "limit": limit})]
+    ids = [row[0] for row in tx.fetch_all("share_ids", {"after": after, "limit": limit})]
     set_aside(tx, ids, at_ms)
     return ids[-1] if ids else None
 
 
-def _reveal(tx: Transaction, share_id: int, at_ms: int) -> RevealRow | None:
+def _load_reveal(tx: Transaction, share_id: int, at_ms: int) -> RevealRow | None:
     """The message of a share in BROADCAST, None if there is none. If it is damaged, the share is set aside."""
-    row = load(tx, share_id, at_ms)
+    row = load_row(tx, share_id, at_ms)
     if row is None or row.state != ShareState.BROADCAST:
         return None
-    columns = tx.one("reveal", (share_id,))
+    columns = tx.fetch_one("reveal", (share_id,))
     if columns is not None:
         reveal = RevealRow(*columns)
-        if reveal.is_sound(tx.keys.rows):
+        if reveal.is_sound(tx.keys.row_check):
             return reveal
-    tx.set_aside(share_id, row.damaged(), at_ms)
+    tx.set_aside(share_id, row.to_damaged_share(), at_ms)
     return None
 
 
-def _write(tx: Transaction, reveal: RevealRow) -> None:
-    reveal = reveal.sealed(tx.keys.rows)
+def _update_reveal(tx: Transaction, reveal: RevealRow) -> None:
+    reveal = reveal.with_check(tx.keys.row_check)
     names = ("share_id", "sends", "first_sent_height", "last_sent_height", "last_endpoint", "last_outcome", "row_check")
-    tx.run("change_reveal", {name: getattr(reveal, name) for name in names})
+    tx.execute("change_reveal", {name: getattr(reveal, name) for name in names})

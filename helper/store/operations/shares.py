@@ -9,15 +9,15 @@ from typing import Final
 
 from helper.core.schedule import due_ms, rank
 from helper.core.share import Share, ShareState
-from helper.store.operations.transitions import Transition, load, move, rewrite
-from helper.store.records import ShareRow, seal_all
-from helper.store.rows import Enqueued, QueuedShare
-from helper.store.transaction import Name, Transaction
+from helper.store.operations.transitions import Transition, apply_transition, load_row, update_row
+from helper.store.records import ShareRow, add_row_checks
+from helper.store.rows import EnqueueResult, QueuedShare
+from helper.store.transaction import ShareIdentity, Transaction
 from helper.store.write_jobs import BatchOperation
 
-DUE: Final = "due"
+DUE_NOTIFICATION: Final = "due"
 """Notification of hosts when a share is enqueued that is due soon."""
-SOON_MS: Final = 2_000
+NOTIFY_WITHIN_MS: Final = 2_000
 """Shares due later need no notification: the dispatchers poll every second."""
 
 _RECEIVED: Final = ShareState.RECEIVED.value
@@ -40,54 +40,54 @@ class EnqueueOperation(BatchOperation):
     now: float
 
     @classmethod
-    def do_all(cls, tx: Transaction, operations: Sequence[EnqueueOperation]) -> list[Enqueued]:
+    def run_all(cls, tx: Transaction, operations: Sequence[EnqueueOperation]) -> list[EnqueueResult]:
         """Store those that are new; see `enqueue_all`."""
         return enqueue_all(tx, operations)
 
 
-def enqueue(tx: Transaction, share: Share, nullifier: bytes, now: float) -> Enqueued:
+def enqueue(tx: Transaction, share: Share, nullifier: bytes, now: float) -> EnqueueResult:
     """Store a share; see `enqueue_all`."""
     return enqueue_all(tx, [EnqueueOperation(share, nullifier, now)])[0]
 
 
-def enqueue_all(tx: Transaction, arrivals: Sequence[EnqueueOperation]) -> list[Enqueued]:
+def enqueue_all(tx: Transaction, operations: Sequence[EnqueueOperation]) -> list[EnqueueResult]:
     """Store shares, unless the key is known, the nullifier is spent, or another host has closed the round.
 
     The results are the same as for one share after another, with one query and one statement for many.
     """
-    tx.beside()
-    names = [_name(tx, arrival) for arrival in arrivals]
-    taken = tx.are_taken(names)
+    tx.lock_shared()
+    identities = [_identify(tx, operation) for operation in operations]
+    taken = tx.find_taken(identities)
     outcomes, rows = [], []
     in_batch: set[bytes | tuple[int, bytes]] = set()
-    for index, (arrival, (round_no, mac, nullifier)) in enumerate(zip(arrivals, names, strict=True)):
+    for index, (operation, (round_no, mac, nullifier)) in enumerate(zip(operations, identities, strict=True)):
         if index in taken or mac in in_batch or (round_no, nullifier) in in_batch:
-            outcomes.append(Enqueued.DUPLICATE)
-        elif tx.is_over(round_no):
-            outcomes.append(Enqueued.CLOSED)
+            outcomes.append(EnqueueResult.DUPLICATE)
+        elif tx.is_round_closed(round_no):
+            outcomes.append(EnqueueResult.CLOSED)
         else:
             in_batch |= {mac, (round_no, nullifier)}
-            rows.append(_row(tx, arrival, round_no, mac))
-            outcomes.append(Enqueued.QUEUED)
-    tx.add_shares(seal_all(tx.keys.rows, rows))
-    if any(row.due_ms <= row.received_ms + SOON_MS for row in rows):
-        tx.tell(DUE)
+            rows.append(_create_row(tx, operation, round_no, mac))
+            outcomes.append(EnqueueResult.QUEUED)
+    tx.add_shares(add_row_checks(tx.keys.row_check, rows))
+    if any(row.due_ms <= row.received_ms + NOTIFY_WITHIN_MS for row in rows):
+        tx.notify(DUE_NOTIFICATION)
     for round_no, number in Counter(row.round_no for row in rows).items():
-        tx.count(round_no, ShareState.RECEIVED, number)
+        tx.adjust_count(round_no, ShareState.RECEIVED, number)
     return outcomes
 
 
-def _name(tx: Transaction, arrival: EnqueueOperation) -> Name:
-    key = tx.need_round(arrival.share.round_id)
-    return key.no, key.mac(arrival.share.key), arrival.nullifier
+def _identify(tx: Transaction, operation: EnqueueOperation) -> ShareIdentity:
+    key = tx.ensure_round(operation.share.round_id)
+    return key.no, key.mac(operation.share.key), operation.nullifier
 
 
-def _row(tx: Transaction, arrival: EnqueueOperation, round_no: int, mac: bytes) -> ShareRow:
+def _create_row(tx: Transaction, operation: EnqueueOperation, round_no: int, mac: bytes) -> ShareRow:
     """The row of a new share, without its check."""
-    share = arrival.share
+    share = operation.share
     return ShareRow(  # mostly positional: keyword arguments take twice as long
         share.round_id,
-        tx.new_id(),
+        tx.allocate_id(),
         round_no,
         mac,
         share.share_index,
@@ -100,11 +100,11 @@ def _row(tx: Transaction, arrival: EnqueueOperation, round_no: int, mac: bytes) 
         share.primary_blind,
         share.c1,
         share.c2,
-        arrival.nullifier,
-        int(arrival.now * 1000),
-        rank(tx.keys.order, mac),
+        operation.nullifier,
+        int(operation.now * 1000),
+        rank(tx.keys.rank, mac),
         _RECEIVED,
-        due_ms(share.submit_at, arrival.now),
+        due_ms(share.submit_at, operation.now),
         attempts=0,
         crashes=0,
         proved_height=None,
@@ -126,17 +126,17 @@ def claim_due(tx: Transaction, *, now: float, limit: int, rounds: Collection[byt
             key = tx.round_key(round_id)
             if key is not None:
                 params = {"round_no": key.no, "now_ms": now_ms, "limit": limit - len(claimed)}
-                for at_ms, order, share_id in tx.all("due_shares", params):
+                for at_ms, order, share_id in tx.fetch_all("due_shares", params):
                     if isinstance(at_ms, int) and isinstance(order, int):
                         due.append((at_ms, order, share_id))
                     else:
-                        tx.index_is_wrong()
+                        tx.handle_index_damage()
         # Each share once, even if a damaged index lists it twice.
         ids = dict.fromkeys(share_id for _, _, share_id in sorted(due))
         untried = [share_id for share_id in ids if share_id not in tried][: limit - len(claimed)]
         tried.update(untried)
-        rows = [row for share_id in untried if (row := _due_row(tx, share_id, now_ms)) is not None]
-        claimed += [_claim(tx, row) for row in rows]
+        rows = [row for share_id in untried if (row := _load_due_row(tx, share_id, now_ms)) is not None]
+        claimed += [_claim_row(tx, row) for row in rows]
         incomplete = len(rows) < len(untried)  # some were set aside: other shares may be due after them
     return claimed
 
@@ -144,29 +144,29 @@ def claim_due(tx: Transaction, *, now: float, limit: int, rounds: Collection[byt
 def _requeue_expired(tx: Transaction, at_ms: int, limit: int) -> None:
     """Return shares with an expired claim to RECEIVED, with their own due times."""
     note = "the claim of its host expired"
-    change = Transition(frozenset({ShareState.WITNESSED}), ShareState.RECEIVED, "proof", note, at_ms, by_anyone=True)
-    for share_id in tx.lapsed(limit):
-        move(tx, share_id, change)
+    change = Transition(frozenset({ShareState.WITNESSED}), ShareState.RECEIVED, "proof", note, at_ms, ignore_claim=True)
+    for share_id in tx.expired_claims(limit):
+        apply_transition(tx, share_id, change)
 
 
-def _due_row(tx: Transaction, share_id: int, now_ms: int) -> ShareRow | None:
+def _load_due_row(tx: Transaction, share_id: int, now_ms: int) -> ShareRow | None:
     """The row of a share that is due by the index, None if it was set aside."""
-    row = load(tx, share_id, now_ms)
+    row = load_row(tx, share_id, now_ms)
     if row is None:
-        if tx.one("is_set_aside", (share_id,)) is None:
-            tx.index_is_wrong()
+        if tx.fetch_one("is_set_aside", (share_id,)) is None:
+            tx.handle_index_damage()
         return None
     if row.due_ms > now_ms or row.state != ShareState.RECEIVED:
-        tx.index_is_wrong()
+        tx.handle_index_damage()
         return None
     return row
 
 
-def _claim(tx: Transaction, row: ShareRow) -> QueuedShare:
+def _claim_row(tx: Transaction, row: ShareRow) -> QueuedShare:
     claimed = row._replace(state=ShareState.WITNESSED.value, stage="proof", note="claimed")
-    rewrite(tx, row, claimed)
+    update_row(tx, row, claimed)
     tx.acquire_claim(row.id)
-    return claimed.queued()
+    return claimed.to_queued_share()
 
 
 # ---------------------------------------------------------------------- transitions
@@ -175,7 +175,7 @@ def _claim(tx: Transaction, row: ShareRow) -> QueuedShare:
 def requeue(share_id: int, at_ms: int, due_ms: int | None, stage: str, note: str) -> Callable[[Transaction], bool]:
     """WITNESSED or BROADCAST -> RECEIVED without spending an attempt."""
     change = Transition(_CLAIMED, ShareState.RECEIVED, stage, note, at_ms, due_ms)
-    return lambda tx: move(tx, share_id, change) is not None
+    return lambda tx: apply_transition(tx, share_id, change) is not None
 
 
 def record_crash(share_id: int, at_ms: int, due_ms: int, note: str) -> Callable[[Transaction], int]:
@@ -183,7 +183,7 @@ def record_crash(share_id: int, at_ms: int, due_ms: int, note: str) -> Callable[
     change = Transition(frozenset({ShareState.WITNESSED}), ShareState.RECEIVED, "proof", note, at_ms, due_ms, crashes=1)
 
     def op(tx: Transaction) -> int:
-        row = move(tx, share_id, change)
+        row = apply_transition(tx, share_id, change)
         return 0 if row is None else row.crashes
 
     return op
@@ -194,7 +194,7 @@ def retry(share_id: int, at_ms: int, due_ms: int, stage: str, note: str) -> Call
     change = Transition(_WORKING, ShareState.RECEIVED, stage, note, at_ms, due_ms, attempts=1)
 
     def op(tx: Transaction) -> int:
-        row = move(tx, share_id, change)
+        row = apply_transition(tx, share_id, change)
         return 0 if row is None else row.attempts
 
     return op
@@ -203,24 +203,24 @@ def retry(share_id: int, at_ms: int, due_ms: int, stage: str, note: str) -> Call
 def fail(share_id: int, at_ms: int, stage: str, note: str, *, spend_attempt: bool) -> Callable[[Transaction], bool]:
     """Any working state -> FAILED."""
     change = Transition(_WORKING, ShareState.FAILED, stage, note, at_ms, attempts=int(spend_attempt))
-    return lambda tx: move(tx, share_id, change) is not None
+    return lambda tx: apply_transition(tx, share_id, change) is not None
 
 
 def release_claim(tx: Transaction, share_id: int, at_ms: int) -> bool:
     """WITNESSED -> RECEIVED; no change in any other state."""
-    row = load(tx, share_id, at_ms)
+    row = load_row(tx, share_id, at_ms)
     if row is None or row.state != ShareState.WITNESSED:
         return False
     change = Transition(_CLAIMED, ShareState.RECEIVED, "proof", "released after an internal error", at_ms)
-    return move(tx, share_id, change) is not None
+    return apply_transition(tx, share_id, change) is not None
 
 
-def recover_some(tx: Transaction, at_ms: int, limit: int) -> int:
+def requeue_orphaned_batch(tx: Transaction, at_ms: int, limit: int) -> int:
     """Return some WITNESSED shares to RECEIVED; 0 if there are no more."""
     note = "the helper was restarted"
-    change = Transition(_CLAIMED, ShareState.RECEIVED, "restart", note, at_ms, by_anyone=True)
+    change = Transition(_CLAIMED, ShareState.RECEIVED, "restart", note, at_ms, ignore_claim=True)
     ids = tx.orphaned_claims(limit)
-    if not ids and tx.one("is_any_hidden", {"state": ShareState.WITNESSED.value}) == (1,):
+    if not ids and tx.fetch_one("is_any_hidden", {"state": ShareState.WITNESSED.value}) == (1,):
         # A share that a damaged index hides now would wait until the next start.
-        tx.index_is_wrong()
-    return sum(move(tx, share_id, change) is not None for share_id in ids)
+        tx.handle_index_damage()
+    return sum(apply_transition(tx, share_id, change) is not None for share_id in ids)

@@ -7,12 +7,12 @@ from typing import Final
 
 from helper.core.share import TRANSITIONS, ShareState
 from helper.errors import StoreError
-from helper.store.records import ShareRow, short
+from helper.store.records import ShareRow, truncate_text
 from helper.store.transaction import Transaction
 
-HISTORY_KEPT: Final = 50
+MAX_HISTORY_ENTRIES: Final = 50
 """History entries stored per share. Older ones are deleted, except those that spent an attempt."""
-CLOSED: Final = "closed"
+CLOSED_STAGE: Final = "closed"
 """The stage of a share that failed because it was not confirmed when its round was closed."""
 _STAGE_CHARS: Final = 32
 
@@ -31,7 +31,7 @@ class Transition:
         attempts: attempts to add, None to reset attempts and crashes to 0.
         crashes: crashes to add.
         proved_height: chain height of a new proof, None for no change.
-        by_anyone: apply it even if another host holds the claim.
+        ignore_claim: apply it even if another host holds the claim.
     """
 
     sources: frozenset[ShareState]
@@ -43,10 +43,10 @@ class Transition:
     attempts: int | None = 0
     crashes: int = 0
     proved_height: int | None = None
-    by_anyone: bool = False
+    ignore_claim: bool = False
 
 
-def move(tx: Transaction, share_id: int, change: Transition) -> ShareRow | None:
+def apply_transition(tx: Transaction, share_id: int, change: Transition) -> ShareRow | None:
     """Load a share, change its state and add a history entry.
 
     Returns:
@@ -56,31 +56,31 @@ def move(tx: Transaction, share_id: int, change: Transition) -> ShareRow | None:
     Raises:
         StoreError: the share's state is not one of the accepted ones.
     """
-    row = load_for(tx, share_id, change)
-    return None if row is None else move_row(tx, row, change)
+    row = load_row_for(tx, share_id, change)
+    return None if row is None else apply_transition_to_row(tx, row, change)
 
 
-def move_row(tx: Transaction, row: ShareRow, change: Transition) -> ShareRow:
-    """Change the state of a share that `load_for` returned in this transaction. Returns the new row.
+def apply_transition_to_row(tx: Transaction, row: ShareRow, change: Transition) -> ShareRow:
+    """Change the state of a share that `load_row_for` returned in this transaction. Returns the new row.
 
     Raises:
         StoreError: the share's state is not one of the accepted ones.
     """
-    was = check_source(row, change)
-    if was is ShareState.BROADCAST and change.target is ShareState.RECEIVED:
-        tx.run("drop_reveal", (row.id,))
-    moved = row._replace(
+    source = check_source(row, change)
+    if source is ShareState.BROADCAST and change.target is ShareState.RECEIVED:
+        tx.execute("drop_reveal", (row.id,))
+    new_row = row._replace(
         state=change.target.value,
         due_ms=row.due_ms if change.due_ms is None else change.due_ms,
         attempts=0 if change.attempts is None else row.attempts + change.attempts,
         crashes=0 if change.attempts is None else row.crashes + change.crashes,
         proved_height=row.proved_height if change.proved_height is None else change.proved_height,
-        stage=short(change.stage, _STAGE_CHARS),
-        note=short(change.note),
+        stage=truncate_text(change.stage, _STAGE_CHARS),
+        note=truncate_text(change.note),
     )
-    moved = rewrite(tx, row, moved)
-    _add_history(tx, moved, change.at_ms, counted=bool(change.attempts))
-    return moved
+    new_row = update_row(tx, row, new_row)
+    _add_history(tx, new_row, change.at_ms, counted=bool(change.attempts))
+    return new_row
 
 
 def check_source(row: ShareRow, change: Transition) -> ShareState:
@@ -89,44 +89,44 @@ def check_source(row: ShareRow, change: Transition) -> ShareState:
     Raises:
         StoreError: it is not legal; the text names both states.
     """
-    was = ShareState(row.state)
-    if was not in change.sources or change.target not in TRANSITIONS[was] | {was}:
+    state = ShareState(row.state)
+    if state not in change.sources or change.target not in TRANSITIONS[state] | {state}:
         raise StoreError(
-            f"a share that is {was.name} cannot become {change.target.name}",
+            f"a share that is {state.name} cannot become {change.target.name}",
             advice="This is a bug in the helper: report it.",
         )
-    return was
+    return state
 
 
-def load_for(tx: Transaction, share_id: int, change: Transition) -> ShareRow | None:
+def load_row_for(tx: Transaction, share_id: int, change: Transition) -> ShareRow | None:
     """A sound row for a change, None if there is nothing left to change.
 
     None means that the row is deleted or set aside, that the share failed because its round was closed (which may
     happen while it is proven or sent), or that another host has claimed or sends it.
     """
-    row = load(tx, share_id, change.at_ms)
-    if row is None or not (change.by_anyone or _is_ours(tx, row)):
+    row = load_row(tx, share_id, change.at_ms)
+    if row is None or not (change.ignore_claim or _can_change(tx, row)):
         return None
-    if row.state == ShareState.FAILED and row.stage == CLOSED:
+    if row.state == ShareState.FAILED and row.stage == CLOSED_STAGE:
         return row if ShareState.FAILED in change.sources else None
     return row
 
 
-def _is_ours(tx: Transaction, row: ShareRow) -> bool:
+def _can_change(tx: Transaction, row: ShareRow) -> bool:
     """Whether this host may change a share: it sends, for a share in BROADCAST; else it holds the claim."""
-    return tx.sends() if row.state == ShareState.BROADCAST else tx.holds(row)
+    return tx.can_send() if row.state == ShareState.BROADCAST else tx.has_claim(row)
 
 
-def load(tx: Transaction, share_id: int, at_ms: int) -> ShareRow | None:
+def load_row(tx: Transaction, share_id: int, at_ms: int) -> ShareRow | None:
     """A sound row, None if there is none. A damaged row is set aside, and None returned."""
-    row = tx.live(share_id)
-    if row is not None and not row.is_sound(tx.keys.rows):
-        tx.set_aside(share_id, row.damaged(), at_ms)
+    row = tx.get_live_share(share_id)
+    if row is not None and not row.is_sound(tx.keys.row_check):
+        tx.set_aside(share_id, row.to_damaged_share(), at_ms)
         return None
     return row
 
 
-def rewrite(tx: Transaction, was: ShareRow, row: ShareRow) -> ShareRow:
+def update_row(tx: Transaction, before: ShareRow, row: ShareRow) -> ShareRow:
     """Write a changed row, and update claim and counters. The schema enforces legal transitions.
 
     Returns:
@@ -135,12 +135,12 @@ def rewrite(tx: Transaction, was: ShareRow, row: ShareRow) -> ShareRow:
     Raises:
         StoreError: the row's state is no longer the one that was read.
     """
-    row = row.sealed(tx.keys.rows)
-    changed = tx.run(
+    row = row.with_check(tx.keys.row_check)
+    changed = tx.execute(
         "change_share",
         {
             "id": row.id,
-            "was": was.state,
+            "was": before.state,
             "state": row.state,
             "due_ms": row.due_ms,
             "attempts": row.attempts,
@@ -153,19 +153,19 @@ def rewrite(tx: Transaction, was: ShareRow, row: ShareRow) -> ShareRow:
     )
     if changed != 1:
         raise StoreError(f"share {row.id} was changed by another program that writes to this database")
-    if was.state != row.state:
-        tx.count(row.round_no, was.state, -1)
-        tx.count(row.round_no, row.state, 1)
-    if was.state == ShareState.WITNESSED:
+    if before.state != row.state:
+        tx.adjust_count(row.round_no, before.state, -1)
+        tx.adjust_count(row.round_no, row.state, 1)
+    if before.state == ShareState.WITNESSED:
         tx.release_claim(row.id)
     return row
 
 
 def _add_history(tx: Transaction, row: ShareRow, at_ms: int, *, counted: bool) -> None:
-    """Add a history entry, and delete entries beyond `HISTORY_KEPT`."""
-    added = tx.one(
+    """Add a history entry, and delete entries beyond `MAX_HISTORY_ENTRIES`."""
+    added = tx.fetch_one(
         "add_history",
         {"id": row.id, "at_ms": at_ms, "stage": row.stage, "note": row.note, "counted": int(counted)},
     )
-    if added is not None and added[0] > HISTORY_KEPT:
-        tx.run("trim_history", (row.id, added[0] - HISTORY_KEPT))
+    if added is not None and added[0] > MAX_HISTORY_ENTRIES:
+        tx.execute("trim_history", (row.id, added[0] - MAX_HISTORY_ENTRIES))

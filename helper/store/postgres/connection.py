@@ -13,8 +13,8 @@ from helper.core.addresses import is_loopback
 from helper.errors import StoreError
 
 CONNECT_SECONDS: Final = 5
-PATIENCE_SECONDS: Final = 3.0
-_VERIFIED: Final = frozenset({"verify-ca", "verify-full"})
+IDLE_TRANSACTION_SECONDS: Final = 3.0
+_VERIFIED_SSL_MODES: Final = frozenset({"verify-ca", "verify-full"})
 _KEEPALIVE: Final = {
     "connect_timeout": CONNECT_SECONDS,
     "keepalives_idle": 5,
@@ -39,18 +39,19 @@ class ConnectionSettings:
         conninfo: libpq connection string; may contain a password.
         schema: schema of the tables.
         host: name of this host, unique among the hosts of the database.
-        patience: seconds after which the server ends an idle transaction, so that a stopped host does not keep locks.
+        idle_transaction_seconds: seconds after which the server ends an idle transaction, so that a stopped host does
+            not keep locks.
     """
 
     conninfo: str
     schema: str
     host: str
-    patience: float = PATIENCE_SECONDS
+    idle_transaction_seconds: float = IDLE_TRANSACTION_SECONDS
 
     def __repr__(self) -> str:
         return f"ConnectionSettings(schema={self.schema!r}, host={self.host!r})"
 
-    def shown(self) -> str:
+    def to_display_text(self) -> str:
         """Return the address without the password, and with `hostaddr` if it differs from the host."""
         params = conninfo_to_dict(self.conninfo)
         user, place, name = params.get("user"), str(params.get("host") or ""), params.get("dbname") or ""
@@ -67,7 +68,7 @@ class ConnectionSettings:
         settings = [
             f"-c search_path={self.schema}",
             "-c timezone=UTC",
-            f"-c idle_in_transaction_session_timeout={int(self.patience * 1000)}",
+            f"-c idle_in_transaction_session_timeout={int(self.idle_transaction_seconds * 1000)}",
             "-c log_parameter_max_length_on_error=0",
             *_SERVER_KEEPALIVE,
         ]
@@ -77,7 +78,7 @@ class ConnectionSettings:
 
 
 def create_connection_settings(
-    address: str, *, schema: str, host: str, patience: float = PATIENCE_SECONDS
+    address: str, *, schema: str, host: str, idle_transaction_seconds: float = IDLE_TRANSACTION_SECONDS
 ) -> ConnectionSettings:
     """Check a database address and complete it.
 
@@ -85,7 +86,7 @@ def create_connection_settings(
         address: `postgresql://user@host/database?…` or a libpq `key=value` string.
         schema: lower-case letters, digits and _.
         host: name of this host, up to 63 printable characters.
-        patience: seconds after which the server ends an idle transaction.
+        idle_transaction_seconds: seconds after which the server ends an idle transaction.
 
     Raises:
         StoreError: the address is invalid, or uses a network without verified TLS.
@@ -101,9 +102,9 @@ def create_connection_settings(
     if not host.isprintable() or not 0 < len(host.encode()) < 64:
         raise StoreError(f"{host!r} is not a valid host name: use up to 63 printable characters")
     _resolve_hosts(params)
-    if not all(_is_local(place) for place in _hosts(params)):
+    if not all(_is_local(place) for place in _list_hosts(params)):
         mode = params.setdefault("sslmode", "verify-full")
-        if mode not in _VERIFIED:
+        if mode not in _VERIFIED_SSL_MODES:
             raise StoreError(
                 f"sslmode={mode} does not protect the network connection to the database",
                 advice="Use sslmode=verify-full, or a database on this host.",
@@ -116,7 +117,7 @@ def create_connection_settings(
         make_conninfo("", **{name: str(value) for name, value in params.items() if value is not None}),
         schema,
         host,
-        patience,
+        idle_transaction_seconds,
     )
 
 
@@ -136,11 +137,11 @@ def _resolve_hosts(params: dict[str, Any]) -> None:
         )
 
 
-def _hosts(params: dict[str, Any]) -> list[str]:
+def _list_hosts(params: dict[str, Any]) -> list[str]:
     """Return all hosts that libpq may connect to; an empty one is the Unix socket of this machine."""
     return str(params.get("hostaddr") or params.get("host") or "").split(",")
 
 
-def _is_local(place: str) -> bool:
+def _is_local(host: str) -> bool:
     """Whether a host is a Unix socket or a loopback address."""
-    return not place or place.startswith(("/", "@")) or place == "localhost" or is_loopback(place)
+    return not host or host.startswith(("/", "@")) or host == "localhost" or is_loopback(host)

@@ -14,12 +14,12 @@ _RETRYABLE: Final = frozenset({"40001", "40P01", "23505", "23503", "55P03"})
 _FULL: Final = frozenset({"53100", "53000"})
 
 
-def worth_repeating(error: BaseException) -> bool:
+def is_retryable(error: BaseException) -> bool:
     """Whether the error is a conflict with another host, so that a retry is likely to succeed."""
     return isinstance(error, psycopg.Error) and error.sqlstate in _RETRYABLE
 
 
-def is_lost(error: BaseException) -> bool:
+def is_connection_lost(error: BaseException) -> bool:
     """Whether the connection is lost."""
     return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | psycopg.InternalError) and (
         error.sqlstate is None or error.sqlstate.startswith(("08", "57P", "25P03"))
@@ -28,7 +28,7 @@ def is_lost(error: BaseException) -> bool:
 
 def translate(error: BaseException) -> BaseException:
     """Return the `StoreError` for a PostgreSQL error, and any other error unchanged."""
-    if isinstance(error, PoolTimeout) or is_lost(error):
+    if isinstance(error, PoolTimeout) or is_connection_lost(error):
         return StoreUnreachable(f"the database is unreachable: {_first_line(error)}")
     if not isinstance(error, psycopg.Error):
         return error

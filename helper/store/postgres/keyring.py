@@ -22,7 +22,7 @@ from helper.errors import StoreError
 
 KEY_BYTES: Final = 32
 TAG_BYTES: Final = 16
-NAME_BYTES: Final = 4
+KEY_ID_BYTES: Final = 4
 _FILE_ADVICE: Final = (
     "It has one key of 64 hex digits per line, the same on every host. Create it with "
     "`(umask 077; openssl rand -hex 32 > FILE)`."
@@ -46,38 +46,38 @@ class Keyring:
     def __init__(self, keys: Sequence[bytes]) -> None:
         if not keys or any(len(key) != KEY_BYTES for key in keys):
             raise StoreError("the key file has no usable key", advice=_FILE_ADVICE)
-        self._boxes = {_name(key): SecretBox(_derive(key, b"seal")) for key in keys}
-        self._tag_keys = [_derive(key, b"tag") for key in keys]
-        self._first = _name(keys[0])
+        self._boxes = {_key_id(key): SecretBox(_derive_key(key, b"seal")) for key in keys}
+        self._tag_keys = [_derive_key(key, b"tag") for key in keys]
+        self._first = _key_id(keys[0])
 
     @property
-    def names(self) -> list[bytes]:
+    def key_ids(self) -> list[bytes]:
         """Identifiers of the keys (4 bytes each), in order; each ciphertext begins with the identifier of its key."""
         return list(self._boxes)
 
-    def seal(self, plain: bytes) -> bytes:
+    def encrypt(self, plain: bytes) -> bytes:
         """Encrypt: key identifier (4 bytes), random nonce (24), ciphertext with its authentication tag (16 more)."""
         return self._first + self._boxes[self._first].encrypt(plain)
 
-    def open(self, sealed: bytes) -> bytes:
+    def decrypt(self, sealed: bytes) -> bytes:
         """Decrypt.
 
         Raises:
             DecryptionError: the ciphertext is damaged.
             StoreError: it was encrypted with a key that this host does not have.
         """
-        box = self._boxes.get(sealed[:NAME_BYTES])
+        box = self._boxes.get(sealed[:KEY_ID_BYTES])
         if box is None:
             raise StoreError(
                 "the database has shares that are encrypted with a key that this host does not have",
                 advice="Install the same key file on every host; remove an old key only once its rounds are purged.",
             )
         try:
-            return box.decrypt(sealed[NAME_BYTES:])
+            return box.decrypt(sealed[KEY_ID_BYTES:])
         except (CryptoError, ValueError) as error:
             raise DecryptionError from error
 
-    def tags(self, nullifier: bytes) -> list[bytes]:
+    def nullifier_tags(self, nullifier: bytes) -> list[bytes]:
         """Return the possible keyed hashes of a nullifier, one for each key; new rows have the first."""
         return [hmac.digest(key, nullifier, "sha256")[:TAG_BYTES] for key in self._tag_keys]
 
@@ -127,9 +127,9 @@ def _parse_key(entry: str, place: str) -> bytes:
     return key
 
 
-def _derive(key: bytes, purpose: bytes) -> bytes:
+def _derive_key(key: bytes, purpose: bytes) -> bytes:
     return blake2b(purpose, key=key, digest_size=KEY_BYTES, person=b"svote-store").digest()
 
 
-def _name(key: bytes) -> bytes:
-    return blake2b(b"name", key=key, digest_size=NAME_BYTES, person=b"svote-store").digest()
+def _key_id(key: bytes) -> bytes:
+    return blake2b(b"name", key=key, digest_size=KEY_ID_BYTES, person=b"svote-store").digest()

@@ -25,27 +25,29 @@ RECONNECT_SECONDS: Final = 1.0
 class NotificationListener:
     """Passes notifications to the registered callbacks."""
 
-    def __init__(self, link: ConnectionSettings) -> None:
-        self._link = link
+    def __init__(self, settings: ConnectionSettings) -> None:
+        self._settings = settings
         self._callbacks: list[Callable[[str], None]] = []
 
     @property
-    def wanted(self) -> bool:
+    def has_callbacks(self) -> bool:
         """Whether a callback is registered."""
         return bool(self._callbacks)
 
-    def add(self, heard: Callable[[str], None]) -> None:
+    def add_callback(self, callback: Callable[[str], None]) -> None:
         """Register a callback. It gets each payload, and "" if notifications may have been lost."""
-        self._callbacks.append(heard)
+        self._callbacks.append(callback)
 
     async def run(self) -> None:
         """Listen until cancelled."""
         problem = LoggedProblem()
         while True:
             try:
-                conn = await psycopg.AsyncConnection.connect(self._link.conninfo, **self._link.options(reading=True))
+                conn = await psycopg.AsyncConnection.connect(
+                    self._settings.conninfo, **self._settings.options(reading=True)
+                )
                 async with conn:
-                    await conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._link.schema)))
+                    await conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._settings.schema)))
                     if problem.clear():
                         log.info("listen_connection_recovered")
                     await self._receive(conn)

@@ -10,14 +10,14 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
-from helper.errors import NothingThere, StoreCorrupt, StoreError, StoreForeign, StoreLocked
+from helper.errors import NotFound, StoreCorrupt, StoreError, StoreForeign, StoreLocked
 from helper.store.migration.marks import refuse_marked
-from helper.store.migration.tables import MOVED, UNFINISHED
+from helper.store.migration.tables import MOVED_KEY, UNFINISHED_KEY
 from helper.store.postgres.connection import ConnectionSettings
-from helper.store.postgres.keyring import NAME_BYTES, DecryptionError, Keyring
-from helper.store.postgres.transaction import statements
+from helper.store.postgres.keyring import KEY_ID_BYTES, DecryptionError, Keyring
+from helper.store.postgres.transaction import load_statements
 from helper.store.sql_files import read_migrations
-from helper.store.transaction import Keys, fact_row, read_fact
+from helper.store.transaction import DatabaseKeys, make_meta_row, read_meta_value
 
 OLDEST_SERVER: Final = 150_000
 _STATEMENT_LOGS: Final = (
@@ -29,7 +29,7 @@ _STATEMENT_LOGS: Final = (
 """Settings that log statements with their parameters, and the values for which they do not."""
 _OTHER_LOGS: Final = (("auto_explain.log_min_duration", ("", "-1")), ("pgaudit.log_parameter", ("", "off")))
 """The same for extensions, which have their own settings."""
-_PROBE: Final = b"svote-helper"
+_PROBE_TEXT: Final = b"svote-helper"
 _NAME_LOCK_SECONDS: Final = 1
 """Lock timeout for the host name."""
 
@@ -42,28 +42,28 @@ def migrations() -> tuple[str, ...]:
     return read_migrations("helper.store.postgres")
 
 
-def connect(link: ConnectionSettings) -> Connection:
+def connect(settings: ConnectionSettings) -> Connection:
     """Open a writing connection whose commits are on disk when they return.
 
     Raises:
         StoreForeign: the server is too old.
         StoreError: a server setting makes commits unsafe or logs parameters, or the server is read-only.
     """
-    conn: Connection = psycopg.connect(link.conninfo, **link.options())
+    conn: Connection = psycopg.connect(settings.conninfo, **settings.options())
     try:
         conn.prepare_threshold = 2
         if conn.info.server_version < OLDEST_SERVER:
             raise StoreForeign("the server is older than PostgreSQL 15")
         for name in ("fsync", "full_page_writes"):
-            if _setting(conn, name) != "on":
+            if _read_server_setting(conn, name) != "on":
                 raise StoreError(
                     f"the server runs with {name} = off and could lose committed data",
                     advice=f"Set {name} = on in postgresql.conf.",
                 )
         _refuse_parameter_logging(conn)
-        if _setting(conn, "synchronous_commit") not in {"on", "remote_apply"}:
+        if _read_server_setting(conn, "synchronous_commit") not in {"on", "remote_apply"}:
             conn.execute("SET synchronous_commit = on")
-        if _setting(conn, "transaction_read_only") == "on":
+        if _read_server_setting(conn, "transaction_read_only") == "on":
             raise StoreError("the database is read-only: the server is a standby", advice="Connect to the primary.")
     except BaseException:
         conn.close()
@@ -75,9 +75,9 @@ def _refuse_parameter_logging(conn: Connection) -> None:
     """Refuse a server that logs statement parameters. They contain the nullifier of each share when it arrives, so the
     log would link arrivals to reveals.
     """
-    parameters_cut = _setting(conn, "log_parameter_max_length") == "0"
+    parameters_cut = _read_server_setting(conn, "log_parameter_max_length") == "0"
     for name, silent_values in _OTHER_LOGS if parameters_cut else (*_STATEMENT_LOGS, *_OTHER_LOGS):
-        if _setting(conn, name) not in silent_values:
+        if _read_server_setting(conn, name) not in silent_values:
             raise StoreError(
                 f"the server logs statement parameters ({name} is set), which links arrivals to reveals",
                 advice="As superuser, run ALTER ROLE … SET log_parameter_max_length = 0 for the helper's role, and "
@@ -85,7 +85,7 @@ def _refuse_parameter_logging(conn: Connection) -> None:
             )
 
 
-def take_name(conn: Connection, link: ConnectionSettings) -> None:
+def acquire_host_name(conn: Connection, settings: ConnectionSettings) -> None:
     """Lock this host's name for the life of the connection. Waits briefly, because the server may notice late that a
     previous connection has ended.
 
@@ -94,51 +94,53 @@ def take_name(conn: Connection, link: ConnectionSettings) -> None:
     """
     conn.execute(f"SET lock_timeout = '{_NAME_LOCK_SECONDS}s'")
     try:
-        name = (link.schema, link.host)
+        name = (settings.schema, settings.host)
         conn.execute("SELECT pg_advisory_lock(hashtext(%s), hashtext('host ' || %s))", name)
     except psycopg.errors.LockNotAvailable:
         raise StoreLocked(
-            f"another process uses this database under the name {link.host!r}",
+            f"another process uses this database under the name {settings.host!r}",
             advice="Configure a different name on each host.",
         ) from None
     conn.execute("RESET lock_timeout")
 
 
-def refuse_held_name(link: ConnectionSettings) -> None:
+def refuse_host_name_in_use(settings: ConnectionSettings) -> None:
     """Check early at start that this host's name is free. Other errors, such as an unreachable database, are ignored
     here and reported when the store is opened.
 
     Raises:
         StoreLocked: another process has locked it.
     """
-    with suppress(psycopg.Error), psycopg.connect(link.conninfo, **link.options(reading=True)) as conn:
-        take_name(conn, link)
+    with suppress(psycopg.Error), psycopg.connect(settings.conninfo, **settings.options(reading=True)) as conn:
+        acquire_host_name(conn, settings)
         conn.execute("SELECT pg_advisory_unlock_all()")  # the server may notice the end of the connection late
 
 
-def join(conn: Connection, link: ConnectionSettings) -> None:
+def acquire_host_lock(conn: Connection, settings: ConnectionSettings) -> None:
     """Take the shared lock of hosts for the life of the connection. A migration takes it exclusively.
 
     Raises:
         StoreLocked: the queue is being migrated.
     """
-    if conn.execute("SELECT pg_try_advisory_lock_shared(hashtext(%s), 3)", (link.schema,)).fetchone() != (True,):
+    if conn.execute("SELECT pg_try_advisory_lock_shared(hashtext(%s), 3)", (settings.schema,)).fetchone() != (True,):
         raise StoreLocked(
             "the queue in this database is being migrated", advice="Wait until `svote-helper db copy` has finished."
         )
 
 
-def refuse_moved(conn: Connection, link: ConnectionSettings) -> None:
+def refuse_migrated(conn: Connection, settings: ConnectionSettings) -> None:
     """Refuse a database that a migration has marked.
 
     Raises:
         StoreMoved: the queue is in another database.
     """
-    unfinished, moved = (conn.execute(statements()["get_meta"], (name,)).fetchall() for name in (UNFINISHED, MOVED))
-    refuse_marked(unfinished, moved, f"{link.shown()}, schema {link.schema}")
+    unfinished, moved = (
+        conn.execute(load_statements()["get_meta"], (name,)).fetchall() for name in (UNFINISHED_KEY, MOVED_KEY)
+    )
+    refuse_marked(unfinished, moved, f"{settings.to_display_text()}, schema {settings.schema}")
 
 
-def need_ready(conn: Connection, link: ConnectionSettings, seals: Keyring) -> None:
+def require_ready(conn: Connection, settings: ConnectionSettings, keyring: Keyring) -> None:
     """Check the schema version and the keys, without changes.
 
     Raises:
@@ -149,17 +151,17 @@ def need_ready(conn: Connection, link: ConnectionSettings, seals: Keyring) -> No
     """
     exists = conn.execute("SELECT to_regclass('schema_version') IS NOT NULL").fetchone()
     if exists != (True,):
-        raise NothingThere(f"the schema {link.schema} has no queue", advice="Check [store] url and schema_name.")
-    version = _read_version(conn, link)
+        raise NotFound(f"the schema {settings.schema} has no queue", advice="Check [store] url and schema_name.")
+    version = _read_version(conn, settings)
     if version < len(migrations()):
         raise StoreForeign(
-            f"the schema {link.schema} was written by an older version ({version}, ours is {len(migrations())})",
+            f"the schema {settings.schema} was written by an older version ({version}, ours is {len(migrations())})",
             advice="Upgrade all hosts to this version first.",
         )
-    _open_probe(read_fact(conn.execute(statements()["get_meta"], ("seal.check",)).fetchall()), seals)
+    _decrypt_probe(read_meta_value(conn.execute(load_statements()["get_meta"], ("seal.check",)).fetchall()), keyring)
 
 
-def prepare(conn: Connection, link: ConnectionSettings, seals: Keyring) -> Keys:
+def prepare_schema(conn: Connection, settings: ConnectionSettings, keyring: Keyring) -> DatabaseKeys:
     """Create or upgrade the schema, one host at a time, and return the keys of the database.
 
     Raises:
@@ -167,24 +169,26 @@ def prepare(conn: Connection, link: ConnectionSettings, seals: Keyring) -> Keys:
         StoreError: this host's key file differs from that of the others, or a running host lacks its first key.
         StoreCorrupt: a key is damaged.
     """
-    _publish_key_names(conn, link, seals)
+    _publish_key_ids(conn, settings, keyring)
     with conn.transaction():
-        conn.execute("SELECT pg_advisory_xact_lock(hashtext(%s), 2)", (link.schema,))
-        conn.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(link.schema)))
-        _migrate(conn, link)
-        keys = Keys(_key(conn, "key.rows"), _key(conn, "key.order"))
-        _check_keyring(conn, link, seals)
+        conn.execute("SELECT pg_advisory_xact_lock(hashtext(%s), 2)", (settings.schema,))
+        conn.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(settings.schema)))
+        _migrate(conn, settings)
+        keys = DatabaseKeys(_load_key(conn, "key.rows"), _load_key(conn, "key.order"))
+        _check_keyring(conn, settings, keyring)
     return keys
 
 
-def _migrate(conn: Connection, link: ConnectionSettings) -> None:
-    tables = {row[0] for row in conn.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", (link.schema,))}
+def _migrate(conn: Connection, settings: ConnectionSettings) -> None:
+    tables = {
+        row[0] for row in conn.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", (settings.schema,))
+    }
     if tables and "schema_version" not in tables:
-        raise StoreForeign(f"the schema {link.schema} belongs to another program")
+        raise StoreForeign(f"the schema {settings.schema} belongs to another program")
     if not tables:
         conn.execute("CREATE TABLE schema_version (version BIGINT NOT NULL)")
         conn.execute("INSERT INTO schema_version VALUES (0)")
-    for step in migrations()[_read_version(conn, link) :]:
+    for step in migrations()[_read_version(conn, settings) :]:
         conn.execute(step.encode())
     conn.execute("UPDATE schema_version SET version = %s WHERE version <> %s", (len(migrations()), len(migrations())))
 
@@ -200,35 +204,37 @@ def _read_version(conn: Connection, link: ConnectionSettings) -> int:
     return int(version)
 
 
-def _key(conn: Connection, name: str) -> bytes:
-    text = _fact(conn, name, secrets.token_hex(32))
+def _load_key(conn: Connection, name: str) -> bytes:
+    text = _get_or_store_meta(conn, name, secrets.token_hex(32))
     if text is None:
         raise StoreCorrupt(f"the database is damaged: {name} failed its check")
     return bytes.fromhex(text)
 
 
-def _check_keyring(conn: Connection, link: ConnectionSettings, seals: Keyring) -> None:
+def _check_keyring(conn: Connection, settings: ConnectionSettings, keyring: Keyring) -> None:
     """Refuse a key file that cannot decrypt the other hosts' rows, or that encrypts with a key they lack."""
-    stored = _fact(conn, "seal.check", seals.seal(_PROBE).hex())
-    _open_probe(stored, seals)
-    fresh = seals.seal(_PROBE).hex()
-    if stored is not None and stored[: 2 * NAME_BYTES] != fresh[: 2 * NAME_BYTES]:
-        _require_key_on_all_hosts(conn, link, seals.names[0])
+    stored = _get_or_store_meta(conn, "seal.check", keyring.encrypt(_PROBE_TEXT).hex())
+    _decrypt_probe(stored, keyring)
+    fresh = keyring.encrypt(_PROBE_TEXT).hex()
+    if stored is not None and stored[: 2 * KEY_ID_BYTES] != fresh[: 2 * KEY_ID_BYTES]:
+        _require_key_on_all_hosts(conn, settings, keyring.key_ids[0])
     # From now on older keys are needed only for rows that they encrypted.
-    conn.execute(statements()["set_meta"], fact_row("seal.check", fresh))
+    conn.execute(load_statements()["set_meta"], make_meta_row("seal.check", fresh))
 
 
-def _publish_key_names(conn: Connection, link: ConnectionSettings, seals: Keyring) -> None:
+def _publish_key_ids(conn: Connection, settings: ConnectionSettings, keyring: Keyring) -> None:
     """Show other hosts which keys this host has, as advisory locks on their identifiers, while the connection lives."""
-    for name in seals.names:
-        conn.execute("SELECT pg_advisory_lock_shared(hashtext(%s), hashtext('key ' || %s))", (link.schema, name.hex()))
+    for name in keyring.key_ids:
+        conn.execute(
+            "SELECT pg_advisory_lock_shared(hashtext(%s), hashtext('key ' || %s))", (settings.schema, name.hex())
+        )
 
 
-def _require_key_on_all_hosts(conn: Connection, link: ConnectionSettings, name: bytes) -> None:
+def _require_key_on_all_hosts(conn: Connection, settings: ConnectionSettings, name: bytes) -> None:
     """Refuse to encrypt with a key that a running host does not have. That host could not recognise the nullifiers of
     these shares when the chain counts them.
     """
-    if conn.execute(statements()["hosts_without_key"], {"schema": link.schema, "name": name.hex()}).fetchall():
+    if conn.execute(load_statements()["hosts_without_key"], {"schema": settings.schema, "name": name.hex()}).fetchall():
         raise StoreError(
             "a running host does not have the first key of this key file and could not read what it encrypts",
             advice="Put the new key second in every host's key file and restart the hosts one by one; then put it "
@@ -236,22 +242,22 @@ def _require_key_on_all_hosts(conn: Connection, link: ConnectionSettings, name: 
         )
 
 
-def _open_probe(text: str | None, seals: Keyring) -> None:
+def _decrypt_probe(text: str | None, keyring: Keyring) -> None:
     try:
-        valid = text is not None and seals.open(bytes.fromhex(text)) == _PROBE
+        valid = text is not None and keyring.decrypt(bytes.fromhex(text)) == _PROBE_TEXT
     except (DecryptionError, ValueError):
         valid = False
     if not valid:
         raise StoreCorrupt("the database is damaged: its key check value failed")
 
 
-def _fact(conn: Connection, name: str, fresh: str) -> str | None:
+def _get_or_store_meta(conn: Connection, name: str, fresh: str) -> str | None:
     """Return a stored text; store `fresh` first if there is none."""
-    conn.execute(statements()["add_meta"], fact_row(name, fresh))
-    return read_fact(conn.execute(statements()["get_meta"], (name,)).fetchall())
+    conn.execute(load_statements()["add_meta"], make_meta_row(name, fresh))
+    return read_meta_value(conn.execute(load_statements()["get_meta"], (name,)).fetchall())
 
 
-def _setting(conn: Connection, name: str) -> str:
+def _read_server_setting(conn: Connection, name: str) -> str:
     """Return a server setting, "" if the server does not have it."""
     ((value,),) = conn.execute("SELECT coalesce(current_setting(%s, true), '')", (name,)).fetchall()
     return str(value)

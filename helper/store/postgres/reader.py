@@ -10,9 +10,9 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from helper.errors import StoreError, StoreUnreachable
 from helper.store.postgres.connection import CONNECT_SECONDS, ConnectionSettings
-from helper.store.postgres.errors import is_lost, translate
+from helper.store.postgres.errors import is_connection_lost, translate
 from helper.store.postgres.row_encryption import RowEncryption
-from helper.store.postgres.transaction import statements
+from helper.store.postgres.transaction import load_statements
 from helper.store.share_listing import Row
 from helper.store.transaction import Params
 
@@ -26,8 +26,8 @@ logging.getLogger("psycopg.pool").setLevel(logging.CRITICAL)
 class PostgresReader:
     """A pool of read-only connections."""
 
-    def __init__(self, link: ConnectionSettings, encryption: RowEncryption) -> None:
-        self._link = link
+    def __init__(self, settings: ConnectionSettings, encryption: RowEncryption) -> None:
+        self._settings = settings
         self._encryption = encryption
         self._pool: AsyncConnectionPool[psycopg.AsyncConnection[tuple[Any, ...]]] | None = None
 
@@ -38,8 +38,8 @@ class PostgresReader:
             StoreError: the database is unreachable.
         """
         pool = AsyncConnectionPool(
-            self._link.conninfo,
-            kwargs=self._link.options(reading=True),
+            self._settings.conninfo,
+            kwargs=self._settings.options(reading=True),
             min_size=1,
             max_size=CONNECTIONS,
             timeout=CONNECT_SECONDS,
@@ -65,8 +65,8 @@ class PostgresReader:
         Raises:
             StoreError: the database cannot be read.
         """
-        rows = await self.run(statements()[name], self._encryption.outward(name, params))
-        return self._encryption.inward(name, rows)
+        rows = await self.run(load_statements()[name], self._encryption.encrypt_params(name, params))
+        return self._encryption.decrypt_rows(name, rows)
 
     async def run(self, sql: bytes, params: Any = None) -> list[Row]:
         """Return all rows of a statement that changes nothing. A lost connection is replaced once."""
@@ -76,7 +76,7 @@ class PostgresReader:
             try:
                 return await _run(self._pool, sql, params)
             except psycopg.Error as error:
-                if not is_lost(error):
+                if not is_connection_lost(error):
                     raise
                 return await _run(self._pool, sql, params)
         except (psycopg.Error, PoolTimeout) as error:

@@ -22,7 +22,7 @@ _BLOB_BYTES: Final = (32, 512, 32, 32, 32, 32)
 _HASH_BYTES: Final = 32
 
 Row = tuple[Any, ...]
-Encrypted = tuple[Any, ...] | Mapping[str, Any]
+EncryptedParams = tuple[Any, ...] | Mapping[str, Any]
 
 
 class Witness(NamedTuple):
@@ -113,34 +113,34 @@ _NO_REVEAL: Final = (None,) * len(RevealRow._fields)
 class RowEncryption:
     """Converts statement parameters to PostgreSQL columns, and rows to what the operations expect."""
 
-    def __init__(self, seals: Keyring) -> None:
-        self._seals = seals
-        self._encrypt: dict[str, Callable[[Any], Encrypted]] = {
-            "add_share": lambda columns: self.share(ShareRow(b"", *columns)),
+    def __init__(self, keyring: Keyring) -> None:
+        self._keyring = keyring
+        self._encrypt: dict[str, Callable[[Any], EncryptedParams]] = {
+            "add_share": lambda columns: self.encrypt_share(ShareRow(b"", *columns)),
             "add_reveal": self._encrypted_reveal,
             "add_round_key": self._encrypted_round_key,
-            "shares_of_nullifier": lambda params: (seals.tags(*params),),
+            "shares_of_nullifier": lambda params: (keyring.nullifier_tags(*params),),
         }
         self._decrypt: dict[str, Callable[[Row], Row]] = {
-            "share_by_id": self._share,
-            "live_share": self._share,
-            "reveal": self._reveal,
-            "round_key": self._round_key,
-            "round_keys": self._round_key,
-            "unconfirmed": self._sent,
-            "sent_reveal": self._sent,
-            "list_waiting": self._listed,
-            "list_under_way": self._listed,
-            "shares_by_prefix": self._listed,
+            "share_by_id": self._decrypt_share,
+            "live_share": self._decrypt_share,
+            "reveal": self._decrypt_reveal,
+            "round_key": self._decrypt_round_key,
+            "round_keys": self._decrypt_round_key,
+            "unconfirmed": self._decrypt_sent_reveal,
+            "sent_reveal": self._decrypt_sent_reveal,
+            "list_waiting": self._decrypt_list_entry,
+            "list_under_way": self._decrypt_list_entry,
+            "shares_by_prefix": self._decrypt_list_entry,
             "reveal_facts": self._reveal_facts,
         }
 
-    def outward(self, name: str, params: Params) -> Encrypted:
+    def encrypt_params(self, name: str, params: Params) -> EncryptedParams:
         """Return the parameters of a statement for PostgreSQL."""
         convert = self._encrypt.get(name)
         return params if convert is None else convert(params)
 
-    def inward(self, name: str, rows: Sequence[Row]) -> list[Row]:
+    def decrypt_rows(self, name: str, rows: Sequence[Row]) -> list[Row]:
         """Return the rows of a query in the form that both stores share.
 
         Raises:
@@ -149,21 +149,21 @@ class RowEncryption:
         convert = self._decrypt.get(name)
         return list(rows) if convert is None else [convert(row) for row in rows]
 
-    def tags(self, nullifier: bytes) -> list[bytes]:
+    def nullifier_tags(self, nullifier: bytes) -> list[bytes]:
         """Return the possible keyed hashes of a nullifier in a share's row."""
-        return self._seals.tags(nullifier)
+        return self._keyring.nullifier_tags(nullifier)
 
     # ------------------------------------------------------------------ encryption
 
-    def share(self, row: ShareRow) -> Row:
+    def encrypt_share(self, row: ShareRow) -> Row:
         """Return the values for the columns of `shares`."""
         encrypted = EncryptedShare(
             round_id=row.round_id,
             id=row.id,
             round_no=row.round_no,
             mac=row.mac,
-            tag=self._seals.tags(row.nullifier)[0],
-            witness=self._seals.seal(Witness.of(row).encode()),
+            tag=self._keyring.nullifier_tags(row.nullifier)[0],
+            witness=self._keyring.encrypt(Witness.of(row).encode()),
             rank=row.rank,
             state=row.state,
             due_ms=row.due_ms,
@@ -180,7 +180,7 @@ class RowEncryption:
         row = RevealRow(*columns)
         return EncryptedReveal(
             share_id=row.share_id,
-            message=self._seals.seal(row.tx_hash + row.message),
+            message=self._keyring.encrypt(row.tx_hash + row.message),
             anchor_height=row.anchor_height,
             circuit=row.circuit,
             height=row.height,
@@ -194,18 +194,18 @@ class RowEncryption:
 
     def _encrypted_round_key(self, columns: Row) -> RoundKeyRow:
         row = RoundKeyRow(*columns)
-        return row._replace(mac_key=self._seals.seal(row.mac_key))
+        return row._replace(mac_key=self._keyring.encrypt(row.mac_key))
 
     # ------------------------------------------------------------------ decryption
 
     def _open(self, sealed: bytes) -> bytes:
         """Return the plaintext of a column; empty if it is damaged."""
         try:
-            return self._seals.open(sealed)
+            return self._keyring.decrypt(sealed)
         except DecryptionError:
             return b""
 
-    def _share(self, columns: Row) -> ShareRow:
+    def _decrypt_share(self, columns: Row) -> ShareRow:
         row = EncryptedShare(*columns)
         witness = Witness.decode(self._open(row.witness))
         return ShareRow(
@@ -240,7 +240,7 @@ class RowEncryption:
         plain = self._open(sealed)
         return plain[:_HASH_BYTES], plain[_HASH_BYTES:]
 
-    def _reveal(self, columns: Row) -> Row:
+    def _decrypt_reveal(self, columns: Row) -> Row:
         row = EncryptedReveal(*columns)
         if row.share_id is None:
             return _NO_REVEAL
@@ -260,16 +260,16 @@ class RowEncryption:
             row_check=row.row_check,
         )
 
-    def _round_key(self, columns: Row) -> RoundKeyRow:
+    def _decrypt_round_key(self, columns: Row) -> RoundKeyRow:
         row = RoundKeyRow(*columns)
         return row._replace(mac_key=self._open(row.mac_key))
 
-    def _sent(self, columns: Row) -> Row:
+    def _decrypt_sent_reveal(self, columns: Row) -> Row:
         """Decrypt a row of a share, its message, and two counts."""
         share, reveal = columns[:_SHARE_COLUMNS], columns[_SHARE_COLUMNS:_SHARE_AND_REVEAL_COLUMNS]
-        return (*self._share(share), *self._reveal(reveal), *columns[_SHARE_AND_REVEAL_COLUMNS:])
+        return (*self._decrypt_share(share), *self._decrypt_reveal(reveal), *columns[_SHARE_AND_REVEAL_COLUMNS:])
 
-    def _listed(self, columns: Row) -> ListedShare:
+    def _decrypt_list_entry(self, columns: Row) -> ListedShare:
         """Decrypt a row of a listing, whose last column is the witness."""
         *listed, sealed = columns
         witness = Witness.decode(self._open(sealed))

@@ -40,11 +40,11 @@ class PostgresStore(Store):
 
     Args:
         address: `postgresql://user@host/database`; a network connection requires verified TLS.
-        seals: the keys that the hosts share, for witnesses and messages.
+        keyring: the keys that the hosts share, for witnesses and messages.
         host: name of this host, different on every host.
         schema: schema of the tables.
         clock: gives the times of history entries.
-        lease: seconds after which the claims of a host expire unless it renews them.
+        lease_seconds: seconds after which the claims of a host expire unless it renews them.
         on_damaged: called on the event loop with each row that failed its check and was set aside.
 
     Raises:
@@ -55,22 +55,24 @@ class PostgresStore(Store):
         self,
         address: str,
         *,
-        seals: Keyring,
+        keyring: Keyring,
         host: str,
         schema: str = "svote_helper",
         clock: Clock | None = None,
-        lease: float = LEASE_SECONDS,
+        lease_seconds: float = LEASE_SECONDS,
         on_damaged: Callable[[DamagedShare], None] = report_damaged,
     ) -> None:
-        link = create_connection_settings(address, schema=schema, host=host, patience=lease * _IDLE_FRACTION)
-        self._hands = ClaimState(host, lease)
-        self._writer: PostgresWriter = PostgresWriter(link, seals, self._hands, on_damaged)
-        self._reader: PostgresReader = PostgresReader(link, RowEncryption(seals))
-        self._operators: PostgresReader = self._reader
-        super().__init__(SystemClock() if clock is None else clock, self._writer, self._reader, self._operators)
-        self._listener = NotificationListener(link)
-        self._renewing: asyncio.Task[None] | None = None
-        self._listening: asyncio.Task[None] | None = None
+        settings = create_connection_settings(
+            address, schema=schema, host=host, idle_transaction_seconds=lease_seconds * _IDLE_FRACTION
+        )
+        self._claims = ClaimState(host, lease_seconds)
+        self._writer: PostgresWriter = PostgresWriter(settings, keyring, self._claims, on_damaged)
+        self._reader: PostgresReader = PostgresReader(settings, RowEncryption(keyring))
+        self._operator_reader: PostgresReader = self._reader
+        super().__init__(SystemClock() if clock is None else clock, self._writer, self._reader, self._operator_reader)
+        self._listener = NotificationListener(settings)
+        self._renewal_task: asyncio.Task[None] | None = None
+        self._listener_task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Connect, and create or upgrade the schema.
@@ -87,14 +89,14 @@ class PostgresStore(Store):
         except BaseException:
             await self.close()
             raise
-        self._renewing = asyncio.create_task(self._renew_claims(), name="store-leases")
-        if self._listener.wanted:
-            self._listening = asyncio.create_task(self._listener.run(), name="store-listener")
+        self._renewal_task = asyncio.create_task(self._renew_claims(), name="store-leases")
+        if self._listener.has_callbacks:
+            self._listener_task = asyncio.create_task(self._listener.run(), name="store-listener")
 
     async def close(self) -> None:
         """Complete submitted operations and disconnect. Other hosts get the claimed shares when the claims expire."""
-        tasks = [task for task in (self._renewing, self._listening) if task is not None]
-        self._renewing = self._listening = None
+        tasks = [task for task in (self._renewal_task, self._listener_task) if task is not None]
+        self._renewal_task = self._listener_task = None
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -104,10 +106,10 @@ class PostgresStore(Store):
     async def _renew_claims(self) -> None:
         """Renew the claims of this host for as long as its event loop makes progress."""
         while True:
-            await asyncio.sleep(self._hands.lease / _RENEWALS_PER_LEASE)
-            if self._hands.fences:
+            await asyncio.sleep(self._claims.lease_seconds / _RENEWALS_PER_LEASE)
+            if self._claims.fences:
                 try:
-                    await self._writer.run(renew)
+                    await self._writer.run(renew_claims)
                 except StoreError as error:
                     log.warning("claim_renewal_failed", error=str(error))
 
@@ -116,9 +118,9 @@ class PostgresStore(Store):
     @property
     def lease_seconds(self) -> float:
         """Seconds after which claims and the sender lease expire unless they are renewed."""
-        return self._hands.lease
+        return self._claims.lease_seconds
 
-    async def take_sender(self, outer: int | None = None) -> int | None:
+    async def acquire_sender_lease(self, outer: int | None = None) -> int | None:
         """Acquire the sender lease. Without it `mark_sending` returns False.
 
         Args:
@@ -128,46 +130,46 @@ class PostgresStore(Store):
             The fencing token, greater than all earlier ones; None if another host holds the lease.
         """
         fence = await self._writer.run(partial(acquire_sender_lease, outer=outer))
-        self._hands.sender = fence or 0
+        self._claims.sender_fence = fence or 0
         return fence
 
-    async def keep_sender(self) -> bool:
+    async def renew_sender_lease(self) -> bool:
         """Renew the sender lease; False if another host has acquired it."""
-        fence = self._hands.sender
+        fence = self._claims.sender_fence
         renewed = fence != 0 and await self._writer.run(partial(renew_sender_lease, fence=fence))
-        if not renewed and self._hands.sender == fence:
-            self._hands.sender = 0
+        if not renewed and self._claims.sender_fence == fence:
+            self._claims.sender_fence = 0
         return renewed
 
-    async def leave_sender(self) -> None:
+    async def release_sender_lease(self) -> None:
         """Release the sender lease, so that another host need not wait."""
-        fence, self._hands.sender = self._hands.sender, 0
+        fence, self._claims.sender_fence = self._claims.sender_fence, 0
         if fence:
             await self._writer.run(partial(release_sender_lease, fence=fence))
 
-    async def sender_host(self) -> str:
+    async def get_sender_host(self) -> str:
         """The host that holds the sender lease, "" if none does."""
-        rows = await self._operators.fetch("sender")
+        rows = await self._operator_reader.fetch("sender")
         return str(rows[0][0]) if rows else ""
 
     # ------------------------------------------------------------------ maintenance
 
-    async def erased(self) -> None:
+    async def wait_for_erasure(self) -> None:
         """Vacuum the tables of everything deleted before this call. Secret columns are encrypted in any case."""
         await self._writer.run(lambda _tx: None)
-        await self._operators.run(b"VACUUM shares, reveals, history, claims")
+        await self._operator_reader.run(b"VACUUM shares, reveals, history, claims")
 
     async def verify(self) -> list[str]:
         """Check all live shares and set damaged ones aside. `pg_amcheck` checks the rest of the database."""
         await self._check_rows()
         return []
 
-    async def skew(self) -> float:
+    async def measure_clock_skew(self) -> float:
         """Seconds that the database's clock is ahead of this host's, accurate to half the duration of a query."""
         skew, fastest = 0.0, math.inf
         for _ in range(_SKEW_SAMPLES):
             started, before = self._clock.monotonic(), self._clock.now()
-            ((database_time,),) = await self._operators.fetch("database_time")
+            ((database_time,),) = await self._operator_reader.fetch("database_time")
             duration = self._clock.monotonic() - started
             if duration < fastest:
                 skew, fastest = float(database_time) - (before + self._clock.now()) / 2, duration
@@ -176,18 +178,18 @@ class PostgresStore(Store):
         return skew
 
     @property
-    def shared(self) -> bool:
+    def is_shared(self) -> bool:
         """True: other hosts may work on the same queue."""
         return True
 
-    def listen(self, heard: Callable[[str], None]) -> None:
+    def listen(self, callback: Callable[[str], None]) -> None:
         """Register a callback before `open`. It gets "" if notifications may have been lost."""
-        self._listener.add(heard)
+        self._listener.add_callback(callback)
 
     @property
-    def trouble(self) -> str | None:
+    def write_error(self) -> str | None:
         """Why the last changes could not be stored, None if they could."""
-        return self._writer.trouble
+        return self._writer.write_error
 
     @property
     def stats(self) -> WriterStats:
@@ -195,10 +197,12 @@ class PostgresStore(Store):
         return self._writer.stats
 
 
-def renew(tx: PostgresTransaction) -> int:
+def renew_claims(tx: PostgresTransaction) -> int:
     """Renew this host's claims. Returns how many; claims that another host has acquired are not counted."""
-    hands = tx.hands
-    return tx.run("renew", {"host": hands.host, "lease": hands.lease, "fences": list(hands.fences.values())})
+    claims = tx.claims
+    return tx.execute(
+        "renew", {"host": claims.host, "lease": claims.lease_seconds, "fences": list(claims.fences.values())}
+    )
 
 
 def acquire_sender_lease(tx: PostgresTransaction, outer: int | None) -> int | None:
@@ -212,17 +216,17 @@ def acquire_sender_lease(tx: PostgresTransaction, outer: int | None) -> int | No
     Returns:
         The new fencing token, None if another host holds the lease.
     """
-    if not tx.alone_here:
+    if not tx.is_single_operation:
         raise ExclusiveLockRequired
-    row = tx.one("take_sender", {"host": tx.hands.host, "lease": tx.hands.lease, "outer": outer})
+    row = tx.fetch_one("take_sender", {"host": tx.claims.host, "lease": tx.claims.lease_seconds, "outer": outer})
     return None if row is None else int(row[0])
 
 
 def renew_sender_lease(tx: PostgresTransaction, fence: int) -> bool:
     """Renew the sender lease; False if another host has acquired it."""
-    return tx.run("keep_sender", {"fence": fence, "lease": tx.hands.lease}) == 1
+    return tx.execute("keep_sender", {"fence": fence, "lease": tx.claims.lease_seconds}) == 1
 
 
 def release_sender_lease(tx: PostgresTransaction, fence: int) -> bool:
     """Release the sender lease; False if another host has already acquired it."""
-    return tx.run("leave_sender", (fence,)) == 1
+    return tx.execute("leave_sender", (fence,)) == 1

@@ -14,9 +14,9 @@ import psycopg
 from helper.core.share import ShareState
 from helper.store.postgres.row_encryption import RowEncryption
 from helper.store.records import RoundRow, ShareRow
-from helper.store.rows import Spent
-from helper.store.sql_files import named
-from helper.store.transaction import Name, Params, Transaction
+from helper.store.rows import SpentNullifier
+from helper.store.sql_files import parse_statements
+from helper.store.transaction import Params, ShareIdentity, Transaction
 
 ID_BATCH: Final = 64
 """Share numbers that are reserved per query."""
@@ -27,10 +27,10 @@ class ExclusiveLockRequired(Exception):
 
 
 @cache
-def statements() -> dict[str, bytes]:
+def load_statements() -> dict[str, bytes]:
     """Return the statements of `queries.sql` by name."""
     text = (resources.files("helper.store.postgres") / "queries.sql").read_text("utf-8")
-    return {name: sql.encode() for name, sql in named(text).items()}
+    return {name: sql.encode() for name, sql in parse_statements(text).items()}
 
 
 @dataclass(slots=True)
@@ -39,15 +39,15 @@ class ClaimState:
 
     Attributes:
         host: name of this host.
-        lease: seconds after which claims expire unless they are renewed.
+        lease_seconds: seconds after which claims expire unless they are renewed.
         fences: fencing token by share number, for committed claims.
-        sender: fencing token of the sender lease, 0 for none.
+        sender_fence: fencing token of the sender lease, 0 for none.
     """
 
     host: str
-    lease: float
+    lease_seconds: float
     fences: dict[int, int] = field(default_factory=dict)
-    sender: int = 0
+    sender_fence: int = 0
 
 
 @dataclass(slots=True)
@@ -56,17 +56,17 @@ class PostgresTransaction(Transaction):
 
     Attributes:
         conn: the writing connection.
-        sealing: encrypts and decrypts rows.
-        hands: the claims of this host.
-        alone_here: whether the transaction has only one operation.
-        changes: statements so far that were not plain queries.
+        encryption: encrypts and decrypts rows.
+        claims: the claims of this host.
+        is_single_operation: whether the transaction has only one operation.
+        change_count: statements so far that were not plain queries.
     """
 
     conn: psycopg.Connection[tuple[Any, ...]]
-    sealing: RowEncryption
-    hands: ClaimState
-    alone_here: bool = False
-    changes: int = 0
+    encryption: RowEncryption
+    claims: ClaimState
+    is_single_operation: bool = False
+    change_count: int = 0
     _shared_lock: bool = False
     _acquired: dict[int, int] = field(default_factory=dict)
     _released: set[int] = field(default_factory=set)
@@ -75,19 +75,19 @@ class PostgresTransaction(Transaction):
     _notifications: set[str] = field(default_factory=set)
     _closed: dict[int, bool] = field(default_factory=dict)
 
-    def run(self, name: str, params: Params = ()) -> int:
+    def execute(self, name: str, params: Params = ()) -> int:
         """Run a named statement. Returns the number of changed rows."""
-        self.changes += 1
-        return self.conn.execute(statements()[name], self.sealing.outward(name, params)).rowcount
+        self.change_count += 1
+        return self.conn.execute(load_statements()[name], self.encryption.encrypt_params(name, params)).rowcount
 
-    def all(self, name: str, params: Params = ()) -> list[tuple[Any, ...]]:
+    def fetch_all(self, name: str, params: Params = ()) -> list[tuple[Any, ...]]:
         """Return all rows of a named query."""
-        cursor = self.conn.execute(statements()[name], self.sealing.outward(name, params))
+        cursor = self.conn.execute(load_statements()[name], self.encryption.encrypt_params(name, params))
         if not (cursor.statusmessage or "").startswith("SELECT"):
-            self.changes += 1
-        return self.sealing.inward(name, cursor.fetchall())
+            self.change_count += 1
+        return self.encryption.decrypt_rows(name, cursor.fetchall())
 
-    def many(self, name: str, rows: Iterable[Params]) -> None:
+    def execute_many(self, name: str, rows: Iterable[Params]) -> None:
         """Run a named statement that takes all rows together, each column as an array.
 
         `executemany` would use a pipeline. After one, PostgreSQL 15 does not apply the idle timeout of transactions,
@@ -95,20 +95,20 @@ class PostgresTransaction(Transaction):
         """
         columns = tuple(list(column) for column in zip(*rows, strict=True))
         if columns:
-            self.run(name, columns)
+            self.execute(name, columns)
 
-    def new_id(self) -> int:
+    def allocate_id(self) -> int:
         """Return the number of the next share. Reserved numbers that a host does not use are skipped."""
         if not self._ids:
-            self._ids = [row[0] for row in reversed(self.all("new_ids", (ID_BATCH,)))]
+            self._ids = [row[0] for row in reversed(self.fetch_all("new_ids", (ID_BATCH,)))]
         return self._ids.pop()
 
-    def are_taken(self, names: Sequence[Name]) -> set[int]:
+    def find_taken(self, identities: Sequence[ShareIdentity]) -> set[int]:
         """Return the indexes of the names that are known or spent."""
-        if not names:
+        if not identities:
             return set()
-        rounds, macs, nullifiers = map(list, zip(*names, strict=True))
-        tags = [self.sealing.tags(nullifier) for nullifier in nullifiers]
+        rounds, macs, nullifiers = map(list, zip(*identities, strict=True))
+        tags = [self.encryption.nullifier_tags(nullifier) for nullifier in nullifiers]
         params = {
             "rounds": rounds,
             "macs": macs,
@@ -116,63 +116,63 @@ class PostgresTransaction(Transaction):
             "tags": list(chain.from_iterable(tags)),
             "keys": len(tags[0]),
         }
-        return {index for (index,) in self.all("are_taken", params)}
+        return {index for (index,) in self.fetch_all("are_taken", params)}
 
     def add_shares(self, rows: Sequence[ShareRow]) -> None:
         """Insert shares."""
-        self.many("add_shares", [self.sealing.share(row) for row in rows])
+        self.execute_many("add_shares", [self.encryption.encrypt_share(row) for row in rows])
 
-    def share(self, share_id: int) -> ShareRow | None:
+    def get_share(self, share_id: int) -> ShareRow | None:
         """Return a share's row, locked until the end of the transaction."""
-        row = self.one("share_by_id", (share_id,))
+        row = self.fetch_one("share_by_id", (share_id,))
         return None if row is None else ShareRow(*row)
 
-    def live(self, share_id: int) -> ShareRow | None:
+    def get_live_share(self, share_id: int) -> ShareRow | None:
         """The same, but None if the share was set aside as damaged."""
-        row = self.one("live_share", (share_id,))
+        row = self.fetch_one("live_share", (share_id,))
         return None if row is None else ShareRow(*row)
 
-    def owners(self, spent: Sequence[tuple[int, bytes]]) -> list[tuple[int, int, bytes]]:
+    def find_shares_by_nullifier(self, spent: Sequence[tuple[int, bytes]]) -> list[tuple[int, int, bytes]]:
         """Return the shares that have one of these nullifiers, with one query."""
         by_tag: dict[bytes, list[tuple[int, bytes]]] = {}
         for entry in spent:
-            for tag in self.sealing.tags(entry[1]):
+            for tag in self.encryption.nullifier_tags(entry[1]):
                 by_tag.setdefault(tag, []).append(entry)
-        rows = self.all("shares_of_tags", (list(by_tag),)) if by_tag else []
+        rows = self.fetch_all("shares_of_tags", (list(by_tag),)) if by_tag else []
         return sorted((share_id, *entry) for share_id, tag in rows for entry in by_tag[tag])
 
-    def index_is_wrong(self) -> None:
+    def handle_index_damage(self) -> None:
         """Do nothing: another host changed the row since the query, or an operator must run REINDEX."""
 
     # ------------------------------------------------------------------ several hosts
 
-    def beside(self) -> None:
+    def lock_shared(self) -> None:
         """Take the shared lock: no host records blocks or closes rounds until the commit."""
         if not self._shared_lock:
-            self.all("beside")
+            self.fetch_all("beside")
             self._shared_lock = True
 
-    def alone(self) -> None:
+    def lock_exclusive(self) -> None:
         """Take the exclusive lock: no other host accepts shares or records blocks until the commit.
 
         Raises:
             ExclusiveLockRequired: the transaction has other operations; two such transactions could deadlock.
         """
-        if not self.alone_here:
+        if not self.is_single_operation:
             raise ExclusiveLockRequired
-        self.all("alone")
+        self.fetch_all("alone")
 
-    def is_over(self, round_no: int) -> bool:
+    def is_round_closed(self, round_no: int) -> bool:
         """Whether a round is closed. The answer cannot change before the commit, so it is queried once."""
         closed = self._closed.get(round_no)
         if closed is None:
-            columns = self.one("round", (round_no,))
+            columns = self.fetch_one("round", (round_no,))
             row = None if columns is None else RoundRow(*columns)
-            closed = row is not None and row.is_sound(self.keys.rows) and row.closed_ms is not None
+            closed = row is not None and row.is_sound(self.keys.row_check) and row.closed_ms is not None
             self._closed[round_no] = closed
         return closed
 
-    def all_spent(self, spent: Sequence[Spent]) -> bool:
+    def are_all_spent(self, spent: Sequence[SpentNullifier]) -> bool:
         """Whether another host has recorded all of these and committed the confirmations.
 
         No share whose nullifier is spent is accepted, so nothing is left to do for them.
@@ -181,73 +181,73 @@ class PostgresTransaction(Transaction):
         if not distinct:
             return True
         rounds, nullifiers = map(list, zip(*distinct, strict=True))
-        return self.one("known_spent", (rounds, nullifiers)) == (len(distinct),)
+        return self.fetch_one("known_spent", (rounds, nullifiers)) == (len(distinct),)
 
     def acquire_claim(self, share_id: int) -> None:
         """Claim a share for this host, with a new fencing token."""
-        claim = {"id": share_id, "host": self.hands.host, "lease": self.hands.lease}
-        ((fence,),) = self.all("take_up", claim)
+        claim = {"id": share_id, "host": self.claims.host, "lease": self.claims.lease_seconds}
+        ((fence,),) = self.fetch_all("take_up", claim)
         self._acquired[share_id] = fence
         self._released.discard(share_id)
 
     def release_claim(self, share_id: int) -> None:
         """Release the claim on a share."""
-        self.run("lay_down", (share_id,))
+        self.execute("lay_down", (share_id,))
         self._acquired.pop(share_id, None)
         self._released.add(share_id)
 
-    def holds(self, row: ShareRow) -> bool:
+    def has_claim(self, row: ShareRow) -> bool:
         """Whether this host holds the claim on a share. False if another host has released it, claimed again or not."""
-        fence = self._acquired.get(row.id, None if row.id in self._released else self.hands.fences.get(row.id))
+        fence = self._acquired.get(row.id, None if row.id in self._released else self.claims.fences.get(row.id))
         if fence is None:
             return row.state != ShareState.WITNESSED
-        return self.one("holds", (row.id, fence)) is not None
+        return self.fetch_one("holds", (row.id, fence)) is not None
 
-    def lapsed(self, limit: int) -> list[int]:
+    def expired_claims(self, limit: int) -> list[int]:
         """Return shares whose claims have expired, except those that this host is still working on."""
-        held = list(self.hands.fences.values())
-        return [row[0] for row in self.all("lapsed", {"limit": limit, "held": held})]
+        held = list(self.claims.fences.values())
+        return [row[0] for row in self.fetch_all("lapsed", {"limit": limit, "held": held})]
 
     def orphaned_claims(self, limit: int) -> list[int]:
         """Return shares that this host had claimed before its restart, and those with expired claims."""
-        return [row[0] for row in self.all("left_behind", {"host": self.hands.host, "limit": limit})]
+        return [row[0] for row in self.fetch_all("left_behind", {"host": self.claims.host, "limit": limit})]
 
-    def sends(self) -> bool:
+    def can_send(self) -> bool:
         """Whether this host holds the sender lease. No other host can acquire it before the commit."""
         if self._can_send is None:
-            fence = self.hands.sender
-            self._can_send = fence != 0 and self.one("sends", (fence,)) is not None
+            fence = self.claims.sender_fence
+            self._can_send = fence != 0 and self.fetch_one("sends", (fence,)) is not None
         return self._can_send
 
-    def tell(self, word: str) -> None:
+    def notify(self, payload: str) -> None:
         """Notify all listening hosts at the commit."""
-        self._notifications.add(word)
+        self._notifications.add(payload)
 
     # ------------------------------------------------------------------ the transaction
 
     def begin(self, operations: int) -> None:
         """Begin a transaction of `operations` operations. Cached rounds may be stale and are dropped."""
-        self.alone_here = operations == 1
-        self.forget_rounds()
+        self.is_single_operation = operations == 1
+        self.clear_round_cache()
         self.conn.execute("BEGIN")
 
     def flush_counts(self) -> None:
         """Write the collected counter changes and queue the notifications."""
         Transaction.flush_counts(self)
         for payload in sorted(self._notifications):
-            self.all("tell", (payload,))
+            self.fetch_all("tell", (payload,))
 
     def commit(self) -> None:
         """Commit, then update the claims of this host."""
         self.conn.execute("COMMIT")
         for share_id in self._released:
-            self.hands.fences.pop(share_id, None)
-        self.hands.fences.update(self._acquired)
+            self.claims.fences.pop(share_id, None)
+        self.claims.fences.update(self._acquired)
         self._reset()
 
-    def rolled_back(self) -> None:
+    def reset_after_rollback(self) -> None:
         """Drop the collected changes."""
-        Transaction.rolled_back(self)
+        Transaction.reset_after_rollback(self)
         self._reset()
 
     def _reset(self) -> None:

@@ -19,15 +19,15 @@ import structlog
 
 from helper.errors import StoreError, StoreFull, StoreUnreachable
 from helper.store.postgres.connection import ConnectionSettings
-from helper.store.postgres.errors import is_lost, translate, worth_repeating
+from helper.store.postgres.errors import is_connection_lost, is_retryable, translate
 from helper.store.postgres.keyring import Keyring
-from helper.store.postgres.opening import connect, join, prepare, refuse_moved, take_name
+from helper.store.postgres.opening import acquire_host_lock, acquire_host_name, connect, prepare_schema, refuse_migrated
 from helper.store.postgres.row_encryption import RowEncryption
 from helper.store.postgres.transaction import ClaimState, ExclusiveLockRequired, PostgresTransaction
 from helper.store.rows import DamagedShare
-from helper.store.transaction import Keys
-from helper.store.write_jobs import WriteJob, parts, resolve, tell
-from helper.store.writer_thread import WritingThread
+from helper.store.transaction import DatabaseKeys
+from helper.store.write_jobs import WriteJob, call_on_loop, deliver_results, split_batch
+from helper.store.writer_thread import WriterThread
 
 log = structlog.get_logger("helper.store")
 
@@ -35,33 +35,37 @@ _MAX_ATTEMPTS: Final = 4
 """Attempts of an operation that conflicts with other hosts."""
 
 
-class PostgresWriter(WritingThread[PostgresTransaction]):
+class PostgresWriter(WriterThread[PostgresTransaction]):
     """The writing thread of one host.
 
     Args:
-        link: connection settings.
-        seals: the encryption keys that the hosts share.
-        hands: the claims of this host.
+        settings: connection settings.
+        keyring: the encryption keys that the hosts share.
+        claims: the claims of this host.
         on_damaged: called on the event loop with each row that was set aside.
 
     Attributes:
-        trouble: why the last batch could not be committed, None if it was.
+        write_error: why the last batch could not be committed, None if it was.
     """
 
     def __init__(
-        self, link: ConnectionSettings, seals: Keyring, hands: ClaimState, on_damaged: Callable[[DamagedShare], None]
+        self,
+        settings: ConnectionSettings,
+        keyring: Keyring,
+        claims: ClaimState,
+        on_damaged: Callable[[DamagedShare], None],
     ) -> None:
         super().__init__(on_damaged)
-        self._link = link
-        self._seals = seals
-        self._hands = hands
-        self._keys: Keys | None = None
+        self._settings = settings
+        self._keyring = keyring
+        self._claims = claims
+        self._keys: DatabaseKeys | None = None
         self._tx: PostgresTransaction | None = None
-        self.trouble: str | None = None
+        self.write_error: str | None = None
 
     # ------------------------------------------------------------------ the thread
 
-    def _known_keys(self) -> Keys | None:
+    def _get_keys(self) -> DatabaseKeys | None:
         return self._keys
 
     def _open(self) -> None:
@@ -74,16 +78,16 @@ class PostgresWriter(WritingThread[PostgresTransaction]):
         self._disconnect()
 
     def _connect(self) -> PostgresTransaction:
-        conn = connect(self._link)
+        conn = connect(self._settings)
         try:
-            take_name(conn, self._link)  # first, so that a second process with this name changes nothing
-            join(conn, self._link)
-            self._keys = prepare(conn, self._link, self._seals)
-            refuse_moved(conn, self._link)
+            acquire_host_name(conn, self._settings)  # first, so that a second process with this name changes nothing
+            acquire_host_lock(conn, self._settings)
+            self._keys = prepare_schema(conn, self._settings, self._keyring)
+            refuse_migrated(conn, self._settings)
         except BaseException:
             conn.close()
             raise
-        self._tx = PostgresTransaction(self._keys, conn, RowEncryption(self._seals), self._hands)
+        self._tx = PostgresTransaction(self._keys, conn, RowEncryption(self._keyring), self._claims)
         return self._tx
 
     def _disconnect(self) -> None:
@@ -92,28 +96,28 @@ class PostgresWriter(WritingThread[PostgresTransaction]):
             with suppress(psycopg.Error):
                 tx.conn.close()
 
-    def _serve(self) -> None:
+    def _run_batches(self) -> None:
         running = True
         while running:
-            batch, running = self._collect()
+            batch, running = self._collect_batch()
             try:
                 if batch:
-                    self._work(batch)
+                    self._process_batch(batch)
             except Exception as error:
                 # The thread must not end, or callers would wait forever. Jobs that already have a result are skipped.
                 if not isinstance(error, psycopg.Error | StoreError):
                     log.exception("writer_failed")
-                self._fail(batch, error)
+                self._fail_batch(batch, error)
 
-    def _work(self, batch: list[WriteJob]) -> None:
+    def _process_batch(self, batch: list[WriteJob]) -> None:
         """Run a batch, together or in parts. Every job gets a result or an error."""
         done = 0
         in_doubt = False
         try:
             tx = self._tx or self._connect()
             tx.begin(len(batch))
-            for part in parts(batch):
-                self._do(tx, part)
+            for part in split_batch(batch):
+                self._run_part(tx, part)
                 done += len(part)
             tx.flush_counts()
             in_doubt = True
@@ -122,19 +126,19 @@ class PostgresWriter(WritingThread[PostgresTransaction]):
             self._roll_back()
             self._retry_or_fail(error, batch, done, in_doubt=in_doubt)
             return
-        self.trouble = None
+        self.write_error = None
         self.stats.commits += 1
         self.stats.operations += len(batch)
-        if tx.found:
-            damaged, tx.found = tx.found, []
-            tell(batch[0].loop, self._report, damaged)
-        tx.erased = False
-        resolve(batch)
+        if tx.damaged_shares:
+            damaged, tx.damaged_shares = tx.damaged_shares, []
+            call_on_loop(batch[0].loop, self._report_damaged, damaged)
+        tx.has_deleted_rows = False
+        deliver_results(batch)
 
-    def _changes(self, tx: PostgresTransaction) -> int:
-        return tx.changes
+    def _count_changes(self, tx: PostgresTransaction) -> int:
+        return tx.change_count
 
-    def _spoils(self, tx: PostgresTransaction, error: Exception) -> bool:  # noqa: ARG002 (SQLite's)
+    def _is_fatal(self, tx: PostgresTransaction, error: Exception) -> bool:  # noqa: ARG002 (SQLite's)
         return isinstance(error, psycopg.Error | ExclusiveLockRequired)
 
     def _translate(self, error: BaseException) -> BaseException:
@@ -145,33 +149,33 @@ class PostgresWriter(WritingThread[PostgresTransaction]):
         self.stats.failures += 1
         for job in batch:
             job.value, job.error = None, None
-        if is_lost(error) or self._tx is None:
+        if is_connection_lost(error) or self._tx is None:
             self._disconnect()
-            if in_doubt or batch[0].tries:
-                self._fail(batch, error)
+            if in_doubt or batch[0].attempts:
+                self._fail_batch(batch, error)
             else:
-                batch[0].tries += 1
-                self._work(batch)
+                batch[0].attempts += 1
+                self._process_batch(batch)
         elif isinstance(error, ExclusiveLockRequired):
             for part in (batch[:stopped_at], batch[stopped_at : stopped_at + 1], batch[stopped_at + 1 :]):
                 if part:
-                    self._work(part)
+                    self._process_batch(part)
         elif len(batch) > 1:
             for job in batch:
-                self._work([job])
-        elif worth_repeating(error) and batch[0].tries < _MAX_ATTEMPTS:
-            batch[0].tries += 1
-            self._work(batch)
+                self._process_batch([job])
+        elif is_retryable(error) and batch[0].attempts < _MAX_ATTEMPTS:
+            batch[0].attempts += 1
+            self._process_batch(batch)
         else:
-            self._fail(batch, error)
+            self._fail_batch(batch, error)
 
-    def _fail(self, batch: list[WriteJob], error: Exception) -> None:
+    def _fail_batch(self, batch: list[WriteJob], error: Exception) -> None:
         translated = translate(error)
         if isinstance(translated, StoreUnreachable | StoreFull):
-            self.trouble = str(translated)
+            self.write_error = str(translated)
         for job in batch:
             job.value, job.error = None, translated
-        resolve(batch)
+        deliver_results(batch)
 
     def _roll_back(self) -> None:
         if self._tx is None:
@@ -181,4 +185,4 @@ class PostgresWriter(WritingThread[PostgresTransaction]):
         except psycopg.Error:
             self._disconnect()
         else:
-            self._tx.rolled_back()
+            self._tx.reset_after_rollback()

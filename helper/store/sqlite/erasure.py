@@ -15,7 +15,7 @@ import structlog
 
 from helper.clock import Clock
 from helper.store.sqlite.erasure_schedule import Action, ErasureSchedule, ErasureState
-from helper.store.sqlite.errors import is_full
+from helper.store.sqlite.errors import is_disk_full
 from helper.store.sqlite.page_scrubber import note_stale, scrub_pages
 from proofs import LOG_HEADER
 
@@ -42,8 +42,8 @@ class Eraser:
         clock: only its monotonic time is used.
 
     Attributes:
-        erasures: how many times everything deleted was erased.
-        gaps: number of gaps with stale bytes that were scrubbed.
+        erasure_count: how many times everything deleted was erased.
+        scrubbed_gaps: number of gaps with stale bytes that were scrubbed.
     """
 
     def __init__(self, conn: sqlite3.Connection, path: Path, clock: Clock) -> None:
@@ -55,22 +55,22 @@ class Eraser:
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._page_size = int(conn.execute("PRAGMA page_size").fetchone()[0])
         self._stale: set[int] = set()  # pages of the file that may have stale bytes in their gaps
-        self._seen = (b"", 0)  # the WAL's header, and the number of its frames that were examined
-        self._cached = False  # the connection's cache may hold stale bytes that were scrubbed in the file
+        self._examined = (b"", 0)  # the WAL's header, and the number of its frames that were examined
+        self._is_cache_stale = False  # the connection's cache may hold stale bytes that were scrubbed in the file
         self._schedule = ErasureSchedule()
-        self.erasures = 0
-        self.gaps = 0
+        self.erasure_count = 0
+        self.scrubbed_gaps = 0
 
     @property
-    def pending(self) -> bool:
+    def is_pending(self) -> bool:
         """Whether something deleted may still be in the files."""
         return self._schedule.is_pending
 
-    def note_deleted(self) -> None:
+    def record_deletion(self) -> None:
         """Record that a committed transaction has deleted rows."""
         self._schedule.rows_deleted(self._clock.monotonic())
 
-    def patience(self) -> float | None:
+    def max_wait(self) -> float | None:
         """Seconds the writer may wait for work before it calls `run_due` again; None: no limit."""
         return self._schedule.longest_wait()
 
@@ -93,7 +93,7 @@ class Eraser:
         Raises:
             sqlite3.Error, OSError: it failed, for another reason than a full disk.
         """
-        self.note_deleted()
+        self.record_deletion()
         count = int(self._conn.execute("PRAGMA page_count").fetchone()[0])
         unscrubbed = max(0, count - PAGES_AT_ONCE)
         self._schedule.pages_unscrubbed(unscrubbed)
@@ -101,9 +101,9 @@ class Eraser:
         try:
             self._try_checkpoint(truncate=True)
         except (sqlite3.Error, OSError) as error:
-            if not is_full(error):
+            if not is_disk_full(error):
                 raise
-            self._note_failure(error)
+            self._record_failure(error)
 
     def write_back(self) -> bool:
         """Write the WAL back. Returns whether the database file now holds everything that was committed."""
@@ -111,7 +111,7 @@ class Eraser:
 
     def finish(self) -> None:
         """Complete pending erasure before the connection is closed."""
-        if self.pending or self._stale or self._schedule.has_unwritten_changes(self._conn.total_changes):
+        if self.is_pending or self._stale or self._schedule.has_unwritten_changes(self._conn.total_changes):
             self._checkpoint(truncate=True)
 
     def close(self) -> None:
@@ -124,10 +124,10 @@ class Eraser:
             return self._try_checkpoint(truncate=truncate)
         except (sqlite3.Error, OSError) as error:
             # The disk is full or failing: commits report it to their callers, and the checkpoint is retried.
-            self._note_failure(error)
+            self._record_failure(error)
             return False
 
-    def _note_failure(self, error: Exception) -> None:
+    def _record_failure(self, error: Exception) -> None:
         if self._schedule.state is not ErasureState.FAILED:
             log.warning("checkpoint_failed", error=str(error))
         self._schedule.failed(self._clock.monotonic())
@@ -135,12 +135,12 @@ class Eraser:
     def _try_checkpoint(self, *, truncate: bool) -> bool:
         began = self._clock.monotonic()
         self._schedule.checkpoint_begun(self._conn.total_changes)
-        is_complete = self._write_back(began, erase=truncate) and (not truncate or self._truncate())
+        is_complete = self._write_back(began, erase=truncate) and (not truncate or self._truncate_wal())
         if not truncate:
             self._schedule.written_back()
         elif is_complete:
             self._schedule.erased()
-            self.erasures += 1
+            self.erasure_count += 1
         else:
             self._schedule.blocked_by_reader(began)
         return is_complete
@@ -149,56 +149,56 @@ class Eraser:
         """Write the WAL back and scrub what is due. Returns whether all of the WAL was written back."""
         _, frames, done = self._conn.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         if frames > 0:
-            self._note_stale(frames)
+            self._examine_new_frames(frames)
         if done != frames:
             return False  # a reader uses an older snapshot; the next attempt completes it
         if self._schedule.slice_due(began, self._conn.total_changes):
             self._scrub_slice(began)
         if erase or len(self._stale) >= PAGES_PER_SCRUB:
-            self._scrub(self._stale)
+            self._scrub_pages(self._stale)
         if erase:
-            self._forget_cached()
+            self._drop_stale_cache()
         return True
 
     def _scrub_slice(self, began: float) -> None:
         """Scrub the next slice of pages written by a crashed process, after the WAL was written back."""
         unscrubbed = self._schedule.unscrubbed
         left = max(0, unscrubbed - SLICE)
-        self._scrub(set(range(left + 1, unscrubbed + 1)))
-        self._forget_cached()
+        self._scrub_pages(set(range(left + 1, unscrubbed + 1)))
+        self._drop_stale_cache()
         self._schedule.slice_scrubbed(left, began=began, now=self._clock.monotonic(), changes=self._conn.total_changes)
 
-    def _note_stale(self, frames: int) -> None:
+    def _examine_new_frames(self, frames: int) -> None:
         """Examine the frames that are new since the last call; a restarted WAL has a different header."""
         try:
             with self._wal.open("rb") as file:
                 head = file.read(LOG_HEADER)
-            first = self._seen[1] if self._seen[0] == head else 0
+            first = self._examined[1] if self._examined[0] == head else 0
             note_stale(self._stale, self._wal, range(min(first, frames), frames), self._page_size)
-            self._seen = (head, frames)
+            self._examined = (head, frames)
         except OSError:
             # The next commit may restart the WAL, and the pages in it are not known: all pages are scrubbed.
             self._schedule.pages_unscrubbed(int(self._conn.execute("PRAGMA page_count").fetchone()[0]))
             raise
 
-    def _scrub(self, pages: set[int]) -> None:
+    def _scrub_pages(self, pages: set[int]) -> None:
         # After a failed fsync, zeros in the page cache may not be on the disk: they are written again.
         failed = self._schedule.state is ErasureState.FAILED
         cleaned = scrub_pages(self._fd, pages, self._page_size, again=failed)
         pages.clear()
-        self._cached = self._cached or cleaned > 0
-        self.gaps += cleaned
+        self._is_cache_stale = self._is_cache_stale or cleaned > 0
+        self.scrubbed_gaps += cleaned
 
-    def _forget_cached(self) -> None:
+    def _drop_stale_cache(self) -> None:
         """Drop the connection's cache if it may hold scrubbed pages: it would write their old gaps again.
 
         The gaps may hold rows that are deleted now. Without a deletion the cache is more valuable.
         """
-        if self._cached:
+        if self._is_cache_stale:
             self._conn.execute("PRAGMA shrink_memory")
-            self._cached = False
+            self._is_cache_stale = False
 
-    def _truncate(self) -> bool:
+    def _truncate_wal(self) -> bool:
         """Truncate the WAL without waiting for readers, which would block the writer thread."""
         self._conn.execute("PRAGMA busy_timeout = 0")
         try:

@@ -18,17 +18,17 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
-ERASE_WITHIN: Final = 1.0
+ERASE_WITHIN_SECONDS: Final = 1.0
 """Maximum delay of erasure after a deletion, in seconds, if the writer is never idle."""
-RETRY_AFTER: Final = 0.05
+RETRY_SECONDS: Final = 0.05
 """Seconds until the next attempt if a reader prevented the truncation of the WAL."""
-RETRY_AFTER_ERROR: Final = 0.5
+ERROR_RETRY_SECONDS: Final = 0.5
 """Seconds until the next attempt after a disk error."""
 CHANGES_PER_CHECKPOINT: Final = 2000
 """Changed rows after which the WAL is written back."""
 SLICE_PAUSE: Final = 0.01
 """Seconds between two slices if the writer is idle."""
-SLICE_REST: Final = 9
+SLICE_PAUSE_FACTOR: Final = 9
 """Pause before the next slice while there are writes, as a multiple of the last slice's duration: slices take a tenth
 of the writer's time. Under load the writer is idle for moments a hundred times a second, so idleness is no criterion.
 """
@@ -99,13 +99,13 @@ class ErasureSchedule:
     def longest_wait(self) -> float | None:
         """Seconds that the writer may wait for jobs before it asks for the next action; None: no limit."""
         if self._deadline is not None:
-            return RETRY_AFTER
+            return RETRY_SECONDS
         return SLICE_PAUSE if self.unscrubbed else None
 
     def rows_deleted(self, now: float) -> None:
         """A committed transaction has deleted rows."""
         if self._deadline is None:
-            self._deadline = now + ERASE_WITHIN
+            self._deadline = now + ERASE_WITHIN_SECONDS
         if self.state in {ErasureState.CLEAN, ErasureState.SCRUBBING}:
             self.state = ErasureState.PENDING
 
@@ -122,7 +122,7 @@ class ErasureSchedule:
     def slice_scrubbed(self, pages: int, *, began: float, now: float, changes: int) -> None:
         """A slice was scrubbed, by a checkpoint that began at this time; so many pages are left."""
         self.unscrubbed = pages
-        self._next_slice_at, self._slice_changes = now + SLICE_REST * (now - began), changes
+        self._next_slice_at, self._slice_changes = now + SLICE_PAUSE_FACTOR * (now - began), changes
         if self.state is ErasureState.SCRUBBING:
             self.state = self._without_deleted_rows()
 
@@ -141,12 +141,12 @@ class ErasureSchedule:
         if self._deadline is None:
             self.state = self._without_deleted_rows()
         else:
-            self._deadline = max(self._deadline, now + RETRY_AFTER)
+            self._deadline = max(self._deadline, now + RETRY_SECONDS)
             self.state = ErasureState.BLOCKED
 
     def failed(self, now: float) -> None:
         """A checkpoint failed with a disk error."""
-        self._retry_at = now + RETRY_AFTER_ERROR
+        self._retry_at = now + ERROR_RETRY_SECONDS
         self.state = ErasureState.FAILED
 
     def _without_deleted_rows(self) -> ErasureState:

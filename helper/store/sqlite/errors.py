@@ -7,8 +7,8 @@ import sqlite3
 
 from helper.errors import StoreCorrupt, StoreError, StoreForeign, StoreFull
 
-_REFUSALS = frozenset({sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH})
-_DAMAGE = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_CONSTRAINT_CODES = frozenset({sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH})
+_DAMAGE_CODES = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 
 class IndexDamageError(Exception):
@@ -23,7 +23,7 @@ class UnreadableRowError(Exception):
         self.share_id = share_id
 
 
-def code_of(error: sqlite3.Error) -> int:
+def result_code(error: sqlite3.Error) -> int:
     """SQLite's primary result code, 0 if the error comes from Python's sqlite3 module."""
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
@@ -32,24 +32,24 @@ def is_damage(error: BaseException) -> bool:
     """Whether a part of the file is damaged; operations on other parts still work."""
     if isinstance(error, UnicodeDecodeError | IndexDamageError):
         return True
-    return isinstance(error, sqlite3.Error) and code_of(error) in _DAMAGE
+    return isinstance(error, sqlite3.Error) and result_code(error) in _DAMAGE_CODES
 
 
-def is_environment(error: BaseException) -> bool:
+def is_environment_error(error: BaseException) -> bool:
     """Whether the disk or the system caused it, so that every operation of the commit fails alike."""
-    return isinstance(error, sqlite3.Error) and code_of(error) not in _REFUSALS | _DAMAGE
+    return isinstance(error, sqlite3.Error) and result_code(error) not in _CONSTRAINT_CODES | _DAMAGE_CODES
 
 
-def is_full(error: BaseException) -> bool:
+def is_disk_full(error: BaseException) -> bool:
     """Whether there is no space left on the disk."""
     if isinstance(error, OSError):
         return error.errno in {errno.ENOSPC, errno.EDQUOT}
-    return isinstance(error, sqlite3.Error) and code_of(error) == sqlite3.SQLITE_FULL
+    return isinstance(error, sqlite3.Error) and result_code(error) == sqlite3.SQLITE_FULL
 
 
 def translate_opening(error: BaseException, name: str) -> BaseException:
     """Like `translate`, for the first use of a file, which may not be a database at all."""
-    if isinstance(error, sqlite3.Error) and code_of(error) == sqlite3.SQLITE_NOTADB:
+    if isinstance(error, sqlite3.Error) and result_code(error) == sqlite3.SQLITE_NOTADB:
         return not_a_database(name)
     return translate(error)
 
@@ -66,12 +66,12 @@ def translate(error: BaseException) -> BaseException:
         return StoreCorrupt("the database is damaged: invalid schema, or an index that disagrees with its rows")
     if not isinstance(error, sqlite3.Error):
         return error
-    code = code_of(error)
+    code = result_code(error)
     if code == sqlite3.SQLITE_FULL:
         return StoreFull(f"nothing was written: {error}")
-    if code in _DAMAGE:
+    if code in _DAMAGE_CODES:
         return StoreCorrupt(f"the database is damaged: {error}")
-    if code in _REFUSALS:
+    if code in _CONSTRAINT_CODES:
         return StoreError(f"the schema refuses this: {error}", advice="This is a bug in the helper: report it.")
     name = getattr(error, "sqlite_errorname", type(error).__name__)
     return StoreError(f"the database could not be used: {error} ({name})")

@@ -13,12 +13,12 @@ from helper.store.sqlite.errors import translate_opening
 from helper.store.sqlite.file_names import read_only_uri
 from helper.store.sqlite.schema import check_pages, compare_schema, latest_version, read_identity
 
-LOCK_SECONDS: Final = 2.0
-_STEPS: Final = 20_000
+LOCK_WAIT_SECONDS: Final = 2.0
+_STEPS_PER_DEADLINE_CHECK: Final = 20_000
 """Virtual machine instructions between two checks of the clock: a few milliseconds."""
 
 
-def look_through(path: Path, clock: Clock, *, seconds: float) -> bool:
+def quick_check(path: Path, clock: Clock, *, seconds: float) -> bool:
     """Run SQLite's quick check on a database that no daemon has open.
 
     A reader prevents the truncation of the WAL, and so the erasure of witnesses: a running daemon checks the file
@@ -44,10 +44,10 @@ def look_through(path: Path, clock: Clock, *, seconds: float) -> bool:
     deadline = clock.monotonic() + seconds
     try:
         uri = read_only_uri(path)
-        with closing(sqlite3.connect(uri, uri=True, isolation_level=None, timeout=LOCK_SECONDS)) as conn:
+        with closing(sqlite3.connect(uri, uri=True, isolation_level=None, timeout=LOCK_WAIT_SECONDS)) as conn:
             conn.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
             conn.execute("PRAGMA query_only = ON")
-            conn.set_progress_handler(lambda: clock.monotonic() > deadline, _STEPS)
+            conn.set_progress_handler(lambda: clock.monotonic() > deadline, _STEPS_PER_DEADLINE_CHECK)
             identity = read_identity(conn)
             identity.check(str(path))
             if identity.version == latest_version():

@@ -15,7 +15,7 @@ from helper.store.sqlite.file_names import refuse_second_name
 _CLEAN: Final = b"clean"
 _OPEN: Final = b"open"
 _RESTORING: Final = b"restoring"
-_LONGEST: Final = 64
+_MAX_BYTES: Final = 64
 """Bytes that a lock file may hold: a state, and a run."""
 
 
@@ -34,8 +34,8 @@ class FileLock:
         database: the file; symbolic links are resolved.
 
     Attributes:
-        run: the random identifier of the last run, if that did not end in order and had written it to the database
-            too; else None.
+        crashed_run: the random identifier of the last run, if that did not end in order and had written it to the
+            database too; else None.
     """
 
     def __init__(self, database: Path) -> None:
@@ -43,9 +43,9 @@ class FileLock:
         self._path = Path(f"{self._database}.lock")
         self._fd = -1
         self._database_fd = -1
-        self.run: str | None = None
+        self.crashed_run: str | None = None
 
-    def take(self, *, to_restore: bool = False) -> bool:
+    def acquire(self, *, to_restore: bool = False) -> bool:
         """Take both locks, or raise at once; whether the last holder ended in order (or there was none).
 
         A database that does not exist yet is locked by `lock_database` once it does.
@@ -60,7 +60,7 @@ class FileLock:
         try:
             try_lock(self._fd, self._path)
             self.lock_database()
-            state, *recorded = os.pread(self._fd, _LONGEST, 0).split() or [b""]
+            state, *recorded = os.pread(self._fd, _MAX_BYTES, 0).split() or [b""]
             if state == _RESTORING and not to_restore:
                 raise StoreCorrupt(
                     "a restore of this database was interrupted",
@@ -70,7 +70,7 @@ class FileLock:
             self._close()
             raise
         if state == _OPEN and len(recorded) == 1:
-            self.run = recorded[0].decode("ascii", "replace")
+            self.crashed_run = recorded[0].decode("ascii", "replace")
         return state != _OPEN
 
     def lock_database(self) -> None:
@@ -86,7 +86,7 @@ class FileLock:
             try_lock(self._database_fd, self._database)
         refuse_second_name(self._database)
 
-    def say_open(self, run: str | None = None) -> None:
+    def mark_open(self, run: str | None = None) -> None:
         """From now on, an end without `release(clean=True)` is a crash.
 
         Args:
@@ -95,8 +95,8 @@ class FileLock:
         """
         self._write(_OPEN if run is None else b"%s\n%s" % (_OPEN, run.encode("ascii")))
 
-    def say_restoring(self) -> None:
-        """From now on, and until `say_open`, no daemon may start on these files."""
+    def mark_restoring(self) -> None:
+        """From now on, and until `mark_open`, no daemon may start on these files."""
         self._write(_RESTORING)
 
     def release(self, *, clean: bool) -> None:

@@ -46,7 +46,7 @@ def refuse_second_name(database: Path) -> None:
         if len(fds) < 2:
             return
         about = os.fstat(fds[1])
-        mounts = [_mount_of(fd) for fd in fds]
+        mounts = [_mount_id(fd) for fd in fds]
     finally:
         for fd in fds:
             os.close(fd)
@@ -68,7 +68,7 @@ def refuse_second_name(database: Path) -> None:
         )
 
 
-def _mount_of(fd: int) -> str:
+def _mount_id(fd: int) -> str:
     """The number of the mount that a descriptor was opened on; the same for all where /proc is not mounted.
 
     The device number does not tell mounts apart: a bind mount may be of the same device, and on overlayfs a file and

@@ -14,15 +14,15 @@ from typing import Final
 from helper.clock import Clock
 from helper.errors import StoreCorrupt, StoreError, StoreForeign, StoreFull
 from helper.store.migration.marks import refuse_marked
-from helper.store.migration.tables import MOVED, RUN, UNFINISHED
+from helper.store.migration.tables import MOVED_KEY, RUN_KEY, UNFINISHED_KEY
 from helper.store.sql_files import queries
 from helper.store.sqlite.erasure import Eraser
-from helper.store.sqlite.errors import code_of, is_full, not_a_database, translate_opening
-from helper.store.sqlite.file_location import PathWatch, log_of, refuse_incomplete, size_of
+from helper.store.sqlite.errors import is_disk_full, not_a_database, result_code, translate_opening
+from helper.store.sqlite.file_location import PathMonitor, file_size, refuse_incomplete, wal_path
 from helper.store.sqlite.file_lock import FileLock, open_regular
 from helper.store.sqlite.schema import check_pages, compare_schema, migrate_schema, read_identity
 from helper.store.sqlite.transaction import SqliteTransaction
-from helper.store.transaction import Keys, fact_row, read_fact, read_round_key
+from helper.store.transaction import DatabaseKeys, make_meta_row, read_meta_value, read_round_key
 
 BUSY_SECONDS: Final = 5.0
 CHECKED_AT_START: Final = 64 << 20
@@ -45,13 +45,13 @@ class OpenedDatabase:
         tx: the transaction that operations run in.
         eraser: checkpoints and erases.
         lock: the lock on the file.
-        watch: detects that the files were moved.
+        path_monitor: detects that the files were moved.
     """
 
     tx: SqliteTransaction
     eraser: Eraser
     lock: FileLock
-    watch: PathWatch
+    path_monitor: PathMonitor
 
     def close(self) -> None:
         """Complete pending erasure, and close the file.
@@ -61,11 +61,11 @@ class OpenedDatabase:
         """
         clean = False
         try:
-            if not self.watch.database_displaced():
+            if not self.path_monitor.is_database_displaced():
                 self.eraser.finish()
-                clean = not self.eraser.pending
+                clean = not self.eraser.is_pending
                 with suppress(OSError):  # a full disk: the record stays
-                    self.lock.say_open()  # closing deletes the log: the next start must not miss it
+                    self.lock.mark_open()  # closing deletes the log: the next start must not miss it
             self.tx.conn.close()
         finally:
             self.eraser.close()
@@ -94,31 +94,31 @@ def open_database(path: Path, clock: Clock, *, marked: bool = False) -> OpenedDa
     lock = FileLock(path)
     try:
         # Without a crash no WAL is left, unless the disk failed at the last close.
-        clean = lock.take()
+        clean = lock.acquire()
         try:
             refuse_incomplete(path, lock, clean=clean)
-            clean = clean and not size_of(log_of(path))
+            clean = clean and not file_size(wal_path(path))
             return _open_locked(path, clock, lock, watched=given, clean=clean, marked=marked)
         except BaseException:
             lock.release(clean=False)
             raise
     except OSError as error:
-        if is_full(error):
-            raise _full(path) from error
+        if is_disk_full(error):
+            raise _disk_full_error(path) from error
         raise StoreError(
             f"cannot open {path}: {error.strerror}",
             advice="Create the directory of [helper] db_path, and make it writable for the service's user.",
         ) from error
     except (sqlite3.Error, UnicodeDecodeError) as error:
-        if is_full(error):
-            raise _full(path) from error
-        if isinstance(error, sqlite3.Error) and code_of(error) == sqlite3.SQLITE_ERROR:
+        if is_disk_full(error):
+            raise _disk_full_error(path) from error
+        if isinstance(error, sqlite3.Error) and result_code(error) == sqlite3.SQLITE_ERROR:
             # The statements above are valid for an undamaged file, so the file's schema must be damaged.
             raise StoreCorrupt(f"the database is damaged: invalid schema: {error}") from error
         raise translate_opening(error, str(path)) from error
 
 
-def _full(path: Path) -> StoreFull:
+def _disk_full_error(path: Path) -> StoreFull:
     return StoreFull(
         f"cannot open {path}: no space left on the disk of {path.parent}",
         advice=f"Free space on that disk (`df -h {path.parent}`), and start again.",
@@ -134,20 +134,20 @@ def _open_locked(
     # A damaged text must not stop the start: its row check detects it.
     conn.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
     try:
-        _examine(conn, path)
-        _set_up(conn)
+        _check_database(conn, path)
+        _configure_connection(conn)
         migrate_schema(conn)
         compare_schema(conn, str(path))
-        keys = _keys(conn)
+        keys = _load_keys(conn)
         if not marked:
-            facts = [conn.execute(queries()["get_meta"], (name,)).fetchall() for name in (UNFINISHED, MOVED)]
+            facts = [conn.execute(queries()["get_meta"], (name,)).fetchall() for name in (UNFINISHED_KEY, MOVED_KEY)]
             refuse_marked(facts[0], facts[1], str(path))
         for row in conn.execute(queries()["round_keys"]).fetchall():
             read_round_key(row, keys)
         next_id = int(conn.execute(queries()["last_share_id"]).fetchone()[0]) + 1
-        if lock.run is None:  # else the record of the crash is valid until this run ends in order
-            lock.say_open()
-        run = _write_run(conn, lock.run)
+        if lock.crashed_run is None:  # else the record of the crash is valid until this run ends in order
+            lock.mark_open()
+        run = _write_run_id(conn, lock.crashed_run)
         eraser = Eraser(conn, path, clock)
     except BaseException:
         _close_refused(conn, lock, clean=clean)
@@ -159,12 +159,12 @@ def _open_locked(
             _close_refused(conn, lock, clean=clean)
             eraser.close()
             raise StoreError(f"the last run's write-ahead log could not be written back to {path}: {error}") from error
-    if run is not None and run != lock.run and eraser.write_back():
-        lock.say_open(run)
-    return OpenedDatabase(SqliteTransaction(keys, conn, next_id), eraser, lock, PathWatch(watched))
+    if run is not None and run != lock.crashed_run and eraser.write_back():
+        lock.mark_open(run)
+    return OpenedDatabase(SqliteTransaction(keys, conn, next_id), eraser, lock, PathMonitor(watched))
 
 
-def _write_run(conn: sqlite3.Connection, recorded: str | None) -> str | None:
+def _write_run_id(conn: sqlite3.Connection, recorded: str | None) -> str | None:
     """Write the identifier of this run to the database, by which the next start recognises it after a crash.
 
     After a crash it is that of the crashed run: until the record is replaced, file and record must not differ.
@@ -173,11 +173,11 @@ def _write_run(conn: sqlite3.Connection, recorded: str | None) -> str | None:
         The identifier; None if the disk is full.
     """
     run = recorded or secrets.token_hex(_RUN_BYTES)
-    if read_fact(conn.execute(queries()["get_meta"], (RUN,)).fetchall()) != run:
+    if read_meta_value(conn.execute(queries()["get_meta"], (RUN_KEY,)).fetchall()) != run:
         try:
-            conn.execute(queries()["set_meta"], fact_row(RUN, run))
+            conn.execute(queries()["set_meta"], make_meta_row(RUN_KEY, run))
         except sqlite3.Error as error:
-            if not is_full(error):
+            if not is_disk_full(error):
                 raise
             return None
     return run
@@ -187,7 +187,7 @@ def _close_refused(conn: sqlite3.Connection, lock: FileLock, *, clean: bool) -> 
     """Close the connection of a start that is refused."""
     if not clean:
         with suppress(OSError):  # a full disk: the record stays
-            lock.say_open()  # closing may delete the log: the next start must not miss it
+            lock.mark_open()  # closing may delete the log: the next start must not miss it
     conn.close()
 
 
@@ -198,7 +198,7 @@ def _prepare_file(path: Path) -> None:
     if not path.is_file():
         raise StoreForeign(f"{path} is not a file")
     _check_header(path)
-    for name in (path, log_of(path), Path(f"{path}-shm")):
+    for name in (path, wal_path(path), Path(f"{path}-shm")):
         fd = open_regular(name)
         if fd >= 0:
             try:
@@ -223,11 +223,11 @@ def _check_header(path: Path) -> None:
     if head[_FORMATS] not in (b"\x01\x01", b"\x02\x02"):
         raise StoreCorrupt(f"{path} is damaged: its header is not one that SQLite writes")
     pages, size = int.from_bytes(head[_PAGES], "big"), int.from_bytes(head[_PAGE_SIZE], "big")
-    if not size_of(log_of(path)) and path.stat().st_size < pages * (size if size > 1 else 65536):
+    if not file_size(wal_path(path)) and path.stat().st_size < pages * (size if size > 1 else 65536):
         raise StoreCorrupt(f"{path} is damaged: its end is missing")
 
 
-def _examine(conn: sqlite3.Connection, path: Path) -> None:
+def _check_database(conn: sqlite3.Connection, path: Path) -> None:
     """Refuse a file of another program or a newer version, and a damaged one. Writes nothing."""
     identity = read_identity(conn)
     if not identity.is_new():
@@ -236,7 +236,7 @@ def _examine(conn: sqlite3.Connection, path: Path) -> None:
         check_pages(conn, str(path), "quick_check(3)")
 
 
-def _set_up(conn: sqlite3.Connection) -> None:
+def _configure_connection(conn: sqlite3.Connection) -> None:
     mode = conn.execute("PRAGMA journal_mode = WAL").fetchone()[0]
     if mode != "wal":
         raise StoreError(
@@ -254,16 +254,16 @@ def _set_up(conn: sqlite3.Connection) -> None:
     conn.execute("PRAGMA wal_autocheckpoint = 0")
 
 
-def _keys(conn: sqlite3.Connection) -> Keys:
+def _load_keys(conn: sqlite3.Connection) -> DatabaseKeys:
     """The database's own keys; generated in a new file."""
     keys = []
     for name in ("key.rows", "key.order"):
         rows = conn.execute(queries()["get_meta"], (name,)).fetchall()
         if not rows:
-            rows = [fact_row(name, secrets.token_hex(32))]
+            rows = [make_meta_row(name, secrets.token_hex(32))]
             conn.execute(queries()["set_meta"], rows[0])
-        text = read_fact(rows)
+        text = read_meta_value(rows)
         if text is None:
             raise StoreCorrupt(f"the database is damaged: {name} fails its check")
         keys.append(bytes.fromhex(text))
-    return Keys(*keys)
+    return DatabaseKeys(*keys)

@@ -18,19 +18,19 @@ import aiosqlite
 
 from helper.errors import StoreError
 from helper.store.migration.marks import refuse_marked
-from helper.store.migration.tables import MOVED, UNFINISHED
+from helper.store.migration.tables import MOVED_KEY, UNFINISHED_KEY
 from helper.store.queue_reader import QueueReader
 from helper.store.share_listing import Row
 from helper.store.sql_files import queries
-from helper.store.sqlite.errors import code_of, translate, translate_opening
+from helper.store.sqlite.errors import result_code, translate, translate_opening
 from helper.store.sqlite.file_names import read_only_uri
 from helper.store.sqlite.schema import IDENTITY_QUERY, FileIdentity
 from helper.store.transaction import Params
 
-_CANNOT_OPEN: Final = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
+_OPEN_FAILURE_CODES: Final = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})
 
 
-class Reader:
+class SqliteReader:
     """A read-only connection with its own thread."""
 
     def __init__(self, path: Path) -> None:
@@ -49,7 +49,7 @@ class Reader:
                 self._conn = await _connect(self._path)
             except sqlite3.OperationalError as error:
                 # In a read-only directory SQLite cannot open the WAL's shared memory; without a WAL it is not needed.
-                if code_of(error) not in _CANNOT_OPEN or _has_wal(self._path):
+                if result_code(error) not in _OPEN_FAILURE_CODES or _has_wal(self._path):
                     raise
                 self._conn = await _connect(self._path, "&immutable=1")
         except (sqlite3.Error, UnicodeDecodeError) as error:
@@ -115,11 +115,11 @@ async def open_queue_file(path: Path) -> AsyncIterator[QueueReader]:
         StoreMoved: the queue was migrated to another database.
         StoreError: it cannot be read.
     """
-    reader = Reader(path)
+    reader = SqliteReader(path)
     await reader.open()
     try:
         FileIdentity(*(await reader.run(IDENTITY_QUERY))[0]).check(str(path), latest_only=True)
-        unfinished, moved = [await reader.fetch("get_meta", (name,)) for name in (UNFINISHED, MOVED)]
+        unfinished, moved = [await reader.fetch("get_meta", (name,)) for name in (UNFINISHED_KEY, MOVED_KEY)]
         refuse_marked(unfinished, moved, str(path))
         yield QueueReader(reader)
     finally:

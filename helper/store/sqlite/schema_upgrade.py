@@ -18,9 +18,9 @@ from helper.store.sqlite.errors import translate
 from helper.store.sqlite.file_lock import FileLock
 from helper.store.sqlite.opening import open_database
 from helper.store.sqlite.schema import latest_version, migrate_schema
-from helper.store.sqlite.snapshot import Contents, examine, take_snapshot
+from helper.store.sqlite.snapshot import Contents, check_image, take_snapshot
 
-_SAME: Final = ("live", "confirmed", "damaged")
+_UNCHANGED_COUNTS: Final = ("live", "confirmed", "damaged")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class UpgradeTrial:
     target: int
 
     @property
-    def needed(self) -> bool:
+    def is_needed(self) -> bool:
         """Whether the schema is older than the target."""
         return self.before.schema < self.target
 
@@ -54,8 +54,8 @@ def try_migration(path: Path, clock: Clock) -> UpgradeTrial:
     snapshot = take_snapshot(path, clock)
     before, target = snapshot.contents, latest_version()
     if before.schema < target:
-        after = examine(_migrated(snapshot.image), f"{path}, migrated")
-        lost = [name for name in _SAME if getattr(before, name) != getattr(after, name)]
+        after = check_image(_migrate_image(snapshot.image), f"{path}, migrated")
+        lost = [name for name in _UNCHANGED_COUNTS if getattr(before, name) != getattr(after, name)]
         if after.schema != target or lost:
             raise StoreCorrupt(
                 f"{path} would have other contents after the migration: {', '.join(lost) or 'its schema'}",
@@ -67,11 +67,11 @@ def try_migration(path: Path, clock: Clock) -> UpgradeTrial:
 def refuse_running(path: Path) -> None:
     """Raise StoreLocked if a daemon has the file open."""
     lock = FileLock(path)
-    lock.take()
+    lock.acquire()
     lock.release(clean=False)
 
 
-def migrate(path: Path, clock: Clock) -> None:
+def upgrade_file(path: Path, clock: Clock) -> None:
     """Upgrade the file in one transaction, and close it cleanly.
 
     Raises:
@@ -81,7 +81,7 @@ def migrate(path: Path, clock: Clock) -> None:
     open_database(path, clock).close()
 
 
-def _migrated(image: bytes) -> bytes:
+def _migrate_image(image: bytes) -> bytes:
     try:
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as copy:
             copy.deserialize(image)

@@ -15,19 +15,19 @@ from typing import Final
 
 from helper.clock import Clock
 from helper.errors import StoreCorrupt
-from helper.store.migration.tables import RUN
+from helper.store.migration.tables import RUN_KEY
 from helper.store.records import ShareRow
 from helper.store.sql_files import queries
 from helper.store.sqlite.errors import not_a_database, translate_opening
 from helper.store.sqlite.file_names import read_only_uri
 from helper.store.sqlite.opening import BUSY_SECONDS
 from helper.store.sqlite.schema import check_pages, compare_schema, latest_version, read_identity
-from helper.store.transaction import read_fact
+from helper.store.transaction import read_meta_value
 
 _VERSIONS: Final = slice(18, 20)
 _ROLLBACK_JOURNAL: Final = b"\x01\x01"
 """Bytes 18 and 19 of the file: such an image opens anywhere without a WAL; the daemon turns its own back on."""
-_MOST_PROBLEMS: Final = 20
+_MAX_PROBLEMS: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +76,19 @@ def take_snapshot(path: Path, clock: Clock) -> Snapshot:
     try:
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as copy:
             began = clock.monotonic()
-            _copy(path, copy)
+            _copy_database(path, copy)
             seconds = clock.monotonic() - began
             read_identity(copy).check(str(path))
             # The copy is a different file: the write-ahead log next to the database does not belong to it.
-            copy.execute("DELETE FROM meta WHERE key = ?", (RUN,))
+            copy.execute("DELETE FROM meta WHERE key = ?", (RUN_KEY,))
             image = bytearray(copy.serialize())
     except (sqlite3.Error, UnicodeDecodeError) as error:
         raise translate_opening(error, str(path)) from error
     image[_VERSIONS] = _ROLLBACK_JOURNAL
-    return Snapshot(bytes(image), examine(image, str(path)), seconds)
+    return Snapshot(bytes(image), check_image(image, str(path)), seconds)
 
 
-def _copy(path: Path, copy: sqlite3.Connection) -> None:
+def _copy_database(path: Path, copy: sqlite3.Connection) -> None:
     with closing(sqlite3.connect(read_only_uri(path), uri=True, isolation_level=None, timeout=BUSY_SECONDS)) as conn:
         conn.execute("PRAGMA query_only = ON")
         # With this explicit transaction a busy database is an error after the timeout; backup() would retry forever.
@@ -98,7 +98,7 @@ def _copy(path: Path, copy: sqlite3.Connection) -> None:
         conn.execute("ROLLBACK")
 
 
-def examine(image: bytes | bytearray, name: str) -> Contents:
+def check_image(image: bytes | bytearray, name: str) -> Contents:
     """Check an image from its header to its rows.
 
     Args:
@@ -118,18 +118,18 @@ def examine(image: bytes | bytearray, name: str) -> Contents:
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as conn:
             conn.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
             conn.deserialize(image)
-            return _contents(conn, name)
+            return _read_contents(conn, name)
     except (sqlite3.Error, UnicodeDecodeError) as error:
         raise translate_opening(error, name) from error
 
 
-def _contents(conn: sqlite3.Connection, name: str) -> Contents:
+def _read_contents(conn: sqlite3.Connection, name: str) -> Contents:
     identity = read_identity(conn)
     identity.check(name)
-    check_pages(conn, name, f"integrity_check({_MOST_PROBLEMS})")
+    check_pages(conn, name, f"integrity_check({_MAX_PROBLEMS})")
     if identity.version == latest_version():
         compare_schema(conn, name)
-    key = read_fact(conn.execute(queries()["get_meta"], ("key.rows",)).fetchall())
+    key = read_meta_value(conn.execute(queries()["get_meta"], ("key.rows",)).fetchall())
     if key is None:
         raise StoreCorrupt(f"{name} is damaged: the key of the row checks fails its check")
     aside = {row[0] for row in conn.execute(queries()["set_aside_ids"])}

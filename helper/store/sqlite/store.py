@@ -8,9 +8,9 @@ from pathlib import Path
 from helper.clock import Clock, SystemClock
 from helper.errors import StoreCorrupt
 from helper.store.rows import DamagedShare
-from helper.store.sqlite.reader import Reader
+from helper.store.sqlite.reader import SqliteReader
 from helper.store.sqlite.transaction import SqliteTransaction
-from helper.store.sqlite.writer import Writer
+from helper.store.sqlite.writer import SqliteWriter
 from helper.store.store import Store, report_damaged
 from helper.store.writer_thread import WriterStats
 
@@ -37,17 +37,17 @@ class SqliteStore(Store):
         on_damaged: Callable[[DamagedShare], None] = report_damaged,
     ) -> None:
         clock = SystemClock() if clock is None else clock
-        self._writer: Writer = Writer(path, clock, on_damaged)
-        self._reader: Reader = Reader(path)
-        self._operators: Reader = Reader(path)
-        super().__init__(clock, self._writer, self._reader, self._operators)
+        self._writer: SqliteWriter = SqliteWriter(path, clock, on_damaged)
+        self._reader: SqliteReader = SqliteReader(path)
+        self._operator_reader: SqliteReader = SqliteReader(path)
+        super().__init__(clock, self._writer, self._reader, self._operator_reader)
 
     async def open(self) -> None:
         """Create or open the file; raises StoreForeign, StoreCorrupt, StoreLocked or StoreError."""
         await self._writer.start()
         try:
             await self._reader.open()
-            await self._operators.open()
+            await self._operator_reader.open()
         except BaseException:
             await self.close()
             raise
@@ -56,10 +56,10 @@ class SqliteStore(Store):
         """Complete the submitted operations, finish erasure, and close the file."""
         # The readers first: closing the writer's descriptors would drop their locks.
         await self._reader.close()
-        await self._operators.close()
+        await self._operator_reader.close()
         await self._writer.stop()
 
-    async def erased(self) -> None:
+    async def wait_for_erasure(self) -> None:
         """Wait until everything deleted before this call is erased from the files."""
         await self._writer.run(lambda _tx: None, after_erasure=True)
 
@@ -73,37 +73,37 @@ class SqliteStore(Store):
         """
         # The rows first: a rebuilt index would contain a damaged row's wrong due time, and hide the row from claims.
         await self._check_rows()
-        if await self._integrity():
+        if await self._check_integrity():
             await self._writer.run(reindex)
-        return await self._integrity()
+        return await self._check_integrity()
 
-    async def _integrity(self) -> list[str]:
+    async def _check_integrity(self) -> list[str]:
         try:
-            problems = [str(row[0]) for row in await self._operators.run("PRAGMA integrity_check(20)")]
+            problems = [str(row[0]) for row in await self._operator_reader.run("PRAGMA integrity_check(20)")]
         except StoreCorrupt as error:
             return [str(error)]
         return [] if problems == ["ok"] else problems
 
     @property
-    def shared(self) -> bool:
+    def is_shared(self) -> bool:
         """False: one daemon locks the file."""
         return False
 
-    async def sender_host(self) -> str:
+    async def get_sender_host(self) -> str:
         """An empty string: no other host works on the file."""
         return ""
 
-    async def skew(self) -> float:
+    async def measure_clock_skew(self) -> float:
         """0: all times are from this host's clock."""
         return 0.0
 
-    def listen(self, heard: Callable[[str], None]) -> None:
+    def listen(self, callback: Callable[[str], None]) -> None:
         """Do nothing: there are no other hosts."""
 
     @property
-    def trouble(self) -> str | None:
+    def write_error(self) -> str | None:
         """Why the database cannot be written, None if it can; rechecked every half second."""
-        return self._writer.trouble.displaced or self._writer.trouble.reason
+        return self._writer.disk_health.displaced or self._writer.disk_health.reason
 
     @property
     def stats(self) -> WriterStats:

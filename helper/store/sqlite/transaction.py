@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from helper.core.share import ShareState
 from helper.store.records import ShareRow
-from helper.store.rows import Spent
-from helper.store.sql_files import of_rows, queries
-from helper.store.sqlite.errors import IndexDamageError, UnreadableRowError, code_of
-from helper.store.transaction import UNREADABLE, Name, Params, Transaction
+from helper.store.rows import SpentNullifier
+from helper.store.sql_files import multi_row_statement, queries
+from helper.store.sqlite.errors import IndexDamageError, UnreadableRowError, result_code
+from helper.store.transaction import UNREADABLE_SHARE, Params, ShareIdentity, Transaction
 
-ROWS_AT_ONCE: Final = 64
+MAX_ROWS_PER_STATEMENT: Final = 64
 """Maximum number of rows in one statement."""
 
 
@@ -26,63 +26,63 @@ class SqliteTransaction(Transaction):
     Attributes:
         conn: the writer's connection.
         next_id: the next share id; never decreases while the process runs.
-        healable: the indexes were not rebuilt yet since the start.
+        can_reindex: the indexes were not rebuilt yet since the start.
     """
 
     conn: sqlite3.Connection
     next_id: int
-    healable: bool = True
+    can_reindex: bool = True
 
-    def run(self, name: str, params: Params = ()) -> int:
+    def execute(self, name: str, params: Params = ()) -> int:
         """Run a named statement. Returns the number of changed rows."""
         return self.conn.execute(queries()[name], params).rowcount
 
-    def all(self, name: str, params: Params = ()) -> list[tuple[Any, ...]]:
+    def fetch_all(self, name: str, params: Params = ()) -> list[tuple[Any, ...]]:
         """All rows of a named query."""
         return self.conn.execute(queries()[name], params).fetchall()
 
-    def many(self, name: str, rows: Iterable[Params]) -> None:
+    def execute_many(self, name: str, rows: Iterable[Params]) -> None:
         """Run a named statement once per row."""
         self.conn.executemany(queries()[name], rows)
 
-    def new_id(self) -> int:
+    def allocate_id(self) -> int:
         """A new share id."""
         self.next_id += 1
         return self.next_id - 1
 
-    def are_taken(self, asked: Sequence[Name]) -> set[int]:
+    def find_taken(self, identities: Sequence[ShareIdentity]) -> set[int]:
         """The indexes of the names that are already stored or spent."""
-        indexed = [(index, *name) for index, name in enumerate(asked)]
-        return {index for rows in self._of_rows("are_taken", indexed) for (index,) in rows}
+        indexed = [(index, *name) for index, name in enumerate(identities)]
+        return {index for rows in self._execute_multi_row("are_taken", indexed) for (index,) in rows}
 
     def add_shares(self, rows: Sequence[ShareRow]) -> None:
         """Insert new shares."""
-        for _ in self._of_rows("add_share", [row.columns() for row in rows]):
+        for _ in self._execute_multi_row("add_share", [row.to_columns() for row in rows]):
             pass
 
-    def _of_rows(self, name: str, rows: Sequence[Sequence[Any]]) -> Iterator[list[tuple[Any, ...]]]:
+    def _execute_multi_row(self, name: str, rows: Sequence[Sequence[Any]]) -> Iterator[list[tuple[Any, ...]]]:
         """Run a named one-row statement for many rows; yields the result of each execution.
 
         Each execution takes a power of two of rows, so that there are only a few statements to prepare.
         """
         start = 0
         while left := len(rows) - start:
-            size = min(ROWS_AT_ONCE, 1 << left.bit_length() - 1)
+            size = min(MAX_ROWS_PER_STATEMENT, 1 << left.bit_length() - 1)
             values = list(chain.from_iterable(rows[start : start + size]))
-            yield self.conn.execute(of_rows(name, size), values).fetchall()
+            yield self.conn.execute(multi_row_statement(name, size), values).fetchall()
             start += size
 
-    def beside(self) -> None:
+    def lock_shared(self) -> None:
         """Do nothing: only this thread writes."""
 
-    def alone(self) -> None:
+    def lock_exclusive(self) -> None:
         """Do nothing: only this thread writes."""
 
-    def is_over(self, round_no: int) -> bool:  # noqa: ARG002 (for several hosts)
+    def is_round_closed(self, round_no: int) -> bool:  # noqa: ARG002 (for several hosts)
         """False: after closing a round, this host's admission rejects its shares."""
         return False
 
-    def all_spent(self, spent: Sequence[Spent]) -> bool:  # noqa: ARG002 (for several hosts)
+    def are_all_spent(self, spent: Sequence[SpentNullifier]) -> bool:  # noqa: ARG002 (for several hosts)
         """False: there is no other host."""
         return False
 
@@ -92,52 +92,54 @@ class SqliteTransaction(Transaction):
     def release_claim(self, share_id: int) -> None:
         """Do nothing: the state is the claim."""
 
-    def holds(self, row: ShareRow) -> bool:  # noqa: ARG002 (for several hosts)
+    def has_claim(self, row: ShareRow) -> bool:  # noqa: ARG002 (for several hosts)
         """True: there is no other host."""
         return True
 
-    def lapsed(self, limit: int) -> list[int]:  # noqa: ARG002 (for several hosts)
+    def expired_claims(self, limit: int) -> list[int]:  # noqa: ARG002 (for several hosts)
         """Empty: there is no other host."""
         return []
 
     def orphaned_claims(self, limit: int) -> list[int]:
         """Shares in WITNESSED: no other host works on them."""
         params = {"state": ShareState.WITNESSED.value, "limit": limit}
-        return [row[0] for row in self.all("shares_in_state", params)]
+        return [row[0] for row in self.fetch_all("shares_in_state", params)]
 
-    def sends(self) -> bool:
+    def can_send(self) -> bool:
         """True: there is no other host."""
         return True
 
-    def tell(self, word: str) -> None:
+    def notify(self, payload: str) -> None:
         """Do nothing: there is no other host."""
 
-    def share(self, share_id: int) -> ShareRow | None:
+    def get_share(self, share_id: int) -> ShareRow | None:
         """A share's row, sound or not; None if there is none, or if it was set aside as unreadable.
 
         Raises:
             UnreadableRowError: SQLite cannot read it; the writer sets it aside and runs the batch again.
         """
-        return None if self.one("is_set_aside", (share_id,)) == (UNREADABLE.state,) else self._read(share_id)
+        return (
+            None if self.fetch_one("is_set_aside", (share_id,)) == (UNREADABLE_SHARE.state,) else self._read(share_id)
+        )
 
-    def live(self, share_id: int) -> ShareRow | None:
+    def get_live_share(self, share_id: int) -> ShareRow | None:
         """Like `share`, but also None if the row was set aside for any reason.
 
         Raises:
             UnreadableRowError: SQLite cannot read it.
         """
-        return None if self.one("is_set_aside", (share_id,)) is not None else self._read(share_id)
+        return None if self.fetch_one("is_set_aside", (share_id,)) is not None else self._read(share_id)
 
     def _read(self, share_id: int) -> ShareRow | None:
         try:
-            found = self.one("share_by_id", (share_id,))
+            found = self.fetch_one("share_by_id", (share_id,))
         except sqlite3.DatabaseError as error:
-            if code_of(error) == sqlite3.SQLITE_CORRUPT:
+            if result_code(error) == sqlite3.SQLITE_CORRUPT:
                 raise UnreadableRowError(share_id) from error
             raise
         return None if found is None else ShareRow(*found)
 
-    def index_is_wrong(self) -> None:
+    def handle_index_damage(self) -> None:
         """Have the writer rebuild the indexes, or continue if it has done so since the start."""
-        if self.healable:
+        if self.can_reindex:
             raise IndexDamageError

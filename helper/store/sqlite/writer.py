@@ -21,18 +21,18 @@ from helper.clock import Clock
 from helper.errors import StoreCorrupt, StoreDisplaced, StoreError
 from helper.store.disk_health import DiskHealth
 from helper.store.rows import DamagedShare
-from helper.store.sqlite.errors import UnreadableRowError, is_damage, is_environment, translate
+from helper.store.sqlite.errors import UnreadableRowError, is_damage, is_environment_error, translate
 from helper.store.sqlite.opening import OpenedDatabase, open_database
 from helper.store.sqlite.schema import latest_version
 from helper.store.sqlite.transaction import SqliteTransaction
-from helper.store.transaction import UNREADABLE, Keys
-from helper.store.write_jobs import BatchFailedError, WriteJob, parts, resolve, tell
-from helper.store.writer_thread import WritingThread
+from helper.store.transaction import UNREADABLE_SHARE, DatabaseKeys
+from helper.store.write_jobs import BatchFailedError, WriteJob, call_on_loop, deliver_results, split_batch
+from helper.store.writer_thread import WriterThread
 
 log = structlog.get_logger("helper.store")
 
 
-class Writer(WritingThread[SqliteTransaction]):
+class SqliteWriter(WriterThread[SqliteTransaction]):
     """The writer thread of one database file.
 
     Args:
@@ -41,25 +41,25 @@ class Writer(WritingThread[SqliteTransaction]):
         on_damaged: called on the event loop with each row that was set aside.
 
     Attributes:
-        trouble: whether the database can be written.
+        disk_health: whether the database can be written.
     """
 
     def __init__(self, path: Path, clock: Clock, on_damaged: Callable[[DamagedShare], None]) -> None:
         super().__init__(on_damaged)
         self._path = path
         self._clock = clock
-        self._held: list[WriteJob] = []
+        self._jobs_awaiting_erasure: list[WriteJob] = []
         self._opened: OpenedDatabase | None = None
-        self.trouble = DiskHealth(path, clock)
+        self.disk_health = DiskHealth(path, clock)
 
     @property
-    def erasures(self) -> int:
+    def erasure_count(self) -> int:
         """How many times everything deleted was erased from the files."""
-        return 0 if self._opened is None else self._opened.eraser.erasures
+        return 0 if self._opened is None else self._opened.eraser.erasure_count
 
     # ------------------------------------------------------------------ the thread
 
-    def _known_keys(self) -> Keys | None:
+    def _get_keys(self) -> DatabaseKeys | None:
         return None if self._opened is None else self._opened.tx.keys
 
     def _open(self) -> None:
@@ -73,19 +73,19 @@ class Writer(WritingThread[SqliteTransaction]):
         except (sqlite3.Error, OSError) as error:
             raise StoreError(f"the database could not be closed: {error}") from error
         finally:
-            self._release_held(self._opened)
+            self._resolve_awaiting_erasure(self._opened)
 
-    def _serve(self) -> None:
+    def _run_batches(self) -> None:
         opened = self._opened
-        going = opened is not None
-        while opened is not None and going:
-            batch, going = self._collect(self.trouble.patience(opened.eraser.patience()))
-            self.trouble.note_location(opened.watch.reason())
+        is_running = opened is not None
+        while opened is not None and is_running:
+            batch, is_running = self._collect_batch(self.disk_health.max_wait(opened.eraser.max_wait()))
+            self.disk_health.record_location(opened.path_monitor.displacement_reason())
             try:
                 if batch:
-                    self._work(opened, batch)
-                if self.trouble.displaced is None:
-                    if self.trouble.probe_due:
+                    self._process_batch(opened, batch)
+                if self.disk_health.displaced is None:
+                    if self.disk_health.is_probe_due:
                         self._probe(opened)
                     opened.eraser.run_due(idle=self._jobs.empty())
             except Exception as error:
@@ -94,50 +94,50 @@ class Writer(WritingThread[SqliteTransaction]):
                 self._roll_back(opened.tx)
                 for job in batch:
                     job.error = translate(error)
-                resolve(batch)
-            if self._held and not opened.eraser.pending:
-                self._release_held(opened)
+                deliver_results(batch)
+            if self._jobs_awaiting_erasure and not opened.eraser.is_pending:
+                self._resolve_awaiting_erasure(opened)
 
     def _probe(self, opened: OpenedDatabase) -> None:
         """Commit a write to find out whether the disk works again."""
         with suppress(BatchFailedError):
             self._commit(opened, [], probe=True)
 
-    def _work(self, opened: OpenedDatabase, batch: list[WriteJob]) -> None:
+    def _process_batch(self, opened: OpenedDatabase, batch: list[WriteJob]) -> None:
         try:
             self._commit(opened, batch)
         except BatchFailedError as failed:
             if isinstance(failed.cause, UnreadableRowError):
                 self._set_aside(opened.tx, batch[0].loop, failed.cause.share_id)
-                self._work(opened, batch)
+                self._process_batch(opened, batch)
                 return
-            healed = is_damage(failed.cause) and self._heal(opened.tx)
-            if failed.shared or (len(batch) == 1 and not healed):
+            reindexed = is_damage(failed.cause) and self._rebuild_indexes(opened.tx)
+            if failed.is_batch_wide or (len(batch) == 1 and not reindexed):
                 for job in batch:
                     job.value, job.error = None, translate(failed.cause)
             else:
                 for job in batch:
-                    self._work(opened, [job])
+                    self._process_batch(opened, [job])
                 return
         self._deliver(opened, batch)
 
     def _set_aside(self, tx: SqliteTransaction, loop: asyncio.AbstractEventLoop, share_id: int) -> None:
         """Set aside a share whose row cannot be read, so that no operation reads it again."""
         tx.conn.execute("BEGIN IMMEDIATE")
-        tx.set_aside(share_id, UNREADABLE, int(self._clock.now() * 1000))
+        tx.set_aside(share_id, UNREADABLE_SHARE, int(self._clock.now() * 1000))
         tx.conn.execute("COMMIT")
-        tx.found.clear()
-        tell(loop, self._report, [UNREADABLE])
+        tx.damaged_shares.clear()
+        call_on_loop(loop, self._report_damaged, [UNREADABLE_SHARE])
 
-    def _heal(self, tx: SqliteTransaction) -> bool:
+    def _rebuild_indexes(self, tx: SqliteTransaction) -> bool:
         """Rebuild all indexes, once per start: a row that disagrees with an index cannot be changed.
 
         Returns:
             Whether they were rebuilt.
         """
-        if not tx.healable:
+        if not tx.can_reindex:
             return False
-        tx.healable = False
+        tx.can_reindex = False
         log.error("index_damaged", reason="the database is damaged; rebuilding its indexes", advice=StoreCorrupt.advice)
         try:
             tx.conn.execute("REINDEX")
@@ -149,17 +149,19 @@ class Writer(WritingThread[SqliteTransaction]):
     def _commit(self, opened: OpenedDatabase, batch: list[WriteJob], *, probe: bool = False) -> None:
         tx = opened.tx
         conn = tx.conn
-        if self.trouble.displaced is not None:
+        if self.disk_health.displaced is not None:
             # No checkpoint either: moved files must stay unchanged, so that they fit together when moved back.
             self.stats.failures += 1
-            raise BatchFailedError(StoreDisplaced(f"nothing was written: {self.trouble.displaced}"), shared=True)
+            raise BatchFailedError(
+                StoreDisplaced(f"nothing was written: {self.disk_health.displaced}"), is_batch_wide=True
+            )
         try:
             conn.execute("BEGIN IMMEDIATE")
             if probe:
                 # This writes a page although nothing changes; updating a row to its current values would not.
                 conn.execute(f"PRAGMA user_version = {latest_version()}")
-            for part in parts(batch):
-                self._do(tx, part)
+            for part in split_batch(batch):
+                self._run_part(tx, part)
             tx.flush_counts()
             conn.execute("COMMIT")
         except Exception as error:
@@ -167,18 +169,18 @@ class Writer(WritingThread[SqliteTransaction]):
             self._roll_back(tx)
             for job in batch:
                 job.error = None
-            self.trouble.note(error)
-            raise BatchFailedError(error, shared=is_environment(error)) from error
+            self.disk_health.record_failure(error)
+            raise BatchFailedError(error, is_batch_wide=is_environment_error(error)) from error
         if probe:
-            self.trouble.written()
+            self.disk_health.record_success()
         self.stats.commits += 1
         self.stats.operations += len(batch)
 
-    def _changes(self, tx: SqliteTransaction) -> int:
+    def _count_changes(self, tx: SqliteTransaction) -> int:
         return tx.conn.total_changes
 
-    def _spoils(self, tx: SqliteTransaction, error: Exception) -> bool:
-        unrecoverable = is_damage(error) or is_environment(error) or isinstance(error, UnreadableRowError)
+    def _is_fatal(self, tx: SqliteTransaction, error: Exception) -> bool:
+        unrecoverable = is_damage(error) or is_environment_error(error) or isinstance(error, UnreadableRowError)
         return unrecoverable or not tx.conn.in_transaction
 
     def _translate(self, error: BaseException) -> BaseException:
@@ -188,22 +190,22 @@ class Writer(WritingThread[SqliteTransaction]):
         if tx.conn.in_transaction:
             with suppress(sqlite3.Error):
                 tx.conn.execute("ROLLBACK")
-        tx.rolled_back()
+        tx.reset_after_rollback()
 
     def _deliver(self, opened: OpenedDatabase, batch: list[WriteJob]) -> None:
-        if opened.tx.erased:
-            opened.tx.erased = False
-            opened.eraser.note_deleted()
-        if opened.tx.found:
-            damaged, opened.tx.found = opened.tx.found, []
-            tell(batch[0].loop, self._report, damaged)
-        pending = opened.eraser.pending
-        self._held += [job for job in batch if job.after_erasure and pending]
-        resolve(job for job in batch if not (job.after_erasure and pending))
+        if opened.tx.has_deleted_rows:
+            opened.tx.has_deleted_rows = False
+            opened.eraser.record_deletion()
+        if opened.tx.damaged_shares:
+            damaged, opened.tx.damaged_shares = opened.tx.damaged_shares, []
+            call_on_loop(batch[0].loop, self._report_damaged, damaged)
+        pending = opened.eraser.is_pending
+        self._jobs_awaiting_erasure += [job for job in batch if job.after_erasure and pending]
+        deliver_results(job for job in batch if not (job.after_erasure and pending))
 
-    def _release_held(self, opened: OpenedDatabase) -> None:
-        held, self._held = self._held, []
-        if opened.eraser.pending:
-            for job in held:
+    def _resolve_awaiting_erasure(self, opened: OpenedDatabase) -> None:
+        jobs, self._jobs_awaiting_erasure = self._jobs_awaiting_erasure, []
+        if opened.eraser.is_pending:
+            for job in jobs:
                 job.error = StoreError("the database was closed before everything deleted was erased")
-        resolve(held)
+        deliver_results(jobs)

@@ -9,13 +9,13 @@ import ecdsa
 import pytest
 
 from admin import adr036
-from admin.adr036 import ORDER, SignatureRefusedError
+from admin.adr036 import CURVE_ORDER, SignatureRefusedError
 from tests.conftest import RECORDED
 
 ENTRIES = json.loads((RECORDED / "adr036.json").read_text())
 
 
-def parts(entry: dict[str, str]) -> tuple[bytes, str, bytes, bytes]:
+def decode_entry(entry: dict[str, str]) -> tuple[bytes, str, bytes, bytes]:
     return (
         entry["data"].encode(),
         entry["signer"],
@@ -26,16 +26,16 @@ def parts(entry: dict[str, str]) -> tuple[bytes, str, bytes, bytes]:
 
 @pytest.mark.rule("R16")
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_what_the_chains_own_key_tool_signed_verifies(entry: dict[str, str]) -> None:
-    data, signer, pub_key, signature = parts(entry)
-    adr036.verify(data, signer=signer, pub_key=pub_key, signature=signature)
+def test_verify_accepts_recorded_key_tool_signature(entry: dict[str, str]) -> None:
+    data, signer, pub_key, signature = decode_entry(entry)
+    adr036.verify_signature(data, signer=signer, pub_key=pub_key, signature=signature)
 
 
 @pytest.mark.rule("R16")
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("what", ["data", "signer", "pub_key", "signature"])
-def test_with_any_byte_changed_it_does_not(entry: dict[str, str], what: str) -> None:
-    data, signer, pub_key, signature = parts(entry)
+def test_verify_with_any_byte_changed_fails(entry: dict[str, str], what: str) -> None:
+    data, signer, pub_key, signature = decode_entry(entry)
     fields: dict[str, bytes] = {"data": data, "signer": signer.encode(), "pub_key": pub_key, "signature": signature}
     for at in range(len(fields[what])):
         changed = bytearray(fields[what])
@@ -43,23 +43,27 @@ def test_with_any_byte_changed_it_does_not(entry: dict[str, str], what: str) -> 
         told = {**fields, what: bytes(changed)}
         changed_signer = told["signer"].decode("latin-1")
         with pytest.raises(SignatureRefusedError):
-            adr036.verify(told["data"], signer=changed_signer, pub_key=told["pub_key"], signature=told["signature"])
+            adr036.verify_signature(
+                told["data"], signer=changed_signer, pub_key=told["pub_key"], signature=told["signature"]
+            )
 
 
-def test_the_twin_with_the_upper_s_is_refused() -> None:
-    data, signer, pub_key, signature = parts(ENTRIES[0])
-    upper = ORDER - int.from_bytes(signature[32:], "big")
+def test_verify_signature_with_high_s_is_refused() -> None:
+    data, signer, pub_key, signature = decode_entry(ENTRIES[0])
+    upper = CURVE_ORDER - int.from_bytes(signature[32:], "big")
     with pytest.raises(SignatureRefusedError, match="upper half"):
-        adr036.verify(data, signer=signer, pub_key=pub_key, signature=signature[:32] + upper.to_bytes(32, "big"))
+        adr036.verify_signature(
+            data, signer=signer, pub_key=pub_key, signature=signature[:32] + upper.to_bytes(32, "big")
+        )
 
 
 @pytest.mark.parametrize(
-    "signature", [b"", bytes(63), bytes(65), bytes(64), b"\xff" * 32 + bytes(32), ORDER.to_bytes(32, "big") * 2]
+    "signature", [b"", bytes(63), bytes(65), bytes(64), b"\xff" * 32 + bytes(32), CURVE_ORDER.to_bytes(32, "big") * 2]
 )
-def test_what_is_no_signature_is_refused(signature: bytes) -> None:
-    data, signer, pub_key, _ = parts(ENTRIES[0])
+def test_verify_malformed_signature_is_refused(signature: bytes) -> None:
+    data, signer, pub_key, _ = decode_entry(ENTRIES[0])
     with pytest.raises(SignatureRefusedError):
-        adr036.verify(data, signer=signer, pub_key=pub_key, signature=signature)
+        adr036.verify_signature(data, signer=signer, pub_key=pub_key, signature=signature)
 
 
 @pytest.mark.parametrize(
@@ -74,31 +78,31 @@ def test_what_is_no_signature_is_refused(signature: bytes) -> None:
         b"\x02" * 65,
     ],
 )
-def test_what_is_no_key_is_refused(pub_key: bytes) -> None:
-    data, signer, _, signature = parts(ENTRIES[0])
+def test_verify_malformed_key_is_refused(pub_key: bytes) -> None:
+    data, signer, _, signature = decode_entry(ENTRIES[0])
     with pytest.raises(SignatureRefusedError, match="pub_key"):
-        adr036.verify(data, signer=signer, pub_key=pub_key, signature=signature)
+        adr036.verify_signature(data, signer=signer, pub_key=pub_key, signature=signature)
 
 
-def test_the_address_must_be_the_keys_and_the_chains() -> None:
-    data, signer, pub_key, signature = parts(ENTRIES[0])
+def test_verify_requires_address_of_key_and_chain() -> None:
+    data, signer, pub_key, signature = decode_entry(ENTRIES[0])
     other = adr036.address_of(pub_key, "cosmos")
     with pytest.raises(SignatureRefusedError, match="begin with sv1"):
-        adr036.verify(data, signer=other, pub_key=pub_key, signature=signature)
-    stranger, *_ = adr036.sign(b"", b"\x07" * 32)
+        adr036.verify_signature(data, signer=other, pub_key=pub_key, signature=signature)
+    stranger, *_ = adr036.sign_data(b"", b"\x07" * 32)
     with pytest.raises(SignatureRefusedError, match="not the key"):
-        adr036.verify(data, signer=stranger, pub_key=pub_key, signature=signature)
+        adr036.verify_signature(data, signer=stranger, pub_key=pub_key, signature=signature)
     with pytest.raises(SignatureRefusedError):
-        adr036.verify(data, signer=signer.upper(), pub_key=pub_key, signature=signature)
+        adr036.verify_signature(data, signer=signer.upper(), pub_key=pub_key, signature=signature)
 
 
-def test_our_own_signatures_are_as_a_wallets() -> None:
-    signer, pub_key, signature = adr036.sign(b"text", b"\x07" * 32)
-    adr036.verify(b"text", signer=signer, pub_key=pub_key, signature=signature)
-    assert adr036.sign(b"text", b"\x07" * 32) == (signer, pub_key, signature)
-    for wrong in (b"", bytes(32), ORDER.to_bytes(32, "big"), bytes(33)):
+def test_sign_equals_wallet_signature() -> None:
+    signer, pub_key, signature = adr036.sign_data(b"text", b"\x07" * 32)
+    adr036.verify_signature(b"text", signer=signer, pub_key=pub_key, signature=signature)
+    assert adr036.sign_data(b"text", b"\x07" * 32) == (signer, pub_key, signature)
+    for wrong in (b"", bytes(32), CURVE_ORDER.to_bytes(32, "big"), bytes(33)):
         with pytest.raises(ValueError, match="private key"):
-            adr036.sign(b"text", wrong)
+            adr036.sign_data(b"text", wrong)
 
 
 def test_sign_with_the_ecdsa_package_disabled_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,11 +111,11 @@ def test_sign_with_the_ecdsa_package_disabled_succeeds(monkeypatch: pytest.Monke
 
     for name in ("from_string", "from_secret_exponent", "sign_digest_deterministic", "sign_digest"):
         monkeypatch.setattr(ecdsa.SigningKey, name, refuse)
-    signer, pub_key, signature = adr036.sign(b"text", b"\x07" * 32)
-    adr036.verify(b"text", signer=signer, pub_key=pub_key, signature=signature)
+    signer, pub_key, signature = adr036.sign_data(b"text", b"\x07" * 32)
+    adr036.verify_signature(b"text", signer=signer, pub_key=pub_key, signature=signature)
 
 
-def test_the_validators_address_is_the_same_bytes_with_another_prefix() -> None:
+def test_validator_address_differs_only_in_prefix() -> None:
     account = "sv1p2amg2qs5ze7h6hz85vqzwwg300sdunsvremn3"
     assert adr036.validator_address(account) == "svvaloper1p2amg2qs5ze7h6hz85vqzwwg300sdunsy3l6em"
     for wrong in ("", "sv1", account[:-1], account + "q", account.upper(), "cosmos1" + account[3:]):

@@ -8,7 +8,7 @@ from admin.key_armor import KeyArmorError, PassphraseError, open_key_armor
 
 KEY = bytes(range(1, 33))
 PASSPHRASE = "correct horse"
-ARGON2 = """-----BEGIN TENDERMINT PRIVATE KEY-----
+ARGON2_ARMOR = """-----BEGIN TENDERMINT PRIVATE KEY-----
 kdf: argon2
 salt: 92F870A017A0CE7FE3DA75E134843BF3
 type: secp256k1
@@ -18,7 +18,7 @@ tQ5qlps=
 =oXaP
 -----END TENDERMINT PRIVATE KEY-----
 """
-BCRYPT = """-----BEGIN TENDERMINT PRIVATE KEY-----
+BCRYPT_ARMOR = """-----BEGIN TENDERMINT PRIVATE KEY-----
 kdf: bcrypt
 type: secp256k1
 salt: 0102030405060708090A0B0C0D0E0F10
@@ -30,41 +30,41 @@ jMlOzVrwBiRTigc2vr6n/X93KPQTlDfAVey56gKEEcOH6GbnxZE//evSmnNis2E9
 """
 
 
-@pytest.mark.parametrize("exported", [ARGON2, BCRYPT], ids=["argon2", "bcrypt"])
-def test_an_exported_key_is_opened(exported: str) -> None:
+@pytest.mark.parametrize("exported", [ARGON2_ARMOR, BCRYPT_ARMOR], ids=["argon2", "bcrypt"])
+def test_open_armored_key_returns_key(exported: str) -> None:
     assert open_key_armor(exported, PASSPHRASE) == KEY
     assert open_key_armor("\n" + exported.replace("\n", "\r\n"), PASSPHRASE) == KEY
 
 
-@pytest.mark.parametrize("exported", [ARGON2, BCRYPT], ids=["argon2", "bcrypt"])
-def test_with_another_passphrase_it_is_not(exported: str) -> None:
+@pytest.mark.parametrize("exported", [ARGON2_ARMOR, BCRYPT_ARMOR], ids=["argon2", "bcrypt"])
+def test_open_armored_key_with_wrong_passphrase_is_refused(exported: str) -> None:
     for passphrase in ("", "Correct horse", PASSPHRASE + " "):
         with pytest.raises(PassphraseError):
             open_key_armor(exported, passphrase)
 
 
-def test_one_letter_of_it_changed_is_noticed() -> None:
+def test_open_armored_key_with_changed_letter_is_refused() -> None:
     with pytest.raises(PassphraseError):
-        open_key_armor(ARGON2.replace("U5lK", "U5lL"), PASSPHRASE)
+        open_key_armor(ARGON2_ARMOR.replace("U5lK", "U5lL"), PASSPHRASE)
     with pytest.raises(PassphraseError):
-        open_key_armor(ARGON2.replace("salt: 92", "salt: 93"), PASSPHRASE)
+        open_key_armor(ARGON2_ARMOR.replace("salt: 92", "salt: 93"), PASSPHRASE)
 
 
 @pytest.mark.parametrize(
     ("exported", "told"),
     [
-        (ARGON2.replace("argon2", "scrypt"), "function: scrypt"),
-        (ARGON2.replace("kdf: argon2\n", ""), "function: None"),
-        (ARGON2.replace("secp256k1", "ed25519"), "of type ed25519"),
-        (ARGON2.replace("salt: 92", "salt: zz"), "damaged"),
-        (ARGON2.replace("salt: 92F870A017A0CE7FE3DA75E134843BF3", "salt: 92"), "too short"),
-        (ARGON2.replace("tQ5qlps=", "tQ5qlp="), "damaged"),
-        (ARGON2.replace("TENDERMINT PRIVATE", "RSA PRIVATE"), "not a private key"),
-        (ARGON2[:150], "not a private key"),
+        (ARGON2_ARMOR.replace("argon2", "scrypt"), "function: scrypt"),
+        (ARGON2_ARMOR.replace("kdf: argon2\n", ""), "function: None"),
+        (ARGON2_ARMOR.replace("secp256k1", "ed25519"), "of type ed25519"),
+        (ARGON2_ARMOR.replace("salt: 92", "salt: zz"), "damaged"),
+        (ARGON2_ARMOR.replace("salt: 92F870A017A0CE7FE3DA75E134843BF3", "salt: 92"), "too short"),
+        (ARGON2_ARMOR.replace("tQ5qlps=", "tQ5qlp="), "damaged"),
+        (ARGON2_ARMOR.replace("TENDERMINT PRIVATE", "RSA PRIVATE"), "not a private key"),
+        (ARGON2_ARMOR[:150], "not a private key"),
         ("", "not a private key"),
     ],
 )
-def test_what_is_no_such_export_is_told_from_a_wrong_passphrase(exported: str, told: str) -> None:
+def test_open_malformed_armor_is_distinguished_from_wrong_passphrase(exported: str, told: str) -> None:
     with pytest.raises(KeyArmorError, match=told) as refused:
         open_key_armor(exported, PASSPHRASE)
     assert not isinstance(refused.value, PassphraseError)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from admin.registration import LONGEST_BODY, RegistrationError, parse_registration
+from admin.registration import MAX_BODY_BYTES, RegistrationError, parse_registration
 from admin.url_policy import UrlNotAllowedError, check_url
 from tests.conftest import RECORDED
-from tests.unit.admin.fixtures import NOW, signed
+from tests.unit.admin.fixtures import NOW, sign_registration
 
 ENTRIES = json.loads((RECORDED / "adr036.json").read_text())
 
@@ -22,58 +22,58 @@ def parse(body: Any, *, production: bool = True) -> None:
 
 @pytest.mark.rule("R16")
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_the_signed_text_is_the_recorded_one(entry: dict[str, str]) -> None:
+def test_signed_text_equals_recorded(entry: dict[str, str]) -> None:
     body = {**json.loads(entry["data"]), "signature": entry["signature"], "pub_key": entry["pub_key"]}
     found = parse_registration(json.dumps(body).encode(), now=NOW, production=True)
-    assert found.claim.signed_text() == entry["data"].encode()
+    assert found.request.signed_text() == entry["data"].encode()
     assert found.signature == base64.b64decode(entry["signature"])
 
 
-def test_an_empty_url_and_unknown_fields_are_taken() -> None:
-    parse({**signed(url=""), "more": [1]})
+def test_parse_empty_url_and_unknown_fields_are_accepted() -> None:
+    parse({**sign_registration(url=""), "more": [1]})
 
 
 @pytest.mark.parametrize("field", ["operator_address", "url", "moniker", "timestamp", "signature", "pub_key"])
 @pytest.mark.parametrize("value", [None, 1.5, True, [], {}, "\x00", "x" * 3000, "a\u2028b", "a\ud800b"])
-def test_a_field_that_is_wrong_is_named(field: str, value: object) -> None:
+def test_parse_invalid_field_is_named(field: str, value: object) -> None:
     with pytest.raises(RegistrationError, match=f"^{field}: "):
-        parse({**signed(), field: value})
+        parse({**sign_registration(), field: value})
 
 
 @pytest.mark.parametrize("field", ["operator_address", "url", "moniker", "timestamp", "signature", "pub_key"])
-def test_a_missing_field_is_named(field: str) -> None:
-    body = signed()
+def test_parse_missing_field_is_named(field: str) -> None:
+    body = sign_registration()
     del body[field]
     with pytest.raises(RegistrationError, match=f"^{field}: is missing"):
         parse(body)
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"null", b"{", b"\xff", b"[" * 9000, b" " * (LONGEST_BODY + 1)])
-def test_what_is_no_object_is_refused(body: bytes) -> None:
+@pytest.mark.parametrize("body", [b"", b"[]", b"null", b"{", b"\xff", b"[" * 9000, b" " * (MAX_BODY_BYTES + 1)])
+def test_parse_non_object_is_refused(body: bytes) -> None:
     with pytest.raises(RegistrationError, match=r"^body: "):
         parse(body)
 
 
 @pytest.mark.parametrize("off", [-301, 301, 10**30, -(10**30), 10**400, -(10**4000)])
-def test_a_claim_is_of_now(off: int) -> None:
+def test_parse_old_or_future_timestamp_is_refused(off: int) -> None:
     with pytest.raises(RegistrationError, match=r"^timestamp: "):
-        parse(signed(timestamp=NOW + off))
-    parse(signed(timestamp=NOW - 300))
-    parse(signed(timestamp=NOW + 300))
+        parse(sign_registration(timestamp=NOW + off))
+    parse(sign_registration(timestamp=NOW - 300))
+    parse(sign_registration(timestamp=NOW + 300))
 
 
 @pytest.mark.parametrize("moniker", ["", "  ", "\u200b\u00a0", "a\u202eb", "a\u2066b", "a\u061cb", "a\nb", "a\x9b2Jb"])
-def test_a_name_that_misleads_is_refused(moniker: str) -> None:
+def test_parse_misleading_moniker_is_refused(moniker: str) -> None:
     with pytest.raises(RegistrationError, match=r"^moniker: "):
-        parse(signed(moniker=moniker))
+        parse(sign_registration(moniker=moniker))
 
 
 @pytest.mark.parametrize("moniker", ["Höhle <&> node", '"quoted\\"', "验证者", "🗳️"])
-def test_any_other_name_is_taken_as_it_is(moniker: str) -> None:
-    parse(signed(moniker=moniker))
+def test_parse_other_moniker_is_unchanged(moniker: str) -> None:
+    parse(sign_registration(moniker=moniker))
 
 
-PRIVATE = [
+PRIVATE_URLS = [
     "http://helper.example.org",
     "https://localhost",
     "https://a.localhost/",
@@ -103,14 +103,14 @@ PRIVATE = [
 ]
 
 
-@pytest.mark.parametrize("url", PRIVATE)
-def test_in_production_a_place_is_public(url: str) -> None:
+@pytest.mark.parametrize("url", PRIVATE_URLS)
+def test_url_in_production_must_be_public(url: str) -> None:
     with pytest.raises(UrlNotAllowedError):
         check_url(url, production=True)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:8090", "http://localhost:8090/x", "https://node.local"])
-def test_in_development_it_may_be_any(url: str) -> None:
+def test_url_in_development_may_be_private(url: str) -> None:
     check_url(url, production=False)
 
 
@@ -141,7 +141,7 @@ def test_in_development_it_may_be_any(url: str) -> None:
         "https://x.org/" + "a" * 600,
     ],
 )
-def test_what_is_no_place_at_all_is_refused_everywhere(url: str, production: bool) -> None:
+def test_url_malformed_is_refused_in_every_mode(url: str, production: bool) -> None:
     with pytest.raises(UrlNotAllowedError):
         check_url(url, production=production)
 
@@ -156,5 +156,5 @@ def test_what_is_no_place_at_all_is_refused_everywhere(url: str, production: boo
         "https://höhle.example.org",
     ],
 )
-def test_public_places_are_taken(url: str) -> None:
+def test_url_public_is_accepted(url: str) -> None:
     check_url(url, production=True)

@@ -19,11 +19,11 @@ from typing import Any, Never
 import pytest
 
 from admin import adr036, registry, store
-from admin.registration import LONGEST_MONIKER, RegistrationRequest, SignedRegistration
-from admin.registry import CHECK_SECONDS, PAGE_BYTES, PER_CHECK, PUBLISH_SECONDS
+from admin.registration import MAX_MONIKER_CHARS, RegistrationRequest, SignedRegistration
+from admin.registry import CHECK_SECONDS, MAX_PER_CHECK, PAGE_BYTES, PUBLISH_SECONDS
 from admin.store import AdminStore
-from admin.url_policy import LONGEST
-from tests.unit.admin.fixtures import NOW, Desk, open_desk, signed
+from admin.url_policy import MAX_URL_CHARS
+from tests.unit.admin.fixtures import NOW, AdminStack, open_admin_stack, sign_registration
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("R16")]
 
@@ -41,17 +41,17 @@ PRAGMA user_version = 1;
 """
 
 
-def body_of(number: int) -> dict[str, Any]:
+def registration_body(number: int) -> dict[str, Any]:
     """The registration of a validator with this number."""
-    return signed((number + 1).to_bytes(32, "big"), moniker=f"node {number}")
+    return sign_registration((number + 1).to_bytes(32, "big"), moniker=f"node {number}")
 
 
-async def names(desk: Desk) -> set[str]:
+async def list_monikers(desk: AdminStack) -> set[str]:
     """Monikers of the pending validators."""
-    return {waiting["moniker"] for waiting in await desk.pending()}
+    return {waiting["moniker"] for waiting in await desk.fetch_pending()}
 
 
-async def fill(desk: Desk, count: int, *, moniker: str = "node", url: str = "") -> None:
+async def register_many(desk: AdminStack, count: int, *, moniker: str = "node", url: str = "") -> None:
     """Insert registrations below the API."""
     rows = [(f"sv1{number:040d}", url, moniker, NOW + number, NOW + number + 10**6) for number in range(count)]
     assert desk.store._conn is not None
@@ -65,16 +65,16 @@ async def fill(desk: Desk, count: int, *, moniker: str = "node", url: str = "") 
 
 
 @pytest.fixture
-def few_places(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Six places, at most four for a network."""
-    monkeypatch.setattr(store, "MOST", 6)
-    monkeypatch.setattr(store, "MOST_OF_NETWORK", 4)
+    monkeypatch.setattr(store, "MAX_REGISTRATIONS", 6)
+    monkeypatch.setattr(store, "MAX_REGISTRATIONS_PER_NETWORK", 4)
 
 
 # Places
 
 
-@pytest.mark.usefixtures("few_places")
+@pytest.mark.usefixtures("small_limits")
 @pytest.mark.parametrize(
     ("crowd", "elsewhere"),
     [
@@ -85,74 +85,78 @@ def few_places(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 async def test_register_with_network_at_its_bound_is_refused(tmp_path: Path, crowd: list[str], elsewhere: str) -> None:
-    async with open_desk(tmp_path / "admin.db") as desk:
+    async with open_admin_stack(tmp_path / "admin.db") as desk:
         for number, address in enumerate(crowd):
-            assert (await desk.register_from(address, body_of(number))).status_code == 200
-        refused = await desk.register_from(crowd[0], body_of(4))
+            assert (await desk.register_from(address, registration_body(number))).status_code == 200
+        refused = await desk.register_from(crowd[0], registration_body(4))
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "3600")
         assert refused.json() == {"error": "too many pending registrations from this network"}
-        again = {**signed((1).to_bytes(32, "big"), moniker="node 0 again", timestamp=NOW + 1)}
+        again = {**sign_registration((1).to_bytes(32, "big"), moniker="node 0 again", timestamp=NOW + 1)}
         assert (await desk.register_from(crowd[1], again)).status_code == 200, "it has a place already"
-        assert (await desk.register_from(elsewhere, body_of(5))).status_code == 200
-        assert await names(desk) == {"node 0 again", "node 1", "node 2", "node 3", "node 5"}
+        assert (await desk.register_from(elsewhere, registration_body(5))).status_code == 200
+        assert await list_monikers(desk) == {"node 0 again", "node 1", "node 2", "node 3", "node 5"}
 
 
-@pytest.mark.usefixtures("few_places")
-async def test_register_with_all_places_taken_evicts_newest_of_most_crowded_network(tmp_path: Path) -> None:
-    async with open_desk(tmp_path / "admin.db") as desk:
-        assert (await desk.register_from("203.0.113.1", body_of(0))).status_code == 200
+@pytest.mark.usefixtures("small_limits")
+async def test_register_when_full_evicts_newest_of_most_crowded_network(tmp_path: Path) -> None:
+    async with open_admin_stack(tmp_path / "admin.db") as desk:
+        assert (await desk.register_from("203.0.113.1", registration_body(0))).status_code == 200
         for number in range(1, 5):
             desk.clock.advance(1)
-            assert (await desk.register_from(f"198.51.100.{number}", body_of(number))).status_code == 200
-        assert (await desk.register_from("203.0.114.1", body_of(5))).status_code == 200
+            assert (await desk.register_from(f"198.51.100.{number}", registration_body(number))).status_code == 200
+        assert (await desk.register_from("203.0.114.1", registration_body(5))).status_code == 200
         desk.clock.advance(1)
-        assert (await desk.register_from("203.0.115.1", body_of(6))).status_code == 200
-        assert await names(desk) == {"node 0", "node 1", "node 2", "node 3", "node 5", "node 6"}
-        assert (await desk.register_from("203.0.116.1", body_of(7))).status_code == 200
-        assert await names(desk) == {"node 0", "node 1", "node 2", "node 5", "node 6", "node 7"}
+        assert (await desk.register_from("203.0.115.1", registration_body(6))).status_code == 200
+        assert await list_monikers(desk) == {"node 0", "node 1", "node 2", "node 3", "node 5", "node 6"}
+        assert (await desk.register_from("203.0.116.1", registration_body(7))).status_code == 200
+        assert await list_monikers(desk) == {"node 0", "node 1", "node 2", "node 5", "node 6", "node 7"}
 
 
-@pytest.mark.usefixtures("few_places")
-async def test_register_with_all_places_taken_refuses_the_most_crowded_network(tmp_path: Path) -> None:
-    async with open_desk(tmp_path / "admin.db") as desk:
+@pytest.mark.usefixtures("small_limits")
+async def test_register_when_full_refuses_most_crowded_network(tmp_path: Path) -> None:
+    async with open_admin_stack(tmp_path / "admin.db") as desk:
         for number, address in enumerate(["198.51.100.1", "198.51.100.2", "198.51.100.3"]):
-            await desk.register_from(address, body_of(number))
+            await desk.register_from(address, registration_body(number))
         for number, address in enumerate(["203.0.113.1", "203.0.114.1", "203.0.115.1"], 3):
-            await desk.register_from(address, body_of(number))
-        refused = await desk.register_from("198.51.100.9", body_of(6))
+            await desk.register_from(address, registration_body(number))
+        refused = await desk.register_from("198.51.100.9", registration_body(6))
         assert (refused.status_code, refused.json()) == (429, {"error": "too many pending registrations"})
-        assert await names(desk) == {f"node {number}" for number in range(6)}
+        assert await list_monikers(desk) == {f"node {number}" for number in range(6)}
 
 
-@pytest.mark.usefixtures("few_places")
-async def test_register_in_staking_with_all_places_taken_is_registered(tmp_path: Path) -> None:
-    async with open_desk(tmp_path / "admin.db") as desk:
+@pytest.mark.usefixtures("small_limits")
+async def test_register_bonded_validator_when_full_is_registered(tmp_path: Path) -> None:
+    async with open_admin_stack(tmp_path / "admin.db") as desk:
         for number in range(6):
-            await desk.register_from(f"198.51.{number // 2}.1", body_of(number))
-        bonded = body_of(9)
-        desk.staking.inside[adr036.validator_address(bonded["operator_address"])] = "BOND_STATUS_BONDED"
+            await desk.register_from(f"198.51.{number // 2}.1", registration_body(number))
+        bonded = registration_body(9)
+        desk.staking.validators[adr036.validator_address(bonded["operator_address"])] = "BOND_STATUS_BONDED"
         answer = await desk.register_from("198.51.0.1", bonded)
         assert (answer.status_code, answer.json()) == (200, {"status": "registered"})
-        assert await names(desk) == {f"node {number}" for number in range(6)}
+        assert await list_monikers(desk) == {f"node {number}" for number in range(6)}
 
 
-@pytest.mark.usefixtures("few_places")
+@pytest.mark.usefixtures("small_limits")
 async def test_register_through_trusted_proxy_counts_the_forwarded_network(tmp_path: Path) -> None:
-    async with open_desk(tmp_path / "admin.db", trusted=[ip_network("10.0.0.0/8")]) as desk:
+    async with open_admin_stack(tmp_path / "admin.db", trusted=[ip_network("10.0.0.0/8")]) as desk:
         statuses = [
-            (await desk.register_from("10.0.0.1", body_of(number), **{"X-Forwarded-For": f"198.51.100.{number}"}))
+            (
+                await desk.register_from(
+                    "10.0.0.1", registration_body(number), **{"X-Forwarded-For": f"198.51.100.{number}"}
+                )
+            )
             for number in range(5)
         ]
         assert [answer.status_code for answer in statuses] == [200] * 4 + [429]
-        other = await desk.register_from("10.0.0.1", body_of(5), **{"X-Forwarded-For": "203.0.113.1"})
+        other = await desk.register_from("10.0.0.1", registration_body(5), **{"X-Forwarded-For": "203.0.113.1"})
         assert other.status_code == 200
 
 
 async def test_store_keeps_no_client_address(tmp_path: Path) -> None:
     hashes = []
     for name in ("first.db", "second.db"):
-        async with open_desk(tmp_path / name) as desk:
-            await desk.register_from("198.51.100.77", body_of(0))
+        async with open_admin_stack(tmp_path / name) as desk:
+            await desk.register_from("198.51.100.77", registration_body(0))
         with sqlite3.connect(tmp_path / name) as conn:
             ((hashed,),) = conn.execute("SELECT network FROM registrations").fetchall()
         conn.close()
@@ -167,13 +171,13 @@ async def test_store_keeps_no_client_address(tmp_path: Path) -> None:
 async def test_store_of_version_1_is_migrated(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "old.db") as conn:
         conn.executescript(SCHEMA_OF_VERSION_1)
-        address = body_of(1)["operator_address"]
+        address = registration_body(1)["operator_address"]
         conn.execute("INSERT INTO registrations VALUES (?, '', 'old', 1, 1, 2000000000)", (address,))
     conn.close()
     for expected in ({"old"}, {"old", "node 0"}):
-        async with open_desk(tmp_path / "old.db") as desk:
-            assert await names(desk) == expected
-            await desk.register_from("198.51.100.77", body_of(0))
+        async with open_admin_stack(tmp_path / "old.db") as desk:
+            assert await list_monikers(desk) == expected
+            await desk.register_from("198.51.100.77", registration_body(0))
     migrated, made = schema_of(tmp_path / "old.db"), sqlite3.connect(":memory:")
     made.executescript((resources.files("admin") / "schema.sql").read_text("utf-8"))
     made.execute("PRAGMA user_version = 2")
@@ -197,8 +201,8 @@ def columns_of(conn: sqlite3.Connection) -> list[Any]:
 
 
 async def test_get_pending_queries_neither_nodes_nor_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_desk(tmp_path / "admin.db") as desk:
-        await fill(desk, 500)
+    async with open_admin_stack(tmp_path / "admin.db") as desk:
+        await register_many(desk, 500)
         await desk.registry.publish()
 
         async def refuse(*_: object, **__: object) -> Never:
@@ -206,26 +210,26 @@ async def test_get_pending_queries_neither_nodes_nor_store(tmp_path: Path, monke
 
         monkeypatch.setattr(AdminStore, "_rows", refuse)
         for _ in range(20):
-            assert (await desk.http.get("/pending-validators")).headers["x-total-count"] == "500"
-        assert desk.staking.asked == []
+            assert (await desk.client.get("/pending-validators")).headers["x-total-count"] == "500"
+        assert desk.staking.queried_addresses == []
 
 
 @pytest.mark.parametrize(
     ("moniker", "url"),
     [
         ("node", "https://a.example.org"),
-        ("🗳" * LONGEST_MONIKER, '"' * LONGEST),
-        ('"' * LONGEST_MONIKER, "🗳" * LONGEST),
-        ("🗳" * LONGEST_MONIKER, "🗳" * LONGEST),
+        ("🗳" * MAX_MONIKER_CHARS, '"' * MAX_URL_CHARS),
+        ('"' * MAX_MONIKER_CHARS, "🗳" * MAX_URL_CHARS),
+        ("🗳" * MAX_MONIKER_CHARS, "🗳" * MAX_URL_CHARS),
     ],
 )
-async def test_get_pending_with_all_places_taken_is_paged(tmp_path: Path, moniker: str, url: str) -> None:
-    async with open_desk(tmp_path / "admin.db") as desk:
-        await fill(desk, 10_000, moniker=moniker, url=url)
+async def test_get_pending_when_full_is_paged(tmp_path: Path, moniker: str, url: str) -> None:
+    async with open_admin_stack(tmp_path / "admin.db") as desk:
+        await register_many(desk, 10_000, moniker=moniker, url=url)
         await desk.registry.publish()
         page, found = "", list[str]()
         while True:
-            answer = await desk.http.get(f"/pending-validators{page}")
+            answer = await desk.client.get(f"/pending-validators{page}")
             assert len(answer.content) <= PAGE_BYTES <= 64 << 10
             assert answer.headers["x-total-count"] == "10000"
             assert answer.headers["access-control-expose-headers"] == "Link, X-Total-Count"
@@ -234,13 +238,13 @@ async def test_get_pending_with_all_places_taken_is_paged(tmp_path: Path, monike
                 break
             page = answer.links["next"]["url"]
         assert found == [f"sv1{number:040d}" for number in range(10_000)], "each once, the oldest first"
-        assert (await desk.http.get("/pending-validators?page=9999")).json() == []
+        assert (await desk.client.get("/pending-validators?page=9999")).json() == []
 
 
 @pytest.mark.parametrize("page", ["0", "-1", "x", "", "1.5", "10001", "9" * 5000, "²"])
 async def test_get_pending_with_bad_page_is_refused(tmp_path: Path, page: str) -> None:
-    async with open_desk(tmp_path / "admin.db") as desk:
-        answer = await desk.http.get("/pending-validators", params={"page": page})
+    async with open_admin_stack(tmp_path / "admin.db") as desk:
+        answer = await desk.client.get("/pending-validators", params={"page": page})
         assert (answer.status_code, answer.json()) == (400, {"error": "page: must be a number from 1 to 10000"})
 
 
@@ -248,7 +252,7 @@ async def test_get_pending_with_bad_page_is_refused(tmp_path: Path, page: str) -
 
 
 @asynccontextmanager
-async def running(desk: Desk) -> AsyncIterator[None]:
+async def run_registry(desk: AdminStack) -> AsyncIterator[None]:
     """The registry's background work, until the block ends."""
     task = asyncio.create_task(desk.registry.run())
     try:
@@ -259,55 +263,55 @@ async def running(desk: Desk) -> AsyncIterator[None]:
         assert task.cancelled()
 
 
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+async def wait_until(condition: Callable[[], Awaitable[bool]]) -> None:
     """Wait until a condition holds."""
     async with asyncio.timeout(20):
         while not await condition():
             await asyncio.sleep(0.01)
 
 
-async def total(desk: Desk) -> int:
-    return int((await desk.http.get("/pending-validators")).headers["x-total-count"])
+async def count_pending(desk: AdminStack) -> int:
+    return int((await desk.client.get("/pending-validators")).headers["x-total-count"])
 
 
 async def test_run_publishes_registrations_and_removes_bonded_validators(tmp_path: Path) -> None:
-    async with open_desk(tmp_path / "admin.db") as desk, running(desk):
-        first, second = body_of(0), body_of(1)
+    async with open_admin_stack(tmp_path / "admin.db") as desk, run_registry(desk):
+        first, second = registration_body(0), registration_body(1)
         await desk.register_from("198.51.100.1", first)
-        await until(lambda: has(desk, 1))
+        await wait_until(lambda: has_pending_count(desk, 1))
         desk.clock.advance(PUBLISH_SECONDS)
         await desk.register_from("198.51.100.1", second)
-        await until(lambda: has(desk, 2))
-        desk.staking.inside[adr036.validator_address(first["operator_address"])] = "BOND_STATUS_UNBONDED"
+        await wait_until(lambda: has_pending_count(desk, 2))
+        desk.staking.validators[adr036.validator_address(first["operator_address"])] = "BOND_STATUS_UNBONDED"
         desk.clock.advance(CHECK_SECONDS)
-        await until(lambda: has(desk, 1))
-        (remaining,) = (await desk.http.get("/pending-validators")).json()
+        await wait_until(lambda: has_pending_count(desk, 1))
+        (remaining,) = (await desk.client.get("/pending-validators")).json()
         assert remaining["moniker"] == "node 1"
 
 
-async def has(desk: Desk, count: int) -> bool:
-    return await total(desk) == count
+async def has_pending_count(desk: AdminStack, count: int) -> bool:
+    return await count_pending(desk) == count
 
 
 async def test_check_staking_queries_a_bounded_number_and_all_in_turn(tmp_path: Path) -> None:
-    async with open_desk(tmp_path / "admin.db") as desk:
-        bodies = [body_of(number) for number in range(2 * PER_CHECK + 5)]
+    async with open_admin_stack(tmp_path / "admin.db") as desk:
+        bodies = [registration_body(number) for number in range(2 * MAX_PER_CHECK + 5)]
         for number, body in enumerate(bodies):
             claim = RegistrationRequest(body["operator_address"], "", "node", NOW)
             await desk.store.register(claim, network=bytes([number]), now=NOW)
         rounds = []
         for _ in range(3):
-            desk.staking.asked.clear()
+            desk.staking.queried_addresses.clear()
             await desk.registry.check_staking()
-            rounds.append(set(desk.staking.asked))
-        assert [len(asked) for asked in rounds] == [PER_CHECK, PER_CHECK, 5]
+            rounds.append(set(desk.staking.queried_addresses))
+        assert [len(asked) for asked in rounds] == [MAX_PER_CHECK, MAX_PER_CHECK, 5]
         assert rounds[0] | rounds[1] | rounds[2] == {
             adr036.validator_address(body["operator_address"]) for body in bodies
         }
 
 
 async def test_run_with_slow_updates_pauses_in_proportion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_desk(tmp_path / "admin.db") as desk:
+    async with open_admin_stack(tmp_path / "admin.db") as desk:
         updates: list[float] = []
         publish = desk.registry.publish
 
@@ -319,7 +323,7 @@ async def test_run_with_slow_updates_pauses_in_proportion(tmp_path: Path, monkey
 
         monkeypatch.setattr(desk.registry, "publish", publish_slowly)
         desk.registry._changed.set()
-        async with running(desk), asyncio.timeout(20):
+        async with run_registry(desk), asyncio.timeout(20):
             while len(updates) < 3:
                 await asyncio.sleep(0.01)
                 desk.clock.advance(0.5)
@@ -339,10 +343,10 @@ async def test_publish_prepares_the_list_outside_the_event_loop(
         return make(*row)
 
     monkeypatch.setattr(store, "Registration", record)
-    async with open_desk(tmp_path / "admin.db") as desk:
-        await fill(desk, 50)
+    async with open_admin_stack(tmp_path / "admin.db") as desk:
+        await register_many(desk, 50)
         await desk.registry.publish()
-        assert await total(desk) == 50
+        assert await count_pending(desk) == 50
     assert made_in
     assert threading.main_thread() not in made_in
 
@@ -362,9 +366,9 @@ async def test_register_checks_one_signature_at_a_time(tmp_path: Path, monkeypat
             running_checks -= 1
 
     monkeypatch.setattr(registry, "_verify", record)
-    async with open_desk(tmp_path / "admin.db") as desk:
+    async with open_admin_stack(tmp_path / "admin.db") as desk:
         answers = await asyncio.gather(
-            *(desk.http.post("/register-validator", json=body_of(number)) for number in range(8))
+            *(desk.client.post("/register-validator", json=registration_body(number)) for number in range(8))
         )
         assert [answer.status_code for answer in answers] == [200] * 8
     assert most == 1
@@ -372,7 +376,7 @@ async def test_register_checks_one_signature_at_a_time(tmp_path: Path, monkeypat
 
 async def test_register_first_imports_modules_outside_the_event_loop(tmp_path: Path) -> None:
     """In a process of its own, where nothing is imported yet."""
-    body = json.dumps({**body_of(0), "timestamp": int(time.time())})
+    body = json.dumps({**registration_body(0), "timestamp": int(time.time())})
     script = f"""
 import asyncio, builtins, json, sys, threading, time
 from pathlib import Path
@@ -382,7 +386,7 @@ from helper.clock import SystemClock
 
 async def main():
     service = AdminService(db_path=Path({str(tmp_path / "admin.db")!r}), config_url="", ui=UiConfig(), chain=None,
-                           facts=None, clock=SystemClock())
+                           get_chain_facts=None, clock=SystemClock())
     messages = []
     async def receive():
         return {{"type": "http.request", "body": {body.encode()!r}}}
@@ -390,7 +394,7 @@ async def main():
         messages.append(message)
     scope = {{"type": "http", "method": "POST", "path": "/api/register-validator", "root_path": "/api", "headers": [],
               "query_string": b""}}
-    async with service.opened():
+    async with service.open_store():
         imported, on_loop = set(sys.modules), []
         import_module = builtins.__import__
         def watch(name, *args, **options):
@@ -414,19 +418,19 @@ asyncio.run(main())
 
 
 async def test_register_with_invalid_signature_queries_and_stores_nothing(tmp_path: Path) -> None:
-    async with open_desk(tmp_path / "admin.db") as desk:
+    async with open_admin_stack(tmp_path / "admin.db") as desk:
         before = desk.registry.published
         for number in range(30):
-            answer = await desk.register_from(f"198.51.{number}.1", {**body_of(number), "moniker": "another"})
+            answer = await desk.register_from(f"198.51.{number}.1", {**registration_body(number), "moniker": "another"})
             assert answer.status_code == 401
         assert not desk.registry._changed.is_set()
-        assert (desk.staking.asked, await desk.store.waiting(now=NOW)) == ([], [])
+        assert (desk.staking.queried_addresses, await desk.store.list_pending(now=NOW)) == ([], [])
         await desk.registry.publish()
         assert desk.registry.published == before
 
 
 async def test_run_with_node_that_hangs_stops_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_desk(tmp_path / "admin.db") as desk:
+    async with open_admin_stack(tmp_path / "admin.db") as desk:
         asked = asyncio.Event()
 
         async def hang(*_: object) -> Never:
@@ -434,13 +438,13 @@ async def test_run_with_node_that_hangs_stops_at_once(tmp_path: Path, monkeypatc
             await asyncio.Event().wait()
             raise AssertionError("unreachable")
 
-        for number in range(PER_CHECK):
+        for number in range(MAX_PER_CHECK):
             await desk.store.register(
-                RegistrationRequest(body_of(number)["operator_address"], "", "n", NOW), network=b"", now=NOW
+                RegistrationRequest(registration_body(number)["operator_address"], "", "n", NOW), network=b"", now=NOW
             )
         monkeypatch.setattr(desk.staking, "call", hang)
-        async with running(desk):
+        async with run_registry(desk):
             async with asyncio.timeout(10):
                 await asked.wait()
         await desk.registry.publish()
-        assert await total(desk) == PER_CHECK, "nobody is dropped"
+        assert await count_pending(desk) == MAX_PER_CHECK, "nobody is dropped"

@@ -16,7 +16,7 @@ from helper.errors import StoreForeign
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("R16")]
 
 
-async def opened(path: Path) -> None:
+async def open_store(path: Path) -> None:
     opening = AdminStore(path)
     await opening.open()
     await opening.close()
@@ -30,7 +30,7 @@ async def test_open_through_link_is_refused_and_writes_nothing(tmp_path: Path, c
         os.utime(target, (1, 1))
     link.symlink_to(target)
     with pytest.raises(StoreForeign, match="is not a regular file"):
-        await opened(link)
+        await open_store(link)
     assert target.exists() == (content is not None)
     if content is not None:
         assert (target.read_bytes(), target.stat().st_mtime) == (content, 1)
@@ -51,26 +51,26 @@ async def test_open_with_link_put_in_place_meanwhile_is_refused(
 
     monkeypatch.setattr(sqlite3, "connect", replace_first)
     with pytest.raises(StoreForeign, match="is not a regular file"):
-        await opened(path)
+        await open_store(path)
     assert target.read_bytes() == b""
 
 
-async def test_open_of_what_is_no_file_is_refused(tmp_path: Path) -> None:
+async def test_open_non_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(StoreForeign, match="is not a regular file"):
-        await opened(tmp_path / "pipe")
+        await open_store(tmp_path / "pipe")
 
 
 async def test_open_with_special_characters_in_path_uses_that_file(tmp_path: Path) -> None:
     folder = tmp_path / "a %3F?mode=memory#ü"
     folder.mkdir()
-    await opened(folder / "admin.db")
+    await open_store(folder / "admin.db")
     assert (folder / "admin.db").stat().st_size > 0
 
 
 async def test_open_of_readable_file_sets_mode_0600(tmp_path: Path) -> None:
     path = tmp_path / "admin.db"
-    await opened(path)
+    await open_store(path)
     path.chmod(0o644)
-    await opened(path)
+    await open_store(path)
     assert path.stat().st_mode & 0o777 == 0o600

@@ -73,11 +73,11 @@ async def test_public_routes_with_secrets_in_endpoints_show_none(tmp_path: Path)
     )
     clock = FakeClock()
     endpoints = create_node_pool(config, clock)
-    doors = Listeners(config, endpoints=endpoints, clock=clock)
+    doors = Listeners(config, node_pool=endpoints, clock=clock)
     assert doors._admin is not None
-    transport = httpx.ASGITransport(app=doors._wallets)
-    async with doors._admin.opened(), httpx.AsyncClient(transport=transport, base_url="http://helper") as client:
-        await endpoints.check()  # the node is unreachable, and the reason is known to every check
+    transport = httpx.ASGITransport(app=doors._wallet_app)
+    async with doors._admin.open_store(), httpx.AsyncClient(transport=transport, base_url="http://helper") as client:
+        await endpoints.probe_all()  # the node is unreachable, and the reason is known to every check
         described = (await client.get("/openapi.json")).json()
         paths = [path for path, methods in described["paths"].items() if "get" in methods and "{" not in path]
         assert {

@@ -13,32 +13,32 @@ from helper.app.service import Service
 from helper.app.startup import run_service
 
 
-class Standing:
+class StartOnlyService:
     """A service that only starts."""
 
     def __init__(self) -> None:
         self.url = "http://127.0.0.1:1"
 
-    def alive(self) -> bool:
+    def get_status(self) -> bool:
         return True
 
     def stop(self) -> None:
         """Nothing is under way."""
 
-    async def run(self, *, started: Callable[[str], None], listener: socket.socket | None) -> None:
-        assert listener is None
-        started(self.url)
+    async def run(self, *, on_started: Callable[[str], None], wallet_socket: socket.socket | None) -> None:
+        assert wallet_socket is None
+        on_started(self.url)
 
 
 @pytest.fixture
-def thawed() -> Iterator[None]:
+def unfrozen_gc() -> Iterator[None]:
     gc.unfreeze()
     yield
     gc.unfreeze()
 
 
-@pytest.mark.usefixtures("thawed")
-async def test_what_is_loaded_is_not_searched_for_dead_cycles_once_the_service_listens() -> None:
+@pytest.mark.usefixtures("unfrozen_gc")
+async def test_run_service_freezes_startup_objects_before_listening() -> None:
     frozen: list[int] = []
-    await run_service(cast("Service", Standing()), started=lambda _: frozen.append(gc.get_freeze_count()))
+    await run_service(cast("Service", StartOnlyService()), on_started=lambda _: frozen.append(gc.get_freeze_count()))
     assert frozen[0] > 10_000

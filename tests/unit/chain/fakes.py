@@ -19,31 +19,31 @@ from helper.chain.node_pool import NodePool, create_nodes
 from helper.core.share import ShareState
 from helper.errors import StoreError
 from helper.store.block_ranges import BlockRange, add_range, remove_range
-from helper.store.rows import RoundLike, SentReveal, Spent, StoredRound
-from tests.conftest import recorded_lines
+from helper.store.rows import RoundLike, SentReveal, SpentNullifier, StoredRound
+from tests.conftest import read_recorded_lines
 from tests.support.clock import FakeClock
 from tests.support.partial_store import PartialStore
 
 ROUND_ID = bytes.fromhex("7a86c1e5de6fbdd2bf5be5f5f71bfd1da37f59585e0f6b3f21ea577eff0cb41e")
 VOTE_END = 1795268195
-CHAIN = "svote-1"
+CHAIN_ID = "svote-1"
 
 
-def recorded(name: str, file: str = "exchanges.jsonl") -> dict[str, Any]:
+def read_recorded(name: str, file: str = "exchanges.jsonl") -> dict[str, Any]:
     """The recorded exchange of this name."""
-    return next(row for row in recorded_lines(file) if row["name"] == name)
+    return next(row for row in read_recorded_lines(file) if row["name"] == name)
 
 
 def recorded_round(status: int) -> dict[str, Any]:
-    value: dict[str, Any] = recorded(f"round, status {status}")["response"]["round"]
+    value: dict[str, Any] = read_recorded(f"round, status {status}")["response"]["round"]
     return value
 
 
-def answer(status: int, value: object) -> httpx.Response:
+def json_response(status: int, value: object) -> httpx.Response:
     return httpx.Response(status, content=json.dumps(value).encode(), headers={"content-type": "application/json"})
 
 
-def stamp(time: float) -> str:
+def format_timestamp(time: float) -> str:
     return datetime.fromtimestamp(time, UTC).isoformat().replace("+00:00", "Z")
 
 
@@ -51,30 +51,32 @@ Handler = Callable[[httpx.Request], httpx.Response]
 
 
 @dataclass
-class Node:
+class FakeNode:
     """A chain node. Blocks are empty except those in `txs`; `faults` replaces answers by a part of the path."""
 
     clock: FakeClock
     height: int = 463
-    chain_id: str = CHAIN
+    chain_id: str = CHAIN_ID
     age: float = 0.0
     syncing: bool = False
     hangs: bool = False
     rounds: list[dict[str, Any]] = field(default_factory=lambda: [recorded_round(1)])
-    leaf_blocks: list[dict[str, Any]] = field(default_factory=lambda: list(recorded("leaves")["response"]["blocks"]))
-    tree: dict[str, Any] = field(default_factory=lambda: dict(recorded("tree, latest")["response"]["tree"]))
+    leaf_blocks: list[dict[str, Any]] = field(
+        default_factory=lambda: list(read_recorded("leaves")["response"]["blocks"])
+    )
+    tree: dict[str, Any] = field(default_factory=lambda: dict(read_recorded("tree, latest")["response"]["tree"]))
     txs: dict[int, list[bytes]] = field(default_factory=dict)
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     events: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     faults: dict[str, Handler] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
-    lowest: int = 1
-    says_lowest: bool = True
-    spent: set[bytes] = field(default_factory=set)
+    requests: list[str] = field(default_factory=list)
+    lowest_height: int = 1
+    reports_lowest_height: bool = True
+    spent_nullifiers: set[bytes] = field(default_factory=set)
 
     async def handle(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path
-        self.asked.append(request.url.raw_path.decode())
+        self.requests.append(request.url.raw_path.decode())
         if self.hangs:
             await anyio.sleep_forever()
         for piece, fault in self.faults.items():
@@ -87,21 +89,21 @@ class Node:
         if "/commitment-tree/" in path:
             return self._tree(name, query)
         routes: dict[str, Callable[[], httpx.Response]] = {
-            "syncing": lambda: answer(200, {"syncing": self.syncing}),
-            "rounds": lambda: answer(200, {"rounds": self.rounds}),
-            "status": lambda: answer(200, {"result": self._status()}),
+            "syncing": lambda: json_response(200, {"syncing": self.syncing}),
+            "rounds": lambda: json_response(200, {"rounds": self.rounds}),
+            "status": lambda: json_response(200, {"result": self._status()}),
             "block_results": lambda: self._results(int(query["height"])),
             "tx_search": lambda: self._search(query),
-            "abci_query": lambda: self._key(query["data"]),
+            "abci_query": lambda: self._abci_query(query["data"]),
         }
         if name in routes:
             return routes[name]()
         if "/tx/" in path:
             result = self.results.get(name)
-            return answer(200, result) if result else answer(404, {"error": "tx not found"})
+            return json_response(200, result) if result else json_response(404, {"error": "tx not found"})
         return httpx.Response(404, content=b"404 page not found")
 
-    def include(self, height: int, tx: bytes, result: dict[str, Any]) -> None:
+    def add_transaction(self, height: int, tx: bytes, result: dict[str, Any]) -> None:
         """Add a transaction to a block, with the answer of `GET /tx` (a recorded `tx`)."""
         self.txs.setdefault(height, []).append(tx)
         self.results[sha256(tx).hexdigest().upper()] = result | {"height": str(height)}
@@ -111,50 +113,53 @@ class Node:
 
     def _block(self, height: int) -> httpx.Response:
         if height > self.height:
-            return answer(400, recorded("block to come", "blocks.jsonl")["response"])
-        if height < self.lowest:
-            return answer(500, {"code": 2, "message": self._gone(height), "details": []})
-        header = {"chain_id": self.chain_id, "height": str(height), "time": stamp(self._time(height))}
+            return json_response(400, read_recorded("block to come", "blocks.jsonl")["response"])
+        if height < self.lowest_height:
+            return json_response(500, {"code": 2, "message": self._pruned_message(height), "details": []})
+        header = {"chain_id": self.chain_id, "height": str(height), "time": format_timestamp(self._time(height))}
         txs = [b64encode(tx).decode() for tx in self.txs.get(height, [])]
-        return answer(200, {"block": {"header": header, "data": {"txs": txs}}})
+        return json_response(200, {"block": {"header": header, "data": {"txs": txs}}})
 
     def _tree(self, name: str, query: dict[str, str]) -> httpx.Response:
         if name == "latest":
-            return answer(200, {"tree": self.tree})
+            return json_response(200, {"tree": self.tree})
         first, last = int(query["from_height"]), int(query["to_height"])
         if last - first > 1000:
-            return answer(500, recorded("leaves, range too long")["response"])
+            return json_response(500, read_recorded("leaves, range too long")["response"])
         blocks = [block for block in self.leaf_blocks if first <= block["height"] <= last]
-        return answer(200, {"blocks": blocks} if blocks else {})
+        return json_response(200, {"blocks": blocks} if blocks else {})
 
     def _status(self) -> dict[str, Any]:
         return {
             "node_info": {"network": self.chain_id},
             "sync_info": {
                 "latest_block_height": str(self.height),
-                "latest_block_time": stamp(self._time(self.height)),
+                "latest_block_time": format_timestamp(self._time(self.height)),
                 "catching_up": self.syncing,
             },
         }
 
     def _results(self, height: int) -> httpx.Response:
         if height > self.height:
-            return answer(500, recorded("block results of a height to come", "blocks.jsonl")["response"])
-        if height < self.lowest:
-            error = {"code": -32603, "message": "Internal error", "data": self._gone(height)}
-            return answer(500, {"error": error})
+            return json_response(500, read_recorded("block results of a height to come", "blocks.jsonl")["response"])
+        if height < self.lowest_height:
+            error = {"code": -32603, "message": "Internal error", "data": self._pruned_message(height)}
+            return json_response(500, {"error": error})
         txs = [self.results[sha256(tx).hexdigest().upper()] for tx in self.txs.get(height, [])]
         events = self.events.get(height)
-        return answer(
+        return json_response(
             200, {"result": {"height": str(height), "txs_results": txs or None, "finalize_block_events": events}}
         )
 
-    def _gone(self, height: int) -> str:
-        return f"height {height} is not available" + f", lowest height is {self.lowest}" * self.says_lowest
+    def _pruned_message(self, height: int) -> str:
+        return (
+            f"height {height} is not available"
+            + f", lowest height is {self.lowest_height}" * self.reports_lowest_height
+        )
 
-    def _key(self, key: str) -> httpx.Response:
-        value = "AQ==" if bytes.fromhex(key[2:])[34:] in self.spent else None
-        return answer(200, {"result": {"response": {"code": 0, "value": value}}})
+    def _abci_query(self, key: str) -> httpx.Response:
+        value = "AQ==" if bytes.fromhex(key[2:])[34:] in self.spent_nullifiers else None
+        return json_response(200, {"result": {"response": {"code": 0, "value": value}}})
 
     def _search(self, query: dict[str, str]) -> httpx.Response:
         size, page = int(query["per_page"]), int(query["page"])
@@ -167,13 +172,13 @@ class Node:
             for result in (self.results[sha256(tx).hexdigest().upper()] for tx in self.txs[height])
         ]
         matches = every[(page - 1) * size : page * size]
-        return answer(200, {"result": {"txs": matches, "total_count": str(len(every))}})
+        return json_response(200, {"result": {"txs": matches, "total_count": str(len(every))}})
 
 
-class Network(httpx.AsyncBaseTransport):
+class FakeNetwork(httpx.AsyncBaseTransport):
     """Nodes by host name; a host without a node refuses the connection."""
 
-    def __init__(self, **nodes: Node) -> None:
+    def __init__(self, **nodes: FakeNode) -> None:
         self.nodes = nodes
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -182,7 +187,9 @@ class Network(httpx.AsyncBaseTransport):
             raise httpx.ConnectError("connection refused", request=request)
         return await node.handle(request)
 
-    def endpoints(self, clock: FakeClock, *, rpc: bool = False, timeout: float = 5.0, **settings: Any) -> NodePool:
+    def create_node_pool(
+        self, clock: FakeClock, *, rpc: bool = False, timeout: float = 5.0, **settings: Any
+    ) -> NodePool:
         """Create a pool of all nodes, in order; `rpc` adds an RPC on the same host."""
         urls = [f"http://{host}:1317" for host in self.nodes]
         rpcs = [f"http://{host}:26657" for host in self.nodes] if rpc else []
@@ -194,18 +201,18 @@ class MemoryStore(PartialStore):
 
     def __init__(self) -> None:
         self.stored_rounds: dict[bytes, StoredRound] = {}
-        self.spent: list[Spent] = []
+        self.spent: list[SpentNullifier] = []
         self.heights: list[int] = []
-        self.reached: int | None = None
-        self.unread: list[BlockRange] = []
-        self.read_later: list[BlockRange] = []
-        self.ours: dict[Spent, int] = {}
+        self.reached_height: int | None = None
+        self.unread_ranges: list[BlockRange] = []
+        self.late_ranges: list[BlockRange] = []
+        self.own_nullifiers: dict[SpentNullifier, int] = {}
         self.sent: list[SentReveal] = []
         self.with_shares: set[bytes] = set()
         self.leaves: dict[bytes, list[tuple[int, bytes]]] = {}
         self.subtrees: dict[bytes, bytes] = {}
         self.meta: dict[str, str] = {}
-        self.full = False
+        self.is_full = False
 
     async def save_rounds(self, rounds: Sequence[RoundLike], now: float) -> None:
         for listed in rounds:
@@ -220,57 +227,57 @@ class MemoryStore(PartialStore):
                 alerted_at=None,
             )
 
-    async def rounds(self) -> list[StoredRound]:
+    async def list_rounds(self) -> list[StoredRound]:
         return list(self.stored_rounds.values())
 
     async def mark_closed(self, round_id: bytes, now: float) -> None:
         self.stored_rounds[round_id] = replace(self.stored_rounds[round_id], closed_at=now)
 
-    async def apply_block(self, height: int, spent: Sequence[Spent], *, now: float) -> list[int]:
+    async def apply_block(self, height: int, spent: Sequence[SpentNullifier], *, now: float) -> list[int]:
         self.heights.append(height)
         return await self.add_spent(spent)
 
-    async def add_spent(self, spent: Sequence[Spent]) -> list[int]:
+    async def add_spent(self, spent: Sequence[SpentNullifier]) -> list[int]:
         self.spent += [reveal for reveal in spent if reveal not in self.spent]
         self.sent = [reveal for reveal in self.sent if (reveal.round_id, reveal.nullifier) not in spent]
-        return [self.ours.pop(reveal) for reveal in spent if reveal in self.ours]
+        return [self.own_nullifiers.pop(reveal) for reveal in spent if reveal in self.own_nullifiers]
 
-    async def unconfirmed(self, *, limit: int = 1000, after_id: int = 0) -> list[SentReveal]:
+    async def list_unconfirmed(self, *, limit: int = 1000, after_id: int = 0) -> list[SentReveal]:
         return [reveal for reveal in self.sent if reveal.share_id > after_id][:limit]
 
-    async def counts(self) -> dict[bytes, dict[ShareState, int]]:
+    async def count_shares(self) -> dict[bytes, dict[ShareState, int]]:
         return {round_id: {ShareState.RECEIVED: 1} for round_id in self.with_shares}
 
-    async def cursor(self) -> int | None:
-        reached = [height for height in (*self.heights, self.reached) if height is not None]
+    async def get_cursor(self) -> int | None:
+        reached = [height for height in (*self.heights, self.reached_height) if height is not None]
         return max(reached, default=None)
 
     async def skip_to(self, height: int, *, first: int) -> None:
-        cursor = await self.cursor()
+        cursor = await self.get_cursor()
         if cursor is not None and cursor >= height:
             return
         first = first if cursor is None else cursor + 1
         if first <= height:
-            self.unread = add_range(self.unread, first, height)
-        self.reached = height
+            self.unread_ranges = add_range(self.unread_ranges, first, height)
+        self.reached_height = height
 
-    async def move_back(self, height: int, *, first: int) -> None:
+    async def rewind_to(self, height: int, *, first: int) -> None:
         self.heights = [applied for applied in self.heights if applied <= height]
-        self.reached = height
-        self.unread = remove_range(self.unread, height + 1, 2**63)
+        self.reached_height = height
+        self.unread_ranges = remove_range(self.unread_ranges, height + 1, 2**63)
         if first <= height:
-            self.unread = add_range(self.unread, first, height)
+            self.unread_ranges = add_range(self.unread_ranges, first, height)
 
-    async def apply_unread(self, first: int, last: int, spent: Sequence[Spent], *, now: float) -> list[int]:
-        self.unread = remove_range(self.unread, first, last)
-        self.read_later.append((first, last))
+    async def apply_unread(self, first: int, last: int, spent: Sequence[SpentNullifier], *, now: float) -> list[int]:
+        self.unread_ranges = remove_range(self.unread_ranges, first, last)
+        self.late_ranges.append((first, last))
         return await self.add_spent(spent)
 
-    async def unread_blocks(self) -> list[BlockRange]:
-        return list(self.unread)
+    async def list_unread_blocks(self) -> list[BlockRange]:
+        return list(self.unread_ranges)
 
     async def save_leaves(self, round_id: bytes, height: int, start_index: int, leaves: bytes) -> None:
-        if self.full:
+        if self.is_full:
             raise StoreError("no space")
         rows = self.leaves.setdefault(round_id, [])
         assert sum(len(row) for _, row in rows) == start_index * 32
@@ -286,7 +293,7 @@ class MemoryStore(PartialStore):
     async def load_subtrees(self, round_id: bytes) -> bytes:
         return self.subtrees.get(round_id, b"")
 
-    async def drop_tree(self, round_id: bytes) -> None:
+    async def delete_tree(self, round_id: bytes) -> None:
         self.leaves.pop(round_id, None)
         self.subtrees.pop(round_id, None)
 

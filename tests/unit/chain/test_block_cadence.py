@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from helper.chain import block_cadence
 from helper.chain.block_cadence import (
     ABSENCE_BLOCKS,
-    ALLOWANCE,
+    CLOCK_TOLERANCE_SECONDS,
     ArrivalKey,
     FirstArrivals,
     Observation,
@@ -28,47 +28,54 @@ def head(height: int, time: float) -> BlockHead:
 
 def test_observation_covers_head_after_execution_time() -> None:
     first = next_observation(None, "a", head(1, 10.0), 10.2)
-    assert (first.settled, first.covered) == (False, None)
+    assert (first.has_executed_head, first.covered_head) == (False, None)
     second = next_observation(first, "a", head(2, 16.0), 16.2)
-    assert (second.settled, second.covered) == (False, head(1, 10.0))
+    assert (second.has_executed_head, second.covered_head) == (False, head(1, 10.0))
     again = next_observation(second, "a", head(2, 16.0), 17.2)
-    assert (again.settled, again.covered) == (True, head(2, 16.0))
+    assert (again.has_executed_head, again.covered_head) == (True, head(2, 16.0))
     hasty = next_observation(second, "a", head(2, 16.0), 16.21)
-    assert hasty.covered == head(1, 10.0)
-    assert next_observation(hasty, "a", head(2, 16.0), 16.4).covered == head(2, 16.0), "counted from the first look"
+    assert hasty.covered_head == head(1, 10.0)
+    assert next_observation(hasty, "a", head(2, 16.0), 16.4).covered_head == head(2, 16.0), (
+        "counted from the first look"
+    )
 
 
 def test_observation_of_other_node_with_same_head_is_not_settled() -> None:
     first = next_observation(next_observation(None, "a", head(1, 10.0), 10.2), "a", head(2, 16.0), 16.2)
     other = next_observation(first, "b", head(2, 16.0), 17.2)
-    assert other.covered == head(1, 10.0)
+    assert other.covered_head == head(1, 10.0)
 
 
 def test_observation_of_lagging_node_covers_nothing() -> None:
     ahead = next_observation(next_observation(None, "a", head(9, 90.0), 90.2), "a", head(10, 100.0), 100.2)
-    assert next_observation(ahead, "b", head(7, 70.0), 100.4).covered is None
+    assert next_observation(ahead, "b", head(7, 70.0), 100.4).covered_head is None
 
 
-def covering(height: int, time: float) -> Observation:
+def observation_at(height: int, time: float) -> Observation:
     return Observation("a", 1.0, 0.0, head(height, time))
 
 
 @pytest.mark.parametrize(
     ("height", "time", "offsets", "proven"),
     [
-        (50 + ABSENCE_BLOCKS, 100.0 + ALLOWANCE, (0.2, 0.2), True),
+        (50 + ABSENCE_BLOCKS, 100.0 + CLOCK_TOLERANCE_SECONDS, (0.2, 0.2), True),
         (50 + ABSENCE_BLOCKS - 1, 200.0, (0.2, 0.2), False),  # A lag could hide that the local clock is behind.
-        (90, 100.0 + ALLOWANCE - 0.1, (0.2, 0.2), False),  # Possibly made before the arrival.
+        (90, 100.0 + CLOCK_TOLERANCE_SECONDS - 0.1, (0.2, 0.2), False),  # Possibly made before the arrival.
         (90, 104.0, (-5.0, 0.2), False),  # The local clock was behind at the arrival.
         (90, 104.0, (0.2, -5.0), False),  # A local clock that is behind was detected later.
-        (90, 105.0 + ALLOWANCE, (-5.0, -5.0), True),
-        (90, 100.0 + ALLOWANCE, (math.inf, 60.0), True),  # A lag, or a clock that is ahead, needs no correction.
+        (90, 105.0 + CLOCK_TOLERANCE_SECONDS, (-5.0, -5.0), True),
+        (
+            90,
+            100.0 + CLOCK_TOLERANCE_SECONDS,
+            (math.inf, 60.0),
+            True,
+        ),  # A lag, or a clock that is ahead, needs no correction.
     ],
 )
 def test_proves_absence_requires_later_block_by_time_and_height(
     height: int, time: float, offsets: tuple[float, float], proven: bool
 ) -> None:
-    assert proves_absence(covering(height, time), ShareArrival(100.0, 50, offsets[0]), offsets[1]) is proven
+    assert proves_absence(observation_at(height, time), ShareArrival(100.0, 50, offsets[0]), offsets[1]) is proven
 
 
 def test_proves_absence_without_answer_is_false() -> None:
@@ -93,11 +100,11 @@ def test_proves_absence_never_before_wallets_block_is_covered(
     Time 0 and height 0 are the chain's. `stamped` is how many blocks old a block is when a current node shows it.
     """
 
-    def shown(at: float, behind: float) -> int:
+    def shown_height(at: float, behind: float) -> int:
         return math.floor(at / block - stamped - behind)
 
     arrived = (40 + moment) * block
-    wallets_block = shown(arrived, 0.0)
+    wallets_block = shown_height(arrived, 0.0)
     offsets: list[float] = []
     look: Observation | None = None
     arrival: ShareArrival | None = None
@@ -105,15 +112,15 @@ def test_proves_absence_never_before_wallets_block_is_covered(
     while at < arrived + (ABSENCE_BLOCKS + 12) * block:
         if arrival is None and at >= arrived:
             arrival = ShareArrival(arrived + clock, newest, min(offsets))
-        height = shown(at, lag)
+        height = shown_height(at, lag)
         if height > newest:
             newest = height
             offsets = [*offsets, at + clock - height * block][-16:]
         if height > 0:
             look = next_observation(look, "a", head(height, height * block), at)
             if arrival is not None and proves_absence(look, arrival, min(offsets)):
-                assert look.covered is not None
-                assert look.covered.height >= wallets_block
+                assert look.covered_head is not None
+                assert look.covered_head.height >= wallets_block
                 proven_at = at
                 break
         at += 1.0
@@ -128,13 +135,13 @@ def key(number: int) -> ArrivalKey:
 def test_first_arrivals_keep_first_until_forgotten_or_old(monkeypatch: pytest.MonkeyPatch) -> None:
     arrivals = FirstArrivals()
     first, second = ShareArrival(1.0, 1, 0.0), ShareArrival(2.0, 2, 0.0)
-    assert arrivals.note(key(1), first, 0.0) is first
-    assert arrivals.note(key(1), second, 1.0) is first
-    assert arrivals.note(key(2), second, 1.0) is second
+    assert arrivals.get_or_add(key(1), first, 0.0) is first
+    assert arrivals.get_or_add(key(1), second, 1.0) is first
+    assert arrivals.get_or_add(key(2), second, 1.0) is second
     arrivals.forget(key(1))
-    assert arrivals.note(key(1), second, 2.0) is second
-    assert arrivals.note(key(2), first, 1.0 + block_cadence.ARRIVAL_SECONDS) is first, "the old one expired"
-    monkeypatch.setattr(block_cadence, "ARRIVALS_KEPT", 3)
+    assert arrivals.get_or_add(key(1), second, 2.0) is second
+    assert arrivals.get_or_add(key(2), first, 1.0 + block_cadence.ARRIVAL_TTL_SECONDS) is first, "the old one expired"
+    monkeypatch.setattr(block_cadence, "MAX_ARRIVALS", 3)
     for number in range(3, 9):
-        arrivals.note(key(number), first, 400.0)
+        arrivals.get_or_add(key(number), first, 400.0)
     assert len(arrivals) == 3

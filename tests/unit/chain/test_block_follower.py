@@ -11,22 +11,22 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from helper.chain.block_follower import PATIENCE_SECONDS, BlockFollower
-from helper.chain.catch_up import CURSOR_TRIES, IN_FLIGHT, TRIES
-from helper.chain.copy_quorum import ALONE_SECONDS, UNABLE_SECONDS
+from helper.chain.block_follower import MAX_START_WAIT_SECONDS, BlockFollower
+from helper.chain.catch_up import CONCURRENT_BLOCKS, CURSOR_RESET_HEADS, MAX_ATTEMPTS
+from helper.chain.copy_quorum import SECOND_COPY_WAIT_SECONDS, SINGLE_NODE_SECONDS
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.round_registry import RoundRegistry
 from helper.errors import ChainError, StoreError
 from helper.store.rows import PreparedReveal, SentReveal
 from tests.support.clock import FakeClock
-from tests.unit.chain.fakes import ROUND_ID, VOTE_END, MemoryStore, Network, Node, answer, recorded_round
+from tests.unit.chain.fakes import ROUND_ID, VOTE_END, FakeNetwork, FakeNode, MemoryStore, json_response, recorded_round
 
 
 def reveal(number: int) -> RevealMessage:
     return RevealMessage(number.to_bytes(32, "little"), b"\x02" * 64, 1, 0, b"\x03" * 100, ROUND_ID, 84)
 
 
-def included(number: int, code: int = 0) -> dict[str, Any]:
+def reveal_result(number: int, code: int = 0) -> dict[str, Any]:
     attributes = [
         {"key": "vote_round_id", "value": ROUND_ID.hex()},
         {"key": "share_nullifier", "value": reveal(number).nullifier.hex()},
@@ -39,27 +39,27 @@ class Environment:
 
     def __init__(self, *, rpc: bool, height: int = 100, cursor: int | None = None) -> None:
         self.clock = FakeClock()
-        self.node = Node(self.clock, height=height)
-        self.network = Network(node=self.node)
-        self.endpoints = self.network.endpoints(self.clock, rpc=rpc)
+        self.node = FakeNode(self.clock, height=height)
+        self.network = FakeNetwork(node=self.node)
+        self.endpoints = self.network.create_node_pool(self.clock, rpc=rpc)
         self.store = MemoryStore()
         if cursor is not None:
             self.store.heights.append(cursor)
         self.rounds = RoundRegistry(self.store, self.endpoints, clock=self.clock)
         self.follower = BlockFollower(self.store, self.endpoints, self.rounds, clock=self.clock)
 
-    def put(self, height: int, number: int, code: int = 0) -> None:
-        self.node.include(height, reveal(number).to_tx(), included(number, code))
+    def add_reveal(self, height: int, number: int, code: int = 0) -> None:
+        self.node.add_transaction(height, reveal(number).to_tx(), reveal_result(number, code))
 
-    async def know_rounds(self) -> None:
-        await self.endpoints.check()
+    async def sync_rounds(self) -> None:
+        await self.endpoints.probe_all()
         await self.rounds.sync()
 
     async def follow(self) -> None:
-        await self.endpoints.check()
-        while await self.follower.step():
+        await self.endpoints.probe_all()
+        while await self.follower.apply_next_blocks():
             pass
-        while await self.follower.history.step():
+        while await self.follower.history.read_next_blocks():
             pass
 
     @property
@@ -68,32 +68,32 @@ class Environment:
         return sorted(int.from_bytes(nullifier, "little") for _, nullifier in self.store.spent)
 
 
-both = pytest.mark.parametrize("rpc", [True, False], ids=["rpc", "rest"])
+both_transports = pytest.mark.parametrize("rpc", [True, False], ids=["rpc", "rest"])
 
 
-@both
+@both_transports
 async def test_follower_requests_each_block_once_up_to_head(rpc: bool) -> None:
     env = Environment(rpc=rpc, cursor=98)
     await env.follow()
     assert env.follower.height == 100
-    before = len(env.node.asked)
+    before = len(env.node.requests)
     await env.follow()
-    asked = env.node.asked[before:]
+    asked = env.node.requests[before:]
     assert not any("block_results" in path or path.endswith(("/100", "/101")) for path in asked)
-    env.put(101, 7)
+    env.add_reveal(101, 7)
     env.node.height = 101
-    before = len(env.node.asked)
+    before = len(env.node.requests)
     await env.follow()
-    blocks = [path for path in env.node.asked[before:] if "block_results" in path or "/blocks/1" in path]
+    blocks = [path for path in env.node.requests[before:] if "block_results" in path or "/blocks/1" in path]
     assert len(blocks) == 1
     assert env.spent == [7]
 
 
-@both
+@both_transports
 async def test_follower_failed_transaction_is_not_counted(rpc: bool) -> None:
     env = Environment(rpc=rpc, cursor=98)
-    env.put(99, 1, code=1)
-    env.put(99, 2)
+    env.add_reveal(99, 1, code=1)
+    env.add_reveal(99, 2)
     await env.follow()
     assert env.spent == [2]
 
@@ -109,51 +109,51 @@ async def test_follower_failed_transaction_is_not_counted(rpc: bool) -> None:
 async def test_follower_same_transaction_in_two_blocks_is_counted_once(code: int, log: str, spent: list[int]) -> None:
     # sent again while they did not count; a node's index has the last place alone, which once stopped the following
     env = Environment(rpc=False, cursor=90)
-    env.put(95, 1)
-    env.node.include(98, reveal(1).to_tx(), included(1, code) | {"log": log})
+    env.add_reveal(95, 1)
+    env.node.add_transaction(98, reveal(1).to_tx(), reveal_result(1, code) | {"log": log})
     await env.follow()
     assert (env.spent, env.follower.height) == (spent, 100)
-    assert env.endpoints.usable
+    assert env.endpoints.has_usable_node
 
 
 async def test_follower_waits_for_index_that_shows_earlier_block() -> None:
     env = Environment(rpc=False, cursor=90)
-    env.put(95, 1, code=1)
-    await env.endpoints.check()
-    await env.follower.step()
+    env.add_reveal(95, 1, code=1)
+    await env.endpoints.probe_all()
+    await env.follower.apply_next_blocks()
     env.node.txs[99] = [reveal(1).to_tx()]  # The index does not have it yet.
-    while await env.follower.step():
+    while await env.follower.apply_next_blocks():
         pass
     assert (env.spent, env.follower.height) == ([], 98)
-    assert env.endpoints.usable
+    assert env.endpoints.has_usable_node
     env.node.txs.pop(99)
-    env.put(99, 1)
+    env.add_reveal(99, 1)
     await env.follow()
     assert (env.spent, env.follower.height) == ([1], 100)
 
 
-@both
+@both_transports
 async def test_follower_applying_block_twice_changes_nothing(rpc: bool) -> None:
     env = Environment(rpc=rpc, cursor=90)
-    env.put(95, 1)
-    env.store.ours = {(ROUND_ID, reveal(1).nullifier): 11}
+    env.add_reveal(95, 1)
+    env.store.own_nullifiers = {(ROUND_ID, reveal(1).nullifier): 11}
     await env.follow()
     confirmed: list[int] = []
-    again = BlockFollower(env.store, env.endpoints, env.rounds, clock=env.clock, on_spent=confirmed.extend)
+    again = BlockFollower(env.store, env.endpoints, env.rounds, clock=env.clock, on_confirmed=confirmed.extend)
     env.store.heights = [90]
-    while await again.step():
+    while await again.apply_next_blocks():
         pass
     assert env.spent == [1]
     assert confirmed == []
     assert again.height == 100
 
 
-@both
+@both_transports
 async def test_follower_catches_up_in_order_in_batches(rpc: bool) -> None:
     env = Environment(rpc=rpc, height=160, cursor=100)
     for height in range(101, 161, 7):
-        env.put(height, height)
-    await env.endpoints.check()
+        env.add_reveal(height, height)
+    await env.endpoints.probe_all()
     flying, most = 0, 0
     handle = env.node.handle
 
@@ -169,24 +169,24 @@ async def test_follower_catches_up_in_order_in_batches(rpc: bool) -> None:
         return response
 
     env.node.handle = counted  # type: ignore[method-assign]
-    while await env.follower.step():
+    while await env.follower.apply_next_blocks():
         pass
     assert env.spent == list(range(101, 161, 7))
     assert env.store.heights == list(range(100, 161))
-    assert 1 < most <= IN_FLIGHT
+    assert 1 < most <= CONCURRENT_BLOCKS
 
 
 @pytest.mark.parametrize("status", [404, 502])
 async def test_follower_unknown_transaction_result_holds_cursor(status: int) -> None:
     env = Environment(rpc=False, cursor=98)
-    env.put(99, 1)
-    env.node.faults["/tx/"] = lambda _: answer(status, {"error": "tx not found"})
-    await env.endpoints.check()
+    env.add_reveal(99, 1)
+    env.node.faults["/tx/"] = lambda _: json_response(status, {"error": "tx not found"})
+    await env.endpoints.probe_all()
     if status == 404:
-        assert not await env.follower.step()
+        assert not await env.follower.apply_next_blocks()
     else:
         with pytest.raises(ChainError):
-            await env.follower.step()
+            await env.follower.apply_next_blocks()
     assert env.follower.height == 98
     assert env.store.heights == [98]
     assert env.spent == []
@@ -199,10 +199,10 @@ async def test_follower_unknown_transaction_result_holds_cursor(status: int) -> 
 async def test_follower_waits_for_block_execution() -> None:
     env = Environment(rpc=True, cursor=99)
     error = {"error": {"code": -32603, "message": "Internal error", "data": "could not find results for height #100"}}
-    env.node.faults["block_results"] = lambda _: answer(500, error)
-    await env.endpoints.check()
-    assert not await env.follower.step()
-    assert not any("/blocks/100" in path for path in env.node.asked), "its REST would not know better"
+    env.node.faults["block_results"] = lambda _: json_response(500, error)
+    await env.endpoints.probe_all()
+    assert not await env.follower.apply_next_blocks()
+    assert not any("/blocks/100" in path for path in env.node.requests), "its REST would not know better"
     env.node.faults.clear()
     await env.follow()
     assert env.follower.height == 100
@@ -210,31 +210,31 @@ async def test_follower_waits_for_block_execution() -> None:
 
 async def test_follower_uses_rest_when_rpc_has_no_block_results() -> None:
     env = Environment(rpc=True, cursor=98)
-    env.put(99, 1)
+    env.add_reveal(99, 1)
     error = {"error": {"code": -32603, "message": "Internal error", "data": "could not find results for height #99"}}
-    env.node.faults["block_results"] = lambda _: answer(500, error)
-    await env.endpoints.check()
-    for _ in range(TRIES):
-        await env.follower.step()
+    env.node.faults["block_results"] = lambda _: json_response(500, error)
+    await env.endpoints.probe_all()
+    for _ in range(MAX_ATTEMPTS):
+        await env.follower.apply_next_blocks()
     assert (env.spent, env.follower.height) == ([1], 100)
-    assert env.follower.stalled is None
+    assert env.follower.stalled_height is None
 
 
 async def test_follower_uses_rest_when_rpc_answer_is_invalid() -> None:
     env = Environment(rpc=True, cursor=98)
-    env.put(99, 1)
+    env.add_reveal(99, 1)
     env.node.faults["block_results"] = lambda _: httpx.Response(500, content=b"<html>")
     await env.follow()
     assert (env.spent, env.follower.height) == ([1], 100)
-    assert env.endpoints.usable, "its REST is as good as before"
+    assert env.endpoints.has_usable_node, "its REST is as good as before"
 
 
-@both
+@both_transports
 async def test_follower_reports_time_of_newest_processed_block(rpc: bool) -> None:
     env = Environment(rpc=rpc, height=160, cursor=100)
-    await env.endpoints.check()
+    await env.endpoints.probe_all()
     assert env.follower.chain_time is None
-    await env.follower.step()
+    await env.follower.apply_next_blocks()
     assert env.follower.height == 108
     if rpc:
         assert env.follower.chain_time is None, "the head's time is not that of a block in the past"
@@ -245,11 +245,11 @@ async def test_follower_reports_time_of_newest_processed_block(rpc: bool) -> Non
 
 
 @pytest.mark.rule("R14")
-@both
+@both_transports
 async def test_round_closes_after_its_last_block_is_processed(rpc: bool) -> None:
     env = Environment(rpc=rpc, cursor=99)
     env.clock.advance(VOTE_END + 1 - env.clock.now())
-    await env.endpoints.check()
+    await env.endpoints.probe_all()
     await env.rounds.sync()
     env.node.rounds = [recorded_round(3)]
     await env.rounds.sync()
@@ -261,33 +261,33 @@ async def test_round_closes_after_its_last_block_is_processed(rpc: bool) -> None
 async def test_follower_without_open_rounds_starts_at_head() -> None:
     env = Environment(rpc=False, height=5000)
     env.node.rounds = []
-    await env.endpoints.check()
+    await env.endpoints.probe_all()
     await env.rounds.sync()
-    assert await env.follower.step()
+    assert await env.follower.apply_next_blocks()
     assert env.follower.height == 5000
 
 
 @pytest.mark.rule("R12")
 async def test_history_of_pruned_node_is_searched_in_windows() -> None:
     env = Environment(rpc=True, height=5000, cursor=100)
-    env.put(300, 1)
-    env.put(4995, 2)
-    env.node.lowest = 4900
-    env.store.ours = {(ROUND_ID, reveal(1).nullifier): 11}
+    env.add_reveal(300, 1)
+    env.add_reveal(4995, 2)
+    env.node.lowest_height = 4900
+    env.store.own_nullifiers = {(ROUND_ID, reveal(1).nullifier): 11}
     confirmed: list[int] = []
-    env.follower = BlockFollower(env.store, env.endpoints, env.rounds, clock=env.clock, on_spent=confirmed.extend)
-    await env.know_rounds()
+    env.follower = BlockFollower(env.store, env.endpoints, env.rounds, clock=env.clock, on_confirmed=confirmed.extend)
+    await env.sync_rounds()
     with capture_logs() as logs:
         await env.follow()
     assert [log for log in logs if log["log_level"] == "error"] == []
     assert confirmed == [11]
     assert (env.spent, env.follower.height) == ([1, 2], 5000)
-    assert env.store.read_later == [(2991, 4990), (991, 2990), (101, 990)]
-    assert env.follower.stalled is None
-    assert env.endpoints.usable, "a pruned node is not at fault"
+    assert env.store.late_ranges == [(2991, 4990), (991, 2990), (101, 990)]
+    assert env.follower.stalled_height is None
+    assert env.endpoints.has_usable_node, "a pruned node is not at fault"
 
 
-def skipped(logs: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
+def missed_ranges(logs: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
     """First height and number of the missed blocks in each log entry."""
     missed = [log for log in logs if log["log_level"] == "error" and log["event"] == "blocks_missed"]
     return [(log["height"], log["count"]) for log in missed]
@@ -296,156 +296,156 @@ def skipped(logs: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("cursor", [100, None], ids=["stopped for long", "new database"])
 async def test_history_pruned_on_all_nodes_is_skipped_and_logged(cursor: int | None) -> None:
     env = Environment(rpc=False, height=1000, cursor=cursor)
-    env.node.lowest = 995
-    env.put(997, 3)
-    env.store.ours = {(ROUND_ID, reveal(3).nullifier): 11}
-    await env.endpoints.check()
+    env.node.lowest_height = 995
+    env.add_reveal(997, 3)
+    env.store.own_nullifiers = {(ROUND_ID, reveal(3).nullifier): 11}
+    await env.endpoints.probe_all()
     await env.rounds.sync()
     with capture_logs() as logs:
         await env.follow()
     first = 101 if cursor else recorded_round(1)["created_at_height"]
-    assert skipped(logs) == [(first, 995 - first)]
+    assert missed_ranges(logs) == [(first, 995 - first)]
     assert env.follower.height == 1000
     assert env.spent == [3]
-    assert env.store.ours == {}, "what was sent after the gap is confirmed"
-    assert env.follower.stalled is None
-    assert env.endpoints.usable, "a pruned node is not at fault"
+    assert env.store.own_nullifiers == {}, "what was sent after the gap is confirmed"
+    assert env.follower.stalled_height is None
+    assert env.endpoints.has_usable_node, "a pruned node is not at fault"
 
 
 async def test_history_pruned_during_read_is_logged_once() -> None:
     env = Environment(rpc=False, height=1000, cursor=100)
-    env.node.lowest = 995
+    env.node.lowest_height = 995
     block = env.node._block
 
     def pruning(height: int) -> httpx.Response:
         if height == 995:
-            env.node.lowest = max(env.node.lowest, 997)
+            env.node.lowest_height = max(env.node.lowest_height, 997)
         return block(height)
 
     env.node._block = pruning  # type: ignore[method-assign]
-    await env.know_rounds()
+    await env.sync_rounds()
     with capture_logs() as logs:
         await env.follow()
-    (left_out,) = skipped(logs)
+    (left_out,) = missed_ranges(logs)
     assert left_out[0] == 101
     assert env.follower.height == 1000
-    assert env.store.unread == []
+    assert env.store.unread_ranges == []
 
 
 async def test_history_is_read_down_to_oldest_block_of_node() -> None:
     env = Environment(rpc=False, height=400, cursor=100)
-    env.node.lowest, env.node.says_lowest = 321, False
-    env.put(321, 3)
-    await env.know_rounds()
+    env.node.lowest_height, env.node.reports_lowest_height = 321, False
+    env.add_reveal(321, 3)
+    await env.sync_rounds()
     with capture_logs() as logs:
-        for _ in range(TRIES - 1):
+        for _ in range(MAX_ATTEMPTS - 1):
             with pytest.raises(ChainError):
                 await env.follow()
         assert env.follower.height == 400
         assert env.spent == [3]
-        assert skipped(logs) == []
+        assert missed_ranges(logs) == []
         await env.follow()
-    assert skipped(logs) == [(101, 220)]
-    assert env.store.unread == []
+    assert missed_ranges(logs) == [(101, 220)]
+    assert env.store.unread_ranges == []
 
 
 async def test_history_waits_for_unreachable_node_that_may_have_blocks() -> None:
     env = Environment(rpc=False, height=1000, cursor=100)
-    env.node.lowest = 900
-    archive = Node(env.clock, height=1000)
+    env.node.lowest_height = 900
+    archive = FakeNode(env.clock, height=1000)
     env.network.nodes["archive"] = archive
-    env.endpoints = env.network.endpoints(env.clock)
+    env.endpoints = env.network.create_node_pool(env.clock)
     env.rounds = RoundRegistry(env.store, env.endpoints, clock=env.clock)
     env.follower = BlockFollower(env.store, env.endpoints, env.rounds, clock=env.clock)
     del env.network.nodes["archive"]
-    await env.know_rounds()
-    for _ in range(TRIES - 1):
+    await env.sync_rounds()
+    for _ in range(MAX_ATTEMPTS - 1):
         with pytest.raises(ChainError):
             await env.follow()
-    assert env.store.unread == [(101, 899)]
+    assert env.store.unread_ranges == [(101, 899)]
     env.network.nodes["archive"] = archive
     with capture_logs() as logs:
         await env.follow()
-    assert skipped(logs) == []
-    assert env.store.unread == []
+    assert missed_ranges(logs) == []
+    assert env.store.unread_ranges == []
 
 
 async def test_history_block_with_invalid_answer_is_not_skipped() -> None:
     env = Environment(rpc=False, height=1000, cursor=100)
     env.node.faults["/blocks/101"] = lambda _: httpx.Response(200, content=b"<html>")
-    await env.know_rounds()
-    for _ in range(TRIES + 3):
+    await env.sync_rounds()
+    for _ in range(MAX_ATTEMPTS + 3):
         env.clock.advance(60)
         with pytest.raises(ChainError):
             await env.follow()
-    assert env.store.unread == [(101, 101)]
-    assert env.endpoints.usable, "shares that are due are still revealed by this node"
-    assert (env.follower.height, env.follower.stalled) == (1000, 101)
+    assert env.store.unread_ranges == [(101, 101)]
+    assert env.endpoints.has_usable_node, "shares that are due are still revealed by this node"
+    assert (env.follower.height, env.follower.stalled_height) == (1000, 101)
     env.node.faults.clear()
     env.clock.advance(60)
     await env.follow()
-    assert env.store.unread == []
-    assert env.follower.stalled is None
+    assert env.store.unread_ranges == []
+    assert env.follower.stalled_height is None
 
 
 async def test_follower_leaves_unreadable_block_to_history() -> None:
     env = Environment(rpc=False, height=100, cursor=98)
-    env.put(99, 1)
-    env.put(100, 2)
-    env.node.faults["/tx/" + reveal(1).tx_hash().hex().upper()] = lambda _: answer(404, {"error": "not found"})
-    await env.endpoints.check()
-    for _ in range(TRIES - 1):
-        assert not await env.follower.step()
+    env.add_reveal(99, 1)
+    env.add_reveal(100, 2)
+    env.node.faults["/tx/" + reveal(1).tx_hash().hex().upper()] = lambda _: json_response(404, {"error": "not found"})
+    await env.endpoints.probe_all()
+    for _ in range(MAX_ATTEMPTS - 1):
+        assert not await env.follower.apply_next_blocks()
         assert env.follower.height == 98
-    while await env.follower.step():
+    while await env.follower.apply_next_blocks():
         pass
     assert (env.spent, env.follower.height) == ([2], 100)
-    assert env.store.unread == [(99, 99)]
+    assert env.store.unread_ranges == [(99, 99)]
     env.node.faults.clear()
     await env.follow()
     assert env.spent == [1, 2]
-    assert env.store.unread == []
+    assert env.store.unread_ranges == []
 
 
-@both
+@both_transports
 async def test_follower_far_behind_reads_head_first_and_history_newest_first(rpc: bool) -> None:
     env = Environment(rpc=rpc, height=30_000, cursor=100)
-    env.node.faults["tx_search"] = lambda _: answer(500, {"error": {"data": "transaction indexing is disabled"}})
-    env.put(29_995, 1)
-    env.put(29_900, 2)
-    env.put(101, 3)
-    await env.endpoints.check()
-    while await env.follower.step():
+    env.node.faults["tx_search"] = lambda _: json_response(500, {"error": {"data": "transaction indexing is disabled"}})
+    env.add_reveal(29_995, 1)
+    env.add_reveal(29_900, 2)
+    env.add_reveal(101, 3)
+    await env.endpoints.probe_all()
+    while await env.follower.apply_next_blocks():
         pass
-    assert (env.follower.height, env.follower.caught_up) == (30_000, True)
+    assert (env.follower.height, env.follower.is_caught_up) == (30_000, True)
     assert env.spent == [1]
-    assert env.follower.history.blocks_left == 29_890
+    assert env.follower.history.unread_count == 29_890
     for _ in range(12):
-        assert await env.follower.history.step()
+        assert await env.follower.history.read_next_blocks()
     assert env.spent == [1, 2]
-    assert env.store.unread == [(101, 29_990 - 12 * IN_FLIGHT)]
-    assert env.store.read_later[0] == (29_983, 29_990)
-    assert env.endpoints.fresh_rpc or not rpc, "a node without an index is not set aside"
+    assert env.store.unread_ranges == [(101, 29_990 - 12 * CONCURRENT_BLOCKS)]
+    assert env.store.late_ranges[0] == (29_983, 29_990)
+    assert env.endpoints.usable_rpc_nodes or not rpc, "a node without an index is not set aside"
 
 
 async def test_history_resumes_after_restart_with_second_gap() -> None:
     env = Environment(rpc=False, height=400, cursor=100)
-    env.put(150, 1)
-    env.put(450, 2)
-    await env.endpoints.check()
-    while await env.follower.step():
+    env.add_reveal(150, 1)
+    env.add_reveal(450, 2)
+    await env.endpoints.probe_all()
+    while await env.follower.apply_next_blocks():
         pass
-    await env.follower.history.step()
+    await env.follower.history.read_next_blocks()
     env.node.height = 600
     env.clock.advance(1000)
     env.follower = BlockFollower(env.store, env.endpoints, env.rounds, clock=env.clock)
-    await env.endpoints.check()
-    while await env.follower.step():
+    await env.endpoints.probe_all()
+    while await env.follower.apply_next_blocks():
         pass
-    assert env.store.unread == [(101, 382), (401, 590)]
+    assert env.store.unread_ranges == [(101, 382), (401, 590)]
     await env.follow()
     assert env.spent == [1, 2]
-    assert env.store.unread == []
+    assert env.store.unread_ranges == []
 
 
 @pytest.mark.rule("R8")
@@ -453,19 +453,19 @@ async def test_dispatch_wait_for_history_is_bounded() -> None:
     env = Environment(rpc=False, height=30_000, cursor=100)
     reported: list[int] = []
     env.follower = BlockFollower(env.store, env.endpoints, env.rounds, clock=env.clock, on_block=reported.append)
-    await env.endpoints.check()
+    await env.endpoints.probe_all()
     with anyio.fail_after(10):
         async with anyio.create_task_group() as group:
             group.start_soon(env.follower.run)
             while env.follower.height != 30_000:
                 await anyio.sleep(0)
-            assert not env.follower.arrived
+            assert not env.follower.is_ready
             reported.clear()
-            env.clock.advance(PATIENCE_SECONDS)
+            env.clock.advance(MAX_START_WAIT_SECONDS)
             while not reported:
                 await anyio.sleep(0)
-            assert env.follower.arrived
-            assert env.follower.history.blocks_left > 0
+            assert env.follower.is_ready
+            assert env.follower.history.unread_count > 0
             group.cancel_scope.cancel()
 
 
@@ -473,8 +473,8 @@ async def test_dispatch_wait_for_history_is_bounded() -> None:
 async def test_round_is_not_closed_before_its_history_is_read() -> None:
     env = Environment(rpc=False, height=400)
     env.clock.advance(VOTE_END + 1 - env.clock.now())
-    await env.know_rounds()
-    while await env.follower.step():
+    await env.sync_rounds()
+    while await env.follower.apply_next_blocks():
         pass
     env.node.rounds = [recorded_round(3)]
     await env.rounds.sync()
@@ -489,38 +489,45 @@ async def test_round_is_not_closed_before_its_history_is_read() -> None:
 
 async def test_history_is_read_by_one_host_and_visible_to_all() -> None:
     env = Environment(rpc=False, height=400, cursor=100)
-    other = BlockFollower(env.store, env.endpoints, env.rounds, clock=env.clock, mine=lambda: False)
-    await env.endpoints.check()
+    other = BlockFollower(env.store, env.endpoints, env.rounds, clock=env.clock, is_leader=lambda: False)
+    await env.endpoints.probe_all()
     for listener in (env.follower, other):
-        while await listener.step():
+        while await listener.apply_next_blocks():
             pass
-    assert not await other.history.step()
-    assert other.history.blocks_left == 290
+    assert not await other.history.read_next_blocks()
+    assert other.history.unread_count == 290
     await env.follow()
-    assert not other.arrived
-    assert not await other.history.step()
-    assert other.history.blocks_left == 0
-    assert other.arrived
+    assert not other.is_ready
+    assert not await other.history.read_next_blocks()
+    assert other.history.unread_count == 0
+    assert other.is_ready
 
 
-def sent(number: int, outcome: str | None = "ACCEPTED", sends: int = 1) -> SentReveal:
+def sent_reveal(number: int, outcome: str | None = "ACCEPTED", sends: int = 1) -> SentReveal:
     message = reveal(number)
     prepared = PreparedReveal(message.to_tx(), message.tx_hash(), 84, "k10", 90)
     return SentReveal(number, ROUND_ID, message.nullifier, prepared, sends, 90, 90, "node:1317", outcome)
 
 
 @pytest.mark.rule("R12")
-@both
+@both_transports
 async def test_missed_blocks_check_queries_only_sent_reveals(rpc: bool) -> None:
     env = Environment(rpc=rpc, height=1000, cursor=100)
-    env.node.faults["tx_search"] = lambda _: answer(500, {"error": {"data": "transaction indexing is disabled"}})
-    env.node.lowest = 995
-    env.store.sent = [sent(1), sent(2), sent(3), sent(4, None), sent(5, None, sends=0), sent(6, "UNAVAILABLE")]
-    env.store.ours = {(ROUND_ID, reveal(number).nullifier): number for number in range(1, 7)}
+    env.node.faults["tx_search"] = lambda _: json_response(500, {"error": {"data": "transaction indexing is disabled"}})
+    env.node.lowest_height = 995
+    env.store.sent = [
+        sent_reveal(1),
+        sent_reveal(2),
+        sent_reveal(3),
+        sent_reveal(4, None),
+        sent_reveal(5, None, sends=0),
+        sent_reveal(6, "UNAVAILABLE"),
+    ]
+    env.store.own_nullifiers = {(ROUND_ID, reveal(number).nullifier): number for number in range(1, 7)}
     for number, code in ((1, 0), (2, 1), (4, 0), (5, 0), (6, 0)):
-        env.put(500, number, code)
+        env.add_reveal(500, number, code)
         if not code:
-            env.node.spent.add(reveal(number).nullifier)
+            env.node.spent_nullifiers.add(reveal(number).nullifier)
     confirmed: list[int] = []
     known: list[tuple[bool, list[int]]] = []
     env.follower = BlockFollower(
@@ -528,16 +535,16 @@ async def test_missed_blocks_check_queries_only_sent_reveals(rpc: bool) -> None:
         env.endpoints,
         env.rounds,
         clock=env.clock,
-        on_spent=confirmed.extend,
-        on_block=lambda _: known.append((env.follower.arrived, sorted(confirmed))),
+        on_confirmed=confirmed.extend,
+        on_block=lambda _: known.append((env.follower.is_ready, sorted(confirmed))),
     )
-    await env.know_rounds()
+    await env.sync_rounds()
     with capture_logs() as logs:
         await env.follow()
-    assert skipped(logs) == [(101, 894)]
+    assert missed_ranges(logs) == [(101, 894)]
     assert sorted(confirmed) == [1, 4]
     assert next(reported for arrived, reported in known if arrived) == [1, 4], "before anything is sent or proven again"
-    asked = " ".join(env.node.asked)
+    asked = " ".join(env.node.requests)
     named = {n for n in range(1, 7) if reveal(n).nullifier.hex() in asked or reveal(n).tx_hash().hex().upper() in asked}
     assert named == {1, 2, 3, 4}, "what did not leave us is not named"
 
@@ -545,9 +552,9 @@ async def test_missed_blocks_check_queries_only_sent_reveals(rpc: bool) -> None:
 @pytest.mark.rule("R12")
 async def test_missed_blocks_check_queries_spent_nullifiers_later() -> None:
     env = Environment(rpc=True, height=999, cursor=990)
-    env.node.spent.add(reveal(1).nullifier)
-    env.store.sent = [sent(1, "SPENT"), sent(2, "SPENT"), sent(3)]
-    env.store.ours = {(ROUND_ID, reveal(1).nullifier): 11}
+    env.node.spent_nullifiers.add(reveal(1).nullifier)
+    env.store.sent = [sent_reveal(1, "SPENT"), sent_reveal(2, "SPENT"), sent_reveal(3)]
+    env.store.own_nullifiers = {(ROUND_ID, reveal(1).nullifier): 11}
     await env.follow()
     env.node.height = 1000
     await env.follow()
@@ -557,21 +564,21 @@ async def test_missed_blocks_check_queries_spent_nullifiers_later() -> None:
     env.node.height = 1010
     await env.follow()
     assert env.spent == [1]
-    assert env.store.ours == {}
-    asked = " ".join(env.node.asked)
+    assert env.store.own_nullifiers == {}
+    asked = " ".join(env.node.requests)
     assert reveal(3).nullifier.hex() not in asked
 
 
 async def test_history_is_not_skipped_before_sent_reveals_are_checked() -> None:
     env = Environment(rpc=False, height=1000, cursor=100)
-    env.node.lowest = 995
-    env.put(500, 1)
-    env.store.sent = [sent(1)]
-    env.node.faults["/tx/"] = lambda _: answer(502, {"error": "no consensus"})
-    await env.know_rounds()
+    env.node.lowest_height = 995
+    env.add_reveal(500, 1)
+    env.store.sent = [sent_reveal(1)]
+    env.node.faults["/tx/"] = lambda _: json_response(502, {"error": "no consensus"})
+    await env.sync_rounds()
     with pytest.raises(ChainError, match="too few nodes answered"):
         await env.follow()
-    assert env.store.unread == [(101, 994)]
+    assert env.store.unread_ranges == [(101, 994)]
     env.node.faults.clear()
     env.clock.advance(5)
     await env.follow()
@@ -580,18 +587,18 @@ async def test_history_is_not_skipped_before_sent_reveals_are_checked() -> None:
 
 async def test_caught_up_requires_newest_block() -> None:
     env = Environment(rpc=True, height=160, cursor=100)
-    assert not env.follower.caught_up
+    assert not env.follower.is_caught_up
     calls: list[tuple[int, bool]] = []
     env.follower = BlockFollower(
         env.store,
         env.endpoints,
         env.rounds,
         clock=env.clock,
-        on_block=lambda height: calls.append((height, env.follower.caught_up)),
+        on_block=lambda height: calls.append((height, env.follower.is_caught_up)),
     )
     await env.follow()
     assert calls == [(height, height == 160) for height in range(101, 161)]
-    assert env.follower.caught_up
+    assert env.follower.is_caught_up
     env.node.height = 165
     await env.follow()
     assert calls[-2:] == [(164, False), (165, True)]
@@ -599,12 +606,12 @@ async def test_caught_up_requires_newest_block() -> None:
 
 async def test_follower_outage_is_not_reported_as_stall() -> None:
     env = Environment(rpc=True, cursor=90)
-    await env.endpoints.check()
+    await env.endpoints.probe_all()
     del env.network.nodes["node"]
-    for _ in range(TRIES + 3):
-        await env.endpoints.check()
-        assert not await env.follower.step()
-    assert env.follower.stalled is None
+    for _ in range(MAX_ATTEMPTS + 3):
+        await env.endpoints.probe_all()
+        assert not await env.follower.apply_next_blocks()
+    assert env.follower.stalled_height is None
 
 
 async def test_follower_run_continues_after_errors() -> None:
@@ -618,14 +625,14 @@ async def test_follower_run_continues_after_errors() -> None:
         return await apply(height, spent, now=now)
 
     env.store.apply_block = failing  # type: ignore[method-assign]
-    await env.endpoints.check()
+    await env.endpoints.probe_all()
     with anyio.fail_after(10), capture_logs() as logs:
         async with anyio.create_task_group() as group:
             group.start_soon(env.follower.run)
             while env.follower.height != 100:
                 await anyio.wait_all_tasks_blocked()
                 env.clock.advance(10)
-                await env.endpoints.check()
+                await env.endpoints.probe_all()
             group.cancel_scope.cancel()
     assert [log["reason"] for log in logs if log["event"] == "block_follow_failed"] == [
         "no space",
@@ -641,7 +648,7 @@ async def test_arrived_is_set_when_head_is_first_reached() -> None:
         env.endpoints,
         env.rounds,
         clock=env.clock,
-        on_block=lambda height: calls.append((height, env.follower.arrived)),
+        on_block=lambda height: calls.append((height, env.follower.is_ready)),
     )
     await env.follow()
     assert calls == [(height, height == 160) for height in range(101, 161)]
@@ -652,13 +659,13 @@ async def test_arrived_is_set_when_head_is_first_reached() -> None:
 
 async def test_arrived_uses_first_head_not_newest() -> None:
     env = Environment(rpc=True, height=120, cursor=100)
-    await env.endpoints.check()
+    await env.endpoints.probe_all()
     for _ in range(5):
-        assert await env.follower.step()
+        assert await env.follower.apply_next_blocks()
         env.node.height += 8  # As many as one step reads.
-        await env.endpoints.check()
-    assert (env.follower.height, env.follower.caught_up) == (140, False)
-    assert env.follower.arrived
+        await env.endpoints.probe_all()
+    assert (env.follower.height, env.follower.is_caught_up) == (140, False)
+    assert env.follower.is_ready
 
 
 async def test_arrived_is_reported_when_no_block_was_missed() -> None:
@@ -667,53 +674,53 @@ async def test_arrived_is_reported_when_no_block_was_missed() -> None:
     env.follower = BlockFollower(env.store, env.endpoints, env.rounds, clock=env.clock, on_block=reported.append)
     await env.follow()
     await env.follow()
-    assert (env.follower.arrived, reported) == (True, [100])
+    assert (env.follower.is_ready, reported) == (True, [100])
 
 
 async def test_follower_implausible_head_of_one_node_does_not_move_cursor() -> None:
     env = Environment(rpc=False, height=100, cursor=98)
-    env.network.nodes["other"] = Node(env.clock, height=2**60)
-    env.endpoints = env.network.endpoints(env.clock)
+    env.network.nodes["other"] = FakeNode(env.clock, height=2**60)
+    env.endpoints = env.network.create_node_pool(env.clock)
     env.rounds = RoundRegistry(env.store, env.endpoints, clock=env.clock)
     env.follower = BlockFollower(env.store, env.endpoints, env.rounds, clock=env.clock)
-    await env.know_rounds()
+    await env.sync_rounds()
     await env.follow()
-    assert await env.store.cursor() == 100
+    assert await env.store.get_cursor() == 100
 
 
 async def test_follower_cursor_far_above_chain_is_moved_back() -> None:
     env = Environment(rpc=False, height=1000, cursor=2**60)
-    env.put(500, 1)
-    env.store.ours = {(ROUND_ID, reveal(1).nullifier): 11}
-    await env.know_rounds()
+    env.add_reveal(500, 1)
+    env.store.own_nullifiers = {(ROUND_ID, reveal(1).nullifier): 11}
+    await env.sync_rounds()
     with capture_logs() as logs:
-        for _ in range(CURSOR_TRIES - 1):
+        for _ in range(CURSOR_RESET_HEADS - 1):
             await env.follow()
             await env.follow()
-            assert await env.store.cursor() == 2**60
+            assert await env.store.get_cursor() == 2**60
             env.node.height += 1
             env.clock.advance(5)
         await env.follow()
     events = [log["event"] for log in logs if log["event"].startswith("cursor")]
     assert events == ["cursor_above_chain", "cursor_moved_back"]
-    assert env.follower.height == env.node.height == await env.store.cursor()
-    assert env.store.ours == {}, "blocks of open rounds are read again"
-    assert env.store.unread == []
+    assert env.follower.height == env.node.height == await env.store.get_cursor()
+    assert env.store.own_nullifiers == {}, "blocks of open rounds are read again"
+    assert env.store.unread_ranges == []
 
 
-class Pair(Environment):
+class NodePairEnvironment(Environment):
     """A block follower with two or three nodes, and a share of this helper that is in no block."""
 
     def __init__(self, *others: str, rpc: bool, height: int = 100, cursor: int = 98) -> None:
         super().__init__(rpc=rpc, height=height, cursor=cursor)
-        self.others = [Node(self.clock, height=height) for _ in others or ("other",)]
+        self.others = [FakeNode(self.clock, height=height) for _ in others or ("other",)]
         self.network.nodes |= dict(zip(others or ("other",), self.others, strict=True))
-        self.endpoints = self.network.endpoints(self.clock, rpc=rpc)
+        self.endpoints = self.network.create_node_pool(self.clock, rpc=rpc)
         self.rounds = RoundRegistry(self.store, self.endpoints, clock=self.clock)
-        self.store.ours = {(ROUND_ID, reveal(1).nullifier): 11}
+        self.store.own_nullifiers = {(ROUND_ID, reveal(1).nullifier): 11}
         self.follower = BlockFollower(self.store, self.endpoints, self.rounds, clock=self.clock)
 
-    async def try_to_follow(self, seconds: int) -> None:
+    async def follow_for(self, seconds: int) -> None:
         """Follow for this many seconds, ignoring errors."""
         for _ in range(seconds):
             with contextlib.suppress(ChainError):
@@ -721,101 +728,101 @@ class Pair(Environment):
             self.clock.advance(1)
 
 
-@both
+@both_transports
 async def test_reveal_forged_by_one_of_two_nodes_is_not_confirmed(rpc: bool) -> None:
-    env = Pair(rpc=rpc)
-    env.put(99, 1)
+    env = NodePairEnvironment(rpc=rpc)
+    env.add_reveal(99, 1)
     with capture_logs() as logs:
-        await env.try_to_follow(3 * int(UNABLE_SECONDS))
-    assert env.store.ours != {}
+        await env.follow_for(3 * int(SECOND_COPY_WAIT_SECONDS))
+    assert env.store.own_nullifiers != {}
     assert env.store.spent == []
-    assert env.follower.disputed == 99
+    assert env.follower.disputed_height == 99
     assert [log["height"] for log in logs if log["event"] == "block_disputed"] == [99]
     assert env.follower.height == 100, "later blocks are followed"
-    env.others[0].include(99, reveal(1).to_tx(), included(1))
-    await env.try_to_follow(1)
-    assert env.store.ours == {}
-    assert env.follower.disputed is None
+    env.others[0].add_transaction(99, reveal(1).to_tx(), reveal_result(1))
+    await env.follow_for(1)
+    assert env.store.own_nullifiers == {}
+    assert env.follower.disputed_height is None
 
 
-@both
+@both_transports
 async def test_reveal_shown_by_two_nodes_is_confirmed_immediately(rpc: bool) -> None:
-    env = Pair(rpc=rpc)
-    env.put(99, 1)
-    env.others[0].include(99, reveal(1).to_tx(), included(1))
+    env = NodePairEnvironment(rpc=rpc)
+    env.add_reveal(99, 1)
+    env.others[0].add_transaction(99, reveal(1).to_tx(), reveal_result(1))
     await env.follow()
-    assert env.store.ours == {}
-    blocks = [path for path in env.others[0].asked if "block_results" in path or "/blocks/1" in path]
+    assert env.store.own_nullifiers == {}
+    blocks = [path for path in env.others[0].requests if "block_results" in path or "/blocks/1" in path]
     assert not any("100" in path for path in blocks), "a block without reveals is read from one node"
-    assert reveal(1).nullifier.hex() not in " ".join(env.others[0].asked)
+    assert reveal(1).nullifier.hex() not in " ".join(env.others[0].requests)
 
 
-@both
+@both_transports
 async def test_reveal_missing_on_two_of_three_nodes_is_not_confirmed(rpc: bool) -> None:
-    env = Pair("second", "third", rpc=rpc)
-    env.put(99, 1)
+    env = NodePairEnvironment("second", "third", rpc=rpc)
+    env.add_reveal(99, 1)
     for node in env.others:
-        node.include(99, reveal(2).to_tx(), included(2))
+        node.add_transaction(99, reveal(2).to_tx(), reveal_result(2))
     await env.follow()
     assert env.spent == [2]
-    assert env.store.ours != {}
-    assert env.follower.disputed is None
+    assert env.store.own_nullifiers != {}
+    assert env.follower.disputed_height is None
 
 
-@both
+@both_transports
 async def test_reveal_wait_for_unreachable_second_node_is_bounded(rpc: bool) -> None:
-    env = Pair(rpc=rpc)
+    env = NodePairEnvironment(rpc=rpc)
     del env.network.nodes["other"]
-    env.put(99, 1)
-    await env.try_to_follow(int(ALONE_SECONDS) - 1)
-    assert env.store.ours != {}
-    assert env.follower.stalled is None
-    await env.try_to_follow(3)
-    assert env.store.ours == {}
-    assert env.store.unread == []
+    env.add_reveal(99, 1)
+    await env.follow_for(int(SINGLE_NODE_SECONDS) - 1)
+    assert env.store.own_nullifiers != {}
+    assert env.follower.stalled_height is None
+    await env.follow_for(3)
+    assert env.store.own_nullifiers == {}
+    assert env.store.unread_ranges == []
 
 
 async def test_reveal_waits_longer_for_second_node_in_backoff() -> None:
-    env = Pair(rpc=False)
-    env.put(99, 1)
+    env = NodePairEnvironment(rpc=False)
+    env.add_reveal(99, 1)
     env.others[0].faults["/blocks/99"] = lambda _: httpx.Response(500, content=b"<html>")
-    await env.try_to_follow(2 * int(ALONE_SECONDS))
-    assert env.store.ours != {}
+    await env.follow_for(2 * int(SINGLE_NODE_SECONDS))
+    assert env.store.own_nullifiers != {}
     env.others[0].faults.clear()
-    await env.try_to_follow(int(UNABLE_SECONDS))
-    assert env.store.ours != {}
-    assert env.follower.disputed == 99
+    await env.follow_for(int(SECOND_COPY_WAIT_SECONDS))
+    assert env.store.own_nullifiers != {}
+    assert env.follower.disputed_height == 99
 
 
 async def test_reveals_found_by_search_are_compared_per_block() -> None:
-    env = Pair(rpc=True, height=5000, cursor=100)
-    env.put(300, 1)
-    env.put(400, 2)
-    env.others[0].include(400, reveal(2).to_tx(), included(2))
-    await env.know_rounds()
-    await env.try_to_follow(3)
-    assert env.store.ours != {}
-    assert env.follower.disputed == 300
-    env.others[0].include(300, reveal(1).to_tx(), included(1))
-    await env.try_to_follow(3)
-    assert env.store.ours == {}
+    env = NodePairEnvironment(rpc=True, height=5000, cursor=100)
+    env.add_reveal(300, 1)
+    env.add_reveal(400, 2)
+    env.others[0].add_transaction(400, reveal(2).to_tx(), reveal_result(2))
+    await env.sync_rounds()
+    await env.follow_for(3)
+    assert env.store.own_nullifiers != {}
+    assert env.follower.disputed_height == 300
+    env.others[0].add_transaction(300, reveal(1).to_tx(), reveal_result(1))
+    await env.follow_for(3)
+    assert env.store.own_nullifiers == {}
     assert env.spent == [1, 2]
 
 
-@both
+@both_transports
 async def test_sent_reveal_spent_on_one_of_two_nodes_is_not_confirmed(rpc: bool) -> None:
-    env = Pair(rpc=rpc, height=1000, cursor=100)
+    env = NodePairEnvironment(rpc=rpc, height=1000, cursor=100)
     for node in (env.node, *env.others):
-        node.lowest = 995
-        node.faults["tx_search"] = lambda _: answer(500, {"error": {"data": "transaction indexing is disabled"}})
-    env.store.sent = [sent(1)]
-    env.put(500, 1)
-    env.node.spent.add(reveal(1).nullifier)
-    await env.know_rounds()
+        node.lowest_height = 995
+        node.faults["tx_search"] = lambda _: json_response(500, {"error": {"data": "transaction indexing is disabled"}})
+    env.store.sent = [sent_reveal(1)]
+    env.add_reveal(500, 1)
+    env.node.spent_nullifiers.add(reveal(1).nullifier)
+    await env.sync_rounds()
     await env.follow()
-    assert env.store.ours != {}
-    env.store.sent = [sent(1)]
-    env.others[0].spent.add(reveal(1).nullifier)
-    env.others[0].include(500, reveal(1).to_tx(), included(1))
-    await env.follower._sent.record_missed(994)
-    assert env.store.ours == {}
+    assert env.store.own_nullifiers != {}
+    env.store.sent = [sent_reveal(1)]
+    env.others[0].spent_nullifiers.add(reveal(1).nullifier)
+    env.others[0].add_transaction(500, reveal(1).to_tx(), reveal_result(1))
+    await env.follower._missed_blocks.record_missed(994)
+    assert env.store.own_nullifiers == {}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from helper.chain.catch_up import (
-    CURSOR_TRIES,
-    IN_FLIGHT,
-    LIVE_BLOCKS,
-    OVERLAP,
-    SEARCH_LEAST,
-    SEARCH_WINDOW,
-    TRIES,
+    CONCURRENT_BLOCKS,
+    CURSOR_RESET_HEADS,
+    INDEX_LAG_BLOCKS,
+    MAX_ATTEMPTS,
+    MAX_BLOCKS_BEHIND,
+    MIN_SEARCH_BLOCKS,
+    SEARCH_WINDOW_BLOCKS,
     AtHead,
     CursorAboveHead,
     FollowStep,
@@ -30,7 +30,7 @@ from helper.chain.catch_up import (
 from helper.chain.copy_quorum import SecondCopyMissingError
 from helper.chain.head_bounds import SLACK_BLOCKS
 from helper.chain.models import Round, RoundStatus
-from helper.chain.rest_client import HeightGoneError
+from helper.chain.rest_client import HeightPrunedError
 from helper.errors import ChainError, ChainUnavailable
 from helper.store.block_ranges import BlockRange
 
@@ -51,20 +51,30 @@ HEAD = 1000
         (None, None, 0, Wait()),
         (None, [], 0, SkipTo(HEAD, HEAD + 1)),
         (None, [PENDING], 0, SkipTo(HEAD, HEAD + 1)),
-        (None, [PENDING, OLD, NEW], 0, SkipTo(HEAD - OVERLAP, 55)),
+        (None, [PENDING, OLD, NEW], 0, SkipTo(HEAD - INDEX_LAG_BLOCKS, 55)),
         (None, [created_at(HEAD - 3)], 0, SkipTo(HEAD - 4, HEAD - 3)),
-        (HEAD - LIVE_BLOCKS - 1, [OLD], 0, SkipTo(HEAD - OVERLAP)),
-        (HEAD - LIVE_BLOCKS - 1, None, 0, SkipTo(HEAD - OVERLAP)),
-        (HEAD - LIVE_BLOCKS, [OLD], 0, Read(range(HEAD - LIVE_BLOCKS + 1, HEAD - LIVE_BLOCKS + IN_FLIGHT + 1))),
+        (HEAD - MAX_BLOCKS_BEHIND - 1, [OLD], 0, SkipTo(HEAD - INDEX_LAG_BLOCKS)),
+        (HEAD - MAX_BLOCKS_BEHIND - 1, None, 0, SkipTo(HEAD - INDEX_LAG_BLOCKS)),
+        (
+            HEAD - MAX_BLOCKS_BEHIND,
+            [OLD],
+            0,
+            Read(range(HEAD - MAX_BLOCKS_BEHIND + 1, HEAD - MAX_BLOCKS_BEHIND + CONCURRENT_BLOCKS + 1)),
+        ),
         (HEAD - 2, [OLD], 0, Read(range(HEAD - 1, HEAD + 1))),
         (HEAD - 2, None, 0, Read(range(HEAD - 1, HEAD + 1))),
         (HEAD, [OLD], 0, AtHead()),
-        (HEAD + SLACK_BLOCKS, [OLD], CURSOR_TRIES, AtHead()),
+        (HEAD + SLACK_BLOCKS, [OLD], CURSOR_RESET_HEADS, AtHead()),
         (HEAD + SLACK_BLOCKS + 1, [OLD], 0, CursorAboveHead()),
-        (HEAD + SLACK_BLOCKS + 1, [OLD], CURSOR_TRIES - 2, CursorAboveHead()),
-        (HEAD + SLACK_BLOCKS + 1, None, CURSOR_TRIES, CursorAboveHead()),
-        (HEAD + SLACK_BLOCKS + 1, [NEW, OLD], CURSOR_TRIES - 1, MoveBack(HEAD - OVERLAP, 55)),
-        (HEAD + SLACK_BLOCKS + 1, [], CURSOR_TRIES - 1, MoveBack(HEAD - OVERLAP, HEAD - OVERLAP + 1)),
+        (HEAD + SLACK_BLOCKS + 1, [OLD], CURSOR_RESET_HEADS - 2, CursorAboveHead()),
+        (HEAD + SLACK_BLOCKS + 1, None, CURSOR_RESET_HEADS, CursorAboveHead()),
+        (HEAD + SLACK_BLOCKS + 1, [NEW, OLD], CURSOR_RESET_HEADS - 1, MoveBack(HEAD - INDEX_LAG_BLOCKS, 55)),
+        (
+            HEAD + SLACK_BLOCKS + 1,
+            [],
+            CURSOR_RESET_HEADS - 1,
+            MoveBack(HEAD - INDEX_LAG_BLOCKS, HEAD - INDEX_LAG_BLOCKS + 1),
+        ),
     ],
 )
 def test_next_follow_step(cursor: int | None, rounds: list[Round] | None, heads_below: int, step: FollowStep) -> None:
@@ -72,7 +82,7 @@ def test_next_follow_step(cursor: int | None, rounds: list[Round] | None, heads_
 
 
 def test_next_follow_step_moves_back_to_zero_on_short_chain() -> None:
-    assert next_follow_step(500, 3, open_rounds=[OLD], heads_below=CURSOR_TRIES) == MoveBack(0, 55)
+    assert next_follow_step(500, 3, open_rounds=[OLD], heads_below=CURSOR_RESET_HEADS) == MoveBack(0, 55)
 
 
 @pytest.mark.parametrize(
@@ -81,11 +91,11 @@ def test_next_follow_step_moves_back_to_zero_on_short_chain() -> None:
         ([], 0, None),
         ([(5, 5)], 0, HistoryRead(None, range(5, 4, -1))),
         ([(1, 9), (50, 52)], 0, HistoryRead(None, range(52, 49, -1))),
-        ([(1, SEARCH_LEAST - 1)], 0, HistoryRead(None, range(63, 55, -1))),
-        ([(1, SEARCH_LEAST)], 0, HistoryRead(range(1, 65), range(64, 56, -1))),
-        ([(1, 5000)], 0, HistoryRead(range(5001 - SEARCH_WINDOW, 5001), range(5000, 4992, -1))),
-        ([(50, 52)], TRIES - 1, HistoryRead(None, range(52, 49, -1))),
-        ([(50, 52)], TRIES, HistoryRead(range(50, 53), range(52, 49, -1))),
+        ([(1, MIN_SEARCH_BLOCKS - 1)], 0, HistoryRead(None, range(63, 55, -1))),
+        ([(1, MIN_SEARCH_BLOCKS)], 0, HistoryRead(range(1, 65), range(64, 56, -1))),
+        ([(1, 5000)], 0, HistoryRead(range(5001 - SEARCH_WINDOW_BLOCKS, 5001), range(5000, 4992, -1))),
+        ([(50, 52)], MAX_ATTEMPTS - 1, HistoryRead(None, range(52, 49, -1))),
+        ([(50, 52)], MAX_ATTEMPTS, HistoryRead(range(50, 53), range(52, 49, -1))),
     ],
 )
 def test_next_history_read(unread: list[BlockRange], failures: int, read: HistoryRead | None) -> None:
@@ -94,8 +104,8 @@ def test_next_history_read(unread: list[BlockRange], failures: int, read: Histor
 
 UNKNOWN = None
 AWAY = ChainUnavailable("no node answered")
-GONE = HeightGoneError("height is not available")
-GONE_BELOW = HeightGoneError("height is not available, lowest height is 321")
+GONE = HeightPrunedError("height is not available")
+GONE_BELOW = HeightPrunedError("height is not available, lowest height is 321")
 ONE_COPY = SecondCopyMissingError("no second node")
 
 
@@ -103,10 +113,10 @@ ONE_COPY = SecondCopyMissingError("no second node")
     ("problem", "failures", "is_usable", "missing"),
     [
         (UNKNOWN, 0, True, MissingBlock(1, is_stalled=False, is_skipped=False)),
-        (UNKNOWN, TRIES - 1, True, MissingBlock(TRIES, is_stalled=False, is_skipped=True)),
-        (UNKNOWN, TRIES - 1, False, MissingBlock(TRIES - 1, is_stalled=False, is_skipped=False)),
-        (AWAY, TRIES - 2, True, MissingBlock(TRIES - 1, is_stalled=False, is_skipped=False)),
-        (ONE_COPY, TRIES - 1, True, MissingBlock(TRIES, is_stalled=False, is_skipped=True)),
+        (UNKNOWN, MAX_ATTEMPTS - 1, True, MissingBlock(MAX_ATTEMPTS, is_stalled=False, is_skipped=True)),
+        (UNKNOWN, MAX_ATTEMPTS - 1, False, MissingBlock(MAX_ATTEMPTS - 1, is_stalled=False, is_skipped=False)),
+        (AWAY, MAX_ATTEMPTS - 2, True, MissingBlock(MAX_ATTEMPTS - 1, is_stalled=False, is_skipped=False)),
+        (ONE_COPY, MAX_ATTEMPTS - 1, True, MissingBlock(MAX_ATTEMPTS, is_stalled=False, is_skipped=True)),
         (GONE, 0, True, MissingBlock(1, is_stalled=False, is_skipped=True)),
         (GONE, 0, False, MissingBlock(0, is_stalled=False, is_skipped=False)),
     ],
@@ -119,15 +129,15 @@ def test_missing_at_head(problem: ChainError | None, failures: int, is_usable: b
     ("problem", "failures", "is_usable", "all_asked", "missing"),
     [
         (UNKNOWN, 0, True, True, MissingBlock(1, is_stalled=False, is_skipped=False)),
-        (UNKNOWN, TRIES - 1, True, True, MissingBlock(TRIES, is_stalled=True, is_skipped=False)),
-        (AWAY, TRIES, True, True, MissingBlock(TRIES + 1, is_stalled=True, is_skipped=False)),
-        (AWAY, TRIES, False, True, MissingBlock(TRIES, is_stalled=False, is_skipped=False)),
-        (ONE_COPY, TRIES, True, True, MissingBlock(TRIES, is_stalled=False, is_skipped=False)),
+        (UNKNOWN, MAX_ATTEMPTS - 1, True, True, MissingBlock(MAX_ATTEMPTS, is_stalled=True, is_skipped=False)),
+        (AWAY, MAX_ATTEMPTS, True, True, MissingBlock(MAX_ATTEMPTS + 1, is_stalled=True, is_skipped=False)),
+        (AWAY, MAX_ATTEMPTS, False, True, MissingBlock(MAX_ATTEMPTS, is_stalled=False, is_skipped=False)),
+        (ONE_COPY, MAX_ATTEMPTS, True, True, MissingBlock(MAX_ATTEMPTS, is_stalled=False, is_skipped=False)),
         (GONE_BELOW, 0, True, True, MissingBlock(1, is_stalled=False, is_skipped=True)),
         (GONE_BELOW, 0, True, False, MissingBlock(1, is_stalled=False, is_skipped=False)),
         (GONE, 0, True, True, MissingBlock(1, is_stalled=False, is_skipped=False)),
-        (GONE, TRIES - 1, True, False, MissingBlock(TRIES, is_stalled=True, is_skipped=True)),
-        (GONE_BELOW, TRIES, False, True, MissingBlock(TRIES, is_stalled=False, is_skipped=False)),
+        (GONE, MAX_ATTEMPTS - 1, True, False, MissingBlock(MAX_ATTEMPTS, is_stalled=True, is_skipped=True)),
+        (GONE_BELOW, MAX_ATTEMPTS, False, True, MissingBlock(MAX_ATTEMPTS, is_stalled=False, is_skipped=False)),
     ],
 )
 def test_missing_in_history(
@@ -137,4 +147,9 @@ def test_missing_in_history(
 
 
 def test_is_thorough_from_half_of_the_tries_on() -> None:
-    assert [is_thorough(failures) for failures in (0, TRIES // 2 - 1, TRIES // 2, TRIES)] == [False, False, True, True]
+    assert [is_thorough(failures) for failures in (0, MAX_ATTEMPTS // 2 - 1, MAX_ATTEMPTS // 2, MAX_ATTEMPTS)] == [
+        False,
+        False,
+        True,
+        True,
+    ]

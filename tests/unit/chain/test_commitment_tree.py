@@ -14,14 +14,14 @@ from helper.chain.block_cadence import ABSENCE_BLOCKS, ShareArrival
 from helper.chain.commitment_tree import Anchor
 from helper.core.pause import PauseCause
 from helper.errors import ChainUnavailable, StoreError
-from tests.unit.chain.fakes import ROUND_ID, Node, recorded, recorded_round
-from tests.unit.chain.tree_fixtures import Chain, Setting, leaf
+from tests.unit.chain.fakes import ROUND_ID, FakeNode, read_recorded, recorded_round
+from tests.unit.chain.tree_fixtures import FakeTree, TreeEnvironment, encode_leaf
 
-ROOT = b64decode(recorded("tree, latest")["response"]["tree"]["root"])
+ROOT = b64decode(read_recorded("tree, latest")["response"]["tree"]["root"])
 
 
 async def test_tree_sync_matches_recorded_tree() -> None:
-    env = Setting()
+    env = TreeEnvironment()
     await env.start()
     assert env.trees.anchor(ROUND_ID) is None
     await env.trees.sync(100)
@@ -31,19 +31,19 @@ async def test_tree_sync_matches_recorded_tree() -> None:
     assert env.trees.anchor_at(ROUND_ID, 85) is None
     assert (env.trees.size(ROUND_ID), env.trees.synced_height) == (3, 100)
     vote = env.trees.leaf(ROUND_ID, 2)
-    assert vote == b64decode(recorded("leaves")["response"]["blocks"][1]["leaves"][1])
+    assert vote == b64decode(read_recorded("leaves")["response"]["blocks"][1]["leaves"][1])
     assert [env.trees.leaf(ROUND_ID, position) for position in (-1, 3)] == [None, None]
     assert len(await env.trees.path(ROUND_ID, 2, anchor)) == 24 * 32
     assert await env.store.load_leaves(ROUND_ID) == (
-        b"".join(b64decode(x) for block in recorded("leaves")["response"]["blocks"] for x in block["leaves"]),
+        b"".join(b64decode(x) for block in read_recorded("leaves")["response"]["blocks"] for x in block["leaves"]),
         84,
     )
 
 
 async def test_tree_sync_growth_preserves_paths_of_older_anchors() -> None:
-    env, chain = Setting(), Chain()
+    env, chain = TreeEnvironment(), FakeTree()
     chain.append(60, 1, 2)
-    chain.show(*env.nodes)
+    chain.publish_to(*env.nodes)
     await env.start()
     await env.trees.sync(100)
     first = env.trees.anchor(ROUND_ID)
@@ -51,67 +51,67 @@ async def test_tree_sync_growth_preserves_paths_of_older_anchors() -> None:
     path = await env.trees.path(ROUND_ID, 1, first)
     chain.append(70, 3)
     chain.append(90, 4, 5)
-    chain.show(*env.nodes)
-    before = len(env.nodes[0].asked)
+    chain.publish_to(*env.nodes)
+    before = len(env.nodes[0].requests)
     await env.trees.sync(100)
     assert env.trees.anchor(ROUND_ID) == Anchor(90, 5, chain.tree.root())
     assert env.trees.anchor_at(ROUND_ID, 60) == first
     assert await env.trees.path(ROUND_ID, 1, first) == path
-    asked = env.nodes[0].asked[before:]
+    asked = env.nodes[0].requests[before:]
     assert [path.rsplit("/", 1)[1] for path in asked] == ["latest", "leaves?from_height=61&to_height=90"]
-    before = len(env.nodes[0].asked)
+    before = len(env.nodes[0].requests)
     await env.trees.sync(101)
-    assert len(env.nodes[0].asked) == before + 1, "nothing new: one question"
+    assert len(env.nodes[0].requests) == before + 1, "nothing new: one question"
 
 
 async def test_tree_restored_after_restart_is_verified_before_use() -> None:
-    env, chain = Setting(), Chain()
+    env, chain = TreeEnvironment(), FakeTree()
     for height in range(60, 70):
         chain.append(height, *range(height * 1000, height * 1000 + 300))
-    chain.show(*env.nodes)
+    chain.publish_to(*env.nodes)
     await env.start()
     await env.trees.sync(100)
     assert len(env.store.subtrees[ROUND_ID]) == 2 * 1023 * 32
-    trees = await env.again()
+    trees = await env.recreate_trees()
     assert trees.anchor(ROUND_ID) is None
     assert trees.leaf(ROUND_ID, 0) is None
-    before = len(env.nodes[0].asked)
+    before = len(env.nodes[0].requests)
     await trees.sync(100)
     assert trees.anchor(ROUND_ID) == Anchor(69, 3000, chain.tree.root())
-    assert trees.leaf(ROUND_ID, 2999) == leaf(69_299)
-    assert len(env.nodes[0].asked) == before + 1, "no leaf was fetched again"
+    assert trees.leaf(ROUND_ID, 2999) == encode_leaf(69_299)
+    assert len(env.nodes[0].requests) == before + 1, "no leaf was fetched again"
 
 
 @pytest.mark.parametrize("damage", ["leaves", "subtrees", "encoding", "length"])
 async def test_tree_sync_refetches_damaged_stored_tree(damage: str) -> None:
-    env, chain = Setting(), Chain()
+    env, chain = TreeEnvironment(), FakeTree()
     chain.append(60, *range(1, 1101))
-    chain.show(*env.nodes)
+    chain.publish_to(*env.nodes)
     await env.start()
     await env.trees.sync(100)
     height, leaves = env.store.leaves[ROUND_ID][0]
     if damage == "leaves":
-        env.store.leaves[ROUND_ID] = [(height, leaves[:-32] + leaf(7))]
+        env.store.leaves[ROUND_ID] = [(height, leaves[:-32] + encode_leaf(7))]
     elif damage == "encoding":
         env.store.leaves[ROUND_ID] = [(height, leaves[:-32] + b"\xff" * 32)]
     elif damage == "subtrees":
-        env.store.subtrees[ROUND_ID] = env.store.subtrees[ROUND_ID][:-32] + leaf(7)
+        env.store.subtrees[ROUND_ID] = env.store.subtrees[ROUND_ID][:-32] + encode_leaf(7)
     else:
         env.store.subtrees[ROUND_ID] *= 2
-    trees = await env.again()
+    trees = await env.recreate_trees()
     with capture_logs() as logs:
         await trees.sync(100)
     assert trees.anchor(ROUND_ID) == Anchor(60, 1100, chain.tree.root())
-    assert env.rested() == []
+    assert env.nodes_in_backoff() == []
     assert (await env.store.load_leaves(ROUND_ID))[0] == leaves
     assert logs or damage in ("encoding", "length"), "those are found, and told, when they are read"
 
 
-def lies(node: Node, kind: str) -> None:
+def corrupt_node(node: FakeNode, kind: str) -> None:
     """Make a node's tree contradict itself."""
     match kind:
         case "root":
-            node.tree = node.tree | {"root": b64encode(leaf(99)).decode()}
+            node.tree = node.tree | {"root": b64encode(encode_leaf(99)).decode()}
         case "gap":
             node.leaf_blocks = [block | {"start_index": block["start_index"] + 1} for block in node.leaf_blocks[1:]]
         case "overlap":
@@ -123,26 +123,26 @@ def lies(node: Node, kind: str) -> None:
         case "encoding":
             node.leaf_blocks[-1] = node.leaf_blocks[-1] | {"leaves": [b64encode(b"\xff" * 32).decode()]}
         case "leaf":
-            node.leaf_blocks[-1] = node.leaf_blocks[-1] | {"leaves": [b64encode(leaf(98)).decode()]}
+            node.leaf_blocks[-1] = node.leaf_blocks[-1] | {"leaves": [b64encode(encode_leaf(98)).decode()]}
         case "size":
             node.tree = node.tree | {"next_index_at_root": 9}
 
 
-KINDS = ["root", "gap", "overlap", "missing", "order", "encoding", "leaf", "size"]
+CORRUPTIONS = ["root", "gap", "overlap", "missing", "order", "encoding", "leaf", "size"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CORRUPTIONS)
 async def test_tree_sync_root_mismatch_puts_node_into_backoff(kind: str) -> None:
-    env, chain = Setting("liar", "honest"), Chain()
+    env, chain = TreeEnvironment("liar", "honest"), FakeTree()
     chain.append(60, 1, 2)
-    chain.show(*env.nodes)
+    chain.publish_to(*env.nodes)
     await env.start()
     await env.trees.sync(100)
     first = env.trees.anchor(ROUND_ID)
     for height in (70, 80, 90):
         chain.append(height, height)
-    chain.show(*env.nodes)
-    lies(env.nodes[0], kind)
+    chain.publish_to(*env.nodes)
+    corrupt_node(env.nodes[0], kind)
     with capture_logs() as logs:
         await env.trees.sync(100)
     assert [log["endpoint"] for log in logs if log["event"] == "node_not_fresh"] == ["liar:1317"]
@@ -152,18 +152,18 @@ async def test_tree_sync_root_mismatch_puts_node_into_backoff(kind: str) -> None
     assert env.trees.anchor_at(ROUND_ID, 60) == first
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CORRUPTIONS)
 async def test_tree_sync_with_only_lying_node_changes_nothing(kind: str) -> None:
-    env, chain = Setting(), Chain()
+    env, chain = TreeEnvironment(), FakeTree()
     chain.append(60, 1, 2)
-    chain.show(*env.nodes)
+    chain.publish_to(*env.nodes)
     await env.start()
     await env.trees.sync(100)
     first, stored = env.trees.anchor(ROUND_ID), await env.store.load_leaves(ROUND_ID)
     for height in (70, 80, 90):
         chain.append(height, height)
-    chain.show(*env.nodes)
-    lies(env.nodes[0], kind)
+    chain.publish_to(*env.nodes)
+    corrupt_node(env.nodes[0], kind)
     with pytest.raises(ChainUnavailable):
         await env.trees.sync(100)
     assert env.trees.anchor(ROUND_ID) == first
@@ -171,90 +171,90 @@ async def test_tree_sync_with_only_lying_node_changes_nothing(kind: str) -> None
     assert env.trees.leaf(ROUND_ID, 2) is None
     assert await env.store.load_leaves(ROUND_ID) == stored
     env.clock.advance(1)
-    chain.show(*env.nodes)
+    chain.publish_to(*env.nodes)
     await env.trees.sync(101)
     assert env.trees.anchor(ROUND_ID) == Anchor(90, 5, chain.tree.root()), "honest again, and in step again"
 
 
 async def test_tree_contradicted_twice_by_all_nodes_is_blocked() -> None:
-    env, chain, other = Setting(), Chain(), Chain()
+    env, chain, other = TreeEnvironment(), FakeTree(), FakeTree()
     chain.append(60, 1, 2)
     other.append(60, 7, 8)
-    chain.show(*env.nodes)
+    chain.publish_to(*env.nodes)
     await env.start()
     await env.trees.sync(100)
-    other.show(*env.nodes)
+    other.publish_to(*env.nodes)
     for reason in (None, PauseCause.ROUND_TREE_CONTRADICTED.reason()):
         with pytest.raises(ChainUnavailable):
             await env.trees.sync(101)
-        assert env.trees.contradicted(ROUND_ID) == reason
+        assert env.trees.contradiction_reason(ROUND_ID) == reason
         env.clock.advance(2)
     env.nodes[0].faults["/commitment-tree/"] = lambda _: httpx.Response(503)
     with pytest.raises(ChainUnavailable):
         await env.trees.sync(101)
-    assert env.trees.contradicted(ROUND_ID), "nobody else has shown it since"
+    assert env.trees.contradiction_reason(ROUND_ID), "nobody else has shown it since"
     env.nodes[0].faults.clear()
     env.clock.advance(10)
-    chain.show(*env.nodes)
+    chain.publish_to(*env.nodes)
     await env.trees.sync(102)
-    assert env.trees.contradicted(ROUND_ID) is None
+    assert env.trees.contradiction_reason(ROUND_ID) is None
 
 
 async def test_tree_contradicted_by_one_of_two_nodes_stays_usable() -> None:
-    env, chain, other = Setting("a", "b"), Chain(), Chain()
+    env, chain, other = TreeEnvironment("a", "b"), FakeTree(), FakeTree()
     chain.append(60, 1, 2)
     other.append(60, 7, 8)
-    chain.show(*env.nodes)
+    chain.publish_to(*env.nodes)
     await env.start()
     await env.trees.sync(100)
-    other.show(env.nodes[0])
+    other.publish_to(env.nodes[0])
     for head in (101, 102, 103):
         await env.trees.sync(head)
         env.clock.advance(3)
-        assert env.trees.contradicted(ROUND_ID) is None
+        assert env.trees.contradiction_reason(ROUND_ID) is None
 
 
 async def test_tree_sync_rejects_root_far_above_newest_block() -> None:
-    env, chain = Setting("liar", "honest"), Chain()
+    env, chain = TreeEnvironment("liar", "honest"), FakeTree()
     chain.append(60, 1, 2)
-    chain.show(*env.nodes)
+    chain.publish_to(*env.nodes)
     await env.start()
     env.nodes[0].tree = env.nodes[0].tree | {"height": 2**40}
     await env.trees.sync(100)
     assert env.trees.anchor(ROUND_ID) == Anchor(60, 2, chain.tree.root())
-    assert not any("/leaves" in path for path in env.nodes[0].asked)
+    assert not any("/leaves" in path for path in env.nodes[0].requests)
 
 
 async def test_tree_sync_rejects_other_root_at_known_height() -> None:
-    env, chain, other = Setting("a", "b"), Chain(), Chain()
+    env, chain, other = TreeEnvironment("a", "b"), FakeTree(), FakeTree()
     chain.append(60, 1, 2)
     other.append(60, 7, 8)
-    chain.show(*env.nodes)
+    chain.publish_to(*env.nodes)
     await env.start()
     await env.trees.sync(100)
-    other.show(env.nodes[0])
+    other.publish_to(env.nodes[0])
     await env.trees.sync(101)
-    assert env.rested() == ["a:1317"]
-    assert "belongs to another tree" in str(env.endpoints.reasons()["a:1317"])
+    assert env.nodes_in_backoff() == ["a:1317"]
+    assert "belongs to another tree" in str(env.endpoints.unusable_reasons()["a:1317"])
 
 
 async def test_tree_sync_accepts_lagging_node() -> None:
-    env, chain = Setting("ahead", "behind"), Chain()
+    env, chain = TreeEnvironment("ahead", "behind"), FakeTree()
     chain.append(60, 1, 2)
-    chain.show(*env.nodes)
+    chain.publish_to(*env.nodes)
     await env.start()
     chain.append(100, 3)
-    chain.show(env.nodes[0])
+    chain.publish_to(env.nodes[0])
     await env.trees.sync(100)
     del env.network.nodes["ahead"]
-    await env.endpoints.check()
+    await env.endpoints.probe_all()
     await env.trees.sync(100)
-    assert env.rested() == ["ahead:1317"]
+    assert env.nodes_in_backoff() == ["ahead:1317"]
     assert env.trees.anchor(ROUND_ID) == Anchor(100, 3, chain.tree.root())
 
 
 async def test_tree_sync_puts_node_without_tree_into_backoff() -> None:
-    env = Setting()
+    env = TreeEnvironment()
     await env.start()
     await env.trees.sync(100)
     env.nodes[0].tree = {}
@@ -264,19 +264,19 @@ async def test_tree_sync_puts_node_without_tree_into_backoff() -> None:
 
 
 async def test_tree_sync_stores_leaves_later_after_disk_error() -> None:
-    env = Setting()
+    env = TreeEnvironment()
     await env.start()
-    env.store.full = True
+    env.store.is_full = True
     with pytest.raises(StoreError):
         await env.trees.sync(100)
     assert env.trees.size(ROUND_ID) == 3, "it was checked, so it may be used"
-    env.store.full = False
+    env.store.is_full = False
     await env.trees.sync(101)
     assert (await env.store.load_leaves(ROUND_ID))[1] == 84
 
 
 async def test_tree_sync_of_round_without_leaves_has_no_anchor() -> None:
-    env = Setting()
+    env = TreeEnvironment()
     env.nodes[0].tree = {}
     await env.start()
     await env.trees.sync(100)
@@ -285,19 +285,19 @@ async def test_tree_sync_of_round_without_leaves_has_no_anchor() -> None:
 
 
 async def test_tree_sync_ignores_inactive_rounds() -> None:
-    env = Setting()
+    env = TreeEnvironment()
     env.nodes[0].rounds = [recorded_round(1) | {"status": 2}]
     await env.start()
     await env.trees.sync(100)
-    assert not any("commitment-tree" in path for path in env.nodes[0].asked)
+    assert not any("commitment-tree" in path for path in env.nodes[0].requests)
 
 
 async def test_wait_next_sync_sends_no_request() -> None:
-    env = Setting()
+    env = TreeEnvironment()
     await env.start()
-    before = list(env.nodes[0].asked)
+    before = list(env.nodes[0].requests)
     assert not await env.trees.wait_next_sync(0.01)
-    assert env.nodes[0].asked == before
+    assert env.nodes[0].requests == before
 
     results: list[bool] = []
 
@@ -308,13 +308,13 @@ async def test_wait_next_sync_sends_no_request() -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(wait)
             await anyio.wait_all_tasks_blocked()
-            assert env.nodes[0].asked == before
+            assert env.nodes[0].requests == before
             await env.trees.sync(100)
     assert results == [True]
 
 
-async def test_in_step_does_not_count_as_sync() -> None:
-    env = Setting()
+async def test_wait_next_sync_ignores_unchanged_tree() -> None:
+    env = TreeEnvironment()
     await env.start()
     await env.trees.sync(100)
     results: list[bool] = []
@@ -326,7 +326,7 @@ async def test_in_step_does_not_count_as_sync() -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(wait)
             await anyio.wait_all_tasks_blocked()
-            env.trees.in_step(100)
+            env.trees.record_synced_height(100)
             await anyio.wait_all_tasks_blocked()
             assert results == []
             await env.trees.sync(100)
@@ -334,16 +334,16 @@ async def test_in_step_does_not_count_as_sync() -> None:
 
 
 async def test_wait_next_sync_ignores_sync_already_begun() -> None:
-    env = Setting()
+    env = TreeEnvironment()
     await env.start()
     gate = anyio.Event()
-    load = env.endpoints.call_endpoint
+    load = env.endpoints.call_node
 
     async def slow(*args: Any, **kwargs: Any) -> Any:
         await gate.wait()
         return await load(*args, **kwargs)
 
-    env.endpoints.call_endpoint = slow  # type: ignore[method-assign]
+    env.endpoints.call_node = slow  # type: ignore[method-assign]
     done: list[bool] = []
 
     async def wait() -> None:
@@ -365,7 +365,7 @@ async def test_wait_next_sync_ignores_sync_already_begun() -> None:
 
 
 async def test_tree_stays_until_its_round_is_purged() -> None:
-    env = Setting()
+    env = TreeEnvironment()
     await env.start()
     await env.trees.sync(100)
     vote = env.trees.leaf(ROUND_ID, 2)
@@ -374,71 +374,71 @@ async def test_tree_stays_until_its_round_is_purged() -> None:
     await env.store.mark_closed(ROUND_ID, 1.0)
     await env.trees.sync(100)
     assert env.trees.leaf(ROUND_ID, 2) == vote
-    trees = await env.again()
-    assert (trees.leaf(ROUND_ID, 2), trees.unchecked_leaf(ROUND_ID, 2)) == (None, vote)
+    trees = await env.recreate_trees()
+    assert (trees.leaf(ROUND_ID, 2), trees.unverified_leaf(ROUND_ID, 2)) == (None, vote)
     env.rounds.forget(ROUND_ID)
     await trees.sync(100)
-    assert trees.unchecked_leaf(ROUND_ID, 2) is None
+    assert trees.unverified_leaf(ROUND_ID, 2) is None
 
 
 async def test_tree_loaded_from_store_is_not_verified() -> None:
-    env = Setting()
+    env = TreeEnvironment()
     await env.start()
     await env.trees.sync(100)
     vote = env.trees.leaf(ROUND_ID, 2)
-    assert env.trees.unchecked_leaf(ROUND_ID, 2) is None
-    trees = await env.again()
-    assert (trees.leaf(ROUND_ID, 2), trees.unchecked_leaf(ROUND_ID, 2)) == (None, vote)
-    assert [trees.unchecked_leaf(ROUND_ID, position) for position in (-1, 3)] == [None, None]
+    assert env.trees.unverified_leaf(ROUND_ID, 2) is None
+    trees = await env.recreate_trees()
+    assert (trees.leaf(ROUND_ID, 2), trees.unverified_leaf(ROUND_ID, 2)) == (None, vote)
+    assert [trees.unverified_leaf(ROUND_ID, position) for position in (-1, 3)] == [None, None]
     await trees.sync(100)
-    assert (trees.leaf(ROUND_ID, 2), trees.unchecked_leaf(ROUND_ID, 2)) == (vote, None)
+    assert (trees.leaf(ROUND_ID, 2), trees.unverified_leaf(ROUND_ID, 2)) == (vote, None)
 
 
-OTHER = bytes([1]) * 32
+OTHER_ROUND = bytes([1]) * 32
 
 
-def broken(node: Node) -> None:
+def add_broken_round(node: FakeNode) -> None:
     """Add a second, older round for whose tree the node returns invalid data."""
     raw = recorded_round(1)
-    first = raw | {"vote_round_id": b64encode(OTHER).decode(), "created_at_height": "1"}
+    first = raw | {"vote_round_id": b64encode(OTHER_ROUND).decode(), "created_at_height": "1"}
     node.rounds = [first, raw]
-    node.faults[f"/commitment-tree/{OTHER.hex()}/"] = lambda _: httpx.Response(200, content=b'{"tree": 5}')
+    node.faults[f"/commitment-tree/{OTHER_ROUND.hex()}/"] = lambda _: httpx.Response(200, content=b'{"tree": 5}')
 
 
 async def test_tree_sync_failure_of_one_round_does_not_stop_others() -> None:
-    env = Setting()
-    broken(env.nodes[0])
+    env = TreeEnvironment()
+    add_broken_round(env.nodes[0])
     await env.start()
-    assert [known.round_id for known in env.rounds.active()] == [OTHER, ROUND_ID]
+    assert [known.round_id for known in env.rounds.active_rounds()] == [OTHER_ROUND, ROUND_ID]
     with capture_logs() as logs:
         await env.trees.sync(100)
-    assert [log["round"] for log in logs if log["event"] == "tree_sync_failed"] == [OTHER.hex()[:8]]
-    assert env.rested() == []
+    assert [log["round"] for log in logs if log["event"] == "tree_sync_failed"] == [OTHER_ROUND.hex()[:8]]
+    assert env.nodes_in_backoff() == []
     assert env.trees.size(ROUND_ID) == 3
-    assert not env.trees.lacks(OTHER, ShareArrival(0.0, 0, 0.0))
-    before = len(env.nodes[0].asked)
+    assert not env.trees.was_absent(OTHER_ROUND, ShareArrival(0.0, 0, 0.0))
+    before = len(env.nodes[0].requests)
     await env.trees.sync(100)
-    asked = env.nodes[0].asked[before:]
-    assert not any(OTHER.hex() in path for path in asked), "its next attempt waits"
-    path = f"/commitment-tree/{OTHER.hex()}/"
+    asked = env.nodes[0].requests[before:]
+    assert not any(OTHER_ROUND.hex() in path for path in asked), "its next attempt waits"
+    path = f"/commitment-tree/{OTHER_ROUND.hex()}/"
     env.nodes[0].faults[path] = lambda _: httpx.Response(200, content=b'{"tree": {}}')
     env.clock.advance(2)
     with capture_logs() as logs:
         await env.trees.sync(100)
-    assert OTHER.hex()[:8] in [log["round"] for log in logs if log["event"] == "tree_sync_recovered"]
+    assert OTHER_ROUND.hex()[:8] in [log["round"] for log in logs if log["event"] == "tree_sync_recovered"]
 
 
 async def test_tree_sync_backs_off_while_all_rounds_fail() -> None:
-    env = Setting()
+    env = TreeEnvironment()
     await env.start()
     env.nodes[0].faults["/commitment-tree/"] = lambda _: httpx.Response(500)
     for _ in range(60):
         with pytest.raises(ChainUnavailable, match="latest: HTTP 500"):
             await env.trees.sync(100)
         env.clock.advance(1)
-    assert 5 <= sum("/commitment-tree/" in path for path in env.nodes[0].asked) <= 7
-    assert env.rested() == []
-    assert env.trees.contradicted(ROUND_ID) is None, "it shows no tree, so it contradicts none"
+    assert 5 <= sum("/commitment-tree/" in path for path in env.nodes[0].requests) <= 7
+    assert env.nodes_in_backoff() == []
+    assert env.trees.contradiction_reason(ROUND_ID) is None, "it shows no tree, so it contradicts none"
     env.nodes[0].faults.clear()
     env.clock.advance(30)
     await env.trees.sync(100)
@@ -446,23 +446,23 @@ async def test_tree_sync_backs_off_while_all_rounds_fail() -> None:
 
 
 async def test_tree_restore_failure_of_one_round_does_not_stop_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    env = Setting()
-    env.nodes[0].rounds.insert(0, recorded_round(1) | {"vote_round_id": b64encode(OTHER).decode()})
+    env = TreeEnvironment()
+    env.nodes[0].rounds.insert(0, recorded_round(1) | {"vote_round_id": b64encode(OTHER_ROUND).decode()})
     await env.start()
     await env.trees.sync(100)
     load = env.store.load_leaves
 
     async def fails(round_id: bytes) -> tuple[bytes, int]:
-        if round_id == OTHER:
+        if round_id == OTHER_ROUND:
             raise StoreError("unreadable")
         return await load(round_id)
 
     monkeypatch.setattr(env.store, "load_leaves", fails)
-    trees = await env.again()
-    assert trees.unchecked_leaf(ROUND_ID, 2) is not None
+    trees = await env.recreate_trees()
+    assert trees.unverified_leaf(ROUND_ID, 2) is not None
 
 
-async def _follow(env: Setting, blocks: int) -> None:
+async def follow_blocks(env: TreeEnvironment, blocks: int) -> None:
     """Advance by blocks, one every 5 s; each is synced when it is detected and once more a second later."""
     node = env.nodes[0]
     for _ in range(blocks):
@@ -472,40 +472,40 @@ async def _follow(env: Setting, blocks: int) -> None:
         for _ in range(2):
             env.clock.advance(0.5)
             node.age += 0.5
-            await env.endpoints.check()
+            await env.endpoints.probe_all()
             await env.rounds.sync(node.height)
             await env.trees.sync(node.height)
 
 
-UNKNOWN = b"\x09" * 32
+UNKNOWN_ROUND = b"\x09" * 32
 
 
-@pytest.mark.parametrize("round_id", [ROUND_ID, UNKNOWN])
-async def test_lacks_is_true_once_blocks_after_arrival_are_covered(round_id: bytes) -> None:
-    env = Setting()
+@pytest.mark.parametrize("round_id", [ROUND_ID, UNKNOWN_ROUND])
+async def test_absence_is_proven_once_blocks_after_arrival_are_covered(round_id: bytes) -> None:
+    env = TreeEnvironment()
     await env.start()
-    await _follow(env, 3)
-    arrival = env.trees.arrival()
+    await follow_blocks(env, 3)
+    arrival = env.trees.create_arrival()
     assert arrival.height == env.nodes[0].height
     for _ in range(ABSENCE_BLOCKS):
-        assert not env.trees.lacks(round_id, arrival)
-        await _follow(env, 1)
-    assert env.trees.lacks(round_id, arrival)
-    assert not env.trees.lacks(round_id, env.trees.arrival())
+        assert not env.trees.was_absent(round_id, arrival)
+        await follow_blocks(env, 1)
+    assert env.trees.was_absent(round_id, arrival)
+    assert not env.trees.was_absent(round_id, env.trees.create_arrival())
 
 
-async def test_lacks_covers_only_blocks_of_the_node_that_listed_rounds() -> None:
-    env = Setting("ahead", "behind")
+async def test_absence_covers_only_blocks_of_the_node_that_listed_rounds() -> None:
+    env = TreeEnvironment("ahead", "behind")
     ahead, behind = env.nodes
     await env.start()
-    await _follow(env, 1)
-    arrival = env.trees.arrival()
+    await follow_blocks(env, 1)
+    arrival = env.trees.create_arrival()
     behind.height, ahead.height = ahead.height, ahead.height + ABSENCE_BLOCKS + 1
     env.clock.advance(5)
     ahead.faults["/rounds"] = lambda _: httpx.Response(500, content=b"{}")
-    await env.endpoints.check()
+    await env.endpoints.probe_all()
     for _ in range(2):
         await env.rounds.sync(ahead.height)
         await env.trees.sync(ahead.height)
         env.clock.advance(0.5)
-    assert not env.trees.lacks(UNKNOWN, arrival), "the list came from the node that is behind"
+    assert not env.trees.was_absent(UNKNOWN_ROUND, arrival), "the list came from the node that is behind"

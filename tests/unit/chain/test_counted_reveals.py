@@ -16,15 +16,15 @@ from helper.chain.reveal_history import RevealHistory
 from helper.errors import ChainUnavailable
 from helper.operations.archive.object_names import bundle_name, progress_name
 from helper.operations.archive.writer import ArchiveWriter
-from helper.operations.proof_bundle import unpack
+from helper.operations.proof_bundle import unpack_bundle
 from proofs import CIRCUITS
-from tests.recorded.test_proof_bundle import ROOT, recorded_evidence
+from tests.recorded.test_proof_bundle import RECORDED_ROOT, create_evidence
 from tests.support.bucket import MemoryBucket
 from tests.support.clock import FakeClock
-from tests.unit.chain.fakes import CHAIN, Network, Node, answer
-from tests.unit.chain.test_block_follower import Environment, reveal, sent
+from tests.unit.chain.fakes import CHAIN_ID, FakeNetwork, FakeNode, json_response
+from tests.unit.chain.test_block_follower import Environment, reveal, sent_reveal
 
-EVIDENCE = recorded_evidence(0)
+EVIDENCE = create_evidence(0)
 RAW, MESSAGE = EVIDENCE.transaction, EVIDENCE.message
 SPENT = "nullifier already spent: 01"
 
@@ -59,22 +59,22 @@ included_twice = pytest.mark.parametrize(
 )
 
 
-def chain(clock: FakeClock, code: int, log: str) -> Node:
+def chain(clock: FakeClock, code: int, log: str) -> FakeNode:
     """A node with the same reveal in two blocks; its index has only the second."""
-    node = Node(clock)
+    node = FakeNode(clock)
     for height in (FIRST, SECOND):
-        node.include(height, RAW, {"code": code, "log": log})
-    tree = {"next_index": "3", "root": b64encode(ROOT).decode(), "height": str(MESSAGE.anchor_height)}
-    node.faults["/commitment-tree/"] = lambda _: answer(200, {"tree": tree})
+        node.add_transaction(height, RAW, {"code": code, "log": log})
+    tree = {"next_index": "3", "root": b64encode(RECORDED_ROOT).decode(), "height": str(MESSAGE.anchor_height)}
+    node.faults["/commitment-tree/"] = lambda _: json_response(200, {"tree": tree})
     return node
 
 
 @included_twice
 async def test_archive_of_reveal_in_two_blocks_has_one_bundle(code: int, log: str, counted_at: int | None) -> None:
     clock = FakeClock()
-    network = Network(a=chain(clock, code, log))
-    endpoints = network.endpoints(clock)
-    await endpoints.check()
+    network = FakeNetwork(a=chain(clock, code, log))
+    endpoints = network.create_node_pool(clock)
+    await endpoints.probe_all()
     bucket = MemoryBucket()
     writer = ArchiveWriter(
         bucket,
@@ -82,14 +82,16 @@ async def test_archive_of_reveal_in_two_blocks_has_one_bundle(code: int, log: st
         rounds=lambda: [Round(MESSAGE.round_id, RoundStatus.ACTIVE, 2_000_000_000, (), 300)],
         circuits=CIRCUITS,
         clock=Instant(),
-        every=60,
+        interval_seconds=60,
     )
-    assert await writer.step()
-    assert writer.through == 399
+    assert await writer.write_next_part()
+    assert writer.archived_height == 399
     name = bundle_name(MESSAGE.round_id, EVIDENCE.tx_hash)
-    bundles = {name: unpack(stored.body, CIRCUITS) for name, stored in bucket.objects.items() if name.endswith(".zip")}
+    bundles = {
+        name: unpack_bundle(stored.body, CIRCUITS) for name, stored in bucket.objects.items() if name.endswith(".zip")
+    }
     assert {name: bundle.height for name, bundle in bundles.items()} == ({name: counted_at} if counted_at else {})
-    assert progress_name(CHAIN) in bucket.objects
+    assert progress_name(CHAIN_ID) in bucket.objects
 
 
 class Instant(FakeClock):
@@ -99,9 +101,9 @@ class Instant(FakeClock):
         self.advance(seconds)
 
 
-async def lookups(node: Node, *, rpc: bool = False) -> ChainLookups:
-    endpoints = Network(a=node).endpoints(node.clock, rpc=rpc)
-    await endpoints.check()
+async def lookups(node: FakeNode, *, rpc: bool = False) -> ChainLookups:
+    endpoints = FakeNetwork(a=node).create_node_pool(node.clock, rpc=rpc)
+    await endpoints.probe_all()
     return ChainLookups(endpoints)
 
 
@@ -110,7 +112,7 @@ async def test_lookup_of_reveal_in_two_blocks_returns_counting_block(
     code: int, log: str, counted_at: int | None
 ) -> None:
     node = chain(FakeClock(), code, log)
-    found = await (await lookups(node)).counted_reveal([MESSAGE.round_id], MESSAGE.nullifier, range(300, 330))
+    found = await (await lookups(node)).find_reveal([MESSAGE.round_id], MESSAGE.nullifier, range(300, 330))
     assert (found.height if found else None) == counted_at
     assert [await (await lookups(node)).is_counted_in_block(RAW, height) for height in (FIRST, SECOND)] == [
         counted_at == FIRST,
@@ -123,7 +125,7 @@ async def test_lookup_raises_while_result_is_unknown() -> None:
     node = chain(FakeClock(), 0, "")
     node.results.clear()
     with pytest.raises(ChainUnavailable, match="not known yet"):
-        await (await lookups(node)).counted_reveal([MESSAGE.round_id], MESSAGE.nullifier, range(300, 330))
+        await (await lookups(node)).find_reveal([MESSAGE.round_id], MESSAGE.nullifier, range(300, 330))
     assert not await (await lookups(node)).is_counted_in_block(RAW, FIRST)
 
 
@@ -131,8 +133,8 @@ async def test_lookup_raises_while_result_is_unknown() -> None:
 async def test_follower_of_reveal_in_two_blocks_counts_it_once(code: int, log: str, counted_at: int | None) -> None:
     env = Environment(rpc=False, height=330, cursor=300)
     for height in (FIRST, SECOND):
-        env.node.include(height, RAW, {"code": code, "log": log})
-    await env.endpoints.check()
+        env.node.add_transaction(height, RAW, {"code": code, "log": log})
+    await env.endpoints.probe_all()
     blocks = {height: await env.follower._source.fetch(height) for height in (FIRST, SECOND)}
     counted = [height for height, block in blocks.items() if block is not None and block.reveals]
     assert counted == ([counted_at] if counted_at else [])
@@ -145,18 +147,18 @@ def search_result(height: int, code: int, log: str) -> dict[str, Any]:
 
 async def test_lookup_reads_blocks_if_index_has_only_later_failure() -> None:
     node = chain(FakeClock(), 1, SPENT)
-    node.faults["/tx_search"] = lambda _: answer(200, {"result": search_result(SECOND, 1, SPENT)})
+    node.faults["/tx_search"] = lambda _: json_response(200, {"result": search_result(SECOND, 1, SPENT)})
     shown = {"round": node.rounds[0] | {"vote_round_id": b64encode(MESSAGE.round_id).decode()}}
-    node.faults[f"/round/{MESSAGE.round_id.hex()}"] = lambda _: answer(200, shown)
-    found = await (await lookups(node, rpc=True)).counted_reveal([MESSAGE.round_id], MESSAGE.nullifier)
+    node.faults[f"/round/{MESSAGE.round_id.hex()}"] = lambda _: json_response(200, shown)
+    found = await (await lookups(node, rpc=True)).find_reveal([MESSAGE.round_id], MESSAGE.nullifier)
     assert found is not None
     assert (found.height, sha256(found.raw).digest()) == (FIRST, MESSAGE.tx_hash())
 
 
 async def test_history_reads_blocks_if_index_has_only_later_failure() -> None:
     env = Environment(rpc=True, height=1000, cursor=250)
-    env.node.include(FIRST, RAW, {"code": 0, "log": "", "events": []})
-    env.node.faults["/tx_search"] = lambda _: answer(200, {"result": search_result(SECOND, 1, SPENT)})
+    env.node.add_transaction(FIRST, RAW, {"code": 0, "log": "", "events": []})
+    env.node.faults["/tx_search"] = lambda _: json_response(200, {"result": search_result(SECOND, 1, SPENT)})
     results = env.node._results
 
     def block_results(height: int) -> Any:
@@ -168,10 +170,10 @@ async def test_history_reads_blocks_if_index_has_only_later_failure() -> None:
         if height != FIRST:
             return results(height)
         txs = [{"code": 0, "events": [event]}]
-        return answer(200, {"result": {"height": str(height), "txs_results": txs}})
+        return json_response(200, {"result": {"height": str(height), "txs_results": txs}})
 
     env.node._results = block_results  # type: ignore[method-assign]
-    await env.know_rounds()
+    await env.sync_rounds()
     await env.follow()
     assert env.store.spent == [(MESSAGE.round_id, MESSAGE.nullifier)]
 
@@ -179,9 +181,9 @@ async def test_history_reads_blocks_if_index_has_only_later_failure() -> None:
 @pytest.mark.parametrize(("log", "spent"), [(SPENT, [1]), ("invalid zero-knowledge proof", [])])
 async def test_missed_blocks_check_counts_reveal_that_was_refused_as_spent(log: str, spent: list[int]) -> None:
     env = Environment(rpc=False, height=1000, cursor=100)
-    env.node.lowest = 995
-    env.node.include(500, reveal(1).to_tx(), {"code": 1, "log": log})
-    env.store.sent = [sent(1)]
-    await env.know_rounds()
+    env.node.lowest_height = 995
+    env.node.add_transaction(500, reveal(1).to_tx(), {"code": 1, "log": log})
+    env.store.sent = [sent_reveal(1)]
+    await env.sync_rounds()
     await env.follow()
     assert env.spent == spent

@@ -8,7 +8,7 @@ import pytest
 
 from helper.chain.gather import gather_limited
 from helper.errors import HelperError
-from tests.support.fakes import PATIENCE
+from tests.support.fakes import TIMEOUT_SECONDS
 
 
 async def test_gather_limited_returns_in_order_and_stops_after_error() -> None:
@@ -39,6 +39,6 @@ async def test_gather_limited_runs_exactly_limit_concurrently() -> None:
         await together.wait()
         under_way -= 1
 
-    async with asyncio.timeout(PATIENCE):  # Two concurrent calls would wait for a third.
+    async with asyncio.timeout(TIMEOUT_SECONDS):  # Two concurrent calls would wait for a third.
         await gather_limited(range(21), work, 3)
     assert most == 3

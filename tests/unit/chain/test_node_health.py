@@ -17,7 +17,7 @@ AHEAD = 7.0
 """Seconds that the local clock is ahead of the chain's."""
 
 
-def probes(shown: Sequence[float], interval: float) -> tuple[list[float], list[float]]:
+def simulate_probes(shown: Sequence[float], interval: float) -> tuple[list[float], list[float]]:
     """Probe times of a node that shows its blocks at these times, and the detection delay of each block."""
     health, now, asked, waits = Health(), shown[0] + 0.4 * interval, [], []
     while now < shown[-1] + interval:
@@ -26,15 +26,15 @@ def probes(shown: Sequence[float], interval: float) -> tuple[list[float], list[f
         if health.head is None or height > health.head.height:
             waits.append(now - shown[height - 1])
         head = BlockHead("c", height, shown[height - 1] - AHEAD)
-        health.saw(head, syncing=False, now=now, began=now)
-        now += health.pause(interval, now)
+        health.record_probe(head, is_syncing=False, now=now, started_at=now)
+        now += health.next_probe_delay(interval, now)
     return asked, waits
 
 
 @pytest.mark.parametrize("seconds", [1.0, 2.5, 5.0])
 def test_pause_regular_block_is_probed_when_expected(seconds: float) -> None:
     shown = [10 + seconds * number for number in range(60)]
-    asked, waits = probes(shown, 1.0)
+    asked, waits = simulate_probes(shown, 1.0)
     assert len(waits) == len(shown)
     assert max(waits[4:]) <= PROBE_FRACTION, "half an interval on average if it were not expected"
     assert len(asked) <= 1.1 * len(shown) * ceil(seconds) + 5, "no more than by the interval, once it is known when"
@@ -46,7 +46,7 @@ def test_pause_irregular_block_is_probed_within_interval() -> None:
     for _ in range(300):
         at += dice.uniform(4.0, 7.0)
         shown.append(at)
-    asked, waits = probes(shown, 1.0)
+    asked, waits = simulate_probes(shown, 1.0)
     assert len(waits) == len(shown)
     assert max(waits) <= 1.0 + 1e-6
     assert median(waits) < 0.5
@@ -54,7 +54,7 @@ def test_pause_irregular_block_is_probed_within_interval() -> None:
 
 
 def test_pause_longer_than_block_time_is_interval() -> None:
-    asked, _ = probes([10 + 5.0 * number for number in range(60)], 10.0)
+    asked, _ = simulate_probes([10 + 5.0 * number for number in range(60)], 10.0)
     assert {round(later - earlier, 6) for earlier, later in pairwise(asked)} == {10.0}
 
 
@@ -66,8 +66,8 @@ def test_pause_never_below_quarter_of_interval() -> None:
         times.append(now)
         height += dice.choice((-3, 0, 0, 1, 1, 2, 1_000_000))
         head = BlockHead("c", height, now + dice.choice((0.0, -1.0, 1.0, 1e9, -1e9, dice.uniform(-2, 2))))
-        health.saw(head, syncing=False, now=now, began=now)
-        pause = health.pause(1.0, now)
+        health.record_probe(head, is_syncing=False, now=now, started_at=now)
+        pause = health.next_probe_delay(1.0, now)
         assert PROBE_FRACTION <= pause <= 1.0
         now += pause
     assert min(later - earlier for earlier, later in pairwise(times)) >= PROBE_FRACTION - 1e-9
@@ -76,15 +76,22 @@ def test_pause_never_below_quarter_of_interval() -> None:
 def test_pause_after_clock_change_is_interval() -> None:
     health = Health()
     for number in range(4):
-        health.saw(BlockHead("c", number, 5.0 * number), syncing=False, now=5.0 * number + 1, began=5.0 * number + 1)
-    assert health.pause(1.0, 16.5) == 1.0
-    assert health.pause(1.0, 20.0) == 0.75
-    assert [health.pause(1.0, 20.75), health.pause(1.0, 21.0)] == [PROBE_FRACTION, PROBE_FRACTION]
-    assert health.pause(1.0, 20.0 - 3600) == health.pause(1.0, 20.0 + 3600) == health.pause(1.0, 21.25) == 1.0
+        health.record_probe(
+            BlockHead("c", number, 5.0 * number), is_syncing=False, now=5.0 * number + 1, started_at=5.0 * number + 1
+        )
+    assert health.next_probe_delay(1.0, 16.5) == 1.0
+    assert health.next_probe_delay(1.0, 20.0) == 0.75
+    assert [health.next_probe_delay(1.0, 20.75), health.next_probe_delay(1.0, 21.0)] == [PROBE_FRACTION, PROBE_FRACTION]
+    assert (
+        health.next_probe_delay(1.0, 20.0 - 3600)
+        == health.next_probe_delay(1.0, 20.0 + 3600)
+        == health.next_probe_delay(1.0, 21.25)
+        == 1.0
+    )
 
 
 def test_pause_before_second_block_is_interval() -> None:
     health = Health()
-    assert health.pause(1.0, 0.0) == 1.0
-    health.saw(BlockHead("c", 1, 0.0), syncing=False, now=0.0, began=0.0)
-    assert health.pause(1.0, 0.5) == 1.0
+    assert health.next_probe_delay(1.0, 0.0) == 1.0
+    health.record_probe(BlockHead("c", 1, 0.0), is_syncing=False, now=0.0, started_at=0.0)
+    assert health.next_probe_delay(1.0, 0.5) == 1.0

@@ -10,16 +10,16 @@ import anyio
 import httpx
 import pytest
 
-from helper.chain.node_http import LARGE, PIECES_PER_TURN, SMALL, NodeHttp, Unanswered
+from helper.chain.node_http import CHUNKS_PER_CHECKPOINT, DEFAULT_LIMIT_BYTES, STREAM_LIMIT_BYTES, NodeHttp, NoResponse
 from helper.chain.rest_client import ChainClient
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.verdicts import Verdict
-from helper.errors import ChainAnswerError, ChainUnavailable, ConfigError
+from helper.errors import ChainResponseError, ChainUnavailable, ConfigError
 
 MESSAGE = RevealMessage(b"\x01" * 32, b"\x02" * 64, 1, 0, b"\x03" * 4000, b"\x04" * 32, 84)
 
 
-def raising(error: Exception) -> Callable[[httpx.Request], httpx.Response]:
+def failing_handler(error: Exception) -> Callable[[httpx.Request], httpx.Response]:
     def handle(request: httpx.Request) -> httpx.Response:
         raise error
 
@@ -48,15 +48,15 @@ class Tarpit(httpx.AsyncBaseTransport):
 )
 @pytest.mark.rule("R11")
 async def test_broadcast_outcome_says_whether_bytes_were_sent(error: Exception, verdict: Verdict) -> None:
-    outcome = await ChainClient("http://node", transport=httpx.MockTransport(raising(error))).broadcast(MESSAGE)
+    outcome = await ChainClient("http://node", transport=httpx.MockTransport(failing_handler(error))).broadcast(MESSAGE)
     assert outcome.verdict is verdict
-    assert outcome.left is (verdict is Verdict.AMBIGUOUS)
+    assert outcome.may_be_sent is (verdict is Verdict.AMBIGUOUS)
 
 
 async def test_node_http_unanswered_request_ends_at_timeout() -> None:
     client = ChainClient("http://node", transport=Tarpit(), timeout=0.02)
     with anyio.fail_after(5):
-        with pytest.raises(Unanswered, match=r"no answer within 0.02 s") as caught:
+        with pytest.raises(NoResponse, match=r"no answer within 0.02 s") as caught:
             await client.rounds()
         assert caught.value.sent
         assert (await client.broadcast(MESSAGE)).verdict is Verdict.AMBIGUOUS
@@ -84,11 +84,11 @@ async def test_get_on_dead_connection_is_retried_once() -> None:
         return httpx.Response(200, content=b'{"syncing":false}')
 
     client = ChainClient("http://node", transport=httpx.MockTransport(handle))
-    assert await client.syncing() is False
+    assert await client.is_syncing() is False
     assert len(attempts) == 2
-    dead = ChainClient("http://node", transport=httpx.MockTransport(raising(httpx.ReadError("reset"))))
+    dead = ChainClient("http://node", transport=httpx.MockTransport(failing_handler(httpx.ReadError("reset"))))
     with pytest.raises(ChainUnavailable, match="connection failed"):
-        await dead.syncing()
+        await dead.is_syncing()
 
 
 async def test_node_http_does_not_follow_redirects() -> None:
@@ -99,49 +99,49 @@ async def test_node_http_does_not_follow_redirects() -> None:
         return httpx.Response(307, headers={"location": "http://elsewhere/"})
 
     client = ChainClient("http://node", transport=httpx.MockTransport(handle))
-    with pytest.raises(ChainAnswerError, match="HTTP 307"):
-        await client.syncing()
+    with pytest.raises(ChainResponseError, match="HTTP 307"):
+        await client.is_syncing()
     assert (await client.broadcast(MESSAGE)).verdict is Verdict.UNAVAILABLE
     assert hosts == ["node", "node"]
 
 
 async def test_node_http_refuses_long_and_compressed_answers() -> None:
-    long = httpx.MockTransport(lambda _: httpx.Response(200, content=b" " * (SMALL + 1)))
-    with pytest.raises(ChainAnswerError, match="longer than"):
-        await ChainClient("http://node", transport=long).syncing()
+    long = httpx.MockTransport(lambda _: httpx.Response(200, content=b" " * (DEFAULT_LIMIT_BYTES + 1)))
+    with pytest.raises(ChainResponseError, match="longer than"):
+        await ChainClient("http://node", transport=long).is_syncing()
     assert (await ChainClient("http://node", transport=long).broadcast(MESSAGE)).verdict is Verdict.AMBIGUOUS
     body = gzip.compress(b'{"syncing":false}')
     packed = httpx.MockTransport(lambda _: httpx.Response(200, content=body, headers={"content-encoding": "gzip"}))
-    with pytest.raises(ChainAnswerError, match="compressed"):
-        await ChainClient("http://node", transport=packed).syncing()
+    with pytest.raises(ChainResponseError, match="compressed"):
+        await ChainClient("http://node", transport=packed).is_syncing()
 
 
-class Pieces(httpx.AsyncByteStream):
+class ChunkedStream(httpx.AsyncByteStream):
     """A body of equal pieces that are all in the receive buffer: none of them waits for the network.
 
     Attributes:
-        given: pieces that were read.
+        served: pieces that were read.
     """
 
     def __init__(self, count: int, size: int) -> None:
         self._count = count
         self._piece = b" " * size
-        self.given = 0
+        self.served = 0
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         for _ in range(self._count):
-            self.given += 1
+            self.served += 1
             yield self._piece
 
 
-async def longest_run(body: Pieces, read: Callable[[NodeHttp], Awaitable[None]]) -> int:
+async def longest_run_without_yield(body: ChunkedStream, read: Callable[[NodeHttp], Awaitable[None]]) -> int:
     """Maximum number of pieces read between two turns of another task."""
     longest = previous = 0
 
     async def count_turns() -> None:
         nonlocal longest, previous
         while True:
-            longest, previous = max(longest, body.given - previous), body.given
+            longest, previous = max(longest, body.served - previous), body.served
             await anyio.sleep(0)
 
     http = NodeHttp("http://node", transport=httpx.MockTransport(lambda _: httpx.Response(200, stream=body)))
@@ -151,42 +151,42 @@ async def longest_run(body: Pieces, read: Callable[[NodeHttp], Awaitable[None]])
         try:
             await read(http)
         finally:
-            longest = max(longest, body.given - previous)
+            longest = max(longest, body.served - previous)
             group.cancel_scope.cancel()
     return longest
 
 
-async def get_whole(http: NodeHttp) -> None:
+async def get_body(http: NodeHttp) -> None:
     await http.get("/rounds")
 
 
-async def stream_whole(http: NodeHttp) -> None:
+async def stream_body(http: NodeHttp) -> None:
     async with http.stream("GET", "/rounds") as answer:
-        async for _ in answer.pieces():
+        async for _ in answer.iter_chunks():
             pass
 
 
-@pytest.mark.parametrize("read", [get_whole, stream_whole])
+@pytest.mark.parametrize("read", [get_body, stream_body])
 async def test_node_http_yields_to_other_tasks_while_pieces_are_buffered(
     read: Callable[[NodeHttp], Awaitable[None]],
 ) -> None:
-    assert await longest_run(Pieces(2000, 1), read) <= 2 * PIECES_PER_TURN
+    assert await longest_run_without_yield(ChunkedStream(2000, 1), read) <= 2 * CHUNKS_PER_CHECKPOINT
 
 
-@pytest.mark.parametrize("read", [get_whole, stream_whole])
+@pytest.mark.parametrize("read", [get_body, stream_body])
 async def test_node_http_refuses_answer_in_too_many_small_pieces(
     read: Callable[[NodeHttp], Awaitable[None]],
 ) -> None:
-    body = Pieces(500_000, 1)
-    with pytest.raises(ChainAnswerError, match="too many small pieces"):
+    body = ChunkedStream(500_000, 1)
+    with pytest.raises(ChainResponseError, match="too many small pieces"):
         await read(NodeHttp("http://node", transport=httpx.MockTransport(lambda _: httpx.Response(200, stream=body))))
-    assert body.given < 5000
+    assert body.served < 5000
 
 
 async def test_node_http_accepts_many_pieces_of_ordinary_size() -> None:
-    body = Pieces(20_000, 400)
+    body = ChunkedStream(20_000, 400)
     http = NodeHttp("http://node", transport=httpx.MockTransport(lambda _: httpx.Response(200, stream=body)))
-    assert len((await http.get("/rounds", limit=LARGE)).body) == 8_000_000
+    assert len((await http.get("/rounds", limit=STREAM_LIMIT_BYTES)).body) == 8_000_000
 
 
 def test_node_name_has_no_credentials() -> None:

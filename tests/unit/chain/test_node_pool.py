@@ -16,28 +16,28 @@ from helper.chain.node_pool import NodePool, create_nodes
 from helper.chain.rest_client import ChainClient
 from helper.errors import ChainError, ChainUnavailable, ConfigError
 from tests.support.clock import FakeClock
-from tests.support.fakes import until_length
-from tests.unit.chain.fakes import Network, Node, answer, recorded
+from tests.support.fakes import wait_for_length
+from tests.unit.chain.fakes import FakeNetwork, FakeNode, json_response, read_recorded
 
 
-def names(endpoints: NodePool) -> list[str]:
-    return [endpoint.name for endpoint in endpoints.fresh]
+def node_names(endpoints: NodePool) -> list[str]:
+    return [endpoint.name for endpoint in endpoints.usable_nodes]
 
 
 async def test_fresh_lists_nodes_in_configured_order() -> None:
     clock = FakeClock()
-    endpoints = Network(a=Node(clock), b=Node(clock, height=465)).endpoints(clock)
-    assert not endpoints.usable
+    endpoints = FakeNetwork(a=FakeNode(clock), b=FakeNode(clock, height=465)).create_node_pool(clock)
+    assert not endpoints.has_usable_node
     assert endpoints.head is None
     with capture_logs() as logs:
-        await endpoints.check()
-    assert names(endpoints) == ["a:1317", "b:1317"]
+        await endpoints.probe_all()
+    assert node_names(endpoints) == ["a:1317", "b:1317"]
     assert endpoints.head is not None
     assert endpoints.head.height == 465
     assert endpoints.chain_id == "svote-1"
     assert [log["endpoint"] for log in logs if log["event"] == "node_fresh"] == ["a:1317", "b:1317"]
     with capture_logs() as logs:
-        await endpoints.check()
+        await endpoints.probe_all()
     assert logs == [], "one log line per change of state"
 
 
@@ -51,11 +51,11 @@ async def test_fresh_lists_nodes_in_configured_order() -> None:
         ({"faults": {"latest": lambda _: httpx.Response(200, content=b"<html>")}}, "the answer is HTML"),
         ({"faults": {"latest": lambda _: httpx.Response(200, content=b'{"block":{"he')}}, "not valid JSON"),
         (
-            {"faults": {"latest": lambda _: answer(200, {"block": {"header": 7}})}},
+            {"faults": {"latest": lambda _: json_response(200, {"block": {"header": 7}})}},
             "an object was expected, not a number",
         ),
         (
-            {"faults": {"syncing": lambda _: answer(200, {"syncing": "no"})}, "height": 464},
+            {"faults": {"syncing": lambda _: json_response(200, {"syncing": "no"})}, "height": 464},
             "true or false was expected",
         ),
         ({"faults": {"latest": lambda _: httpx.Response(502)}}, "HTTP 502"),
@@ -64,188 +64,190 @@ async def test_fresh_lists_nodes_in_configured_order() -> None:
 )
 async def test_node_not_fresh_is_logged_with_reason(change: dict[str, Any], reason: str) -> None:
     clock = FakeClock()
-    network = Network(good=Node(clock), bad=Node(clock))
-    endpoints = network.endpoints(clock, timeout=0.05)
-    await endpoints.check()
-    assert names(endpoints) == ["good:1317", "bad:1317"]
+    network = FakeNetwork(good=FakeNode(clock), bad=FakeNode(clock))
+    endpoints = network.create_node_pool(clock, timeout=0.05)
+    await endpoints.probe_all()
+    assert node_names(endpoints) == ["good:1317", "bad:1317"]
     for key, value in change.items():
         setattr(network.nodes["bad"], key, value)
     with capture_logs() as logs:
-        await endpoints.check()
-        await endpoints.check()
-    assert names(endpoints) == ["good:1317"]
+        await endpoints.probe_all()
+        await endpoints.probe_all()
+    assert node_names(endpoints) == ["good:1317"]
     assert [(log["endpoint"], log["log_level"]) for log in logs] == [("bad:1317", "warning")]
     assert reason in logs[0]["reason"]
-    assert reason in str(endpoints.reasons()["bad:1317"])
+    assert reason in str(endpoints.unusable_reasons()["bad:1317"])
 
 
 async def test_fresh_lists_slow_node_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("helper.chain.node_http.SLOW", 0.01)
+    monkeypatch.setattr("helper.chain.node_http.SLOW_CALL_SECONDS", 0.01)
     clock = FakeClock()
-    network = Network(a=Node(clock), b=Node(clock))
-    endpoints = network.endpoints(clock, timeout=0.2)
-    await endpoints.check()
+    network = FakeNetwork(a=FakeNode(clock), b=FakeNode(clock))
+    endpoints = network.create_node_pool(clock, timeout=0.2)
+    await endpoints.probe_all()
     network.nodes["a"].hangs = True
     async with anyio.create_task_group() as group:
-        group.start_soon(endpoints.check)
+        group.start_soon(endpoints.probe_all)
         with anyio.fail_after(5):
-            while names(endpoints) != ["b:1317", "a:1317"]:
+            while node_names(endpoints) != ["b:1317", "a:1317"]:
                 await anyio.sleep(0.005)
-    assert names(endpoints) == ["b:1317"], "it timed out"
+    assert node_names(endpoints) == ["b:1317"], "it timed out"
     network.nodes["a"].hangs = False
-    await endpoints.check()
-    assert names(endpoints) == ["a:1317", "b:1317"]
+    await endpoints.probe_all()
+    assert node_names(endpoints) == ["a:1317", "b:1317"]
 
 
 async def test_unreachable_node_is_reported() -> None:
     clock = FakeClock()
-    network = Network(good=Node(clock), gone=Node(clock))
-    endpoints = network.endpoints(clock)
+    network = FakeNetwork(good=FakeNode(clock), gone=FakeNode(clock))
+    endpoints = network.create_node_pool(clock)
     del network.nodes["gone"]
-    await endpoints.check()
-    assert names(endpoints) == ["good:1317"]
-    assert endpoints.reasons()["gone:1317"] == "unreachable (ConnectError)"
+    await endpoints.probe_all()
+    assert node_names(endpoints) == ["good:1317"]
+    assert endpoints.unusable_reasons()["gone:1317"] == "unreachable (ConnectError)"
 
 
 async def test_node_becomes_stale_without_probe() -> None:
     clock = FakeClock()
-    endpoints = Network(a=Node(clock)).endpoints(clock)
-    await endpoints.check()
+    endpoints = FakeNetwork(a=FakeNode(clock)).create_node_pool(clock)
+    await endpoints.probe_all()
     clock.advance(90)
-    assert endpoints.usable
+    assert endpoints.has_usable_node
     clock.advance(1)
-    assert not endpoints.usable
-    assert endpoints.reasons()["a:1317"] == "newest block is 91 s old"
+    assert not endpoints.has_usable_node
+    assert endpoints.unusable_reasons()["a:1317"] == "newest block is 91 s old"
 
 
 async def test_reset_node_is_not_fresh_until_caught_up() -> None:
     clock = FakeClock()
-    node = Node(clock, height=463)
-    endpoints = Network(a=node).endpoints(clock)
-    await endpoints.check()
+    node = FakeNode(clock, height=463)
+    endpoints = FakeNetwork(a=node).create_node_pool(clock)
+    await endpoints.probe_all()
     node.height = 460
-    await endpoints.check()
-    assert endpoints.usable, "nodes behind one address differ by a few blocks"
+    await endpoints.probe_all()
+    assert endpoints.has_usable_node, "nodes behind one address differ by a few blocks"
     node.height = 7
-    await endpoints.check()
-    assert endpoints.reasons()["a:1317"] == "height decreased from 463 to 7"
+    await endpoints.probe_all()
+    assert endpoints.unusable_reasons()["a:1317"] == "height decreased from 463 to 7"
     node.height = 464
-    await endpoints.check()
-    assert endpoints.usable
+    await endpoints.probe_all()
+    assert endpoints.has_usable_node
 
 
 async def test_head_far_above_other_node_is_ignored_and_reported() -> None:
     clock = FakeClock()
-    a, b = Node(clock, height=2**60), Node(clock, height=463)
-    endpoints = Network(a=a, b=b).endpoints(clock, rpc=True)
-    await endpoints.check()
+    a, b = FakeNode(clock, height=2**60), FakeNode(clock, height=463)
+    endpoints = FakeNetwork(a=a, b=b).create_node_pool(clock, rpc=True)
+    await endpoints.probe_all()
     assert endpoints.head is not None
-    assert (endpoints.head.height, endpoints.newest_height, names(endpoints)) == (463, 463, ["b:1317"])
-    assert endpoints.reasons()["a:1317"] == f"height {2**60} is implausible: 463 is known"
+    assert (endpoints.head.height, endpoints.newest_height, node_names(endpoints)) == (463, 463, ["b:1317"])
+    assert endpoints.unusable_reasons()["a:1317"] == f"height {2**60} is implausible: 463 is known"
     a.height = 463 + 50_000
-    await endpoints.check()
+    await endpoints.probe_all()
     assert (endpoints.head.height, endpoints.newest_height) == (463, 463)
     a.height = 464
-    await endpoints.check()
-    assert names(endpoints) == ["a:1317", "b:1317"], "nothing is remembered of the wrong height"
+    await endpoints.probe_all()
+    assert node_names(endpoints) == ["a:1317", "b:1317"], "nothing is remembered of the wrong height"
 
 
 async def test_head_of_lone_node_is_bounded_by_last_agreed_head() -> None:
     clock = FakeClock()
-    a, b = Node(clock), Node(clock)
-    network = Network(a=a, b=b)
-    endpoints = network.endpoints(clock)
-    await endpoints.check()
+    a, b = FakeNode(clock), FakeNode(clock)
+    network = FakeNetwork(a=a, b=b)
+    endpoints = network.create_node_pool(clock)
+    await endpoints.probe_all()
     del network.nodes["b"]
     for _ in range(50):
         clock.advance(1)
         a.height += 90
-        await endpoints.check()
+        await endpoints.probe_all()
     assert endpoints.head is None, "a lone node cannot move the bound step by step"
     assert endpoints.newest_height < 463 + 100 + 50 / 0.1
     network.nodes["b"] = b
     b.height = a.height
-    await endpoints.check()
-    assert len(endpoints.fresh) == 2, "two nodes agree"
+    await endpoints.probe_all()
+    assert len(endpoints.usable_nodes) == 2, "two nodes agree"
 
 
 async def test_head_of_only_node_is_bounded_by_elapsed_time() -> None:
     clock = FakeClock()
-    node = Node(clock)
-    endpoints = Network(a=node).endpoints(clock)
-    await endpoints.check()
+    node = FakeNode(clock)
+    endpoints = FakeNetwork(a=node).create_node_pool(clock)
+    await endpoints.probe_all()
     node.height += 7200
-    await endpoints.check()
-    assert "implausible" in str(endpoints.reasons()["a:1317"])
+    await endpoints.probe_all()
+    assert "implausible" in str(endpoints.unusable_reasons()["a:1317"])
     clock.advance(3600)
-    await endpoints.check()
-    assert endpoints.usable, "an outage of an hour"
+    await endpoints.probe_all()
+    assert endpoints.has_usable_node, "an outage of an hour"
     node.height = 2**60
-    await endpoints.check()
-    assert not endpoints.usable
+    await endpoints.probe_all()
+    assert not endpoints.has_usable_node
     node.height = 463 + 7201
-    await endpoints.check()
-    assert endpoints.usable
+    await endpoints.probe_all()
+    assert endpoints.has_usable_node
 
 
 async def test_low_head_does_not_displace_heads_above_cursor() -> None:
     clock = FakeClock()
-    endpoints = Network(a=Node(clock, height=5), b=Node(clock, height=90_000)).endpoints(clock)
-    endpoints.bounds.floor = 89_000
-    await endpoints.check()
+    endpoints = FakeNetwork(a=FakeNode(clock, height=5), b=FakeNode(clock, height=90_000)).create_node_pool(clock)
+    endpoints.head_bounds.stored_cursor = 89_000
+    await endpoints.probe_all()
     assert endpoints.head is not None
     assert endpoints.head.height == 90_000
 
 
 async def test_configured_chain_id_is_not_replaced_by_node() -> None:
     clock = FakeClock()
-    endpoints = Network(a=Node(clock, chain_id="other-9"), b=Node(clock)).endpoints(clock, chain_id="svote-1")
-    await endpoints.check()
-    assert names(endpoints) == ["b:1317"]
+    endpoints = FakeNetwork(a=FakeNode(clock, chain_id="other-9"), b=FakeNode(clock)).create_node_pool(
+        clock, chain_id="svote-1"
+    )
+    await endpoints.probe_all()
+    assert node_names(endpoints) == ["b:1317"]
 
 
 @pytest.mark.parametrize("age", [200.0, -200.0])
 async def test_clock_is_suspect_when_all_nodes_differ(age: float) -> None:
     clock = FakeClock()
-    endpoints = Network(a=Node(clock, age=age), b=Node(clock, age=age * 2)).endpoints(clock)
-    await endpoints.check()
-    assert not endpoints.usable
+    endpoints = FakeNetwork(a=FakeNode(clock, age=age), b=FakeNode(clock, age=age * 2)).create_node_pool(clock)
+    await endpoints.probe_all()
+    assert not endpoints.has_usable_node
     assert endpoints.clock_skew == pytest.approx(age)
-    assert endpoints.clock_suspect
+    assert endpoints.is_clock_suspect
 
 
 async def test_clock_is_not_suspect_when_one_node_differs() -> None:
     clock = FakeClock()
-    endpoints = Network(a=Node(clock, age=200), b=Node(clock, age=1)).endpoints(clock)
+    endpoints = FakeNetwork(a=FakeNode(clock, age=200), b=FakeNode(clock, age=1)).create_node_pool(clock)
     assert endpoints.clock_skew is None
-    await endpoints.check()
+    await endpoints.probe_all()
     assert endpoints.clock_skew == pytest.approx(1)
-    assert not endpoints.clock_suspect
+    assert not endpoints.is_clock_suspect
 
 
 async def test_clock_is_not_suspect_when_chain_halts() -> None:
     clock = FakeClock()
-    node = Node(clock)
-    endpoints = Network(a=node).endpoints(clock)
-    await endpoints.check()
+    node = FakeNode(clock)
+    endpoints = FakeNetwork(a=node).create_node_pool(clock)
+    await endpoints.probe_all()
     clock.advance(600)
     node.age = 600
-    await endpoints.check()
-    assert not endpoints.usable
-    assert not endpoints.clock_suspect
+    await endpoints.probe_all()
+    assert not endpoints.has_usable_node
+    assert not endpoints.is_clock_suspect
 
 
-def refuses(request: httpx.Request) -> httpx.Response:
+def refuse_connection(request: httpx.Request) -> httpx.Response:
     raise httpx.ReadTimeout("no answer", request=request)
 
 
 async def test_pool_backs_off_unanswering_node_and_calls_next() -> None:
     clock = FakeClock()
-    network = Network(a=Node(clock), b=Node(clock))
-    endpoints = network.endpoints(clock)
-    await endpoints.check()
-    network.nodes["a"].faults["rounds"] = refuses
-    asked = network.nodes["a"].asked
+    network = FakeNetwork(a=FakeNode(clock), b=FakeNode(clock))
+    endpoints = network.create_node_pool(clock)
+    await endpoints.probe_all()
+    network.nodes["a"].faults["rounds"] = refuse_connection
+    asked = network.nodes["a"].requests
     with capture_logs() as logs:
         assert len((await endpoints.call(lambda client: client.rounds())).rounds) == 1
     assert [(log["endpoint"], log["reason"]) for log in logs] == [("a:1317", "no answer within 5 s")]
@@ -253,22 +255,22 @@ async def test_pool_backs_off_unanswering_node_and_calls_next() -> None:
     await endpoints.call(lambda client: client.rounds())
     assert len(asked) == before, "it rests: others are not delayed by it again"
     for rest in (1, 2, 4, 8, 16, 30, 30):
-        assert names(endpoints) == ["b:1317"]
-        await endpoints.check()
+        assert node_names(endpoints) == ["b:1317"]
+        await endpoints.probe_all()
         clock.advance(rest - 0.1)
-        assert names(endpoints) == ["b:1317"], "a good probe does not end its rest"
+        assert node_names(endpoints) == ["b:1317"], "a good probe does not end its rest"
         clock.advance(0.1)
-        await endpoints.check()
-        assert names(endpoints) == ["a:1317", "b:1317"]
+        await endpoints.probe_all()
+        assert node_names(endpoints) == ["a:1317", "b:1317"]
         await endpoints.call(lambda client: client.rounds())
     clock.advance(30)
-    await endpoints.check()
+    await endpoints.probe_all()
     network.nodes["a"].faults.clear()
     await endpoints.call(lambda client: client.rounds())
-    network.nodes["a"].faults["rounds"] = refuses
+    network.nodes["a"].faults["rounds"] = refuse_connection
     await endpoints.call(lambda client: client.rounds())
     clock.advance(1)
-    assert names(endpoints) == ["a:1317", "b:1317"], "after a success it is 1 s again"
+    assert node_names(endpoints) == ["a:1317", "b:1317"], "after a success it is 1 s again"
 
 
 @pytest.mark.parametrize(
@@ -285,50 +287,50 @@ async def test_pool_backs_off_unanswering_node_and_calls_next() -> None:
 )
 async def test_pool_uses_node_for_other_requests_when_one_fails(response: httpx.Response) -> None:
     clock = FakeClock()
-    network = Network(a=Node(clock), b=Node(clock))
-    endpoints = network.endpoints(clock)
-    await endpoints.check()
+    network = FakeNetwork(a=FakeNode(clock), b=FakeNode(clock))
+    endpoints = network.create_node_pool(clock)
+    await endpoints.probe_all()
     network.nodes["a"].faults["rounds"] = lambda _: response
     with capture_logs() as logs:
         for _ in range(3):
             assert len((await endpoints.call(lambda client: client.rounds())).rounds) == 1
-            assert names(endpoints) == ["a:1317", "b:1317"]
+            assert node_names(endpoints) == ["a:1317", "b:1317"]
             clock.advance(5)
-            await endpoints.check()
-    assert await endpoints.call_endpoint(named) == "a:1317", "other questions go to it first"
+            await endpoints.probe_all()
+    assert await endpoints.call_node(get_node_name) == "a:1317", "other questions go to it first"
     reported = [(log["event"], log["endpoint"]) for log in logs]
     assert reported == [("node_answer_invalid", "a:1317")], "logged once while it repeats"
 
 
 async def test_pool_with_one_node_stays_usable_when_one_request_fails() -> None:
     clock = FakeClock()
-    network = Network(a=Node(clock, faults={"rounds": lambda _: httpx.Response(500)}))
-    endpoints = network.endpoints(clock, rpc=True)
-    await endpoints.check()
+    network = FakeNetwork(a=FakeNode(clock, faults={"rounds": lambda _: httpx.Response(500)}))
+    endpoints = network.create_node_pool(clock, rpc=True)
+    await endpoints.probe_all()
     with pytest.raises(ChainUnavailable, match="HTTP 500"):
         await endpoints.call(lambda client: client.rounds())
-    network.nodes["a"].faults["tx_search"] = lambda _: answer(500, {"error": {"data": "indexing is disabled"}})
-    rpc = endpoints.all[0].rpc
+    network.nodes["a"].faults["tx_search"] = lambda _: json_response(500, {"error": {"data": "indexing is disabled"}})
+    rpc = endpoints.nodes[0].rpc
     assert rpc is not None
     with pytest.raises(ChainError) as caught:
-        await rpc.tx_search_reveals(bytes(32), 1, 2)
-    endpoints.failed(endpoints.all[0], caught.value, rpc=True)
-    assert endpoints.usable
-    assert endpoints.fresh_rpc == endpoints.all
+        await rpc.search_reveals(bytes(32), 1, 2)
+    endpoints.record_error(endpoints.nodes[0], caught.value, rpc=True)
+    assert endpoints.has_usable_node
+    assert endpoints.usable_rpc_nodes == endpoints.nodes
     assert endpoints.head is not None
 
 
-async def named(endpoint: Endpoint) -> str:
+async def get_node_name(endpoint: Endpoint) -> str:
     return endpoint.name
 
 
 async def test_call_without_fresh_node_raises_with_reasons() -> None:
     clock = FakeClock()
-    network = Network(a=Node(clock), b=Node(clock, syncing=True))
-    endpoints = network.endpoints(clock)
+    network = FakeNetwork(a=FakeNode(clock), b=FakeNode(clock, syncing=True))
+    endpoints = network.create_node_pool(clock)
     with pytest.raises(ChainUnavailable, match="a:1317: not probed yet"):
         await endpoints.call(lambda client: client.rounds())
-    await endpoints.check()
+    await endpoints.probe_all()
     network.nodes["a"].faults["rounds"] = lambda _: httpx.Response(500)
     with pytest.raises(ChainUnavailable, match=r"a:1317: rounds: HTTP 500"):
         await endpoints.call(lambda client: client.rounds())
@@ -336,8 +338,8 @@ async def test_call_without_fresh_node_raises_with_reasons() -> None:
 
 async def test_call_prefers_nodes_at_min_height() -> None:
     clock = FakeClock()
-    endpoints = Network(a=Node(clock, height=463), b=Node(clock, height=464)).endpoints(clock)
-    await endpoints.check()
+    endpoints = FakeNetwork(a=FakeNode(clock, height=463), b=FakeNode(clock, height=464)).create_node_pool(clock)
+    await endpoints.probe_all()
 
     async def who(client: ChainClient) -> str:
         return client.name
@@ -348,23 +350,23 @@ async def test_call_prefers_nodes_at_min_height() -> None:
 
 async def test_check_slow_node_does_not_delay_others() -> None:
     clock = FakeClock()
-    network = Network(tarpit=Node(clock, hangs=True), good=Node(clock))
-    endpoints = network.endpoints(clock, timeout=30.0, chain_id="svote-1")
+    network = FakeNetwork(tarpit=FakeNode(clock, hangs=True), good=FakeNode(clock))
+    endpoints = network.create_node_pool(clock, timeout=30.0, chain_id="svote-1")
     with anyio.fail_after(10):
         async with anyio.create_task_group() as group:
-            group.start_soon(endpoints.check)
-            while not endpoints.usable:
+            group.start_soon(endpoints.probe_all)
+            while not endpoints.has_usable_node:
                 await anyio.lowlevel.checkpoint()
-            assert names(endpoints) == ["good:1317"]
+            assert node_names(endpoints) == ["good:1317"]
             group.cancel_scope.cancel()
 
 
 async def test_monitor_slow_node_does_not_delay_others() -> None:
     clock = FakeClock()
-    network = Network(tarpit=Node(clock, hangs=True), good=Node(clock))
-    endpoints = network.endpoints(clock, timeout=30.0, chain_id="svote-1")
+    network = FakeNetwork(tarpit=FakeNode(clock, hangs=True), good=FakeNode(clock))
+    endpoints = network.create_node_pool(clock, timeout=30.0, chain_id="svote-1")
     calls: list[int] = []
-    endpoints.on_probe(lambda head: calls.append(head.height if head is not None else 0))
+    endpoints.subscribe_to_probes(lambda head: calls.append(head.height if head is not None else 0))
     with anyio.fail_after(10):
         async with anyio.create_task_group() as group:
             group.start_soon(endpoints.monitor, 1.0)
@@ -372,52 +374,52 @@ async def test_monitor_slow_node_does_not_delay_others() -> None:
                 network.nodes["good"].height = height
                 await anyio.wait_all_tasks_blocked()
                 clock.advance(1)
-                await until_length(calls, height - 463)
+                await wait_for_length(calls, height - 463)
                 assert calls[-1] == height
             group.cancel_scope.cancel()
 
 
 async def test_subscribers_are_called_on_changes_only() -> None:
     clock = FakeClock()
-    network = Network(a=Node(clock))
-    endpoints = network.endpoints(clock)
+    network = FakeNetwork(a=FakeNode(clock))
+    endpoints = network.create_node_pool(clock)
     calls: list[bool] = []
-    endpoints.subscribe(lambda: calls.append(endpoints.usable))
-    await endpoints.check()
-    await endpoints.check()
+    endpoints.subscribe(lambda: calls.append(endpoints.has_usable_node))
+    await endpoints.probe_all()
+    await endpoints.probe_all()
     network.nodes["a"].syncing = True
     network.nodes["a"].height += 1
-    await endpoints.check()
+    await endpoints.probe_all()
     assert calls == [True, False]
 
 
 async def test_rpc_health_is_separate() -> None:
     clock = FakeClock()
-    network = Network(a=Node(clock), b=Node(clock))
-    endpoints = network.endpoints(clock, rpc=True)
-    await endpoints.check()
+    network = FakeNetwork(a=FakeNode(clock), b=FakeNode(clock))
+    endpoints = network.create_node_pool(clock, rpc=True)
+    await endpoints.probe_all()
     network.nodes["a"].faults["/status"] = lambda _: httpx.Response(500, content=b"<html>")
     network.nodes["a"].height += 1
     with capture_logs() as logs:
-        await endpoints.check()
-        await endpoints.check()  # The RPC is probed when the REST API has shown a new block.
-    assert names(endpoints) == ["a:1317", "b:1317"]
-    assert [endpoint.name for endpoint in endpoints.fresh_rpc] == ["b:1317"]
+        await endpoints.probe_all()
+        await endpoints.probe_all()  # The RPC is probed when the REST API has shown a new block.
+    assert node_names(endpoints) == ["a:1317", "b:1317"]
+    assert [endpoint.name for endpoint in endpoints.usable_rpc_nodes] == ["b:1317"]
     assert [(log["event"], log["endpoint"]) for log in logs] == [("rpc_not_fresh", "a:26657")]
-    endpoints.failed(endpoints.all[1], ChainError("broken"), rpc=True)
-    assert endpoints.fresh_rpc == []
-    assert names(endpoints) == ["a:1317", "b:1317"]
+    endpoints.record_error(endpoints.nodes[1], ChainError("broken"), rpc=True)
+    assert endpoints.usable_rpc_nodes == []
+    assert node_names(endpoints) == ["a:1317", "b:1317"]
 
 
 async def test_probe_without_new_block_requests_head_only() -> None:
     clock = FakeClock()
-    node = Node(clock)
-    endpoints = Network(a=node).endpoints(clock, rpc=True)
+    node = FakeNode(clock)
+    endpoints = FakeNetwork(a=node).create_node_pool(clock, rpc=True)
 
     async def asked() -> list[str]:
-        before = len(node.asked)
-        await endpoints.check()
-        return sorted(path.rsplit("/", 1)[-1] for path in node.asked[before:])
+        before = len(node.requests)
+        await endpoints.probe_all()
+        return sorted(path.rsplit("/", 1)[-1] for path in node.requests[before:])
 
     everything = ["latest", "status", "syncing"]
     assert await asked() == everything
@@ -433,11 +435,11 @@ async def test_probe_without_new_block_requests_head_only() -> None:
 
     node.height, node.syncing = node.height + 1, True
     assert await asked() == ["latest", "syncing"]
-    assert not endpoints.usable
+    assert not endpoints.has_usable_node
     assert await asked() == everything, "while it is catching up, that may end at any time"
     node.syncing = False
     assert await asked() == everything
-    assert endpoints.usable
+    assert endpoints.has_usable_node
     assert await asked() == ["latest"]
 
     node.faults["latest"] = lambda _: httpx.Response(502)
@@ -448,16 +450,16 @@ async def test_probe_without_new_block_requests_head_only() -> None:
 
 async def test_syncing_node_or_lost_rpc_is_detected_in_five_seconds() -> None:
     clock = FakeClock()
-    node = Node(clock)
-    endpoints = Network(a=node).endpoints(clock, rpc=True)
-    await endpoints.check()
-    assert (endpoints.usable, len(endpoints.fresh_rpc)) == (True, 1)
+    node = FakeNode(clock)
+    endpoints = FakeNetwork(a=node).create_node_pool(clock, rpc=True)
+    await endpoints.probe_all()
+    assert (endpoints.has_usable_node, len(endpoints.usable_rpc_nodes)) == (True, 1)
     node.faults["/status"] = lambda _: httpx.Response(500)
     node.syncing = True
     for _ in range(4):
         clock.advance(1)
-        await endpoints.check()
-    assert (endpoints.usable, len(endpoints.fresh_rpc)) == (False, 0)
+        await endpoints.probe_all()
+    assert (endpoints.has_usable_node, len(endpoints.usable_rpc_nodes)) == (False, 0)
 
 
 def test_create_nodes_more_rpcs_than_nodes_is_refused() -> None:
@@ -466,11 +468,11 @@ def test_create_nodes_more_rpcs_than_nodes_is_refused() -> None:
 
 
 async def test_recorded_head_is_fresh_at_its_time() -> None:
-    body = recorded("latest block")["response"]
+    body = read_recorded("latest block")["response"]
     clock = FakeClock(1795268520.0)
-    node = Node(clock, faults={"latest": lambda _: answer(200, body)})
-    endpoints = Network(a=node).endpoints(clock)
-    await endpoints.check()
+    node = FakeNode(clock, faults={"latest": lambda _: json_response(200, body)})
+    endpoints = FakeNetwork(a=node).create_node_pool(clock)
+    await endpoints.probe_all()
     assert endpoints.head is not None
     assert (endpoints.head.chain_id, endpoints.head.height) == ("svote-1", 463)
     assert endpoints.time_at(500) == endpoints.head.time

@@ -14,7 +14,7 @@ import pytest
 
 from helper.chain.json_fields import loads
 from helper.chain.models import (
-    UnknownStatus,
+    UnknownStatusRound,
     parse_head,
     parse_leaves,
     parse_round,
@@ -26,11 +26,11 @@ from helper.chain.models import (
 from helper.chain.rest_client import ChainClient
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.rpc_client import RpcClient
-from helper.errors import ChainAnswerError
-from tests.unit.chain.fakes import ROUND_ID, answer, recorded, recorded_round
+from helper.errors import ChainResponseError
+from tests.unit.chain.fakes import ROUND_ID, json_response, read_recorded, recorded_round
 
 
-def node(status: int, body: bytes) -> ChainClient:
+def create_client(status: int, body: bytes) -> ChainClient:
     return ChainClient("http://node", transport=httpx.MockTransport(lambda _: httpx.Response(status, content=body)))
 
 
@@ -53,8 +53,8 @@ def node(status: int, body: bytes) -> ChainClient:
     ],
 )
 async def test_rounds_invalid_answer_is_rejected(body: bytes, problem: str) -> None:
-    with pytest.raises(ChainAnswerError, match=problem):
-        await node(200, body).rounds()
+    with pytest.raises(ChainResponseError, match=problem):
+        await create_client(200, body).rounds()
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ async def test_rounds_invalid_answer_is_rejected(body: bytes, problem: str) -> N
     ],
 )
 def test_parse_round_invalid_field_is_named(field: str, value: object, problem: str) -> None:
-    with pytest.raises(ChainAnswerError, match=rf"answer.round.{field}.*{problem}"):
+    with pytest.raises(ChainResponseError, match=rf"answer.round.{field}.*{problem}"):
         parse_round({"round": recorded_round(1) | {field: value}})
 
 
@@ -100,11 +100,13 @@ def test_parse_rounds_unknown_status_is_listed_separately(status: int) -> None:
     listed = parse_rounds({"rounds": [recorded_round(1), other]})
     assert [known.round_id for known in listed.rounds] == [ROUND_ID]
     assert listed.invalid == {}
-    assert listed.unknown == {b"\x07" * 32: UnknownStatus(status, other["vote_end_time"], other["created_at_height"])}
+    assert listed.unknown_status == {
+        b"\x07" * 32: UnknownStatusRound(status, other["vote_end_time"], other["created_at_height"])
+    }
 
 
 def test_parse_rounds_round_without_id_rejects_list() -> None:
-    with pytest.raises(ChainAnswerError, match=r"rounds\[0\].vote_round_id: 32 bytes were expected"):
+    with pytest.raises(ChainResponseError, match=r"rounds\[0\].vote_round_id: 32 bytes were expected"):
         parse_rounds({"rounds": [recorded_round(1) | {"vote_round_id": "eobB"}]})
 
 
@@ -112,17 +114,17 @@ def test_parse_rounds_round_without_id_rejects_list() -> None:
     "tree",
     [
         {"root": "AAAA", "next_index_at_root": 1, "height": 5},
-        {"root": recorded("tree, latest")["response"]["tree"]["root"], "height": 5},
-        recorded("tree, latest")["response"]["tree"] | {"next_index_at_root": 2**24 + 1},
+        {"root": read_recorded("tree, latest")["response"]["tree"]["root"], "height": 5},
+        read_recorded("tree, latest")["response"]["tree"] | {"next_index_at_root": 2**24 + 1},
     ],
 )
 def test_parse_tree_invalid_is_rejected(tree: dict[str, Any]) -> None:
-    with pytest.raises(ChainAnswerError, match=r"answer\.tree\."):
+    with pytest.raises(ChainResponseError, match=r"answer\.tree\."):
         parse_tree({"tree": tree})
 
 
 def test_parse_invalid_leaves_heads_and_transactions() -> None:
-    with pytest.raises(ChainAnswerError, match=r"blocks\[0\].leaves\[0\]: 32 bytes were expected, not 3"):
+    with pytest.raises(ChainResponseError, match=r"blocks\[0\].leaves\[0\]: 32 bytes were expected, not 3"):
         parse_leaves({"blocks": [{"height": 5, "leaves": ["AAAA"]}]})
     header = {"chain_id": "svote-1", "height": "5", "time": "2026-11-21T13:33:23Z"}
     assert parse_head({"block": {"header": header}}).height == 5
@@ -135,11 +137,11 @@ def test_parse_invalid_leaves_heads_and_transactions() -> None:
         {"time": "2026-11-21T13:33:23"},
     ]
     for bad in bad_headers:
-        with pytest.raises(ChainAnswerError):
+        with pytest.raises(ChainResponseError):
             parse_head({"block": {"header": header | bad}})
-    with pytest.raises(ChainAnswerError, match="syncing: missing"):
+    with pytest.raises(ChainResponseError, match="syncing: missing"):
         parse_syncing({})
-    with pytest.raises(ChainAnswerError, match="height: missing"):
+    with pytest.raises(ChainResponseError, match="height: missing"):
         parse_tx({"code": 0})
 
 
@@ -150,10 +152,10 @@ async def test_leaves_follows_cursor_and_windows() -> None:
         first, last = int(request.url.params["from_height"]), int(request.url.params["to_height"])
         asked.append((first, last))
         assert last - first <= 1000
-        leaf = recorded("leaves")["response"]["blocks"][0]["leaves"]
+        leaf = read_recorded("leaves")["response"]["blocks"][0]["leaves"]
         block = {"height": first, "start_index": len(asked) - 1, "leaves": leaf}
         more = {"next_from_height": first + 400} if first + 400 <= last else {}
-        return answer(200, {"blocks": [block], **more})
+        return json_response(200, {"blocks": [block], **more})
 
     blocks = await ChainClient("http://node", transport=httpx.MockTransport(handle)).leaves(ROUND_ID, 1, 1500)
     assert asked == [(1, 1001), (401, 1401), (801, 1500), (1201, 1500)]
@@ -169,71 +171,71 @@ async def test_leaves_follows_cursor_and_windows() -> None:
     ],
 )
 async def test_leaves_rejects_endless_or_unrequested_pages(page: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ChainAnswerError, match=problem):
-        await node(200, json.dumps(page).encode()).leaves(ROUND_ID, 10, 99)
+    with pytest.raises(ChainResponseError, match=problem):
+        await create_client(200, json.dumps(page).encode()).leaves(ROUND_ID, 10, 99)
 
 
-class BlocksOfLeaves:
+class FakeLeafBlocks:
     """A node with the same number of leaves in each block; records the requested heights."""
 
     def __init__(self, leaves: int) -> None:
-        self.asked: list[tuple[int, int]] = []
+        self.requested_ranges: list[tuple[int, int]] = []
         self._leaves = [b64encode(bytes(32)).decode()] * leaves
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         first, last = int(request.url.params["from_height"]), int(request.url.params["to_height"])
-        self.asked.append((first, last))
+        self.requested_ranges.append((first, last))
         blocks = [{"height": h, "start_index": 0, "leaves": self._leaves} for h in range(first, last + 1)]
-        return answer(200, {"blocks": blocks})
+        return json_response(200, {"blocks": blocks})
 
     def client(self) -> ChainClient:
         return ChainClient("http://node", transport=httpx.MockTransport(self))
 
 
 async def test_leaves_halves_span_when_page_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("helper.chain.rest_client.PAGE", 50_000)
-    node = BlocksOfLeaves(leaves=100)  # About 5,000 bytes per block.
+    monkeypatch.setattr("helper.chain.rest_client.PAGE_LIMIT_BYTES", 50_000)
+    node = FakeLeafBlocks(leaves=100)  # About 5,000 bytes per block.
     blocks = await node.client().leaves(ROUND_ID, 1, 40)
     assert [block.height for block in blocks] == list(range(1, 41))
-    assert node.asked[:3] == [(1, 40), (1, 20), (1, 10)]
-    assert len(node.asked) < 20
+    assert node.requested_ranges[:3] == [(1, 40), (1, 20), (1, 10)]
+    assert len(node.requested_ranges) < 20
 
 
 async def test_leaves_rejects_block_longer_than_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("helper.chain.rest_client.PAGE", 4_000)
-    node = BlocksOfLeaves(leaves=100)
-    with pytest.raises(ChainAnswerError, match="longer than 4000 bytes"):
+    monkeypatch.setattr("helper.chain.rest_client.PAGE_LIMIT_BYTES", 4_000)
+    node = FakeLeafBlocks(leaves=100)
+    with pytest.raises(ChainResponseError, match="longer than 4000 bytes"):
         await node.client().leaves(ROUND_ID, 1, 4)
-    assert node.asked == [(1, 4), (1, 2), (1, 1)]
+    assert node.requested_ranges == [(1, 4), (1, 2), (1, 1)]
 
 
 async def test_leaves_stops_at_maximum_number() -> None:
-    node = BlocksOfLeaves(leaves=1)
-    with pytest.raises(ChainAnswerError, match="more than 1500"):
-        await node.client().leaves(ROUND_ID, 1, 2**40, most=1500)
-    assert len(node.asked) == 2
+    node = FakeLeafBlocks(leaves=1)
+    with pytest.raises(ChainResponseError, match="more than 1500"):
+        await node.client().leaves(ROUND_ID, 1, 2**40, max_count=1500)
+    assert len(node.requested_ranges) == 2
 
 
 class EndlessBody(httpx.AsyncByteStream):
     """A body that does not end by itself.
 
     Attributes:
-        given: bytes that were read.
+        served_bytes: bytes that were read.
     """
 
     def __init__(self) -> None:
-        self.given = 0
+        self.served_bytes = 0
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         while True:
-            self.given += 1 << 16
+            self.served_bytes += 1 << 16
             yield bytes(1 << 16)
 
 
 MIB = 1 << 20
 LIMITS: dict[str, tuple[int, Callable[[ChainClient, RpcClient], Awaitable[object]]]] = {
     "rounds": (8 * MIB, lambda rest, _: rest.rounds()),
-    "listing": (8 * MIB, lambda rest, _: rest.listing()),
+    "listing": (8 * MIB, lambda rest, _: rest.listed_rounds()),
     "round": (MIB, lambda rest, _: rest.round(ROUND_ID)),
     "tree": (MIB, lambda rest, _: rest.tree_latest(ROUND_ID)),
     "leaves": (8 * MIB, lambda rest, _: rest.leaves(ROUND_ID, 1, 1)),
@@ -242,8 +244,8 @@ LIMITS: dict[str, tuple[int, Callable[[ChainClient, RpcClient], Awaitable[object
     "tx": (MIB, lambda rest, _: rest.tx(bytes(32))),
     "status": (MIB, lambda _, rpc: rpc.status()),
     "block results": (16 * MIB, lambda _, rpc: rpc.block_results(5)),
-    "search": (8 * MIB, lambda _, rpc: rpc.tx_search_reveals(ROUND_ID, 1, 9)),
-    "spent": (MIB, lambda _, rpc: rpc.spent(ROUND_ID, bytes(32))),
+    "search": (8 * MIB, lambda _, rpc: rpc.search_reveals(ROUND_ID, 1, 9)),
+    "spent": (MIB, lambda _, rpc: rpc.is_spent(ROUND_ID, bytes(32))),
 }
 
 
@@ -252,9 +254,9 @@ async def test_node_answer_is_read_up_to_size_limit(question: str) -> None:
     limit, ask = LIMITS[question]
     body = EndlessBody()
     transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=body))
-    with pytest.raises(ChainAnswerError, match=f"longer than {limit} bytes"):
+    with pytest.raises(ChainResponseError, match=f"longer than {limit} bytes"):
         await ask(ChainClient("http://node", transport=transport), RpcClient("http://node", transport=transport))
-    assert body.given <= limit + (1 << 16)
+    assert body.served_bytes <= limit + (1 << 16)
 
 
 @pytest.mark.parametrize("question", LIMITS)
@@ -270,7 +272,7 @@ async def test_large_node_answer_is_parsed_in_a_thread(question: str, monkeypatc
         monkeypatch.setattr(f"helper.chain.{module}.loads", record)
     body = b'{"filler":"' + b"x" * 300_000 + b'"}'
     transport = httpx.MockTransport(lambda _: httpx.Response(200, content=body))
-    with contextlib.suppress(ChainAnswerError):
+    with contextlib.suppress(ChainResponseError):
         await ask(ChainClient("http://node", transport=transport), RpcClient("http://node", transport=transport))
     assert len(threads) == 1
     assert threads[0] != threading.get_ident()
@@ -278,36 +280,36 @@ async def test_large_node_answer_is_parsed_in_a_thread(question: str, monkeypatc
 
 async def test_search_rejects_more_transactions_than_page_size() -> None:
     page = {"result": {"txs": [{"height": "5", "tx_result": {}}] * 101, "total_count": "101"}}
-    rpc = RpcClient("http://node", transport=httpx.MockTransport(lambda _: answer(200, page)))
-    with pytest.raises(ChainAnswerError, match="101 transactions on a page of 100"):
-        await rpc.tx_search_reveals(ROUND_ID, 1, 9)
+    rpc = RpcClient("http://node", transport=httpx.MockTransport(lambda _: json_response(200, page)))
+    with pytest.raises(ChainResponseError, match="101 transactions on a page of 100"):
+        await rpc.search_reveals(ROUND_ID, 1, 9)
 
 
 async def test_round_with_other_id_is_rejected() -> None:
-    with pytest.raises(ChainAnswerError, match="another round"):
-        await node(200, json.dumps({"round": recorded_round(1)}).encode()).round(b"\x22" * 32)
+    with pytest.raises(ChainResponseError, match="another round"):
+        await create_client(200, json.dumps({"round": recorded_round(1)}).encode()).round(b"\x22" * 32)
 
 
 async def test_block_results_invalid_is_rejected() -> None:
     def rpc(value: object, status: int = 200) -> RpcClient:
-        return RpcClient("http://node", transport=httpx.MockTransport(lambda _: answer(status, value)))
+        return RpcClient("http://node", transport=httpx.MockTransport(lambda _: json_response(status, value)))
 
     event = {
         "type": "reveal_share",
         "attributes": [{"key": "vote_round_id", "value": ROUND_ID.hex()}, {"key": "share_nullifier", "value": "XY"}],
     }
-    with pytest.raises(ChainAnswerError, match="64 lower-case hex digits"):
+    with pytest.raises(ChainResponseError, match="64 lower-case hex digits"):
         await rpc({"result": {"height": "5", "txs_results": [{"code": 0, "events": [event]}]}}).block_results(5)
     failed = await rpc({"result": {"height": "5", "txs_results": [{"code": 1, "events": [event]}]}}).block_results(5)
     assert failed is not None
     assert failed.reveals == [], "a failed transaction's events do not count"
-    with pytest.raises(ChainAnswerError, match="height 5 is not available"):
+    with pytest.raises(ChainResponseError, match="height 5 is not available"):
         await rpc({"error": {"code": -32603, "data": "height 5 is not available"}}, 500).block_results(5)
     executing = await rpc({"error": {"data": "could not find results for height #5"}}, 500).block_results(5)
     assert executing is None
 
 
-UNSAFE = "bad\x00 \x1b[31m\x9b gas\nmore\u202e"
+UNSAFE_TEXTS = "bad\x00 \x1b[31m\x9b gas\nmore\u202e"
 
 
 async def test_node_text_with_control_characters_is_cleaned_in_results_and_errors() -> None:
@@ -320,15 +322,15 @@ async def test_node_text_with_control_characters_is_cleaned_in_results_and_error
         round_id=ROUND_ID,
         anchor_height=1,
     )
-    refused = node(422, json.dumps({"code": 9, "log": UNSAFE, "tx_hash": UNSAFE}).encode())
+    refused = create_client(422, json.dumps({"code": 9, "log": UNSAFE_TEXTS, "tx_hash": UNSAFE_TEXTS}).encode())
     outcome = await refused.broadcast(message)
     assert outcome.log == "bad [31m gas more"
     assert outcome.tx_hash.isprintable()
-    assert parse_tx({"code": 1, "height": 2, "log": UNSAFE}).log.isprintable()
-    with pytest.raises(ChainAnswerError) as caught:
-        await node(500, json.dumps({"error": UNSAFE}).encode()).rounds()
+    assert parse_tx({"code": 1, "height": 2, "log": UNSAFE_TEXTS}).log.isprintable()
+    with pytest.raises(ChainResponseError) as caught:
+        await create_client(500, json.dumps({"error": UNSAFE_TEXTS}).encode()).rounds()
     assert str(caught.value).isprintable()
-    node_info = {"default_node_info": {"network": UNSAFE}, "application_version": {"version": UNSAFE}}
-    info = await node(200, json.dumps(node_info).encode()).node_info()
+    node_info = {"default_node_info": {"network": UNSAFE_TEXTS}, "application_version": {"version": UNSAFE_TEXTS}}
+    info = await create_client(200, json.dumps(node_info).encode()).node_info()
     assert info.chain_id.isprintable()
     assert info.version.isprintable()

@@ -9,44 +9,44 @@ import pytest
 from structlog.testing import capture_logs
 
 from helper.chain.read_only_pool import ReadOnlyNodePool
-from helper.errors import ChainAnswerError, ChainError, ChainUnavailable
+from helper.errors import ChainError, ChainResponseError, ChainUnavailable
 from tests.support.clock import FakeClock
-from tests.unit.chain.fakes import Network, Node
+from tests.unit.chain.fakes import FakeNetwork, FakeNode
 
 ADDRESS = "svvaloper1tp7fhly84qm6q4hhzmp0nh5frtdugmysz4l4zy"
 
 
-BROKEN = {
-    "no answer": ({"faults": {"validators": lambda _: httpx.Response(501)}}, ChainAnswerError),
+BROKEN_NODES = {
+    "no answer": ({"faults": {"validators": lambda _: httpx.Response(501)}}, ChainResponseError),
     "away": ({"faults": {"validators": lambda _: httpx.Response(503)}}, ChainUnavailable),
     "silent": ({"hangs": True}, ChainUnavailable),
 }
 
 
-@pytest.mark.parametrize(("broken", "raised"), BROKEN.values(), ids=BROKEN)
+@pytest.mark.parametrize(("broken", "raised"), BROKEN_NODES.values(), ids=BROKEN_NODES)
 async def test_read_only_pool_errors_do_not_affect_health(broken: dict[str, Any], raised: type[ChainError]) -> None:
     clock = FakeClock()
-    network = Network(a=Node(clock), b=Node(clock))
-    endpoints = network.endpoints(clock)
-    await endpoints.check()
+    network = FakeNetwork(a=FakeNode(clock), b=FakeNode(clock))
+    endpoints = network.create_node_pool(clock)
+    await endpoints.probe_all()
     pool = ReadOnlyNodePool(endpoints, timeout=0.05, transport=network)
     for node in network.nodes.values():
         for name, value in broken.items():
             setattr(node, name, value)
     with capture_logs() as logs, pytest.raises(raised, match=r"a:1317: .*b:1317: "):
-        await pool.call(lambda client: client.validator(ADDRESS))
-    assert [endpoint.name for endpoint in endpoints.fresh] == ["a:1317", "b:1317"]
+        await pool.call(lambda client: client.validator_status(ADDRESS))
+    assert [endpoint.name for endpoint in endpoints.usable_nodes] == ["a:1317", "b:1317"]
     assert logs == []
     await pool.aclose()
 
 
 async def test_read_only_pool_calls_next_node_after_error() -> None:
     clock = FakeClock()
-    network = Network(a=Node(clock, faults={"rounds": lambda _: httpx.Response(500)}), b=Node(clock))
-    endpoints = network.endpoints(clock)
+    network = FakeNetwork(a=FakeNode(clock, faults={"rounds": lambda _: httpx.Response(500)}), b=FakeNode(clock))
+    endpoints = network.create_node_pool(clock)
     pool = ReadOnlyNodePool(endpoints, transport=network)
     with pytest.raises(ChainUnavailable, match="none is in sync"):
-        await pool.call(lambda client: client.listing())
-    await endpoints.check()
-    assert len(await pool.call(lambda client: client.listing())) == 1
+        await pool.call(lambda client: client.listed_rounds())
+    await endpoints.probe_all()
+    assert len(await pool.call(lambda client: client.listed_rounds())) == 1
     await pool.aclose()

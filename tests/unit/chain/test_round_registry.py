@@ -15,7 +15,7 @@ from helper.chain.round_changes import CONFIRMING_BLOCKS
 from helper.chain.round_registry import RoundRegistry
 from helper.errors import ChainUnavailable, WrongChain
 from tests.support.clock import FakeClock
-from tests.unit.chain.fakes import ROUND_ID, VOTE_END, MemoryStore, Network, Node, recorded_round
+from tests.unit.chain.fakes import ROUND_ID, VOTE_END, FakeNetwork, FakeNode, MemoryStore, recorded_round
 
 
 class Environment:
@@ -23,9 +23,9 @@ class Environment:
 
     def __init__(self, *hosts: str, now: float = VOTE_END - 100, **settings: Any) -> None:
         self.clock = FakeClock(now)
-        self.nodes = {host: Node(self.clock) for host in hosts or ("a",)}
-        self.network = Network(**self.nodes)
-        self.endpoints: NodePool = self.network.endpoints(self.clock, **settings)
+        self.nodes = {host: FakeNode(self.clock) for host in hosts or ("a",)}
+        self.network = FakeNetwork(**self.nodes)
+        self.endpoints: NodePool = self.network.create_node_pool(self.clock, **settings)
         self.store = MemoryStore()
         self.registry = RoundRegistry(self.store, self.endpoints, clock=self.clock)
 
@@ -34,26 +34,26 @@ class Environment:
             node.rounds = list(rounds)
 
     async def sync(self) -> None:
-        await self.endpoints.check()
+        await self.endpoints.probe_all()
         await self.registry.sync()
 
-    async def later(self, blocks: int = 10) -> None:
+    async def advance_blocks(self, blocks: int = 10) -> None:
         """Advance by some blocks, after which all backoffs have ended."""
         self.clock.advance(blocks * 5)
         for node in self.nodes.values():
             node.height += blocks
-        await self.endpoints.check()
+        await self.endpoints.probe_all()
 
 
 async def test_registry_stores_and_restores_rounds() -> None:
     env = Environment()
     assert env.registry.get(ROUND_ID) is None
-    assert not env.registry.synced
+    assert not env.registry.is_synced
     await env.sync()
     known = env.registry.get(ROUND_ID)
     assert known is not None
-    assert env.registry.synced
-    assert env.registry.active() == [known]
+    assert env.registry.is_synced
+    assert env.registry.active_rounds() == [known]
     assert known.proposals[1].options == (0, 1)
 
     after_restart = RoundRegistry(env.store, env.endpoints, clock=env.clock)
@@ -69,13 +69,13 @@ async def test_registry_status_moves_forward() -> None:
     for status in (4, 1, 2, 3):
         env.set_rounds(recorded_round(1) | {"status": status})
         await env.sync()
-        await env.later(CONFIRMING_BLOCKS)
+        await env.advance_blocks(CONFIRMING_BLOCKS)
         await env.sync()
         known = env.registry.get(ROUND_ID)
         assert known is not None
         assert known.status == status
         assert env.store.stored_rounds[ROUND_ID].status == status
-    assert env.registry.active() == []
+    assert env.registry.active_rounds() == []
 
 
 OTHER_ID = b"\x07" * 32
@@ -106,28 +106,28 @@ async def test_round_invalid_on_all_nodes_is_frozen_alone(
     env.set_rounds(recorded_round(1), other_round())
     await env.sync()
     known, stored = env.registry.get(ROUND_ID), env.store.stored_rounds[ROUND_ID]
-    await env.later()
+    await env.advance_blocks()
     env.set_rounds(*listed, other_round())
     with capture_logs() as logs:
         await env.registry.sync()
-        await env.later()
+        await env.advance_blocks()
         await env.registry.sync()
     assert [(log["event"], log["log_level"]) for log in logs] == [("round_frozen", "error")]
     assert problem in logs[0]["reason"]
-    assert problem in (env.registry.frozen(ROUND_ID) or "")
-    assert env.registry.frozen(OTHER_ID) is None
-    assert [active.round_id for active in env.registry.active()] == [OTHER_ID]
-    assert len(env.endpoints.fresh) == len(hosts), "no node is set aside for it"
+    assert problem in (env.registry.frozen_reason(ROUND_ID) or "")
+    assert env.registry.frozen_reason(OTHER_ID) is None
+    assert [active.round_id for active in env.registry.active_rounds()] == [OTHER_ID]
+    assert len(env.endpoints.usable_nodes) == len(hosts), "no node is set aside for it"
     assert (env.registry.get(ROUND_ID), env.store.stored_rounds[ROUND_ID]) == (known, stored)
-    assert env.registry.open() == env.registry.all(), "its tree stays"
+    assert env.registry.open_rounds() == env.registry.all_rounds(), "its tree stays"
 
     env.set_rounds(recorded_round(1), other_round())
-    await env.later()
+    await env.advance_blocks()
     with capture_logs() as logs:
         await env.registry.sync()
     assert [log["event"] for log in logs] == ["round_unfrozen"]
-    assert env.registry.frozen(ROUND_ID) is None
-    assert len(env.registry.active()) == 2
+    assert env.registry.frozen_reason(ROUND_ID) is None
+    assert len(env.registry.active_rounds()) == 2
 
 
 @invalid_lists
@@ -135,48 +135,48 @@ async def test_registry_uses_node_with_correct_round(listed: list[dict[str, Any]
     env = Environment("a", "b")
     await env.sync()
     known, stored = env.registry.get(ROUND_ID), env.store.stored_rounds[ROUND_ID]
-    await env.later()
+    await env.advance_blocks()
     env.nodes["a"].rounds = listed
     await env.registry.sync()
     assert (env.registry.get(ROUND_ID), env.store.stored_rounds[ROUND_ID]) == (known, stored)
-    assert env.registry.frozen(ROUND_ID) is None
-    assert [endpoint.name for endpoint in env.endpoints.fresh] == ["b:1317"]
-    assert problem in str(env.endpoints.reasons()["a:1317"])
+    assert env.registry.frozen_reason(ROUND_ID) is None
+    assert [endpoint.name for endpoint in env.endpoints.usable_nodes] == ["b:1317"]
+    assert problem in str(env.endpoints.unusable_reasons()["a:1317"])
     del env.network.nodes["b"]
-    await env.later()
+    await env.advance_blocks()
     await env.registry.sync()
-    assert env.registry.frozen(ROUND_ID) is not None, "nobody speaks for it"
+    assert env.registry.frozen_reason(ROUND_ID) is not None, "nobody speaks for it"
     env.network.nodes["b"] = env.nodes["b"]
-    await env.later()
+    await env.advance_blocks()
     await env.registry.sync()
-    assert env.registry.frozen(ROUND_ID) is None
+    assert env.registry.frozen_reason(ROUND_ID) is None
 
 
 async def test_round_never_readable_is_frozen_with_warning() -> None:
     env = Environment()
     env.set_rounds(recorded_round(1), other_round() | {"status": 5})
-    await env.endpoints.check()
+    await env.endpoints.probe_all()
     with capture_logs() as logs:
         await env.registry.sync()
     assert [log["log_level"] for log in logs if "frozen" in log["event"]] == ["warning"]
-    assert env.registry.frozen(OTHER_ID) is not None
+    assert env.registry.frozen_reason(OTHER_ID) is not None
     assert env.registry.get(OTHER_ID) is None
-    assert [active.round_id for active in env.registry.active()] == [ROUND_ID]
+    assert [active.round_id for active in env.registry.active_rounds()] == [ROUND_ID]
 
 
 @pytest.mark.rule("R14")
 async def test_frozen_round_is_not_closed() -> None:
     env = Environment(now=VOTE_END + 50)
     await sync_active(env)
-    env.set_rounds(over())
+    env.set_rounds(closed_round_json())
     await env.sync()
-    env.set_rounds(over() | {"created_at_height": 7})
-    await env.later()
+    env.set_rounds(closed_round_json() | {"created_at_height": 7})
+    await env.advance_blocks()
     await env.registry.sync()
-    env.registry.processed(VOTE_END + 60)
+    env.registry.record_block(VOTE_END + 60)
     assert not await env.registry.is_closed(ROUND_ID)
-    env.set_rounds(over())
-    await env.later()
+    env.set_rounds(closed_round_json())
+    await env.advance_blocks()
     await env.registry.sync()
     assert await env.registry.is_closed(ROUND_ID)
 
@@ -184,23 +184,23 @@ async def test_frozen_round_is_not_closed() -> None:
 async def test_closed_round_may_be_omitted_by_chain() -> None:
     env = Environment(now=VOTE_END + 50)
     await sync_active(env)
-    env.set_rounds(over(2))
+    env.set_rounds(closed_round_json(2))
     await env.sync()
-    env.registry.processed(VOTE_END + 40)
+    env.registry.record_block(VOTE_END + 40)
     assert await env.registry.is_closed(ROUND_ID)
     env.set_rounds()
-    await env.later()
+    await env.advance_blocks()
     await env.registry.sync()
-    assert env.registry.frozen(ROUND_ID) is None
+    assert env.registry.frozen_reason(ROUND_ID) is None
 
 
 async def test_registry_sync_without_valid_list_raises() -> None:
     env = Environment()
-    await env.endpoints.check()
+    await env.endpoints.probe_all()
     env.set_rounds(recorded_round(1) | {"vote_round_id": "eobB"})
     with pytest.raises(ChainUnavailable, match="32 bytes were expected"):
         await env.registry.sync()
-    assert not env.registry.synced
+    assert not env.registry.is_synced
 
 
 async def test_registry_accepts_slightly_lagging_node() -> None:
@@ -214,10 +214,10 @@ async def test_registry_accepts_slightly_lagging_node() -> None:
     known = env.registry.get(ROUND_ID)
     assert known is not None
     assert known.status is RoundStatus.TALLYING
-    assert [endpoint.name for endpoint in env.endpoints.fresh] == ["b:1317"]
+    assert [endpoint.name for endpoint in env.endpoints.usable_nodes] == ["b:1317"]
 
 
-def over(status: int = 3) -> dict[str, Any]:
+def closed_round_json(status: int = 3) -> dict[str, Any]:
     return recorded_round(3) | {"status": status}
 
 
@@ -225,7 +225,7 @@ async def sync_active(env: Environment) -> None:
     """Sync while the round is active."""
     env.set_rounds(recorded_round(1))
     await env.sync()
-    await env.later()
+    await env.advance_blocks()
 
 
 @pytest.mark.rule("R14")
@@ -233,15 +233,15 @@ async def sync_active(env: Environment) -> None:
 async def test_round_closes_by_processed_block_and_status(status: int) -> None:
     env = Environment(now=VOTE_END)
     await sync_active(env)
-    env.set_rounds(over(status))
+    env.set_rounds(closed_round_json(status))
     await env.sync()
     assert not await env.registry.is_closed(ROUND_ID), "no block at the end was processed yet"
-    env.registry.processed(VOTE_END - 1)
+    env.registry.record_block(VOTE_END - 1)
     assert not await env.registry.is_closed(ROUND_ID)
-    env.registry.processed(VOTE_END)
+    env.registry.record_block(VOTE_END)
     assert await env.registry.is_closed(ROUND_ID)
     assert env.store.stored_rounds[ROUND_ID].closed_at == VOTE_END, "by the chain's time"
-    assert env.registry.open() == []
+    assert env.registry.open_rounds() == []
 
     after_restart = RoundRegistry(env.store, env.endpoints, clock=env.clock)
     await after_restart.restore()
@@ -254,7 +254,7 @@ async def test_round_is_not_closed_by_local_clock(status: int) -> None:
     env = Environment(now=VOTE_END + 10**6)
     env.set_rounds(recorded_round(1) | {"status": status})
     await env.sync()
-    env.registry.processed(VOTE_END + 10**6)
+    env.registry.record_block(VOTE_END + 10**6)
     assert not await env.registry.is_closed(ROUND_ID)
     assert not await env.registry.is_closed(b"\x11" * 32), "an unknown round is not a closed one"
 
@@ -263,21 +263,21 @@ async def test_round_is_not_closed_by_local_clock(status: int) -> None:
 async def test_round_closing_requires_two_nodes_if_configured() -> None:
     env = Environment("a", "b", now=VOTE_END)
     await sync_active(env)
-    env.nodes["a"].rounds = [over()]
+    env.nodes["a"].rounds = [closed_round_json()]
     await env.sync()
-    env.registry.processed(VOTE_END + 40)
+    env.registry.record_block(VOTE_END + 40)
     assert not await env.registry.is_closed(ROUND_ID), "the second still says ACTIVE"
     del env.network.nodes["b"]
-    await env.later()
-    env.registry.processed(VOTE_END + 60)
+    await env.advance_blocks()
+    env.registry.record_block(VOTE_END + 60)
     with capture_logs() as logs:
         for _ in range(3):
             assert not await env.registry.is_closed(ROUND_ID), "the second cannot be asked"
     assert [(log["endpoint"], log["log_level"]) for log in logs] == [("b:1317", "warning")]
     assert logs[0]["event"] == "round_closing_unconfirmed"
     env.network.nodes["b"] = env.nodes["b"]
-    env.nodes["b"].rounds = [over()]
-    await env.later()
+    env.nodes["b"].rounds = [closed_round_json()]
+    await env.advance_blocks()
     assert await env.registry.is_closed(ROUND_ID)
 
 
@@ -285,27 +285,27 @@ async def test_round_closing_requires_two_nodes_if_configured() -> None:
 async def test_round_is_not_closed_by_node_before_end() -> None:
     env = Environment(now=VOTE_END - 70)
     await sync_active(env)
-    env.set_rounds(over())
+    env.set_rounds(closed_round_json())
     await env.sync()
-    env.registry.processed(VOTE_END + 1)
+    env.registry.record_block(VOTE_END + 1)
     assert not await env.registry.is_closed(ROUND_ID)
 
 
 async def test_round_closing_requests_whole_lists_only() -> None:
     env = Environment("a", "b", now=VOTE_END)
     await sync_active(env)
-    env.set_rounds(over())
+    env.set_rounds(closed_round_json())
     await env.sync()
-    env.registry.processed(VOTE_END + 40)
+    env.registry.record_block(VOTE_END + 40)
     assert await env.registry.is_closed(ROUND_ID)
-    asked = env.nodes["a"].asked + env.nodes["b"].asked
+    asked = env.nodes["a"].requests + env.nodes["b"].requests
     assert not any(ROUND_ID.hex() in path for path in asked)
 
 
 async def test_purged_round_is_not_stored_again() -> None:
     env = Environment(now=VOTE_END + 50)
     await sync_active(env)
-    env.set_rounds(over())
+    env.set_rounds(closed_round_json())
     await env.sync()
     env.registry.forget(ROUND_ID)
     env.store.stored_rounds.clear()
@@ -317,13 +317,13 @@ async def test_purged_round_is_not_stored_again() -> None:
     await after_restart.restore()
     with capture_logs() as logs:
         await after_restart.sync()
-        after_restart.processed(VOTE_END + 40)
+        after_restart.record_block(VOTE_END + 40)
         assert not await after_restart.is_closed(ROUND_ID)
     known = after_restart.get(ROUND_ID)
     assert known is not None
     assert known.status is RoundStatus.FINALIZED
     assert env.store.stored_rounds == {}
-    assert after_restart.all() == []
+    assert after_restart.all_rounds() == []
     assert logs == []
 
 
@@ -331,34 +331,34 @@ async def test_purged_round_is_not_stored_again() -> None:
 async def test_round_with_lost_row_is_stored_again_if_it_has_shares() -> None:
     env = Environment(now=VOTE_END + 50)
     env.store.with_shares = {ROUND_ID}
-    env.set_rounds(over())
+    env.set_rounds(closed_round_json())
     await env.registry.restore()
     await env.sync()
     assert list(env.store.stored_rounds) == [ROUND_ID]
-    env.registry.processed(VOTE_END + 40)
+    env.registry.record_block(VOTE_END + 40)
     assert await env.registry.is_closed(ROUND_ID)
 
 
 async def test_revision_increases_when_round_may_close() -> None:
     env = Environment(now=VOTE_END + 50)
     await env.sync()
-    env.registry.processed(VOTE_END - 6.0)
+    env.registry.record_block(VOTE_END - 6.0)
     before = env.registry.revision
     await env.sync()
-    env.registry.processed(VOTE_END - 1.0)
+    env.registry.record_block(VOTE_END - 1.0)
     assert env.registry.revision == before, "no round is over: nothing can be closed"
-    env.registry.processed(VOTE_END + 5.0)
+    env.registry.record_block(VOTE_END + 5.0)
     assert env.registry.revision > before
     before = env.registry.revision
-    env.registry.processed(VOTE_END + 10.0)
+    env.registry.record_block(VOTE_END + 10.0)
     assert env.registry.revision > before, "it is not closed yet: every block may bring the word that was missing"
     before = env.registry.revision
-    env.set_rounds(over())
+    env.set_rounds(closed_round_json())
     await env.sync()
     assert env.registry.revision > before
     assert await env.registry.is_closed(ROUND_ID)
     before = env.registry.revision
-    env.registry.processed(VOTE_END + 15.0)
+    env.registry.record_block(VOTE_END + 15.0)
     assert env.registry.revision == before, "when it is purged is a matter of time"
 
 
@@ -367,22 +367,22 @@ async def test_reread_applies_rounds_closed_and_purged_by_other_host() -> None:
     await env.sync()
     other = RoundRegistry(env.store, env.endpoints, clock=env.clock)
     await other.restore()
-    env.set_rounds(over())
+    env.set_rounds(closed_round_json())
     await env.sync()
     await other.sync()
-    await other.reread()
+    await other.reload_from_store()
     before = other.revision
-    await other.reread()
+    await other.reload_from_store()
     assert other.revision == before, "nothing is new"
 
-    env.registry.processed(VOTE_END + 5.0)
+    env.registry.record_block(VOTE_END + 5.0)
     assert await env.registry.is_closed(ROUND_ID)
-    await other.reread()
-    assert other.open() == []
+    await other.reload_from_store()
+    assert other.open_rounds() == []
     assert other.revision > before, "who closed it may be gone before it reported uncounted shares"
 
     env.store.stored_rounds.clear()
-    await other.reread()
+    await other.reload_from_store()
     assert other.get(ROUND_ID) is None
 
 
@@ -391,25 +391,25 @@ async def test_registry_stores_chain_id() -> None:
     await env.sync()
     assert env.store.meta == {"chain_id": "svote-1"}
 
-    elsewhere = Network(a=Node(env.clock, chain_id="other-9")).endpoints(env.clock)
+    elsewhere = FakeNetwork(a=FakeNode(env.clock, chain_id="other-9")).create_node_pool(env.clock)
     registry = RoundRegistry(env.store, elsewhere, clock=env.clock)
     await registry.restore()
-    await elsewhere.check()
-    assert elsewhere.reasons()["a:1317"] == "serves chain other-9, not svote-1"
+    await elsewhere.probe_all()
+    assert elsewhere.unusable_reasons()["a:1317"] == "serves chain other-9, not svote-1"
 
-    configured = Network(a=Node(env.clock)).endpoints(env.clock, chain_id="other-9")
+    configured = FakeNetwork(a=FakeNode(env.clock)).create_node_pool(env.clock, chain_id="other-9")
     with pytest.raises(WrongChain, match="the database belongs to chain svote-1, not other-9"):
         await RoundRegistry(env.store, configured, clock=env.clock).restore()
 
 
-def moved(end: int, status: int = 1) -> dict[str, Any]:
+def round_json_ending_at(end: int, status: int = 1) -> dict[str, Any]:
     return recorded_round(status) | {"vote_end_time": end}
 
 
 EARLIER, LATER = VOTE_END - 60, VOTE_END + 600
 
 
-def known_end(registry: RoundRegistry) -> int:
+def stored_end(registry: RoundRegistry) -> int:
     known = registry.get(ROUND_ID)
     assert known is not None
     return known.vote_end_time
@@ -420,88 +420,88 @@ async def test_end_reported_by_two_nodes_is_applied_and_stored(end: int) -> None
     env = Environment("a", "b")
     await sync_active(env)
     revision = env.registry.revision
-    env.set_rounds(moved(end))
+    env.set_rounds(round_json_ending_at(end))
     with capture_logs() as logs:
         await env.sync()
     assert [log["event"] for log in logs if log["event"].startswith("round_end")] == ["round_end_changed"]
-    assert known_end(env.registry) == end
-    assert env.registry.unconfirmed() == {}
-    assert env.registry.frozen(ROUND_ID) is None
+    assert stored_end(env.registry) == end
+    assert env.registry.unconfirmed_reports() == {}
+    assert env.registry.frozen_reason(ROUND_ID) is None
     assert env.registry.revision > revision
     assert env.store.stored_rounds[ROUND_ID].vote_end_time == end
-    assert len(env.endpoints.fresh) == 2
+    assert len(env.endpoints.usable_nodes) == 2
 
     after_restart = RoundRegistry(env.store, env.endpoints, clock=env.clock)
     await after_restart.restore()
-    assert known_end(after_restart) == end
+    assert stored_end(after_restart) == end
 
 
 @pytest.mark.parametrize("end", [EARLIER, LATER])
 async def test_end_reported_by_only_node_is_applied_after_ten_blocks(end: int) -> None:
     env = Environment()
     await sync_active(env)
-    env.set_rounds(moved(end))
+    env.set_rounds(round_json_ending_at(end))
     with capture_logs() as logs:
         for _ in range(CONFIRMING_BLOCKS):
             await env.sync()
-            assert known_end(env.registry) == VOTE_END
+            assert stored_end(env.registry) == VOTE_END
             assert env.registry.unconfirmed_end(ROUND_ID) == end
-            assert str(end) in env.registry.unconfirmed()[ROUND_ID]
+            assert str(end) in env.registry.unconfirmed_reports()[ROUND_ID]
             known = env.registry.get(ROUND_ID)
             assert known is not None
-            assert env.registry.active() == [known], "due shares are still revealed"
+            assert env.registry.active_rounds() == [known], "due shares are still revealed"
             assert env.registry.latest_end(known) == max(end, VOTE_END)
-            await env.later(1)
+            await env.advance_blocks(1)
         await env.sync()
     events = [log["event"] for log in logs if log["event"].startswith("round_end")]
     assert events == ["round_end_unconfirmed", "round_end_changed"]
-    assert known_end(env.registry) == end
+    assert stored_end(env.registry) == end
     assert env.store.stored_rounds[ROUND_ID].vote_end_time == end
-    assert env.registry.unconfirmed() == {}
+    assert env.registry.unconfirmed_reports() == {}
 
 
 async def test_end_reported_by_one_of_two_nodes_is_not_applied() -> None:
     env = Environment("a", "b")
     await sync_active(env)
-    env.nodes["a"].rounds = [moved(EARLIER)]
+    env.nodes["a"].rounds = [round_json_ending_at(EARLIER)]
     for _ in range(2 * CONFIRMING_BLOCKS):
         await env.sync()
-        assert known_end(env.registry) == VOTE_END
-        assert env.registry.unconfirmed() == {}
-        await env.later(1)
-    assert "listed with vote_end_time" in str(env.endpoints.reasons()["a:1317"])
+        assert stored_end(env.registry) == VOTE_END
+        assert env.registry.unconfirmed_reports() == {}
+        await env.advance_blocks(1)
+    assert "listed with vote_end_time" in str(env.endpoints.unusable_reasons()["a:1317"])
     del env.network.nodes["b"]
-    await env.later(5)
+    await env.advance_blocks(5)
     await env.sync()
     assert env.registry.unconfirmed_end(ROUND_ID) == EARLIER
     env.network.nodes["b"] = env.nodes["b"]
     env.nodes["a"].rounds = [recorded_round(1)]
-    await env.later()
+    await env.advance_blocks()
     with capture_logs() as logs:
         await env.sync()
     assert "round_end_report_withdrawn" in [log["event"] for log in logs]
-    assert env.registry.unconfirmed() == {}
+    assert env.registry.unconfirmed_reports() == {}
 
 
 async def test_end_report_of_only_node_restarts_when_value_changes() -> None:
     env = Environment()
     await sync_active(env)
     for number in range(3 * CONFIRMING_BLOCKS):
-        env.set_rounds(moved(LATER + number // 5))
+        env.set_rounds(round_json_ending_at(LATER + number // 5))
         await env.sync()
-        await env.later(1)
-    assert known_end(env.registry) == VOTE_END
+        await env.advance_blocks(1)
+    assert stored_end(env.registry) == VOTE_END
 
 
 async def test_end_of_slightly_lagging_node_is_not_reported() -> None:
     env = Environment("a", "b")
     await sync_active(env)
-    env.set_rounds(moved(LATER))
+    env.set_rounds(round_json_ending_at(LATER))
     await env.sync()
     env.set_rounds(recorded_round(1))
     await env.sync()
-    assert known_end(env.registry) == LATER
-    assert env.registry.unconfirmed() == {}
+    assert stored_end(env.registry) == LATER
+    assert env.registry.unconfirmed_reports() == {}
     assert env.store.stored_rounds[ROUND_ID].vote_end_time == LATER
 
 
@@ -510,21 +510,21 @@ async def test_end_confirmed_by_other_host_is_applied() -> None:
     await sync_active(env)
     other = RoundRegistry(env.store, env.endpoints, clock=env.clock)
     await other.restore()
-    env.set_rounds(moved(LATER))
+    env.set_rounds(round_json_ending_at(LATER))
     await env.sync()
-    await other.reread()
-    assert known_end(other) == LATER
+    await other.reload_from_store()
+    assert stored_end(other) == LATER
 
 
 @pytest.mark.rule("R14")
 async def test_round_closes_at_changed_end_once_confirmed() -> None:
     env = Environment(now=VOTE_END)
     await sync_active(env)
-    env.set_rounds(moved(VOTE_END + 20, status=3))
+    env.set_rounds(round_json_ending_at(VOTE_END + 20, status=3))
     await env.sync()
-    env.registry.processed(VOTE_END + 40)
+    env.registry.record_block(VOTE_END + 40)
     assert not await env.registry.is_closed(ROUND_ID), "the end is not confirmed"
-    await env.later(CONFIRMING_BLOCKS)
+    await env.advance_blocks(CONFIRMING_BLOCKS)
     await env.sync()
     assert await env.registry.is_closed(ROUND_ID)
 
@@ -535,31 +535,31 @@ async def test_round_with_unknown_status_closes_after_its_end_once_confirmed(hos
     env = Environment(*hosts, now=VOTE_END - 120)
     await sync_active(env)
     env.set_rounds(recorded_round(1) | {"status": 5})
-    await env.later(1)
+    await env.advance_blocks(1)
     await env.sync()
-    env.registry.processed(VOTE_END - 5)
-    assert env.registry.active() == []
-    assert "status 5 is unknown" in env.registry.unconfirmed()[ROUND_ID]
-    await env.later(10)
+    env.registry.record_block(VOTE_END - 5)
+    assert env.registry.active_rounds() == []
+    assert "status 5 is unknown" in env.registry.unconfirmed_reports()[ROUND_ID]
+    await env.advance_blocks(10)
     await env.sync()
     assert not await env.registry.is_closed(ROUND_ID), "no block at the end was processed"
-    env.registry.processed(VOTE_END + 1)
-    await env.later(4)
+    env.registry.record_block(VOTE_END + 1)
+    await env.advance_blocks(4)
     if len(hosts) == 1:
         await env.sync()
-        assert env.registry.frozen(ROUND_ID) is not None, "one node, and not for ten blocks since the end"
-        await env.later(CONFIRMING_BLOCKS)
+        assert env.registry.frozen_reason(ROUND_ID) is not None, "one node, and not for ten blocks since the end"
+        await env.advance_blocks(CONFIRMING_BLOCKS)
     revision = env.registry.revision
     with capture_logs() as logs:
         await env.sync()
     assert [log["event"] for log in logs] == ["round_closed"]
     assert env.registry.revision > revision, "retention looks at it"
-    assert env.registry.frozen(ROUND_ID) is None
+    assert env.registry.frozen_reason(ROUND_ID) is None
     assert await env.registry.is_closed(ROUND_ID)
     assert env.store.stored_rounds[ROUND_ID].closed_at is not None
     await env.sync()
-    assert env.registry.frozen(ROUND_ID) is None
-    assert env.registry.active() == []
+    assert env.registry.frozen_reason(ROUND_ID) is None
+    assert env.registry.active_rounds() == []
 
 
 @pytest.mark.rule("R14")
@@ -567,9 +567,9 @@ async def test_unknown_status_of_one_of_two_nodes_does_not_close() -> None:
     env = Environment("a", "b", now=VOTE_END + 50)
     await sync_active(env)
     env.nodes["a"].rounds = [recorded_round(1) | {"status": 5}]
-    env.registry.processed(VOTE_END + 60)
+    env.registry.record_block(VOTE_END + 60)
     for _ in range(3):
-        await env.later()
+        await env.advance_blocks()
         await env.sync()
         assert not await env.registry.is_closed(ROUND_ID)
     assert env.store.stored_rounds[ROUND_ID].closed_at is None
@@ -588,23 +588,23 @@ async def test_status_reported_by_one_of_two_nodes_is_not_applied(status: int) -
     env.nodes["a"].rounds = [recorded_round(1) | {"status": status}]
     for _ in range(2 * CONFIRMING_BLOCKS):
         await env.sync()
-        await env.later(1)
+        await env.advance_blocks(1)
     assert status_of(env.registry) is RoundStatus.ACTIVE
-    assert len(env.registry.active()) == 1
+    assert len(env.registry.active_rounds()) == 1
     assert not env.registry.has_unconfirmed_status(ROUND_ID), "a second node contradicts it"
-    assert "listed with status TALLYING" in str(env.endpoints.reasons()["a:1317"])
+    assert "listed with status TALLYING" in str(env.endpoints.unusable_reasons()["a:1317"])
     del env.network.nodes["b"]
-    await env.later(5)
+    await env.advance_blocks(5)
     await env.sync()
     assert status_of(env.registry) is RoundStatus.ACTIVE
     assert env.registry.has_unconfirmed_status(ROUND_ID)
-    assert "status TALLYING" in env.registry.unconfirmed()[ROUND_ID]
-    assert env.registry.frozen(ROUND_ID) is None
+    assert "status TALLYING" in env.registry.unconfirmed_reports()[ROUND_ID]
+    assert env.registry.frozen_reason(ROUND_ID) is None
     env.set_rounds(recorded_round(1))
-    await env.later(5)
+    await env.advance_blocks(5)
     await env.sync()
-    assert env.registry.unconfirmed() == {}
-    assert len(env.registry.active()) == 1
+    assert env.registry.unconfirmed_reports() == {}
+    assert len(env.registry.active_rounds()) == 1
 
 
 async def test_status_reported_by_only_node_is_applied_after_ten_blocks() -> None:
@@ -615,7 +615,7 @@ async def test_status_reported_by_only_node_is_applied_after_ten_blocks() -> Non
         await env.sync()
         assert status_of(env.registry) is RoundStatus.ACTIVE
         assert env.registry.has_unconfirmed_status(ROUND_ID)
-        await env.later(1)
+        await env.advance_blocks(1)
     await env.sync()
     assert status_of(env.registry) is RoundStatus.TALLYING
     assert env.store.stored_rounds[ROUND_ID].status == RoundStatus.TALLYING
@@ -630,12 +630,12 @@ async def test_round_reported_active_again_by_two_nodes_is_active(status: int) -
     await env.registry.restore()
     await env.sync()
     assert status_of(env.registry) in (RoundStatus.TALLYING, RoundStatus.FINALIZED)
-    await env.later()
+    await env.advance_blocks()
     env.set_rounds(recorded_round(1))
     await env.sync()
     assert status_of(env.registry) is RoundStatus.ACTIVE
-    assert len(env.registry.active()) == 1
-    assert env.registry.frozen(ROUND_ID) is None
+    assert len(env.registry.active_rounds()) == 1
+    assert env.registry.frozen_reason(ROUND_ID) is None
     assert env.store.stored_rounds[ROUND_ID].status == RoundStatus.ACTIVE
 
 
@@ -644,7 +644,7 @@ async def test_round_listed_over_by_one_of_two_nodes_is_stored_as_active() -> No
     env.nodes["a"].rounds = [recorded_round(1) | {"status": 3}]
     await env.sync()
     assert status_of(env.registry) is RoundStatus.ACTIVE
-    assert len(env.registry.active()) == 1
+    assert len(env.registry.active_rounds()) == 1
 
 
 async def test_round_listed_over_is_unconfirmed_until_second_node_answers() -> None:
@@ -654,9 +654,9 @@ async def test_round_listed_over_is_unconfirmed_until_second_node_answers() -> N
     await env.sync()
     assert env.registry.has_unconfirmed_status(ROUND_ID)
     env.network.nodes["b"] = b
-    await env.later()
+    await env.advance_blocks()
     await env.sync()
-    assert len(env.registry.active()) == 1
+    assert len(env.registry.active_rounds()) == 1
 
 
 async def test_frozen_round_with_waiting_shares_is_reported() -> None:
@@ -667,7 +667,7 @@ async def test_frozen_round_with_waiting_shares_is_reported() -> None:
     await env.sync()
     assert env.registry.frozen_shares() == {ROUND_ID: 1}
     env.set_rounds(recorded_round(1))
-    await env.later()
+    await env.advance_blocks()
     await env.sync()
     assert env.registry.frozen_shares() == {}
 
@@ -690,11 +690,11 @@ async def test_proposals_reported_by_one_of_two_nodes_are_not_applied(number: in
     env.nodes["a"].rounds = [with_proposals(number)]
     for _ in range(2 * CONFIRMING_BLOCKS):
         await env.sync()
-        await env.later(1)
+        await env.advance_blocks(1)
     assert proposal_ids(env.registry) == [1, 2]
-    assert env.registry.active() != []
+    assert env.registry.active_rounds() != []
     del env.network.nodes["b"]
-    await env.later(5)
+    await env.advance_blocks(5)
     await env.sync()
     assert proposal_ids(env.registry) == [1, 2]
     assert env.registry.has_unconfirmed_proposals(ROUND_ID)
@@ -708,7 +708,7 @@ async def test_proposals_change_once_confirmed(hosts: tuple[str, ...]) -> None:
     await env.sync()
     if len(hosts) == 1:
         assert proposal_ids(env.registry) == [1, 2]
-        await env.later(CONFIRMING_BLOCKS)
+        await env.advance_blocks(CONFIRMING_BLOCKS)
         await env.sync()
     assert proposal_ids(env.registry) == [1]
     assert not env.registry.has_unconfirmed_proposals(ROUND_ID)
@@ -730,11 +730,12 @@ async def test_rounds_listed_as_over_are_bounded(monkeypatch: pytest.MonkeyPatch
     for start in range(1, 9):
         ids = [bytes([start + number]) * 32 for number in range(4)]
         env.set_rounds(
-            recorded_round(1), *(over() | {"vote_round_id": b64encode(round_id).decode()} for round_id in ids)
+            recorded_round(1),
+            *(closed_round_json() | {"vote_round_id": b64encode(round_id).decode()} for round_id in ids),
         )
         await env.sync()
-        await env.later(1)
+        await env.advance_blocks(1)
 
     assert len(env.registry._records) <= 4
-    assert [known.round_id for known in env.registry.all()] == [ROUND_ID]
+    assert [known.round_id for known in env.registry.all_rounds()] == [ROUND_ID]
     assert set(env.store.stored_rounds) == {ROUND_ID}

@@ -9,9 +9,9 @@ from structlog.testing import capture_logs
 
 from helper.chain.commitment_tree import CommitmentTreeSync
 from helper.chain.round_registry import RoundRegistry
-from helper.chain.sync import ChainFollower
+from helper.chain.sync import ChainSync
 from tests.support.clock import FakeClock
-from tests.unit.chain.fakes import ROUND_ID, MemoryStore, Network, Node
+from tests.unit.chain.fakes import ROUND_ID, FakeNetwork, FakeNode, MemoryStore
 
 
 class Environment:
@@ -19,38 +19,38 @@ class Environment:
 
     def __init__(self) -> None:
         self.clock = FakeClock()
-        self.node = Node(self.clock, height=100)
-        self.endpoints = Network(node=self.node).endpoints(self.clock)
+        self.node = FakeNode(self.clock, height=100)
+        self.endpoints = FakeNetwork(node=self.node).create_node_pool(self.clock)
         self.store = MemoryStore()
         self.rounds = RoundRegistry(self.store, self.endpoints, clock=self.clock)
         self.trees = CommitmentTreeSync(self.store, self.endpoints, self.rounds)
-        self.follower = ChainFollower(endpoints=self.endpoints, rounds=self.rounds, trees=self.trees)
+        self.follower = ChainSync(node_pool=self.endpoints, rounds=self.rounds, trees=self.trees)
 
-    def syncs(self) -> int:
-        return sum(path.endswith("/rounds") for path in self.node.asked)
+    def count_syncs(self) -> int:
+        return sum(path.endswith("/rounds") for path in self.node.requests)
 
     async def poll(self) -> bool:
         self.clock.advance(1)
-        await self.endpoints.check()
-        return await self.follower.tick()
+        await self.endpoints.probe_all()
+        return await self.follower.sync_once()
 
 
 async def test_follower_syncs_on_each_block_and_once_after() -> None:
     env = Environment()
-    assert await env.follower.tick(), "nothing is known yet, nothing is wrong"
-    assert not env.follower.ready
+    assert await env.follower.sync_once(), "nothing is known yet, nothing is wrong"
+    assert not env.follower.is_ready
     assert await env.poll()
-    assert env.follower.ready
+    assert env.follower.is_ready
     assert env.trees.size(ROUND_ID) == 3
-    assert env.syncs() == 1
-    assert await env.follower.tick()
-    assert env.syncs() == 1, "not before a poll has passed"
+    assert env.count_syncs() == 1
+    assert await env.follower.sync_once()
+    assert env.count_syncs() == 1, "not before a poll has passed"
     for _ in range(5):
         assert await env.poll()
-    assert env.syncs() == 2
+    assert env.count_syncs() == 2
     env.node.height += 1
     assert await env.poll()
-    assert env.syncs() == 3
+    assert env.count_syncs() == 3
 
 
 async def test_follower_errors_are_logged_once_and_do_not_end_it() -> None:
@@ -65,7 +65,7 @@ async def test_follower_errors_are_logged_once_and_do_not_end_it() -> None:
         assert await env.poll()
     events = [log["event"] for log in logs if log["event"].startswith("chain_sync")]
     assert events == ["chain_sync_failed", "chain_sync_recovered"]
-    assert env.follower.ready
+    assert env.follower.is_ready
 
 
 async def test_chain_follower_runs_until_cancelled() -> None:
@@ -85,14 +85,14 @@ async def test_follower_probe_without_block_skips_sync_but_failed_sync_retries(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     env, looks, probes = Environment(), list[bool](), list[int]()
-    tick = env.follower.tick
+    tick = env.follower.sync_once
 
     async def counted() -> bool:
         looks.append(await tick())
         return looks[-1]
 
-    monkeypatch.setattr(env.follower, "tick", counted)
-    env.endpoints.on_probe(lambda head: probes.append(head.height if head is not None else 0))
+    monkeypatch.setattr(env.follower, "sync_once", counted)
+    env.endpoints.subscribe_to_probes(lambda head: probes.append(head.height if head is not None else 0))
 
     async def second() -> None:
         env.clock.advance(1)
@@ -101,7 +101,7 @@ async def test_follower_probe_without_block_skips_sync_but_failed_sync_retries(
     with anyio.fail_after(10):
         async with anyio.create_task_group() as group:
             group.start_soon(env.follower.run)
-            while env.syncs() < 2:  # On the block, and once after it.
+            while env.count_syncs() < 2:  # On the block, and once after it.
                 await second()
             done, probed = len(looks), len(probes)
             for _ in range(5):
@@ -131,10 +131,10 @@ async def test_wait_next_sync_returns_after_next_scheduled_sync() -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(wait)
             await anyio.wait_all_tasks_blocked()
-            before = env.syncs()
+            before = env.count_syncs()
             await env.poll()
             await anyio.wait_all_tasks_blocked()
-            assert env.syncs() == before, "in step with the newest block: nothing was asked"
+            assert env.count_syncs() == before, "in step with the newest block: nothing was asked"
             assert released == []
             env.node.height += 1
             await env.poll()

@@ -9,14 +9,14 @@ from helper.chain.commitment_tree import CommitmentTreeSync
 from helper.chain.round_registry import RoundRegistry
 from proofs import CommitmentTree
 from tests.support.clock import FakeClock
-from tests.unit.chain.fakes import MemoryStore, Network, Node
+from tests.unit.chain.fakes import FakeNetwork, FakeNode, MemoryStore
 
 
-def leaf(number: int) -> bytes:
+def encode_leaf(number: int) -> bytes:
     return number.to_bytes(32, "little")
 
 
-class Chain:
+class FakeTree:
     """A commitment tree that grows block by block."""
 
     def __init__(self) -> None:
@@ -24,13 +24,13 @@ class Chain:
         self.blocks: list[dict[str, Any]] = []
 
     def append(self, height: int, *numbers: int) -> None:
-        block: dict[str, Any] = {"height": height, "leaves": [b64encode(leaf(n)).decode() for n in numbers]}
+        block: dict[str, Any] = {"height": height, "leaves": [b64encode(encode_leaf(n)).decode() for n in numbers]}
         if len(self.tree):
             block["start_index"] = len(self.tree)
         self.blocks.append(block)
-        self.tree.append(b"".join(map(leaf, numbers)))
+        self.tree.append(b"".join(map(encode_leaf, numbers)))
 
-    def show(self, *nodes: Node) -> None:
+    def publish_to(self, *nodes: FakeNode) -> None:
         size, height = len(self.tree), self.blocks[-1]["height"]
         root = b64encode(self.tree.root()).decode()
         for node in nodes:
@@ -39,28 +39,28 @@ class Chain:
             node.height = max(node.height, height)
 
 
-class Setting:
+class TreeEnvironment:
     """A tree sync with one or more nodes."""
 
     def __init__(self, *hosts: str) -> None:
         self.clock = FakeClock()
-        self.nodes = [Node(self.clock, height=100) for _ in hosts or ("a",)]
-        self.network = Network(**dict(zip(hosts or ("a",), self.nodes, strict=True)))
-        self.endpoints = self.network.endpoints(self.clock)
+        self.nodes = [FakeNode(self.clock, height=100) for _ in hosts or ("a",)]
+        self.network = FakeNetwork(**dict(zip(hosts or ("a",), self.nodes, strict=True)))
+        self.endpoints = self.network.create_node_pool(self.clock)
         self.store = MemoryStore()
         self.rounds = RoundRegistry(self.store, self.endpoints, clock=self.clock)
         self.trees = CommitmentTreeSync(self.store, self.endpoints, self.rounds)
 
     async def start(self) -> None:
-        await self.endpoints.check()
+        await self.endpoints.probe_all()
         await self.rounds.sync()
         await self.trees.restore()
 
-    async def again(self) -> CommitmentTreeSync:
+    async def recreate_trees(self) -> CommitmentTreeSync:
         """Create the tree sync of a restarted process."""
         self.trees = CommitmentTreeSync(self.store, self.endpoints, self.rounds)
         await self.trees.restore()
         return self.trees
 
-    def rested(self) -> list[str]:
-        return [name for name, reason in self.endpoints.reasons().items() if reason is not None]
+    def nodes_in_backoff(self) -> list[str]:
+        return [name for name, reason in self.endpoints.unusable_reasons().items() if reason is not None]

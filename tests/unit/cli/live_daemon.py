@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from helper.server.action_views import RoundState
-from helper.server.http_server import create_server, unix_listener
+from helper.server.http_server import create_server, listen_unix
 from helper.server.routes.operator import create_operator_app, rounds_route
 from helper.server.routes.operator_actions import operator_action_routes
 from tests.support.service_state import partial_state
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
-from tests.unit.operations.action_fixtures import NOW, Desk
+from tests.unit.operations.action_fixtures import NOW, OperationsHarness
 
 T = TypeVar("T")
 
-SERVICE: dict[str, Any] = {
+SERVICE_STATUS: dict[str, Any] = {
     "ready": True,
     "intake_paused": None,
     "paused": None,
@@ -32,43 +32,45 @@ SERVICE: dict[str, Any] = {
 
 
 async def round_states() -> list[RoundState]:
-    return [RoundState(ROUND_ID, 1, END, 50, 7, closed=False)]
+    return [RoundState(ROUND_ID, 1, END, 50, 7, is_closed=False)]
 
 
-class Live:
+class LiveDaemon:
     """It while it runs."""
 
-    def __init__(self, desk: Desk, loop: asyncio.AbstractEventLoop) -> None:
-        self.desk = desk
+    def __init__(self, desk: OperationsHarness, loop: asyncio.AbstractEventLoop) -> None:
+        self.harness = desk
         self._loop = loop
 
-    def run(self, work: Callable[[Desk], Awaitable[T]]) -> T:
+    def run(self, work: Callable[[OperationsHarness], Awaitable[T]]) -> T:
         """Have something done in its loop."""
 
-        async def done() -> T:
-            return await work(self.desk)
+        async def run_work() -> T:
+            return await work(self.harness)
 
-        return asyncio.run_coroutine_threadsafe(done(), self._loop).result(60)
+        return asyncio.run_coroutine_threadsafe(run_work(), self._loop).result(60)
 
 
 @contextmanager
-def live_daemon(database: Path) -> Iterator[Live]:
+def run_live_daemon(database: Path) -> Iterator[LiveDaemon]:
     """One on a database, that listens beside it."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    live = Live(Desk(database), loop)
+    live = LiveDaemon(OperationsHarness(database), loop)
     stop = asyncio.Event()
     ready = threading.Event()
 
-    async def serve(desk: Desk) -> None:
+    async def serve(desk: OperationsHarness) -> None:
         await desk.open()
         rounds = rounds_route(desk.store, round_states, lambda: NOW)
         app = create_operator_app(
-            desk.store, lambda: partial_state(**SERVICE), more=[rounds, *operator_action_routes(desk.operations)]
+            desk.store,
+            lambda: partial_state(**SERVICE_STATUS),
+            more_routes=[rounds, *operator_action_routes(desk.operations)],
         )
         try:
-            with unix_listener(database.parent / "helper.sock") as listener:
+            with listen_unix(database.parent / "helper.sock") as listener:
                 server = create_server(app)
                 task = asyncio.create_task(server.serve(sockets=[listener]))
                 ready.set()
@@ -78,7 +80,7 @@ def live_daemon(database: Path) -> Iterator[Live]:
         finally:
             await desk.store.close()
 
-    serving = asyncio.run_coroutine_threadsafe(serve(live.desk), loop)
+    serving = asyncio.run_coroutine_threadsafe(serve(live.harness), loop)
     try:
         assert ready.wait(60)
         yield live

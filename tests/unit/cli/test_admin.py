@@ -12,13 +12,13 @@ import pytest
 
 from admin import adr036
 from helper.cli.main import main
-from tests.unit.admin.test_key_armor import ARGON2, PASSPHRASE
+from tests.unit.admin.test_key_armor import ARGON2_ARMOR, PASSPHRASE
 
 KEY = bytes(range(1, 33))
-SIGNER = adr036.sign(b"", KEY)[0]
+SIGNER = adr036.sign_data(b"", KEY)[0]
 
 
-def run(*arguments: str) -> int:
+def run_admin_command(*arguments: str) -> int:
     with pytest.raises(SystemExit) as ended:
         main(["admin", *arguments])
     return int(ended.value.code or 0)
@@ -31,9 +31,11 @@ def key_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_is_shown_is_a_registration_that_verifies(key_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_admin_register_dry_run_prints_verifiable_registration(
+    key_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked = ("register", "--key-file", str(key_file), "--moniker", "Höhle", "--url", "https://a.example.org")
-    assert run(*asked, "--show") == 0
+    assert run_admin_command(*asked, "--show") == 0
     out = capsys.readouterr().out
     body = json.loads(out)
     text = json.dumps(
@@ -42,7 +44,7 @@ def test_what_is_shown_is_a_registration_that_verifies(key_file: Path, capsys: p
         separators=(",", ":"),
     )
     assert body["operator_address"] == SIGNER
-    adr036.verify(
+    adr036.verify_signature(
         text.encode(),
         signer=SIGNER,
         pub_key=base64.b64decode(body["pub_key"]),
@@ -60,7 +62,7 @@ def test_what_is_shown_is_a_registration_that_verifies(key_file: Path, capsys: p
         (400, {"error": "url: names a host of a private network"}, 1, "private network"),
     ],
 )
-def test_what_the_helper_answers_is_said(
+def test_admin_register_prints_server_response(
     key_file: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -77,13 +79,13 @@ def test_what_the_helper_answers_is_said(
 
     monkeypatch.setattr(httpx.HTTPTransport, "handle_request", answer)
     arguments = ("register", "--key-file", str(key_file), "--moniker", "m", "--to", "http://helper.example.org/")
-    assert run(*arguments) == code
+    assert run_admin_command(*arguments) == code
     captured = capsys.readouterr()
     assert said in captured.out + captured.err
     assert asked == [("POST", "http://helper.example.org/api/register-validator")]
 
 
-def test_pending_with_several_pages_prints_all(
+def test_admin_pending_with_several_pages_prints_all(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     waiting = [
@@ -97,21 +99,21 @@ def test_pending_with_several_pages_prints_all(
         return httpx.Response(200, json=[waiting[page - 1]], headers=link)
 
     monkeypatch.setattr(httpx.HTTPTransport, "handle_request", answer)
-    assert run("pending", "--to", "http://helper.example.org", "--json") == 0
+    assert run_admin_command("pending", "--to", "http://helper.example.org", "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"pending": waiting}
 
 
 @pytest.mark.parametrize(("passphrase", "code"), [(PASSPHRASE, 0), ("another", 4)])
-def test_an_exported_key_asks_for_its_passphrase(
+def test_admin_with_armored_key_prompts_for_passphrase(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     passphrase: str,
     code: int,
 ) -> None:
-    (path := tmp_path / "key.asc").write_text(ARGON2)
+    (path := tmp_path / "key.asc").write_text(ARGON2_ARMOR)
     monkeypatch.setattr("typer.prompt", lambda *_, hide_input, **__: passphrase if hide_input else "")
-    assert run("register", "--key-file", str(path), "--moniker", "node", "--show") == code
+    assert run_admin_command("register", "--key-file", str(path), "--moniker", "node", "--show") == code
     out, err = capsys.readouterr()
     if code == 0:
         assert json.loads(out)["operator_address"] == SIGNER
@@ -120,23 +122,25 @@ def test_an_exported_key_asks_for_its_passphrase(
         assert out == ""
 
 
-def test_a_helper_that_is_not_there_is_unreachable(key_file: Path) -> None:
-    assert run("register", "--key-file", str(key_file), "--moniker", "m", "--to", "http://127.0.0.1:9") == 6
-    assert run("pending", "--to", "http://127.0.0.1:9") == 6
+def test_admin_without_server_exits_unreachable(key_file: Path) -> None:
+    assert (
+        run_admin_command("register", "--key-file", str(key_file), "--moniker", "m", "--to", "http://127.0.0.1:9") == 6
+    )
+    assert run_admin_command("pending", "--to", "http://127.0.0.1:9") == 6
 
 
-def test_what_is_no_text_cannot_be_signed(key_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("register", "--key-file", str(key_file), "--moniker", "a\udc9bb") == 2
+def test_admin_with_invalid_text_is_refused(key_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_admin_command("register", "--key-file", str(key_file), "--moniker", "a\udc9bb") == 2
     assert "UTF-8" in capsys.readouterr().err
 
 
-def test_a_file_without_a_key_is_a_usage_error(tmp_path: Path) -> None:
+def test_admin_with_file_without_key_is_usage_error(tmp_path: Path) -> None:
     path = tmp_path / "key"
-    assert run("register", "--key-file", str(path), "--moniker", "m") == 5
+    assert run_admin_command("register", "--key-file", str(path), "--moniker", "m") == 5
     for content in ("", "zz", "00" * 32, "11" * 31):
         path.write_text(content)
-        assert run("register", "--key-file", str(path), "--moniker", "m", "--show") == 2
+        assert run_admin_command("register", "--key-file", str(path), "--moniker", "m", "--show") == 2
 
 
-def test_a_name_that_would_be_refused_is_not_sent(key_file: Path) -> None:
-    assert run("register", "--key-file", str(key_file), "--moniker", " ", "--show") == 2
+def test_admin_register_invalid_name_is_not_sent(key_file: Path) -> None:
+    assert run_admin_command("register", "--key-file", str(key_file), "--moniker", " ", "--show") == 2

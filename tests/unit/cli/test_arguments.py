@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from helper.cli.arguments import parse_due_before, wanted
+from helper.cli.arguments import build_filter_query, parse_due_before
 from helper.cli.operator_api import OperatorApi
 from helper.cli.queue_output import print_stats
-from helper.errors import NothingThere
+from helper.errors import NotFound
 
 NOW = 1_795_268_000.7
 ROUNDS = ("3fa2c9d1" + "0" * 56, "3fa2c9d1" + "1" * 56, "77ffee00" * 8)
@@ -26,26 +26,26 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OperatorApi, "get", get)
 
 
-def round_of(text: str) -> str:
-    return wanted(API, text, "", "", "", now=NOW)["round"]
+def parse_round(text: str) -> str:
+    return build_filter_query(API, text, "", "", "", now=NOW)["round"]
 
 
-def test_a_round_is_named_by_its_beginning() -> None:
-    assert round_of("77FFEE") == round_of(ROUNDS[2].upper()) == ROUNDS[2]
-    assert round_of(ROUNDS[1][:9]) == ROUNDS[1]
-    assert round_of("") == ""
-    assert round_of("ab" * 32) == "ab" * 32, "a whole name is looked at by who answers"
+def test_round_argument_accepts_unique_prefix() -> None:
+    assert parse_round("77FFEE") == parse_round(ROUNDS[2].upper()) == ROUNDS[2]
+    assert parse_round(ROUNDS[1][:9]) == ROUNDS[1]
+    assert parse_round("") == ""
+    assert parse_round("ab" * 32) == "ab" * 32, "a whole name is looked at by who answers"
 
 
 @pytest.mark.parametrize("text", ["77ffe", "77ffeg", "../../..", ROUNDS[0][:8]])
-def test_what_names_no_round_or_more_than_one_is_refused(text: str) -> None:
+def test_round_argument_invalid_or_ambiguous_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"64 hex characters|2 rounds begin"):
-        round_of(text)
+        parse_round(text)
 
 
-def test_a_round_that_is_not_known_is_not_there() -> None:
-    with pytest.raises(NothingThere, match="begins with abcdef"):
-        round_of("abcdef")
+def test_round_argument_unknown_round_is_not_found() -> None:
+    with pytest.raises(NotFound, match="begins with abcdef"):
+        parse_round("abcdef")
 
 
 @pytest.mark.parametrize(
@@ -63,17 +63,17 @@ def test_a_round_that_is_not_known_is_not_there() -> None:
         ("2026-11-21 13:33:20.001", "1795268001"),
     ],
 )
-def test_a_time_is_what_tables_show_or_from_now(text: str, second: str) -> None:
+def test_time_argument_accepts_table_format_and_relative(text: str, second: str) -> None:
     assert parse_due_before(text, NOW) == second
 
 
 @pytest.mark.parametrize("text", ["soon", "5min", "+5", "+5 weeks", "-1"])
-def test_what_is_no_time_is_refused(text: str) -> None:
+def test_time_argument_invalid_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="due_before must be unix seconds"):
         parse_due_before(text, NOW)
 
 
-def test_the_daemons_figures_are_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+def test_stats_are_printed_one_per_line(capsys: pytest.CaptureFixture[str]) -> None:
     service = {
         "checks": [{"name": "store", "problem": None}, {"name": "chain", "problem": "no node is in step"}],
         "endpoints": [{"name": "a:80", "reason": None, "height": 7, "block_age": 1.024}],

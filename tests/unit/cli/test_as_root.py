@@ -16,14 +16,14 @@ import anyio
 import pytest
 
 from helper.runtime.privileges import acting_as_owner
-from helper.server.http_server import unix_listener
+from helper.server.http_server import listen_unix
 from helper.store.sqlite.store import SqliteStore
-from tests.unit.cli.test_main import run
-from tests.unit.store.fixtures import ROUND, put
+from tests.unit.cli.test_main import run_command
+from tests.unit.store.fixtures import ROUND, enqueue_shares
 
-SERVICE = 65534
+SERVICE_UID = 65534
 """A user without rights: nobody."""
-VICTIM = 65533
+OTHER_UID = 65533
 """Another user without rights."""
 PASSPHRASE = "correct horse battery"
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as 
 
 
 @pytest.fixture(autouse=True)
-def _no_lasting_hardening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _skip_hardening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
     monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", PASSPHRASE)
@@ -43,7 +43,7 @@ def _no_lasting_hardening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def folder() -> Iterator[Path]:
     """The service user's directory, which others can reach, unlike pytest's own."""
     made = Path(tempfile.mkdtemp(prefix="service-"))
-    os.chown(made, SERVICE, SERVICE)
+    os.chown(made, SERVICE_UID, SERVICE_UID)
     yield made
     shutil.rmtree(made)
 
@@ -56,12 +56,12 @@ def database(folder: Path) -> Path:
     async def fill() -> None:
         store = SqliteStore(path)
         await store.open()
-        await put(store, 1, 2)
+        await enqueue_shares(store, 1, 2)
         await store.close()
 
     anyio.run(fill)
     for file in folder.iterdir():
-        os.chown(file, SERVICE, SERVICE)
+        os.chown(file, SERVICE_UID, SERVICE_UID)
     return path
 
 
@@ -74,25 +74,25 @@ def target(tmp_path: Path) -> Path:
     return file
 
 
-def untouched(target: Path) -> bool:
+def is_unchanged(target: Path) -> bool:
     about = target.stat()
     state = (target.read_text(), about.st_uid, about.st_gid, stat.S_IMODE(about.st_mode))
     return state == ("secret of root\n", 0, 0, 0o600)
 
 
-def owners(folder: Path) -> dict[str, int]:
+def file_owners(folder: Path) -> dict[str, int]:
     return {file.name: file.lstat().st_uid for file in folder.iterdir()}
 
 
-def plant(link: Path, target: Path) -> None:
+def plant_link(link: Path, target: Path) -> None:
     link.unlink(missing_ok=True)
     link.symlink_to(target)
-    os.chown(link, SERVICE, SERVICE, follow_symlinks=False)
+    os.chown(link, SERVICE_UID, SERVICE_UID, follow_symlinks=False)
 
 
-def backup_of(database: Path, folder: Path) -> Path:
+def create_backup(database: Path, folder: Path) -> Path:
     output = folder / "backup.age"
-    assert run("db", "backup", "--db", str(database), "--output", str(output)) == 0
+    assert run_command("db", "backup", "--db", str(database), "--output", str(output)) == 0
     return output
 
 
@@ -111,58 +111,58 @@ def backup_of(database: Path, folder: Path) -> Path:
     ],
 )
 @pytest.mark.parametrize("suffix", [".lock", ""], ids=["lock", "database"])
-def test_root_command_with_planted_link_leaves_its_target_alone(
+def test_root_command_with_planted_link_keeps_target_unchanged(
     command: str, suffix: str, database: Path, tmp_path: Path, target: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = tmp_path / "other.db"
     shutil.copy(database, other)
-    places = {"DB": database, "BACKUP": backup_of(database, tmp_path), "OTHER": other, "OUT": tmp_path / "out"}
-    plant(Path(f"{database}{suffix}"), target)
+    places = {"DB": database, "BACKUP": create_backup(database, tmp_path), "OTHER": other, "OUT": tmp_path / "out"}
+    plant_link(Path(f"{database}{suffix}"), target)
     before = set(tmp_path.iterdir())
 
-    code = run(*(str(places.get(word, word)) for word in command.split()))
+    code = run_command(*(str(places.get(word, word)) for word in command.split()))
 
     assert code != 0, "a link is refused"
-    assert untouched(target), capsys.readouterr().err
+    assert is_unchanged(target), capsys.readouterr().err
     assert not {file.name for file in set(tmp_path.iterdir()) - before} & {"shadow.lock", "shadow-wal"}
     assert (os.geteuid(), os.getegid()) == (0, 0)
 
 
-def test_root_command_leaves_all_files_to_the_service(database: Path, folder: Path, tmp_path: Path) -> None:
+def test_root_command_leaves_service_as_owner_of_all_files(database: Path, folder: Path, tmp_path: Path) -> None:
     (folder / "queue.db.lock").unlink()
-    assert run("queue", "retry", "--yes", "--db", str(database)) == 0
-    assert run("queue", "stats", "--db", str(database)) == 0
-    assert run("db", "migrate", "--no-backup", "--yes", "--db", str(database)) == 0
-    backup = backup_of(database, folder)
-    assert run("db", "restore", str(backup), "--force", "--db", str(database)) == 0
-    assert run("db", "check", "--db", str(database)) == 0
-    assert run("db", "copy", "--yes", "--from", str(database), "--to", str(folder / "copy.db")) == 0
-    assert run("queue", "export", "--output", str(folder / "shares"), "--db", str(folder / "copy.db")) == 0
-    assert set(owners(folder).values()) == {SERVICE}, owners(folder)
-    assert {"copy.db", "copy.db.lock", "shares", "backup.age", "queue.db.before-restore-1"} <= set(owners(folder))
-    output = backup_of(database, tmp_path)
+    assert run_command("queue", "retry", "--yes", "--db", str(database)) == 0
+    assert run_command("queue", "stats", "--db", str(database)) == 0
+    assert run_command("db", "migrate", "--no-backup", "--yes", "--db", str(database)) == 0
+    backup = create_backup(database, folder)
+    assert run_command("db", "restore", str(backup), "--force", "--db", str(database)) == 0
+    assert run_command("db", "check", "--db", str(database)) == 0
+    assert run_command("db", "copy", "--yes", "--from", str(database), "--to", str(folder / "copy.db")) == 0
+    assert run_command("queue", "export", "--output", str(folder / "shares"), "--db", str(folder / "copy.db")) == 0
+    assert set(file_owners(folder).values()) == {SERVICE_UID}, file_owners(folder)
+    assert {"copy.db", "copy.db.lock", "shares", "backup.age", "queue.db.before-restore-1"} <= set(file_owners(folder))
+    output = create_backup(database, tmp_path)
     assert output.stat().st_uid == 0, "what root names elsewhere is root's"
 
 
-def test_export_after_interrupted_export_names_what_it_left(
+def test_export_after_interrupted_export_reports_leftover_file(
     database: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     left = folder / ".shares.12345.partial"
     left.write_bytes(b"sealed")
-    assert run("queue", "export", "--output", str(folder / "new"), "--db", str(database)) == 0
+    assert run_command("queue", "export", "--output", str(folder / "new"), "--db", str(database)) == 0
     said = capsys.readouterr().err
     assert f"{left} remains from an interrupted export" in said
     assert left.read_bytes() == b"sealed"
 
 
 def test_root_command_records_root_as_the_actor(database: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("queue", "export", "--output", str(database.parent / "shares"), "--db", str(database)) == 0
+    assert run_command("queue", "export", "--output", str(database.parent / "shares"), "--db", str(database)) == 0
     capsys.readouterr()
-    assert run("queue", "audit", "--json", "--db", str(database)) == 0
+    assert run_command("queue", "audit", "--json", "--db", str(database)) == 0
     assert '"uid":0,"who":"root"' in capsys.readouterr().out
 
 
-def test_root_files_are_created_with_the_rights_of_the_owner(
+def test_root_files_are_created_with_owner_rights(
     database: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A path that is changed between two steps then leads to nothing that the owner could not do."""
@@ -174,9 +174,9 @@ def test_root_files_are_created_with_the_rights_of_the_owner(
         fsync(fd)
 
     monkeypatch.setattr("os.fsync", record)
-    backup = backup_of(database, folder)
-    assert run("db", "restore", str(backup), "--force", "--db", str(database)) == 0
-    assert seen == {SERVICE}
+    backup = create_backup(database, folder)
+    assert run_command("db", "restore", str(backup), "--force", "--db", str(database)) == 0
+    assert seen == {SERVICE_UID}
 
 
 @pytest.mark.parametrize("command", ["config init --force --output OUT", "db backup --output OUT --db DB"])
@@ -184,11 +184,11 @@ def test_root_output_through_planted_link_is_refused(
     command: str, database: Path, folder: Path, target: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = folder / "output"
-    plant(output, target)
+    plant_link(output, target)
     words = {"OUT": str(output), "DB": str(database)}
-    assert run(*(words.get(word, word) for word in command.split())) != 0
+    assert run_command(*(words.get(word, word) for word in command.split())) != 0
     assert "goes through a link of user 65534" in capsys.readouterr().err
-    assert untouched(target)
+    assert is_unchanged(target)
 
 
 def test_acting_as_owner_of_own_directory_stays_root(tmp_path: Path) -> None:
@@ -208,9 +208,9 @@ def test_acting_as_owner_follows_links_of_root(folder: Path, tmp_path: Path) -> 
     groups = os.getgroups()
     with acting_as_owner(link / "file") as resolved:
         assert resolved == folder / "file"
-        assert (os.getuid(), os.geteuid()) == (0, SERVICE)
+        assert (os.getuid(), os.geteuid()) == (0, SERVICE_UID)
         with acting_as_owner(tmp_path / "file"):
-            assert os.geteuid() == SERVICE, "root's rights do not return within"
+            assert os.geteuid() == SERVICE_UID, "root's rights do not return within"
         with pytest.raises(PermissionError):
             (tmp_path / "file").touch()
     assert (os.geteuid(), os.getegid(), os.getgroups()) == (0, 0, groups)
@@ -223,15 +223,15 @@ def test_acting_as_owner_through_circular_links_is_refused(tmp_path: Path) -> No
         pass
 
 
-class Swapper:
+class PathSwapper:
     """A user who swaps a directory and a link to another user's directory, at given file system calls of root."""
 
     def __init__(self, place: Path, target: Path) -> None:
         self._place, self._real = place, place.with_name("real")
         self._link = place.with_name("link")
         self._real.mkdir()
-        os.chown(self._real, SERVICE, SERVICE)
-        plant(self._link, target)
+        os.chown(self._real, SERVICE_UID, SERVICE_UID)
+        plant_link(self._link, target)
         self._call = {name: getattr(os, name) for name in ("rename", "unlink")}
         self.is_link = False
         self._real.rename(place)
@@ -251,8 +251,8 @@ def test_acting_as_owner_while_directory_and_link_are_swapped_never_acts_as_thir
 ) -> None:
     """Every choice of up to two swaps among the system calls that root makes before the body."""
     victim = Path(tempfile.mkdtemp(prefix="victim-"))
-    os.chown(victim, VICTIM, VICTIM)
-    swapper = Swapper(folder / "place", victim)
+    os.chown(victim, OTHER_UID, OTHER_UID)
+    swapper = PathSwapper(folder / "place", victim)
     pending: list[int] = []
     calls = 0
 
@@ -292,7 +292,7 @@ def test_acting_as_owner_while_directory_and_link_are_swapped_never_acts_as_thir
     for name in FILE_CALLS:
         monkeypatch.setattr(os, name, hooked(originals[name]))
     try:
-        assert attempt() == SERVICE
+        assert attempt() == SERVICE_UID
         most, outcomes = calls, set()
         for number in (1, 2):
             for chosen in combinations(range(1, most + 1), number):
@@ -302,20 +302,20 @@ def test_acting_as_owner_while_directory_and_link_are_swapped_never_acts_as_thir
                     pending, calls = list(chosen), 0
                     outcomes.add(attempt())
                     assert not list(victim.iterdir()), (chosen, begins_as_link)
-        assert outcomes == {SERVICE, None}
+        assert outcomes == {SERVICE_UID, None}
     finally:
         monkeypatch.undo()
         shutil.rmtree(victim)
 
 
-@pytest.mark.parametrize("owner", [0, VICTIM], ids=["root", "third user"])
+@pytest.mark.parametrize("owner", [0, OTHER_UID], ids=["root", "third user"])
 def test_acting_as_owner_below_directory_of_third_user_is_refused(folder: Path, owner: int) -> None:
     """The third user could replace the inner directory by a link at any time."""
     inner = folder / "inner"
     inner.mkdir()
     os.chown(inner, owner, owner)
     with (
-        pytest.raises(PermissionError, match=f"through a directory of user {SERVICE}"),
+        pytest.raises(PermissionError, match=f"through a directory of user {SERVICE_UID}"),
         acting_as_owner(inner / "file"),
     ):
         pass
@@ -345,7 +345,7 @@ def test_control_socket_is_never_changed_by_its_path(folder: Path, monkeypatch: 
     monkeypatch.setattr(Path, "chmod", chmod)
     before = os.umask(0)
     try:
-        with unix_listener(folder / "helper.sock"):
+        with listen_unix(folder / "helper.sock"):
             assert stat.S_IMODE((folder / "helper.sock").stat().st_mode) == 0o600
     finally:
         os.umask(before)

@@ -12,35 +12,35 @@ from typing import Any
 import anyio
 import pytest
 
-from helper.cli.proof import Source
+from helper.cli.proof import SearchSource
 from helper.clock import SystemClock
 from helper.object_store.bucket import StoredObject
-from helper.operations.archive.object_names import Entry, bundle_name, index_name, part_of, write_index
-from helper.operations.proof_bundle import pack
-from tests.recorded.test_proof_bundle import BUNDLE, FIRST, other
+from helper.operations.archive.object_names import IndexEntry, bundle_name, encode_index, index_name, part_of_height
+from helper.operations.proof_bundle import pack_bundle
+from tests.recorded.test_proof_bundle import BUNDLE, FIRST_EVIDENCE, with_foreign_parts
 from tests.support.bucket import MemoryBucket
-from tests.support.schemas import conforms
-from tests.unit.cli.live_daemon import live_daemon
-from tests.unit.cli.test_main import run
+from tests.support.schemas import assert_conforms
+from tests.unit.cli.live_daemon import run_live_daemon
+from tests.unit.cli.test_main import run_command
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
-from tests.unit.operations.action_fixtures import Desk
+from tests.unit.operations.action_fixtures import OperationsHarness
 
-NULLIFIER = FIRST.message.nullifier.hex()
+NULLIFIER = FIRST_EVIDENCE.message.nullifier.hex()
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _isolated_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings whose only node is not there."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
     monkeypatch.setattr("helper.cli.chain_access.configure", lambda *_: None)
     Path("helper.toml").write_text('[chain]\nendpoints = ["http://127.0.0.1:9"]\n')
     Path("good.zip").write_bytes(BUNDLE)
-    Path("bad.zip").write_bytes(other(root=b"\x01" * 32))
+    Path("bad.zip").write_bytes(with_foreign_parts(root=b"\x01" * 32))
     Path("junk.zip").write_bytes(b"junk")
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> Any:
+def read_json(capsys: pytest.CaptureFixture[str]) -> Any:
     out = capsys.readouterr().out
     assert out.count("\n") == 1
     return json.loads(out)
@@ -80,71 +80,73 @@ def told(capsys: pytest.CaptureFixture[str]) -> Any:
         (("rounds",), 5, "does not exist"),
     ],
 )
-def test_each_end_has_its_exit_code_and_its_words(
+def test_verify_result_sets_exit_code_and_message(
     arguments: tuple[str, ...], code: int, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(*arguments) == code
+    assert run_command(*arguments) == code
     assert words in capsys.readouterr().err
 
 
-def test_a_bundle_is_verified_without_chain_and_settings(capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_bundle_needs_neither_chain_nor_config(capsys: pytest.CaptureFixture[str]) -> None:
     Path("helper.toml").unlink()
-    assert run("proof", "verify", "good.zip", "--json") == 0
-    answer = told(capsys)
+    assert run_command("proof", "verify", "good.zip", "--json") == 0
+    answer = read_json(capsys)
     assert (answer["ok"], answer["reason"], answer["online"]) == (True, None, None)
     assert (answer["nullifier"], answer["height"], answer["circuit"]) == (NULLIFIER, 106, "k11")
-    assert run("proof", "verify", "good.zip") == 0
+    assert run_command("proof", "verify", "good.zip") == 0
     assert f"nullifier\t{NULLIFIER}" in capsys.readouterr().out
-    assert run("proof", "verify", "bad.zip", "--json") == 1
-    answer = told(capsys)
+    assert run_command("proof", "verify", "bad.zip", "--json") == 1
+    answer = read_json(capsys)
     assert (answer["ok"], answer["reason"]) == (False, "the proof is not valid for these public inputs")
 
 
-def test_something_else_of_the_bundles_name_is_left(
+def test_proof_bundle_does_not_overwrite_existing_path(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def find(*_: object) -> object:
-        return FIRST, Source.CHAIN
+        return FIRST_EVIDENCE, SearchSource.CHAIN
 
     monkeypatch.setattr("helper.cli.proof._find", find)
-    assert run("proof", "export", NULLIFIER, "--json") == 0
-    written = Path(told(capsys)["output"])
+    assert run_command("proof", "export", NULLIFIER, "--json") == 0
+    written = Path(read_json(capsys)["output"])
     assert written.name == f"reveal-{NULLIFIER[:12]}.zip"
-    assert written.read_bytes() == pack(FIRST)
-    assert run("proof", "export", NULLIFIER) == 0, "the same bytes again"
-    assert run("proof", "export", NULLIFIER, "--output", "junk.zip") == 1
+    assert written.read_bytes() == pack_bundle(FIRST_EVIDENCE)
+    assert run_command("proof", "export", NULLIFIER) == 0, "the same bytes again"
+    assert run_command("proof", "export", NULLIFIER, "--output", "junk.zip") == 1
     assert Path("junk.zip").read_bytes() == b"junk"
 
 
 @pytest.mark.parametrize("spoilt", ["proof", "hash", "away", None])
-def test_an_archive_is_asked_first_and_believed_only_where_all_of_it_holds(
+def test_archive_is_used_only_when_completely_valid(
     spoilt: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bundle = BUNDLE if spoilt != "proof" else other(root=b"\x01" * 32)
-    round_id, message = FIRST.message.round_id, FIRST.message
-    entry = Entry(
-        height=FIRST.height,
-        transaction=FIRST.tx_hash,
+    bundle = BUNDLE if spoilt != "proof" else with_foreign_parts(root=b"\x01" * 32)
+    round_id, message = FIRST_EVIDENCE.message.round_id, FIRST_EVIDENCE.message
+    entry = IndexEntry(
+        height=FIRST_EVIDENCE.height,
+        transaction=FIRST_EVIDENCE.tx_hash,
         nullifier=message.nullifier.hex(),
         sha256=("0" * 64 if spoilt == "hash" else sha256(bundle).hexdigest()),
     )
     bucket = MemoryBucket()
     if spoilt != "away":
-        bucket.objects[bundle_name(round_id, FIRST.tx_hash)] = StoredObject(bundle, "1")
-    bucket.objects[index_name(round_id, part_of(FIRST.height))] = StoredObject(write_index([entry]), "2")
+        bucket.objects[bundle_name(round_id, FIRST_EVIDENCE.tx_hash)] = StoredObject(bundle, "1")
+    bucket.objects[index_name(round_id, part_of_height(FIRST_EVIDENCE.height))] = StoredObject(
+        encode_index([entry]), "2"
+    )
     monkeypatch.setattr("helper.operations.archive.factory.open_bucket", lambda *_, **__: bucket)
     with Path("helper.toml").open("a") as file:
         file.write('[archive]\nplace = "s3://votes/proofs"\n')
     archive = ("proof", "export", NULLIFIER, "--json", "--from", "archive")
     if spoilt is None:
-        assert run(*archive) == 0
-        answer = told(capsys)
+        assert run_command(*archive) == 0
+        answer = read_json(capsys)
         assert (answer["source"], Path(answer["output"]).read_bytes()) == ("archive", BUNDLE)
-        conforms("proof-export", answer)
-        assert run("proof", "export", "07" * 32, "--from", "archive") == 5
+        assert_conforms("proof-export", answer)
+        assert run_command("proof", "export", "07" * 32, "--from", "archive") == 5
         return
-    assert run(*archive) == 1
-    assert run("proof", "export", NULLIFIER) == 6, "the chain is asked instead, and not there"
+    assert run_command(*archive) == 1
+    assert run_command("proof", "export", NULLIFIER) == 6, "the chain is asked instead, and not there"
     assert "archive not usable: " in capsys.readouterr().err
 
 
@@ -154,10 +156,10 @@ def test_rounds_table_shows_local_and_utc_end(
     monkeypatch.setenv("TZ", "Etc/GMT-5")
     time.tzset()
     try:
-        with live_daemon(tmp_path / "svote-helper.db"):
-            assert run("rounds", "--json") == 0
-            assert told(capsys)["rounds"][0]["tree_size"] == 7
-            assert run("rounds") == 0
+        with run_live_daemon(tmp_path / "svote-helper.db"):
+            assert run_command("rounds", "--json") == 0
+            assert read_json(capsys)["rounds"][0]["tree_size"] == 7
+            assert run_command("rounds") == 0
     finally:
         monkeypatch.undo()
         os.chdir(tmp_path)
@@ -174,11 +176,11 @@ def test_rounds_table_shows_local_and_utc_end(
     assert captured.err == "1 rounds, from the daemon\n"
 
 
-def test_without_a_daemon_rounds_are_read_from_the_file(
+def test_rounds_without_daemon_are_read_from_file(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def make() -> None:
-        desk = Desk(Path("svote-helper.db"))
+        desk = OperationsHarness(Path("svote-helper.db"))
         await desk.open()
         await desk.store.mark_closed(ROUND_ID, END)
         await desk.store.save_leaves(ROUND_ID, 5, 0, bytes(64))
@@ -186,8 +188,8 @@ def test_without_a_daemon_rounds_are_read_from_the_file(
 
     anyio.run(make)
     monkeypatch.setattr(SystemClock, "now", lambda _clock: END + 5)
-    assert run("rounds", "--json") == 0
-    answer = told(capsys)
+    assert run_command("rounds", "--json") == 0
+    answer = read_json(capsys)
     assert (answer["source"], answer["now"]) == ("file", END + 5)
     (one,) = answer["rounds"]
     assert (one["round"], one["closed"], one["left"], one["tree_size"]) == (ROUND_ID.hex(), True, 0, 2)

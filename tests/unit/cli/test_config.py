@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from helper.config import Config, load
-from helper.config.example import example
+from helper.config.example import render_example
 from helper.doctor.chain import NodeReport
-from tests.unit.cli.test_main import run
+from tests.unit.cli.test_main import run_command
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _isolated_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A working directory of its own and no settings from outside."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
@@ -31,24 +31,24 @@ def last_json(capsys: pytest.CaptureFixture[str]) -> Any:
     return json.loads(out)
 
 
-def test_init_writes_the_defaults_and_a_new_token_for_the_owner_only(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("config", "init") == 0
+def test_init_writes_defaults_and_private_token(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("config", "init") == 0
     written = Path("helper.toml")
     assert stat.S_IMODE(written.stat().st_mode) == 0o600
     made = load(written)
     assert made.model_copy(update={"operator": Config().operator}) == Config()
     assert len(made.operator.token) >= 43
-    assert written.read_text() == example({("operator", "token"): made.operator.token})
+    assert written.read_text() == render_example({("operator", "token"): made.operator.token})
     assert len([line for line in written.read_text().splitlines() if line and line[0] not in "#["]) == 1
     told = capsys.readouterr()
     assert (told.out, told.err) == ("", "wrote helper.toml\n")
-    assert run("config", "init", "--output", "other.toml") == 0
+    assert run_command("config", "init", "--output", "other.toml") == 0
     assert load(Path("other.toml")).operator.token != made.operator.token
 
 
-def test_init_takes_what_every_set_up_needs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_applies_setup_options(capsys: pytest.CaptureFixture[str]) -> None:
     nodes = ["--endpoint", "http://a:1317", "--endpoint", "http://b:1317", "--rpc", "http://a:26657"]
-    assert run("config", "init", *nodes, "--db", "/var/lib/svote-helper/queue.db", "--json") == 0
+    assert run_command("config", "init", *nodes, "--db", "/var/lib/svote-helper/queue.db", "--json") == 0
     answer = last_json(capsys)
     assert answer == {
         "path": "helper.toml",
@@ -59,36 +59,36 @@ def test_init_takes_what_every_set_up_needs(capsys: pytest.CaptureFixture[str]) 
     assert made.db_path == Path("/var/lib/svote-helper/queue.db")
 
 
-def test_init_writes_nothing_that_would_not_be_read(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("config", "init", "--endpoint", "node:1317") == 2
+def test_init_with_invalid_values_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("config", "init", "--endpoint", "node:1317") == 2
     assert "chain.endpoints: entry 1: must be an address" in capsys.readouterr().err
     assert not Path("helper.toml").exists()
 
 
-def test_init_replaces_nothing_unasked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_over_existing_file_requires_force(capsys: pytest.CaptureFixture[str]) -> None:
     mine = Path("mine.toml")
     mine.write_text("mine")
     mine.chmod(0o644)
-    assert run("config", "init", "--output", "mine.toml") == 1
+    assert run_command("config", "init", "--output", "mine.toml") == 1
     assert mine.read_text() == "mine"
     assert "mine.toml already exists" in capsys.readouterr().err
-    assert run("config", "init", "--output", "mine.toml", "--force") == 0
+    assert run_command("config", "init", "--output", "mine.toml", "--force") == 0
     assert load(mine).operator.token
     assert stat.S_IMODE(mine.stat().st_mode) == 0o600
 
 
-def test_init_into_nowhere_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("config", "init", "--output", "no/where.toml") == 1
+def test_init_into_missing_directory_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("config", "init", "--output", "no/where.toml") == 1
     assert "cannot be written" in capsys.readouterr().err
 
 
-def test_show_tells_what_is_in_force_and_no_secret(
+def test_show_prints_effective_values_without_secrets(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("helper.toml").write_text('[helper]\napi_token = "hush"\nport = 1\n[operator]\ntoken = "hush"\n')
     monkeypatch.setenv("SVOTE_HELPER_CHAIN_ENDPOINTS", "http://me:hush@node:2")
     monkeypatch.setenv("SVOTE_HELPER_CHAIN_RPC", "http://me:hush@node:1")
-    assert run("config", "show", "--json", "--origin") == 0
+    assert run_command("config", "show", "--json", "--origin") == 0
     answer = last_json(capsys)
     assert answer["path"] == "helper.toml"
     assert answer["settings"]["helper"]["port"] == 1
@@ -97,32 +97,32 @@ def test_show_tells_what_is_in_force_and_no_secret(
     assert answer["origins"]["chain.rpc"] == "env SVOTE_HELPER_CHAIN_RPC"
     assert answer["origins"]["log.level"] == "default"
     assert "hush" not in json.dumps(answer)
-    assert run("config", "show", "--origin") == 0
+    assert run_command("config", "show", "--origin") == 0
     told = capsys.readouterr().out
     assert "port = 1  # helper.toml:3\n" in told
     assert "hush" not in told
-    assert run("config", "show", "--json") == 0
+    assert run_command("config", "show", "--json") == 0
     assert "origins" not in last_json(capsys)
 
 
-def test_show_of_wrong_settings_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_invalid_config_fails(capsys: pytest.CaptureFixture[str]) -> None:
     Path("helper.toml").write_text("[helper]\nprot = 1\n")
-    assert run("config", "show") == 1
+    assert run_command("config", "show") == 1
     told = capsys.readouterr()
     assert told.out == ""
     assert "helper.toml:2: helper.prot: unknown key, did you mean helper.port?" in told.err
     assert "config validate" in told.err
 
 
-def test_validate_tells_every_problem_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_reports_all_problems(capsys: pytest.CaptureFixture[str]) -> None:
     Path("bad.toml").write_text("[helper]\nprot = 1\nport = true\n[chian]\n")
-    assert run("config", "validate", "bad.toml") == 1
+    assert run_command("config", "validate", "bad.toml") == 1
     assert capsys.readouterr().err.splitlines() == [
         "bad.toml:2: helper.prot: unknown key, did you mean helper.port?",
         "bad.toml:3: helper.port: must be a whole number",
         "bad.toml:4: chian: unknown section, did you mean [chain]?",
     ]
-    assert run("config", "validate", "--config", "bad.toml", "--json") == 1
+    assert run_command("config", "validate", "--config", "bad.toml", "--json") == 1
     answer = last_json(capsys)
     assert answer["ok"] is False
     assert answer["problems"][0] == {
@@ -134,20 +134,20 @@ def test_validate_tells_every_problem_at_once(capsys: pytest.CaptureFixture[str]
     }
 
 
-def test_validate_of_right_settings_is_ok(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("config", "validate") == 0
+def test_validate_valid_config_succeeds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("config", "validate") == 0
     assert capsys.readouterr().err == "default settings: ok\n"
     Path("good.toml").write_text("[helper]\nport = 1\n")
-    assert run("config", "validate", "good.toml", "--json") == 0
+    assert run_command("config", "validate", "good.toml", "--json") == 0
     assert last_json(capsys) == {"ok": True, "problems": []}
 
 
-def test_validate_of_no_file_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("config", "validate", "nothing.toml") == 1
+def test_validate_missing_file_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("config", "validate", "nothing.toml") == 1
     assert "nothing.toml: cannot be read: No such file or directory" in capsys.readouterr().err
 
 
-class Looked:
+class StubNodeQueries:
     """Nodes that tell what a test has them tell."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **nodes: str | None) -> None:
@@ -165,17 +165,17 @@ class Looked:
         monkeypatch.setattr("helper.doctor.chain.query_nodes", query_nodes)
 
 
-def test_validate_online_tells_of_every_node(
+def test_validate_online_reports_every_node(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Looked(monkeypatch, a=None)
-    assert run("config", "validate", "--online") == 0
+    StubNodeQueries(monkeypatch, a=None)
+    assert run_command("config", "validate", "--online") == 0
     told = capsys.readouterr().err.splitlines()
     assert told[0].startswith("ok    node a: chain one, height 7")
     assert told[-1] == "default settings: ok"
 
-    Looked(monkeypatch, a=None, b="unreachable")
-    assert run("config", "validate", "--online", "--json") == 3
+    StubNodeQueries(monkeypatch, a=None, b="unreachable")
+    assert run_command("config", "validate", "--online", "--json") == 3
     answer = last_json(capsys)
     assert answer["ok"] is False
     assert answer["problems"] == []
@@ -186,12 +186,12 @@ def test_validate_online_tells_of_every_node(
         ("clock", "ok"),
     ]
 
-    Looked(monkeypatch, a="unreachable")
-    assert run("config", "validate", "--online") == 6
+    StubNodeQueries(monkeypatch, a="unreachable")
+    assert run_command("config", "validate", "--online") == 6
     assert "-> Check that the node runs" in capsys.readouterr().err
 
 
-def test_validate_online_asks_nobody_by_settings_that_are_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_online_invalid_config_queries_no_node(capsys: pytest.CaptureFixture[str]) -> None:
     Path("bad.toml").write_text("[helper]\nprot = 1\n")
-    assert run("config", "validate", "bad.toml", "--online", "--json") == 1
+    assert run_command("config", "validate", "bad.toml", "--online", "--json") == 1
     assert last_json(capsys)["online"] == []

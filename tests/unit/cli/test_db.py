@@ -14,14 +14,14 @@ import pytest
 from helper.cli import db as db_module
 from helper.store.sqlite.schema import latest_version
 from helper.store.sqlite.store import SqliteStore
-from tests.unit.cli.test_main import run
-from tests.unit.store.fixtures import put
+from tests.unit.cli.test_main import run_command
+from tests.unit.store.fixtures import enqueue_shares
 
 PASSPHRASE = "correct horse battery"
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _isolated_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
     monkeypatch.delenv("SVOTE_HELPER_BACKUP_PASSPHRASE", raising=False)
@@ -36,7 +36,7 @@ def database(tmp_path: Path) -> Path:
     async def fill() -> None:
         store = SqliteStore(path)
         await store.open()
-        await put(store, 1, 2)
+        await enqueue_shares(store, 1, 2)
         await store.close()
 
     anyio.run(fill)
@@ -50,28 +50,30 @@ def key(tmp_path: Path) -> Path:
     return file
 
 
-def names() -> set[str]:
+def file_names() -> set[str]:
     """The files here, but for the empty WAL that a reader leaves beside a database at rest."""
     return {path.name for path in Path().iterdir() if not path.name.endswith(("-wal", "-shm"))}
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> Any:
+def read_json(capsys: pytest.CaptureFixture[str]) -> Any:
     out = capsys.readouterr().out
     assert out.count("\n") == 1
     return json.loads(out)
 
 
-def test_there_and_back_with_a_passphrase(
+def test_backup_and_restore_with_passphrase(
     database: Path, key: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output, there = tmp_path / "b.age", tmp_path / "new.db"
-    assert run("db", "backup", "--db", str(database), "--output", str(output), "--passphrase-file", str(key)) == 0
+    assert (
+        run_command("db", "backup", "--db", str(database), "--output", str(output), "--passphrase-file", str(key)) == 0
+    )
     assert "2 live shares" in capsys.readouterr().out
     assert stat.S_IMODE(output.stat().st_mode) == 0o600
 
     monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", PASSPHRASE)
-    assert run("db", "restore", str(output), "--db", str(there), "--json") == 0
-    assert told(capsys) == {
+    assert run_command("db", "restore", str(output), "--db", str(there), "--json") == 0
+    assert read_json(capsys) == {
         "database": str(there),
         "set_aside": None,
         "schema": latest_version(),
@@ -79,26 +81,29 @@ def test_there_and_back_with_a_passphrase(
         "confirmed": 0,
         "damaged": 0,
     }
-    assert run("db", "restore", str(output), "--db", str(there)) == 1
+    assert run_command("db", "restore", str(output), "--db", str(there)) == 1
     assert "already" in capsys.readouterr().err
-    assert run("db", "restore", str(output), "--db", str(there), "--force", "--json") == 0
-    assert told(capsys)["set_aside"] == f"{there}.before-restore-1"
-    assert run("db", "check", "--db", str(there), "--json") == 0
-    assert told(capsys)["ok"] is True
+    assert run_command("db", "restore", str(output), "--db", str(there), "--force", "--json") == 0
+    assert read_json(capsys)["set_aside"] == f"{there}.before-restore-1"
+    assert run_command("db", "check", "--db", str(there), "--json") == 0
+    assert read_json(capsys)["ok"] is True
 
 
-def test_there_and_back_with_a_recipient(database: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_backup_and_restore_with_recipient(database: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     identity = pyrage.x25519.Identity.generate()
     keys, output = tmp_path / "keys.txt", tmp_path / "b.age"
     keys.write_text(f"# created: today\n{identity}\n")
     recipient = str(identity.to_public())
-    assert run("db", "backup", "--db", str(database), "--output", str(output), "--recipient", recipient, "--json") == 0
-    facts = told(capsys)
+    assert (
+        run_command("db", "backup", "--db", str(database), "--output", str(output), "--recipient", recipient, "--json")
+        == 0
+    )
+    facts = read_json(capsys)
     assert (facts["live"], facts["bytes"]) == (2, output.stat().st_size)
     assert pyrage.decrypt(output.read_bytes(), [identity]).startswith(b"SQLite format 3\x00")
-    assert run("db", "check", "--backup", str(output), "--identity", str(keys), "--json") == 0
-    assert told(capsys)["live"] == 2
-    assert run("db", "restore", str(output), "--db", str(tmp_path / "new.db")) == 2
+    assert run_command("db", "check", "--backup", str(output), "--identity", str(keys), "--json") == 0
+    assert read_json(capsys)["live"] == 2
+    assert run_command("db", "restore", str(output), "--db", str(tmp_path / "new.db")) == 2
     assert "--identity" in capsys.readouterr().err
 
 
@@ -122,22 +127,22 @@ def test_there_and_back_with_a_recipient(database: Path, tmp_path: Path, capsys:
         (("check", "--db", "passphrase"), 1, "not a database"),
     ],
 )
-def test_what_can_not_be_done_says_why(
+def test_db_command_failure_states_reason(
     arguments: tuple[str, ...], code: int, words: str, database: Path, key: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("short").write_text("short\n")
     where = () if "--db" in arguments else ("--db", str(database))
-    before = names()
-    assert run("db", *arguments, *where) == code
+    before = file_names()
+    assert run_command("db", *arguments, *where) == code
     assert words in " ".join(capsys.readouterr().err.split())
-    assert names() == before
+    assert file_names() == before
 
 
-def test_a_wrong_passphrase_is_not_authorised(
+def test_restore_with_wrong_passphrase_exits_not_authorised(
     database: Path, key: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("db", "backup", "--db", str(database), "--output", "b.age", "--passphrase-file", str(key)) == 0
+    assert run_command("db", "backup", "--db", str(database), "--output", "b.age", "--passphrase-file", str(key)) == 0
     monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", "quite another one")
-    assert run("db", "restore", "b.age", "--db", "new.db") == 4
+    assert run_command("db", "restore", "b.age", "--db", "new.db") == 4
     assert "could not be decrypted" in capsys.readouterr().err
     assert not Path("new.db").exists()

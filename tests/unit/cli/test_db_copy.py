@@ -18,30 +18,30 @@ import anyio
 import psycopg
 import pytest
 
-from bench.fill_database import fill as fill_many
+from bench.fill_database import insert_shares as fill_many
 from helper.cli import db_copy
 from helper.core.share import ShareState
 from helper.errors import StoreMoved
 from helper.store.sqlite.reader import open_queue_file
 from helper.store.sqlite.store import SqliteStore
 from tests.support.postgres import Cluster
-from tests.support.process import PATIENCE
-from tests.support.schemas import conforms
-from tests.unit.cli.test_main import run
-from tests.unit.store.conformance.backends import SEALS, PostgresPlace, SqlitePlace
-from tests.unit.store.fixtures import NOW, ROUND, posted, put
-from tests.unit.store.test_migration import everything
+from tests.support.process import TIMEOUT_SECONDS
+from tests.support.schemas import assert_conforms
+from tests.unit.cli.test_main import run_command
+from tests.unit.store.conformance.backends import SEALING_KEYS, PostgresBackend, SqliteBackend
+from tests.unit.store.fixtures import NOW, ROUND, enqueue_shares, make_posted_share
+from tests.unit.store.test_migration import read_all_rows
 
-MANY = 3000
+MANY_SHARES = 3000
 
 
-async def counts_of(path: Path) -> dict[bytes, dict[ShareState, int]]:
+async def read_counts(path: Path) -> dict[bytes, dict[ShareState, int]]:
     """The shares in a database file."""
     async with open_queue_file(path) as queue:
-        return await queue.counts()
+        return await queue.count_shares()
 
 
-class Setting:
+class CopySetup:
     """A folder with settings, a file with some shares, a key, and a schema that is not made yet."""
 
     def __init__(self, folder: Path, address: str) -> None:
@@ -51,16 +51,16 @@ class Setting:
         self.file = folder / "queue.db"
         self.key = folder / "store.key"
         self.key.touch(0o600)
-        self.key.write_text(SEALS[0].hex())
+        self.key.write_text(SEALING_KEYS[0].hex())
         (folder / "helper.toml").write_text(
             f'[helper]\ndb_path = "{self.file}"\n[store]\nkey_file = "{self.key}"\nschema_name = "{self.schema}"\n'
         )
 
-    def everything(self, kind: str) -> dict[str, list[Any]]:
+    def read_all_rows(self, kind: str) -> dict[str, list[Any]]:
         """All rows at one end."""
         if kind == "sqlite":
-            return everything(SqlitePlace(self.folder))
-        return everything(PostgresPlace(self.address, self.schema))
+            return read_all_rows(SqliteBackend(self.folder))
+        return read_all_rows(PostgresBackend(self.address, self.schema))
 
     def with_store(self, what: Callable[[SqliteStore], Awaitable[None]]) -> None:
         """Do something while a daemon has the file open."""
@@ -77,113 +77,113 @@ class Setting:
 
 
 @pytest.fixture
-def here(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
+def copy_setup(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CopySetup:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
     monkeypatch.setattr(db_copy, "harden_process", list)  # for good, in the process that runs the tests
-    return Setting(tmp_path, cluster.address)
+    return CopySetup(tmp_path, cluster.url)
 
 
-async def some(store: SqliteStore) -> None:
+async def enqueue_some(store: SqliteStore) -> None:
     """A few shares, one of them confirmed."""
-    await put(store, 1, 2, 3)
-    await store.apply_block(9, [(ROUND, posted(3).nullifier)], now=NOW)
+    await enqueue_shares(store, 1, 2, 3)
+    await store.apply_block(9, [(ROUND, make_posted_share(3).nullifier)], now=NOW)
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def read_json(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     out = capsys.readouterr().out
     assert out.count("\n") == 1
     answer: dict[str, Any] = json.loads(out)
-    conforms("db-copy", answer)
+    assert_conforms("db-copy", answer)
     return answer
 
 
-def test_there_and_back_with_what_an_operator_is_told(here: Setting, capsys: pytest.CaptureFixture[str]) -> None:
-    here.with_store(some)
-    before = here.everything("sqlite")
-    assert run("db", "copy", "--to", here.address, "--dry-run", "--json") == 0
-    planned = told(capsys)
+def test_db_copy_round_trip_prints_result(copy_setup: CopySetup, capsys: pytest.CaptureFixture[str]) -> None:
+    copy_setup.with_store(enqueue_some)
+    before = copy_setup.read_all_rows("sqlite")
+    assert run_command("db", "copy", "--to", copy_setup.address, "--dry-run", "--json") == 0
+    planned = read_json(capsys)
     assert (planned["state"], planned["live"], planned["confirmed"]) == ("planned", 2, 1)
 
-    assert run("db", "copy", "--to", here.address, "--yes") == 0
+    assert run_command("db", "copy", "--to", copy_setup.address, "--yes") == 0
     said = capsys.readouterr()
     assert "2 live shares, 1 confirmed, compared row by row; the move is finished" in said.out
     assert re.search(r"settings: \[store\] url = \"postgresql://tests@", said.err)
-    assert f"db copy --erase --from {here.file}" in said.err
-    assert here.everything("postgresql") == before
-    assert posted(1).share.shares_hash.hex() not in said.out + said.err
+    assert f"db copy --erase --from {copy_setup.file}" in said.err
+    assert copy_setup.read_all_rows("postgresql") == before
+    assert make_posted_share(1).share.shares_hash.hex() not in said.out + said.err
 
     # the old place says where the queue is to whoever looks there
     with pytest.raises(StoreMoved, match="was moved to postgresql://"):
-        here.with_store(some)
-    assert run("queue", "list") == 1
+        copy_setup.with_store(enqueue_some)
+    assert run_command("queue", "list") == 1
     assert "was moved to" in capsys.readouterr().err
-    assert run("db", "copy", "--to", here.address, "--yes") == 1
+    assert run_command("db", "copy", "--to", copy_setup.address, "--yes") == 1
     assert "was moved to" in capsys.readouterr().err
 
     for after, would in (("--erase", "would be deleted"), ("--undo", "would be used again")):
-        assert run("db", "copy", after, "--dry-run") == 0
+        assert run_command("db", "copy", after, "--dry-run") == 0
         plan = capsys.readouterr().out
         assert would in plan
         assert "would be moved" not in plan
-        assert run("db", "copy", after, "--dry-run", "--json") == 0
-        assert told(capsys)["state"] == "planned"
+        assert run_command("db", "copy", after, "--dry-run", "--json") == 0
+        assert read_json(capsys)["state"] == "planned"
 
-    assert run("db", "copy", "--erase", "--yes", "--json") == 0
-    assert told(capsys)["state"] == "erased"
-    assert posted(1).share.shares_hash not in here.file.read_bytes()
+    assert run_command("db", "copy", "--erase", "--yes", "--json") == 0
+    assert read_json(capsys)["state"] == "erased"
+    assert make_posted_share(1).share.shares_hash not in copy_setup.file.read_bytes()
 
-    assert run("db", "copy", "--from", here.address, "--to", "sqlite", "--yes", "--json") == 0
-    moved = told(capsys)
+    assert run_command("db", "copy", "--from", copy_setup.address, "--to", "sqlite", "--yes", "--json") == 0
+    moved = read_json(capsys)
     assert (moved["state"], moved["live"], moved["confirmed"], moved["damaged"]) == ("moved", 2, 1, [])
-    assert here.everything("sqlite") == before
-    here.with_store(some)
+    assert copy_setup.read_all_rows("sqlite") == before
+    copy_setup.with_store(enqueue_some)
 
-    assert run("db", "copy", "--undo", "--yes") == 1
+    assert run_command("db", "copy", "--undo", "--yes") == 1
     assert "not marked as moved" in capsys.readouterr().err
-    assert run("db", "copy", "--undo", "--from", here.address, "--yes", "--json") == 0
-    assert told(capsys)["state"] == "undone"
+    assert run_command("db", "copy", "--undo", "--from", copy_setup.address, "--yes", "--json") == 0
+    assert read_json(capsys)["state"] == "undone"
 
 
-def test_beside_a_running_helper_it_is_only_copied(here: Setting, capsys: pytest.CaptureFixture[str]) -> None:
+def test_db_copy_beside_running_helper_only_copies(copy_setup: CopySetup, capsys: pytest.CaptureFixture[str]) -> None:
     async def while_it_runs(store: SqliteStore) -> None:
-        await some(store)
-        assert run("db", "copy", "--to", here.address, "--yes", "--json") == 3
+        await enqueue_some(store)
+        assert run_command("db", "copy", "--to", copy_setup.address, "--yes", "--json") == 3
         said = capsys.readouterr()
         assert json.loads(said.out)["state"] == "copied"
         assert "stop it" in said.err
-        await put(store, 4)
+        await enqueue_shares(store, 4)
 
-    here.with_store(while_it_runs)
-    assert run("db", "copy", "--to", here.address, "--yes", "--json") == 0
-    answer = told(capsys)
+    copy_setup.with_store(while_it_runs)
+    assert run_command("db", "copy", "--to", copy_setup.address, "--yes", "--json") == 0
+    answer = read_json(capsys)
     assert (answer["state"], answer["live"], answer["written"]) == ("moved", 3, 1)
 
 
-def test_it_waits_for_the_end_of_a_running_helper(
-    here: Setting, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_db_copy_waits_for_running_helper_to_exit(
+    copy_setup: CopySetup, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(db_copy, "PAUSE", 0.01)
-    monkeypatch.setattr(db_copy, "CATCH_UP_INTERVAL", 2)
+    monkeypatch.setattr(db_copy, "CHECK_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(db_copy, "CATCH_UP_CHECKS", 2)
 
     async def go() -> None:
-        store = SqliteStore(here.file)
+        store = SqliteStore(copy_setup.file)
         await store.open()
-        await some(store)
+        await enqueue_some(store)
         ended: list[int] = []
 
         async def command() -> None:
-            words = ("db", "copy", "--to", here.address, "--yes", "--wait")
-            ended.append(await anyio.to_thread.run_sync(run, *words))
+            words = ("db", "copy", "--to", copy_setup.address, "--yes", "--wait")
+            ended.append(await anyio.to_thread.run_sync(run_command, *words))
 
         said = ""
         async with anyio.create_task_group() as group:
             group.start_soon(command)
-            with anyio.fail_after(PATIENCE):
+            with anyio.fail_after(TIMEOUT_SECONDS):
                 while said.count("pass ") < 2:  # one while it waits
                     await anyio.sleep(0.01)
                     said += capsys.readouterr().err
-            await put(store, 4)
+            await enqueue_shares(store, 4)
             await store.close()
         assert ended == [0]
         assert "3 live shares" in capsys.readouterr().out
@@ -191,26 +191,26 @@ def test_it_waits_for_the_end_of_a_running_helper(
     anyio.run(go)
 
 
-def test_killed_in_the_midst_it_goes_on(here: Setting) -> None:
-    fill_many(here.file, ROUND, MANY, due=int(NOW))
-    before = here.everything("sqlite")
-    command = [sys.executable, "-m", "helper", "db", "copy", "--to", here.address, "--yes"]
+def test_db_copy_resumes_after_kill(copy_setup: CopySetup) -> None:
+    fill_many(copy_setup.file, ROUND, MANY_SHARES, due=int(NOW))
+    before = copy_setup.read_all_rows("sqlite")
+    command = [sys.executable, "-m", "helper", "db", "copy", "--to", copy_setup.address, "--yes"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    copying = subprocess.Popen(command, env=environment, cwd=here.folder, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + PATIENCE
-    while not (kept := rows_there(here)):
+    copying = subprocess.Popen(command, env=environment, cwd=copy_setup.folder, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while not (kept := count_target_rows(copy_setup)):
         assert copying.poll() is None
         assert time.monotonic() < deadline
     os.kill(copying.pid, signal.SIGKILL)
-    copying.wait(PATIENCE)
-    assert 0 < kept < MANY
-    anyio.run(counts_of, here.file)  # still the queue
+    copying.wait(TIMEOUT_SECONDS)
+    assert 0 < kept < MANY_SHARES
+    anyio.run(read_counts, copy_setup.file)  # still the queue
 
-    assert run("db", "copy", "--to", here.address, "--yes") == 0
-    assert here.everything("postgresql") == before
+    assert run_command("db", "copy", "--to", copy_setup.address, "--yes") == 0
+    assert copy_setup.read_all_rows("postgresql") == before
 
 
-def rows_there(here: Setting) -> int:
+def count_target_rows(here: CopySetup) -> int:
     """How many shares have arrived."""
     with psycopg.connect(here.address) as conn:
         made = conn.execute("SELECT to_regclass(%s) IS NOT NULL", (f"{here.schema}.shares",)).fetchone()
@@ -221,7 +221,7 @@ def rows_there(here: Setting) -> int:
     return int(row[0])
 
 
-WRONG = [
+INVALID_CALLS = [
     ((), 2, "give one of --to"),
     (("--to", "mysql://there/db"), 2, "neither postgresql"),
     (("--to", "postgresql"), 2, r"\[store\] url is empty"),
@@ -236,38 +236,38 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "code", "words"), WRONG)
-def test_what_it_refuses_and_how_it_ends(
-    here: Setting, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], code: int, words: str
+@pytest.mark.parametrize(("arguments", "code", "words"), INVALID_CALLS)
+def test_db_copy_invalid_call_exit_code(
+    copy_setup: CopySetup, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], code: int, words: str
 ) -> None:
-    here.with_store(some)
-    (here.folder / "open.key").touch()
-    (here.folder / "open.key").chmod(0o644)
-    (here.folder / "text.db").write_text("not a database, but some notes of somebody's")
-    given = [here.address if word == "ADDRESS" else word for word in arguments]
-    assert run("db", "copy", *given, "--yes") == code
+    copy_setup.with_store(enqueue_some)
+    (copy_setup.folder / "open.key").touch()
+    (copy_setup.folder / "open.key").chmod(0o644)
+    (copy_setup.folder / "text.db").write_text("not a database, but some notes of somebody's")
+    given = [copy_setup.address if word == "ADDRESS" else word for word in arguments]
+    assert run_command("db", "copy", *given, "--yes") == code
     assert re.search(words, capsys.readouterr().err)
-    here.with_store(some)
+    copy_setup.with_store(enqueue_some)
 
 
-def test_nobody_is_moved_unasked_or_with_other_keys(here: Setting, capsys: pytest.CaptureFixture[str]) -> None:
-    here.with_store(some)
-    assert run("db", "copy", "--to", here.address) == 2
+def test_db_copy_requires_confirmation_and_same_keys(copy_setup: CopySetup, capsys: pytest.CaptureFixture[str]) -> None:
+    copy_setup.with_store(enqueue_some)
+    assert run_command("db", "copy", "--to", copy_setup.address) == 2
     assert "--yes" in capsys.readouterr().err
-    assert run("db", "copy", "--to", here.address, "--yes") == 0
-    here.key.write_text((b"o" * 32).hex())
-    assert run("db", "copy", "--from", here.address, "--to", "back.db", "--yes") == 1
+    assert run_command("db", "copy", "--to", copy_setup.address, "--yes") == 0
+    copy_setup.key.write_text((b"o" * 32).hex())
+    assert run_command("db", "copy", "--from", copy_setup.address, "--to", "back.db", "--yes") == 1
     assert "encrypted with a key that this host does not have" in capsys.readouterr().err
-    assert not (here.folder / "back.db").exists()
+    assert not (copy_setup.folder / "back.db").exists()
 
 
-def test_a_queue_of_another_is_not_overwritten(here: Setting, capsys: pytest.CaptureFixture[str]) -> None:
-    here.with_store(some)
-    assert run("db", "copy", "--to", here.address, "--yes") == 0
-    here.file.unlink()
-    here.with_store(some)
-    assert run("db", "copy", "--to", here.address, "--yes") == 1
+def test_db_copy_over_other_queue_is_refused(copy_setup: CopySetup, capsys: pytest.CaptureFixture[str]) -> None:
+    copy_setup.with_store(enqueue_some)
+    assert run_command("db", "copy", "--to", copy_setup.address, "--yes") == 0
+    copy_setup.file.unlink()
+    copy_setup.with_store(enqueue_some)
+    assert run_command("db", "copy", "--to", copy_setup.address, "--yes") == 1
     assert "already has another queue" in capsys.readouterr().err
-    assert run("db", "copy", "--to", here.address, "--dry-run") == 1
-    here.with_store(some)
-    assert anyio.run(counts_of, here.file)
+    assert run_command("db", "copy", "--to", copy_setup.address, "--dry-run") == 1
+    copy_setup.with_store(enqueue_some)
+    assert anyio.run(read_counts, copy_setup.file)

@@ -13,15 +13,15 @@ import pytest
 from helper.cli import db_migrate as migrate_module
 from helper.store.sqlite.schema import latest_version
 from helper.store.sqlite.store import SqliteStore
-from tests.unit.cli.test_main import run
-from tests.unit.store.test_schema_upgrade import add_migration, fill, version
+from tests.unit.cli.test_main import run_command
+from tests.unit.store.test_schema_upgrade import add_migration, fill, read_schema_version
 
 OLD = latest_version()
 NEW = OLD + 1
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _isolated_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
     monkeypatch.delenv("SVOTE_HELPER_BACKUP_PASSPHRASE", raising=False)
@@ -45,23 +45,23 @@ def current(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def old(current: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def old_database(current: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same, beside a version whose schema is one version ahead."""
     add_migration(monkeypatch)
     return current
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> Any:
+def read_json(capsys: pytest.CaptureFixture[str]) -> Any:
     out = capsys.readouterr().out
     assert out.count("\n") == 1
     return json.loads(out)
 
 
-def test_a_dry_run_tells_and_changes_nothing(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = old.read_bytes()
-    assert run("db", "migrate", "--db", str(old), "--dry-run", "--json") == 0
-    assert told(capsys) == {
-        "database": str(old),
+def test_db_migrate_dry_run_changes_nothing(old_database: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = old_database.read_bytes()
+    assert run_command("db", "migrate", "--db", str(old_database), "--dry-run", "--json") == 0
+    assert read_json(capsys) == {
+        "database": str(old_database),
         "schema": OLD,
         "target": NEW,
         "live": 4,
@@ -70,39 +70,39 @@ def test_a_dry_run_tells_and_changes_nothing(old: Path, capsys: pytest.CaptureFi
         "backup": None,
         "migrated": False,
     }
-    assert run("db", "migrate", "--db", str(old), "--dry-run") == 0
+    assert run_command("db", "migrate", "--db", str(old_database), "--dry-run") == 0
     assert f"would be migrated from schema {OLD} to {NEW}, 4 live shares" in capsys.readouterr().out
-    assert old.read_bytes() == before
+    assert old_database.read_bytes() == before
 
 
 def test_a_database_of_this_version_needs_no_migration_and_no_backup(
     current: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     backup = tmp_path / "before.age"
-    assert run("db", "migrate", "--db", str(current), "--backup", str(backup), "--yes", "--json") == 0
-    answer = told(capsys)
+    assert run_command("db", "migrate", "--db", str(current), "--backup", str(backup), "--yes", "--json") == 0
+    answer = read_json(capsys)
     assert (answer["schema"], answer["target"], answer["migrated"], answer["backup"]) == (OLD, OLD, False, None)
     assert not backup.exists()
-    assert run("db", "migrate", "--db", str(current), "--no-backup", "--yes") == 0
+    assert run_command("db", "migrate", "--db", str(current), "--no-backup", "--yes") == 0
     assert f"schema {OLD} is up to date, 4 live shares" in capsys.readouterr().out
 
 
-def test_it_is_backed_up_then_migrated_and_the_way_back_is_there(
-    old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_db_migrate_backs_up_first_and_can_be_restored(
+    old_database: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     backup, identity = tmp_path / "before.age", pyrage.x25519.Identity.generate()
     keys = tmp_path / "keys.txt"
     keys.write_text(str(identity))
     sealed_to = ["--backup", str(backup), "--recipient", str(identity.to_public())]
-    assert run("db", "migrate", "--db", str(old), *sealed_to, "--yes", "--json") == 0
-    answer = told(capsys)
+    assert run_command("db", "migrate", "--db", str(old_database), *sealed_to, "--yes", "--json") == 0
+    answer = read_json(capsys)
     assert (answer["migrated"], answer["backup"]) == (True, str(backup))
-    assert version(old) == NEW
-    assert run("db", "migrate", "--db", str(old), "--no-backup", "--yes") == 0
+    assert read_schema_version(old_database) == NEW
+    assert run_command("db", "migrate", "--db", str(old_database), "--no-backup", "--yes") == 0
     assert f"schema {NEW} is up to date" in capsys.readouterr().out
     there = tmp_path / "there.db"
-    assert run("db", "restore", str(backup), "--identity", str(keys), "--db", str(there)) == 0
-    assert version(there) == OLD
+    assert run_command("db", "restore", str(backup), "--identity", str(keys), "--db", str(there)) == 0
+    assert read_schema_version(there) == OLD
 
 
 @pytest.mark.parametrize(
@@ -114,16 +114,20 @@ def test_it_is_backed_up_then_migrated_and_the_way_back_is_there(
         (["--yes", "--no-backup", "--db", "none.db"], 5),
     ],
 )
-def test_it_does_nothing_half_asked(old: Path, arguments: list[str], code: int) -> None:
-    before = old.read_bytes()
-    assert run("db", "migrate", *([] if "--db" in arguments else ["--db", str(old)]), *arguments) == code
-    assert old.read_bytes() == before
+def test_db_migrate_with_incomplete_options_changes_nothing(
+    old_database: Path, arguments: list[str], code: int
+) -> None:
+    before = old_database.read_bytes()
+    assert (
+        run_command("db", "migrate", *([] if "--db" in arguments else ["--db", str(old_database)]), *arguments) == code
+    )
+    assert old_database.read_bytes() == before
 
 
-def test_a_backup_that_cannot_be_written_stops_it(old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, recipient = old.read_bytes(), str(pyrage.x25519.Identity.generate().to_public())
+def test_db_migrate_failed_backup_aborts(old_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, recipient = old_database.read_bytes(), str(pyrage.x25519.Identity.generate().to_public())
     nowhere = ["--backup", str(tmp_path / "no" / "b.age"), "--recipient", recipient]
-    assert run("db", "migrate", "--db", str(old), *nowhere, "--yes") == 1
+    assert run_command("db", "migrate", "--db", str(old_database), *nowhere, "--yes") == 1
     monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", "short")
-    assert run("db", "migrate", "--db", str(old), "--backup", str(tmp_path / "b.age"), "--yes") == 2
-    assert old.read_bytes() == before
+    assert run_command("db", "migrate", "--db", str(old_database), "--backup", str(tmp_path / "b.age"), "--yes") == 2
+    assert old_database.read_bytes() == before

@@ -14,27 +14,27 @@ from socketserver import BaseServer, UnixStreamServer
 import pytest
 
 from helper.config import peek_listen_addresses
-from helper.observability.health_checks import Check, to_text
-from tests.support.process import free_port
-from tests.unit.cli.test_main import run
+from helper.observability.health_checks import Check, format_checks
+from tests.support.process import find_free_port
+from tests.unit.cli.test_main import run_command
 
-ROOT = Path(__file__).parents[3]
-READY = (200, to_text([Check("store"), Check("chain")]))
-DEGRADED = (503, to_text([Check("store"), Check("chain", "no node")]))
+REPO_ROOT = Path(__file__).parents[3]
+READY_STATUS = (200, format_checks([Check("store"), Check("chain")]))
+DEGRADED_STATUS = (503, format_checks([Check("store"), Check("chain", "no node")]))
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _isolated_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A working directory of its own, with a port that nobody has."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
-    (tmp_path / "helper.toml").write_text(f"[helper]\nport = {free_port()}\n")
+    (tmp_path / "helper.toml").write_text(f"[helper]\nport = {find_free_port()}\n")
 
 
-class Helper(BaseHTTPRequestHandler):
+class FakeHelperHandler(BaseHTTPRequestHandler):
     """Answers as it is told."""
 
-    says = READY
+    response = READY_STATUS
 
     def address_string(self) -> str:
         return "control socket"
@@ -44,14 +44,14 @@ class Helper(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         assert self.path == "/readyz?verbose"
-        status, text = self.says
+        status, text = self.response
         self.send_response(status)
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
         self.wfile.write(text.encode())
 
 
-def serving(server: BaseServer) -> Iterator[BaseServer]:
+def run_server(server: BaseServer) -> Iterator[BaseServer]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield server
@@ -61,61 +61,61 @@ def serving(server: BaseServer) -> Iterator[BaseServer]:
 
 
 @pytest.fixture
-def on_socket(tmp_path: Path) -> Iterator[BaseServer]:
-    yield from serving(UnixStreamServer(str(tmp_path / "helper.sock"), Helper))
+def socket_server(tmp_path: Path) -> Iterator[BaseServer]:
+    yield from run_server(UnixStreamServer(str(tmp_path / "helper.sock"), FakeHelperHandler))
 
 
 @pytest.fixture
-def on_port() -> Iterator[HTTPServer]:
-    server = HTTPServer(("127.0.0.1", 0), Helper)
-    yield from serving(server)  # type: ignore[misc]
+def port_server() -> Iterator[HTTPServer]:
+    server = HTTPServer(("127.0.0.1", 0), FakeHelperHandler)
+    yield from run_server(server)  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(("says", "code", "status"), [(READY, 0, "ready"), (DEGRADED, 3, "degraded")])
-def test_the_daemon_says_how_it_is(
-    on_socket: BaseServer,
+@pytest.mark.parametrize(("says", "code", "status"), [(READY_STATUS, 0, "ready"), (DEGRADED_STATUS, 3, "degraded")])
+def test_healthcheck_exit_code_follows_daemon_status(
+    socket_server: BaseServer,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     says: tuple[int, str],
     code: int,
     status: str,
 ) -> None:
-    monkeypatch.setattr(Helper, "says", says)
-    assert run("healthcheck") == code
+    monkeypatch.setattr(FakeHelperHandler, "response", says)
+    assert run_command("healthcheck") == code
     told = capsys.readouterr()
     assert (told.out, told.err) == ("", "" if code == 0 else "chain: no node\n")
-    assert run("healthcheck", "--json") == code
+    assert run_command("healthcheck", "--json") == code
     answer = json.loads(capsys.readouterr().out)
     assert (answer["status"], answer["asked"]) == (status, "helper.sock")
     assert answer["checks"][1] == {"name": "chain", "problem": None if code == 0 else "no node", "note": None}
 
 
-def test_without_a_socket_the_wallets_port_is_asked(on_port: HTTPServer, capsys: pytest.CaptureFixture[str]) -> None:
-    port = on_port.server_port
-    assert run("healthcheck", "--url", f"http://127.0.0.1:{port}/") == 0
+def test_healthcheck_without_socket_uses_api_port(port_server: HTTPServer, capsys: pytest.CaptureFixture[str]) -> None:
+    port = port_server.server_port
+    assert run_command("healthcheck", "--url", f"http://127.0.0.1:{port}/") == 0
     Path("helper.toml").write_text(f'[helper]\nhost = "0.0.0.0"\nport = {port}\n')
-    assert run("healthcheck", "--json") == 0
+    assert run_command("healthcheck", "--json") == 0
     assert json.loads(capsys.readouterr().out)["asked"] == f"http://127.0.0.1:{port}"
 
 
-def test_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("healthcheck") == 6
+def test_healthcheck_without_daemon_is_unreachable(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("healthcheck") == 6
     assert "no daemon is listening on helper.sock" in capsys.readouterr().err
-    assert run("healthcheck", "--json") == 6
+    assert run_command("healthcheck", "--json") == 6
     told = capsys.readouterr()
     answer = json.loads(told.out)
     assert (answer["status"], answer["checks"], len(answer["problems"])) == ("unreachable", [], 2)
     assert told.err == ""
     for url in ("nonsense", "https://127.0.0.1:1", "http://"):
-        assert run("healthcheck", "--url", url) == 6
+        assert run_command("healthcheck", "--url", url) == 6
 
 
-def test_what_is_no_helper_is_nobody(on_socket: BaseServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Helper, "says", (200, "<html>"))
-    assert run("healthcheck") == 6
+def test_healthcheck_of_other_server_is_unreachable(socket_server: BaseServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeHelperHandler, "response", (200, "<html>"))
+    assert run_command("healthcheck") == 6
 
 
-def test_it_loads_nothing_that_takes_time(tmp_path: Path) -> None:
+def test_healthcheck_imports_no_heavy_modules(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "from helper.cli.main import main\n"
@@ -124,11 +124,11 @@ def test_it_loads_nothing_that_takes_time(tmp_path: Path) -> None:
         "heavy = ('httpx', 'helper.config.model', 'uvicorn', 'starlette', 'proofs', 'structlog', 'asyncio', 'rich')\n"
         "print(code, [name for name in heavy if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPO_ROOT)
     assert done.stdout == "6 []\n"
 
 
-def test_where_a_helper_answers_is_seen_without_checking_the_settings(tmp_path: Path) -> None:
+def test_healthcheck_needs_no_config_validation(tmp_path: Path) -> None:
     path = tmp_path / "helper.toml"
     path.write_text('[helper]\ndb_path = "/srv/queue.db"\nport = "x"\nnonsense = 1\n')
     doors = peek_listen_addresses(path, {"SVOTE_HELPER_HELPER_HOST": "::1"})

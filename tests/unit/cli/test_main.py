@@ -16,7 +16,7 @@ from helper.cli.main import main
 from helper.errors import HelperError
 
 
-def run(*arguments: str) -> int:
+def run_command(*arguments: str) -> int:
     """The exit code of a command line."""
     with pytest.raises(SystemExit) as caught:
         main(arguments)
@@ -25,31 +25,31 @@ def run(*arguments: str) -> int:
     return code or 0
 
 
-def test_the_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--help") == 0
+def test_help_lists_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("--help") == 0
     told = capsys.readouterr().out
     for name in ("queue", "config", "version"):
         assert name in told
 
 
-def test_the_root_alone_is_the_help_and_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run() == 2
+def test_no_arguments_prints_help_and_exits_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command() == 2
     assert "Usage" in "".join(capsys.readouterr())
 
 
-def test_the_help_shows_which_setting_a_flag_stands_for(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("serve", "--help") == 0
+def test_help_names_setting_of_each_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("serve", "--help") == 0
     assert "instead of [helper] host" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("arguments", [("nonsense",), ("queue", "list", "--nonsense"), ("config",), ("queue", "show")])
-def test_a_wrong_command_line_is_a_usage_error(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(*arguments) == 2
+def test_invalid_command_line_exits_usage(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(*arguments) == 2
     assert "Usage" in "".join(capsys.readouterr())
 
 
 @pytest.fixture
-def plugged(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def plugin_module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A command of a module of its own, for which the others need not be there."""
     module = ModuleType("helper.cli.plugged")
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -58,7 +58,7 @@ def plugged(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_an_app_with_one_command_is_that_command(plugged: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_app_with_one_command_runs_directly(plugin_module: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     app = typer.Typer()
 
     @app.command()
@@ -66,37 +66,37 @@ def test_an_app_with_one_command_is_that_command(plugged: ModuleType, capsys: py
         """Say it."""
         typer.echo(word)
 
-    vars(plugged)["app"] = app
-    assert run("plugged", "hello") == 0
+    vars(plugin_module)["app"] = app
+    assert run_command("plugged", "hello") == 0
     assert capsys.readouterr().out == "hello\n"
-    assert run("absent") == 2
+    assert run_command("absent") == 2
 
 
-def test_an_error_of_ours_is_its_text_and_advice(plugged: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_helper_error_prints_message_and_advice(plugin_module: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     app = typer.Typer()
 
     @app.command()
     def broken() -> None:
         raise HelperError("it does not work", advice="Do something.")
 
-    vars(plugged)["app"] = app
-    assert run("plugged") == 1
+    vars(plugin_module)["app"] = app
+    assert run_command("plugged") == 1
     told = capsys.readouterr()
     assert (told.out, told.err) == ("", "it does not work\nDo something.\n")
 
 
-def test_an_interrupt_is_no_traceback(plugged: ModuleType) -> None:
+def test_interrupt_prints_no_traceback(plugin_module: ModuleType) -> None:
     app = typer.Typer()
 
     @app.command()
     def slow() -> None:
         raise KeyboardInterrupt
 
-    vars(plugged)["app"] = app
-    assert run("plugged") == 130
+    vars(plugin_module)["app"] = app
+    assert run_command("plugged") == 130
 
 
-def test_a_command_loads_no_other_and_no_native_code() -> None:
+def test_command_imports_no_other_command_and_no_native_code() -> None:
     """A short command must start fast, and work where another one's libraries are broken."""
     code = (
         "import sys\n"
@@ -108,7 +108,7 @@ def test_a_command_loads_no_other_and_no_native_code() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_python_m_helper_is_the_command() -> None:
+def test_python_m_helper_runs_cli() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "helper", "version", "--json"], capture_output=True, text=True, check=True
     )
@@ -117,5 +117,5 @@ def test_python_m_helper_is_the_command() -> None:
     assert done.stderr == ""
 
 
-def test_every_command_is_a_module_of_the_cli() -> None:
+def test_every_command_has_its_cli_module() -> None:
     assert all(module == f"helper.cli.{name}" for name, module in COMMANDS.items())

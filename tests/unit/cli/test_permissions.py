@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.cli.test_main import run
+from tests.unit.cli.test_main import run_command
 
-ALL = os.access
+ORIGINAL_ACCESS = os.access
 
 
-def denied(path: object, mode: int) -> bool:
+def deny_access(path: object, mode: int) -> bool:
     """As for a user to whom the helper's files are shut."""
-    return not str(path).endswith((".toml", ".db")) and ALL(str(path), mode)
+    return not str(path).endswith((".toml", ".db")) and ORIGINAL_ACCESS(str(path), mode)
 
 
 @pytest.mark.parametrize(
@@ -32,15 +32,15 @@ def denied(path: object, mode: int) -> bool:
         "queue purge --yes --round abcdef --db queue.db",
     ],
 )
-def test_it_ends_with_four(
+def test_permission_denied_exits_4(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
     monkeypatch.setattr("helper.cli.queue_actions.harden_process", list)
     monkeypatch.setattr("helper.cli.db.harden_process", list)
-    monkeypatch.setattr("os.access", denied)
+    monkeypatch.setattr("os.access", deny_access)
     (name,) = (name for name in ("helper.toml", "queue.db") if name in command)
     Path(name).touch()
-    assert run(*command.split()) == 4
+    assert run_command(*command.split()) == 4
     assert capsys.readouterr().err in {f"no permission to {verb} {name}\n" for verb in ("read", "change")}

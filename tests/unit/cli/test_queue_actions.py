@@ -21,18 +21,18 @@ from helper.core.share import ShareState
 from helper.observability import log_config
 from helper.store import backup
 from helper.store.rows import QueueFilter
-from tests.support.schemas import conforms
-from tests.unit.cli.live_daemon import Live, live_daemon
-from tests.unit.cli.test_main import run
+from tests.support.schemas import assert_conforms
+from tests.unit.cli.live_daemon import LiveDaemon, run_live_daemon
+from tests.unit.cli.test_main import run_command
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
-from tests.unit.operations.action_fixtures import NOW, Desk, nullifier_of, recorded
+from tests.unit.operations.action_fixtures import NOW, OperationsHarness, nullifier_of, recorded_share
 
 PASSPHRASE = "correct horse battery"
 DATABASE = Path("svote-helper.db")
 
 
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _isolated_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
     monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", PASSPHRASE)
@@ -46,17 +46,17 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 
 @pytest.fixture
-def sealed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def fast_sealing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A passphrase costs a second each time, on purpose; where it is not about that, it costs nothing."""
     mark = b"age-encryption.org/v1\n-> scrypt AAAA 18\n"
     monkeypatch.setattr(pyrage.passphrase, "encrypt", lambda image, passphrase: mark + image)
     monkeypatch.setattr(pyrage.passphrase, "decrypt", lambda sealed, passphrase: sealed.removeprefix(mark))
 
 
-async def fill(desk: Desk, *, fail: int = 2) -> None:
+async def fill_queue(desk: OperationsHarness, *, fail: int = 2) -> None:
     """Four real shares, some of which failed."""
     for index in range(4):
-        share = recorded(index, submit_at=0 if index < fail else END - 10)
+        share = recorded_share(index, submit_at=0 if index < fail else END - 10)
         await desk.store.enqueue(share, nullifier_of(share), now=NOW)
     for queued in await desk.store.claim_due(now=NOW, limit=fail, rounds=[ROUND_ID]):
         await desk.store.fail(queued.id, stage="proof", note="no", spend_attempt=True)
@@ -67,81 +67,83 @@ def source(request: pytest.FixtureRequest) -> Iterator[str]:
     """Four shares of which two failed, in a running daemon or in a file."""
 
     async def make() -> None:
-        desk = Desk(DATABASE)
+        desk = OperationsHarness(DATABASE)
         await desk.open()
-        await fill(desk)
+        await fill_queue(desk)
         await desk.store.close()
 
     anyio.run(make)
     if request.param == "file":
         yield "file"
         return
-    with live_daemon(DATABASE.absolute()):
+    with run_live_daemon(DATABASE.absolute()):
         yield "daemon"
 
 
 @pytest.fixture
-def live() -> Iterator[Live]:
-    with live_daemon(DATABASE.absolute()) as daemon:
-        daemon.run(fill)
+def daemon_with_shares() -> Iterator[LiveDaemon]:
+    with run_live_daemon(DATABASE.absolute()) as daemon:
+        daemon.run(fill_queue)
         yield daemon
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> Any:
+def read_json(capsys: pytest.CaptureFixture[str]) -> Any:
     out = capsys.readouterr().out
     assert out.count("\n") == 1
     return json.loads(out)
 
 
-def states(capsys: pytest.CaptureFixture[str], *where: str) -> dict[str, int]:
+def read_states(capsys: pytest.CaptureFixture[str], *where: str) -> dict[str, int]:
     capsys.readouterr()
-    assert run("queue", "stats", "--json", *where) == 0
-    total = told(capsys)["total"]
+    assert run_command("queue", "stats", "--json", *where) == 0
+    total = read_json(capsys)["total"]
     return {state: number for state, number in total.items() if number and state != "total"}
 
 
-def refs(capsys: pytest.CaptureFixture[str], *where: str) -> set[str]:
+def read_refs(capsys: pytest.CaptureFixture[str], *where: str) -> set[str]:
     """The names of all shares of a queue."""
     capsys.readouterr()
-    assert run("queue", "list", "--json", *where) == 0
-    return {share["ref"] for share in told(capsys)["shares"]}
+    assert run_command("queue", "list", "--json", *where) == 0
+    return {share["ref"] for share in read_json(capsys)["shares"]}
 
 
 # ---------------------------------------------------------------------- retries
 
 
-def test_failed_shares_are_retried_and_that_is_on_record(source: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("queue", "retry", "--dry-run", "--json") == 0
-    rehearsed = told(capsys)
-    assert run("queue", "retry", "--yes", "--json") == 0
+def test_retry_requeues_failed_shares_and_is_audited(source: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("queue", "retry", "--dry-run", "--json") == 0
+    rehearsed = read_json(capsys)
+    assert run_command("queue", "retry", "--yes", "--json") == 0
     expected = {"source": source, "retried": 2, "closed": 0, "not_failed": 0}
     assert rehearsed == {**expected, "dry_run": True}
-    assert told(capsys) == {**expected, "dry_run": False}
-    assert states(capsys) == {"received": 4}
+    assert read_json(capsys) == {**expected, "dry_run": False}
+    assert read_states(capsys) == {"received": 4}
 
-    assert run("queue", "audit", "--json") == 0
-    (act,) = told(capsys)["actions"]
+    assert run_command("queue", "audit", "--json") == 0
+    (act,) = read_json(capsys)["actions"]
     assert (act["uid"], act["way"], act["what"]) == (os.getuid(), {"daemon": "socket"}.get(source, "file"), "retry")
-    assert run("queue", "audit") == 0
+    assert run_command("queue", "audit") == 0
     assert "\tretry\t\tretried 2" in capsys.readouterr().out
 
 
-def test_shares_can_be_named_or_narrowed(source: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("queue", "list", "--state", "failed", "--json") == 0
-    listed = told(capsys)
+def test_retry_accepts_names_and_filters(source: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command("queue", "list", "--state", "failed", "--json") == 0
+    listed = read_json(capsys)
     assert [(kind["stage"], kind["count"]) for kind in listed["failed"]] == [("proof", 2)]
-    assert run("queue", "retry", "--stage", "tree", "--yes") == 0
+    assert run_command("queue", "retry", "--stage", "tree", "--yes") == 0
     assert "0 failed shares are retried" in capsys.readouterr().out
-    assert run("queue", "retry", listed["shares"][0]["ref"][:6], "--round", ROUND_ID.hex(), "--yes") == 0
-    assert states(capsys) == {"received": 3, "failed": 1}
+    assert run_command("queue", "retry", listed["shares"][0]["ref"][:6], "--round", ROUND_ID.hex(), "--yes") == 0
+    assert read_states(capsys) == {"received": 3, "failed": 1}
 
 
-def test_a_closed_round_is_said_and_is_a_failure(live: Live, capsys: pytest.CaptureFixture[str]) -> None:
-    live.desk.judge.closed.add(ROUND_ID)
-    assert run("queue", "retry", "--yes") == 1
+def test_retry_in_closed_round_fails_with_reason(
+    daemon_with_shares: LiveDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon_with_shares.harness.authority.closed.add(ROUND_ID)
+    assert run_command("queue", "retry", "--yes") == 1
     assert "2 not retried: round closed" in capsys.readouterr().err
-    assert run("queue", "retry", "--dry-run", "--json") == 1
-    assert told(capsys)["closed"] == 2
+    assert run_command("queue", "retry", "--dry-run", "--json") == 1
+    assert read_json(capsys)["closed"] == 2
 
 
 @pytest.mark.parametrize(
@@ -166,19 +168,19 @@ def test_a_closed_round_is_said_and_is_a_failure(live: Live, capsys: pytest.Capt
         (("import", str(DATABASE), "--yes"), 1, "not a backup or export"),
     ],
 )
-def test_what_is_not_done_says_why_and_changes_nothing(
+def test_refused_action_states_reason_and_changes_nothing(
     source: str, arguments: tuple[str, ...], code: int, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("queue", *arguments) == code
+    assert run_command("queue", *arguments) == code
     answer = capsys.readouterr()
     assert words in " ".join(answer.err.split())
     assert answer.out == ""
-    assert states(capsys) == {"received": 2, "failed": 2}
-    assert run("queue", "audit", "--json") == 0
-    assert told(capsys)["actions"] == []
+    assert read_states(capsys) == {"received": 2, "failed": 2}
+    assert run_command("queue", "audit", "--json") == 0
+    assert read_json(capsys)["actions"] == []
 
 
-def test_on_a_terminal_it_is_asked(
+def test_action_on_terminal_asks_for_confirmation(
     source: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
@@ -190,44 +192,44 @@ def test_on_a_terminal_it_is_asked(
             return answer
 
         monkeypatch.setattr("typer.confirm", confirm)
-        assert run("queue", "retry") == code
+        assert run_command("queue", "retry") == code
     assert asked == ["Retry 2 failed shares?"] * 2
     assert "nothing was changed" in capsys.readouterr().err
-    assert run("queue", "retry") == 0
+    assert run_command("queue", "retry") == 0
     assert len(asked) == 2, "nothing failed, nothing is asked"
 
 
-def test_without_daemon_and_database_there_is_nothing_to_act_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_action_without_daemon_and_database_exits_not_found(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (("retry", "--yes"), ("export", "--output", "x.age"), ("audit",)):
-        assert run("queue", *arguments) == 5
+        assert run_command("queue", *arguments) == 5
         assert "does not exist" in capsys.readouterr().err
     assert list(Path().iterdir()) == []
 
 
-def test_a_file_that_a_daemon_has_is_not_written(live: Live, capsys: pytest.CaptureFixture[str]) -> None:
+def test_action_on_locked_file_is_refused(daemon_with_shares: LiveDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     """A daemon whose socket this command does not know: the lock keeps it out."""
     Path("helper.toml").write_text('[operator]\nsocket = "elsewhere.sock"\n')
-    assert run("queue", "retry", "--yes") == 1
+    assert run_command("queue", "retry", "--yes") == 1
     assert "another daemon has this database open" in capsys.readouterr().err
-    assert live.run(lambda desk: desk.store.counts())[ROUND_ID][ShareState.FAILED] == 2
+    assert daemon_with_shares.run(lambda desk: desk.store.count_shares())[ROUND_ID][ShareState.FAILED] == 2
 
 
 # ---------------------------------------------------------------------- purges
 
 
-def test_a_closed_round_is_purged(live: Live, capsys: pytest.CaptureFixture[str]) -> None:
-    async def close(desk: Desk) -> None:
-        desk.judge.closed.add(ROUND_ID)
+def test_purge_closed_round_deletes_it(daemon_with_shares: LiveDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    async def close(desk: OperationsHarness) -> None:
+        desk.authority.closed.add(ROUND_ID)
         await desk.store.fail_unspent(ROUND_ID, note="closed")
         await desk.store.mark_alerted(ROUND_ID, NOW)
 
-    live.run(close)
-    assert run("queue", "purge", "--round", ROUND_ID.hex(), "--dry-run") == 0
+    daemon_with_shares.run(close)
+    assert run_command("queue", "purge", "--round", ROUND_ID.hex(), "--dry-run") == 0
     assert capsys.readouterr().out == "4 failed would be deleted with their round\n"
-    assert run("queue", "purge", "--round", ROUND_ID.hex().upper(), "--yes", "--json") == 0
-    assert told(capsys)["failed"] == 4
-    assert states(capsys) == {}
-    assert run("queue", "stats") == 0
+    assert run_command("queue", "purge", "--round", ROUND_ID.hex().upper(), "--yes", "--json") == 0
+    assert read_json(capsys)["failed"] == 4
+    assert read_states(capsys) == {}
+    assert run_command("queue", "stats") == 0
     assert "2026-11-21\t2\tproof\tno" in capsys.readouterr().out
 
 
@@ -235,11 +237,11 @@ def test_a_closed_round_is_purged(live: Live, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def there() -> str:
+def target_machine() -> str:
     """Another machine's database, that knows the round."""
 
     async def make() -> None:
-        desk = Desk(Path("there.db"))
+        desk = OperationsHarness(Path("there.db"))
         await desk.open()
         await desk.store.close()
 
@@ -247,22 +249,24 @@ def there() -> str:
     return "there.db"
 
 
-@pytest.mark.usefixtures("sealed_at_once")
-def test_a_copy_goes_there_and_both_keep_it(source: str, there: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("queue", "export", "--output", "x.age", "--json") == 0
-    answer = told(capsys)
+@pytest.mark.usefixtures("fast_sealing")
+def test_export_copy_is_importable_and_source_keeps_shares(
+    source: str, target_machine: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command("queue", "export", "--output", "x.age", "--json") == 0
+    answer = read_json(capsys)
     assert (answer["shares"], answer["copied"], answer["source"]) == (4, 4, source)
     assert answer["bytes"] == Path("x.age").stat().st_size
     assert stat.S_IMODE(Path("x.age").stat().st_mode) == 0o600
-    assert run("queue", "export", "--output", "x.age") == 1
+    assert run_command("queue", "export", "--output", "x.age") == 1
     assert "the file exists already" in capsys.readouterr().err
 
     for number, code in ((4, 0), (0, 3)):
         # with a socket of its own, where nobody listens
-        where = ("--db", f"{Path().absolute()}/{there}", *elsewhere())
-        assert run("queue", "import", "x.age", "--yes", "--json", *where) == code
-        answer = told(capsys)
-        conforms("queue-import", answer)
+        where = ("--db", f"{Path().absolute()}/{target_machine}", *use_other_machine())
+        assert run_command("queue", "import", "x.age", "--yes", "--json", *where) == code
+        answer = read_json(capsys)
+        assert_conforms("queue-import", answer)
         assert (answer["source"], answer["taken"], answer["revived"], answer["known"]) == (
             "file",
             number,
@@ -273,59 +277,63 @@ def test_a_copy_goes_there_and_both_keep_it(source: str, there: str, capsys: pyt
     assert sorted(one["reason"] for one in answer["left"]) == ["failed", "failed", "queued", "queued"]
     assert {one["number"] for one in answer["left"]} == {1, 2, 3, 4}
     assert {one["round"] for one in answer["left"]} == {ROUND_ID.hex()}
-    assert {one["ref"] for one in answer["left"]} == refs(capsys, "--db", there, *elsewhere())
-    assert states(capsys) == states(capsys, "--db", there, *elsewhere()) == {"received": 2, "failed": 2}
+    assert {one["ref"] for one in answer["left"]} == read_refs(capsys, "--db", target_machine, *use_other_machine())
+    assert (
+        read_states(capsys)
+        == read_states(capsys, "--db", target_machine, *use_other_machine())
+        == {"received": 2, "failed": 2}
+    )
 
 
-def elsewhere() -> tuple[str, str]:
+def use_other_machine() -> tuple[str, str]:
     """Settings of a helper whose control socket is another."""
     Path("there.toml").write_text('[operator]\nsocket = "there.sock"\n')
     return "--config", "there.toml"
 
 
-@pytest.mark.usefixtures("sealed_at_once")
-def test_what_is_moved_is_left_alone_here_and_can_be_taken_back(
-    source: str, there: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.usefixtures("fast_sealing")
+def test_export_move_idles_shares_until_retried(
+    source: str, target_machine: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run("queue", "export", "--output", "x.age", "--move", "--yes") == 0
+    assert run_command("queue", "export", "--output", "x.age", "--move", "--yes") == 0
     assert "4 are no longer processed here" in capsys.readouterr().out
-    assert states(capsys) == {"failed": 4}
-    assert run("queue", "export", "--output", "y.age") == 5, "nothing is left to export"
-    assert run("queue", "import", "x.age", "--db", there, "--yes", *elsewhere()) == 0
-    assert states(capsys, "--db", there, *elsewhere()) == {"received": 2, "failed": 2}
+    assert read_states(capsys) == {"failed": 4}
+    assert run_command("queue", "export", "--output", "y.age") == 5, "nothing is left to export"
+    assert run_command("queue", "import", "x.age", "--db", target_machine, "--yes", *use_other_machine()) == 0
+    assert read_states(capsys, "--db", target_machine, *use_other_machine()) == {"received": 2, "failed": 2}
 
-    assert run("queue", "retry", "--stage", "moved", "--yes") == 0
-    assert states(capsys) == {"received": 4}
+    assert run_command("queue", "retry", "--stage", "moved", "--yes") == 0
+    assert read_states(capsys) == {"received": 4}
 
 
-@pytest.mark.usefixtures("sealed_at_once")
-def test_import_moved_shares_that_come_home_wait_here_again(
-    source: str, there: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.usefixtures("fast_sealing")
+def test_import_of_returned_moved_shares_requeues_them(
+    source: str, target_machine: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = ("--db", there, *elsewhere())
-    assert run("queue", "export", "--output", "x.age", "--move", "--yes") == 0
-    assert run("queue", "import", "x.age", "--yes", *other) == 0
-    assert run("queue", "export", "--output", "y.age", "--move", "--yes", *other) == 0
-    assert states(capsys) == states(capsys, *other) == {"failed": 4}
+    other = ("--db", target_machine, *use_other_machine())
+    assert run_command("queue", "export", "--output", "x.age", "--move", "--yes") == 0
+    assert run_command("queue", "import", "x.age", "--yes", *other) == 0
+    assert run_command("queue", "export", "--output", "y.age", "--move", "--yes", *other) == 0
+    assert read_states(capsys) == read_states(capsys, *other) == {"failed": 4}
 
-    assert run("queue", "import", "y.age", "--dry-run", "--json") == 0
-    rehearsed = told(capsys)
-    assert states(capsys) == {"failed": 4}
-    assert run("queue", "import", "y.age", "--yes", "--json") == 0
-    answer = told(capsys)
+    assert run_command("queue", "import", "y.age", "--dry-run", "--json") == 0
+    rehearsed = read_json(capsys)
+    assert read_states(capsys) == {"failed": 4}
+    assert run_command("queue", "import", "y.age", "--yes", "--json") == 0
+    answer = read_json(capsys)
 
     assert (answer["source"], answer["taken"]) == (source, 4)
-    conforms("queue-import", answer)
+    assert_conforms("queue-import", answer)
     assert (answer["revived"], answer["left"]) == (4, [])
     assert rehearsed == {**answer, "dry_run": True}
-    assert states(capsys) == {"received": 4}, "all attempts are back, for those that had failed too"
-    assert states(capsys, *other) == {"failed": 4}, "no share is live in both queues"
-    assert run("queue", "audit", "--json") == 0
-    (act, *_) = told(capsys)["actions"]
+    assert read_states(capsys) == {"received": 4}, "all attempts are back, for those that had failed too"
+    assert read_states(capsys, *other) == {"failed": 4}, "no share is live in both queues"
+    assert run_command("queue", "audit", "--json") == 0
+    (act, *_) = read_json(capsys)["actions"]
     assert (act["what"], act["outcome"]) == ("import", {"taken": 4, "revived": 4})
 
-    names = refs(capsys)
-    assert run("queue", "import", "y.age", "--yes") == 3
+    names = read_refs(capsys)
+    assert run_command("queue", "import", "y.age", "--yes") == 3
     printed = capsys.readouterr()
     assert "0 shares are imported" in printed.out
     assert "4 not imported: already queued here" in printed.err
@@ -334,18 +342,18 @@ def test_import_moved_shares_that_come_home_wait_here_again(
         assert f"share {ref} of round {ROUND_ID.hex()[:12]} (number " in printed.err
 
 
-@pytest.mark.usefixtures("sealed_at_once")
-def test_a_move_is_on_disk_before_the_file_has_its_name(
+@pytest.mark.usefixtures("fast_sealing")
+def test_export_move_is_stored_before_file_is_renamed(
     source: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen: list[dict[str, int]] = []
 
     def never(_written: Path, _path: Path) -> None:
-        seen.append(states(capsys))
+        seen.append(read_states(capsys))
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(backup, "_put", never)
-    assert run("queue", "export", "--output", "x.age", "--move", "--yes") == 1
+    monkeypatch.setattr(backup, "_replace_file", never)
+    assert run_command("queue", "export", "--output", "x.age", "--move", "--yes") == 1
     assert seen == [{"failed": 4}]
     assert not Path("x.age").exists()
     (kept,) = Path().glob(".x.age*.partial")
@@ -353,57 +361,59 @@ def test_a_move_is_on_disk_before_the_file_has_its_name(
     monkeypatch.undo()
 
 
-@pytest.mark.usefixtures("sealed_at_once")
-def test_an_export_that_is_refused_leaves_no_file(
-    live: Live, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.usefixtures("fast_sealing")
+def test_refused_export_leaves_no_file(
+    daemon_with_shares: LiveDaemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(*_: Any, **__: Any) -> dict[str, Any]:
         raise PermissionError("the socket may not be used by this user")
 
     monkeypatch.setattr(OperatorApi, "post", refuse)
-    assert run("queue", "export", "--output", "x.age") == 4
+    assert run_command("queue", "export", "--output", "x.age") == 4
     assert "may not be used" in capsys.readouterr().err
     assert list(Path().glob("*x.age*")) == []
-    assert run("queue", "export", "--output", "x.age", "--move", "--yes") == 4
+    assert run_command("queue", "export", "--output", "x.age", "--move", "--yes") == 4
     assert "keep this file" in capsys.readouterr().err
     assert len(list(Path().glob(".x.age*"))) == 1
 
 
-def test_only_its_passphrase_opens_an_export(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run("queue", "export", "--output", "x.age") == 0
+def test_import_with_wrong_passphrase_is_refused(
+    daemon_with_shares: LiveDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_command("queue", "export", "--output", "x.age") == 0
     sealed = Path("x.age").read_bytes()
     assert sealed.startswith(b"age-encryption.org/v1\n-> scrypt ")
     for index in range(4):
-        witness = recorded(index)
+        witness = recorded_share(index)
         assert base64.b64encode(witness.primary_blind) not in sealed
         assert ROUND_ID.hex().encode() not in sealed
-    assert run("queue", "import", "x.age", "--dry-run") == 3, "it opens, and its shares wait here already"
+    assert run_command("queue", "import", "x.age", "--dry-run") == 3, "it opens, and its shares wait here already"
     monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", "quite another one")
-    assert run("queue", "import", "x.age", "--yes") == 4
+    assert run_command("queue", "import", "x.age", "--yes") == 4
     monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", "short")
-    assert run("queue", "export", "--output", "y.age") == 2
+    assert run_command("queue", "export", "--output", "y.age") == 2
     monkeypatch.delenv("SVOTE_HELPER_BACKUP_PASSPHRASE")
-    assert run("queue", "export", "--output", "y.age") == 2
+    assert run_command("queue", "export", "--output", "y.age") == 2
     assert not Path("y.age").exists()
 
 
-@pytest.mark.usefixtures("sealed_at_once")
-def test_a_round_that_is_not_known_there_is_degraded(source: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("fast_sealing")
+def test_import_with_unknown_round_exits_degraded(source: str, capsys: pytest.CaptureFixture[str]) -> None:
     async def make() -> None:
-        desk = Desk(Path("there.db"))
+        desk = OperationsHarness(Path("there.db"))
         await desk.store.open()
         await desk.store.close()
 
     anyio.run(make)
-    assert run("queue", "export", "--output", "x.age") == 0
-    assert run("queue", "import", "x.age", "--db", "there.db", "--yes", *elsewhere()) == 3
+    assert run_command("queue", "export", "--output", "x.age") == 0
+    assert run_command("queue", "import", "x.age", "--db", "there.db", "--yes", *use_other_machine()) == 3
     assert "let the helper read the chain" in capsys.readouterr().err
 
 
-def test_a_listed_share_can_be_exported_alone(live: Live, capsys: pytest.CaptureFixture[str]) -> None:
-    entries = live.run(lambda desk: desk.store.list_shares(QueueFilter(), 9))
-    assert run("queue", "export", entries[0].ref.upper()[:7], "--output", "x.age", "--dry-run", "--json") == 0
-    assert told(capsys) == {
+def test_export_of_one_listed_share(daemon_with_shares: LiveDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    entries = daemon_with_shares.run(lambda desk: desk.store.list_shares(QueueFilter(), 9))
+    assert run_command("queue", "export", entries[0].ref.upper()[:7], "--output", "x.age", "--dry-run", "--json") == 0
+    assert read_json(capsys) == {
         "output": "x.age",
         "shares": 1,
         "left": {"damaged": 0, "closed": 0, "moved": 0},

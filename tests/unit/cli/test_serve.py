@@ -12,51 +12,51 @@ from helper.cli.single_instance import require_single_instance
 from helper.config import load, peek_database_path
 from helper.errors import StoreLocked
 from helper.store.sqlite.file_lock import FileLock
-from tests.support.command import refused_serve
-from tests.unit.cli.test_main import run
+from tests.support.command import run_refused_serve
+from tests.unit.cli.test_main import run_command
 
 
-def settings(folder: Path, text: str = "") -> Path:
+def write_config(folder: Path, text: str = "") -> Path:
     file = folder / "helper.toml"
     file.write_text(f'[helper]\nport = 0\ndb_path = "{folder}/q.db"\n{text}')
     return file
 
 
-def test_a_second_daemon_is_refused_before_the_service_is_loaded(tmp_path: Path) -> None:
+def test_serve_second_daemon_is_refused_before_loading(tmp_path: Path) -> None:
     """Loading takes longer than a second daemon may take to be refused."""
     lock = FileLock(tmp_path / "q.db")
-    lock.take()
+    lock.acquire()
     late = ("typer", "pydantic", "helper.config.model", "helper.app.service", "proofs", "uvicorn", "structlog")
-    loaded, said = refused_serve(settings(tmp_path), *late)
+    loaded, said = run_refused_serve(write_config(tmp_path), *late)
     lock.release(clean=False)
     assert loaded == "[]"
     assert "another daemon has this database open" in said
     assert "set another db_path" in said
 
 
-def test_looking_at_the_lock_changes_nothing(tmp_path: Path) -> None:
+def test_lock_check_changes_nothing(tmp_path: Path) -> None:
     database = tmp_path / "q.db"
     arguments = ["serve", "--db", str(database)]
     require_single_instance(arguments, {})
     assert list(tmp_path.iterdir()) == []
     lock = FileLock(database)
-    assert lock.take()
+    assert lock.acquire()
     with pytest.raises(StoreLocked):
         require_single_instance(arguments, {})
-    lock.say_open()
+    lock.mark_open()
     lock.release(clean=False)
     require_single_instance(arguments, {})
     again = FileLock(database)
-    assert not again.take(), "that the last daemon did not end in order is still there to see"
+    assert not again.acquire(), "that the last daemon did not end in order is still there to see"
     again.release(clean=True)
 
 
 @pytest.mark.parametrize("arguments", [("--config", "FILE"), ("--config=FILE", "--port", "0"), ("--db", "DB")])
-def test_the_lock_is_looked_at_however_the_database_is_named(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    names = {"FILE": str(settings(tmp_path)), "DB": str(tmp_path / "q.db")}
+def test_lock_check_finds_database_however_it_is_configured(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    names = {"FILE": str(write_config(tmp_path)), "DB": str(tmp_path / "q.db")}
     given = ["serve", *(arg.replace("FILE", names["FILE"]).replace("DB", names["DB"]) for arg in arguments)]
     lock = FileLock(tmp_path / "q.db")
-    lock.take()
+    lock.acquire()
     with pytest.raises(StoreLocked):
         require_single_instance(given, {})
     lock.release(clean=False)
@@ -65,19 +65,19 @@ def test_the_lock_is_looked_at_however_the_database_is_named(tmp_path: Path, arg
 @pytest.mark.parametrize(
     "arguments", [("serve", "--help"), ("serve", "--nonsense"), ("serve", "--db"), ("serve", "more"), ("queue", "list")]
 )
-def test_other_command_lines_are_for_their_own_parser(
+def test_lock_check_ignores_other_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
 ) -> None:
-    settings(tmp_path)
+    write_config(tmp_path)
     monkeypatch.chdir(tmp_path)
     lock = FileLock(tmp_path / "q.db")
-    lock.take()
+    lock.acquire()
     require_single_instance(arguments, {})
     lock.release(clean=False)
 
 
-def test_a_disabled_helper_says_so_and_ends(tmp_path: Path) -> None:
-    nothing = settings(tmp_path, "disable = true\n[admin]\ndisable = true\n")
+def test_serve_when_disabled_prints_reason_and_exits(tmp_path: Path) -> None:
+    nothing = write_config(tmp_path, "disable = true\n[admin]\ndisable = true\n")
     arguments = [sys.executable, "-m", "helper", "serve", "--config", str(nothing)]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True)
     assert "disabled" in done.stderr
@@ -96,7 +96,7 @@ def test_a_disabled_helper_says_so_and_ends(tmp_path: Path) -> None:
         ("[helper]\ndb_path = 3", {}, None),
     ],
 )
-def test_a_glimpse_finds_the_database_that_the_settings_name(
+def test_quick_config_read_finds_configured_database(
     tmp_path: Path, text: str | None, env: dict[str, str], expected: str | None
 ) -> None:
     file = None
@@ -108,8 +108,8 @@ def test_a_glimpse_finds_the_database_that_the_settings_name(
         assert load(file, env).db_path == Path(expected)
 
 
-def test_a_dsn_that_is_none_is_told_before_anything_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = settings(tmp_path, 'sentry_dsn = "http://127.0.0.1/nothing"')
-    assert run("serve", "--config", str(config)) == 1
+def test_serve_invalid_sentry_dsn_is_refused_before_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = write_config(tmp_path, 'sentry_dsn = "http://127.0.0.1/nothing"')
+    assert run_command("serve", "--config", str(config)) == 1
     assert "sentry_dsn is not a valid Sentry DSN" in capsys.readouterr().err
     assert not (tmp_path / "q.db").exists()

@@ -17,16 +17,16 @@ import anyio
 import orjson
 import pytest
 
-from helper.cli.output import emit_json, json_line
-from tests.support.process import PATIENCE
-from tests.support.terminal import terminal
+from helper.cli.output import emit_json, encode_json_line
+from tests.support.process import TIMEOUT_SECONDS
+from tests.support.terminal import run_in_terminal
 from tests.unit.ingest.admission_fixtures import ROUND_ID
-from tests.unit.operations.action_fixtures import NOW, Desk
-from tests.unit.store.fixtures import posted
+from tests.unit.operations.action_fixtures import NOW, OperationsHarness
+from tests.unit.store.fixtures import make_posted_share
 
-MANY = 2000
+SHARE_COUNT = 2000
 REF = re.compile(r"[0-9a-f]{12}")
-COLOUR = re.compile(rb"\x1b\[[0-9;]*[34][0-7](;[0-9;]*)?m")
+COLOR_ESCAPE = re.compile(rb"\x1b\[[0-9;]*[34][0-7](;[0-9;]*)?m")
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +35,9 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("queue") / "svote-helper.db"
 
     async def make() -> None:
-        desk = Desk(path)
+        desk = OperationsHarness(path)
         await desk.open()
-        shares = [posted(number, round_id=ROUND_ID) for number in range(MANY)]
+        shares = [make_posted_share(number, round_id=ROUND_ID) for number in range(SHARE_COUNT)]
         await asyncio.gather(*(desk.store.enqueue(one.share, one.nullifier, now=NOW) for one in shares))
         await desk.store.fail_unspent(ROUND_ID, note="the node did not answer")
         await desk.store.close()
@@ -46,7 +46,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def shell(script: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+def run_shell(script: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """A bash script in which `svote-helper` is this tree's."""
     command = folder / "bin" / "svote-helper"
     command.parent.mkdir(exist_ok=True)
@@ -59,15 +59,15 @@ def shell(script: str, folder: Path, **env: str) -> subprocess.CompletedProcess[
         env={**clean, "PATH": f"{command.parent}:{os.environ['PATH']}", "PYTHONPATH": str(Path.cwd()), **env},
         capture_output=True,
         text=True,
-        timeout=5 * PATIENCE,
+        timeout=5 * TIMEOUT_SECONDS,
         check=False,
     )
 
 
-async def test_in_a_narrow_terminal_each_value_has_its_line(database: Path) -> None:
+async def test_narrow_terminal_prints_one_value_per_line(database: Path) -> None:
     where = ("--db", str(database), "--limit", "2")
-    async with terminal("queue", "list", "--state", "failed", *where, columns=40, lines=60) as narrow:
-        assert await narrow.ended() == 0
+    async with run_in_terminal("queue", "list", "--state", "failed", *where, columns=40, lines=60) as narrow:
+        assert await narrow.wait_for_exit() == 0
     lines = narrow.lines
     assert "failed: 2000" in lines
     assert "reason: the node did not answer" in lines
@@ -76,27 +76,27 @@ async def test_in_a_narrow_terminal_each_value_has_its_line(database: Path) -> N
     assert not any(line.endswith("…") for line in lines), "nothing is cut off"
 
 
-async def test_in_a_wide_terminal_there_is_a_table(database: Path) -> None:
+async def test_wide_terminal_prints_table(database: Path) -> None:
     where = ("--db", str(database), "--limit", "2")
-    async with terminal("queue", "list", *where, columns=140, lines=40) as wide:
-        assert await wide.ended() == 0
+    async with run_in_terminal("queue", "list", *where, columns=140, lines=40) as wide:
+        assert await wide.wait_for_exit() == 0
     assert "┃ share " in wide.text
     assert len(REF.findall(wide.text)) >= 2
 
 
-async def test_no_color_means_none(database: Path) -> None:
+async def test_no_color_disables_escapes(database: Path) -> None:
     for env in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
-        async with terminal("queue", "stats", "--db", str(database), columns=100, lines=40, env=env) as plain:
-            assert await plain.ended() == 0
+        async with run_in_terminal("queue", "stats", "--db", str(database), columns=100, lines=40, env=env) as plain:
+            assert await plain.wait_for_exit() == 0
         assert "2000" in plain.text
-        assert COLOUR.search(plain.raw) is None
+        assert COLOR_ESCAPE.search(plain.raw) is None
 
 
-def test_a_pipe_gets_plain_lines_and_may_close_early(database: Path, tmp_path: Path) -> None:
-    done = shell(
-        f"svote-helper queue list --db {database} --limit {MANY} | head -1; echo ${{PIPESTATUS[1]}} >&2;"
-        f" svote-helper queue list --db {database} --limit {MANY} --json | head -c 10 >/dev/null;"
-        f" svote-helper queue list --db {database} --limit {MANY} | :",
+def test_pipe_gets_plain_lines_and_may_close_early(database: Path, tmp_path: Path) -> None:
+    done = run_shell(
+        f"svote-helper queue list --db {database} --limit {SHARE_COUNT} | head -1; echo ${{PIPESTATUS[1]}} >&2;"
+        f" svote-helper queue list --db {database} --limit {SHARE_COUNT} --json | head -c 10 >/dev/null;"
+        f" svote-helper queue list --db {database} --limit {SHARE_COUNT} | :",
         tmp_path,
         FORCE_COLOR="1",
     )
@@ -117,8 +117,8 @@ def test_a_pipe_gets_plain_lines_and_may_close_early(database: Path, tmp_path: P
         ("svote-helper queue list --state ''", {"received", "witnessed", "broadcast", "failed"}),
     ],
 )
-def test_bash_completes_what_is_typed(tmp_path: Path, typed: str, offered: set[str]) -> None:
-    done = shell(
+def test_bash_completion_completes_words(tmp_path: Path, typed: str, offered: set[str]) -> None:
+    done = run_shell(
         "source <(svote-helper completion bash) && complete -p svote-helper >/dev/null &&"
         f" COMP_WORDS=({typed}) && COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)) &&"
         " _svote_helper_completion svote-helper && printf '%s\\n' \"${COMPREPLY[@]}\"",
@@ -127,20 +127,20 @@ def test_bash_completes_what_is_typed(tmp_path: Path, typed: str, offered: set[s
     assert (set(done.stdout.split()), done.stderr) == (offered, "")
 
 
-def test_other_shells_have_their_scripts(tmp_path: Path) -> None:
+def test_other_shells_have_completion_scripts(tmp_path: Path) -> None:
     for shell_name, word in (("zsh", "#compdef svote-helper"), ("fish", "complete --command svote-helper")):
-        done = shell(f"svote-helper completion {shell_name}", tmp_path)
+        done = run_shell(f"svote-helper completion {shell_name}", tmp_path)
         assert word in done.stdout
         assert "_SVOTE_HELPER_COMPLETE" in done.stdout
-    assert shell("svote-helper completion csh", tmp_path).returncode == 2
+    assert run_shell("svote-helper completion csh", tmp_path).returncode == 2
     asked = {"_TYPER_COMPLETE_FISH_ACTION": "get-args", "_TYPER_COMPLETE_ARGS": "svote-helper qu"}
-    done = shell("svote-helper", tmp_path, _SVOTE_HELPER_COMPLETE="complete_fish", **asked)
+    done = run_shell("svote-helper", tmp_path, _SVOTE_HELPER_COMPLETE="complete_fish", **asked)
     assert done.stdout == "queue\n", "and no text of another command beside it"
 
 
-def test_json_line_escapes_what_would_command_a_terminal_and_reads_back(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_line_escapes_control_characters_and_round_trips(capsys: pytest.CaptureFixture[str]) -> None:
     value = {"note": "\x00\x1b[2J\x7f\x9b2J\u2028é", "count": 3}
-    line = json_line(value)
+    line = encode_json_line(value)
     assert orjson.loads(line) == value
     assert not [char for char in line.removesuffix("\n") if unicodedata.category(char) == "Cc"]
 

@@ -20,10 +20,15 @@ import orjson
 import pytest
 from rich.console import Console
 
-from helper.cli.status_stream import StateEvent, StreamLost, follow
-from helper.cli.watch_screen import COLUMNS, Screen, bars, cells, plain
-from helper.server.control_client import DaemonNotRunningError, DaemonUnresponsiveError, ask_control, follow_control
-from tests.unit.cli.test_main import run
+from helper.cli.status_stream import StateEvent, StreamLost, stream_states
+from helper.cli.watch_screen import PIPE_COLUMNS, Screen, bar_chart, pipe_cells, to_plain_text
+from helper.server.control_client import (
+    DaemonNotRunningError,
+    DaemonUnresponsiveError,
+    request_control_socket,
+    stream_control_socket,
+)
+from tests.unit.cli.test_main import run_command
 
 NOW = 1_795_268_000
 ROUND: dict[str, Any] = {
@@ -56,16 +61,16 @@ STATE: dict[str, Any] = {
 }
 
 
-def changed(**changes: Any) -> dict[str, Any]:
+def changed_state(**changes: Any) -> dict[str, Any]:
     return {**STATE, **changes}
 
 
-def shown(state: dict[str, Any] | None, width: int = 80, gone: str | None = None) -> str:
-    return plain(Screen(state, gone).lines(width))
+def render(state: dict[str, Any] | None, width: int = 80, gone: str | None = None) -> str:
+    return to_plain_text(Screen(state, gone).lines(width))
 
 
-def test_a_wide_screen_has_a_line_a_round() -> None:
-    lines = shown(STATE).splitlines()
+def test_render_wide_screen_has_one_line_per_round() -> None:
+    lines = render(STATE).splitlines()
     assert lines[0].startswith("ready  height 1234  circuit k10  2026-11-21")
     assert " ".join(lines[2].split()) == "round status ends in waiting proving sent conf. failed needed"
     assert " ".join(lines[3].split()) == "3fa2c9d1 active 51 min 412 2 3 1020 0 38 min"
@@ -80,8 +85,8 @@ def test_a_wide_screen_has_a_line_a_round() -> None:
     assert "13:33:10 proof timed out (3)" in text
 
 
-def test_a_narrow_screen_has_some_lines_a_round() -> None:
-    lines = shown(STATE, 40).splitlines()
+def test_render_narrow_screen_has_several_lines_per_round() -> None:
+    lines = render(STATE, 40).splitlines()
     at = lines.index("3fa2c9d1 active, 51 min left")
     assert lines[at + 1 : at + 3] == [" 412 waiting, 38 min needed", " 2 proving, 3 sent, 1020 confirmed"]
     assert max(len(line) for line in lines[at : at + 4]) <= 40
@@ -98,19 +103,19 @@ def test_a_narrow_screen_has_some_lines_a_round() -> None:
 
 @pytest.mark.parametrize("width", [20, 40, 72, 80, 200])
 @pytest.mark.parametrize("height", [3, 10, 50])
-def test_whatever_its_size_nothing_is_wider_or_higher_than_the_terminal(width: int, height: int) -> None:
+def test_render_never_exceeds_terminal_size(width: int, height: int) -> None:
     out = io.StringIO()
     console = Console(file=out, width=width, height=height, force_terminal=True, no_color=True, legacy_windows=False)
-    many = changed(rounds=[ROUND] * 7, paused="a reason that is longer than any terminal is wide " * 5)
+    many = changed_state(rounds=[ROUND] * 7, paused="a reason that is longer than any terminal is wide " * 5)
     console.print(Screen(many, "nobody answers " * 20))
     lines = [line for line in out.getvalue().splitlines() if line.strip()]
     assert len(lines) < height
-    assert all(len(_bare(line)) <= width for line in lines)
+    assert all(len(strip_escapes(line)) <= width for line in lines)
     if height == 10:
         assert "more lines" in lines[-1] or width == 20
 
 
-def _bare(line: str) -> str:
+def strip_escapes(line: str) -> str:
     return "".join(
         itertools.chain.from_iterable(
             part.partition("m")[2:] if number else [part] for number, part in enumerate(line.split("\x1b["))
@@ -118,19 +123,19 @@ def _bare(line: str) -> str:
     )
 
 
-def test_what_holds_it_up_is_told_first() -> None:
-    assert shown(changed(paused="no node is in step")).splitlines()[:2] == [
+def test_render_shows_pause_reason_first() -> None:
+    assert render(changed_state(paused="no node is in step")).splitlines()[:2] == [
         "paused  height 1234  circuit k10  2026-11-21 13:33:20 UTC",
         "no node is in step",
     ]
-    assert shown(changed(ready=False)).startswith("starting")
-    gone = shown(STATE, gone="nobody answers on helper.sock").splitlines()
+    assert render(changed_state(ready=False)).startswith("starting")
+    gone = render(STATE, gone="nobody answers on helper.sock").splitlines()
     assert gone[:2] == ["helper not reachable; retrying", "nobody answers on helper.sock"]
     assert gone[2].startswith("was ready")
-    assert shown(None, gone="x").splitlines()[1:] == ["x"]
+    assert render(None, gone="x").splitlines()[1:] == ["x"]
 
 
-def test_in_a_low_terminal_rounds_with_nothing_to_do_give_way_first() -> None:
+def test_render_low_terminal_drops_idle_rounds_first() -> None:
     quiet = {"waiting": 0, "proving": 0, "broadcast": 0, "due_per_minute": [0] * 60, "later": 0, "status": 3}
     old = [
         {
@@ -143,55 +148,55 @@ def test_in_a_low_terminal_rounds_with_nothing_to_do_give_way_first() -> None:
         for number in range(1, 30)
     ]
     later = {**ROUND, "round_id": "ee" * 32, "vote_end_time": NOW + 90 * 60, "waiting": 7}
-    many = Screen(changed(rounds=[later, ROUND, *old]))
+    many = Screen(changed_state(rounds=[later, ROUND, *old]))
     assert len([*many.lines(80)]) == 45
 
-    lines = plain(many.lines(80, room=23)).splitlines()
+    lines = to_plain_text(many.lines(80, max_lines=23)).splitlines()
     assert len(lines) == 23
     assert [line.split()[0] for line in lines[3:10:3]] == ["3fa2c9d1", "eeeeeeee", "00000000"], "the next to end first"
     assert lines[9].split()[7] == "1", "and where something failed before where nothing did"
     assert lines[15] == "and 23 more rounds: 0 waiting, 0 failed"
     assert lines[-1].endswith("13:33:10 proof timed out (3)")
 
-    lines = plain(many.lines(80, room=13)).splitlines()
+    lines = to_plain_text(many.lines(80, max_lines=13)).splitlines()
     assert len(lines) == 13
     assert [line.split()[0] for line in lines[1:7]] == ["round", "3fa2c9d1", "due", "now", "eeeeeeee", "and"]
-    assert lines[-3:-1] == shown(STATE).splitlines()[-3:-1], "the nodes are seen"
+    assert lines[-3:-1] == render(STATE).splitlines()[-3:-1], "the nodes are seen"
 
-    lines = plain(many.lines(80, room=10)).splitlines()
+    lines = to_plain_text(many.lines(80, max_lines=10)).splitlines()
     assert len(lines) == 10
     assert [line.split()[0] for line in lines[1:4]] == ["round", "3fa2c9d1", "and"]
     assert lines[3] == "and 30 more rounds: 7 waiting, 1 failed", "and one is always seen"
 
 
-def test_rounds_without_shares_that_are_over_are_left_out() -> None:
+def test_render_omits_closed_rounds_without_shares() -> None:
     empty = {**ROUND, **dict.fromkeys(("waiting", "proving", "broadcast", "confirmed", "failed", "later"), 0)}
     over = {**empty, "status": 3, "due_per_minute": [0] * 60}
-    assert "no open rounds" in shown(changed(rounds=[over]))
+    assert "no open rounds" in render(changed_state(rounds=[over]))
     tallied = {**over, "confirmed": 5, "seconds_needed": None, "vote_end_time": NOW - 5}
-    assert "finalized    ended" in shown(changed(rounds=[tallied]))
-    assert "1 failed" in shown(changed(rounds=[{**over, "failed": 1}]), 40)
+    assert "finalized    ended" in render(changed_state(rounds=[tallied]))
+    assert "1 failed" in render(changed_state(rounds=[{**over, "failed": 1}]), 40)
 
 
 @pytest.mark.parametrize(
     ("values", "text"), [([], ""), ([0, 0], "  "), ([1, 100, 50], "▁█▄"), ([3], "█"), ([1, 8], "▁█")]
 )
-def test_bars(values: list[int], text: str) -> None:
-    assert bars(values) == text
-    assert bars(values, ascii_only=True).isascii()
+def test_render_progress_bars(values: list[int], text: str) -> None:
+    assert bar_chart(values) == text
+    assert bar_chart(values, ascii_only=True).isascii()
 
 
-def test_a_state_as_cells() -> None:
-    found = dict(zip(COLUMNS, cells(STATE), strict=True))
+def test_render_state_as_cells() -> None:
+    found = dict(zip(PIPE_COLUMNS, pipe_cells(STATE), strict=True))
     assert found["status"] == "ready"
     assert (found["waiting"], found["confirmed"], found["usable nodes"]) == (412, 1020, "1/2")
-    assert dict(zip(COLUMNS, cells(changed(paused="why")), strict=True))["paused"] == "why"
+    assert dict(zip(PIPE_COLUMNS, pipe_cells(changed_state(paused="why")), strict=True))["paused"] == "why"
 
 
 # The stream
 
 
-class Feed:
+class FakeFeed:
     """A control socket that tells these states, and then ends the stream."""
 
     def __init__(self, path: Path) -> None:
@@ -219,10 +224,10 @@ class Feed:
 
 
 @pytest.fixture
-def feed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Feed]:
+def feed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeFeed]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
-    serving = Feed(tmp_path / "helper.sock")
+    serving = FakeFeed(tmp_path / "helper.sock")
     serving.thread.start()
     yield serving
     serving.server.shutdown()
@@ -234,77 +239,77 @@ class EnoughError(Exception):
     """The test has seen what it wanted."""
 
 
-def stop(_seconds: float) -> None:
+def raise_enough(_seconds: float) -> None:
     raise EnoughError
 
 
-def sleeping(monkeypatch: pytest.MonkeyPatch, sleep: Callable[[float], None]) -> None:
+def replace_sleep(monkeypatch: pytest.MonkeyPatch, sleep: Callable[[float], None]) -> None:
     """Let this happen between two tries to reach the daemon."""
     monkeypatch.setattr("helper.cli.status_stream.time", SimpleNamespace(sleep=sleep))
 
 
-def test_states_are_told_and_the_end_of_the_stream_too(feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
-    feed.states = [STATE, changed(height=1235)]
-    sleeping(monkeypatch, stop)
-    stream = follow(Path("helper.sock"))
+def test_watch_yields_states_and_end_of_stream(feed: FakeFeed, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed.states = [STATE, changed_state(height=1235)]
+    replace_sleep(monkeypatch, raise_enough)
+    stream = stream_states(Path("helper.sock"))
     assert list(itertools.islice(stream, 3)) == [
         StateEvent(STATE),
-        StateEvent(changed(height=1235)),
+        StateEvent(changed_state(height=1235)),
         StreamLost("the helper ended the stream"),
     ]
     with pytest.raises(EnoughError):
         next(stream)
 
 
-def test_it_is_looked_for_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_reconnects_repeatedly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    sleeping(monkeypatch, slept.append)
-    stream = follow(tmp_path / "none.sock")
+    replace_sleep(monkeypatch, slept.append)
+    stream = stream_states(tmp_path / "none.sock")
     gone = StreamLost(f"no daemon is listening on {tmp_path}/none.sock")
     assert list(itertools.islice(stream, 3)) == [gone] * 3
     assert len(slept) == 2
 
 
-def test_what_does_not_answer_as_a_daemon_is_gone(feed: Feed) -> None:
+def test_watch_treats_invalid_response_as_lost(feed: FakeFeed) -> None:
     feed.status = 503
-    assert next(follow(Path("helper.sock"))) == StreamLost("HTTP 503")
+    assert next(stream_states(Path("helper.sock"))) == StreamLost("HTTP 503")
     with pytest.raises(DaemonNotRunningError):
-        ask_control(Path("no.sock"), "/")
+        request_control_socket(Path("no.sock"), "/")
     with pytest.raises(DaemonUnresponsiveError, match="HTTP 503"):
-        next(follow_control(Path("helper.sock"), "/events"))
+        next(stream_control_socket(Path("helper.sock"), "/events"))
 
 
-def test_each_change_is_one_object_on_one_line(
-    feed: Feed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_watch_json_prints_one_object_per_line(
+    feed: FakeFeed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sleeping(monkeypatch, interrupted)
-    feed.states = [STATE, changed(at=NOW + 1.5), changed(at=NOW + 2.5, height=1235)]
-    assert run("queue", "watch", "--json") == 0
+    replace_sleep(monkeypatch, raise_interrupt)
+    feed.states = [STATE, changed_state(at=NOW + 1.5), changed_state(at=NOW + 2.5, height=1235)]
+    assert run_command("queue", "watch", "--json") == 0
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["event"] for one in told] == ["state", "state", "gone"]
     assert [one["state"]["height"] for one in told[:2]] == [1234, 1235]
     assert told[2] == {"event": "gone", "reason": "the helper ended the stream"}
 
 
-def interrupted(_seconds: float) -> None:
+def raise_interrupt(_seconds: float) -> None:
     raise KeyboardInterrupt
 
 
-def test_in_a_pipe_there_is_a_line_for_each_change(
-    feed: Feed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_watch_in_pipe_prints_one_line_per_change(
+    feed: FakeFeed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sleeping(monkeypatch, interrupted)
-    feed.states = [STATE, STATE, changed(paused="x")]
-    assert run("queue", "watch") == 0
+    replace_sleep(monkeypatch, raise_interrupt)
+    feed.states = [STATE, STATE, changed_state(paused="x")]
+    assert run_command("queue", "watch") == 0
     told = capsys.readouterr()
     lines = [line.split("\t") for line in told.out.splitlines()]
-    assert lines[0] == list(COLUMNS)
+    assert lines[0] == list(PIPE_COLUMNS)
     assert [line[1] for line in lines[1:]] == ["ready", "paused"]
     assert told.err == "the helper ended the stream\n"
 
 
-def test_a_reader_that_has_gone_ends_it_without_a_word(feed: Feed, tmp_path: Path) -> None:
-    feed.states = [changed(height=number) for number in range(5000)]
+def test_watch_ends_silently_when_reader_closes_pipe(feed: FakeFeed, tmp_path: Path) -> None:
+    feed.states = [changed_state(height=number) for number in range(5000)]
     root = Path(__file__).parents[3]
     command = [sys.executable, "-m", "helper", "queue", "watch", "--json", "--db", str(tmp_path / "queue.db")]
     env = {key: value for key, value in os.environ.items() if not key.startswith("SVOTE_HELPER_")}

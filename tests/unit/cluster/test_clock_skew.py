@@ -12,30 +12,30 @@ from helper.errors import StoreError
 from tests.support.clock import FakeClock
 
 
-class Database:
-    ahead = 0.0
-    away = False
+class FakeStore:
+    offset_seconds = 0.0
+    is_unavailable = False
 
-    async def skew(self) -> float:
-        if self.away:
+    async def measure_clock_skew(self) -> float:
+        if self.is_unavailable:
             raise StoreError("away")
-        return self.ahead
+        return self.offset_seconds
 
 
 @pytest.mark.parametrize(
     ("ahead", "told"), [(2.0, None), (2.5, "2.5 s behind the"), (-2.0, None), (-30, "30.0 s ahead of")]
 )
-async def test_two_seconds_are_borne(ahead: float, told: str | None) -> None:
-    watch = ClockSkewMonitor(database := Database(), clock=FakeClock())
-    database.ahead = ahead
-    await watch.look()
-    assert (watch.trouble is None) == (told is None)
-    assert told is None or told in str(watch.trouble)
+async def test_skew_of_two_seconds_is_tolerated(ahead: float, told: str | None) -> None:
+    watch = ClockSkewMonitor(database := FakeStore(), clock=FakeClock())
+    database.offset_seconds = ahead
+    await watch.compare_clocks()
+    assert (watch.fault_reason is None) == (told is None)
+    assert told is None or told in str(watch.fault_reason)
 
 
-async def test_it_is_looked_at_every_ten_seconds_and_silence_changes_nothing() -> None:
+async def test_skew_is_checked_every_ten_seconds_and_outage_keeps_result() -> None:
     clock = FakeClock()
-    watch = ClockSkewMonitor(database := Database(), clock=clock)
+    watch = ClockSkewMonitor(database := FakeStore(), clock=clock)
     running = asyncio.create_task(watch.run())
 
     async def later() -> PauseReason | None:
@@ -43,23 +43,23 @@ async def test_it_is_looked_at_every_ten_seconds_and_silence_changes_nothing() -
         clock.advance(10)
         for _ in range(5):
             await asyncio.sleep(0)
-        return watch.trouble
+        return watch.fault_reason
 
-    database.ahead = 9
+    database.offset_seconds = 9
     assert await later() is not None
-    database.away = True
+    database.is_unavailable = True
     assert await later() is not None
-    database.ahead, database.away = 0, False
+    database.offset_seconds, database.is_unavailable = 0, False
     assert await later() is None
     running.cancel()
 
 
-async def test_a_clock_that_is_set_between_two_looks_counts_at_once() -> None:
-    watch = ClockSkewMonitor(Database(), clock=(clock := FakeClock()))
-    await watch.look()
+async def test_clock_set_between_checks_is_detected_immediately() -> None:
+    watch = ClockSkewMonitor(FakeStore(), clock=(clock := FakeClock()))
+    await watch.compare_clocks()
     clock.advance(5)
-    assert watch.trouble is None
-    clock.jump(3600)
-    assert "3600.0 s ahead of" in str(watch.trouble)
-    clock.jump(-3600)
-    assert watch.trouble is None
+    assert watch.fault_reason is None
+    clock.set_wall_clock(3600)
+    assert "3600.0 s ahead of" in str(watch.fault_reason)
+    clock.set_wall_clock(-3600)
+    assert watch.fault_reason is None

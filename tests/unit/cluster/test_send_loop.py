@@ -13,15 +13,15 @@ from helper.cluster.send_loop import SendLoop
 from helper.core.pause import PauseCause, PauseReason
 from helper.core.share import ShareState
 from helper.lease.local import LocalLease
-from tests.support.fakes import START, until
-from tests.support.queue_pipeline import Line, open_line
+from tests.support.fakes import START_TIME, wait_until
+from tests.support.queue_pipeline import Pipeline, open_pipeline
 
 
 class Held(LocalLease):
     """A lease that a test gives and takes."""
 
     def __init__(self) -> None:
-        self.held = True
+        self.is_held = True
 
 
 @pytest.fixture
@@ -30,20 +30,22 @@ def lease() -> Held:
 
 
 @pytest.fixture
-async def line(tmp_path: Path) -> AsyncIterator[Line]:
-    async with open_line(tmp_path / "queue.db") as opened:
+async def line(tmp_path: Path) -> AsyncIterator[Pipeline]:
+    async with open_pipeline(tmp_path / "queue.db") as opened:
         yield opened
 
 
 @asynccontextmanager
-async def sending(line: Line, lease: Held, paused: list[PauseReason] | None = None) -> AsyncIterator[SendLoop]:
+async def run_send_loop(
+    line: Pipeline, lease: Held, paused: list[PauseReason] | None = None
+) -> AsyncIterator[SendLoop]:
     """A sender beside a processor that only proves."""
-    line.processor._broadcaster = None
+    line.dispatcher._broadcaster = None
     line.broadcaster = line.make_broadcaster(lease=lease)
     loop = SendLoop(
         broadcaster=line.broadcaster,
         retention=line.retention,
-        paused=lambda: paused[-1] if paused else None,
+        get_pause_reason=lambda: paused[-1] if paused else None,
         clock=line.clock,
     )
     task = asyncio.create_task(loop.run())
@@ -55,65 +57,65 @@ async def sending(line: Line, lease: Held, paused: list[PauseReason] | None = No
             await task
 
 
-def prepared(line: Line, number: int) -> bool:
-    return list(line.states().values()).count(ShareState.BROADCAST) == number
+def enqueue_and_prepare(line: Pipeline, number: int) -> bool:
+    return list(line.share_states().values()).count(ShareState.BROADCAST) == number
 
 
-async def test_what_is_prepared_is_sent_without_a_word_within_a_second_and_once(line: Line, lease: Held) -> None:
-    async with sending(line, lease), line.running():
-        await line.put(1, 2, 3)
-        await until(lambda: prepared(line, 3))
+async def test_send_loop_sends_prepared_share_within_a_second_without_notification(line: Pipeline, lease: Held) -> None:
+    async with run_send_loop(line, lease), line.run_dispatcher():
+        await line.enqueue(1, 2, 3)
+        await wait_until(lambda: enqueue_and_prepare(line, 3))
         assert line.nodes.posts == []
-        await line.later(1.0)
-        await until(lambda: len(line.nodes.posts) == 3)
-        await line.later(5.0)
-        await line.settle()
+        await line.advance_when_idle(1.0)
+        await wait_until(lambda: len(line.nodes.posts) == 3)
+        await line.advance_when_idle(5.0)
+        await line.settle_dispatcher()
     assert len(line.nodes.posts) == 3
 
 
-async def test_a_word_has_it_sent_at_once(line: Line, lease: Held) -> None:
-    async with sending(line, lease) as loop, line.running():
-        await line.put(1)
-        await until(lambda: prepared(line, 1))
+async def test_send_loop_notified_sends_immediately(line: Pipeline, lease: Held) -> None:
+    async with run_send_loop(line, lease) as loop, line.run_dispatcher():
+        await line.enqueue(1)
+        await wait_until(lambda: enqueue_and_prepare(line, 1))
         loop.wake()
-        await until(lambda: len(line.nodes.posts) == 1)
+        await wait_until(lambda: len(line.nodes.posts) == 1)
 
 
-async def test_more_than_are_sent_at_once_all_go(line: Line, lease: Held) -> None:
-    async with sending(line, lease) as loop, line.running():
-        await line.put(*range(1, 81))
-        await until(lambda: prepared(line, 80))
+async def test_send_loop_sends_more_than_concurrency_limit(line: Pipeline, lease: Held) -> None:
+    async with run_send_loop(line, lease) as loop, line.run_dispatcher():
+        await line.enqueue(*range(1, 81))
+        await wait_until(lambda: enqueue_and_prepare(line, 80))
         loop.wake()
-        await until(lambda: len(line.nodes.posts) == 80)
-    assert len({row[0] for row in line.rows("SELECT share_id FROM reveals WHERE sends = 1")}) == 80
+        await wait_until(lambda: len(line.nodes.posts) == 80)
+    assert len({row[0] for row in line.query_rows("SELECT share_id FROM reveals WHERE sends = 1")}) == 80
 
 
-async def test_nothing_is_sent_without_the_lease_and_all_once_it_is_there(line: Line, lease: Held) -> None:
-    lease.held = False
-    async with sending(line, lease) as loop, line.running():
-        await line.put(1, 2)
-        await until(lambda: prepared(line, 2))
+async def test_send_loop_waits_for_lease(line: Pipeline, lease: Held) -> None:
+    lease.is_held = False
+    async with run_send_loop(line, lease) as loop, line.run_dispatcher():
+        await line.enqueue(1, 2)
+        await wait_until(lambda: enqueue_and_prepare(line, 2))
         loop.wake()
-        await line.later(3.0)
+        await line.advance_when_idle(3.0)
         await line.next_block()
-        await line.settle()
+        await line.settle_dispatcher()
         assert line.nodes.posts == []
-        lease.held = True
+        lease.is_held = True
         loop.wake()
-        await until(lambda: len(line.nodes.posts) == 2)
+        await wait_until(lambda: len(line.nodes.posts) == 2)
 
 
-def ends(lease: Held) -> None:
-    lease.held = False
+def lose_lease(lease: Held) -> None:
+    lease.is_held = False
 
 
-def goes_and_comes_back(lease: Held) -> None:
+def lose_and_regain_lease(lease: Held) -> None:
     lease.fence += 2  # another host had it in between, and may have sent this share, or had it proven anew
 
 
-@pytest.mark.parametrize("hurt", [ends, goes_and_comes_back])
-async def test_a_lease_that_changes_while_a_send_is_noted_keeps_it_back(
-    line: Line, lease: Held, monkeypatch: pytest.MonkeyPatch, hurt: Callable[[Held], None]
+@pytest.mark.parametrize("hurt", [lose_lease, lose_and_regain_lease])
+async def test_lease_change_while_recording_send_prevents_it(
+    line: Pipeline, lease: Held, monkeypatch: pytest.MonkeyPatch, hurt: Callable[[Held], None]
 ) -> None:
     mark = line.store.mark_sending
     marked: list[int] = []
@@ -125,28 +127,28 @@ async def test_a_lease_that_changes_while_a_send_is_noted_keeps_it_back(
         return done
 
     monkeypatch.setattr(line.store, "mark_sending", slow)
-    async with sending(line, lease) as loop, line.running():
-        await line.put(1)
-        await until(lambda: prepared(line, 1))
+    async with run_send_loop(line, lease) as loop, line.run_dispatcher():
+        await line.enqueue(1)
+        await wait_until(lambda: enqueue_and_prepare(line, 1))
         loop.wake()
-        await until(lambda: marked)
-        await line.settle()
+        await wait_until(lambda: marked)
+        await line.settle_dispatcher()
         assert line.nodes.posts == []
         monkeypatch.setattr(line.store, "mark_sending", mark)
-        lease.held = True
+        lease.is_held = True
         await line.next_block()  # nobody knows whether it was sent: it goes a block later
-        await until(lambda: len(line.nodes.posts) == 1)
+        await wait_until(lambda: len(line.nodes.posts) == 1)
 
 
-async def test_what_pauses_the_queue_holds_back_what_was_never_sent(line: Line, lease: Held) -> None:
+async def test_paused_queue_holds_back_unsent_shares(line: Pipeline, lease: Held) -> None:
     paused = [PauseCause.CLOCK_OFF_CHAIN.reason()]
-    async with sending(line, lease, paused) as loop, line.running():
-        await line.put(1, submit_at=START)
-        await until(lambda: prepared(line, 1))
+    async with run_send_loop(line, lease, paused) as loop, line.run_dispatcher():
+        await line.enqueue(1, submit_at=START_TIME)
+        await wait_until(lambda: enqueue_and_prepare(line, 1))
         loop.wake()
-        await line.later(2.0)
-        await line.settle()
+        await line.advance_when_idle(2.0)
+        await line.settle_dispatcher()
         assert line.nodes.posts == []
         paused.clear()
         loop.wake()
-        await until(lambda: len(line.nodes.posts) == 1)
+        await wait_until(lambda: len(line.nodes.posts) == 1)

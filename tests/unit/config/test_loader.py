@@ -10,22 +10,22 @@ from typing import Any
 import pytest
 
 from helper.config import Config, Problem, SettingsError, find_file, load, load_traced
-from helper.config.discovery import ENV_PREFIX, variable_of
-from helper.config.example import example
-from helper.config.toml_lines import key_lines
-from helper.config.value_text import REDACTED, SECTIONS, shown
+from helper.config.discovery import ENV_PREFIX, variable_name
+from helper.config.example import render_example
+from helper.config.toml_lines import find_key_lines
+from helper.config.value_text import REDACTED, SECTIONS, to_display_value
 
-EXAMPLE = Path(__file__).parents[3] / "helper.toml.example"
+EXAMPLE_FILE = Path(__file__).parents[3] / "helper.toml.example"
 
 
-def write(path: Path, text: str) -> Path:
+def write_config(path: Path, text: str) -> Path:
     file = path / "helper.toml"
     file.write_text(text)
     return file
 
 
-def problems(tmp_path: Path, text: str, env: dict[str, str] | None = None) -> list[Problem]:
-    file = write(tmp_path, text)
+def load_problems(tmp_path: Path, text: str, env: dict[str, str] | None = None) -> list[Problem]:
+    file = write_config(tmp_path, text)
     with pytest.raises(SettingsError) as caught:
         load(file, env)
     for problem in caught.value.problems:
@@ -33,7 +33,7 @@ def problems(tmp_path: Path, text: str, env: dict[str, str] | None = None) -> li
     return list(caught.value.problems)
 
 
-def test_without_a_file_there_are_the_defaults() -> None:
+def test_load_without_file_uses_defaults() -> None:
     config = load()
     assert (config.helper.host, config.helper.port) == ("127.0.0.1", 8090)
     assert config.chain_endpoints == ("http://127.0.0.1:11317",)
@@ -59,23 +59,25 @@ def test_without_a_file_there_are_the_defaults() -> None:
         ("s3.example.org", True),
     ],
 )
-def test_an_object_store_is_reached_over_tls_or_on_this_machine(tmp_path: Path, endpoint: str, refused: bool) -> None:
+def test_object_store_url_requires_tls_or_loopback(tmp_path: Path, endpoint: str, refused: bool) -> None:
     text = f'[s3]\nendpoint = "{endpoint}"\n'
     if refused:
-        (problem,) = problems(tmp_path, text)
+        (problem,) = load_problems(tmp_path, text)
         assert problem.key == "s3.endpoint"
     else:
-        assert load(write(tmp_path, text)).s3.endpoint == endpoint.rstrip("/")
+        assert load(write_config(tmp_path, text)).s3.endpoint == endpoint.rstrip("/")
 
 
-def test_an_archives_place_is_a_bucket_and_a_path(tmp_path: Path) -> None:
-    assert load(write(tmp_path, '[archive]\nplace = "s3://votes/proofs/"\n')).archive.place == "s3://votes/proofs"
-    (problem,) = problems(tmp_path, '[archive]\nplace = "https://votes"\n')
+def test_archive_place_is_bucket_and_path(tmp_path: Path) -> None:
+    assert (
+        load(write_config(tmp_path, '[archive]\nplace = "s3://votes/proofs/"\n')).archive.place == "s3://votes/proofs"
+    )
+    (problem,) = load_problems(tmp_path, '[archive]\nplace = "https://votes"\n')
     assert (problem.key, "s3://bucket/path" in problem.message) == ("archive.place", True)
 
 
-def test_the_originals_file_means_what_it_meant(tmp_path: Path) -> None:
-    file = write(
+def test_load_original_helper_file_keeps_its_meaning(tmp_path: Path) -> None:
+    file = write_config(
         tmp_path,
         """
         [helper]
@@ -104,8 +106,8 @@ def test_the_originals_file_means_what_it_meant(tmp_path: Path) -> None:
     assert config.admin.config_url == "https://example.org/voting-config.json"
 
 
-def test_endpoints_follow_the_local_port_and_are_named_once(tmp_path: Path) -> None:
-    file = write(
+def test_endpoints_default_to_local_port_and_are_unique(tmp_path: Path) -> None:
+    file = write_config(
         tmp_path,
         '[helper]\nchain_api_port = 1317\n[chain]\nendpoints = ["http://a:1/", "http://127.0.0.1:1317", "http://a:1"]',
     )
@@ -128,7 +130,7 @@ def test_endpoints_follow_the_local_port_and_are_named_once(tmp_path: Path) -> N
         (7, [], [], [("127.0.0.1:7", "")]),
     ],
 )
-def test_each_rpc_address_belongs_to_the_endpoint_in_its_place(
+def test_rpc_addresses_match_endpoints_by_position(
     port: int, endpoints: list[str], rpc: list[str], nodes: list[tuple[str, str]]
 ) -> None:
     config = Config.model_validate({"helper": {"chain_api_port": port}, "chain": {"endpoints": endpoints, "rpc": rpc}})
@@ -138,19 +140,19 @@ def test_each_rpc_address_belongs_to_the_endpoint_in_its_place(
     assert config.chain_rpc == tuple(node for _, node in config.chain_nodes)
 
 
-def test_an_rpc_address_without_an_endpoint_is_told_with_all_else(tmp_path: Path) -> None:
+def test_rpc_address_without_endpoint_is_reported_with_other_problems(tmp_path: Path) -> None:
     text = '[helper]\nport = -1\n[chain]\nendpoints = ["http://b:1"]\nrpc = ["http://b:2", "http://x:2"]\n'
-    found = {(p.line, p.key): p.message for p in problems(tmp_path, text)}
+    found = {(p.line, p.key): p.message for p in load_problems(tmp_path, text)}
     assert found == {
         (2, "helper.port"): "must be at least 0",
         (5, "chain.rpc"): "has 2 entries, more than endpoints (1)",
     }
-    (problem,) = problems(tmp_path, '[helper]\nchain_api_port = 1\n[chain]\nrpc = ["http://b:2"]\n')
+    (problem,) = load_problems(tmp_path, '[helper]\nchain_api_port = 1\n[chain]\nrpc = ["http://b:2"]\n')
     assert problem.key == "chain.rpc"
 
 
-def test_flags_outweigh_the_environment_and_that_the_file(tmp_path: Path) -> None:
-    file = write(tmp_path, '\n[helper]\nport = 1\nhost = "a"\ndb_path = "x.db"\n')
+def test_flags_override_environment_and_environment_overrides_file(tmp_path: Path) -> None:
+    file = write_config(tmp_path, '\n[helper]\nport = 1\nhost = "a"\ndb_path = "x.db"\n')
     loaded = load_traced(
         file,
         {"SVOTE_HELPER_HELPER_PORT": "2", "SVOTE_HELPER_HELPER_HOST": "b", "PATH": "/bin"},
@@ -182,23 +184,23 @@ def test_flags_outweigh_the_environment_and_that_the_file(tmp_path: Path) -> Non
         ("HELPER_TRUSTED_PROXIES", "10.0.0.0/8, ::1", ("10.0.0.0/8", "::1")),
     ],
 )
-def test_the_environment_spells_every_type(name: str, text: str, value: Any) -> None:
+def test_environment_accepts_every_type(name: str, text: str, value: Any) -> None:
     config = load(None, {ENV_PREFIX + name: text})
     section, _, key = name.lower().partition("_")
     assert getattr(getattr(config, section), key) == value
 
 
-def test_the_environment_can_leave_a_node_without_rpc() -> None:
+def test_environment_can_omit_rpc_of_a_node() -> None:
     env = {"SVOTE_HELPER_CHAIN_ENDPOINTS": "http://a:1,http://b:1", "SVOTE_HELPER_CHAIN_RPC": ", http://b:2,"}
     assert load(None, env).chain_rpc == ("", "http://b:2")
 
 
-def test_every_setting_has_a_variable_of_its_own() -> None:
-    names = [variable_of(section, key) for section in SECTIONS for key in SECTIONS[section]]
+def test_every_setting_has_its_own_variable() -> None:
+    names = [variable_name(section, key) for section in SECTIONS for key in SECTIONS[section]]
     assert len(set(names)) == len(names)
 
 
-def test_all_problems_are_told_at_once_with_line_key_and_nearest(tmp_path: Path) -> None:
+def test_load_reports_all_problems_with_line_key_and_suggestion(tmp_path: Path) -> None:
     text = """\
 port = 8090
 [helper]
@@ -229,7 +231,7 @@ level.x = 1
         "SVOTE_HELPER_HELPER_EXPOSE_QUEUE_STATUS": "2",
         "SVOTE_HELPER_CONFIG": "x",
     }
-    found = {(p.line, p.key): p for p in problems(tmp_path, text, env)}
+    found = {(p.line, p.key): p for p in load_problems(tmp_path, text, env)}
     told = {place: (p.message, p.nearest) for place, p in found.items()}
     assert told[1, "port"] == ("must be inside a section", "[helper] port")
     assert told[3, "helper.prot"] == ("unknown key", "helper.port")
@@ -251,9 +253,9 @@ level.x = 1
     assert len(told) == 17
 
 
-def test_each_wrong_address_of_a_list_is_told(tmp_path: Path) -> None:
+def test_load_reports_each_invalid_address_of_list(tmp_path: Path) -> None:
     text = '[chain]\nendpoints = ["ftp://x", 4, "http://ok:1", "http://x?y=1", "http://[", "http://x:99999"]'
-    entries = [problem.message.partition(":")[0] for problem in problems(tmp_path, text)]
+    entries = [problem.message.partition(":")[0] for problem in load_problems(tmp_path, text)]
     assert entries == ["entry 1", "entry 2", "entry 4", "entry 5", "entry 6"]
 
 
@@ -267,13 +269,13 @@ def test_each_wrong_address_of_a_list_is_told(tmp_path: Path) -> None:
         ("[chain]\n\n\nendpoints = [", 4),
     ],
 )
-def test_what_is_no_toml_is_told_with_its_line(tmp_path: Path, text: str, line: int) -> None:
-    (problem,) = problems(tmp_path, text)
+def test_load_invalid_toml_reports_line(tmp_path: Path, text: str, line: int) -> None:
+    (problem,) = load_problems(tmp_path, text)
     assert problem.line == line
     assert problem.message.startswith("not valid TOML")
 
 
-def test_a_file_that_is_not_there_or_no_text_is_told(tmp_path: Path) -> None:
+def test_load_missing_or_binary_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"nothing\.toml: cannot be read"):
         load(tmp_path / "nothing.toml")
     file = tmp_path / "helper.toml"
@@ -300,22 +302,22 @@ def test_a_file_that_is_not_there_or_no_text_is_told(tmp_path: Path) -> None:
         'trusted_proxies = ["10.0.0.1/8"]',
     ],
 )
-def test_values_out_of_their_range_are_refused(tmp_path: Path, line: str) -> None:
-    (problem,) = problems(tmp_path, f"[helper]\n{line}\n")
+def test_load_out_of_range_value_is_refused(tmp_path: Path, line: str) -> None:
+    (problem,) = load_problems(tmp_path, f"[helper]\n{line}\n")
     assert (problem.line, problem.key) == (2, f"helper.{line.split(maxsplit=1)[0]}")
 
 
-def test_the_clock_may_never_be_further_off_than_promised(tmp_path: Path) -> None:
-    (problem,) = problems(tmp_path, "[chain]\nclock_skew_seconds = 121\n")
+def test_load_clock_tolerance_above_promise_is_refused(tmp_path: Path) -> None:
+    (problem,) = load_problems(tmp_path, "[chain]\nclock_skew_seconds = 121\n")
     assert problem.message == "must be at most 120"
 
 
-def test_a_flag_that_names_no_setting_is_a_mistake_of_the_program() -> None:
+def test_load_unknown_flag_is_a_programming_error() -> None:
     with pytest.raises(KeyError):
         load(None, None, {"helper.prot": 1})
 
 
-def test_files_are_looked_for_in_their_order(tmp_path: Path) -> None:
+def test_find_config_searches_paths_in_order(tmp_path: Path) -> None:
     named, by_env, here, etc = (tmp_path / name for name in ("named", "env", "here", "etc"))
     env = {"SVOTE_HELPER_CONFIG": str(by_env)}
     assert find_file(named, env, [here, etc]) == named
@@ -327,7 +329,7 @@ def test_files_are_looked_for_in_their_order(tmp_path: Path) -> None:
     assert find_file(None, {}, [here, etc]) == here
 
 
-def test_keys_are_found_however_they_are_written() -> None:
+def test_line_lookup_finds_keys_in_every_toml_notation() -> None:
     text = '''\
 helper.port = 1 # a = b
 [ "chain" ]
@@ -341,7 +343,7 @@ own = true
 log = { level = "x" }
 [[more]]
 '''
-    lines = key_lines(text)
+    lines = find_key_lines(text)
     assert lines[("helper", "port")] == 1
     assert lines[("chain",)] == 2
     assert lines[("chain", "rpc")] == 3
@@ -350,17 +352,19 @@ log = { level = "x" }
     assert lines[("more",)] == 11
 
 
-def test_the_example_file_is_the_models() -> None:
-    assert EXAMPLE.read_text() == example(), "run `svote-helper config init --output helper.toml.example --force`"
+def test_example_file_equals_generated() -> None:
+    assert EXAMPLE_FILE.read_text() == render_example(), (
+        "run `svote-helper config init --output helper.toml.example --force`"
+    )
 
 
-def test_the_example_holds_every_key_at_its_default(tmp_path: Path) -> None:
-    assert load(write(tmp_path, example())) == Config()
-    opened = re.sub(r"^#(?! )", "", example(), flags=re.MULTILINE)
+def test_example_file_has_every_key_at_default(tmp_path: Path) -> None:
+    assert load(write_config(tmp_path, render_example())) == Config()
+    opened = re.sub(r"^#(?! )", "", render_example(), flags=re.MULTILINE)
     assert {section: set(keys) for section, keys in tomllib.loads(opened).items()} == {
         section: set(keys) for section, keys in SECTIONS.items()
     }
-    assert load(write(tmp_path, opened)) == Config()
+    assert load(write_config(tmp_path, opened)) == Config()
 
 
 @pytest.mark.parametrize(
@@ -375,15 +379,15 @@ def test_the_example_holds_every_key_at_its_default(tmp_path: Path) -> None:
         ("helper", "port", 8090, 8090),
     ],
 )
-def test_no_secret_is_shown(section: str, key: str, value: Any, expected: Any) -> None:
-    assert shown(section, key, value) == expected
+def test_config_repr_shows_no_secret(section: str, key: str, value: Any, expected: Any) -> None:
+    assert to_display_value(section, key, value) == expected
 
 
-def test_tokens_come_from_files_of_their_own(tmp_path: Path) -> None:
+def test_tokens_are_read_from_files(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.write_text("for wallets\nanother line\n")
     second.write_text("for operators")
-    file = write(tmp_path, f'[helper]\napi_token_file = "{first}"\n')
+    file = write_config(tmp_path, f'[helper]\napi_token_file = "{first}"\n')
     loaded = load_traced(file, {"SVOTE_HELPER_OPERATOR_TOKEN_FILE": str(second)})
     assert loaded.config.helper.api_token == "for wallets"
     assert loaded.config.operator.token == "for operators"
@@ -391,7 +395,7 @@ def test_tokens_come_from_files_of_their_own(tmp_path: Path) -> None:
     assert str(loaded.origins["operator.token"]) == str(second)
 
 
-def test_a_service_managers_credentials_are_found(tmp_path: Path) -> None:
+def test_systemd_credentials_are_read(tmp_path: Path) -> None:
     folder = tmp_path / "credentials"
     folder.mkdir()
     env = {"CREDENTIALS_DIRECTORY": str(folder)}
@@ -401,14 +405,14 @@ def test_a_service_managers_credentials_are_found(tmp_path: Path) -> None:
     assert loaded.config.operator.token == "credential"
     assert str(loaded.origins["operator.token"]) == str(folder / "operator-token")
     # what is set comes first, and what is set to nothing is nothing
-    assert load(write(tmp_path, '[operator]\ntoken = "mine"\n'), env).operator.token == "mine"
-    assert load(write(tmp_path, '[operator]\ntoken = ""\n'), env).operator.token == ""
+    assert load(write_config(tmp_path, '[operator]\ntoken = "mine"\n'), env).operator.token == "mine"
+    assert load(write_config(tmp_path, '[operator]\ntoken = ""\n'), env).operator.token == ""
     named = tmp_path / "named"
     named.write_text("named")
-    assert load(write(tmp_path, f'[operator]\ntoken_file = "{named}"\n'), env).operator.token == "named"
+    assert load(write_config(tmp_path, f'[operator]\ntoken_file = "{named}"\n'), env).operator.token == "named"
 
 
-def test_a_token_file_that_holds_none_is_told_of(tmp_path: Path) -> None:
+def test_token_file_without_token_is_reported(tmp_path: Path) -> None:
     empty, bad, spaced = tmp_path / "empty", tmp_path / "bad", tmp_path / "spaced"
     empty.write_text("\n")
     bad.write_bytes(b"\xff\xfe")
@@ -416,25 +420,25 @@ def test_a_token_file_that_holds_none_is_told_of(tmp_path: Path) -> None:
     assert [
         str(problem).removeprefix(str(tmp_path))
         for text in ("none", "empty", "bad")
-        for problem in problems(tmp_path, f'[operator]\ntoken_file = "{tmp_path / text}"\n')
+        for problem in load_problems(tmp_path, f'[operator]\ntoken_file = "{tmp_path / text}"\n')
     ] == [
         f"/helper.toml:2: operator.token_file: {tmp_path}/none cannot be read: No such file or directory",
         f"/helper.toml:2: operator.token_file: {tmp_path}/empty: the first line is empty, it must be the token",
         f"/helper.toml:2: operator.token_file: {tmp_path}/bad is not UTF-8",
     ]
-    (problem,) = problems(tmp_path, f'[operator]\ntoken_file = "{spaced}"\n')
+    (problem,) = load_problems(tmp_path, f'[operator]\ntoken_file = "{spaced}"\n')
     assert problem.source == str(spaced)
     assert "must not begin or end with a space" in problem.message
     assert "hush" not in str(problem)
-    (problem,) = problems(tmp_path, f'[operator]\ntoken = "hush"\ntoken_file = "{spaced}"\n')
+    (problem,) = load_problems(tmp_path, f'[operator]\ntoken = "hush"\ntoken_file = "{spaced}"\n')
     assert str(problem).endswith("operator.token_file: cannot be combined with token: remove one of them")
     (tmp_path / "operator-token").mkdir()
-    (problem,) = problems(tmp_path, "", {"CREDENTIALS_DIRECTORY": str(tmp_path)})
+    (problem,) = load_problems(tmp_path, "", {"CREDENTIALS_DIRECTORY": str(tmp_path)})
     assert "operator-token cannot be read: Is a directory" in str(problem)
 
 
-def test_settings_that_are_wrong_together_are_told_where_they_stand(tmp_path: Path) -> None:
-    told = problems(
+def test_load_conflicting_settings_are_reported_with_lines(tmp_path: Path) -> None:
+    told = load_problems(
         tmp_path, '[helper]\nrole = "prover"\n[sender]\nlease = "postgres"\nstandby = true\n[prover]\nnice = 3\n'
     )
     assert [(problem.line, problem.key) for problem in told] == [
@@ -442,18 +446,20 @@ def test_settings_that_are_wrong_together_are_told_where_they_stand(tmp_path: Pa
         (4, "sender.lease"),
         (5, "sender.standby"),
     ]
-    (problem,) = problems(tmp_path, '[helper]\nrole = "api"\n[store]\nurl = "postgresql://helper@db/helper"\n')
+    (problem,) = load_problems(tmp_path, '[helper]\nrole = "api"\n[store]\nurl = "postgresql://helper@db/helper"\n')
     assert str(problem).endswith("store.url: requires [store] key_file: secrets in a shared database must be encrypted")
 
 
-def test_an_address_of_a_database_is_one_and_may_stand_in_a_file_of_its_own(tmp_path: Path) -> None:
-    (problem,) = problems(tmp_path, '[store]\nurl = "mysql://db"\nkey_file = "keys"\n')
+def test_database_url_is_validated_and_may_be_in_a_file(tmp_path: Path) -> None:
+    (problem,) = load_problems(tmp_path, '[store]\nurl = "mysql://db"\nkey_file = "keys"\n')
     assert "must be empty or an address such as postgresql://" in str(problem)
-    (problem,) = problems(tmp_path, '[store]\nurl = "hush@db"\nkey_file = "keys"\n')
+    (problem,) = load_problems(tmp_path, '[store]\nurl = "hush@db"\nkey_file = "keys"\n')
     assert "hush" not in str(problem)
-    told = problems(tmp_path, f'[store]\nschema_name = "Public;"\nhost = "{"x" * 64}"\n')
+    told = load_problems(tmp_path, f'[store]\nschema_name = "Public;"\nhost = "{"x" * 64}"\n')
     assert [problem.key for problem in told] == ["store.schema_name", "store.host"]
     (tmp_path / "url").write_text("postgresql://helper:hush@db/helper\n")
-    config = load(write(tmp_path, f'[helper]\nrole = "sender"\n[store]\nurl_file = "{tmp_path}/url"\nkey_file = "k"\n'))
+    config = load(
+        write_config(tmp_path, f'[helper]\nrole = "sender"\n[store]\nurl_file = "{tmp_path}/url"\nkey_file = "k"\n')
+    )
     assert config.store.url.endswith("@db/helper")
     assert config.helper.role == "sender"

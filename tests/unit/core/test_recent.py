@@ -8,13 +8,20 @@ from helper.core.recent import LoggedProblem, RecentKeys
 def test_recent_keys_are_new_again_after_a_pause() -> None:
     recent = RecentKeys(10.0)
     times = [0.0, 9.0, 18.0, 29.0, 30.0]
-    assert [recent.note("a", time) for time in times] == [True, False, False, True, False]
-    assert recent.note("b", 30.0)
+    assert [recent.remember("a", time) for time in times] == [True, False, False, True, False]
+    assert recent.remember("b", 30.0)
 
 
 def test_recent_keys_drops_the_oldest_beyond_its_bound() -> None:
-    recent = RecentKeys(10.0, most=2)
-    assert [recent.note(key, 0.0) for key in ("a", "b", "a", "c", "a", "b")] == [True, True, False, True, False, True]
+    recent = RecentKeys(10.0, max_keys=2)
+    assert [recent.remember(key, 0.0) for key in ("a", "b", "a", "c", "a", "b")] == [
+        True,
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]
 
 
 def test_logged_problem_is_new_when_it_begins_or_changes_and_ends_once() -> None:

@@ -14,20 +14,20 @@ times = st.floats(0, 4e9, allow_nan=False)
 
 
 @pytest.mark.rule("R11")
-def test_the_wait_doubles_up_to_64_seconds() -> None:
+def test_retry_delay_doubles_up_to_64_seconds() -> None:
     assert [retry_delay(n) for n in range(1, 9)] == [2, 4, 8, 16, 32, 64, 64, 64]
     assert retry_delay(10_000) == 64
 
 
 @pytest.mark.parametrize("failures", [0, -1])
-def test_there_is_no_wait_before_the_first_failure(failures: int) -> None:
+def test_retry_delay_before_first_failure_is_refused(failures: int) -> None:
     with pytest.raises(ValueError, match="failures"):
         retry_delay(failures)
 
 
 @pytest.mark.rule("R1")
 @given(st.integers(1, 2**40), times)
-def test_a_share_is_due_at_its_own_second_and_never_before(submit_at: int, now: float) -> None:
+def test_due_ms_is_submit_at_and_never_earlier(submit_at: int, now: float) -> None:
     due = due_ms(submit_at, now)
 
     assert due >= submit_at * 1000
@@ -37,7 +37,7 @@ def test_a_share_is_due_at_its_own_second_and_never_before(submit_at: int, now: 
 
 @pytest.mark.rule("R2")
 @given(times, st.integers(0, 10_000))
-def test_zero_or_a_past_time_is_due_now(now: float, ago: int) -> None:
+def test_due_ms_of_zero_or_past_time_is_now(now: float, ago: int) -> None:
     past = max(0, int(now) - ago)
 
     assert due_ms(0, now) == int(now * 1000)
@@ -54,7 +54,7 @@ def test_schedule_functions_ignore_random_state() -> None:
 
 
 @pytest.mark.rule("R5")
-def test_the_order_within_a_second_has_nothing_to_do_with_arrival() -> None:
+def test_rank_within_second_is_independent_of_arrival() -> None:
     arrival = list(range(2_000))
     ranks = [rank(b"a key of the database", number.to_bytes(32, "big")) for number in arrival]
     order = sorted(arrival, key=lambda number: ranks[number])
@@ -68,6 +68,6 @@ def test_the_order_within_a_second_has_nothing_to_do_with_arrival() -> None:
 
 
 @given(st.binary(min_size=32, max_size=32))
-def test_a_rank_fits_an_sqlite_integer_and_depends_on_the_key(mac: bytes) -> None:
+def test_rank_fits_sqlite_integer_and_depends_on_key(mac: bytes) -> None:
     assert 0 <= rank(b"k" * 32, mac) < 2**63
     assert rank(b"k" * 32, mac) != rank(b"l" * 32, mac)

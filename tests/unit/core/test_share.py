@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helper.core.share import TRANSITIONS, Share, ShareKey, ShareState
-from tests.unit.store.fixtures import posted
+from tests.unit.store.fixtures import make_posted_share
 
-LEGAL = {
+LEGAL_TRANSITIONS = {
     ("RECEIVED", "WITNESSED"),
     ("RECEIVED", "FAILED"),
     ("WITNESSED", "RECEIVED"),
@@ -35,13 +35,13 @@ keys = st.builds(
 )
 
 
-def test_the_table_holds_exactly_the_legal_moves() -> None:
+def test_transitions_are_exactly_the_legal_ones() -> None:
     moves = {(a.name, b.name) for a, b in product(ShareState, ShareState) if b in TRANSITIONS[a]}
 
-    assert moves == LEGAL
+    assert moves == LEGAL_TRANSITIONS
 
 
-def test_the_codes_are_those_of_the_original() -> None:
+def test_state_codes_equal_original_helper() -> None:
     assert {state.name: state.value for state in ShareState} == {
         "RECEIVED": 0,
         "WITNESSED": 1,
@@ -52,21 +52,21 @@ def test_the_codes_are_those_of_the_original() -> None:
 
 
 @given(keys, keys)
-def test_two_keys_encode_alike_only_when_they_are_equal(a: ShareKey, b: ShareKey) -> None:
+def test_share_key_encoding_is_unique(a: ShareKey, b: ShareKey) -> None:
     assert len(a.encode()) == 45
     assert (a.encode() == b.encode()) == (a == b)
 
 
-def test_the_time_and_the_witness_are_no_part_of_the_key() -> None:
-    share = posted(1).share
+def test_share_key_excludes_time_and_witness() -> None:
+    share = make_posted_share(1).share
     other = replace(share, submit_at=99, primary_blind=bytes(32), vote_decision=7)
 
     assert share.key == other.key
     assert share.key != replace(share, tree_position=5).key
 
 
-def test_the_repr_shows_no_witness() -> None:
-    share = posted(1).share
+def test_share_repr_shows_no_witness() -> None:
+    share = make_posted_share(1).share
     text = repr(share)
 
     for name in ("shares_hash", "share_comms", "primary_blind", "c1", "c2", "tree_position"):

@@ -13,53 +13,53 @@ from typing import Any
 import httpx
 
 import proofs
-from devnet.ballot import Ballot, seal
+from devnet.ballot import Ballot, seal_ballot
 from devnet.network import DevNet, Options
 from devnet.node import Node
 from devnet.proof_verifier import statement_of
-from devnet.stand_in_proofs import stand_in_proof
+from devnet.stand_in_proofs import create_stand_in_proof
 from devnet.tx import Reveal
 
-START = 1_800_000_000
-API = "/shielded-vote/v1"
+START_TIME = 1_800_000_000
+API_PREFIX = "/shielded-vote/v1"
 
 
 @dataclass
-class Net:
+class ChainFixture:
     """A chain with its nodes and a client for each port."""
 
     devnet: DevNet
     nodes: list[Node]
     rest: httpx.AsyncClient
     rpc: httpx.AsyncClient
-    others: list[httpx.AsyncClient]
-    now: list[int] = field(default_factory=list)
+    other_clients: list[httpx.AsyncClient]
+    now_ns: list[int] = field(default_factory=list)
 
     async def mine(self, blocks: int = 1, **how: Any) -> dict[str, Any]:
         """Make blocks; by default a second apart."""
         for _ in range(blocks):
-            self.now[0] += 0 if how else 1_000_000_000
+            self.now_ns[0] += 0 if how else 1_000_000_000
             answer = await self.rest.post("/devnet/mine", json=how)
             assert answer.status_code == 200, answer.text
         result: dict[str, Any] = answer.json()
         return result
 
-    async def new_round(self, **fields: Any) -> bytes:
+    async def create_round(self, **fields: Any) -> bytes:
         """A round that is ACTIVE."""
         answer = await self.rest.post("/devnet/rounds", json={"status": 1, "seconds": 1000, **fields})
         assert answer.status_code == 200, answer.text
         await self.mine()
         return bytes.fromhex(answer.json()["vote_round_id"])
 
-    async def vote(self, round_id: bytes, *, weight: int = 100, decision: int = 1) -> tuple[Ballot, int]:
+    async def cast_vote(self, round_id: bytes, *, weight: int = 100, decision: int = 1) -> tuple[Ballot, int]:
         """A vote on proposal 1 in a block; returns it with its position."""
-        ballot = seal(
+        ballot = seal_ballot(
             round_id=round_id,
             ea_pk=self.devnet.chain.rounds[round_id].ea_pk,
             proposal_id=1,
             vote_decision=decision,
             weight=weight,
-            dice=random.Random(1),
+            rng=random.Random(1),
         )
         body = {"round_id": round_id.hex(), "vote_commitment": ballot.commitment.hex()}
         sent = await self.rest.post("/devnet/cast", json=body)
@@ -67,32 +67,32 @@ class Net:
         found = await self.rest.get(f"/devnet/cast/{sent.json()['tx_hash']}")
         return ballot, int(found.json()["vc_position"])
 
-    async def send(self, reveal: Reveal, node: httpx.AsyncClient | None = None) -> httpx.Response:
+    async def send_reveal(self, reveal: Reveal, node: httpx.AsyncClient | None = None) -> httpx.Response:
         """POST a reveal."""
-        return await (node or self.rest).post(f"{API}/reveal-share", json=reveal_json(reveal))
+        return await (node or self.rest).post(f"{API_PREFIX}/reveal-share", json=reveal_body(reveal))
 
-    async def get(self, path: str) -> Any:
+    async def get_json(self, path: str) -> Any:
         """GET a REST path that must be there."""
         answer = await self.rest.get(path)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
-    async def fault(self, node: httpx.AsyncClient | None = None, **switches: Any) -> None:
+    async def set_faults(self, node: httpx.AsyncClient | None = None, **switches: Any) -> None:
         """Set fault switches."""
         answer = await (node or self.rest).post("/devnet/faults", json=switches)
         assert answer.status_code == 200, answer.text
 
-    def stand_in(self, ballot: Ballot, index: int, *, proof_of: int | None = None) -> Reveal:
+    def create_stand_in_reveal(self, ballot: Ballot, index: int, *, proof_of: int | None = None) -> Reveal:
         """A reveal with a test proof against the newest root (`proof_of`: the proof of another share)."""
         round_ = self.devnet.chain.rounds[ballot.round_id]
         block = round_.leaf_blocks[-1]
-        reveal = bare_reveal(ballot, index, block.height)
-        proven = bare_reveal(ballot, index if proof_of is None else proof_of, block.height)
-        proof = stand_in_proof(statement_of(proven, block.root))
+        reveal = create_unproven_reveal(ballot, index, block.height)
+        proven = create_unproven_reveal(ballot, index if proof_of is None else proof_of, block.height)
+        proof = create_stand_in_proof(statement_of(proven, block.root))
         return Reveal(**{**_fields(reveal), "proof": proof})
 
 
-def prove(net: Net, ballot: Ballot, position: int, index: int) -> Reveal:
+def prove_reveal(net: ChainFixture, ballot: Ballot, position: int, index: int) -> Reveal:
     """A reveal with a real proof, made from what the chain's tree says now."""
     round_ = net.devnet.chain.rounds[ballot.round_id]
     block, share = round_.leaf_blocks[-1], ballot.shares[index]
@@ -111,10 +111,10 @@ def prove(net: Net, ballot: Ballot, position: int, index: int) -> Reveal:
     )
     assert proved.nullifier == share.nullifier
     assert proved.root == block.root
-    return Reveal(**{**_fields(bare_reveal(ballot, index, block.height)), "proof": proved.proof})
+    return Reveal(**{**_fields(create_unproven_reveal(ballot, index, block.height)), "proof": proved.proof})
 
 
-def bare_reveal(ballot: Ballot, index: int, anchor_height: int) -> Reveal:
+def create_unproven_reveal(ballot: Ballot, index: int, anchor_height: int) -> Reveal:
     """A share's reveal without a proof."""
     share = ballot.shares[index]
     return Reveal(
@@ -128,12 +128,12 @@ def bare_reveal(ballot: Ballot, index: int, anchor_height: int) -> Reveal:
     )
 
 
-def changed(reveal: Reveal, **fields: Any) -> Reveal:
+def replace_fields(reveal: Reveal, **fields: Any) -> Reveal:
     """The reveal with other fields."""
     return Reveal(**{**_fields(reveal), **fields})
 
 
-def reveal_json(reveal: Reveal) -> dict[str, Any]:
+def reveal_body(reveal: Reveal) -> dict[str, Any]:
     """The REST body of a reveal."""
 
     def b64(value: bytes) -> str:
@@ -150,22 +150,22 @@ def reveal_json(reveal: Reveal) -> dict[str, Any]:
     }
 
 
-def client(app: Any) -> httpx.AsyncClient:
+def create_client(app: Any) -> httpx.AsyncClient:
     """A client of an ASGI application."""
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://chain")
 
 
 @asynccontextmanager
-async def running(*, nodes: int = 1, db: Path | None = None, **options: Any) -> AsyncIterator[Net]:
-    """A started chain; test proofs are accepted unless `stand_in` is False."""
-    now = [START * 1_000_000_000]
+async def run_chain(*, nodes: int = 1, db: Path | None = None, **options: Any) -> AsyncIterator[ChainFixture]:
+    """A started chain; test proofs are accepted unless `create_stand_in_reveal` is False."""
+    now = [START_TIME * 1_000_000_000]
     settings = Options(**{"block_seconds": 0, "stand_in": True, "db": db, **options})
     devnet = DevNet(settings, now_ns=lambda: now[0])
     await devnet.start()
     made = [Node(devnet, f"node{number}") for number in range(nodes)]
-    clients = [client(node.rest) for node in made]
+    clients = [create_client(node.rest) for node in made]
     try:
-        yield Net(devnet, made, clients[0], client(made[0].rpc), clients[1:], now)
+        yield ChainFixture(devnet, made, clients[0], create_client(made[0].rpc), clients[1:], now)
     finally:
         for each in clients:
             await each.aclose()

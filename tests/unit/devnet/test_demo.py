@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from devnet.demo.plan import DemoOptions
-from devnet.demo.progress import Bars
+from devnet.demo.progress import ProgressBars
 from devnet.demo.run import Demo
-from tests.support.process import PATIENCE
+from tests.support.process import TIMEOUT_SECONDS
 
 ROUND_ID = bytes(range(32))
 OPTIONS = DemoOptions(voters=1)
@@ -30,8 +30,8 @@ async def demo() -> AsyncIterator[Demo]:
 @pytest.mark.parametrize(
     ("confirmed", "posted"),
     [
-        (OPTIONS.shares, [("/devnet/rounds/end", {"round_id": ROUND_ID.hex()})]),
-        (OPTIONS.shares - 1, []),
+        (OPTIONS.share_count, [("/devnet/rounds/end", {"round_id": ROUND_ID.hex()})]),
+        (OPTIONS.share_count - 1, []),
     ],
 )
 async def test_end_round_when_all_shares_are_confirmed_asks_the_chain_at_once(
@@ -46,8 +46,8 @@ async def test_end_round_when_all_shares_are_confirmed_asks_the_chain_at_once(
     async def facts() -> dict[str, Any]:
         return {"counts": {"confirmed": confirmed}}
 
-    monkeypatch.setattr(demo, "_facts", facts)
-    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as chain, asyncio.timeout(PATIENCE):
+    monkeypatch.setattr(demo, "_merged_stats", facts)
+    async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as chain, asyncio.timeout(TIMEOUT_SECONDS):
         monkeypatch.setattr(demo, "_http", chain)
-        await demo._end_round(ROUND_ID, Bars(1))
+        await demo._end_round(ROUND_ID, ProgressBars(1))
     assert seen == posted

@@ -8,19 +8,29 @@ import pytest
 
 from devnet.blocks import rfc3339_nano
 from devnet.gojson import GoJsonError, dumps, omit_zero, parse_object
-from devnet.recorded import reveal_of
-from devnet.tx import Cast, Delegation, EndRound, NewRound, TxError, decode, encode, same_share_elsewhere, tx_hash
-from tests.conftest import recorded_lines
+from devnet.recorded import decode_reveal
+from devnet.tx import (
+    Cast,
+    Delegation,
+    EndRound,
+    NewRound,
+    TxError,
+    create_competing_transaction,
+    decode,
+    encode,
+    tx_hash,
+)
+from tests.conftest import read_recorded_lines
 
 
 def test_recorded_reveals_encode_to_their_recorded_hashes() -> None:
-    for row in recorded_lines("reveals.jsonl"):
-        reveal = reveal_of(row["request"])
+    for row in read_recorded_lines("reveals.jsonl"):
+        reveal = decode_reveal(row["request"])
         raw = encode(reveal)
         assert raw[0] == 0x04
         assert tx_hash(raw).hex().upper() == row["response"]["tx_hash"]
         assert decode(raw) == reveal
-        other = same_share_elsewhere(raw)
+        other = create_competing_transaction(raw)
         assert tx_hash(other) != tx_hash(raw)
         assert decode(other) == reveal
 
@@ -34,12 +44,12 @@ def test_recorded_reveals_encode_to_their_recorded_hashes() -> None:
         EndRound(b"\1" * 32),
     ],
 )
-def test_the_dev_chains_own_messages_come_back(message: Delegation | Cast | NewRound | EndRound) -> None:
+def test_messages_round_trip(message: Delegation | Cast | NewRound | EndRound) -> None:
     assert decode(encode(message)) == message
 
 
 @pytest.mark.parametrize("raw", [b"", b"\x09abc", b"\x04\xff\xff", b"\x01{", b"\x7f[]", b"\x7f{}"])
-def test_other_bytes_are_no_transactions(raw: bytes) -> None:
+def test_decode_other_bytes_is_refused(raw: bytes) -> None:
     with pytest.raises(TxError):
         decode(raw)
 
@@ -57,12 +67,12 @@ def test_other_bytes_are_no_transactions(raw: bytes) -> None:
         (b"[" * 100_000, "max depth"),
     ],
 )
-def test_bodies_that_are_no_json_objects_are_refused_in_gos_words(body: bytes, said: str) -> None:
+def test_decode_non_object_body_is_refused_with_go_error_text(body: bytes, said: str) -> None:
     with pytest.raises(GoJsonError, match=re.escape(said)):
         parse_object(body)
 
 
-def test_zero_values_are_left_out_and_html_is_escaped() -> None:
+def test_json_omits_zero_values_and_escapes_html() -> None:
     shown = omit_zero({"a": 0, "b": "", "c": [], "d": None, "e": "<&>", "f": 1})
     assert dumps(shown) == b'{"e":"\\u003c\\u0026\\u003e","f":1}'
 

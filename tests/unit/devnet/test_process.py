@@ -20,13 +20,13 @@ import proofs
 from devnet.ballot import Ballot
 from devnet.tx import Reveal
 from devnet.wallet import Wallet
-from tests.unit.devnet.support import API, bare_reveal, changed, reveal_json
+from tests.unit.devnet.support import API_PREFIX, create_unproven_reveal, replace_fields, reveal_body
 
 pytestmark = pytest.mark.anyio
 
 
 @asynccontextmanager
-async def devnet(*flags: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, dict[str, Any]]]:
+async def run_devnet(*flags: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, dict[str, Any]]]:
     """A dev chain process on free ports, with blocks on demand; ended (and waited for) afterwards."""
     command = [sys.executable, "-m", "devnet", "--rest-port", "0", "--rpc-port", "0", "--block-seconds", "0", *flags]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
@@ -40,25 +40,25 @@ async def devnet(*flags: str) -> AsyncIterator[tuple[asyncio.subprocess.Process,
         await process.wait()
 
 
-async def mine(http: httpx.AsyncClient, **how: Any) -> dict[str, Any]:
+async def mine_block(http: httpx.AsyncClient, **how: Any) -> dict[str, Any]:
     """Make a block."""
     result: dict[str, Any] = (await http.post("/devnet/mine", json=how)).json()
     return result
 
 
-async def cast(http: httpx.AsyncClient, ready: dict[str, Any], round_id: bytes, weight: int) -> tuple[Ballot, int]:
+async def cast_vote(http: httpx.AsyncClient, ready: dict[str, Any], round_id: bytes, weight: int) -> tuple[Ballot, int]:
     """A vote by a real wallet, in a block."""
-    async with Wallet(ready["rest"], [], dice=random.Random(3)) as wallet:
-        ballot = await wallet.seal(round_id, 2, 0, weight=weight)
-        casting = asyncio.create_task(wallet.cast(ballot))
+    async with Wallet(ready["rest"], [], rng=random.Random(3)) as wallet:
+        ballot = await wallet.seal_ballot(round_id, 2, 0, weight=weight)
+        casting = asyncio.create_task(wallet.cast_ballot(ballot))
         while not casting.done():
-            await mine(http)
+            await mine_block(http)
         return ballot, casting.result()
 
 
-async def proven(http: httpx.AsyncClient, ballot: Ballot, position: int, index: int) -> Reveal:
+async def prove_reveal(http: httpx.AsyncClient, ballot: Ballot, position: int, index: int) -> Reveal:
     """A reveal with a real proof, from nothing but what the chain's REST API says."""
-    path = f"{API}/commitment-tree/{ballot.round_id.hex()}"
+    path = f"{API_PREFIX}/commitment-tree/{ballot.round_id.hex()}"
     latest = (await http.get(f"{path}/latest")).json()["tree"]
     blocks = (await http.get(f"{path}/leaves?from_height=1&to_height=900")).json()["blocks"]
     tree = proofs.CommitmentTree()
@@ -79,32 +79,32 @@ async def proven(http: httpx.AsyncClient, ballot: Ballot, position: int, index: 
         round_id=ballot.round_id,
     )
     assert base64.b64encode(proved.root).decode() == latest["root"]
-    return changed(bare_reveal(ballot, index, latest["height"]), proof=proved.proof)
+    return replace_fields(create_unproven_reveal(ballot, index, latest["height"]), proof=proved.proof)
 
 
-async def test_a_real_vote_is_proven_counted_and_tallied_in_another_process() -> None:
-    async with devnet() as (_, ready), httpx.AsyncClient(base_url=ready["rest"], timeout=60) as http:
+async def test_devnet_process_tallies_a_proven_vote() -> None:
+    async with run_devnet() as (_, ready), httpx.AsyncClient(base_url=ready["rest"], timeout=60) as http:
         made = (await http.post("/devnet/rounds", json={"status": 1, "seconds": 900})).json()
-        await mine(http)
+        await mine_block(http)
         round_id = bytes.fromhex(made["vote_round_id"])
-        ballot, position = await cast(http, ready, round_id, weight=2500)
-        reveals = [await proven(http, ballot, position, index) for index in range(3)]
+        ballot, position = await cast_vote(http, ready, round_id, weight=2500)
+        reveals = [await prove_reveal(http, ballot, position, index) for index in range(3)]
         first = reveals[0]
-        flipped = changed(first, proof=bytes([first.proof[0] ^ 1, *first.proof[1:]]))
-        refused = await http.post(f"{API}/reveal-share", json=reveal_json(flipped))
+        flipped = replace_fields(first, proof=bytes([first.proof[0] ^ 1, *first.proof[1:]]))
+        refused = await http.post(f"{API_PREFIX}/reveal-share", json=reveal_body(flipped))
         assert (refused.status_code, refused.json()["code"]) == (422, 1)
         for reveal in reveals:
-            assert (await http.post(f"{API}/reveal-share", json=reveal_json(reveal))).status_code == 200
-        at = await mine(http)
-        again = changed(first, proof=flipped.proof)
-        spent = await http.post(f"{API}/reveal-share", json=reveal_json(again))
+            assert (await http.post(f"{API_PREFIX}/reveal-share", json=reveal_body(reveal))).status_code == 200
+        at = await mine_block(http)
+        again = replace_fields(first, proof=flipped.proof)
+        spent = await http.post(f"{API_PREFIX}/reveal-share", json=reveal_body(again))
         assert spent.json()["log"] == f"nullifier already spent: {first.nullifier.hex()}"
         async with httpx.AsyncClient(base_url=ready["rpc"]) as rpc:
             results = (await rpc.get(f"/block_results?height={at['height']}")).json()["result"]
         assert [row["code"] for row in results["txs_results"]] == [0, 0, 0]
         for _ in range(4):
-            await mine(http, time=made["vote_end_time"])
-        tally = (await http.get(f"{API}/tally-results/{round_id.hex()}")).json()["results"]
+            await mine_block(http, time=made["vote_end_time"])
+        tally = (await http.get(f"{API_PREFIX}/tally-results/{round_id.hex()}")).json()["results"]
         revealed = sum(share.value for share in ballot.shares[:3])
         assert [(row["proposal_id"], row.get("vote_decision", 0), row["total_value"]) for row in tally] == [
             (2, 0, revealed)
@@ -114,8 +114,8 @@ async def test_a_real_vote_is_proven_counted_and_tallied_in_another_process() ->
         assert stats["cpu_seconds"] >= stats["verify_cpu_seconds"] > 0
 
 
-async def test_connections_are_cut_without_an_answer() -> None:
-    async with devnet("--stand-in-proofs") as (_, ready), httpx.AsyncClient(base_url=ready["rest"]) as http:
+async def test_devnet_process_can_cut_connections() -> None:
+    async with run_devnet("--stand-in-proofs") as (_, ready), httpx.AsyncClient(base_url=ready["rest"]) as http:
         for switch in ("refuse", "drop_reply"):
             await http.post("/devnet/faults", json={"routes": ["syncing"], switch: 1, "times": 1})
             with pytest.raises(httpx.TransportError):
@@ -126,26 +126,26 @@ async def test_connections_are_cut_without_an_answer() -> None:
         assert [entry["faults"] for entry in logged] == [["refuse"], ["drop_reply"], []]
 
 
-async def test_a_killed_chain_comes_back_where_it_was(tmp_path: Path) -> None:
+async def test_devnet_process_resumes_after_kill(tmp_path: Path) -> None:
     flags = ["--stand-in-proofs", "--db", str(tmp_path / "chain.db"), "--ready-file", str(tmp_path / "ready")]
-    async with devnet(*flags) as (process, ready), httpx.AsyncClient(base_url=ready["rest"]) as http:
+    async with run_devnet(*flags) as (process, ready), httpx.AsyncClient(base_url=ready["rest"]) as http:
         assert json.loads((tmp_path / "ready").read_text()) == ready
         made = (await http.post("/devnet/rounds", json={"status": 1})).json()
-        await mine(http)
+        await mine_block(http)
         await http.post("/devnet/delegate", json={"round_id": made["vote_round_id"], "count": 100})
-        at = await mine(http)
-        path = f"{API}/commitment-tree/{made['vote_round_id']}/latest"
+        at = await mine_block(http)
+        path = f"{API_PREFIX}/commitment-tree/{made['vote_round_id']}/latest"
         tree = (await http.get(path)).json()
         process.send_signal(signal.SIGKILL)
         await process.wait()
-    async with devnet(*flags) as (_, ready), httpx.AsyncClient(base_url=ready["rest"]) as http:
+    async with run_devnet(*flags) as (_, ready), httpx.AsyncClient(base_url=ready["rest"]) as http:
         assert (await http.get(path)).json() == tree
         latest = (await http.get("/cosmos/base/tendermint/v1beta1/blocks/latest")).json()
         assert int(latest["block"]["header"]["height"]) == at["height"] + 1
 
 
-async def test_extra_nodes_have_ports_and_faults_of_their_own() -> None:
-    async with devnet("--stand-in-proofs", "--extra-nodes", "1") as (_, ready):
+async def test_devnet_extra_nodes_have_own_ports_and_faults() -> None:
+    async with run_devnet("--stand-in-proofs", "--extra-nodes", "1") as (_, ready):
         one, two = ready["nodes"]
         assert (one["rest"], one["rpc"]) == (ready["rest"], ready["rpc"])
         async with httpx.AsyncClient() as http:
@@ -155,8 +155,8 @@ async def test_extra_nodes_have_ports_and_faults_of_their_own() -> None:
         assert said[0]["node_info"]["network"] == ready["chain_id"]
 
 
-async def test_a_timer_makes_blocks() -> None:
-    async with devnet("--stand-in-proofs", "--block-seconds", "0.05") as (_, ready):
+async def test_devnet_timer_makes_blocks() -> None:
+    async with run_devnet("--stand-in-proofs", "--block-seconds", "0.05") as (_, ready):
         async with httpx.AsyncClient(base_url=ready["rest"]) as http:
             made = (await http.post("/devnet/rounds", json={"status": 1})).json()
             body = {"round_id": made["vote_round_id"], "vote_commitment": "11" * 32, "wait": 30}

@@ -9,48 +9,48 @@ import pytest
 
 import proofs
 from devnet import vote_submission
-from devnet.ballot import seal
+from devnet.ballot import seal_ballot
 from devnet.gojson import b64
 from devnet.wallet import WalletError
-from tests.unit.devnet.support import API, Net, running
-from tests.unit.devnet.test_wallet import Helper, wallet_of
+from tests.unit.devnet.support import API_PREFIX, ChainFixture, run_chain
+from tests.unit.devnet.test_wallet import FakeHelper, create_wallet
 
 pytestmark = pytest.mark.anyio
 
 
-async def mining(net: Net) -> None:
+async def mine_continuously(net: ChainFixture) -> None:
     """Blocks, for ever."""
     while True:
         await net.mine()
         await asyncio.sleep(0.02)
 
 
-async def test_a_vote_by_the_routes_of_real_chains_is_in_the_tree() -> None:
-    async with running() as net, wallet_of(net, Helper(), own_routes=False) as (wallet, _):
-        round_id = await net.new_round()
-        miner = asyncio.create_task(mining(net))
+async def test_vote_by_production_routes_is_added_to_tree() -> None:
+    async with run_chain() as net, create_wallet(net, FakeHelper(), uses_control_routes=False) as (wallet, _):
+        round_id = await net.create_round()
+        miner = asyncio.create_task(mine_continuously(net))
         try:
             vote = await wallet.cast_vote(round_id, 1, 1, weight=9)
         finally:
             miner.cancel()
-        assert vote.accepted
+        assert vote.is_accepted
         assert vote.position == 2  # behind the authority of the delegation, and that of the vote itself
         assert net.devnet.chain.rounds[round_id].tree.leaf(2) == vote.ballot.commitment
 
 
-async def test_a_round_that_takes_no_votes_refuses_them() -> None:
-    async with running() as net, wallet_of(net, own_routes=False) as (wallet, _):
-        round_id = await net.new_round(status=4)
-        ballot = seal(
+async def test_vote_for_inactive_round_is_refused() -> None:
+    async with run_chain() as net, create_wallet(net, uses_control_routes=False) as (wallet, _):
+        round_id = await net.create_round(status=4)
+        ballot = seal_ballot(
             round_id=round_id,
             ea_pk=net.devnet.chain.rounds[round_id].ea_pk,
             proposal_id=1,
             vote_decision=1,
             weight=1,
-            dice=wallet._dice,
+            rng=wallet._rng,
         )
         with pytest.raises(WalletError, match=r"delegate-vote: HTTP 422 .*not active"):
-            await wallet.cast(ballot)
+            await wallet.cast_ballot(ballot)
 
 
 @pytest.mark.parametrize(
@@ -64,13 +64,13 @@ async def test_a_round_that_takes_no_votes_refuses_them() -> None:
         ("delegate-vote", "spend_auth_sig", b64(bytes(63)), "spend_auth_sig must be 64 bytes, got 63"),
     ],
 )
-async def test_a_message_of_another_shape_is_400(route: str, field: str, value: object, told: str) -> None:
-    async with running() as net:
-        round_id = await net.new_round()
-        body: dict[str, Any] = vote_submission.delegation(round_id)
+async def test_malformed_vote_message_is_bad_request(route: str, field: str, value: object, told: str) -> None:
+    async with run_chain() as net:
+        round_id = await net.create_round()
+        body: dict[str, Any] = vote_submission.delegation_body(round_id)
         if route == "cast-vote":
-            body = vote_submission.vote_message(round_id, proofs.random_field(), proposal_id=1, anchor_height=5)
-        answer = await net.rest.post(f"{API}/{route}", json=body | {field: value})
+            body = vote_submission.cast_vote_body(round_id, proofs.random_field(), proposal_id=1, anchor_height=5)
+        answer = await net.rest.post(f"{API_PREFIX}/{route}", json=body | {field: value})
         assert answer.status_code == 400
         assert told in answer.json()["error"]
-        assert (await net.rest.post(f"{API}/{route}", json=body)).json()["code"] == 0
+        assert (await net.rest.post(f"{API_PREFIX}/{route}", json=body)).json()["code"] == 0

@@ -17,34 +17,36 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 import proofs
-from devnet.ballot import SHARES, same_second, split, spread
+from devnet.ballot import SHARE_COUNT, same_second_times, split_weight, spread_times
 from devnet.tx import Reveal
 from devnet.wallet import Wallet, WalletError
-from tests.unit.devnet.support import START, Net, running
+from tests.unit.devnet.support import START_TIME, ChainFixture, run_chain
 
 pytestmark = pytest.mark.anyio
 
 
-class Helper:
+class FakeHelper:
     """A helper that says what it is told to and keeps what it is sent."""
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.tokens: list[str | None] = []
-        self.script: list[Response | Exception] = []
-        self.app = Starlette(routes=[Route("/shielded-vote/v1/shares", self.take, methods=["POST"])])
+        self.responses: list[Response | Exception] = []
+        self.app = Starlette(routes=[Route("/shielded-vote/v1/shares", self.accept_share, methods=["POST"])])
 
-    async def take(self, request: Request) -> Response:
+    async def accept_share(self, request: Request) -> Response:
         self.bodies.append(await request.json())
         self.tokens.append(request.headers.get("x-helper-token"))
-        answer = self.script.pop(0) if self.script else JSONResponse({"status": "queued"})
+        answer = self.responses.pop(0) if self.responses else JSONResponse({"status": "queued"})
         if isinstance(answer, Exception):
             raise answer
         return answer
 
 
 @asynccontextmanager
-async def wallet_of(net: Net, *helpers: Helper, **options: Any) -> AsyncIterator[tuple[Wallet, list[float]]]:
+async def create_wallet(
+    net: ChainFixture, *helpers: FakeHelper, **options: Any
+) -> AsyncIterator[tuple[Wallet, list[float]]]:
     """A wallet that reaches the chain and the helpers without any socket; the second value is its pauses."""
     pauses: list[float] = []
 
@@ -57,26 +59,26 @@ async def wallet_of(net: Net, *helpers: Helper, **options: Any) -> AsyncIterator
     async with httpx.AsyncClient(mounts=mounts) as http:
         urls = [f"http://helper{number}" for number in range(len(helpers))]
         dice = random.Random(7)
-        yield Wallet("http://chain", urls, http=http, sleep=sleep, dice=dice, **options), pauses
+        yield Wallet("http://chain", urls, http=http, sleep=sleep, rng=dice, **options), pauses
 
 
-async def mine_until(net: Net, task: asyncio.Task[Any]) -> Any:
+async def mine_until_done(net: ChainFixture, task: asyncio.Task[Any]) -> Any:
     """Make a block whenever there is something to put into one, until the task is done."""
     while not task.done():
-        if net.devnet.admission.has_others:
+        if net.devnet.admission.has_other_messages:
             await net.mine()
         await asyncio.sleep(0)
     return task.result()
 
 
-async def test_a_vote_is_sixteen_shares_that_prove_themselves_and_sum_to_its_weight() -> None:
-    async with running() as net:
-        round_id = await net.new_round(vote_end_time=START + 100)
-        helper = Helper()
-        async with wallet_of(net, helper) as (wallet, _):
+async def test_vote_has_sixteen_provable_shares_summing_to_weight() -> None:
+    async with run_chain() as net:
+        round_id = await net.create_round(vote_end_time=START_TIME + 100)
+        helper = FakeHelper()
+        async with create_wallet(net, helper) as (wallet, _):
             voting = asyncio.create_task(wallet.cast_vote(round_id, 1, 1, weight=987))
-            vote = await mine_until(net, voting)
-        assert vote.accepted
+            vote = await mine_until_done(net, voting)
+        assert vote.is_accepted
         assert vote.position == 1
         assert net.devnet.chain.rounds[round_id].tree.leaf(1) == vote.ballot.commitment
         assert sum(share.value for share in vote.ballot.shares) == 987
@@ -86,25 +88,25 @@ async def test_a_vote_is_sixteen_shares_that_prove_themselves_and_sum_to_its_wei
             assert checked.vote_commitment == vote.ballot.commitment
             assert checked.nullifier == share.nullifier
             assert body["tree_position"] == 1
-            assert len(body["all_enc_shares"]) == SHARES
+            assert len(body["all_enc_shares"]) == SHARE_COUNT
             assert "submit_at" not in body
         for share in vote.ballot.shares:
-            reveal = net.stand_in(vote.ballot, share.index)
+            reveal = net.create_stand_in_reveal(vote.ballot, share.index)
             assert isinstance(reveal, Reveal)
-            await net.send(reveal)
+            await net.send_reveal(reveal)
         await net.mine()
-        await net.mine(4, time=START + 100)
+        await net.mine(4, time=START_TIME + 100)
         assert net.devnet.chain.rounds[round_id].totals == {(1, 1): 987}
 
 
-async def test_bodies_have_the_recorded_fields(recorded_shares: list[dict[str, Any]]) -> None:
-    async with running() as net:
-        round_id = await net.new_round()
-        ballot, position = await net.vote(round_id)
-        helper = Helper()
-        async with wallet_of(net, helper, token="closed") as (wallet, _):
-            await wallet.post(ballot, position, times=[0] * SHARES)
-            vote = await wallet.post(ballot, position, times=same_second(1234), indices=[5])
+async def test_share_bodies_have_recorded_fields(recorded_shares: list[dict[str, Any]]) -> None:
+    async with run_chain() as net:
+        round_id = await net.create_round()
+        ballot, position = await net.cast_vote(round_id)
+        helper = FakeHelper()
+        async with create_wallet(net, helper, token="closed") as (wallet, _):
+            await wallet.post_shares(ballot, position, times=[0] * SHARE_COUNT)
+            vote = await wallet.post_shares(ballot, position, times=same_second_times(1234), indices=[5])
         recorded = recorded_shares[0]
         assert set(helper.bodies[0]) == set(recorded)
         assert set(helper.bodies[0]["enc_share"]) == set(recorded["enc_share"])
@@ -114,85 +116,85 @@ async def test_bodies_have_the_recorded_fields(recorded_shares: list[dict[str, A
         assert set(helper.tokens) == {"closed"}
 
 
-async def test_shares_are_tried_again_where_the_answer_may_change() -> None:
-    async with running() as net:
-        ballot, position = await net.vote(await net.new_round())
-        helper = Helper()
-        helper.script = [
+async def test_wallet_retries_shares_after_retryable_responses() -> None:
+    async with run_chain() as net:
+        ballot, position = await net.cast_vote(await net.create_round())
+        helper = FakeHelper()
+        helper.responses = [
             JSONResponse({"error": "busy"}, 429),
             JSONResponse({"error": "paused"}, 503),
             JSONResponse({"status": "queued"}),
             JSONResponse({"status": "error", "error": "no such round"}, 400),
         ]
-        async with wallet_of(net, helper) as (wallet, pauses):
-            vote = await wallet.post(ballot, position, times=[0] * SHARES, indices=[0, 1])
+        async with create_wallet(net, helper) as (wallet, pauses):
+            vote = await wallet.post_shares(ballot, position, times=[0] * SHARE_COUNT, indices=[0, 1])
         first, second = (share.posts[0] for share in vote.shares)
-        assert (first.accepted, first.attempts, pauses) == (True, 3, [0.2, 0.6])
-        assert (second.status, second.answer, second.attempts) == (400, "no such round", 1)
-        assert not vote.accepted
+        assert (first.is_accepted, first.attempts, pauses) == (True, 3, [0.2, 0.6])
+        assert (second.status, second.outcome, second.attempts) == (400, "no such round", 1)
+        assert not vote.is_accepted
 
 
-async def test_lost_answers_are_tried_again_and_reported() -> None:
-    async with running() as net:
-        ballot, position = await net.vote(await net.new_round())
-        helper = Helper()
-        helper.script = [httpx.ReadTimeout("slow"), httpx.ReadError("lost"), PlainTextResponse("?", 502)]
-        async with wallet_of(net, helper) as (wallet, _):
-            vote = await wallet.post(ballot, position, times=[0] * SHARES, indices=[0])
+async def test_wallet_retries_and_reports_lost_responses() -> None:
+    async with run_chain() as net:
+        ballot, position = await net.cast_vote(await net.create_round())
+        helper = FakeHelper()
+        helper.responses = [httpx.ReadTimeout("slow"), httpx.ReadError("lost"), PlainTextResponse("?", 502)]
+        async with create_wallet(net, helper) as (wallet, _):
+            vote = await wallet.post_shares(ballot, position, times=[0] * SHARE_COUNT, indices=[0])
         (post,) = vote.shares[0].posts
-        assert (post.status, post.answer, post.attempts, post.accepted) == (502, "?", 3, False)
+        assert (post.status, post.outcome, post.attempts, post.is_accepted) == (502, "?", 3, False)
 
 
-async def test_a_helper_that_fails_three_times_comes_last() -> None:
-    async with running() as net:
-        ballot, position = await net.vote(await net.new_round())
-        bad, good = Helper(), Helper()
-        bad.script = [JSONResponse({"error": "down"}, 500) for _ in range(100)]
-        async with wallet_of(net, bad, good) as (wallet, _):
-            vote = await wallet.post(ballot, position, times=[0] * SHARES)
-        assert vote.accepted
-        assert len(good.bodies) == SHARES
+async def test_wallet_tries_failing_helper_last() -> None:
+    async with run_chain() as net:
+        ballot, position = await net.cast_vote(await net.create_round())
+        bad, good = FakeHelper(), FakeHelper()
+        bad.responses = [JSONResponse({"error": "down"}, 500) for _ in range(100)]
+        async with create_wallet(net, bad, good) as (wallet, _):
+            vote = await wallet.post_shares(ballot, position, times=[0] * SHARE_COUNT)
+        assert vote.is_accepted
+        assert len(good.bodies) == SHARE_COUNT
         # Three shares (the even ones) met it with three attempts each; then it rested.
         assert len(bad.bodies) == 9
 
 
-async def test_shares_can_go_to_several_helpers_all_at_once() -> None:
-    async with running() as net:
-        ballot, position = await net.vote(await net.new_round())
-        helpers = [Helper(), Helper(), Helper()]
-        async with wallet_of(net, *helpers, mode="parallel", copies=2) as (wallet, _):
-            vote = await wallet.post(ballot, position, times=[0] * SHARES)
-        assert vote.accepted
-        assert sum(len(helper.bodies) for helper in helpers) == 2 * SHARES
+async def test_wallet_sends_shares_to_several_helpers_concurrently() -> None:
+    async with run_chain() as net:
+        ballot, position = await net.cast_vote(await net.create_round())
+        helpers = [FakeHelper(), FakeHelper(), FakeHelper()]
+        async with create_wallet(net, *helpers, mode="parallel", copies=2) as (wallet, _):
+            vote = await wallet.post_shares(ballot, position, times=[0] * SHARE_COUNT)
+        assert vote.is_accepted
+        assert sum(len(helper.bodies) for helper in helpers) == 2 * SHARE_COUNT
         assert all(len({post.helper for post in share.posts}) == 2 for share in vote.shares)
 
 
-async def test_votes_that_cannot_be_cast_say_why() -> None:
-    async with running() as net:
-        async with wallet_of(net, Helper()) as (wallet, _):
+async def test_wallet_failed_vote_states_reason() -> None:
+    async with run_chain() as net:
+        async with create_wallet(net, FakeHelper()) as (wallet, _):
             with pytest.raises(WalletError, match="does not accept votes"):
                 await wallet.cast_vote(bytes(32), 1, 1)
-        round_id = await net.new_round(vote_end_time=START + 10)
-        async with wallet_of(net, Helper()) as (wallet, _):
-            ballot = await wallet.seal(round_id, 1, 1)
-            casting = asyncio.create_task(wallet.cast(ballot))
-            while not net.devnet.admission.has_others:
+        round_id = await net.create_round(vote_end_time=START_TIME + 10)
+        async with create_wallet(net, FakeHelper()) as (wallet, _):
+            ballot = await wallet.seal_ballot(round_id, 1, 1)
+            casting = asyncio.create_task(wallet.cast_ballot(ballot))
+            while not net.devnet.admission.has_other_messages:
                 await asyncio.sleep(0)
-            await net.mine(time=START + 10)
+            await net.mine(time=START_TIME + 10)
             with pytest.raises(WalletError, match="vote_end_time"):
                 await casting
 
 
-def test_splits_are_sixteen_parts_of_the_whole() -> None:
+def test_split_weight_has_sixteen_parts_with_same_sum() -> None:
     for seed in range(50):
-        parts = split(seed, random.Random(seed))
-        assert len(parts) == SHARES
+        parts = split_weight(seed, random.Random(seed))
+        assert len(parts) == SHARE_COUNT
         assert sum(parts) == seed
         assert min(parts) >= 0
 
 
-def test_spread_times_stay_in_their_window() -> None:
-    times = spread(1000, 60, random.Random(1))
-    assert len(times) == SHARES
+def test_spread_submit_times_stay_in_window() -> None:
+    times = spread_times(1000, 60, random.Random(1))
+    assert len(times) == SHARE_COUNT
     assert all(1000 <= time <= 1060 for time in times)
     assert len(set(times)) > 1

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from helper.chain.node_http import SLOW
-from helper.doctor.chain import Expected, NodeReport, judge_clock, judge_nodes
+from helper.chain.node_http import SLOW_CALL_SECONDS
+from helper.doctor.chain import NodeCriteria, NodeReport, judge_clock, judge_nodes
 from helper.doctor.circuit import judge_circuit
 from helper.doctor.result import CheckResult, Level
 
 NOW = 1_000_000.0
-LIMITS = Expected(chain_id="svote-1", now=NOW, stale_after=90, clock_skew=120)
+LIMITS = NodeCriteria(chain_id="svote-1", now=NOW, stale_after=90, clock_skew=120)
 GOOD = NodeReport("a:1317", chain_id="svote-1", height=100, block_time=NOW - 3, version="v1.3.0", seconds=0.01)
 
 
@@ -32,7 +32,7 @@ def test_judge_nodes_reports_values_of_good_node() -> None:
     assert node.facts["latency_ms"] == 10.0
     assert chain.level is Level.OK
     assert "add a second one" in chain.message
-    assert judged.good == [GOOD]
+    assert judged.usable == [GOOD]
 
 
 @pytest.mark.parametrize(
@@ -60,11 +60,11 @@ def test_judge_nodes_bad_node_fails_alone_and_warns_with_good_one(changes: dict[
 
 def test_judge_nodes_without_chain_id_uses_that_of_first_node() -> None:
     judged = judge_nodes([named("a:1", chain_id="x-1"), GOOD], replace(LIMITS, chain_id=None))
-    assert [node.name for node in judged.good] == ["a:1"]
+    assert [node.name for node in judged.usable] == ["a:1"]
 
 
 def test_judge_nodes_slow_node_is_warning() -> None:
-    node, _ = judge_nodes([named("a:1", seconds=SLOW + 0.1)], LIMITS).findings
+    node, _ = judge_nodes([named("a:1", seconds=SLOW_CALL_SECONDS + 0.1)], LIMITS).findings
     assert node.level is Level.WARN
 
 

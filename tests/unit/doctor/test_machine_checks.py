@@ -9,16 +9,16 @@ from typing import Any, cast
 
 import pytest
 
-from helper.app.listeners import BUILT_PAGE
+from helper.app.listeners import BUILT_PAGE_DIR
 from helper.clock import SystemClock
 from helper.doctor import disk, page, process
 from helper.doctor.database import judge_sqlite
-from helper.doctor.disk import Disk, judge_disk
-from helper.doctor.files import look_at_modes
-from helper.doctor.ports import look_at_address
+from helper.doctor.disk import DiskMeasurement, judge_disk
+from helper.doctor.files import check_modes
+from helper.doctor.ports import check_address
 from helper.doctor.result import CheckResult, Level
 from helper.doctor.tokens import judge_tokens
-from helper.runtime.hardening import ProcessLimits, process_facts
+from helper.runtime.hardening import ProcessLimits, get_process_limits
 
 PLENTY = 10 << 30
 
@@ -31,26 +31,26 @@ def levels(findings: list[CheckResult]) -> dict[str, Level]:
 
 
 def test_disk_measure_leaves_no_files(tmp_path: Path) -> None:
-    result = disk.measure(tmp_path, SystemClock())
-    assert result.free > 0
-    assert result.sync_seconds is not None
+    result = disk.measure_disk(tmp_path, SystemClock())
+    assert result.free_bytes > 0
+    assert result.fsync_seconds is not None
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(OSError):  # noqa: PT011 - any of them will do
-        disk.measure(tmp_path / "none", SystemClock())
+        disk.measure_disk(tmp_path / "none", SystemClock())
 
 
 @pytest.mark.parametrize(
     ("measured", "space", "sync"),
     [
-        (Disk(PLENTY, 9, 0.01), Level.OK, Level.OK),
-        (Disk(PLENTY, None, 0.2), Level.OK, Level.WARN),
-        (Disk(PLENTY, 9, 2.5), Level.OK, Level.FAIL),
-        (Disk(100 << 20, 9, 0.01), Level.WARN, Level.OK),
-        (Disk(1 << 20, 9, 0.01), Level.FAIL, Level.OK),
-        (Disk(PLENTY, 0, None, "No space left on device"), Level.FAIL, Level.FAIL),
+        (DiskMeasurement(PLENTY, 9, 0.01), Level.OK, Level.OK),
+        (DiskMeasurement(PLENTY, None, 0.2), Level.OK, Level.WARN),
+        (DiskMeasurement(PLENTY, 9, 2.5), Level.OK, Level.FAIL),
+        (DiskMeasurement(100 << 20, 9, 0.01), Level.WARN, Level.OK),
+        (DiskMeasurement(1 << 20, 9, 0.01), Level.FAIL, Level.OK),
+        (DiskMeasurement(PLENTY, 0, None, "No space left on device"), Level.FAIL, Level.FAIL),
     ],
 )
-def test_judge_disk_levels_of_space_and_fsync(measured: Disk, space: Level, sync: Level) -> None:
+def test_judge_disk_levels_of_space_and_fsync(measured: DiskMeasurement, space: Level, sync: Level) -> None:
     result = judge_disk(Path("/srv"), measured, "ext4")
     assert levels(result) == {"disk space": space, "fsync": sync}
     assert all(bool(check.advice) is (check.level is not Level.OK) for check in result)
@@ -58,11 +58,11 @@ def test_judge_disk_levels_of_space_and_fsync(measured: Disk, space: Level, sync
 
 def test_judge_disk_network_file_system_fails() -> None:
     mounts = "/dev/sda / ext4 rw 0 0\nhost:/x /srv/net nfs4 rw 0 0\n/dev/sdb /srv/net/a\\040b xfs rw 0 0\n\nnonsense\n"
-    assert disk.file_system(Path("/srv/net/helper"), mounts) == "nfs4"
-    assert disk.file_system(Path("/srv/net/a b/helper"), mounts) == "xfs"
-    assert disk.file_system(Path("/srv/network"), mounts) == "ext4"
-    assert disk.file_system(Path("/srv"), "") == ""
-    assert levels(judge_disk(Path("/srv/net"), Disk(PLENTY, 9, 0.01), "nfs4"))["file system"] is Level.FAIL
+    assert disk.find_file_system_type(Path("/srv/net/helper"), mounts) == "nfs4"
+    assert disk.find_file_system_type(Path("/srv/net/a b/helper"), mounts) == "xfs"
+    assert disk.find_file_system_type(Path("/srv/network"), mounts) == "ext4"
+    assert disk.find_file_system_type(Path("/srv"), "") == ""
+    assert levels(judge_disk(Path("/srv/net"), DiskMeasurement(PLENTY, 9, 0.01), "nfs4"))["file system"] is Level.FAIL
 
 
 # Files
@@ -74,16 +74,16 @@ def test_file_modes_reports_files_accessible_to_others(tmp_path: Path) -> None:
         path.touch()
         path.chmod(mode)
     tmp_path.chmod(0o700)
-    wal, readable = look_at_modes([database], [tmp_path / "helper.sock", settings])
+    wal, readable = check_modes([database], [tmp_path / "helper.sock", settings])
     assert (wal.level, wal.advice) == (Level.WARN, f"chmod 600 {database}-wal")
     assert readable.facts == {"path": str(settings), "mode": "644"}
-    (wal,) = look_at_modes([database], [])
+    (wal,) = check_modes([database], [])
     Path(f"{database}-wal").chmod(0o600)
     tmp_path.chmod(0o777)
-    (folder,) = look_at_modes([database], [])
+    (folder,) = check_modes([database], [])
     assert folder.advice == f"chmod o-w {tmp_path}"
     tmp_path.chmod(0o700)
-    (fine,) = look_at_modes([database], [tmp_path / "helper.sock"])
+    (fine,) = check_modes([database], [tmp_path / "helper.sock"])
     assert (fine.level, fine.facts) == (Level.OK, {"files": 2})
 
 
@@ -95,39 +95,39 @@ def make_page(folder: Path) -> None:
     for name in ("index.html", "assets/app.js"):
         (folder / name).write_text(name)
     lines = [f"{sha256(name.encode()).hexdigest()}  {name}\n" for name in ("assets/app.js", "index.html")]
-    (folder / page.SUMS).write_text("".join(lines))
+    (folder / page.SUMS_FILE).write_text("".join(lines))
 
 
 def test_page_of_one_build_is_ok(tmp_path: Path) -> None:
     make_page(tmp_path)
-    result = page.look_at_page(tmp_path, enabled=True)
+    result = page.check_page(tmp_path, enabled=True)
     assert (result.level, result.message) == (Level.OK, "2 files match the build")
-    assert page.look_at_page(tmp_path / "none", enabled=False).level is Level.OK
+    assert page.check_page(tmp_path / "none", enabled=False).level is Level.OK
 
 
 def test_page_with_changed_or_extra_files_fails(tmp_path: Path) -> None:
     make_page(tmp_path)
     (tmp_path / "assets" / "app.js").write_text("another")
     (tmp_path / "assets" / "old.js").write_text("old")
-    result = page.look_at_page(tmp_path, enabled=True)
+    result = page.check_page(tmp_path, enabled=True)
     assert result.level is Level.FAIL
     assert (result.facts["changed"], result.facts["strange"]) == (["assets/app.js"], ["assets/old.js"])
     (tmp_path / "assets" / "app.js").unlink()
-    assert page.look_at_page(tmp_path, enabled=True).facts["changed"] == ["assets/app.js"]
+    assert page.check_page(tmp_path, enabled=True).facts["changed"] == ["assets/app.js"]
 
 
 def test_page_missing_or_without_hashes_is_reported(tmp_path: Path) -> None:
-    assert page.look_at_page(tmp_path, enabled=True).level is Level.FAIL
+    assert page.check_page(tmp_path, enabled=True).level is Level.FAIL
     (tmp_path / "index.html").touch()
-    assert page.look_at_page(tmp_path, enabled=True).level is Level.WARN
+    assert page.check_page(tmp_path, enabled=True).level is Level.WARN
     for text in ("nonsense", f"{'0' * 64}  ../../etc/passwd", f"{'0' * 64}  /etc/passwd"):
-        (tmp_path / page.SUMS).write_text(text)
-        assert "cannot be read" in page.look_at_page(tmp_path, enabled=True).message
+        (tmp_path / page.SUMS_FILE).write_text(text)
+        assert "cannot be read" in page.check_page(tmp_path, enabled=True).message
 
 
 def test_supplied_page_matches_its_hashes() -> None:
-    result = page.look_at_page(BUILT_PAGE, enabled=True)
-    assert result.level is Level.OK, f"{result.message}: `make ui` writes {page.SUMS}"
+    result = page.check_page(BUILT_PAGE_DIR, enabled=True)
+    assert result.level is Level.OK, f"{result.message}: `make ui` writes {page.SUMS_FILE}"
 
 
 # The process
@@ -145,7 +145,7 @@ def test_supplied_page_matches_its_hashes() -> None:
 def test_judge_cores_levels(facts: dict[str, Any], level: Level) -> None:
     for pattern in ("|/usr/lib/systemd/systemd-coredump %P", "core", None):
         limits = cast(ProcessLimits, facts)
-        assert process.judge_cores(limits, pattern, whose="the helper").level is level
+        assert process.judge_cores(limits, pattern, process_name="the helper").level is level
 
 
 @pytest.mark.parametrize(
@@ -163,8 +163,8 @@ def test_judge_open_files_levels(limits: list[int], raised: bool, level: Level) 
 
 
 def test_judge_memory_levels() -> None:
-    assert process.available_memory("MemTotal: 9 kB\nMemAvailable:    1024 kB\n") == 1 << 20
-    assert process.available_memory("MemAvailable: much") is None
+    assert process.parse_available_memory("MemTotal: 9 kB\nMemAvailable:    1024 kB\n") == 1 << 20
+    assert process.parse_available_memory("MemAvailable: much") is None
     assert process.judge_memory(1 << 20, 2, running=False).level is Level.WARN
     assert process.judge_memory(1 << 20, 2, running=True).level is Level.OK
     assert process.judge_memory(1 << 30, 2, running=False).level is Level.OK
@@ -172,7 +172,7 @@ def test_judge_memory_levels() -> None:
 
 
 def test_process_facts_have_expected_types() -> None:
-    facts = process_facts()
+    facts = get_process_limits()
     assert isinstance(facts["dumpable"], bool)
     assert len(facts["open_files"]) == 2
     assert facts["core_bytes"] >= -1
@@ -186,12 +186,12 @@ def test_listen_address_in_use_fails() -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        taken = look_at_address("the wallet API", "127.0.0.1", port, "[helper]")
+        taken = check_address("the wallet API", "127.0.0.1", port, "[helper]")
         assert taken.level is Level.FAIL
         assert f"127.0.0.1:{port}: Address already in use" in taken.message
-    assert look_at_address("x", "127.0.0.1", port, "[helper]").level is Level.OK
-    assert look_at_address("x", "192.0.2.1", 0, "[helper]").level is Level.FAIL
-    assert "not an address" in look_at_address("x", "no-such-host.invalid", 0, "[helper]").message
+    assert check_address("x", "127.0.0.1", port, "[helper]").level is Level.OK
+    assert check_address("x", "192.0.2.1", 0, "[helper]").level is Level.FAIL
+    assert "not an address" in check_address("x", "no-such-host.invalid", 0, "[helper]").message
 
 
 @pytest.mark.parametrize(

@@ -17,22 +17,22 @@ from helper.clock import SystemClock
 from helper.config import find_file
 from helper.doctor import run as run_module
 from helper.doctor.daemon import (
-    Daemon,
-    ask_daemon,
+    DaemonReport,
     judge_archive,
     judge_daemon,
     judge_failures,
     judge_sender,
     parse_daemon,
-    waiting_of,
+    query_daemon,
+    waiting_shares_from_overview,
 )
-from helper.doctor.database import read_file
+from helper.doctor.database import read_database
 from helper.doctor.result import CheckResult, Level
-from helper.doctor.run import examine
+from helper.doctor.run import run_doctor
 from helper.doctor.service_report import ServiceReport
 from helper.doctor.settings import read_settings
 from helper.store.sqlite.store import SqliteStore
-from tests.support.process import free_port
+from tests.support.process import find_free_port
 from tests.unit.ingest.admission_fixtures import make_round
 
 pytestmark = pytest.mark.anyio
@@ -48,14 +48,14 @@ def _working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("helper.doctor.settings.find_file", lambda explicit, env: find_file(explicit, env, ()))
 
 
-async def findings(config: str | None = None) -> Results:
+async def run_checks(config: str | None = None) -> Results:
     """Results by subject, without the self-test proof; the node's port is closed."""
     path = None
     if config is not None:
         path = Path("helper.toml")
         path.write_text(config)
         path.chmod(0o600)
-    report = await examine(path, {}, SystemClock(), skip_proof=True)
+    report = await run_doctor(path, {}, SystemClock(), skip_proof=True)
     assert not report.has_hung_checks
     for finding in report.findings:
         assert finding.message
@@ -63,12 +63,12 @@ async def findings(config: str | None = None) -> Results:
     return {finding.subject: finding for finding in report.findings}
 
 
-def with_node(more: str = "") -> str:
-    return f'{more}\n[chain]\nendpoints = ["http://127.0.0.1:{free_port()}"]\n'
+def config_with_node(more: str = "") -> str:
+    return f'{more}\n[chain]\nendpoints = ["http://127.0.0.1:{find_free_port()}"]\n'
 
 
 async def test_examine_without_anything_reports_each_subject() -> None:
-    results = await findings()
+    results = await run_checks()
     assert results["settings"].level is Level.WARN
     assert results["helper"].level is Level.WARN
     assert results["database"].level is Level.WARN
@@ -78,8 +78,10 @@ async def test_examine_without_anything_reports_each_subject() -> None:
 
 
 async def test_examine_reports_each_invalid_setting_and_uses_the_rest(tmp_path: Path) -> None:
-    config = with_node(f'[helper]\nprot = 3\nport = "x"\ndb_path = "{tmp_path}/none/queue.db"\napi_token = "weak"')
-    report = await examine(_written(config), {"SVOTE_HELPER_LOG_LEVEL": "loud"}, SystemClock(), skip_proof=True)
+    config = config_with_node(
+        f'[helper]\nprot = 3\nport = "x"\ndb_path = "{tmp_path}/none/queue.db"\napi_token = "weak"'
+    )
+    report = await run_doctor(write_config(config), {"SVOTE_HELPER_LOG_LEVEL": "loud"}, SystemClock(), skip_proof=True)
     settings = [finding for finding in report.findings if finding.subject == "settings"]
     assert {finding.facts["key"] for finding in settings} == {"helper.prot", "helper.port", "log.level"}
     assert all(finding.level is Level.FAIL for finding in settings)
@@ -89,25 +91,25 @@ async def test_examine_reports_each_invalid_setting_and_uses_the_rest(tmp_path: 
     assert "weak" not in repr([finding for finding in report.findings if finding.subject != "api_token"])
 
 
-def _written(text: str) -> Path:
+def write_config(text: str) -> Path:
     path = Path("helper.toml")
     path.write_text(text)
     return path
 
 
 async def test_examine_with_unreadable_settings_queries_no_node() -> None:
-    results = await findings("[helper\n")
+    results = await run_checks("[helper\n")
     assert results["settings"].level is Level.FAIL
     assert "helper.toml:1" in results["settings"].message
     assert results["nodes"].level is Level.WARN
     assert not [subject for subject in results if subject.startswith("node ")]
-    missing = await examine(Path("gone.toml"), {}, SystemClock(), skip_proof=True)
+    missing = await run_doctor(Path("gone.toml"), {}, SystemClock(), skip_proof=True)
     assert missing.findings[0].level is Level.FAIL
     assert "gone.toml: cannot be read" in missing.findings[0].message
 
 
 async def test_examine_reports_unreachable_node() -> None:
-    results = await findings(with_node())
+    results = await run_checks(config_with_node())
     (node,) = [finding for subject, finding in results.items() if subject.startswith("node ")]
     assert (node.level, node.message) == (Level.FAIL, "unreachable (ConnectError)")
     assert results["clock"].level is Level.WARN
@@ -118,7 +120,7 @@ async def test_examine_reads_and_checks_database(tmp_path: Path) -> None:
     await store.open()
     await store.save_rounds([make_round()], SystemClock().now())
     await store.close()
-    results = await findings(with_node())
+    results = await run_checks(config_with_node())
     assert results["database"].message.startswith("svote-helper.db: 0 shares in 1 rounds")
     assert results["integrity"].message == "SQLite finds no damage"
     assert results["file modes"].level is Level.OK
@@ -139,7 +141,7 @@ async def test_examine_reads_and_checks_database(tmp_path: Path) -> None:
     ],
 )
 async def test_examine_judges_published_addresses(ui: str, level: Level, said: str) -> None:
-    results = (await findings(with_node(f"[ui]\n{ui}\n")))["published addresses"]
+    results = (await run_checks(config_with_node(f"[ui]\n{ui}\n")))["published addresses"]
     assert results.level is level
     assert said in results.message
     assert "hidden" not in repr(results)
@@ -148,16 +150,16 @@ async def test_examine_judges_published_addresses(ui: str, level: Level, said: s
 async def test_examine_reports_readable_credentials_file(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("[default]\n")
     (tmp_path / "keys").chmod(0o644)
-    results = await findings(with_node(f'[s3]\ncredentials_file = "{tmp_path / "keys"}"\n'))
+    results = await run_checks(config_with_node(f'[s3]\ncredentials_file = "{tmp_path / "keys"}"\n'))
     assert results["file modes"].level is Level.WARN
     assert str(tmp_path / "keys") in results["file modes"].message
 
 
-def _overwrite(text: bytes) -> Callable[[Path], object]:
+def overwrite_bytes(text: bytes) -> Callable[[Path], object]:
     return lambda path: path.write_bytes(text)
 
 
-def _flip(path: Path) -> None:
+def flip_bit(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[4096:8192] = bytes(4096)
     path.write_bytes(content)
@@ -166,9 +168,9 @@ def _flip(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_overwrite(b"not a database at all"), "not a database"),
-        (_overwrite(b"SQLite format 3\0" + bytes(100)), "not a database"),
-        (_flip, "damaged"),
+        (overwrite_bytes(b"not a database at all"), "not a database"),
+        (overwrite_bytes(b"SQLite format 3\0" + bytes(100)), "not a database"),
+        (flip_bit, "damaged"),
     ],
 )
 async def test_examine_with_damaged_database_reports_it(
@@ -179,7 +181,7 @@ async def test_examine_with_damaged_database_reports_it(
     await store.open()
     await store.close()
     damage(path)
-    report = await examine(_written(with_node()), {}, SystemClock(), skip_proof=True)
+    report = await run_doctor(write_config(config_with_node()), {}, SystemClock(), skip_proof=True)
     bad = [finding for finding in report.findings if finding.level is Level.FAIL and finding.subject == "database"]
     assert bad, report.findings
     assert any(message in finding.message for finding in bad), bad
@@ -189,13 +191,13 @@ async def test_read_file_without_permission_says_so(tmp_path: Path, monkeypatch:
     path = tmp_path / "svote-helper.db"
     path.write_bytes(b"SQLite format 3\0")
     monkeypatch.setattr("helper.doctor.database.os.access", lambda _path, _mode: False)
-    finding = (await read_file(path, now=0.0)).finding
+    finding = (await read_database(path, now=0.0)).finding
     assert (finding.level, finding.message) == (Level.WARN, f"no permission to read {path}")
 
 
 async def test_examine_with_empty_database_file_is_ok(tmp_path: Path) -> None:
     (tmp_path / "svote-helper.db").touch(0o600)
-    assert (await findings(with_node()))[
+    assert (await run_checks(config_with_node()))[
         "database"
     ].message == "svote-helper.db is empty: the first start creates the schema"
 
@@ -203,12 +205,12 @@ async def test_examine_with_empty_database_file_is_ok(tmp_path: Path) -> None:
 async def test_examine_with_hanging_check_reports_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hanging disk blocks neither the other checks nor the report."""
     released = threading.Event()
-    monkeypatch.setattr(run_module, "_FILES", 0.2)
-    monkeypatch.setattr("helper.doctor.disk.measure", lambda *_: released.wait())
+    monkeypatch.setattr(run_module, "_FILES_SECONDS", 0.2)
+    monkeypatch.setattr("helper.doctor.disk.measure_disk", lambda *_: released.wait())
     try:
         began = time.monotonic()
-        report = await examine(_written(with_node()), {}, SystemClock(), skip_proof=True)
-        assert time.monotonic() - began < run_module.LONGEST
+        report = await run_doctor(write_config(config_with_node()), {}, SystemClock(), skip_proof=True)
+        assert time.monotonic() - began < run_module.MAX_TOTAL_SECONDS
         assert report.has_hung_checks
         results = {finding.subject: finding for finding in report.findings}
         assert "check timed out after" in results["fsync"].message
@@ -222,8 +224,8 @@ async def test_examine_with_exception_in_check_reports_failure(monkeypatch: pyte
         raise ZeroDivisionError("secret")
 
     monkeypatch.setattr("helper.doctor.tokens.judge_tokens", broken)
-    monkeypatch.setattr("helper.doctor.disk.measure", broken)
-    report = await examine(_written(with_node()), {}, SystemClock(), skip_proof=True)
+    monkeypatch.setattr("helper.doctor.disk.measure_disk", broken)
+    report = await run_doctor(write_config(config_with_node()), {}, SystemClock(), skip_proof=True)
     results = {finding.subject: finding for finding in report.findings}
     for subject in ("tokens", "fsync"):
         assert results[subject].level is Level.FAIL
@@ -232,9 +234,9 @@ async def test_examine_with_exception_in_check_reports_failure(monkeypatch: pyte
 
 
 async def test_examine_with_unresponsive_helper_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("helper.doctor.daemon.PATIENCE", 0.3)
-    with listening(tmp_path / "helper.sock"):
-        report = await examine(_written(with_node()), {}, SystemClock(), skip_proof=True)
+    monkeypatch.setattr("helper.doctor.daemon.TIMEOUT_SECONDS", 0.3)
+    with run_fake_helper(tmp_path / "helper.sock"):
+        report = await run_doctor(write_config(config_with_node()), {}, SystemClock(), skip_proof=True)
     (line,) = [finding for finding in report.findings if finding.subject == "helper"]
     assert (line.level, line.message) == (
         Level.FAIL,
@@ -244,14 +246,14 @@ async def test_examine_with_unresponsive_helper_fails(tmp_path: Path, monkeypatc
 
 
 async def test_examine_with_unexpected_response_of_helper_fails(tmp_path: Path) -> None:
-    with listening(tmp_path / "helper.sock", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]"):
-        results = await findings(with_node())
+    with run_fake_helper(tmp_path / "helper.sock", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]"):
+        results = await run_checks(config_with_node())
     assert "does not answer: /stats: HTTP 200 unexpected response" in results["helper"].message
 
 
 @contextlib.contextmanager
-def listening(path: Path, says: bytes = b"") -> Iterator[None]:
-    """Listen on a control socket; send `says` to the first client, or never answer."""
+def run_fake_helper(path: Path, response: bytes = b"") -> Iterator[None]:
+    """Listen on a control socket; send `response` to the first client, or never answer."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
@@ -259,63 +261,65 @@ def listening(path: Path, says: bytes = b"") -> Iterator[None]:
         def answer() -> None:
             with listener.accept()[0] as connection:
                 connection.recv(4096)
-                connection.sendall(says)
+                connection.sendall(response)
 
         answering = threading.Thread(target=answer)
-        if says:
+        if response:
             answering.start()
         yield
-        if says:
+        if response:
             answering.join()
 
 
 # Judging the state of the helper
 
 
-def service(**changes: Any) -> Daemon:
+def service_status(**changes: Any) -> DaemonReport:
     facts = {"checks": [{"name": "chain", "problem": None}], "paused": None, "ready": True, "height": 7}
     state = {**facts, "process": {"pid": 9}, **changes}
     return parse_daemon({"service": state, "total": {}, "damaged": []}, {})
 
 
 def test_judge_daemon_ready_helper_is_one_result() -> None:
-    (line,) = judge_daemon(service(), Path("helper.sock"))
+    (line,) = judge_daemon(service_status(), Path("helper.sock"))
     assert (line.level, line.message) == (Level.OK, "running (pid 9), ready at height 7")
 
 
 def test_judge_daemon_failed_health_checks_have_advice() -> None:
     checks = [{"name": name, "problem": f"no {name}"} for name in ("store", "clock", "new one")]
-    lines = judge_daemon(service(checks=checks, paused="no store"), Path("helper.sock"))
+    lines = judge_daemon(service_status(checks=checks, paused="no store"), Path("helper.sock"))
     assert [line.subject for line in lines] == ["helper: store", "helper: clock", "helper: new one"]
     assert all(line.advice for line in lines)
-    (line,) = judge_daemon(service(paused="no node"), Path("helper.sock"))
+    (line,) = judge_daemon(service_status(paused="no node"), Path("helper.sock"))
     assert (line.subject, line.level) == ("helper: dispatch", Level.FAIL)
 
 
 def test_judge_daemon_without_permission_is_warning() -> None:
-    (line,) = judge_daemon(Daemon(True, problem="not this user's", forbidden=True), Path("helper.sock"))
+    (line,) = judge_daemon(DaemonReport(True, problem="not this user's", is_forbidden=True), Path("helper.sock"))
     assert line.level is Level.WARN
 
 
 def test_judge_sender_names_sender_and_warns_without_one() -> None:
-    assert judge_sender(service()) == judge_sender(Daemon(False)) == []
-    (line,) = judge_sender(service(role="prover", sends=False, sender="vote-1", database_skew=0.0))
+    assert judge_sender(service_status()) == judge_sender(DaemonReport(False)) == []
+    (line,) = judge_sender(service_status(role="prover", sends=False, sender="vote-1", database_skew=0.0))
     assert (line.level, line.message) == (Level.OK, "host 'vote-1' sends; the role of this host is prover")
-    (line,) = judge_sender(service(role="sender", sends=True, sender="vote-1", database_skew=0.0))
+    (line,) = judge_sender(service_status(role="sender", sends=True, sender="vote-1", database_skew=0.0))
     assert (line.level, line.message) == (Level.OK, "this host sends (role sender)")
-    (line,) = judge_sender(service(role="api", sends=False, sender="", database_skew=0.0))
+    (line,) = judge_sender(service_status(role="api", sends=False, sender="", database_skew=0.0))
     assert (line.level, line.message) == (Level.WARN, "no host sends now: proven shares are waiting")
-    assert judge_sender(service(role="api", sends=False, sender=None, database_skew=0.0)) == [], "not asked yet"
-    assert judge_sender(service(role="all", sends=False, sender="")) == [], "a file's lease is a check of its own"
+    assert judge_sender(service_status(role="api", sends=False, sender=None, database_skew=0.0)) == [], "not asked yet"
+    assert judge_sender(service_status(role="all", sends=False, sender="")) == [], (
+        "a file's lease is a check of its own"
+    )
 
 
 def test_judge_archive_reports_progress_if_configured() -> None:
-    assert judge_archive(service()) == judge_archive(Daemon(False)) == []
-    (line,) = judge_archive(service(archive={"through": 0, "behind": None, "problem": None}))
+    assert judge_archive(service_status()) == judge_archive(DaemonReport(False)) == []
+    (line,) = judge_archive(service_status(archive={"through": 0, "behind": None, "problem": None}))
     assert (line.level, line.message) == (Level.OK, "not started yet")
-    (line,) = judge_archive(service(archive={"through": 1099, "behind": 7, "problem": None}))
+    (line,) = judge_archive(service_status(archive={"through": 1099, "behind": 7, "problem": None}))
     assert (line.level, line.message) == (Level.OK, "complete up to block 1099, 7 behind")
-    (line,) = judge_archive(service(archive={"through": 1099, "behind": 7, "problem": "the store is away"}))
+    (line,) = judge_archive(service_status(archive={"through": 1099, "behind": 7, "problem": "the store is away"}))
     assert (line.level, bool(line.advice)) == (Level.WARN, True)
     assert line.message.startswith("the store is away; ")
 
@@ -336,23 +340,23 @@ def test_ask_daemon_with_unexpected_json_reports_a_problem(
     stats: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = json.dumps(stats).encode()
-    monkeypatch.setattr("helper.doctor.daemon.ask_control", lambda *_, **__: (200, body))
-    daemon = ask_daemon(Path("helper.sock"))
-    assert daemon.running
+    monkeypatch.setattr("helper.doctor.daemon.request_control_socket", lambda *_, **__: (200, body))
+    daemon = query_daemon(Path("helper.sock"))
+    assert daemon.is_running
     assert (daemon.problem or "").startswith("unexpected response: ")
 
 
 def test_waiting_of_reads_overview() -> None:
     row = {"round_id": "ab", "vote_end_time": 5, "waiting": 3, "proving": 1, "broadcast": 2}
-    (waiting,) = waiting_of({"rounds": [{**row, "due_per_minute": [3], "later": 0}]})
-    assert (waiting.left, waiting.unconfirmed, waiting.end, waiting.minutes) == (4, 2, 5.0, (3,))
-    assert waiting_of({}) == []
+    (waiting,) = waiting_shares_from_overview({"rounds": [{**row, "due_per_minute": [3], "later": 0}]})
+    assert (waiting.unproven, waiting.unconfirmed, waiting.end, waiting.minutes) == (4, 2, 5.0, (3,))
+    assert waiting_shares_from_overview({}) == []
 
 
 def test_read_settings_replaces_invalid_values_by_defaults(tmp_path: Path) -> None:
-    path = _written('[helper]\nport = 70000\nhost = "127.0.0.2"\n[chain]\nrpc = ["http://a:1"]\nendpoints = []\n')
+    path = write_config('[helper]\nport = 70000\nhost = "127.0.0.2"\n[chain]\nrpc = ["http://a:1"]\nendpoints = []\n')
     settings = read_settings(path, {})
     assert (settings.config.helper.port, settings.config.helper.host) == (8090, "127.0.0.2")
     assert settings.config.chain.rpc == ()
-    assert settings.readable
+    assert settings.is_readable
     assert tmp_path.samefile(path.resolve().parent)

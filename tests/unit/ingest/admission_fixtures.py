@@ -17,7 +17,7 @@ from helper.clock import SlicedWait
 from helper.core.pause import PauseCause, PauseReason
 from helper.core.share import Share, ShareKey, ShareState
 from helper.ingest.validator import checked_share
-from helper.store.rows import Enqueued
+from helper.store.rows import EnqueueResult
 from proofs import InvalidReason, InvalidShare, ReadShare
 from tests.support.partial_store import PartialStore
 from tests.support.payloads import decode_share
@@ -32,14 +32,14 @@ COMMITMENT = b"\x11" * 32
 NULLIFIER = b"\x22" * 32
 
 
-def payload(**changes: Any) -> dict[str, Any]:
+def create_payload(**changes: Any) -> dict[str, Any]:
     """The first recorded payload with fields replaced."""
     return {**PAYLOADS[0], **changes}
 
 
-def body(**changes: Any) -> bytes:
+def create_body(**changes: Any) -> bytes:
     """The same as JSON."""
-    return json.dumps(payload(**changes)).encode()
+    return json.dumps(create_payload(**changes)).encode()
 
 
 def make_round(status: RoundStatus = RoundStatus.ACTIVE, *, height: int = 50, round_id: bytes = ROUND_ID) -> Round:
@@ -80,11 +80,11 @@ class FakeChain:
     rounds: dict[bytes, Round] = field(default_factory=lambda: {ROUND_ID: make_round()})
     leaves: dict[tuple[bytes, int], bytes] = field(default_factory=lambda: {(ROUND_ID, POSITION): COMMITMENT})
     syncs: list[Callable[[], None]] = field(default_factory=list)
-    waits: list[float] = field(default_factory=list)
-    seconds: float = 0.5
-    behind: float = 0.0
-    unchecked: dict[tuple[bytes, int], bytes] = field(default_factory=dict)
-    cold: set[bytes] = field(default_factory=set)
+    wait_timeouts: list[float] = field(default_factory=list)
+    sync_seconds: float = 0.5
+    block_age_seconds: float = 0.0
+    unverified_leaves: dict[tuple[bytes, int], bytes] = field(default_factory=dict)
+    frozen_rounds: set[bytes] = field(default_factory=set)
     height: int = 0
     other_ends: dict[bytes, int] = field(default_factory=dict)
     status_reports: set[bytes] = field(default_factory=set)
@@ -103,17 +103,17 @@ class FakeChain:
     def get(self, round_id: bytes) -> Round | None:
         return self.rounds.get(round_id)
 
-    def active(self) -> list[Round]:
+    def active_rounds(self) -> list[Round]:
         return [known for known in self.rounds.values() if known.status is RoundStatus.ACTIVE]
 
     def leaf(self, round_id: bytes, position: int) -> bytes | None:
         return self.leaves.get((round_id, position))
 
     def round_paused(self, round_id: bytes) -> PauseReason | None:
-        return PauseCause.ROUND_FROZEN.reason("its end changed") if round_id in self.cold else None
+        return PauseCause.ROUND_FROZEN.reason("its end changed") if round_id in self.frozen_rounds else None
 
-    def unchecked_leaf(self, round_id: bytes, position: int) -> bytes | None:
-        return self.unchecked.get((round_id, position))
+    def unverified_leaf(self, round_id: bytes, position: int) -> bytes | None:
+        return self.unverified_leaves.get((round_id, position))
 
     def unconfirmed_end(self, round_id: bytes) -> int | None:
         return self.other_ends.get(round_id)
@@ -124,11 +124,11 @@ class FakeChain:
     def has_unconfirmed_proposals(self, round_id: bytes) -> bool:
         return round_id in self.proposal_reports
 
-    def arrival(self) -> ShareArrival:
+    def create_arrival(self) -> ShareArrival:
         return ShareArrival(self.clock.time, self.height, 0.0)
 
-    def lacks(self, round_id: bytes, arrival: ShareArrival) -> bool:
-        return self.height > arrival.height and self.clock.time - self.behind >= arrival.time
+    def was_absent(self, round_id: bytes, arrival: ShareArrival) -> bool:
+        return self.height > arrival.height and self.clock.time - self.block_age_seconds >= arrival.time
 
     def size(self, round_id: bytes) -> int:
         return max((position + 1 for known, position in self.leaves if known == round_id), default=0)
@@ -137,11 +137,11 @@ class FakeChain:
         return FakeAnchor(84) if self.size(round_id) else None
 
     async def wait_next_sync(self, timeout: float) -> bool:
-        self.waits.append(timeout)
-        if not self.syncs or self.seconds > timeout:
+        self.wait_timeouts.append(timeout)
+        if not self.syncs or self.sync_seconds > timeout:
             self.clock.time += timeout
             return False
-        self.clock.time += self.seconds
+        self.clock.time += self.sync_seconds
         self.height += 1
         self.syncs.pop(0)()
         return True
@@ -151,35 +151,35 @@ class FakeChain:
 class FakeStore(PartialStore):
     """Stores shares in a list and records its calls in order."""
 
-    kept: list[Share] = field(default_factory=list)
-    known: set[ShareKey] = field(default_factory=set)
+    shares: list[Share] = field(default_factory=list)
+    known_keys: set[ShareKey] = field(default_factory=set)
     spent: set[tuple[bytes, bytes]] = field(default_factory=set)
-    asked: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
     error: Exception | None = None
-    over: bool = False
+    is_round_closed: bool = False
 
     async def is_known(self, key: ShareKey) -> bool:
-        self.asked.append("known")
-        return key in self.known
+        self.calls.append("known")
+        return key in self.known_keys
 
     async def is_spent(self, round_id: bytes, nullifier: bytes) -> bool:
-        self.asked.append("spent")
+        self.calls.append("spent")
         return (round_id, nullifier) in self.spent
 
-    async def enqueue(self, share: Share, nullifier: bytes, *, now: float) -> Enqueued:
-        self.asked.append("enqueue")
+    async def enqueue(self, share: Share, nullifier: bytes, *, now: float) -> EnqueueResult:
+        self.calls.append("enqueue")
         if self.error is not None:
             raise self.error
-        if share.key in self.known or (share.round_id, nullifier) in self.spent:
-            return Enqueued.DUPLICATE
-        if self.over:
-            return Enqueued.CLOSED
-        self.known.add(share.key)
-        self.kept.append(share)
-        return Enqueued.QUEUED
+        if share.key in self.known_keys or (share.round_id, nullifier) in self.spent:
+            return EnqueueResult.DUPLICATE
+        if self.is_round_closed:
+            return EnqueueResult.CLOSED
+        self.known_keys.add(share.key)
+        self.shares.append(share)
+        return EnqueueResult.QUEUED
 
-    async def counts(self) -> dict[bytes, dict[ShareState, int]]:
-        return {ROUND_ID: {ShareState.RECEIVED: len(self.kept)}} if self.kept else {}
+    async def count_shares(self) -> dict[bytes, dict[ShareState, int]]:
+        return {ROUND_ID: {ShareState.RECEIVED: len(self.shares)}} if self.shares else {}
 
 
 _BY_FIELDS: frozenset[str] = frozenset(get_args(InvalidReason)[:10])

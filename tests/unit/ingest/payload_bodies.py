@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from helper.ingest.payload import MAX_BODY, SMALL_BODY
-from tests.unit.ingest.admission_fixtures import END, PAYLOADS, payload
+from helper.ingest.payload import MAX_BODY_BYTES, SMALL_BODY_BYTES
+from tests.unit.ingest.admission_fixtures import END, PAYLOADS, create_payload
 
 HOLE = "\ue000"
 INNER = ("enc_share.c1", "enc_share.c2", "enc_share.share_index")
@@ -170,7 +170,7 @@ ROUND_IDS: Mapping[str, str] = {
 
 def set_field(name: str, value: Any) -> dict[str, Any]:
     """The first recorded payload with one field, named as in errors, replaced."""
-    changed = payload(all_enc_shares=PAYLOADS[0]["all_enc_shares"][:1])
+    changed = create_payload(all_enc_shares=PAYLOADS[0]["all_enc_shares"][:1])
     if name.startswith("enc_share."):
         changed["enc_share"] = {**changed["enc_share"], name.removeprefix("enc_share."): value}
     elif name.startswith("share_comms["):
@@ -197,7 +197,7 @@ def remove_field(name: str) -> bytes:
 def repeat_field(name: str, first: str) -> bytes:
     """The same with one field twice; `first` is the JSON of the first one."""
     inner = name.rpartition(".")[2]
-    return json.dumps(payload()).replace(f'"{inner}": ', f'"{inner}": {first}, "{inner}": ').encode()
+    return json.dumps(create_payload()).replace(f'"{inner}": ', f'"{inner}": {first}, "{inner}": ').encode()
 
 
 def all_bodies() -> Iterator[tuple[str, bytes]]:
@@ -213,17 +213,20 @@ def all_bodies() -> Iterator[tuple[str, bytes]]:
 def _valid() -> Iterator[tuple[str, bytes]]:
     for index, recorded in enumerate(PAYLOADS):
         yield f"recorded {index}", json.dumps(recorded).encode()
-    yield "compact", json.dumps(payload(), separators=(",", ":")).encode()
-    yield "indented", json.dumps(payload(), indent=4).encode()
-    yield "all white space", json.dumps(payload()).replace(" ", " \t\r\n").encode() + b"\r\n"
-    yield "upper-case round", json.dumps(payload(vote_round_id=payload()["vote_round_id"].upper())).encode()
+    yield "compact", json.dumps(create_payload(), separators=(",", ":")).encode()
+    yield "indented", json.dumps(create_payload(), indent=4).encode()
+    yield "all white space", json.dumps(create_payload()).replace(" ", " \t\r\n").encode() + b"\r\n"
+    yield (
+        "upper-case round",
+        json.dumps(create_payload(vote_round_id=create_payload()["vote_round_id"].upper())).encode(),
+    )
     yield "without all_enc_shares", remove_field("all_enc_shares")
-    yield "share_index outside", json.dumps(payload(share_index=3)).encode()
-    yield "escaped slashes", json.dumps(payload()).replace("/", "\\/").encode()
-    yield "escaped name", json.dumps(payload()).replace("tree_position", "tree\\u005fposition").encode()
-    yield "other case of a name", json.dumps(payload()).replace("tree_position", "Tree_position").encode()
+    yield "share_index outside", json.dumps(create_payload(share_index=3)).encode()
+    yield "escaped slashes", json.dumps(create_payload()).replace("/", "\\/").encode()
+    yield "escaped name", json.dumps(create_payload()).replace("tree_position", "tree\\u005fposition").encode()
+    yield "other case of a name", json.dumps(create_payload()).replace("tree_position", "Tree_position").encode()
     for submit_at in (0, 1, END - 1, END, END + 1):
-        yield f"submit_at {submit_at - END}", json.dumps(payload(submit_at=submit_at)).encode()
+        yield f"submit_at {submit_at - END}", json.dumps(create_payload(submit_at=submit_at)).encode()
 
 
 def _fields() -> Iterator[tuple[str, bytes]]:
@@ -241,12 +244,12 @@ def _fields() -> Iterator[tuple[str, bytes]]:
         for kind, value in TEXTS.items():
             yield f"{name}: {kind}", json.dumps(set_field(name, value), ensure_ascii=False).encode()
     for kind, value in ROUND_IDS.items():
-        yield f"vote_round_id: {kind}", json.dumps(payload(vote_round_id=value), ensure_ascii=False).encode()
+        yield f"vote_round_id: {kind}", json.dumps(create_payload(vote_round_id=value), ensure_ascii=False).encode()
     for name in (*OUTER, *INNER):
         yield f"{name}: twice, the last valid", repeat_field(name, '"x"')
         yield f"{name}: twice, the last invalid", set_text(name, f'null, "{name.rpartition(".")[2]}": [0]')
     for count in (0, 1, 15, 17, 300):
-        yield f"share_comms: {count} entries", json.dumps(payload(share_comms=[CORRECT] * count)).encode()
+        yield f"share_comms: {count} entries", json.dumps(create_payload(share_comms=[CORRECT] * count)).encode()
 
 
 def _combinations() -> Iterator[tuple[str, bytes]]:
@@ -261,19 +264,22 @@ def _combinations() -> Iterator[tuple[str, bytes]]:
         yield f"{name} not canonical, other blind", json.dumps({**changed, "primary_blind": CORRECT}).encode()
         yield f"{name} not canonical, other hash", json.dumps({**changed, "shares_hash": CORRECT}).encode()
         yield f"{name} not canonical, unknown round", json.dumps({**changed, "vote_round_id": "00" * 32}).encode()
-    yield "two wrong hashes", json.dumps(payload(shares_hash=CORRECT, primary_blind=CORRECT)).encode()
+    yield "two wrong hashes", json.dumps(create_payload(shares_hash=CORRECT, primary_blind=CORRECT)).encode()
     swapped = [*PAYLOADS[0]["share_comms"][1::-1], *PAYLOADS[0]["share_comms"][2:]]
-    yield "commitments swapped", json.dumps(payload(share_comms=swapped)).encode()
+    yield "commitments swapped", json.dumps(create_payload(share_comms=swapped)).encode()
     for index in range(16):
         yield f"share_index {index} of another", json.dumps(set_field("enc_share.share_index", index)).encode()
     sealed = PAYLOADS[0]["enc_share"]
     yield (
         "ciphertext swapped",
-        json.dumps(payload(enc_share={**sealed, "c1": sealed["c2"], "c2": sealed["c1"]})).encode(),
+        json.dumps(create_payload(enc_share={**sealed, "c1": sealed["c2"], "c2": sealed["c1"]})).encode(),
     )
-    yield "another ciphertext", json.dumps(payload(enc_share={**sealed, "c1": PAYLOADS[1]["enc_share"]["c1"]})).encode()
+    yield (
+        "another ciphertext",
+        json.dumps(create_payload(enc_share={**sealed, "c1": PAYLOADS[1]["enc_share"]["c1"]})).encode(),
+    )
     for name, value in {"proposal_id": 3, "vote_decision": 2, "tree_position": 3, "tree_position ": 1}.items():
-        yield f"{name}: {value} is not on the chain", json.dumps(payload(**{name.strip(): value})).encode()
+        yield f"{name}: {value} is not on the chain", json.dumps(create_payload(**{name.strip(): value})).encode()
 
 
 def _outer(changed: dict[str, Any], name: str) -> dict[str, Any]:
@@ -312,9 +318,9 @@ def _documents() -> Iterator[tuple[str, bytes]]:
         '[{"c1":',
     ):
         yield f"document {text!r}", text.encode()
-    yield "document of values", json.dumps(list(payload().values())).encode()
-    yield "document in a list", json.dumps([payload()]).encode()
-    whole = json.dumps(payload()).encode()
+    yield "document of values", json.dumps(list(create_payload().values())).encode()
+    yield "document in a list", json.dumps([create_payload()]).encode()
+    whole = json.dumps(create_payload()).encode()
     for length in range(1, len(whole), 97):
         yield f"first {length} bytes", whole[:length]
     yield "twice", whole + whole
@@ -324,7 +330,7 @@ def _documents() -> Iterator[tuple[str, bytes]]:
     yield "NUL after", whole + b"\0"
     yield "form feed before", b"\x0c" + whole
     yield "no-break space", whole.replace(b": ", b":\xc2\xa0", 1)
-    yield "UTF-16", json.dumps(payload()).encode("utf-16")
+    yield "UTF-16", json.dumps(create_payload()).encode("utf-16")
     yield "line separator in a name", whole[:-1] + b',"\xe2\x80\xa8":1}'
     yield "brackets in a name", whole[:-1] + b',"{[,:]}":1, "enc_share":}'
     yield "quotes in a name", whole[:-1] + b',"\\"enc_share\\"":}'
@@ -337,13 +343,13 @@ def _encodings() -> Iterator[tuple[str, bytes]]:
             yield f"{name}: invalid UTF-8, {kind}", set_text(name, '"@@"').replace(b"@@", data)
     yield "invalid UTF-8 in a name", b'{"\xff":1}'
     yield "invalid UTF-8 after invalid JSON", set_text("proposal_id", "x").replace(b"}", b"\xff}")
-    yield "invalid UTF-8 after the document", json.dumps(payload()).encode() + b"\xff"
+    yield "invalid UTF-8 after the document", json.dumps(create_payload()).encode() + b"\xff"
     yield "truncated UTF-8", b'{"proposal_id":"\xe2\x80'
 
 
 def _large() -> Iterator[tuple[str, bytes]]:
-    """Bodies above `SMALL_BODY`, which are reduced to the fields of a share first."""
-    pads = {"spaces": b" " * SMALL_BODY, "member": b',"pad":[' + b"[]," * (SMALL_BODY // 3) + b"1]"}
+    """Bodies above `SMALL_BODY_BYTES`, which are reduced to the fields of a share first."""
+    pads = {"spaces": b" " * SMALL_BODY_BYTES, "member": b',"pad":[' + b"[]," * (SMALL_BODY_BYTES // 3) + b"1]"}
     for kind, pad in pads.items():
         for name in (*OUTER, *INNER, *ENTRIES):
             for broken in ("null", "true", "1e999", '"\\ud800"', "01", "[1,]", "[" * 20, '"\\q"'):
@@ -352,20 +358,29 @@ def _large() -> Iterator[tuple[str, bytes]]:
             before = set_text(name, "@@").replace(b"{", b"{" + pad.strip(b",") + b",", 1).replace(b"{,", b"{", 1)
             yield f"large, {kind} first, {name}: invalid", before.replace(b"@@", b"x")
             yield f"large, {kind} first, {name}: invalid UTF-8", before.replace(b"@@", b'"\xff"')
-        valid = json.dumps(payload()).encode()
+        valid = json.dumps(create_payload()).encode()
         yield f"large, {kind}, valid", valid[:-1] + pad + b"}"
         yield f"large, {kind}, garbage after", valid[:-1] + pad + b"}x"
         yield f"large, {kind}, truncated", valid[:-1] + pad
         yield f"large, {kind}, repeated name", repeat_field("tree_position", '"x"')[:-1] + pad + b"}"
-        yield f"large, {kind}, other blind", json.dumps(payload(primary_blind=CORRECT)).encode()[:-1] + pad + b"}"
-    valid = json.dumps(payload()).encode()
-    yield "large, lone surrogate in an unknown member", valid[:-1] + b',"x":"\\ud800","y":"' + b"y" * SMALL_BODY + b'"}'
-    yield "large, infinite float in an unknown member", valid[:-1] + b',"x":1e999,"y":"' + b"y" * SMALL_BODY + b'"}'
-    yield "large, deep unknown member", valid[:-1] + b',"x":' + b"[" * SMALL_BODY + b"]" * SMALL_BODY + b"}"
-    yield "large, fields too large", json.dumps(payload(share_comms=[0] * SMALL_BODY)).encode()
-    yield "large, in a list", b"[" + valid + b" " * SMALL_BODY + b"]"
-    yield "large, spaces only", b" " * (SMALL_BODY + 1)
-    yield "exactly small", valid[:-1] + b" " * (SMALL_BODY - len(valid)) + b"}"
-    yield "exactly large", valid[:-1] + b" " * (SMALL_BODY + 1 - len(valid)) + b"}"
-    yield "exactly largest", valid[:-1] + b" " * (MAX_BODY - len(valid)) + b"}"
-    yield "larger than the largest", valid[:-1] + b" " * (MAX_BODY + 1 - len(valid)) + b"}"
+        yield (
+            f"large, {kind}, other blind",
+            json.dumps(create_payload(primary_blind=CORRECT)).encode()[:-1] + pad + b"}",
+        )
+    valid = json.dumps(create_payload()).encode()
+    yield (
+        "large, lone surrogate in an unknown member",
+        valid[:-1] + b',"x":"\\ud800","y":"' + b"y" * SMALL_BODY_BYTES + b'"}',
+    )
+    yield (
+        "large, infinite float in an unknown member",
+        valid[:-1] + b',"x":1e999,"y":"' + b"y" * SMALL_BODY_BYTES + b'"}',
+    )
+    yield "large, deep unknown member", valid[:-1] + b',"x":' + b"[" * SMALL_BODY_BYTES + b"]" * SMALL_BODY_BYTES + b"}"
+    yield "large, fields too large", json.dumps(create_payload(share_comms=[0] * SMALL_BODY_BYTES)).encode()
+    yield "large, in a list", b"[" + valid + b" " * SMALL_BODY_BYTES + b"]"
+    yield "large, spaces only", b" " * (SMALL_BODY_BYTES + 1)
+    yield "exactly small", valid[:-1] + b" " * (SMALL_BODY_BYTES - len(valid)) + b"}"
+    yield "exactly large", valid[:-1] + b" " * (SMALL_BODY_BYTES + 1 - len(valid)) + b"}"
+    yield "exactly largest", valid[:-1] + b" " * (MAX_BODY_BYTES - len(valid)) + b"}"
+    yield "larger than the largest", valid[:-1] + b" " * (MAX_BODY_BYTES + 1 - len(valid)) + b"}"

@@ -17,9 +17,9 @@ from helper.core.share import Share
 from helper.errors import ShareRefused, StoreError, StoreFull
 from helper.ingest import admission as intake_module
 from helper.ingest.admission import AdmissionController
-from helper.ingest.schema import WireError
+from helper.ingest.schema import PayloadError
 from helper.ingest.validator import ShareValidator
-from helper.store.rows import Enqueued
+from helper.store.rows import EnqueueResult
 from proofs import InvalidShare, ProofsError
 from tests.support.payloads import share_body
 from tests.unit.ingest.admission_fixtures import (
@@ -32,7 +32,7 @@ from tests.unit.ingest.admission_fixtures import (
     FakeChecks,
     FakeClock,
     FakeStore,
-    body,
+    create_body,
     make_round,
     parse_share,
 )
@@ -48,29 +48,29 @@ class Harness:
         self.chain = FakeChain(self.clock)
         self.store = FakeStore()
         self.checks = FakeChecks()
-        self.woken = 0
+        self.wake_count = 0
         self.due = 0.0
         self.pause: PauseReason | None = None
         self.intake = AdmissionController(
             store=self.store,
             rounds=self.chain.registry,
             trees=self.chain.trees,
-            checker=ShareValidator(self.checks),
+            validator=ShareValidator(self.checks),
             clock=self.clock,
             wake=self.wake,
-            paused=lambda: self.pause,
-            round_paused=self.chain.round_paused,
+            get_pause_reason=lambda: self.pause,
+            get_round_pause_reason=self.chain.round_paused,
         )
 
     def wake(self, due: float) -> None:
-        self.woken += 1
+        self.wake_count += 1
         self.due = due
 
-    async def refused(self, share: Share) -> ShareRefused:
+    async def expect_refusal(self, share: Share) -> ShareRefused:
         with pytest.raises(ShareRefused) as caught:
-            await self.intake.take(share_body(share))
-        assert self.store.kept == []
-        assert self.woken == 0
+            await self.intake.admit(share_body(share))
+        assert self.store.shares == []
+        assert self.wake_count == 0
         return caught.value
 
 
@@ -80,57 +80,57 @@ def harness() -> Harness:
 
 
 def make_share(**changes: Any) -> Share:
-    return dataclasses.replace(parse_share(body()), **changes)
+    return dataclasses.replace(parse_share(create_body()), **changes)
 
 
-def in_round(harness: Harness, status: RoundStatus) -> None:
+def set_round_status(harness: Harness, status: RoundStatus) -> None:
     harness.chain.rounds[ROUND_ID] = make_round(status)
 
 
-def no_leaf(harness: Harness) -> None:
+def remove_leaf(harness: Harness) -> None:
     harness.chain.leaves.clear()
 
 
-def grow(harness: Harness) -> Callable[[], None]:
+def leaf_added(harness: Harness) -> Callable[[], None]:
     """A sync that adds the share's leaf."""
     return lambda: harness.chain.leaves.update({(ROUND_ID, POSITION): COMMITMENT})
 
 
-def idle() -> None:
+def no_change() -> None:
     """A sync without news."""
 
 
 @pytest.mark.rule("R8", "R13")
 async def test_admission_valid_share_is_stored_and_wakes_dispatcher(harness: Harness) -> None:
     share = make_share()
-    assert await harness.intake.take(share_body(share)) is Enqueued.QUEUED
-    assert harness.store.kept == [share]
-    assert (harness.woken, harness.due) == (1, max(share.submit_at, harness.clock.time))
-    assert harness.store.asked == ["enqueue"], "the store detects duplicates and spent nullifiers"
-    assert harness.chain.waits == []
+    assert await harness.intake.admit(share_body(share)) is EnqueueResult.QUEUED
+    assert harness.store.shares == [share]
+    assert (harness.wake_count, harness.due) == (1, max(share.submit_at, harness.clock.time))
+    assert harness.store.calls == ["enqueue"], "the store detects duplicates and spent nullifiers"
+    assert harness.chain.wait_timeouts == []
 
 
 @pytest.mark.rule("R10")
 async def test_admission_same_share_is_duplicate_at_any_time(harness: Harness) -> None:
-    await harness.intake.take(share_body(make_share(submit_at=END - 60)))
+    await harness.intake.admit(share_body(make_share(submit_at=END - 60)))
     for again in (0, END - 60, END, END + 1):
-        assert await harness.intake.take(share_body(make_share(submit_at=again))) is Enqueued.DUPLICATE
-    assert [share.submit_at for share in harness.store.kept] == [END - 60]
-    assert harness.woken == 1
+        assert await harness.intake.admit(share_body(make_share(submit_at=again))) is EnqueueResult.DUPLICATE
+    assert [share.submit_at for share in harness.store.shares] == [END - 60]
+    assert harness.wake_count == 1
 
 
 async def test_admission_round_closed_by_other_host_is_refused(harness: Harness) -> None:
-    harness.store.over = True
-    refused = await harness.refused(make_share())
+    harness.store.is_round_closed = True
+    refused = await harness.expect_refusal(make_share())
     assert (refused.status, refused.field) == (400, "vote_round_id")
 
 
 @pytest.mark.rule("R10")
 @pytest.mark.parametrize("status", [RoundStatus.TALLYING, RoundStatus.FINALIZED])
 async def test_admission_known_share_is_duplicate_after_round(harness: Harness, status: RoundStatus) -> None:
-    harness.store.known.add(make_share().key)
-    in_round(harness, status)
-    assert await harness.intake.take(share_body(make_share())) is Enqueued.DUPLICATE
+    harness.store.known_keys.add(make_share().key)
+    set_round_status(harness, status)
+    assert await harness.intake.admit(share_body(make_share())) is EnqueueResult.DUPLICATE
 
 
 @pytest.mark.rule("R13")
@@ -147,10 +147,10 @@ async def test_admission_invalid_share_is_refused_before_chain_checks(harness: H
     harness.checks.invalid = invalid
     harness.chain.rounds.clear()  # the hashes come before the round is looked up
     harness.pause = PauseCause.NO_NODE_IN_SYNC.reason()
-    with pytest.raises(WireError) as refused:
-        await harness.intake.take(body())
+    with pytest.raises(PayloadError) as refused:
+        await harness.intake.admit(create_body())
     assert refused.value.field == invalid.field
-    assert harness.store.asked == []
+    assert harness.store.calls == []
 
 
 @pytest.mark.rule("R13")
@@ -158,18 +158,18 @@ async def test_admission_failed_native_check_refuses_before_chain_checks(harness
     harness.checks.error = ProofsError("?")
     harness.chain.rounds.clear()
     harness.pause = PauseCause.NO_NODE_IN_SYNC.reason()
-    refused = await harness.refused(make_share())
+    refused = await harness.expect_refusal(make_share())
     assert (refused.status, refused.field) == (400, None)
-    assert harness.store.asked == []
+    assert harness.store.calls == []
 
 
 @pytest.mark.rule("R13")
 async def test_admission_different_commitment_is_refused(harness: Harness) -> None:
     harness.chain.leaves[ROUND_ID, POSITION] = b"\x33" * 32
-    harness.store.known.add(make_share().key)  # checked only after the leaf
-    refused = await harness.refused(make_share())
+    harness.store.known_keys.add(make_share().key)  # checked only after the leaf
+    refused = await harness.expect_refusal(make_share())
     assert (refused.status, refused.field) == (400, "tree_position")
-    assert harness.store.asked == []
+    assert harness.store.calls == []
 
 
 @pytest.mark.parametrize(
@@ -183,21 +183,21 @@ async def test_admission_different_commitment_is_refused(harness: Harness) -> No
 async def test_admission_unknown_proposal_or_option_is_refused(
     harness: Harness, changes: dict[str, int], field: str
 ) -> None:
-    refused = await harness.refused(make_share(**changes))
+    refused = await harness.expect_refusal(make_share(**changes))
     assert (refused.status, refused.field) == (400, field)
 
 
 @pytest.mark.parametrize("status", [s for s in RoundStatus if s is not RoundStatus.ACTIVE])
 async def test_admission_inactive_round_refuses_new_share(harness: Harness, status: RoundStatus) -> None:
-    in_round(harness, status)
-    refused = await harness.refused(make_share())
+    set_round_status(harness, status)
+    refused = await harness.expect_refusal(make_share())
     assert (refused.status, refused.field) == (400, "vote_round_id")
-    assert harness.store.asked == ["known"]
+    assert harness.store.calls == ["known"]
 
 
 @pytest.mark.rule("R3")
 async def test_admission_submit_at_after_round_end_is_refused(harness: Harness) -> None:
-    refused = await harness.refused(make_share(submit_at=END + 1))
+    refused = await harness.expect_refusal(make_share(submit_at=END + 1))
     assert (refused.status, refused.field) == (400, "submit_at")
 
 
@@ -207,149 +207,149 @@ async def test_admission_submit_at_equal_round_end_is_accepted_and_logged(
 ) -> None:
     warned: list[str] = []
     monkeypatch.setattr(intake_module.log, "warning", lambda event, **_: warned.append(event))
-    assert await harness.intake.take(share_body(make_share(submit_at=END - 1))) is Enqueued.QUEUED
+    assert await harness.intake.admit(share_body(make_share(submit_at=END - 1))) is EnqueueResult.QUEUED
     assert warned == []
-    assert await harness.intake.take(share_body(make_share(submit_at=END, share_index=1))) is Enqueued.QUEUED
+    assert await harness.intake.admit(share_body(make_share(submit_at=END, share_index=1))) is EnqueueResult.QUEUED
     assert warned == ["share_due_too_late"]
 
 
 @pytest.mark.rule("R12", "R13")
 async def test_admission_spent_nullifier_is_duplicate_and_not_stored(harness: Harness) -> None:
     harness.store.spent.add((ROUND_ID, NULLIFIER))
-    assert await harness.intake.take(share_body(make_share())) is Enqueued.DUPLICATE
-    assert harness.store.kept == []
-    assert harness.woken == 0
+    assert await harness.intake.admit(share_body(make_share())) is EnqueueResult.DUPLICATE
+    assert harness.store.shares == []
+    assert harness.wake_count == 0
 
 
 @pytest.mark.parametrize("error", [StoreFull("no space"), StoreError("I/O error")])
 async def test_admission_store_error_responds_503(harness: Harness, error: StoreError) -> None:
     harness.store.error = error
-    assert (await harness.refused(make_share())).status == 503
+    assert (await harness.expect_refusal(make_share())).status == 503
 
 
 async def test_admission_missing_leaf_waits_for_next_sync(harness: Harness) -> None:
-    no_leaf(harness)
-    harness.chain.syncs = [grow(harness)]
-    assert await harness.intake.take(share_body(make_share())) is Enqueued.QUEUED
-    assert len(harness.chain.waits) == 1
+    remove_leaf(harness)
+    harness.chain.syncs = [leaf_added(harness)]
+    assert await harness.intake.admit(share_body(make_share())) is EnqueueResult.QUEUED
+    assert len(harness.chain.wait_timeouts) == 1
 
 
 async def test_admission_leaf_missed_by_running_sync_waits_for_another(harness: Harness) -> None:
-    no_leaf(harness)
-    harness.chain.behind = 0.6
-    harness.chain.syncs = [idle, grow(harness)]
-    assert await harness.intake.take(share_body(make_share())) is Enqueued.QUEUED
-    assert sum(harness.chain.waits[1:]) <= 1.5
+    remove_leaf(harness)
+    harness.chain.block_age_seconds = 0.6
+    harness.chain.syncs = [no_change, leaf_added(harness)]
+    assert await harness.intake.admit(share_body(make_share())) is EnqueueResult.QUEUED
+    assert sum(harness.chain.wait_timeouts[1:]) <= 1.5
 
 
 async def test_admission_missing_round_waits_for_next_sync(harness: Harness) -> None:
     known = harness.chain.rounds.pop(ROUND_ID)
     harness.chain.syncs = [lambda: harness.chain.rounds.update({ROUND_ID: known})]
-    assert await harness.intake.take(share_body(make_share())) is Enqueued.QUEUED
+    assert await harness.intake.admit(share_body(make_share())) is EnqueueResult.QUEUED
 
 
 async def test_admission_round_or_leaf_absent_after_syncs_is_refused(harness: Harness) -> None:
-    no_leaf(harness)
-    harness.chain.syncs = [idle, idle, grow(harness)]
-    refused = await harness.refused(make_share())
+    remove_leaf(harness)
+    harness.chain.syncs = [no_change, no_change, leaf_added(harness)]
+    refused = await harness.expect_refusal(make_share())
     assert (refused.status, refused.field) == (400, "tree_position")
     harness.chain.rounds.clear()
-    harness.chain.syncs = [idle, idle]
-    refused = await harness.refused(make_share())
+    harness.chain.syncs = [no_change, no_change]
+    refused = await harness.expect_refusal(make_share())
     assert (refused.status, refused.field) == (400, "vote_round_id")
 
 
 async def test_admission_missing_leaf_of_closed_round_is_refused_without_waiting(harness: Harness) -> None:
-    no_leaf(harness)
-    in_round(harness, RoundStatus.FINALIZED)
-    refused = await harness.refused(make_share())
+    remove_leaf(harness)
+    set_round_status(harness, RoundStatus.FINALIZED)
+    refused = await harness.expect_refusal(make_share())
     assert (refused.status, refused.field) == (400, "vote_round_id")
     assert "not active" in str(refused)
-    assert harness.chain.waits == []
+    assert harness.chain.wait_timeouts == []
 
 
 async def test_admission_hold_ends_after_two_seconds(harness: Harness) -> None:
-    no_leaf(harness)
+    remove_leaf(harness)
     began = harness.clock.monotonic()
-    assert (await harness.refused(make_share())).status == 429
-    assert harness.clock.monotonic() - began <= intake_module.HOLD_SECONDS
+    assert (await harness.expect_refusal(make_share())).status == 429
+    assert harness.clock.monotonic() - began <= intake_module.MAX_WAIT_SECONDS
 
 
 async def test_admission_slow_sync_hold_ends_at_limit(harness: Harness) -> None:
-    no_leaf(harness)
-    harness.chain.seconds = 1.5
-    harness.chain.behind = 5.0
-    harness.chain.syncs = [idle, grow(harness)]
-    assert (await harness.refused(make_share())).status == 429
-    assert sum(harness.chain.waits[:1]) == intake_module.HOLD_SECONDS
+    remove_leaf(harness)
+    harness.chain.sync_seconds = 1.5
+    harness.chain.block_age_seconds = 5.0
+    harness.chain.syncs = [no_change, leaf_added(harness)]
+    assert (await harness.expect_refusal(make_share())).status == 429
+    assert sum(harness.chain.wait_timeouts[:1]) == intake_module.MAX_WAIT_SECONDS
 
 
 async def test_admission_lagging_node_responds_429_not_400(harness: Harness) -> None:
-    no_leaf(harness)
-    harness.chain.behind = 5.0
-    harness.chain.syncs = [idle, idle, idle, idle]
-    assert (await harness.refused(make_share())).status == 429
+    remove_leaf(harness)
+    harness.chain.block_age_seconds = 5.0
+    harness.chain.syncs = [no_change, no_change, no_change, no_change]
+    assert (await harness.expect_refusal(make_share())).status == 429
     harness.chain.rounds.clear()
-    harness.chain.syncs = [idle, idle, idle, idle]
-    assert (await harness.refused(make_share())).status == 429
+    harness.chain.syncs = [no_change, no_change, no_change, no_change]
+    assert (await harness.expect_refusal(make_share())).status == 429
 
 
 @pytest.mark.parametrize("kept", [None, COMMITMENT])
 async def test_admission_known_share_without_checked_leaf_is_duplicate(harness: Harness, kept: bytes | None) -> None:
-    no_leaf(harness)
+    remove_leaf(harness)
     harness.pause = PauseCause.STARTING.reason()
-    harness.store.known.add(make_share().key)
+    harness.store.known_keys.add(make_share().key)
     if kept is None:
-        in_round(harness, RoundStatus.TALLYING)
+        set_round_status(harness, RoundStatus.TALLYING)
     else:
-        harness.chain.unchecked[ROUND_ID, POSITION] = kept
-    assert await harness.intake.take(share_body(make_share())) is Enqueued.DUPLICATE
+        harness.chain.unverified_leaves[ROUND_ID, POSITION] = kept
+    assert await harness.intake.admit(share_body(make_share())) is EnqueueResult.DUPLICATE
 
 
 async def test_admission_other_vote_at_known_position_is_not_duplicate(harness: Harness) -> None:
-    no_leaf(harness)
-    in_round(harness, RoundStatus.TALLYING)
-    harness.chain.unchecked[ROUND_ID, POSITION] = b"\x33" * 32
-    harness.store.known.add(make_share().key)
-    refused = await harness.refused(make_share())
+    remove_leaf(harness)
+    set_round_status(harness, RoundStatus.TALLYING)
+    harness.chain.unverified_leaves[ROUND_ID, POSITION] = b"\x33" * 32
+    harness.store.known_keys.add(make_share().key)
+    refused = await harness.expect_refusal(make_share())
     assert (refused.status, refused.field) == (400, "vote_round_id")
-    assert harness.store.asked == []
+    assert harness.store.calls == []
 
 
 async def test_admission_unconfirmed_stored_leaf_does_not_admit_new_share(harness: Harness) -> None:
-    no_leaf(harness)
-    harness.chain.unchecked[ROUND_ID, POSITION] = COMMITMENT
-    assert (await harness.refused(make_share())).status == 429
-    assert harness.store.asked == ["known"]
+    remove_leaf(harness)
+    harness.chain.unverified_leaves[ROUND_ID, POSITION] = COMMITMENT
+    assert (await harness.expect_refusal(make_share())).status == 429
+    assert harness.store.calls == ["known"]
 
 
 async def test_admission_paused_refuses_new_shares_without_waiting(harness: Harness) -> None:
     harness.pause = PauseCause.NO_NODE_IN_SYNC.reason()
-    assert (await harness.refused(make_share())).status == 503
-    no_leaf(harness)
-    assert (await harness.refused(make_share())).status == 503
-    assert harness.chain.waits == []
+    assert (await harness.expect_refusal(make_share())).status == 503
+    remove_leaf(harness)
+    assert (await harness.expect_refusal(make_share())).status == 503
+    assert harness.chain.wait_timeouts == []
 
 
 async def test_admission_frozen_round_refuses_new_shares_others_accept(harness: Harness) -> None:
-    harness.chain.cold.add(ROUND_ID)
-    assert (await harness.refused(make_share())).status == 503
-    harness.store.known.add(make_share().key)
-    assert await harness.intake.take(share_body(make_share())) is Enqueued.DUPLICATE
-    harness.chain.cold = {bytes(32)}
-    assert await harness.intake.take(share_body(make_share(share_index=1))) is Enqueued.QUEUED
+    harness.chain.frozen_rounds.add(ROUND_ID)
+    assert (await harness.expect_refusal(make_share())).status == 503
+    harness.store.known_keys.add(make_share().key)
+    assert await harness.intake.admit(share_body(make_share())) is EnqueueResult.DUPLICATE
+    harness.chain.frozen_rounds = {bytes(32)}
+    assert await harness.intake.admit(share_body(make_share(share_index=1))) is EnqueueResult.QUEUED
 
 
 @pytest.mark.parametrize("other_end", [END + 600, END - 60])
 async def test_intake_end_unconfirmed_accepts_shares_before_both_ends(harness: Harness, other_end: int) -> None:
     harness.chain.other_ends[ROUND_ID] = other_end
     earlier = min(END, other_end)
-    assert (await harness.refused(make_share(submit_at=earlier + 1))).status == 503
-    assert await harness.intake.take(share_body(make_share(submit_at=earlier))) is Enqueued.QUEUED
-    assert await harness.intake.take(share_body(make_share(submit_at=0, share_index=1))) is Enqueued.QUEUED
+    assert (await harness.expect_refusal(make_share(submit_at=earlier + 1))).status == 503
+    assert await harness.intake.admit(share_body(make_share(submit_at=earlier))) is EnqueueResult.QUEUED
+    assert await harness.intake.admit(share_body(make_share(submit_at=0, share_index=1))) is EnqueueResult.QUEUED
     harness.clock.time = earlier + 1.0
     with pytest.raises(ShareRefused) as caught:
-        await harness.intake.take(share_body(make_share(submit_at=0, share_index=2)))
+        await harness.intake.admit(share_body(make_share(submit_at=0, share_index=2)))
     assert caught.value.status == 503, "it is due immediately, and one of the two ends has passed"
 
 
@@ -357,39 +357,39 @@ async def test_intake_end_unconfirmed_accepts_shares_before_both_ends(harness: H
 async def test_intake_status_unconfirmed_answers_503_not_400(harness: Harness, status: RoundStatus) -> None:
     harness.chain.rounds[ROUND_ID] = make_round(status)
     harness.chain.status_reports.add(ROUND_ID)
-    assert (await harness.refused(make_share())).status == 503
+    assert (await harness.expect_refusal(make_share())).status == 503
     harness.chain.status_reports.clear()
     harness.chain.rounds[ROUND_ID] = make_round()
-    assert await harness.intake.take(share_body(make_share())) is Enqueued.QUEUED
+    assert await harness.intake.admit(share_body(make_share())) is EnqueueResult.QUEUED
 
 
 async def test_intake_proposals_unconfirmed_answers_429_not_400(harness: Harness) -> None:
-    assert (await harness.refused(make_share(proposal_id=40))).status == 400
+    assert (await harness.expect_refusal(make_share(proposal_id=40))).status == 400
     harness.chain.proposal_reports.add(ROUND_ID)
-    assert (await harness.refused(make_share(proposal_id=40))).status == 429
+    assert (await harness.expect_refusal(make_share(proposal_id=40))).status == 429
     harness.chain.proposal_reports.clear()
     harness.chain.rounds[ROUND_ID] = dataclasses.replace(make_round(), proposals=())
-    assert (await harness.refused(make_share())).status == 429
+    assert (await harness.expect_refusal(make_share())).status == 429
     harness.chain.rounds[ROUND_ID] = make_round()
     harness.chain.proposal_reports.add(ROUND_ID)
-    assert await harness.intake.take(share_body(make_share())) is Enqueued.QUEUED, "its choice is known"
+    assert await harness.intake.admit(share_body(make_share())) is EnqueueResult.QUEUED, "its choice is known"
 
 
 async def test_admission_pause_during_hold_responds_503(harness: Harness) -> None:
-    no_leaf(harness)
-    harness.chain.syncs = [lambda: setattr(harness, "pause", PauseCause.NO_NODE_IN_SYNC.reason()), idle]
-    assert (await harness.refused(make_share())).status == 503
+    remove_leaf(harness)
+    harness.chain.syncs = [lambda: setattr(harness, "pause", PauseCause.NO_NODE_IN_SYNC.reason()), no_change]
+    assert (await harness.expect_refusal(make_share())).status == 503
 
 
 @pytest.mark.rule("R10")
 async def test_admission_paused_recognises_duplicates(harness: Harness) -> None:
-    harness.store.known.add(make_share().key)
+    harness.store.known_keys.add(make_share().key)
     harness.pause = PauseCause.NO_NODE_IN_SYNC.reason()
-    assert await harness.intake.take(share_body(make_share())) is Enqueued.DUPLICATE
+    assert await harness.intake.admit(share_body(make_share())) is EnqueueResult.DUPLICATE
 
 
 async def test_admission_held_shares_are_limited_and_others_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake_module, "MAX_HELD", 2)
+    monkeypatch.setattr(intake_module, "MAX_WAITING", 2)
     harness = Harness()
     released, holding = anyio.Event(), anyio.Event()
     waiting = 0
@@ -409,7 +409,7 @@ async def test_admission_held_shares_are_limited_and_others_accepted(monkeypatch
 
     async def post(share: Share) -> None:
         with pytest.raises(ShareRefused) as caught:
-            await harness.intake.take(share_body(share))
+            await harness.intake.admit(share_body(share))
         statuses.append(caught.value.status)
 
     async with anyio.create_task_group() as group:
@@ -418,21 +418,21 @@ async def test_admission_held_shares_are_limited_and_others_accepted(monkeypatch
         await holding.wait()
         await post(beyond)
         assert statuses == [429]
-        assert await harness.intake.take(share_body(make_share())) is Enqueued.QUEUED
+        assert await harness.intake.admit(share_body(make_share())) is EnqueueResult.QUEUED
         released.set()
     assert statuses == [429, 400, 400]
 
 
 async def test_admission_concurrent_shares_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake_module, "MAX_IN_FLIGHT", 0)
-    assert (await Harness().refused(make_share())).status == 429
+    assert (await Harness().expect_refusal(make_share())).status == 429
     monkeypatch.setattr(intake_module, "MAX_IN_FLIGHT", 1)
     harness = Harness()
-    assert await harness.intake.take(share_body(make_share())) is Enqueued.QUEUED
-    assert await harness.intake.take(share_body(make_share())) is Enqueued.DUPLICATE
+    assert await harness.intake.admit(share_body(make_share())) is EnqueueResult.QUEUED
+    assert await harness.intake.admit(share_body(make_share())) is EnqueueResult.DUPLICATE
 
 
-class Gate:
+class SyncGate:
     """Blocks requests until it opens."""
 
     def __init__(self) -> None:
@@ -444,14 +444,14 @@ class Gate:
         await self.opened.wait()
         return False
 
-    async def fill(self, harness: Harness, group: TaskGroup, count: int, posted: bytes, client: bytes) -> int:
+    async def hold_shares(self, harness: Harness, group: TaskGroup, count: int, posted: bytes, client: bytes) -> int:
         """Post shares from a client; return how many of them wait."""
         before, refused = self.waiting, 0
 
         async def post() -> None:
             nonlocal refused
             try:
-                await harness.intake.take(posted, client)
+                await harness.intake.admit(posted, client)
             except ShareRefused:
                 refused += 1
 
@@ -463,29 +463,29 @@ class Gate:
 
 
 async def test_admission_two_clients_holding_shares_leave_places_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake_module, "MAX_HELD", 30)
-    harness, gate = Harness(), Gate()
+    monkeypatch.setattr(intake_module, "MAX_WAITING", 30)
+    harness, gate = Harness(), SyncGate()
     monkeypatch.setattr(harness.chain, "wait_next_sync", gate.wait)
-    beyond = body(tree_position=9)
+    beyond = create_body(tree_position=9)
     async with anyio.create_task_group() as group:
-        assert await gate.fill(harness, group, 100, beyond, b"one") == 15, "half of the places"
-        assert await gate.fill(harness, group, 100, beyond, b"two") == 8, "half of the others"
-        assert await gate.fill(harness, group, 1, beyond, b"honest") == 1
+        assert await gate.hold_shares(harness, group, 100, beyond, b"one") == 15, "half of the places"
+        assert await gate.hold_shares(harness, group, 100, beyond, b"two") == 8, "half of the others"
+        assert await gate.hold_shares(harness, group, 1, beyond, b"honest") == 1
         gate.opened.set()
     gate.opened = anyio.Event()
     async with anyio.create_task_group() as group:
-        assert await gate.fill(harness, group, 100, beyond, b"one") == 15, "places are released"
+        assert await gate.hold_shares(harness, group, 100, beyond, b"one") == 15, "places are released"
         gate.opened.set()
 
 
 async def test_admission_two_clients_under_check_leave_places_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake_module, "MAX_IN_FLIGHT", 30)
-    harness, gate = Harness(), Gate()
+    harness, gate = Harness(), SyncGate()
     monkeypatch.setattr(harness.store, "enqueue", lambda *_, **__: gate.wait())
     async with anyio.create_task_group() as group:
-        assert await gate.fill(harness, group, 100, body(), b"one") == 15
-        assert await gate.fill(harness, group, 100, body(), b"two") == 8
-        assert await gate.fill(harness, group, 1, body(), b"honest") == 1
+        assert await gate.hold_shares(harness, group, 100, create_body(), b"one") == 15
+        assert await gate.hold_shares(harness, group, 100, create_body(), b"two") == 8
+        assert await gate.hold_shares(harness, group, 1, create_body(), b"honest") == 1
         gate.opened.set()
 
 
@@ -495,10 +495,10 @@ async def test_admission_log_contains_no_share_data(harness: Harness, monkeypatc
         monkeypatch.setattr(intake_module.log, level, lambda event, **fields: lines.append(json.dumps([event, fields])))
     share = make_share(submit_at=END, tree_position=9)
     harness.chain.leaves[ROUND_ID, 9] = COMMITMENT
-    await harness.intake.take(share_body(share))
+    await harness.intake.admit(share_body(share))
     harness.store.error = StoreFull("no space")
     with pytest.raises(ShareRefused):
-        await harness.intake.take(share_body(make_share(share_index=3, tree_position=9)))
+        await harness.intake.admit(share_body(make_share(share_index=3, tree_position=9)))
     assert len(lines) == 2
     text = "".join(lines)
     for secret in (ROUND_ID, NULLIFIER, COMMITMENT, share.c1, share.primary_blind):

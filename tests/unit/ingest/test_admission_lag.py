@@ -8,24 +8,24 @@ import pytest
 
 from helper.errors import ShareRefused
 from helper.ingest.admission import AdmissionController
-from helper.store.rows import Enqueued
+from helper.store.rows import EnqueueResult
 from tests.support.clock import FakeClock
-from tests.unit.chain.fakes import Node
-from tests.unit.ingest.admission_fixtures import COMMITMENT, POSITION, body
+from tests.unit.chain.fakes import FakeNode
+from tests.unit.ingest.admission_fixtures import COMMITMENT, POSITION, create_body
 from tests.unit.ingest.test_admission_trees import Harness
 
 pytestmark = pytest.mark.anyio
 
-POLL = 1.0
-PATIENCE = 60.0
+POLL_SECONDS = 1.0
+PATIENCE_SECONDS = 60.0
 """Seconds after which the wallet of this test stops retrying."""
 
 
-class LaggingNode(Node):
+class LaggingNode(FakeNode):
     """A node that is `lag` blocks behind the chain. `origin` is the chain's time of height 0."""
 
-    block = 5.0
-    lag = 0.0
+    block_seconds = 5.0
+    lag_seconds = 0.0
     offset = 0.0
     origin = 0.0
 
@@ -34,27 +34,27 @@ class LaggingNode(Node):
         return self.clock.now() - self.offset
 
     def _time(self, height: int) -> float:
-        return self.origin + height * self.block
+        return self.origin + height * self.block_seconds
 
     def follow(self) -> None:
-        self.height = math.floor((self.chain_now() - self.origin) / self.block - self.lag)
+        self.height = math.floor((self.chain_now() - self.origin) / self.block_seconds - self.lag_seconds)
 
 
-class Lag(Harness):
+class LagSimulation(Harness):
     """Admission over a lagging node, with the blocks up to the vote's."""
 
     def __init__(self, *, block: float, lag: float, offset: float) -> None:
         super().__init__()
         self.clock = FakeClock()
         node = LaggingNode(self.clock)
-        node.block, node.lag, node.offset = block, lag, offset
+        node.block_seconds, node.lag_seconds, node.offset = block, lag, offset
         node.origin = node.chain_now() - 100 * block
         node.tree = {}
         node.leaf_blocks = []
         self.node = node
         self.nodes = [node]
         self.network.nodes = {"a": node}
-        self.endpoints = self.network.endpoints(self.clock)
+        self.endpoints = self.network.create_node_pool(self.clock)
         self.vote_height = math.inf
 
     async def prepare(self) -> None:
@@ -62,33 +62,33 @@ class Lag(Harness):
         await self.restart()
         self.trees.wait_next_sync = self.wait_next_sync  # type: ignore[method-assign]
 
-    async def step(self, seconds: float) -> None:
+    async def advance(self, seconds: float) -> None:
         """Advance the clock and sync as the block follower does."""
         self.clock.advance(seconds)
         self.node.follow()
         if self.node.height >= self.vote_height and not self.node.leaf_blocks:
             self.votes.blocks[0]["height"] = int(self.vote_height)
-            self.votes.show(self.node)
-        await self.endpoints.check()
+            self.votes.publish_to(self.node)
+        await self.endpoints.probe_all()
         head = self.endpoints.head
         if head is not None:
             await self.rounds.sync(head.height)
             await self.trees.sync(head.height)
 
     async def wait_next_sync(self, timeout: float) -> bool:
-        await self.step(min(timeout, POLL))
+        await self.advance(min(timeout, POLL_SECONDS))
         return True
 
-    async def post_until_answered(self, intake: AdmissionController) -> Enqueued | None:
+    async def post_until_answered(self, intake: AdmissionController) -> EnqueueResult | None:
         """Post like a wallet: retry after a 429, never after a 400."""
         began = self.clock.monotonic()
-        while self.clock.monotonic() < began + PATIENCE:
+        while self.clock.monotonic() < began + PATIENCE_SECONDS:
             try:
-                return await intake.take(body())
+                return await intake.admit(create_body())
             except ShareRefused as refusal:
                 if refusal.status != 429:
                     raise
-            await self.step(POLL)
+            await self.advance(POLL_SECONDS)
         return None
 
 
@@ -99,15 +99,15 @@ class Lag(Harness):
 async def test_intake_never_rejects_honest_share_of_lagging_node(
     block: float, lag: float, offset: float, moment: float
 ) -> None:
-    harness = Lag(block=block, lag=lag, offset=offset)
+    harness = LagSimulation(block=block, lag=lag, offset=offset)
     await harness.prepare()
-    for _ in range(math.ceil(6 * block / POLL)):
-        await harness.step(POLL)
+    for _ in range(math.ceil(6 * block / POLL_SECONDS)):
+        await harness.advance(POLL_SECONDS)
     # the vote is in the block that a current node shows now, and the wallet posts a part of a block later
     passed = (harness.node.chain_now() - harness.node.origin) / block
     harness.vote_height = math.floor(passed) + 1
-    await harness.step((harness.vote_height + moment - passed) * block)
+    await harness.advance((harness.vote_height + moment - passed) * block)
     answer = await harness.post_until_answered(harness.intake)
     if abs(offset) <= 60:
-        assert answer is Enqueued.QUEUED
-        assert harness.trees.leaf(harness.shares.kept[0].round_id, POSITION) == COMMITMENT
+        assert answer is EnqueueResult.QUEUED
+        assert harness.trees.leaf(harness.shares.shares[0].round_id, POSITION) == COMMITMENT

@@ -14,66 +14,66 @@ from helper.core.pause import PauseCause, PauseReason
 from helper.errors import ShareRefused
 from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import ShareValidator
-from helper.store.rows import Enqueued
+from helper.store.rows import EnqueueResult
 from tests.unit.chain.fakes import VOTE_END, recorded_round
-from tests.unit.chain.tree_fixtures import Chain, Setting
+from tests.unit.chain.tree_fixtures import FakeTree, TreeEnvironment
 from tests.unit.ingest.admission_fixtures import (
     COMMITMENT,
     POSITION,
     ROUND_ID,
     FakeChecks,
     FakeStore,
-    body,
+    create_body,
     parse_share,
 )
 
 pytestmark = pytest.mark.anyio
 
 
-class Harness(Setting):
+class Harness(TreeEnvironment):
     """Admission over one node, whose tree has the share's commitment at its position."""
 
     def __init__(self) -> None:
         super().__init__()
         self.shares = FakeStore()
         self.pause: PauseReason | None = None
-        self.join()
-        self.votes = Chain()
+        self.start_intake()
+        self.votes = FakeTree()
         self.votes.append(60, 1, 2, int.from_bytes(COMMITMENT, "little"))
-        self.votes.show(*self.nodes)
+        self.votes.publish_to(*self.nodes)
 
-    def join(self) -> None:
+    def start_intake(self) -> None:
         self.intake = AdmissionController(
             store=self.shares,
             rounds=self.rounds,
             trees=self.trees,
-            checker=ShareValidator(FakeChecks()),
+            validator=ShareValidator(FakeChecks()),
             clock=self.clock,
             wake=lambda _due: None,
-            paused=lambda: self.pause,
-            round_paused=lambda _: None,
+            get_pause_reason=lambda: self.pause,
+            get_round_pause_reason=lambda _: None,
         )
 
     async def sync(self) -> None:
-        await self.endpoints.check()
+        await self.endpoints.probe_all()
         if self.nodes[0].rounds[0]["status"] in (2, 3):
-            self.rounds.processed(VOTE_END)
+            self.rounds.record_block(VOTE_END)
         await self.rounds.sync(self.nodes[0].height)
         await self.trees.sync(self.nodes[0].height)
 
     async def restart(self) -> None:
         self.rounds = RoundRegistry(self.store, self.endpoints, clock=self.clock)
         await self.rounds.restore()
-        await self.again()
-        self.join()
+        await self.recreate_trees()
+        self.start_intake()
 
-    def turn(self, status: int) -> None:
+    def set_status(self, status: int) -> None:
         self.nodes[0].rounds = [recorded_round(1) | {"status": status}]
 
-    async def post(self, **changes: Any) -> Enqueued:
-        return await self.intake.take(body(**changes))
+    async def post(self, **changes: Any) -> EnqueueResult:
+        return await self.intake.admit(create_body(**changes))
 
-    async def refused(self, **changes: Any) -> tuple[int, str]:
+    async def expect_refusal(self, **changes: Any) -> tuple[int, str]:
         with pytest.raises(ShareRefused) as caught:
             await self.post(**changes)
         return caught.value.status, f"{caught.value.field}: {caught.value}"
@@ -82,7 +82,7 @@ class Harness(Setting):
 @pytest.fixture
 async def harness() -> Harness:
     harness = Harness()
-    await harness.endpoints.check()
+    await harness.endpoints.probe_all()
     await harness.sync()
     return harness
 
@@ -93,47 +93,47 @@ async def harness() -> Harness:
 async def test_admission_after_round_accepts_duplicates_and_refuses_new(
     harness: Harness, *, restarted: bool, status: int
 ) -> None:
-    assert await harness.post() is Enqueued.QUEUED
-    harness.turn(status)
+    assert await harness.post() is EnqueueResult.QUEUED
+    harness.set_status(status)
     await harness.sync()
     if restarted:
         await harness.restart()
         await harness.sync()
-    assert await harness.post(submit_at=0) is Enqueued.DUPLICATE
-    assert await harness.refused(tree_position=1) == (
+    assert await harness.post(submit_at=0) is EnqueueResult.DUPLICATE
+    assert await harness.expect_refusal(tree_position=1) == (
         (400, "vote_round_id: the round is not active")
         if restarted
         else (400, "tree_position: has a different vote commitment")
     )
-    assert await harness.refused(tree_position=99) == (400, "vote_round_id: the round is not active")
-    harness.shares.known.clear()
-    assert await harness.refused() == (400, "vote_round_id: the round is not active")
+    assert await harness.expect_refusal(tree_position=99) == (400, "vote_round_id: the round is not active")
+    harness.shares.known_keys.clear()
+    assert await harness.expect_refusal() == (400, "vote_round_id: the round is not active")
 
 
 @pytest.mark.rule("R10")
 async def test_admission_restart_without_node_recognises_duplicates(harness: Harness) -> None:
-    assert await harness.post() is Enqueued.QUEUED
+    assert await harness.post() is EnqueueResult.QUEUED
     harness.network.nodes.clear()
     await harness.restart()
     harness.pause = PauseCause.STARTING.reason()
-    assert await harness.post(submit_at=0) is Enqueued.DUPLICATE
-    assert (await harness.refused(enc_share=body_share(1)))[0] == 503
-    assert len(harness.shares.kept) == 1
+    assert await harness.post(submit_at=0) is EnqueueResult.DUPLICATE
+    assert (await harness.expect_refusal(enc_share=create_body_share(1)))[0] == 503
+    assert len(harness.shares.shares) == 1
 
 
-def body_share(index: int) -> dict[str, Any]:
-    share: dict[str, Any] = parse_enc(body())
+def create_body_share(index: int) -> dict[str, Any]:
+    share: dict[str, Any] = parse_ciphertext(create_body())
     return {**share, "share_index": index}
 
 
-def parse_enc(raw: bytes) -> dict[str, Any]:
+def parse_ciphertext(raw: bytes) -> dict[str, Any]:
     share = parse_share(raw)
     return {"c1": b64encode(share.c1).decode(), "c2": b64encode(share.c2).decode()}
 
 
 async def test_admission_waits_for_leaf_of_next_sync(harness: Harness) -> None:
     harness.votes.append(101, int.from_bytes(COMMITMENT, "little"))
-    results: list[Enqueued] = []
+    results: list[EnqueueResult] = []
 
     async def post() -> None:
         results.append(await harness.post(tree_position=POSITION + 1))
@@ -142,13 +142,13 @@ async def test_admission_waits_for_leaf_of_next_sync(harness: Harness) -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(post)
             await anyio.wait_all_tasks_blocked()
-            before = len(harness.nodes[0].asked)
-            harness.trees.in_step(harness.nodes[0].height)
+            before = len(harness.nodes[0].requests)
+            harness.trees.record_synced_height(harness.nodes[0].height)
             await anyio.wait_all_tasks_blocked()
-            assert (results, len(harness.nodes[0].asked)) == ([], before), "a look at the head alone decides nothing"
-            harness.votes.show(*harness.nodes)
+            assert (results, len(harness.nodes[0].requests)) == ([], before), "a look at the head alone decides nothing"
+            harness.votes.publish_to(*harness.nodes)
             await harness.sync()
-    assert results == [Enqueued.QUEUED]
+    assert results == [EnqueueResult.QUEUED]
 
 
 async def test_intake_leaf_missing_for_ten_blocks_rejects_retry(
@@ -162,12 +162,12 @@ async def test_intake_leaf_missing_for_ten_blocks_rejects_retry(
 
     monkeypatch.setattr(harness.trees, "wait_next_sync", step)
     before = harness.nodes[0].height
-    refusals = [await harness.refused(tree_position=99)]
+    refusals = [await harness.expect_refusal(tree_position=99)]
     while refusals[-1][0] == 429 and len(refusals) < 20:
-        refusals.append(await harness.refused(tree_position=99))
+        refusals.append(await harness.expect_refusal(tree_position=99))
     assert refusals[-1] == (400, "tree_position: is beyond the round's tree")
     assert ABSENCE_BLOCKS <= harness.nodes[0].height - before <= ABSENCE_BLOCKS + 3
-    assert (await harness.refused(tree_position=98))[0] == 429, "another share has an arrival of its own"
+    assert (await harness.expect_refusal(tree_position=98))[0] == 429, "another share has an arrival of its own"
 
 
 async def test_admission_lagging_node_responds_429(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,6 +185,6 @@ async def test_admission_lagging_node_responds_429(harness: Harness, monkeypatch
     harness.clock.advance(8)
     harness.nodes[0].age = 8
     monkeypatch.setattr(harness.trees, "wait_next_sync", behind)
-    assert (await harness.refused(tree_position=99))[0] == 429
+    assert (await harness.expect_refusal(tree_position=99))[0] == 429
     assert waits == 4, "two seconds"
-    assert ROUND_ID in {known.round_id for known in harness.rounds.active()}
+    assert ROUND_ID in {known.round_id for known in harness.rounds.active_rounds()}

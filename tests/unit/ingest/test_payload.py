@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helper.core.share import Share, ShareState
-from helper.ingest.payload import parse_hex32, queue_status_answer
-from helper.ingest.schema import WireError
-from tests.unit.ingest.admission_fixtures import PAYLOADS, ROUND_ID, body, parse_share, payload
+from helper.ingest.payload import parse_hex32, queue_status_body
+from helper.ingest.schema import PayloadError
+from tests.unit.ingest.admission_fixtures import PAYLOADS, ROUND_ID, create_body, create_payload, parse_share
 
 REQUIRED = (
     "shares_hash",
@@ -42,7 +42,7 @@ INTEGERS = {
 }
 
 
-def changed(name: str, value: Any) -> dict[str, Any]:
+def replace_field(name: str, value: Any) -> dict[str, Any]:
     """The first payload with one field, named as in errors, replaced."""
     whole: dict[str, Any] = json.loads(json.dumps(PAYLOADS[0]))
     if name.startswith("enc_share."):
@@ -54,18 +54,18 @@ def changed(name: str, value: Any) -> dict[str, Any]:
     return whole
 
 
-def raw(name: str, json_text: str) -> bytes:
+def replace_with_json(name: str, json_text: str) -> bytes:
     """The same with a text that need not be JSON."""
-    return json.dumps(changed(name, "@@")).replace('"@@"', json_text).encode()
+    return json.dumps(replace_field(name, "@@")).replace('"@@"', json_text).encode()
 
 
-def refusal(data: bytes | dict[str, Any]) -> WireError:
-    with pytest.raises(WireError) as caught:
+def refusal_text(data: bytes | dict[str, Any]) -> PayloadError:
+    with pytest.raises(PayloadError) as caught:
         parse_share(data if isinstance(data, bytes) else json.dumps(data).encode())
     return caught.value
 
 
-def b64(value: bytes) -> str:
+def encode_base64(value: bytes) -> str:
     return base64.b64encode(value).decode()
 
 
@@ -89,80 +89,80 @@ def test_parse_share_recorded_payload_keeps_all_values(recorded: dict[str, Any])
 
 @pytest.mark.rule("R1")
 def test_parse_share_returns_wallets_submit_at() -> None:
-    assert parse_share(body(submit_at=1_795_268_100)).submit_at == 1_795_268_100
+    assert parse_share(create_body(submit_at=1_795_268_100)).submit_at == 1_795_268_100
 
 
 @pytest.mark.rule("R2")
 @pytest.mark.parametrize("changes", [{}, {"submit_at": 0}, {"submit_at": None}])
 def test_parse_share_without_submit_at_returns_zero(changes: dict[str, Any]) -> None:
-    assert parse_share(body(**changes)).submit_at == 0
+    assert parse_share(create_body(**changes)).submit_at == 0
 
 
 @pytest.mark.parametrize("index", [None, 0, "absent"])
 def test_parse_share_without_share_index_returns_zero(index: Any) -> None:
-    whole = changed("enc_share.share_index", index)
+    whole = replace_field("enc_share.share_index", index)
     if index == "absent":
         del whole["enc_share"]["share_index"]
     assert parse_share(json.dumps(whole).encode()).share_index == 0
 
 
 def test_parse_share_unknown_fields_are_ignored() -> None:
-    extra = payload(share_index=9, all_enc_shares="x", more={"a": [1]})
-    assert parse_share(json.dumps(extra).encode()) == parse_share(body())
+    extra = create_payload(share_index=9, all_enc_shares="x", more={"a": [1]})
+    assert parse_share(json.dumps(extra).encode()) == parse_share(create_body())
 
 
 def test_parse_share_upper_case_round_id_is_accepted() -> None:
-    assert parse_share(body(vote_round_id=ROUND_ID.hex().upper())).round_id == ROUND_ID
+    assert parse_share(create_body(vote_round_id=ROUND_ID.hex().upper())).round_id == ROUND_ID
 
 
 def test_parse_share_repeated_name_last_value_counts() -> None:
-    text = body().replace(b'"proposal_id": 1', b'"proposal_id": 2, "proposal_id": 1')
-    assert text != body()
+    text = create_body().replace(b'"proposal_id": 1', b'"proposal_id": 2, "proposal_id": 1')
+    assert text != create_body()
     assert parse_share(text).proposal_id == 1
 
 
 @pytest.mark.parametrize("name", [*REQUIRED, "enc_share.c1", "enc_share.c2"])
 @pytest.mark.parametrize("how", ["absent", "null"])
 def test_parse_share_missing_field_is_named(name: str, how: str) -> None:
-    whole = changed(name, None)
+    whole = replace_field(name, None)
     if how == "absent":
         inner, _, last = name.rpartition(".")
         del (whole[inner] if inner else whole)[last]
-    error = refusal(whole)
+    error = refusal_text(whole)
     assert (error.field, error.message) == (name, "is missing")
 
 
 @pytest.mark.parametrize("name", [*REQUIRED, *INTEGERS, "enc_share.c1", "share_comms[7]"])
 @pytest.mark.parametrize("value", [True, 1.5, {"a": 1}, [1, 2], "text", -1, [[[[[[]]]]]]])
 def test_parse_share_wrong_type_is_named(name: str, value: Any) -> None:
-    assert refusal(changed(name, value)).field.startswith(name)
+    assert refusal_text(replace_field(name, value)).field.startswith(name)
 
 
 @pytest.mark.parametrize(("name", "most"), INTEGERS.items())
 def test_parse_share_integer_out_of_range_is_refused(name: str, most: int) -> None:
-    parse_share(json.dumps(changed(name, most)).encode())
+    parse_share(json.dumps(replace_field(name, most)).encode())
     least = 1 if name == "proposal_id" else 0
-    parse_share(json.dumps(changed(name, least)).encode())
+    parse_share(json.dumps(replace_field(name, least)).encode())
     for value in (most + 1, least - 1, 2**64, -(2**63) - 1, 10**40):
-        assert refusal(changed(name, value)).field == name
+        assert refusal_text(replace_field(name, value)).field == name
 
 
 @pytest.mark.parametrize("name", [*INTEGERS, *REQUIRED, "enc_share.c2", "share_comms[3]"])
 @pytest.mark.parametrize("text", ["NaN", "Infinity", "1e999", "01", "'x'", '"\\ud800"', "[" * 2000, "nul"])
 def test_parse_share_invalid_json_names_field(name: str, text: str) -> None:
-    assert refusal(raw(name, text)).field.startswith(name.partition("[")[0])
+    assert refusal_text(replace_with_json(name, text)).field.startswith(name.partition("[")[0])
 
 
 @pytest.mark.parametrize("name", INTEGERS)
 @pytest.mark.parametrize("text", ["1.0", "1e0", '"1"', "true", "[1]", "18446744073709551616"])
 def test_parse_share_noncanonical_integer_is_refused(name: str, text: str) -> None:
-    assert refusal(raw(name, text)).field == name
+    assert refusal_text(replace_with_json(name, text)).field == name
 
 
 @pytest.mark.parametrize("name", VALUE_FIELDS)
 @pytest.mark.parametrize("length", [0, 1, 31, 33, 64, 3_000])
 def test_parse_share_wrong_length_is_reported(name: str, length: int) -> None:
-    error = refusal(changed(name, b64(bytes(length))))
+    error = refusal_text(replace_field(name, encode_base64(bytes(length))))
     assert (error.field, error.message) == (name, f"must be 32 bytes, not {length}")
 
 
@@ -170,26 +170,26 @@ def test_parse_share_wrong_length_is_reported(name: str, length: int) -> None:
 @pytest.mark.parametrize(
     "spelt",
     [
-        b64(b"\xff" * 32).rstrip("="),
-        b64(b"\xff" * 32).replace("/", "_"),
-        b64(b"\xff" * 32) + "\n",
-        "\r\n" + b64(b"\xff" * 32),
-        " " + b64(b"\xff" * 32),
-        b64(b"\xff" * 32) + "=",
-        b64(bytes(32))[:-2] + "B=",
+        encode_base64(b"\xff" * 32).rstrip("="),
+        encode_base64(b"\xff" * 32).replace("/", "_"),
+        encode_base64(b"\xff" * 32) + "\n",
+        "\r\n" + encode_base64(b"\xff" * 32),
+        " " + encode_base64(b"\xff" * 32),
+        encode_base64(b"\xff" * 32) + "=",
+        encode_base64(bytes(32))[:-2] + "B=",
         "é" * 44,
         "=" * 44,
     ],
 )
 def test_parse_share_noncanonical_base64_is_refused(name: str, spelt: str) -> None:
-    error = refusal(changed(name, spelt))
+    error = refusal_text(replace_field(name, spelt))
     assert error.field == name
     assert "base64" in error.message
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 17, 300])
 def test_parse_share_wrong_number_of_commitments_is_refused(count: int) -> None:
-    error = refusal(payload(share_comms=[b64(bytes(32))] * count))
+    error = refusal_text(create_payload(share_comms=[encode_base64(bytes(32))] * count))
     assert (error.field, error.message) == ("share_comms", f"must have 16 entries, not {count}")
 
 
@@ -197,35 +197,35 @@ def test_parse_share_wrong_number_of_commitments_is_refused(count: int) -> None:
     "value", ["", "ab", "0" * 63, "0" * 65, "g" * 64, " " * 64, "0x" + "0" * 62, "0" * 62 + "é", "٣" * 64]
 )
 def test_parse_share_invalid_round_id_is_refused(value: str) -> None:
-    assert refusal(payload(vote_round_id=value)).field == "vote_round_id"
+    assert refusal_text(create_payload(vote_round_id=value)).field == "vote_round_id"
 
 
 @pytest.mark.parametrize("data", [b"", b"null", b"[]", b'"x"', b"12", b"true", b"\xff\xfe", b"{", b"\xef\xbb\xbf{}"])
 def test_parse_share_body_without_object_is_refused(data: bytes) -> None:
-    assert refusal(data).field == "body"
+    assert refusal_text(data).field == "body"
 
 
 def test_parse_share_invalid_utf8_names_field() -> None:
-    data = body().replace(PAYLOADS[0]["primary_blind"][:4].encode(), b"\xc3\x28\xff\xff", 1)
-    error = refusal(data)
+    data = create_body().replace(PAYLOADS[0]["primary_blind"][:4].encode(), b"\xc3\x28\xff\xff", 1)
+    error = refusal_text(data)
     assert (error.field, error.message) == ("primary_blind", "is not UTF-8")
 
 
 def test_parse_share_truncated_body_is_refused() -> None:
-    whole = body()
+    whole = create_body()
     for length in range(0, len(whole), 7):
-        refusal(whole[:length])
-    refusal(whole[:-1])
+        refusal_text(whole[:length])
+    refusal_text(whole[:-1])
 
 
 def test_parse_share_error_contains_no_value() -> None:
     secret = "c2VjcmV0LXZhbHVl"  # no value of a witness may come back
     for name in (*VALUE_FIELDS, "vote_round_id", *INTEGERS):
-        assert secret not in str(refusal(changed(name, secret)))
-    assert "sec" not in str(refusal(b'{"sec": nope}'))
+        assert secret not in str(refusal_text(replace_field(name, secret)))
+    assert "sec" not in str(refusal_text(b'{"sec": nope}'))
 
 
-_scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary().map(b64)
+_scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary().map(encode_base64)
 _json = st.recursive(
     _scalars, lambda inner: st.lists(inner, max_size=18) | st.dictionaries(st.text(), inner, max_size=4)
 )
@@ -247,7 +247,7 @@ def test_parse_share_any_field_value_raises_only_wire_error(changes: list[tuple[
 @settings(deadline=None)
 @given(st.data())
 def test_parse_share_any_mutation_raises_only_wire_error(data: st.DataObject) -> None:
-    mutable = bytearray(body())
+    mutable = bytearray(create_body())
     for _ in range(data.draw(st.integers(1, 5))):
         at = data.draw(st.integers(0, len(mutable) - 1))
         mutable[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=4))
@@ -262,7 +262,7 @@ def test_parse_share_any_bytes_raise_only_wire_error(data: bytes) -> None:
 def _parse_or_refuse(data: bytes) -> None:
     try:
         share = parse_share(data)
-    except WireError:
+    except PayloadError:
         return
     assert len(share.share_comms) == 512
     assert 1 <= share.proposal_id <= 50
@@ -271,7 +271,7 @@ def _parse_or_refuse(data: bytes) -> None:
 def test_parse_hex32_upper_case_is_refused() -> None:
     assert parse_hex32("nullifier", "0a" * 32) == b"\x0a" * 32
     for text in ("0A" * 32, "0a" * 31, "0a" * 33, "zz" * 32, "", "0a" * 31 + "0 ", "٣" * 64):
-        with pytest.raises(WireError, match="nullifier"):
+        with pytest.raises(PayloadError, match="nullifier"):
             parse_hex32("nullifier", text)
 
 
@@ -285,4 +285,4 @@ def test_queue_status_pending_counts_all_unfinished_shares() -> None:
             ShareState.FAILED: 3,
         }
     }
-    assert queue_status_answer(counts) == {ROUND_ID.hex(): {"total": 18, "pending": 7, "submitted": 8, "failed": 3}}
+    assert queue_status_body(counts) == {ROUND_ID.hex(): {"total": 18, "pending": 7, "submitted": 8, "failed": 3}}

@@ -19,9 +19,9 @@ from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import ShareValidator
 from helper.server.application import create_app
 from helper.server.routes.wallet import WalletView
-from tests.unit.ingest.admission_fixtures import POSITION, ROUND_ID, FakeChain, FakeClock, FakeStore, body
+from tests.unit.ingest.admission_fixtures import POSITION, ROUND_ID, FakeChain, FakeClock, FakeStore, create_body
 from tests.unit.ingest.payload_bodies import all_bodies
-from tests.unit.server.wallet_fixtures import SHARES
+from tests.unit.server.wallet_fixtures import SHARES_PATH
 
 pytestmark = pytest.mark.anyio
 
@@ -33,7 +33,7 @@ Response = list[str | int]
 
 async def post_all(bodies: Iterable[tuple[str, bytes]]) -> dict[str, Response]:
     """Post each body to a helper without shares that knows the recorded round and leaf."""
-    (valid,) = proofs.read_shares([body()])
+    (valid,) = proofs.read_shares([create_body()])
     assert isinstance(valid, proofs.ReadShare)
     chain = FakeChain(FakeClock(), leaves={(ROUND_ID, POSITION): valid.vote_commitment})
     store = FakeStore()
@@ -41,24 +41,24 @@ async def post_all(bodies: Iterable[tuple[str, bytes]]) -> dict[str, Response]:
         store=store,
         rounds=chain.registry,
         trees=chain.trees,
-        checker=ShareValidator(proofs),
+        validator=ShareValidator(proofs),
         clock=chain.clock,
         wake=lambda _due: None,
-        paused=lambda: None,
-        round_paused=lambda _: None,
+        get_pause_reason=lambda: None,
+        get_round_pause_reason=lambda _: None,
     )
-    view = WalletView(intake=intake, store=store, rounds=chain.registry, trees=chain.trees, ready=lambda: True)
+    view = WalletView(admission=intake, store=store, rounds=chain.registry, trees=chain.trees, is_ready=lambda: True)
     responses: dict[str, Response] = {}
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app=create_app(view)), base_url="http://helper"
     ) as client:
         for name, posted in bodies:
             assert name not in responses
-            response = await client.post(SHARES, content=posted)
+            response = await client.post(SHARES_PATH, content=posted)
             responses[name] = [hashlib.sha256(posted).hexdigest()[:16], response.status_code, response.text]
-            assert len(store.kept) == (response.text == '{"status":"queued"}')
-            store.kept.clear()
-            store.known.clear()
+            assert len(store.shares) == (response.text == '{"status":"queued"}')
+            store.shares.clear()
+            store.known_keys.clear()
     return responses
 
 

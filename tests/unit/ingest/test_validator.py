@@ -17,22 +17,30 @@ import proofs
 from helper.core.share import Share
 from helper.errors import ShareRefused
 from helper.ingest import validator
-from helper.ingest.payload import MAX_BODY, SMALL_BODY, invalid_share
-from helper.ingest.schema import WireError
+from helper.ingest.payload import MAX_BODY_BYTES, SMALL_BODY_BYTES, invalid_share
+from helper.ingest.schema import PayloadError
 from helper.ingest.validator import CheckedShare, ShareValidator
 from proofs import InvalidShare, ProofsError, ReadShare
-from tests.campaign.mutations import Mutator
+from tests.campaign.mutations import PayloadMutator
 from tests.support.payloads import decode_share
-from tests.unit.ingest.admission_fixtures import COMMITMENT, NULLIFIER, PAYLOADS, FakeChecks, body, parse_share, payload
+from tests.unit.ingest.admission_fixtures import (
+    COMMITMENT,
+    NULLIFIER,
+    PAYLOADS,
+    FakeChecks,
+    create_body,
+    create_payload,
+    parse_share,
+)
 from tests.unit.ingest.payload_bodies import NON_CANONICAL, OFF_CURVE, b64
 
 pytestmark = pytest.mark.anyio
 MUTATED = 30_000
 
 
-def without(**changes: Any) -> bytes:
+def changed_payload(**changes: Any) -> bytes:
     """The first recorded payload without some fields, or with others."""
-    changed = payload(**changes)
+    changed = create_payload(**changes)
     return json.dumps({name: value for name, value in changed.items() if value is not ...}).encode()
 
 
@@ -51,7 +59,7 @@ def test_read_shares_recorded_payload_keeps_all_values(number: int) -> None:
 
 
 def test_read_shares_mutated_payloads_are_decoded_or_refused() -> None:
-    mutated = list(itertools.islice(Mutator(PAYLOADS, random.Random(11)), MUTATED))
+    mutated = list(itertools.islice(PayloadMutator(PAYLOADS, random.Random(11)), MUTATED))
     results = proofs.read_shares(mutated)
     accepted = [(posted, read) for posted, read in zip(mutated, results, strict=True) if isinstance(read, ReadShare)]
     assert accepted, "some mutations change nothing that matters"
@@ -63,7 +71,7 @@ def test_read_shares_mutated_payloads_are_decoded_or_refused() -> None:
 
 
 SEALED = PAYLOADS[0]["enc_share"]
-TEXT = body().decode()
+TEXT = create_body().decode()
 
 
 @pytest.mark.parametrize(
@@ -72,38 +80,44 @@ TEXT = body().decode()
         (b"", InvalidShare("body", "not-json")),
         (b"null", InvalidShare("body", "type")),
         (b"\xff", InvalidShare("body", "not-utf8")),
-        (without(enc_share=[SEALED["c1"], SEALED["c2"], 0]), InvalidShare("enc_share", "type")),
-        (without(enc_share={**SEALED, "c1": SEALED["c2"]}), InvalidShare("share_comms[0]", "share_comm")),
-        (without(enc_share={**SEALED, "share_index": 16}), InvalidShare("enc_share.share_index", "range")),
-        (without(enc_share={**SEALED, "share_index": 3}), InvalidShare("share_comms[3]", "share_comm")),
-        (without(enc_share={**SEALED, "c2": b64(bytes(32))}), InvalidShare("enc_share.c2", "identity")),
-        (without(enc_share={**SEALED, "c2": OFF_CURVE}), InvalidShare("enc_share.c2", "off-curve")),
-        (without(tree_position=...), InvalidShare("tree_position", "missing")),
-        (without(tree_position=1 << 24), InvalidShare("tree_position", "range")),
-        (without(tree_position=2.0), InvalidShare("tree_position", "type")),
-        (without(share_comms=PAYLOADS[0]["share_comms"][:15]), InvalidShare("share_comms", "count", 15)),
-        (without(share_comms=[b64(bytes(31))] * 16), InvalidShare("share_comms[0]", "length", 31)),
-        (without(shares_hash=PAYLOADS[0]["primary_blind"]), InvalidShare("shares_hash", "shares_hash")),
-        (without(shares_hash=PAYLOADS[0]["shares_hash"].rstrip("=")), InvalidShare("shares_hash", "not-base64")),
-        (without(shares_hash=NON_CANONICAL), InvalidShare("shares_hash", "non-canonical")),
-        (without(vote_round_id=payload()["vote_round_id"][:-2]), InvalidShare("vote_round_id", "not-hex")),
-        (body(share_comms=[0] * SMALL_BODY), InvalidShare("body", "too-large")),
+        (changed_payload(enc_share=[SEALED["c1"], SEALED["c2"], 0]), InvalidShare("enc_share", "type")),
+        (changed_payload(enc_share={**SEALED, "c1": SEALED["c2"]}), InvalidShare("share_comms[0]", "share_comm")),
+        (changed_payload(enc_share={**SEALED, "share_index": 16}), InvalidShare("enc_share.share_index", "range")),
+        (changed_payload(enc_share={**SEALED, "share_index": 3}), InvalidShare("share_comms[3]", "share_comm")),
+        (changed_payload(enc_share={**SEALED, "c2": b64(bytes(32))}), InvalidShare("enc_share.c2", "identity")),
+        (changed_payload(enc_share={**SEALED, "c2": OFF_CURVE}), InvalidShare("enc_share.c2", "off-curve")),
+        (changed_payload(tree_position=...), InvalidShare("tree_position", "missing")),
+        (changed_payload(tree_position=1 << 24), InvalidShare("tree_position", "range")),
+        (changed_payload(tree_position=2.0), InvalidShare("tree_position", "type")),
+        (changed_payload(share_comms=PAYLOADS[0]["share_comms"][:15]), InvalidShare("share_comms", "count", 15)),
+        (changed_payload(share_comms=[b64(bytes(31))] * 16), InvalidShare("share_comms[0]", "length", 31)),
+        (changed_payload(shares_hash=PAYLOADS[0]["primary_blind"]), InvalidShare("shares_hash", "shares_hash")),
+        (
+            changed_payload(shares_hash=PAYLOADS[0]["shares_hash"].rstrip("=")),
+            InvalidShare("shares_hash", "not-base64"),
+        ),
+        (changed_payload(shares_hash=NON_CANONICAL), InvalidShare("shares_hash", "non-canonical")),
+        (
+            changed_payload(vote_round_id=create_payload()["vote_round_id"][:-2]),
+            InvalidShare("vote_round_id", "not-hex"),
+        ),
+        (create_body(share_comms=[0] * SMALL_BODY_BYTES), InvalidShare("body", "too-large")),
     ],
 )
 def test_read_shares_invalid_body_returns_field_and_reason(posted: bytes, invalid: InvalidShare) -> None:
-    assert proofs.read_shares([body(), posted, body()])[1] == invalid
+    assert proofs.read_shares([create_body(), posted, create_body()])[1] == invalid
 
 
 @pytest.mark.parametrize(
     ("posted", "fields"),
     [
-        (without(submit_at=...), {"submit_at": 0}),
-        (without(submit_at=None), {"submit_at": 0}),
-        (without(submit_at=(1 << 63) - 1), {"submit_at": (1 << 63) - 1}),
-        (without(enc_share={**SEALED, "share_index": None}), {"share_index": 0}),
-        (without(share_index=0), {}),
-        (without(all_enc_shares=[SEALED]), {}),
-        (without(vote_round_id=payload()["vote_round_id"].upper()), {}),
+        (changed_payload(submit_at=...), {"submit_at": 0}),
+        (changed_payload(submit_at=None), {"submit_at": 0}),
+        (changed_payload(submit_at=(1 << 63) - 1), {"submit_at": (1 << 63) - 1}),
+        (changed_payload(enc_share={**SEALED, "share_index": None}), {"share_index": 0}),
+        (changed_payload(share_index=0), {}),
+        (changed_payload(all_enc_shares=[SEALED]), {}),
+        (changed_payload(vote_round_id=create_payload()["vote_round_id"].upper()), {}),
     ],
 )
 def test_read_shares_wallet_variations_are_accepted(posted: bytes, fields: dict[str, int]) -> None:
@@ -116,40 +130,40 @@ def test_read_shares_wallet_variations_are_accepted(posted: bytes, fields: dict[
 
 async def test_validator_wrong_hash_is_refused_after_cached_right_one() -> None:
     checker = ShareValidator(proofs)
-    await checker.read(body())
+    await checker.validate_body(create_body())
     other = [*PAYLOADS[0]["share_comms"]]
     other[15], other[14] = other[14], other[15]
-    with pytest.raises(WireError, match="is not the hash of share_comms"):
-        await checker.read(body(share_comms=other))
+    with pytest.raises(PayloadError, match="is not the hash of share_comms"):
+        await checker.validate_body(create_body(share_comms=other))
 
 
-class Batches(FakeChecks):
+class RecordingChecks(FakeChecks):
     """Notes what comes together; each batch waits until it is told to go on."""
 
     def __init__(self) -> None:
         super().__init__()
         self.batches: list[int] = []
         self.threads: set[str] = set()
-        self.go_on = threading.Event()
+        self.proceed = threading.Event()
         self.begun: Callable[[], None] = lambda: None
 
     def read_shares(self, bodies: Sequence[bytes]) -> list[ReadShare | InvalidShare]:
         self.batches.append(len(bodies))
         self.threads.add(threading.current_thread().name)
         self.begun()
-        assert self.go_on.wait(30)
+        assert self.proceed.wait(30)
         return super().read_shares(bodies)
 
 
 async def test_validator_bodies_during_batches_form_next_batch() -> None:
-    checks = Batches()
+    checks = RecordingChecks()
     checker = ShareValidator(checks)
 
     async def post() -> None:
-        found = await checker.read(body())
+        found = await checker.validate_body(create_body())
         assert (found.vote_commitment, found.nullifier) == (COMMITMENT, NULLIFIER)
 
-    first = [2, *[1] * (validator.BATCHES - 1)]
+    first = [2, *[1] * (validator.CONCURRENT_BATCHES - 1)]
     async with anyio.create_task_group() as group:
         for number, posts in enumerate(first):
             for _ in range(posts):
@@ -161,32 +175,32 @@ async def test_validator_bodies_during_batches_form_next_batch() -> None:
         await anyio.wait_all_tasks_blocked()
         assert checks.batches == first
         assert threading.current_thread().name not in checks.threads
-        checks.go_on.set()
+        checks.proceed.set()
     assert sorted(checks.batches) == sorted([*first, validator.MAX_BATCH, 3])
 
 
 async def test_validator_single_body_is_read_on_event_loop() -> None:
-    checks = Batches()
-    checks.go_on.set()
+    checks = RecordingChecks()
+    checks.proceed.set()
     checker = ShareValidator(checks)
     for _ in range(3):
-        await checker.read(body())
+        await checker.validate_body(create_body())
     assert (checks.batches, checks.threads) == ([1] * 3, {threading.current_thread().name})
 
 
 async def test_validator_large_body_does_not_wait_for_batch() -> None:
-    checks = Batches()
-    checks.go_on.set()
-    found = await ShareValidator(checks).read(body() + b" " * SMALL_BODY)
-    assert (found.share, checks.batches) == (parse_share(body()), [1])
+    checks = RecordingChecks()
+    checks.proceed.set()
+    found = await ShareValidator(checks).validate_body(create_body() + b" " * SMALL_BODY_BYTES)
+    assert (found.share, checks.batches) == (parse_share(create_body()), [1])
     assert threading.current_thread().name not in checks.threads
 
 
-NOISE = b'"pad":[' + b"[]," * ((MAX_BODY - 8_000) // 3) + b"1]"
+NOISE = b'"pad":[' + b"[]," * ((MAX_BODY_BYTES - 8_000) // 3) + b"1]"
 """A member that takes orjson 80 ms to read."""
 
 
-def noisy(posted: bytes) -> bytes:
+def add_noise(posted: bytes) -> bytes:
     """The same body with an unknown member that makes it nearly as large as one may be."""
     return posted.rstrip()[:-1] + b"," + NOISE + b"}"
 
@@ -207,19 +221,19 @@ async def test_validator_large_bodies_share_one_worker_thread() -> None:
     checker = ShareValidator(Counted())
     async with anyio.create_task_group() as group:
         for _ in range(8):
-            group.start_soon(checker.read, noisy(body()))
-    assert most == validator.LARGE_THREADS
+            group.start_soon(checker.validate_body, add_noise(create_body()))
+    assert most == validator.LARGE_BODY_THREADS
     assert threading.current_thread().name not in threads
 
 
 @pytest.mark.parametrize(
     "posted",
     [
-        body(),
-        without(tree_position=...),
-        without(share_comms=PAYLOADS[0]["share_comms"][:15]),
-        without(enc_share={**SEALED, "anything": [1]}),
-        without(enc_share={**SEALED, "c1": 5}),
+        create_body(),
+        changed_payload(tree_position=...),
+        changed_payload(share_comms=PAYLOADS[0]["share_comms"][:15]),
+        changed_payload(enc_share={**SEALED, "anything": [1]}),
+        changed_payload(enc_share={**SEALED, "c1": 5}),
         TEXT.replace('"tree_position"', '"tree_position": "x", "tree_position"').encode(),
         TEXT.replace('"tree_position"', '"tree_position": 9, "tree\\u005fposition"').encode(),
         TEXT.replace('"proposal_id": ', '"proposal_id": x').encode(),
@@ -230,10 +244,10 @@ async def test_validator_large_bodies_share_one_worker_thread() -> None:
 async def test_validator_large_body_is_read_or_refused_as_a_small_one(posted: bytes) -> None:
     checker = ShareValidator(FakeChecks())
     results: list[Share | tuple[str, str]] = []
-    for one in (posted, noisy(posted)):
+    for one in (posted, add_noise(posted)):
         try:
-            results.append((await checker.read(one)).share)
-        except WireError as error:
+            results.append((await checker.validate_body(one)).share)
+        except PayloadError as error:
             results.append((error.field, error.message))
     assert results[0] == results[1]
 
@@ -241,19 +255,19 @@ async def test_validator_large_body_is_read_or_refused_as_a_small_one(posted: by
 @pytest.mark.parametrize(
     ("posted", "message"),
     [
-        (b"[" + body() + b"," + body() + b" " * SMALL_BODY + b"]", "body: must be a JSON object"),
-        (noisy(body()) + b"x", "body: is not valid JSON here"),
-        (noisy(body()).replace(b"1]}", b"1]"), "body: is not valid JSON here"),
-        (noisy(body()).replace(b"1]}", b'"\xff"]}'), "body: is not UTF-8"),
+        (b"[" + create_body() + b"," + create_body() + b" " * SMALL_BODY_BYTES + b"]", "body: must be a JSON object"),
+        (add_noise(create_body()) + b"x", "body: is not valid JSON here"),
+        (add_noise(create_body()).replace(b"1]}", b"1]"), "body: is not valid JSON here"),
+        (add_noise(create_body()).replace(b"1]}", b'"\xff"]}'), "body: is not UTF-8"),
         (
-            body(share_comms=[0] * SMALL_BODY),
-            f"body: the fields of the share are larger than {SMALL_BODY} bytes together",
+            create_body(share_comms=[0] * SMALL_BODY_BYTES),
+            f"body: the fields of the share are larger than {SMALL_BODY_BYTES} bytes together",
         ),
     ],
 )
 async def test_validator_large_invalid_body_is_refused(posted: bytes, message: str) -> None:
-    with pytest.raises(WireError) as refused:
-        await ShareValidator(proofs).read(posted)
+    with pytest.raises(PayloadError) as refused:
+        await ShareValidator(proofs).validate_body(posted)
     assert str(refused.value) == message
 
 
@@ -268,10 +282,10 @@ class FailingBatches(FakeChecks):
 
 async def test_validator_failed_batch_is_read_one_by_one() -> None:
     checker = ShareValidator(FailingBatches())
-    posted = [body(), without(tree_position=...), b"fails"]
-    found, missing, failed = await asyncio.gather(*map(checker.read, posted), return_exceptions=True)
+    posted = [create_body(), changed_payload(tree_position=...), b"fails"]
+    found, missing, failed = await asyncio.gather(*map(checker.validate_body, posted), return_exceptions=True)
     assert isinstance(found, CheckedShare)
-    assert found.share == parse_share(body())
-    assert (type(missing), str(missing)) == (WireError, "tree_position: is missing")
+    assert found.share == parse_share(create_body())
+    assert (type(missing), str(missing)) == (PayloadError, "tree_position: is missing")
     assert isinstance(failed, ShareRefused)
     assert (failed.status, str(failed)) == (400, "the share could not be validated")

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from helper.chain.round_registry import RoundRegistry
-from helper.cluster.membership import AGREE_SECONDS, ClusterMember
+from helper.cluster.membership import EXCHANGE_INTERVAL_SECONDS, ClusterMember
 from helper.config import Config
 from helper.core.pause import PauseCause
 from helper.core.roles import ROLES
@@ -24,13 +24,13 @@ from helper.store.sqlite.store import SqliteStore
 from helper.store.store import Store
 from tests.support.bucket import MemoryBucket
 from tests.support.clock import FakeClock
-from tests.support.fakes import until
-from tests.unit.lease.test_s3 import lease, used
-from tests.unit.store.conformance.backends import PostgresPlace
+from tests.support.fakes import wait_until
+from tests.unit.lease.test_s3 import create_released_bucket, lease_for_host
+from tests.unit.store.conformance.backends import PostgresBackend
 
 ENV = {"AWS_REGION": "us-east-1"}
-PLACE = "s3://votes/sender.json"
-SERVER = "postgresql://nobody@127.0.0.1:1/none"
+LEASE_URL = "s3://votes/sender.json"
+DATABASE_URL = "postgresql://nobody@127.0.0.1:1/none"
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def file(tmp_path: Path, clock: FakeClock) -> SqliteStore:
+def sqlite_store(tmp_path: Path, clock: FakeClock) -> SqliteStore:
     return SqliteStore(tmp_path / "q.db", clock=clock)
 
 
@@ -47,24 +47,24 @@ def config(**sections: Any) -> Config:
     return Config.model_validate(sections)
 
 
-def test_a_file_has_the_lease_that_is_named_or_none(file: SqliteStore, clock: FakeClock) -> None:
-    assert create_lease(config(), file, clock=clock, env={}) is None
-    made = create_lease(config(sender={"lease": PLACE}, store={"lease_seconds": 20}), file, clock=clock, env=ENV)
+def test_create_lease_for_file_uses_configured_lease(sqlite_store: SqliteStore, clock: FakeClock) -> None:
+    assert create_lease(config(), sqlite_store, clock=clock, env={}) is None
+    made = create_lease(
+        config(sender={"lease": LEASE_URL}, store={"lease_seconds": 20}), sqlite_store, clock=clock, env=ENV
+    )
     assert isinstance(made, S3Lease)
-    assert (made.seconds, made.held) == (20, False)
+    assert (made.seconds, made.is_held) == (20, False)
 
 
 @pytest.mark.parametrize(
-    ("role", "place", "outer"), [("sender", "auto", False), ("sender", PLACE, True), ("api", PLACE, False)]
+    ("role", "place", "outer"), [("sender", "auto", False), ("sender", LEASE_URL, True), ("api", LEASE_URL, False)]
 )
-def test_of_hosts_on_a_database_those_that_send_ask_the_object_too(
-    role: str, place: str, outer: bool, clock: FakeClock
-) -> None:
+def test_create_lease_for_sending_host_adds_bucket_lease(role: str, place: str, outer: bool, clock: FakeClock) -> None:
     def report(damaged: DamagedShare) -> None:
         raise AssertionError(damaged)
 
-    store = PostgresPlace(SERVER, "none").store(clock, report)
-    settings = config(helper={"role": role}, sender={"lease": place}, store={"url": SERVER})
+    store = PostgresBackend(DATABASE_URL, "none").create_store(clock, report)
+    settings = config(helper={"role": role}, sender={"lease": place}, store={"url": DATABASE_URL})
     made = create_lease(settings, store, clock=clock, env=ENV)
     assert isinstance(made, DatabaseLease)
     assert isinstance(made._outer, S3Lease) is outer
@@ -73,7 +73,7 @@ def test_of_hosts_on_a_database_those_that_send_ask_the_object_too(
 # A database and an object
 
 
-class Place:
+class FakeSenderTable:
     """The database's word, as a test wants it."""
 
     lease_seconds = 10.0
@@ -82,176 +82,181 @@ class Place:
         self.fence = 0
         self.outer: int | None = None
         self.host = ""
-        self.away = False
+        self.is_unavailable = False
 
-    async def take_sender(self, outer: int | None = None) -> int | None:
-        if self.away:
+    async def acquire_sender_lease(self, outer: int | None = None) -> int | None:
+        if self.is_unavailable:
             raise StoreError("the database is away")
         if self.host:
             return None
         self.fence, self.outer = self.fence + 1, outer
         return self.fence
 
-    async def keep_sender(self) -> bool:
-        if self.away:
+    async def renew_sender_lease(self) -> bool:
+        if self.is_unavailable:
             raise StoreError("the database is away")
         return not self.host
 
-    async def leave_sender(self) -> None:
-        if self.away:
+    async def release_sender_lease(self) -> None:
+        if self.is_unavailable:
             raise StoreError("the database is away")
 
-    async def sender_host(self) -> str:
+    async def get_sender_host(self) -> str:
         return self.host
 
 
-async def test_both_must_say_so_and_the_database_learns_the_objects_number(clock: FakeClock) -> None:
-    bucket, place = used(), Place()
-    one, other = DatabaseLease(place, clock=clock, outer=lease(bucket, clock)), lease(bucket, clock, "b")
+async def test_database_lease_requires_both_and_stores_bucket_token(clock: FakeClock) -> None:
+    bucket, place = create_released_bucket(), FakeSenderTable()
+    one, other = (
+        DatabaseLease(place, clock=clock, outer=lease_for_host(bucket, clock)),
+        lease_for_host(bucket, clock, "b"),
+    )
     assert await one.acquire()
-    assert (one.held, one.fence, place.outer) == (True, 1, 1)
+    assert (one.is_held, one.fence, place.outer) == (True, 1, 1)
     clock.advance(3)
     assert await one.renew()
     clock.advance(7.9)
-    assert one.held
+    assert one.is_held
     clock.advance(0.2)
-    assert not one.held, "the object's is over; the database's is not yet"
+    assert not one.is_held, "the object's is over; the database's is not yet"
     assert not await other.acquire()
     clock.advance(10)
     assert await other.acquire()
     assert not await one.renew()
     assert not await one.acquire()
-    assert (one.held, one.holder) == (False, "b")
+    assert (one.is_held, one.holder) == (False, "b")
 
 
-async def test_a_host_that_the_database_names_keeps_the_objects_holder_from_sending(clock: FakeClock) -> None:
-    bucket, place = used(), Place()
-    one = DatabaseLease(place, clock=clock, outer=lease(bucket, clock))
+async def test_database_holder_blocks_bucket_lease_holder(clock: FakeClock) -> None:
+    bucket, place = create_released_bucket(), FakeSenderTable()
+    one = DatabaseLease(place, clock=clock, outer=lease_for_host(bucket, clock))
     place.host = "red"
     assert not await one.acquire()
-    assert (one.held, one.holder) == (False, "red")
+    assert (one.is_held, one.holder) == (False, "red")
     place.host = ""
     assert await one.acquire()
     place.host = "red"
     assert not await one.renew()
-    assert (one.held, one.holder) == (False, "red")
+    assert (one.is_held, one.holder) == (False, "red")
 
 
-async def test_a_database_that_is_away_ends_nothing_before_its_time_and_the_object_is_let_go(clock: FakeClock) -> None:
-    bucket, place = used(), Place()
-    one = DatabaseLease(place, clock=clock, outer=lease(bucket, clock))
-    place.away = True
+async def test_database_outage_keeps_lease_until_expiry_and_releases_bucket(clock: FakeClock) -> None:
+    bucket, place = create_released_bucket(), FakeSenderTable()
+    one = DatabaseLease(place, clock=clock, outer=lease_for_host(bucket, clock))
+    place.is_unavailable = True
     with pytest.raises(LeaseError, match="could not acquire the sender lease"):
         await one.acquire()
-    place.away = False
+    place.is_unavailable = False
     assert await one.acquire()
-    place.away = True
+    place.is_unavailable = True
     with pytest.raises(LeaseError, match="could not renew the sender lease"):
         await one.renew()
-    assert one.held
+    assert one.is_held
     with pytest.raises(LeaseError, match="could not release the sender lease"):
         await one.release()
-    assert not one.held
-    assert await lease(bucket, clock, "b").acquire(), "at once"
+    assert not one.is_held
+    assert await lease_for_host(bucket, clock, "b").acquire(), "at once"
 
 
 # One host with a file, and what wallets and provers learn
 
 
-def among(
-    store: object, own: S3Lease | DatabaseLease, clock: FakeClock, *, role: str = "all", others: object = None
+def create_member(
+    store: object, lease: S3Lease | DatabaseLease, clock: FakeClock, *, role: str = "all", agreed: object = None
 ) -> ClusterMember:
-    """What a host knows of the others; `others` stands for the circuits and rounds that they agree on."""
+    """What a host knows of the others; `agreed` stands for the circuits and rounds that they agree on."""
     return ClusterMember(
         cast(Store, store),
-        lease=own,
+        lease=lease,
         role=ROLES[role],
         standby=False,
-        circuits=cast(CircuitSelector, others),
-        rounds=cast(RoundRegistry, others),
+        circuits=cast(CircuitSelector, agreed),
+        rounds=cast(RoundRegistry, agreed),
         clock=clock,
-        changed=lambda: None,
+        on_acquired=lambda: None,
     )
 
 
-async def test_a_copy_of_a_file_does_nothing_beside_its_original(file: SqliteStore, clock: FakeClock) -> None:
-    bucket = used()
-    first, second = lease(bucket, clock), lease(bucket, clock, "b")
-    original, restored = among(file, first, clock), among(file, second, clock)
+async def test_member_on_copied_file_is_blocked_by_bucket_lease(sqlite_store: SqliteStore, clock: FakeClock) -> None:
+    bucket = create_released_bucket()
+    first, second = lease_for_host(bucket, clock), lease_for_host(bucket, clock, "b")
+    original, restored = create_member(sqlite_store, first, clock), create_member(sqlite_store, second, clock)
     assert (
-        str(original.elsewhere) == str(original.waits) == "it is not known yet whether another host works on this queue"
+        str(original.intake_blocked)
+        == str(original.work_blocked)
+        == "it is not known yet whether another host works on this queue"
     )
-    await original.begin()
-    assert {original.elsewhere, original.waits} == {None}
+    await original.start()
+    assert {original.intake_blocked, original.work_blocked} == {None}
     assert not await second.acquire()
-    assert restored.elsewhere == restored.waits == PauseCause.QUEUE_USED_ELSEWHERE.reason("a")
+    assert restored.intake_blocked == restored.work_blocked == PauseCause.QUEUE_USED_ELSEWHERE.reason("a")
     assert restored.facts() == {"sends": False, "sender": "a"}
     assert original.facts() == {"sends": True, "sender": ""}
 
 
-class Asked:
+class FakeSharedStore:
     """A shared database as far as a host asks it who sends."""
 
-    shared = True
+    is_shared = True
 
     def __init__(self) -> None:
         self.host = ""
-        self.away = False
+        self.is_unavailable = False
 
-    async def sender_host(self) -> str:
-        if self.away:
+    async def get_sender_host(self) -> str:
+        if self.is_unavailable:
             raise StoreError("the database is away")
         return self.host
 
-    async def skew(self) -> float:
+    async def measure_clock_skew(self) -> float:
         return 0.0
 
 
-def knows(host: ClusterMember, sender: str | None) -> bool:
+def reports_sender(host: ClusterMember, sender: str | None) -> bool:
     """Whether this is what the host says of who sends ("": nobody; None: it cannot know)."""
     known: bool = host.facts()["sender"] == sender
     return known
 
 
-class NothingShared:
+class StubAgreed:
     """No circuit to agree on, and no rounds."""
 
     shared_key = None
 
-    async def reread(self) -> None:
+    async def reload_from_store(self) -> None:
         pass
 
 
-async def test_every_host_of_a_shared_queue_knows_who_sends_and_that_nobody_does(clock: FakeClock) -> None:
-    place = Asked()
-    host = among(place, DatabaseLease(Place(), clock=clock), clock, role="api", others=NothingShared())
-    parts = host.parts
+async def test_member_facts_follow_sender_host(clock: FakeClock) -> None:
+    place = FakeSharedStore()
+    host = create_member(place, DatabaseLease(FakeSenderTable(), clock=clock), clock, role="api", agreed=StubAgreed())
+    parts = host.tasks
     parts["clock"].close()
     assert host.facts()["sender"] is None
     agreeing = asyncio.create_task(parts["agreement"])
-    for place.host, place.away, known in (("red", False, "red"), ("", False, ""), ("red", True, None)):
-        clock.advance(AGREE_SECONDS)
-        await until(partial(knows, host, known))
+    for place.host, place.is_unavailable, known in (("red", False, "red"), ("", False, ""), ("red", True, None)):
+        clock.advance(EXCHANGE_INTERVAL_SECONDS)
+        await wait_until(partial(reports_sender, host, known))
     agreeing.cancel()
 
 
-async def test_a_place_that_is_away_for_long_stops_the_proving_and_not_the_taking(
-    file: SqliteStore, clock: FakeClock
+async def test_member_with_expired_lease_blocks_work_but_not_intake(
+    sqlite_store: SqliteStore, clock: FakeClock
 ) -> None:
-    bucket: MemoryBucket = used()
-    one = among(file, lease(bucket, clock), clock)
-    await one.begin()
+    bucket: MemoryBucket = create_released_bucket()
+    one = create_member(sqlite_store, lease_for_host(bucket, clock), clock)
+    await one.start()
     clock.advance(9)
-    assert one.elsewhere is None
-    assert "has not answered for so long" in str(one.waits)
+    assert one.intake_blocked is None
+    assert "has not answered for so long" in str(one.work_blocked)
 
 
-async def test_a_clock_that_is_set_is_no_matter_where_there_is_one_host(file: SqliteStore, clock: FakeClock) -> None:
-    one = among(file, lease(used(), clock), clock)
-    await one.begin()
-    clock.jump(60)
-    assert one.off is None
-    parts = one.parts
+async def test_member_alone_ignores_clock_jump(sqlite_store: SqliteStore, clock: FakeClock) -> None:
+    one = create_member(sqlite_store, lease_for_host(create_released_bucket(), clock), clock)
+    await one.start()
+    clock.set_wall_clock(60)
+    assert one.clock_fault is None
+    parts = one.tasks
     for part in parts.values():
         part.close()
     assert list(parts) == ["lease"]

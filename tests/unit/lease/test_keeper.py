@@ -12,57 +12,57 @@ from structlog.testing import capture_logs
 from helper.errors import LeaseError, LeaseHeld
 from helper.lease.keeper import LeaseKeeper
 from tests.support.clock import FakeClock
-from tests.support.fakes import until
+from tests.support.fakes import wait_until
 
 
-class Place:
+class FakeLeaseStore:
     """Where a lease is kept, as a test arranges it.
 
     Attributes:
         owner: who has it.
-        away: it can not be asked.
-        words: what it was told.
+        is_unavailable: it can not be asked.
+        calls: what it was told.
     """
 
     def __init__(self) -> None:
         self.owner = ""
-        self.away = False
-        self.words: list[str] = []
+        self.is_unavailable = False
+        self.calls: list[str] = []
 
-    def hear(self, word: str) -> None:
-        self.words.append(word)
-        if self.away:
+    def record_call(self, name: str) -> None:
+        self.calls.append(name)
+        if self.is_unavailable:
             raise LeaseError("nobody answers")
 
 
-class PlacedLease:
+class FakeLease:
     """A lease in that place."""
 
     seconds = 10.0
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, place: FakeLeaseStore) -> None:
+        self._store = place
         self.fence = 0
-        self.held = False
+        self.is_held = False
         self.holder = ""
 
     async def acquire(self) -> bool:
-        self._place.hear("acquire")
-        if self._place.owner not in {"", "me"}:
-            self.holder = self._place.owner
+        self._store.record_call("acquire")
+        if self._store.owner not in {"", "me"}:
+            self.holder = self._store.owner
             return False
-        self._place.owner, self.held, self.fence = "me", True, self.fence + 1
+        self._store.owner, self.is_held, self.fence = "me", True, self.fence + 1
         return True
 
     async def renew(self) -> bool:
-        self._place.hear("renew")
-        self.held = self._place.owner == "me"
-        self.holder = "" if self.held else self._place.owner
-        return self.held
+        self._store.record_call("renew")
+        self.is_held = self._store.owner == "me"
+        self.holder = "" if self.is_held else self._store.owner
+        return self.is_held
 
     async def release(self) -> None:
-        self._place.hear("release")
-        self.held, self._place.owner = False, ""
+        self._store.record_call("release")
+        self.is_held, self._store.owner = False, ""
 
 
 @pytest.fixture
@@ -71,17 +71,17 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def place() -> Place:
-    return Place()
+def lease_store() -> FakeLeaseStore:
+    return FakeLeaseStore()
 
 
 @pytest.fixture
-def lease(place: Place) -> PlacedLease:
-    return PlacedLease(place)
+def lease(lease_store: FakeLeaseStore) -> FakeLease:
+    return FakeLease(lease_store)
 
 
 @asynccontextmanager
-async def running(keeper: LeaseKeeper) -> AsyncIterator[asyncio.Task[None]]:
+async def run_keeper(keeper: LeaseKeeper) -> AsyncIterator[asyncio.Task[None]]:
     task = asyncio.create_task(keeper.run())
     try:
         yield task
@@ -91,7 +91,7 @@ async def running(keeper: LeaseKeeper) -> AsyncIterator[asyncio.Task[None]]:
             await task
 
 
-async def passes(clock: FakeClock, seconds: float, arrived: Callable[[], object]) -> None:
+async def advance_until(clock: FakeClock, seconds: float, arrived: Callable[[], object]) -> None:
     """Let time pass in steps, each seen by whoever waits for it, until something is so."""
     for _ in range(int(seconds * 4)):
         if arrived():
@@ -102,141 +102,143 @@ async def passes(clock: FakeClock, seconds: float, arrived: Callable[[], object]
     assert arrived()
 
 
-async def test_it_is_taken_renewed_and_let_go(clock: FakeClock, place: Place, lease: PlacedLease) -> None:
-    taken: list[int] = []
-    keeper = LeaseKeeper(lease, clock=clock, changed=lambda: taken.append(lease.fence))
-    await keeper.begin()
-    assert taken == [1]
-    async with running(keeper):
-        await passes(clock, 10, lambda: place.words.count("renew") == 2)
-    assert place.words == ["acquire", "renew", "renew", "release"]
-    assert place.owner == ""
-
-
-async def test_a_second_sender_refuses_to_run_once_the_first_has_proved_to_live(
-    clock: FakeClock, place: Place, lease: PlacedLease
+async def test_keeper_acquires_renews_and_releases(
+    clock: FakeClock, lease_store: FakeLeaseStore, lease: FakeLease
 ) -> None:
-    place.owner = "red"
-    beginning = asyncio.create_task(LeaseKeeper(lease, clock=clock).begin())
-    await passes(clock, 10.5, lambda: place.words.count("acquire") >= 10)
+    taken: list[int] = []
+    keeper = LeaseKeeper(lease, clock=clock, on_acquired=lambda: taken.append(lease.fence))
+    await keeper.acquire_at_start()
+    assert taken == [1]
+    async with run_keeper(keeper):
+        await advance_until(clock, 10, lambda: lease_store.calls.count("renew") == 2)
+    assert lease_store.calls == ["acquire", "renew", "renew", "release"]
+    assert lease_store.owner == ""
+
+
+async def test_second_sender_is_refused_when_first_is_alive(
+    clock: FakeClock, lease_store: FakeLeaseStore, lease: FakeLease
+) -> None:
+    lease_store.owner = "red"
+    beginning = asyncio.create_task(LeaseKeeper(lease, clock=clock).acquire_at_start())
+    await advance_until(clock, 10.5, lambda: lease_store.calls.count("acquire") >= 10)
     assert not beginning.done()
-    await passes(clock, 3, beginning.done)
+    await advance_until(clock, 3, beginning.done)
     with pytest.raises(LeaseHeld, match="'red' sends"):
         await beginning
 
 
-async def test_what_a_dead_host_left_is_taken_when_its_time_is_over(
-    clock: FakeClock, place: Place, lease: PlacedLease
+async def test_keeper_takes_lease_of_dead_host_after_expiry(
+    clock: FakeClock, lease_store: FakeLeaseStore, lease: FakeLease
 ) -> None:
-    place.owner = "red"
-    beginning = asyncio.create_task(LeaseKeeper(lease, clock=clock).begin())
-    await passes(clock, 5, lambda: place.words.count("acquire") >= 4)
-    place.owner = ""
-    await passes(clock, 2, beginning.done)
+    lease_store.owner = "red"
+    beginning = asyncio.create_task(LeaseKeeper(lease, clock=clock).acquire_at_start())
+    await advance_until(clock, 5, lambda: lease_store.calls.count("acquire") >= 4)
+    lease_store.owner = ""
+    await advance_until(clock, 2, beginning.done)
     await beginning
-    assert lease.held
+    assert lease.is_held
 
 
-async def test_a_host_on_standby_waits_and_takes_over(clock: FakeClock, place: Place, lease: PlacedLease) -> None:
-    place.owner = "red"
+async def test_standby_waits_and_takes_over(clock: FakeClock, lease_store: FakeLeaseStore, lease: FakeLease) -> None:
+    lease_store.owner = "red"
     keeper = LeaseKeeper(lease, clock=clock, standby=True)
-    await keeper.begin()
-    assert place.words == []
-    async with running(keeper) as task:
-        await passes(clock, 60, lambda: place.words.count("acquire") >= 40)
+    await keeper.acquire_at_start()
+    assert lease_store.calls == []
+    async with run_keeper(keeper) as task:
+        await advance_until(clock, 60, lambda: lease_store.calls.count("acquire") >= 40)
         assert not task.done()
-        place.owner = ""
-        await passes(clock, 2, lambda: lease.held)
+        lease_store.owner = ""
+        await advance_until(clock, 2, lambda: lease.is_held)
 
 
-async def test_a_sender_that_finds_another_in_its_place_ends(
-    clock: FakeClock, place: Place, lease: PlacedLease
+async def test_keeper_that_lost_lease_to_other_host_ends(
+    clock: FakeClock, lease_store: FakeLeaseStore, lease: FakeLease
 ) -> None:
     keeper = LeaseKeeper(lease, clock=clock)
-    await keeper.begin()
-    async with running(keeper) as task:
-        place.owner = "red"
-        await passes(clock, 20, task.done)
+    await keeper.acquire_at_start()
+    async with run_keeper(keeper) as task:
+        lease_store.owner = "red"
+        await advance_until(clock, 20, task.done)
         with pytest.raises(LeaseHeld, match="'red' sends"):
             await task
-    assert place.owner == "red"
+    assert lease_store.owner == "red"
 
 
-async def test_a_place_that_can_not_be_asked_ends_nothing(clock: FakeClock, place: Place, lease: PlacedLease) -> None:
-    keeper = LeaseKeeper(lease, clock=clock)
-    place.away = True
-    await keeper.begin()  # a start is not refused for it
-    assert place.words == ["acquire"]
-    async with running(keeper) as task:
-        await passes(clock, 30, lambda: place.words.count("acquire") >= 20)
-        place.away = False
-        await passes(clock, 2, lambda: lease.held)
-        place.away = True
-        await passes(clock, 30, lambda: place.words.count("renew") >= 5)
-        assert not task.done()
-        place.away = False
-        await passes(clock, 10, lambda: place.words[-1:] == ["renew"])
-        await until(lambda: lease.held)
-
-
-async def test_how_long_a_place_was_away_says_nothing_about_who_lives(
-    clock: FakeClock, place: Place, lease: PlacedLease
+async def test_keeper_with_unavailable_store_continues(
+    clock: FakeClock, lease_store: FakeLeaseStore, lease: FakeLease
 ) -> None:
     keeper = LeaseKeeper(lease, clock=clock)
-    place.away, place.owner = True, "red"
-    await keeper.begin()
-    async with running(keeper) as task:
-        await passes(clock, 60, lambda: place.words.count("acquire") >= 40)
-        place.away = False
-        asked = place.words.count("acquire")
-        await passes(clock, 10.5, lambda: place.words.count("acquire") >= asked + 10)
+    lease_store.is_unavailable = True
+    await keeper.acquire_at_start()  # a start is not refused for it
+    assert lease_store.calls == ["acquire"]
+    async with run_keeper(keeper) as task:
+        await advance_until(clock, 30, lambda: lease_store.calls.count("acquire") >= 20)
+        lease_store.is_unavailable = False
+        await advance_until(clock, 2, lambda: lease.is_held)
+        lease_store.is_unavailable = True
+        await advance_until(clock, 30, lambda: lease_store.calls.count("renew") >= 5)
         assert not task.done()
-        await passes(clock, 3, task.done)
+        lease_store.is_unavailable = False
+        await advance_until(clock, 10, lambda: lease_store.calls[-1:] == ["renew"])
+        await wait_until(lambda: lease.is_held)
+
+
+async def test_outage_duration_does_not_prove_holder_alive(
+    clock: FakeClock, lease_store: FakeLeaseStore, lease: FakeLease
+) -> None:
+    keeper = LeaseKeeper(lease, clock=clock)
+    lease_store.is_unavailable, lease_store.owner = True, "red"
+    await keeper.acquire_at_start()
+    async with run_keeper(keeper) as task:
+        await advance_until(clock, 60, lambda: lease_store.calls.count("acquire") >= 40)
+        lease_store.is_unavailable = False
+        asked = lease_store.calls.count("acquire")
+        await advance_until(clock, 10.5, lambda: lease_store.calls.count("acquire") >= asked + 10)
+        assert not task.done()
+        await advance_until(clock, 3, task.done)
         with pytest.raises(LeaseHeld, match="'red' sends"):
             await task
 
 
-async def test_where_nothing_says_who_had_it_that_is_what_is_told(
-    clock: FakeClock, place: Place, lease: PlacedLease, monkeypatch: pytest.MonkeyPatch
+async def test_lease_lost_to_unknown_holder_is_reported_as_unknown(
+    clock: FakeClock, lease_store: FakeLeaseStore, lease: FakeLease, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def nobodys() -> bool:
-        place.hear("acquire")
+        lease_store.record_call("acquire")
         return False
 
     monkeypatch.setattr(lease, "acquire", nobodys)
     with capture_logs() as logs:
-        beginning = asyncio.create_task(LeaseKeeper(lease, clock=clock).begin())
-        await passes(clock, 20, beginning.done)
+        beginning = asyncio.create_task(LeaseKeeper(lease, clock=clock).acquire_at_start())
+        await advance_until(clock, 20, beginning.done)
         with pytest.raises(LeaseHeld, match="another host sends for this queue"):
             await beginning
     (told,) = logs
     assert (told["reason"], told["advice"]) == ("waiting to learn whether another host sends", "This takes 10 s.")
 
 
-async def test_a_host_that_may_not_send_leaves_it_to_others_and_takes_it_again(
-    clock: FakeClock, place: Place, lease: PlacedLease
+async def test_host_that_cannot_send_releases_and_reacquires(
+    clock: FakeClock, lease_store: FakeLeaseStore, lease: FakeLease
 ) -> None:
     fit = [False]
-    keeper = LeaseKeeper(lease, clock=clock, standby=True, fit=lambda: fit[-1])
-    await keeper.begin()
-    async with running(keeper) as task:
+    keeper = LeaseKeeper(lease, clock=clock, standby=True, can_send=lambda: fit[-1])
+    await keeper.acquire_at_start()
+    async with run_keeper(keeper) as task:
         with pytest.raises(AssertionError):
-            await passes(clock, 20, lambda: place.words)  # it does not even ask
+            await advance_until(clock, 20, lambda: lease_store.calls)  # it does not even ask
         fit.append(True)
-        await passes(clock, 2, lambda: lease.held)
+        await advance_until(clock, 2, lambda: lease.is_held)
         fit.append(False)
-        await passes(clock, 5, lambda: place.words[-1] == "release")
-        assert (place.owner, lease.held) == ("", False)
-        place.owner = "red"
+        await advance_until(clock, 5, lambda: lease_store.calls[-1] == "release")
+        assert (lease_store.owner, lease.is_held) == ("", False)
+        lease_store.owner = "red"
         fit.append(True)
-        await passes(clock, 20, lambda: place.words.count("acquire") >= 5)
-        place.owner = ""
-        await passes(clock, 2, lambda: lease.held)
+        await advance_until(clock, 20, lambda: lease_store.calls.count("acquire") >= 5)
+        lease_store.owner = ""
+        await advance_until(clock, 2, lambda: lease.is_held)
         assert not task.done()
 
 
-async def test_a_host_that_may_not_send_is_not_refused_its_start(
-    clock: FakeClock, place: Place, lease: PlacedLease
-) -> None:
-    await LeaseKeeper(lease, clock=clock, fit=lambda: False).begin()
-    assert place.words == []
+async def test_host_that_cannot_send_may_start(clock: FakeClock, lease_store: FakeLeaseStore, lease: FakeLease) -> None:
+    await LeaseKeeper(lease, clock=clock, can_send=lambda: False).acquire_at_start()
+    assert lease_store.calls == []

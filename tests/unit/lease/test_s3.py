@@ -14,49 +14,49 @@ from helper.clock import SlicedWait
 from helper.errors import BucketError, BucketRefused, ConfigError, LeaseError
 from helper.lease import Lease
 from helper.lease.record import LeaseObservation, LeaseRecord
-from helper.lease.s3 import CHECK, NOBODY, S3Lease, s3_lease
+from helper.lease.s3 import CHECK_SUFFIX, NO_HOLDER, S3Lease, create_s3_lease
 from helper.object_store.bucket import BucketLocation, S3Settings, StoredObject
 from tests.support.bucket import MemoryBucket
 from tests.support.clock import FakeClock
 
 T = TypeVar("T")
-NAME = "sender.json"
-STEP = 0.1
+OBJECT_NAME = "sender.json"
+STEP_SECONDS = 0.1
 
 
-def lease(bucket: MemoryBucket, clock: FakeClock, host: str = "a") -> S3Lease:
-    made = S3Lease(bucket, NAME, host=host, clock=clock)
+def lease_for_host(bucket: MemoryBucket, clock: FakeClock, host: str = "a") -> S3Lease:
+    made = S3Lease(bucket, OBJECT_NAME, host=host, clock=clock)
     told: Lease = made
     assert told.seconds == 10
     return made
 
 
-def used() -> MemoryBucket:
+def create_released_bucket() -> MemoryBucket:
     """A bucket with a lease that nobody has any more."""
     bucket = MemoryBucket()
-    record = LeaseRecord(holder=NOBODY, host="", fence=0, beat=0, seconds=10, released=True, written=0)
-    bucket.objects[NAME] = StoredObject(record.to_bytes(), '"used"')
+    record = LeaseRecord(holder=NO_HOLDER, host="", fence=0, beat=0, seconds=10, released=True, written=0)
+    bucket.objects[OBJECT_NAME] = StoredObject(record.to_bytes(), '"used"')
     return bucket
 
 
-def there(bucket: MemoryBucket) -> LeaseRecord:
-    return LeaseRecord.from_bytes(bucket.objects[NAME].body)
+def stored_record(bucket: MemoryBucket) -> LeaseRecord:
+    return LeaseRecord.from_bytes(bucket.objects[OBJECT_NAME].body)
 
 
-async def test_one_has_it_and_says_so_until_its_time_less_the_margin_is_over() -> None:
-    bucket, clock = used(), FakeClock()
-    first, second = lease(bucket, clock), lease(bucket, clock, "b")
-    assert not first.held
+async def test_lease_is_held_until_expiry_less_margin() -> None:
+    bucket, clock = create_released_bucket(), FakeClock()
+    first, second = lease_for_host(bucket, clock), lease_for_host(bucket, clock, "b")
+    assert not first.is_held
     assert first.fence == 0
     assert await first.acquire()
-    assert (first.held, first.fence, first.holder) == (True, 1, "")
+    assert (first.is_held, first.fence, first.holder) == (True, 1, "")
     assert not await second.acquire()
-    assert (second.held, second.holder) == (False, "a")
-    assert (there(bucket).host, there(bucket).fence, there(bucket).seconds) == ("a", 1, 10)
+    assert (second.is_held, second.holder) == (False, "a")
+    assert (stored_record(bucket).host, stored_record(bucket).fence, stored_record(bucket).seconds) == ("a", 1, 10)
     clock.advance(7.9)
-    assert first.held
+    assert first.is_held
     clock.advance(0.2)
-    assert not first.held
+    assert not first.is_held
     assert not await second.acquire()
     clock.advance(2)
     assert await second.acquire()
@@ -65,37 +65,37 @@ async def test_one_has_it_and_says_so_until_its_time_less_the_margin_is_over() -
     assert first.holder == "b"
 
 
-async def test_a_renewed_one_is_kept_from_others_for_ever() -> None:
-    bucket, clock = used(), FakeClock()
-    first, second = lease(bucket, clock), lease(bucket, clock, "b")
+async def test_renewed_lease_is_never_taken() -> None:
+    bucket, clock = create_released_bucket(), FakeClock()
+    first, second = lease_for_host(bucket, clock), lease_for_host(bucket, clock, "b")
     assert await first.acquire()
     for _ in range(20):
         clock.advance(3)
         assert not await second.acquire()
-        assert first.held
+        assert first.is_held
         assert await first.renew()
-    assert (first.fence, there(bucket).beat) == (1, 21)
+    assert (first.fence, stored_record(bucket).beat) == (1, 21)
 
 
-async def test_one_that_was_let_go_is_free_at_once_and_numbers_go_on() -> None:
-    bucket, clock = used(), FakeClock()
-    first, second = lease(bucket, clock), lease(bucket, clock, "b")
+async def test_released_lease_is_free_and_token_increases() -> None:
+    bucket, clock = create_released_bucket(), FakeClock()
+    first, second = lease_for_host(bucket, clock), lease_for_host(bucket, clock, "b")
     assert await first.acquire()
     await first.release()
-    assert not first.held
+    assert not first.is_held
     assert not await first.renew()
     assert await second.acquire()
     assert second.fence == 2
     await first.release()
-    assert second.held
+    assert second.is_held
     assert await second.renew()
 
 
-async def test_a_restarted_holder_of_the_same_name_waits_like_anybody() -> None:
+async def test_restarted_holder_waits_for_expiry() -> None:
     """A clone of a machine has its name, and the copy of its queue beside it."""
-    bucket, clock = used(), FakeClock()
-    assert await lease(bucket, clock).acquire()
-    again = lease(bucket, clock)
+    bucket, clock = create_released_bucket(), FakeClock()
+    assert await lease_for_host(bucket, clock).acquire()
+    again = lease_for_host(bucket, clock)
     assert not await again.acquire()
     clock.advance(9.9)
     assert not await again.acquire()
@@ -103,8 +103,8 @@ async def test_a_restarted_holder_of_the_same_name_waits_like_anybody() -> None:
     assert await again.acquire()
 
 
-async def test_of_two_that_find_it_free_together_one_gets_it() -> None:
-    class Meeting(MemoryBucket):
+async def test_concurrent_acquire_gives_lease_to_one() -> None:
+    class BarrierBucket(MemoryBucket):
         """Both have read before either writes."""
 
         def __init__(self) -> None:
@@ -113,80 +113,80 @@ async def test_of_two_that_find_it_free_together_one_gets_it() -> None:
 
         async def get(self, name: str) -> StoredObject | None:
             found = await super().get(name)
-            if self.asked["get"] <= 2:
+            if self.request_counts["get"] <= 2:
                 await self.barrier.wait()
             return found
 
-    bucket, clock = Meeting(), FakeClock()
-    bucket.objects |= used().objects
-    both = lease(bucket, clock), lease(bucket, clock, "b")
+    bucket, clock = BarrierBucket(), FakeClock()
+    bucket.objects |= create_released_bucket().objects
+    both = lease_for_host(bucket, clock), lease_for_host(bucket, clock, "b")
     assert sorted(await asyncio.gather(*(one.acquire() for one in both))) == [False, True]
-    assert sorted(one.held for one in both) == [False, True]
+    assert sorted(one.is_held for one in both) == [False, True]
     assert {one.holder for one in both} <= {"", "a", "b"}
     assert sum(bool(one.holder) for one in both) == 1
 
 
-async def test_a_renewal_whose_answer_was_lost_is_found_and_goes_on() -> None:
-    bucket, clock = used(), FakeClock()
-    one = lease(bucket, clock)
+async def test_renew_with_lost_response_keeps_lease() -> None:
+    bucket, clock = create_released_bucket(), FakeClock()
+    one = lease_for_host(bucket, clock)
     assert await one.acquire()
     clock.advance(3)
-    bucket.loses = 1
+    bucket.lost_replies = 1
     with pytest.raises(LeaseError, match="answer was lost"):
         await one.renew()
-    assert one.held
+    assert one.is_held
     assert await one.renew()
-    assert (one.fence, there(bucket).beat) == (1, 4)
+    assert (one.fence, stored_record(bucket).beat) == (1, 4)
     clock.advance(7.9)
-    assert one.held
+    assert one.is_held
 
 
-async def test_a_first_write_whose_answer_was_lost_is_not_waited_for() -> None:
-    bucket, clock = used(), FakeClock()
-    one = lease(bucket, clock)
+async def test_acquire_with_lost_response_succeeds_without_waiting() -> None:
+    bucket, clock = create_released_bucket(), FakeClock()
+    one = lease_for_host(bucket, clock)
     assert await one.acquire()
     await one.release()
-    bucket.loses = 1
+    bucket.lost_replies = 1
     with pytest.raises(LeaseError):
         await one.acquire()
-    assert not one.held
+    assert not one.is_held
     assert await one.acquire()
     assert one.fence == 3
 
 
-async def test_a_number_that_was_passed_on_is_not_renewed() -> None:
-    bucket, clock = used(), FakeClock()
-    one = lease(bucket, clock)
+async def test_renew_after_handover_is_refused() -> None:
+    bucket, clock = create_released_bucket(), FakeClock()
+    one = lease_for_host(bucket, clock)
     assert await one.acquire()
-    bucket.loses = 1
+    bucket.lost_replies = 1
     with pytest.raises(LeaseError):
         await one.acquire()
-    assert (one.held, one.fence, there(bucket).fence) == (True, 1, 2)
+    assert (one.is_held, one.fence, stored_record(bucket).fence) == (True, 1, 2)
     assert not await one.renew()
-    assert not one.held
+    assert not one.is_held
     assert await one.acquire()
-    assert (one.held, one.fence) == (True, 3)
+    assert (one.is_held, one.fence) == (True, 3)
 
 
-async def test_a_store_that_is_away_ends_it_by_time_and_not_before() -> None:
-    bucket, clock = used(), FakeClock()
-    one = lease(bucket, clock)
+async def test_bucket_outage_ends_lease_only_at_expiry() -> None:
+    bucket, clock = create_released_bucket(), FakeClock()
+    one = lease_for_host(bucket, clock)
     assert await one.acquire()
-    bucket.fails = 4
+    bucket.failing_writes = 4
     for held in (True, True, False, False):
         clock.advance(3)
         with pytest.raises(LeaseError, match="away"):
             await one.renew()
-        assert one.held is held
+        assert one.is_held is held
     assert await one.renew()  # nobody took it meanwhile: the condition says so
-    assert (one.held, one.fence) == (True, 1)
+    assert (one.is_held, one.fence) == (True, 1)
 
 
-async def test_who_finds_no_object_waits_as_for_one_that_died_and_numbers_go_on() -> None:
+async def test_acquire_with_missing_object_waits_and_token_increases() -> None:
     bucket, clock = MemoryBucket(), FakeClock()
-    one, other = lease(bucket, clock), lease(bucket, clock, "b")
+    one, other = lease_for_host(bucket, clock), lease_for_host(bucket, clock, "b")
     assert not await one.acquire()
-    assert (one.held, one.holder, there(bucket).holder) == (False, "", NOBODY)
+    assert (one.is_held, one.holder, stored_record(bucket).holder) == (False, "", NO_HOLDER)
     assert not await other.acquire()
     clock.advance(9.9)
     assert not await one.acquire()
@@ -194,27 +194,27 @@ async def test_who_finds_no_object_waits_as_for_one_that_died_and_numbers_go_on(
     assert await one.acquire()
     first = one.fence
     clock.advance(7.9)
-    del bucket.objects[NAME]  # somebody tidies up, while it is held and can not be renewed
-    assert one.held
+    del bucket.objects[OBJECT_NAME]  # somebody tidies up, while it is held and can not be renewed
+    assert one.is_held
     assert not await other.acquire()
     assert not await one.renew()
-    assert (one.held, one.holder) == (False, "")
+    assert (one.is_held, one.holder) == (False, "")
     for _ in range(11):
         clock.advance(1)
         taken = await other.acquire()
     assert taken
     assert other.fence > first
-    del bucket.objects[NAME]
-    fresh = lease(bucket, clock)  # one that has never seen it
+    del bucket.objects[OBJECT_NAME]
+    fresh = lease_for_host(bucket, clock)  # one that has never seen it
     assert not await fresh.acquire()
     clock.advance(10)
     assert await fresh.acquire()
     assert fresh.fence > other.fence
 
 
-async def test_a_machine_that_was_copied_with_its_memory_is_another_one() -> None:
-    bucket, clock = used(), FakeClock()
-    one = lease(bucket, clock)
+async def test_cloned_machine_loses_lease() -> None:
+    bucket, clock = create_released_bucket(), FakeClock()
+    one = lease_for_host(bucket, clock)
     assert await one.acquire()
     twin = copy.copy(one)
     twin._term = copy.copy(one._term)
@@ -222,103 +222,103 @@ async def test_a_machine_that_was_copied_with_its_memory_is_another_one() -> Non
     clock.advance(3)
     assert await one.renew()
     assert not await twin.renew()
-    assert not twin.held
+    assert not twin.is_held
     assert not await twin.acquire()
-    assert one.held
+    assert one.is_held
 
 
-async def test_a_store_that_refuses_what_stands_leaves_it_as_it_is() -> None:
-    class Busy(MemoryBucket):
-        busy = False
+async def test_conflict_on_unchanged_object_keeps_lease() -> None:
+    class ConflictingBucket(MemoryBucket):
+        is_conflicting = False
 
         async def replace(self, name: str, body: bytes, tag: str) -> str | None:
-            return None if self.busy else await super().replace(name, body, tag)
+            return None if self.is_conflicting else await super().replace(name, body, tag)
 
-    bucket, clock = Busy(), FakeClock()
-    bucket.objects |= used().objects
-    one = lease(bucket, clock)
-    bucket.busy = True
+    bucket, clock = ConflictingBucket(), FakeClock()
+    bucket.objects |= create_released_bucket().objects
+    one = lease_for_host(bucket, clock)
+    bucket.is_conflicting = True
     with pytest.raises(LeaseError, match="another write was in progress"):
         await one.acquire()
-    bucket.busy = False
+    bucket.is_conflicting = False
     assert await one.acquire()
-    bucket.busy = True
+    bucket.is_conflicting = True
     with pytest.raises(LeaseError, match="another write was in progress"):
         await one.renew()
-    assert one.held
+    assert one.is_held
     with pytest.raises(LeaseError, match="another write was in progress"):
         await one.release()
-    assert not one.held
+    assert not one.is_held
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"x" * 5000, b'{"format": "another"}'], ids=repr)
-async def test_an_object_of_somebody_else_is_left_alone(content: bytes) -> None:
-    bucket, clock = used(), FakeClock()
-    bucket.objects[NAME] = StoredObject(content, '"1"')
+async def test_foreign_object_is_not_overwritten(content: bytes) -> None:
+    bucket, clock = create_released_bucket(), FakeClock()
+    bucket.objects[OBJECT_NAME] = StoredObject(content, '"1"')
     with pytest.raises(LeaseError, match="is not a lease") as caught:
-        await lease(bucket, clock).acquire()
+        await lease_for_host(bucket, clock).acquire()
     assert "another object name" in caught.value.advice
-    assert bucket.objects[NAME].body == content
+    assert bucket.objects[OBJECT_NAME].body == content
 
 
-async def test_a_store_that_takes_no_notice_of_conditions_is_refused() -> None:
-    class Deaf(MemoryBucket):
+async def test_bucket_ignoring_conditions_is_refused() -> None:
+    class UnconditionalBucket(MemoryBucket):
         async def create(self, name: str, body: bytes) -> str | None:
             return self._write(name, body)
 
-    class HalfDeaf(MemoryBucket):
+    class UnconditionalReplaceBucket(MemoryBucket):
         async def replace(self, name: str, body: bytes, tag: str) -> str | None:
             return self._write(name, body)
 
-    for bucket in (Deaf(), HalfDeaf()):
-        one = lease(bucket, FakeClock())
+    for bucket in (UnconditionalBucket(), UnconditionalReplaceBucket()):
+        one = lease_for_host(bucket, FakeClock())
         for _ in range(2):
             with pytest.raises(LeaseError, match="ignores If-None-Match"):
                 await one.acquire()
-        assert list(bucket.objects) == [NAME + CHECK]
+        assert list(bucket.objects) == [OBJECT_NAME + CHECK_SUFFIX]
 
 
-async def test_a_store_that_lets_nobody_in_says_what_to_look_at() -> None:
-    class Shut(MemoryBucket):
+async def test_bucket_access_denied_gives_advice() -> None:
+    class DeniedBucket(MemoryBucket):
         async def create(self, name: str, body: bytes) -> str | None:
             raise BucketRefused("Forbidden")
 
     with pytest.raises(LeaseError, match="Forbidden") as caught:
-        await lease(Shut(), FakeClock()).acquire()
+        await lease_for_host(DeniedBucket(), FakeClock()).acquire()
     assert "credentials" in caught.value.advice
 
 
-async def test_a_store_that_never_answers_is_not_waited_for() -> None:
-    class Silent(MemoryBucket):
+async def test_bucket_without_response_times_out() -> None:
+    class UnresponsiveBucket(MemoryBucket):
         async def create(self, name: str, body: bytes) -> str | None:
             await asyncio.Event().wait()
             return None
 
-    one = S3Lease(Silent(), NAME, host="a", clock=FakeClock(), seconds=0.02)
+    one = S3Lease(UnresponsiveBucket(), OBJECT_NAME, host="a", clock=FakeClock(), seconds=0.02)
     with pytest.raises(LeaseError, match=r"within 0\.02 s"):
         await one.acquire()
 
 
-def test_a_lease_that_would_keep_all_others_away_for_long_is_none() -> None:
+def test_lease_longer_than_limit_is_refused() -> None:
     with pytest.raises(ValueError, match="longer than 300"):
-        S3Lease(MemoryBucket(), NAME, host="a", clock=FakeClock(), seconds=301)
+        S3Lease(MemoryBucket(), OBJECT_NAME, host="a", clock=FakeClock(), seconds=301)
 
 
-def test_a_place_without_an_object_is_none_for_a_lease() -> None:
+def test_lease_url_without_object_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"names no object.*s3://votes/sender\.json"):
-        s3_lease(S3Settings(), BucketLocation("votes", ""), host="a", clock=FakeClock(), env={})
+        create_s3_lease(S3Settings(), BucketLocation("votes", ""), host="a", clock=FakeClock(), env={})
 
 
-def test_the_longer_of_both_times_is_waited_for() -> None:
+def test_observation_waits_for_longer_of_both_durations() -> None:
     record = LeaseRecord(holder="0" * 32, host="a", fence=1, beat=1, seconds=20, written=0)
     watch = LeaseObservation()
-    watch.looked("x", 5.0)
-    watch.looked("x", 20.0)
-    assert [watch.lapsed(record, 10, now) for now in (24.9, 25.0)] == [False, True]
-    assert [watch.lapsed(record, 30, now) for now in (34.9, 35.0)] == [False, True]
-    watch.looked("y", 36.0)
-    assert not watch.lapsed(record, 10, 55.9)
-    assert watch.lapsed(record.model_copy(update={"released": True}), 10, 36.0)
+    watch.record_version("x", 5.0)
+    watch.record_version("x", 20.0)
+    assert [watch.is_expired(record, 10, now) for now in (24.9, 25.0)] == [False, True]
+    assert [watch.is_expired(record, 30, now) for now in (34.9, 35.0)] == [False, True]
+    watch.record_version("y", 36.0)
+    assert not watch.is_expired(record, 10, 55.9)
+    assert watch.is_expired(record.model_copy(update={"released": True}), 10, 36.0)
 
 
 # A world of hosts
@@ -329,8 +329,8 @@ class HostClock(SlicedWait):
 
     def __init__(self, world: FakeClock, *, skew: float, pace: float) -> None:
         self._world, self._skew, self._pace = world, skew, pace
-        self.going = asyncio.Event()
-        self.going.set()
+        self.is_running = asyncio.Event()
+        self.is_running.set()
 
     def now(self) -> float:
         return self._world.now() + self._skew
@@ -340,21 +340,21 @@ class HostClock(SlicedWait):
 
     async def sleep(self, seconds: float) -> None:
         await self._world.sleep(seconds / self._pace)
-        await self.going.wait()
+        await self.is_running.wait()
 
 
-class Far(MemoryBucket):
+class SharedBucket(MemoryBucket):
     """One store for all, a way there and back, and a patience after which who asked knows nothing."""
 
-    PATIENCE = 2.5
+    TIMEOUT_SECONDS = 2.5
 
     def __init__(self, world: FakeClock, dice: random.Random, trouble: float) -> None:
         super().__init__()
         self._world, self._dice, self._trouble = world, dice, trouble
         self._under_way: set[asyncio.Task[object]] = set()
 
-    async def way(self, kind: str, act: Callable[[], T]) -> T:
-        self.asked[kind] += 1
+    async def request(self, kind: str, operation: Callable[[], T]) -> T:
+        self.request_counts[kind] += 1
         bad = self._dice.random() < self._trouble
         there, back = (self._dice.uniform(0, 3 if bad else 0.2) for _ in range(2))
         lost = bad and self._dice.random() < 0.3
@@ -363,55 +363,54 @@ class Far(MemoryBucket):
             await self._world.sleep(there)
             if lost:
                 raise BucketError("503")
-            return act()
+            return operation()
 
         arriving = asyncio.create_task(arrive())
         self._under_way.add(arriving)
         arriving.add_done_callback(self._under_way.discard)
         arriving.add_done_callback(lambda task: task.cancelled() or task.exception())
-        if there + back > self.PATIENCE:
-            await self._world.sleep(self.PATIENCE)
+        if there + back > self.TIMEOUT_SECONDS:
+            await self._world.sleep(self.TIMEOUT_SECONDS)
             raise BucketError("no answer")  # what was sent goes on its way all the same
         result = await asyncio.shield(arriving)
         await self._world.sleep(back)
         return result
 
 
-class Line(MemoryBucket):
+class HostBucket(MemoryBucket):
     """A host's line to the store: a host that is stopped hears nothing."""
 
-    def __init__(self, far: Far, clock: HostClock) -> None:
+    def __init__(self, far: SharedBucket, clock: HostClock) -> None:
         super().__init__()
         self.objects, self._tags, self._far, self._clock = far.objects, far._tags, far, clock
 
-    async def way(self, kind: str, act: Callable[[], T]) -> T:
+    async def request(self, kind: str, operation: Callable[[], T]) -> T:
         try:
-            return await self._far.way(kind, act)
+            return await self._far.request(kind, operation)
         finally:
-            await self._clock.going.wait()
+            await self._clock.is_running.wait()
 
 
-class World:
+class Simulation:
     """Some hosts that want the lease, in time that goes from one event to the next."""
 
     def __init__(self, seed: int, *, trouble: float = 0.0, hosts: int = 3) -> None:
-        self.dice = random.Random(seed)
+        self.rng = random.Random(seed)
         self.time = FakeClock()
-        self.bucket = Far(self.time, self.dice, trouble)
+        self.bucket = SharedBucket(self.time, self.rng, trouble)
         self.clocks = [
-            HostClock(self.time, skew=self.dice.uniform(-5, 5), pace=self.dice.uniform(0.99, 1.01))
-            for _ in range(hosts)
+            HostClock(self.time, skew=self.rng.uniform(-5, 5), pace=self.rng.uniform(0.99, 1.01)) for _ in range(hosts)
         ]
         self.leases: list[S3Lease] = [self._lease(host) for host in range(hosts)]
-        self.lives = [asyncio.create_task(self._live(host)) for host in range(hosts)]
+        self.host_tasks = [asyncio.create_task(self._run_host(host)) for host in range(hosts)]
         self.fences: list[int] = []
-        self.held_for = 0.0
+        self.held_seconds = 0.0
 
     def _lease(self, host: int) -> S3Lease:
         clock = self.clocks[host]
-        return S3Lease(Line(self.bucket, clock), NAME, host=f"host {host}", clock=clock)
+        return S3Lease(HostBucket(self.bucket, clock), OBJECT_NAME, host=f"host {host}", clock=clock)
 
-    async def _live(self, host: int) -> None:
+    async def _run_host(self, host: int) -> None:
         own, clock, mine = self.leases[host], self.clocks[host], False
         while True:
             try:
@@ -426,69 +425,69 @@ class World:
             except LeaseError:
                 await clock.sleep(0.5)
 
-    async def kill(self, host: int) -> None:
+    async def restart_host(self, host: int) -> None:
         """SIGKILL, and a start at once."""
-        self.lives[host].cancel()
-        await asyncio.gather(self.lives[host], return_exceptions=True)
-        self.clocks[host].going.set()
+        self.host_tasks[host].cancel()
+        await asyncio.gather(self.host_tasks[host], return_exceptions=True)
+        self.clocks[host].is_running.set()
         self.leases[host] = self._lease(host)
-        self.lives[host] = asyncio.create_task(self._live(host))
+        self.host_tasks[host] = asyncio.create_task(self._run_host(host))
 
     @property
     def holders(self) -> list[int]:
-        return [host for host, one in enumerate(self.leases) if one.held]
+        return [host for host, one in enumerate(self.leases) if one.is_held]
 
-    async def go_on(self, seconds: float, until: Callable[[], bool] = lambda: False) -> float:
+    async def advance(self, seconds: float, until: Callable[[], bool] = lambda: False) -> float:
         """Let time pass, never with two holders; how much did."""
         begun = self.time.monotonic()
         while (passed := self.time.monotonic() - begun) < seconds and not until():
             for _ in range(12):
                 await asyncio.sleep(0)
             assert len(self.holders) <= 1
-            if NAME in self.bucket.objects and there(self.bucket).holder != NOBODY:
-                assert all(self.leases[host].fence == there(self.bucket).fence for host in self.holders)
-            self.held_for += STEP * len(self.holders)
-            self.time.advance(STEP)
+            if OBJECT_NAME in self.bucket.objects and stored_record(self.bucket).holder != NO_HOLDER:
+                assert all(self.leases[host].fence == stored_record(self.bucket).fence for host in self.holders)
+            self.held_seconds += STEP_SECONDS * len(self.holders)
+            self.time.advance(STEP_SECONDS)
         return passed
 
-    async def end(self) -> None:
-        for life in self.lives:
+    async def stop(self) -> None:
+        for life in self.host_tasks:
             life.cancel()
-        await asyncio.gather(*self.lives, return_exceptions=True)
+        await asyncio.gather(*self.host_tasks, return_exceptions=True)
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_never_two_whatever_happens_and_mostly_one(seed: int) -> None:
-    world = World(seed, trouble=0.1)
+async def test_simulated_hosts_never_hold_lease_together(seed: int) -> None:
+    world = Simulation(seed, trouble=0.1)
     for _ in range(15):
-        await world.go_on(world.dice.uniform(5, 25))
-        victim = (world.holders or [0])[0] if world.dice.random() < 0.7 else world.dice.randrange(3)
-        kind = world.dice.random()
+        await world.advance(world.rng.uniform(5, 25))
+        victim = (world.holders or [0])[0] if world.rng.random() < 0.7 else world.rng.randrange(3)
+        kind = world.rng.random()
         if kind < 0.2:
-            world.bucket.objects.pop(NAME, None)  # somebody deletes it
+            world.bucket.objects.pop(OBJECT_NAME, None)  # somebody deletes it
         elif kind < 0.6:
-            await world.kill(victim)
+            await world.restart_host(victim)
         else:
-            world.clocks[victim].going.clear()  # SIGSTOP past the lease, then SIGCONT
-            await world.go_on(world.dice.uniform(5, 25))
-            world.clocks[victim].going.set()
-    await world.end()
+            world.clocks[victim].is_running.clear()  # SIGSTOP past the lease, then SIGCONT
+            await world.advance(world.rng.uniform(5, 25))
+            world.clocks[victim].is_running.set()
+    await world.stop()
     assert len(set(world.fences)) == len(world.fences)
     assert len(world.fences) > 5
-    assert world.held_for > 60
+    assert world.held_seconds > 60
 
 
-async def test_it_is_taken_over_within_15_seconds_and_asked_for_as_often_as_is_said() -> None:
-    world = World(1)
-    await world.go_on(30, until=lambda: bool(world.holders))
-    before = dict(world.bucket.asked)
-    await world.go_on(360)
-    writes, reads = (10 * (world.bucket.asked[kind] - before.get(kind, 0)) for kind in ("put", "get"))
+async def test_takeover_takes_15_seconds_and_request_rate_is_documented() -> None:
+    world = Simulation(1)
+    await world.advance(30, until=lambda: bool(world.holders))
+    before = dict(world.bucket.request_counts)
+    await world.advance(360)
+    writes, reads = (10 * (world.bucket.request_counts[kind] - before.get(kind, 0)) for kind in ("put", "get"))
     assert 950 < writes <= 1080 * 1.02
     assert 2 * 2400 < reads <= 2 * 3600
     for _ in range(5):
         (holder,) = world.holders
-        await world.kill(holder)
-        took = await world.go_on(30, until=lambda: bool(world.holders))
+        await world.restart_host(holder)
+        took = await world.advance(30, until=lambda: bool(world.holders))
         assert 6 < took <= 15
-    await world.end()
+    await world.stop()

@@ -18,45 +18,45 @@ def term(clock: FakeClock) -> Term:
     return Term(clock, seconds=10, margin=2)
 
 
-def test_it_runs_from_before_it_was_asked_for_less_the_margin(clock: FakeClock, term: Term) -> None:
-    assert not term.running
-    asked = term.ask()
+def test_term_starts_before_request_and_ends_before_margin(clock: FakeClock, term: Term) -> None:
+    assert not term.is_running
+    asked = term.read_clocks()
     clock.advance(3)  # the answer takes so long
-    term.begin(asked)
+    term.start(asked)
     clock.advance(4.9)
-    assert term.running
+    assert term.is_running
     clock.advance(0.1)
-    assert not term.running
+    assert not term.is_running
 
 
-def test_it_runs_on_from_each_word(clock: FakeClock, term: Term) -> None:
+def test_term_is_extended_by_each_renewal(clock: FakeClock, term: Term) -> None:
     for _ in range(5):
-        term.begin(term.ask())
+        term.start(term.read_clocks())
         clock.advance(7)
-        assert term.running
+        assert term.is_running
 
 
-def test_it_ends_at_once(term: Term) -> None:
-    term.begin(term.ask())
+def test_term_end_is_immediate(term: Term) -> None:
+    term.start(term.read_clocks())
     term.end()
-    assert not term.running
+    assert not term.is_running
 
 
-def test_a_machine_that_was_suspended_does_not_believe_in_it(clock: FakeClock, term: Term) -> None:
-    term.begin(term.ask())
-    clock.jump(8)  # the monotonic clock stood still
-    assert not term.running
+def test_term_after_suspend_is_over(clock: FakeClock, term: Term) -> None:
+    term.start(term.read_clocks())
+    clock.set_wall_clock(8)  # the monotonic clock stood still
+    assert not term.is_running
 
 
-def test_a_clock_that_was_set_back_proves_nothing(clock: FakeClock, term: Term) -> None:
-    term.begin(term.ask())
-    clock.jump(-0.9)
-    assert term.running
-    clock.jump(-0.2)
-    assert not term.running
+def test_term_after_clock_set_back_is_over(clock: FakeClock, term: Term) -> None:
+    term.start(term.read_clocks())
+    clock.set_wall_clock(-0.9)
+    assert term.is_running
+    clock.set_wall_clock(-0.2)
+    assert not term.is_running
 
 
 @pytest.mark.parametrize("margin", [-1, 10, 11])
-def test_a_margin_must_leave_something(clock: FakeClock, margin: float) -> None:
+def test_term_margin_must_be_shorter_than_duration(clock: FakeClock, margin: float) -> None:
     with pytest.raises(ValueError, match="no time left"):
         Term(clock, seconds=10, margin=margin)

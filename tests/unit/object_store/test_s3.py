@@ -13,17 +13,17 @@ import pytest
 from helper.clock import SystemClock
 from helper.errors import BucketError, BucketRefused, ConfigError, LeaseError
 from helper.lease.record import LeaseRecord
-from helper.lease.s3 import NOBODY, S3Lease
+from helper.lease.s3 import NO_HOLDER, S3Lease
 from helper.object_store.bucket import Bucket, BucketLocation, S3Settings
 from helper.object_store.s3 import open_bucket
-from tests.support.process import free_port
-from tests.support.s3 import BUCKET, ENV, ObjectStore
+from tests.support.process import find_free_port
+from tests.support.s3 import BUCKET_NAME, CREDENTIALS_ENV, ObjectStoreProcess
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStoreProcess]:
     """A running store."""
-    one = ObjectStore(tmp_path_factory.mktemp("s3"))
+    one = ObjectStoreProcess(tmp_path_factory.mktemp("s3"))
     try:
         asyncio.run(one.start())
         yield one
@@ -32,38 +32,42 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
 
 
 @pytest.fixture(autouse=True)
-async def _whole(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def _reset_faults(store: ObjectStoreProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """No faults, and keys in the environment."""
-    await store.faults()
-    for name, value in ENV.items():
+    await store.set_faults()
+    for name, value in CREDENTIALS_ENV.items():
         monkeypatch.setenv(name, value)
 
 
-async def let_go(bucket: Bucket) -> None:
+async def put_released_lease(bucket: Bucket) -> None:
     """A lease that nobody has any more."""
-    record = LeaseRecord(holder=NOBODY, host="", fence=0, beat=0, seconds=2, released=True, written=0)
+    record = LeaseRecord(holder=NO_HOLDER, host="", fence=0, beat=0, seconds=2, released=True, written=0)
     await bucket.put("sender.json", record.to_bytes())
 
 
-async def test_a_host_that_stopped_in_the_midst_of_a_request_keeps_nobody_waiting(store: ObjectStore) -> None:
+async def test_stopped_client_does_not_block_test_server(store: ObjectStoreProcess) -> None:
     # of our own store: with SIGSTOP at that moment the campaign `lease` waited for ever
     url = urlsplit(store.url)
-    halves = [b"", b"PUT /" + BUCKET.encode(), f"PUT /{BUCKET}/x HTTP/1.1\r\ncontent-length: 9\r\n\r\nhalf".encode()]
+    halves = [
+        b"",
+        b"PUT /" + BUCKET_NAME.encode(),
+        f"PUT /{BUCKET_NAME}/x HTTP/1.1\r\ncontent-length: 9\r\n\r\nhalf".encode(),
+    ]
     stopped = [await asyncio.open_connection(url.hostname, url.port) for _ in halves]
     try:
         for half, (_, writer) in zip(halves, stopped, strict=True):
             writer.write(half)
             await writer.drain()
-        bucket: Bucket = store.bucket("stopped", seconds=5)
+        bucket: Bucket = store.open_bucket_client("stopped", seconds=5)
         await bucket.put("a.txt", b"whole")
-        assert await bucket.names("") == ["a.txt"]
+        assert await bucket.list_names("") == ["a.txt"]
     finally:
         for _, writer in stopped:
             writer.close()
 
 
-async def test_objects_are_written_read_and_listed_below_their_place(store: ObjectStore) -> None:
-    one: Bucket = store.bucket("some/where")
+async def test_objects_are_stored_and_listed_below_prefix(store: ObjectStoreProcess) -> None:
+    one: Bucket = store.open_bucket_client("some/where")
     assert await one.get("a/1.txt") is None
     await one.put("a/1.txt", b"first")
     await one.put("a/1.txt", b"second")
@@ -72,16 +76,16 @@ async def test_objects_are_written_read_and_listed_below_their_place(store: Obje
     await one.put("4.txt", b"x")
     found = await one.get("a/1.txt")
     assert found is not None
-    assert (found.body, bool(found.tag)) == (b"second", True)
-    assert await one.names("a") == ["a/1.txt", "a/index/2.txt"]
-    assert await one.names("a/index") == ["a/index/2.txt"]
-    assert await one.names("nothing") == []
-    assert await one.folders() == ["a", "b"]
-    assert await store.bucket().names("some/where/b") == ["some/where/b/3.txt"]
+    assert (found.body, bool(found.etag)) == (b"second", True)
+    assert await one.list_names("a") == ["a/1.txt", "a/index/2.txt"]
+    assert await one.list_names("a/index") == ["a/index/2.txt"]
+    assert await one.list_names("nothing") == []
+    assert await one.list_folders() == ["a", "b"]
+    assert await store.open_bucket_client().list_names("some/where/b") == ["some/where/b/3.txt"]
 
 
-async def test_a_write_asks_for_what_was_there(store: ObjectStore) -> None:
-    one = store.bucket("conditions")
+async def test_conditional_write_requires_expected_object(store: ObjectStoreProcess) -> None:
+    one = store.open_bucket_client("conditions")
     first = await one.create("x", b"1")
     assert first
     assert await one.create("x", b"2") is None
@@ -92,47 +96,49 @@ async def test_a_write_asks_for_what_was_there(store: ObjectStore) -> None:
     assert await one.replace("not there", b"4", first) is None
     found = await one.get("x")
     assert found is not None
-    assert (found.body, found.tag) == (b"3", second)
+    assert (found.body, found.etag) == (b"3", second)
 
 
-async def test_keys_come_from_a_file_too(store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ENV:
+async def test_credentials_file_is_used(
+    store: ObjectStoreProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in CREDENTIALS_ENV:
         monkeypatch.delenv(name)
     file = tmp_path / "credentials"
     file.write_text("[default]\naws_access_key_id = tests\naws_secret_access_key = s\n")
-    await store.bucket(credentials_file=str(file)).put("by file", b"x")
-    assert await store.bucket(credentials_file=str(file)).get("by file") is not None
+    await store.open_bucket_client(credentials_file=str(file)).put("by file", b"x")
+    assert await store.open_bucket_client(credentials_file=str(file)).get("by file") is not None
 
 
-async def test_a_bucket_that_is_not_there_is_told_from_an_object_that_is_not(store: ObjectStore) -> None:
-    one = store.bucket(name="another-one")
+async def test_missing_bucket_is_distinguished_from_missing_object(store: ObjectStoreProcess) -> None:
+    one = store.open_bucket_client(name="another-one")
     for asked in (one.put("a", b""), one.create("a", b"")):
         with pytest.raises(BucketRefused, match="s3://another-one: there is no such bucket"):
             await asked
 
 
-async def test_trouble_of_the_store_is_told_once_and_in_few_words(store: ObjectStore) -> None:
-    one = store.bucket()
-    await store.faults(busy=2)
+async def test_store_error_message_is_short(store: ObjectStoreProcess) -> None:
+    one = store.open_bucket_client()
+    await store.set_faults(busy=2)
     with pytest.raises(BucketError, match="write a") as caught:
         await one.put("a", b"")
     with pytest.raises(BucketError, match="read a"):
         await one.get("a")
-    assert await store.counts() == {"PUT": 1, "GET": 1}
+    assert await store.request_counts() == {"PUT": 1, "GET": 1}
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300
-    await store.faults(slow=0.5)
+    await store.set_faults(slow=0.5)
     with pytest.raises(BucketError):
-        await store.bucket(seconds=0.1).get("a")
-    away = S3Settings(endpoint=f"http://127.0.0.1:{free_port()}")
+        await store.open_bucket_client(seconds=0.1).get("a")
+    away = S3Settings(endpoint=f"http://127.0.0.1:{find_free_port()}")
     with pytest.raises(BucketError):
-        await open_bucket(away, BucketLocation(BUCKET, ""), clock=SystemClock(), env={}, seconds=1).get("a")
+        await open_bucket(away, BucketLocation(BUCKET_NAME, ""), clock=SystemClock(), env={}, seconds=1).get("a")
 
 
-async def test_the_same_trouble_is_told_in_the_same_words() -> None:
+async def test_same_store_error_has_same_message() -> None:
     one = open_bucket(
-        S3Settings(endpoint=f"http://127.0.0.1:{free_port()}"),
-        BucketLocation(BUCKET, ""),
+        S3Settings(endpoint=f"http://127.0.0.1:{find_free_port()}"),
+        BucketLocation(BUCKET_NAME, ""),
         clock=SystemClock(),
         env={},
         seconds=5,
@@ -146,7 +152,7 @@ async def test_the_same_trouble_is_told_in_the_same_words() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 403, 500])
-async def test_nothing_of_what_a_store_answers_is_repeated_but_its_code(status: int) -> None:
+async def test_store_error_message_contains_only_response_code(status: int) -> None:
     body = b"<Error><Code>ExpiredToken</Code><AWSAccessKeyId>AKIA1</AWSAccessKeyId><Token-0>secret</Token-0></Error>"
 
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -159,81 +165,81 @@ async def test_nothing_of_what_a_store_answers_is_repeated_but_its_code(status: 
     async with server:
         address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         one = open_bucket(
-            S3Settings(endpoint=address), BucketLocation(BUCKET, ""), clock=SystemClock(), env={}, seconds=5
+            S3Settings(endpoint=address), BucketLocation(BUCKET_NAME, ""), clock=SystemClock(), env={}, seconds=5
         )
-        for asked in (one.get("a"), one.create("a", b""), one.names("a")):
+        for asked in (one.get("a"), one.create("a", b""), one.list_names("a")):
             with pytest.raises(BucketError, match=rf"{status}.*\(ExpiredToken\)$") as caught:
                 await asked
             assert "AKIA1" not in str(caught.value)
             assert "secret" not in str(caught.value)
 
 
-async def test_who_is_not_let_in_is_told_so(store: ObjectStore) -> None:
-    one = store.bucket()
-    await store.faults(shut=3)
-    for asked in (one.put("a", b""), one.get("a"), one.names("a")):
+async def test_access_denied_is_reported(store: ObjectStoreProcess) -> None:
+    one = store.open_bucket_client()
+    await store.set_faults(shut=3)
+    for asked in (one.put("a", b""), one.get("a"), one.list_names("a")):
         with pytest.raises(BucketRefused):
             await asked
 
 
-async def test_a_write_that_met_another_is_not_written_and_the_lease_tries_again(store: ObjectStore) -> None:
-    one = store.bucket("met")
-    await store.faults(met=1)
+async def test_conflicting_write_is_rejected_and_lease_retries(store: ObjectStoreProcess) -> None:
+    one = store.open_bucket_client("met")
+    await store.set_faults(met=1)
     assert await one.create("x", b"1") is None
     assert await one.get("x") is None
     tag = await one.create("x", b"1")
     assert tag
-    await store.faults(met=1)
+    await store.set_faults(met=1)
     assert await one.replace("x", b"2", tag) is None
     assert await one.replace("x", b"3", tag)
-    await let_go(one)
+    await put_released_lease(one)
     lease = S3Lease(one, "sender.json", host="a", clock=SystemClock())
     assert await lease.acquire()
-    await store.faults(met=1)
+    await store.set_faults(met=1)
     assert await lease.renew()
-    await store.faults(met=1)
+    await store.set_faults(met=1)
     await lease.release()
-    await store.faults(met=1)
+    await store.set_faults(met=1)
     assert await lease.acquire()
     assert lease.fence == 2
 
 
-async def test_without_the_library_a_place_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_library_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore.store", None)
     with pytest.raises(ConfigError, match="s3://votes needs obstore") as caught:
         open_bucket(S3Settings(), BucketLocation("votes", ""), clock=SystemClock(), env={})
     assert caught.value.advice == "pip install 'svote-helper[s3]'"
 
 
-async def test_the_lease_is_one_objects_over_the_wire(store: ObjectStore) -> None:
+async def test_lease_over_s3_is_exclusive(store: ObjectStoreProcess) -> None:
     def lease(host: str) -> S3Lease:
-        return S3Lease(store.bucket("lease"), "sender.json", host=host, clock=SystemClock(), seconds=2)
+        return S3Lease(store.open_bucket_client("lease"), "sender.json", host=host, clock=SystemClock(), seconds=2)
 
-    await let_go(store.bucket("lease"))
+    await put_released_lease(store.open_bucket_client("lease"))
     hosts = [lease(name) for name in "abc"]
     taken = await asyncio.gather(*(one.acquire() for one in hosts))
     assert sorted(taken) == [False, False, True]
     winner = hosts[taken.index(True)]
-    await store.faults(lost=1)
+    await store.set_faults(lost=1)
     with pytest.raises(LeaseError):
         await winner.renew()
     assert await winner.renew()
-    assert await store.counts() == {"PUT": 3, "GET": 1}
+    assert await store.request_counts() == {"PUT": 3, "GET": 1}
     await winner.release()
     other = hosts[taken.index(False)]
     assert await other.acquire()
-    assert (other.fence, winner.held, other.held) == (2, False, True)
-    found = await store.bucket("lease").get("sender.json")
+    assert (other.fence, winner.is_held, other.is_held) == (2, False, True)
+    found = await store.open_bucket_client("lease").get("sender.json")
     assert found is not None
     assert LeaseRecord.from_bytes(found.body).fence == 2
     async with asyncio.timeout(30):
         while not await winner.acquire():  # the holder says nothing more
             await asyncio.sleep(0.1)
-    assert (winner.fence, other.held, await other.renew()) == (3, False, False)
+    assert (winner.fence, other.is_held, await other.renew()) == (3, False, False)
 
 
-async def test_a_store_that_hears_no_conditions_is_refused_over_the_wire(store: ObjectStore) -> None:
-    await store.faults(deaf=True)
-    one = S3Lease(store.bucket("deaf"), "sender.json", host="a", clock=SystemClock())
+async def test_store_ignoring_conditions_is_refused(store: ObjectStoreProcess) -> None:
+    await store.set_faults(deaf=True)
+    one = S3Lease(store.open_bucket_client("deaf"), "sender.json", host="a", clock=SystemClock())
     with pytest.raises(LeaseError, match="ignores If-None-Match"):
         await one.acquire()

@@ -17,7 +17,7 @@ from freezegun import freeze_time
 
 import helper
 from helper.errors import HelperError
-from helper.observability.log_config import FIELDS, configure, describe, dropped_fields
+from helper.observability.log_config import ALLOWED_FIELDS, configure, count_dropped_fields, describe_exception
 
 SECRET = "c2VjcmV0"
 
@@ -36,84 +36,84 @@ def stream() -> Iterator[io.StringIO]:
     structlog.reset_defaults()
 
 
-def lines(stream: io.StringIO) -> list[dict[str, Any]]:
+def read_lines(stream: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_a_line_has_its_fields_and_a_time(stream: io.StringIO) -> None:
+def test_log_line_has_fields_and_time(stream: io.StringIO) -> None:
     structlog.get_logger("helper.test").info("a thing", count=3, reason="so")
-    (line,) = lines(stream)
+    (line,) = read_lines(stream)
     assert line.pop("timestamp").endswith("Z")
     assert line == {"event": "a thing", "level": "info", "logger": "helper.test", "count": 3, "reason": "so"}
 
 
-def test_a_field_that_is_not_on_the_list_is_dropped_and_counted(stream: io.StringIO) -> None:
-    before = dropped_fields().get("primary_blind", 0)
+def test_unlisted_field_is_dropped_and_counted(stream: io.StringIO) -> None:
+    before = count_dropped_fields().get("primary_blind", 0)
     structlog.get_logger("helper.test").warning("a thing", primary_blind=SECRET, nullifier=SECRET, count=1)
-    (line,) = lines(stream)
+    (line,) = read_lines(stream)
     assert SECRET not in stream.getvalue()
     assert (line["count"], line["dropped"]) == (1, 2)
-    assert dropped_fields()["primary_blind"] == before + 1
+    assert count_dropped_fields()["primary_blind"] == before + 1
 
 
 @pytest.mark.parametrize("value", [SECRET.encode(), object(), [SECRET.encode()], {"a": SECRET.encode()}])
-def test_a_value_that_is_not_plain_is_dropped(stream: io.StringIO, value: object) -> None:
+def test_field_with_non_plain_value_is_dropped(stream: io.StringIO, value: object) -> None:
     structlog.get_logger("helper.test").info("a thing", reason=value)
-    assert lines(stream)[0]["dropped"] == 1
+    assert read_lines(stream)[0]["dropped"] == 1
     assert SECRET not in stream.getvalue()
 
 
-def test_a_field_bound_earlier_is_dropped_too(stream: io.StringIO) -> None:
+def test_bound_unlisted_field_is_dropped(stream: io.StringIO) -> None:
     structlog.get_logger("helper.test").bind(c1=SECRET).error("a thing")
     assert SECRET not in stream.getvalue()
 
 
-def fail_with(witness: str) -> None:
+def raise_with_secret(witness: str) -> None:
     raise ValueError(f"bad value {witness}")
 
 
-def test_an_exception_is_its_type_and_places_without_texts_and_locals(stream: io.StringIO) -> None:
+def test_exception_is_logged_without_text_and_locals(stream: io.StringIO) -> None:
     try:
-        fail_with(SECRET)
+        raise_with_secret(SECRET)
     except ValueError:
         structlog.get_logger("helper.test").exception("a thing failed")
-    (line,) = lines(stream)
+    (line,) = read_lines(stream)
     assert SECRET not in stream.getvalue()
     assert line["exception"].startswith("ValueError (observability/test_log_config.py:")
 
 
-def test_our_own_errors_keep_their_texts_and_causes(stream: io.StringIO) -> None:
+def test_helper_errors_keep_text_and_cause(stream: io.StringIO) -> None:
     try:
         try:
             raise OSError(28, "No space left on device")
         except OSError as error:
             raise HelperError("the queue cannot be written") from error
     except HelperError as error:
-        told = describe(error)
+        told = describe_exception(error)
     assert told.startswith("HelperError: the queue cannot be written (")
     assert " <- OSError: No space left on device (" in told
 
 
-def test_lines_of_libraries_come_the_same_way(stream: io.StringIO) -> None:
+def test_library_lines_use_same_format(stream: io.StringIO) -> None:
     logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.")
     logging.getLogger("httpx").info("HTTP Request: GET http://node/tx/%s", SECRET)
     try:
-        fail_with(SECRET)
+        raise_with_secret(SECRET)
     except ValueError:
         logging.getLogger("uvicorn.error").exception("Exception in ASGI application")
-    told = lines(stream)
+    told = read_lines(stream)
     assert [line["event"] for line in told] == ["Invalid HTTP request received.", "Exception in ASGI application"]
     assert SECRET not in stream.getvalue()
 
 
 @pytest.mark.parametrize("library", ["aiosqlite", "httpx", "a.library.to.come"])
-def test_what_libraries_tell_below_a_warning_is_never_written(stream: io.StringIO, library: str) -> None:
+def test_library_lines_below_warning_are_dropped(stream: io.StringIO, library: str) -> None:
     logging.getLogger(library).debug("executing %s", (SECRET,))
     logging.getLogger(library).info("asked for %s", SECRET)
     assert stream.getvalue() == ""
 
 
-def test_what_is_below_the_level_is_not_written() -> None:
+def test_lines_below_level_are_dropped() -> None:
     root = logging.getLogger()
     before = (root.handlers[:], root.level)
     out = io.StringIO()
@@ -124,10 +124,10 @@ def test_what_is_below_the_level_is_not_written() -> None:
     root.setLevel(level)
     logging.getLogger("helper").setLevel(logging.NOTSET)
     structlog.reset_defaults()
-    assert [line["event"] for line in lines(out)] == ["this"]
+    assert [line["event"] for line in read_lines(out)] == ["this"]
 
 
-def test_pretty_is_for_eyes(stream: io.StringIO) -> None:
+def test_pretty_format_is_not_json(stream: io.StringIO) -> None:
     configure("info", "pretty", stream)
     structlog.get_logger("helper.test").info("a thing", count=3)
     assert "a thing" in stream.getvalue()
@@ -135,7 +135,7 @@ def test_pretty_is_for_eyes(stream: io.StringIO) -> None:
     assert "{" not in stream.getvalue()
 
 
-UNSAFE = "gas\x00 \x1b]0;title\x07 \x9b2J one\ntwo \u202e \ud800"
+UNSAFE_TEXTS = "gas\x00 \x1b]0;title\x07 \x9b2J one\ntwo \u202e \ud800"
 
 
 @pytest.mark.parametrize("format_", ["json", "pretty"])
@@ -143,10 +143,10 @@ def test_configure_control_characters_never_reach_the_output(
     stream: io.StringIO, format_: Literal["json", "pretty"]
 ) -> None:
     configure("info", format_, stream)
-    structlog.get_logger("helper.test").info(UNSAFE, reason=UNSAFE, counts={UNSAFE: [UNSAFE]})
-    logging.getLogger("uvicorn.error").warning("from a library: %s", UNSAFE)
+    structlog.get_logger("helper.test").info(UNSAFE_TEXTS, reason=UNSAFE_TEXTS, counts={UNSAFE_TEXTS: [UNSAFE_TEXTS]})
+    logging.getLogger("uvicorn.error").warning("from a library: %s", UNSAFE_TEXTS)
     try:
-        raise HelperError(UNSAFE)
+        raise HelperError(UNSAFE_TEXTS)
     except HelperError:
         structlog.get_logger("helper.test").exception("failed")
 
@@ -161,11 +161,11 @@ def test_configure_control_characters_never_reach_the_output(
 def test_configure_reported_errors_have_no_control_characters(stream: io.StringIO) -> None:
     reported: list[Mapping[str, Any]] = []
     configure("info", "json", stream, reported.append)
-    structlog.get_logger("helper.test").error("failed", reason=UNSAFE)
+    structlog.get_logger("helper.test").error("failed", reason=UNSAFE_TEXTS)
     assert reported[0]["reason"].isprintable()
 
 
-LEVELS = {"debug", "info", "warning", "error", "exception", "critical", "bind"}
+LOG_METHODS = {"debug", "info", "warning", "error", "exception", "critical", "bind"}
 
 
 def logged_fields() -> Iterator[tuple[str, str]]:
@@ -175,15 +175,15 @@ def logged_fields() -> Iterator[tuple[str, str]]:
         for node in ast.walk(ast.parse(path.read_text())):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
                 continue
-            if isinstance(node.func.value, ast.Name) and node.func.value.id == "log" and node.func.attr in LEVELS:
+            if isinstance(node.func.value, ast.Name) and node.func.value.id == "log" and node.func.attr in LOG_METHODS:
                 for keyword in node.keywords:
                     yield f"{path.relative_to(root)}:{node.lineno}", str(keyword.arg)
 
 
-def test_every_field_that_the_code_logs_is_on_the_list() -> None:
+def test_every_logged_field_is_listed() -> None:
     found = list(logged_fields())
     assert len(found) > 10
-    assert [(place, name) for place, name in found if name not in FIELDS | {"exc_info"}] == []
+    assert [(place, name) for place, name in found if name not in ALLOWED_FIELDS | {"exc_info"}] == []
 
 
 @pytest.fixture
@@ -197,15 +197,19 @@ def test_repeated_error_is_written_ten_times_and_then_once_a_second(stream: io.S
     log = structlog.get_logger("helper.test")
     for number in range(1000):
         log.error("a thing", number=number)
-    assert [line["number"] for line in lines(stream)] == list(range(10))
+    assert [line["number"] for line in read_lines(stream)] == list(range(10))
     wall_clock.tick(1)
     log.error("a thing", number=1000)
     log.error("a thing", number=1001)
-    assert (lines(stream)[-1]["number"], lines(stream)[-1]["suppressed"], len(lines(stream))) == (1000, 990, 11)
+    assert (read_lines(stream)[-1]["number"], read_lines(stream)[-1]["suppressed"], len(read_lines(stream))) == (
+        1000,
+        990,
+        11,
+    )
     wall_clock.tick(60)
     for number in range(11):
         log.error("a thing", number=number)
-    assert (lines(stream)[11]["suppressed"], len(lines(stream))) == (1, 21)
+    assert (read_lines(stream)[11]["suppressed"], len(read_lines(stream))) == (1, 21)
 
 
 def test_repeat_limit_is_per_kind_and_spares_info(stream: io.StringIO, wall_clock: Any) -> None:
@@ -215,7 +219,7 @@ def test_repeat_limit_is_per_kind_and_spares_info(stream: io.StringIO, wall_cloc
         log.info("a thing", number=number)
     log.warning("another thing")
     structlog.get_logger("helper.other").warning("a thing")
-    levels = Counter((line["level"], line["event"], line["logger"]) for line in lines(stream))
+    levels = Counter((line["level"], line["event"], line["logger"]) for line in read_lines(stream))
     assert levels == {
         ("warning", "a thing", "helper.test"): 10,
         ("info", "a thing", "helper.test"): 20,
@@ -224,7 +228,7 @@ def test_repeat_limit_is_per_kind_and_spares_info(stream: io.StringIO, wall_cloc
     }
 
 
-def test_repeat_limit_applies_to_lines_of_libraries(stream: io.StringIO, wall_clock: Any) -> None:
+def test_repeat_limit_applies_to_library_lines(stream: io.StringIO, wall_clock: Any) -> None:
     def warn(client: str) -> None:
         logging.getLogger("some.library").warning("%s: bad request", client)
 
@@ -232,8 +236,8 @@ def test_repeat_limit_applies_to_lines_of_libraries(stream: io.StringIO, wall_cl
         warn(f"client {number}")
     wall_clock.tick(1)
     warn("last client")
-    assert len(lines(stream)) == 11
-    assert lines(stream)[-1]["event"] == "last client: bad request (suppressed: 490)"
+    assert len(read_lines(stream)) == 11
+    assert read_lines(stream)[-1]["event"] == "last client: bad request (suppressed: 490)"
 
 
 def test_repeat_limit_starts_over_when_the_clock_is_set_back(stream: io.StringIO, wall_clock: Any) -> None:
@@ -242,4 +246,4 @@ def test_repeat_limit_starts_over_when_the_clock_is_set_back(stream: io.StringIO
         log.error("a thing")
     wall_clock.move_to("2026-11-20 13:42:00")
     log.error("a thing")
-    assert lines(stream)[-1]["suppressed"] == 10
+    assert read_lines(stream)[-1]["suppressed"] == 10

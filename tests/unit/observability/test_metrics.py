@@ -18,21 +18,21 @@ from helper.chain.round_registry import RoundRegistry
 from helper.core.share import ShareState
 from helper.errors import StoreError
 from helper.observability.health_checks import Check
-from helper.observability.metric_definitions import COUNTERS, HISTOGRAMS, OUTCOMES
-from helper.observability.metrics import FRESH, Metrics
-from helper.observability.queue_observer import Figures, QueueObserver
-from helper.observability.stats import BOUNDS, Stats
+from helper.observability.metric_definitions import COUNTERS, HISTOGRAMS, POST_OUTCOMES
+from helper.observability.metrics import REUSE_SECONDS, Metrics
+from helper.observability.queue_observer import QueueFigures, QueueObserver
+from helper.observability.stats import BUCKET_BOUNDS_SECONDS, Stats
 from helper.server.http_server import bind_tcp, create_server
 from helper.server.routes import wallet
 from helper.server.routes.metrics import LIMITS, create_metrics_app
-from helper.store.rows import DamagedShare, DueAhead, FailureGroup
+from helper.store.rows import DamagedShare, DueForecast, FailureGroup
 from tests.support.clock import FakeClock
 from tests.support.partial_store import PartialStore
 from tests.support.service_state import partial_state
 
 pytestmark = pytest.mark.anyio
 
-ROUND, LATER = b"\x01" * 32, b"\x02" * 32
+ROUND, LATER_ROUND = b"\x01" * 32, b"\x02" * 32
 FACTS: dict[str, Any] = {
     "ready": True,
     "intake_paused": None,
@@ -56,7 +56,7 @@ parse_open: Callable[[str], Iterable[Metric]] = openmetrics.text_string_to_metri
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
-def samples(text: str) -> Samples:
+def parse_samples(text: str) -> Samples:
     found: Samples = {}
     for family in parse(text):
         for sample in family.samples:
@@ -66,28 +66,28 @@ def samples(text: str) -> Samples:
     return found
 
 
-async def read(figures: Figures, stats: Stats | None = None) -> Samples:
-    async def now() -> Figures:
+async def scrape(figures: QueueFigures, stats: Stats | None = None) -> Samples:
+    async def now() -> QueueFigures:
         return figures
 
-    text, _ = await Metrics(stats or Stats(), now, clock=FakeClock()).text("")
-    return samples(text.decode())
+    text, _ = await Metrics(stats or Stats(), now, clock=FakeClock()).render("")
+    return parse_samples(text.decode())
 
 
-def figures(**changes: Any) -> Figures:
+def figures(**changes: Any) -> QueueFigures:
     counts = {ROUND: {ShareState.RECEIVED: 10, ShareState.WITNESSED: 2, ShareState.SUBMITTED: 5}}
-    rounds = [Round(ROUND, RoundStatus.ACTIVE, 2000, (), 1), Round(LATER, RoundStatus.TALLYING, 900, (), 2)]
-    values = {"now": 1000.0, "facts": FACTS, "rounds": rounds, "counts": counts, "oldest_due_ms": 970_000}
-    return Figures(**{**values, **changes})
+    rounds = [Round(ROUND, RoundStatus.ACTIVE, 2000, (), 1), Round(LATER_ROUND, RoundStatus.TALLYING, 900, (), 2)]
+    values = {"now": 1000.0, "service_status": FACTS, "rounds": rounds, "counts": counts, "oldest_due_ms": 970_000}
+    return QueueFigures(**{**values, **changes})
 
 
-async def test_what_the_service_counts_is_told() -> None:
+async def test_metrics_export_service_counters() -> None:
     stats = Stats()
     for name, number in (("post_queued", 5), ("answer_accepted", 4), ("retry_proof", 2), ("proven", 7), ("strange", 1)):
         stats.count(name, number)
-    stats.lateness_start.add(0.02)
-    stats.lateness_start.add(7200)
-    told = await read(figures(refusals={400: 3, 418: 2, 451: 1}), stats)
+    stats.lateness_start.add_sample(0.02)
+    stats.lateness_start.add_sample(7200)
+    told = await scrape(figures(refusals={400: 3, 418: 2, 451: 1}), stats)
     assert told["helper_share_posts_total", (("outcome", "queued"),)] == 5
     assert told["helper_share_posts_total", (("outcome", "error"),)] == 0
     assert told["helper_broadcasts_total", (("verdict", "accepted"),)] == 4
@@ -105,8 +105,8 @@ async def test_what_the_service_counts_is_told() -> None:
     assert "strange" not in repr(told)
 
 
-async def test_how_it_stands_is_told() -> None:
-    told = await read(figures())
+async def test_metrics_export_current_state() -> None:
+    told = await scrape(figures())
     assert told["helper_ready", ()] == 0, "a check of /readyz fails"
     assert told["helper_check", (("check", "store"),)] == 1
     assert told["helper_paused", (("what", "dispatch"),)] == 1
@@ -122,43 +122,43 @@ async def test_how_it_stands_is_told() -> None:
     assert told["process_resident_memory_bytes", ()] > 0
 
 
-async def test_who_sends_and_how_far_the_archive_is_are_told_where_there_is_such() -> None:
-    alone = await read(figures())
+async def test_metrics_export_sender_and_archive_where_configured() -> None:
+    alone = await scrape(figures())
     assert not [name for name, _ in alone if name in {"helper_sends", "helper_archive_fails", "helper_archive_height"}]
     archive = {"through": 0, "behind": None, "problem": "the store is away"}
-    told = await read(figures(facts={**FACTS, "sends": True, "archive": archive}))
+    told = await scrape(figures(service_status={**FACTS, "sends": True, "archive": archive}))
     assert (told["helper_sends", ()], told["helper_archive_fails", ()]) == (1, 1)
     assert ("helper_archive_height", ()) not in told
     archive = {"through": 399, "behind": 1, "problem": None}
-    told = await read(figures(facts={**FACTS, "sends": False, "archive": archive}))
+    told = await scrape(figures(service_status={**FACTS, "sends": False, "archive": archive}))
     assert (told["helper_sends", ()], told["helper_archive_fails", ()]) == (0, 0)
     assert (told["helper_archive_height", ()], told["helper_archive_lag_blocks", ()]) == (399, 1)
 
 
-async def test_the_least_slack_is_told_and_rounds_wait_for_each_other() -> None:
-    rounds = [Round(ROUND, RoundStatus.ACTIVE, 1100, (), 1), Round(LATER, RoundStatus.ACTIVE, 1101, (), 2)]
-    counts = {ROUND: {ShareState.RECEIVED: 40}, LATER: {ShareState.RECEIVED: 400}}
-    told = await read(figures(rounds=rounds, counts=counts))
+async def test_metrics_export_least_slack_across_rounds() -> None:
+    rounds = [Round(ROUND, RoundStatus.ACTIVE, 1100, (), 1), Round(LATER_ROUND, RoundStatus.ACTIVE, 1101, (), 2)]
+    counts = {ROUND: {ShareState.RECEIVED: 40}, LATER_ROUND: {ShareState.RECEIVED: 400}}
+    told = await scrape(figures(rounds=rounds, counts=counts))
     assert told["helper_backlog_slack_seconds", ()] == 101 - 440 * 0.25
     facts = {**FACTS, "proof": {"p50_ms": None}}
-    assert (await read(figures(facts=facts)))["helper_backlog_slack_seconds", ()] == 1000 - 12 * 1.0 / 2
-    told = await read(figures(counts={}))
+    assert (await scrape(figures(service_status=facts)))["helper_backlog_slack_seconds", ()] == 1000 - 12 * 1.0 / 2
+    told = await scrape(figures(counts={}))
     assert ("helper_backlog_slack_seconds", ()) not in told
-    told = await read(figures(oldest_due_ms=None))
+    told = await scrape(figures(oldest_due_ms=None))
     assert told["helper_oldest_due_seconds", ()] == 0
 
 
-async def test_without_store_or_queue_the_rest_is_told() -> None:
-    told = await read(figures(counts=None))
+async def test_metrics_without_store_or_queue_export_the_rest() -> None:
+    told = await scrape(figures(counts=None))
     assert ("helper_shares", (("state", "received"),)) not in told
     assert told["helper_ready", ()] == 0
-    bare = await read(Figures(now=1.0, refusals={404: 1}))
+    bare = await scrape(QueueFigures(now=1.0, refusals={404: 1}))
     assert ("helper_ready", ()) not in bare
     assert bare["helper_refusals_total", (("status", "404"),)] == 1
 
 
-async def test_no_label_names_a_round_a_share_or_a_client() -> None:
-    told = await read(figures())
+async def test_metric_labels_name_no_round_share_or_client() -> None:
+    told = await scrape(figures())
     labels = {name for _, pairs in told for name, _ in pairs}
     known = {"le", "outcome", "verdict", "stage", "status", "reason", "check", "what", "endpoint", "state"}
     assert labels == known | {"version", "python"}
@@ -166,25 +166,27 @@ async def test_no_label_names_a_round_a_share_or_a_client() -> None:
     assert len(told) < 300
 
 
-async def test_every_name_is_as_it_should_be() -> None:
-    for name, _ in await read(figures()):
+async def test_metric_names_follow_conventions() -> None:
+    for name, _ in await scrape(figures()):
         assert re.fullmatch(r"(helper|process)_[a-z_]+", name)
     for one in (*COUNTERS, *HISTOGRAMS):
         assert one.name.startswith("helper_")
-        assert one.about.endswith(".")
+        assert one.help_text.endswith(".")
     stats = Stats()
-    assert all(getattr(stats, one.source).up_to()[-1] == (float("inf"), 0) for one in HISTOGRAMS)
-    assert tuple(sorted(BOUNDS)) == BOUNDS
+    assert all(getattr(stats, one.stats_attribute).cumulative_counts()[-1] == (float("inf"), 0) for one in HISTOGRAMS)
+    assert tuple(sorted(BUCKET_BOUNDS_SECONDS)) == BUCKET_BOUNDS_SECONDS
 
 
-def test_what_a_post_can_come_to_is_counted() -> None:
-    assert set(wallet._BY_STATUS.values()) | {"queued", "duplicate", "broken_off", "error"} == set(OUTCOMES)
+def test_metrics_count_every_post_outcome() -> None:
+    assert set(wallet._OUTCOMES_BY_STATUS.values()) | {"queued", "duplicate", "broken_off", "error"} == set(
+        POST_OUTCOMES
+    )
 
 
-async def test_scrapes_that_come_together_share_one_reading() -> None:
+async def test_concurrent_scrapes_share_one_reading() -> None:
     clock, reads = FakeClock(), 0
 
-    async def count() -> Figures:
+    async def count() -> QueueFigures:
         nonlocal reads
         reads += 1
         await asyncio.sleep(0)
@@ -205,8 +207,8 @@ async def test_scrapes_that_come_together_share_one_reading() -> None:
         names = {family.name for family in parse_open(openly.text)}
         assert {"helper_proofs", "helper_proof_seconds", "helper_ready"} <= names
         stats.count("proven")
-        clock.advance(FRESH + 0.1)
-        assert samples((await client.get("/metrics")).text)["helper_proofs_total", ()] == 1
+        clock.advance(REUSE_SECONDS + 0.1)
+        assert parse_samples((await client.get("/metrics")).text)["helper_proofs_total", ()] == 1
         assert reads == 2
         assert (await client.get("/readyz")).status_code == 503
         assert (await client.get("/livez")).status_code == 200
@@ -227,7 +229,7 @@ async def test_scrapes_that_come_together_share_one_reading() -> None:
     ],
 )
 async def test_metrics_on_loopback_foreign_host_is_refused(address: str, host: str, status: int) -> None:
-    async def count() -> Figures:
+    async def count() -> QueueFigures:
         return figures()
 
     app = create_metrics_app(Metrics(Stats(), count, clock=FakeClock()), list)
@@ -248,7 +250,7 @@ async def test_metrics_on_loopback_foreign_host_is_refused(address: str, host: s
     ],
 )
 async def test_metrics_reached_over_loopback_foreign_host_is_refused(host: str, reached: str) -> None:
-    async def count() -> Figures:
+    async def count() -> QueueFigures:
         return figures()
 
     server = create_server(create_metrics_app(Metrics(Stats(), count, clock=FakeClock()), list), LIMITS)
@@ -272,10 +274,10 @@ class FakeStore(PartialStore):
 
     def __init__(self) -> None:
         self.error: Exception | None = None
-        self.hangs = False
+        self.is_hanging = False
 
-    async def counts(self) -> dict[bytes, dict[ShareState, int]]:
-        if self.hangs:
+    async def count_shares(self) -> dict[bytes, dict[ShareState, int]]:
+        if self.is_hanging:
             await asyncio.Event().wait()
         if self.error is not None:
             raise self.error
@@ -285,23 +287,23 @@ class FakeStore(PartialStore):
         assert list(rounds) == [ROUND]
         return 5000
 
-    async def damaged(self) -> list[DamagedShare]:
+    async def list_damaged(self) -> list[DamagedShare]:
         return [DamagedShare("ab", ROUND, 0)]
 
-    async def due_ahead(self, *, now: float) -> dict[bytes, DueAhead]:
-        return {ROUND: DueAhead((1, *[0] * 59), 0)}
+    async def count_due_ahead(self, *, now: float) -> dict[bytes, DueForecast]:
+        return {ROUND: DueForecast((1, *[0] * 59), 0)}
 
-    async def failures(self, *, limit: int) -> list[FailureGroup]:
+    async def list_failures(self, *, limit: int) -> list[FailureGroup]:
         return []
 
 
 class FakeRounds:
-    def all(self) -> list[Round]:
+    def all_rounds(self) -> list[Round]:
         return [Round(ROUND, RoundStatus.ACTIVE, 2000, (), 1)]
 
 
-async def test_a_store_that_fails_or_hangs_holds_no_scrape_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("helper.observability.queue_observer.PATIENCE", 0.01)
+async def test_scrape_with_failing_or_hanging_store_completes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("helper.observability.queue_observer.STORE_TIMEOUT_SECONDS", 0.01)
     store = FakeStore()
     reading = QueueObserver(
         store,
@@ -310,10 +312,14 @@ async def test_a_store_that_fails_or_hangs_holds_no_scrape_up(monkeypatch: pytes
         refusals={400: 1},
         clock=FakeClock(),
     )
-    found = await reading.figures()
+    found = await reading.read_figures()
     assert (found.counts, found.oldest_due_ms, found.damaged) == ({ROUND: {ShareState.RECEIVED: 1}}, 5000, 1)
     store.error = StoreError("the disk is gone")
-    found = await reading.figures()
-    assert (found.counts, found.facts and found.facts["ready"], found.refusals) == (None, True, {400: 1})
-    store.hangs = True
-    assert (await reading.figures()).counts is None
+    found = await reading.read_figures()
+    assert (found.counts, found.service_status and found.service_status["ready"], found.refusals) == (
+        None,
+        True,
+        {400: 1},
+    )
+    store.is_hanging = True
+    assert (await reading.read_figures()).counts is None

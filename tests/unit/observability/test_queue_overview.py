@@ -8,11 +8,11 @@ import orjson
 
 from helper.chain.models import Round, RoundStatus
 from helper.core.share import ShareState
-from helper.observability.queue_overview import overview
-from helper.store.rows import DueAhead, FailureGroup
+from helper.observability.queue_overview import build_overview
+from helper.store.rows import DueForecast, FailureGroup
 from tests.support.service_state import partial_state
 
-ROUND, LATER = b"\x01" * 32, b"\x02" * 32
+ROUND, LATER_ROUND = b"\x01" * 32, b"\x02" * 32
 TIMING = {"p50_ms": 4.0, "p99_ms": 20.0, "count": 3}
 FACTS: Any = {
     "height": 7,
@@ -29,17 +29,17 @@ FACTS: Any = {
 }
 
 
-def test_sums_and_nothing_of_one_share() -> None:
-    found = overview(
+def test_overview_contains_sums_and_no_single_share() -> None:
+    found = build_overview(
         now=1000.0,
-        facts=partial_state(**FACTS),
-        rounds=[Round(ROUND, RoundStatus.ACTIVE, 2000, (), 1), Round(LATER, RoundStatus.PENDING, 3000, (), 2)],
+        status=partial_state(**FACTS),
+        rounds=[Round(ROUND, RoundStatus.ACTIVE, 2000, (), 1), Round(LATER_ROUND, RoundStatus.PENDING, 3000, (), 2)],
         counts={ROUND: {ShareState.RECEIVED: 10, ShareState.WITNESSED: 2, ShareState.SUBMITTED: 5}},
-        ahead={ROUND: DueAhead((3, 4, *[0] * 58), 3)},
+        due_ahead={ROUND: DueForecast((3, 4, *[0] * 58), 3)},
         failures=[FailureGroup(5000, "broadcast", "the round is over", 4)],
     )
     later, first = found["rounds"]
-    assert later["round_id"] == LATER.hex()
+    assert later["round_id"] == LATER_ROUND.hex()
     assert first == {
         "round_id": ROUND.hex(),
         "vote_end_time": 2000,
@@ -60,16 +60,16 @@ def test_sums_and_nothing_of_one_share() -> None:
     assert orjson.loads(orjson.dumps(found)) == found
 
 
-def test_no_more_provers_are_busy_than_there_are() -> None:
-    found = overview(
-        now=1.0, facts=partial_state(**{**FACTS, "in_hand": 4}), rounds=[], counts={}, ahead={}, failures=[]
+def test_overview_busy_provers_never_exceed_slots() -> None:
+    found = build_overview(
+        now=1.0, status=partial_state(**{**FACTS, "in_hand": 4}), rounds=[], counts={}, due_ahead={}, failures=[]
     )
     assert found["provers"]["busy"] == 2, "two of the four wait their turn"
 
 
-def test_before_the_first_proof_nothing_is_said_of_the_time_needed() -> None:
+def test_overview_before_first_proof_omits_time_needed() -> None:
     facts = {**FACTS, "proof": {"p50_ms": None}}
     known = [Round(ROUND, RoundStatus.ACTIVE, 2000, (), 1)]
-    found = overview(now=1.0, facts=partial_state(**facts), rounds=known, counts={}, ahead={}, failures=[])
+    found = build_overview(now=1.0, status=partial_state(**facts), rounds=known, counts={}, due_ahead={}, failures=[])
     assert found["rounds"][0]["seconds_needed"] is None
     assert found["rounds"][0]["due_per_minute"] == [0] * 60

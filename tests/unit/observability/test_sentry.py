@@ -23,22 +23,22 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from helper.errors import ConfigError, HelperError
-from helper.observability.log_config import FIELDS, configure
-from helper.observability.sentry import AGAIN, KEPT, Reporter, start, strip
-from helper.server.application import wrapped
+from helper.observability.log_config import ALLOWED_FIELDS, configure
+from helper.observability.sentry import COPIED_KEYS, REPEAT_SECONDS, SentryReporter, create_reporter, strip_event
+from helper.server.application import add_middleware
 from tests.support.clock import FakeClock
 
 CANARY = "canary-7f3a91"
-PATIENCE = 20.0
+PATIENCE_SECONDS = 20.0
 
 
-class Project:
+class FakeSentryProject:
     """A Sentry project on loopback, that keeps every byte that comes."""
 
     def __init__(self) -> None:
-        self.came: list[bytes] = []
-        self.head: list[str] = []
-        self.got = threading.Event()
+        self.envelopes: list[bytes] = []
+        self.headers: list[str] = []
+        self.received = threading.Event()
         project = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -47,10 +47,10 @@ class Project:
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                project.head.append(f"{self.path}\n{self.headers}")
+                project.headers.append(f"{self.path}\n{self.headers}")
                 zipped = self.headers.get("Content-Encoding") == "gzip"
-                project.came.append(gzip.decompress(body) if zipped else body)
-                project.got.set()
+                project.envelopes.append(gzip.decompress(body) if zipped else body)
+                project.received.set()
                 self.send_response(200)
                 self.send_header("Content-Length", "2")
                 self.end_headers()
@@ -63,12 +63,12 @@ class Project:
     @property
     def events(self) -> list[dict[str, Any]]:
         """The events in all envelopes that came."""
-        return [json.loads(envelope.split(b"\n")[2]) for envelope in self.came]
+        return [json.loads(envelope.split(b"\n")[2]) for envelope in self.envelopes]
 
 
 @pytest.fixture
-def project() -> Iterator[Project]:
-    serving = Project()
+def project() -> Iterator[FakeSentryProject]:
+    serving = FakeSentryProject()
     serving.thread.start()
     yield serving
     serving.server.shutdown()
@@ -82,11 +82,11 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def reporter(project: Project, clock: FakeClock) -> Iterator[Reporter]:
+def reporter(project: FakeSentryProject, clock: FakeClock) -> Iterator[SentryReporter]:
     """The log reports to the project; everything is as before afterwards."""
     root = logging.getLogger()
     before = (root.handlers[:], root.level)
-    made = start(project.dsn, clock)
+    made = create_reporter(project.dsn, clock)
     configure("debug", "json", io.StringIO(), made.report)
     yield made
     made.close()
@@ -96,7 +96,7 @@ def reporter(project: Project, clock: FakeClock) -> Iterator[Reporter]:
     structlog.reset_defaults()
 
 
-def fails(primary_blind: str) -> None:
+def raise_with_secret(primary_blind: str) -> None:
     """Raise with a secret in a local variable, in the text, and in the cause's text."""
     witness = {"share_comms": primary_blind}
     try:
@@ -105,7 +105,7 @@ def fails(primary_blind: str) -> None:
         raise KeyError(primary_blind) from error
 
 
-def test_an_error_is_told_by_its_line_and_fields(project: Project, reporter: Reporter) -> None:
+def test_error_is_reported_with_line_and_fields(project: FakeSentryProject, reporter: SentryReporter) -> None:
     structlog.get_logger("helper.test").error("a thing broke", reason="so it is", count=3)
     reporter.close()
     (event,) = project.events
@@ -113,18 +113,18 @@ def test_an_error_is_told_by_its_line_and_fields(project: Project, reporter: Rep
     assert event["extra"] == {"reason": "so it is", "count": 3}
     assert (event["level"], event["logger"]) == ("error", "helper.test")
     assert event["release"].startswith("svote-helper@")
-    assert set(event) <= {*KEPT, "logentry", "extra", "fingerprint"}
+    assert set(event) <= {*COPIED_KEYS, "logentry", "extra", "fingerprint"}
 
 
-async def broken(request: Request) -> Response:
+async def failing_endpoint(request: Request) -> Response:
     await request.body()
-    fails(CANARY)
+    raise_with_secret(CANARY)
     return Response()
 
 
 @pytest.mark.anyio
-async def test_no_secret_gets_out_whatever_is_done(
-    project: Project, reporter: Reporter, monkeypatch: pytest.MonkeyPatch
+async def test_report_never_contains_secrets(
+    project: FakeSentryProject, reporter: SentryReporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SVOTE_SECRET", CANARY)
     monkeypatch.setattr(sys, "argv", ["serve", CANARY])
@@ -134,22 +134,22 @@ async def test_no_secret_gets_out_whatever_is_done(
     log.error("unlisted fields", primary_blind=CANARY, nullifier=CANARY, client=CANARY)
     log.error("a value that is not plain", reason=CANARY.encode(), error=[object(), CANARY.encode()])
     try:
-        fails(CANARY)
+        raise_with_secret(CANARY)
     except KeyError:
         log.exception("an exception of others")
     structlog.get_logger("uvicorn.error").error(f"a library quotes {CANARY}")
     logging.getLogger("asyncio").error("a library quotes %s", CANARY)
-    app = wrapped([Route("/broken", broken, methods=["POST"])])
+    app = add_middleware([Route("/broken", failing_endpoint, methods=["POST"])])
     transport = httpx.ASGITransport(app, client=("203.0.113.77", 4711))
     async with httpx.AsyncClient(transport=transport, base_url="http://helper") as client:
         headers = {"Authorization": f"Bearer {CANARY}", "X-Helper-Token": CANARY, "User-Agent": CANARY}
         answer = await client.post(f"/broken?token={CANARY}", content=CANARY, headers=headers)
     assert answer.status_code == 500
     reporter.close()
-    told = b"".join(project.came).decode()
+    told = b"".join(project.envelopes).decode()
     assert len(project.events) == 4, "libraries' lines are not sent"
     assert CANARY not in told
-    assert CANARY not in "".join(project.head)
+    assert CANARY not in "".join(project.headers)
     for hidden in ("203.0.113.77", socket.gethostname(), os.environ["HOME"], "share_comms"):
         assert hidden not in told, hidden
     last = project.events[-1]
@@ -158,22 +158,22 @@ async def test_no_secret_gets_out_whatever_is_done(
     assert last["extra"]["request_id"] == answer.headers["x-request-id"]
 
 
-def test_only_errors_are_sent_and_each_kind_once_a_minute(
-    project: Project, reporter: Reporter, clock: FakeClock
+def test_only_errors_are_reported_once_a_minute_per_kind(
+    project: FakeSentryProject, reporter: SentryReporter, clock: FakeClock
 ) -> None:
     log = structlog.get_logger("helper.test")
     log.warning("a warning")
     for number in range(50):
         log.error("again and again", count=number)
     log.error("another")
-    clock.advance(AGAIN)
+    clock.advance(REPEAT_SECONDS)
     log.error("again and again", count=50)
     reporter.close()
     told = [(event["logentry"]["formatted"], event["extra"].get("count")) for event in project.events]
     assert sorted(told, key=str) == [("again and again", 0), ("again and again", 50), ("another", None)]
 
 
-def test_what_the_library_adds_is_taken_away() -> None:
+def test_report_drops_data_added_by_library() -> None:
     event: Any = {
         "event_id": "1",
         "level": "error",
@@ -186,17 +186,17 @@ def test_what_the_library_adds_is_taken_away() -> None:
         "extra": {"reason": "kept", "sys.argv": [CANARY]},
         "user": {"ip_address": CANARY},
     }
-    made = strip(event, {})
+    made = strip_event(event, {})
     assert CANARY not in repr(made)
     assert made["extra"] == {"reason": "kept"}
-    assert "request_id" in FIELDS
+    assert "request_id" in ALLOWED_FIELDS
 
 
-def test_a_project_that_is_away_holds_nothing_up(clock: FakeClock) -> None:
+def test_unreachable_project_blocks_nothing(clock: FakeClock) -> None:
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
         deaf.listen()
-        made = start(f"http://public@127.0.0.1:{deaf.getsockname()[1]}/7", clock)
+        made = create_reporter(f"http://public@127.0.0.1:{deaf.getsockname()[1]}/7", clock)
 
         def report() -> None:
             for number in range(300):
@@ -204,25 +204,25 @@ def test_a_project_that_is_away_holds_nothing_up(clock: FakeClock) -> None:
 
         done = threading.Thread(target=report)
         done.start()
-        done.join(PATIENCE)
+        done.join(PATIENCE_SECONDS)
         assert not done.is_alive(), "what does not fit into the queue is dropped"
     made._client.close(timeout=0.1)
 
 
 @pytest.mark.parametrize("dsn", ["http://127.0.0.1/", "http://public@127.0.0.1/", "nonsense"])
-def test_what_is_no_dsn_is_told(dsn: str, clock: FakeClock) -> None:
+def test_invalid_dsn_is_refused(dsn: str, clock: FakeClock) -> None:
     with pytest.raises(ConfigError, match="not a valid Sentry DSN"):
-        start(dsn, clock)
+        create_reporter(dsn, clock)
 
 
-def test_without_the_library_it_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> None:
+def test_missing_library_error_names_the_extra(monkeypatch: pytest.MonkeyPatch, clock: FakeClock) -> None:
     monkeypatch.setitem(sys.modules, "sentry_sdk", None)
     with pytest.raises(HelperError) as caught:
-        start("http://public@127.0.0.1/7", clock)
+        create_reporter("http://public@127.0.0.1/7", clock)
     assert "svote-helper[sentry]" in caught.value.advice
 
 
-def test_a_report_that_fails_takes_no_line_with_it() -> None:
+def test_failing_report_keeps_log_line() -> None:
     out = io.StringIO()
 
     def broken_report(_line: object) -> None:

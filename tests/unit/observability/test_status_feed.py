@@ -10,111 +10,117 @@ from itertools import pairwise
 import pytest
 
 from helper.errors import StoreError
-from helper.observability.status_feed import INTERVAL, PAUSE, SLICE, Event, Feed
+from helper.observability.status_feed import (
+    INTERVAL_SECONDS,
+    WAKE_BATCH_SIZE,
+    WAKE_PAUSE_SECONDS,
+    FeedEvent,
+    StatusFeed,
+)
 from tests.support.clock import FakeClock
 
 pytestmark = pytest.mark.anyio
 
 
-async def unasked() -> object:
+async def fail_snapshot() -> object:
     raise AssertionError("nobody listens")
 
 
-def feed(clock: FakeClock | None = None, kept: int = 4) -> Feed:
-    return Feed(unasked, clock=clock or FakeClock(), name="run", kept=kept)
+def create_feed(clock: FakeClock | None = None, history: int = 4) -> StatusFeed:
+    return StatusFeed(fail_snapshot, clock=clock or FakeClock(), run_id="run", buffer_size=history)
 
 
-async def take(states: AsyncIterator[Event], number: int) -> list[str]:
+async def take_names(states: AsyncIterator[FeedEvent], number: int) -> list[str]:
     found = []
     async with asyncio.timeout(5):
         async for event in states:
-            found.append(event.name)
+            found.append(event.event_id)
             if len(found) == number:
                 return found
     return found
 
 
-async def test_a_newcomer_gets_the_newest_state_and_those_after_it() -> None:
-    states = feed()
+async def test_new_listener_gets_newest_state_and_later_ones() -> None:
+    states = create_feed()
     states.publish(b"1")
     states.publish(b"2")
-    listener = states.listen()
-    assert await take(listener, 1) == ["run-2"]
+    listener = states.subscribe()
+    assert await take_names(listener, 1) == ["run-2"]
     states.publish(b"3")
-    assert await take(listener, 1) == ["run-3"]
+    assert await take_names(listener, 1) == ["run-3"]
 
 
-async def test_a_state_of_long_ago_is_not_given_to_a_newcomer() -> None:
+async def test_new_listener_does_not_get_old_state() -> None:
     clock = FakeClock()
-    states = feed(clock)
+    states = create_feed(clock)
     states.publish(b"old")
-    clock.advance(3 * INTERVAL)
-    waiting = asyncio.ensure_future(take(states.listen(), 1))
+    clock.advance(3 * INTERVAL_SECONDS)
+    waiting = asyncio.ensure_future(take_names(states.subscribe(), 1))
     await asyncio.sleep(0)
     states.publish(b"new")
     assert await waiting == ["run-2"]
 
 
-async def test_whoever_comes_back_goes_on_where_it_was() -> None:
-    states = feed()
+async def test_reconnecting_listener_resumes_after_last_event() -> None:
+    states = create_feed()
     for number in range(5):
         states.publish(b"%d" % number)
-    assert await take(states.listen("run-2"), 3) == ["run-3", "run-4", "run-5"]
-    assert await take(states.listen("run-1"), 4) == ["run-2", "run-3", "run-4", "run-5"]
+    assert await take_names(states.subscribe("run-2"), 3) == ["run-3", "run-4", "run-5"]
+    assert await take_names(states.subscribe("run-1"), 4) == ["run-2", "run-3", "run-4", "run-5"]
 
 
 @pytest.mark.parametrize("last", ["run-0", "other-4", "run-9", "run-x", "run-" + "9" * 400, "", "-", "nonsense"])
-async def test_whoever_was_away_too_long_or_lies_gets_the_newest(last: str) -> None:
-    states = feed()
+async def test_listener_with_unknown_last_event_gets_newest(last: str) -> None:
+    states = create_feed()
     for number in range(6):
         states.publish(b"%d" % number)
-    assert await take(states.listen(last), 1) == ["run-6"]
+    assert await take_names(states.subscribe(last), 1) == ["run-6"]
 
 
-async def test_a_listener_that_falls_behind_is_dropped_and_the_others_are_not() -> None:
-    states = feed(kept=3)
+async def test_slow_listener_is_dropped_and_others_stay() -> None:
+    states = create_feed(history=3)
     states.publish(b"1")
-    slow, quick = states.listen(), states.listen()
-    assert await take(slow, 1) == await take(quick, 1) == ["run-1"]
+    slow, quick = states.subscribe(), states.subscribe()
+    assert await take_names(slow, 1) == await take_names(quick, 1) == ["run-1"]
     for number in range(2, 7):
         states.publish(b"%d" % number)
-        assert await take(quick, 1) == [f"run-{number}"]
-    assert await take(slow, 1) == [], "it ended"
+        assert await take_names(quick, 1) == [f"run-{number}"]
+    assert await take_names(slow, 1) == [], "it ended"
 
 
-async def test_between_two_slices_of_listeners_everything_else_has_its_turn() -> None:
-    states = feed()
+async def test_publish_yields_between_slices_of_listeners() -> None:
+    states = create_feed()
     served: list[str] = []
 
     async def listen() -> None:
-        served.extend(await take(states.listen(), 1))
+        served.extend(await take_names(states.subscribe(), 1))
 
-    listening = [asyncio.ensure_future(listen()) for _ in range(5 * SLICE)]
+    listening = [asyncio.ensure_future(listen()) for _ in range(5 * WAKE_BATCH_SIZE)]
     await asyncio.sleep(0)
-    assert states.listeners == 5 * SLICE
+    assert states.listener_count == 5 * WAKE_BATCH_SIZE
     began = asyncio.get_running_loop().time()
     states.publish(b"1")
     turns = [0]
-    while len(served) < 5 * SLICE:
+    while len(served) < 5 * WAKE_BATCH_SIZE:
         await asyncio.sleep(0)  # what a share that is due does
         turns.append(len(served))
-    assert max(after - before for before, after in pairwise(turns)) <= SLICE
-    assert asyncio.get_running_loop().time() - began >= 4 * PAUSE, "other threads had theirs"
+    assert max(after - before for before, after in pairwise(turns)) <= WAKE_BATCH_SIZE
+    assert asyncio.get_running_loop().time() - began >= 4 * WAKE_PAUSE_SECONDS, "other threads had theirs"
     await asyncio.gather(*listening)
-    assert served == ["run-1"] * (5 * SLICE)
+    assert served == ["run-1"] * (5 * WAKE_BATCH_SIZE)
 
 
-async def test_closing_ends_all_listening() -> None:
-    states = feed()
-    waiting = [asyncio.ensure_future(take(states.listen(), 1)) for _ in range(3)]
+async def test_close_ends_all_listeners() -> None:
+    states = create_feed()
+    waiting = [asyncio.ensure_future(take_names(states.subscribe(), 1)) for _ in range(3)]
     await asyncio.sleep(0)
-    assert states.listeners == 3
+    assert states.listener_count == 3
     states.close()
     assert await asyncio.gather(*waiting) == [[], [], []]
-    assert states.listeners == 0
+    assert states.listener_count == 0
 
 
-async def test_states_are_made_while_somebody_listens_and_not_else() -> None:
+async def test_snapshots_are_taken_only_while_someone_listens() -> None:
     clock, made = FakeClock(), 0
 
     async def snapshot() -> object:
@@ -124,24 +130,24 @@ async def test_states_are_made_while_somebody_listens_and_not_else() -> None:
             raise StoreError("broken for a moment")
         return {"made": made}
 
-    states = Feed(snapshot, clock=clock, name="run")
+    states = StatusFeed(snapshot, clock=clock, run_id="run")
     runner = asyncio.create_task(states.run())
     try:
         await asyncio.sleep(0)
         assert made == 0
-        listener = states.listen()
+        listener = states.subscribe()
         first = await anext(listener)
-        assert (first.name, first.data) == ("run-1", b'{"made":1}')
-        waiting = asyncio.ensure_future(take(listener, 1))
+        assert (first.event_id, first.data) == ("run-1", b'{"made":1}')
+        waiting = asyncio.ensure_future(take_names(listener, 1))
         for _ in range(2):
-            clock.advance(INTERVAL)
+            clock.advance(INTERVAL_SECONDS)
             for _ in range(5):
                 await asyncio.sleep(0)
         assert await waiting == ["run-2"], "an error of the store ends nothing"
         assert made == 3
         await listener.aclose()  # type: ignore[attr-defined]
         for _ in range(3):
-            clock.advance(INTERVAL)
+            clock.advance(INTERVAL_SECONDS)
             for _ in range(5):
                 await asyncio.sleep(0)
         assert made <= 4

@@ -14,22 +14,22 @@ from helper.store.action_rows import Actor
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
 from tests.support.payloads import share_body
-from tests.unit.ingest.admission_fixtures import END, PAYLOADS, body, make_round, parse_share
+from tests.unit.ingest.admission_fixtures import END, PAYLOADS, create_body, make_round, parse_share
 
 ANN = Actor(1000, "ann", "socket")
 NOW = float(END - 1000)
 
 
 @dataclass
-class FakeJudge:
+class FakeRoundAuthority:
     """A fake round authority with rounds closed or frozen by the test."""
 
     closed: set[bytes] = field(default_factory=set)
-    odd: dict[bytes, str] = field(default_factory=dict)
+    frozen_reasons: dict[bytes, str] = field(default_factory=dict)
     forgotten: list[bytes] = field(default_factory=list)
 
-    def frozen(self, round_id: bytes) -> str | None:
-        return self.odd.get(round_id)
+    def frozen_reason(self, round_id: bytes) -> str | None:
+        return self.frozen_reasons.get(round_id)
 
     async def is_closed(self, round_id: bytes) -> bool:
         return round_id in self.closed
@@ -38,21 +38,25 @@ class FakeJudge:
         self.forgotten.append(round_id)
 
 
-class Desk:
+class OperationsHarness:
     """Operations over a real store."""
 
     def __init__(self, path: Path, *, running: bool = True) -> None:
         self.clock = FakeClock(NOW)
         self.path = path
         self.store = SqliteStore(path, clock=self.clock)
-        self.judge = FakeJudge()
-        self.woken = 0
+        self.authority = FakeRoundAuthority()
+        self.wake_count = 0
         self.operations = Operations(
-            store=self.store, judge=self.judge, checks=proofs, wake=self._wake, running=running
+            store=self.store,
+            round_authority=self.authority,
+            share_checks=proofs,
+            wake=self._wake,
+            is_daemon_running=running,
         )
 
     def _wake(self) -> None:
-        self.woken += 1
+        self.wake_count += 1
 
     async def open(self) -> None:
         """Open the store and add the recorded round."""
@@ -60,9 +64,9 @@ class Desk:
         await self.store.save_rounds([make_round()], NOW)
 
 
-def recorded(index: int, **changes: object) -> Share:
+def recorded_share(index: int, **changes: object) -> Share:
     """A recorded share with valid hashes, unless changed."""
-    return parse_share(body(**{**PAYLOADS[index], **changes}))
+    return parse_share(create_body(**{**PAYLOADS[index], **changes}))
 
 
 def nullifier_of(share: Share) -> bytes:
@@ -71,7 +75,7 @@ def nullifier_of(share: Share) -> bytes:
     return checked_share(result).nullifier
 
 
-async def each(lines: Iterable[bytes]) -> AsyncIterator[bytes]:
+async def stream_lines(lines: Iterable[bytes]) -> AsyncIterator[bytes]:
     """Lines as a stream."""
     for line in lines:
         yield line

@@ -12,128 +12,133 @@ from structlog.testing import capture_logs
 
 from helper.chain.counted_reveals import CountedReveal
 from helper.chain.models import Round, RoundStatus
-from helper.chain.rest_client import HeightGoneError
+from helper.chain.rest_client import HeightPrunedError
 from helper.errors import BucketError, BucketRefused, ChainUnavailable, ProofBundleError
 from helper.object_store.bucket import StoredObject
 from helper.operations.archive.object_names import (
-    PART,
-    Entry,
+    PART_BLOCKS,
+    IndexEntry,
     Progress,
     bundle_name,
+    encode_index,
     find_entry,
-    heights_of,
     index_name,
-    part_of,
+    parse_round_folder,
+    part_heights,
+    part_of_height,
     progress_name,
-    round_of,
-    write_index,
 )
 from helper.operations.archive.reader import find_bundle
 from helper.operations.archive.writer import ArchiveWriter
-from helper.operations.proof_bundle import pack, unpack
+from helper.operations.proof_bundle import pack_bundle, unpack_bundle
 from proofs import CIRCUITS
-from tests.recorded.test_proof_bundle import ROOT, recorded_evidence
+from tests.recorded.test_proof_bundle import RECORDED_ROOT, create_evidence
 from tests.support.bucket import MemoryBucket
 from tests.support.clock import FakeClock
 
 CHAIN = "svote-1"
-FIRST = recorded_evidence(0)
-SECOND = recorded_evidence(1)
+FIRST = create_evidence(0)
+SECOND = create_evidence(1)
 ROUND = FIRST.message.round_id
 PROGRESS = progress_name(CHAIN)
 
 
-class Blocks:
+class FakeRevealSource:
     """A fake chain with two recorded reveals at heights that the test sets."""
 
-    def __init__(self, head: int = 2 * PART + 50) -> None:
+    def __init__(self, head: int = 2 * PART_BLOCKS + 50) -> None:
         self.chain_id: str | None = CHAIN
         self.head = head
-        self.whole = True
-        self.there = {105: [FIRST], 160: [SECOND]}
-        self.lowest = 1
-        self.says_lowest = True
-        self.away = False
-        self.asked: list[int] = []
-        self.roots = 0
-        self.root: bytes | None = ROOT
-        self.broken = False
-        self.closed = False
+        self.are_all_nodes_usable = True
+        self.reveals_by_height = {105: [FIRST], 160: [SECOND]}
+        self.lowest_height = 1
+        self.reports_lowest_height = True
+        self.is_unreachable = False
+        self.requested_heights: list[int] = []
+        self.root_requests = 0
+        self.root: bytes | None = RECORDED_ROOT
+        self.is_broken = False
+        self.is_closed = False
 
     async def reveals(self, height: int) -> list[CountedReveal]:
-        self.asked.append(height)
-        if self.away:
+        self.requested_heights.append(height)
+        if self.is_unreachable:
             raise ChainUnavailable("away")
-        if height < self.lowest:
-            raise HeightGoneError("gone", self.lowest if self.says_lowest else None)
-        return [CountedReveal(height, one.transaction, one.message) for one in self.there.get(height, [])]
+        if height < self.lowest_height:
+            raise HeightPrunedError("gone", self.lowest_height if self.reports_lowest_height else None)
+        return [CountedReveal(height, one.transaction, one.message) for one in self.reveals_by_height.get(height, [])]
 
     async def root_at(self, round_id: bytes, height: int) -> bytes | None:
-        self.roots += 1
-        if self.broken:
+        self.root_requests += 1
+        if self.is_broken:
             raise RuntimeError("a mistake of ours")
         return self.root
 
     async def aclose(self) -> None:
-        self.closed = True
+        self.is_closed = True
 
 
-class Quick(FakeClock):
+class AdvancingClock(FakeClock):
     """A clock that advances during sleep."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.waited: list[float] = []
+        self.sleep_calls: list[float] = []
 
     async def sleep(self, seconds: float) -> None:
-        self.waited.append(seconds)
+        self.sleep_calls.append(seconds)
         self.advance(seconds)
         await asyncio.sleep(0)
 
 
-def known(created: int = 100) -> list[Round]:
+def known_rounds(created: int = 100) -> list[Round]:
     return [Round(ROUND, RoundStatus.ACTIVE, 2_000_000_000, (), created)]
 
 
-def writer(
-    bucket: MemoryBucket, blocks: Blocks, clock: FakeClock | None = None, rounds: Sequence[Round] | None = None
+def create_writer(
+    bucket: MemoryBucket,
+    blocks: FakeRevealSource,
+    clock: FakeClock | None = None,
+    rounds: Sequence[Round] | None = None,
 ) -> ArchiveWriter:
-    told = known() if rounds is None else rounds
-    return ArchiveWriter(bucket, blocks, rounds=lambda: told, circuits=CIRCUITS, clock=clock or Quick(), every=60)
+    told = known_rounds() if rounds is None else rounds
+    return ArchiveWriter(
+        bucket, blocks, rounds=lambda: told, circuits=CIRCUITS, clock=clock or AdvancingClock(), interval_seconds=60
+    )
 
 
-async def written() -> MemoryBucket:
+async def create_written_archive() -> MemoryBucket:
     bucket = MemoryBucket()
-    assert await writer(bucket, Blocks()).step()
+    assert await create_writer(bucket, FakeRevealSource()).write_next_part()
     return bucket
 
 
 async def test_writer_writes_part_once_all_its_blocks_exist() -> None:
-    bucket, blocks = MemoryBucket(), Blocks(head=2 * PART - 2)
-    one = writer(bucket, blocks)
-    assert not await one.step()
-    assert (bucket.objects, one.through) == ({}, 99)
+    bucket, blocks = MemoryBucket(), FakeRevealSource(head=2 * PART_BLOCKS - 2)
+    one = create_writer(bucket, blocks)
+    assert not await one.write_next_part()
+    assert (bucket.objects, one.archived_height) == ({}, 99)
     blocks.head += 1
-    assert await one.step()
-    assert not await one.step()
-    assert sorted(set(blocks.asked)) == list(range(100, 200))
-    assert one.through == 199
+    assert await one.write_next_part()
+    assert not await one.write_next_part()
+    assert sorted(set(blocks.requested_heights)) == list(range(100, 200))
+    assert one.archived_height == 199
     names = {bundle_name(ROUND, each.tx_hash) for each in (FIRST, SECOND)}
     assert set(bucket.objects) == names | {index_name(ROUND, 1), PROGRESS}
     found = bucket.objects[bundle_name(ROUND, FIRST.tx_hash)].body
-    assert found == pack(replace(FIRST, height=105))
-    assert unpack(found, CIRCUITS).tx_hash == FIRST.tx_hash
+    assert found == pack_bundle(replace(FIRST, height=105))
+    assert unpack_bundle(found, CIRCUITS).tx_hash == FIRST.tx_hash
     assert Progress.from_bytes(bucket.objects[PROGRESS].body).next_part == 2
-    assert blocks.roots <= 2
+    assert blocks.root_requests <= 2
 
 
 async def test_writer_restart_continues_and_writes_equal_bytes() -> None:
-    bucket, blocks = await written(), Blocks(head=3 * PART - 1)
+    bucket, blocks = await create_written_archive(), FakeRevealSource(head=3 * PART_BLOCKS - 1)
     before = dict(bucket.objects)
-    assert await writer(bucket, blocks).step()
-    assert min(blocks.asked) == 200
+    assert await create_writer(bucket, blocks).write_next_part()
+    assert min(blocks.requested_heights) == 200
     del bucket.objects[PROGRESS]
-    assert await writer(bucket, Blocks()).step()
+    assert await create_writer(bucket, FakeRevealSource()).write_next_part()
     assert {name: found.body for name, found in bucket.objects.items()} == {
         name: found.body for name, found in before.items()
     }
@@ -141,103 +146,113 @@ async def test_writer_restart_continues_and_writes_equal_bytes() -> None:
 
 @pytest.mark.parametrize(("next_part", "refused"), [(2**60, True), (4, True), (3, False)])
 async def test_writer_progress_far_ahead_of_chain_is_refused(next_part: int, refused: bool) -> None:
-    bucket, blocks = MemoryBucket(), Blocks(head=PART + 99)
+    bucket, blocks = MemoryBucket(), FakeRevealSource(head=PART_BLOCKS + 99)
     await bucket.put(PROGRESS, Progress(chain_id=CHAIN, next_part=next_part).to_bytes())
-    one = writer(bucket, blocks)
+    one = create_writer(bucket, blocks)
     if refused:
         with pytest.raises(ProofBundleError, match="the archive ends at block") as caught:
-            await one.step()
+            await one.write_next_part()
         assert PROGRESS in caught.value.advice
     else:
-        assert not await one.step(), "a node may be some blocks behind the one that was asked before"
-    assert one.facts()["behind"] in ({None} if refused else {0})
+        assert not await one.write_next_part(), "a node may be some blocks behind the one that was asked before"
+    assert one.collect_status()["behind"] in ({None} if refused else {0})
 
 
 async def test_writer_takeover_by_another_host_continues() -> None:
-    bucket, blocks, mine = MemoryBucket(), Blocks(head=4 * PART - 1), True
-    one = ArchiveWriter(bucket, blocks, rounds=known, circuits=CIRCUITS, clock=Quick(), every=60, mine=lambda: mine)
-    assert one.facts() == {"through": 0, "behind": None, "problem": None}
-    assert await one.step()
-    assert one.facts() == {"through": 199, "behind": 200, "problem": None}
+    bucket, blocks, mine = MemoryBucket(), FakeRevealSource(head=4 * PART_BLOCKS - 1), True
+    one = ArchiveWriter(
+        bucket,
+        blocks,
+        rounds=known_rounds,
+        circuits=CIRCUITS,
+        clock=AdvancingClock(),
+        interval_seconds=60,
+        is_writer=lambda: mine,
+    )
+    assert one.collect_status() == {"through": 0, "behind": None, "problem": None}
+    assert await one.write_next_part()
+    assert one.collect_status() == {"through": 199, "behind": 200, "problem": None}
     mine = False
-    assert not await one.step()
-    assert one.facts()["through"] == 0, "another host's work"
-    assert await writer(bucket, blocks).step()
-    mine, blocks.asked = True, []
-    assert await one.step()
-    assert min(blocks.asked) == 300
-    assert one.facts() == {"through": 399, "behind": 0, "problem": None}
+    assert not await one.write_next_part()
+    assert one.collect_status()["through"] == 0, "another host's work"
+    assert await create_writer(bucket, blocks).write_next_part()
+    mine, blocks.requested_heights = True, []
+    assert await one.write_next_part()
+    assert min(blocks.requested_heights) == 300
+    assert one.collect_status() == {"through": 399, "behind": 0, "problem": None}
 
 
 async def test_writer_starts_at_oldest_known_round() -> None:
-    bucket, blocks = MemoryBucket(), Blocks()
+    bucket, blocks = MemoryBucket(), FakeRevealSource()
     rounds: list[Round] | None = None
-    one = ArchiveWriter(bucket, blocks, rounds=lambda: rounds, circuits=CIRCUITS, clock=Quick(), every=60)
-    assert not await one.step()
-    rounds = known(created=42)
-    assert await one.step()
-    assert blocks.asked[0] == 1
-    assert not await writer(bucket, Blocks(head=0)).step()
-    nobody = Blocks()
+    one = ArchiveWriter(
+        bucket, blocks, rounds=lambda: rounds, circuits=CIRCUITS, clock=AdvancingClock(), interval_seconds=60
+    )
+    assert not await one.write_next_part()
+    rounds = known_rounds(created=42)
+    assert await one.write_next_part()
+    assert blocks.requested_heights[0] == 1
+    assert not await create_writer(bucket, FakeRevealSource(head=0)).write_next_part()
+    nobody = FakeRevealSource()
     nobody.chain_id = None
-    assert not await writer(bucket, nobody).step()
-    without_rounds = Blocks(head=3 * PART)
-    assert not await writer(MemoryBucket(), without_rounds, rounds=[]).step()
-    assert without_rounds.asked == []
+    assert not await create_writer(bucket, nobody).write_next_part()
+    without_rounds = FakeRevealSource(head=3 * PART_BLOCKS)
+    assert not await create_writer(MemoryBucket(), without_rounds, rounds=[]).write_next_part()
+    assert without_rounds.requested_heights == []
 
 
 async def test_writer_write_failure_is_retried_twice() -> None:
-    bucket, clock, blocks = MemoryBucket(), Quick(), Blocks()
-    bucket.fails = 2
-    blocks.there = {105: [FIRST]}
-    assert await writer(bucket, blocks, clock).step()
-    assert [seconds for seconds in clock.waited if seconds > 1] == [2, 4]
+    bucket, clock, blocks = MemoryBucket(), AdvancingClock(), FakeRevealSource()
+    bucket.failing_writes = 2
+    blocks.reveals_by_height = {105: [FIRST]}
+    assert await create_writer(bucket, blocks, clock).write_next_part()
+    assert [seconds for seconds in clock.sleep_calls if seconds > 1] == [2, 4]
 
 
 async def test_writer_long_failure_continues_at_next_check() -> None:
-    bucket, clock, blocks = MemoryBucket(), Quick(), Blocks()
-    bucket.fails = 3
-    blocks.there = {105: [FIRST]}
-    one = writer(bucket, blocks, clock)
+    bucket, clock, blocks = MemoryBucket(), AdvancingClock(), FakeRevealSource()
+    bucket.failing_writes = 3
+    blocks.reveals_by_height = {105: [FIRST]}
+    one = create_writer(bucket, blocks, clock)
     with pytest.raises(BucketError):
-        await one.step()
+        await one.write_next_part()
     assert bucket.objects == {}
-    asked = len(blocks.asked)
-    assert await one.step()
+    asked = len(blocks.requested_heights)
+    assert await one.write_next_part()
     assert PROGRESS in bucket.objects
-    assert len(blocks.asked) - asked < 100
+    assert len(blocks.requested_heights) - asked < 100
 
 
 async def test_writer_refused_write_is_not_retried_immediately() -> None:
     class Shut(MemoryBucket):
         async def put(self, name: str, body: bytes) -> None:
-            self.asked["put"] += 1
+            self.request_counts["put"] += 1
             raise BucketRefused("Forbidden")
 
-    bucket, blocks = Shut(), Blocks()
-    blocks.there = {105: [FIRST]}
+    bucket, blocks = Shut(), FakeRevealSource()
+    blocks.reveals_by_height = {105: [FIRST]}
     with pytest.raises(BucketRefused):
-        await writer(bucket, blocks).step()
-    assert bucket.asked["put"] == 1
+        await create_writer(bucket, blocks).write_next_part()
+    assert bucket.request_counts["put"] == 1
 
 
 async def test_writer_run_survives_errors_and_logs_each_once() -> None:
-    bucket, clock, blocks = MemoryBucket(), Quick(), Blocks()
-    blocks.away = True
-    one = writer(bucket, blocks, clock)
+    bucket, clock, blocks = MemoryBucket(), AdvancingClock(), FakeRevealSource()
+    blocks.is_unreachable = True
+    one = create_writer(bucket, blocks, clock)
 
     async def until(done: int) -> None:
         async with asyncio.timeout(20):
-            while clock.waited.count(60) < done:
+            while clock.sleep_calls.count(60) < done:
                 await asyncio.sleep(0)
 
     with capture_logs() as logs:
         running = asyncio.create_task(one.run())
         await until(3)
-        blocks.away = False
-        blocks.broken = True
+        blocks.is_unreachable = False
+        blocks.is_broken = True
         await until(5)
-        blocks.broken = False
+        blocks.is_broken = False
         async with asyncio.timeout(20):
             while PROGRESS not in bucket.objects:
                 await asyncio.sleep(0)
@@ -246,33 +261,33 @@ async def test_writer_run_survives_errors_and_logs_each_once() -> None:
     events = [line["event"] for line in logs if line["log_level"] in {"warning", "error"}]
     assert events.count("archive_write_failed") == 1
     assert "archive_write_crashed" in events
-    assert blocks.closed
+    assert blocks.is_closed
     text = repr(logs)
     assert FIRST.message.nullifier.hex() not in text
     assert FIRST.tx_hash not in text
 
 
 async def test_writer_invalid_reveal_is_skipped() -> None:
-    bucket, blocks = MemoryBucket(), Blocks()
+    bucket, blocks = MemoryBucket(), FakeRevealSource()
     blocks.root = None
     with capture_logs() as logs:
-        assert await writer(bucket, blocks).step()
+        assert await create_writer(bucket, blocks).write_next_part()
     assert list(bucket.objects) == [PROGRESS]
     assert [line["event"] for line in logs] == ["archive_started"] + ["archive_reveal_skipped"] * 2
 
 
 @pytest.mark.parametrize("says", [True, False])
 async def test_writer_pruned_blocks_are_skipped_and_logged(says: bool) -> None:
-    bucket, clock, blocks = MemoryBucket(), Quick(), Blocks(head=2 * PART + 50)
-    blocks.lowest, blocks.says_lowest, blocks.whole = 150 if says else 103, says, False
-    one = writer(bucket, blocks, clock)
+    bucket, clock, blocks = MemoryBucket(), AdvancingClock(), FakeRevealSource(head=2 * PART_BLOCKS + 50)
+    blocks.lowest_height, blocks.reports_lowest_height, blocks.are_all_nodes_usable = 150 if says else 103, says, False
+    one = create_writer(bucket, blocks, clock)
     with capture_logs() as logs:
         for _ in range(2):
-            with pytest.raises(HeightGoneError):
-                await one.step()
+            with pytest.raises(HeightPrunedError):
+                await one.write_next_part()
         assert bucket.objects == {}
-        blocks.whole = True
-        assert await one.step()
+        blocks.are_all_nodes_usable = True
+        assert await one.write_next_part()
     missing = [line for line in logs if line["event"] == "archive_blocks_missing"]
     assert sum(line["count"] for line in missing) == (50 if says else 3)
     assert len(missing) == (1 if says else 3)
@@ -281,34 +296,34 @@ async def test_writer_pruned_blocks_are_skipped_and_logged(says: bool) -> None:
 
 
 async def test_writer_skips_long_gap() -> None:
-    bucket, blocks = MemoryBucket(), Blocks(head=50 * PART)
-    blocks.lowest = 40 * PART + 7
-    blocks.there = {40 * PART + 20: [FIRST]}
-    one = writer(bucket, blocks)
+    bucket, blocks = MemoryBucket(), FakeRevealSource(head=50 * PART_BLOCKS)
+    blocks.lowest_height = 40 * PART_BLOCKS + 7
+    blocks.reveals_by_height = {40 * PART_BLOCKS + 20: [FIRST]}
+    one = create_writer(bucket, blocks)
     with capture_logs() as logs:
-        assert await one.step()
-        assert await one.step()
+        assert await one.write_next_part()
+        assert await one.write_next_part()
     assert len([line for line in logs if line["log_level"] == "error"]) == 1
     assert bundle_name(ROUND, FIRST.tx_hash) in bucket.objects
-    assert one.through == 41 * PART - 1
+    assert one.archived_height == 41 * PART_BLOCKS - 1
 
 
 async def test_writer_skips_pruned_block_after_node_is_away_one_hour() -> None:
-    bucket, clock, blocks = MemoryBucket(), Quick(), Blocks()
-    blocks.lowest, blocks.whole = 101, False
-    one = writer(bucket, blocks, clock)
-    with pytest.raises(HeightGoneError):
-        await one.step()
+    bucket, clock, blocks = MemoryBucket(), AdvancingClock(), FakeRevealSource()
+    blocks.lowest_height, blocks.are_all_nodes_usable = 101, False
+    one = create_writer(bucket, blocks, clock)
+    with pytest.raises(HeightPrunedError):
+        await one.write_next_part()
     clock.advance(3600)
     with capture_logs():
-        assert await one.step()
+        assert await one.write_next_part()
 
 
 # The way back
 
 
 async def test_find_bundle_with_and_without_round() -> None:
-    bucket = await written()
+    bucket = await create_written_archive()
     bucket.objects[f"{'00' * 32}/index/{'0' * 12}-{'9' * 12}.jsonl"] = StoredObject(b"", '"x"')
     bucket.objects["elsewhere/x"] = StoredObject(b"", '"x"')
     for rounds in ([ROUND], [], [bytes(32), ROUND]):
@@ -316,7 +331,7 @@ async def test_find_bundle_with_and_without_round() -> None:
         assert found is not None
         bundle, evidence = found
         assert evidence == replace(SECOND, height=160)
-        assert bundle == pack(evidence)
+        assert bundle == pack_bundle(evidence)
     for rounds in ([bytes(32)], []):
         assert await find_bundle(bucket, CIRCUITS, bytes(32), rounds) is None
 
@@ -332,16 +347,16 @@ async def test_find_bundle_altered_archive_is_refused() -> None:
     def restated(**changes: object) -> bytes:
         entry = find_entry(whole.objects[index].body, wanted)
         assert entry is not None
-        return write_index([entry.model_copy(update=changes)])
+        return encode_index([entry.model_copy(update=changes)])
 
-    whole = await written()
+    whole = await create_written_archive()
     for number in (0, 100, 4000):
-        bucket = await written()
+        bucket = await create_written_archive()
         body = bytearray(bucket.objects[name].body)
         body[number] ^= 1
         bucket.objects[name] = StoredObject(bytes(body), '"x"')
         await refused(bucket, "hash does not match")
-    bucket = await written()
+    bucket = await create_written_archive()
     del bucket.objects[name]
     await refused(bucket, "missing in the archive")
     other = bucket.objects[bundle_name(ROUND, SECOND.tx_hash)]
@@ -349,7 +364,7 @@ async def test_find_bundle_altered_archive_is_refused() -> None:
     await refused(bucket, "hash does not match")
     bucket.objects[index] = StoredObject(restated(sha256=sha256(other.body).hexdigest()), '"x"')
     await refused(bucket, "content does not match")
-    bucket = await written()
+    bucket = await create_written_archive()
     bucket.objects[index] = StoredObject(restated(height=106), '"x"')
     await refused(bucket, "content does not match")
     bucket.objects[index] = StoredObject(bucket.objects[index].body.replace(b'"height"', b'"hight"'), '"x"')
@@ -358,24 +373,24 @@ async def test_find_bundle_altered_archive_is_refused() -> None:
 
 def test_object_names_sort_by_height() -> None:
     assert bundle_name(ROUND, FIRST.tx_hash) == f"{ROUND.hex()}/{FIRST.tx_hash}.zip"
-    assert [heights_of(part) for part in (0, 1)] == [range(1, 100), range(100, 200)]
-    assert all(height in heights_of(part_of(height)) for height in (1, 99, 100, 12345))
+    assert [part_heights(part) for part in (0, 1)] == [range(1, 100), range(100, 200)]
+    assert all(height in part_heights(part_of_height(height)) for height in (1, 99, 100, 12345))
     assert index_name(ROUND, 0).endswith("/index/000000000001-000000000099.jsonl")
     parts = [index_name(ROUND, part) for part in (0, 9, 10, 99, 12345)]
     assert parts == sorted(parts)
-    assert round_of(ROUND.hex()) == ROUND
-    assert round_of("progress") is None
+    assert parse_round_folder(ROUND.hex()) == ROUND
+    assert parse_round_folder("progress") is None
     assert progress_name("a/b") != progress_name("a_b")
     assert progress_name("a/b").count("/") == 1
 
 
 def test_write_index_is_independent_of_order() -> None:
     entries = [
-        Entry(height=height, transaction=f"{height:064X}", nullifier=f"{height:064x}", sha256="0" * 64)
+        IndexEntry(height=height, transaction=f"{height:064X}", nullifier=f"{height:064x}", sha256="0" * 64)
         for height in range(1, 20)
     ]
-    index = write_index(entries)
-    assert index == write_index(reversed(entries))
+    index = encode_index(entries)
+    assert index == encode_index(reversed(entries))
     found = find_entry(index, (7).to_bytes(32, "big"))
     assert found == entries[6]
     assert find_entry(index, bytes(32)) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import proofs
-from tests.unit.proofs.votes import Vote, make_vote, seeded_element
+from tests.unit.proofs.votes import Vote, create_vote, seeded_element
 
 VOTE_POSITION = 5
 
@@ -17,7 +17,7 @@ def keypair() -> tuple[bytes, bytes]:
 
 @pytest.fixture(scope="session")
 def vote(keypair: tuple[bytes, bytes]) -> Vote:
-    return make_vote(keypair[1])
+    return create_vote(keypair[1])
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import pytest
 import proofs
 from helper.core.share import Share
 from tests.support.payloads import share_body
-from tests.unit.proofs.votes import MODULUS, Vote, element, off_curve_point, seeded_element
+from tests.unit.proofs.votes import MODULUS, Vote, encode_element, off_curve_point, seeded_element
 
 ELEMENTS = {
     "round_id": "vote_round_id",
@@ -28,45 +28,45 @@ def read(vote: Vote, /, **changes: Any) -> proofs.ReadShare | proofs.InvalidShar
     return result
 
 
-def check(vote: Vote, /, **changes: Any) -> proofs.ReadShare:
+def check_share(vote: Vote, /, **changes: Any) -> proofs.ReadShare:
     result = read(vote, **changes)
     assert isinstance(result, proofs.ReadShare)
     return result
 
 
-def refusal(vote: Vote, **changes: Any) -> tuple[str, str]:
+def refusal_reason(vote: Vote, **changes: Any) -> tuple[str, str]:
     result = read(vote, **changes)
     assert isinstance(result, proofs.InvalidShare)
     return result.field, result.reason
 
 
-def test_a_good_share_gives_its_ids(vote: Vote) -> None:
-    checked = check(vote)
+def test_valid_share_returns_its_ids(vote: Vote) -> None:
+    checked = check_share(vote)
     assert checked.vote_commitment == vote.commitment
     assert checked.nullifier == proofs.share_nullifier(vote.commitment, 4, vote.blinds[4])
-    shares = [check(vote, **vote.witness(index)) for index in range(16)]
+    shares = [check_share(vote, **vote.witness(index)) for index in range(16)]
     assert len({share.nullifier for share in shares}) == 16
 
 
 @pytest.mark.parametrize(("argument", "field"), [*ELEMENTS.items(), *POINTS.items()])
-def test_lengths_and_modulus(vote: Vote, argument: str, field: str) -> None:
+def test_invalid_length_or_element_is_refused(vote: Vote, argument: str, field: str) -> None:
     for value in WRONG_LENGTHS:
-        assert refusal(vote, **{argument: value}) == (field, "not-hex" if argument == "round_id" else "length")
-    for value in (element(MODULUS), element(MODULUS + 5), b"\xff" * 32):
-        assert refusal(vote, **{argument: value}) == (field, "non-canonical")
+        assert refusal_reason(vote, **{argument: value}) == (field, "not-hex" if argument == "round_id" else "length")
+    for value in (encode_element(MODULUS), encode_element(MODULUS + 5), b"\xff" * 32):
+        assert refusal_reason(vote, **{argument: value}) == (field, "non-canonical")
 
 
 @pytest.mark.parametrize(("argument", "field"), POINTS.items())
-def test_points(vote: Vote, argument: str, field: str) -> None:
-    assert refusal(vote, **{argument: off_curve_point()}) == (field, "off-curve")
-    assert refusal(vote, **{argument: bytes(32)}) == (field, "identity")
+def test_invalid_point_is_refused(vote: Vote, argument: str, field: str) -> None:
+    assert refusal_reason(vote, **{argument: off_curve_point()}) == (field, "off-curve")
+    assert refusal_reason(vote, **{argument: bytes(32)}) == (field, "identity")
 
 
 @pytest.mark.parametrize("index", [0, 3, 15])
-def test_one_bad_commitment_is_named(vote: Vote, index: int) -> None:
+def test_invalid_commitment_is_named(vote: Vote, index: int) -> None:
     bad = bytearray(vote.share_comms)
-    bad[32 * index : 32 * index + 32] = element(MODULUS)
-    assert refusal(vote, share_comms=bytes(bad)) == (f"share_comms[{index}]", "non-canonical")
+    bad[32 * index : 32 * index + 32] = encode_element(MODULUS)
+    assert refusal_reason(vote, share_comms=bytes(bad)) == (f"share_comms[{index}]", "non-canonical")
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_one_bad_commitment_is_named(vote: Vote, index: int) -> None:
         (544, ("share_comms", "count")),
     ],
 )
-def test_sixteen_commitments(vote: Vote, length: int, named: tuple[str, str]) -> None:
-    assert refusal(vote, share_comms=bytes(length)) == named
+def test_commitment_count_other_than_sixteen_is_refused(vote: Vote, length: int, named: tuple[str, str]) -> None:
+    assert refusal_reason(vote, share_comms=bytes(length)) == named
 
 
 @pytest.mark.parametrize(
@@ -93,16 +93,16 @@ def test_sixteen_commitments(vote: Vote, length: int, named: tuple[str, str]) ->
         ("submit_at", "submit_at", 2**63),
     ],
 )
-def test_ranges(vote: Vote, argument: str, field: str, limit: int) -> None:
+def test_out_of_range_number_is_refused(vote: Vote, argument: str, field: str, limit: int) -> None:
     for value in (-1, limit, 2**64 - 1, -(2**63)):
-        assert refusal(vote, **{argument: value}) == (field, "range")
+        assert refusal_reason(vote, **{argument: value}) == (field, "range")
     for value in (2**64, -(2**64), 10**40):
-        assert refusal(vote, **{argument: value}) == (field, "type")
+        assert refusal_reason(vote, **{argument: value}) == (field, "type")
 
 
-def test_fields_that_do_not_belong_together(vote: Vote) -> None:
+def test_inconsistent_fields_are_refused(vote: Vote) -> None:
     def rule(**changes: Any) -> str:
-        return refusal(vote, **changes)[1]
+        return refusal_reason(vote, **changes)[1]
 
     c1, c2 = vote.ciphertexts[4]
     swapped = vote.share_comms[32:64] + vote.share_comms[:32] + vote.share_comms[64:]
@@ -115,23 +115,23 @@ def test_fields_that_do_not_belong_together(vote: Vote) -> None:
     assert rule(c1=c1[:31] + bytes([c1[31] ^ 0x80])) == "share_comm"
 
 
-def test_encodings_come_before_rules(vote: Vote) -> None:
-    assert refusal(vote, shares_hash=seeded_element("x"), c2=bytes(32)) == ("enc_share.c2", "identity")
+def test_encoding_errors_precede_rule_errors(vote: Vote) -> None:
+    assert refusal_reason(vote, shares_hash=seeded_element("x"), c2=bytes(32)) == ("enc_share.c2", "identity")
 
 
-def test_single_fields() -> None:
-    proofs.check_encoding("f", element(MODULUS - 1))
-    proofs.check_encoding("f", element(0))
+def test_check_of_single_fields() -> None:
+    proofs.check_encoding("f", encode_element(MODULUS - 1))
+    proofs.check_encoding("f", encode_element(0))
     proofs.check_point("p", proofs.elgamal_keygen(b"")[1])
     with pytest.raises(proofs.EncodingError) as caught:
-        proofs.check_encoding("share_comms[7]", element(MODULUS))
+        proofs.check_encoding("share_comms[7]", encode_element(MODULUS))
     assert (caught.value.field, caught.value.reason) == ("share_comms[7]", "non-canonical")
     with pytest.raises(proofs.EncodingError, match=r"^enc_share\.c1: identity$"):
         proofs.check_point("enc_share.c1", bytes(32))
 
 
 def test_errors_quote_no_value_and_survive_pickling(vote: Vote) -> None:
-    secret = element(MODULUS + 0xDEADBEEF)
+    secret = encode_element(MODULUS + 0xDEADBEEF)
     c1, c2 = vote.ciphertexts[4]
     with pytest.raises(proofs.EncodingError) as caught:
         proofs.share_commitment(secret, c1, c2)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 import proofs
-from tests.unit.proofs.votes import Vote, element, seeded_element
+from tests.unit.proofs.votes import Vote, encode_element, seeded_element
 
 
-def test_vote_commitment_and_nullifier_are_composed_as_the_protocol_says(vote: Vote) -> None:
-    parts = (element(1), vote.round_id, vote.shares_hash, element(3), element(1))
+def test_vote_commitment_and_nullifier_follow_protocol(vote: Vote) -> None:
+    parts = (encode_element(1), vote.round_id, vote.shares_hash, encode_element(3), encode_element(1))
     assert vote.commitment == proofs.poseidon(*parts)
     tag = b"share spend".ljust(32, b"\0")
-    expected = proofs.poseidon(tag, vote.commitment, element(9), vote.blinds[9])
+    expected = proofs.poseidon(tag, vote.commitment, encode_element(9), vote.blinds[9])
     assert proofs.share_nullifier(vote.commitment, 9, vote.blinds[9]) == expected
 
 
@@ -21,9 +21,9 @@ def test_shares_hash_is_poseidon_of_the_commitments(vote: Vote) -> None:
     assert vote.shares_hash == proofs.poseidon(*comms)
 
 
-def test_lengths_are_separate_domains() -> None:
+def test_hash_depends_on_input_length() -> None:
     one = seeded_element("one")
-    hashes = {proofs.poseidon(one, *[element(0)] * zeros) for zeros in range(16)}
+    hashes = {proofs.poseidon(one, *[encode_element(0)] * zeros) for zeros in range(16)}
     assert len(hashes) == 16
 
 
@@ -34,9 +34,9 @@ def test_malformed_elements_are_named() -> None:
         return caught.value.field, caught.value.reason
 
     assert refusal() == ("elements", "range")
-    assert refusal(*[element(0)] * 17) == ("elements", "range")
-    assert refusal(element(0), b"\xff" * 32) == ("elements[1]", "non-canonical")
-    assert refusal(element(0), b"") == ("elements[1]", "length")
+    assert refusal(*[encode_element(0)] * 17) == ("elements", "range")
+    assert refusal(encode_element(0), b"\xff" * 32) == ("elements[1]", "non-canonical")
+    assert refusal(encode_element(0), b"") == ("elements[1]", "length")
 
 
 def test_random_elements_are_canonical_and_differ() -> None:

@@ -13,13 +13,13 @@ import pytest
 
 import proofs
 from tests.unit.proofs.conftest import VOTE_POSITION
-from tests.unit.proofs.votes import MODULUS, Vote, element, off_curve_point, seeded_element
+from tests.unit.proofs.votes import MODULUS, Vote, encode_element, off_curve_point, seeded_element
 
 SHARE_INDEX = 6
 
 
 @dataclass(frozen=True)
-class Reveal:
+class ProvenReveal:
     """A proof and what it proves."""
 
     circuit: str
@@ -40,7 +40,7 @@ def witness(vote: Vote, tree: proofs.CommitmentTree) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def reveal(circuit: str, vote: Vote, tree: proofs.CommitmentTree, witness: dict[str, Any]) -> Reveal:
+def reveal(circuit: str, vote: Vote, tree: proofs.CommitmentTree, witness: dict[str, Any]) -> ProvenReveal:
     proved = proofs.prove(circuit, **witness)
     c1, c2 = vote.ciphertexts[SHARE_INDEX]
     statement = proofs.Statement(
@@ -53,22 +53,22 @@ def reveal(circuit: str, vote: Vote, tree: proofs.CommitmentTree, witness: dict[
         round_id=vote.round_id,
     )
     assert (proved.nullifier, proved.root) == (statement.nullifier, statement.root)
-    return Reveal(circuit, proved.proof, statement)
+    return ProvenReveal(circuit, proved.proof, statement)
 
 
-def test_keys_are_the_protocols(circuit: str) -> None:
+def test_key_fingerprints_match_protocol(circuit: str) -> None:
     info = proofs.CIRCUITS[circuit]
     assert proofs.warm(circuit) == proofs.fingerprint(circuit) == info.fingerprint
     assert info.name == circuit
     assert circuit == f"k{info.k}"
 
 
-def test_a_proof_proves_its_statement(reveal: Reveal) -> None:
+def test_verify_accepts_proof_of_its_statement(reveal: ProvenReveal) -> None:
     assert len(reveal.proof) == proofs.CIRCUITS[reveal.circuit].proof_bytes
     assert proofs.verify(reveal.circuit, reveal.proof, reveal.statement)
 
 
-def test_reprs_hold_nothing_that_names_a_waiting_share(reveal: Reveal) -> None:
+def test_repr_contains_no_share_data(reveal: ProvenReveal) -> None:
     statement = reveal.statement
     read = proofs.ReadShare(b"", 0, 0, 0, 0, 0, b"", b"", b"", statement.c1, statement.c2, b"", statement.nullifier)
     proved = proofs.Proved(reveal.proof, statement.nullifier, statement.root)
@@ -78,7 +78,7 @@ def test_reprs_hold_nothing_that_names_a_waiting_share(reveal: Reveal) -> None:
         assert value.hex() not in text
 
 
-def test_every_public_input_counts(reveal: Reveal) -> None:
+def test_verify_with_any_changed_input_fails(reveal: ProvenReveal) -> None:
     statement = reveal.statement
     negated = statement.c2[:31] + bytes([statement.c2[31] ^ 0x80])
     changes: list[dict[str, Any]] = [
@@ -95,7 +95,7 @@ def test_every_public_input_counts(reveal: Reveal) -> None:
         assert not proofs.verify(reveal.circuit, reveal.proof, replace(statement, **change)), change
 
 
-def test_only_these_very_bytes_prove_it(reveal: Reveal) -> None:
+def test_verify_with_changed_proof_fails(reveal: ProvenReveal) -> None:
     rng = random.Random(reveal.circuit)
     proof = reveal.proof
     for place in rng.sample(range(len(proof)), 12):
@@ -116,16 +116,16 @@ def test_only_these_very_bytes_prove_it(reveal: Reveal) -> None:
         assert not proofs.verify(reveal.circuit, other, reveal.statement)
 
 
-def test_the_other_generation_refuses_it(reveal: Reveal) -> None:
+def test_verify_with_other_circuit_fails(reveal: ProvenReveal) -> None:
     (other,) = set(proofs.CIRCUITS) - {reveal.circuit}
     assert not proofs.verify(other, reveal.proof, reveal.statement)
     length = proofs.CIRCUITS[other].proof_bytes
     assert not proofs.verify(other, reveal.proof.ljust(length, b"\0")[:length], reveal.statement)
 
 
-def test_a_malformed_statement_is_named(reveal: Reveal) -> None:
+def test_malformed_statement_is_named(reveal: ProvenReveal) -> None:
     bad: list[tuple[dict[str, Any], str, str]] = [
-        ({"nullifier": element(MODULUS)}, "share_nullifier", "non-canonical"),
+        ({"nullifier": encode_element(MODULUS)}, "share_nullifier", "non-canonical"),
         ({"root": bytes(31)}, "root", "length"),
         ({"round_id": b"\xff" * 32}, "vote_round_id", "non-canonical"),
         ({"c1": bytes(32)}, "enc_share.c1", "identity"),
@@ -140,16 +140,16 @@ def test_a_malformed_statement_is_named(reveal: Reveal) -> None:
 
 
 @pytest.mark.parametrize("name", proofs.CIRCUITS)
-def test_a_malformed_witness_is_named_before_any_proving(name: str, witness: dict[str, Any]) -> None:
+def test_malformed_witness_is_named_before_proving(name: str, witness: dict[str, Any]) -> None:
     path = bytearray(witness["path"])
-    path[32 * 23 :] = element(MODULUS)
+    path[32 * 23 :] = encode_element(MODULUS)
     bad: list[tuple[dict[str, Any], str, str]] = [
         ({"path": bytes(path)}, "path[23]", "non-canonical"),
         ({"path": bytes(767)}, "path", "length"),
         ({"position": 2**24}, "tree_position", "range"),
         ({"position": -1}, "tree_position", "range"),
         ({"share_comms": bytes(511)}, "share_comms", "length"),
-        ({"primary_blind": element(MODULUS)}, "primary_blind", "non-canonical"),
+        ({"primary_blind": encode_element(MODULUS)}, "primary_blind", "non-canonical"),
         ({"c1": bytes(32)}, "enc_share.c1", "identity"),
         ({"c2": off_curve_point()}, "enc_share.c2", "off-curve"),
         ({"share_index": 16}, "enc_share.share_index", "range"),
@@ -165,7 +165,7 @@ def test_a_malformed_witness_is_named_before_any_proving(name: str, witness: dic
     assert broken.value.rule == "share_comm"
 
 
-def test_unknown_circuits(witness: dict[str, Any], reveal: Reveal) -> None:
+def test_unknown_circuit_is_refused(witness: dict[str, Any], reveal: ProvenReveal) -> None:
     calls: list[Callable[[], object]] = [
         lambda: proofs.warm("k12"),
         lambda: proofs.fingerprint(""),
@@ -177,7 +177,7 @@ def test_unknown_circuits(witness: dict[str, Any], reveal: Reveal) -> None:
             call()
 
 
-def test_proving_leaves_the_interpreter_free(circuit: str, witness: dict[str, Any]) -> None:
+def test_prove_releases_the_gil(circuit: str, witness: dict[str, Any]) -> None:
     times: list[float] = []
     done = threading.Event()
 

@@ -24,7 +24,7 @@ columns = st.one_of(
 rows = st.lists(columns, max_size=30).map(tuple)
 
 
-def by_the_formula(key: bytes, row: tuple[Column, ...]) -> bytes:
+def reference_check(key: bytes, row: tuple[Column, ...]) -> bytes:
     """The check as it is written down, part by part."""
     numbers = [value for value in row if isinstance(value, int)]
     texts = [value for value in row if isinstance(value, bytes)]
@@ -36,30 +36,30 @@ def by_the_formula(key: bytes, row: tuple[Column, ...]) -> bytes:
 
 
 @given(rows, st.binary(max_size=64))
-def test_it_is_what_the_formula_says(row: tuple[Column, ...], key: bytes) -> None:
-    assert row_check(key, row) == by_the_formula(key, row)
+def test_row_check_equals_reference(row: tuple[Column, ...], key: bytes) -> None:
+    assert row_check(key, row) == reference_check(key, row)
 
 
 @given(st.lists(rows, max_size=5))
-def test_many_at_once_are_as_one_by_one(many: list[tuple[Column, ...]]) -> None:
+def test_row_checks_of_batch_equal_single_checks(many: list[tuple[Column, ...]]) -> None:
     assert row_checks(KEY, list(many)) == [row_check(KEY, row) for row in many]
 
 
-def test_rows_that_differ_in_where_a_text_ends_differ() -> None:
+def test_row_check_depends_on_text_boundaries() -> None:
     assert row_check(KEY, ("ab", "c")) != row_check(KEY, ("a", "bc"))
     assert row_check(KEY, (b"a", "b")) != row_check(KEY, ("a", b"b"))
     assert row_check(KEY, (1, None)) != row_check(KEY, (None, 1))
 
 
 @pytest.mark.parametrize("value", [1.0, True, [1], bytearray(b"1")])
-def test_a_type_that_is_never_written_has_no_check(value: object) -> None:
+def test_row_check_of_unsupported_type_is_none(value: object) -> None:
     with pytest.raises(TypeError, match=rf"^a {type(value).__name__} in a row$"):
         row_check(KEY, (1, value))
     with pytest.raises(TypeError):
         row_checks(KEY, [(1,), (value,)])
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_row_check_of_oversized_value_is_refused() -> None:
     with pytest.raises(OverflowError):
         row_check(KEY, (2**63,))
     with pytest.raises(ValueError, match="too long"):

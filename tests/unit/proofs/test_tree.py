@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import proofs
-from tests.unit.proofs.votes import MODULUS, element, seeded_element
+from tests.unit.proofs.votes import MODULUS, encode_element, seeded_element
 
 LEAVES = [seeded_element(f"leaf {i}") for i in range(40)]
 
@@ -22,39 +22,39 @@ def empty_hashes() -> list[bytes]:
     return hashes
 
 
-EMPTY = empty_hashes()
+EMPTY_HASHES = empty_hashes()
 
 
-def naive(leaves: list[bytes], position: int) -> tuple[bytes, bytes]:
+def naive_path(leaves: list[bytes], position: int) -> tuple[bytes, bytes]:
     """Root, and the path of a position, hashed level by level."""
     level, path = list(leaves), b""
     for height in range(proofs.TREE_DEPTH):
         if len(level) % 2:
-            level.append(EMPTY[height])
+            level.append(EMPTY_HASHES[height])
         sibling = position ^ 1
-        path += level[sibling] if sibling < len(level) else EMPTY[height]
+        path += level[sibling] if sibling < len(level) else EMPTY_HASHES[height]
         level = [proofs.poseidon(*level[i : i + 2]) for i in range(0, len(level), 2)]
         position //= 2
-    return (level[0] if level else EMPTY[-1]), path
+    return (level[0] if level else EMPTY_HASHES[-1]), path
 
 
-def tree_of(leaves: list[bytes]) -> proofs.CommitmentTree:
+def create_tree(leaves: list[bytes]) -> proofs.CommitmentTree:
     tree = proofs.CommitmentTree()
     tree.append(b"".join(leaves))
     return tree
 
 
-def test_the_empty_tree() -> None:
+def test_empty_tree_root_and_path() -> None:
     tree = proofs.CommitmentTree()
     assert len(tree) == 0
-    assert tree.root() == tree.root(0) == proofs.EMPTY_ROOT == EMPTY[-1]
+    assert tree.root() == tree.root(0) == proofs.EMPTY_ROOT == EMPTY_HASHES[-1]
     tree.append(b"")
     assert len(tree) == 0
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.data())
-def test_root_and_path_of_every_past_size(data: st.DataObject) -> None:
+def test_root_and_path_match_reference_at_every_size(data: st.DataObject) -> None:
     length = data.draw(st.integers(1, len(LEAVES)))
     cuts = sorted(data.draw(st.lists(st.integers(0, length), max_size=4)))
     tree = proofs.CommitmentTree()
@@ -62,7 +62,7 @@ def test_root_and_path_of_every_past_size(data: st.DataObject) -> None:
         tree.append(b"".join(LEAVES[start:end]))
     size = data.draw(st.integers(1, length))
     position = data.draw(st.integers(0, size - 1))
-    root, path = naive(LEAVES[:size], position)
+    root, path = naive_path(LEAVES[:size], position)
     assert tree.root(size) == root
     assert tree.path(position, size) == path
     assert tree.leaf(position) == LEAVES[position]
@@ -71,14 +71,14 @@ def test_root_and_path_of_every_past_size(data: st.DataObject) -> None:
     assert len(tree) == length
 
 
-def test_leaves_beyond_a_size_do_not_matter() -> None:
-    tree, shorter = tree_of(LEAVES), tree_of(LEAVES[:13])
+def test_root_at_size_ignores_later_leaves() -> None:
+    tree, shorter = create_tree(LEAVES), create_tree(LEAVES[:13])
     assert tree.root(13) == shorter.root()
     assert [tree.path(i, 13) for i in range(13)] == [shorter.path(i) for i in range(13)]
 
 
-def test_positions_and_sizes_that_are_not_there() -> None:
-    tree = tree_of(LEAVES[:10])
+def test_missing_position_or_size_is_refused() -> None:
+    tree = create_tree(LEAVES[:10])
     for outside in (10, 2**24, 2**64, -1):
         with pytest.raises(proofs.TreeError):
             tree.leaf(outside)
@@ -95,11 +95,11 @@ def test_positions_and_sizes_that_are_not_there() -> None:
         tree.subtree(0)
 
 
-def test_a_bad_leaf_is_named_and_nothing_is_appended() -> None:
-    tree = tree_of(LEAVES[:3])
+def test_invalid_leaf_is_named_and_nothing_is_appended() -> None:
+    tree = create_tree(LEAVES[:3])
     before = tree.root()
     for bad, field, reason in [
-        (LEAVES[3] + element(MODULUS), "leaf[1]", "non-canonical"),
+        (LEAVES[3] + encode_element(MODULUS), "leaf[1]", "non-canonical"),
         (LEAVES[3] + bytes(31), "leaf", "length"),
     ]:
         with pytest.raises(proofs.EncodingError) as caught:
@@ -109,11 +109,11 @@ def test_a_bad_leaf_is_named_and_nothing_is_appended() -> None:
         assert tree.root() == before
 
 
-def test_restored_equals_appended() -> None:
+def test_restored_tree_equals_appended_tree() -> None:
     rng = random.Random(11)
-    leaves = [element(rng.randrange(MODULUS)) for _ in range(2 * proofs.SUBTREE_LEAVES + 100)]
+    leaves = [encode_element(rng.randrange(MODULUS)) for _ in range(2 * proofs.SUBTREE_LEAVES + 100)]
     joined = b"".join(leaves)
-    tree = tree_of(leaves)
+    tree = create_tree(leaves)
     first, second = tree.subtree(0), tree.subtree(1)
     assert len(first) == (proofs.SUBTREE_LEAVES - 1) * 32
     assert first[:32] == proofs.poseidon(leaves[0], leaves[1])
@@ -128,7 +128,7 @@ def test_restored_equals_appended() -> None:
         assert restored.root(len(tree)) == tree.root()
 
 
-def test_what_cannot_be_restored() -> None:
+def test_restore_of_invalid_data_is_refused() -> None:
     leaves = b"".join(LEAVES)
     node_bytes = (proofs.SUBTREE_LEAVES - 1) * 32
     for subtrees in (bytes(node_bytes), bytes(31), b"\xff" * node_bytes):
@@ -137,11 +137,11 @@ def test_what_cannot_be_restored() -> None:
     with pytest.raises(proofs.TreeError):
         proofs.CommitmentTree.restore(bytes(32 * proofs.SUBTREE_LEAVES), b"\xff" * node_bytes)
     with pytest.raises(proofs.EncodingError):
-        proofs.CommitmentTree.restore(element(MODULUS), b"")
+        proofs.CommitmentTree.restore(encode_element(MODULUS), b"")
 
 
-def test_threads_may_read_while_one_appends() -> None:
-    tree = tree_of(LEAVES[:7])
+def test_tree_is_readable_while_another_thread_appends() -> None:
+    tree = create_tree(LEAVES[:7])
     root = tree.root()
     stop = threading.Event()
     seen: list[bytes] = []

@@ -13,14 +13,14 @@ MODULUS = 0x40000000000000000000000000000000224698FC094CF91B992D30ED00000001
 """Of the Pallas base field."""
 
 
-def element(number: int) -> bytes:
+def encode_element(number: int) -> bytes:
     """A number as a field element, whether canonical or not."""
     return number.to_bytes(32, "little")
 
 
 def seeded_element(seed: str) -> bytes:
     """A canonical element that follows from a text."""
-    return element(int.from_bytes(hashlib.sha512(seed.encode()).digest(), "little") % MODULUS)
+    return encode_element(int.from_bytes(hashlib.sha512(seed.encode()).digest(), "little") % MODULUS)
 
 
 def off_curve_point() -> bytes:
@@ -28,7 +28,7 @@ def off_curve_point() -> bytes:
     number = 1
     while pow(number**3 + 5, (MODULUS - 1) // 2, MODULUS) == 1:
         number += 1
-    return element(number)
+    return encode_element(number)
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Vote:
         }
 
 
-def make_vote(public: bytes, seed: str = "vote", proposal_id: int = 3, vote_decision: int = 1) -> Vote:
+def create_vote(public: bytes, seed: str = "vote", proposal_id: int = 3, vote_decision: int = 1) -> Vote:
     """A vote that follows from the seed."""
     rng = random.Random(seed)
     values = tuple(rng.randrange(1000) for _ in range(16))

@@ -12,25 +12,25 @@ import pytest
 from structlog.testing import capture_logs
 
 from helper.reveal import broadcaster
-from helper.reveal.broadcaster import IN_FLIGHT
+from helper.reveal.broadcaster import CONCURRENT_RESENDS
 from tests.support.fakes import (
-    ACCEPTS,
-    FIRST,
-    SECOND,
-    make_share,
-    until,
-    until_length,
+    ACCEPTED_REPLY,
+    FIRST_NODE,
+    SECOND_NODE,
+    create_share,
+    wait_for_length,
+    wait_until,
 )
-from tests.support.queue_pipeline import Line, open_line
+from tests.support.queue_pipeline import Pipeline, open_pipeline
 
 
 @pytest.fixture
-async def line(tmp_path: Path) -> AsyncIterator[Line]:
-    async with open_line(tmp_path / "queue.db") as opened:
+async def line(tmp_path: Path) -> AsyncIterator[Pipeline]:
+    async with open_pipeline(tmp_path / "queue.db") as opened:
         yield opened
 
 
-async def test_a_tarpit_holds_up_only_as_many_as_are_in_flight(line: Line) -> None:
+async def test_hanging_node_delays_only_sends_in_flight(line: Pipeline) -> None:
     release = asyncio.Event()
     under_way = most = 0
 
@@ -40,44 +40,42 @@ async def test_a_tarpit_holds_up_only_as_many_as_are_in_flight(line: Line) -> No
         most = max(most, under_way)
         await release.wait()
         under_way -= 1
-        return await ACCEPTS(body)
+        return await ACCEPTED_REPLY(body)
 
-    line.all_nodes(tarpit)
-    number = 3 * IN_FLIGHT
-    await line.put(*range(number))
-    for queued in await line.store.claim_due(now=line.clock.now(), limit=number, rounds=[make_share(1).round_id]):
+    line.set_replies(tarpit)
+    number = 3 * CONCURRENT_RESENDS
+    await line.enqueue(*range(number))
+    for queued in await line.store.claim_due(now=line.clock.now(), limit=number, rounds=[create_share(1).round_id]):
         assert await line.revealer.prove(queued)
     task = asyncio.create_task(line.broadcaster.reconcile(line.height))
-    await until(lambda: under_way == IN_FLIGHT)
+    await wait_until(lambda: under_way == CONCURRENT_RESENDS)
     release.set()
     await task
-    assert (most, len(line.nodes.posts)) == (IN_FLIGHT, number)
+    assert (most, len(line.nodes.posts)) == (CONCURRENT_RESENDS, number)
 
 
-async def test_an_error_with_one_unconfirmed_reveal_stops_no_other(line: Line) -> None:
+async def test_error_with_one_unconfirmed_reveal_does_not_stop_others(line: Pipeline) -> None:
     async def surprise(body: dict[str, Any]) -> httpx.Response:
         raise RuntimeError("a bug")
 
-    line.all_nodes(surprise)
-    await line.prepared(1)
+    line.set_replies(surprise)
+    await line.prepare_message(1)
     with capture_logs() as logs:
         await line.broadcaster.reconcile(line.height)
     assert [entry["event"] for entry in logs] == ["follow_up_failed"]
-    line.all_nodes(ACCEPTS)
-    await line.prepared(2)
-    line.store.broken.add("record_outcome")
+    line.set_replies(ACCEPTED_REPLY)
+    await line.prepare_message(2)
+    line.store.failing_calls.add("record_outcome")
     await line.next_block()
-    line.store.broken.clear()
+    line.store.failing_calls.clear()
     assert len(line.nodes.posts) == 3
     await line.next_block()
-    assert [row[0] for row in line.rows("SELECT last_outcome FROM reveals")] == ["ACCEPTED"] * 2
+    assert [row[0] for row in line.query_rows("SELECT last_outcome FROM reveals")] == ["ACCEPTED"] * 2
 
 
-async def test_those_that_an_error_of_ours_stops_do_not_take_the_places_of_others(
-    line: Line, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(broadcaster, "FOLLOWED_UP", 2)
-    broken = [await line.prepared(position) for position in (1, 2)]
+async def test_failing_sends_do_not_occupy_slots_of_others(line: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broadcaster, "MAX_FOLLOW_UPS", 2)
+    broken = [await line.prepare_message(position) for position in (1, 2)]
     original = line.store.mark_sending
 
     async def mark_sending(share_id: int, **details: Any) -> bool:
@@ -86,7 +84,7 @@ async def test_those_that_an_error_of_ours_stops_do_not_take_the_places_of_other
         return await original(share_id, **details)
 
     monkeypatch.setattr(line.store, "mark_sending", mark_sending)
-    await line.prepared(3)
+    await line.prepare_message(3)
     with capture_logs() as logs:
         await line.next_block()
         assert (len(logs), line.nodes.posts) == (2, [])
@@ -98,22 +96,22 @@ async def test_those_that_an_error_of_ours_stops_do_not_take_the_places_of_other
     assert len(line.nodes.posts) == 3
 
 
-async def test_a_send_that_is_cancelled_is_sent_again_after_the_next_start(tmp_path: Path) -> None:
-    async with open_line(tmp_path / "queue.db") as line:
+async def test_cancelled_send_is_resent_after_restart(tmp_path: Path) -> None:
+    async with open_pipeline(tmp_path / "queue.db") as line:
         held = asyncio.Event()
 
         async def never(body: dict[str, Any]) -> httpx.Response:
             await held.wait()
-            return await ACCEPTS(body)
+            return await ACCEPTED_REPLY(body)
 
-        line.nodes.answers[FIRST] = never
-        async with line.running():
-            await line.put(1)
-            await until_length(line.nodes.posts, 1)
-    async with open_line(tmp_path / "queue.db") as line:
+        line.nodes.replies[FIRST_NODE] = never
+        async with line.run_dispatcher():
+            await line.enqueue(1)
+            await wait_for_length(line.nodes.posts, 1)
+    async with open_pipeline(tmp_path / "queue.db") as line:
         assert await line.store.recover() == 0
         await line.broadcaster.reconcile(line.height)
         assert line.nodes.posts == [], "it may have been taken at this height"
         await line.next_block()
-        assert line.nodes.asked == [SECOND]
-        assert line.sending()[0] == 2
+        assert line.nodes.posted_to == [SECOND_NODE]
+        assert line.read_send_state()[0] == 2

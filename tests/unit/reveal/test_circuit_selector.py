@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from helper.errors import StoreFull
-from helper.reveal.circuit_selector import PAUSE_SECONDS, CircuitSelector, by_version
+from helper.reveal.circuit_selector import PAUSE_SECONDS, CircuitSelector, circuit_for_version
 from tests.support.clock import FakeClock
 
 
-class Memory(dict[str, str]):
+class FakeMeta(dict[str, str]):
     """Remembers what a chain accepted, as the store's meta table does."""
 
     async def put(self, key: str, value: str) -> None:
@@ -22,12 +22,12 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def memory() -> Memory:
-    return Memory()
+def meta() -> FakeMeta:
+    return FakeMeta()
 
 
-def choice(setting: str, clock: FakeClock, memory: Memory) -> CircuitSelector:
-    return CircuitSelector(setting, clock=clock, remember=memory.put)
+def create_selector(setting: str, clock: FakeClock, memory: FakeMeta) -> CircuitSelector:
+    return CircuitSelector(setting, clock=clock, store_accepted=memory.put)
 
 
 @pytest.mark.parametrize(
@@ -42,8 +42,8 @@ def choice(setting: str, clock: FakeClock, memory: Memory) -> CircuitSelector:
         ("main-abc", None),
     ],
 )
-def test_the_version_tells_the_generation_where_it_tells_anything(version: str, expected: str | None) -> None:
-    assert by_version(version) == expected
+def test_node_version_selects_circuit_where_known(version: str, expected: str | None) -> None:
+    assert circuit_for_version(version) == expected
 
 
 @pytest.mark.parametrize(
@@ -56,119 +56,117 @@ def test_the_version_tells_the_generation_where_it_tells_anything(version: str, 
         ("v1.3.0", "k9", "k10"),
     ],
 )
-def test_what_the_chain_accepted_before_comes_first(
-    clock: FakeClock, memory: Memory, version: str, remembered: str | None, expected: str
+def test_last_accepted_circuit_is_preferred(
+    clock: FakeClock, meta: FakeMeta, version: str, remembered: str | None, expected: str
 ) -> None:
-    auto = choice("auto", clock, memory)
-    auto.begin("svote-1", version, remembered)
+    auto = create_selector("auto", clock, meta)
+    auto.select_initial("svote-1", version, remembered)
     assert auto.current == expected
-    assert set(auto.needed) == {"k10", "k11"}
+    assert set(auto.required_circuits) == {"k10", "k11"}
 
 
 @pytest.mark.anyio
-async def test_a_refused_valid_proof_switches_once_and_the_accepted_generation_is_remembered(
-    clock: FakeClock, memory: Memory
-) -> None:
-    auto = choice("auto", clock, memory)
-    auto.begin("svote-1", "", None)
-    auto.refused(1, "k10")
+async def test_refused_valid_proof_switches_circuit_once_and_is_stored(clock: FakeClock, meta: FakeMeta) -> None:
+    auto = create_selector("auto", clock, meta)
+    auto.select_initial("svote-1", "", None)
+    auto.record_refused(1, "k10")
     assert auto.current == "k11"
-    auto.refused(2, "k10")
+    auto.record_refused(2, "k10")
     assert auto.current == "k11", "a second refusal of the same generation does not switch back"
-    await auto.accepted("k11")
-    assert memory == {"circuit:svote-1": "k11"}
-    again = choice("auto", clock, memory)
-    again.begin("svote-1", "", memory[CircuitSelector.key("svote-1")])
+    await auto.record_accepted("k11")
+    assert meta == {"circuit:svote-1": "k11"}
+    again = create_selector("auto", clock, meta)
+    again.select_initial("svote-1", "", meta[CircuitSelector.storage_key("svote-1")])
     assert again.current == "k11"
 
 
-def test_a_share_refused_with_both_generations_pauses_the_queue(clock: FakeClock, memory: Memory) -> None:
-    auto = choice("auto", clock, memory)
-    auto.begin("svote-1", "", None)
-    auto.refused(1, "k10")
-    assert auto.paused is None
-    auto.refused(1, "k11")
-    assert auto.paused is not None
-    assert "both" in str(auto.paused)
+def test_share_refused_with_both_circuits_pauses_queue(clock: FakeClock, meta: FakeMeta) -> None:
+    auto = create_selector("auto", clock, meta)
+    auto.select_initial("svote-1", "", None)
+    auto.record_refused(1, "k10")
+    assert auto.pause_reason is None
+    auto.record_refused(1, "k11")
+    assert auto.pause_reason is not None
+    assert "both" in str(auto.pause_reason)
     assert auto.current == "k10", "and the other one is tried after the pause"
 
 
 @pytest.mark.anyio
-async def test_what_could_not_be_remembered_is_remembered_later(clock: FakeClock, memory: Memory) -> None:
+async def test_failed_store_of_accepted_circuit_is_retried(clock: FakeClock, meta: FakeMeta) -> None:
     full = True
 
     async def remember(key: str, value: str) -> None:
         if full:
             raise StoreFull("no space")
-        await memory.put(key, value)
+        await meta.put(key, value)
 
-    auto = CircuitSelector("auto", clock=clock, remember=remember)
-    auto.begin("svote-1", "", None)
+    auto = CircuitSelector("auto", clock=clock, store_accepted=remember)
+    auto.select_initial("svote-1", "", None)
     with pytest.raises(StoreFull):
-        await auto.accepted("k10")
+        await auto.record_accepted("k10")
     full = False
-    await auto.accepted("k10")
-    assert memory == {"circuit:svote-1": "k10"}
+    await auto.record_accepted("k10")
+    assert meta == {"circuit:svote-1": "k10"}
 
 
 @pytest.mark.anyio
-async def test_a_generation_set_by_hand_pauses_the_queue_and_says_why(clock: FakeClock, memory: Memory) -> None:
-    by_hand = choice("k11", clock, memory)
-    by_hand.begin("svote-1", "v1.3.0", "k10")
-    assert (by_hand.current, by_hand.needed) == ("k11", ("k11",))
-    by_hand.refused(1, "k11")
+async def test_refused_configured_circuit_pauses_queue_with_reason(clock: FakeClock, meta: FakeMeta) -> None:
+    by_hand = create_selector("k11", clock, meta)
+    by_hand.select_initial("svote-1", "v1.3.0", "k10")
+    assert (by_hand.current, by_hand.required_circuits) == ("k11", ("k11",))
+    by_hand.record_refused(1, "k11")
     assert by_hand.current == "k11"
-    assert by_hand.paused is not None
-    assert '"k10"' in str(by_hand.paused)
+    assert by_hand.pause_reason is not None
+    assert '"k10"' in str(by_hand.pause_reason)
     clock.advance(PAUSE_SECONDS)
-    assert by_hand.paused is None, "one share tries again now and then: the chain may have upgraded"
-    by_hand.refused(1, "k11")
-    await by_hand.accepted("k11")
-    assert by_hand.paused is None
-    assert memory == {}
+    assert by_hand.pause_reason is None, "one share tries again now and then: the chain may have upgraded"
+    by_hand.record_refused(1, "k11")
+    await by_hand.record_accepted("k11")
+    assert by_hand.pause_reason is None
+    assert meta == {}
 
 
 @pytest.mark.anyio
-async def test_choice_is_a_guess_until_the_chain_accepts_the_circuit(clock: FakeClock, memory: Memory) -> None:
-    auto = choice("auto", clock, memory)
-    assert not auto.is_guess, "no chain is known yet"
-    auto.begin("svote-1", "", None)
-    assert auto.is_guess
-    auto.refused(1, "k10")
-    assert (auto.current, auto.is_guess) == ("k11", True)
-    await auto.accepted("k11")
-    assert not auto.is_guess
+async def test_selection_is_tentative_until_chain_accepts_circuit(clock: FakeClock, meta: FakeMeta) -> None:
+    auto = create_selector("auto", clock, meta)
+    assert not auto.is_current_unproven, "no chain is known yet"
+    auto.select_initial("svote-1", "", None)
+    assert auto.is_current_unproven
+    auto.record_refused(1, "k10")
+    assert (auto.current, auto.is_current_unproven) == ("k11", True)
+    await auto.record_accepted("k11")
+    assert not auto.is_current_unproven
     assert auto.is_unproven("k10")
-    auto.refused(2, "k11")
-    assert auto.is_guess, "an upgrade of the chain is found out by one reveal too"
+    auto.record_refused(2, "k11")
+    assert auto.is_current_unproven, "an upgrade of the chain is found out by one reveal too"
 
 
-def test_choice_by_hand_or_remembered_is_no_guess(clock: FakeClock, memory: Memory) -> None:
-    by_hand, remembered = choice("k11", clock, memory), choice("auto", clock, memory)
-    by_hand.begin("svote-1", "", None)
-    remembered.begin("svote-1", "v1.2.0", "k10")
-    assert not by_hand.is_guess
-    assert not remembered.is_guess
+def test_configured_or_stored_selection_is_not_tentative(clock: FakeClock, meta: FakeMeta) -> None:
+    by_hand, remembered = create_selector("k11", clock, meta), create_selector("auto", clock, meta)
+    by_hand.select_initial("svote-1", "", None)
+    remembered.select_initial("svote-1", "v1.2.0", "k10")
+    assert not by_hand.is_current_unproven
+    assert not remembered.is_current_unproven
 
 
-def test_host_that_only_proves_hears_which_circuit_was_accepted(clock: FakeClock, memory: Memory) -> None:
-    prover = choice("auto", clock, memory)
-    prover.begin("svote-1", "", None)
-    prover.hear("k11", None)
-    assert (prover.current, prover.is_guess) == ("k11", True)
-    prover.hear("k11", "k11")
-    assert not prover.is_guess
+def test_prover_host_reads_accepted_circuit(clock: FakeClock, meta: FakeMeta) -> None:
+    prover = create_selector("auto", clock, meta)
+    prover.select_initial("svote-1", "", None)
+    prover.apply_state("k11", None)
+    assert (prover.current, prover.is_current_unproven) == ("k11", True)
+    prover.apply_state("k11", "k11")
+    assert not prover.is_current_unproven
 
 
 @pytest.mark.parametrize("setting", ["auto", "k10"])
-def test_paused_selector_allows_a_trial_once_a_block_came(setting: str, clock: FakeClock, memory: Memory) -> None:
-    selector = choice(setting, clock, memory)
-    selector.begin("svote-1", "", None)
+def test_paused_selector_allows_trial_after_block(setting: str, clock: FakeClock, meta: FakeMeta) -> None:
+    selector = create_selector(setting, clock, meta)
+    selector.select_initial("svote-1", "", None)
     selector.note_block()
     for _ in range(2):
         for circuit in ("k10", "k11"):
-            selector.refused(1, circuit)
-        assert selector.blocked is not None, "a block before the refusal says nothing"
+            selector.record_refused(1, circuit)
+        assert selector.blocked_reason is not None, "a block before the refusal says nothing"
         selector.note_block()
-        assert selector.blocked is None
-        assert selector.paused is not None, "it is reported until a proof is accepted"
+        assert selector.blocked_reason is None
+        assert selector.pause_reason is not None, "it is reported until a proof is accepted"

@@ -15,26 +15,26 @@ import pytest
 from structlog.testing import capture_logs
 
 import proofs
-from devnet.stand_in_proofs import STAND_IN
+from devnet.stand_in_proofs import STAND_IN_PREFIX
 from helper.clock import SystemClock
-from helper.errors import ProofFailed, ProverDied, ProverError, ProverTimeout
+from helper.errors import ProofFailed, ProverCrashed, ProverError, ProverTimeout
 from helper.reveal.prover.frames import Frame
 from helper.reveal.prover.job import ProofJob
 from helper.reveal.prover.pool import ProverPool
 from helper.reveal.prover.process import WorkerCommand
-from helper.reveal.prover.selftest import sample_job
+from helper.reveal.prover.selftest import create_sample_job
 from tests.support import prover_worker
 
 COMMAND = (sys.executable, "-m", "tests.support.prover_worker")
 
 
-def job(proposal_id: int = 1) -> ProofJob:
+def create_job(proposal_id: int = 1) -> ProofJob:
     """A job for a valid share of this proposal."""
-    return ProofJob(circuit="k10", **{**sample_job(), "proposal_id": proposal_id})
+    return ProofJob(circuit="k10", **{**create_sample_job(), "proposal_id": proposal_id})
 
 
 @asynccontextmanager
-async def running(workers: int = 1, timeout: float = 0.0) -> AsyncIterator[ProverPool]:
+async def run_pool(workers: int = 1, timeout: float = 0.0) -> AsyncIterator[ProverPool]:
     """A pool of stand-in workers, all warm."""
     pool = ProverPool(workers=workers, circuits=("k10", "k11"), clock=SystemClock(), timeout=timeout, command=COMMAND)
     runner = asyncio.create_task(pool.run())
@@ -47,7 +47,7 @@ async def running(workers: int = 1, timeout: float = 0.0) -> AsyncIterator[Prove
         await asyncio.gather(runner, return_exceptions=True)
 
 
-async def gone(pid: int) -> None:
+async def is_gone(pid: int) -> None:
     """Return once no process has this id (the test's own time limit ends the wait)."""
     while True:
         try:
@@ -58,13 +58,13 @@ async def gone(pid: int) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_proof_carries_the_statement_of_its_witness() -> None:
+async def test_prove_returns_statement_of_witness() -> None:
     started: list[bool] = []
-    async with running() as pool:
-        given = job()
-        proof = await pool.prove(given, started=lambda: started.append(True))
+    async with run_pool() as pool:
+        given = create_job()
+        proof = await pool.prove(given, on_start=lambda: started.append(True))
         assert started == [True]
-        assert proof.root == prover_worker.climb(
+        assert proof.root == prover_worker.compute_root(
             proofs.vote_commitment(given.round_id, proofs.shares_hash(given.share_comms), 1, 1), 0, given.path
         )
 
@@ -85,59 +85,62 @@ async def test_a_proof_carries_the_statement_of_its_witness() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_worker_that_hangs_is_killed_and_replaced() -> None:
-    async with running(timeout=0.2) as pool:
+async def test_hanging_worker_is_killed_and_replaced() -> None:
+    async with run_pool(timeout=0.2) as pool:
         (hung,) = pool.pids
         with pytest.raises(ProverTimeout):
-            await pool.prove(job(prover_worker.HANGS))
-        await gone(hung)
-        assert (await pool.prove(job())).proof.startswith(STAND_IN)
+            await pool.prove(create_job(prover_worker.PROPOSAL_HANGS))
+        await is_gone(hung)
+        assert (await pool.prove(create_job())).proof.startswith(STAND_IN_PREFIX)
 
 
 @pytest.mark.anyio
-async def test_a_worker_that_dies_costs_only_its_own_job() -> None:
-    async with running(workers=2) as pool:
+async def test_dying_worker_fails_only_its_job() -> None:
+    async with run_pool(workers=2) as pool:
         results = await asyncio.gather(
-            pool.prove(job(prover_worker.DIES)), pool.prove(job()), pool.prove(job()), return_exceptions=True
+            pool.prove(create_job(prover_worker.PROPOSAL_CRASHES)),
+            pool.prove(create_job()),
+            pool.prove(create_job()),
+            return_exceptions=True,
         )
-        assert [type(result).__name__ for result in results] == ["ProverDied", "Proof", "Proof"]
+        assert [type(result).__name__ for result in results] == ["ProverCrashed", "Proof", "Proof"]
 
 
 @pytest.mark.anyio
-async def test_an_idle_worker_that_is_killed_is_replaced_without_anyone_noticing() -> None:
-    async with running() as pool:
+async def test_killed_idle_worker_is_replaced_transparently() -> None:
+    async with run_pool() as pool:
         (idle,) = pool.pids
         os.kill(idle, signal.SIGKILL)
-        await gone(idle)
+        await is_gone(idle)
         proof = None
         while proof is None:
             try:
-                proof = await pool.prove(job())
-            except ProverDied:  # the job reached the dying worker: the processor's failure table takes it from there
+                proof = await pool.prove(create_job())
+            except ProverCrashed:  # the job reached the dying worker: the processor's failure table takes it from there
                 continue
         assert pool.pids != [idle]
 
 
 @pytest.mark.anyio
-async def test_a_refused_witness_leaves_the_worker_alive() -> None:
-    async with running() as pool:
+async def test_refused_witness_keeps_worker_alive() -> None:
+    async with run_pool() as pool:
         before = pool.pids
         with pytest.raises(ProofFailed, match="told to"):
-            await pool.prove(job(prover_worker.REFUSES))
-        await pool.prove(job())
+            await pool.prove(create_job(prover_worker.PROPOSAL_REFUSED))
+        await pool.prove(create_job())
         assert pool.pids == before
 
 
 @pytest.mark.anyio
-async def test_keys_with_another_fingerprint_refuse_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_start_with_other_key_fingerprint_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STANDIN_BAD_KEYS", "1")
     with pytest.raises(ProverError, match="fingerprint"):
-        async with running():
+        async with run_pool():
             pytest.fail("it started")
 
 
 @pytest.mark.anyio
-async def test_a_worker_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
+async def test_worker_start_is_retried_after_failure(tmp_path: Path) -> None:
     program = tmp_path / "worker"
     pool = ProverPool(workers=1, circuits=("k10",), clock=SystemClock(), command=(str(program),))
     runner = asyncio.create_task(pool.run())
@@ -151,21 +154,21 @@ async def test_a_worker_that_cannot_be_started_is_tried_again(tmp_path: Path) ->
         partial.replace(program)
         async with asyncio.timeout(60):
             await pool.wait_ready()
-        assert (await pool.prove(job())).proof.startswith(STAND_IN)
+        assert (await pool.prove(create_job())).proof.startswith(STAND_IN_PREFIX)
     finally:
         runner.cancel()
         await asyncio.gather(runner, return_exceptions=True)
 
 
 @pytest.mark.anyio
-async def test_the_time_limit_is_a_minute_or_fifty_self_tests() -> None:
-    async with running() as pool:
-        assert pool.timeout("k11") == 60.0
-    async with running(timeout=7.5) as pool:
-        assert pool.timeout("k11") == 7.5
+async def test_proof_timeout_is_a_minute_or_fifty_self_tests() -> None:
+    async with run_pool() as pool:
+        assert pool.proof_timeout("k11") == 60.0
+    async with run_pool(timeout=7.5) as pool:
+        assert pool.proof_timeout("k11") == 7.5
 
 
-class SlowTest:
+class SlowSelfTestWorker:
     """A worker whose self-test took two seconds; it is asked for nothing more."""
 
     pid = 1
@@ -173,7 +176,7 @@ class SlowTest:
     async def exchange(self, frame: Frame, timeout: float) -> Frame:
         return {"fingerprints": {}, "self_test_seconds": 2.0}
 
-    async def ended(self) -> int:
+    async def wait_ended(self) -> int:
         await asyncio.Event().wait()
         return 0
 
@@ -185,26 +188,26 @@ class SlowTest:
     ("circuits", "k10", "limits"), [(("k10", "k11"), 2.0, (100, 600)), (("k11", "k10"), 1 / 3, (60, 100))]
 )
 @pytest.mark.anyio
-async def test_what_the_self_test_of_one_circuit_says_of_the_other(
+async def test_self_test_of_one_circuit_estimates_the_other(
     circuits: tuple[str, ...], k10: float, limits: tuple[float, float]
 ) -> None:
-    async def spawn(command: WorkerCommand, *, threads: int) -> SlowTest:
-        return SlowTest()
+    async def spawn(command: WorkerCommand, *, threads: int) -> SlowSelfTestWorker:
+        return SlowSelfTestWorker()
 
     pool = ProverPool(workers=1, circuits=circuits, clock=SystemClock(), spawn=spawn)
-    assert pool.seconds_each("k10") is None
+    assert pool.estimated_seconds("k10") is None
     runner = asyncio.create_task(pool.run())
     await asyncio.sleep(0)
     async with asyncio.timeout(60):
         await pool.wait_ready()
-    assert pool.seconds_each("k10") == pytest.approx(k10)
-    assert pool.seconds_each("k11") == pytest.approx(6 * k10)
-    assert (pool.timeout("k10"), pool.timeout("k11")) == pytest.approx(limits)
+    assert pool.estimated_seconds("k10") == pytest.approx(k10)
+    assert pool.estimated_seconds("k11") == pytest.approx(6 * k10)
+    assert (pool.proof_timeout("k10"), pool.proof_timeout("k11")) == pytest.approx(limits)
     runner.cancel()
     await asyncio.gather(runner, return_exceptions=True)
 
 
-SERVICE = """
+SERVICE_SCRIPT = """
 import asyncio, sys
 import structlog
 structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
@@ -224,9 +227,9 @@ asyncio.run(main())
 
 
 @pytest.mark.anyio
-async def test_no_worker_outlives_a_service_that_is_killed() -> None:
+async def test_workers_end_when_service_is_killed() -> None:
     service = subprocess.Popen(
-        [sys.executable, "-c", SERVICE.format(command=COMMAND)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", SERVICE_SCRIPT.format(command=COMMAND)], stdout=subprocess.PIPE, text=True
     )
     try:
         assert service.stdout is not None
@@ -236,4 +239,4 @@ async def test_no_worker_outlives_a_service_that_is_killed() -> None:
         service.kill()
         service.communicate()
     for pid in pids:
-        await gone(pid)
+        await is_gone(pid)

@@ -13,237 +13,237 @@ from structlog.testing import capture_logs
 from helper.core.share import ShareState
 from helper.errors import ProofFailed, StoreError
 from helper.reveal.retention import RetentionStage, retention_stage
-from helper.store.rows import Enqueued, StoredRound
-from tests.support.fakes import HOUR, OTHER_ROUND, ROUND, START, make_round, make_share, nullifier_of
-from tests.support.queue_pipeline import Line, open_line
+from helper.store.rows import EnqueueResult, StoredRound
+from tests.support.fakes import HOUR_SECONDS, OTHER_ROUND, ROUND, START_TIME, create_round, create_share, nullifier_of
+from tests.support.queue_pipeline import Pipeline, open_pipeline
 
 
 @pytest.fixture
-async def line(tmp_path: Path) -> AsyncIterator[Line]:
-    async with open_line(tmp_path / "queue.db", maximum=1) as opened:
+async def line(tmp_path: Path) -> AsyncIterator[Pipeline]:
+    async with open_pipeline(tmp_path / "queue.db", maximum=1) as opened:
         yield opened
 
 
-async def look(line: Line) -> None:
+async def check_after_block(line: Pipeline) -> None:
     """One look at the rounds after a new block, a second or more after the last look."""
     line.rounds.revision += 1
-    await later(line)
+    await check_after_second(line)
 
 
-async def later(line: Line) -> None:
+async def check_after_second(line: Pipeline) -> None:
     """A second passes, without a block."""
     line.clock.advance(1)
     await line.retention.run_once()
 
 
-async def mixed(line: Line) -> None:
+async def enqueue_mixed(line: Pipeline) -> None:
     """Four shares of one round: waiting, sent, failed, confirmed."""
     for position in (2, 3, 4):
-        await line.put(position)
+        await line.enqueue(position)
         if position == 3:
             line.prover.failures[3] = [ProofFailed("the circuit refused")]
-        await line.revealer.prove(await line.claim())
-    await line.put(1, submit_at=START + 3600)
+        await line.revealer.prove(await line.claim_due_share())
+    await line.enqueue(1, submit_at=START_TIME + 3600)
     await line.count_on_chain(4)
-    assert line.states() == {1: ShareState.RECEIVED, 2: ShareState.BROADCAST, 3: ShareState.FAILED}
+    assert line.share_states() == {1: ShareState.RECEIVED, 2: ShareState.BROADCAST, 3: ShareState.FAILED}
 
 
-async def test_round_is_closed_only_by_the_chain(line: Line) -> None:
-    await mixed(line)
-    before = line.states()
-    line.clock.jump(400 * 24 * HOUR)
+async def test_round_is_closed_only_by_the_chain(line: Pipeline) -> None:
+    await enqueue_mixed(line)
+    before = line.share_states()
+    line.clock.set_wall_clock(400 * 24 * HOUR_SECONDS)
     for _ in range(3):
-        await look(line)
-    assert line.states() == before, "neither our clock nor the end of the vote closes, fails or purges"
+        await check_after_block(line)
+    assert line.share_states() == before, "neither our clock nor the end of the vote closes, fails or purges"
     assert line.rounds.forgotten == []
-    assert [stored.closed_at for stored in await line.store.rounds()] == [None]
+    assert [stored.closed_at for stored in await line.store.list_rounds()] == [None]
 
 
 @pytest.mark.rule("R15")
-async def test_closed_round_fails_unconfirmed_shares_reports_once_and_keeps_witnesses(line: Line) -> None:
-    await mixed(line)
+async def test_closed_round_fails_unconfirmed_shares_reports_once_and_keeps_witnesses(line: Pipeline) -> None:
+    await enqueue_mixed(line)
     line.rounds.closed.add(ROUND)
     with capture_logs() as logs:
         for _ in range(3):
-            await look(line)
+            await check_after_block(line)
     errors = [entry for entry in logs if entry["log_level"] == "error"]
     assert [(e["event"], e["shares"], e["round"]) for e in errors] == [
         ("round_closed_with_unconfirmed_shares", 3, ROUND.hex())
     ]
-    assert line.states() == {1: ShareState.FAILED, 2: ShareState.FAILED, 3: ShareState.FAILED}
-    assert await line.store.counts() == {ROUND: {ShareState.FAILED: 3, ShareState.SUBMITTED: 1}}
+    assert line.share_states() == {1: ShareState.FAILED, 2: ShareState.FAILED, 3: ShareState.FAILED}
+    assert await line.store.count_shares() == {ROUND: {ShareState.FAILED: 3, ShareState.SUBMITTED: 1}}
     assert line.stats.counts["expired"] == 2, "the third had failed before"
-    assert line.rows("SELECT length(primary_blind) FROM shares") == [(32,)] * 3
+    assert line.query_rows("SELECT length(primary_blind) FROM shares") == [(32,)] * 3
 
 
 @pytest.mark.rule("R15")
-async def test_unconfirmed_shares_are_reported_when_stored_counts_are_zero(line: Line) -> None:
-    await mixed(line)
+async def test_unconfirmed_shares_are_reported_when_stored_counts_are_zero(line: Pipeline) -> None:
+    await enqueue_mixed(line)
     with contextlib.closing(sqlite3.connect(line.store.path, isolation_level=None)) as conn:
         conn.execute("UPDATE counters SET n = 0")
     line.rounds.closed.add(ROUND)
     with capture_logs() as logs:
-        await look(line)
+        await check_after_block(line)
     assert [entry["shares"] for entry in logs if entry["log_level"] == "error"] == [2]
 
 
-async def test_round_with_all_shares_confirmed_closes_without_error(line: Line) -> None:
-    await line.put(1)
+async def test_round_with_all_shares_confirmed_closes_without_error(line: Pipeline) -> None:
+    await line.enqueue(1)
     await line.count_on_chain(1)
     line.rounds.closed.add(ROUND)
     with capture_logs() as logs:
-        await look(line)
+        await check_after_block(line)
     assert [(entry["event"], entry["log_level"]) for entry in logs] == [("round_closed", "info")]
 
 
 @pytest.mark.rule("R12")
-async def test_late_block_confirms_a_share_failed_by_round_close(line: Line) -> None:
-    await mixed(line)
+async def test_late_block_confirms_a_share_failed_by_round_close(line: Pipeline) -> None:
+    await enqueue_mixed(line)
     line.rounds.closed.add(ROUND)
-    await look(line)
+    await check_after_block(line)
     assert await line.count_on_chain(1)
-    assert sorted(line.states()) == [2, 3]
+    assert sorted(line.share_states()) == [2, 3]
 
 
 @pytest.mark.rule("R7", "R14")
-async def test_purge_after_retention_deletes_all_data_of_the_round(line: Line) -> None:
-    await mixed(line)
+async def test_purge_after_retention_deletes_all_data_of_the_round(line: Pipeline) -> None:
+    await enqueue_mixed(line)
     line.rounds.closed.add(ROUND)
-    await look(line)
-    line.clock.advance(24 * HOUR - 2)
-    await later(line)
-    assert line.store.journal.count("purge") == 0
-    await later(line)
-    assert [name for name in line.store.journal if name in {"mark_alerted", "purge"}] == ["mark_alerted", "purge"]
+    await check_after_block(line)
+    line.clock.advance(24 * HOUR_SECONDS - 2)
+    await check_after_second(line)
+    assert line.store.calls.count("purge") == 0
+    await check_after_second(line)
+    assert [name for name in line.store.calls if name in {"mark_alerted", "purge"}] == ["mark_alerted", "purge"]
     assert line.rounds.forgotten == [ROUND]
     for table in ("shares", "reveals", "history", "tombstones", "spent", "round_keys", "rounds"):
-        assert line.rows(f"SELECT count(*) FROM {table}") == [(0,)], table
+        assert line.query_rows(f"SELECT count(*) FROM {table}") == [(0,)], table
 
 
 @pytest.mark.rule("R14")
-async def test_purge_deletes_the_tombstone_key(line: Line) -> None:
-    share = make_share(4)
+async def test_purge_deletes_the_tombstone_key(line: Pipeline) -> None:
+    share = create_share(4)
     nullifier = nullifier_of(share.primary_blind)
-    await mixed(line)
-    assert await line.store.enqueue(share, nullifier, now=START) is Enqueued.DUPLICATE
-    (before,) = line.rows("SELECT mac_key FROM round_keys")
-    await line.store.mark_closed(ROUND, START - 25 * HOUR)
-    await look(line)
-    await line.store.save_rounds([make_round(ROUND)], START)
-    assert await line.store.enqueue(share, nullifier, now=START) is Enqueued.QUEUED
-    (after,) = line.rows("SELECT mac_key FROM round_keys")
+    await enqueue_mixed(line)
+    assert await line.store.enqueue(share, nullifier, now=START_TIME) is EnqueueResult.DUPLICATE
+    (before,) = line.query_rows("SELECT mac_key FROM round_keys")
+    await line.store.mark_closed(ROUND, START_TIME - 25 * HOUR_SECONDS)
+    await check_after_block(line)
+    await line.store.save_rounds([create_round(ROUND)], START_TIME)
+    assert await line.store.enqueue(share, nullifier, now=START_TIME) is EnqueueResult.QUEUED
+    (after,) = line.query_rows("SELECT mac_key FROM round_keys")
     assert before != after, "nobody can try out keys on an old backup"
 
 
-async def test_round_closed_before_restart_is_reported_before_purge(line: Line) -> None:
-    await line.put(1)
-    await line.store.mark_closed(ROUND, START - 25 * HOUR)
+async def test_round_closed_before_restart_is_reported_before_purge(line: Pipeline) -> None:
+    await line.enqueue(1)
+    await line.store.mark_closed(ROUND, START_TIME - 25 * HOUR_SECONDS)
     with capture_logs() as logs:
-        await look(line)
+        await check_after_block(line)
     assert [entry["event"] for entry in logs] == [
         "round_closed_with_unconfirmed_shares",
         "round_purged",
     ]
 
 
-async def test_purge_does_not_change_other_rounds(line: Line) -> None:
-    await mixed(line)
-    await line.store.save_rounds([make_round(OTHER_ROUND)], START)
-    other = make_share(7, round_id=OTHER_ROUND)
-    await line.store.enqueue(other, nullifier_of(other.primary_blind), now=START)
-    await line.store.mark_closed(ROUND, START - 25 * HOUR)
-    await look(line)
-    assert await line.store.counts() == {OTHER_ROUND: {ShareState.RECEIVED: 1}}
+async def test_purge_does_not_change_other_rounds(line: Pipeline) -> None:
+    await enqueue_mixed(line)
+    await line.store.save_rounds([create_round(OTHER_ROUND)], START_TIME)
+    other = create_share(7, round_id=OTHER_ROUND)
+    await line.store.enqueue(other, nullifier_of(other.primary_blind), now=START_TIME)
+    await line.store.mark_closed(ROUND, START_TIME - 25 * HOUR_SECONDS)
+    await check_after_block(line)
+    assert await line.store.count_shares() == {OTHER_ROUND: {ShareState.RECEIVED: 1}}
     assert line.rounds.forgotten == [ROUND]
 
 
-async def test_rounds_are_checked_at_most_once_a_second(line: Line) -> None:
+async def test_rounds_are_checked_at_most_once_a_second(line: Pipeline) -> None:
     await line.retention.run_once()
-    await line.store.mark_closed(ROUND, START - 25 * HOUR)
+    await line.store.mark_closed(ROUND, START_TIME - 25 * HOUR_SECONDS)
     line.rounds.revision += 1
     await line.retention.run_once()
     assert line.rounds.forgotten == []
-    await later(line)
+    await check_after_second(line)
     assert line.rounds.forgotten == [ROUND]
 
 
 async def test_rounds_are_not_read_without_chain_change_or_due_purge(
-    line: Line, monkeypatch: pytest.MonkeyPatch
+    line: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await mixed(line)
+    await enqueue_mixed(line)
     line.rounds.closed.add(ROUND)
-    await look(line)
-    await look(line)
-    rounds, reads = line.store.rounds, 0
+    await check_after_block(line)
+    await check_after_block(line)
+    rounds, reads = line.store.list_rounds, 0
 
     async def counted() -> list[StoredRound]:
         nonlocal reads
         reads += 1
         return await rounds()
 
-    monkeypatch.setattr(line.store, "rounds", counted)
+    monkeypatch.setattr(line.store, "list_rounds", counted)
     for _ in range(50):
-        await later(line)
+        await check_after_second(line)
     assert reads == 0
-    await look(line)
+    await check_after_block(line)
     assert reads == 1
 
 
-async def test_failed_check_is_repeated(line: Line) -> None:
-    await mixed(line)
+async def test_failed_check_is_repeated(line: Pipeline) -> None:
+    await enqueue_mixed(line)
     line.rounds.closed.add(ROUND)
-    line.store.broken.add("mark_alerted")
+    line.store.failing_calls.add("mark_alerted")
     with pytest.raises(StoreError):
-        await look(line)
-    line.store.broken.clear()
-    await later(line)
-    assert [stored.alerted_at for stored in await line.store.rounds()] == [line.clock.now()]
+        await check_after_block(line)
+    line.store.failing_calls.clear()
+    await check_after_second(line)
+    assert [stored.alerted_at for stored in await line.store.list_rounds()] == [line.clock.now()]
 
 
 @pytest.mark.rule("R14")
-async def test_frozen_round_is_neither_failed_nor_purged(line: Line) -> None:
-    await mixed(line)
+async def test_frozen_round_is_neither_failed_nor_purged(line: Pipeline) -> None:
+    await enqueue_mixed(line)
     line.rounds.closed.add(ROUND)
-    line.rounds.odd[ROUND] = "no longer listed"
-    before = line.states()
-    await look(line)
-    assert line.states() == before
-    del line.rounds.odd[ROUND]
-    await look(line)
-    line.rounds.odd[ROUND] = "no longer listed"
-    line.clock.advance(25 * HOUR)
-    await look(line)
-    await look(line)
+    line.rounds.freeze_reasons[ROUND] = "no longer listed"
+    before = line.share_states()
+    await check_after_block(line)
+    assert line.share_states() == before
+    del line.rounds.freeze_reasons[ROUND]
+    await check_after_block(line)
+    line.rounds.freeze_reasons[ROUND] = "no longer listed"
+    line.clock.advance(25 * HOUR_SECONDS)
+    await check_after_block(line)
+    await check_after_block(line)
     assert line.rounds.forgotten == []
-    del line.rounds.odd[ROUND]
-    await look(line)
+    del line.rounds.freeze_reasons[ROUND]
+    await check_after_block(line)
     assert line.rounds.forgotten == [ROUND]
 
 
-async def test_clock_set_years_ahead_purges_nothing(line: Line) -> None:
-    await mixed(line)
+async def test_clock_set_years_ahead_purges_nothing(line: Pipeline) -> None:
+    await enqueue_mixed(line)
     line.rounds.closed.add(ROUND)
-    await look(line)
-    (stored,) = await line.store.rounds()
+    await check_after_block(line)
+    (stored,) = await line.store.list_rounds()
     assert stored.closed_at is not None
     assert abs(stored.closed_at - line.clock.now()) < 10
-    line.clock.jump(10 * 365 * 24 * HOUR)
+    line.clock.set_wall_clock(10 * 365 * 24 * HOUR_SECONDS)
     for _ in range(3):
-        await look(line)
+        await check_after_block(line)
     assert line.rounds.forgotten == []
-    line.clock.advance(24 * HOUR)
-    await look(line)
+    line.clock.advance(24 * HOUR_SECONDS)
+    await check_after_block(line)
     assert line.rounds.forgotten == [ROUND]
 
 
-async def test_round_closed_while_clock_is_years_ahead_is_purged_on_time(line: Line) -> None:
-    await mixed(line)
-    line.clock.jump(10 * 365 * 24 * HOUR)
+async def test_round_closed_while_clock_is_years_ahead_is_purged_on_time(line: Pipeline) -> None:
+    await enqueue_mixed(line)
+    line.clock.set_wall_clock(10 * 365 * 24 * HOUR_SECONDS)
     line.rounds.closed.add(ROUND)
-    await look(line)
-    line.clock.jump(-10 * 365 * 24 * HOUR)
-    line.clock.advance(24 * HOUR)
-    await look(line)
+    await check_after_block(line)
+    line.clock.set_wall_clock(-10 * 365 * 24 * HOUR_SECONDS)
+    line.clock.advance(24 * HOUR_SECONDS)
+    await check_after_block(line)
     assert line.rounds.forgotten == [ROUND]
 
 

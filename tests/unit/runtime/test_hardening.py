@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-CODE = """
+CHILD_SCRIPT = """
 import ctypes, os, resource
 from helper.runtime.hardening import harden_process
 failures = harden_process()
@@ -17,6 +17,6 @@ print(failures, resource.getrlimit(resource.RLIMIT_CORE), dumpable, oct(os.umask
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="dumpable is Linux's word")
-def test_no_core_file_no_debugger_and_private_files() -> None:
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, check=True, text=True)
+def test_harden_process_disables_core_files_and_debugger() -> None:
+    done = subprocess.run([sys.executable, "-c", CHILD_SCRIPT], capture_output=True, check=True, text=True)
     assert done.stdout.strip() == "[] (0, 0) 0 0o77"

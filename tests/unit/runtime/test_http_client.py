@@ -10,12 +10,12 @@ import pytest
 
 from helper.runtime.http_client import create_async_client, create_client
 
-ROOT = Path(__file__).parents[3]
-MADE = re.compile(r"\bhttpx\.(Client|AsyncClient|get|post|put|patch|delete|head|options|request|stream)\(")
+REPO_ROOT = Path(__file__).parents[3]
+CREATION_PATTERN = re.compile(r"\bhttpx\.(Client|AsyncClient|get|post|put|patch|delete|head|options|request|stream)\(")
 """Expressions that make a client, or use one that httpx makes."""
 
 
-def answer(request: httpx.Request) -> httpx.Response:
+def respond_with_cookie(request: httpx.Request) -> httpx.Response:
     assert "cookie" not in request.headers
     if request.url.path == "/moved":
         return httpx.Response(302, headers={"location": "/", "set-cookie": "moved=1"})
@@ -23,8 +23,8 @@ def answer(request: httpx.Request) -> httpx.Response:
 
 
 @pytest.mark.anyio
-async def test_client_with_set_cookie_answers_stores_and_sends_none() -> None:
-    transport = httpx.MockTransport(answer)
+async def test_client_ignores_set_cookie() -> None:
+    transport = httpx.MockTransport(respond_with_cookie)
     async with create_async_client(timeout=5, transport=transport, base_url="http://node") as http:
         assert [(await http.get(path)).status_code for path in ("/", "/moved", "/")] == [200, 302, 200]
         assert len(http.cookies.jar) == 0
@@ -33,8 +33,8 @@ async def test_client_with_set_cookie_answers_stores_and_sends_none() -> None:
         assert len(blocking.cookies.jar) == 0
 
 
-def test_http_clients_are_made_in_one_module() -> None:
-    files = [path for package in ("helper", "admin") for path in (ROOT / package).rglob("*.py")]
+def test_http_clients_are_created_in_one_module() -> None:
+    files = [path for package in ("helper", "admin") for path in (REPO_ROOT / package).rglob("*.py")]
     assert len(files) > 100
-    making = {str(path.relative_to(ROOT)) for path in files if MADE.search(path.read_text("utf-8"))}
+    making = {str(path.relative_to(REPO_ROOT)) for path in files if CREATION_PATTERN.search(path.read_text("utf-8"))}
     assert making == {"helper/runtime/http_client.py"}

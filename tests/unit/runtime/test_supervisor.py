@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from helper.errors import LeaseHeld
-from helper.runtime.supervisor import unless
+from helper.runtime.supervisor import run_until_stopped
 
 
-async def test_work_that_takes_long_is_given_up_when_the_service_stops() -> None:
+async def test_long_work_is_abandoned_on_shutdown() -> None:
     stop, begun, left = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def work() -> None:
@@ -20,7 +20,7 @@ async def test_work_that_takes_long_is_given_up_when_the_service_stops() -> None
         finally:
             left.set()
 
-    waiting = asyncio.create_task(unless(stop, work()))
+    waiting = asyncio.create_task(run_until_stopped(stop, work()))
     await begun.wait()
     assert not waiting.done()
     stop.set()
@@ -28,9 +28,9 @@ async def test_work_that_takes_long_is_given_up_when_the_service_stops() -> None
     assert left.is_set()
 
 
-async def test_what_it_raises_is_raised() -> None:
+async def test_exception_of_work_is_raised() -> None:
     async def work() -> None:
         raise LeaseHeld("another host sends")
 
     with pytest.raises(LeaseHeld):
-        await unless(asyncio.Event(), work())
+        await run_until_stopped(asyncio.Event(), work())

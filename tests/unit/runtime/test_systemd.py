@@ -15,14 +15,14 @@ import httpx
 import pytest
 
 from helper.errors import HelperError
-from helper.runtime.systemd import ServiceManager, inherited_listener
+from helper.runtime.systemd import ServiceManager, adopt_inherited_listener
 from tests.support.clock import FakeClock
-from tests.support.process import PATIENCE, Process, free_port
+from tests.support.process import TIMEOUT_SECONDS, ChildProcess, find_free_port
 
 pytestmark = pytest.mark.anyio
 
-STARTING = "starting: the chain was not read yet"
-NOWHERE = '[chain]\nendpoints = ["http://127.0.0.1:1"]\n'
+STARTING_STATUS = "starting: the chain was not read yet"
+UNREACHABLE_NODE_CONFIG = '[chain]\nendpoints = ["http://127.0.0.1:1"]\n'
 
 
 @pytest.fixture
@@ -34,28 +34,28 @@ def channel(tmp_path: Path) -> Iterator[socket.socket]:
         yield made
 
 
-async def heard(channel: socket.socket) -> list[str]:
+async def receive_message(channel: socket.socket) -> list[str]:
     """The lines of the next message."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         message = await asyncio.get_running_loop().sock_recv(channel, 4096)
     return message.decode().split("\n")
 
 
-def manager(channel: socket.socket, clock: FakeClock, **more: str) -> ServiceManager:
+def create_manager(channel: socket.socket, clock: FakeClock, **more: str) -> ServiceManager:
     return ServiceManager({"NOTIFY_SOCKET": channel.getsockname(), **more}, 7, clock)
 
 
-async def test_a_manager_is_told_as_often_as_it_asks(channel: socket.socket) -> None:
+async def test_watchdog_notifies_at_requested_interval(channel: socket.socket) -> None:
     clock = FakeClock()
-    told = manager(channel, clock, WATCHDOG_USEC="30000000", WATCHDOG_PID="7")
-    assert told.watchdog == 30
+    told = create_manager(channel, clock, WATCHDOG_USEC="30000000", WATCHDOG_PID="7")
+    assert told.watchdog_seconds == 30
 
     async def alive() -> str:
         return "well"
 
-    task = asyncio.create_task(told.keep_told(alive))
+    task = asyncio.create_task(told.run_heartbeat(alive))
     for _ in range(3):
-        assert await heard(channel) == ["WATCHDOG=1", "STATUS=well"]
+        assert await receive_message(channel) == ["WATCHDOG=1", "STATUS=well"]
         clock.advance(9.9)
         await asyncio.sleep(0)
         with pytest.raises(BlockingIOError):
@@ -64,9 +64,9 @@ async def test_a_manager_is_told_as_often_as_it_asks(channel: socket.socket) -> 
     task.cancel()
 
 
-async def test_a_manager_hears_nothing_while_something_hangs(channel: socket.socket) -> None:
+async def test_watchdog_stops_while_a_check_hangs(channel: socket.socket) -> None:
     clock = FakeClock()
-    told = manager(channel, clock, WATCHDOG_USEC="30000")
+    told = create_manager(channel, clock, WATCHDOG_USEC="30000")
     hanging, asked = True, 0
 
     async def alive() -> str:
@@ -76,15 +76,15 @@ async def test_a_manager_hears_nothing_while_something_hangs(channel: socket.soc
             await asyncio.Event().wait()
         return "well"
 
-    task = asyncio.create_task(told.keep_told(alive))
-    async with asyncio.timeout(PATIENCE):
+    task = asyncio.create_task(told.run_heartbeat(alive))
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         while asked < 5:
             clock.advance(1)
             await asyncio.sleep(0.005)
     with pytest.raises(BlockingIOError):
         channel.recv(1)
     hanging = False
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         while True:
             clock.advance(1)
             await asyncio.sleep(0.005)
@@ -96,88 +96,88 @@ async def test_a_manager_hears_nothing_while_something_hangs(channel: socket.soc
     task.cancel()
 
 
-async def test_tell_status_with_a_line_break_stays_one_assignment(channel: socket.socket) -> None:
-    manager(channel, FakeClock()).tell("STATUS=not ready: bad\nSTOPPING=1\ud800")
-    assert await heard(channel) == ["STATUS=not ready: bad STOPPING=1 "]
+async def test_notify_status_with_line_break_stays_one_assignment(channel: socket.socket) -> None:
+    create_manager(channel, FakeClock()).notify("STATUS=not ready: bad\nSTOPPING=1\ud800")
+    assert await receive_message(channel) == ["STATUS=not ready: bad STOPPING=1 "]
 
 
-async def test_nobody_to_tell_is_no_error(tmp_path: Path) -> None:
+async def test_notify_without_manager_does_nothing(tmp_path: Path) -> None:
     env = {"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "8", "NOTIFY_SOCKET": str(tmp_path / "gone")}
     gone = ServiceManager(env, 7, FakeClock())
-    assert gone.watchdog is None  # it is another process's
+    assert gone.watchdog_seconds is None  # it is another process's
     assert env == {}
-    gone.tell("READY=1")
+    gone.notify("READY=1")
     nobody = ServiceManager({}, 7, FakeClock())
-    nobody.tell("READY=1")
+    nobody.notify("READY=1")
 
     async def alive() -> str:
         raise AssertionError("nobody asked")
 
-    await nobody.keep_told(alive)
+    await nobody.run_heartbeat(alive)
 
 
-async def test_an_abstract_address_is_reached() -> None:
+async def test_notify_abstract_socket_address() -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as abstract:
         abstract.bind(f"\0svote-helper-test-{os.getpid()}")
         abstract.setblocking(False)
-        ServiceManager({"NOTIFY_SOCKET": f"@svote-helper-test-{os.getpid()}"}, 7, FakeClock()).tell("READY=1")
-        assert await heard(abstract) == ["READY=1"]
+        ServiceManager({"NOTIFY_SOCKET": f"@svote-helper-test-{os.getpid()}"}, 7, FakeClock()).notify("READY=1")
+        assert await receive_message(abstract) == ["READY=1"]
 
 
-def test_without_a_manager_no_socket_is_taken() -> None:
-    assert inherited_listener({}, 7) is None
-    assert inherited_listener({"LISTEN_PID": "8", "LISTEN_FDS": "1"}, 7) is None
-    assert inherited_listener({"LISTEN_PID": "7", "LISTEN_FDS": "0"}, 7) is None
+def test_socket_activation_without_manager_takes_none() -> None:
+    assert adopt_inherited_listener({}, 7) is None
+    assert adopt_inherited_listener({"LISTEN_PID": "8", "LISTEN_FDS": "1"}, 7) is None
+    assert adopt_inherited_listener({"LISTEN_PID": "7", "LISTEN_FDS": "0"}, 7) is None
 
 
-def test_two_sockets_without_a_name_are_refused() -> None:
+def test_socket_activation_with_two_unnamed_sockets_is_refused() -> None:
     env = {"LISTEN_PID": "7", "LISTEN_FDS": "2", "LISTEN_FDNAMES": "one:other"}
     with pytest.raises(HelperError, match="2 sockets"):
-        inherited_listener(env, 7)
+        adopt_inherited_listener(env, 7)
     assert env == {}
 
 
-def config_in(folder: Path) -> Path:
+def write_config(folder: Path) -> Path:
     """Settings of a service that takes no shares, which starts in a moment."""
     file = folder / "helper.toml"
     database = folder / "queue.db"
     beside = "[admin]\ndisable = true\n[ui]\nenable = true\n"
-    file.write_text(f'[helper]\nport = 0\ndb_path = "{database}"\n{NOWHERE}{beside}')
+    file.write_text(f'[helper]\nport = 0\ndb_path = "{database}"\n{UNREACHABLE_NODE_CONFIG}{beside}')
     return file
 
 
 @pytest.mark.parametrize("disable", [True, False], ids=["reception", "queue"])
-async def test_a_service_tells_its_manager_from_start_to_end(
+async def test_service_notifies_manager_from_start_to_stop(
     tmp_path: Path, channel: socket.socket, disable: bool
 ) -> None:
-    config = config_in(tmp_path)
-    process = Process("helper", tmp_path, ("-m", "helper", "serve", "--config", str(config)))
+    config = write_config(tmp_path)
+    process = ChildProcess("helper", tmp_path, ("-m", "helper", "serve", "--config", str(config)))
     address = str(channel.getsockname())
     await process.start(NOTIFY_SOCKET=address, WATCHDOG_USEC="600000", SVOTE_HELPER_HELPER_DISABLE=str(disable).lower())
     try:
         lines: list[str] = []
         while "READY=1" not in lines:
-            lines = await heard(channel)
+            lines = await receive_message(channel)
         while "WATCHDOG=1" not in lines:
-            lines = await heard(channel)
+            lines = await receive_message(channel)
         status = next(line for line in lines if line.startswith("STATUS="))
-        assert status == f"STATUS={'accepts no shares ([helper] disable)' if disable else STARTING}"
+        assert status == f"STATUS={'accepts no shares ([helper] disable)' if disable else STARTING_STATUS}"
         os.kill(process.pid, signal.SIGSTOP)
-        await silent(channel)
+        await has_no_notification(channel)
         os.kill(process.pid, signal.SIGCONT)
-        assert "WATCHDOG=1" in await heard(channel)
+        assert "WATCHDOG=1" in await receive_message(channel)
         assert await process.stop() == 0
         while "STOPPING=1" not in lines:
-            lines = await heard(channel)
+            lines = await receive_message(channel)
     finally:
         if process.process is not None and process.process.poll() is None:
             await process.kill()
 
 
-async def silent(channel: socket.socket) -> None:
+async def has_no_notification(channel: socket.socket) -> None:
     """Wait until nothing has come for as long as the watchdog's patience."""
     quiet = 0
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         while quiet < 8:
             await asyncio.sleep(0.1)
             quiet += 1
@@ -188,7 +188,7 @@ async def silent(channel: socket.socket) -> None:
                 continue
 
 
-def handed_over(port: int) -> dict[str, tuple[str, ...]]:
+def socket_passing_commands(port: int) -> dict[str, tuple[str, ...]]:
     """Programs that open a port and start what follows with it; the first is what any shell can do."""
     script = (
         "import os, socket, sys; s = socket.create_server(('127.0.0.1', int(sys.argv[1])));"
@@ -202,15 +202,15 @@ def handed_over(port: int) -> dict[str, tuple[str, ...]]:
     return ways
 
 
-@pytest.mark.parametrize("way", handed_over(0))
-async def test_wallets_are_served_on_a_socket_that_was_handed_over(tmp_path: Path, way: str) -> None:
-    port = free_port()
-    process = Process("helper", tmp_path, ("-m", "helper", "serve", "--config", str(config_in(tmp_path))))
-    process.launch(under=handed_over(port)[way], SVOTE_HELPER_HELPER_DISABLE="true")
+@pytest.mark.parametrize("way", socket_passing_commands(0))
+async def test_service_serves_on_passed_socket(tmp_path: Path, way: str) -> None:
+    port = find_free_port()
+    process = ChildProcess("helper", tmp_path, ("-m", "helper", "serve", "--config", str(write_config(tmp_path))))
+    process.spawn(wrapper=socket_passing_commands(port)[way], SVOTE_HELPER_HELPER_DISABLE="true")
     try:
-        async with httpx.AsyncClient(timeout=PATIENCE) as http:
+        async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS) as http:
             # the first connection starts it where systemd opens the port, and waits in any case
-            async with process.patience("answers"):
+            async with process.timeout("answers"):
                 while True:
                     try:
                         answer = await http.get(f"http://127.0.0.1:{port}/")
@@ -218,8 +218,8 @@ async def test_wallets_are_served_on_a_socket_that_was_handed_over(tmp_path: Pat
                     except httpx.ConnectError:
                         await asyncio.sleep(0.05)
             assert answer.status_code == 200
-            await process.listening()
-            assert process.told["url"] == f"http://127.0.0.1:{port}"
+            await process.wait_until_listening()
+            assert process.ready_data["url"] == f"http://127.0.0.1:{port}"
         assert await process.stop() == 0
     finally:
         if process.process is not None and process.process.poll() is None:

@@ -13,23 +13,25 @@ from typing import Any
 
 from structlog.testing import capture_logs
 
-from helper.server.application import create_app, wallet_app_routes, wrapped
+from helper.server.application import add_middleware, create_app, wallet_app_routes
 from helper.server.body_reader import BodyReader
 from helper.server.http_server import bind_tcp, create_server
 from helper.server.rate_limits import RefusalLimiter
 from helper.server.uvicorn_adapter import Server
-from tests.unit.server.wallet_fixtures import SHARES, STATUS, Wallets
+from tests.unit.server.wallet_fixtures import SHARES_PATH, STATUS_PATH, WalletApp
 
-PATIENCE = 20.0
-LONGEST = 64 << 10
+PATIENCE_SECONDS = 20.0
+MAX_BODY_BYTES = 64 << 10
 """Maximum body size in these tests."""
-PROBE = f"GET {STATUS} HTTP/1.1\r\nHost: probe\r\n\r\n".encode()
+PROBE_REQUEST = f"GET {STATUS_PATH} HTTP/1.1\r\nHost: probe\r\n\r\n".encode()
 """Sent last in each story: shows whether the connection is still open and synchronised."""
-_CHANGING = re.compile(rb"(?<=\r\ndate: )[^\r]+|(?<=\r\nx-request-id: )[0-9a-f]{16}(?=\r\n)")
-_NAMES = re.compile(rb"\r\nx-request-id: ([0-9a-f]{16})\r\n")
+_VARIABLE_HEADERS = re.compile(rb"(?<=\r\ndate: )[^\r]+|(?<=\r\nx-request-id: )[0-9a-f]{16}(?=\r\n)")
+_REQUEST_IDS = re.compile(rb"\r\nx-request-id: ([0-9a-f]{16})\r\n")
 
 
-def post(content: bytes = b"", *headers: str, line: str = f"POST {SHARES} HTTP/1.1", size: int | None = None) -> bytes:
+def build_post(
+    content: bytes = b"", *headers: str, line: str = f"POST {SHARES_PATH} HTTP/1.1", size: int | None = None
+) -> bytes:
     """A request as a wallet sends it."""
     length = len(content) if size is None else size
     return (
@@ -37,109 +39,111 @@ def post(content: bytes = b"", *headers: str, line: str = f"POST {SHARES} HTTP/1
     )
 
 
-def head(*headers: str, line: str = f"POST {SHARES} HTTP/1.1") -> bytes:
+def build_head(*headers: str, line: str = f"POST {SHARES_PATH} HTTP/1.1") -> bytes:
     """The head of a request without Content-Length."""
     return "\r\n".join((line, "Host: helper", *headers, "", "")).encode("latin-1")
 
 
-def chunked(*pieces: bytes) -> bytes:
+def encode_chunked(*pieces: bytes) -> bytes:
     """A body in chunks."""
     return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in (*pieces, b""))
 
 
 @dataclass(frozen=True)
-class Story:
+class Scenario:
     """A sequence of requests over one connection, and the application's configuration.
 
     Attributes:
         name: what it is about.
-        sent: the pieces, each on its way before the next one is made.
+        segments: the pieces, each on its way before the next one is made.
         statuses: of the answers that must come, so that a story does tell what it is meant to.
-        before: changes the application before the first request.
-        hangs_up: whether the client goes away without waiting for an answer.
+        prepare: changes the application before the first request.
+        disconnects: whether the client goes away without waiting for an answer.
         settings: settings of the application.
     """
 
     name: str
-    sent: Sequence[bytes]
+    segments: Sequence[bytes]
     statuses: Sequence[int]
-    before: Callable[[Wallets], None] = lambda _: None
-    hangs_up: bool = False
+    prepare: Callable[[WalletApp], None] = lambda _: None
+    disconnects: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
-class Seen:
+class ScenarioResult:
     """The observable result of a story.
 
     Attributes:
-        answers: as they came, but for the date and the requests' names.
-        open: whether the connection was open in the end.
+        responses: as they came, but for the date and the requests' names.
+        is_open: whether the connection was open in the end.
         counts: what the posts came to.
         refusals: how often each status was answered.
-        owed: seconds until this client may ask again.
+        retry_after: seconds until this client may ask again.
         logs: the lines that were written, but for the requests' names.
-        asked: what the store was asked, in order.
-        kept: how many shares it has.
-        served: how many answers the connection was told the end of, with the probe's; 0 for who hangs up.
+        store_calls: what the store was asked, in order.
+        stored_count: how many shares it has.
+        responses_sent: how many answers the connection was told the end of, with the probe's; 0 for who hangs up.
     """
 
-    answers: list[bytes]
-    open: bool
+    responses: list[bytes]
+    is_open: bool
     counts: Counter[str]
     refusals: Counter[int]
-    owed: float
+    retry_after: float
     logs: list[dict[str, object]]
-    asked: list[str]
-    kept: int
-    served: int
+    store_calls: list[str]
+    stored_count: int
+    responses_sent: int
 
     @property
     def statuses(self) -> list[int]:
         """Of the answers."""
-        return [int(answer.split()[1]) for answer in self.answers]
+        return [int(answer.split()[1]) for answer in self.responses]
 
 
-async def play(story: Story, *, lane: bool) -> Seen:
+async def run_scenario(scenario: Scenario, *, use_fast_path: bool) -> ScenarioResult:
     """Run a story and record the result."""
-    wallets, counts = Wallets(), Counter[str]()
-    story.before(wallets)
-    settings = {"token": "", "burst": 800, "trusted": (), "budget": 64 << 20, **story.settings}
-    limits = RefusalLimiter(wallets.clock, burst=settings["burst"], per_second=0.01, trusted=settings["trusted"])
-    view = replace(wallets.view, count=lambda outcome: counts.update([outcome]))
+    wallets, counts = WalletApp(), Counter[str]()
+    scenario.prepare(wallets)
+    settings = {"token": "", "burst": 800, "trusted": (), "budget": 64 << 20, **scenario.settings}
+    limits = RefusalLimiter(
+        wallets.clock, burst=settings["burst"], per_second=0.01, trusted_networks=settings["trusted"]
+    )
+    view = replace(wallets.view, count_outcome=lambda outcome: counts.update([outcome]))
     parts: dict[str, Any] = {
         "api_token": settings["token"],
         "expose_queue_status": False,
-        "bodies": BodyReader(limit=LONGEST, seconds=0.3, budget=settings["budget"]),
-        "limits": limits,
-        "more": (),
+        "body_reader": BodyReader(max_bytes=MAX_BODY_BYTES, timeout_seconds=0.3, budget=settings["budget"]),
+        "limiter": limits,
+        "more_routes": (),
     }
-    app = create_app(view, **parts) if lane else wrapped(wallet_app_routes(view, **parts), limits)
+    app = create_app(view, **parts) if use_fast_path else add_middleware(wallet_app_routes(view, **parts), limits)
     with capture_logs() as logs:
-        server = create_server(app, door=limits)
-        async with asyncio.timeout(PATIENCE), _served(server) as port:
-            raw, still_open = await _tell(story, port)
-    names = [name.decode() for answer in raw for name in _NAMES.findall(answer)]
+        server = create_server(app, client_policy=limits)
+        async with asyncio.timeout(PATIENCE_SECONDS), count_served(server) as port:
+            raw, still_open = await send_segments(scenario, port)
+    names = [name.decode() for answer in raw for name in _REQUEST_IDS.findall(answer)]
     assert len(set(names)) == len(names)
     lines = [dict(line) for line in logs]
     for line in lines:
-        assert line.pop("request_id", names[0] if names else None) in names or story.hangs_up
-    client = limits.who("127.0.0.1")
-    return Seen(
-        answers=[_CHANGING.sub(b"...", answer) for answer in raw],
-        open=still_open,
+        assert line.pop("request_id", names[0] if names else None) in names or scenario.disconnects
+    client = limits.identify("127.0.0.1")
+    return ScenarioResult(
+        responses=[_VARIABLE_HEADERS.sub(b"...", answer) for answer in raw],
+        is_open=still_open,
         counts=counts,
         refusals=limits.refusals,
-        owed=limits.wait(client) if client is not None else 0.0,
+        retry_after=limits.wait_seconds(client) if client is not None else 0.0,
         logs=lines,
-        asked=wallets.store.asked,
-        kept=len(wallets.store.kept),
-        served=0 if story.hangs_up else server.server_state.total_requests,
+        store_calls=wallets.store.calls,
+        stored_count=len(wallets.store.shares),
+        responses_sent=0 if scenario.disconnects else server.server_state.total_requests,
     )
 
 
 @contextlib.asynccontextmanager
-async def _served(server: Server) -> AsyncIterator[int]:
+async def count_served(server: Server) -> AsyncIterator[int]:
     """Serve connections on a port until all have ended, without uvicorn's slow shutdown."""
     server.config.load()
     protocol: Any = server.config.http_protocol_class
@@ -151,30 +155,30 @@ async def _served(server: Server) -> AsyncIterator[int]:
             await asyncio.sleep(0.002)
 
 
-async def _tell(story: Story, port: int) -> tuple[list[bytes], bool]:
+async def send_segments(scenario: Scenario, port: int) -> tuple[list[bytes], bool]:
     """The responses, and whether the connection is open after them."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     with contextlib.suppress(ConnectionError):
-        for piece in story.sent:
+        for piece in scenario.segments:
             writer.write(piece)
             await writer.drain()
             await asyncio.sleep(0.01)
     found: list[bytes] = []
-    if not story.hangs_up:
-        with_body = not story.sent[0].startswith(b"HEAD")
-        async for answer in _answers(reader, len(story.statuses), with_body):
+    if not scenario.disconnects:
+        with_body = not scenario.segments[0].startswith(b"HEAD")
+        async for answer in read_responses(reader, len(scenario.statuses), with_body):
             found.append(answer)
     still_open = False
     if found:
         with contextlib.suppress(ConnectionError):
-            writer.write(PROBE)
-            async for answer in _answers(reader, 1, with_body=True):
+            writer.write(PROBE_REQUEST)
+            async for answer in read_responses(reader, 1, with_body=True):
                 still_open = answer.startswith(b"HTTP/1.1 ")
     writer.close()
     return found, still_open
 
 
-async def _answers(reader: asyncio.StreamReader, number: int, with_body: bool) -> AsyncIterator[bytes]:
+async def read_responses(reader: asyncio.StreamReader, number: int, with_body: bool) -> AsyncIterator[bytes]:
     """Up to this many responses, fewer if the connection ends before."""
     with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
         for _ in range(number):

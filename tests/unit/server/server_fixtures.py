@@ -12,13 +12,13 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from helper.server.application import wrapped
+from helper.server.application import add_middleware
 from helper.server.connection_limits import ClientPolicy, ConnectionLimits
 from helper.server.http_server import bind_tcp, create_server
 from helper.server.uvicorn_adapter import Server
 
-PATIENCE = 20.0
-ASK = b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n"
+PATIENCE_SECONDS = 20.0
+HELLO_REQUEST = b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 async def hello(_request: Request) -> Response:
@@ -43,7 +43,7 @@ async def pause(request: Request) -> Response:
     return Response(b"paused")
 
 
-class Endless:
+class EndlessRoutes:
     """Responds to `GET /endless` until the client disconnects, or never starts to.
 
     Attributes:
@@ -72,12 +72,12 @@ class Endless:
 
 
 @contextlib.asynccontextmanager
-async def serving(
-    limits: ConnectionLimits, door: ClientPolicy | None = None, endless: Endless | None = None
+async def run_server(
+    limits: ConnectionLimits, door: ClientPolicy | None = None, endless: EndlessRoutes | None = None
 ) -> AsyncIterator[int]:
     """Run a server with these limits; yields its port."""
-    endless = endless or Endless()
-    app = wrapped(
+    endless = endless or EndlessRoutes()
+    app = add_middleware(
         [
             Route("/endless/stream", endless.stream),
             Route("/endless/wait", endless.wait),
@@ -89,10 +89,10 @@ async def serving(
             Route("/pause/{seconds}", pause),
         ]
     )
-    server: Server = create_server(app, limits, door=door)
+    server: Server = create_server(app, limits, client_policy=door)
     listener = bind_tcp("127.0.0.1", 0)
     port: int = listener.getsockname()[1]
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         task = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             yield port
@@ -101,7 +101,7 @@ async def serving(
             await task
 
 
-class Client:
+class RawClient:
     """One raw connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -109,19 +109,19 @@ class Client:
         self.writer = writer
 
     @classmethod
-    async def connect(cls, port: int, first: bytes = b"", source: str = "127.0.0.1") -> Client:
+    async def connect(cls, port: int, first: bytes = b"", source: str = "127.0.0.1") -> RawClient:
         client = cls(*await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0)))
         client.writer.write(first)
         return client
 
-    async def ask(self, request: bytes = ASK) -> bytes:
+    async def request(self, request: bytes = HELLO_REQUEST) -> bytes:
         """The body of one response."""
         self.writer.write(request)
         head = await self.reader.readuntil(b"\r\n\r\n")
         length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
         return await self.reader.readexactly(int(length.partition(b":")[2]))
 
-    async def rest(self) -> bytes:
+    async def read_rest(self) -> bytes:
         """All bytes until the server closes the connection."""
         try:
             told = await self.reader.read()
@@ -131,7 +131,7 @@ class Client:
         return told
 
 
-def error_of(told: bytes) -> tuple[int, dict[str, Any]]:
+def parse_error(told: bytes) -> tuple[int, dict[str, Any]]:
     """Status and body of a JSON error."""
     head, _, body = told.partition(b"\r\n\r\n")
     assert b"content-type: application/json" in head.lower()

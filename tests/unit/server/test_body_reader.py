@@ -15,14 +15,14 @@ from helper.ingest import payload
 from helper.server import body_reader as body_module
 from helper.server.body_reader import BodyReader
 from helper.server.rate_limits import RefusalLimiter
-from helper.store.rows import Enqueued
-from tests.unit.ingest.admission_fixtures import FakeClock, body
-from tests.unit.server.wallet_fixtures import SHARES, Wallets, is_error
+from helper.store.rows import EnqueueResult
+from tests.unit.ingest.admission_fixtures import FakeClock, create_body
+from tests.unit.server.wallet_fixtures import SHARES_PATH, WalletApp, error_text
 
 pytestmark = pytest.mark.anyio
 
 
-def request_of(*parts: bytes) -> tuple[Scope, Receive]:
+def create_request(*parts: bytes) -> tuple[Scope, Receive]:
     """A request whose body arrives in these chunks."""
     messages: list[Message] = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
     messages.append({"type": "http.request", "body": b"", "more_body": False})
@@ -33,85 +33,87 @@ def request_of(*parts: bytes) -> tuple[Scope, Receive]:
     return {"type": "http", "method": "POST", "headers": []}, receive
 
 
-async def endless(sent: list[int]) -> AsyncIterator[bytes]:
+async def endless_body(sent: list[int]) -> AsyncIterator[bytes]:
     while True:
         sent.append(65_536)
         yield b" " * 65_536
 
 
-async def stall(begin: bytes) -> AsyncIterator[bytes]:
+async def stalled_body(begin: bytes) -> AsyncIterator[bytes]:
     yield begin
     await anyio.sleep_forever()
 
 
 async def test_body_reader_joins_chunks() -> None:
-    assert await BodyReader().read(*request_of(b"ab", b"", b"c")) == b"abc"
+    assert await BodyReader().read(*create_request(b"ab", b"", b"c")) == b"abc"
 
 
 async def test_body_reader_received_small_body_needs_no_wait() -> None:
-    scope, receive = request_of(b"from the wire")
-    here = {**scope, "state": {body_module.WHOLE: bytearray(b"here")}}
-    assert await BodyReader(small=3).read(here, receive) == b"from the wire", "a large one is counted as it comes"
+    scope, receive = create_request(b"from the wire")
+    here = {**scope, "state": {body_module.COMPLETE_BODY_KEY: bytearray(b"here")}}
+    assert await BodyReader(uncounted_bytes=3).read(here, receive) == b"from the wire", (
+        "a large one is counted as it comes"
+    )
     assert await BodyReader().read(here, receive) == b"here"
-    assert here["state"][body_module.WHOLE] == b"", "an idle connection keeps no share"
+    assert here["state"][body_module.COMPLETE_BODY_KEY] == b"", "an idle connection keeps no share"
 
 
 async def test_body_reader_endless_body_is_refused() -> None:
-    wallets, sent = Wallets(), list[int]()
-    async with wallets.client() as client:
-        answer = await client.post(SHARES, content=endless(sent))
+    wallets, sent = WalletApp(), list[int]()
+    async with wallets.create_client() as client:
+        answer = await client.post(SHARES_PATH, content=endless_body(sent))
     assert answer.status_code == 413
-    is_error(answer)
+    error_text(answer)
     assert answer.headers["connection"] == "close"
-    assert payload.MAX_BODY < sum(sent) < payload.MAX_BODY + 2 * body_module.DRAIN_BYTES
+    assert payload.MAX_BODY_BYTES < sum(sent) < payload.MAX_BODY_BYTES + 2 * body_module.DRAIN_BYTES
 
 
 async def test_body_reader_two_mebibytes_are_refused() -> None:
-    wallets = Wallets()
-    async with wallets.client() as client:
-        answer = await client.post(SHARES, content=body()[:-1] + b" " * (2 << 20) + b"}")
+    wallets = WalletApp()
+    async with wallets.create_client() as client:
+        answer = await client.post(SHARES_PATH, content=create_body()[:-1] + b" " * (2 << 20) + b"}")
     assert answer.status_code == 413
-    is_error(answer)
-    assert wallets.store.asked == []
+    error_text(answer)
+    assert wallets.store.calls == []
 
 
 async def test_body_reader_large_content_length_is_refused_unread() -> None:
-    wallets = Wallets()
-    headers = {"Content-Length": str(payload.MAX_BODY + 1), "Expect": "100-continue"}
-    async with wallets.client() as client:
-        answer = await client.post(SHARES, content=stall(b""), headers=headers)
+    wallets = WalletApp()
+    headers = {"Content-Length": str(payload.MAX_BODY_BYTES + 1), "Expect": "100-continue"}
+    async with wallets.create_client() as client:
+        answer = await client.post(SHARES_PATH, content=stalled_body(b""), headers=headers)
     assert answer.status_code == 413
 
 
 async def test_body_reader_largest_body_is_read() -> None:
-    wallets = Wallets()
-    padding = payload.MAX_BODY - len(body())
-    async with wallets.client() as client:
-        fits = await client.post(SHARES, content=body()[:-1] + b" " * padding + b"}")
-        over = await client.post(SHARES, content=body()[:-1] + b" " * (padding + 1) + b"}")
+    wallets = WalletApp()
+    padding = payload.MAX_BODY_BYTES - len(create_body())
+    async with wallets.create_client() as client:
+        fits = await client.post(SHARES_PATH, content=create_body()[:-1] + b" " * padding + b"}")
+        over = await client.post(SHARES_PATH, content=create_body()[:-1] + b" " * (padding + 1) + b"}")
     assert (fits.status_code, over.status_code) == (200, 413)
 
 
 async def test_body_reader_missing_body_times_out_with_408() -> None:
-    wallets = Wallets(bodies=BodyReader(seconds=0.01))
-    async with wallets.client() as client:
-        answer = await client.post(SHARES, content=stall(body()[:100]))
+    wallets = WalletApp(body_reader=BodyReader(timeout_seconds=0.01))
+    async with wallets.create_client() as client:
+        answer = await client.post(SHARES_PATH, content=stalled_body(create_body()[:100]))
     assert answer.status_code == 408
     assert answer.headers["connection"] == "close"
-    is_error(answer)
+    error_text(answer)
 
 
 async def test_body_reader_total_budget_is_enforced() -> None:
-    reader = BodyReader(budget=100, small=0)
+    reader = BodyReader(budget=100, uncounted_bytes=0)
     with pytest.raises(HTTPException) as caught:
-        await reader.read(*request_of(b" " * 60, b" " * 60))
+        await reader.read(*create_request(b" " * 60, b" " * 60))
     assert caught.value.status_code == 429
     # what was given up is free again
-    assert len(await reader.read(*request_of(b" " * 90))) == 90
+    assert len(await reader.read(*create_request(b" " * 90))) == 90
 
 
 async def test_body_reader_large_bodies_do_not_block_small_ones() -> None:
-    reader = BodyReader(budget=100, small=10)
+    reader = BodyReader(budget=100, uncounted_bytes=10)
     async with anyio.create_task_group() as group:
         here = anyio.Event()
 
@@ -126,17 +128,17 @@ async def test_body_reader_large_bodies_do_not_block_small_ones() -> None:
 
         group.start_soon(reader.read, {"type": "http", "method": "POST", "headers": []}, receive)
         await here.wait()
-        assert len(await reader.read(*request_of(b" " * 5, b" " * 5))) == 10
+        assert len(await reader.read(*create_request(b" " * 5, b" " * 5))) == 10
         with pytest.raises(HTTPException) as caught:
-            await reader.read(*request_of(b" " * 5, b" " * 6))
+            await reader.read(*create_request(b" " * 5, b" " * 6))
         assert caught.value.status_code == 429
         group.cancel_scope.cancel()
-    assert len(await reader.read(*request_of(b" " * 110))) == 110, "what was given up is free again"
+    assert len(await reader.read(*create_request(b" " * 110))) == 110, "what was given up is free again"
 
 
 async def test_body_reader_client_over_its_budget_is_refused_and_others_are_read() -> None:
-    reader = BodyReader(budget=100, budget_each=40, small=10)
-    scope, _ = request_of()
+    reader = BodyReader(budget=100, client_budget=40, uncounted_bytes=10)
+    scope, _ = create_request()
     received = anyio.Event()
 
     async def receive() -> Message:
@@ -149,47 +151,47 @@ async def test_body_reader_client_over_its_budget_is_refused_and_others_are_read
         group.start_soon(reader.read, scope, receive, b"first")
         await received.wait()
         with pytest.raises(HTTPException) as refused:
-            await reader.read(*request_of(b"x" * 11), b"first")
+            await reader.read(*create_request(b"x" * 11), b"first")
         assert refused.value.status_code == 429
-        assert await reader.read(*request_of(b"x" * 10), b"first") == b"x" * 10
-        assert await reader.read(*request_of(b"x" * 50), b"second") == b"x" * 50
+        assert await reader.read(*create_request(b"x" * 10), b"first") == b"x" * 10
+        assert await reader.read(*create_request(b"x" * 50), b"second") == b"x" * 50
         group.cancel_scope.cancel()
-    assert await reader.read(*request_of(b"x" * 50), b"first") == b"x" * 50
+    assert await reader.read(*create_request(b"x" * 50), b"first") == b"x" * 50
 
 
 async def test_body_reader_body_counts_until_exit() -> None:
-    reader = BodyReader(budget=100, budget_each=40, small=10)
-    async with reader.reading(*request_of(b"x" * 50), b"first") as body_of_first:
+    reader = BodyReader(budget=100, client_budget=40, uncounted_bytes=10)
+    async with reader.buffer_body(*create_request(b"x" * 50), b"first") as body_of_first:
         assert body_of_first == b"x" * 50
         with pytest.raises(HTTPException) as refused:
-            await reader.read(*request_of(b"x" * 11), b"first")
+            await reader.read(*create_request(b"x" * 11), b"first")
         assert refused.value.status_code == 429
-        assert await reader.read(*request_of(b"x" * 50), b"second") == b"x" * 50
+        assert await reader.read(*create_request(b"x" * 50), b"second") == b"x" * 50
     with pytest.raises(ZeroDivisionError):
-        async with reader.reading(*request_of(b"x" * 50), b"first"):
+        async with reader.buffer_body(*create_request(b"x" * 50), b"first"):
             raise ZeroDivisionError
-    assert await reader.read(*request_of(b"x" * 50), b"first") == b"x" * 50
+    assert await reader.read(*create_request(b"x" * 50), b"first") == b"x" * 50
 
 
 async def test_shares_large_bodies_of_client_count_until_response() -> None:
-    wallets = Wallets(bodies=BodyReader(budget_each=30_000), limits=RefusalLimiter(FakeClock()))
+    wallets = WalletApp(body_reader=BodyReader(client_budget=30_000), limiter=RefusalLimiter(FakeClock()))
     entered, gate = anyio.Event(), anyio.Event()
-    large = body()[:-1] + b" " * 40_000 + b"}"
+    large = create_body()[:-1] + b" " * 40_000 + b"}"
     enqueue = wallets.store.enqueue
 
-    async def wait(*arguments: Any, **parts: Any) -> Enqueued:
+    async def wait(*arguments: Any, **parts: Any) -> EnqueueResult:
         entered.set()
         await gate.wait()
         return await enqueue(*arguments, **parts)
 
     wallets.store.enqueue = wait  # type: ignore[method-assign]
-    async with wallets.client() as client, anyio.create_task_group() as group:
-        group.start_soon(partial(client.post, SHARES, content=large))
+    async with wallets.create_client() as client, anyio.create_task_group() as group:
+        group.start_soon(partial(client.post, SHARES_PATH, content=large))
         await entered.wait()
-        assert (await client.post(SHARES, content=large)).status_code == 429
+        assert (await client.post(SHARES_PATH, content=large)).status_code == 429
         gate.set()
-    async with wallets.client() as client:
-        assert (await client.post(SHARES, content=large)).json() == {"status": "duplicate"}
+    async with wallets.create_client() as client:
+        assert (await client.post(SHARES_PATH, content=large)).json() == {"status": "duplicate"}
 
 
 async def test_body_reader_client_disconnect_logs_no_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,7 +203,7 @@ async def test_body_reader_client_disconnect_logs_no_error(capsys: pytest.Captur
     async def send(message: Message) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "method": "POST", "path": SHARES, "headers": [], "query_string": b""}
-    await Wallets().app(scope, receive, send)
+    scope = {"type": "http", "method": "POST", "path": SHARES_PATH, "headers": [], "query_string": b""}
+    await WalletApp().app(scope, receive, send)
     assert sent[0]["status"] == 400
     assert "failed" not in capsys.readouterr().out

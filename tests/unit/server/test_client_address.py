@@ -6,18 +6,18 @@ from ipaddress import ip_address, ip_network
 
 import pytest
 
-from helper.server.client_address import client_of, is_trusted
+from helper.server.client_address import identify_client, is_trusted_proxy
 
 PROXIES = tuple(map(ip_network, ("10.0.0.0/8", "fd00::/8")))
 PROXY = "10.0.0.1"
 CLIENT = "203.0.113.9"
 
 
-def v4(text: str) -> bytes:
+def ipv4_bytes(text: str) -> bytes:
     return ip_address(text).packed
 
 
-def v6(text: str) -> bytes:
+def ipv6_bytes(text: str) -> bytes:
     return ip_address(text).packed[:8]
 
 
@@ -31,25 +31,25 @@ def standard(*lines: str) -> list[tuple[bytes, bytes]]:
 
 @pytest.mark.parametrize("headers", [[], forwarded("198.51.100.1"), standard("for=198.51.100.1")])
 def test_client_of_untrusted_peer_ignores_headers(headers: list[tuple[bytes, bytes]]) -> None:
-    assert client_of(CLIENT, headers, PROXIES) == v4(CLIENT)
-    assert client_of(PROXY, headers, ()) == v4(PROXY)
+    assert identify_client(CLIENT, headers, PROXIES) == ipv4_bytes(CLIENT)
+    assert identify_client(PROXY, headers, ()) == ipv4_bytes(PROXY)
 
 
 def test_client_of_ipv6_address_is_its_64_prefix() -> None:
     one, other, foreign = "2001:db8:1:2::1", "2001:db8:1:2:ffff::9", "2001:db8:1:3::1"
-    assert client_of(one, [], PROXIES) == client_of(other, [], PROXIES) == v6(one)
-    assert client_of(foreign, [], PROXIES) != v6(one)
-    assert client_of("fe80::1%eth0", [], PROXIES) == v6("fe80::1")
+    assert identify_client(one, [], PROXIES) == identify_client(other, [], PROXIES) == ipv6_bytes(one)
+    assert identify_client(foreign, [], PROXIES) != ipv6_bytes(one)
+    assert identify_client("fe80::1%eth0", [], PROXIES) == ipv6_bytes("fe80::1")
 
 
 def test_client_of_mapped_ipv6_address_is_ipv4_address() -> None:
-    assert client_of(f"::ffff:{CLIENT}", [], PROXIES) == v4(CLIENT)
-    assert client_of(f"::ffff:{PROXY}", forwarded(CLIENT), PROXIES) == v4(CLIENT)
+    assert identify_client(f"::ffff:{CLIENT}", [], PROXIES) == ipv4_bytes(CLIENT)
+    assert identify_client(f"::ffff:{PROXY}", forwarded(CLIENT), PROXIES) == ipv4_bytes(CLIENT)
 
 
 @pytest.mark.parametrize("peer", [None, "", "testclient"])
 def test_client_of_peer_without_address_is_none(peer: str | None) -> None:
-    assert client_of(peer, forwarded(CLIENT), PROXIES) is None
+    assert identify_client(peer, forwarded(CLIENT), PROXIES) is None
 
 
 @pytest.mark.parametrize(
@@ -67,13 +67,13 @@ def test_client_of_peer_without_address_is_none(peer: str | None) -> None:
     ],
 )
 def test_client_of_trusted_proxy_is_rightmost_untrusted_address(headers: list[tuple[bytes, bytes]]) -> None:
-    assert client_of(PROXY, headers, PROXIES) == v4(CLIENT)
+    assert identify_client(PROXY, headers, PROXIES) == ipv4_bytes(CLIENT)
 
 
 @pytest.mark.parametrize("text", ["2001:db8::1", "[2001:db8::1]", "[2001:db8::1]:443"])
 def test_client_of_forwarded_ipv6_address_may_have_port(text: str) -> None:
-    assert client_of(PROXY, forwarded(text), PROXIES) == v6("2001:db8::1")
-    assert client_of(PROXY, standard(f'for="{text}"'), PROXIES) == v6("2001:db8::1")
+    assert identify_client(PROXY, forwarded(text), PROXIES) == ipv6_bytes("2001:db8::1")
+    assert identify_client(PROXY, standard(f'for="{text}"'), PROXIES) == ipv6_bytes("2001:db8::1")
 
 
 @pytest.mark.parametrize(
@@ -92,12 +92,12 @@ def test_client_of_forwarded_ipv6_address_may_have_port(text: str) -> None:
     ],
 )
 def test_client_of_invalid_header_is_last_proxy(headers: list[tuple[bytes, bytes]], whose: str) -> None:
-    assert client_of(PROXY, headers, PROXIES) == v4(whose)
+    assert identify_client(PROXY, headers, PROXIES) == ipv4_bytes(whose)
 
 
 def test_is_trusted_matches_networks() -> None:
-    assert is_trusted("10.255.0.1", PROXIES)
-    assert is_trusted("fd00::1", PROXIES)
-    assert not is_trusted("11.0.0.1", PROXIES)
-    assert not is_trusted(None, PROXIES)
-    assert not is_trusted("helper.sock", PROXIES)
+    assert is_trusted_proxy("10.255.0.1", PROXIES)
+    assert is_trusted_proxy("fd00::1", PROXIES)
+    assert not is_trusted_proxy("11.0.0.1", PROXIES)
+    assert not is_trusted_proxy(None, PROXIES)
+    assert not is_trusted_proxy("helper.sock", PROXIES)

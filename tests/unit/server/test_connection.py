@@ -15,18 +15,18 @@ import pytest
 import uvloop
 from structlog.testing import capture_logs
 
-from helper.server.application import wrapped
+from helper.server.application import add_middleware
 from helper.server.connection import MAX_PIPELINED, BoundedProtocol
 from helper.server.connection_limits import ConnectionLimits
 from helper.server.http_server import create_server
-from tests.unit.server.server_fixtures import ASK, Client, Endless, error_of, serving
+from tests.unit.server.server_fixtures import HELLO_REQUEST, EndlessRoutes, RawClient, parse_error, run_server
 
 pytestmark = pytest.mark.anyio
 
 LIMITS = ConnectionLimits(head_seconds=60, request_seconds=60)
-MAX_HEADERS = LIMITS.headers
+MAX_HEADERS = LIMITS.max_headers
 PAUSE = b"GET /pause/0.2 HTTP/1.1\r\nHost: x\r\n\r\n"
-SMUGGLED = b"GET /hello HTTP/1.1\r\nHost: x\r\nX-Smuggled: yes\r\n\r\n"
+SMUGGLED_REQUEST = b"GET /hello HTTP/1.1\r\nHost: x\r\nX-Smuggled: yes\r\n\r\n"
 UPGRADES = [
     (b"Upgrade", b"x"),
     (b"Upgrade", b"websocket"),
@@ -36,22 +36,22 @@ UPGRADES = [
 """Values of the headers Connection and Upgrade."""
 
 
-def post(body: bytes, *headers: bytes, upgrade: tuple[bytes, bytes] = UPGRADES[0]) -> bytes:
+def build_post(body: bytes, *headers: bytes, upgrade: tuple[bytes, bytes] = UPGRADES[0]) -> bytes:
     """A request to `/echo` that asks for an upgrade."""
     lines = [b"POST /echo HTTP/1.1", b"Host: x", b"Connection: " + upgrade[0], b"Upgrade: " + upgrade[1], *headers]
     return b"\r\n".join([*lines, b"", b""]) + body
 
 
-def with_length(body: bytes, *headers: bytes, upgrade: tuple[bytes, bytes] = UPGRADES[0]) -> bytes:
-    return post(body, b"Content-Length: %d" % len(body), *headers, upgrade=upgrade)
+def build_with_length(body: bytes, *headers: bytes, upgrade: tuple[bytes, bytes] = UPGRADES[0]) -> bytes:
+    return build_post(body, b"Content-Length: %d" % len(body), *headers, upgrade=upgrade)
 
 
-def chunked(*chunks: bytes, trailers: bytes = b"") -> bytes:
+def build_chunked(*chunks: bytes, trailers: bytes = b"") -> bytes:
     pieces = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
-    return post(pieces + b"0\r\n" + trailers + b"\r\n", b"Transfer-Encoding: chunked")
+    return build_post(pieces + b"0\r\n" + trailers + b"\r\n", b"Transfer-Encoding: chunked")
 
 
-def split(data: bytes, *cuts: int) -> list[bytes]:
+def split_at(data: bytes, *cuts: int) -> list[bytes]:
     """The bytes in segments that end at these places."""
     places = [0, *cuts, len(data)]
     return [data[begin:end] for begin, end in itertools.pairwise(places) if begin < end]
@@ -59,96 +59,101 @@ def split(data: bytes, *cuts: int) -> list[bytes]:
 
 async def exchange(port: int, segments: Sequence[bytes]) -> bytes:
     """Everything that the server sends until it closes the connection; each segment arrives by itself."""
-    client = await Client.connect(port)
+    client = await RawClient.connect(port)
     with contextlib.suppress(ConnectionError):
         for number, segment in enumerate(segments):
             client.writer.write(segment)
             await client.writer.drain()
             if number < len(segments) - 1:
                 # The round trip of another connection gives the server a turn to read this segment.
-                await (other := await Client.connect(port)).ask()
+                await (other := await RawClient.connect(port)).request()
                 other.writer.close()
-    return await client.rest()
+    return await client.read_rest()
 
 
-def bodies(answer: bytes) -> list[bytes]:
+def response_bodies(answer: bytes) -> list[bytes]:
     """The body of each 200 in a byte stream of responses."""
     return [part.partition(b"\r\n\r\n")[2] for part in answer.split(b"HTTP/1.1 200 OK\r\n")[1:]]
 
 
 @pytest.mark.parametrize("upgrade", UPGRADES, ids=lambda upgrade: upgrade[1].decode()[:9])
 async def test_upgrade_request_with_body_is_served_and_connection_closed(upgrade: tuple[bytes, bytes]) -> None:
-    async with serving(LIMITS) as port:
-        answer = await exchange(port, [with_length(b"a share", upgrade=upgrade)])
-        assert bodies(answer) == [b"a share"]
+    async with run_server(LIMITS) as port:
+        answer = await exchange(port, [build_with_length(b"a share", upgrade=upgrade)])
+        assert response_bodies(answer) == [b"a share"]
         assert b"\r\nconnection: close\r\n" in answer
 
 
-HEAD_END = with_length(SMUGGLED).index(b"\r\n\r\n") + 4
+HEAD_END = build_with_length(SMUGGLED_REQUEST).index(b"\r\n\r\n") + 4
 SEGMENTED = {
-    "one segment": [with_length(SMUGGLED)],
-    "body later": split(with_length(SMUGGLED), HEAD_END),
-    "body in two": split(with_length(SMUGGLED), HEAD_END, HEAD_END + 10),
-    "head in two": split(with_length(SMUGGLED), 20, HEAD_END),
-    "cut in the head's end": split(with_length(SMUGGLED), HEAD_END - 1),
-    "byte by byte at the boundary": split(with_length(SMUGGLED), *range(HEAD_END - 5, HEAD_END + 6)),
-    "chunked": [chunked(SMUGGLED)],
-    "chunked, later": split(chunked(SMUGGLED), chunked(b"").index(b"\r\n\r\n") + 4),
-    "chunked, chunk by chunk": split(chunked(SMUGGLED[:9], SMUGGLED[9:]), 120, 125, 140),
-    "chunked, with trailers": [chunked(SMUGGLED, trailers=b"X-Trailer: 1\r\n")],
+    "one segment": [build_with_length(SMUGGLED_REQUEST)],
+    "body later": split_at(build_with_length(SMUGGLED_REQUEST), HEAD_END),
+    "body in two": split_at(build_with_length(SMUGGLED_REQUEST), HEAD_END, HEAD_END + 10),
+    "head in two": split_at(build_with_length(SMUGGLED_REQUEST), 20, HEAD_END),
+    "cut in the head's end": split_at(build_with_length(SMUGGLED_REQUEST), HEAD_END - 1),
+    "byte by byte at the boundary": split_at(build_with_length(SMUGGLED_REQUEST), *range(HEAD_END - 5, HEAD_END + 6)),
+    "chunked": [build_chunked(SMUGGLED_REQUEST)],
+    "chunked, later": split_at(build_chunked(SMUGGLED_REQUEST), build_chunked(b"").index(b"\r\n\r\n") + 4),
+    "chunked, chunk by chunk": split_at(build_chunked(SMUGGLED_REQUEST[:9], SMUGGLED_REQUEST[9:]), 120, 125, 140),
+    "chunked, with trailers": [build_chunked(SMUGGLED_REQUEST, trailers=b"X-Trailer: 1\r\n")],
 }
 
 
 @pytest.mark.parametrize("name", SEGMENTED)
 async def test_upgrade_request_body_is_never_parsed_as_request(name: str) -> None:
-    async with serving(LIMITS) as port:
-        assert bodies(await exchange(port, SEGMENTED[name])) == [SMUGGLED]
+    async with run_server(LIMITS) as port:
+        assert response_bodies(await exchange(port, SEGMENTED[name])) == [SMUGGLED_REQUEST]
 
 
-@pytest.mark.parametrize("after", [SMUGGLED, b"\r\n" + SMUGGLED, b"\x00rubbish", with_length(b"again")])
+@pytest.mark.parametrize(
+    "after", [SMUGGLED_REQUEST, b"\r\n" + SMUGGLED_REQUEST, b"\x00rubbish", build_with_length(b"again")]
+)
 @pytest.mark.parametrize("body", [b"", b"a share"])
 @pytest.mark.parametrize("is_late", [False, True])
 async def test_bytes_after_upgrade_request_are_never_parsed(after: bytes, body: bytes, is_late: bool) -> None:
-    async with serving(LIMITS) as port:
-        request = with_length(body)
+    async with run_server(LIMITS) as port:
+        request = build_with_length(body)
         segments = [request[:-1], request[-1:] + after] if is_late else [request + after]
-        assert bodies(await exchange(port, segments)) == [body]
+        assert response_bodies(await exchange(port, segments)) == [body]
 
 
 async def test_upgrade_request_without_framing_headers_has_no_body() -> None:
-    async with serving(LIMITS) as port:
-        request = ASK[:-2] + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
-        assert bodies(await exchange(port, [request + SMUGGLED])) == [b"hello"]
-        assert bodies(await exchange(port, [request, SMUGGLED])) == [b"hello"]
+    async with run_server(LIMITS) as port:
+        request = HELLO_REQUEST[:-2] + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+        assert response_bodies(await exchange(port, [request + SMUGGLED_REQUEST])) == [b"hello"]
+        assert response_bodies(await exchange(port, [request, SMUGGLED_REQUEST])) == [b"hello"]
 
 
 async def test_upgrade_request_after_pipelined_requests_is_served_last() -> None:
-    async with serving(LIMITS) as port:
-        segments = [ASK + ASK + with_length(SMUGGLED) + SMUGGLED]
-        assert bodies(await exchange(port, segments)) == [b"hello", b"hello", SMUGGLED]
+    async with run_server(LIMITS) as port:
+        segments = [HELLO_REQUEST + HELLO_REQUEST + build_with_length(SMUGGLED_REQUEST) + SMUGGLED_REQUEST]
+        assert response_bodies(await exchange(port, segments)) == [b"hello", b"hello", SMUGGLED_REQUEST]
 
 
 async def test_upgrade_request_answered_early_is_closed_after_its_body() -> None:
-    async with serving(LIMITS) as port:
-        client = await Client.connect(port)
-        head = post(b"", b"Content-Length: %d" % len(SMUGGLED)).replace(b"/echo", b"/early")
+    async with run_server(LIMITS) as port:
+        client = await RawClient.connect(port)
+        head = build_post(b"", b"Content-Length: %d" % len(SMUGGLED_REQUEST)).replace(b"/echo", b"/early")
         client.writer.write(head)
         assert b"\r\nconnection: close\r\n" in await client.reader.readuntil(b"\r\n\r\nhello")
-        other = await Client.connect(port)
-        assert await other.ask() == b"hello"
+        other = await RawClient.connect(port)
+        assert await other.request() == b"hello"
         other.writer.close()
         assert not client.reader.at_eof(), "closing now would reset the connection when the body arrives"
-        client.writer.write(SMUGGLED + SMUGGLED)
-        assert await client.rest() == b""
+        client.writer.write(SMUGGLED_REQUEST + SMUGGLED_REQUEST)
+        assert await client.read_rest() == b""
 
 
 async def test_upgrade_request_that_expects_100_is_continued_and_served() -> None:
-    async with serving(LIMITS) as port:
-        head, body = post(b"", b"Content-Length: %d" % len(SMUGGLED), b"Expect: 100-continue"), SMUGGLED
-        client = await Client.connect(port, head)
+    async with run_server(LIMITS) as port:
+        head, body = (
+            build_post(b"", b"Content-Length: %d" % len(SMUGGLED_REQUEST), b"Expect: 100-continue"),
+            SMUGGLED_REQUEST,
+        )
+        client = await RawClient.connect(port, head)
         assert await client.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         client.writer.write(body)
-        assert bodies(await client.rest()) == [SMUGGLED]
+        assert response_bodies(await client.read_rest()) == [SMUGGLED_REQUEST]
 
 
 FRAMINGS = {
@@ -163,24 +168,34 @@ FRAMINGS = {
 
 @pytest.mark.parametrize("name", FRAMINGS)
 async def test_upgrade_request_with_ambiguous_framing_is_not_served(name: str) -> None:
-    async with serving(LIMITS) as port:
-        assert bodies(await exchange(port, [post(b"5\r\nhello\r\n0\r\n\r\n" + SMUGGLED, *FRAMINGS[name])])) == []
-        assert bodies(await exchange(port, [post(b"", *FRAMINGS[name]), b"5\r\nhello\r\n0\r\n\r\n" + SMUGGLED])) == []
+    async with run_server(LIMITS) as port:
+        assert (
+            response_bodies(
+                await exchange(port, [build_post(b"5\r\nhello\r\n0\r\n\r\n" + SMUGGLED_REQUEST, *FRAMINGS[name])])
+            )
+            == []
+        )
+        assert (
+            response_bodies(
+                await exchange(port, [build_post(b"", *FRAMINGS[name]), b"5\r\nhello\r\n0\r\n\r\n" + SMUGGLED_REQUEST])
+            )
+            == []
+        )
 
 
 @pytest.mark.parametrize("target", [b"/echo", b"example.org:443"])
 async def test_connect_request_is_refused_and_connection_closed(target: bytes) -> None:
-    async with serving(LIMITS) as port:
+    async with run_server(LIMITS) as port:
         for request in (b"CONNECT %b HTTP/1.1\r\nHost: x\r\n\r\n", b"CONNECT %b HTTP/1.1\r\nContent-Length: 9\r\n\r\n"):
-            assert error_of(await exchange(port, [request % target + SMUGGLED]))[0] == 400
+            assert parse_error(await exchange(port, [request % target + SMUGGLED_REQUEST]))[0] == 400
 
 
 @pytest.mark.parametrize("version", [b"1.0\r\nConnection: keep-alive", b"1.1\r\nConnection: close"])
 async def test_bytes_after_last_request_of_connection_are_discarded(version: bytes) -> None:
-    async with serving(LIMITS) as port:
+    async with run_server(LIMITS) as port:
         last = b"POST /echo HTTP/%b\r\nHost: x\r\nContent-Length: 2\r\n\r\nok" % version
-        for after in (SMUGGLED, b"\x00rubbish"):
-            assert bodies(await exchange(port, [last + after])) == [b"ok"]
+        for after in (SMUGGLED_REQUEST, b"\x00rubbish"):
+            assert response_bodies(await exchange(port, [last + after])) == [b"ok"]
 
 
 # Pipelines
@@ -202,7 +217,7 @@ def pipeline_lengths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def numbered(count: int) -> list[bytes]:
     """Requests to `/echo`; some bodies look like many heads, some are larger than a segment."""
-    fillings = [b"", b"\n\r\n" * 60, SMUGGLED * 3, b"x" * 70_000]
+    fillings = [b"", b"\n\r\n" * 60, SMUGGLED_REQUEST * 3, b"x" * 70_000]
     contents = [b"%d %b" % (number, fillings[number % 50 % 7 % 4]) for number in range(count)]
     return [b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(c), c) for c in contents]
 
@@ -211,8 +226,8 @@ def numbered(count: int) -> list[bytes]:
 async def test_pipeline_is_bounded_and_answered_in_order(segment_bytes: int, pipeline_lengths: list[int]) -> None:
     requests = numbered(120 if segment_bytes == 211 else 600)
     sent = b"".join(requests)
-    async with serving(LIMITS) as port:
-        client = await Client.connect(port)
+    async with run_server(LIMITS) as port:
+        client = await RawClient.connect(port)
 
         async def send() -> None:
             for begin in range(0, len(sent), segment_bytes):
@@ -221,7 +236,7 @@ async def test_pipeline_is_bounded_and_answered_in_order(segment_bytes: int, pip
 
         sending = asyncio.create_task(send())
         for request in requests:
-            assert await client.ask(b"") == request.partition(b"\r\n\r\n")[2]
+            assert await client.request(b"") == request.partition(b"\r\n\r\n")[2]
         await sending
         client.writer.close()
     assert len(pipeline_lengths) == len(requests)
@@ -230,12 +245,12 @@ async def test_pipeline_is_bounded_and_answered_in_order(segment_bytes: int, pip
 
 async def test_pipeline_of_tiny_requests_is_bounded(pipeline_lengths: list[int]) -> None:
     count = 5000
-    async with serving(LIMITS) as port:
-        client = await Client.connect(port)
-        client.writer.write(b"GET /x HTTP/1.1\r\n\r\n" * count + ASK[:-2] + b"Connection: close\r\n\r\n")
-        answer = await client.rest()
+    async with run_server(LIMITS) as port:
+        client = await RawClient.connect(port)
+        client.writer.write(b"GET /x HTTP/1.1\r\n\r\n" * count + HELLO_REQUEST[:-2] + b"Connection: close\r\n\r\n")
+        answer = await client.read_rest()
     assert answer.count(b"HTTP/1.1 404 Not Found\r\n") == count
-    assert bodies(answer) == [b"hello"]
+    assert response_bodies(answer) == [b"hello"]
     assert 0 < max(pipeline_lengths) <= MAX_PIPELINED
 
 
@@ -279,9 +294,9 @@ class FakeTransport(asyncio.Transport):
         pass
 
 
-@pytest.mark.parametrize("request_head", [ASK, b"GET / HTTP/1.1\r\n" + b"a:\r\n" * MAX_HEADERS + b"\r\n"])
+@pytest.mark.parametrize("request_head", [HELLO_REQUEST, b"GET / HTTP/1.1\r\n" + b"a:\r\n" * MAX_HEADERS + b"\r\n"])
 async def test_pipelining_connections_hold_at_most_64_kib_each(request_head: bytes) -> None:
-    server = create_server(wrapped([]), LIMITS)
+    server = create_server(add_middleware([]), LIMITS)
     server.config.load()
     protocol_class: Any = server.config.http_protocol_class
     sent = request_head * (1_000_000 // len(request_head))
@@ -290,7 +305,7 @@ async def test_pipelining_connections_hold_at_most_64_kib_each(request_head: byt
     def connect() -> FakeTransport:
         return FakeTransport(protocol_class(server.config, server.server_state, {}))
 
-    connect().deliver(ASK)  # what the first request sets up once is not counted
+    connect().deliver(HELLO_REQUEST)  # what the first request sets up once is not counted
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
@@ -307,33 +322,35 @@ async def test_pipelining_connections_hold_at_most_64_kib_each(request_head: byt
 
 async def test_body_behind_slow_request_may_arrive_after_the_head_timeout() -> None:
     limits = ConnectionLimits(head_seconds=1, request_seconds=1)
-    async with serving(limits) as port:
-        client = await Client.connect(port, b"GET /pause/2.5 HTTP/1.1\r\nHost: x\r\n\r\n")
+    async with run_server(limits) as port:
+        client = await RawClient.connect(port, b"GET /pause/2.5 HTTP/1.1\r\nHost: x\r\n\r\n")
         client.writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 7\r\n\r\n")
-        assert await client.ask(b"") == b"paused"
-        assert await client.ask(b"a share") == b"a share"
+        assert await client.request(b"") == b"paused"
+        assert await client.request(b"a share") == b"a share"
         client.writer.close()
 
 
 BAD_HEAD = b"no HTTP\r\n\r\n"
 BAD_BODY = b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\nno size\r\n"
-LARGE_HEAD = ASK[:-2] + b"X: " + b"a" * LIMITS.head_bytes + b"\r\n\r\n"
+LARGE_HEAD = HELLO_REQUEST[:-2] + b"X: " + b"a" * LIMITS.max_head_bytes + b"\r\n\r\n"
 
 
-@pytest.mark.parametrize("earlier", [[PAUSE], [PAUSE, PAUSE, ASK]], ids=len)
+@pytest.mark.parametrize("earlier", [[PAUSE], [PAUSE, PAUSE, HELLO_REQUEST]], ids=len)
 @pytest.mark.parametrize(("bad", "status"), [(BAD_HEAD, 400), (BAD_BODY, 400), (LARGE_HEAD, 431)])
 @pytest.mark.parametrize("is_half_closed", [False, True])
 async def test_bad_request_is_refused_after_the_earlier_responses(
     earlier: list[bytes], bad: bytes, status: int, is_half_closed: bool
 ) -> None:
-    async with serving(LIMITS) as port:
-        client = await Client.connect(port, b"".join([*earlier, bad, ASK]))
+    async with run_server(LIMITS) as port:
+        client = await RawClient.connect(port, b"".join([*earlier, bad, HELLO_REQUEST]))
         if is_half_closed:
             client.writer.write_eof()
-        answer = await client.rest()
+        answer = await client.read_rest()
     *served, refused = [b"HTTP/1.1 " + part for part in answer.split(b"HTTP/1.1 ", len(earlier) + 1)[1:]]
-    assert bodies(b"".join(served)) == [{PAUSE: b"paused", ASK: b"hello"}[request] for request in earlier]
-    assert error_of(refused)[0] == status
+    assert response_bodies(b"".join(served)) == [
+        {PAUSE: b"paused", HELLO_REQUEST: b"hello"}[request] for request in earlier
+    ]
+    assert parse_error(refused)[0] == status
 
 
 @pytest.mark.parametrize("earlier", [b"", PAUSE])
@@ -343,24 +360,24 @@ async def test_refused_connection_is_closed_when_the_client_closes(earlier: byte
 
     gc.collect()
     before = count()
-    async with serving(ConnectionLimits(half_closed_seconds=3600)) as port:
-        client = await Client.connect(port, earlier + BAD_HEAD)
-        assert (await client.rest()).count(b"HTTP/1.1 400") == 1
+    async with run_server(ConnectionLimits(half_closed_seconds=3600)) as port:
+        client = await RawClient.connect(port, earlier + BAD_HEAD)
+        assert (await client.read_rest()).count(b"HTTP/1.1 400") == 1
         while count() > before:
             await asyncio.sleep(0.01)
 
 
 async def test_request_with_bad_body_is_refused_while_the_app_reads_it() -> None:
-    async with serving(LIMITS) as port:
-        assert error_of(await exchange(port, [BAD_BODY[:-9], BAD_BODY[-9:] + ASK]))[0] == 400
+    async with run_server(LIMITS) as port:
+        assert parse_error(await exchange(port, [BAD_BODY[:-9], BAD_BODY[-9:] + HELLO_REQUEST]))[0] == 400
 
 
 async def test_request_with_bad_body_gets_no_second_response() -> None:
-    async with serving(LIMITS) as port:
-        client = await Client.connect(port)
-        assert await client.ask(BAD_BODY.replace(b"/echo", b"/early")[:-9]) == b"hello"
+    async with run_server(LIMITS) as port:
+        client = await RawClient.connect(port)
+        assert await client.request(BAD_BODY.replace(b"/echo", b"/early")[:-9]) == b"hello"
         client.writer.write(BAD_BODY[-9:])
-        assert await client.rest() == b""
+        assert await client.read_rest() == b""
 
 
 # Number of headers
@@ -368,17 +385,17 @@ async def test_request_with_bad_body_gets_no_second_response() -> None:
 
 @pytest.mark.parametrize("count", [MAX_HEADERS + 1, 15_000])
 async def test_request_with_too_many_headers_is_refused_with_431(count: int) -> None:
-    async with serving(LIMITS) as port:
+    async with run_server(LIMITS) as port:
         answer = await exchange(port, [b"GET /hello HTTP/1.1\r\n" + b"a:\r\n" * count + b"\r\n"])
-        status, error = error_of(answer)
+        status, error = parse_error(answer)
         assert (status, error["error"]) == (431, "headers: more than 100 headers")
 
 
 async def test_each_request_may_have_the_maximum_number_of_headers() -> None:
-    async with serving(LIMITS) as port:
-        client = await Client.connect(port)
+    async with run_server(LIMITS) as port:
+        client = await RawClient.connect(port)
         for _ in range(2):
-            assert await client.ask(b"GET /hello HTTP/1.1\r\n" + b"a:\r\n" * MAX_HEADERS + b"\r\n") == b"hello"
+            assert await client.request(b"GET /hello HTTP/1.1\r\n" + b"a:\r\n" * MAX_HEADERS + b"\r\n") == b"hello"
         client.writer.close()
 
 
@@ -386,15 +403,15 @@ TRAILED = b"POST /header-names HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked
 
 
 async def test_trailers_count_as_headers() -> None:
-    async with serving(LIMITS) as port:
+    async with run_server(LIMITS) as port:
         answer = await exchange(port, [TRAILED + b"a:\r\n" * (MAX_HEADERS - 1) + b"\r\n"])
         assert b"HTTP/1.1 200" not in answer
 
 
 async def test_trailers_are_not_merged_into_headers() -> None:
-    async with serving(LIMITS) as port:
-        client = await Client.connect(port)
-        answer = await client.ask(TRAILED + b"X-Forwarded-For: 192.0.2.1\r\nX-Helper-Token: t\r\n\r\n")
+    async with run_server(LIMITS) as port:
+        client = await RawClient.connect(port)
+        answer = await client.request(TRAILED + b"X-Forwarded-For: 192.0.2.1\r\nX-Helper-Token: t\r\n\r\n")
         assert answer == b"host,transfer-encoding"
         client.writer.close()
 
@@ -413,18 +430,18 @@ def run(loop: LoopFactory, test: Coroutine[Any, Any, None]) -> None:
 
 async def half_close(port: int, request: bytes) -> bytes:
     """Everything that the server sends to a client that closes its sending side after the request."""
-    client = await Client.connect(port, request)
+    client = await RawClient.connect(port, request)
     client.writer.write_eof()
-    return await client.rest()
+    return await client.read_rest()
 
 
 @LOOPS
 @pytest.mark.parametrize("dropped", [b"", b"GET /hel", PLAIN_POST[:-1]], ids=["complete", "half a head", "half a body"])
 def test_half_closed_client_gets_responses_to_complete_requests(loop: LoopFactory, dropped: bytes) -> None:
     async def test() -> None:
-        async with serving(LIMITS) as port:
-            assert bodies(await half_close(port, PAUSE + dropped)) == [b"paused"]
-            assert bodies(await half_close(port, PLAIN_POST + PAUSE + ASK + dropped)) == [
+        async with run_server(LIMITS) as port:
+            assert response_bodies(await half_close(port, PAUSE + dropped)) == [b"paused"]
+            assert response_bodies(await half_close(port, PLAIN_POST + PAUSE + HELLO_REQUEST + dropped)) == [
                 b"a share",
                 b"paused",
                 b"hello",
@@ -436,7 +453,7 @@ def test_half_closed_client_gets_responses_to_complete_requests(loop: LoopFactor
 @LOOPS
 def test_half_closed_client_with_partial_request_is_closed(loop: LoopFactory) -> None:
     async def test() -> None:
-        async with serving(LIMITS) as port:
+        async with run_server(LIMITS) as port:
             for partial in (b"", b"GET /hel", PLAIN_POST[:-1]):
                 assert await half_close(port, partial) == b""
 
@@ -447,8 +464,8 @@ def test_half_closed_client_with_partial_request_is_closed(loop: LoopFactory) ->
 @pytest.mark.parametrize("kind", ["stream", "wait"])
 def test_half_closed_connection_ends_at_its_deadline(loop: LoopFactory, kind: str) -> None:
     async def test() -> None:
-        endless = Endless()
-        async with serving(ConnectionLimits(half_closed_seconds=0.3), endless=endless) as port:
+        endless = EndlessRoutes()
+        async with run_server(ConnectionLimits(half_closed_seconds=0.3), endless=endless) as port:
             answer = await half_close(port, f"GET /endless/{kind} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             assert (b"piece" in answer) == (kind == "stream")
             while endless.disconnects < 1:
@@ -460,9 +477,9 @@ def test_half_closed_connection_ends_at_its_deadline(loop: LoopFactory, kind: st
 @LOOPS
 def test_stream_ends_before_the_deadline_when_the_client_is_gone(loop: LoopFactory) -> None:
     async def test() -> None:
-        endless = Endless()
-        async with serving(ConnectionLimits(half_closed_seconds=3600), endless=endless) as port:
-            client = await Client.connect(port, b"GET /endless/stream HTTP/1.1\r\nHost: x\r\n\r\n")
+        endless = EndlessRoutes()
+        async with run_server(ConnectionLimits(half_closed_seconds=3600), endless=endless) as port:
+            client = await RawClient.connect(port, b"GET /endless/stream HTTP/1.1\r\nHost: x\r\n\r\n")
             await client.reader.readuntil(b"piece")
             client.writer.close()
             while endless.disconnects < 1:
@@ -477,8 +494,13 @@ def test_stream_ends_before_the_deadline_when_the_client_is_gone(loop: LoopFacto
 @LOOPS
 def test_client_errors_write_no_log_lines(loop: LoopFactory, caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
-        async with serving(LIMITS) as port:
-            for request in (b"\x16\x03\x01", b"no HTTP\r\n\r\n", with_length(b""), b"CONNECT x:1 HTTP/1.1\r\n\r\n"):
+        async with run_server(LIMITS) as port:
+            for request in (
+                b"\x16\x03\x01",
+                b"no HTTP\r\n\r\n",
+                build_with_length(b""),
+                b"CONNECT x:1 HTTP/1.1\r\n\r\n",
+            ):
                 await exchange(port, [request])
 
     with capture_logs() as lines:
@@ -492,13 +514,13 @@ def test_connection_closed_with_pipelined_requests_writes_no_log_lines(
     loop: LoopFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test() -> None:
-        async with serving(LIMITS) as port:
-            for request in (PAUSE * 50, PAUSE + PLAIN_POST * 50, PAUSE * 2 + PLAIN_POST[:-1], ASK * 50):
-                client = await Client.connect(port)
-                await client.ask(ASK + request)
+        async with run_server(LIMITS) as port:
+            for request in (PAUSE * 50, PAUSE + PLAIN_POST * 50, PAUSE * 2 + PLAIN_POST[:-1], HELLO_REQUEST * 50):
+                client = await RawClient.connect(port)
+                await client.request(HELLO_REQUEST + request)
                 client.writer.transport.abort()
             # Longer than the pauses of the connections above.
-            assert bodies(await half_close(port, PAUSE * 4)) == [b"paused"] * 4
+            assert response_bodies(await half_close(port, PAUSE * 4)) == [b"paused"] * 4
 
     with capture_logs() as lines:
         run(loop, test())

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from helper.server import control_client
-from helper.server.control_client import DaemonNotRunningError, DaemonUnresponsiveError, ask_control
+from helper.server.control_client import DaemonNotRunningError, DaemonUnresponsiveError, request_control_socket
 
 REFUSED = b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -52,7 +52,7 @@ def test_post_sends_json_or_chunks(path: Path) -> None:
             connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
 
         thread = serve(path, answer)
-        assert ask_control(path, "/queue/retry?dry_run=1", body) == (200, b"{}")
+        assert request_control_socket(path, "/queue/retry?dry_run=1", body) == (200, b"{}")
         thread.join()
     assert all(request.startswith(b"POST /queue/retry?dry_run=1 HTTP/1.1\r\n") for request in requests)
     assert requests[0].endswith(b"\r\n\r\n{}")
@@ -65,14 +65,17 @@ def test_post_refused_before_its_end_returns_response(path: Path) -> None:
         connection.sendall(REFUSED)
 
     thread = serve(path, refuse)
-    assert ask_control(path, "/queue/import", (bytes(1 << 16) for _ in range(1000)), timeout=60) == (413, b"{}")
+    assert request_control_socket(path, "/queue/import", (bytes(1 << 16) for _ in range(1000)), timeout=60) == (
+        413,
+        b"{}",
+    )
     thread.join()
 
 
 def test_ask_without_listener_reads_nothing_of_the_body(path: Path) -> None:
     body = iter([b"line"])
     with pytest.raises(DaemonNotRunningError):
-        ask_control(path, "/queue/import", body)
+        request_control_socket(path, "/queue/import", body)
     assert next(body) == b"line"
 
 
@@ -86,7 +89,7 @@ def test_ask_process_that_accepts_nothing_is_unresponsive(path: Path, monkeypatc
             client.setblocking(False)
             client.connect_ex(str(path))
         with pytest.raises(DaemonUnresponsiveError, match="accepts no connections"):
-            ask_control(path, "/stats")
+            request_control_socket(path, "/stats")
         for client in waiting:
             client.close()
 
@@ -96,4 +99,4 @@ def test_ask_process_that_does_not_answer_is_unresponsive(path: Path) -> None:
         listener.bind(str(path))
         listener.listen()
         with pytest.raises(DaemonUnresponsiveError, match=r"no response within 0\.1 s"):
-            ask_control(path, "/stats", timeout=0.1)
+            request_control_socket(path, "/stats", timeout=0.1)

@@ -11,7 +11,7 @@ import pytest
 from helper.server.deadline import Deadline, StallTimer
 
 
-class Timer:
+class FakeTimer:
     def __init__(self, at: float, callback: Callable[[], None]) -> None:
         self.at = at
         self.callback = callback
@@ -21,23 +21,23 @@ class Timer:
         self.cancelled = True
 
 
-class Loop:
+class FakeLoop:
     """An event loop with a fake clock and timers."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.timers: list[Timer] = []
+        self.timers: list[FakeTimer] = []
 
     def time(self) -> float:
         return self.now
 
-    def call_at(self, at: float, callback: Callable[[], None]) -> Timer:
-        self.timers.append(Timer(at, callback))
+    def call_at(self, at: float, callback: Callable[[], None]) -> FakeTimer:
+        self.timers.append(FakeTimer(at, callback))
         return self.timers[-1]
 
-    def go_to(self, now: float) -> None:
+    def advance_to(self, now: float) -> None:
         """Advance the time and run due timers."""
-        while due := [timer for timer in self.waiting if timer.at <= now]:
+        while due := [timer for timer in self.pending_timers if timer.at <= now]:
             first = min(due, key=lambda timer: timer.at)
             self.timers.remove(first)
             self.now = first.at
@@ -45,86 +45,86 @@ class Loop:
         self.now = now
 
     @property
-    def waiting(self) -> list[Timer]:
+    def pending_timers(self) -> list[FakeTimer]:
         return [timer for timer in self.timers if not timer.cancelled]
 
 
-class Scene:
+class DeadlineFixture:
     def __init__(self) -> None:
-        self.loop = Loop()
-        self.late: list[float] = []
+        self.loop = FakeLoop()
+        self.expirations: list[float] = []
         self.deadline = Deadline(
-            cast("asyncio.AbstractEventLoop", self.loop), lambda: self.late.append(self.loop.time())
+            cast("asyncio.AbstractEventLoop", self.loop), lambda: self.expirations.append(self.loop.time())
         )
 
 
 @pytest.fixture
-def scene() -> Scene:
-    return Scene()
+def fixture() -> DeadlineFixture:
+    return DeadlineFixture()
 
 
-def test_deadline_expires_once(scene: Scene) -> None:
-    scene.deadline.set(5)
-    scene.loop.go_to(4.9)
-    assert scene.deadline
-    assert scene.late == []
-    scene.loop.go_to(99)
-    assert not scene.deadline
-    assert scene.late == [5]
+def test_deadline_expires_once(fixture: DeadlineFixture) -> None:
+    fixture.deadline.set(5)
+    fixture.loop.advance_to(4.9)
+    assert fixture.deadline
+    assert fixture.expirations == []
+    fixture.loop.advance_to(99)
+    assert not fixture.deadline
+    assert fixture.expirations == [5]
 
 
-def test_deadline_moved_later_expires_at_last_time(scene: Scene) -> None:
+def test_deadline_moved_later_expires_at_last_time(fixture: DeadlineFixture) -> None:
     for start in range(100):
-        scene.loop.go_to(start / 10)
-        scene.deadline.set(scene.loop.now + 5)
-        assert len(scene.loop.waiting) == 1
-    assert len(scene.loop.timers) <= 2, "no timer is made for each move"
-    scene.loop.go_to(99)
-    assert scene.late == [9.9 + 5]
+        fixture.loop.advance_to(start / 10)
+        fixture.deadline.set(fixture.loop.now + 5)
+        assert len(fixture.loop.pending_timers) == 1
+    assert len(fixture.loop.timers) <= 2, "no timer is made for each move"
+    fixture.loop.advance_to(99)
+    assert fixture.expirations == [9.9 + 5]
 
 
-def test_deadline_moved_earlier_expires_then(scene: Scene) -> None:
-    scene.deadline.set(9)
-    scene.deadline.set(3)
-    scene.loop.go_to(99)
-    assert scene.late == [3]
+def test_deadline_moved_earlier_expires_then(fixture: DeadlineFixture) -> None:
+    fixture.deadline.set(9)
+    fixture.deadline.set(3)
+    fixture.loop.advance_to(99)
+    assert fixture.expirations == [3]
 
 
-def test_deadline_cleared_does_not_expire(scene: Scene) -> None:
-    scene.deadline.set(5)
-    scene.deadline.clear()
-    assert not scene.deadline
-    scene.loop.go_to(99)
-    assert scene.late == []
-    assert scene.loop.waiting == []
+def test_deadline_cleared_does_not_expire(fixture: DeadlineFixture) -> None:
+    fixture.deadline.set(5)
+    fixture.deadline.clear()
+    assert not fixture.deadline
+    fixture.loop.advance_to(99)
+    assert fixture.expirations == []
+    assert fixture.loop.pending_timers == []
 
 
-def test_deadline_cleared_and_set_expires_at_new_time(scene: Scene) -> None:
-    scene.deadline.set(5)
-    scene.deadline.clear()
-    scene.loop.go_to(4)
-    scene.deadline.set(12)
-    scene.loop.go_to(99)
-    assert scene.late == [12]
+def test_deadline_cleared_and_set_expires_at_new_time(fixture: DeadlineFixture) -> None:
+    fixture.deadline.set(5)
+    fixture.deadline.clear()
+    fixture.loop.advance_to(4)
+    fixture.deadline.set(12)
+    fixture.loop.advance_to(99)
+    assert fixture.expirations == [12]
 
 
-def test_deadline_set_in_callback_expires_again(scene: Scene) -> None:
+def test_deadline_set_in_callback_expires_again(fixture: DeadlineFixture) -> None:
     def again() -> None:
-        scene.late.append(scene.loop.now)
-        if len(scene.late) < 3:
-            deadline.set(scene.loop.now + 5)
+        fixture.expirations.append(fixture.loop.now)
+        if len(fixture.expirations) < 3:
+            deadline.set(fixture.loop.now + 5)
 
-    deadline = Deadline(cast("asyncio.AbstractEventLoop", scene.loop), again)
+    deadline = Deadline(cast("asyncio.AbstractEventLoop", fixture.loop), again)
     deadline.set(5)
-    scene.loop.go_to(99)
-    assert scene.late == [5, 10, 15]
+    fixture.loop.advance_to(99)
+    assert fixture.expirations == [5, 10, 15]
 
 
-def test_deadline_closed_leaves_no_timer(scene: Scene) -> None:
-    scene.deadline.set(5)
-    scene.deadline.close()
-    assert not scene.deadline
-    assert scene.loop.waiting == []
+def test_deadline_closed_leaves_no_timer(fixture: DeadlineFixture) -> None:
+    fixture.deadline.set(5)
+    fixture.deadline.close()
+    assert not fixture.deadline
+    assert fixture.loop.pending_timers == []
 
 
 class Writing:

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from helper.observability.status_feed import Feed
-from helper.server.application import wrapped
+from helper.observability.status_feed import StatusFeed
+from helper.server.application import add_middleware
 from helper.server.connection_limits import ConnectionLimits
 from helper.server.http_server import bind_tcp, create_server
 from helper.server.routes.events import PATH, events_route
@@ -19,18 +19,18 @@ from tests.support.clock import FakeClock
 pytestmark = pytest.mark.anyio
 
 SECONDS = 0.4
-LARGE = b"x" * (1 << 18)
+LARGE_EVENT = b"x" * (1 << 18)
 """A state larger than the buffers."""
 
 
-async def unasked() -> object:
+async def fail_snapshot() -> object:
     raise AssertionError("no state is made in these tests")
 
 
 @contextlib.asynccontextmanager
-async def serving(feed: Feed) -> AsyncIterator[int]:
+async def serve_feed(feed: StatusFeed) -> AsyncIterator[int]:
     """Serve events and drop clients that do not read for a short time; yields the port."""
-    server = create_server(wrapped([events_route(feed, "token")]), ConnectionLimits(stalled_seconds=SECONDS))
+    server = create_server(add_middleware([events_route(feed, "token")]), ConnectionLimits(stalled_seconds=SECONDS))
     listener = bind_tcp("127.0.0.1", 0)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     task = asyncio.create_task(server.serve(sockets=[listener]))
@@ -43,7 +43,7 @@ async def serving(feed: Feed) -> AsyncIterator[int]:
         await task
 
 
-async def listening(port: int) -> socket.socket:
+async def open_listener(port: int) -> socket.socket:
     """A connection that has requested the events."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -55,7 +55,7 @@ async def listening(port: int) -> socket.socket:
     return client
 
 
-async def heard(client: socket.socket, text: bytes, pause: float = 0.0) -> None:
+async def read_until(client: socket.socket, text: bytes, pause: float = 0.0) -> None:
     """Read until this was received, with a pause before each read."""
     told = b""
     while text not in told:
@@ -68,29 +68,29 @@ async def heard(client: socket.socket, text: bytes, pause: float = 0.0) -> None:
 async def test_events_client_that_does_not_read_is_dropped_alone(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    feed = Feed(unasked, clock=FakeClock(), name="run")
-    async with serving(feed) as port:
-        with await listening(port) as deaf, await listening(port) as quick:
-            while feed.listeners < 2:
+    feed = StatusFeed(fail_snapshot, clock=FakeClock(), run_id="run")
+    async with serve_feed(feed) as port:
+        with await open_listener(port) as deaf, await open_listener(port) as quick:
+            while feed.listener_count < 2:
                 await asyncio.sleep(0.01)
             for number in range(1, 9):
-                feed.publish(LARGE)
-                await heard(quick, b"id: run-%d\n" % number)
-                await heard(quick, b"x\n\n")
-            while feed.listeners > 1:
+                feed.publish(LARGE_EVENT)
+                await read_until(quick, b"id: run-%d\n" % number)
+                await read_until(quick, b"x\n\n")
+            while feed.listener_count > 1:
                 await asyncio.sleep(0.01)  # its place is free
             feed.publish(b"last")
-            await heard(quick, b"data: last\n\n")
+            await read_until(quick, b"data: last\n\n")
             with pytest.raises((ConnectionResetError, AssertionError)):
-                await heard(deaf, b"data: last")
+                await read_until(deaf, b"data: last")
     assert not any(capfd.readouterr()), "that one does not read is no error of ours"
 
 
 async def test_events_slow_reader_is_not_dropped() -> None:
-    feed = Feed(unasked, clock=FakeClock(), name="run")
-    async with serving(feed) as port:
-        with await listening(port) as slow:
-            while not feed.listeners:
+    feed = StatusFeed(fail_snapshot, clock=FakeClock(), run_id="run")
+    async with serve_feed(feed) as port:
+        with await open_listener(port) as slow:
+            while not feed.listener_count:
                 await asyncio.sleep(0.01)
-            feed.publish(LARGE + b"end")
-            await heard(slow, b"xend\n\n", pause=SECONDS / 20)
+            feed.publish(LARGE_EVENT + b"end")
+            await read_until(slow, b"xend\n\n", pause=SECONDS / 20)

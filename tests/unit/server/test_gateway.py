@@ -12,20 +12,20 @@ import httpx
 import pytest
 
 from helper.chain.gateway_proxy import GatewayProxy
-from helper.server.client_address import client_of
+from helper.server.client_address import identify_client
 from helper.server.rate_limits import RefusalLimiter
-from helper.server.routes.gateway import READ, SENT, Gateway, GatewayLimits
+from helper.server.routes.gateway import GET_PATHS, POST_PATHS, Gateway, GatewayLimits
 from tests.support.clock import FakeClock
-from tests.unit.chain.fakes import ROUND_ID, Network, Node, answer, recorded
-from tests.unit.server.wallet_fixtures import SHARES, STATUS, Wallets, is_error
+from tests.unit.chain.fakes import ROUND_ID, FakeNetwork, FakeNode, json_response, read_recorded
+from tests.unit.server.wallet_fixtures import SHARES_PATH, STATUS_PATH, WalletApp, error_text
 
 pytestmark = pytest.mark.anyio
 
 API = "/shielded-vote/v1"
 ROUND = f"{API}/round/{ROUND_ID.hex()}"
 LATEST = "/cosmos/base/tendermint/v1beta1/blocks/latest"
-VOTE = {"vote_commitment": "AAAA"}
-TAKEN = {"tx_hash": "AB" * 32, "code": 0}
+VOTE_BODY = {"vote_commitment": "AAAA"}
+ACCEPTED_RESPONSE = {"tx_hash": "AB" * 32, "code": 0}
 
 
 class GatewayHarness:
@@ -33,25 +33,25 @@ class GatewayHarness:
 
     def __init__(self, *, burst: int = 100, **limits: Any) -> None:
         self.clock = FakeClock()
-        self.first, self.second = Node(self.clock), Node(self.clock)
-        self.network = Network(first=self.first, second=self.second)
-        self.endpoints = self.network.endpoints(self.clock)
+        self.first, self.second = FakeNode(self.clock), FakeNode(self.clock)
+        self.network = FakeNetwork(first=self.first, second=self.second)
+        self.endpoints = self.network.create_node_pool(self.clock)
         self.limits = RefusalLimiter(self.clock, burst=burst)
         self.gateway = Gateway(
             GatewayProxy(self.endpoints, timeout=0.3, limit=1 << 16, transport=self.network),
-            client=self.limits.client,
+            identify_client=self.limits.identify_request,
             limits=GatewayLimits(**limits),
         )
-        self.wallets = Wallets(limits=self.limits, more=self.gateway.routes())
+        self.wallets = WalletApp(limiter=self.limits, more_routes=self.gateway.routes())
 
-    def asked(self) -> list[list[str]]:
+    def requested_paths(self) -> list[list[str]]:
         """Requests to each node since the last call."""
-        found = [list(node.asked) for node in (self.first, self.second)]
+        found = [list(node.requests) for node in (self.first, self.second)]
         for node in (self.first, self.second):
-            node.asked.clear()
+            node.requests.clear()
         return found
 
-    def answering(self, path: str, make: Callable[[httpx.Request], httpx.Response], *nodes: Node) -> None:
+    def set_response(self, path: str, make: Callable[[httpx.Request], httpx.Response], *nodes: FakeNode) -> None:
         """Set the response of nodes (default the first) to paths with this segment."""
         for node in nodes or (self.first,):
             node.faults[path] = make
@@ -61,9 +61,9 @@ class GatewayHarness:
 async def running_gateway(**settings: Any) -> AsyncIterator[tuple[GatewayHarness, httpx.AsyncClient]]:
     """A gateway with fresh nodes, and a client."""
     harness = GatewayHarness(**settings)
-    await harness.endpoints.check()
-    harness.asked()
-    async with harness.wallets.client() as client:
+    await harness.endpoints.probe_all()
+    harness.requested_paths()
+    async with harness.wallets.create_client() as client:
         try:
             yield harness, client
         finally:
@@ -79,37 +79,37 @@ async def test_gateway_streams_responses_unchanged() -> None:
         assert rounds.headers["content-type"] == "application/json"
         assert rounds.headers["cache-control"] == "no-store"
         assert rounds.headers["access-control-allow-origin"] == "*"
-        assert harness.asked() == [[f"{API}/rounds"], []]
+        assert harness.requested_paths() == [[f"{API}/rounds"], []]
 
-        unknown = answer(500, recorded("unknown round")["response"])
-        harness.answering("/round/", lambda _: unknown)
+        unknown = json_response(500, read_recorded("unknown round")["response"])
+        harness.set_response("/round/", lambda _: unknown)
         told = await client.get(ROUND)
-        assert (told.status_code, told.json()) == (500, recorded("unknown round")["response"])
+        assert (told.status_code, told.json()) == (500, read_recorded("unknown round")["response"])
 
         block = await client.get(LATEST)
         assert block.json()["block"]["header"]["height"] == "463"
         assert block.headers["access-control-allow-origin"] == "*"
 
 
-@pytest.mark.parametrize("path", READ)
+@pytest.mark.parametrize("path", GET_PATHS)
 async def test_gateway_forwards_every_listed_path(path: str) -> None:
     path = path.format(name="ab" * 32, height="84")
     async with running_gateway() as (harness, client):
-        harness.answering(path, lambda _: answer(200, {"this": "one"}))
+        harness.set_response(path, lambda _: json_response(200, {"this": "one"}))
         assert (await client.get(path)).json() == {"this": "one"}
-        assert harness.asked() == [[path], []]
+        assert harness.requested_paths() == [[path], []]
 
 
-@pytest.mark.parametrize("path", SENT)
+@pytest.mark.parametrize("path", POST_PATHS)
 async def test_gateway_forwards_only_the_body_of_votes(path: str) -> None:
     seen: list[httpx.Request] = []
 
     def take(request: httpx.Request) -> httpx.Response:
         seen.append(request)
-        return answer(200, TAKEN)
+        return json_response(200, ACCEPTED_RESPONSE)
 
     async with running_gateway() as (harness, client):
-        harness.answering(path, take)
+        harness.set_response(path, take)
         headers = {
             "Cookie": "who=me",
             "X-Forwarded-For": "203.0.113.9",
@@ -120,10 +120,10 @@ async def test_gateway_forwards_only_the_body_of_votes(path: str) -> None:
             "Referer": "https://wallet.example/",
             "Origin": "https://wallet.example",
         }
-        sent = await client.post(path, json=VOTE, headers=headers, params={"who": "me"})
-        assert (sent.status_code, sent.json()) == (200, TAKEN)
+        sent = await client.post(path, json=VOTE_BODY, headers=headers, params={"who": "me"})
+        assert (sent.status_code, sent.json()) == (200, ACCEPTED_RESPONSE)
     (request,) = seen
-    assert json.loads(request.content) == VOTE
+    assert json.loads(request.content) == VOTE_BODY
     assert request.url.raw_path.decode() == path
     assert set(request.headers) == {
         "host",
@@ -144,7 +144,7 @@ async def test_gateway_forwards_only_listed_query_parameters() -> None:
         found = await client.get(f"{leaves}?from_height=80&bust=17&to_height=90&to_height=x&who=me%26from_height=1")
         assert found.status_code == 200
         assert found.json()["blocks"]
-        assert harness.asked() == [[f"{leaves}?from_height=80&to_height=90"], []]
+        assert harness.requested_paths() == [[f"{leaves}?from_height=80&to_height=90"], []]
 
 
 @pytest.mark.parametrize(
@@ -185,51 +185,51 @@ async def test_gateway_unlisted_request_is_refused_without_node_request(method: 
         refused = await client.request(method, path, content=b"{}" if method == "POST" else None)
         assert refused.status_code == status
         if method != "HEAD":
-            is_error(refused)
-        assert harness.asked() == [[], []]
+            error_text(refused)
+        assert harness.requested_paths() == [[], []]
 
 
 async def test_gateway_does_not_forward_helper_routes() -> None:
     async with running_gateway() as (harness, client):
-        assert (await client.get(STATUS)).json()["status"] == "ok"
-        assert (await client.post(SHARES, json={})).status_code == 400
+        assert (await client.get(STATUS_PATH)).json()["status"] == "ok"
+        assert (await client.post(SHARES_PATH, json={})).status_code == 400
         assert (await client.get(f"{API}/share-status/{'00' * 32}/{'00' * 32}")).json() == {"status": "pending"}
         assert (await client.get(f"{API}/queue-status")).status_code == 404
         assert (await client.get("/openapi.json")).json()["openapi"] == "3.1.0"
-        assert harness.asked() == [[], []]
+        assert harness.requested_paths() == [[], []]
 
 
 async def test_gateway_posted_share_causes_no_node_request() -> None:
     async with running_gateway() as (harness, client):
         for _ in range(3):
-            await client.post(SHARES, json={})
+            await client.post(SHARES_PATH, json={})
         await anyio.sleep(0)
-        assert harness.asked() == [[], []]
+        assert harness.requested_paths() == [[], []]
 
 
 async def test_gateway_without_fresh_node_responds_503() -> None:
     async with running_gateway() as (harness, client):
         harness.first.syncing, harness.first.height = True, harness.first.height + 1
-        await harness.endpoints.check()
-        harness.asked()
+        await harness.endpoints.probe_all()
+        harness.requested_paths()
         assert (await client.get(f"{API}/rounds")).status_code == 200
-        assert harness.asked() == [[], [f"{API}/rounds"]]
+        assert harness.requested_paths() == [[], [f"{API}/rounds"]]
         harness.second.chain_id = "another"
-        await harness.endpoints.check()
-        harness.asked()
-        for refused in (await client.get(f"{API}/rounds"), await client.post(f"{API}/cast-vote", json=VOTE)):
+        await harness.endpoints.probe_all()
+        harness.requested_paths()
+        for refused in (await client.get(f"{API}/rounds"), await client.post(f"{API}/cast-vote", json=VOTE_BODY)):
             assert refused.status_code == 503
-            assert "no chain node is reachable" in is_error(refused)
-        assert harness.asked() == [[], []]
+            assert "no chain node is reachable" in error_text(refused)
+        assert harness.requested_paths() == [[], []]
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
 async def test_gateway_failed_read_is_retried_on_next_node(status: int) -> None:
     async with running_gateway() as (harness, client):
-        harness.answering("/rounds", lambda _: answer(status, {"error": "not now"}))
+        harness.set_response("/rounds", lambda _: json_response(status, {"error": "not now"}))
         assert (await client.get(f"{API}/rounds")).status_code == 200
-        assert harness.asked() == [[f"{API}/rounds"], [f"{API}/rounds"]]
-        harness.answering("/rounds", lambda _: answer(status, {"error": "not now"}), harness.second)
+        assert harness.requested_paths() == [[f"{API}/rounds"], [f"{API}/rounds"]]
+        harness.set_response("/rounds", lambda _: json_response(status, {"error": "not now"}), harness.second)
         told = await client.get(f"{API}/rounds")
         assert (told.status_code, told.json()) == (status, {"error": "not now"})
 
@@ -241,55 +241,55 @@ async def test_gateway_hanging_read_is_retried_on_next_node() -> None:
         harness.second.hangs = True
         refused = await client.get(f"{API}/rounds")
         assert refused.status_code == 503
-        assert "first" not in is_error(refused)
+        assert "first" not in error_text(refused)
         # and the helper thinks of its nodes as before
-        assert harness.endpoints.reasons() == {"first:1317": None, "second:1317": None}
+        assert harness.endpoints.unusable_reasons() == {"first:1317": None, "second:1317": None}
 
 
 async def test_gateway_vote_is_retried_only_if_nothing_was_sent() -> None:
     def take(_: httpx.Request) -> httpx.Response:
-        return answer(200, TAKEN)
+        return json_response(200, ACCEPTED_RESPONSE)
 
     async with running_gateway() as (harness, client):
-        harness.answering("/cast-vote", take, harness.second)
+        harness.set_response("/cast-vote", take, harness.second)
         del harness.network.nodes["first"]  # refuses the connection
-        assert (await client.post(f"{API}/cast-vote", json=VOTE)).json() == TAKEN
-        assert harness.asked() == [[], [f"{API}/cast-vote"]]
+        assert (await client.post(f"{API}/cast-vote", json=VOTE_BODY)).json() == ACCEPTED_RESPONSE
+        assert harness.requested_paths() == [[], [f"{API}/cast-vote"]]
         del harness.network.nodes["second"]
-        refused = await client.post(f"{API}/cast-vote", json=VOTE)
+        refused = await client.post(f"{API}/cast-vote", json=VOTE_BODY)
         assert refused.status_code == 503
-        assert "nothing was sent" in is_error(refused)
+        assert "nothing was sent" in error_text(refused)
 
 
-def _breaks(request: httpx.Request) -> httpx.Response:
+def break_connection(request: httpx.Request) -> httpx.Response:
     raise httpx.ReadError("reset", request=request)
 
 
-def _elsewhere(_: httpx.Request) -> httpx.Response:
+def fail_unsent(_: httpx.Request) -> httpx.Response:
     return httpx.Response(307, headers={"location": "http://second:1317/shielded-vote/v1/cast-vote"})
 
 
-@pytest.mark.parametrize("make", [_breaks, _elsewhere])
+@pytest.mark.parametrize("make", [break_connection, fail_unsent])
 async def test_gateway_vote_with_lost_response_is_not_retried(make: Callable[[httpx.Request], httpx.Response]) -> None:
     async with running_gateway() as (harness, client):
-        harness.answering("/cast-vote", make)
-        lost = await client.post(f"{API}/cast-vote", json=VOTE)
+        harness.set_response("/cast-vote", make)
+        lost = await client.post(f"{API}/cast-vote", json=VOTE_BODY)
         assert lost.status_code == 502
-        assert "check for the transaction" in is_error(lost)
+        assert "check for the transaction" in error_text(lost)
         harness.first.faults.clear()
         harness.first.hangs = True
-        assert (await client.post(f"{API}/cast-vote", json=VOTE)).status_code == 502
-        assert harness.asked() == [[f"{API}/cast-vote"] * 2, []]
+        assert (await client.post(f"{API}/cast-vote", json=VOTE_BODY)).status_code == 502
+        assert harness.requested_paths() == [[f"{API}/cast-vote"] * 2, []]
 
 
 @pytest.mark.parametrize("status", [422, 429, 503])
 async def test_gateway_forwards_nodes_refusal_of_vote(status: int) -> None:
     async with running_gateway() as (harness, client):
         told = {"code": 1, "log": "nullifier already spent"}
-        harness.answering("/cast-vote", lambda _: answer(status, told))
-        refused = await client.post(f"{API}/cast-vote", json=VOTE)
+        harness.set_response("/cast-vote", lambda _: json_response(status, told))
+        refused = await client.post(f"{API}/cast-vote", json=VOTE_BODY)
         assert (refused.status_code, refused.json()) == (status, told)
-        assert harness.asked() == [[f"{API}/cast-vote"], []]
+        assert harness.requested_paths() == [[f"{API}/cast-vote"], []]
 
 
 @pytest.mark.parametrize(
@@ -304,17 +304,17 @@ async def test_gateway_forwards_nodes_refusal_of_vote(status: int) -> None:
 )
 async def test_gateway_invalid_node_response_is_502(made_answer: httpx.Response) -> None:
     async with running_gateway() as (harness, client):
-        harness.answering("/rounds", lambda _: made_answer, harness.first, harness.second)
+        harness.set_response("/rounds", lambda _: made_answer, harness.first, harness.second)
         refused = await client.get(f"{API}/rounds")
         assert refused.status_code == 502
-        is_error(refused)
+        error_text(refused)
 
 
 async def test_gateway_error_without_json_keeps_status() -> None:
     async with running_gateway() as (_, client):
         told = await client.get(f"{API}/endorsed-rounds/zodl")
         assert told.status_code == 404
-        is_error(told)
+        error_text(told)
 
 
 async def test_gateway_does_not_forward_node_headers() -> None:
@@ -333,7 +333,7 @@ async def test_gateway_does_not_forward_node_headers() -> None:
         return httpx.Response(503, content=b"{}", headers=headers)
 
     async with running_gateway() as (harness, client):
-        harness.answering("/rounds", make, harness.first, harness.second)
+        harness.set_response("/rounds", make, harness.first, harness.second)
         found = await client.get(f"{API}/rounds")
         assert len(found.headers.pop("x-request-id")) == 16
         assert dict(found.headers) == {
@@ -351,14 +351,14 @@ async def test_gateway_too_large_vote_is_not_forwarded() -> None:
     async with running_gateway() as (harness, client):
         refused = await client.post(f"{API}/cast-vote", content=b" " * ((1 << 20) + 1))
         assert refused.status_code == 413
-        is_error(refused)
-        assert harness.asked() == [[], []]
+        error_text(refused)
+        assert harness.requested_paths() == [[], []]
 
 
 async def test_gateway_response_with_large_content_length_is_refused() -> None:
     async with running_gateway() as (harness, client):
-        long = answer(200, {"leaves": "A" * (1 << 16)})
-        harness.answering("/rounds", lambda _: long, harness.first, harness.second)
+        long = json_response(200, {"leaves": "A" * (1 << 16)})
+        harness.set_response("/rounds", lambda _: long, harness.first, harness.second)
         assert (await client.get(f"{API}/rounds")).status_code == 502
 
 
@@ -366,40 +366,43 @@ async def test_gateway_refusals_are_charged_except_polling_404() -> None:
     async with running_gateway(burst=3) as (harness, client):
         for _ in range(10):
             assert (await client.get(f"{API}/tx/{'AB' * 32}")).status_code == 404
-        harness.answering("/cast-vote", lambda _: answer(422, {"code": 1, "log": "no"}))
-        assert (await client.post(f"{API}/cast-vote", json=VOTE)).status_code == 422
+        harness.set_response("/cast-vote", lambda _: json_response(422, {"code": 1, "log": "no"}))
+        assert (await client.post(f"{API}/cast-vote", json=VOTE_BODY)).status_code == 422
         assert (await client.get(f"{API}/round/%2e%2e")).status_code == 404
         assert (await client.put(f"{API}/rounds")).status_code == 405
-        harness.asked()
+        harness.requested_paths()
         assert (await client.get(f"{API}/rounds")).status_code == 429
-        assert harness.asked() == [[], []]
+        assert harness.requested_paths() == [[], []]
 
 
 async def test_gateway_concurrency_is_limited_in_total_and_by_client() -> None:
-    async with running_gateway(at_once=3, at_once_each=2, whole_seconds=0.5) as (harness, client):
+    async with running_gateway(max_concurrent=3, max_concurrent_per_client=2, response_seconds=0.5) as (
+        harness,
+        client,
+    ):
         harness.first.hangs = harness.second.hangs = True
         async with anyio.create_task_group() as group:
             for _ in range(2):
                 group.start_soon(client.get, f"{API}/rounds")
-            await _until(lambda: harness.gateway.under_way == 2)
+            await wait_until(lambda: harness.gateway.active_count == 2)
             refused = await client.get(f"{API}/rounds")
             assert refused.status_code == 429
             assert refused.headers["retry-after"]
             other = httpx.ASGITransport(app=harness.wallets.app, client=("203.0.113.9", 1))
             async with httpx.AsyncClient(transport=other, base_url="http://helper") as another:
                 group.start_soon(another.get, f"{API}/rounds")
-                await _until(lambda: harness.gateway.under_way == 3)
+                await wait_until(lambda: harness.gateway.active_count == 3)
                 assert (await another.get(f"{API}/rounds")).status_code == 503
-        assert harness.gateway.under_way == 0
+        assert harness.gateway.active_count == 0
 
 
-async def _until(holds: Callable[[], bool]) -> None:
+async def wait_until(holds: Callable[[], bool]) -> None:
     with anyio.fail_after(10):
         while not holds():
             await anyio.sleep(0.005)
 
 
 def test_gateway_lists_have_no_duplicates_and_no_reveal() -> None:
-    assert len({*READ, *SENT}) == len(READ) + len(SENT)
-    assert not [path for path in (*READ, *SENT) if "reveal" in path or "share" in path]
-    assert client_of("127.0.0.1", (), ()) is not None
+    assert len({*GET_PATHS, *POST_PATHS}) == len(GET_PATHS) + len(POST_PATHS)
+    assert not [path for path in (*GET_PATHS, *POST_PATHS) if "reveal" in path or "share" in path]
+    assert identify_client("127.0.0.1", (), ()) is not None

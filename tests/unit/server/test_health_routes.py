@@ -5,18 +5,18 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from helper.observability.health_checks import Check, from_text, passed, to_text
-from helper.server.application import wrapped
+from helper.observability.health_checks import Check, all_passed, format_checks, parse_checks
+from helper.server.application import add_middleware
 from helper.server.routes.health import health_routes
 
 pytestmark = pytest.mark.anyio
 
-WELL = [Check("store"), Check("chain")]
-ILL = [Check("store"), Check("chain", "no chain node is in sync")]
+PASSING_CHECKS = [Check("store"), Check("chain")]
+FAILING_CHECKS = [Check("store"), Check("chain", "no chain node is in sync")]
 
 
 async def get(checks: list[Check], path: str) -> httpx.Response:
-    app = wrapped(health_routes(lambda: checks))
+    app = add_middleware(health_routes(lambda: checks))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://helper") as client:
         answer = await client.get(path)
     assert answer.headers["cache-control"] == "no-store"
@@ -25,17 +25,17 @@ async def get(checks: list[Check], path: str) -> httpx.Response:
 
 
 async def test_livez_responds_ok() -> None:
-    answer = await get(ILL, "/livez")
+    answer = await get(FAILING_CHECKS, "/livez")
     assert (answer.status_code, answer.text) == (200, "ok\n")
 
 
 async def test_readyz_lists_checks_if_verbose_or_failed() -> None:
-    assert (await get(WELL, "/readyz")).text == "ok\n"
+    assert (await get(PASSING_CHECKS, "/readyz")).text == "ok\n"
     for path in ("/readyz?verbose", "/readyz?verbose=1"):
-        answer = await get(WELL, path)
+        answer = await get(PASSING_CHECKS, path)
         assert (answer.status_code, answer.text) == (200, "[+]store ok\n[+]chain ok\nreadyz check passed\n")
     for path in ("/readyz", "/readyz?verbose"):
-        answer = await get(ILL, path)
+        answer = await get(FAILING_CHECKS, path)
         assert answer.status_code == 503
         assert answer.text.splitlines() == [
             "[+]store ok",
@@ -45,7 +45,7 @@ async def test_readyz_lists_checks_if_verbose_or_failed() -> None:
 
 
 def test_readyz_text_round_trips_to_checks() -> None:
-    assert from_text(to_text(ILL)) == ILL
-    assert from_text("<html>\n[+]\n[?]x ok\n[-]x ok\n") == [Check("x", "unknown reason")]
-    assert passed(WELL)
-    assert not passed(ILL)
+    assert parse_checks(format_checks(FAILING_CHECKS)) == FAILING_CHECKS
+    assert parse_checks("<html>\n[+]\n[?]x ok\n[-]x ok\n") == [Check("x", "unknown reason")]
+    assert all_passed(PASSING_CHECKS)
+    assert not all_passed(FAILING_CHECKS)

@@ -24,44 +24,44 @@ from helper.server.connection import BoundedProtocol
 from helper.server.connection_limits import ConnectionLimits
 from helper.server.http_server import (
     MIN_CONNECTIONS,
-    SPARE_FILES,
-    connection_limit,
+    RESERVED_FILE_DESCRIPTORS,
+    available_connections,
     connection_limits,
-    unix_listener,
+    listen_unix,
 )
-from tests.unit.server.server_fixtures import ASK, PATIENCE, Client, error_of, serving
+from tests.unit.server.server_fixtures import HELLO_REQUEST, PATIENCE_SECONDS, RawClient, parse_error, run_server
 
 pytestmark = pytest.mark.anyio
 
-SOON = ConnectionLimits(head_seconds=0.2, head_bytes=4096, connections=3)
+SHORT_TIMEOUTS = ConnectionLimits(head_seconds=0.2, max_head_bytes=4096, max_connections=3)
 PATIENT_WITH_ROOM = ConnectionLimits(head_seconds=60)
-PATIENT = ConnectionLimits(head_seconds=60, head_bytes=4096, connections=3)
+PATIENT = ConnectionLimits(head_seconds=60, max_head_bytes=4096, max_connections=3)
 
 
 async def test_server_response_has_date() -> None:
-    async with serving(PATIENT) as port:
-        client = await Client.connect(port, ASK)
+    async with run_server(PATIENT) as port:
+        client = await RawClient.connect(port, HELLO_REQUEST)
         head = await client.reader.readuntil(b"\r\n\r\n")
         (date,) = [line[6:].decode() for line in head.split(b"\r\n") if line.startswith(b"date: ")]
-        assert abs(parsedate_to_datetime(date).timestamp() - SystemClock().now()) < PATIENCE
+        assert abs(parsedate_to_datetime(date).timestamp() - SystemClock().now()) < PATIENCE_SECONDS
         client.writer.close()
 
 
 async def test_connection_without_data_is_closed() -> None:
-    async with serving(SOON) as port:
-        assert await (await Client.connect(port)).rest() == b""
+    async with run_server(SHORT_TIMEOUTS) as port:
+        assert await (await RawClient.connect(port)).read_rest() == b""
 
 
 async def test_connection_partial_head_times_out() -> None:
-    async with serving(SOON) as port:
-        client = await Client.connect(port, ASK[:20])
-        status, answer = error_of(await client.rest())
+    async with run_server(SHORT_TIMEOUTS) as port:
+        client = await RawClient.connect(port, HELLO_REQUEST[:20])
+        status, answer = parse_error(await client.read_rest())
         assert (status, answer["status"]) == (408, "error")
 
 
 async def test_connection_slow_head_times_out() -> None:
-    async with serving(SOON) as port:
-        client = await Client.connect(port, b"GET /hello HTTP/1.1\r\n")
+    async with run_server(SHORT_TIMEOUTS) as port:
+        client = await RawClient.connect(port, b"GET /hello HTTP/1.1\r\n")
 
         async def drip() -> None:
             with contextlib.suppress(ConnectionError):
@@ -71,123 +71,125 @@ async def test_connection_slow_head_times_out() -> None:
                     await asyncio.sleep(0.02)
 
         dripping = asyncio.create_task(drip())
-        told = await client.rest()
+        told = await client.read_rest()
         dripping.cancel()
-        assert told == b"" or error_of(told)[0] == 408
+        assert told == b"" or parse_error(told)[0] == 408
 
 
-@pytest.mark.parametrize("more", [b"\r\n", b"G", ASK[:-2]])
+@pytest.mark.parametrize("more", [b"\r\n", b"G", HELLO_REQUEST[:-2]])
 async def test_connection_partial_second_request_times_out(more: bytes) -> None:
-    async with serving(SOON) as port:
-        client = await Client.connect(port)
-        assert await client.ask() == b"hello"
+    async with run_server(SHORT_TIMEOUTS) as port:
+        client = await RawClient.connect(port)
+        assert await client.request() == b"hello"
         client.writer.write(more)
-        assert error_of(await client.rest())[0] == 408
+        assert parse_error(await client.read_rest())[0] == 408
 
 
 async def test_connection_unread_body_times_out() -> None:
-    async with serving(SOON) as port:
-        client = await Client.connect(port)
-        assert await client.ask(b"GET /hello HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n") == b"hello"
+    async with run_server(SHORT_TIMEOUTS) as port:
+        client = await RawClient.connect(port)
+        assert await client.request(b"GET /hello HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n") == b"hello"
         client.writer.write(b"1")
-        assert await client.rest() == b""
+        assert await client.read_rest() == b""
 
 
 async def test_connection_slow_head_and_body_times_out() -> None:
     slow = ConnectionLimits(head_seconds=60, request_seconds=0.3)
-    async with serving(slow) as port:
-        client = await Client.connect(port, b"POST /echo HTTP/1.1\r\n")
+    async with run_server(slow) as port:
+        client = await RawClient.connect(port, b"POST /echo HTTP/1.1\r\n")
         for piece in (b"Host: x\r\n", b"Content-Length: 9\r\n\r\n", b"1"):
             client.writer.write(piece)
-        assert await client.rest() == b""
+        assert await client.read_rest() == b""
 
 
-class Known:
+class KnownClients:
     """Identifies each client by its address."""
 
     def __init__(self) -> None:
         self.paid: list[bytes] = []
         self.refusals: list[int] = []
 
-    def who(self, peer: str | None) -> bytes | None:
+    def identify(self, peer: str | None) -> bytes | None:
         return peer.encode() if peer else None
 
-    def pay(self, client: bytes) -> None:
+    def charge(self, client: bytes) -> None:
         self.paid.append(client)
 
-    def refused(self, status: int) -> None:
+    def count_refusal(self, status: int) -> None:
         self.refusals.append(status)
 
 
 async def test_connections_of_one_client_are_limited() -> None:
-    limits = ConnectionLimits(head_seconds=60, connections=5, connections_each=2)
-    async with serving(limits, Known()) as port:
-        mine = [await Client.connect(port) for _ in range(2)]
+    limits = ConnectionLimits(head_seconds=60, max_connections=5, max_connections_per_client=2)
+    async with run_server(limits, KnownClients()) as port:
+        mine = [await RawClient.connect(port) for _ in range(2)]
         for client in mine:
-            assert await client.ask() == b"hello"
-        told = await (await Client.connect(port)).rest()
-        assert error_of(told)[0] == 429
+            assert await client.request() == b"hello"
+        told = await (await RawClient.connect(port)).read_rest()
+        assert parse_error(told)[0] == 429
         assert b"retry-after: 2\r\n" in told
-        other = await Client.connect(port, source="127.0.0.2")
-        assert await other.ask() == b"hello"
+        other = await RawClient.connect(port, source="127.0.0.2")
+        assert await other.request() == b"hello"
         mine.pop().writer.close()
-        assert await mine[0].ask() == b"hello"
-        again = await Client.connect(port)
-        assert await again.ask() == b"hello", "who hangs up makes room"
+        assert await mine[0].request() == b"hello"
+        again = await RawClient.connect(port)
+        assert await again.request() == b"hello", "who hangs up makes room"
         for client in (*mine, other, again):
             client.writer.close()
 
 
 async def test_connections_full_closes_longest_idle_of_busiest_client() -> None:
-    limits = ConnectionLimits(head_seconds=60, connections=4, connections_each=3)
-    async with serving(limits, Known()) as port:
+    limits = ConnectionLimits(head_seconds=60, max_connections=4, max_connections_per_client=3)
+    async with run_server(limits, KnownClients()) as port:
         at_work = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"
-        idle, slow, begun = [await Client.connect(port) for _ in range(3)]
-        assert await idle.ask() == b"hello"
+        idle, slow, begun = [await RawClient.connect(port) for _ in range(3)]
+        assert await idle.request() == b"hello"
         slow.writer.write(at_work + b"o")
-        begun.writer.write(ASK[:-2])
-        one = await Client.connect(port, source="127.0.0.2")
-        assert await one.ask() == b"hello", "there is room for a fourth"
+        begun.writer.write(HELLO_REQUEST[:-2])
+        one = await RawClient.connect(port, source="127.0.0.2")
+        assert await one.request() == b"hello", "there is room for a fourth"
 
-        two = await Client.connect(port, source="127.0.0.3")
-        assert await two.ask() == b"hello", "and the fifth is another client's"
-        assert await idle.rest() == b""
-        three = await Client.connect(port, source="127.0.0.4")
-        assert await three.ask() == b"hello"
-        assert await slow.rest() == b"", "a body that does not come is waiting too"
-        assert error_of(await (await Client.connect(port, source="127.0.0.5")).rest())[0] == 503, "nobody has more"
+        two = await RawClient.connect(port, source="127.0.0.3")
+        assert await two.request() == b"hello", "and the fifth is another client's"
+        assert await idle.read_rest() == b""
+        three = await RawClient.connect(port, source="127.0.0.4")
+        assert await three.request() == b"hello"
+        assert await slow.read_rest() == b"", "a body that does not come is waiting too"
+        assert parse_error(await (await RawClient.connect(port, source="127.0.0.5")).read_rest())[0] == 503, (
+            "nobody has more"
+        )
         begun.writer.write(b"\r\n")
         for client in (begun, one, two, three):
-            assert await client.ask() == b"hello"
+            assert await client.request() == b"hello"
             client.writer.close()
 
 
 async def test_connection_refused_before_request_is_charged_and_counted() -> None:
-    known = Known()
-    async with serving(SOON, known) as port:
-        for begun in (b"GET /hel", b"no HTTP\r\n\r\n", ASK[:-2] + b"X: " + b"a" * 5000):
-            error_of(await (await Client.connect(port, begun)).rest())
+    known = KnownClients()
+    async with run_server(SHORT_TIMEOUTS, known) as port:
+        for begun in (b"GET /hel", b"no HTTP\r\n\r\n", HELLO_REQUEST[:-2] + b"X: " + b"a" * 5000):
+            parse_error(await (await RawClient.connect(port, begun)).read_rest())
         assert known.paid == [b"127.0.0.1"] * 3
-        told = [await client.rest() for client in [await Client.connect(port) for _ in range(4)]]
+        told = [await client.read_rest() for client in [await RawClient.connect(port) for _ in range(4)]]
         assert sorted(map(bool, told)) == [False, False, False, True]
         assert len(known.paid) == 3, "to say nothing, or to come when it is full, is no offence"
         assert known.refusals == [408, 400, 431, 503], "and each is counted"
 
 
 async def test_connection_refused_expect_100_body_may_be_omitted() -> None:
-    async with serving(PATIENT) as port:
-        client = await Client.connect(port)
+    async with run_server(PATIENT) as port:
+        client = await RawClient.connect(port)
         head = b"POST /hello HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"
-        assert json.loads(await client.ask(head))["error"] == "method not allowed"
-        assert await client.rest() == b"", "the next request would be taken for the body"
+        assert json.loads(await client.request(head))["error"] == "method not allowed"
+        assert await client.read_rest() == b"", "the next request would be taken for the body"
 
 
 async def test_connection_pipelined_request_outlives_earlier_idle_timer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # the first is answered before its end, which sets that time
-    monkeypatch.setattr("helper.server.http_server.KEEP_ALIVE", 1)
-    async with serving(PATIENT) as port:
+    monkeypatch.setattr("helper.server.http_server.KEEP_ALIVE_SECONDS", 1)
+    async with run_server(PATIENT) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST /early HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nxx")
         await reader.readuntil(b"\r\n\r\nhello")
@@ -201,13 +203,13 @@ async def test_connection_closed_is_freed_immediately() -> None:
     def there() -> int:
         return sum(isinstance(one, BoundedProtocol) for one in gc.get_objects())
 
-    async with serving(PATIENT) as port:
+    async with run_server(PATIENT) as port:
         before = there()
         gc.disable()
         try:
             for _ in range(5):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.write(ASK)
+                writer.write(HELLO_REQUEST)
                 await reader.readuntil(b"\r\n\r\nhello")
                 assert there() == before + 1
                 writer.close()
@@ -218,16 +220,16 @@ async def test_connection_closed_is_freed_immediately() -> None:
 
 
 async def test_connection_idle_outlives_head_timeout() -> None:
-    async with serving(SOON) as port:
-        idle = await Client.connect(port)
-        assert await idle.ask() == b"hello"
-        silent = await Client.connect(port)
-        assert await silent.rest() == b"", "time for a head has passed"
-        assert await idle.ask() == b"hello"
+    async with run_server(SHORT_TIMEOUTS) as port:
+        idle = await RawClient.connect(port)
+        assert await idle.request() == b"hello"
+        silent = await RawClient.connect(port)
+        assert await silent.read_rest() == b"", "time for a head has passed"
+        assert await idle.request() == b"hello"
         late_body = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"
         idle.writer.write(late_body)
-        assert await (await Client.connect(port)).rest() == b""
-        assert await idle.ask(b"ok") == b"ok", "a body has a time of its own"
+        assert await (await RawClient.connect(port)).read_rest() == b""
+        assert await idle.request(b"ok") == b"ok", "a body has a time of its own"
         idle.writer.close()
 
 
@@ -242,8 +244,8 @@ async def test_connection_idle_outlives_head_timeout() -> None:
 )
 @pytest.mark.parametrize("piece", [b"a" * 1024, b"X: " + b"a" * 1000 + b"\r\n"])
 async def test_connection_endless_head_is_refused_at_limit(start: bytes, piece: bytes) -> None:
-    async with serving(PATIENT) as port:
-        client = await Client.connect(port, start)
+    async with run_server(PATIENT) as port:
+        client = await RawClient.connect(port, start)
         sent = 0
         with contextlib.suppress(ConnectionError):
             while sent < 100 << 20:
@@ -251,43 +253,43 @@ async def test_connection_endless_head_is_refused_at_limit(start: bytes, piece: 
                 await client.writer.drain()
                 sent += len(piece) * 16
         assert sent < 20 << 20, "what fits into the kernel's buffers"
-        await client.rest()
+        await client.read_rest()
 
 
 async def test_connection_large_head_is_431_only_over_limit() -> None:
-    async with serving(PATIENT) as port:
-        large = await Client.connect(port, ASK[:-2] + b"X: " + b"a" * 5000 + b"\r\n\r\n")
-        status, answer = error_of(await large.rest())
+    async with run_server(PATIENT) as port:
+        large = await RawClient.connect(port, HELLO_REQUEST[:-2] + b"X: " + b"a" * 5000 + b"\r\n\r\n")
+        status, answer = parse_error(await large.read_rest())
         assert (status, answer["error"]) == (431, "headers: are larger than 4096 bytes")
-        client = await Client.connect(port)
-        assert await client.ask(ASK[:-2] + b"X: " + b"a" * 3000 + b"\r\n\r\n") == b"hello"
-        assert await client.ask(ASK[:-2] + b"X: " + b"a" * 3000 + b"\r\n\r\n") == b"hello", "each its own"
+        client = await RawClient.connect(port)
+        assert await client.request(HELLO_REQUEST[:-2] + b"X: " + b"a" * 3000 + b"\r\n\r\n") == b"hello"
+        assert await client.request(HELLO_REQUEST[:-2] + b"X: " + b"a" * 3000 + b"\r\n\r\n") == b"hello", "each its own"
         body = b"b" * 100_000
         post = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"
-        assert await client.ask(post + body) == body, "a body is no head"
+        assert await client.request(post + body) == body, "a body is no head"
         client.writer.close()
 
 
 async def test_connection_invalid_http_is_400_as_json() -> None:
-    async with serving(PATIENT) as port:
-        client = await Client.connect(port, b"\x16\x03\x01 hello\r\n\r\n")
-        assert error_of(await client.rest())[0] == 400
+    async with run_server(PATIENT) as port:
+        client = await RawClient.connect(port, b"\x16\x03\x01 hello\r\n\r\n")
+        assert parse_error(await client.read_rest())[0] == 400
 
 
 async def test_connections_over_limit_are_refused_and_others_served() -> None:
-    async with serving(PATIENT) as port:
-        clients = [await Client.connect(port) for _ in range(3)]
+    async with run_server(PATIENT) as port:
+        clients = [await RawClient.connect(port) for _ in range(3)]
         for client in clients:
-            assert await client.ask() == b"hello"
-        status, _ = error_of(await (await Client.connect(port)).rest())
+            assert await client.request() == b"hello"
+        status, _ = parse_error(await (await RawClient.connect(port)).read_rest())
         assert status == 503
         for client in clients:
-            assert await client.ask() == b"hello"
+            assert await client.request() == b"hello"
         clients[0].writer.close()
         await clients[0].writer.wait_closed()
-        assert await clients[1].ask() == b"hello"
-        again = await Client.connect(port)
-        assert await again.ask() == b"hello"
+        assert await clients[1].request() == b"hello"
+        again = await RawClient.connect(port)
+        assert await again.request() == b"hello"
         for client in [again, *clients[1:]]:
             client.writer.close()
 
@@ -299,7 +301,7 @@ async def test_connections_over_limit_are_refused_and_others_served() -> None:
 def test_server_stop_answers_running_requests_with_503_without_error_log(
     loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("helper.server.http_server.STOP_GRACE", 0.2)
+    monkeypatch.setattr("helper.server.http_server.STOP_GRACE_SECONDS", 0.2)
     unfinished = {
         "waiting for a body": b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\no",
         "at work": b"GET /pause/3600 HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -307,19 +309,19 @@ def test_server_stop_answers_running_requests_with_503_without_error_log(
     }
 
     async def test() -> None:
-        async with serving(PATIENT_WITH_ROOM) as port:
-            clients = {name: await Client.connect(port, request) for name, request in unfinished.items()}
-            streaming = await Client.connect(port, b"GET /endless/stream HTTP/1.1\r\nHost: x\r\n\r\n")
+        async with run_server(PATIENT_WITH_ROOM) as port:
+            clients = {name: await RawClient.connect(port, request) for name, request in unfinished.items()}
+            streaming = await RawClient.connect(port, b"GET /endless/stream HTTP/1.1\r\nHost: x\r\n\r\n")
             await streaming.reader.readuntil(b"piece")
-            deaf = await Client.connect(port, b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+            deaf = await RawClient.connect(port, b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
             await deaf.reader.readuntil(b"\r\n\r\n")
             deaf.writer.transport.pause_reading()  # type: ignore[attr-defined] # a WriteTransport to its type
-            other = await Client.connect(port)
-            assert await other.ask() == b"hello", "the server has read what came before"
+            other = await RawClient.connect(port)
+            assert await other.request() == b"hello", "the server has read what came before"
         for client in clients.values():
-            async with asyncio.timeout(PATIENCE):
-                answer = await client.rest()
-            status, error = error_of(answer)
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                answer = await client.read_rest()
+            status, error = parse_error(answer)
             assert (status, error["status"]) == (503, "error")
             head = answer.lower().split(b"\r\n\r\n")[0].split(b"\r\n")
             assert {b"connection: close", b"retry-after: 2"} <= set(head)
@@ -336,11 +338,11 @@ def test_connection_limit_fits_open_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
-        limit = connection_limit(4096)
-        assert connection_limits().connections_each == max(MIN_CONNECTIONS, limit // 4)
+        limit = available_connections(4096)
+        assert connection_limits().max_connections_per_client == max(MIN_CONNECTIONS, limit // 4)
         now = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        assert limit == min(4096, now - SPARE_FILES)
-        assert now == 4096 + SPARE_FILES or now == hard
+        assert limit == min(4096, now - RESERVED_FILE_DESCRIPTORS)
+        assert now == 4096 + RESERVED_FILE_DESCRIPTORS or now == hard
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -350,7 +352,7 @@ def test_connection_limit_fits_open_files() -> None:
 
 def test_unix_listener_socket_is_private_and_deleted(tmp_path: Path) -> None:
     path = tmp_path / "helper.sock"
-    with unix_listener(path):
+    with listen_unix(path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         with socket.socket(socket.AF_UNIX) as probe:
             probe.connect(str(path))
@@ -361,14 +363,14 @@ def test_unix_listener_stale_socket_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "helper.sock"
     with socket.socket(socket.AF_UNIX) as crashed:
         crashed.bind(str(path))
-    with unix_listener(path), socket.socket(socket.AF_UNIX) as probe:
+    with listen_unix(path), socket.socket(socket.AF_UNIX) as probe:
         probe.connect(str(path))
 
 
 def test_unix_listener_socket_in_use_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "helper.sock"
-    with unix_listener(path):
-        with pytest.raises(HelperError, match="another process is listening") as caught, unix_listener(path):
+    with listen_unix(path):
+        with pytest.raises(HelperError, match="another process is listening") as caught, listen_unix(path):
             pass
         assert "[operator] socket" in caught.value.advice
         with socket.socket(socket.AF_UNIX) as probe:
@@ -377,7 +379,7 @@ def test_unix_listener_socket_in_use_is_refused(tmp_path: Path) -> None:
 
 def test_unix_listener_deletes_only_its_own_file(tmp_path: Path) -> None:
     path = tmp_path / "helper.sock"
-    with unix_listener(path):
+    with listen_unix(path):
         path.rename(tmp_path / "moved")
         path.touch()
     assert path.exists()
@@ -386,6 +388,6 @@ def test_unix_listener_deletes_only_its_own_file(tmp_path: Path) -> None:
 def test_unix_listener_other_file_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "helper.sock"
     path.write_text("mine")
-    with pytest.raises(HelperError, match="cannot create the control socket"), unix_listener(path):
+    with pytest.raises(HelperError, match="cannot create the control socket"), listen_unix(path):
         pass
     assert path.read_text() == "mine"

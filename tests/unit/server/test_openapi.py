@@ -26,13 +26,13 @@ from helper.observability.health_checks import Check
 from helper.observability.stats import Stats
 from helper.server.application import wallet_app_routes
 from helper.server.body_reader import BodyReader
-from helper.server.docs_html import page
-from helper.server.openapi import ApiRoute, Operation, document
+from helper.server.docs_html import render_page
+from helper.server.openapi import ApiRoute, Operation, generate_document
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
 from tests.support.service_state import partial_state
-from tests.unit.ingest.admission_fixtures import NULLIFIER, PAYLOADS, ROUND_ID, body, payload
-from tests.unit.server.wallet_fixtures import SHARES, STATUS, Wallets
+from tests.unit.ingest.admission_fixtures import NULLIFIER, PAYLOADS, ROUND_ID, create_body, create_payload
+from tests.unit.server.wallet_fixtures import SHARES_PATH, STATUS_PATH, WalletApp
 
 pytestmark = pytest.mark.anyio
 
@@ -40,9 +40,9 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 SHARE_STATUS = "/shielded-vote/v1/share-status/{round_id}/{nullifier}"
 
 
-async def described(**settings: Any) -> dict[str, Any]:
+async def read_document(**settings: Any) -> dict[str, Any]:
     """The document that an application serves."""
-    async with Wallets(**settings).client() as client:
+    async with WalletApp(**settings).create_client() as client:
         answer = await client.get("/openapi.json")
     assert answer.headers["content-type"] == "application/json"
     told: dict[str, Any] = answer.json()
@@ -66,19 +66,21 @@ async def test_openapi_describes_every_route_and_no_other(expose: bool) -> None:
         return Response()
 
     more = ApiRoute("/more/{name}", anything, "GET", Operation("More.", dict[str, int]))
-    wallets = Wallets()
-    routes = wallet_app_routes(wallets.view, api_token="", expose_queue_status=expose, bodies=BodyReader(), more=[more])
+    wallets = WalletApp()
+    routes = wallet_app_routes(
+        wallets.view, api_token="", expose_queue_status=expose, body_reader=BodyReader(), more_routes=[more]
+    )
     assert all(isinstance(route, Route) for route in routes)
     kinds = [route for route in routes if isinstance(route, Route)]
     served = {(route.path, method) for route in kinds for method in route.methods or () if method != "HEAD"}
-    told = await described(expose_queue_status=expose, more=[more])
+    told = await read_document(expose_queue_status=expose, more_routes=[more])
     assert {(path, method.upper()) for path, one in told["paths"].items() for method in one} == served
-    assert (STATUS, "GET") in served
+    assert (STATUS_PATH, "GET") in served
 
 
 @pytest.mark.parametrize("token", ["", "of a closed set-up"])
 async def test_openapi_document_is_valid(token: str) -> None:
-    told = await described(api_token=token, expose_queue_status=True)
+    told = await read_document(api_token=token, expose_queue_status=True)
     assert told["openapi"].startswith("3.1")
     schemathesis.openapi.from_dict(told).validate()
     for schema in _schemas(told):
@@ -94,7 +96,9 @@ def _schemas(node: Any) -> list[Any]:
 
 
 async def test_openapi_payload_schema_matches_parser() -> None:
-    share = (await described())["paths"][SHARES]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    share = (await read_document())["paths"][SHARES_PATH]["post"]["requestBody"]["content"]["application/json"][
+        "schema"
+    ]
     for recorded in PAYLOADS:
         assert jsonschema_rs.is_valid(share, recorded)
     breaks: dict[str, Any] = {
@@ -110,47 +114,49 @@ async def test_openapi_payload_schema_matches_parser() -> None:
     }
     assert breaks.keys() == share["properties"].keys()
     for name, value in breaks.items():
-        assert not jsonschema_rs.is_valid(share, payload(**{name: value}))
+        assert not jsonschema_rs.is_valid(share, create_payload(**{name: value}))
     assert set(share["required"]) == share["properties"].keys() - {"submit_at"}
 
 
 async def test_openapi_responses_match_document() -> None:
-    wallets = Wallets(expose_queue_status=True)
+    wallets = WalletApp(expose_queue_status=True)
     path = SHARE_STATUS.format(round_id=ROUND_ID.hex(), nullifier=NULLIFIER.hex())
-    async with wallets.client() as client:
+    async with wallets.create_client() as client:
         told = (await client.get("/openapi.json")).json()
         exchanges = {
-            (SHARES, "post"): [await client.post(SHARES, content=content) for content in (body(), body(), b"{")],
+            (SHARES_PATH, "post"): [
+                await client.post(SHARES_PATH, content=content) for content in (create_body(), create_body(), b"{")
+            ],
             (SHARE_STATUS, "get"): [await client.get(path), await client.get(path.upper())],
-            (STATUS, "get"): [await client.get(STATUS)],
+            (STATUS_PATH, "get"): [await client.get(STATUS_PATH)],
             ("/shielded-vote/v1/queue-status", "get"): [await client.get("/shielded-vote/v1/queue-status")],
         }
     for (route, method), answers in exchanges.items():
         for answer in answers:
             assert conforms(told, responses(told, route, method)[str(answer.status_code)], answer.json())
     assert not conforms(told, responses(told, "/shielded-vote/v1/queue-status")["200"], {"ab": {"total": 1}})
-    assert not conforms(told, responses(told, STATUS)["200"], {"status": "error", "error": "no"})
+    assert not conforms(told, responses(told, STATUS_PATH)["200"], {"status": "error", "error": "no"})
 
 
 async def test_openapi_configured_tokens_are_described() -> None:
-    guarded = await described(api_token="of a closed set-up")
-    assert "401" in responses(guarded, SHARES, "post")
-    assert "401" not in responses(guarded, STATUS)
+    guarded = await read_document(api_token="of a closed set-up")
+    assert "401" in responses(guarded, SHARES_PATH, "post")
+    assert "401" not in responses(guarded, STATUS_PATH)
     (scheme,) = guarded["components"]["securitySchemes"].values()
     assert (scheme["in"], scheme["name"]) == ("header", "X-Helper-Token")
-    free = await described()
-    assert "401" not in responses(free, SHARES, "post")
+    free = await read_document()
+    assert "401" not in responses(free, SHARES_PATH, "post")
     assert "of a closed set-up" not in json.dumps(guarded)
 
 
 def test_openapi_route_without_operation_is_omitted() -> None:
-    assert document([], tokens=())["paths"] == {}
+    assert generate_document([], authorized_roles=())["paths"] == {}
 
 
 # Everything on the wallets' port
 
 
-def whole(folder: Path, **changes: Any) -> Listeners:
+def create_complete_routes(folder: Path, **changes: Any) -> Listeners:
     """All listeners of a helper with every feature enabled."""
     values = {
         "helper": {"db_path": str(folder / "q.db"), "expose_queue_status": True, "api_token": "of wallets"},
@@ -161,23 +167,25 @@ def whole(folder: Path, **changes: Any) -> Listeners:
     }
     config = Config.model_validate(values)
     clock = FakeClock()
-    doors = Listeners(config, endpoints=NodePool([], clock=clock, chain_id="x-1"), clock=clock)
+    doors = Listeners(config, node_pool=NodePool([], clock=clock, chain_id="x-1"), clock=clock)
     store = SqliteStore(config.db_path)
-    rounds = cast(RoundRegistry, SimpleNamespace(all=list))
+    rounds = cast(RoundRegistry, SimpleNamespace(all_rounds=list))
     checks: list[Check] = [Check("store")]
-    doors.join_queue(Wallets().view, store, rounds, facts=partial_state, checks=lambda: checks, stats=Stats())
+    doors.add_queue(
+        WalletApp().view, store, rounds, read_status=partial_state, run_checks=lambda: checks, stats=Stats()
+    )
     return doors
 
 
-async def told_by(doors: Listeners, path: str = "/openapi.json") -> httpx.Response:
-    transport = httpx.ASGITransport(app=doors._wallets)
+async def read_document_of(doors: Listeners, path: str = "/openapi.json") -> httpx.Response:
+    transport = httpx.ASGITransport(app=doors._wallet_app)
     async with httpx.AsyncClient(transport=transport, base_url="http://helper") as client:
         return await client.get(path)
 
 
 async def test_openapi_every_wallet_path_is_described(tmp_path: Path) -> None:
-    doors = whole(tmp_path)
-    told = (await told_by(doors)).json()
+    doors = create_complete_routes(tmp_path)
+    told = (await read_document_of(doors)).json()
     schemathesis.openapi.from_dict(told).validate()
     for schema in _schemas(told):
         jsonschema_rs.meta.validate({"$schema": DIALECT, **schema})
@@ -197,15 +205,15 @@ async def test_openapi_every_wallet_path_is_described(tmp_path: Path) -> None:
         "/{path}",
     } <= paths
     served = {("GET", "/{path}")}
-    for route in _routes(doors):
+    for route in list_routes(doors):
         served |= {(method, route.path) for method in route.methods or () if method != "HEAD"}
     described_paths = {(method.upper(), path) for path, one in told["paths"].items() for method in one}
     assert described_paths == {(method, path.replace(":path", "")) for method, path in served}
 
 
-def _routes(doors: Listeners) -> Iterator[Route]:
+def list_routes(doors: Listeners) -> Iterator[Route]:
     """Every route of the wallets' port, described or not."""
-    app: Any = doors._wallets
+    app: Any = doors._wallet_app
     while not isinstance(app, Starlette):
         app = app._app
     for route in app.routes:
@@ -222,10 +230,10 @@ def _routes(doors: Listeners) -> Iterator[Route]:
 
 
 async def test_openapi_disabled_routes_are_omitted(tmp_path: Path) -> None:
-    shut = (await told_by(whole(tmp_path, operator={"token": ""}, gateway={}, ui={}))).json()
+    shut = (await read_document_of(create_complete_routes(tmp_path, operator={"token": ""}, gateway={}, ui={}))).json()
     assert not {"/shielded-vote/v1/events", "/shielded-vote/v1/rounds", "/{path}"} & set(shut["paths"])
     assert set(shut["components"]["securitySchemes"]) == {"helperToken"}
-    open_ = (await told_by(whole(tmp_path))).json()
+    open_ = (await read_document_of(create_complete_routes(tmp_path))).json()
     assert open_["paths"]["/shielded-vote/v1/events"]["get"]["security"] == [{"operatorToken": []}]
     assert "401" in responses(open_, "/shielded-vote/v1/events")
     assert "of operators" not in json.dumps(open_)
@@ -234,17 +242,17 @@ async def test_openapi_disabled_routes_are_omitted(tmp_path: Path) -> None:
 async def test_openapi_without_queue_describes_other_routes(tmp_path: Path) -> None:
     clock = FakeClock()
     config = Config.model_validate({"helper": {"db_path": str(tmp_path / "q.db"), "disable": True}})
-    doors = Listeners(config, endpoints=NodePool([], clock=clock), clock=clock)
-    told = (await told_by(doors)).json()
+    doors = Listeners(config, node_pool=NodePool([], clock=clock), clock=clock)
+    told = (await read_document_of(doors)).json()
     assert "/api/rounds" in told["paths"]
     assert "/shielded-vote/v1/shares" not in told["paths"]
-    assert (await told_by(doors, "/docs")).status_code == 200
+    assert (await read_document_of(doors, "/docs")).status_code == 200
 
 
 async def test_openapi_health_responses_match_document(tmp_path: Path) -> None:
-    doors = whole(tmp_path)
-    told = (await told_by(doors)).json()
-    answer = await told_by(doors, "/readyz?verbose")
+    doors = create_complete_routes(tmp_path)
+    told = (await read_document_of(doors)).json()
+    answer = await read_document_of(doors, "/readyz?verbose")
     assert answer.text.startswith("[+]store ok")
     kinds = responses(told, "/readyz")
     assert set(kinds["200"]["content"]) == {"text/plain"}
@@ -255,14 +263,14 @@ async def test_openapi_health_responses_match_document(tmp_path: Path) -> None:
 
 
 async def test_docs_page_shows_document_without_scripts(tmp_path: Path) -> None:
-    doors = whole(tmp_path)
-    told = (await told_by(doors)).json()
-    answer = await told_by(doors, "/docs")
+    doors = create_complete_routes(tmp_path)
+    told = (await read_document_of(doors)).json()
+    answer = await read_document_of(doors, "/docs")
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     policy = answer.headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; style-src 'self'")
     assert "unsafe" not in policy
-    found = Parsed()
+    found = ParsedPage()
     found.feed(answer.text)
     assert found.tags.isdisjoint({"script", "style", "iframe", "img", "object", "form"})
     assert "style" not in found.attributes
@@ -273,7 +281,7 @@ async def test_docs_page_shows_document_without_scripts(tmp_path: Path) -> None:
     for path in told["paths"]:
         assert path in found.text
     assert "primary_blind" in found.text
-    style = await told_by(doors, "/docs/style.css")
+    style = await read_document_of(doors, "/docs/style.css")
     assert (style.status_code, style.headers["content-type"]) == (200, "text/css; charset=utf-8")
     assert "url(" not in style.text
     assert "@import" not in style.text
@@ -293,10 +301,10 @@ def test_docs_page_escapes_text() -> None:
         "paths": {f"/{evil}": {"get": operation}},
         "components": {"schemas": {evil: schema}},
     }
-    assert "<script" not in page(document_, style="/docs/style.css")
+    assert "<script" not in render_page(document_, style="/docs/style.css")
 
 
-class Parsed(HTMLParser):
+class ParsedPage(HTMLParser):
     """The tags and text of a page."""
 
     def __init__(self) -> None:

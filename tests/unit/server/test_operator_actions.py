@@ -17,49 +17,51 @@ from starlette.routing import Route
 
 from helper.core.share import ShareState
 from helper.errors import StoreFull
-from helper.operations.export_format import Head, write_head, write_line
+from helper.operations.export_format import ExportHeader, encode_header, encode_share_line
 from helper.server.action_views import RoundState
-from helper.server.application import wrapped
-from helper.server.http_server import bind_tcp, create_server, unix_listener
+from helper.server.application import add_middleware
+from helper.server.http_server import bind_tcp, create_server, listen_unix
 from helper.server.middleware import JsonResponse
 from helper.server.peer_credentials import user_name
 from helper.server.routes.operator import create_operator_app, rounds_route
-from helper.server.routes.operator_actions import MARK, MAX_BODY, operator_action_routes
+from helper.server.routes.operator_actions import MARK_STRUCT, MAX_BODY_BYTES, operator_action_routes
 from helper.store.sqlite.store import SqliteStore
 from tests.support.service_state import partial_state
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
-from tests.unit.operations.action_fixtures import NOW, Desk
-from tests.unit.operations.test_actions import failed
-from tests.unit.operations.test_import_queue import NOTHING_IMPORTED, waiting
-from tests.unit.store.fixtures import posted
+from tests.unit.operations.action_fixtures import NOW, OperationsHarness
+from tests.unit.operations.test_actions import enqueue_failed
+from tests.unit.operations.test_import_queue import NOTHING_IMPORTED, waiting_share
+from tests.unit.store.fixtures import make_posted_share
 
 pytestmark = pytest.mark.anyio
 
-ME = {"uid": os.getuid(), "who": pwd.getpwuid(os.getuid()).pw_name, "way": "socket"}
+CURRENT_USER = {"uid": os.getuid(), "who": pwd.getpwuid(os.getuid()).pw_name, "way": "socket"}
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
-    one = Desk(tmp_path / "queue.db")
+async def harness(tmp_path: Path) -> AsyncIterator[OperationsHarness]:
+    one = OperationsHarness(tmp_path / "queue.db")
     await one.open()
     yield one
     await one.store.close()
 
 
 @pytest.fixture
-async def daemon(desk: Desk, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+async def daemon(harness: OperationsHarness, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     """The operators' application with a real store on a real socket."""
 
     async def states() -> list[RoundState]:
         return [
-            RoundState(ROUND_ID, 1, END, 50, 7, closed=False),
-            RoundState(b"\x01" * 32, 9, END + 5, 51, 0, closed=True),
+            RoundState(ROUND_ID, 1, END, 50, 7, is_closed=False),
+            RoundState(b"\x01" * 32, 9, END + 5, 51, 0, is_closed=True),
         ]
 
-    rounds = rounds_route(desk.store, states, lambda: NOW + 0.5)
-    app = create_operator_app(desk.store, partial_state, more=[rounds, *operator_action_routes(desk.operations)])
+    rounds = rounds_route(harness.store, states, lambda: NOW + 0.5)
+    app = create_operator_app(
+        harness.store, partial_state, more_routes=[rounds, *operator_action_routes(harness.operations)]
+    )
     path = tmp_path / "helper.sock"
-    with unix_listener(path) as listener:
+    with listen_unix(path) as listener:
         server = create_server(app)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         transport = httpx.AsyncHTTPTransport(uds=str(path))
@@ -83,8 +85,10 @@ async def audit(daemon: httpx.AsyncClient) -> list[dict[str, Any]]:
     return list(answer["actions"])
 
 
-async def test_actions_retry_is_executed_and_logged_with_user(desk: Desk, daemon: httpx.AsyncClient) -> None:
-    await failed(desk, 1, 2)
+async def test_actions_retry_is_executed_and_logged_with_user(
+    harness: OperationsHarness, daemon: httpx.AsyncClient
+) -> None:
+    await enqueue_failed(harness, 1, 2)
 
     rehearsed = await daemon.post("/queue/retry", json={"stage": "proof", "dry_run": True})
     assert await audit(daemon) == []
@@ -95,13 +99,15 @@ async def test_actions_retry_is_executed_and_logged_with_user(desk: Desk, daemon
     assert done.json() == {**expected, "dry_run": False}
     (act,) = await audit(daemon)
     at = {"at": NOW, "ended": NOW, "id": 1}
-    assert act == {**ME, **at, "what": "retry", "wanted": {"stage": "proof"}, "outcome": {"retried": 2}}
+    assert act == {**CURRENT_USER, **at, "what": "retry", "wanted": {"stage": "proof"}, "outcome": {"retried": 2}}
 
 
-async def test_actions_export_is_logged_and_moves_marked_shares(desk: Desk, daemon: httpx.AsyncClient) -> None:
-    await failed(desk, 1, 2)
-    rows = await desk.store._reader.run("SELECT id, row_check FROM shares ORDER BY id")
-    marks = b"".join(MARK.pack(*row) for row in rows)
+async def test_actions_export_is_logged_and_moves_marked_shares(
+    harness: OperationsHarness, daemon: httpx.AsyncClient
+) -> None:
+    await enqueue_failed(harness, 1, 2)
+    rows = await harness.store._reader.run("SELECT id, row_check FROM shares ORDER BY id")
+    marks = b"".join(MARK_STRUCT.pack(*row) for row in rows)
 
     copied = await daemon.post("/queue/export", json={"named": 2, "shares": 2})
     moved = await daemon.post("/queue/export", json={"shares": 2, "marks": base64.b64encode(marks).decode()})
@@ -113,16 +119,16 @@ async def test_actions_export_is_logged_and_moves_marked_shares(desk: Desk, daem
     assert [(act["what"], act["wanted"]) for act in await audit(daemon)] == [("move", {}), ("export", {"named": 2})]
 
 
-async def test_actions_import_reads_stream(desk: Desk, daemon: httpx.AsyncClient) -> None:
-    carried = [waiting(index) for index in range(3)]
-    body = [write_head(Head(chain_id=None, made_at=5, shares=3)), *map(write_line, carried)]
+async def test_actions_import_reads_stream(harness: OperationsHarness, daemon: httpx.AsyncClient) -> None:
+    carried = [waiting_share(index) for index in range(3)]
+    body = [encode_header(ExportHeader(chain_id=None, made_at=5, shares=3)), *map(encode_share_line, carried)]
 
     async def stream() -> AsyncIterator[bytes]:
         for piece in body:
             yield piece
 
     rehearsed = await daemon.post("/queue/import", params={"dry_run": "1"}, content=stream())
-    assert await desk.store.counts() == {}
+    assert await harness.store.count_shares() == {}
     done = await daemon.post("/queue/import", content=stream())
     body.pop()
     cut_off = await daemon.post("/queue/import", content=stream())
@@ -130,29 +136,31 @@ async def test_actions_import_reads_stream(desk: Desk, daemon: httpx.AsyncClient
     nothing = {"source": "daemon", **NOTHING_IMPORTED, "left": []}
     assert rehearsed.json() == {**nothing, "taken": 3, "dry_run": True}
     assert done.json() == {**nothing, "taken": 3, "dry_run": False}
-    assert await desk.store.counts() == {ROUND_ID: {ShareState.RECEIVED: 3}}
+    assert await harness.store.count_shares() == {ROUND_ID: {ShareState.RECEIVED: 3}}
     assert (cut_off.status_code, error_text(cut_off)) == (422, "the export is truncated: received 2 of 3 shares")
     assert cut_off.json()["advice"]
     assert not any(carried[0].share.primary_blind.hex() in repr(act) for act in await audit(daemon))
 
 
-async def test_actions_long_import_refused_early_gets_response(desk: Desk, daemon: httpx.AsyncClient) -> None:
-    await desk.store.set_meta("chain_id", "chain-1")
-    line = write_line(waiting(0))
+async def test_actions_long_import_refused_early_gets_response(
+    harness: OperationsHarness, daemon: httpx.AsyncClient
+) -> None:
+    await harness.store.set_meta("chain_id", "chain-1")
+    line = encode_share_line(waiting_share(0))
 
     async def stream() -> AsyncIterator[bytes]:
-        yield write_head(Head(chain_id="chain-2", made_at=5, shares=5000))
+        yield encode_header(ExportHeader(chain_id="chain-2", made_at=5, shares=5000))
         for _ in range(5000):
             yield line
 
     answer = await daemon.post("/queue/import", content=stream())
     assert answer.status_code == 409
     assert "chain-2" in error_text(answer)
-    assert await desk.store.counts() == {}
+    assert await harness.store.count_shares() == {}
 
 
-async def test_actions_refused_purge_returns_reason(desk: Desk, daemon: httpx.AsyncClient) -> None:
-    await failed(desk, 1)
+async def test_actions_refused_purge_returns_reason(harness: OperationsHarness, daemon: httpx.AsyncClient) -> None:
+    await enqueue_failed(harness, 1)
     path = f"/rounds/{ROUND_ID.hex()}/purge"
 
     refused = await daemon.post(path, json={})
@@ -162,12 +170,12 @@ async def test_actions_refused_purge_returns_reason(desk: Desk, daemon: httpx.As
     assert (await daemon.post(f"/rounds/{'00' * 32}/purge", json={})).status_code == 404
     assert (await daemon.post("/rounds/zz/purge", json={})).status_code == 400
 
-    desk.judge.closed.add(ROUND_ID)
-    await desk.store.mark_alerted(ROUND_ID, NOW)
+    harness.authority.closed.add(ROUND_ID)
+    await harness.store.mark_alerted(ROUND_ID, NOW)
     rehearsed = await daemon.post(path, json={"dry_run": True})
     assert (rehearsed.json()["failed"], rehearsed.json()["dry_run"]) == (1, True)
     assert (await daemon.post(path, json={})).json()["failed"] == 1
-    assert await desk.store.counts() == {}
+    assert await harness.store.count_shares() == {}
 
 
 @pytest.mark.parametrize(
@@ -197,22 +205,24 @@ async def test_actions_invalid_request_is_refused_and_not_logged(
 
 
 async def test_actions_store_error_is_reported(
-    desk: Desk, daemon: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    harness: OperationsHarness, daemon: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def full(*_: object, **__: object) -> int:
         raise StoreFull("nothing was written: database or disk is full")
 
     monkeypatch.setattr(SqliteStore, "begin_action", full)
-    await failed(desk, 1)
+    await enqueue_failed(harness, 1)
     answer = await daemon.post("/queue/retry", json={})
     assert (answer.status_code, error_text(answer)) == (503, "nothing was written: database or disk is full")
     assert "Free space" in answer.json()["advice"]
-    assert await desk.store.counts() == {ROUND_ID: {ShareState.FAILED: 1}}, "nothing is done that is not on record"
+    assert await harness.store.count_shares() == {ROUND_ID: {ShareState.FAILED: 1}}, (
+        "nothing is done that is not on record"
+    )
 
 
 async def test_actions_too_large_request_is_refused(daemon: httpx.AsyncClient) -> None:
     async def endless() -> AsyncIterator[bytes]:
-        for _ in range(MAX_BODY // (1 << 20) + 2):
+        for _ in range(MAX_BODY_BYTES // (1 << 20) + 2):
             yield b" " * (1 << 20)
 
     with contextlib.suppress(httpx.WriteError):  # it may be hung up on before it was told
@@ -220,9 +230,9 @@ async def test_actions_too_large_request_is_refused(daemon: httpx.AsyncClient) -
         assert answer.status_code == 413
 
 
-async def test_rounds_list_has_counts(desk: Desk, daemon: httpx.AsyncClient) -> None:
-    one = posted(1, round_id=ROUND_ID)
-    await desk.store.enqueue(one.share, one.nullifier, now=NOW)
+async def test_rounds_list_has_counts(harness: OperationsHarness, daemon: httpx.AsyncClient) -> None:
+    one = make_posted_share(1, round_id=ROUND_ID)
+    await harness.store.enqueue(one.share, one.nullifier, now=NOW)
 
     told = (await daemon.get("/rounds")).json()
 
@@ -243,16 +253,18 @@ async def test_rounds_list_has_counts(desk: Desk, daemon: httpx.AsyncClient) -> 
 
 
 @pytest.mark.parametrize("limit", ["0", "x", "10001"])
-async def test_actions_audit_log_respects_limit(desk: Desk, daemon: httpx.AsyncClient, limit: str) -> None:
+async def test_actions_audit_log_respects_limit(
+    harness: OperationsHarness, daemon: httpx.AsyncClient, limit: str
+) -> None:
     for _ in range(3):
         await daemon.post("/queue/export", json={"shares": 1})
     assert len((await daemon.get("/actions?limit=2")).json()["actions"]) == 2
     assert (await daemon.get(f"/actions?limit={limit}")).status_code == 400
 
 
-async def test_actions_are_not_available_over_tcp(desk: Desk) -> None:
+async def test_actions_are_not_available_over_tcp(harness: OperationsHarness) -> None:
     """The routes exist only on the control socket, and a TCP peer has no user."""
-    app = wrapped([*operator_action_routes(desk.operations), Route("/ok", lambda _: JsonResponse({}))])
+    app = add_middleware([*operator_action_routes(harness.operations), Route("/ok", lambda _: JsonResponse({}))])
     listener = bind_tcp("127.0.0.1", 0)
     server = create_server(app)
     task = asyncio.create_task(server.serve(sockets=[listener]))
@@ -267,5 +279,5 @@ async def test_actions_are_not_available_over_tcp(desk: Desk) -> None:
 
 
 def test_user_name_of_unknown_uid_is_number() -> None:
-    assert user_name(os.getuid()) == ME["who"]
+    assert user_name(os.getuid()) == CURRENT_USER["who"]
     assert user_name(3_999_999_999) == "3999999999"

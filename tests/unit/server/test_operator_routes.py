@@ -13,10 +13,10 @@ from helper.server import views
 from helper.server.routes.operator import create_operator_app
 from helper.store.action_rows import PurgedFailures
 from helper.store.queue_reader import QueueReader
-from helper.store.rows import DamagedShare, FailureGroup, HistoryEntry, QueueEntry, QueueFilter, QueueStory
+from helper.store.rows import DamagedShare, FailureGroup, HistoryEntry, QueueEntry, QueueFilter, ShareDetails
 from tests.support.service_state import partial_state
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
-from tests.unit.server.wallet_fixtures import is_error
+from tests.unit.server.wallet_fixtures import error_text
 
 pytestmark = pytest.mark.anyio
 
@@ -37,13 +37,13 @@ def make_entry(**changes: Any) -> QueueEntry:
     return QueueEntry(**{**values, **changes})
 
 
-STORY = QueueStory(
+STORY = ShareDetails(
     entry=make_entry(),
     received_ms=(END - 600) * 1000,
     vote_end_time=END,
     history=(
-        HistoryEntry((END - 600) * 1000, "accepted", "on disk", counted=False),
-        HistoryEntry((END - 50) * 1000 + 250, "proof", "timed out", counted=True),
+        HistoryEntry((END - 600) * 1000, "accepted", "on disk", spent_attempt=False),
+        HistoryEntry((END - 50) * 1000 + 250, "proof", "timed out", spent_attempt=True),
     ),
     attempts_by_stage={"proof": 1},
     tx_hash=b"\xab" * 32,
@@ -61,35 +61,35 @@ class FakeQueue(QueueReader):
     """A queue with one share; records its calls."""
 
     def __init__(self) -> None:
-        self.asked: tuple[QueueFilter, int] | None = None
+        self.query: tuple[QueueFilter, int] | None = None
 
-    async def counts(self) -> dict[bytes, dict[ShareState, int]]:
+    async def count_shares(self) -> dict[bytes, dict[ShareState, int]]:
         return {ROUND_ID: {ShareState.BROADCAST: 1, ShareState.SUBMITTED: 15}, b"\x01" * 32: {ShareState.FAILED: 2}}
 
     async def list_shares(self, query: QueueFilter, limit: int) -> list[QueueEntry]:
-        self.asked = (query, limit)
+        self.query = (query, limit)
         return [make_entry()]
 
-    async def show(self, share_ref: str) -> QueueStory | None:
+    async def get_share_details(self, share_ref: str) -> ShareDetails | None:
         return STORY if STORY.entry.ref.startswith(share_ref) else None
 
-    async def damaged(self) -> list[DamagedShare]:
+    async def list_damaged(self) -> list[DamagedShare]:
         return [DamagedShare("fedcba987654", ROUND_ID, 9)]
 
-    async def failed_groups(self, wanted: QueueFilter, *, limit: int) -> list[FailureGroup]:
+    async def list_matching_failures(self, query: QueueFilter, *, limit: int) -> list[FailureGroup]:
         return [FailureGroup((END - 50) * 1000, "proof", "timed out", 2)]
 
-    async def purged_failures(self) -> list[PurgedFailures]:
+    async def list_purged_failures(self) -> list[PurgedFailures]:
         return [PurgedFailures(20_000, "closed", "the round closed before it was counted", 3)]
 
-    async def rounds_of_spent(self, nullifier: bytes) -> list[bytes]:
+    async def find_rounds_of_nullifier(self, nullifier: bytes) -> list[bytes]:
         return [ROUND_ID] if nullifier == SPENT else []
 
 
 SPENT = b"\x07" * 32
 
 
-class Operators:
+class OperatorClient:
     """The operators' application with that queue."""
 
     def __init__(self) -> None:
@@ -103,12 +103,12 @@ class Operators:
 
 
 @pytest.fixture
-def operators() -> Operators:
-    return Operators()
+def operator_client() -> OperatorClient:
+    return OperatorClient()
 
 
-async def test_queue_list_shows_waiting_shares(operators: Operators) -> None:
-    answer = await operators.get("/queue")
+async def test_queue_list_shows_waiting_shares(operator_client: OperatorClient) -> None:
+    answer = await operator_client.get("/queue")
     assert answer.json() == {
         "source": "daemon",
         "shares": [
@@ -126,13 +126,13 @@ async def test_queue_list_shows_waiting_shares(operators: Operators) -> None:
             }
         ],
     }
-    assert operators.queue.asked == (QueueFilter(), views.LIST_LIMIT)
+    assert operator_client.queue.query == (QueueFilter(), views.DEFAULT_LIST_LIMIT)
 
 
-async def test_queue_list_applies_filter(operators: Operators) -> None:
-    await operators.get(f"/queue?round={ROUND_ID.hex()}&state=failed&due_before=1795268000&stage=proof&limit=5")
+async def test_queue_list_applies_filter(operator_client: OperatorClient) -> None:
+    await operator_client.get(f"/queue?round={ROUND_ID.hex()}&state=failed&due_before=1795268000&stage=proof&limit=5")
     wanted = QueueFilter(ROUND_ID, ShareState.FAILED, 1_795_268_000_000, "proof")
-    assert operators.queue.asked == (wanted, 5)
+    assert operator_client.queue.query == (wanted, 5)
 
 
 @pytest.mark.parametrize(
@@ -150,15 +150,15 @@ async def test_queue_list_applies_filter(operators: Operators) -> None:
         ("limit=-1", "limit"),
     ],
 )
-async def test_operator_invalid_parameter_is_400(operators: Operators, query: str, named: str) -> None:
-    answer = await operators.get(f"/queue?{query}")
+async def test_operator_invalid_parameter_is_400(operator_client: OperatorClient, query: str, named: str) -> None:
+    answer = await operator_client.get(f"/queue?{query}")
     assert answer.status_code == 400
-    assert is_error(answer).startswith(named)
-    assert operators.queue.asked is None
+    assert error_text(answer).startswith(named)
+    assert operator_client.queue.query is None
 
 
-async def test_queue_show_has_times_attempts_and_transaction(operators: Operators) -> None:
-    story = (await operators.get("/queue/012345")).json()
+async def test_queue_show_has_times_attempts_and_transaction(operator_client: OperatorClient) -> None:
+    story = (await operator_client.get("/queue/012345")).json()
     assert story["received"] == END - 600
     assert story["attempts_by_stage"] == {"proof": 1}
     assert story["history"][1] == {"at": END - 50 + 0.25, "stage": "proof", "note": "timed out", "counted": True}
@@ -177,26 +177,26 @@ async def test_queue_show_has_times_attempts_and_transaction(operators: Operator
 
 @pytest.mark.rule("R3")
 async def test_queue_show_reports_share_that_cannot_count() -> None:
-    at_the_end = QueueStory(make_entry(submit_at=END), 0, END, (), {})
+    at_the_end = ShareDetails(make_entry(submit_at=END), 0, END, (), {})
     assert views.story_json(at_the_end, source="file")["cannot_count"] is True
     assert views.story_json(at_the_end, source="file")["transaction"] is None
 
 
-async def test_operator_responses_contain_no_witness(operators: Operators) -> None:
-    told = "".join([(await operators.get(path)).text for path in ("/queue", "/queue/012345", "/stats")])
+async def test_operator_responses_contain_no_witness(operator_client: OperatorClient) -> None:
+    told = "".join([(await operator_client.get(path)).text for path in ("/queue", "/queue/012345", "/stats")])
     for secret in ("shares_hash", "share_comms", "primary_blind", "c1", "c2", "nullifier", "message", "position"):
         assert f'"{secret}"' not in told
 
 
-async def test_queue_show_unknown_share_is_404(operators: Operators) -> None:
-    answer = await operators.get("/queue/ffffff")
+async def test_queue_show_unknown_share_is_404(operator_client: OperatorClient) -> None:
+    answer = await operator_client.get("/queue/ffffff")
     assert answer.status_code == 404
-    assert is_error(answer) == "no share, or more than one, matches this reference"
-    assert is_error(await operators.get("/nothing")) == "not found"
+    assert error_text(answer) == "no share, or more than one, matches this reference"
+    assert error_text(await operator_client.get("/nothing")) == "not found"
 
 
-async def test_stats_count_by_round_and_total(operators: Operators) -> None:
-    stats = (await operators.get("/stats")).json()
+async def test_stats_count_by_round_and_total(operator_client: OperatorClient) -> None:
+    stats = (await operator_client.get("/stats")).json()
     states = {"received": 0, "witnessed": 0}
     assert stats["total"] == {"total": 18, **states, "broadcast": 1, "submitted": 15, "failed": 2}
     assert stats["rounds"]["01" * 32] == {"total": 2, **states, "broadcast": 0, "submitted": 0, "failed": 2}
@@ -208,26 +208,29 @@ async def test_stats_count_by_round_and_total(operators: Operators) -> None:
     ]
 
 
-async def test_queue_list_of_failed_shares_has_failure_groups(operators: Operators) -> None:
-    failed = (await operators.get("/queue?state=failed")).json()
+async def test_queue_list_of_failed_shares_has_failure_groups(operator_client: OperatorClient) -> None:
+    failed = (await operator_client.get("/queue?state=failed")).json()
     assert failed["failed"] == [{"stage": "proof", "note": "timed out", "count": 2, "latest": END - 50}]
-    assert "failed" not in (await operators.get("/queue?state=received")).json()
+    assert "failed" not in (await operator_client.get("/queue?state=received")).json()
 
 
-async def test_spent_returns_round_of_nullifier(operators: Operators) -> None:
-    assert (await operators.get(f"/spent/{SPENT.hex()}")).json() == {"source": "daemon", "rounds": [ROUND_ID.hex()]}
-    assert (await operators.get(f"/spent/{'00' * 32}")).json()["rounds"] == []
-    assert is_error(await operators.get("/spent/xyz")) == "nullifier must be 64 hex characters"
+async def test_spent_returns_round_of_nullifier(operator_client: OperatorClient) -> None:
+    assert (await operator_client.get(f"/spent/{SPENT.hex()}")).json() == {
+        "source": "daemon",
+        "rounds": [ROUND_ID.hex()],
+    }
+    assert (await operator_client.get(f"/spent/{'00' * 32}")).json()["rounds"] == []
+    assert error_text(await operator_client.get("/spent/xyz")) == "nullifier must be 64 hex characters"
 
 
 async def test_operator_query_of_damaged_store_is_503_with_advice(
-    operators: Operators, monkeypatch: pytest.MonkeyPatch
+    operator_client: OperatorClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def damaged(_queue: FakeQueue) -> list[DamagedShare]:
         raise StoreCorrupt("the database is damaged: page 7")
 
-    monkeypatch.setattr(FakeQueue, "damaged", damaged)
-    answer = await operators.get("/stats")
+    monkeypatch.setattr(FakeQueue, "list_damaged", damaged)
+    answer = await operator_client.get("/stats")
     assert answer.status_code == 503
     assert answer.json() == {
         "status": "error",
@@ -236,5 +239,5 @@ async def test_operator_query_of_damaged_store_is_503_with_advice(
     }
 
 
-async def test_operator_app_does_not_serve_wallet_routes(operators: Operators) -> None:
-    assert (await operators.get("/shielded-vote/v1/status")).status_code == 404
+async def test_operator_app_does_not_serve_wallet_routes(operator_client: OperatorClient) -> None:
+    assert (await operator_client.get("/shielded-vote/v1/status")).status_code == 404

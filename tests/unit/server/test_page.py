@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from helper.errors import ConfigError
-from helper.server.application import wrapped
+from helper.server.application import add_middleware
 from helper.server.routes.page import RESERVED, Page
 
 pytestmark = [pytest.mark.anyio, pytest.mark.rule("R17")]
@@ -31,7 +31,7 @@ async def http(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     (tmp_path / "secret.txt").write_text("not to be served")
     (tmp_path / "dist" / "way-out").symlink_to(tmp_path / "secret.txt")
     shares = Route("/shielded-vote/v1/shares", status, methods=["POST"])
-    app = wrapped([Route("/shielded-vote/v1/status", status), shares, Page(tmp_path / "dist").route()])
+    app = add_middleware([Route("/shielded-vote/v1/status", status), shares, Page(tmp_path / "dist").route()])
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://helper") as client:
         yield client
 
@@ -57,7 +57,7 @@ async def test_page_serves_index_for_other_paths(http: httpx.AsyncClient, path: 
 async def test_page_connects_to_itself_and_the_given_origins_only(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text("<!doctype html>the page")
     origins = ["https://a.example.org"]
-    app = wrapped([Page(tmp_path, connect_to=lambda: origins).route()])
+    app = add_middleware([Page(tmp_path, connect_to=lambda: origins).route()])
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://helper") as client:
         assert connect_src(await client.get("/network")) == ["'self'", "https://a.example.org"]
         origins.append("https://b.example.org:8443")

@@ -11,25 +11,25 @@ from starlette.routing import Route
 from structlog.testing import capture_logs
 
 from helper.errors import ShareRefused
-from helper.server.application import wrapped
-from helper.server.request_ids import LATER
-from tests.unit.ingest.admission_fixtures import body
-from tests.unit.server.wallet_fixtures import SHARES, STATUS, Wallets
+from helper.server.application import add_middleware
+from helper.server.request_ids import RETRYABLE_STATUSES
+from tests.unit.ingest.admission_fixtures import create_body
+from tests.unit.server.wallet_fixtures import SHARES_PATH, STATUS_PATH, WalletApp
 
 pytestmark = pytest.mark.anyio
 
-GIVEN = "proxy-0123.4567:89_a"
+INCOMING_ID = "proxy-0123.4567:89_a"
 
 
-async def fine(_request: Request) -> Response:
+async def respond_ok(_request: Request) -> Response:
     return Response(b"fine")
 
 
-async def broken(_request: Request) -> Response:
+async def respond_error(_request: Request) -> Response:
     raise ZeroDivisionError
 
 
-async def refused(request: Request) -> Response:
+async def respond_refused(request: Request) -> Response:
     raise HTTPException(int(request.path_params["status"]), "no")
 
 
@@ -38,17 +38,17 @@ async def share(request: Request) -> Response:
 
 
 ROUTES = [
-    Route("/fine", fine),
-    Route("/broken", broken),
-    Route("/refused/{status}", refused),
+    Route("/fine", respond_ok),
+    Route("/broken", respond_error),
+    Route("/refused/{status}", respond_refused),
     Route("/shielded-vote/v1/share/{status}", share),
-    Route("/shielded-vote/v1/broken", broken),
+    Route("/shielded-vote/v1/broken", respond_error),
 ]
 
 
-async def ask(path: str, *names: str) -> tuple[httpx.Response, list[dict[str, object]]]:
+async def request_path(path: str, *names: str) -> tuple[httpx.Response, list[dict[str, object]]]:
     """A response, and the log lines written meanwhile."""
-    transport = httpx.ASGITransport(wrapped(ROUTES))
+    transport = httpx.ASGITransport(add_middleware(ROUTES))
     with capture_logs() as logs:
         async with httpx.AsyncClient(transport=transport, base_url="http://helper") as client:
             answer = await client.get(path, headers=[("X-Request-Id", name) for name in names])
@@ -56,65 +56,65 @@ async def ask(path: str, *names: str) -> tuple[httpx.Response, list[dict[str, ob
 
 
 async def test_request_ids_are_unique() -> None:
-    names = {(await ask("/fine"))[0].headers["x-request-id"] for _ in range(5)}
+    names = {(await request_path("/fine"))[0].headers["x-request-id"] for _ in range(5)}
     assert len(names) == 5
     for path in ("/nowhere", "/broken", "/refused/400", "/shielded-vote/v1/broken"):
-        answer, _ = await ask(path)
+        answer, _ = await request_path(path)
         assert len(answer.headers.get_list("x-request-id")) == 1
         assert len(answer.headers["x-request-id"]) == 16
 
 
 async def test_request_ids_incoming_id_is_used_outside_wallet_paths() -> None:
-    answer, _ = await ask("/fine", GIVEN)
-    assert answer.headers["x-request-id"] == GIVEN
-    answer, logs = await ask("/broken", GIVEN)
-    assert (answer.headers["x-request-id"], logs[0]["request_id"]) == (GIVEN, GIVEN)
+    answer, _ = await request_path("/fine", INCOMING_ID)
+    assert answer.headers["x-request-id"] == INCOMING_ID
+    answer, logs = await request_path("/broken", INCOMING_ID)
+    assert (answer.headers["x-request-id"], logs[0]["request_id"]) == (INCOMING_ID, INCOMING_ID)
     for path in ("/shielded-vote/v1/broken", "/shielded-vote/v1/share/400"):
-        answer, logs = await ask(path, GIVEN)
-        assert answer.headers["x-request-id"] != GIVEN
-        assert GIVEN not in repr(logs), "a proxy's log has it beside the client's address"
+        answer, logs = await request_path(path, INCOMING_ID)
+        assert answer.headers["x-request-id"] != INCOMING_ID
+        assert INCOMING_ID not in repr(logs), "a proxy's log has it beside the client's address"
         assert logs[0]["request_id"] == answer.headers["x-request-id"], "the wallet can tell it"
 
 
 @pytest.mark.parametrize("name", ["short", "a" * 65, "with space 123", "-begins-badly", "new\x0bline-123", ""])
 async def test_request_ids_malformed_id_is_replaced(name: str) -> None:
-    answer, _ = await ask("/fine", name)
+    answer, _ = await request_path("/fine", name)
     assert answer.headers["x-request-id"] != name
     assert len(answer.headers["x-request-id"]) == 16
 
 
 async def test_request_ids_two_incoming_ids_are_replaced() -> None:
-    answer, _ = await ask("/fine", GIVEN, GIVEN)
-    assert answer.headers["x-request-id"] != GIVEN
+    answer, _ = await request_path("/fine", INCOMING_ID, INCOMING_ID)
+    assert answer.headers["x-request-id"] != INCOMING_ID
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 405, 409, 413])
 async def test_request_ids_final_refusal_is_logged_at_debug(status: int) -> None:
-    answer, (line,) = await ask(f"/refused/{status}")
+    answer, (line,) = await request_path(f"/refused/{status}")
     assert (line["log_level"], line["event"], line["status"]) == ("debug", "request_refused", status)
     assert line["request_id"] == answer.headers["x-request-id"]
-    answer, (line,) = await ask(f"/shielded-vote/v1/share/{status}")
+    answer, (line,) = await request_path(f"/shielded-vote/v1/share/{status}")
     assert line["reason"] == "submit_at: no"
 
 
-@pytest.mark.parametrize("status", sorted(LATER))
+@pytest.mark.parametrize("status", sorted(RETRYABLE_STATUSES))
 async def test_request_ids_retried_refusal_is_not_logged(status: int) -> None:
     for path in (f"/refused/{status}", f"/shielded-vote/v1/share/{status}"):
-        answer, logs = await ask(path)
+        answer, logs = await request_path(path)
         assert answer.status_code == status
         assert logs == []
 
 
 async def test_request_ids_accepted_share_is_not_logged() -> None:
-    wallets = Wallets()
+    wallets = WalletApp()
     with capture_logs() as logs:
-        async with wallets.client() as client:
-            assert (await client.post(SHARES, content=body())).json()["status"] == "queued"
-            assert (await client.post(SHARES, content=body())).json()["status"] == "duplicate"
-            assert (await client.get(STATUS)).status_code == 200
+        async with wallets.create_client() as client:
+            assert (await client.post(SHARES_PATH, content=create_body())).json()["status"] == "queued"
+            assert (await client.post(SHARES_PATH, content=create_body())).json()["status"] == "duplicate"
+            assert (await client.get(STATUS_PATH)).status_code == 200
     assert [entry for entry in logs if "request_id" in entry] == []
 
 
 async def test_request_ids_header_is_exposed_to_pages() -> None:
-    answer, _ = await ask("/shielded-vote/v1/share/400")
+    answer, _ = await request_path("/shielded-vote/v1/share/400")
     assert answer.headers["access-control-expose-headers"] == "Retry-After, X-Request-Id"

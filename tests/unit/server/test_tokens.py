@@ -10,23 +10,23 @@ from starlette.requests import Request
 
 from helper.server import middleware
 from helper.server.routes.events import bearer_matches
-from tests.unit.ingest.admission_fixtures import body
-from tests.unit.server.wallet_fixtures import Wallets
+from tests.unit.ingest.admission_fixtures import create_body
+from tests.unit.server.wallet_fixtures import WalletApp
 
 pytestmark = pytest.mark.anyio
 
 TOKEN = "a token of some length"
 
 
-class Comparison:
+class FakeComparison:
     """Replaces `hmac.compare_digest`: records its arguments and returns a fixed result."""
 
     def __init__(self, verdict: bool) -> None:
         self.verdict = verdict
-        self.given: list[tuple[bytes, bytes]] = []
+        self.compared: list[tuple[bytes, bytes]] = []
 
     def __call__(self, one: bytes, other: bytes) -> bool:
-        self.given.append((one, other))
+        self.compared.append((one, other))
         return self.verdict
 
 
@@ -38,24 +38,24 @@ GIVEN = [None, "", "a", TOKEN[:-1], TOKEN + "x", TOKEN, "x" * 10_000, "ÿ"]
 async def test_tokens_guarded_routes_use_compare_digest(
     monkeypatch: pytest.MonkeyPatch, given: str | None, verdict: bool
 ) -> None:
-    comparison = Comparison(verdict)
+    comparison = FakeComparison(verdict)
     monkeypatch.setattr(hmac, "compare_digest", comparison)
-    wallets = Wallets(api_token=TOKEN, expose_queue_status=True)
+    wallets = WalletApp(api_token=TOKEN, expose_queue_status=True)
     headers = httpx.Headers({} if given is None else {b"X-Helper-Token": given.encode("latin-1")})
     asked = 0
-    async with wallets.client() as client:
+    async with wallets.create_client() as client:
         paths = (await client.get("/openapi.json")).json()["paths"]
         for path, operations in paths.items():
             for method, operation in operations.items():
                 url = path.format(round_id="ab" * 32, nullifier="cd" * 32)
-                answer = await client.request(method, url, content=body(), headers=headers)
+                answer = await client.request(method, url, content=create_body(), headers=headers)
                 if "security" in operation:
                     asked += 1
                     assert answer.status_code == (200 if verdict else 401)
                 else:
                     assert answer.status_code == 200
     assert asked == 3
-    assert comparison.given == [((given or "").encode("latin-1"), TOKEN.encode())] * asked
+    assert comparison.compared == [((given or "").encode("latin-1"), TOKEN.encode())] * asked
 
 
 @pytest.mark.parametrize("verdict", [True, False])
@@ -63,12 +63,12 @@ async def test_tokens_guarded_routes_use_compare_digest(
 def test_tokens_operator_token_uses_compare_digest(
     monkeypatch: pytest.MonkeyPatch, given: str | None, verdict: bool
 ) -> None:
-    comparison = Comparison(verdict)
+    comparison = FakeComparison(verdict)
     monkeypatch.setattr(hmac, "compare_digest", comparison)
     headers = [] if given is None else [(b"authorization", b"Bearer " + given.encode("latin-1"))]
     let_in = bearer_matches(Request({"type": "http", "headers": headers}), TOKEN)
     assert let_in is (verdict and given is not None)
-    assert comparison.given == [((given or "").encode("latin-1"), TOKEN.encode())]
+    assert comparison.compared == [((given or "").encode("latin-1"), TOKEN.encode())]
 
 
 def test_tokens_partial_token_does_not_match() -> None:

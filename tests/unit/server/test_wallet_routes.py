@@ -13,8 +13,8 @@ from helper.chain.models import RoundStatus
 from helper.core.pause import PauseCause
 from helper.errors import ShareRefused, StoreFull
 from proofs import InvalidShare
-from tests.unit.ingest.admission_fixtures import END, NULLIFIER, PAYLOADS, POSITION, ROUND_ID, body, make_round
-from tests.unit.server.wallet_fixtures import QUEUE_STATUS, SHARES, STATUS, Wallets, is_error
+from tests.unit.ingest.admission_fixtures import END, NULLIFIER, PAYLOADS, POSITION, ROUND_ID, create_body, make_round
+from tests.unit.server.wallet_fixtures import QUEUE_STATUS_PATH, SHARES_PATH, STATUS_PATH, WalletApp, error_text
 
 pytestmark = pytest.mark.anyio
 
@@ -23,53 +23,53 @@ TOKEN = "tøken of a closed set-up"
 
 
 @pytest.fixture
-def wallets() -> Wallets:
-    return Wallets()
+def wallets() -> WalletApp:
+    return WalletApp()
 
 
-async def test_shares_first_post_is_queued_second_is_duplicate(wallets: Wallets) -> None:
-    async with wallets.client() as client:
-        first = await client.post(SHARES, content=body())
-        again = await client.post(SHARES, content=body(submit_at=END - 5))
+async def test_shares_first_post_is_queued_second_is_duplicate(wallets: WalletApp) -> None:
+    async with wallets.create_client() as client:
+        first = await client.post(SHARES_PATH, content=create_body())
+        again = await client.post(SHARES_PATH, content=create_body(submit_at=END - 5))
     assert (first.status_code, first.json()) == (200, {"status": "queued"})
     assert (again.status_code, again.json()) == (200, {"status": "duplicate"})
     assert first.headers["content-type"] == "application/json"
-    assert [share.submit_at for share in wallets.store.kept] == [0]
+    assert [share.submit_at for share in wallets.store.shares] == [0]
 
 
-async def test_shares_refusal_names_field(wallets: Wallets) -> None:
-    async with wallets.client() as client:
-        late = await client.post(SHARES, content=body(submit_at=END + 1))
-        wrong = await client.post(SHARES, content=body(proposal_id="1"))
+async def test_shares_refusal_names_field(wallets: WalletApp) -> None:
+    async with wallets.create_client() as client:
+        late = await client.post(SHARES_PATH, content=create_body(submit_at=END + 1))
+        wrong = await client.post(SHARES_PATH, content=create_body(proposal_id="1"))
         wallets.checks.invalid = InvalidShare("enc_share.c2", "identity")
-        identity = await client.post(SHARES, content=body())
+        identity = await client.post(SHARES_PATH, content=create_body())
     assert [r.status_code for r in (late, wrong, identity)] == [400, 400, 400]
-    assert is_error(late).startswith("submit_at: ")
-    assert is_error(wrong).startswith("proposal_id: ")
-    assert is_error(identity) == "enc_share.c2: must not be the identity"
-    assert wallets.store.kept == []
+    assert error_text(late).startswith("submit_at: ")
+    assert error_text(wrong).startswith("proposal_id: ")
+    assert error_text(identity) == "enc_share.c2: must not be the identity"
+    assert wallets.store.shares == []
 
 
-async def test_shares_full_disk_is_503(wallets: Wallets) -> None:
+async def test_shares_full_disk_is_503(wallets: WalletApp) -> None:
     wallets.store.error = StoreFull("no space")
-    async with wallets.client() as client:
-        answer = await client.post(SHARES, content=body())
+    async with wallets.create_client() as client:
+        answer = await client.post(SHARES_PATH, content=create_body())
     assert answer.status_code == 503
-    is_error(answer)
+    error_text(answer)
 
 
-async def test_shares_429_has_retry_after(wallets: Wallets) -> None:
+async def test_shares_429_has_retry_after(wallets: WalletApp) -> None:
     wallets.chain.leaves.clear()
-    async with wallets.client() as client:
-        answer = await client.post(SHARES, content=body())
+    async with wallets.create_client() as client:
+        answer = await client.post(SHARES_PATH, content=create_body())
     assert answer.status_code == 429
     assert int(answer.headers["retry-after"]) >= 1
-    is_error(answer)
+    error_text(answer)
 
 
 @pytest.mark.rule("R12")
-async def test_share_status_spent_nullifier_is_confirmed(wallets: Wallets) -> None:
-    async with wallets.client() as client:
+async def test_share_status_spent_nullifier_is_confirmed(wallets: WalletApp) -> None:
+    async with wallets.create_client() as client:
         before = await client.get(SHARE_STATUS)
         wallets.store.spent.add((ROUND_ID, NULLIFIER))
         after = await client.get(SHARE_STATUS)
@@ -86,84 +86,86 @@ async def test_share_status_spent_nullifier_is_confirmed(wallets: Wallets) -> No
         (ROUND_ID.hex(), "%FF" * 20, "nullifier"),
     ],
 )
-async def test_share_status_malformed_path_is_400(wallets: Wallets, round_id: str, nullifier: str, named: str) -> None:
-    async with wallets.client() as client:
+async def test_share_status_malformed_path_is_400(
+    wallets: WalletApp, round_id: str, nullifier: str, named: str
+) -> None:
+    async with wallets.create_client() as client:
         answer = await client.get(f"/shielded-vote/v1/share-status/{round_id}/{nullifier}")
     assert answer.status_code == 400
-    assert is_error(answer).startswith(f"{named}: ")
+    assert error_text(answer).startswith(f"{named}: ")
 
 
-async def test_status_shows_tree_of_newest_active_round(wallets: Wallets) -> None:
+async def test_status_shows_tree_of_newest_active_round(wallets: WalletApp) -> None:
     older, newest_closed = b"\x01" * 32, b"\x02" * 32
     wallets.chain.rounds[older] = make_round(height=10, round_id=older)
     wallets.chain.rounds[newest_closed] = make_round(RoundStatus.FINALIZED, height=90, round_id=newest_closed)
-    async with wallets.client() as client:
-        answer = await client.get(STATUS)
+    async with wallets.create_client() as client:
+        answer = await client.get(STATUS_PATH)
         wallets.chain.rounds.clear()
-        empty = await client.get(STATUS)
+        empty = await client.get(STATUS_PATH)
     assert answer.headers["content-type"] == "application/json"
     assert answer.json() == {"status": "ok", "tree": {"leaf_count": POSITION + 1, "anchor_height": 84}}
     assert empty.json() == {"status": "ok", "tree": {"leaf_count": 0, "anchor_height": 0}}
 
 
-async def test_status_before_ready_is_503(wallets: Wallets) -> None:
-    wallets.ready = False
-    async with wallets.client() as client:
-        answer = await client.get(STATUS)
-    assert (answer.status_code, is_error(answer)) == (503, "starting")
+async def test_status_before_ready_is_503(wallets: WalletApp) -> None:
+    wallets.is_ready = False
+    async with wallets.create_client() as client:
+        answer = await client.get(STATUS_PATH)
+    assert (answer.status_code, error_text(answer)) == (503, "starting")
 
 
-async def test_status_while_paused_is_503(wallets: Wallets) -> None:
-    wallets.pause = PauseCause.NO_NODE_IN_SYNC.reason()
-    async with wallets.client() as client:
-        answer = await client.get(STATUS)
+async def test_status_while_paused_is_503(wallets: WalletApp) -> None:
+    wallets.pause_reason = PauseCause.NO_NODE_IN_SYNC.reason()
+    async with wallets.create_client() as client:
+        answer = await client.get(STATUS_PATH)
     assert answer.status_code == 503
-    assert "no chain node is in sync" in is_error(answer)
+    assert "no chain node is in sync" in error_text(answer)
 
 
-async def test_queue_status_is_served_only_if_enabled(wallets: Wallets) -> None:
-    async with wallets.client() as client:
-        hidden = await client.get(QUEUE_STATUS)
-    exposed = Wallets(expose_queue_status=True)
-    async with exposed.client() as client:
-        await client.post(SHARES, content=body())
-        shown = await client.get(QUEUE_STATUS)
+async def test_queue_status_is_served_only_if_enabled(wallets: WalletApp) -> None:
+    async with wallets.create_client() as client:
+        hidden = await client.get(QUEUE_STATUS_PATH)
+    exposed = WalletApp(expose_queue_status=True)
+    async with exposed.create_client() as client:
+        await client.post(SHARES_PATH, content=create_body())
+        shown = await client.get(QUEUE_STATUS_PATH)
     assert hidden.status_code == 404
-    is_error(hidden)
+    error_text(hidden)
     assert shown.json() == {ROUND_ID.hex(): {"total": 1, "pending": 1, "submitted": 0, "failed": 0}}
 
 
 @pytest.mark.parametrize("given", [None, "", "token", TOKEN[:-1], TOKEN + "x", "ÿ\x80"])
 async def test_routes_without_token_are_401_and_read_nothing(given: str | None) -> None:
-    wallets = Wallets(api_token=TOKEN, expose_queue_status=True)
+    wallets = WalletApp(api_token=TOKEN, expose_queue_status=True)
     headers = httpx.Headers({} if given is None else {b"X-Helper-Token": given.encode()})
-    async with wallets.client() as client:
+    async with wallets.create_client() as client:
         answers = [
-            await client.post(SHARES, content=b"no JSON", headers=headers),
+            await client.post(SHARES_PATH, content=b"no JSON", headers=headers),
             await client.get(SHARE_STATUS, headers=headers),
-            await client.get(QUEUE_STATUS, headers=headers),
+            await client.get(QUEUE_STATUS_PATH, headers=headers),
         ]
-        open_to_all = await client.get(STATUS)
+        open_to_all = await client.get(STATUS_PATH)
     assert [answer.status_code for answer in answers] == [401, 401, 401]
     for answer in answers:
-        is_error(answer)
+        error_text(answer)
     assert open_to_all.status_code == 200
 
 
 async def test_routes_with_token_are_served() -> None:
-    wallets = Wallets(api_token=TOKEN, expose_queue_status=True)
+    wallets = WalletApp(api_token=TOKEN, expose_queue_status=True)
     headers = httpx.Headers({b"X-Helper-Token": TOKEN.encode()})
-    async with wallets.client() as client:
-        assert (await client.post(SHARES, content=body(), headers=headers)).status_code == 200
+    async with wallets.create_client() as client:
+        assert (await client.post(SHARES_PATH, content=create_body(), headers=headers)).status_code == 200
         assert (await client.get(SHARE_STATUS, headers=headers)).status_code == 200
-        assert (await client.get(QUEUE_STATUS, headers=headers)).status_code == 200
+        assert (await client.get(QUEUE_STATUS_PATH, headers=headers)).status_code == 200
 
 
-@pytest.mark.parametrize("path", [SHARES, STATUS, SHARE_STATUS, QUEUE_STATUS])
+@pytest.mark.parametrize("path", [SHARES_PATH, STATUS_PATH, SHARE_STATUS, QUEUE_STATUS_PATH])
 async def test_preflight_needs_no_token(path: str) -> None:
-    wallets = Wallets(api_token=TOKEN)
+    wallets = WalletApp(api_token=TOKEN)
     asked = {"Origin": "https://wallet.example", "Access-Control-Request-Method": "POST"}
-    async with wallets.client() as client:
+    async with wallets.create_client() as client:
         answer = await client.options(path, headers=asked)
     assert (answer.status_code, answer.content) == (204, b"")
     assert answer.headers["access-control-allow-origin"] == "*"
@@ -172,14 +174,14 @@ async def test_preflight_needs_no_token(path: str) -> None:
     assert "access-control-allow-credentials" not in answer.headers
 
 
-async def test_responses_allow_all_origins(wallets: Wallets) -> None:
-    async with wallets.client() as client:
+async def test_responses_allow_all_origins(wallets: WalletApp) -> None:
+    async with wallets.create_client() as client:
         answers = [
-            await client.post(SHARES, content=body()),
-            await client.post(SHARES, content=b"{"),
-            await client.get(SHARES),
+            await client.post(SHARES_PATH, content=create_body()),
+            await client.post(SHARES_PATH, content=b"{"),
+            await client.get(SHARES_PATH),
             await client.get("/shielded-vote/v1/nothing"),
-            await client.get(STATUS),
+            await client.get(STATUS_PATH),
         ]
         elsewhere = await client.get("/")
     for answer in answers:
@@ -187,72 +189,74 @@ async def test_responses_allow_all_origins(wallets: Wallets) -> None:
     assert "access-control-allow-origin" not in elsewhere.headers
 
 
-@pytest.mark.parametrize("path", ["/", "/shielded-vote/v1/share", f"{SHARES}/", "/queue", "/%2e%2e/stats"])
-async def test_unknown_path_is_404_in_json(wallets: Wallets, path: str) -> None:
-    async with wallets.client() as client:
+@pytest.mark.parametrize("path", ["/", "/shielded-vote/v1/share", f"{SHARES_PATH}/", "/queue", "/%2e%2e/stats"])
+async def test_unknown_path_is_404_in_json(wallets: WalletApp, path: str) -> None:
+    async with wallets.create_client() as client:
         answer = await client.get(path)
     assert answer.status_code == 404
-    is_error(answer)
+    error_text(answer)
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", SHARES), ("DELETE", STATUS), ("PUT", SHARES), ("POST", STATUS)])
-async def test_wrong_method_is_405_in_json(wallets: Wallets, method: str, path: str) -> None:
-    async with wallets.client() as client:
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", SHARES_PATH), ("DELETE", STATUS_PATH), ("PUT", SHARES_PATH), ("POST", STATUS_PATH)]
+)
+async def test_wrong_method_is_405_in_json(wallets: WalletApp, method: str, path: str) -> None:
+    async with wallets.create_client() as client:
         answer = await client.request(method, path)
     assert answer.status_code == 405
-    is_error(answer)
+    error_text(answer)
 
 
 async def test_unexpected_error_is_500_without_details(
-    wallets: Wallets, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    wallets: WalletApp, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def broken(*_: object) -> bool:
         raise RuntimeError("a secret")
 
     monkeypatch.setattr(wallets.store, "is_spent", broken)
-    async with wallets.client() as client:
+    async with wallets.create_client() as client:
         answer = await client.get(SHARE_STATUS)
     assert answer.status_code == 500
-    assert is_error(answer) == "internal error"
+    assert error_text(answer) == "internal error"
     assert answer.headers["access-control-allow-origin"] == "*"
     assert "request_failed" in capsys.readouterr().out
 
 
-async def test_shares_refusal_without_field_is_plain_text(wallets: Wallets, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_shares_refusal_without_field_is_plain_text(wallets: WalletApp, monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(_share: object) -> None:
         raise ShareRefused(503, "shares cannot be accepted now: no fresh node")
 
-    monkeypatch.setattr("helper.ingest.admission.AdmissionController.take", lambda _self, body, _client: refuse(body))
-    async with wallets.client() as client:
-        answer = await client.post(SHARES, content=body())
+    monkeypatch.setattr("helper.ingest.admission.AdmissionController.admit", lambda _self, body, _client: refuse(body))
+    async with wallets.create_client() as client:
+        answer = await client.post(SHARES_PATH, content=create_body())
     assert answer.status_code == 503
-    assert is_error(answer) == "shares cannot be accepted now: no fresh node"
+    assert error_text(answer) == "shares cannot be accepted now: no fresh node"
 
 
 @pytest.mark.parametrize("index", range(len(PAYLOADS)))
-async def test_shares_hostile_fields_store_nothing(wallets: Wallets, index: int) -> None:
+async def test_shares_hostile_fields_store_nothing(wallets: WalletApp, index: int) -> None:
     """Each recorded payload with each field invalid in each way: 400 with the field's name, no row, no 500."""
     breaks: list[Any] = [None, True, -1, 2**64, 1.5, "", "x" * 5000, [], {}, [[[[]]]], "NaN", [None] * 16]
     names = [name for name in PAYLOADS[index] if name != "all_enc_shares"]
-    async with wallets.client() as client:
+    async with wallets.create_client() as client:
         for name in names:
             for broken in breaks:
-                answer = await client.post(SHARES, content=json.dumps({**PAYLOADS[index], name: broken}))
+                answer = await client.post(SHARES_PATH, content=json.dumps({**PAYLOADS[index], name: broken}))
                 assert answer.status_code == 400
-                assert is_error(answer).startswith(name)
+                assert error_text(answer).startswith(name)
             gone = {key: value for key, value in PAYLOADS[index].items() if key != name}
-            assert is_error(await client.post(SHARES, content=json.dumps(gone))) == f"{name}: is missing"
-    assert wallets.store.asked == []
+            assert error_text(await client.post(SHARES_PATH, content=json.dumps(gone))) == f"{name}: is missing"
+    assert wallets.store.calls == []
 
 
-async def test_shares_concurrent_posts_of_client_are_independent(wallets: Wallets) -> None:
+async def test_shares_concurrent_posts_of_client_are_independent(wallets: WalletApp) -> None:
     answers: list[httpx.Response] = []
 
     async def post(client: httpx.AsyncClient, index: int) -> None:
-        answers.append(await client.post(SHARES, content=json.dumps(PAYLOADS[index])))
+        answers.append(await client.post(SHARES_PATH, content=json.dumps(PAYLOADS[index])))
 
-    async with wallets.client() as client, anyio.create_task_group() as group:
+    async with wallets.create_client() as client, anyio.create_task_group() as group:
         for index in range(16):
             group.start_soon(post, client, index)
     assert [answer.json() for answer in answers] == [{"status": "queued"}] * 16
-    assert len(wallets.store.kept) == 16
+    assert len(wallets.store.shares) == 16

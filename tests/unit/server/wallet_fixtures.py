@@ -13,12 +13,12 @@ from helper.server.application import create_app
 from helper.server.routes.wallet import WalletView
 from tests.unit.ingest.admission_fixtures import FakeChain, FakeChecks, FakeClock, FakeStore
 
-SHARES = "/shielded-vote/v1/shares"
-STATUS = "/shielded-vote/v1/status"
-QUEUE_STATUS = "/shielded-vote/v1/queue-status"
+SHARES_PATH = "/shielded-vote/v1/shares"
+STATUS_PATH = "/shielded-vote/v1/status"
+QUEUE_STATUS_PATH = "/shielded-vote/v1/queue-status"
 
 
-class Wallets:
+class WalletApp:
     """An application with its dependencies."""
 
     def __init__(self, **settings: Any) -> None:
@@ -26,34 +26,34 @@ class Wallets:
         self.chain = FakeChain(self.clock)
         self.store = FakeStore()
         self.checks = FakeChecks()
-        self.ready = True
-        self.pause: PauseReason | None = None
+        self.is_ready = True
+        self.pause_reason: PauseReason | None = None
         intake = AdmissionController(
             store=self.store,
             rounds=self.chain.registry,
             trees=self.chain.trees,
-            checker=ShareValidator(self.checks),
+            validator=ShareValidator(self.checks),
             clock=self.clock,
             wake=lambda _due: None,
-            paused=lambda: self.pause,
-            round_paused=lambda _: None,
+            get_pause_reason=lambda: self.pause_reason,
+            get_round_pause_reason=lambda _: None,
         )
         self.view = WalletView(
-            intake=intake,
+            admission=intake,
             store=self.store,
             rounds=self.chain.registry,
             trees=self.chain.trees,
-            ready=lambda: self.ready,
-            paused=lambda: self.pause,
+            is_ready=lambda: self.is_ready,
+            pause_reason=lambda: self.pause_reason,
         )
         self.app = create_app(self.view, **settings)
 
-    def client(self) -> httpx.AsyncClient:
+    def create_client(self) -> httpx.AsyncClient:
         """Create a client of this application."""
         return httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://helper")
 
 
-def is_error(response: httpx.Response) -> str:
+def error_text(response: httpx.Response) -> str:
     """Return the text of an error; asserts the documented JSON shape."""
     assert response.headers["content-type"] == "application/json"
     answer = response.json()

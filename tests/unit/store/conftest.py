@@ -8,7 +8,7 @@ import pytest
 from helper.store.rows import DamagedShare
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
-from tests.unit.store.fixtures import Opener
+from tests.unit.store.fixtures import StoreOpener
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def reported() -> list[DamagedShare]:
 
 
 @pytest.fixture
-async def opened(clock: FakeClock, reported: list[DamagedShare]) -> AsyncIterator[Opener]:
+async def open_sqlite_store(clock: FakeClock, reported: list[DamagedShare]) -> AsyncIterator[StoreOpener]:
     """Opens stores, and closes them all at the end: a reader's thread would keep the tests from ending."""
     stores: list[SqliteStore] = []
 
@@ -44,5 +44,5 @@ async def opened(clock: FakeClock, reported: list[DamagedShare]) -> AsyncIterato
 
 
 @pytest.fixture
-async def store(path: Path, opened: Opener) -> SqliteStore:
-    return await opened(path)
+async def store(path: Path, open_sqlite_store: StoreOpener) -> SqliteStore:
+    return await open_sqlite_store(path)

@@ -20,22 +20,22 @@ NOW = 1_795_268_000.0
 ROUND = bytes(range(32))
 OTHER_ROUND = bytes(range(1, 33))
 
-Opener = Callable[[Path], Awaitable[SqliteStore]]
+StoreOpener = Callable[[Path], Awaitable[SqliteStore]]
 """Opens a store that is closed at the end of the test."""
 
 
 @dataclass(frozen=True)
-class Posted:
+class PostedShare:
     """A share with its nullifier."""
 
     share: Share
     nullifier: bytes
 
-    def at(self, submit_at: int) -> Posted:
+    def with_submit_at(self, submit_at: int) -> PostedShare:
         return replace(self, share=replace(self.share, submit_at=submit_at))
 
 
-def posted(number: int, *, submit_at: int = 0, round_id: bytes = ROUND) -> Posted:
+def make_posted_share(number: int, *, submit_at: int = 0, round_id: bytes = ROUND) -> PostedShare:
     """The share with this number: always the same bytes, and other bytes than any other number's."""
     source = random.Random(f"{number} {round_id.hex()}")
     share = Share(
@@ -51,13 +51,13 @@ def posted(number: int, *, submit_at: int = 0, round_id: bytes = ROUND) -> Poste
         c1=source.randbytes(32),
         c2=source.randbytes(32),
     )
-    return Posted(share, source.randbytes(32))
+    return PostedShare(share, source.randbytes(32))
 
 
-def reveal(number: int) -> PreparedReveal:
+def make_reveal(number: int) -> PreparedReveal:
     """The message of the share with this number, as long as a real one."""
     source = random.Random(f"message {number}")
-    nullifier = posted(number).nullifier
+    nullifier = make_posted_share(number).nullifier
     return PreparedReveal(
         message=b"\x04" + nullifier + source.randbytes(5_200),
         tx_hash=source.randbytes(32),
@@ -67,50 +67,50 @@ def reveal(number: int) -> PreparedReveal:
     )
 
 
-def message_of(one: QueuedShare, maker: str) -> PreparedReveal:
+def make_message(queued: QueuedShare, maker: str) -> PreparedReveal:
     """A message for a claimed share, with the name of who made it."""
-    message = b"\x04" + one.nullifier + maker.encode()
+    message = b"\x04" + queued.nullifier + maker.encode()
     return PreparedReveal(message, hashlib.sha256(message).digest(), anchor_height=100, circuit="k10", height=101)
 
 
-async def operator_retry(store: Store, *share_ids: int, note: str = "asked for") -> int:
+async def retry_as_operator(store: Store, *share_ids: int, note: str = "asked for") -> int:
     """Retry failed shares as an operator does; how many."""
-    return (await store.retry_failed(share_ids, QueueFilter(), closed=(), note=note, dry=False))["retried"]
+    return (await store.retry_failed(share_ids, QueueFilter(), closed=(), note=note, dry_run=False))["retried"]
 
 
-async def put(store: Store, *numbers: int, submit_at: int = 0, now: float = NOW) -> None:
+async def enqueue_shares(store: Store, *numbers: int, submit_at: int = 0, now: float = NOW) -> None:
     """Enqueue the shares with these numbers."""
     for number in numbers:
-        one = posted(number, submit_at=submit_at)
+        one = make_posted_share(number, submit_at=submit_at)
         await store.enqueue(one.share, one.nullifier, now=now)
 
 
-async def claim(store: Store, *, limit: int = 100, now: float = NOW + 10) -> list[QueuedShare]:
+async def claim_all_due(store: Store, *, limit: int = 100, now: float = NOW + 10) -> list[QueuedShare]:
     """Claim what is due of the first round."""
     return await store.claim_due(now=now, limit=limit, rounds=[ROUND])
 
 
-async def claim_one(store: Store, number: int) -> int:
+async def enqueue_and_claim(store: Store, number: int) -> int:
     """Enqueue one share and claim it; its id."""
-    await put(store, number)
-    (queued,) = await claim(store)
+    await enqueue_shares(store, number)
+    (queued,) = await claim_all_due(store)
     return queued.id
 
 
-async def broadcast_one(store: Store, number: int) -> int:
+async def enqueue_and_prepare(store: Store, number: int) -> int:
     """One share in BROADCAST; its id."""
-    share_id = await claim_one(store, number)
-    assert await store.prepare(share_id, reveal(number))
+    share_id = await enqueue_and_claim(store, number)
+    assert await store.prepare(share_id, make_reveal(number))
     return share_id
 
 
-def files(path: Path) -> dict[str, bytes]:
+def read_database_files(path: Path) -> dict[str, bytes]:
     """Every file beside the database that begins with its name, with its bytes."""
     return {file.name: file.read_bytes() for file in sorted(path.parent.glob(f"{path.name}*"))}
 
 
 @contextmanager
-def hands_on(path: Path) -> Iterator[sqlite3.Connection]:
+def open_closed_database(path: Path) -> Iterator[sqlite3.Connection]:
     """The file of a closed store, to be written by hand."""
     conn = sqlite3.connect(path, isolation_level=None)
     try:
@@ -119,7 +119,7 @@ def hands_on(path: Path) -> Iterator[sqlite3.Connection]:
         conn.close()
 
 
-def rows(path: Path, sql: str) -> list[tuple[Any, ...]]:
+def query_rows(path: Path, sql: str) -> list[tuple[Any, ...]]:
     """What a query gives, beside a running store."""
     conn = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)
     try:

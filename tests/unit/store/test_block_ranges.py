@@ -19,7 +19,7 @@ from helper.store.block_ranges import (
 HEIGHTS = st.integers(1, 40)
 
 
-def heights_in(ranges: list[BlockRange]) -> set[int]:
+def expand_ranges(ranges: list[BlockRange]) -> set[int]:
     return {height for first, last in ranges for height in range(first, last + 1)}
 
 
@@ -33,7 +33,7 @@ def test_ranges_hold_the_same_heights_as_a_set(changes: list[tuple[bool, int, in
             ranges, expected = add_range(ranges, first, last), expected | span
         elif span:
             ranges, expected = remove_range(ranges, first, last), expected - span
-        assert heights_in(ranges) == expected
+        assert expand_ranges(ranges) == expected
         assert count_heights(ranges) == len(expected)
         assert ranges == sorted(ranges)
         assert all(low[1] + 1 < high[0] for low, high in pairwise(ranges)), "none of them touch"

@@ -20,26 +20,39 @@ from helper.store.rows import DamagedShare, QueueEntry, QueueFilter
 from helper.store.share_listing import UNREADABLE_NOTE
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
-from tests.unit.store.fixtures import NOW, ROUND, Opener, broadcast_one, claim, hands_on, posted, put, reveal, rows
+from tests.unit.store.fixtures import (
+    NOW,
+    ROUND,
+    StoreOpener,
+    claim_all_due,
+    enqueue_and_prepare,
+    enqueue_shares,
+    make_posted_share,
+    make_reveal,
+    open_closed_database,
+    query_rows,
+)
 
 KEY = b"k" * 32
 
 
 def share_row() -> ShareRow:
-    one, text = posted(1), "note"
+    one, text = make_posted_share(1), "note"
     share = one.share
     fields = (share.shares_hash, share.share_comms, share.primary_blind, share.c1, share.c2, one.nullifier)
     return ShareRow(
         ROUND, 7, 1, b"m" * 32, 3, 1, 1, 70_001, int(NOW), *fields, int(NOW) * 1000, 2**62, 0, int(NOW) * 1000,
         2, 1, 99, "proof", text,
-    ).sealed(KEY)  # fmt: skip
+    ).with_check(KEY)  # fmt: skip
 
 
 def reveal_row() -> RevealRow:
-    return RevealRow(7, reveal(1).message, b"h" * 32, 100, "k10", 101, 2, 110, 113, "one", "Accepted").sealed(KEY)
+    return RevealRow(7, make_reveal(1).message, b"h" * 32, 100, "k10", 101, 2, 110, 113, "one", "Accepted").with_check(
+        KEY
+    )
 
 
-def changed(value: object) -> list[object]:
+def damaged_values(value: object) -> list[object]:
     """What a flipped bit, or a flipped type, may make of a column."""
     if isinstance(value, bytes):
         return [value[:-1] + bytes([value[-1] ^ 1]), bytes([value[0] ^ 128]) + value[1:], value[:-1], value.hex(), None]
@@ -50,21 +63,21 @@ def changed(value: object) -> list[object]:
 
 
 @pytest.mark.parametrize("row", [share_row(), reveal_row()], ids=["share", "reveal"])
-def test_every_column_is_covered_by_the_check(row: ShareRow | RevealRow) -> None:
+def test_row_check_covers_every_column(row: ShareRow | RevealRow) -> None:
     assert row.is_sound(KEY)
     assert not row.is_sound(b"another key of this database!!!!")
 
     unseen = [
         (name, other)
         for name, value in zip(row._fields, row, strict=True)
-        for other in changed(value)
+        for other in damaged_values(value)
         if type(row)(*{**row._asdict(), name: other}.values()).is_sound(KEY)
     ]
 
     assert unseen == []
 
 
-def test_a_row_with_a_type_or_a_size_that_is_never_written_is_not_sound() -> None:
+def test_row_with_invalid_type_or_size_is_not_sound() -> None:
     row = share_row()
 
     assert not row._replace(submit_at=1 << 70).is_sound(KEY)
@@ -72,10 +85,10 @@ def test_a_row_with_a_type_or_a_size_that_is_never_written_is_not_sound() -> Non
     assert not row._replace(row_check=None).is_sound(KEY)  # type: ignore[arg-type]
 
 
-async def reopened(opened: Opener, store: SqliteStore, path: Path, change: str) -> SqliteStore:
+async def reopen_after_change(opened: StoreOpener, store: SqliteStore, path: Path, change: str) -> SqliteStore:
     """The store, closed and opened again with its file changed by this statement meanwhile."""
     await store.close()
-    with hands_on(path) as conn:
+    with open_closed_database(path) as conn:
         conn.execute("PRAGMA ignore_check_constraints = ON")
         triggers = conn.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'trigger'").fetchall()
         for name, _ in triggers:
@@ -102,20 +115,20 @@ async def reopened(opened: Opener, store: SqliteStore, path: Path, change: str) 
         "attempts = 4",
     ],
 )
-async def test_a_damaged_row_is_named_and_not_claimed_and_the_rest_goes_on(
-    opened: Opener, store: SqliteStore, path: Path, reported: list[DamagedShare], change: str
+async def test_claim_due_reports_and_skips_damaged_row(
+    open_sqlite_store: StoreOpener, store: SqliteStore, path: Path, reported: list[DamagedShare], change: str
 ) -> None:
-    await put(store, 1, 2, 3, submit_at=int(NOW) + 3)
-    again = await reopened(opened, store, path, f"UPDATE shares SET {change} WHERE id = 2")
+    await enqueue_shares(store, 1, 2, 3, submit_at=int(NOW) + 3)
+    again = await reopen_after_change(open_sqlite_store, store, path, f"UPDATE shares SET {change} WHERE id = 2")
 
     claimed = await again.claim_due(now=NOW + 10, limit=3, rounds=[ROUND, b"2" * 32])
 
     assert [queued.share for queued in sorted(claimed, key=lambda queued: queued.id)] == [
-        posted(1, submit_at=int(NOW) + 3).share,
-        posted(3, submit_at=int(NOW) + 3).share,
+        make_posted_share(1, submit_at=int(NOW) + 3).share,
+        make_posted_share(3, submit_at=int(NOW) + 3).share,
     ]
     assert [share.state for share in reported] == [0]
-    assert await again.damaged() == reported
+    assert await again.list_damaged() == reported
     (entry,) = [entry for entry in await again.list_shares(QueueFilter(), 9) if entry.damaged]
     assert entry.ref == reported[0].ref
     assert await again.next_due_ms([ROUND]) is None
@@ -129,56 +142,56 @@ async def test_a_damaged_row_is_named_and_not_claimed_and_the_rest_goes_on(
         lambda store: store.retry(1, due_ms=0, stage="t", note="n"),
         lambda store: store.fail(1, stage="t", note="n", spend_attempt=True),
         lambda store: store.mark_sending(1, height=5, endpoint="one"),
-        lambda store: store.sent_reveal(1),
-        lambda store: store.unconfirmed(),
+        lambda store: store.get_sent_reveal(1),
+        lambda store: store.list_unconfirmed(),
     ],
 )
 @pytest.mark.parametrize(
     "change",
     ["UPDATE shares SET c2 = zeroblob(32)", "UPDATE reveals SET message = x'0401'", "DELETE FROM reveals"],
 )
-async def test_a_damaged_share_or_message_is_never_sent(
-    opened: Opener,
+async def test_damaged_share_or_message_is_never_sent(
+    open_sqlite_store: StoreOpener,
     store: SqliteStore,
     path: Path,
     reported: list[DamagedShare],
     act: Callable[[SqliteStore], Awaitable[object]],
     change: str,
 ) -> None:
-    await broadcast_one(store, 1)
-    again = await reopened(opened, store, path, change)
+    await enqueue_and_prepare(store, 1)
+    again = await reopen_after_change(open_sqlite_store, store, path, change)
 
     assert not await again.mark_sending(1, height=5, endpoint="one")
     assert not await act(again)
 
     assert [share.state for share in reported] == [ShareState.BROADCAST], "named once"
-    assert await again.counts() == {ROUND: {ShareState.BROADCAST: 1}}
+    assert await again.count_shares() == {ROUND: {ShareState.BROADCAST: 1}}
 
 
 @pytest.mark.rule("R12")
 @pytest.mark.parametrize("change", ["due_ms = due_ms - 5000", "c1 = zeroblob(32)", "state = 3", "mac = zeroblob(32)"])
-async def test_a_damaged_share_whose_nullifier_is_counted_is_buried_with_the_others(
-    opened: Opener, store: SqliteStore, path: Path, change: str
+async def test_damaged_share_with_confirmed_nullifier_becomes_tombstone(
+    open_sqlite_store: StoreOpener, store: SqliteStore, path: Path, change: str
 ) -> None:
-    await put(store, 1, 2)
+    await enqueue_shares(store, 1, 2)
     await store.close()
-    flip(path, change)
-    again = await opened(path)
+    flip_bit(path, change)
+    again = await open_sqlite_store(path)
 
-    confirmed = await again.apply_block(5, [(ROUND, posted(n).nullifier) for n in (1, 2)], now=NOW)
+    confirmed = await again.apply_block(5, [(ROUND, make_posted_share(n).nullifier) for n in (1, 2)], now=NOW)
 
     assert confirmed == [1, 2]
     assert await again.list_shares(QueueFilter(), 9) == []
 
 
-def flip(path: Path, change: str) -> None:
+def flip_bit(path: Path, change: str) -> None:
     """Change share 1 without its indexes, as a flipped bit does: under a schema that has none."""
-    with hands_on(path) as conn:
+    with open_closed_database(path) as conn:
         kept = conn.execute("SELECT rowid, type, name, tbl_name, rootpage, sql FROM sqlite_schema").fetchall()
         conn.execute("PRAGMA writable_schema = ON")
         conn.execute("DELETE FROM sqlite_schema WHERE tbl_name = 'shares' AND type <> 'table'")
         conn.execute("UPDATE sqlite_schema SET sql = replace(sql, 'NOT NULL UNIQUE', 'NOT NULL') WHERE name = 'shares'")
-    with hands_on(path) as conn:
+    with open_closed_database(path) as conn:
         conn.execute("PRAGMA ignore_check_constraints = ON")
         conn.execute(f"UPDATE shares SET {change} WHERE id = 1")
         conn.execute("PRAGMA writable_schema = ON")
@@ -188,15 +201,15 @@ def flip(path: Path, change: str) -> None:
         )
 
 
-async def test_single_flipped_bits_anywhere_never_give_a_wrong_share(
+async def test_random_bit_flips_never_return_a_wrong_share(
     store: SqliteStore, path: Path, clock: FakeClock, tmp_path: Path
 ) -> None:
     """Two hundred copies with one bit flipped each: refused at the start, or only right shares at the right time."""
-    await put(store, *range(30), submit_at=int(NOW) + 3)
+    await enqueue_shares(store, *range(30), submit_at=int(NOW) + 3)
     await store.close()
     whole = path.read_bytes()
     source = random.Random(3)
-    right = {posted(n, submit_at=int(NOW) + 3).share for n in range(30)}
+    right = {make_posted_share(n, submit_at=int(NOW) + 3).share for n in range(30)}
     outcomes = {"refused": 0, "all": 0, "some": 0}
 
     for number in range(200):
@@ -223,46 +236,46 @@ async def test_single_flipped_bits_anywhere_never_give_a_wrong_share(
 
 
 @pytest.mark.parametrize("index", ["shares_due", "shares_nullifier", "sqlite_autoindex_shares_1"])
-async def test_a_damaged_index_is_found_and_made_anew(
-    opened: Opener, store: SqliteStore, path: Path, index: str
+async def test_verify_damaged_index_rebuilds_it(
+    open_sqlite_store: StoreOpener, store: SqliteStore, path: Path, index: str
 ) -> None:
-    await put(store, *range(30))
+    await enqueue_shares(store, *range(30))
     await damage_index(store, path, index)
-    again = await opened(path)
-    assert await again._integrity() != []
+    again = await open_sqlite_store(path)
+    assert await again._check_integrity() != []
 
     assert await again.verify() == []
 
-    assert await again._integrity() == []
-    assert len(await claim(again)) == 30
-    assert len(await again.apply_block(5, [(ROUND, posted(n).nullifier) for n in range(30)], now=NOW)) == 30
+    assert await again._check_integrity() == []
+    assert len(await claim_all_due(again)) == 30
+    assert len(await again.apply_block(5, [(ROUND, make_posted_share(n).nullifier) for n in range(30)], now=NOW)) == 30
 
 
 @pytest.mark.parametrize("back", range(1, 16))
-async def test_an_index_at_odds_with_its_rows_does_not_stop_the_work(
-    opened: Opener, store: SqliteStore, path: Path, back: int
+async def test_claim_due_with_inconsistent_index_continues(
+    open_sqlite_store: StoreOpener, store: SqliteStore, path: Path, back: int
 ) -> None:
-    await put(store, *range(30))
+    await enqueue_shares(store, *range(30))
     await damage_index(store, path, "shares_due", back)
-    again = await opened(path)
+    again = await open_sqlite_store(path)
 
-    claimed = await claim(again)
+    claimed = await claim_all_due(again)
     assert await again.verify() == []
-    claimed += await claim(again)
+    claimed += await claim_all_due(again)
 
-    assert {queued.share for queued in claimed} == {posted(n).share for n in range(30)}
+    assert {queued.share for queued in claimed} == {make_posted_share(n).share for n in range(30)}
     assert len(claimed) == 30
 
 
 @pytest.mark.rule("R9")
-async def test_shares_hidden_by_a_damaged_index_are_put_back_on_start_all_the_same(
-    opened: Opener, store: SqliteStore, path: Path
+async def test_recover_requeues_shares_missing_from_damaged_index(
+    open_sqlite_store: StoreOpener, store: SqliteStore, path: Path
 ) -> None:
-    await put(store, *range(6))
-    assert len(await claim(store)) == 6
-    ((page,),) = rows(path, "SELECT rootpage FROM sqlite_schema WHERE name = 'shares_under_way'")
+    await enqueue_shares(store, *range(6))
+    assert len(await claim_all_due(store)) == 6
+    ((page,),) = query_rows(path, "SELECT rootpage FROM sqlite_schema WHERE name = 'shares_under_way'")
     await store.close()
-    again = await opened(path)
+    again = await open_sqlite_store(path)
     with path.open("r+b") as file:
         file.seek((page - 1) * 4096 + 3)
         file.write(bytes(2))  # no entries
@@ -270,49 +283,49 @@ async def test_shares_hidden_by_a_damaged_index_are_put_back_on_start_all_the_sa
 
     assert await again.recover() == 6
     assert await again.recover() == 0
-    assert await again.counts() == {ROUND: {ShareState.RECEIVED: 6}}
+    assert await again.count_shares() == {ROUND: {ShareState.RECEIVED: 6}}
 
 
-async def test_a_purge_comes_to_its_end_though_an_index_names_a_share_that_is_not_there(
-    opened: Opener, store: SqliteStore, path: Path
+async def test_purge_with_dangling_index_entry_completes(
+    open_sqlite_store: StoreOpener, store: SqliteStore, path: Path
 ) -> None:
-    await put(store, 1, 2, 3)
+    await enqueue_shares(store, 1, 2, 3)
     await store.close()
-    drop_beside(path, "shares_due", "DELETE FROM shares WHERE id = 2")
-    again = await opened(path)
+    change_without_index(path, "shares_due", "DELETE FROM shares WHERE id = 2")
+    again = await open_sqlite_store(path)
 
     async with asyncio.timeout(20):
         assert await again.purge(ROUND) == 2
 
-    assert await again.counts() == {}
-    assert await again._integrity() == []
+    assert await again.count_shares() == {}
+    assert await again._check_integrity() == []
 
 
-async def test_a_move_of_rows_out_of_their_order_is_refused(store: SqliteStore, path: Path, clock: FakeClock) -> None:
-    await put(store, *range(30))
+async def test_migration_of_rows_out_of_order_is_refused(store: SqliteStore, path: Path, clock: FakeClock) -> None:
+    await enqueue_shares(store, *range(30))
     await store.close()
     side = SqliteEndpoint(path, clock)
-    side.look()
-    assert len(side.page(SHARES, SHARES.start or ())) == 30
+    side.connect_read_only()
+    assert len(side.read_page(SHARES, SHARES.start or ())) == 30
     side.close()
-    add_entries(path)
+    corrupt_cell_count(path)
 
-    side.look()
+    side.connect_read_only()
     with pytest.raises(StoreCorrupt, match=r"queue\.db is damaged: rows of shares are out of order"):
-        side.page(SHARES, SHARES.start or ())
+        side.read_page(SHARES, SHARES.start or ())
     side.close()
 
 
-def add_entries(path: Path) -> None:
+def corrupt_cell_count(path: Path) -> None:
     """Flip a bit in the number of entries of the last page of shares: 32 more, which all come to the row number 0."""
     data = path.read_bytes()
-    count = data.index(posted(29).share.shares_hash) // 4096 * 4096 + 4
+    count = data.index(make_posted_share(29).share.shares_hash) // 4096 * 4096 + 4
     with path.open("r+b") as file:
         file.seek(count)
         file.write(bytes([data[count] ^ 0x20]))
 
 
-def drop_beside(path: Path, index: str, change: str) -> None:
+def change_without_index(path: Path, index: str, change: str) -> None:
     """Change a file without one of its indexes, which stays as it was."""
     schema = "SELECT type, name, tbl_name, rootpage, sql FROM sqlite_schema WHERE name = ?"
     with closing(sqlite3.connect(path, isolation_level=None)) as conn:
@@ -325,12 +338,10 @@ def drop_beside(path: Path, index: str, change: str) -> None:
         conn.execute("INSERT INTO sqlite_schema VALUES (?, ?, ?, ?, ?)", entry)
 
 
-async def test_the_background_check_comes_to_its_end_where_rows_are_out_of_their_order(
-    store: SqliteStore, path: Path
-) -> None:
-    await put(store, *range(31))
-    await settled(store)
-    add_entries(path)
+async def test_background_check_of_rows_out_of_order_completes(store: SqliteStore, path: Path) -> None:
+    await enqueue_shares(store, *range(31))
+    await flush_to_file(store)
+    corrupt_cell_count(path)
 
     async with asyncio.timeout(20):
         assert await store.verify() != []
@@ -338,13 +349,13 @@ async def test_the_background_check_comes_to_its_end_where_rows_are_out_of_their
 
 @pytest.mark.parametrize("place", [-2, -1], ids=["key", "row"])
 @pytest.mark.parametrize("sent", [False, True], ids=["failed", "sent"])
-async def test_who_goes_on_behind_the_last_of_a_page_comes_to_the_end_of_a_damaged_index(
-    opened: Opener, store: SqliteStore, path: Path, *, sent: bool, place: int
+async def test_paging_through_damaged_index_completes(
+    open_sqlite_store: StoreOpener, store: SqliteStore, path: Path, *, sent: bool, place: int
 ) -> None:
-    await put(store, *range(30))
-    for queued in await claim(store):
+    await enqueue_shares(store, *range(30))
+    for queued in await claim_all_due(store):
         if sent:
-            await store.prepare(queued.id, reveal(queued.id))
+            await store.prepare(queued.id, make_reveal(queued.id))
         else:
             await store.fail(queued.id, stage="proof", note="for good", spend_attempt=True)
     await store.close()
@@ -352,88 +363,88 @@ async def test_who_goes_on_behind_the_last_of_a_page_comes_to_the_end_of_a_damag
     data = bytearray(path.read_bytes())
     data[data.index(bytes([8, 5, 1, 1, 9, 1]) + entry) + 9 + place] ^= 16  # the index says 14 for the last
     path.write_bytes(data)
-    again = await opened(path)
+    again = await open_sqlite_store(path)
 
     seen: list[int] = []
     async with asyncio.timeout(20):
-        while page := await page_of(again, seen[-1] if seen else 0, sent=sent):
+        while page := await fetch_page(again, seen[-1] if seen else 0, sent=sent):
             assert page[-1] > max(seen, default=0)
             seen += page
     assert set(range(1, 29)) <= set(seen)
 
 
-async def page_of(store: SqliteStore, after: int, *, sent: bool) -> list[int]:
+async def fetch_page(store: SqliteStore, after: int, *, sent: bool) -> list[int]:
     """The next seven shares that were sent, or that failed."""
     if sent:
-        return [one.share_id for one in await store.unconfirmed(limit=7, after_id=after)]
-    return await store.failed_ids(None, after_id=after, limit=7)
+        return [one.share_id for one in await store.list_unconfirmed(limit=7, after_id=after)]
+    return await store.list_failed_ids(None, after_id=after, limit=7)
 
 
 async def damage_index(store: SqliteStore, path: Path, index: str, back: int = 4) -> None:
     """Close the store and flip a bit in the entry at the end of an index's first page."""
-    ((page,),) = rows(path, f"SELECT rootpage FROM sqlite_schema WHERE name = '{index}'")
+    ((page,),) = query_rows(path, f"SELECT rootpage FROM sqlite_schema WHERE name = '{index}'")
     await store.close()
     data = bytearray(path.read_bytes())
     data[page * 4096 - back] ^= 1
     path.write_bytes(data)
 
 
-async def settled(store: SqliteStore) -> None:
+async def flush_to_file(store: SqliteStore) -> None:
     """Confirm share 30; after that all the others are in the file, and nothing in its log or in the cache."""
-    await store.apply_block(4, [(ROUND, posted(30).nullifier)], now=NOW)
-    await store.erased()
+    await store.apply_block(4, [(ROUND, make_posted_share(30).nullifier)], now=NOW)
+    await store.wait_for_erasure()
     await store._writer.run(lambda tx: tx.conn.execute("PRAGMA shrink_memory").fetchall())
 
 
-async def make_unreadable(store: SqliteStore, path: Path, number: int) -> None:
+async def make_row_unreadable(store: SqliteStore, path: Path, number: int) -> None:
     """Damage the header of a share's row in the file of a running store."""
-    await settled(store)
+    await flush_to_file(store)
     data = path.read_bytes()
     begin = bytes([26, 0, 9, 12 + 2 * 32])  # the row's header: its length, the types of id, round and mac
     with path.open("r+b") as file:
-        file.seek(data.rindex(begin, 0, data.index(posted(number).share.shares_hash)))
+        file.seek(data.rindex(begin, 0, data.index(make_posted_share(number).share.shares_hash)))
         file.write(b"\x7f")  # it tells of more columns than there are
 
 
-async def test_a_row_that_can_not_be_read_is_set_aside_and_does_not_hold_up_a_block(
+async def test_apply_block_sets_unreadable_row_aside(
     store: SqliteStore, path: Path, reported: list[DamagedShare]
 ) -> None:
-    await put(store, *range(31))
-    await make_unreadable(store, path, 7)
+    await enqueue_shares(store, *range(31))
+    await make_row_unreadable(store, path, 7)
 
-    claimed = await claim(store)
-    confirmed = await store.apply_block(5, [(ROUND, posted(n).nullifier) for n in range(30)], now=NOW)
+    claimed = await claim_all_due(store)
+    confirmed = await store.apply_block(5, [(ROUND, make_posted_share(n).nullifier) for n in range(30)], now=NOW)
 
-    assert {queued.share for queued in claimed} == {posted(n).share for n in range(30) if n != 7}
+    assert {queued.share for queued in claimed} == {make_posted_share(n).share for n in range(30) if n != 7}
     assert len(confirmed) == 29
-    assert reported == [DamagedShare("", b"", -1)] == await store.damaged()
-    assert await store.cursor() == 5
+    assert reported == [DamagedShare("", b"", -1)] == await store.list_damaged()
+    assert await store.get_cursor() == 5
 
 
-async def test_one_unreadable_row_does_not_hide_the_other_messages(
+async def test_unconfirmed_with_unreadable_row_returns_the_others(
     store: SqliteStore, path: Path, reported: list[DamagedShare]
 ) -> None:
-    await put(store, *range(31))
-    for queued in await claim(store):
-        await store.prepare(queued.id, reveal(queued.id))
-    await make_unreadable(store, path, 7)
+    await enqueue_shares(store, *range(31))
+    for queued in await claim_all_due(store):
+        await store.prepare(queued.id, make_reveal(queued.id))
+    await make_row_unreadable(store, path, 7)
 
-    found = await store.unconfirmed()
+    found = await store.list_unconfirmed()
 
     assert len(found) == 29
-    assert posted(7).nullifier not in {one.nullifier for one in found}
+    assert make_posted_share(7).nullifier not in {one.nullifier for one in found}
     assert reported == [DamagedShare("", b"", -1)]
 
 
-async def test_one_unreadable_row_is_named_in_the_list_and_hides_no_other(store: SqliteStore, path: Path) -> None:
-    await put(store, *range(31))
+async def test_list_shares_marks_unreadable_row_and_lists_the_others(store: SqliteStore, path: Path) -> None:
+    await enqueue_shares(store, *range(31))
     whole = await store.list_shares(QueueFilter(), 99)
-    ((mac,),) = rows(path, "SELECT mac FROM shares WHERE tree_position = 70007")
-    await make_unreadable(store, path, 7)
+    ((mac,),) = query_rows(path, "SELECT mac FROM shares WHERE tree_position = 70007")
+    await make_row_unreadable(store, path, 7)
 
     found = await store.list_shares(QueueFilter(), 99)
 
-    assert [entry for entry in found if not entry.damaged] == [one for one in whole if one.ref in _sound(found)]
+    assert [entry for entry in found if not entry.damaged] == [one for one in whole if one.ref in sound_entries(found)]
     assert len(found) == 30
     (bad,) = [entry for entry in found if entry.damaged]
     assert (bad.ref, bad.round_id, bad.state, bad.note) == (mac.hex()[:12], ROUND, ShareState.RECEIVED, UNREADABLE_NOTE)
@@ -442,14 +453,14 @@ async def test_one_unreadable_row_is_named_in_the_list_and_hides_no_other(store:
     assert await store.list_shares(QueueFilter(round_id=b"2" * 32), 99) == []
 
 
-def _sound(entries: list[QueueEntry]) -> set[str]:
+def sound_entries(entries: list[QueueEntry]) -> set[str]:
     return {entry.ref for entry in entries if not entry.damaged}
 
 
-async def test_an_index_that_can_not_be_read_hides_nothing_from_the_list(store: SqliteStore, path: Path) -> None:
-    await put(store, *range(31))
-    ((page,),) = rows(path, "SELECT rootpage FROM sqlite_schema WHERE name = 'shares_due'")
-    await settled(store)
+async def test_list_shares_with_unreadable_index_lists_all(store: SqliteStore, path: Path) -> None:
+    await enqueue_shares(store, *range(31))
+    ((page,),) = query_rows(path, "SELECT rootpage FROM sqlite_schema WHERE name = 'shares_due'")
+    await flush_to_file(store)
     whole = await store.list_shares(QueueFilter(), 99)
     with path.open("r+b") as file:
         file.seek((page - 1) * 4096)
@@ -460,11 +471,11 @@ async def test_an_index_that_can_not_be_read_hides_nothing_from_the_list(store: 
     assert await store.list_shares(QueueFilter(state=ShareState.FAILED), 99) == []
 
 
-async def test_an_unreadable_row_under_way_is_named_too(store: SqliteStore, path: Path) -> None:
-    await put(store, *range(31))
-    for queued in await claim(store):
-        await store.prepare(queued.id, reveal(queued.id))
-    await make_unreadable(store, path, 7)
+async def test_list_shares_marks_unreadable_row_in_progress(store: SqliteStore, path: Path) -> None:
+    await enqueue_shares(store, *range(31))
+    for queued in await claim_all_due(store):
+        await store.prepare(queued.id, make_reveal(queued.id))
+    await make_row_unreadable(store, path, 7)
 
     found = await store.list_shares(QueueFilter(state=ShareState.BROADCAST), 99)
 
@@ -472,48 +483,48 @@ async def test_an_unreadable_row_under_way_is_named_too(store: SqliteStore, path
     assert [entry.round_id for entry in found if entry.damaged] == [ROUND]
 
 
-async def test_a_share_that_comes_again_is_no_new_one_though_its_index_is_damaged(
-    opened: Opener, store: SqliteStore, path: Path
+async def test_enqueue_known_share_with_damaged_index_is_duplicate(
+    open_sqlite_store: StoreOpener, store: SqliteStore, path: Path
 ) -> None:
-    await put(store, *range(30))
+    await enqueue_shares(store, *range(30))
     await damage_index(store, path, "sqlite_autoindex_shares_1")
-    again = await opened(path)
+    again = await open_sqlite_store(path)
 
-    await put(again, *range(30))
+    await enqueue_shares(again, *range(30))
 
-    assert await again.counts() == {ROUND: {ShareState.RECEIVED: 30}}
+    assert await again.count_shares() == {ROUND: {ShareState.RECEIVED: 30}}
     assert await again.verify() == []
-    assert len(await again.apply_block(5, [(ROUND, posted(n).nullifier) for n in range(30)], now=NOW)) == 30
+    assert len(await again.apply_block(5, [(ROUND, make_posted_share(n).nullifier) for n in range(30)], now=NOW)) == 30
 
 
 @pytest.mark.parametrize("change", ["due_ms = due_ms + 99000000", "round_no = 2", "state = 3", "c1 = zeroblob(32)"])
-async def test_the_background_check_names_a_damaged_row_before_anything_is_made_anew_from_it(
-    opened: Opener, store: SqliteStore, path: Path, reported: list[DamagedShare], change: str
+async def test_background_check_reports_damaged_row_before_rebuild(
+    open_sqlite_store: StoreOpener, store: SqliteStore, path: Path, reported: list[DamagedShare], change: str
 ) -> None:
-    await put(store, 1, 2)
+    await enqueue_shares(store, 1, 2)
     await store.close()
-    flip(path, change)
-    again = await opened(path)
+    flip_bit(path, change)
+    again = await open_sqlite_store(path)
 
     assert await again.verify() == []
 
     assert len(reported) == 1
-    assert rows(path, "SELECT share_id FROM damaged") == [(1,)]
-    assert [queued.share for queued in await claim(again)] == [posted(2).share]
+    assert query_rows(path, "SELECT share_id FROM damaged") == [(1,)]
+    assert [queued.share for queued in await claim_all_due(again)] == [make_posted_share(2).share]
 
 
-async def test_the_background_check_names_a_damaged_message(
-    opened: Opener, store: SqliteStore, path: Path, reported: list[DamagedShare]
+async def test_background_check_reports_damaged_message(
+    open_sqlite_store: StoreOpener, store: SqliteStore, path: Path, reported: list[DamagedShare]
 ) -> None:
-    await broadcast_one(store, 1)
-    again = await reopened(opened, store, path, "UPDATE reveals SET message = x'0401'")
+    await enqueue_and_prepare(store, 1)
+    again = await reopen_after_change(open_sqlite_store, store, path, "UPDATE reveals SET message = x'0401'")
 
     assert await again.verify() == []
 
     assert [share.state for share in reported] == [ShareState.BROADCAST]
 
 
-def test_sqlite_itself_sees_no_flipped_bit_in_a_row(path: Path) -> None:
+def test_sqlite_integrity_check_misses_flipped_bit_in_row(path: Path) -> None:
     """Why the rows have a check of their own."""
     conn = sqlite3.connect(path)
     conn.execute("CREATE TABLE t (w BLOB)")

@@ -20,57 +20,57 @@ from tests.unit.store.fixtures import (
     NOW,
     OTHER_ROUND,
     ROUND,
-    Opener,
-    Posted,
-    broadcast_one,
-    claim,
-    files,
-    posted,
-    put,
-    reveal,
-    rows,
+    PostedShare,
+    StoreOpener,
+    claim_all_due,
+    enqueue_and_prepare,
+    enqueue_shares,
+    make_posted_share,
+    make_reveal,
+    query_rows,
+    read_database_files,
 )
 
-PAGE = 4096
+PAGE_BYTES = 4096
 
 
-def witness(one: Posted) -> list[bytes]:
+def witness_fragments(posted: PostedShare) -> list[bytes]:
     """What must be gone: both ends of every field, as a part may stay of what is overwritten."""
-    share = one.share
+    share = posted.share
     whole = [share.shares_hash, share.share_comms, share.primary_blind, share.c1, share.c2]
     return [part for field in whole for part in (field[:12], field[-12:])]
 
 
-def hits(path: Path, canaries: list[bytes]) -> dict[str, int]:
+def count_occurrences(path: Path, canaries: list[bytes]) -> dict[str, int]:
     """How often any of them is in which file."""
-    counted = {name: sum(data.count(canary) for canary in canaries) for name, data in files(path).items()}
+    counted = {name: sum(data.count(canary) for canary in canaries) for name, data in read_database_files(path).items()}
     return {name: count for name, count in counted.items() if count}
 
 
 @pytest.mark.rule("R14")
-async def test_after_confirmation_only_the_spent_nullifier_is_left(store: SqliteStore, path: Path) -> None:
-    await broadcast_one(store, 1)
-    await put(store, 2)
-    one, sent = posted(1), reveal(1)
+async def test_confirmation_erases_all_but_the_spent_nullifier(store: SqliteStore, path: Path) -> None:
+    await enqueue_and_prepare(store, 1)
+    await enqueue_shares(store, 2)
+    one, sent = make_posted_share(1), make_reveal(1)
     message = [sent.message[50:62], sent.message[-12:], sent.tx_hash]
-    assert hits(path, witness(one))
-    assert hits(path, message)
-    assert hits(path, [one.nullifier])
+    assert count_occurrences(path, witness_fragments(one))
+    assert count_occurrences(path, message)
+    assert count_occurrences(path, [one.nullifier])
 
     await store.apply_block(9, [(ROUND, one.nullifier)], now=NOW)
-    await store.erased()
+    await store.wait_for_erasure()
 
-    assert hits(path, witness(one)) == {}
-    assert hits(path, message) == {}
-    assert hits(path, [one.nullifier]) == {"queue.db": 1}
-    assert files(path)["queue.db-wal"] == b""
-    assert hits(path, witness(posted(2))), "the search finds what is there"
+    assert count_occurrences(path, witness_fragments(one)) == {}
+    assert count_occurrences(path, message) == {}
+    assert count_occurrences(path, [one.nullifier]) == {"queue.db": 1}
+    assert read_database_files(path)["queue.db-wal"] == b""
+    assert count_occurrences(path, witness_fragments(make_posted_share(2))), "the search finds what is there"
 
 
 @pytest.mark.rule("R14")
-async def test_our_spent_nullifiers_are_kept_like_all_others(store: SqliteStore, path: Path) -> None:
-    await put(store, 1)
-    ours, theirs = posted(1).nullifier, posted(99).nullifier
+async def test_own_spent_nullifiers_are_stored_like_all_others(store: SqliteStore, path: Path) -> None:
+    await enqueue_shares(store, 1)
+    ours, theirs = make_posted_share(1).nullifier, make_posted_share(99).nullifier
     await store.apply_block(9, [(ROUND, ours), (ROUND, theirs)], now=NOW)
     await store.close()
 
@@ -87,81 +87,86 @@ async def test_our_spent_nullifiers_are_kept_like_all_others(store: SqliteStore,
 
 
 @pytest.mark.rule("R14")
-async def test_among_many_shares_the_confirmed_are_gone_from_every_page(store: SqliteStore, path: Path) -> None:
+async def test_confirmation_of_some_of_many_shares_erases_every_page(store: SqliteStore, path: Path) -> None:
     """Enough rows and changes that pages are laid out anew and leave old bytes behind."""
     source = random.Random(1)
-    await put(store, *range(500))
+    await enqueue_shares(store, *range(500))
     ids: dict[int, int] = {}
     for _ in range(3):
-        claimed = await claim(store, limit=500)
+        claimed = await claim_all_due(store, limit=500)
         ids |= {queued.share.tree_position - 70_000: queued.id for queued in claimed}
         for queued in claimed:
             note = "x" * source.randrange(200)
             await store.requeue(queued.id, due_ms=int(NOW) * 1000 - source.randrange(10**6), stage="t", note=note)
     gone = source.sample(sorted(ids), 250)
 
-    await store.add_spent([(ROUND, posted(number).nullifier) for number in gone])
-    await store.erased()
+    await store.add_spent([(ROUND, make_posted_share(number).nullifier) for number in gone])
+    await store.wait_for_erasure()
 
-    assert hits(path, [canary for number in gone for canary in witness(posted(number))]) == {}
-    found = hits(path, [posted(number).nullifier for number in gone])
+    assert (
+        count_occurrences(path, [canary for number in gone for canary in witness_fragments(make_posted_share(number))])
+        == {}
+    )
+    found = count_occurrences(path, [make_posted_share(number).nullifier for number in gone])
     assert found == {"queue.db": len(gone)}
-    assert await store.counts() == {ROUND: {ShareState.RECEIVED: 250, ShareState.SUBMITTED: 250}}
+    assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 250, ShareState.SUBMITTED: 250}}
 
 
 @pytest.mark.rule("R14")
-async def test_a_purge_leaves_nothing_of_its_round_and_everything_of_others(store: SqliteStore, path: Path) -> None:
+async def test_purge_erases_its_round_and_keeps_others(store: SqliteStore, path: Path) -> None:
     for number in range(300):
-        await put(store, number)
-    other = posted(5, round_id=OTHER_ROUND)
+        await enqueue_shares(store, number)
+    other = make_posted_share(5, round_id=OTHER_ROUND)
     await store.enqueue(other.share, other.nullifier, now=NOW)
     await store.save_leaves(ROUND, 3, 0, b"leaf" * 8 * 40)
     await store.save_subtrees(ROUND, 0, b"node" * 8 * 1023)
-    await store.apply_block(9, [(ROUND, posted(n).nullifier) for n in range(20)], now=NOW)
-    for queued in await claim(store, limit=3):
-        await store.prepare(queued.id, reveal(1))
-    ((key,),) = rows(path, "SELECT mac_key FROM round_keys WHERE no = 1")
+    await store.apply_block(9, [(ROUND, make_posted_share(n).nullifier) for n in range(20)], now=NOW)
+    for queued in await claim_all_due(store, limit=3):
+        await store.prepare(queued.id, make_reveal(1))
+    ((key,),) = query_rows(path, "SELECT mac_key FROM round_keys WHERE no = 1")
 
     assert await store.purge(ROUND) == 300
-    await store.erased()
+    await store.wait_for_erasure()
 
-    everything = [canary for n in range(300) for canary in [*witness(posted(n)), posted(n).nullifier]]
-    assert hits(path, [*everything, reveal(1).tx_hash, ROUND, key, b"leaf" * 3, b"node" * 3]) == {}
-    assert await store.counts() == {OTHER_ROUND: {ShareState.RECEIVED: 1}}
-    assert not await store.is_known(posted(1).share.key)
-    assert not await store.is_spent(ROUND, posted(1).nullifier)
+    everything = [
+        canary
+        for n in range(300)
+        for canary in [*witness_fragments(make_posted_share(n)), make_posted_share(n).nullifier]
+    ]
+    assert count_occurrences(path, [*everything, make_reveal(1).tx_hash, ROUND, key, b"leaf" * 3, b"node" * 3]) == {}
+    assert await store.count_shares() == {OTHER_ROUND: {ShareState.RECEIVED: 1}}
+    assert not await store.is_known(make_posted_share(1).share.key)
+    assert not await store.is_spent(ROUND, make_posted_share(1).nullifier)
     assert await store.purge(ROUND) == 0
 
 
-async def test_a_reader_that_holds_on_delays_erasure_and_does_not_stop_the_writer(
-    store: SqliteStore, path: Path
-) -> None:
-    await put(store, 1)
+async def test_long_reader_delays_erasure_and_does_not_block_writer(store: SqliteStore, path: Path) -> None:
+    await enqueue_shares(store, 1)
     reader = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, isolation_level=None)
     reader.execute("BEGIN")
     reader.execute("SELECT count(*) FROM shares").fetchone()
 
-    await store.apply_block(9, [(ROUND, posted(1).nullifier)], now=NOW)
-    await put(store, 2)  # a commit, while the reader still sees the old state
-    assert hits(path, witness(posted(1)))
+    await store.apply_block(9, [(ROUND, make_posted_share(1).nullifier)], now=NOW)
+    await enqueue_shares(store, 2)  # a commit, while the reader still sees the old state
+    assert count_occurrences(path, witness_fragments(make_posted_share(1)))
     reader.execute("COMMIT")
     reader.close()
-    await store.erased()
+    await store.wait_for_erasure()
 
-    assert hits(path, witness(posted(1))) == {}
+    assert count_occurrences(path, witness_fragments(make_posted_share(1))) == {}
 
 
-async def test_closing_finishes_erasure(store: SqliteStore, path: Path) -> None:
-    await put(store, 1)
-    await store.apply_block(9, [(ROUND, posted(1).nullifier)], now=NOW)
+async def test_close_finishes_erasure(store: SqliteStore, path: Path) -> None:
+    await enqueue_shares(store, 1)
+    await store.apply_block(9, [(ROUND, make_posted_share(1).nullifier)], now=NOW)
 
     await store.close()
 
-    assert hits(path, witness(posted(1))) == {}
-    assert sorted(files(path)) == ["queue.db", "queue.db.lock"]
+    assert count_occurrences(path, witness_fragments(make_posted_share(1))) == {}
+    assert sorted(read_database_files(path)) == ["queue.db", "queue.db.lock"]
 
 
-def churn(conn: sqlite3.Connection) -> list[bytes]:
+def rewrite_rows(conn: sqlite3.Connection) -> list[bytes]:
     """Fill and change a table of texts until SQLite has left copies behind; the deleted rows' contents."""
     source = random.Random(2)
     conn.execute("PRAGMA secure_delete = ON")
@@ -176,70 +181,70 @@ def churn(conn: sqlite3.Connection) -> list[bytes]:
     return [part.encode() for key in gone for part in (contents[key][:24], contents[key][-24:])]
 
 
-def test_sqlite_leaves_copies_in_gaps_and_scrubbing_removes_them_and_nothing_else(path: Path) -> None:
+def test_scrub_removes_stale_copies_in_page_gaps_only(path: Path) -> None:
     conn = sqlite3.connect(path)
     conn.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT, row_check BLOB) WITHOUT ROWID")
-    deleted = churn(conn)
+    deleted = rewrite_rows(conn)
     kept = conn.execute("SELECT * FROM meta ORDER BY key").fetchall()
     conn.close()
-    assert hits(path, deleted), "if SQLite no longer leaves any, scrubbing may go"
+    assert count_occurrences(path, deleted), "if SQLite no longer leaves any, scrubbing may go"
     pages = path.stat().st_size // 4096
 
     with path.open("r+b") as file:
         assert scrub_pages(file.fileno(), range(1, pages + 1), 4096) > 0
         assert scrub_pages(file.fileno(), range(1, pages + 1), 4096) == 0
 
-    assert hits(path, deleted) == {}
+    assert count_occurrences(path, deleted) == {}
     conn = sqlite3.connect(path)
     assert conn.execute("SELECT * FROM meta ORDER BY key").fetchall() == kept
     assert conn.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     conn.close()
 
 
-def test_after_a_crash_the_whole_file_is_scrubbed(path: Path, clock: FakeClock) -> None:
+def test_open_after_crash_scrubs_whole_file(path: Path, clock: FakeClock) -> None:
     open_database(path, clock).close()
     conn = sqlite3.connect(path)
-    deleted = churn(conn)
+    deleted = rewrite_rows(conn)
     conn.close()
-    assert hits(path, deleted)
+    assert count_occurrences(path, deleted)
 
     open_database(path, clock).close()
-    assert hits(path, deleted), "after an orderly end nothing is looked for"
+    assert count_occurrences(path, deleted), "after an orderly end nothing is looked for"
 
     Path(f"{path}.lock").write_bytes(b"open\n")
     open_database(path, clock).close()
-    assert hits(path, deleted) == {}
+    assert count_occurrences(path, deleted) == {}
 
 
-async def test_after_a_crash_a_great_file_is_scrubbed_beside_the_work(
-    path: Path, opened: Opener, monkeypatch: pytest.MonkeyPatch
+async def test_open_after_crash_scrubs_large_file_in_background(
+    path: Path, open_sqlite_store: StoreOpener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(erasure, "PAGES_AT_ONCE", 1)
     monkeypatch.setattr(erasure, "SLICE", 2)
     open_database(path, SystemClock()).close()
     conn = sqlite3.connect(path)
-    deleted = churn(conn)
+    deleted = rewrite_rows(conn)
     conn.close()
     Path(f"{path}.lock").write_bytes(b"open\n")
 
-    store = await opened(path)
-    assert hits(path, deleted), "the start did not wait for it"
-    await put(store, 1)
-    await store.erased()
+    store = await open_sqlite_store(path)
+    assert count_occurrences(path, deleted), "the start did not wait for it"
+    await enqueue_shares(store, 1)
+    await store.wait_for_erasure()
 
-    assert hits(path, deleted) == {}
+    assert count_occurrences(path, deleted) == {}
     await store.close()
     assert Path(f"{path}.lock").read_bytes() == b"clean\n"
 
 
-def test_while_there_is_something_to_write_a_slice_has_a_tenth_of_the_time(
+def test_background_scrub_under_load_uses_a_tenth_of_the_time(
     path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(erasure, "PAGES_AT_ONCE", 1)
     monkeypatch.setattr(erasure, "SLICE", 1)
     open_database(path, clock).close()
     conn = sqlite3.connect(path)
-    churn(conn)
+    rewrite_rows(conn)
     conn.close()
     Path(f"{path}.lock").write_bytes(b"open\n")
     database = open_database(path, clock)
@@ -270,50 +275,50 @@ def test_while_there_is_something_to_write_a_slice_has_a_tenth_of_the_time(
     database.close()
 
 
-async def test_after_an_end_before_all_was_scrubbed_the_next_start_begins_anew(
-    path: Path, opened: Opener, monkeypatch: pytest.MonkeyPatch
+async def test_open_after_unfinished_scrub_starts_again(
+    path: Path, open_sqlite_store: StoreOpener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(erasure, "PAGES_AT_ONCE", 1)
     monkeypatch.setattr(erasure, "SLICE", 1)
     monkeypatch.setattr(erasure_schedule, "SLICE_PAUSE", 3600.0)
     open_database(path, SystemClock()).close()
     conn = sqlite3.connect(path)
-    churn(conn)
+    rewrite_rows(conn)
     conn.close()
     Path(f"{path}.lock").write_bytes(b"open\n")
 
-    store = await opened(path)
+    store = await open_sqlite_store(path)
     await store.close()
 
     assert Path(f"{path}.lock").read_bytes() == b"open\n"
 
 
-def leaf(content: bytes = b"", *, gap: bytes = b"") -> bytes:
+def build_leaf_page(content: bytes = b"", *, gap: bytes = b"") -> bytes:
     """A leaf of a b-tree without cells that tells of `content` at its end, and has `gap` before that."""
-    head = b"\x0d\x00\x00\x00\x00" + (PAGE - len(content)).to_bytes(2, "big") + b"\x00"
-    return head + bytes(PAGE - len(head) - len(content) - len(gap)) + gap + content
+    head = b"\x0d\x00\x00\x00\x00" + (PAGE_BYTES - len(content)).to_bytes(2, "big") + b"\x00"
+    return head + bytes(PAGE_BYTES - len(head) - len(content) - len(gap)) + gap + content
 
 
-def test_the_newest_copy_of_a_page_tells_whether_it_has_stale_bytes(tmp_path: Path) -> None:
-    clean, stale = leaf(b"row"), leaf(b"row", gap=b"old")
-    frames = [(2, stale), (3, clean), (4, stale), (2, clean), (5, bytes(PAGE)), *[(9, clean)] * 20, (6, stale)]
+def test_note_stale_uses_newest_copy_of_page(tmp_path: Path) -> None:
+    clean, stale = build_leaf_page(b"row"), build_leaf_page(b"row", gap=b"old")
+    frames = [(2, stale), (3, clean), (4, stale), (2, clean), (5, bytes(PAGE_BYTES)), *[(9, clean)] * 20, (6, stale)]
     wal = tmp_path / "wal"
     wal.write_bytes(bytes(32) + b"".join(number.to_bytes(4, "big") + bytes(20) + page for number, page in frames))
 
     found = {3, 7}
-    note_stale(found, wal, range(3), PAGE)
+    note_stale(found, wal, range(3), PAGE_BYTES)
     assert found == {2, 4, 7}
-    note_stale(found, wal, range(3, len(frames)), PAGE)
+    note_stale(found, wal, range(3, len(frames)), PAGE_BYTES)
     assert found == {4, 6, 7}
     with pytest.raises(OSError, match="shorter"):
-        note_stale(found, wal, range(len(frames), len(frames) + 1), PAGE)
+        note_stale(found, wal, range(len(frames), len(frames) + 1), PAGE_BYTES)
     with pytest.raises(OSError, match="No such file"):
-        note_stale(found, tmp_path / "none", range(1), PAGE)
+        note_stale(found, tmp_path / "none", range(1), PAGE_BYTES)
 
 
 @pytest.mark.rule("R14")
 @pytest.mark.parametrize("in_between", [False, True])
-def test_bytes_scrubbed_from_the_file_do_not_come_back_from_the_cache(
+def test_scrubbed_bytes_are_not_restored_from_cache(
     path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, *, in_between: bool
 ) -> None:
     """Gaps are also scrubbed while nothing is deleted, and the connection goes on with the pages that it has."""
@@ -321,25 +326,25 @@ def test_bytes_scrubbed_from_the_file_do_not_come_back_from_the_cache(
     database = open_database(path, clock)
     conn, eraser = database.tx.conn, database.eraser
     conn.execute("BEGIN IMMEDIATE")
-    deleted = churn(conn)
+    deleted = rewrite_rows(conn)
     if in_between:
         monkeypatch.setattr(erasure_schedule, "CHANGES_PER_CHECKPOINT", 1)
         eraser.run_due(idle=False)
-        assert eraser.gaps > 0
-        assert hits(path, deleted)["queue.db-wal"] > 0
-    eraser.note_deleted()
+        assert eraser.scrubbed_gaps > 0
+        assert count_occurrences(path, deleted)["queue.db-wal"] > 0
+    eraser.record_deletion()
     eraser.run_due(idle=True)
-    assert not eraser.pending
-    assert hits(path, deleted) == {}
+    assert not eraser.is_pending
+    assert count_occurrences(path, deleted) == {}
 
     conn.execute("UPDATE meta SET row_check = x'0102030405060708'")  # writes every page anew
     conn.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
-    assert hits(path, deleted) == {}
+    assert count_occurrences(path, deleted) == {}
     database.close()
 
 
-def test_where_the_log_can_not_be_looked_at_all_pages_are_looked_through(
+def test_scrub_with_unreadable_wal_checks_all_pages(
     path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = open_database(path, clock)
@@ -351,26 +356,26 @@ def test_where_the_log_can_not_be_looked_at_all_pages_are_looked_through(
     with monkeypatch.context() as patched:
         patched.setattr(erasure, "note_stale", fail)
         conn.execute("BEGIN IMMEDIATE")
-        deleted = churn(conn)
-        eraser.note_deleted()
+        deleted = rewrite_rows(conn)
+        eraser.record_deletion()
         eraser.run_due(idle=True)
-    clock.advance(erasure_schedule.RETRY_AFTER_ERROR)
+    clock.advance(erasure_schedule.ERROR_RETRY_SECONDS)
     conn.execute("INSERT INTO meta VALUES ('new', '', zeroblob(8))")  # which begins the log anew
-    while eraser.pending:
+    while eraser.is_pending:
         eraser.run_due(idle=True)
 
-    assert hits(path, deleted) == {}
+    assert count_occurrences(path, deleted) == {}
     database.close()
 
 
-def test_what_is_no_tree_page_is_left_alone() -> None:
-    assert page_gap(bytes(PAGE), 7) is None
-    assert page_gap(b"\x0d" + bytes(PAGE - 1), 7) is None, "content from 65536 on is beyond the page"
+def test_scrub_leaves_other_page_types_unchanged() -> None:
+    assert page_gap(bytes(PAGE_BYTES), 7) is None
+    assert page_gap(b"\x0d" + bytes(PAGE_BYTES - 1), 7) is None, "content from 65536 on is beyond the page"
     assert page_gap(b"\x0d", 7) is None, "not a whole header"
-    page = bytearray(PAGE)
+    page = bytearray(PAGE_BYTES)
     page[0:8] = b"\x0d\x00\x00\x00\x02\x0f\x00\x00"
     assert page_gap(bytes(page), 7) == (12, 0x0F00)
-    first = bytes(100) + bytes(page[: PAGE - 100])
+    first = bytes(100) + bytes(page[: PAGE_BYTES - 100])
     assert page_gap(first, 1) == (112, 0x0F00)
     page[0] = 5
     assert page_gap(bytes(page), 7) == (16, 0x0F00), "an interior page's header is longer"

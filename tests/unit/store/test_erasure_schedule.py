@@ -8,11 +8,11 @@ import pytest
 
 from helper.store.sqlite.erasure_schedule import (
     CHANGES_PER_CHECKPOINT,
-    ERASE_WITHIN,
-    RETRY_AFTER,
-    RETRY_AFTER_ERROR,
+    ERASE_WITHIN_SECONDS,
+    ERROR_RETRY_SECONDS,
+    RETRY_SECONDS,
     SLICE_PAUSE,
-    SLICE_REST,
+    SLICE_PAUSE_FACTOR,
     Action,
     ErasureSchedule,
     ErasureState,
@@ -135,13 +135,13 @@ def test_transition_from_each_state_leads_to_the_state_of_the_table(
         ([], False, None),
         ([failed], False, None),
         ([found], True, SLICE_PAUSE),
-        ([deleted], True, RETRY_AFTER),
-        ([deleted, found], True, RETRY_AFTER),
-        ([deleted, blocked], True, RETRY_AFTER),
-        ([deleted, failed], True, RETRY_AFTER),
+        ([deleted], True, RETRY_SECONDS),
+        ([deleted, found], True, RETRY_SECONDS),
+        ([deleted, blocked], True, RETRY_SECONDS),
+        ([deleted, failed], True, RETRY_SECONDS),
         ([deleted, erased], False, None),
         ([deleted, found, erased], True, SLICE_PAUSE),
-        ([deleted, found, scrubbed, written], True, RETRY_AFTER),
+        ([deleted, found, scrubbed, written], True, RETRY_SECONDS),
         ([found, scrubbed], False, None),
     ],
 )
@@ -161,21 +161,21 @@ def test_pending_and_longest_wait_depend_on_what_is_left(
         ([deleted], 0.0, True, 0, Action.ERASE),
         ([deleted], 0.0, False, 0, Action.NONE),
         ([deleted], 0.0, False, CHANGES_PER_CHECKPOINT, Action.WRITE_BACK),
-        ([deleted], ERASE_WITHIN - 0.01, False, 0, Action.NONE),
-        ([deleted], ERASE_WITHIN, False, 0, Action.ERASE),
+        ([deleted], ERASE_WITHIN_SECONDS - 0.01, False, 0, Action.NONE),
+        ([deleted], ERASE_WITHIN_SECONDS, False, 0, Action.ERASE),
         ([deleted, blocked], 0.0, True, 0, Action.ERASE),
-        ([deleted, blocked], ERASE_WITHIN - 0.01, False, 0, Action.NONE),
-        ([deleted, blocked], ERASE_WITHIN, False, 0, Action.ERASE),
+        ([deleted, blocked], ERASE_WITHIN_SECONDS - 0.01, False, 0, Action.NONE),
+        ([deleted, blocked], ERASE_WITHIN_SECONDS, False, 0, Action.ERASE),
         ([found], 0.0, True, 0, Action.WRITE_BACK),
         ([found], 0.0, False, 0, Action.NONE),
-        ([failed], RETRY_AFTER_ERROR - 0.01, True, CHANGES_PER_CHECKPOINT, Action.NONE),
-        ([failed], RETRY_AFTER_ERROR, True, CHANGES_PER_CHECKPOINT, Action.WRITE_BACK),
-        ([deleted, failed], RETRY_AFTER_ERROR - 0.01, True, 0, Action.NONE),
-        ([deleted, failed], RETRY_AFTER_ERROR, True, 0, Action.ERASE),
-        ([deleted, failed], RETRY_AFTER_ERROR, False, 0, Action.NONE),
-        ([deleted, failed], ERASE_WITHIN, False, 0, Action.ERASE),
-        ([failed, deleted], ERASE_WITHIN, False, 0, Action.ERASE),
-        ([deleted, erased], ERASE_WITHIN, True, 0, Action.NONE),
+        ([failed], ERROR_RETRY_SECONDS - 0.01, True, CHANGES_PER_CHECKPOINT, Action.NONE),
+        ([failed], ERROR_RETRY_SECONDS, True, CHANGES_PER_CHECKPOINT, Action.WRITE_BACK),
+        ([deleted, failed], ERROR_RETRY_SECONDS - 0.01, True, 0, Action.NONE),
+        ([deleted, failed], ERROR_RETRY_SECONDS, True, 0, Action.ERASE),
+        ([deleted, failed], ERROR_RETRY_SECONDS, False, 0, Action.NONE),
+        ([deleted, failed], ERASE_WITHIN_SECONDS, False, 0, Action.ERASE),
+        ([failed, deleted], ERASE_WITHIN_SECONDS, False, 0, Action.ERASE),
+        ([deleted, erased], ERASE_WITHIN_SECONDS, True, 0, Action.NONE),
     ],
 )
 def test_next_action_depends_on_state_idleness_time_and_changes(
@@ -186,16 +186,16 @@ def test_next_action_depends_on_state_idleness_time_and_changes(
 
 def test_second_deletion_does_not_extend_the_deadline() -> None:
     schedule = after(deleted)
-    schedule.rows_deleted(NOW + ERASE_WITHIN / 2)
-    assert schedule.next_action(NOW + ERASE_WITHIN, is_idle=False, changes=0) is Action.ERASE
+    schedule.rows_deleted(NOW + ERASE_WITHIN_SECONDS / 2)
+    assert schedule.next_action(NOW + ERASE_WITHIN_SECONDS, is_idle=False, changes=0) is Action.ERASE
 
 
 def test_blocked_erasure_past_its_deadline_is_retried_after_a_pause() -> None:
     schedule = after(deleted)
-    late = NOW + 5 * ERASE_WITHIN
+    late = NOW + 5 * ERASE_WITHIN_SECONDS
     schedule.blocked_by_reader(late)
-    assert schedule.next_action(late + RETRY_AFTER / 2, is_idle=False, changes=0) is Action.NONE
-    assert schedule.next_action(late + RETRY_AFTER, is_idle=False, changes=0) is Action.ERASE
+    assert schedule.next_action(late + RETRY_SECONDS / 2, is_idle=False, changes=0) is Action.NONE
+    assert schedule.next_action(late + RETRY_SECONDS, is_idle=False, changes=0) is Action.ERASE
 
 
 def test_checkpoint_restarts_the_count_of_changes() -> None:
@@ -210,7 +210,7 @@ def test_checkpoint_restarts_the_count_of_changes() -> None:
 def test_slices_pause_in_proportion_to_their_duration_while_there_are_writes() -> None:
     schedule = after(found)
     schedule.slice_scrubbed(4, began=NOW, now=NOW + 0.1, changes=7)
-    end = NOW + 0.1 + SLICE_REST * 0.1
+    end = NOW + 0.1 + SLICE_PAUSE_FACTOR * 0.1
     assert schedule.slice_due(NOW + 0.1, changes=7), "nothing was written since"
     assert not schedule.slice_due(end - 0.01, changes=8)
     assert schedule.slice_due(end, changes=8)

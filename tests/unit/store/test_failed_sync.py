@@ -15,22 +15,22 @@ from helper.store.sqlite.opening import open_database
 from helper.store.sqlite.page_scrubber import scrub_pages
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
-from tests.unit.store.fixtures import ROUND, Opener, files, put
+from tests.unit.store.fixtures import ROUND, StoreOpener, enqueue_shares, read_database_files
 
-LEAF = b"\x0d\x00\x00\x00\x02\x0f\x00\x00"
+LEAF_PAGE_HEADER = b"\x0d\x00\x00\x00\x02\x0f\x00\x00"
 """A table leaf with two cells, the first of them at byte 0x0f00."""
 
 
-def fails(*_: object, **__: object) -> NoReturn:
+def raise_io_error(*_: object, **__: object) -> NoReturn:
     raise OSError(errno.EIO, "Input/output error")
 
 
-def test_gaps_whose_zeros_were_not_synced_are_zeroed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scrub_after_failed_sync_zeroes_gaps_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "pages"
-    path.write_bytes(bytes(4096) + LEAF + b"stale" + bytes(4083))
+    path.write_bytes(bytes(4096) + LEAF_PAGE_HEADER + b"stale" + bytes(4083))
     synced: list[int] = []
     with path.open("r+b") as file:
-        monkeypatch.setattr(os, "fsync", fails)
+        monkeypatch.setattr(os, "fsync", raise_io_error)
         with pytest.raises(OSError, match="Input"):
             scrub_pages(file.fileno(), {2}, 4096)
         monkeypatch.setattr(os, "fsync", synced.append)
@@ -40,54 +40,57 @@ def test_gaps_whose_zeros_were_not_synced_are_zeroed_again(tmp_path: Path, monke
         assert synced == [file.fileno()]
 
 
-async def crashed_copy(store: SqliteStore, path: Path) -> Path:
+async def copy_as_crashed(store: SqliteStore, path: Path) -> Path:
     """The files of a daemon that was killed with commits in its WAL."""
-    await put(store, 1, 2)
+    await enqueue_shares(store, 1, 2)
     there = path.parent / "crashed" / path.name
     there.parent.mkdir()
-    for name, data in files(path).items():
+    for name, data in read_database_files(path).items():
         if not name.endswith("-shm"):
             (there.parent / name).write_bytes(data)
     return there
 
 
-async def test_what_a_crash_left_in_the_wal_is_in_the_database_before_anything_is_answered(
-    store: SqliteStore, path: Path, clock: FakeClock
-) -> None:
-    there = await crashed_copy(store, path)
+async def test_open_after_crash_checkpoints_wal_first(store: SqliteStore, path: Path, clock: FakeClock) -> None:
+    there = await copy_as_crashed(store, path)
     opened = open_database(there, clock)
     assert Path(f"{there}-wal").stat().st_size == 0
     opened.close()
 
 
 @pytest.mark.parametrize("mark", ["open\n", "clean\n"])
-async def test_a_start_is_refused_while_that_can_not_be_written(
-    mark: str, store: SqliteStore, path: Path, clock: FakeClock, opened: Opener, monkeypatch: pytest.MonkeyPatch
+async def test_open_after_crash_with_failing_sync_is_refused(
+    mark: str,
+    store: SqliteStore,
+    path: Path,
+    clock: FakeClock,
+    open_sqlite_store: StoreOpener,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also after an orderly end on a failing disk: a WAL is left then."""
-    there = await crashed_copy(store, path)
+    there = await copy_as_crashed(store, path)
     Path(f"{there}.lock").write_text(mark)
     with monkeypatch.context() as patch:
-        patch.setattr("helper.store.sqlite.erasure.scrub_pages", fails)
+        patch.setattr("helper.store.sqlite.erasure.scrub_pages", raise_io_error)
         with pytest.raises(StoreError, match="could not be written back"):
             open_database(there, clock)
-    assert await (await opened(there)).counts() == {ROUND: {ShareState.RECEIVED: 2}}
+    assert await (await open_sqlite_store(there)).count_shares() == {ROUND: {ShareState.RECEIVED: 2}}
 
 
-async def test_a_full_disk_refuses_no_start_and_erasure_is_tried_again(
+async def test_open_on_full_disk_succeeds_and_retries_erasure(
     store: SqliteStore, path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> NoReturn:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    there = await crashed_copy(store, path)
+    there = await copy_as_crashed(store, path)
     with monkeypatch.context() as patch:
         patch.setattr("helper.store.sqlite.erasure.scrub_pages", full)
         opened = open_database(there, clock)
-    assert opened.eraser.pending
+    assert opened.eraser.is_pending
     opened.eraser.run_due(idle=True)
-    assert opened.eraser.pending, "not at once"
+    assert opened.eraser.is_pending, "not at once"
     clock.advance(1)
     opened.eraser.run_due(idle=True)
-    assert not opened.eraser.pending
+    assert not opened.eraser.is_pending
     opened.close()

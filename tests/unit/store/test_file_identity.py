@@ -10,12 +10,12 @@ import pytest
 from helper.clock import SystemClock
 from helper.errors import StoreCorrupt, StoreError, StoreForeign
 from helper.store.migration.sqlite_endpoint import SqliteEndpoint
-from helper.store.sqlite.file_check import look_through
+from helper.store.sqlite.file_check import quick_check
 from helper.store.sqlite.opening import open_database
 from helper.store.sqlite.reader import open_queue_file
 from helper.store.sqlite.schema import latest_version
-from helper.store.sqlite.snapshot import examine, take_snapshot
-from tests.unit.store.fixtures import files, hands_on
+from helper.store.sqlite.snapshot import check_image, take_snapshot
+from tests.unit.store.fixtures import open_closed_database, read_database_files
 from tests.unit.store.test_schema_upgrade import add_migration
 
 CLOCK = SystemClock()
@@ -35,17 +35,17 @@ async def by_backup(path: Path) -> None:
 
 
 async def by_restore(path: Path) -> None:
-    examine(path.read_bytes(), str(path))
+    check_image(path.read_bytes(), str(path))
 
 
 async def by_doctor(path: Path) -> None:
-    look_through(path, CLOCK, seconds=60)
+    quick_check(path, CLOCK, seconds=60)
 
 
 async def by_migration(path: Path) -> None:
     endpoint = SqliteEndpoint(path, CLOCK)
     try:
-        endpoint.look()
+        endpoint.connect_read_only()
     finally:
         endpoint.close()
 
@@ -56,13 +56,13 @@ USES = [by_daemon, by_operator_query, by_backup, by_restore, by_doctor, by_migra
 
 def set_header(path: Path, pragma: str, value: int) -> None:
     open_database(path, CLOCK).close()
-    with hands_on(path) as conn:
+    with open_closed_database(path) as conn:
         conn.execute("PRAGMA journal_mode = DELETE")  # as in a backup
         conn.execute(f"PRAGMA {pragma} = {value}")
 
 
 def foreign(path: Path) -> None:
-    with hands_on(path) as conn:
+    with open_closed_database(path) as conn:
         conn.execute("CREATE TABLE songs (title TEXT)")
 
 
@@ -96,13 +96,13 @@ async def test_older_database_is_refused_by_what_reads_the_latest_schema_only(
 ) -> None:
     open_database(path, CLOCK).close()
     add_migration(monkeypatch)
-    before = files(path)[path.name]
+    before = read_database_files(path)[path.name]
 
     with pytest.raises(StoreForeign, match=rf"older version \(its schema is {latest_version() - 1}") as refused:
         await use(path)
 
     assert "svote-helper db migrate" in refused.value.advice
-    assert files(path)[path.name] == before
+    assert read_database_files(path)[path.name] == before
 
 
 @pytest.mark.parametrize("use", [by_operator_query, by_doctor, by_migration])
@@ -116,4 +116,4 @@ async def test_empty_file_is_a_new_database_for_the_daemon_only(path: Path, use:
 
 def test_examine_of_empty_image_is_refused() -> None:
     with pytest.raises(StoreForeign, match="is not a database"):
-        examine(b"", "backup.age")
+        check_image(b"", "backup.age")

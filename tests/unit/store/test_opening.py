@@ -20,7 +20,7 @@ from helper.store.sqlite.schema import migrations
 from helper.store.sqlite.store import SqliteStore
 from helper.store.sqlite.transaction import SqliteTransaction
 from tests.support.clock import FakeClock
-from tests.unit.store.fixtures import ROUND, Opener, files, hands_on, put
+from tests.unit.store.fixtures import ROUND, StoreOpener, enqueue_shares, open_closed_database, read_database_files
 
 
 def pragma(tx: SqliteTransaction, name: str) -> object:
@@ -29,10 +29,10 @@ def pragma(tx: SqliteTransaction, name: str) -> object:
     return value
 
 
-async def refused(path: Path, kind: type[StoreError], match: str) -> StoreError:
+async def expect_refusal(path: Path, error: type[StoreError], match: str) -> StoreError:
     """The error with which opening is refused; the file stays as it is, and is let go of."""
     before = path.read_bytes()
-    with pytest.raises(kind, match=match) as caught:
+    with pytest.raises(error, match=match) as caught:
         await SqliteStore(path).open()
     assert path.read_bytes() == before
     assert caught.value.advice
@@ -40,13 +40,13 @@ async def refused(path: Path, kind: type[StoreError], match: str) -> StoreError:
     return caught.value
 
 
-async def test_all_files_are_the_owners_alone_whatever_the_umask(path: Path) -> None:
+async def test_open_creates_private_files_under_any_umask(path: Path) -> None:
     before = os.umask(0)
     try:
         store = SqliteStore(path)
         await store.open()
-        await put(store, 1)
-        modes = {name: stat.S_IMODE((path.parent / name).stat().st_mode) for name in files(path)}
+        await enqueue_shares(store, 1)
+        modes = {name: stat.S_IMODE((path.parent / name).stat().st_mode) for name in read_database_files(path)}
         await store.close()
     finally:
         os.umask(before)
@@ -54,17 +54,17 @@ async def test_all_files_are_the_owners_alone_whatever_the_umask(path: Path) -> 
     assert modes == dict.fromkeys(["queue.db", "queue.db-shm", "queue.db-wal", "queue.db.lock"], 0o600)
 
 
-async def test_a_file_that_others_may_read_is_closed_to_them(opened: Opener, path: Path) -> None:
-    first = await opened(path)
+async def test_open_of_readable_file_makes_it_private(open_sqlite_store: StoreOpener, path: Path) -> None:
+    first = await open_sqlite_store(path)
     await first.close()
     path.chmod(0o644)
 
-    store = await opened(path)
+    store = await open_sqlite_store(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     await store.close()
 
 
-async def test_the_connection_is_set_for_durability_and_erasure(store: SqliteStore) -> None:
+async def test_open_sets_pragmas_for_durability_and_erasure(store: SqliteStore) -> None:
     names = ["journal_mode", "synchronous", "secure_delete", "temp_store", "foreign_keys", "wal_autocheckpoint"]
 
     values = [await store._writer.run(partial(pragma, name=name)) for name in names]
@@ -74,84 +74,84 @@ async def test_the_connection_is_set_for_durability_and_erasure(store: SqliteSto
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
 async def test_open_on_full_disk_names_the_disk(
-    opened: Opener, path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+    open_sqlite_store: StoreOpener, path: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
     def fail(_lock: FileLock, _text: bytes) -> None:
         raise OSError(error, os.strerror(error))
 
     monkeypatch.setattr(FileLock, "_write", fail)
     with pytest.raises(StoreFull, match="no space left on the disk of") as caught:
-        await opened(path)
+        await open_sqlite_store(path)
     assert str(path) in str(caught.value)
     assert f"df -h {path.parent}" in caught.value.advice
 
 
-async def test_a_text_file_is_refused(path: Path) -> None:
+async def test_open_text_file_is_refused(path: Path) -> None:
     path.write_text("not a database\n" * 500)
 
-    error = await refused(path, StoreForeign, "not a database")
+    error = await expect_refusal(path, StoreForeign, "not a database")
 
     assert "db_path" in error.advice
 
 
-async def test_another_programs_database_is_refused(path: Path) -> None:
-    with hands_on(path) as conn:
+async def test_open_foreign_database_is_refused(path: Path) -> None:
+    with open_closed_database(path) as conn:
         conn.execute("CREATE TABLE songs (title TEXT)")
 
-    await refused(path, StoreForeign, "another program")
+    await expect_refusal(path, StoreForeign, "another program")
 
 
-async def test_a_newer_versions_database_is_refused(store: SqliteStore, path: Path) -> None:
+async def test_open_newer_schema_is_refused(store: SqliteStore, path: Path) -> None:
     await store.close()
-    with hands_on(path) as conn:
+    with open_closed_database(path) as conn:
         conn.execute("PRAGMA user_version = 99")
 
-    error = await refused(path, StoreForeign, "newer version")
+    error = await expect_refusal(path, StoreForeign, "newer version")
 
     assert "version" in error.advice
 
 
-async def test_a_truncated_database_is_refused_and_says_what_to_do(store: SqliteStore, path: Path) -> None:
-    await put(store, *range(50))
+async def test_open_truncated_database_is_refused_with_advice(store: SqliteStore, path: Path) -> None:
+    await enqueue_shares(store, *range(50))
     await store.close()
     os.truncate(path, path.stat().st_size // 2)
 
-    error = await refused(path, StoreCorrupt, "damaged")
+    error = await expect_refusal(path, StoreCorrupt, "damaged")
 
     assert "backup" in error.advice
 
 
-async def test_a_great_database_is_looked_through_after_the_start_but_its_end_before(
-    store: SqliteStore, path: Path, opened: Opener, monkeypatch: pytest.MonkeyPatch
+async def test_open_large_database_checks_only_its_end(
+    store: SqliteStore, path: Path, open_sqlite_store: StoreOpener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(opening, "CHECKED_AT_START", 1)
-    await put(store, *range(50))
+    await enqueue_shares(store, *range(50))
     await store.close()
     whole = path.read_bytes()
-    with hands_on(path) as conn:
+    with open_closed_database(path) as conn:
         (page,) = conn.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'shares_nullifier'").fetchone()
     with path.open("r+b") as file:
         file.seek((page - 1) * 4096)
         file.write(b"\xff" * 16)
 
-    await (await opened(path)).close()
+    await (await open_sqlite_store(path)).close()
     with monkeypatch.context() as small:
         small.setattr(opening, "CHECKED_AT_START", 64 << 20)
-        await refused(path, StoreCorrupt, "damaged")
+        await expect_refusal(path, StoreCorrupt, "damaged")
 
     path.write_bytes(whole[: len(whole) // 2])
-    await refused(path, StoreCorrupt, "its end is missing")
+    await expect_refusal(path, StoreCorrupt, "its end is missing")
 
 
-async def test_a_scrambled_page_is_refused(store: SqliteStore, path: Path) -> None:
-    await put(store, *range(50))
+async def test_open_corrupt_page_is_refused(store: SqliteStore, path: Path) -> None:
+    await enqueue_shares(store, *range(50))
     await store.close()
     with path.open("r+b") as file:
         for page in range(2, path.stat().st_size // 4096):
             file.seek(page * 4096)
             file.write(b"\xff" * 16)
 
-    await refused(path, StoreCorrupt, "damaged")
+    await expect_refusal(path, StoreCorrupt, "damaged")
 
 
 @pytest.mark.parametrize(
@@ -164,42 +164,42 @@ async def test_a_scrambled_page_is_refused(store: SqliteStore, path: Path) -> No
     ],
     ids=["magic", "format", "version", "schema"],
 )
-async def test_a_bit_flipped_where_the_file_says_what_it_is_is_refused_with_the_way_to_restore(
+async def test_open_with_flipped_header_bit_is_refused_with_restore_advice(
     store: SqliteStore, path: Path, piece: bytes, offset: int, bit: int, kind: type[StoreError]
 ) -> None:
-    await put(store, *range(5))
+    await enqueue_shares(store, *range(5))
     await store.close()
     data = bytearray(path.read_bytes())
     data[data.index(piece) + offset] ^= 1 << bit
     path.write_bytes(data)
 
-    error = await refused(path, kind, "not a database|damaged|newer version")
+    error = await expect_refusal(path, kind, "not a database|damaged|newer version")
 
     assert "restore the newest backup" in error.advice
 
 
-async def test_a_lost_key_is_refused(store: SqliteStore, path: Path) -> None:
+async def test_open_without_its_key_is_refused(store: SqliteStore, path: Path) -> None:
     await store.close()
-    with hands_on(path) as conn:
+    with open_closed_database(path) as conn:
         conn.execute("UPDATE meta SET value = 'abc' WHERE key = 'key.rows'")
 
-    await refused(path, StoreCorrupt, "key")
+    await expect_refusal(path, StoreCorrupt, "key")
 
 
-async def test_a_second_daemon_is_refused_while_the_first_lives(opened: Opener, store: SqliteStore, path: Path) -> None:
-    await put(store, 1)
+async def test_open_by_second_daemon_is_refused(open_sqlite_store: StoreOpener, store: SqliteStore, path: Path) -> None:
+    await enqueue_shares(store, 1)
 
     with pytest.raises(StoreLocked, match="another daemon"):
         await SqliteStore(path).open()
 
-    await put(store, 2)
+    await enqueue_shares(store, 2)
     await store.close()
-    second = await opened(path)
-    assert await second.counts() == {ROUND: {ShareState.RECEIVED: 2}}
+    second = await open_sqlite_store(path)
+    assert await second.count_shares() == {ROUND: {ShareState.RECEIVED: 2}}
     await second.close()
 
 
-async def test_a_missing_directory_and_a_directory_for_a_file_are_named(tmp_path: Path) -> None:
+async def test_open_missing_directory_or_directory_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="No such file") as caught:
         await SqliteStore(tmp_path / "none" / "queue.db").open()
     assert "directory" in caught.value.advice
@@ -208,68 +208,68 @@ async def test_a_missing_directory_and_a_directory_for_a_file_are_named(tmp_path
         await SqliteStore(tmp_path / "queue.db").open()
 
 
-async def test_an_empty_file_is_a_new_database(opened: Opener, path: Path) -> None:
+async def test_open_empty_file_creates_database(open_sqlite_store: StoreOpener, path: Path) -> None:
     path.touch()
-    store = await opened(path)
-    await put(store, 1)
+    store = await open_sqlite_store(path)
+    await enqueue_shares(store, 1)
     await store.close()
     assert path.stat().st_size > 4096
 
 
-async def test_a_migration_that_fails_leaves_nothing_behind(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_failed_schema_migration_is_rolled_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = (*migrations(), "CREATE TABLE more (n INTEGER); INSERT INTO nowhere VALUES (1);")
     monkeypatch.setattr("helper.store.sqlite.schema.migrations", lambda: steps)
 
     with pytest.raises(StoreError, match="nowhere"):
         await SqliteStore(path).open()
 
-    with hands_on(path) as conn:
+    with open_closed_database(path) as conn:
         assert conn.execute("SELECT count(*) FROM sqlite_schema").fetchone() == (0,)
 
 
-async def test_an_older_schema_is_brought_up_to_date(
-    opened: Opener, store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_open_older_schema_migrates_it(
+    open_sqlite_store: StoreOpener, store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await put(store, 1)
+    await enqueue_shares(store, 1)
     await store.close()
     steps = (*migrations(), "CREATE TABLE more (n INTEGER);")
     monkeypatch.setattr("helper.store.sqlite.schema.migrations", lambda: steps)
 
-    newer = await opened(path)
-    assert await newer.counts() == {ROUND: {ShareState.RECEIVED: 1}}
+    newer = await open_sqlite_store(path)
+    assert await newer.count_shares() == {ROUND: {ShareState.RECEIVED: 1}}
     await newer.close()
 
-    with hands_on(path) as conn:
+    with open_closed_database(path) as conn:
         assert conn.execute("PRAGMA user_version").fetchone() == (len(steps),)
         assert conn.execute("SELECT * FROM more").fetchall() == []
 
 
-async def test_a_closed_store_says_so(path: Path, clock: FakeClock) -> None:
+async def test_closed_store_raises_store_closed(path: Path, clock: FakeClock) -> None:
     store = SqliteStore(path, clock=clock)
     with pytest.raises(StoreError, match="not open"):
-        await put(store, 1)
+        await enqueue_shares(store, 1)
     await store.open()
     await store.close()
     with pytest.raises(StoreError, match="not open"):
-        await store.cursor()
+        await store.get_cursor()
     with pytest.raises(StoreError, match="not open"):
-        await put(store, 1)
+        await enqueue_shares(store, 1)
     await store.close()
 
 
-async def test_closing_finishes_what_was_handed_in(opened: Opener, path: Path) -> None:
-    store = await opened(path)
-    tasks = [asyncio.create_task(put(store, number)) for number in range(100)]
+async def test_close_finishes_pending_writes(open_sqlite_store: StoreOpener, path: Path) -> None:
+    store = await open_sqlite_store(path)
+    tasks = [asyncio.create_task(enqueue_shares(store, number)) for number in range(100)]
     await asyncio.sleep(0)
     await store.close()
     await asyncio.gather(*tasks)
 
-    again = await opened(path)
-    assert await again.counts() == {ROUND: {ShareState.RECEIVED: 100}}
+    again = await open_sqlite_store(path)
+    assert await again.count_shares() == {ROUND: {ShareState.RECEIVED: 100}}
 
 
-async def test_a_pulse_is_felt_only_while_the_writing_thread_has_turns(store: SqliteStore) -> None:
-    await store.pulse()
+async def test_pulse_succeeds_only_while_writer_thread_responds(store: SqliteStore) -> None:
+    await store.ping_writer()
     holding, goes_on = threading.Event(), threading.Event()
 
     def hold(_tx: SqliteTransaction) -> None:
@@ -278,7 +278,7 @@ async def test_a_pulse_is_felt_only_while_the_writing_thread_has_turns(store: Sq
 
     held = asyncio.create_task(store._writer.run(hold))
     await asyncio.to_thread(holding.wait, 30)
-    pulse = asyncio.create_task(store.pulse())
+    pulse = asyncio.create_task(store.ping_writer())
     await asyncio.sleep(0.05)
     assert not pulse.done()
     goes_on.set()

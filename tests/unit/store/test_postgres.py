@@ -11,17 +11,17 @@ import pytest
 from helper.errors import StoreError
 from helper.store.postgres.connection import create_connection_settings
 from helper.store.postgres.keyring import DecryptionError, Keyring
-from helper.store.postgres.transaction import statements
+from helper.store.postgres.transaction import load_statements
 from helper.store.sql_files import queries
 
-NEAR = [
+LOCAL_DSNS = [
     "postgresql:///queue",
     "postgresql://me@localhost/queue",
     "postgresql://me@127.0.0.1:5433/queue?sslmode=disable",
     "postgresql://me@[::1]/queue",
     "host=/run/postgresql dbname=queue",
 ]
-FAR = ["db.example.org", "10.0.0.7", "localhost,db.example.org"]
+REMOTE_DSNS = ["db.example.org", "10.0.0.7", "localhost,db.example.org"]
 
 
 @pytest.fixture(autouse=True)
@@ -30,13 +30,13 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize("address", NEAR)
-def test_on_this_host_a_connection_needs_no_tls(address: str) -> None:
+@pytest.mark.parametrize("address", LOCAL_DSNS)
+def test_local_connection_needs_no_tls(address: str) -> None:
     assert "verify" not in create_connection_settings(address, schema="s", host="one").conninfo
 
 
-@pytest.mark.parametrize("host", FAR)
-def test_over_a_network_the_server_is_verified_or_it_is_refused(host: str) -> None:
+@pytest.mark.parametrize("host", REMOTE_DSNS)
+def test_remote_connection_without_verified_tls_is_refused(host: str) -> None:
     words = create_connection_settings(f"host={host} dbname=queue", schema="s", host="one").conninfo
     assert "sslmode=verify-full" in words
     assert "sslrootcert=system" in words
@@ -49,7 +49,7 @@ def test_over_a_network_the_server_is_verified_or_it_is_refused(host: str) -> No
             create_connection_settings(f"host={host} sslmode={mode}", schema="s", host="one")
 
 
-def test_a_host_of_the_environment_is_looked_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remote_host_of_environment_requires_tls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGHOST", "db.example.org")
     assert "verify-full" in create_connection_settings("dbname=queue", schema="s", host="one").conninfo
     monkeypatch.setenv("PGSERVICE", "queue")
@@ -66,28 +66,28 @@ def test_a_host_of_the_environment_is_looked_at_too(monkeypatch: pytest.MonkeyPa
         "host=a.example,b.example hostaddr=192.0.2.1",
     ],
 )
-def test_make_link_hostaddr_with_several_hosts_is_refused(address: str) -> None:
+def test_connection_settings_hostaddr_with_several_hosts_is_refused(address: str) -> None:
     with pytest.raises(StoreError, match="hostaddr with several hosts"):
         create_connection_settings(address, schema="s", host="one")
 
 
-def test_make_link_remote_hostaddr_of_environment_requires_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_settings_remote_hostaddr_requires_tls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGHOSTADDR", "192.0.2.1")
     link = create_connection_settings("postgresql://me@localhost/queue", schema="s", host="one")
     assert "verify-full" in link.conninfo
     assert "hostaddr=192.0.2.1" in link.conninfo, "what was checked is what libpq gets"
-    assert link.shown() == "postgresql://me@localhost/queue?hostaddr=192.0.2.1"
+    assert link.to_display_text() == "postgresql://me@localhost/queue?hostaddr=192.0.2.1"
     monkeypatch.setenv("PGHOST", "a.example,b.example")
     with pytest.raises(StoreError, match="hostaddr with several hosts"):
         create_connection_settings("dbname=queue", schema="s", host="one")
 
 
-def test_make_link_several_hosts_with_one_remote_requires_tls() -> None:
+def test_connection_settings_with_one_remote_host_requires_tls() -> None:
     assert "verify-full" in create_connection_settings("host=localhost,db.example", schema="s", host="one").conninfo
     assert "verify" not in create_connection_settings("host=localhost,/run/postgresql", schema="s", host="one").conninfo
 
 
-def test_names_that_will_not_do_are_refused_and_a_password_is_not_shown() -> None:
+def test_invalid_names_are_refused_without_showing_password() -> None:
     for schema in ("", "a b", "Upper", "x;drop", "é"):
         with pytest.raises(StoreError, match="schema"):
             create_connection_settings("dbname=queue", schema=schema, host="one")
@@ -100,36 +100,36 @@ def test_names_that_will_not_do_are_refused_and_a_password_is_not_shown() -> Non
     assert "hush" not in repr(create_connection_settings("postgresql://me:hush@localhost/q", schema="s", host="one"))
 
 
-def test_what_is_sealed_is_opened_by_whoever_has_the_key_and_shows_when_it_was_changed() -> None:
+def test_sealed_row_opens_with_key_and_detects_changes() -> None:
     old, new = Keyring([b"o" * 32]), Keyring([b"n" * 32, b"o" * 32])
-    sealed = old.seal(b"word")
+    sealed = old.encrypt(b"word")
     assert b"word" not in sealed
-    assert sealed != old.seal(b"word")
-    assert new.open(sealed) == b"word"
-    assert new.tags(b"nullifier")[1:] == old.tags(b"nullifier")
+    assert sealed != old.encrypt(b"word")
+    assert new.decrypt(sealed) == b"word"
+    assert new.nullifier_tags(b"nullifier")[1:] == old.nullifier_tags(b"nullifier")
     for place in range(4, len(sealed)):
         with pytest.raises(DecryptionError):
-            old.open(sealed[:place] + bytes([sealed[place] ^ 1]) + sealed[place + 1 :])
+            old.decrypt(sealed[:place] + bytes([sealed[place] ^ 1]) + sealed[place + 1 :])
     for short in (sealed[:-1], sealed[:8]):
         with pytest.raises(DecryptionError):
-            old.open(short)
+            old.decrypt(short)
     with pytest.raises(StoreError, match="key that this host does not have"):
-        old.open(new.seal(b"word"))
+        old.decrypt(new.encrypt(b"word"))
     for keys in ([], [b"short"]):
         with pytest.raises(StoreError, match="key file"):
             Keyring(keys)
 
 
-def test_both_databases_have_a_statement_for_all_that_operations_ask() -> None:
+def test_both_engines_define_every_statement() -> None:
     only_a_file_has = {
         "every_share", "tombstone_count", "set_aside_ids", "last_share_id", "waiting_ids", "under_way_ids", "list_one",
         "mac_by_index",
     }  # fmt: skip
-    assert set(queries()) - set(statements()) == only_a_file_has
-    assert [name for name, sql in statements().items() if b"--" in sql] == []
+    assert set(queries()) - set(load_statements()) == only_a_file_has
+    assert [name for name, sql in load_statements().items() if b"--" in sql] == []
 
 
-def test_sqlite_loads_nothing_of_it() -> None:
+def test_sqlite_store_does_not_import_postgres() -> None:
     look = (
         "import sys, helper.app.service, helper.store.sqlite.store; print([m for m in sys.modules if 'psycopg' in m])"
     )

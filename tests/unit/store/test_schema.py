@@ -13,10 +13,10 @@ import pytest
 from helper.core.share import TRANSITIONS, ShareState
 from helper.store.sqlite.schema import migrate_schema
 from helper.store.sqlite.store import SqliteStore
-from tests.unit.store.conformance.test_transitions import LIVE, bring_to
-from tests.unit.store.fixtures import broadcast_one, hands_on
+from tests.unit.store.conformance.test_transitions import LIVE_STATES, create_share_in_state
+from tests.unit.store.fixtures import enqueue_and_prepare, open_closed_database
 
-REFUSED = [
+REFUSED_STATEMENTS = [
     ("shares", "shares_hash = x'00'"),
     ("shares", "share_comms = zeroblob(511)"),
     ("shares", "primary_blind = NULL"),
@@ -52,33 +52,31 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("table", "change"), REFUSED)
-async def test_the_schema_refuses_what_is_never_written(
-    store: SqliteStore, path: Path, table: str, change: str
-) -> None:
-    await broadcast_one(store, 1)
+@pytest.mark.parametrize(("table", "change"), REFUSED_STATEMENTS)
+async def test_schema_refuses_invalid_rows(store: SqliteStore, path: Path, table: str, change: str) -> None:
+    await enqueue_and_prepare(store, 1)
     await store.close()
 
-    with hands_on(path) as conn:
+    with open_closed_database(path) as conn:
         conn.execute("PRAGMA foreign_keys = ON")
         with pytest.raises(sqlite3.IntegrityError):
             conn.execute(f"UPDATE {table} SET {change}")
 
 
 @pytest.mark.parametrize("state", [0, 1, 3, 4])
-async def test_a_tombstone_is_submitted_and_nothing_else(store: SqliteStore, path: Path, state: int) -> None:
-    await broadcast_one(store, 1)
+async def test_schema_tombstone_state_is_only_submitted(store: SqliteStore, path: Path, state: int) -> None:
+    await enqueue_and_prepare(store, 1)
     await store.close()
 
-    with hands_on(path) as conn, pytest.raises(sqlite3.IntegrityError):
+    with open_closed_database(path) as conn, pytest.raises(sqlite3.IntegrityError):
         conn.execute("INSERT INTO tombstones (round_no, mac, state) VALUES (1, zeroblob(32), ?)", (state,))
 
 
-async def test_one_share_has_one_row(store: SqliteStore, path: Path) -> None:
-    await broadcast_one(store, 1)
+async def test_schema_allows_one_row_per_share(store: SqliteStore, path: Path) -> None:
+    await enqueue_and_prepare(store, 1)
     await store.close()
 
-    with hands_on(path) as conn:
+    with open_closed_database(path) as conn:
         conn.execute("DROP TRIGGER shares_begin")
         columns = [row[1] for row in conn.execute("PRAGMA table_info(shares)") if row[1] != "id"]
         names = ", ".join(columns)
@@ -86,14 +84,14 @@ async def test_one_share_has_one_row(store: SqliteStore, path: Path) -> None:
             conn.execute(f"INSERT INTO shares (id, {names}) SELECT 2, {names} FROM shares")
 
 
-@pytest.mark.parametrize(("was", "becomes"), list(product(LIVE, ShareState)))
-async def test_the_schema_knows_the_same_moves(
+@pytest.mark.parametrize(("was", "becomes"), list(product(LIVE_STATES, ShareState)))
+async def test_schema_transitions_match_code(
     store: SqliteStore, path: Path, was: ShareState, becomes: ShareState
 ) -> None:
-    await bring_to(store, was)
+    await create_share_in_state(store, was)
     await store.close()
 
-    with hands_on(path) as conn:
+    with open_closed_database(path) as conn:
         if becomes is ShareState.BROADCAST and was is not ShareState.BROADCAST:
             conn.execute(
                 "INSERT INTO reveals (share_id, message, tx_hash, anchor_height, circuit, height, sends, row_check)"
@@ -107,19 +105,19 @@ async def test_the_schema_knows_the_same_moves(
                 conn.execute(change, (becomes.value,))
 
 
-async def test_the_schema_lets_no_share_be_sent_without_a_message_on_disk(store: SqliteStore, path: Path) -> None:
-    await bring_to(store, ShareState.WITNESSED)
+async def test_schema_refuses_broadcast_without_stored_message(store: SqliteStore, path: Path) -> None:
+    await create_share_in_state(store, ShareState.WITNESSED)
     await store.close()
 
-    with hands_on(path) as conn, pytest.raises(sqlite3.IntegrityError, match="no message"):
+    with open_closed_database(path) as conn, pytest.raises(sqlite3.IntegrityError, match="no message"):
         conn.execute("UPDATE shares SET state = 4 WHERE id = 1")
 
 
-async def test_the_schema_lets_a_share_begin_as_received_only(store: SqliteStore, path: Path) -> None:
-    await bring_to(store, ShareState.RECEIVED)
+async def test_schema_refuses_insert_in_state_other_than_received(store: SqliteStore, path: Path) -> None:
+    await create_share_in_state(store, ShareState.RECEIVED)
     await store.close()
 
-    with hands_on(path) as conn:
+    with open_closed_database(path) as conn:
         columns = [row[1] for row in conn.execute("PRAGMA table_info(shares)")]
         for state in (1, 3, 4):
             chosen = ", ".join(
@@ -129,7 +127,7 @@ async def test_the_schema_lets_a_share_begin_as_received_only(store: SqliteStore
                 conn.execute(f"INSERT INTO shares SELECT {chosen} FROM shares")
 
 
-def test_the_schema_and_the_document_name_the_table() -> None:
+def test_documented_transition_table_matches_schema() -> None:
     with closing(sqlite3.connect(":memory:")) as conn:
         migrate_schema(conn)
         ((trigger,),) = conn.execute("SELECT sql FROM sqlite_schema WHERE name = 'shares_move'").fetchall()
@@ -149,7 +147,7 @@ def test_the_schema_and_the_document_name_the_table() -> None:
     assert codes == {state.name.lower(): str(state.value) for state in ShareState}
 
 
-async def test_the_schema_knows_the_two_ways(store: SqliteStore, path: Path) -> None:
+async def test_schema_refuses_unknown_action_channel(store: SqliteStore, path: Path) -> None:
     await store.close()
-    with hands_on(path) as conn, pytest.raises(sqlite3.IntegrityError):
+    with open_closed_database(path) as conn, pytest.raises(sqlite3.IntegrityError):
         conn.execute("INSERT INTO actions (begun_ms, uid, who, way, what, wanted) VALUES (0, 0, 'x', 'tcp', 'x', '{}')")

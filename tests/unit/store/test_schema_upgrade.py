@@ -11,36 +11,36 @@ from helper.core.share import ShareState
 from helper.errors import StoreCorrupt, StoreError, StoreForeign, StoreLocked
 from helper.store.sqlite.opening import open_database
 from helper.store.sqlite.schema import compare_schema, latest_version, migrations
-from helper.store.sqlite.schema_upgrade import migrate, refuse_running, try_migration
+from helper.store.sqlite.schema_upgrade import refuse_running, try_migration, upgrade_file
 from helper.store.sqlite.store import SqliteStore
 from tests.unit.store.fixtures import (
     NOW,
     ROUND,
-    Opener,
-    broadcast_one,
-    claim,
-    files,
-    hands_on,
-    operator_retry,
-    posted,
-    put,
-    rows,
+    StoreOpener,
+    claim_all_due,
+    enqueue_and_prepare,
+    enqueue_shares,
+    make_posted_share,
+    open_closed_database,
+    query_rows,
+    read_database_files,
+    retry_as_operator,
 )
 
 NEXT = "CREATE TABLE more (n INTEGER);"
 """A migration that only these tests have: with it, the database of this version is an older one."""
-HELD = {ShareState.RECEIVED: 2, ShareState.BROADCAST: 1, ShareState.FAILED: 1, ShareState.SUBMITTED: 1}
+OLD_STATE_COUNTS = {ShareState.RECEIVED: 2, ShareState.BROADCAST: 1, ShareState.FAILED: 1, ShareState.SUBMITTED: 1}
 
 
 async def fill(store: SqliteStore) -> int:
     """Shares in every state; the id of the failed one."""
-    await broadcast_one(store, 3)
-    await store.apply_block(1, [(ROUND, posted(3).nullifier)], now=NOW)
-    await broadcast_one(store, 4)
-    await put(store, 5)
-    (failed,) = await claim(store)
+    await enqueue_and_prepare(store, 3)
+    await store.apply_block(1, [(ROUND, make_posted_share(3).nullifier)], now=NOW)
+    await enqueue_and_prepare(store, 4)
+    await enqueue_shares(store, 5)
+    (failed,) = await claim_all_due(store)
     await store.fail(failed.id, stage="proof", note="invalid", spend_attempt=True)
-    await put(store, 1, 2)
+    await enqueue_shares(store, 1, 2)
     return failed.id
 
 
@@ -59,67 +59,71 @@ async def failed_id(store: SqliteStore) -> int:
 
 
 @pytest.fixture
-def old(path: Path, failed_id: int, monkeypatch: pytest.MonkeyPatch) -> Path:
+def old_database(path: Path, failed_id: int, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A database whose schema is one version behind."""
     assert failed_id
     add_migration(monkeypatch)
     return path
 
 
-def version(path: Path) -> int:
-    with hands_on(path) as conn:
+def read_schema_version(path: Path) -> int:
+    with open_closed_database(path) as conn:
         return int(conn.execute("PRAGMA user_version").fetchone()[0])
 
 
 async def test_a_start_upgrades_the_schema_and_continues_with_the_shares(
-    old: Path, failed_id: int, opened: Opener
+    old_database: Path, failed_id: int, open_sqlite_store: StoreOpener
 ) -> None:
-    assert version(old) == latest_version() - 1
-    store = await opened(old)
-    assert await store.counts() == {ROUND: HELD}
-    await put(store, 1, 3)  # known, the one waiting and the other confirmed
-    assert await store.counts() == {ROUND: HELD}
-    assert await operator_retry(store, failed_id) == 1
-    assert {one.share for one in await claim(store, now=NOW + 100)} == {posted(number).share for number in (1, 2, 5)}
+    assert read_schema_version(old_database) == latest_version() - 1
+    store = await open_sqlite_store(old_database)
+    assert await store.count_shares() == {ROUND: OLD_STATE_COUNTS}
+    await enqueue_shares(store, 1, 3)  # known, the one waiting and the other confirmed
+    assert await store.count_shares() == {ROUND: OLD_STATE_COUNTS}
+    assert await retry_as_operator(store, failed_id) == 1
+    assert {one.share for one in await claim_all_due(store, now=NOW + 100)} == {
+        make_posted_share(number).share for number in (1, 2, 5)
+    }
     await store.close()
-    assert version(old) == latest_version()
-    assert rows(old, "SELECT * FROM more") == []
+    assert read_schema_version(old_database) == latest_version()
+    assert query_rows(old_database, "SELECT * FROM more") == []
 
 
-async def test_a_trial_changes_nothing_and_a_migration_loses_nothing(old: Path, opened: Opener) -> None:
-    before = old.read_bytes()
-    trial = try_migration(old, SystemClock())
-    assert (trial.needed, trial.target) == (True, latest_version())
+async def test_dry_run_changes_nothing_and_migration_loses_nothing(
+    old_database: Path, open_sqlite_store: StoreOpener
+) -> None:
+    before = old_database.read_bytes()
+    trial = try_migration(old_database, SystemClock())
+    assert (trial.is_needed, trial.target) == (True, latest_version())
     contents = trial.before
     assert (contents.schema, contents.live, contents.confirmed, contents.damaged) == (latest_version() - 1, 4, 1, 0)
-    assert old.read_bytes() == before
+    assert old_database.read_bytes() == before
 
-    migrate(old, SystemClock())
-    with hands_on(old) as conn:
-        compare_schema(conn, str(old))
-    assert not try_migration(old, SystemClock()).needed
-    assert await (await opened(old)).counts() == {ROUND: HELD}
+    upgrade_file(old_database, SystemClock())
+    with open_closed_database(old_database) as conn:
+        compare_schema(conn, str(old_database))
+    assert not try_migration(old_database, SystemClock()).is_needed
+    assert await (await open_sqlite_store(old_database)).count_shares() == {ROUND: OLD_STATE_COUNTS}
 
 
-async def test_the_backup_that_was_made_first_is_the_old_database(old: Path, tmp_path: Path) -> None:
-    image = try_migration(old, SystemClock()).image
+async def test_backup_before_migration_is_the_old_database(old_database: Path, tmp_path: Path) -> None:
+    image = try_migration(old_database, SystemClock()).image
     copy = tmp_path / "copy.db"
     copy.write_bytes(image)
-    assert version(copy) == latest_version() - 1
+    assert read_schema_version(copy) == latest_version() - 1
 
 
 def test_a_new_database_needs_no_migration(path: Path) -> None:
     open_database(path, SystemClock()).close()
     trial = try_migration(path, SystemClock())
-    assert (trial.needed, trial.before.schema) == (False, latest_version())
+    assert (trial.is_needed, trial.before.schema) == (False, latest_version())
 
 
-async def test_a_running_daemon_is_not_disturbed(store: SqliteStore, path: Path) -> None:
+async def test_migration_beside_running_daemon_is_refused(store: SqliteStore, path: Path) -> None:
     with pytest.raises(StoreLocked):
         refuse_running(path)
     with pytest.raises(StoreLocked):
-        migrate(path, SystemClock())
-    await put(store, 1)
+        upgrade_file(path, SystemClock())
+    await enqueue_shares(store, 1)
 
 
 async def test_a_migration_that_cannot_work_is_reported_before_anything_is_touched(
@@ -127,34 +131,33 @@ async def test_a_migration_that_cannot_work_is_reported_before_anything_is_touch
 ) -> None:
     assert failed_id
     add_migration(monkeypatch, f"{NEXT} INSERT INTO nowhere VALUES (1);")
-    before = files(path)
+    before = read_database_files(path)
     with pytest.raises(StoreError, match="nowhere"):
         try_migration(path, SystemClock())
-    assert files(path)[path.name] == before[path.name]
+    assert read_database_files(path)[path.name] == before[path.name]
 
 
-async def test_a_migration_that_would_lose_a_share_is_refused(
-    path: Path, failed_id: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_migration_losing_a_share_is_refused(path: Path, failed_id: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert failed_id
     add_migration(monkeypatch, "DELETE FROM shares WHERE state = 0;")
     with pytest.raises(StoreCorrupt, match="would have other contents after the migration: live"):
         try_migration(path, SystemClock())
 
 
-def test_what_is_no_old_database_is_refused(path: Path) -> None:
-    with hands_on(path) as conn:
+def test_migration_of_other_files_is_refused(path: Path) -> None:
+    with open_closed_database(path) as conn:
         conn.execute("CREATE TABLE songs (title TEXT)")
     with pytest.raises(StoreForeign):
         try_migration(path, SystemClock())
 
 
-async def test_a_damaged_row_stays_one_and_is_reported(old: Path) -> None:
-    with hands_on(old) as conn:
+async def test_a_damaged_row_stays_one_and_is_reported(old_database: Path) -> None:
+    with open_closed_database(old_database) as conn:
         conn.execute(
-            "UPDATE shares SET submit_at = submit_at + 1 WHERE tree_position = ?", (posted(1).share.tree_position,)
+            "UPDATE shares SET submit_at = submit_at + 1 WHERE tree_position = ?",
+            (make_posted_share(1).share.tree_position,),
         )
-    trial = try_migration(old, SystemClock())
+    trial = try_migration(old_database, SystemClock())
     assert trial.before.damaged == 1
-    migrate(old, SystemClock())
-    assert try_migration(old, SystemClock()).before.damaged == 1
+    upgrade_file(old_database, SystemClock())
+    assert try_migration(old_database, SystemClock()).before.damaged == 1

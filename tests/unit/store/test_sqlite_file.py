@@ -13,26 +13,26 @@ from helper.store.rows import QueueFilter
 from helper.store.sql_files import queries
 from helper.store.sqlite.reader import open_queue_file
 from helper.store.sqlite.store import SqliteStore
-from tests.unit.store.fixtures import ROUND, files, hands_on, put
+from tests.unit.store.fixtures import ROUND, enqueue_shares, open_closed_database, read_database_files
 
 
-async def test_the_file_alone_tells_the_same_and_is_not_changed_by_looking(store: SqliteStore, path: Path) -> None:
-    await put(store, *range(5))
-    before = files(path)
+async def test_offline_reader_equals_store_and_changes_nothing(store: SqliteStore, path: Path) -> None:
+    await enqueue_shares(store, *range(5))
+    before = read_database_files(path)
     async with open_queue_file(path) as queue:
-        assert await queue.counts() == await store.counts()
+        assert await queue.count_shares() == await store.count_shares()
         assert await queue.list_shares(QueueFilter(), 3) == await store.list_shares(QueueFilter(), 3)
-        assert await queue.damaged() == []
+        assert await queue.list_damaged() == []
 
-    assert {name: data for name, data in files(path).items() if not name.endswith("-shm")} == {
+    assert {name: data for name, data in read_database_files(path).items() if not name.endswith("-shm")} == {
         name: data for name, data in before.items() if not name.endswith("-shm")
     }
 
 
-async def test_a_file_left_by_a_crash_is_read_with_its_log_and_the_log_stays(
+async def test_offline_reader_after_crash_includes_wal_and_keeps_it(
     store: SqliteStore, path: Path, tmp_path: Path
 ) -> None:
-    await put(store, *range(5))
+    await enqueue_shares(store, *range(5))
     copy = tmp_path / "copy" / path.name
     copy.parent.mkdir()
     for suffix in ("", "-wal"):
@@ -41,26 +41,26 @@ async def test_a_file_left_by_a_crash_is_read_with_its_log_and_the_log_stays(
     assert len(log) > 4096
 
     async with open_queue_file(copy) as queue:
-        assert await queue.counts() == {ROUND: {ShareState.RECEIVED: 5}}
+        assert await queue.count_shares() == {ROUND: {ShareState.RECEIVED: 5}}
 
     assert Path(f"{copy}-wal").read_bytes() == log
 
 
-async def test_a_reader_can_neither_write_nor_checkpoint(store: SqliteStore, path: Path) -> None:
-    await put(store, 1)
-    log = files(path)["queue.db-wal"]
+async def test_offline_reader_cannot_write_or_checkpoint(store: SqliteStore, path: Path) -> None:
+    await enqueue_shares(store, 1)
+    log = read_database_files(path)["queue.db-wal"]
 
     with pytest.raises(StoreError, match="readonly"):
         await store._reader.run("UPDATE shares SET state = 1")
     with pytest.raises(StoreError, match=r"readonly|I/O"):
         await store._reader.run("PRAGMA wal_checkpoint(TRUNCATE)")
 
-    assert files(path)["queue.db-wal"] == log
+    assert read_database_files(path)["queue.db-wal"] == log
 
 
-async def test_the_file_alone_is_only_read_when_it_is_ours(store: SqliteStore, path: Path, tmp_path: Path) -> None:
+async def test_offline_reader_refuses_foreign_file(store: SqliteStore, path: Path, tmp_path: Path) -> None:
     await store.close()
-    with hands_on(path) as conn:
+    with open_closed_database(path) as conn:
         conn.execute("PRAGMA user_version = 99")
     with pytest.raises(StoreForeign):
         async with open_queue_file(path):
@@ -78,7 +78,7 @@ async def test_the_file_alone_is_only_read_when_it_is_ours(store: SqliteStore, p
             pass
 
 
-async def test_the_hot_queries_walk_an_index_and_never_sort(store: SqliteStore, path: Path) -> None:
+async def test_hot_queries_use_an_index_without_sorting(store: SqliteStore, path: Path) -> None:
     await store.close()
     conn = sqlite3.connect(path)
     hot = ("due_shares", "next_due", "are_taken", "unconfirmed", "follow_ups", "shares_of_nullifier", "share_by_id")
@@ -96,5 +96,5 @@ async def test_the_hot_queries_walk_an_index_and_never_sort(store: SqliteStore, 
 
 
 @pytest.mark.parametrize("name", queries())
-def test_no_comment_swallows_the_end_of_a_query(name: str) -> None:
+def test_sql_comments_do_not_hide_statement_ends(name: str) -> None:
     assert "--" not in queries()[name]

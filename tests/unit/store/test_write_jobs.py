@@ -6,26 +6,26 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from helper.store.write_jobs import BatchOperation, WriteJob, do, parts
+from helper.store.write_jobs import BatchOperation, WriteJob, run_part, split_batch
 
 
-class Adding(BatchOperation):
+class AddOperation(BatchOperation):
     """Adds a number to what is gathered, and tells how many were added with it."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
     @classmethod
-    def do_all(cls, tx: list[int], operations: Sequence[Self]) -> list[int]:
+    def run_all(cls, tx: list[int], operations: Sequence[Self]) -> list[int]:
         tx += [one.number for one in operations]
         return [len(operations)] * len(operations)
 
 
-class AddingElsewhere(Adding):
+class OtherAddOperation(AddOperation):
     """Another kind."""
 
 
-async def test_what_follows_one_another_and_is_of_one_kind_is_done_at_once_and_all_in_order() -> None:
+async def test_consecutive_operations_of_one_kind_run_as_batch_in_order() -> None:
     loop = asyncio.get_running_loop()
 
     def single(tx: list[int]) -> int:
@@ -35,17 +35,17 @@ async def test_what_follows_one_another_and_is_of_one_kind_is_done_at_once_and_a
     def job(op: Callable[[Any], Any]) -> WriteJob:
         return WriteJob(op, loop, loop.create_future(), after_erasure=False)
 
-    ops: list[Callable[[Any], Any]] = [single, single, Adding(1), Adding(2), AddingElsewhere(3), single]
-    ops += [Adding(4), Adding(5), Adding(6)]
+    ops: list[Callable[[Any], Any]] = [single, single, AddOperation(1), AddOperation(2), OtherAddOperation(3), single]
+    ops += [AddOperation(4), AddOperation(5), AddOperation(6)]
     batch = [job(op) for op in ops]
 
-    divided = list(parts(batch))
+    divided = list(split_batch(batch))
     done: list[int] = []
     for part in divided:
-        do(done, part)
+        run_part(done, part)
 
     assert [len(part) for part in divided] == [1, 1, 2, 1, 1, 3]
     assert [job for part in divided for job in part] == batch
     assert done == [0, 0, 1, 2, 3, 0, 4, 5, 6]
     assert [job.value for job in batch] == [0, 0, 2, 2, 1, 0, 3, 3, 3]
-    assert Adding(7)(done) == 1
+    assert AddOperation(7)(done) == 1

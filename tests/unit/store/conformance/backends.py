@@ -17,78 +17,78 @@ from helper.store.rows import DamagedShare
 from helper.store.sqlite.reader import open_queue_file
 from helper.store.sqlite.store import SqliteStore
 from helper.store.store import Store
-from tests.unit.store.fixtures import hands_on, rows
+from tests.unit.store.fixtures import open_closed_database, query_rows
 
-SEALS = [b"s" * 32]
+SEALING_KEYS = [b"s" * 32]
 Report = Callable[[DamagedShare], None]
 Reopen = Callable[[], Awaitable[Store]]
 """Opens a store that is closed at the end of the test."""
 
 
-class Place(Protocol):
+class StoreBackend(Protocol):
     """What is kept beyond the life of one store."""
 
-    def store(self, clock: Clock, report: Report) -> Store:
+    def create_store(self, clock: Clock, report: Report) -> Store:
         """A store on it, not yet open."""
         ...
 
-    async def begin(self, store: Store) -> None:
+    async def prepare_store(self, store: Store) -> None:
         """Have an open store do all that there is to do."""
         ...
 
-    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+    def query_rows(self, sql: str) -> list[tuple[Any, ...]]:
         """What a query gives, beside a running store."""
         ...
 
-    def change(self, sql: str) -> None:
+    def execute(self, sql: str) -> None:
         """Change something by hand, as a fault would."""
         ...
 
-    def offline(self) -> AbstractAsyncContextManager[list[QueueReader]]:
+    def open_offline_readers(self) -> AbstractAsyncContextManager[list[QueueReader]]:
         """The readers that need no open store."""
         ...
 
     @property
-    def in_words(self) -> list[str]:
+    def locator(self) -> list[str]:
         """What another process needs to open it: `places.py`'s name for it, and where it is."""
         ...
 
 
-class SqlitePlace:
+class SqliteBackend:
     """A file."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "queue.db"
 
-    def store(self, clock: Clock, report: Report) -> SqliteStore:
+    def create_store(self, clock: Clock, report: Report) -> SqliteStore:
         """A store on the file."""
         return SqliteStore(self.path, clock=clock, on_damaged=report)
 
-    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+    def query_rows(self, sql: str) -> list[tuple[Any, ...]]:
         """What a query gives."""
-        return rows(self.path, sql)
+        return query_rows(self.path, sql)
 
-    def change(self, sql: str) -> None:
+    def execute(self, sql: str) -> None:
         """Change something by hand, once no store has the file open."""
-        with hands_on(self.path) as conn:
+        with open_closed_database(self.path) as conn:
             conn.execute(sql)
 
-    async def begin(self, store: Store) -> None:
+    async def prepare_store(self, store: Store) -> None:
         """Nothing: nobody else sends."""
 
     @asynccontextmanager
-    async def offline(self) -> AsyncIterator[list[QueueReader]]:
+    async def open_offline_readers(self) -> AsyncIterator[list[QueueReader]]:
         """The reader of the file."""
         async with open_queue_file(self.path) as queue:
             yield [queue]
 
     @property
-    def in_words(self) -> list[str]:
+    def locator(self) -> list[str]:
         """What another process needs."""
         return ["sqlite", str(self.path.parent)]
 
 
-class PostgresPlace:
+class PostgresBackend:
     """A schema of a database.
 
     Args:
@@ -100,38 +100,38 @@ class PostgresPlace:
         self.address = address
         self.schema = schema
 
-    def store(
+    def create_store(
         self, clock: Clock, report: Report, *, host: str = "one", seals: list[bytes] | None = None, lease: float = 10.0
     ) -> PostgresStore:
         """A host's store."""
         return PostgresStore(
             self.address,
-            seals=Keyring(SEALS if seals is None else seals),
+            keyring=Keyring(SEALING_KEYS if seals is None else seals),
             host=host,
             schema=self.schema,
             clock=clock,
-            lease=lease,
+            lease_seconds=lease,
             on_damaged=report,
         )
 
-    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+    def query_rows(self, sql: str) -> list[tuple[Any, ...]]:
         """What a query gives."""
         with self.connect() as conn:
             return conn.execute(sql.encode()).fetchall()
 
-    def change(self, sql: str) -> None:
+    def execute(self, sql: str) -> None:
         """Change something by hand."""
         with self.connect() as conn:
             conn.execute(sql.encode())
 
-    async def begin(self, store: Store) -> None:
+    async def prepare_store(self, store: Store) -> None:
         """Its host is the one that sends."""
         assert isinstance(store, PostgresStore)
-        assert await store.take_sender() is not None
-        self.change("UPDATE sender SET until = 'infinity'")  # nobody keeps it up here
+        assert await store.acquire_sender_lease() is not None
+        self.execute("UPDATE sender SET until = 'infinity'")  # nobody keeps it up here
 
     @asynccontextmanager
-    async def offline(self) -> AsyncIterator[list[QueueReader]]:
+    async def open_offline_readers(self) -> AsyncIterator[list[QueueReader]]:
         """None: only a store reads the database."""
         yield []
 
@@ -140,11 +140,11 @@ class PostgresPlace:
         return psycopg.connect(self.address, options=f"-c search_path={self.schema}", autocommit=True)
 
     @property
-    def in_words(self) -> list[str]:
+    def locator(self) -> list[str]:
         """What another process needs."""
         return ["postgres", self.address, self.schema]
 
 
-def place_of(words: list[str]) -> SqlitePlace | PostgresPlace:
+def parse_locator(locator: list[str]) -> SqliteBackend | PostgresBackend:
     """The place that these words name."""
-    return SqlitePlace(Path(words[1])) if words[0] == "sqlite" else PostgresPlace(words[1], words[2])
+    return SqliteBackend(Path(locator[1])) if locator[0] == "sqlite" else PostgresBackend(locator[1], locator[2])

@@ -11,29 +11,29 @@ import pytest
 from helper.store.rows import DamagedShare
 from helper.store.store import Store
 from tests.support.clock import FakeClock
-from tests.support.postgres import binaries
-from tests.unit.store.conformance.backends import Place, PostgresPlace, Reopen, SqlitePlace
+from tests.support.postgres import find_binaries
+from tests.unit.store.conformance.backends import PostgresBackend, Reopen, SqliteBackend, StoreBackend
 
-KINDS = ["sqlite"] + (["postgres"] if binaries() is not None else [])
+BACKEND_KINDS = ["sqlite"] + (["postgres"] if find_binaries() is not None else [])
 
 
-@pytest.fixture(params=KINDS)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+@pytest.fixture(params=BACKEND_KINDS)
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> StoreBackend:
     if request.param == "sqlite":
-        return SqlitePlace(tmp_path)
-    return PostgresPlace(request.getfixturevalue("cluster").address, f"test_{token_hex(6)}")
+        return SqliteBackend(tmp_path)
+    return PostgresBackend(request.getfixturevalue("cluster").url, f"test_{token_hex(6)}")
 
 
 @pytest.fixture
-async def reopen(place: Place, clock: FakeClock, reported: list[DamagedShare]) -> AsyncIterator[Reopen]:
+async def reopen(backend: StoreBackend, clock: FakeClock, reported: list[DamagedShare]) -> AsyncIterator[Reopen]:
     """Opens stores on the place, and closes them all at the end."""
     stores: list[Store] = []
 
     async def open_store() -> Store:
-        one = place.store(clock, reported.append)
+        one = backend.create_store(clock, reported.append)
         await one.open()
         stores.append(one)
-        await place.begin(one)
+        await backend.prepare_store(one)
         return one
 
     yield open_store

@@ -14,21 +14,21 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from helper.errors import StoreCorrupt, StoreError
-from helper.store.rows import DamagedShare, Enqueued
+from helper.store.rows import DamagedShare, EnqueueResult
 from helper.store.store import Store
 from helper.store.transaction import Transaction
 from tests.support.clock import FakeClock
-from tests.unit.store.conformance.backends import Place
-from tests.unit.store.conformance.test_chain_facts import ToldRound
-from tests.unit.store.fixtures import NOW, ROUND, Posted, posted
+from tests.unit.store.conformance.backends import StoreBackend
+from tests.unit.store.conformance.test_chain_facts import ChainRound
+from tests.unit.store.fixtures import NOW, ROUND, PostedShare, make_posted_share
 
 ROUNDS = 3
 """Rounds of one batch; the chain has told of the first only."""
-Outcome = Enqueued | type[BaseException]
+Outcome = EnqueueResult | type[BaseException]
 
 
 @dataclass(frozen=True)
-class Comer:
+class IncomingShare:
     """A share that comes, of one of the rounds of its batch.
 
     Attributes:
@@ -36,70 +36,70 @@ class Comer:
         key: the number that its key is made from.
         nullifier: the number that its nullifier is made from.
         submit_at: its time.
-        wrong: what is wrong with it: nothing, a nullifier that the schema refuses, a position that has no name.
+        defect: what is wrong with it: nothing, a nullifier that the schema refuses, a position that has no name.
     """
 
     round: int
     key: int
     nullifier: int
     submit_at: int
-    wrong: str
+    defect: str
 
-    def of(self, rounds: Sequence[bytes]) -> Posted:
+    def to_posted(self, rounds: Sequence[bytes]) -> PostedShare:
         """It, as a wallet posted it."""
-        one = of_round(rounds[self.round], self.key).at(self.submit_at)
-        nullifier = posted(self.nullifier).nullifier
-        if self.wrong == "nullifier":
-            return Posted(one.share, nullifier[:5])
-        if self.wrong == "position":
-            return Posted(replace(one.share, tree_position=-1), nullifier)
-        return Posted(one.share, nullifier)
+        one = posted_in_round(rounds[self.round], self.key).with_submit_at(self.submit_at)
+        nullifier = make_posted_share(self.nullifier).nullifier
+        if self.defect == "nullifier":
+            return PostedShare(one.share, nullifier[:5])
+        if self.defect == "position":
+            return PostedShare(replace(one.share, tree_position=-1), nullifier)
+        return PostedShare(one.share, nullifier)
 
 
 @dataclass(frozen=True)
-class Before:
+class InitialState:
     """What there was before a batch, of the rounds of it: numbers of shares.
 
     Attributes:
-        kept: waiting.
-        counted: counted by the chain after they were kept.
+        waiting: waiting.
+        confirmed: counted by the chain after they were kept.
         spent: counted by the chain, and never kept.
-        closed: the first round was closed by the chain's word.
-        damaged: the key of the second round is not what it was.
+        is_closed: the first round was closed by the chain's word.
+        is_damaged: the key of the second round is not what it was.
     """
 
-    kept: frozenset[int]
-    counted: frozenset[int]
+    waiting: frozenset[int]
+    confirmed: frozenset[int]
     spent: frozenset[int]
-    closed: bool
-    damaged: bool
+    is_closed: bool
+    is_damaged: bool
 
 
 NUMBERS = st.integers(0, 11)
-FEW = st.frozensets(NUMBERS, max_size=3)
-SELDOM = st.sampled_from([False] * 5 + [True])
-RIGHT_OR_WRONG = st.sampled_from([""] * 20 + ["nullifier", "position"])
+SMALL_SETS = st.frozensets(NUMBERS, max_size=3)
+RARELY_TRUE = st.sampled_from([False] * 5 + [True])
+DEFECTS = st.sampled_from([""] * 20 + ["nullifier", "position"])
 
 
 @st.composite
-def comers(draw: st.DrawFn) -> Comer:
+def incoming_shares(draw: st.DrawFn) -> IncomingShare:
     """Most have the nullifier that belongs to their key, as all real ones do."""
     key = draw(NUMBERS)
-    nullifier = draw(NUMBERS) if draw(SELDOM) else key
+    nullifier = draw(NUMBERS) if draw(RARELY_TRUE) else key
     times = st.sampled_from([0, int(NOW) + 1, int(NOW) + 500])
-    return Comer(draw(st.integers(0, ROUNDS - 1)), key, nullifier, draw(times), draw(RIGHT_OR_WRONG))
+    return IncomingShare(draw(st.integers(0, ROUNDS - 1)), key, nullifier, draw(times), draw(DEFECTS))
 
 
-EACH_END = [
-    *(Comer(0, number, number, 0, "") for number in range(1, 6)),
-    Comer(0, 4, 4, int(NOW) + 1, ""),
-    Comer(1, 1, 1, 0, ""),
-    Comer(2, 1, 1, 0, ""),
-    Comer(2, 2, 2, 0, "nullifier"),
-    Comer(2, 3, 3, 0, "position"),
-    Comer(2, 4, 4, 0, ""),
-    Comer(2, 5, 4, 0, ""),
-    Comer(2, 4, 6, 0, ""),
+ONE_OF_EACH_OUTCOME = [
+    *(IncomingShare(0, number, number, 0, "") for number in range(1, 6)),
+    IncomingShare(0, 4, 4, int(NOW) + 1, ""),
+    IncomingShare(1, 1, 1, 0, ""),
+    IncomingShare(2, 1, 1, 0, ""),
+    IncomingShare(2, 2, 2, 0, "nullifier"),
+    IncomingShare(2, 3, 3, 0, "position"),
+    IncomingShare(2, 4, 4, 0, ""),
+    IncomingShare(2, 5, 4, 0, ""),
+    IncomingShare(2, 4, 6, 0, ""),
 ]
 """One of each kind."""
 
@@ -111,32 +111,38 @@ def runner() -> Iterator[asyncio.Runner]:
 
 
 @pytest.mark.rule("R10")
-def test_of_shares_that_come_together_becomes_what_would_one_after_the_other(
-    runner: asyncio.Runner, place: Place, clock: FakeClock, reported: list[DamagedShare]
+def test_enqueue_batch_gives_same_outcomes_as_one_by_one(
+    runner: asyncio.Runner, backend: StoreBackend, clock: FakeClock, reported: list[DamagedShare]
 ) -> None:
-    store = place.store(clock, reported.append)
+    store = backend.create_store(clock, reported.append)
     runner.run(store.open())
-    runner.run(place.begin(store))
+    runner.run(backend.prepare_store(store))
     number = count()
     seen: set[Outcome] = set()
 
-    @example(EACH_END, Before(frozenset({1}), frozenset({2}), frozenset({3}), closed=True, damaged=True))
+    @example(
+        ONE_OF_EACH_OUTCOME,
+        InitialState(frozenset({1}), frozenset({2}), frozenset({3}), is_closed=True, is_damaged=True),
+    )
     @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(st.lists(comers(), max_size=24), st.builds(Before, FEW, FEW, FEW, SELDOM, SELDOM))
-    def compare(batch: list[Comer], before: Before) -> None:
-        ways = [[bytes([way, place]) + next(number).to_bytes(30) for place in range(ROUNDS)] for way in range(2)]
+    @given(
+        st.lists(incoming_shares(), max_size=24),
+        st.builds(InitialState, SMALL_SETS, SMALL_SETS, SMALL_SETS, RARELY_TRUE, RARELY_TRUE),
+    )
+    def compare(batch: list[IncomingShare], before: InitialState) -> None:
+        ways = [[bytes([way, backend]) + next(number).to_bytes(30) for backend in range(ROUNDS)] for way in range(2)]
         for rounds in ways:
-            runner.run(prepare(store, rounds, before))
-        one_by_one = runner.run(each(store, [one.of(ways[0]) for one in batch]))
+            runner.run(prepare_rounds(store, rounds, before))
+        one_by_one = runner.run(enqueue_one_by_one(store, [one.to_posted(ways[0]) for one in batch]))
         commits = store.stats.commits
-        together = runner.run(at_once(store, [one.of(ways[1]) for one in batch]))
+        together = runner.run(enqueue_together(store, [one.to_posted(ways[1]) for one in batch]))
 
         assert together == one_by_one
-        if batch and set(together) <= set(Enqueued):
+        if batch and set(together) <= set(EnqueueResult):
             assert store.stats.commits == commits + 1
-        kept = [runner.run(waiting(store, rounds, before)) for rounds in ways]
+        kept = [runner.run(claim_waiting(store, rounds, before)) for rounds in ways]
         assert kept[1] == kept[0]
-        counts = runner.run(store.counts())
+        counts = runner.run(store.count_shares())
         assert [counts.get(round_id) for round_id in ways[1]] == [counts.get(round_id) for round_id in ways[0]]
         seen.update(together)
 
@@ -145,43 +151,43 @@ def test_of_shares_that_come_together_becomes_what_would_one_after_the_other(
     finally:
         runner.run(store.close())
 
-    ends: set[Outcome] = {*Enqueued, struct.error, StoreError, StoreCorrupt}
-    assert ends - seen == (set() if closes(place) else {Enqueued.CLOSED})
+    ends: set[Outcome] = {*EnqueueResult, struct.error, StoreError, StoreCorrupt}
+    assert ends - seen == (set() if can_close_rounds(backend) else {EnqueueResult.CLOSED})
     assert reported == []
 
 
-def closes(place: Place) -> bool:
+def can_close_rounds(place: StoreBackend) -> bool:
     """Whether another host may close a round."""
-    return place.in_words[0] == "postgres"
+    return place.locator[0] == "postgres"
 
 
-async def prepare(store: Store, rounds: Sequence[bytes], before: Before) -> None:
+async def prepare_rounds(store: Store, rounds: Sequence[bytes], before: InitialState) -> None:
     """Bring the rounds of a batch to where they stand before it."""
     told = rounds[0]
-    await store.save_rounds([ToldRound(told)], NOW)
-    await at_once(store, [of_round(told, number) for number in before.kept | before.counted])
-    await store.add_spent([(told, posted(number).nullifier) for number in before.counted | before.spent])
-    if before.closed:
+    await store.save_rounds([ChainRound(told)], NOW)
+    await enqueue_together(store, [posted_in_round(told, number) for number in before.waiting | before.confirmed])
+    await store.add_spent([(told, make_posted_share(number).nullifier) for number in before.confirmed | before.spent])
+    if before.is_closed:
         await store.mark_closed(told, NOW)
-    if before.damaged:
+    if before.is_damaged:
         await store._writer.run(partial(add_damaged_round, round_id=rounds[1]))
 
 
-def of_round(round_id: bytes, number: int) -> Posted:
+def posted_in_round(round_id: bytes, number: int) -> PostedShare:
     """The share with this number: the same in every round, but for the round's name."""
-    one = posted(number)
-    return Posted(replace(one.share, round_id=round_id), one.nullifier)
+    one = make_posted_share(number)
+    return PostedShare(replace(one.share, round_id=round_id), one.nullifier)
 
 
 def add_damaged_round(tx: Transaction, round_id: bytes) -> None:
     """Put in the key of a round with a check that does not belong to it."""
-    (last,) = tx.one("last_round_no") or (0,)
-    tx.run("add_round_key", (last + 1, round_id, b"k" * 32, bytes(8)))
+    (last,) = tx.fetch_one("last_round_no") or (0,)
+    tx.execute("add_round_key", (last + 1, round_id, b"k" * 32, bytes(8)))
 
 
-async def waiting(store: Store, rounds: Sequence[bytes], before: Before) -> set[tuple[object, ...]]:
+async def claim_waiting(store: Store, rounds: Sequence[bytes], before: InitialState) -> set[tuple[object, ...]]:
     """What is kept and waits, but for the names of the rounds."""
-    sound = [round_id for round_id in rounds if not (before.damaged and round_id == rounds[1])]
+    sound = [round_id for round_id in rounds if not (before.is_damaged and round_id == rounds[1])]
     claimed = await store.claim_due(now=NOW + 1000, limit=1000, rounds=sound)
     return {
         (rounds.index(one.share.round_id), replace(one, id=0, share=replace(one.share, round_id=ROUND)))
@@ -189,12 +195,12 @@ async def waiting(store: Store, rounds: Sequence[bytes], before: Before) -> set[
     }
 
 
-async def each(store: Store, batch: Sequence[Posted]) -> list[Outcome]:
+async def enqueue_one_by_one(store: Store, batch: Sequence[PostedShare]) -> list[Outcome]:
     """What becomes of shares that come one after the other."""
-    return [outcome for one in batch for outcome in await at_once(store, [one])]
+    return [outcome for one in batch for outcome in await enqueue_together(store, [one])]
 
 
-async def at_once(store: Store, batch: Sequence[Posted]) -> list[Outcome]:
+async def enqueue_together(store: Store, batch: Sequence[PostedShare]) -> list[Outcome]:
     """What becomes of shares that come together."""
     coming = (store.enqueue(one.share, one.nullifier, now=NOW) for one in batch)
     outcomes = await asyncio.gather(*coming, return_exceptions=True)

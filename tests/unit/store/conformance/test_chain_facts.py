@@ -10,40 +10,50 @@ from helper.core.share import ShareState
 from helper.errors import StoreError
 from helper.store.rows import QueueFilter, StoredRound
 from helper.store.store import Store
-from tests.unit.store.conformance.backends import Place, Reopen
-from tests.unit.store.fixtures import NOW, OTHER_ROUND, ROUND, claim, posted, put, reveal
+from tests.unit.store.conformance.backends import Reopen, StoreBackend
+from tests.unit.store.fixtures import (
+    NOW,
+    OTHER_ROUND,
+    ROUND,
+    claim_all_due,
+    enqueue_shares,
+    make_posted_share,
+    make_reveal,
+)
 
 LEAVES = b"".join(number.to_bytes(32, "big") for number in range(10))
 TREE_BYTES = 1023 * 32
 
 
 @dataclass
-class ToldProposal:
+class ChainProposal:
     id: int
     options: tuple[int, ...]
 
 
 @dataclass
-class ToldRound:
+class ChainRound:
     round_id: bytes = ROUND
     status: int = 1
     vote_end_time: int = int(NOW) + 100
     created_at_height: int = 7
-    proposals: tuple[ToldProposal, ...] = (ToldProposal(1, (0, 1)), ToldProposal(2, (0, 1, 2)))
+    proposals: tuple[ChainProposal, ...] = (ChainProposal(1, (0, 1)), ChainProposal(2, (0, 1, 2)))
 
 
 @pytest.mark.rule("R9")
-async def test_rounds_come_back_with_what_was_done_about_their_end(reopen: Reopen, store: Store, place: Place) -> None:
-    await store.save_rounds([ToldRound(), ToldRound(OTHER_ROUND, created_at_height=3)], NOW)
+async def test_rounds_after_reopen_keep_closed_and_alerted_times(
+    reopen: Reopen, store: Store, backend: StoreBackend
+) -> None:
+    await store.save_rounds([ChainRound(), ChainRound(OTHER_ROUND, created_at_height=3)], NOW)
     await store.mark_closed(ROUND, NOW + 1)
     await store.mark_closed(ROUND, NOW + 2)
     await store.mark_alerted(ROUND, NOW + 3)
     await store.mark_closed(b"?" * 32, NOW)
-    await store.save_rounds([ToldRound(status=2)], NOW + 4)
+    await store.save_rounds([ChainRound(status=2)], NOW + 4)
     await store.close()
 
     again = await reopen()
-    other, first = await again.rounds()
+    other, first = await again.list_rounds()
     assert other.round_id == OTHER_ROUND
     assert first == StoredRound(
         round_id=ROUND,
@@ -57,92 +67,92 @@ async def test_rounds_come_back_with_what_was_done_about_their_end(reopen: Reope
 
 
 async def test_save_rounds_other_end_replaces_end_and_keeps_marks(reopen: Reopen, store: Store) -> None:
-    await store.save_rounds([ToldRound()], NOW)
+    await store.save_rounds([ChainRound()], NOW)
     await store.mark_closed(ROUND, NOW + 1)
-    await store.save_rounds([ToldRound(vote_end_time=int(NOW) + 900)], NOW + 2)
+    await store.save_rounds([ChainRound(vote_end_time=int(NOW) + 900)], NOW + 2)
     await store.close()
-    (kept,) = await (await reopen()).rounds()
+    (kept,) = await (await reopen()).list_rounds()
     assert (kept.vote_end_time, kept.closed_at) == (int(NOW) + 900, NOW + 1)
 
 
-async def test_a_block_is_taken_in_once_however_often_it_is_told(store: Store, place: Place) -> None:
-    await put(store, 1, 2)
-    block = [(ROUND, posted(1).nullifier), (ROUND, b"n" * 32)]
+async def test_apply_block_twice_is_applied_once(store: Store, backend: StoreBackend) -> None:
+    await enqueue_shares(store, 1, 2)
+    block = [(ROUND, make_posted_share(1).nullifier), (ROUND, b"n" * 32)]
 
     assert await store.apply_block(10, block, now=NOW) == [1]
-    before = place.rows("SELECT * FROM spent"), place.rows("SELECT * FROM tombstones")
+    before = backend.query_rows("SELECT * FROM spent"), backend.query_rows("SELECT * FROM tombstones")
     assert await store.apply_block(10, block, now=NOW) == []
     assert await store.add_spent(block) == []
 
-    assert (place.rows("SELECT * FROM spent"), place.rows("SELECT * FROM tombstones")) == before
-    assert await store.counts() == {ROUND: {ShareState.RECEIVED: 1, ShareState.SUBMITTED: 1}}
+    assert (backend.query_rows("SELECT * FROM spent"), backend.query_rows("SELECT * FROM tombstones")) == before
+    assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 1, ShareState.SUBMITTED: 1}}
 
 
-async def test_the_cursor_never_goes_back_and_catching_up_does_not_move_it(store: Store) -> None:
-    assert await store.cursor() is None
+async def test_apply_block_older_height_does_not_move_cursor(store: Store) -> None:
+    assert await store.get_cursor() is None
     await store.add_spent([(ROUND, b"n" * 32)])
-    assert await store.cursor() is None
+    assert await store.get_cursor() is None
     for height, expected in ((5, 5), (9, 9), (6, 9)):
         await store.apply_block(height, [], now=NOW)
-        assert await store.cursor() == expected
+        assert await store.get_cursor() == expected
 
 
 async def test_skip_to_records_the_blocks_between_as_unread(store: Store, reopen: Reopen) -> None:
     await store.skip_to(100, first=41)
-    assert (await store.cursor(), await store.unread_blocks()) == (100, [(41, 100)])
+    assert (await store.get_cursor(), await store.list_unread_blocks()) == (100, [(41, 100)])
     await store.apply_block(101, [], now=NOW)
     await store.skip_to(200, first=1)
-    assert (await store.cursor(), await store.unread_blocks()) == (200, [(41, 100), (102, 200)])
+    assert (await store.get_cursor(), await store.list_unread_blocks()) == (200, [(41, 100), (102, 200)])
     for height in (200, 150):
         await store.skip_to(height, first=1)
     await store.close()
     store = await reopen()
-    assert (await store.cursor(), await store.unread_blocks()) == (200, [(41, 100), (102, 200)])
+    assert (await store.get_cursor(), await store.list_unread_blocks()) == (200, [(41, 100), (102, 200)])
 
 
 async def test_skip_to_in_a_new_database_without_rounds_records_nothing(store: Store) -> None:
     await store.skip_to(100, first=101)
-    assert (await store.cursor(), await store.unread_blocks()) == (100, [])
+    assert (await store.get_cursor(), await store.list_unread_blocks()) == (100, [])
 
 
 async def test_move_back_lowers_the_cursor_and_records_blocks_as_unread(store: Store, reopen: Reopen) -> None:
     await store.skip_to(50, first=41)
     await store.apply_unread(41, 50, [], now=NOW)
     await store.skip_to(2**60, first=1)
-    await store.move_back(90, first=45)
-    await store.move_back(95, first=1)
+    await store.rewind_to(90, first=45)
+    await store.rewind_to(95, first=1)
     await store.close()
     store = await reopen()
-    assert (await store.cursor(), await store.unread_blocks()) == (90, [(45, 90)])
+    assert (await store.get_cursor(), await store.list_unread_blocks()) == (90, [(45, 90)])
     await store.apply_block(91, [], now=NOW)
-    assert await store.cursor() == 91
+    assert await store.get_cursor() == 91
 
 
 @pytest.mark.rule("R12")
-async def test_unread_blocks_confirm_shares_and_leave_the_cursor(store: Store) -> None:
-    await put(store, 1, 2)
+async def test_add_spent_of_unread_blocks_confirms_shares_and_keeps_cursor(store: Store) -> None:
+    await enqueue_shares(store, 1, 2)
     await store.skip_to(100, first=41)
-    spent = [(ROUND, posted(1).nullifier)]
+    spent = [(ROUND, make_posted_share(1).nullifier)]
 
     assert await store.apply_unread(93, 100, spent, now=NOW) == [1]
     assert await store.apply_unread(93, 100, spent, now=NOW) == []
     assert await store.apply_unread(60, 69, [], now=NOW) == []
 
-    assert (await store.cursor(), await store.unread_blocks()) == (100, [(41, 59), (70, 92)])
-    assert await store.counts() == {ROUND: {ShareState.RECEIVED: 1, ShareState.SUBMITTED: 1}}
+    assert (await store.get_cursor(), await store.list_unread_blocks()) == (100, [(41, 59), (70, 92)])
+    assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 1, ShareState.SUBMITTED: 1}}
     await store.apply_unread(1, 100, [], now=NOW)
-    assert await store.unread_blocks() == []
+    assert await store.list_unread_blocks() == []
 
 
-async def test_a_nullifier_counts_in_its_own_round_only(store: Store) -> None:
-    await put(store, 1)
+async def test_apply_block_nullifier_confirms_only_in_its_round(store: Store) -> None:
+    await enqueue_shares(store, 1)
 
-    assert await store.apply_block(5, [(OTHER_ROUND, posted(1).nullifier)], now=NOW) == []
+    assert await store.apply_block(5, [(OTHER_ROUND, make_posted_share(1).nullifier)], now=NOW) == []
 
-    assert await store.counts() == {ROUND: {ShareState.RECEIVED: 1}}
+    assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 1}}
 
 
-async def test_leaves_are_kept_once_and_in_order(store: Store) -> None:
+async def test_save_leaves_twice_stores_them_once_in_order(store: Store) -> None:
     await store.save_leaves(ROUND, 3, 0, LEAVES[:96])
     await store.save_leaves(ROUND, 5, 3, LEAVES[96:160])
     await store.save_leaves(ROUND, 5, 3, LEAVES[96:160])
@@ -165,7 +175,7 @@ async def test_leaves_are_kept_once_and_in_order(store: Store) -> None:
         (-1, b"?" * 32, "32 bytes"),
     ],
 )
-async def test_contradicting_or_missing_leaves_are_refused(
+async def test_save_leaves_conflicting_or_with_gap_is_refused(
     store: Store, start: int, leaves: bytes, message: str
 ) -> None:
     await store.save_leaves(ROUND, 3, 0, LEAVES[:128])
@@ -176,7 +186,7 @@ async def test_contradicting_or_missing_leaves_are_refused(
     assert await store.load_leaves(ROUND) == (LEAVES[:128], 3)
 
 
-async def test_subtrees_come_back_up_to_the_first_that_is_missing(store: Store) -> None:
+async def test_subtrees_are_returned_up_to_first_missing(store: Store) -> None:
     first, second, fourth = (bytes([n]) * TREE_BYTES for n in (1, 2, 4))
     await store.save_subtrees(ROUND, 0, first + second)
     await store.save_subtrees(ROUND, 3, fourth)
@@ -188,27 +198,27 @@ async def test_subtrees_come_back_up_to_the_first_that_is_missing(store: Store) 
         await store.save_subtrees(ROUND, 0, b"?")
 
     await store.save_leaves(ROUND, 3, 0, LEAVES)
-    await store.drop_tree(ROUND)
+    await store.delete_tree(ROUND)
     assert (await store.load_subtrees(ROUND), await store.load_leaves(ROUND)) == (b"", (b"", 0))
 
 
 @pytest.mark.rule("R15")
-async def test_a_closed_round_fails_what_is_not_counted_and_keeps_it(store: Store) -> None:
-    await put(store, *range(250))
-    other = posted(1, round_id=OTHER_ROUND)
+async def test_fail_unspent_of_closed_round_fails_and_keeps_unconfirmed_shares(store: Store) -> None:
+    await enqueue_shares(store, *range(250))
+    other = make_posted_share(1, round_id=OTHER_ROUND)
     await store.enqueue(other.share, other.nullifier, now=NOW)
-    for queued in await claim(store, limit=3):
+    for queued in await claim_all_due(store, limit=3):
         if queued.id % 2:
-            await store.prepare(queued.id, reveal(1))
+            await store.prepare(queued.id, make_reveal(1))
     await store.fail(250, stage="proof", note="its own reason", spend_attempt=False)
-    await store.apply_block(5, [(ROUND, posted(100).nullifier)], now=NOW)
-    waiting = sum((await store.unsubmitted(ROUND)).values())
+    await store.apply_block(5, [(ROUND, make_posted_share(100).nullifier)], now=NOW)
+    waiting = sum((await store.count_unconfirmed(ROUND)).values())
 
     assert waiting == 249
     assert await store.fail_unspent(ROUND, note="closed") == 248
-    assert await store.unsubmitted(ROUND) == {ShareState.FAILED: 249}
+    assert await store.count_unconfirmed(ROUND) == {ShareState.FAILED: 249}
     assert await store.fail_unspent(ROUND, note="closed") == 0
-    assert await store.counts() == {
+    assert await store.count_shares() == {
         ROUND: {ShareState.FAILED: 249, ShareState.SUBMITTED: 1},
         OTHER_ROUND: {ShareState.RECEIVED: 1},
     }
@@ -216,7 +226,7 @@ async def test_a_closed_round_fails_what_is_not_counted_and_keeps_it(store: Stor
     assert notes == {"closed", "its own reason"}
 
 
-async def test_texts_are_remembered(store: Store) -> None:
+async def test_set_meta_is_readable_after_reopen(store: Store) -> None:
     assert await store.get_meta("chain") is None
     await store.set_meta("chain", "svote-1")
     await store.set_meta("chain", "svote-2")

@@ -11,21 +11,29 @@ from pathlib import Path
 import pytest
 
 from helper.core.share import ShareState
-from helper.store.rows import Enqueued
+from helper.store.rows import EnqueueResult
 from helper.store.store import Store
 from tests.support.clock import FakeClock
-from tests.unit.store.conformance.backends import Place, Reopen
-from tests.unit.store.fixtures import NOW, OTHER_ROUND, ROUND, broadcast_one, claim, posted, put
+from tests.unit.store.conformance.backends import Reopen, StoreBackend
+from tests.unit.store.fixtures import (
+    NOW,
+    OTHER_ROUND,
+    ROUND,
+    claim_all_due,
+    enqueue_and_prepare,
+    enqueue_shares,
+    make_posted_share,
+)
 
 
 @pytest.mark.rule("R1")
-async def test_all_that_was_posted_comes_back_when_it_is_due(store: Store) -> None:
-    one = posted(5, submit_at=int(NOW) + 100)
+async def test_claim_due_returns_all_fields_of_enqueued_share(store: Store) -> None:
+    one = make_posted_share(5, submit_at=int(NOW) + 100)
 
-    assert await store.enqueue(one.share, one.nullifier, now=NOW) is Enqueued.QUEUED
+    assert await store.enqueue(one.share, one.nullifier, now=NOW) is EnqueueResult.QUEUED
 
-    assert await claim(store, now=NOW + 99.9) == []
-    (queued,) = await claim(store, now=NOW + 100)
+    assert await claim_all_due(store, now=NOW + 99.9) == []
+    (queued,) = await claim_all_due(store, now=NOW + 100)
     assert queued.share == one.share
     assert queued.nullifier == one.nullifier
     assert queued.state is ShareState.WITNESSED
@@ -35,85 +43,87 @@ async def test_all_that_was_posted_comes_back_when_it_is_due(store: Store) -> No
 
 @pytest.mark.rule("R10")
 @pytest.mark.parametrize("again_at", [0, int(NOW) + 5, int(NOW) + 500])
-async def test_the_same_share_again_changes_nothing(store: Store, place: Place, again_at: int) -> None:
-    one = posted(1, submit_at=int(NOW) + 60)
+async def test_enqueue_same_share_twice_changes_nothing(store: Store, backend: StoreBackend, again_at: int) -> None:
+    one = make_posted_share(1, submit_at=int(NOW) + 60)
     await store.enqueue(one.share, one.nullifier, now=NOW)
-    before = place.rows("SELECT * FROM shares")
+    before = backend.query_rows("SELECT * FROM shares")
 
-    outcome = await store.enqueue(one.at(again_at).share, one.nullifier, now=NOW + 1)
+    outcome = await store.enqueue(one.with_submit_at(again_at).share, one.nullifier, now=NOW + 1)
 
-    assert outcome is Enqueued.DUPLICATE
-    assert place.rows("SELECT * FROM shares") == before
+    assert outcome is EnqueueResult.DUPLICATE
+    assert backend.query_rows("SELECT * FROM shares") == before
     assert await store.is_known(one.share.key)
 
 
 @pytest.mark.rule("R10")
 @pytest.mark.parametrize("state", [ShareState.WITNESSED, ShareState.BROADCAST, ShareState.FAILED, ShareState.SUBMITTED])
-async def test_it_is_a_duplicate_in_every_state(store: Store, state: ShareState) -> None:
-    one = posted(1)
-    await put(store, 1)
+async def test_enqueue_known_share_in_every_state_is_duplicate(store: Store, state: ShareState) -> None:
+    one = make_posted_share(1)
+    await enqueue_shares(store, 1)
     if state is ShareState.WITNESSED:
-        await claim(store)
+        await claim_all_due(store)
     elif state is ShareState.FAILED:
         await store.fail(1, stage="proof", note="no", spend_attempt=True)
     elif state is ShareState.BROADCAST:
-        await broadcast_one(store, 1)
+        await enqueue_and_prepare(store, 1)
     else:
         await store.apply_block(7, [(ROUND, one.nullifier)], now=NOW)
-    counts = await store.counts()
+    counts = await store.count_shares()
 
-    assert await store.enqueue(one.at(0).share, one.nullifier, now=NOW) is Enqueued.DUPLICATE
+    assert await store.enqueue(one.with_submit_at(0).share, one.nullifier, now=NOW) is EnqueueResult.DUPLICATE
 
     assert counts == {ROUND: {state: 1}}
-    assert await store.counts() == counts
+    assert await store.count_shares() == counts
     assert await store.is_known(one.share.key)
 
 
-async def test_a_spent_nullifier_of_an_unknown_share_is_a_duplicate_and_stores_nothing(store: Store) -> None:
-    one = posted(1)
+async def test_enqueue_unknown_share_with_spent_nullifier_is_duplicate(store: Store) -> None:
+    one = make_posted_share(1)
     await store.apply_block(7, [(ROUND, one.nullifier)], now=NOW)
 
-    assert await store.enqueue(one.share, one.nullifier, now=NOW) is Enqueued.DUPLICATE
+    assert await store.enqueue(one.share, one.nullifier, now=NOW) is EnqueueResult.DUPLICATE
 
-    assert await store.counts() == {}
+    assert await store.count_shares() == {}
     assert not await store.is_known(one.share.key)
     assert await store.is_spent(ROUND, one.nullifier)
     assert not await store.is_spent(OTHER_ROUND, one.nullifier)
 
 
-async def test_the_same_key_in_another_round_is_another_share(store: Store) -> None:
-    here, there = posted(1), posted(1, round_id=OTHER_ROUND)
+async def test_enqueue_same_key_in_other_round_is_another_share(store: Store) -> None:
+    here, there = make_posted_share(1), make_posted_share(1, round_id=OTHER_ROUND)
 
-    assert await store.enqueue(here.share, here.nullifier, now=NOW) is Enqueued.QUEUED
+    assert await store.enqueue(here.share, here.nullifier, now=NOW) is EnqueueResult.QUEUED
     assert not await store.is_known(there.share.key)
-    assert await store.enqueue(there.share, there.nullifier, now=NOW) is Enqueued.QUEUED
+    assert await store.enqueue(there.share, there.nullifier, now=NOW) is EnqueueResult.QUEUED
 
 
-async def test_many_at_once_share_a_commit_and_stay_when_the_file_is_opened_again(
-    reopen: Reopen, store: Store, place: Place, clock: FakeClock
+async def test_enqueue_concurrent_shares_use_one_commit_and_survive_reopen(
+    reopen: Reopen, store: Store, backend: StoreBackend, clock: FakeClock
 ) -> None:
     numbers = range(512)
     before = store.stats.commits
 
-    outcomes = await asyncio.gather(*(store.enqueue(posted(n).share, posted(n).nullifier, now=NOW) for n in numbers))
+    outcomes = await asyncio.gather(
+        *(store.enqueue(make_posted_share(n).share, make_posted_share(n).nullifier, now=NOW) for n in numbers)
+    )
 
-    assert set(outcomes) == {Enqueued.QUEUED}
+    assert set(outcomes) == {EnqueueResult.QUEUED}
     assert store.stats.commits - before == 1
     await store.close()
     again = await reopen()
-    assert await again.counts() == {ROUND: {ShareState.RECEIVED: 512}}
+    assert await again.count_shares() == {ROUND: {ShareState.RECEIVED: 512}}
 
 
-async def test_of_the_same_share_posted_many_times_at_once_one_is_queued(store: Store) -> None:
-    one = posted(1)
+async def test_enqueue_same_share_concurrently_queues_one(store: Store) -> None:
+    one = make_posted_share(1)
 
     outcomes = await asyncio.gather(*(store.enqueue(one.share, one.nullifier, now=NOW) for _ in range(64)))
 
     assert sorted(outcome.name for outcome in outcomes) == ["DUPLICATE"] * 63 + ["QUEUED"]
 
 
-async def test_a_cancelled_caller_does_not_undo_the_share(store: Store) -> None:
-    one = posted(1)
+async def test_enqueue_with_cancelled_caller_still_stores_share(store: Store) -> None:
+    one = make_posted_share(1)
     task = asyncio.create_task(store.enqueue(one.share, one.nullifier, now=NOW))
     await asyncio.sleep(0)
     task.cancel()
@@ -121,21 +131,21 @@ async def test_a_cancelled_caller_does_not_undo_the_share(store: Store) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
 
-    assert await store.enqueue(one.share, one.nullifier, now=NOW) is Enqueued.DUPLICATE
+    assert await store.enqueue(one.share, one.nullifier, now=NOW) is EnqueueResult.DUPLICATE
 
 
-CHILD = """
+CHILD_SCRIPT = """
 import asyncio, sys
 from tests.support.clock import FakeClock
-from tests.unit.store.conformance.backends import place_of
-from tests.unit.store.fixtures import NOW, posted
+from tests.unit.store.conformance.backends import parse_locator
+from tests.unit.store.fixtures import NOW, make_posted_share
 
 async def main() -> None:
-    store = place_of(sys.argv[1:]).store(FakeClock(), print)
+    store = parse_locator(sys.argv[1:]).create_store(FakeClock(), print)
     await store.open()
 
     async def one(number: int) -> None:
-        await store.enqueue(posted(number).share, posted(number).nullifier, now=NOW)
+        await store.enqueue(make_posted_share(number).share, make_posted_share(number).nullifier, now=NOW)
         print(number, flush=True)
 
     await asyncio.gather(*(one(number) for number in range(4_000)))
@@ -144,9 +154,16 @@ asyncio.run(main())
 """
 
 
-async def test_what_was_answered_survives_sigkill(reopen: Reopen, place: Place, clock: FakeClock) -> None:
+async def test_enqueue_acknowledged_shares_survive_sigkill(
+    reopen: Reopen, backend: StoreBackend, clock: FakeClock
+) -> None:
     child = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", CHILD, *place.in_words, stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[4]
+        sys.executable,
+        "-c",
+        CHILD_SCRIPT,
+        *backend.locator,
+        stdout=asyncio.subprocess.PIPE,
+        cwd=Path(__file__).parents[4],
     )
     assert child.stdout is not None
     answered = [int(await child.stdout.readline()) for _ in range(700)]
@@ -156,7 +173,7 @@ async def test_what_was_answered_survives_sigkill(reopen: Reopen, place: Place, 
 
     store = await reopen()
 
-    lost = [number for number in answered if not await store.is_known(posted(number).share.key)]
+    lost = [number for number in answered if not await store.is_known(make_posted_share(number).share.key)]
     assert len(answered) >= 700
     assert lost == []
     await store.close()

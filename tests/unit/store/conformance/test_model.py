@@ -29,42 +29,42 @@ from hypothesis.stateful import (
 from helper.core.share import TRANSITIONS, ShareState
 from helper.errors import StoreError
 from helper.store.action_rows import ExportedReveal, ExportedShare, ImportResult
-from helper.store.rows import DamagedShare, Enqueued, QueueFilter
+from helper.store.rows import DamagedShare, EnqueueResult, QueueFilter
 from tests.support.clock import FakeClock
-from tests.unit.store.conformance.backends import Place, PostgresPlace, SqlitePlace
-from tests.unit.store.conformance.conftest import KINDS
-from tests.unit.store.conformance.test_chain_facts import ToldRound
-from tests.unit.store.fixtures import NOW, OTHER_ROUND, ROUND, operator_retry, posted, reveal
+from tests.unit.store.conformance.backends import PostgresBackend, SqliteBackend, StoreBackend
+from tests.unit.store.conformance.conftest import BACKEND_KINDS
+from tests.unit.store.conformance.test_chain_facts import ChainRound
+from tests.unit.store.fixtures import NOW, OTHER_ROUND, ROUND, make_posted_share, make_reveal, retry_as_operator
 
 T = TypeVar("T")
 
 NUMBERS = st.integers(0, 4)
 ROUNDS = st.sampled_from([ROUND, OTHER_ROUND])
-LATER = st.sampled_from([0, 0, 0, 1, 30])
-SELDOM = st.sampled_from([False] * 5 + [True])
-CARRIED = [ShareState.FAILED, ShareState.BROADCAST]
-IN_HAND = {ShareState.WITNESSED, ShareState.BROADCAST}
-WORKING = {ShareState.RECEIVED, *IN_HAND}
-Name = tuple[bytes, int]
+DELAYS_SECONDS = st.sampled_from([0, 0, 0, 1, 30])
+RARELY_TRUE = st.sampled_from([False] * 5 + [True])
+EXPORTED_STATES = [ShareState.FAILED, ShareState.BROADCAST]
+IN_PROGRESS = {ShareState.WITNESSED, ShareState.BROADCAST}
+UNFINISHED = {ShareState.RECEIVED, *IN_PROGRESS}
+ShareKey = tuple[bytes, int]
 
 
 @dataclass
-class Kept:
+class ModelShare:
     """A live share, as the model has it."""
 
-    row: int
+    share_id: int
     state: ShareState
     due_ms: int
     attempts: int = 0
     crashes: int = 0
     sends: int = 0
-    closed: bool = False
+    failed_by_closure: bool = False
     submit_at: int = 0
-    moved: bool = False
+    is_moved: bool = False
     """Failed because it was handed over to another machine."""
 
 
-class Model(RuleBasedStateMachine):
+class StoreModel(RuleBasedStateMachine):
     """Every operation is done to the store and to the model; what they tell must be the same."""
 
     def __init__(self) -> None:
@@ -78,35 +78,35 @@ class Model(RuleBasedStateMachine):
         ]
         for one in self._patches:
             one.start()
-        self._place = self.new_place()
+        self._backend = self.create_backend()
         self.clock = FakeClock(NOW)
         self.damaged: list[DamagedShare] = []
-        self.live: dict[Name, Kept] = {}
-        self.buried: set[Name] = set()
-        self.spent: set[Name] = set()
+        self.live: dict[ShareKey, ModelShare] = {}
+        self.confirmed: set[ShareKey] = set()
+        self.spent: set[ShareKey] = set()
         self.cursor: int | None = None
         self.height = 1
 
-    def new_place(self) -> Place:
+    def create_backend(self) -> StoreBackend:
         """Where nothing is kept yet."""
         raise NotImplementedError
 
-    def run(self, work: Awaitable[T]) -> T:
-        async def waited() -> T:
+    def run_until_complete(self, work: Awaitable[T]) -> T:
+        async def await_work() -> T:
             return await work
 
-        return self._loop.run_until_complete(waited())
+        return self._loop.run_until_complete(await_work())
 
     @initialize()
     def open(self) -> None:
-        self.store = self._place.store(self.clock, self.damaged.append)
-        self.run(self.store.open())
-        self.run(self._place.begin(self.store))
+        self.store = self._backend.create_store(self.clock, self.damaged.append)
+        self.run_until_complete(self.store.open())
+        self.run_until_complete(self._backend.prepare_store(self.store))
         for round_id in (ROUND, OTHER_ROUND):
-            self.run(self.store.save_rounds([ToldRound(round_id)], NOW))
+            self.run_until_complete(self.store.save_rounds([ChainRound(round_id)], NOW))
 
     def teardown(self) -> None:
-        self.run(self.store.close())
+        self.run_until_complete(self.store.close())
         self._loop.close()
         for one in self._patches:
             one.stop()
@@ -115,24 +115,26 @@ class Model(RuleBasedStateMachine):
     def now_ms(self) -> int:
         return int(self.clock.now() * 1000)
 
-    def moves(self, name: Name, work: Awaitable[object], sources: set[ShareState], target: ShareState) -> Kept | None:
+    def apply_transition(
+        self, name: ShareKey, work: Awaitable[object], sources: set[ShareState], target: ShareState
+    ) -> ModelShare | None:
         """Do a move: the row after it where it is legal; refused, with nothing changed, where it is not."""
         kept = self.live[name]
         if kept.state in sources:
-            assert self.run(work)
+            assert self.run_until_complete(work)
             kept.state = target
-            kept.closed = kept.moved = False
+            kept.failed_by_closure = kept.is_moved = False
             return kept
-        if kept.closed:
-            assert not self.run(work)
+        if kept.failed_by_closure:
+            assert not self.run_until_complete(work)
             return None
         with pytest.raises(StoreError, match=f"{kept.state.name} cannot become {target.name}"):
-            self.run(work)
+            self.run_until_complete(work)
         return None
 
     # Taking in
 
-    @rule(round_id=ROUNDS, numbers=st.sets(NUMBERS, min_size=1), wait=st.one_of(st.none(), LATER))
+    @rule(round_id=ROUNDS, numbers=st.sets(NUMBERS, min_size=1), wait=st.one_of(st.none(), DELAYS_SECONDS))
     def enqueue(self, round_id: bytes, numbers: set[int], wait: int | None) -> None:
         for number in sorted(numbers):
             self.enqueue_one(round_id, number, wait)
@@ -140,15 +142,15 @@ class Model(RuleBasedStateMachine):
     def enqueue_one(self, round_id: bytes, number: int, wait: int | None) -> None:
         name = (round_id, number)
         submit_at = 0 if wait is None else int(self.clock.now()) + wait
-        one = posted(number, submit_at=submit_at, round_id=round_id)
-        outcome = self.run(self.store.enqueue(one.share, one.nullifier, now=self.clock.now()))
-        if name in self.live or name in self.buried or name in self.spent:
-            assert outcome is Enqueued.DUPLICATE
+        one = make_posted_share(number, submit_at=submit_at, round_id=round_id)
+        outcome = self.run_until_complete(self.store.enqueue(one.share, one.nullifier, now=self.clock.now()))
+        if name in self.live or name in self.confirmed or name in self.spent:
+            assert outcome is EnqueueResult.DUPLICATE
             return
-        assert outcome is Enqueued.QUEUED
-        ((row, due_ms),) = self._place.rows("SELECT id, due_ms FROM shares ORDER BY id DESC LIMIT 1")
+        assert outcome is EnqueueResult.QUEUED
+        ((row, due_ms),) = self._backend.query_rows("SELECT id, due_ms FROM shares ORDER BY id DESC LIMIT 1")
         assert due_ms == max(submit_at * 1000, self.now_ms)
-        self.live[name] = Kept(row, ShareState.RECEIVED, due_ms, submit_at=submit_at)
+        self.live[name] = ModelShare(row, ShareState.RECEIVED, due_ms, submit_at=submit_at)
 
     # Working
 
@@ -160,9 +162,9 @@ class Model(RuleBasedStateMachine):
             for (round_id, _), kept in self.live.items()
             if round_id in rounds and kept.state is ShareState.RECEIVED and kept.due_ms <= self.now_ms
         )
-        claimed = self.run(self.store.claim_due(now=self.clock.now(), limit=limit, rounds=rounds))
+        claimed = self.run_until_complete(self.store.claim_due(now=self.clock.now(), limit=limit, rounds=rounds))
         assert [one.due_ms for one in claimed] == due[:limit]
-        rows = {kept.row: kept for kept in self.live.values()}
+        rows = {kept.share_id: kept for kept in self.live.values()}
         for one in claimed:
             kept = rows[one.id]
             assert (kept.state, one.attempts, one.crashes) == (ShareState.RECEIVED, kept.attempts, kept.crashes)
@@ -171,167 +173,185 @@ class Model(RuleBasedStateMachine):
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def prepare(self, data: st.DataObject) -> None:
-        if name := self.any_of(data):
-            work = self.store.prepare(self.live[name].row, reveal(name[1]))
-            if kept := self.moves(name, work, {ShareState.WITNESSED}, ShareState.BROADCAST):
+        if name := self.draw_key(data):
+            work = self.store.prepare(self.live[name].share_id, make_reveal(name[1]))
+            if kept := self.apply_transition(name, work, {ShareState.WITNESSED}, ShareState.BROADCAST):
                 kept.sends = 0
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def send(self, data: st.DataObject) -> None:
-        if name := self.any_of(data):
+        if name := self.draw_key(data):
             kept = self.live[name]
-            sent = self.run(self.store.mark_sending(kept.row, height=self.height, endpoint="node:80"))
+            sent = self.run_until_complete(
+                self.store.mark_sending(kept.share_id, height=self.height, endpoint="node:80")
+            )
             assert sent is (kept.state is ShareState.BROADCAST)
             kept.sends += sent
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data(), wait=st.one_of(st.none(), LATER))
+    @rule(data=st.data(), wait=st.one_of(st.none(), DELAYS_SECONDS))
     def requeue(self, data: st.DataObject, wait: int | None) -> None:
-        if name := self.any_of(data):
+        if name := self.draw_key(data):
             due_ms = None if wait is None else self.now_ms + wait * 1000
-            work = self.store.requeue(self.live[name].row, due_ms=due_ms, stage="tree", note="later")
-            if kept := self.moves(name, work, IN_HAND, ShareState.RECEIVED):
+            work = self.store.requeue(self.live[name].share_id, due_ms=due_ms, stage="tree", note="later")
+            if kept := self.apply_transition(name, work, IN_PROGRESS, ShareState.RECEIVED):
                 kept.due_ms = kept.due_ms if due_ms is None else due_ms
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data(), wait=LATER)
-    def crash_of_a_worker(self, data: st.DataObject, wait: int) -> None:
-        if name := self.any_of(data):
+    @rule(data=st.data(), wait=DELAYS_SECONDS)
+    def record_crash(self, data: st.DataObject, wait: int) -> None:
+        if name := self.draw_key(data):
             due_ms = self.now_ms + wait * 1000
-            work = self.store.record_crash(self.live[name].row, due_ms=due_ms, note="killed")
-            if kept := self.moves(name, work, {ShareState.WITNESSED}, ShareState.RECEIVED):
+            work = self.store.record_crash(self.live[name].share_id, due_ms=due_ms, note="killed")
+            if kept := self.apply_transition(name, work, {ShareState.WITNESSED}, ShareState.RECEIVED):
                 kept.crashes, kept.due_ms = kept.crashes + 1, due_ms
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data(), wait=LATER)
+    @rule(data=st.data(), wait=DELAYS_SECONDS)
     def retry(self, data: st.DataObject, wait: int) -> None:
-        if name := self.any_of(data):
+        if name := self.draw_key(data):
             due_ms = self.now_ms + wait * 1000
-            work = self.store.retry(self.live[name].row, due_ms=due_ms, stage="proof", note="failed")
-            if kept := self.moves(name, work, WORKING, ShareState.RECEIVED):
+            work = self.store.retry(self.live[name].share_id, due_ms=due_ms, stage="proof", note="failed")
+            if kept := self.apply_transition(name, work, UNFINISHED, ShareState.RECEIVED):
                 kept.attempts, kept.due_ms = kept.attempts + 1, due_ms
 
     @precondition(lambda self: self.live)
     @rule(data=st.data(), spends=st.booleans())
     def fail(self, data: st.DataObject, spends: bool) -> None:
-        if name := self.any_of(data):
-            work = self.store.fail(self.live[name].row, stage="proof", note="for good", spend_attempt=spends)
-            if kept := self.moves(name, work, WORKING, ShareState.FAILED):
+        if name := self.draw_key(data):
+            work = self.store.fail(self.live[name].share_id, stage="proof", note="for good", spend_attempt=spends)
+            if kept := self.apply_transition(name, work, UNFINISHED, ShareState.FAILED):
                 kept.attempts += spends
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def operator_retry(self, data: st.DataObject) -> None:
-        if name := self.any_of(data):
+        if name := self.draw_key(data):
             kept = self.live[name]
-            retried = self.run(operator_retry(self.store, kept.row))
+            retried = self.run_until_complete(retry_as_operator(self.store, kept.share_id))
             assert retried == (kept.state is ShareState.FAILED)
             if retried:
                 kept.state, kept.attempts, kept.crashes = ShareState.RECEIVED, 0, 0
-                kept.closed = kept.moved = False
+                kept.failed_by_closure = kept.is_moved = False
 
     # Operators, many shares at once
 
-    @rule(numbers=st.sets(NUMBERS, min_size=1), closed=st.sampled_from([(), (), (ROUND,)]), dry=SELDOM)
-    def retry_many(self, numbers: set[int], closed: tuple[bytes, ...], dry: bool) -> None:
+    @rule(numbers=st.sets(NUMBERS, min_size=1), closed=st.sampled_from([(), (), (ROUND,)]), dry=RARELY_TRUE)
+    def retry_failed(self, numbers: set[int], closed: tuple[bytes, ...], dry: bool) -> None:
         names = [(round_id, number) for round_id in (ROUND, OTHER_ROUND) for number in sorted(numbers)]
         meant = [self.live[name] for name in names if name in self.live]
         failed = [name for name in names if name in self.live and self.live[name].state is ShareState.FAILED]
-        ids = [kept.row for kept in meant]
-        counts = self.run(self.store.retry_failed(ids, QueueFilter(), closed=closed, note="asked for", dry=dry))
+        ids = [kept.share_id for kept in meant]
+        counts = self.run_until_complete(
+            self.store.retry_failed(ids, QueueFilter(), closed=closed, note="asked for", dry_run=dry)
+        )
         retried = [name for name in failed if name[0] not in closed]
         assert (counts["retried"], counts["closed"]) == (len(retried), len(failed) - len(retried))
         for name in [] if dry else retried:
             kept = self.live[name]
             kept.state, kept.attempts, kept.crashes = ShareState.RECEIVED, 0, 0
-            kept.closed = kept.moved = False
+            kept.failed_by_closure = kept.is_moved = False
 
-    @rule(numbers=st.sets(NUMBERS, min_size=1), at_rest=st.booleans(), stale=SELDOM)
-    def hand_over(self, numbers: set[int], at_rest: bool, stale: bool) -> None:
+    @rule(numbers=st.sets(NUMBERS, min_size=1), at_rest=st.booleans(), stale=RARELY_TRUE)
+    def mark_moved(self, numbers: set[int], at_rest: bool, stale: bool) -> None:
         meant = [self.live[name] for name in sorted(self.live) if name[1] in numbers]
-        checks = dict(self._place.rows("SELECT id, row_check FROM shares"))
-        marks = [(kept.row, b"12345678" if stale else checks[kept.row]) for kept in meant]
-        counts = self.run(self.store.mark_moved(marks, note="gone", at_rest=at_rest))
+        checks = dict(self._backend.query_rows("SELECT id, row_check FROM shares"))
+        marks = [(kept.share_id, b"12345678" if stale else checks[kept.share_id]) for kept in meant]
+        counts = self.run_until_complete(self.store.mark_moved(marks, note="gone", idle_only=at_rest))
         at_rest_states = {ShareState.RECEIVED, ShareState.FAILED}
         moved = [] if stale else [kept for kept in meant if kept.state in at_rest_states or not at_rest]
         assert (counts["moved"], counts["stayed"]) == (len(moved), len(meant) - len(moved))
         for kept in moved:
-            kept.state, kept.closed, kept.moved = ShareState.FAILED, False, True
+            kept.state, kept.failed_by_closure, kept.is_moved = ShareState.FAILED, False, True
 
-    @rule(round_id=ROUNDS, number=NUMBERS, state=st.sampled_from([ShareState.RECEIVED, *CARRIED]), wait=LATER)
+    @rule(
+        round_id=ROUNDS,
+        number=NUMBERS,
+        state=st.sampled_from([ShareState.RECEIVED, *EXPORTED_STATES]),
+        wait=DELAYS_SECONDS,
+    )
     def import_shares(self, round_id: bytes, number: int, state: ShareState, wait: int) -> None:
-        name, one = (round_id, number), posted(number, submit_at=int(self.clock.now()) + wait, round_id=round_id)
-        sent = ExportedReveal(reveal(number), 2, 1, 1, "node:80", None) if state is ShareState.BROADCAST else None
+        name, one = (
+            (round_id, number),
+            make_posted_share(number, submit_at=int(self.clock.now()) + wait, round_id=round_id),
+        )
+        sent = ExportedReveal(make_reveal(number), 2, 1, 1, "node:80", None) if state is ShareState.BROADCAST else None
         carried = ExportedShare(one.share, 5, state, self.now_ms, 3, 1, None, "proof", "as it was", (), sent)
-        known_round = any(stored.round_id == round_id for stored in self.run(self.store.rounds()))
-        (told,) = self.run(self.store.import_shares([(carried, one.nullifier)], note="taken", dry=False))
+        known_round = any(stored.round_id == round_id for stored in self.run_until_complete(self.store.list_rounds()))
+        (told,) = self.run_until_complete(
+            self.store.import_shares([(carried, one.nullifier)], note="taken", dry_run=False)
+        )
         result, kept = told.result, self.live.get(name)
         early = state is ShareState.BROADCAST and one.share.submit_at * 1000 > self.now_ms
         if not known_round:
             assert result is ImportResult.UNKNOWN
         elif name in self.spent:
             assert result is ImportResult.CONFIRMED
-        elif kept is not None and kept.moved:
-            assert result is ImportResult.REVIVED
+        elif kept is not None and kept.is_moved:
+            assert result is ImportResult.RESTORED
             early = early or kept.submit_at * 1000 > self.now_ms
             kept.state = state if state is ShareState.BROADCAST and not early else ShareState.RECEIVED
-            kept.attempts, kept.crashes, kept.moved = 0, 0, False
+            kept.attempts, kept.crashes, kept.is_moved = 0, 0, False
             kept.sends = 2 if kept.state is ShareState.BROADCAST else 0
         elif kept is not None:
             assert result is (ImportResult.FAILED if kept.state is ShareState.FAILED else ImportResult.QUEUED)
-        elif name in self.buried:
+        elif name in self.confirmed:
             assert result is ImportResult.CONFIRMED
         else:
-            assert result is ImportResult.TAKEN
-            ((row, due_ms),) = self._place.rows("SELECT id, due_ms FROM shares ORDER BY id DESC LIMIT 1")
+            assert result is ImportResult.IMPORTED
+            ((row, due_ms),) = self._backend.query_rows("SELECT id, due_ms FROM shares ORDER BY id DESC LIMIT 1")
             assert due_ms == max(self.now_ms, one.share.submit_at * 1000)
             moved_to = ShareState.RECEIVED if early else state
-            self.live[name] = Kept(row, moved_to, due_ms, 3, 1, 2, submit_at=one.share.submit_at)
+            self.live[name] = ModelShare(row, moved_to, due_ms, 3, 1, 2, submit_at=one.share.submit_at)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        if name := self.any_of(data):
+        if name := self.draw_key(data):
             kept = self.live[name]
-            assert self.run(self.store.release_claim(kept.row)) is (kept.state is ShareState.WITNESSED)
+            assert self.run_until_complete(self.store.release_claim(kept.share_id)) is (
+                kept.state is ShareState.WITNESSED
+            )
             if kept.state is ShareState.WITNESSED:
                 kept.state = ShareState.RECEIVED
 
     # The chain
 
     @rule(round_id=ROUNDS, numbers=st.sets(NUMBERS, max_size=2), again=st.booleans())
-    def block(self, round_id: bytes, numbers: set[int], again: bool) -> None:
+    def apply_block(self, round_id: bytes, numbers: set[int], again: bool) -> None:
         self.height += 1
         names = [(round_id, number) for number in sorted(numbers)]
-        spent = [(round_id, posted(number, round_id=round_id).nullifier) for _, number in names]
-        confirmed = {self.live[name].row for name in names if name in self.live}
-        assert set(self.run(self.store.apply_block(self.height, spent, now=self.clock.now()))) == confirmed
+        spent = [(round_id, make_posted_share(number, round_id=round_id).nullifier) for _, number in names]
+        confirmed = {self.live[name].share_id for name in names if name in self.live}
+        assert (
+            set(self.run_until_complete(self.store.apply_block(self.height, spent, now=self.clock.now()))) == confirmed
+        )
         for name in names:
             if self.live.pop(name, None) is not None:
-                self.buried.add(name)
+                self.confirmed.add(name)
         self.spent.update(names)
         self.cursor = self.height
         if again:
-            assert list(self.run(self.store.apply_block(self.height, spent, now=self.clock.now()))) == []
+            assert list(self.run_until_complete(self.store.apply_block(self.height, spent, now=self.clock.now()))) == []
 
-    @rule(round_id=ROUNDS, really=SELDOM)
+    @rule(round_id=ROUNDS, really=RARELY_TRUE)
     def close_round(self, round_id: bytes, really: bool) -> None:
         if not really:
             return
-        mine = [kept for name, kept in self.live.items() if name[0] == round_id and kept.state in WORKING]
-        assert self.run(self.store.fail_unspent(round_id, note="closed")) == len(mine)
+        mine = [kept for name, kept in self.live.items() if name[0] == round_id and kept.state in UNFINISHED]
+        assert self.run_until_complete(self.store.fail_unspent(round_id, note="closed")) == len(mine)
         for kept in mine:
-            kept.state, kept.closed = ShareState.FAILED, True
+            kept.state, kept.failed_by_closure = ShareState.FAILED, True
 
-    @rule(round_id=ROUNDS, really=SELDOM)
+    @rule(round_id=ROUNDS, really=RARELY_TRUE)
     def purge(self, round_id: bytes, really: bool) -> None:
         if not really:
             return
-        gone = [name for name in (*self.live, *self.buried) if name[0] == round_id]
-        assert self.run(self.store.purge(round_id)) == len(gone)
+        gone = [name for name in (*self.live, *self.confirmed) if name[0] == round_id]
+        assert self.run_until_complete(self.store.purge(round_id)) == len(gone)
         self.live = {name: kept for name, kept in self.live.items() if name[0] != round_id}
-        self.buried = {name for name in self.buried if name[0] != round_id}
+        self.confirmed = {name for name in self.confirmed if name[0] != round_id}
         self.spent = {name for name in self.spent if name[0] != round_id}
 
     # Time, ends, and what nobody may do
@@ -340,47 +360,47 @@ class Model(RuleBasedStateMachine):
     def time_passes(self, seconds: int) -> None:
         self.clock.advance(seconds)
 
-    @rule(really=SELDOM)
-    def end_and_start_again(self, really: bool) -> None:
+    @rule(really=RARELY_TRUE)
+    def restart(self, really: bool) -> None:
         if not really:
             return
-        self.run(self.store.close())
-        self.store = self._place.store(self.clock, self.damaged.append)
-        self.run(self.store.open())
-        self.run(self._place.begin(self.store))
+        self.run_until_complete(self.store.close())
+        self.store = self._backend.create_store(self.clock, self.damaged.append)
+        self.run_until_complete(self.store.open())
+        self.run_until_complete(self._backend.prepare_store(self.store))
         taken_up = [kept for kept in self.live.values() if kept.state is ShareState.WITNESSED]
-        assert self.run(self.store.recover()) == len(taken_up)
+        assert self.run_until_complete(self.store.recover()) == len(taken_up)
         for kept in taken_up:
             kept.state = ShareState.RECEIVED
 
     @precondition(lambda self: self.live)
     @rule(data=st.data(), wished=st.sampled_from(ShareState))
-    def refuse_by_schema(self, data: st.DataObject, wished: ShareState) -> None:
+    def refuse_illegal_update(self, data: st.DataObject, wished: ShareState) -> None:
         """Whoever writes to the file, an illegal move is none; and SUBMITTED is no state of a row."""
-        name = self.any_of(data)
+        name = self.draw_key(data)
         if name is None:
             return
         was = self.live[name].state
         if wished is not ShareState.SUBMITTED and wished in TRANSITIONS[was] | {was}:
             return
         with pytest.raises((sqlite3.IntegrityError, psycopg.errors.IntegrityError)):
-            self._place.change(f"UPDATE shares SET state = {int(wished)} WHERE id = {self.live[name].row}")
+            self._backend.execute(f"UPDATE shares SET state = {int(wished)} WHERE id = {self.live[name].share_id}")
 
-    def any_of(self, data: st.DataObject) -> Name | None:
+    def draw_key(self, data: st.DataObject) -> ShareKey | None:
         """One of the live shares."""
         return data.draw(st.sampled_from(sorted(self.live))) if self.live else None
 
     @invariant()
-    def both_tell_the_same(self) -> None:
+    def store_matches_model(self) -> None:
         told = {
             row: (state, due_ms, attempts, crashes, sends)
-            for row, state, due_ms, attempts, crashes, sends in self._place.rows(
+            for row, state, due_ms, attempts, crashes, sends in self._backend.query_rows(
                 "SELECT s.id, s.state, s.due_ms, s.attempts, s.crashes, r.sends"
                 " FROM shares s LEFT JOIN reveals r ON r.share_id = s.id AND s.state = 4"
             )
         }
         assert told == {
-            kept.row: (
+            kept.share_id: (
                 kept.state.value,
                 kept.due_ms,
                 kept.attempts,
@@ -391,33 +411,33 @@ class Model(RuleBasedStateMachine):
         }
         counts: dict[bytes, dict[ShareState, int]] = {}
         states = [(name[0], kept.state) for name, kept in self.live.items()]
-        for round_id, state in states + [(name[0], ShareState.SUBMITTED) for name in self.buried]:
+        for round_id, state in states + [(name[0], ShareState.SUBMITTED) for name in self.confirmed]:
             of_round = counts.setdefault(round_id, {})
             of_round[state] = of_round.get(state, 0) + 1
-        assert self.run(self.store.counts()) == counts
-        assert self.run(self.store.cursor()) == self.cursor
+        assert self.run_until_complete(self.store.count_shares()) == counts
+        assert self.run_until_complete(self.store.get_cursor()) == self.cursor
 
 
-EXAMPLES = {"sqlite": 60, "postgres": 5}
+MAX_EXAMPLES = {"sqlite": 60, "postgres": 5}
 """The file's writes are not waited for by a network's round trips."""
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_store_does_what_the_model_does(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("kind", BACKEND_KINDS)
+def test_store_matches_model_over_random_operations(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     numbers = count()
 
-    class Here(Model):
-        def new_place(self) -> Place:
+    class BackendModel(StoreModel):
+        def create_backend(self) -> StoreBackend:
             if kind == "sqlite":
                 folder = tmp_path / f"{next(numbers)}"
                 folder.mkdir()
-                return SqlitePlace(folder)
-            return PostgresPlace(request.getfixturevalue("cluster").address, f"model_{next(numbers)}")
+                return SqliteBackend(folder)
+            return PostgresBackend(request.getfixturevalue("cluster").url, f"model_{next(numbers)}")
 
     run_state_machine_as_test(
-        Here,
+        BackendModel,
         settings=settings(
-            max_examples=EXAMPLES[kind],
+            max_examples=MAX_EXAMPLES[kind],
             stateful_step_count=60,
             derandomize=True,
             database=None,

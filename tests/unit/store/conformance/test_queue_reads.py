@@ -3,49 +3,57 @@
 from __future__ import annotations
 
 from helper.core.share import ShareState
-from helper.store.rows import DueAhead, QueueFilter
+from helper.store.rows import DueForecast, QueueFilter
 from helper.store.store import Store
 from tests.support.clock import FakeClock
-from tests.unit.store.conformance.backends import Place
-from tests.unit.store.conformance.test_chain_facts import ToldRound
-from tests.unit.store.fixtures import NOW, OTHER_ROUND, ROUND, claim, posted, put, reveal
+from tests.unit.store.conformance.backends import StoreBackend
+from tests.unit.store.conformance.test_chain_facts import ChainRound
+from tests.unit.store.fixtures import (
+    NOW,
+    OTHER_ROUND,
+    ROUND,
+    claim_all_due,
+    enqueue_shares,
+    make_posted_share,
+    make_reveal,
+)
 
 
 def secrets_of(number: int) -> list[bytes]:
-    share = posted(number).share
+    share = make_posted_share(number).share
     fields = [share.shares_hash, share.share_comms[:32], share.primary_blind, share.c1, share.c2]
-    return [*fields, posted(number).nullifier, reveal(number).message[:40]]
+    return [*fields, make_posted_share(number).nullifier, make_reveal(number).message[:40]]
 
 
-async def test_a_story_tells_everything_but_the_witness(store: Store, place: Place, clock: FakeClock) -> None:
-    await store.save_rounds([ToldRound()], NOW)
-    await put(store, 1)
+async def test_share_details_contain_all_but_the_witness(store: Store, backend: StoreBackend, clock: FakeClock) -> None:
+    await store.save_rounds([ChainRound()], NOW)
+    await enqueue_shares(store, 1)
     clock.advance(5)
-    (queued,) = await claim(store)
+    (queued,) = await claim_all_due(store)
     await store.retry(queued.id, due_ms=int(NOW + 7) * 1000, stage="proof", note="it failed")
     clock.advance(5)
-    (queued,) = await claim(store)
-    await store.prepare(queued.id, reveal(1))
+    (queued,) = await claim_all_due(store)
+    await store.prepare(queued.id, make_reveal(1))
     await store.mark_sending(queued.id, height=110, endpoint="one")
     await store.record_outcome(queued.id, outcome="ACCEPTED")
     (entry,) = await store.list_shares(QueueFilter(), 5)
 
-    async with place.offline() as offline:
+    async with backend.open_offline_readers() as offline:
         for queue in (store, *offline):
-            story = await queue.show(entry.ref)
+            story = await queue.get_share_details(entry.ref)
 
             assert story is not None
             assert story.entry == entry
             assert story.received_ms == int(NOW * 1000)
-            assert story.vote_end_time == ToldRound().vote_end_time
-            assert [(line.stage, line.note, line.counted) for line in story.history] == [
+            assert story.vote_end_time == ChainRound().vote_end_time
+            assert [(line.stage, line.note, line.spent_attempt) for line in story.history] == [
                 ("accepted", "", False),
                 ("proof", "it failed", True),
                 ("broadcast", "proven with k10, message stored", False),
             ]
             assert [line.at_ms for line in story.history] == [int(NOW * 1000) + 5000 * n for n in range(3)]
             assert story.attempts_by_stage == {"proof": 1}
-            assert (story.tx_hash, story.anchor_height, story.circuit) == (reveal(1).tx_hash, 100, "k10")
+            assert (story.tx_hash, story.anchor_height, story.circuit) == (make_reveal(1).tx_hash, 100, "k10")
             assert (story.sends, story.first_sent_height, story.last_sent_height) == (1, 110, 110)
             assert (story.last_endpoint, story.last_outcome) == ("one", "ACCEPTED")
             shown = repr(story)
@@ -53,42 +61,42 @@ async def test_a_story_tells_everything_but_the_witness(store: Store, place: Pla
                 assert repr(secret)[2:-1] not in shown
                 assert secret.hex() not in shown
             assert "tree_position" not in shown
-            assert str(posted(1).share.tree_position) not in shown
+            assert str(make_posted_share(1).share.tree_position) not in shown
 
 
-async def test_a_name_may_be_shortened_while_it_is_one_shares_alone(store: Store) -> None:
-    await put(store, *range(40))
+async def test_share_details_by_unique_prefix_are_found(store: Store) -> None:
+    await enqueue_shares(store, *range(40))
     refs = [entry.ref for entry in await store.list_shares(QueueFilter(), 99)]
     assert len(set(refs)) == 40
 
-    story = await store.show(refs[7][:6].upper())
+    story = await store.get_share_details(refs[7][:6].upper())
 
     assert story is not None
     assert story.entry.ref == refs[7]
-    assert await store.show(refs[7][:5]) is None
-    assert await store.show("zzzzzz") is None
-    assert await store.show("0" * 65) is None
-    assert await store.show("' OR 1=1") is None
+    assert await store.get_share_details(refs[7][:5]) is None
+    assert await store.get_share_details("zzzzzz") is None
+    assert await store.get_share_details("0" * 65) is None
+    assert await store.get_share_details("' OR 1=1") is None
 
 
-async def test_after_confirmation_there_is_only_a_count(store: Store) -> None:
-    await put(store, 1)
+async def test_queue_reads_after_confirmation_show_only_a_count(store: Store) -> None:
+    await enqueue_shares(store, 1)
     (entry,) = await store.list_shares(QueueFilter(), 5)
-    await store.apply_block(5, [(ROUND, posted(1).nullifier)], now=NOW)
+    await store.apply_block(5, [(ROUND, make_posted_share(1).nullifier)], now=NOW)
 
-    assert await store.show(entry.ref) is None
+    assert await store.get_share_details(entry.ref) is None
     assert await store.list_shares(QueueFilter(), 5) == []
     assert await store.list_shares(QueueFilter(state=ShareState.SUBMITTED), 5) == []
-    assert await store.counts() == {ROUND: {ShareState.SUBMITTED: 1}}
+    assert await store.count_shares() == {ROUND: {ShareState.SUBMITTED: 1}}
 
 
-async def test_lists_are_by_time_due_and_filtered(store: Store) -> None:
+async def test_list_shares_is_ordered_by_due_time_and_filtered(store: Store) -> None:
     start = int(NOW)
     for number in (3, 1, 2):
-        await put(store, number, submit_at=start + number)
-    other = posted(9, submit_at=start + 2, round_id=OTHER_ROUND)
+        await enqueue_shares(store, number, submit_at=start + number)
+    other = make_posted_share(9, submit_at=start + 2, round_id=OTHER_ROUND)
     await store.enqueue(other.share, other.nullifier, now=NOW)
-    (first,) = await claim(store, limit=1)
+    (first,) = await claim_all_due(store, limit=1)
     await store.fail(first.id, stage="proof", note="no", spend_attempt=True)
 
     async def listed(query: QueueFilter, limit: int = 99) -> list[int]:
@@ -106,19 +114,19 @@ async def test_lists_are_by_time_due_and_filtered(store: Store) -> None:
     assert await listed(QueueFilter(stage="accepted", round_id=OTHER_ROUND)) == [2]
 
 
-async def test_what_waits_is_counted_by_minute_and_what_failed_by_reason(store: Store) -> None:
+async def test_queue_counts_waiting_by_minute_and_failed_by_reason(store: Store) -> None:
     start = int(NOW)
-    await put(store, 1, 2)
-    await put(store, 3, submit_at=start + 59)
-    await put(store, 4, submit_at=start + 60)
-    await put(store, 5, 6, submit_at=start + 3600)
-    assert await store.due_ahead(now=NOW) == {ROUND: DueAhead((3, 1, *[0] * 58), 2)}
+    await enqueue_shares(store, 1, 2)
+    await enqueue_shares(store, 3, submit_at=start + 59)
+    await enqueue_shares(store, 4, submit_at=start + 60)
+    await enqueue_shares(store, 5, 6, submit_at=start + 3600)
+    assert await store.count_due_ahead(now=NOW) == {ROUND: DueForecast((3, 1, *[0] * 58), 2)}
 
-    for queued in await claim(store, now=NOW + 60):
+    for queued in await claim_all_due(store, now=NOW + 60):
         reason = "refused" if queued.id % 2 else "no leaf"
         await store.fail(queued.id, stage="proof", note=reason, spend_attempt=True)
 
-    assert await store.due_ahead(now=NOW) == {ROUND: DueAhead((0,) * 60, 2)}
-    told = {(group.stage, group.note, group.count) for group in await store.failures(limit=9)}
+    assert await store.count_due_ahead(now=NOW) == {ROUND: DueForecast((0,) * 60, 2)}
+    told = {(group.stage, group.note, group.count) for group in await store.list_failures(limit=9)}
     assert told == {("proof", "refused", 2), ("proof", "no leaf", 2)}
-    assert len(await store.failures(limit=1)) == 1
+    assert len(await store.list_failures(limit=1)) == 1

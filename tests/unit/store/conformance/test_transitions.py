@@ -11,26 +11,34 @@ from helper.core.share import TRANSITIONS, ShareState
 from helper.errors import StoreError
 from helper.store.rows import QueueFilter
 from helper.store.store import Store
-from tests.unit.store.conformance.backends import Place, Reopen
-from tests.unit.store.fixtures import NOW, ROUND, claim, operator_retry, posted, put, reveal
+from tests.unit.store.conformance.backends import Reopen, StoreBackend
+from tests.unit.store.fixtures import (
+    NOW,
+    ROUND,
+    claim_all_due,
+    enqueue_shares,
+    make_posted_share,
+    make_reveal,
+    retry_as_operator,
+)
 
-LATER = int(NOW + 50) * 1000
-LIVE = [state for state in ShareState if state is not ShareState.SUBMITTED]
-Act = Callable[[Store], Awaitable[object]]
+LATER_MS = int(NOW + 50) * 1000
+LIVE_STATES = [state for state in ShareState if state is not ShareState.SUBMITTED]
+TransitionCall = Callable[[Store], Awaitable[object]]
 
-MOVES: dict[str, tuple[Act, set[ShareState], ShareState]] = {
+TRANSITION_CASES: dict[str, tuple[TransitionCall, set[ShareState], ShareState]] = {
     "requeue": (
-        lambda store: store.requeue(1, due_ms=LATER, stage="tree", note="no root yet"),
+        lambda store: store.requeue(1, due_ms=LATER_MS, stage="tree", note="no root yet"),
         {ShareState.WITNESSED, ShareState.BROADCAST},
         ShareState.RECEIVED,
     ),
     "record_crash": (
-        lambda store: store.record_crash(1, due_ms=LATER, note="killed"),
+        lambda store: store.record_crash(1, due_ms=LATER_MS, note="killed"),
         {ShareState.WITNESSED},
         ShareState.RECEIVED,
     ),
     "retry": (
-        lambda store: store.retry(1, due_ms=LATER, stage="proof", note="failed"),
+        lambda store: store.retry(1, due_ms=LATER_MS, stage="proof", note="failed"),
         {ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST},
         ShareState.RECEIVED,
     ),
@@ -39,87 +47,83 @@ MOVES: dict[str, tuple[Act, set[ShareState], ShareState]] = {
         {ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST},
         ShareState.FAILED,
     ),
-    "prepare": (lambda store: store.prepare(1, reveal(1)), {ShareState.WITNESSED}, ShareState.BROADCAST),
+    "prepare": (lambda store: store.prepare(1, make_reveal(1)), {ShareState.WITNESSED}, ShareState.BROADCAST),
 }
 
 
-async def bring_to(store: Store, state: ShareState) -> None:
+async def create_share_in_state(store: Store, state: ShareState) -> None:
     """Share 1, in this state."""
-    await put(store, 1)
+    await enqueue_shares(store, 1)
     if state is ShareState.FAILED:
         await store.fail(1, stage="proof", note="no", spend_attempt=False)
     elif state is not ShareState.RECEIVED:
-        await claim(store)
+        await claim_all_due(store)
     if state is ShareState.BROADCAST:
-        await store.prepare(1, reveal(1))
+        await store.prepare(1, make_reveal(1))
 
 
-async def state_of(store: Store) -> ShareState:
+async def current_state(store: Store) -> ShareState:
     (entry,) = await store.list_shares(QueueFilter(), 10)
     return entry.state
 
 
-@pytest.mark.parametrize(("name", "state"), list(product(MOVES, LIVE)))
-async def test_a_move_is_made_from_its_sources_and_refused_from_all_others(
-    store: Store, name: str, state: ShareState
-) -> None:
-    act, legal, target = MOVES[name]
-    await bring_to(store, state)
+@pytest.mark.parametrize(("name", "state"), list(product(TRANSITION_CASES, LIVE_STATES)))
+async def test_transition_is_made_only_from_legal_states(store: Store, name: str, state: ShareState) -> None:
+    act, legal, target = TRANSITION_CASES[name]
+    await create_share_in_state(store, state)
 
     if state in legal:
         assert await act(store)
-        assert await state_of(store) is target
-        assert await store.counts() == {ROUND: {target: 1}}
+        assert await current_state(store) is target
+        assert await store.count_shares() == {ROUND: {target: 1}}
     else:
         with pytest.raises(StoreError, match=f"{state.name} cannot become {target.name}"):
             await act(store)
-        assert await state_of(store) is state
-        assert await store.counts() == {ROUND: {state: 1}}
+        assert await current_state(store) is state
+        assert await store.count_shares() == {ROUND: {state: 1}}
 
 
-@pytest.mark.parametrize("name", MOVES)
-async def test_a_confirmed_share_is_no_error_and_is_not_touched(store: Store, name: str) -> None:
-    await bring_to(store, ShareState.WITNESSED)
-    await store.apply_block(5, [(ROUND, posted(1).nullifier)], now=NOW)
+@pytest.mark.parametrize("name", TRANSITION_CASES)
+async def test_transition_of_confirmed_share_changes_nothing(store: Store, name: str) -> None:
+    await create_share_in_state(store, ShareState.WITNESSED)
+    await store.apply_block(5, [(ROUND, make_posted_share(1).nullifier)], now=NOW)
 
-    assert not await MOVES[name][0](store)
+    assert not await TRANSITION_CASES[name][0](store)
 
-    assert await store.counts() == {ROUND: {ShareState.SUBMITTED: 1}}
+    assert await store.count_shares() == {ROUND: {ShareState.SUBMITTED: 1}}
 
 
-@pytest.mark.parametrize("name", sorted(MOVES))
-async def test_a_move_that_comes_after_the_round_was_closed_is_told_that_nothing_is_left_to_do(
-    store: Store, name: str
-) -> None:
-    await bring_to(store, ShareState.WITNESSED)
+@pytest.mark.parametrize("name", sorted(TRANSITION_CASES))
+async def test_transition_after_round_closed_returns_false(store: Store, name: str) -> None:
+    await create_share_in_state(store, ShareState.WITNESSED)
     await store.fail_unspent(ROUND, note="the round closed")
     before = await store.list_shares(QueueFilter(), 10)
 
-    assert not await MOVES[name][0](store)
+    assert not await TRANSITION_CASES[name][0](store)
     assert await store.list_shares(QueueFilter(), 10) == before
-    assert await operator_retry(store, 1), "an operator may still have it tried"
-    assert await state_of(store) is ShareState.RECEIVED
+    assert await retry_as_operator(store, 1), "an operator may still have it tried"
+    assert await current_state(store) is ShareState.RECEIVED
 
 
 @pytest.mark.rule("R12")
-@pytest.mark.parametrize("state", LIVE)
-async def test_a_spent_nullifier_is_success_from_every_state(store: Store, state: ShareState) -> None:
-    await bring_to(store, state)
+@pytest.mark.parametrize("state", LIVE_STATES)
+async def test_spent_nullifier_confirms_share_from_every_state(store: Store, state: ShareState) -> None:
+    await create_share_in_state(store, state)
 
-    assert await store.apply_block(5, [(ROUND, posted(1).nullifier)], now=NOW) == [1]
+    assert await store.apply_block(5, [(ROUND, make_posted_share(1).nullifier)], now=NOW) == [1]
 
-    assert await store.counts() == {ROUND: {ShareState.SUBMITTED: 1}}
-    assert await claim(store) == []
-    assert await store.unconfirmed() == []
+    assert await store.count_shares() == {ROUND: {ShareState.SUBMITTED: 1}}
+    assert await claim_all_due(store) == []
+    assert await store.list_unconfirmed() == []
 
 
-def test_the_moves_of_the_code_are_the_table() -> None:
+def test_transition_table_matches_transition_functions() -> None:
     made: dict[ShareState, set[ShareState]] = {state: set() for state in ShareState}
-    for _, legal, target in MOVES.values():
+    for _, legal, target in TRANSITION_CASES.values():
         for state in legal - {target}:
             made[state].add(target)
     made[ShareState.RECEIVED].add(ShareState.WITNESSED)  # claim_due
-    for state in LIVE:
+    for state in LIVE_STATES:
         made[state].add(ShareState.SUBMITTED)  # apply_block
     made[ShareState.FAILED].add(ShareState.RECEIVED)  # retry_failed
 
@@ -127,87 +131,85 @@ def test_the_moves_of_the_code_are_the_table() -> None:
 
 
 @pytest.mark.rule("R11")
-async def test_attempts_are_counted_across_restarts_and_outages_cost_none(
-    reopen: Reopen, store: Store, place: Place
+async def test_attempts_survive_restart_and_outages_spend_none(
+    reopen: Reopen, store: Store, backend: StoreBackend
 ) -> None:
-    await put(store, 1)
+    await enqueue_shares(store, 1)
     for attempt in range(1, 4):
-        (queued,) = await claim(store, now=NOW + 100)
+        (queued,) = await claim_all_due(store, now=NOW + 100)
         await store.requeue(queued.id, stage="outage", note="no node")
-        (queued,) = await claim(store, now=NOW + 100)
+        (queued,) = await claim_all_due(store, now=NOW + 100)
         assert queued.attempts == attempt - 1
-        assert await store.retry(queued.id, due_ms=LATER, stage="proof", note=f"failure {attempt}") == attempt
-        assert await claim(store, now=NOW + 49) == [], "the next time is on disk before it is waited for"
+        assert await store.retry(queued.id, due_ms=LATER_MS, stage="proof", note=f"failure {attempt}") == attempt
+        assert await claim_all_due(store, now=NOW + 49) == [], "the next time is on disk before it is waited for"
     await store.close()
 
     again = await reopen()
-    (queued,) = await claim(again, now=NOW + 50)
+    (queued,) = await claim_all_due(again, now=NOW + 50)
     assert queued.attempts == 3
 
 
-async def test_two_crashes_are_counted_apart_from_attempts(store: Store) -> None:
-    await put(store, 1)
+async def test_prover_crashes_are_counted_apart_from_attempts(store: Store) -> None:
+    await enqueue_shares(store, 1)
     for crashes in (1, 2):
-        (queued,) = await claim(store)
+        (queued,) = await claim_all_due(store)
         assert await store.record_crash(queued.id, due_ms=queued.due_ms, note="out of memory") == crashes
-    (queued,) = await claim(store)
+    (queued,) = await claim_all_due(store)
     assert (queued.attempts, queued.crashes) == (0, 2)
 
 
 @pytest.mark.rule("R9", "R6")
-async def test_on_start_the_witnessed_go_back_to_their_own_time_and_the_sent_stay(
-    reopen: Reopen, store: Store, place: Place
+async def test_recover_requeues_witnessed_and_keeps_broadcast_shares(
+    reopen: Reopen, store: Store, backend: StoreBackend
 ) -> None:
-    await put(store, 1, submit_at=int(NOW) + 3)
-    await put(store, 2)
-    first, second = await claim(store)
-    await store.prepare(first.id, reveal(2))
+    await enqueue_shares(store, 1, submit_at=int(NOW) + 3)
+    await enqueue_shares(store, 2)
+    first, second = await claim_all_due(store)
+    await store.prepare(first.id, make_reveal(2))
     await store.close()
 
     again = await reopen()
     assert await again.recover() == 1
     assert await again.recover() == 0
-    assert await again.counts() == {ROUND: {ShareState.RECEIVED: 1, ShareState.BROADCAST: 1}}
+    assert await again.count_shares() == {ROUND: {ShareState.RECEIVED: 1, ShareState.BROADCAST: 1}}
     assert await again.next_due_ms([ROUND]) == (int(NOW) + 3) * 1000 == second.due_ms
-    (sent,) = await again.unconfirmed()
-    assert sent.prepared == reveal(2)
+    (sent,) = await again.list_unconfirmed()
+    assert sent.prepared == make_reveal(2)
 
 
-async def test_release_puts_back_what_is_in_hand_and_leaves_all_else(store: Store) -> None:
-    await bring_to(store, ShareState.WITNESSED)
+async def test_release_claim_requeues_only_witnessed_share(store: Store) -> None:
+    await create_share_in_state(store, ShareState.WITNESSED)
 
     assert await store.release_claim(1)
-    assert await state_of(store) is ShareState.RECEIVED
+    assert await current_state(store) is ShareState.RECEIVED
     assert not await store.release_claim(1)
     assert not await store.release_claim(99)
 
 
 @pytest.mark.rule("R15")
-async def test_a_failed_share_keeps_its_witness_and_its_reason_and_can_be_asked_for_again(
-    store: Store, place: Place
-) -> None:
-    await bring_to(store, ShareState.WITNESSED)
+async def test_failed_share_keeps_witness_and_reason_and_can_be_retried(store: Store, backend: StoreBackend) -> None:
+    await create_share_in_state(store, ShareState.WITNESSED)
     await store.fail(1, stage="broadcast", note="invalid field", spend_attempt=True)
 
     (entry,) = await store.list_shares(QueueFilter(state=ShareState.FAILED), 10)
     assert (entry.stage, entry.note, entry.attempts) == ("broadcast", "invalid field", 1)
 
-    assert await operator_retry(store, 1)
-    (queued,) = await claim(store)
-    assert queued.share == posted(1).share
+    assert await retry_as_operator(store, 1)
+    (queued,) = await claim_all_due(store)
+    assert queued.share == make_posted_share(1).share
     assert queued.attempts == 0
 
 
-async def test_a_message_of_old_is_gone_when_its_share_is_proven_anew(store: Store, place: Place) -> None:
-    await bring_to(store, ShareState.BROADCAST)
+async def test_prepare_again_replaces_old_message(store: Store, backend: StoreBackend) -> None:
+    await create_share_in_state(store, ShareState.BROADCAST)
     await store.requeue(1, stage="broadcast", note="not counted")
-    assert place.rows("SELECT * FROM reveals") == []
+    assert backend.query_rows("SELECT * FROM reveals") == []
 
-    (queued,) = await claim(store)
-    assert queued.proved_height == reveal(1).height
-    assert await store.prepare(1, reveal(2))
-    (sent,) = await store.unconfirmed()
-    assert sent.prepared == reveal(2)
+    (queued,) = await claim_all_due(store)
+    assert queued.proved_height == make_reveal(1).height
+    assert await store.prepare(1, make_reveal(2))
+    (sent,) = await store.list_unconfirmed()
+    assert sent.prepared == make_reveal(2)
     assert sent.sends == 0
-    assert not sent.first_try
-    assert not sent.first_message
+    assert not sent.is_first_attempt
+    assert not sent.is_first_message
