@@ -53,7 +53,7 @@ SELECT coalesce(max(id), 0) FROM shares;
 
 -- By its nullifier too: where the index of the macs is damaged, a share that comes again is no new one.
 
--- name: are_taken
+-- name: find_taken
 WITH asked (place, round_no, mac, nullifier) AS (VALUES (?, ?, ?, ?))
 SELECT place FROM asked AS a
 WHERE EXISTS (SELECT 1 FROM shares WHERE mac = a.mac)
@@ -61,10 +61,10 @@ WHERE EXISTS (SELECT 1 FROM shares WHERE mac = a.mac)
   OR EXISTS (SELECT 1 FROM tombstones WHERE round_no = a.round_no AND mac = a.mac)
   OR EXISTS (SELECT 1 FROM spent WHERE round_no = a.round_no AND nullifier = a.nullifier);
 
--- name: is_buried
+-- name: has_tombstone
 SELECT 1 FROM tombstones WHERE round_no = ? AND mac = ?;
 
--- name: live_id
+-- name: get_share_id
 SELECT id FROM shares WHERE mac = ?;
 
 -- name: is_spent
@@ -82,7 +82,7 @@ INSERT INTO shares (
 -- name: share_by_id
 SELECT k.round_id, s.* FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no WHERE s.id = ?;
 
--- name: every_share
+-- name: all_shares
 SELECT k.round_id, s.* FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no;
 
 -- name: tombstone_count
@@ -129,7 +129,7 @@ ORDER BY id LIMIT :limit;
 
 -- More shares counted in a state than were found and set aside there: the index by which they are looked up hides some.
 
--- name: is_any_hidden
+-- name: has_unindexed_share
 SELECT coalesce(sum(n), 0) > (SELECT count(*) FROM damaged WHERE state IN (:state, -1)) FROM counters WHERE state = :state;
 
 -- Beyond :after is asked twice, of the place where SQLite begins and of each row (+): a damaged page can hold rows out of their
@@ -141,11 +141,11 @@ SELECT id FROM shares WHERE id > :after AND +id > :after ORDER BY id LIMIT :limi
 -- name: round_waiting
 SELECT id FROM shares WHERE round_no = :round_no AND state = 0 LIMIT :limit;
 
--- name: round_waiting_sound
+-- name: round_waiting_verified
 SELECT id FROM shares
 WHERE round_no = :round_no AND state = 0 AND id NOT IN (SELECT share_id FROM damaged) LIMIT :limit;
 
--- name: round_under_way_sound
+-- name: round_in_progress_verified
 SELECT id FROM shares
 WHERE state <> 0 AND state IN (1, 4) AND round_no = :round_no AND id NOT IN (SELECT share_id FROM damaged)
 LIMIT :limit;
@@ -218,7 +218,7 @@ INSERT INTO spent (round_no, nullifier) VALUES (?, ?) ON CONFLICT DO NOTHING;
 -- name: shares_of_nullifier
 SELECT id FROM shares WHERE nullifier = ? ORDER BY id;
 
--- name: bury
+-- name: insert_tombstone
 INSERT INTO tombstones (round_no, mac) VALUES (?, ?) ON CONFLICT DO NOTHING;
 
 -- name: last_leaves
@@ -280,7 +280,7 @@ WHERE s.round_no = (SELECT no FROM round_keys WHERE +round_id = :round_id) AND s
   AND s.due_ms < :due_before_ms AND (:stage IS NULL OR s.stage = :stage)
 ORDER BY s.due_ms, s.rank LIMIT :limit;
 
--- name: list_under_way
+-- name: list_in_progress
 SELECT s.mac, k.round_id, s.state, s.submit_at, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
   s.id IN (SELECT share_id FROM damaged)
 FROM shares s JOIN round_keys k ON k.no = s.round_no
@@ -295,16 +295,16 @@ SELECT id, due_ms FROM shares
 WHERE round_no = (SELECT no FROM round_keys WHERE +round_id = :round_id) AND state = 0
 ORDER BY due_ms, rank;
 
--- name: under_way_ids
+-- name: in_progress_ids
 SELECT s.id, k.round_id FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no
 WHERE s.state <> 0 AND s.state = :state AND (:round_id IS NULL OR k.round_id = :round_id) ORDER BY s.id;
 
--- name: list_one
+-- name: list_share
 SELECT s.mac, k.round_id, s.state, s.submit_at, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
   s.id IN (SELECT share_id FROM damaged)
 FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no WHERE s.id = ?;
 
--- name: mac_by_index
+-- name: get_mac_by_index
 SELECT mac FROM shares INDEXED BY sqlite_autoindex_shares_1 WHERE +id = ?;
 
 -- name: all_round_ids
@@ -373,20 +373,20 @@ WHERE s.state <> 0 AND s.state = 3 AND (:round_id IS NULL OR k.round_id = :round
   AND s.due_ms < :due_before_ms AND (:stage IS NULL OR s.stage = :stage)
 GROUP BY s.stage, s.note ORDER BY latest DESC LIMIT :limit;
 
--- name: add_failed_before
+-- name: add_purged_failure
 INSERT INTO failed_before (day, stage, reason, n) VALUES (:day, :stage, :reason, :n)
 ON CONFLICT (day, stage, reason) DO UPDATE SET n = n + excluded.n;
 
--- name: has_failed_before
+-- name: has_purged_failure
 SELECT 1 FROM failed_before WHERE day = :day AND stage = :stage AND reason = :reason;
 
--- name: kinds_failed_before
+-- name: count_purged_failure_kinds
 SELECT count(*) FROM failed_before WHERE day = ?;
 
--- name: sweep_failed_before
+-- name: delete_old_purged_failures
 DELETE FROM failed_before WHERE day < :first OR day > :last;
 
--- name: failed_before
+-- name: purged_failures
 SELECT day, stage, reason, n FROM failed_before ORDER BY day DESC, stage, reason;
 
 -- name: tree_sizes

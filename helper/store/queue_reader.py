@@ -145,7 +145,7 @@ class QueueReader:
 
     async def list_purged_failures(self) -> list[PurgedFailures]:
         """Failures of rounds that were purged in the last days, by day, stage and reason, the latest day first."""
-        return [PurgedFailures(*row) for row in await self._operator_reader.fetch("failed_before")]
+        return [PurgedFailures(*row) for row in await self._operator_reader.fetch("purged_failures")]
 
     async def count_due_ahead(self, *, now: float) -> dict[bytes, DueForecast]:
         """Due times of the waiting shares by round; rounds without waiting shares are left out.

@@ -62,7 +62,7 @@ async def _fetch_matching(fetch: Fetch, query: QueueFilter, states: set[ShareSta
         for round_id in await _list_round_ids(fetch, query):
             rows += await fetch("list_waiting", {**params, "round_id": round_id})
     for state in sorted(states - {ShareState.RECEIVED}):
-        rows += await fetch("list_under_way", {**params, "round_id": query.round_id, "state": state.value})
+        rows += await fetch("list_in_progress", {**params, "round_id": query.round_id, "state": state.value})
     return [ListedShare(*row) for row in rows]
 
 
@@ -94,7 +94,7 @@ async def _list_candidates(
             rows = await fetch("waiting_ids", {"round_id": round_id})
             entries += [(share_id, round_id, ShareState.RECEIVED, due_ms) for share_id, due_ms in rows]
     for state in sorted(states - {ShareState.RECEIVED}):
-        rows = await fetch("under_way_ids", {"round_id": query.round_id, "state": state.value})
+        rows = await fetch("in_progress_ids", {"round_id": query.round_id, "state": state.value})
         entries += [(share_id, round_id or b"", state, 0) for share_id, round_id in rows]
     return entries
 
@@ -102,13 +102,13 @@ async def _list_candidates(
 async def _read_row(fetch: Fetch, share_id: int, round_id: bytes, state: ShareState, due_ms: int) -> ListedShare:
     """A share's row; if it is unreadable, a row made from the index entries."""
     try:
-        rows = await fetch("list_one", (share_id,))
+        rows = await fetch("list_share", (share_id,))
     except StoreCorrupt:
         rows = []
     if rows:
         return ListedShare(*rows[0])
     try:
-        macs = await fetch("mac_by_index", (share_id,))
+        macs = await fetch("get_mac_by_index", (share_id,))
     except StoreCorrupt:
         macs = []
     return ListedShare(

@@ -197,7 +197,8 @@ class Store(QueueReader, ABC):
         round_key = read_round_key(found[0], self._writer.keys)
         mac = round_key.mac(key)
         return bool(
-            await self._reader.fetch("live_id", (mac,)) or await self._reader.fetch("is_buried", (round_key.no, mac))
+            await self._reader.fetch("get_share_id", (mac,))
+            or await self._reader.fetch("has_tombstone", (round_key.no, mac))
         )
 
     async def is_spent(self, round_id: bytes, nullifier: bytes) -> bool:

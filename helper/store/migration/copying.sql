@@ -40,10 +40,10 @@ SELECT id, begun_ms, uid, who, way, what, wanted, ended_ms, outcome FROM actions
 -- name: page_failed_before
 SELECT day, stage, reason, n FROM failed_before;
 
--- name: aside
+-- name: list_set_aside
 SELECT share_id, ref, round_id, state FROM damaged;
 
--- name: fact
+-- name: get_meta_row
 SELECT key, value, row_check FROM meta WHERE key = ?;
 
 -- ---------------------------------------------------------------- writing
@@ -94,10 +94,10 @@ DELETE FROM shares WHERE id = ?;
 -- name: drop_mac
 DELETE FROM shares WHERE mac = ?;
 
--- name: drop_aside
+-- name: delete_set_aside
 DELETE FROM damaged WHERE share_id = ?;
 
--- name: bring_share
+-- name: copy_share
 UPDATE shares SET state = ? WHERE id = ?;
 
 -- name: write_history
@@ -150,22 +150,22 @@ DELETE FROM damaged WHERE share_id NOT IN (SELECT id FROM shares);
 -- name: counters
 SELECT round_no, state, cast(sum(n) AS BIGINT) FROM counters GROUP BY round_no, state;
 
--- name: count_in_file
+-- name: count_shares_sqlite
 INSERT INTO counters (round_no, state, n)
 SELECT round_no, state, count(*) FROM shares GROUP BY round_no, state
 UNION ALL SELECT round_no, 2, count(*) FROM tombstones GROUP BY round_no;
 
--- name: count_in_shared
+-- name: count_shares_postgres
 INSERT INTO counters (round_no, state, part, n)
 SELECT round_no, state, 0, count(*) FROM shares GROUP BY round_no, state
 UNION ALL SELECT round_no, 2, 0, count(*) FROM tombstones GROUP BY round_no;
 
 -- Sequences continue after the highest number in use.
 
--- name: go_on_with_ids
+-- name: continue_share_ids
 SELECT setval('share_id', greatest((SELECT max(id) FROM shares), (SELECT last_value FROM share_id)));
 
--- name: go_on_with_rounds
+-- name: continue_round_numbers
 SELECT setval('round_no', greatest((SELECT max(no) FROM round_keys), (SELECT last_value FROM round_no)));
 
 -- Claims are not migrated: shares claimed in the source are recovered as after a crash.
@@ -178,10 +178,10 @@ UPDATE sender SET host = '', until = '-infinity';
 
 -- Hosts hold this lock shared; a migration takes it exclusively.
 
--- name: hold
+-- name: lock_schema_exclusive
 SELECT pg_try_advisory_lock(hashtext(?), 3);
 
--- name: holders
+-- name: list_lock_holders
 SELECT DISTINCT a.application_name FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
 WHERE l.locktype = 'advisory' AND l.classid::bigint = (hashtext(?)::bigint & 4294967295) AND l.objid = 3
   AND l.objsubid = 2 AND l.granted AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())

@@ -150,7 +150,7 @@ class MigrationEndpoint(ABC):
 
     def read_set_aside(self) -> dict[int, DamagedShare]:
         """Return the shares that were set aside as damaged, by number."""
-        return {row[0]: DamagedShare(*row[1:]) for row in self.fetch_all("aside")}
+        return {row[0]: DamagedShare(*row[1:]) for row in self.fetch_all("list_set_aside")}
 
     def read_counters(self) -> dict[tuple[int, int], int]:
         """Return the stored share counts by round number and state."""
@@ -162,7 +162,7 @@ class MigrationEndpoint(ABC):
         Raises:
             StoreCorrupt: it is damaged.
         """
-        text = read_meta_value(self.fetch_all("fact", (ROW_CHECK_KEY,)))
+        text = read_meta_value(self.fetch_all("get_meta_row", (ROW_CHECK_KEY,)))
         if text is None:
             raise StoreCorrupt(f"{self.label} is damaged: {ROW_CHECK_KEY} failed its check")
         return bytes.fromhex(text)
@@ -174,7 +174,7 @@ class MigrationEndpoint(ABC):
 
     def get_mark(self, name: str) -> MigrationMark | None:
         """Return a mark of a migration."""
-        return read_mark(self.fetch_all("fact", (name,)))
+        return read_mark(self.fetch_all("get_meta_row", (name,)))
 
     # ------------------------------------------------------------------ writing
 
@@ -214,14 +214,14 @@ class MigrationEndpoint(ABC):
             # One row per statement: SQLite writes large statement journals to a file.
             ids = self.fetch_all("share_ids_of_round", key)
             self.execute_many("drop_shares", ids)
-            self.execute_many("drop_aside", ids)
+            self.execute_many("delete_set_aside", ids)
             for name in _ROUND_STATEMENTS:
                 self.execute_many(name, [key])
 
     def _write_shares(self, dropped: Sequence[Key], fresh: Sequence[LiveShare]) -> None:
         if dropped:
             self.execute_many("drop_shares", dropped)
-            self.execute_many("drop_aside", dropped)
+            self.execute_many("delete_set_aside", dropped)
         if not fresh:
             return
         # An earlier copy may have stored the same share under another number.
@@ -232,7 +232,7 @@ class MigrationEndpoint(ABC):
         if reveals:
             self.execute_many("add_reveal", reveals)
         self.execute_many("write_history", [(live.id, *entry) for live in fresh for entry in live.history])
-        self.execute_many("bring_share", list(_iter_transitions(fresh)))
+        self.execute_many("copy_share", list(_iter_transitions(fresh)))
 
 
 def _iter_transitions(fresh: Sequence[LiveShare]) -> Iterator[tuple[int, int]]:

@@ -243,5 +243,5 @@ class Migration:
 
 
 def _refuse_source(source: MigrationEndpoint) -> None:
-    rows: list[list[Row]] = [source.fetch_all("fact", (name,)) for name in (UNFINISHED_KEY, MOVED_KEY)]
+    rows: list[list[Row]] = [source.fetch_all("get_meta_row", (name,)) for name in (UNFINISHED_KEY, MOVED_KEY)]
     refuse_marked(rows[0], rows[1], source.label)

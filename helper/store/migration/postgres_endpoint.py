@@ -80,8 +80,8 @@ class PostgresEndpoint(MigrationEndpoint):
         with _translate_errors():
             if self._conn is None:
                 self._connect()
-            if self.fetch_all("hold", (self._settings.schema,)) != [(True,)]:
-                hosts = ", ".join(str(row[0]) for row in self.fetch_all("holders", (self._settings.schema,)))
+            if self.fetch_all("lock_schema_exclusive", (self._settings.schema,)) != [(True,)]:
+                hosts = ", ".join(str(row[0]) for row in self.fetch_all("list_lock_holders", (self._settings.schema,)))
                 raise StoreLocked(
                     f"hosts use {self.label}: {hosts or 'they have just stopped'}",
                     advice="Stop the helper on each of these hosts first.",
@@ -129,9 +129,9 @@ class PostgresEndpoint(MigrationEndpoint):
 
     def end_copy(self) -> None:
         """Recount shares, advance the sequences, and drop claims and the sender lease."""
-        for name in ("drop_all_aside", "drop_counters", "count_in_shared", "drop_claims", "drop_sender"):
+        for name in ("drop_all_aside", "drop_counters", "count_shares_postgres", "drop_claims", "drop_sender"):
             self._connection.execute(_statement(name))
-        for name in ("go_on_with_ids", "go_on_with_rounds"):
+        for name in ("continue_share_ids", "continue_round_numbers"):
             self._connection.execute(_statement(name))
 
 

@@ -160,7 +160,7 @@ class SqliteEndpoint(MigrationEndpoint):
 
     def end_copy(self) -> None:
         """Recount shares."""
-        for name in ("drop_all_aside", "drop_counters", "count_in_file"):
+        for name in ("drop_all_aside", "drop_counters", "count_shares_sqlite"):
             self._connection.execute(_statement(name))
 
 

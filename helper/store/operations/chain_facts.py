@@ -115,7 +115,7 @@ def _confirm_share(tx: Transaction, share_id: int, round_no: int, nullifier: byt
         else:
             tx.set_aside(share_id, row.to_damaged_share(), at_ms)
         return False
-    if isinstance(row.mac, bytes) and len(row.mac) == MAC_BYTES and tx.execute("bury", (round_no, row.mac)):
+    if isinstance(row.mac, bytes) and len(row.mac) == MAC_BYTES and tx.execute("insert_tombstone", (round_no, row.mac)):
         tx.adjust_count(round_no, ShareState.SUBMITTED, 1)
     _delete_share(tx, share_id, round_no, row.state)
     return True
@@ -266,8 +266,8 @@ def fail_unconfirmed_batch(tx: Transaction, round_id: bytes, note: str, at_ms: i
     if key is None:
         return 0
     params = {"round_no": key.no, "limit": limit}
-    ids = [row[0] for row in tx.fetch_all("round_waiting_sound", params)]
-    ids += [row[0] for row in tx.fetch_all("round_under_way_sound", params)]
+    ids = [row[0] for row in tx.fetch_all("round_waiting_verified", params)]
+    ids += [row[0] for row in tx.fetch_all("round_in_progress_verified", params)]
     sources = frozenset({ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST})
     change = Transition(sources, ShareState.FAILED, CLOSED_STAGE, note, at_ms, ignore_claim=True)
     return sum(apply_transition(tx, share_id, change) is not None for share_id in ids)

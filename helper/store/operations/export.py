@@ -69,7 +69,7 @@ def _select_shares(conn: sqlite3.Connection, query: QueueFilter, refs: tuple[str
     selection = ExportSelection(read_meta_value(conn.execute(queries()["get_meta"], (_CHAIN_ID,)).fetchall()))
     closed = set(_closed_rounds(conn, row_key))
     aside = {row[0] for row in conn.execute(queries()["set_aside_ids"])}
-    for columns in conn.execute(queries()["every_share"]):
+    for columns in conn.execute(queries()["all_shares"]):
         row = ShareRow(*columns)
         if row.id in aside or not row.is_sound(row_key):
             selection.skipped["damaged"] += 1

@@ -35,10 +35,10 @@ def count_failed(tx: Transaction, failed: Iterable[tuple[str, str]], at_ms: int)
     )
     for (stage, reason), number in kinds.items():
         kind: dict[str, int | str] = {"day": day, "stage": stage, "reason": reason}
-        known = tx.fetch_one("has_failed_before", kind) is not None
-        if not known and (tx.fetch_one("kinds_failed_before", (day,)) or (0,))[0] >= MAX_REASONS_PER_DAY:
+        known = tx.fetch_one("has_purged_failure", kind) is not None
+        if not known and (tx.fetch_one("count_purged_failure_kinds", (day,)) or (0,))[0] >= MAX_REASONS_PER_DAY:
             kind |= {"stage": OTHER_REASON[0], "reason": OTHER_REASON[1]}
-        tx.execute("add_failed_before", {**kind, "n": number})
+        tx.execute("add_purged_failure", {**kind, "n": number})
 
 
 def _redact(text: str) -> str:
@@ -49,4 +49,4 @@ def _redact(text: str) -> str:
 def delete_old_counts(tx: Transaction, at_ms: int) -> int:
     """Delete counts beyond their retention, and those that a wrong clock dated in the future. Returns how many rows."""
     day = at_ms // _DAY_MS
-    return tx.execute("sweep_failed_before", {"first": day - RETENTION_DAYS, "last": day + 1})
+    return tx.execute("delete_old_purged_failures", {"first": day - RETENTION_DAYS, "last": day + 1})

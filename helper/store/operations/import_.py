@@ -72,9 +72,9 @@ def _import_share(
 
 def _find_moved(tx: Transaction, key: RoundKey, mac: bytes, nullifier: bytes, at_ms: int) -> ShareRow | ImportResult:
     """The row of a known share that was moved away from here; else why the share is skipped."""
-    live = tx.fetch_one("live_id", (mac,))
+    live = tx.fetch_one("get_share_id", (mac,))
     if live is None:
-        is_confirmed = tx.fetch_one("is_buried", (key.no, mac)) is not None
+        is_confirmed = tx.fetch_one("has_tombstone", (key.no, mac)) is not None
         # Neither live nor confirmed under its own key: another share has its nullifier.
         return ImportResult.CONFIRMED if is_confirmed else ImportResult.QUEUED
     row = load_row(tx, live[0], at_ms)

@@ -220,7 +220,7 @@ def requeue_orphaned_batch(tx: Transaction, at_ms: int, limit: int) -> int:
     note = "the helper was restarted"
     change = Transition(_CLAIMED, ShareState.RECEIVED, "restart", note, at_ms, ignore_claim=True)
     ids = tx.orphaned_claims(limit)
-    if not ids and tx.fetch_one("is_any_hidden", {"state": ShareState.WITNESSED.value}) == (1,):
+    if not ids and tx.fetch_one("has_unindexed_share", {"state": ShareState.WITNESSED.value}) == (1,):
         # A share that a damaged index hides now would wait until the next start.
         tx.handle_index_damage()
     return sum(apply_transition(tx, share_id, change) is not None for share_id in ids)

@@ -3,10 +3,10 @@
 
 -- ---------------------------------------------------------------- coordination of hosts
 
--- name: beside
+-- name: lock_shared
 SELECT pg_advisory_xact_lock_shared(hashtext(current_schema()), 1);
 
--- name: alone
+-- name: lock_exclusive
 SELECT pg_advisory_xact_lock(hashtext(current_schema()), 1);
 
 -- Sessions of hosts (they hold lock 3) that do not have a key.
@@ -22,37 +22,37 @@ EXCEPT SELECT pid FROM here WHERE objid = hashtext('key ' || %(name)s)::oid;
 -- name: new_ids
 SELECT nextval('share_id') FROM generate_series(1, %s);
 
--- name: take_up
+-- name: acquire_claim
 INSERT INTO claims (share_id, fence, host, until)
 VALUES (%(id)s, nextval('fence'), %(host)s, clock_timestamp() + make_interval(secs => %(lease)s))
 ON CONFLICT (share_id) DO UPDATE SET fence = excluded.fence, host = excluded.host, until = excluded.until
 RETURNING fence;
 
--- name: lay_down
+-- name: release_claim
 DELETE FROM claims WHERE share_id = %s;
 
--- name: holds
+-- name: holds_claim
 SELECT 1 FROM claims WHERE share_id = %s AND fence = %s;
 
--- name: lapsed
+-- name: expired_claims
 SELECT c.share_id FROM claims c JOIN shares s ON s.id = c.share_id
 WHERE c.until < clock_timestamp() AND c.fence <> ALL (%(held)s)
   AND c.share_id NOT IN (SELECT share_id FROM damaged)
 ORDER BY c.until LIMIT %(limit)s FOR UPDATE OF s, c SKIP LOCKED;
 
--- name: left_behind
+-- name: orphaned_claims
 SELECT s.id FROM shares s LEFT JOIN claims c ON c.share_id = s.id
 WHERE s.state = 1 AND s.state <> 0 AND (c.host IS NULL OR c.host = %(host)s OR c.until < clock_timestamp())
   AND s.id NOT IN (SELECT share_id FROM damaged)
 ORDER BY s.id LIMIT %(limit)s FOR UPDATE OF s SKIP LOCKED;
 
--- name: renew
+-- name: renew_host_lease
 UPDATE claims SET until = clock_timestamp() + make_interval(secs => %(lease)s)
 WHERE host = %(host)s AND fence = ANY (%(fences)s);
 
 -- This host's own name in the row is from before its restart, because a running process locks its name.
 
--- name: take_sender
+-- name: acquire_sender_lease
 UPDATE sender SET
   fence = nextval('fence'), host = %(host)s, until = clock_timestamp() + make_interval(secs => %(lease)s),
   outer_fence = coalesce(%(outer)s, outer_fence)
@@ -60,21 +60,21 @@ WHERE outer_fence < %(outer)s
   OR (outer_fence = coalesce(%(outer)s, outer_fence) AND (host IN ('', %(host)s) OR until < clock_timestamp()))
 RETURNING fence;
 
--- name: keep_sender
+-- name: renew_sender_lease
 UPDATE sender SET until = clock_timestamp() + make_interval(secs => %(lease)s) WHERE fence = %(fence)s;
 
--- name: leave_sender
+-- name: release_sender_lease
 UPDATE sender SET host = '', until = '-infinity' WHERE fence = %s;
 
 -- The row lock keeps other hosts from acquiring the lease before this transaction commits.
 
--- name: sends
+-- name: can_send
 SELECT 1 FROM sender WHERE fence = %s AND until > clock_timestamp() FOR SHARE;
 
--- name: sender
+-- name: get_sender_host
 SELECT host FROM sender WHERE until >= clock_timestamp();
 
--- name: tell
+-- name: notify
 SELECT pg_notify(current_schema(), %s);
 
 -- name: database_time
@@ -138,7 +138,7 @@ WHERE k.round_id = %s AND c.state <> 2 GROUP BY c.state HAVING sum(c.n) > 0;
 
 -- A nullifier has one tag per key; the tags of a nullifier are adjacent.
 
--- name: are_taken
+-- name: find_taken
 SELECT a.place - 1
 FROM unnest(%(rounds)s::bigint[], %(macs)s::bytea[], %(nullifiers)s::bytea[])
   WITH ORDINALITY AS a (round_no, mac, nullifier, place)
@@ -150,10 +150,10 @@ WHERE EXISTS (SELECT 1 FROM shares WHERE mac = a.mac)
   OR EXISTS (SELECT 1 FROM tombstones WHERE round_no = a.round_no AND mac = a.mac)
   OR EXISTS (SELECT 1 FROM spent WHERE round_no = a.round_no AND nullifier = a.nullifier);
 
--- name: is_buried
+-- name: has_tombstone
 SELECT 1 FROM tombstones WHERE round_no = %s AND mac = %s;
 
--- name: live_id
+-- name: get_share_id
 SELECT id FROM shares WHERE mac = %s;
 
 -- name: is_spent
@@ -221,7 +221,7 @@ SELECT id FROM shares
 WHERE state = %(state)s AND state <> 0 AND id NOT IN (SELECT share_id FROM damaged)
 ORDER BY id LIMIT nullif(%(limit)s::bigint, -1);
 
--- name: is_any_hidden
+-- name: has_unindexed_share
 SELECT 0 WHERE %(state)s::bigint IS NOT NULL;
 
 -- name: share_ids
@@ -230,11 +230,11 @@ SELECT id FROM shares WHERE id > %(after)s ORDER BY id LIMIT nullif(%(limit)s::b
 -- name: round_waiting
 SELECT id FROM shares WHERE round_no = %(round_no)s AND state = 0 LIMIT %(limit)s;
 
--- name: round_waiting_sound
+-- name: round_waiting_verified
 SELECT id FROM shares
 WHERE round_no = %(round_no)s AND state = 0 AND id NOT IN (SELECT share_id FROM damaged) LIMIT %(limit)s;
 
--- name: round_under_way_sound
+-- name: round_in_progress_verified
 SELECT id FROM shares
 WHERE state <> 0 AND state IN (1, 4) AND round_no = %(round_no)s AND id NOT IN (SELECT share_id FROM damaged)
 LIMIT %(limit)s;
@@ -316,7 +316,7 @@ SELECT count(*) FROM unnest(%s::bytea[], %s::bytea[]) AS told (round_id, nullifi
 JOIN round_keys k ON k.round_id = told.round_id
 JOIN spent s ON s.round_no = k.no AND s.nullifier = told.nullifier;
 
--- name: bury
+-- name: insert_tombstone
 INSERT INTO tombstones (round_no, mac) VALUES (%s, %s) ON CONFLICT DO NOTHING;
 
 -- name: last_leaves
@@ -380,7 +380,7 @@ WHERE k.round_id = %(round_id)s AND s.state = 0
   AND s.due_ms < %(due_before_ms)s AND (%(stage)s::text IS NULL OR s.stage = %(stage)s)
 ORDER BY s.due_ms, s.rank LIMIT %(limit)s;
 
--- name: list_under_way
+-- name: list_in_progress
 SELECT s.mac, k.round_id, s.state, NULL, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
   s.id IN (SELECT share_id FROM damaged), s.witness
 FROM shares s JOIN round_keys k ON k.no = s.round_no
@@ -452,20 +452,20 @@ WHERE s.state <> 0 AND s.state = 3 AND (%(round_id)s::bytea IS NULL OR k.round_i
   AND s.due_ms < %(due_before_ms)s AND (%(stage)s::text IS NULL OR s.stage = %(stage)s)
 GROUP BY s.stage, s.note ORDER BY latest DESC LIMIT %(limit)s;
 
--- name: add_failed_before
+-- name: add_purged_failure
 INSERT INTO failed_before (day, stage, reason, n) VALUES (%(day)s, %(stage)s, %(reason)s, %(n)s)
 ON CONFLICT (day, stage, reason) DO UPDATE SET n = failed_before.n + excluded.n;
 
--- name: has_failed_before
+-- name: has_purged_failure
 SELECT 1 FROM failed_before WHERE day = %(day)s AND stage = %(stage)s AND reason = %(reason)s;
 
--- name: kinds_failed_before
+-- name: count_purged_failure_kinds
 SELECT count(*) FROM failed_before WHERE day = %s;
 
--- name: sweep_failed_before
+-- name: delete_old_purged_failures
 DELETE FROM failed_before WHERE day < %(first)s OR day > %(last)s;
 
--- name: failed_before
+-- name: purged_failures
 SELECT day, stage, reason, n FROM failed_before ORDER BY day DESC, stage, reason;
 
 -- name: tree_sizes

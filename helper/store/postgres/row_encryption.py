@@ -130,7 +130,7 @@ class RowEncryption:
             "unconfirmed": self._decrypt_sent_reveal,
             "sent_reveal": self._decrypt_sent_reveal,
             "list_waiting": self._decrypt_list_entry,
-            "list_under_way": self._decrypt_list_entry,
+            "list_in_progress": self._decrypt_list_entry,
             "shares_by_prefix": self._decrypt_list_entry,
             "reveal_facts": self._reveal_facts,
         }

@@ -149,7 +149,7 @@ class PostgresStore(Store):
 
     async def get_sender_host(self) -> str:
         """The host that holds the sender lease, "" if none does."""
-        rows = await self._operator_reader.fetch("sender")
+        rows = await self._operator_reader.fetch("get_sender_host")
         return str(rows[0][0]) if rows else ""
 
     # ------------------------------------------------------------------ maintenance
@@ -201,7 +201,7 @@ def renew_claims(tx: PostgresTransaction) -> int:
     """Renew this host's claims. Returns how many; claims that another host has acquired are not counted."""
     claims = tx.claims
     return tx.execute(
-        "renew", {"host": claims.host, "lease": claims.lease_seconds, "fences": list(claims.fences.values())}
+        "renew_host_lease", {"host": claims.host, "lease": claims.lease_seconds, "fences": list(claims.fences.values())}
     )
 
 
@@ -218,15 +218,17 @@ def acquire_sender_lease(tx: PostgresTransaction, outer: int | None) -> int | No
     """
     if not tx.is_single_operation:
         raise ExclusiveLockRequired
-    row = tx.fetch_one("take_sender", {"host": tx.claims.host, "lease": tx.claims.lease_seconds, "outer": outer})
+    row = tx.fetch_one(
+        "acquire_sender_lease", {"host": tx.claims.host, "lease": tx.claims.lease_seconds, "outer": outer}
+    )
     return None if row is None else int(row[0])
 
 
 def renew_sender_lease(tx: PostgresTransaction, fence: int) -> bool:
     """Renew the sender lease; False if another host has acquired it."""
-    return tx.execute("keep_sender", {"fence": fence, "lease": tx.claims.lease_seconds}) == 1
+    return tx.execute("renew_sender_lease", {"fence": fence, "lease": tx.claims.lease_seconds}) == 1
 
 
 def release_sender_lease(tx: PostgresTransaction, fence: int) -> bool:
     """Release the sender lease; False if another host has already acquired it."""
-    return tx.execute("leave_sender", (fence,)) == 1
+    return tx.execute("release_sender_lease", (fence,)) == 1

@@ -116,7 +116,7 @@ class PostgresTransaction(Transaction):
             "tags": list(chain.from_iterable(tags)),
             "keys": len(tags[0]),
         }
-        return {index for (index,) in self.fetch_all("are_taken", params)}
+        return {index for (index,) in self.fetch_all("find_taken", params)}
 
     def add_shares(self, rows: Sequence[ShareRow]) -> None:
         """Insert shares."""
@@ -149,7 +149,7 @@ class PostgresTransaction(Transaction):
     def lock_shared(self) -> None:
         """Take the shared lock: no host records blocks or closes rounds until the commit."""
         if not self._shared_lock:
-            self.fetch_all("beside")
+            self.fetch_all("lock_shared")
             self._shared_lock = True
 
     def lock_exclusive(self) -> None:
@@ -160,7 +160,7 @@ class PostgresTransaction(Transaction):
         """
         if not self.is_single_operation:
             raise ExclusiveLockRequired
-        self.fetch_all("alone")
+        self.fetch_all("lock_exclusive")
 
     def is_round_closed(self, round_no: int) -> bool:
         """Whether a round is closed. The answer cannot change before the commit, so it is queried once."""
@@ -186,13 +186,13 @@ class PostgresTransaction(Transaction):
     def acquire_claim(self, share_id: int) -> None:
         """Claim a share for this host, with a new fencing token."""
         claim = {"id": share_id, "host": self.claims.host, "lease": self.claims.lease_seconds}
-        ((fence,),) = self.fetch_all("take_up", claim)
+        ((fence,),) = self.fetch_all("acquire_claim", claim)
         self._acquired[share_id] = fence
         self._released.discard(share_id)
 
     def release_claim(self, share_id: int) -> None:
         """Release the claim on a share."""
-        self.execute("lay_down", (share_id,))
+        self.execute("release_claim", (share_id,))
         self._acquired.pop(share_id, None)
         self._released.add(share_id)
 
@@ -201,22 +201,22 @@ class PostgresTransaction(Transaction):
         fence = self._acquired.get(row.id, None if row.id in self._released else self.claims.fences.get(row.id))
         if fence is None:
             return row.state != ShareState.WITNESSED
-        return self.fetch_one("holds", (row.id, fence)) is not None
+        return self.fetch_one("holds_claim", (row.id, fence)) is not None
 
     def expired_claims(self, limit: int) -> list[int]:
         """Return shares whose claims have expired, except those that this host is still working on."""
         held = list(self.claims.fences.values())
-        return [row[0] for row in self.fetch_all("lapsed", {"limit": limit, "held": held})]
+        return [row[0] for row in self.fetch_all("expired_claims", {"limit": limit, "held": held})]
 
     def orphaned_claims(self, limit: int) -> list[int]:
         """Return shares that this host had claimed before its restart, and those with expired claims."""
-        return [row[0] for row in self.fetch_all("left_behind", {"host": self.claims.host, "limit": limit})]
+        return [row[0] for row in self.fetch_all("orphaned_claims", {"host": self.claims.host, "limit": limit})]
 
     def can_send(self) -> bool:
         """Whether this host holds the sender lease. No other host can acquire it before the commit."""
         if self._can_send is None:
             fence = self.claims.sender_fence
-            self._can_send = fence != 0 and self.fetch_one("sends", (fence,)) is not None
+            self._can_send = fence != 0 and self.fetch_one("can_send", (fence,)) is not None
         return self._can_send
 
     def notify(self, payload: str) -> None:
@@ -235,7 +235,7 @@ class PostgresTransaction(Transaction):
         """Write the collected counter changes and queue the notifications."""
         Transaction.flush_counts(self)
         for payload in sorted(self._notifications):
-            self.fetch_all("tell", (payload,))
+            self.fetch_all("notify", (payload,))
 
     def commit(self) -> None:
         """Commit, then update the claims of this host."""

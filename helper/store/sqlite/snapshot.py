@@ -134,7 +134,7 @@ def _read_contents(conn: sqlite3.Connection, name: str) -> Contents:
         raise StoreCorrupt(f"{name} is damaged: the key of the row checks fails its check")
     aside = {row[0] for row in conn.execute(queries()["set_aside_ids"])}
     live = damaged = 0
-    for row in conn.execute(queries()["every_share"]):
+    for row in conn.execute(queries()["all_shares"]):
         share = ShareRow(*row)
         live += 1
         damaged += share.id in aside or not share.is_sound(bytes.fromhex(key))

@@ -53,7 +53,7 @@ class SqliteTransaction(Transaction):
     def find_taken(self, identities: Sequence[ShareIdentity]) -> set[int]:
         """The indexes of the names that are already stored or spent."""
         indexed = [(index, *name) for index, name in enumerate(identities)]
-        return {index for rows in self._execute_multi_row("are_taken", indexed) for (index,) in rows}
+        return {index for rows in self._execute_multi_row("find_taken", indexed) for (index,) in rows}
 
     def add_shares(self, rows: Sequence[ShareRow]) -> None:
         """Insert new shares."""

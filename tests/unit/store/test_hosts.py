@@ -495,7 +495,10 @@ async def test_claim_ends_with_work_and_is_not_renewed_for_other_host(
     (before,) = backend.query_rows("SELECT * FROM claims")
 
     assert (
-        await one._writer.run(lambda tx: tx.execute("renew", {"host": "one", "lease": 9.0, "fences": [1, 2, 3]})) == 0
+        await one._writer.run(
+            lambda tx: tx.execute("renew_host_lease", {"host": "one", "lease": 9.0, "fences": [1, 2, 3]})
+        )
+        == 0
     )
 
     assert backend.query_rows("SELECT * FROM claims") == [before]

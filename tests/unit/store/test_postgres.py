@@ -122,8 +122,8 @@ def test_sealed_row_opens_with_key_and_detects_changes() -> None:
 
 def test_both_engines_define_every_statement() -> None:
     only_a_file_has = {
-        "every_share", "tombstone_count", "set_aside_ids", "last_share_id", "waiting_ids", "under_way_ids", "list_one",
-        "mac_by_index",
+        "all_shares", "tombstone_count", "set_aside_ids", "last_share_id", "waiting_ids", "in_progress_ids",
+        "list_share", "get_mac_by_index",
     }  # fmt: skip
     assert set(queries()) - set(load_statements()) == only_a_file_has
     assert [name for name, sql in load_statements().items() if b"--" in sql] == []
