@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
@@ -22,6 +23,9 @@ from helper.store.transaction import Params
 _DECRYPT_AS: Final = {"page_shares": "share_by_id", "page_reveals": "reveal", "page_round_keys": "round_keys"}
 """Statement names by which `RowEncryption` decrypts rows."""
 _ENCRYPT_AS: Final = {"write_round_keys": "add_round_key"}
+_LOCK_ATTEMPTS: Final = 20
+"""Attempts to take the exclusive lock while no host is listed: the server ends a closed connection a moment later."""
+_LOCK_PAUSE_SECONDS: Final = 0.05
 
 
 class PostgresEndpoint(MigrationEndpoint):
@@ -80,12 +84,17 @@ class PostgresEndpoint(MigrationEndpoint):
         with _translate_errors():
             if self._conn is None:
                 self._connect()
-            if self.fetch_all("lock_schema_exclusive", (self._settings.schema,)) != [(True,)]:
-                hosts = ", ".join(str(row[0]) for row in self.fetch_all("list_lock_holders", (self._settings.schema,)))
-                raise StoreLocked(
-                    f"hosts use {self.label}: {hosts or 'they have just stopped'}",
-                    advice="Stop the helper on each of these hosts first.",
-                )
+            parameters = (self._settings.schema,)
+            for attempt in range(_LOCK_ATTEMPTS):
+                if self.fetch_all("lock_schema_exclusive", parameters) == [(True,)]:
+                    break
+                hosts = ", ".join(str(row[0]) for row in self.fetch_all("list_lock_holders", parameters))
+                if hosts or attempt == _LOCK_ATTEMPTS - 1:
+                    raise StoreLocked(
+                        f"hosts use {self.label}: {hosts or 'they have just stopped'}",
+                        advice="Stop the helper on each of these hosts first.",
+                    )
+                time.sleep(_LOCK_PAUSE_SECONDS)
             self._is_locked = True
             prepare_schema(self._connection, self._settings, self._keyring)
 

@@ -302,7 +302,7 @@ def interrupt_after(endpoints: tuple[MigrationEndpoint, MigrationEndpoint], step
     """Have a move cut off once it has begun so many transactions."""
     left = itertools.count(steps, -1)
     for end in endpoints:
-        for name in ("changing", "reading"):
+        for name in ("write_transaction", "read_transaction"):
             meant = getattr(end, name)
 
             def cut(meant: Any = meant) -> Any:
@@ -445,7 +445,7 @@ async def test_migration_with_tampered_copy_fails_and_next_run_repairs_it(
 
         def tampered(what: str = what, end: Any = ends[1], ended: Callable[[], None] = ended) -> None:
             ended()
-            assert end._open.execute(TAMPERING_STATEMENTS.get(what) or BYTE_COLUMNS[type(end)]).rowcount > 0, what
+            assert end._connection.execute(TAMPERING_STATEMENTS.get(what) or BYTE_COLUMNS[type(end)]).rowcount > 0, what
 
         monkeypatch.setattr(ends[1], "end_copy", tampered)
         with pytest.raises(StoreCopyDiffers, match="differs from"):
