@@ -1,7 +1,7 @@
-"""Checkpoints the WAL, and erases deleted rows from the database, the WAL and the gaps of pages.
+"""Checkpoints the WAL and erases deleted rows from all files.
 
 Only the writer thread checkpoints. It does so regularly, so that the WAL stays small. Soon after a deletion it also
-truncates the WAL, and scrubs the pages written since (see `page_scrubber.py`). `erasure_schedule.py` decides when.
+truncates the WAL and scrubs the pages written since then (see `page_scrubber.py`). `erasure_schedule.py` decides when.
 """
 
 from __future__ import annotations
@@ -22,27 +22,26 @@ from proofs import LOG_HEADER
 log = structlog.get_logger("helper.store")
 
 PAGES_AT_ONCE: Final = 16_384
-"""Pages (64 MB) that are scrubbed before the start after a crash. The other pages of a larger file are scrubbed in
-slices of `SLICE` pages while the writer works.
+"""Pages (64 MB) that are scrubbed before the start after a crash.
+
+The other pages of a larger file are scrubbed in slices of `SLICE` pages while the writer runs.
 """
 SLICE: Final = 1000
 """Pages per slice. A slice takes a few milliseconds, so that wallets do not wait longer."""
 PAGES_PER_SCRUB: Final = 1024
-"""Pages with stale bytes in their gaps after which they are scrubbed even if nothing was deleted, so that a scrub
-never takes long.
-"""
+"""Number of stale pages at which they are scrubbed even if nothing was deleted, which bounds the time of a scrub."""
 
 
 class Eraser:
-    """Checkpoints and erases; used on the writer thread only.
+    """Checkpoints and erases. Used only on the writer thread.
 
     Args:
-        conn: the writing connection, outside a transaction when a method is called.
+        conn: the writing connection; no transaction is open when a method is called.
         path: the database file.
         clock: only its monotonic time is used.
 
     Attributes:
-        erasure_count: how many times everything deleted was erased.
+        erasure_count: number of complete erasures.
         scrubbed_gaps: number of gaps with stale bytes that were scrubbed.
     """
 
@@ -50,7 +49,7 @@ class Eraser:
         self._conn = conn
         self._clock = clock
         self._wal = Path(f"{path}-wal")
-        # Closing any descriptor of the file drops SQLite's own locks on it: this one stays open until every
+        # Closing any descriptor of the file releases SQLite's own locks on it, so this one stays open until every
         # connection of the process is closed.
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self._page_size = int(conn.execute("PRAGMA page_size").fetchone()[0])
@@ -63,7 +62,7 @@ class Eraser:
 
     @property
     def is_pending(self) -> bool:
-        """Whether something deleted may still be in the files."""
+        """Whether the files may still contain deleted data."""
         return self._schedule.is_pending
 
     def record_deletion(self) -> None:
@@ -71,14 +70,14 @@ class Eraser:
         self._schedule.rows_deleted(self._clock.monotonic())
 
     def max_wait(self) -> float | None:
-        """Seconds the writer may wait for work before it calls `run_due` again; None: no limit."""
+        """Return the seconds the writer may wait for work before it calls `run_due` again; None for no limit."""
         return self._schedule.longest_wait()
 
     def run_due(self, *, idle: bool) -> None:
-        """Run the due checkpoint or erasure. Called after each commit, and when no work arrived in `patience`.
+        """Run the due checkpoint or erasure. Called after each commit, and if no work arrives within `max_wait`.
 
         Args:
-            idle: no jobs are waiting for the writer.
+            idle: whether no jobs are waiting for the writer.
         """
         action = self._schedule.next_action(self._clock.monotonic(), is_idle=idle, changes=self._conn.total_changes)
         if action is not Action.NONE:
@@ -87,11 +86,12 @@ class Eraser:
     def erase_all(self) -> None:
         """Erase immediately and scrub every page of the file, at the start after a crash.
 
-        The first pages of a large file are scrubbed later, in slices, while `pending`. If the crashed process's last
-        fsync failed, its WAL may be in the page cache only: the checkpoint writes all of it to the database and syncs.
+        The first pages of a large file are scrubbed later, in slices, while `is_pending`. If the last fsync of the
+        crashed process failed, its WAL may be only in the page cache; the checkpoint writes it to the database and
+        syncs.
 
         Raises:
-            sqlite3.Error, OSError: it failed, for another reason than a full disk.
+            sqlite3.Error, OSError: it failed, except because the disk is full.
         """
         self.record_deletion()
         count = int(self._conn.execute("PRAGMA page_count").fetchone()[0])
@@ -106,7 +106,7 @@ class Eraser:
             self._record_failure(error)
 
     def write_back(self) -> bool:
-        """Write the WAL back. Returns whether the database file now holds everything that was committed."""
+        """Write the WAL back. Returns whether the database file now contains every commit."""
         return self._checkpoint(truncate=False)
 
     def finish(self) -> None:
@@ -115,7 +115,7 @@ class Eraser:
             self._checkpoint(truncate=True)
 
     def close(self) -> None:
-        """Close the file, after every connection of this process is closed."""
+        """Close the file. Call this after every connection of this process is closed."""
         os.close(self._fd)
 
     def _checkpoint(self, *, truncate: bool) -> bool:
@@ -146,12 +146,12 @@ class Eraser:
         return is_complete
 
     def _write_back(self, began: float, *, erase: bool) -> bool:
-        """Write the WAL back and scrub what is due. Returns whether all of the WAL was written back."""
+        """Write the WAL back and scrub the due pages. Returns whether the complete WAL was written back."""
         _, frames, done = self._conn.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         if frames > 0:
             self._examine_new_frames(frames)
         if done != frames:
-            return False  # a reader uses an older snapshot; the next attempt completes it
+            return False  # a reader uses an older snapshot; a later attempt completes the checkpoint
         if self._schedule.slice_due(began, self._conn.total_changes):
             self._scrub_slice(began)
         if erase or len(self._stale) >= PAGES_PER_SCRUB:
@@ -177,12 +177,12 @@ class Eraser:
             note_stale(self._stale, self._wal, range(min(first, frames), frames), self._page_size)
             self._examined = (head, frames)
         except OSError:
-            # The next commit may restart the WAL, and the pages in it are not known: all pages are scrubbed.
+            # The next commit may restart the WAL before its pages are known, so all pages must be scrubbed.
             self._schedule.pages_unscrubbed(int(self._conn.execute("PRAGMA page_count").fetchone()[0]))
             raise
 
     def _scrub_pages(self, pages: set[int]) -> None:
-        # After a failed fsync, zeros in the page cache may not be on the disk: they are written again.
+        # After a failed fsync, zeros in the page cache may not be on disk, so they are written again.
         failed = self._schedule.state is ErasureState.FAILED
         cleaned = scrub_pages(self._fd, pages, self._page_size, again=failed)
         pages.clear()
@@ -190,9 +190,9 @@ class Eraser:
         self.scrubbed_gaps += cleaned
 
     def _drop_stale_cache(self) -> None:
-        """Drop the connection's cache if it may hold scrubbed pages: it would write their old gaps again.
+        """Drop the connection's cache if it may contain the stale bytes of scrubbed pages.
 
-        The gaps may hold rows that are deleted now. Without a deletion the cache is more valuable.
+        Otherwise SQLite would write these bytes to the file again when it next changes such a page.
         """
         if self._is_cache_stale:
             self._conn.execute("PRAGMA shrink_memory")

@@ -1,4 +1,4 @@
-"""When the writer checkpoints, erases and scrubs: the states of erasure and their transitions. Pure.
+"""Schedule of checkpoints, erasure and scrubbing, as a state machine. Pure.
 
     event                           CLEAN      SCRUBBING  PENDING    BLOCKED    FAILED
     rows deleted                    PENDING    PENDING    –          –          –
@@ -9,8 +9,8 @@
     truncation prevented by reader  –          –          BLOCKED    –          (3)
     disk error                      FAILED     FAILED     FAILED     FAILED     –
 
-(1) PENDING if deleted rows are left, else (2). (2) SCRUBBING if unscrubbed pages are left, else CLEAN. (3) BLOCKED if
-deleted rows are left, else (2).
+(1) PENDING if deleted rows remain, else (2). (2) SCRUBBING if unscrubbed pages remain, else CLEAN. (3) BLOCKED if
+deleted rows remain, else (2).
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ CHANGES_PER_CHECKPOINT: Final = 2000
 SLICE_PAUSE: Final = 0.01
 """Seconds between two slices if the writer is idle."""
 SLICE_PAUSE_FACTOR: Final = 9
-"""Pause before the next slice while there are writes, as a multiple of the last slice's duration: slices take a tenth
-of the writer's time. Under load the writer is idle for moments a hundred times a second, so idleness is no criterion.
+"""Pause before the next slice while there are writes, as a multiple of the last slice's duration.
+
+With 9, slices take a tenth of the writer's time. Idleness is no criterion: under load, the writer is briefly idle a
+hundred times a second.
 """
 
 
 class ErasureState(Enum):
-    """What is left to erase."""
+    """State of erasure."""
 
     CLEAN = "nothing is left to erase"
     SCRUBBING = "pages that a crashed process wrote are scrubbed in slices"
@@ -45,7 +47,7 @@ class ErasureState(Enum):
 
 
 class Action(Enum):
-    """What the writer does between two batches."""
+    """Action of the writer between two batches."""
 
     NONE = "nothing"
     WRITE_BACK = "write the WAL back"
@@ -53,7 +55,9 @@ class Action(Enum):
 
 
 class ErasureSchedule:
-    """Decides what is due. Times are monotonic; `changes` is the connection's total number of changed rows.
+    """Decides which action is due.
+
+    Times are monotonic; `changes` is the total number of rows that the connection has changed.
 
     Attributes:
         state: the current state.
@@ -71,14 +75,16 @@ class ErasureSchedule:
 
     @property
     def is_pending(self) -> bool:
-        """Whether something deleted may still be in the files."""
+        """Whether the files may still contain deleted data."""
         return self._deadline is not None or self.unscrubbed > 0
 
     def next_action(self, now: float, *, is_idle: bool, changes: int) -> Action:
-        """What is due now.
+        """Return the action that is due now.
 
         Args:
-            is_idle: no jobs are waiting for the writer.
+            now: monotonic time.
+            is_idle: whether no jobs are waiting for the writer.
+            changes: rows changed so far.
         """
         if self.state is ErasureState.FAILED and now < self._retry_at:
             return Action.NONE
@@ -97,47 +103,54 @@ class ErasureSchedule:
         return changes != self._checkpoint_changes
 
     def longest_wait(self) -> float | None:
-        """Seconds that the writer may wait for jobs before it asks for the next action; None: no limit."""
+        """Return the seconds the writer may wait for jobs before it calls `next_action`; None for no limit."""
         if self._deadline is not None:
             return RETRY_SECONDS
         return SLICE_PAUSE if self.unscrubbed else None
 
     def rows_deleted(self, now: float) -> None:
-        """A committed transaction has deleted rows."""
+        """Record that a committed transaction has deleted rows."""
         if self._deadline is None:
             self._deadline = now + ERASE_WITHIN_SECONDS
         if self.state in {ErasureState.CLEAN, ErasureState.SCRUBBING}:
             self.state = ErasureState.PENDING
 
     def pages_unscrubbed(self, pages: int) -> None:
-        """Stale bytes may be in the first pages of the file."""
+        """Record that the first `pages` pages of the file may contain stale bytes."""
         self.unscrubbed = pages
         if self.state is ErasureState.CLEAN:
             self.state = self._without_deleted_rows()
 
     def checkpoint_begun(self, changes: int) -> None:
-        """A checkpoint begins."""
+        """Record the start of a checkpoint."""
         self._checkpoint_changes = changes
 
     def slice_scrubbed(self, pages: int, *, began: float, now: float, changes: int) -> None:
-        """A slice was scrubbed, by a checkpoint that began at this time; so many pages are left."""
+        """Record that a slice was scrubbed.
+
+        Args:
+            pages: number of pages that are still unscrubbed.
+            began: monotonic time at which the checkpoint began.
+            now: monotonic time.
+            changes: rows changed so far.
+        """
         self.unscrubbed = pages
         self._next_slice_at, self._slice_changes = now + SLICE_PAUSE_FACTOR * (now - began), changes
         if self.state is ErasureState.SCRUBBING:
             self.state = self._without_deleted_rows()
 
     def written_back(self) -> None:
-        """A checkpoint without truncation ended without an error."""
+        """Record a successful checkpoint without truncation."""
         if self.state is ErasureState.FAILED:
             self.state = self._without_deleted_rows() if self._deadline is None else ErasureState.PENDING
 
     def erased(self) -> None:
-        """The WAL was truncated: no deleted row is left."""
+        """Record that the WAL was truncated, so no deleted row remains."""
         self._deadline = None
         self.state = self._without_deleted_rows()
 
     def blocked_by_reader(self, now: float) -> None:
-        """A reader prevented the truncation of the WAL."""
+        """Record that a reader prevented the truncation of the WAL."""
         if self._deadline is None:
             self.state = self._without_deleted_rows()
         else:
@@ -145,7 +158,7 @@ class ErasureSchedule:
             self.state = ErasureState.BLOCKED
 
     def failed(self, now: float) -> None:
-        """A checkpoint failed with a disk error."""
+        """Record that a checkpoint failed with a disk error."""
         self._retry_at = now + ERROR_RETRY_SECONDS
         self.state = ErasureState.FAILED
 

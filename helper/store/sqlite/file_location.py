@@ -1,7 +1,8 @@
-"""Whether a database and its write-ahead log are at their path, before they are opened and while they are in use.
+"""Checks that a database and its write-ahead log are at their path, before and while they are open.
 
-SQLite finds the log by the database's name. Without a database of this name it deletes the log, and it replays a log
-into any database that has the name: what was committed last is lost, and the other database is damaged.
+SQLite finds the log by the name of the database. If there is no database with this name, SQLite deletes the log. If
+another database has this name, SQLite replays the log into it. In both cases the latest commits are lost; in the second
+case the other database is damaged too.
 """
 
 from __future__ import annotations
@@ -27,24 +28,24 @@ _MOVE_BACK_ADVICE: Final = (
 
 
 def wal_path(database: Path) -> Path:
-    """The path of a database's write-ahead log."""
+    """Return the path of a database's write-ahead log."""
     return Path(f"{database}-wal")
 
 
 def file_size(path: Path) -> int:
-    """Bytes of a file, 0 if there is none."""
+    """Return the size of a file in bytes, 0 if it does not exist."""
     with suppress(FileNotFoundError):
         return path.stat().st_size
     return 0
 
 
 def refuse_incomplete(database: Path, lock: FileLock, *, clean: bool) -> None:
-    """Refuse to open a database of which a crash left only a part at its path.
+    """Refuse to open a database if it or its log was moved, replaced or deleted after a crash.
 
     Args:
         database: the resolved path.
-        lock: taken.
-        clean: whether the last run ended in order, by the lock.
+        lock: the acquired lock.
+        clean: whether the last run ended cleanly, as returned by `FileLock.acquire`.
 
     Raises:
         StoreDisplaced: the database is missing or was replaced, or its write-ahead log is missing.
@@ -82,12 +83,12 @@ def refuse_incomplete(database: Path, lock: FileLock, *, clean: bool) -> None:
 
 
 def _has_other_run(database: Path, run: str) -> bool:
-    """Whether the file itself, without its log, holds another run than this, or none.
+    """Return whether the file, without its log, has another run identifier than `run`, or none.
 
-    A file that is damaged where that is written is not refused here: a crash within a checkpoint may have left it so,
-    and its log repairs it.
+    Returns False if the table with the identifier is damaged: a crash during a checkpoint may have caused the damage,
+    and replaying the log repairs it.
     """
-    uri = f"{database.as_uri()}?mode=ro&immutable=1"  # without the log
+    uri = f"{database.as_uri()}?mode=ro&immutable=1"  # `immutable` makes SQLite ignore the log
     try:
         with closing(sqlite3.connect(uri, uri=True)) as conn:
             if conn.execute("SELECT 1 FROM sqlite_schema WHERE name = 'meta'").fetchone() is None:
@@ -103,7 +104,7 @@ class PathMonitor:
     """Detects that an open database or its write-ahead log was moved, replaced or deleted.
 
     Args:
-        database: the path as it was given; SQLite has the file and its log open.
+        database: the unresolved path of the database; SQLite has the file and its log open.
     """
 
     def __init__(self, database: Path) -> None:
@@ -112,20 +113,20 @@ class PathMonitor:
         self._identities = _file_identity(database), _file_identity(self._log)
 
     def is_database_displaced(self) -> bool:
-        """Whether another file, or none, is at the database's path."""
+        """Return whether the database's path is missing or names another file."""
         return _file_identity(self._database) != self._identities[0]
 
     def displacement_reason(self) -> str | None:
-        """What is not at its path, or None. The text names no path, so that anybody may read it."""
+        """Describe which file is not at its path, None if both are. The text is public, so it contains no path."""
         if self.is_database_displaced():
             return DATABASE_DISPLACED_TEXT
         return None if _file_identity(self._log) == self._identities[1] else WAL_DISPLACED_TEXT
 
 
 def _file_identity(path: Path) -> tuple[int, int] | None:
-    """Device and inode; None if there is no such file, or it cannot be looked up."""
+    """Return device and inode of a file, None if its status cannot be read."""
     try:
-        found = os.stat(path)  # noqa: PTH116 - half the cost of Path.stat, at each commit
+        found = os.stat(path)  # noqa: PTH116 - runs at each commit, and costs half as much as Path.stat
     except OSError:
         return None
     return found.st_dev, found.st_ino

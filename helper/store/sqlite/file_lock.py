@@ -16,26 +16,26 @@ _CLEAN: Final = b"clean"
 _OPEN: Final = b"open"
 _RESTORING: Final = b"restoring"
 _MAX_BYTES: Final = 64
-"""Bytes that a lock file may hold: a state, and a run."""
+"""Maximum size of a lock file: a state and a run identifier."""
 
 
 class FileLock:
-    """The exclusive lock that one process holds on a database.
+    """Exclusive lock of one process on a database.
 
-    It is two locks (flock(2)). One is on a file beside the database. That file also records whether the last run
-    ended in order, and so whether erasure was finished, and whether a restore was interrupted. The other is on the
-    database itself, so that it holds for every name of the file: a hard link, or a bind mount.
+    Consists of two flock(2) locks. The first is on a lock file in the database's directory. The lock file also records
+    whether the last run ended cleanly (all erasure complete) and whether a restore was interrupted. The second is on
+    the database itself, so that it applies to every name of the file, such as a hard link or a bind mount.
 
-    SQLite locks byte ranges of the same file (fcntl(2)), which is independent of flock(2). But when a process closes
-    any descriptor of a file, it loses its byte-range locks on it: take this lock before SQLite opens the database, and
-    release it after every connection of the process is closed.
+    SQLite locks byte ranges of the same file with fcntl(2), which is independent of flock(2). However, a process that
+    closes any descriptor of a file loses its byte-range locks on it. Therefore acquire this lock before SQLite opens
+    the database, and release it after every connection of the process is closed.
 
     Args:
-        database: the file; symbolic links are resolved.
+        database: path of the database; symbolic links are resolved.
 
     Attributes:
-        crashed_run: the random identifier of the last run, if that did not end in order and had written it to the
-            database too; else None.
+        crashed_run: random identifier of the last run if it crashed after it had written the identifier to the
+            database, else None.
     """
 
     def __init__(self, database: Path) -> None:
@@ -46,14 +46,20 @@ class FileLock:
         self.crashed_run: str | None = None
 
     def acquire(self, *, to_restore: bool = False) -> bool:
-        """Take both locks, or raise at once; whether the last holder ended in order (or there was none).
+        """Acquire both locks without waiting.
 
-        A database that does not exist yet is locked by `lock_database` once it does.
+        If the database does not exist yet, call `lock_database` after creating it.
+
+        Args:
+            to_restore: accept an interrupted restore, because the caller restores the database again.
+
+        Returns:
+            Whether the last run ended cleanly, or there was none.
 
         Raises:
             StoreLocked: another process holds one of them.
-            StoreDisplaced: the database has another name.
-            StoreCorrupt: a restore was interrupted; not raised `to_restore`.
+            StoreDisplaced: the database has a second name.
+            StoreCorrupt: a restore was interrupted.
             OSError: the lock file cannot be opened, or is a symbolic link.
         """
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
@@ -74,11 +80,11 @@ class FileLock:
         return state != _OPEN
 
     def lock_database(self) -> None:
-        """Take the lock on the database itself, if the file exists and is not locked yet.
+        """Acquire the lock on the database itself, if the file exists and is not locked yet.
 
         Raises:
             StoreLocked: another process holds it.
-            StoreDisplaced: the database has another name.
+            StoreDisplaced: the database has a second name.
         """
         if self._database_fd < 0:
             self._database_fd = open_regular(self._database)
@@ -87,22 +93,22 @@ class FileLock:
         refuse_second_name(self._database)
 
     def mark_open(self, run: str | None = None) -> None:
-        """From now on, an end without `release(clean=True)` is a crash.
+        """Record that the database is in use. A run that ends without `release(clean=True)` has crashed.
 
         Args:
-            run: the identifier that the database file holds, without its write-ahead log: the next start then requires
-                the log, and this database.
+            run: run identifier that is stored in the database file itself, not only in its write-ahead log. After a
+                crash, the next start requires this database and its log.
         """
         self._write(_OPEN if run is None else b"%s\n%s" % (_OPEN, run.encode("ascii")))
 
     def mark_restoring(self) -> None:
-        """From now on, and until `mark_open`, no daemon may start on these files."""
+        """Record that a restore is in progress. No daemon starts on these files until `mark_open`."""
         self._write(_RESTORING)
 
     def release(self, *, clean: bool) -> None:
-        """Give the lock up; the file stays, as deleting it would let two daemons lock two files."""
+        """Release the lock. The lock file is not deleted: otherwise two daemons could lock two different files."""
         if clean:
-            with suppress(OSError):  # a full disk: the next start then looks through the whole file
+            with suppress(OSError):  # disk full: the next start then checks the whole file
                 self._write(_CLEAN)
         self._close()
 
@@ -120,7 +126,7 @@ class FileLock:
 
 
 def open_regular(path: Path) -> int:
-    """A read-only descriptor of a regular file; -1 if there is none. Never follows a link, never blocks."""
+    """Open a regular file read-only; return -1 if there is none. Never follows a link and never blocks."""
     try:
         if not stat.S_ISREG(path.lstat().st_mode):
             return -1
@@ -130,7 +136,7 @@ def open_regular(path: Path) -> int:
 
 
 def try_lock(fd: int, path: Path) -> None:
-    """Lock a descriptor exclusively, or raise StoreLocked at once."""
+    """Lock a descriptor exclusively; raise StoreLocked if another process has locked the file."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,6 +1,7 @@
-"""Refuses a database that may have a second name: SQLite finds the write-ahead log by the name that is opened.
+"""Refuses a database that may have a second name, because SQLite derives the path of its log from the opened name.
 
-After a crash the log lies beside the name that was used. Opened by another name, the database lacks what the log holds.
+After a crash, the log is found only through the name that was in use. Opened by another name, the database lacks the
+commits in the log.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from helper.errors import StoreDisplaced
 
 
 def read_only_uri(database: Path) -> str:
-    """The URI that opens a database for reading only.
+    """Return the URI that opens a database read-only.
 
     Raises:
-        StoreDisplaced: the file has another name.
+        StoreDisplaced: the file has a second name.
     """
     real = Path(os.path.realpath(database))
     refuse_second_name(real)
@@ -25,17 +26,17 @@ def read_only_uri(database: Path) -> str:
 
 
 def refuse_second_name(database: Path) -> None:
-    """Refuse a database with several hard links, or one that is a mount point.
+    """Refuse a database that has more than one hard link or is a mount point.
 
-    What is missing, out of reach or not a file is not refused: opening it is.
+    A path that is missing, inaccessible or not a regular file is accepted here; opening it fails later.
 
-    Closing a descriptor of the file would drop SQLite's locks in this process; closing one of O_PATH does not.
+    Uses O_PATH descriptors. Closing an ordinary descriptor would release SQLite's locks on the file in this process.
 
     Args:
         database: the resolved path.
 
     Raises:
-        StoreDisplaced: the file has, or may have, another name.
+        StoreDisplaced: the file has, or may have, a second name.
     """
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
     fds: list[int] = []
@@ -69,10 +70,10 @@ def refuse_second_name(database: Path) -> None:
 
 
 def _mount_id(fd: int) -> str:
-    """The number of the mount that a descriptor was opened on; the same for all where /proc is not mounted.
+    """Return the mount id of a descriptor; the same value for all descriptors if /proc is not mounted.
 
-    The device number does not tell mounts apart: a bind mount may be of the same device, and on overlayfs a file and
-    its directory may differ.
+    The device number does not identify a mount: a bind mount may be on the same device, and on overlayfs a file and its
+    directory may have different device numbers.
     """
     with suppress(OSError), open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as lines:  # noqa: PTH123
         for line in lines:

@@ -1,4 +1,4 @@
-"""Creates and opens the database file: file modes, schema, and the checks that refuse a start."""
+"""Creates and opens the database file: file modes, schema, and start-up checks."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ from helper.store.transaction import DatabaseKeys, make_meta_row, read_meta_valu
 
 BUSY_SECONDS: Final = 5.0
 CHECKED_AT_START: Final = 64 << 20
-"""Largest file, in bytes, that is checked before the start; this takes a few tenths of a second. A larger file would
-keep wallets waiting: the background check finds damage in it, and until then the row checks do.
+"""Largest file in bytes that is checked before the start; this takes a few tenths of a second.
+
+Checking a larger file would delay the responses to wallets. The background check finds damage in it; until then, the
+row checks do.
 """
 _MAGIC: Final = b"SQLite format 3\x00"
 _RUN_BYTES: Final = 16
@@ -54,18 +56,18 @@ class OpenedDatabase:
     path_monitor: PathMonitor
 
     def close(self) -> None:
-        """Complete pending erasure, and close the file.
+        """Complete pending erasure and close the file.
 
-        If the database was moved, nothing is written back: the write-ahead log at the old path stays complete (SQLite
-        does not delete the log of a file that has moved), and the next start asks for the database.
+        If the database was moved, nothing is written back. The write-ahead log at the old path stays complete, because
+        SQLite does not delete the log of a file that has moved. The next start then reports the missing database.
         """
         clean = False
         try:
             if not self.path_monitor.is_database_displaced():
                 self.eraser.finish()
                 clean = not self.eraser.is_pending
-                with suppress(OSError):  # a full disk: the record stays
-                    self.lock.mark_open()  # closing deletes the log: the next start must not miss it
+                with suppress(OSError):  # disk full: the record is unchanged
+                    self.lock.mark_open()  # closing deletes the log, so the next start must not require it
             self.tx.conn.close()
         finally:
             self.eraser.close()
@@ -81,11 +83,11 @@ def open_database(path: Path, clock: Clock, *, marked: bool = False) -> OpenedDa
         marked: open it even if a migration has marked it.
 
     Raises:
-        StoreMoved: a migration has marked it: the queue is in another database.
+        StoreMoved: a migration has marked it, so the queue is in another database.
         StoreLocked: another daemon has it open.
         StoreForeign: it is not a database of this helper, or of a newer version.
         StoreCorrupt: it is damaged.
-        StoreDisplaced: a crash left the write-ahead log, and the database is not there; or the reverse.
+        StoreDisplaced: after a crash, the database or its write-ahead log is missing or was replaced.
         StoreFull: there is no space left on its disk.
         StoreError: it cannot be opened.
     """
@@ -93,7 +95,7 @@ def open_database(path: Path, clock: Clock, *, marked: bool = False) -> OpenedDa
     given, path = path, Path(os.path.realpath(path))
     lock = FileLock(path)
     try:
-        # Without a crash no WAL is left, unless the disk failed at the last close.
+        # Without a crash there is no WAL, unless the disk failed at the last close.
         clean = lock.acquire()
         try:
             refuse_incomplete(path, lock, clean=clean)
@@ -113,7 +115,7 @@ def open_database(path: Path, clock: Clock, *, marked: bool = False) -> OpenedDa
         if is_disk_full(error):
             raise _disk_full_error(path) from error
         if isinstance(error, sqlite3.Error) and result_code(error) == sqlite3.SQLITE_ERROR:
-            # The statements above are valid for an undamaged file, so the file's schema must be damaged.
+            # All statements are valid for an undamaged file, so the schema of this file must be damaged.
             raise StoreCorrupt(f"the database is damaged: invalid schema: {error}") from error
         raise translate_opening(error, str(path)) from error
 
@@ -131,7 +133,7 @@ def _open_locked(
     _prepare_file(path)
     lock.lock_database()
     conn = sqlite3.connect(path, isolation_level=None, timeout=BUSY_SECONDS, cached_statements=256)
-    # A damaged text must not stop the start: its row check detects it.
+    # A damaged text must not prevent the start; its row check detects the damage.
     conn.text_factory = partial(str, encoding="utf-8", errors="surrogateescape")
     try:
         _check_database(conn, path)
@@ -145,7 +147,7 @@ def _open_locked(
         for row in conn.execute(queries()["round_keys"]).fetchall():
             read_round_key(row, keys)
         next_id = int(conn.execute(queries()["last_share_id"]).fetchone()[0]) + 1
-        if lock.crashed_run is None:  # else the record of the crash is valid until this run ends in order
+        if lock.crashed_run is None:  # otherwise the record of the crash applies until this run ends cleanly
             lock.mark_open()
         run = _write_run_id(conn, lock.crashed_run)
         eraser = Eraser(conn, path, clock)
@@ -165,9 +167,14 @@ def _open_locked(
 
 
 def _write_run_id(conn: sqlite3.Connection, recorded: str | None) -> str | None:
-    """Write the identifier of this run to the database, by which the next start recognises it after a crash.
+    """Write a run identifier to the database, so that the next start recognises the database after a crash.
 
-    After a crash it is that of the crashed run: until the record is replaced, file and record must not differ.
+    After a crash, the identifier of the crashed run is used again, because database and lock file must have the same
+    identifier until the lock file is rewritten.
+
+    Args:
+        conn: the writing connection.
+        recorded: identifier of the crashed run in the lock file, None if there is none.
 
     Returns:
         The identifier; None if the disk is full.
@@ -186,8 +193,8 @@ def _write_run_id(conn: sqlite3.Connection, recorded: str | None) -> str | None:
 def _close_refused(conn: sqlite3.Connection, lock: FileLock, *, clean: bool) -> None:
     """Close the connection of a start that is refused."""
     if not clean:
-        with suppress(OSError):  # a full disk: the record stays
-            lock.mark_open()  # closing may delete the log: the next start must not miss it
+        with suppress(OSError):  # disk full: the record is unchanged
+            lock.mark_open()  # closing may delete the log, so the next start must not require it
     conn.close()
 
 
@@ -209,10 +216,10 @@ def _prepare_file(path: Path) -> None:
 
 
 def _check_header(path: Path) -> None:
-    """Refuse a file that is not a database, and one that is damaged in a way that SQLite does not report at once.
+    """Refuse a file that is not a database, and damage that SQLite does not report when it opens a file.
 
-    With an unknown format version, SQLite opens it but refuses every write. A truncated file may have its missing pages
-    in the WAL.
+    SQLite opens a file with an unknown format version but refuses every write. A truncated file is accepted if there is
+    a WAL, which may contain the missing pages.
     """
     with path.open("rb") as file:
         head = file.read(_PAGES.stop)
@@ -228,7 +235,7 @@ def _check_header(path: Path) -> None:
 
 
 def _check_database(conn: sqlite3.Connection, path: Path) -> None:
-    """Refuse a file of another program or a newer version, and a damaged one. Writes nothing."""
+    """Refuse a database that is damaged or of another program or a newer version. Writes nothing."""
     identity = read_identity(conn)
     if not identity.is_new():
         identity.check(str(path))
@@ -250,12 +257,12 @@ def _configure_connection(conn: sqlite3.Connection) -> None:
     conn.execute("PRAGMA trusted_schema = OFF")
     conn.execute("PRAGMA cell_size_check = ON")
     conn.execute("PRAGMA cache_size = -32000")
-    # Only the eraser checkpoints: it must know which pages were written back.
+    # Only the eraser may checkpoint, because it must know which pages were written back.
     conn.execute("PRAGMA wal_autocheckpoint = 0")
 
 
 def _load_keys(conn: sqlite3.Connection) -> DatabaseKeys:
-    """The database's own keys; generated in a new file."""
+    """Return the database's own keys; generate them in a new file."""
     keys = []
     for name in ("key.rows", "key.order"):
         rows = conn.execute(queries()["get_meta"], (name,)).fetchall()

@@ -1,12 +1,12 @@
 """Zeroes the unused space of a database's pages.
 
-`secure_delete` zeroes what a deleted row occupied. It does not reach copies that SQLite itself left behind: when a
-b-tree is rebalanced, a page may be laid out anew from its end, and the old bytes of rows that moved stay in the gap
-between the page's cell pointers and its first cell (measured: some tenths of a percent of all deleted rows). Those
-bytes mean nothing to SQLite, and here they are overwritten in the file.
+`secure_delete` zeroes the space of a deleted row, but not stale copies of it. When SQLite rebalances a b-tree, it may
+rewrite a page from its end, and old bytes of moved rows remain in the gap between the cell pointers of the page and its
+first cell (measured: some tenths of a percent of all deleted rows). SQLite ignores these bytes; this module overwrites
+them in the file.
 
-This is safe only when the file holds the newest version of each page (the whole WAL is written back) and nobody writes
-meanwhile: the writer thread calls it, right after a checkpoint. A reader never looks at a gap.
+This is safe only if the file has the newest version of each page (the complete WAL is written back) and no connection
+writes meanwhile. Therefore only the writer thread calls it, directly after a checkpoint. Readers never read a gap.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from typing import Final
 from proofs import page_gap, pages_in_log
 
 MAX_PAGES: Final = 2**24 - 1
-"""Beyond this many pages (64 GB) an overflow page could begin like a b-tree page; larger files are left alone."""
+"""Highest page that is scrubbed (64 GB). Beyond it, an overflow page could begin with the bytes of a b-tree page."""
 
 
 def note_stale(stale: set[int], wal: Path, frames: range, page_size: int) -> None:
-    """Update the set of pages whose newest copy has bytes in its gap, from frames of a WAL.
+    """Update the set of pages with stale bytes from frames of a WAL.
+
+    A page is stale if its newest copy has nonzero bytes in its gap.
 
     Args:
         stale: page numbers, from 1; modified.
         wal: the WAL file.
-        frames: the range of frames, from 0; the checkpoint reported all of them as valid.
+        frames: range of frame numbers, from 0; the checkpoint reported all of them as valid.
         page_size: bytes of a page.
 
     Raises:
@@ -46,7 +48,7 @@ def scrub_pages(db_fd: int, numbers: Iterable[int], page_size: int, *, again: bo
         db_fd: the database file, open for reading and writing.
         numbers: the pages, from 1; pages beyond the end of the file are skipped.
         page_size: bytes of a page.
-        again: write zeros even if the gap already reads as zeros.
+        again: write zeros even if the gap already contains only zeros.
 
     Returns:
         The number of gaps that were written.

@@ -1,4 +1,4 @@
-"""The schema of the database file: its version, its upgrades, and the check that a file is one of our databases."""
+"""Schema of the database file: version, migrations, and identification of the helper's databases."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ IDENTITY_QUERY: Final = (
 
 
 class FileIdentity(NamedTuple):
-    """What tells one of our databases from other files.
+    """Identifies a database file of the helper.
 
     Attributes:
-        application_id: of the program that created it; 0 for a program that sets none, or for a new file.
-        version: of its schema.
+        application_id: id of the program that created the file; 0 for a new file or a program that sets none.
+        version: schema version.
         objects: number of tables, indexes and triggers.
     """
 
@@ -34,19 +34,19 @@ class FileIdentity(NamedTuple):
     objects: int
 
     def is_new(self) -> bool:
-        """Whether nothing was written to the file yet."""
+        """Return whether the file is an empty database."""
         return self == (0, 0, 0)
 
     def check(self, name: str, *, latest_only: bool = False) -> None:
         """Refuse a file that this version of the helper cannot use.
 
         Args:
-            name: the name of the file in messages.
-            latest_only: refuse a database that must be upgraded first, too.
+            name: name of the file in messages.
+            latest_only: also refuse a database that must be upgraded first.
 
         Raises:
-            StoreForeign: it is empty, of another program, or of another version.
-            StoreCorrupt: it is damaged: no version of the helper writes this.
+            StoreForeign: it is empty, or belongs to another program or an incompatible version.
+            StoreCorrupt: it is damaged: no version of the helper writes these values.
         """
         latest = latest_version()
         if self.is_new():
@@ -75,7 +75,7 @@ def migrations() -> tuple[str, ...]:
 
 
 def latest_version() -> int:
-    """The schema version of this version of the helper, which `user_version` in the header of a file names."""
+    """Return the schema version of this helper, stored as `user_version` in the header of a file."""
     return len(migrations())
 
 
@@ -92,7 +92,7 @@ def check_pages(conn: sqlite3.Connection, name: str, pragma: str) -> None:
 
 
 def migrate_schema(conn: sqlite3.Connection) -> None:
-    """Bring the schema up to date in one transaction."""
+    """Apply the missing migrations in one transaction."""
     version = read_identity(conn).version
     if version == latest_version():
         return
