@@ -18,23 +18,23 @@
     ├── ExportFileError         an export could not be made or read
     ├── ProofBundleError        a proof bundle is invalid or could not be made
     ├── ActionRefused           an operator action was refused
-    │   └── NothingThere        there is no such share or round
+    │   └── NotFound            there is no such share or round
     ├── BucketError             an object store operation failed
     │   └── BucketRefused       access denied, or no such bucket
     ├── DaemonError             the running daemon could not answer a command
-    │   └── DaemonSilent        it does not respond at all
+    │   └── DaemonUnreachable   it does not respond
     ├── ChainError              a request to a node failed
     │   ├── ChainUnavailable    no node is available
-    │   ├── ChainAnswerError    a node's response is invalid or contradictory
-    │   │   └── InvalidAnswer   it is an HTTP error or cannot be parsed
+    │   ├── ChainResponseError  a node's response is invalid or contradictory
+    │   │   └── InvalidResponse it is an HTTP error or cannot be parsed
     │   └── WrongChain          the node belongs to another chain
     ├── ProverError             a proof could not be made
     │   ├── ProverTimeout       it took too long; the worker was killed
-    │   ├── ProverDied          the worker exited unexpectedly (out of memory, a signal)
+    │   ├── ProverCrashed       the worker exited unexpectedly (out of memory, a signal)
     │   └── ProofFailed         the circuit rejected the witness
     └── ShareRefused            a wallet's share was rejected
 
-Each class says whether the operation may be retried (`retryable`) and what an operator can do (`advice`).
+Each class defines whether the operation may be retried (`retryable`) and advice for operators (`advice`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class HelperError(Exception):
 
     Attributes:
         retryable: whether the same operation may succeed later.
-        advice: what an operator can do.
+        advice: suggested action for an operator.
     """
 
     retryable: ClassVar[bool] = False
@@ -66,7 +66,7 @@ class ConfigError(HelperError):
 
 
 class StoreError(HelperError):
-    """A database operation failed; nothing of it was stored."""
+    """A database operation failed; none of its changes were stored."""
 
     retryable = True
     advice = "Check the disk that holds the database; the helper continues automatically once it can write."

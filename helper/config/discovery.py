@@ -13,7 +13,7 @@ from typing import Any, Final
 
 ENV_PREFIX: Final = "SVOTE_HELPER_"
 ENV_FILE: Final = "SVOTE_HELPER_CONFIG"
-ENV_BACKUP_PASSPHRASE: Final = "SVOTE_HELPER_BACKUP_PASSPHRASE"  # noqa: S105  a name
+ENV_BACKUP_PASSPHRASE: Final = "SVOTE_HELPER_BACKUP_PASSPHRASE"  # noqa: S105  a variable name
 NON_SETTING_VARIABLES: Final = frozenset({ENV_FILE, ENV_BACKUP_PASSPHRASE})
 """Variables with the prefix that are not settings."""
 CREDENTIALS: Final = {

@@ -28,8 +28,8 @@ class Problem:
 
     Attributes:
         source: the file, the environment variable or the flag.
-        line: the line in the file, from 1; None if there is none.
-        key: `section.key`, a section, or the variable's name; empty if the problem concerns the whole file.
+        line: line number in the file, from 1; None for other sources.
+        key: `section.key`, a section, or the variable's name; empty if the problem concerns the entire file.
         message: description of the problem.
         nearest: a known name similar to an unknown one.
     """
@@ -64,7 +64,7 @@ class Origin:
     detail: str = ""
 
     def __str__(self) -> str:
-        """`default`, `helper.toml:3`, `env SVOTE_HELPER_HELPER_PORT` or `flag helper.port`."""
+        """Format as `default`, `helper.toml:3`, `env SVOTE_HELPER_HELPER_PORT` or `flag helper.port`."""
         return (
             self.kind
             if self.kind == "default"
@@ -276,7 +276,7 @@ class _SettingsReader:
         return config
 
     def build_config_without(self, problems: Sequence[Problem]) -> Config:
-        """Return the settings without the keys that have problems, or the defaults if the rest is invalid too."""
+        """Return the settings without the invalid keys, or the defaults if the remaining ones are invalid too."""
         invalid = {problem.key for problem in problems}
         for key in [key for key in self.values if ".".join(key) in invalid]:
             del self.values[key]

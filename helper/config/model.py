@@ -30,7 +30,7 @@ DEV_CHAIN_REST: Final = "http://127.0.0.1:11317"
 DEV_CHAIN_RPC: Final = "http://127.0.0.1:36657"
 """Addresses of the dev chain, used if no node is configured."""
 LEASE_SECONDS_RANGE: Final = (5, 300)
-"""Shortest and longest lease in an object store: long enough for the writes, short enough for a takeover."""
+"""Shortest and longest lease in seconds: long enough for the writes, short enough for a takeover."""
 
 
 class Config(Section):
@@ -59,8 +59,8 @@ class Config(Section):
     def chain_nodes(self) -> tuple[tuple[str, str], ...]:
         """REST and RPC address ("" if none) of each node, in order of preference and without duplicates.
 
-        The node of `chain_api_port` comes first and has no RPC address. The n-th `rpc` belongs to the n-th of
-        `endpoints`. Without any node, the dev chain is used.
+        The node of `chain_api_port` is first and has no RPC address. The n-th entry of `rpc` belongs to the n-th entry
+        of `endpoints`. Without any node, the dev chain is used.
         """
         nodes: dict[str, str] = {}
         if self.helper.chain_api_port:

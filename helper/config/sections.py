@@ -99,7 +99,7 @@ class HelperSection(Section):
 
 
 class StoreSection(Section):
-    """PostgreSQL database shared by several hosts, instead of a file. See docs/cluster.md."""
+    """PostgreSQL database that multiple hosts share, instead of a file. See docs/cluster.md."""
 
     url: DatabaseUrl = Field(
         "",
@@ -129,7 +129,7 @@ class StoreSection(Section):
 
 
 class SenderSection(Section):
-    """The sender's lease: only one of several hosts sends reveals to the chain."""
+    """The sender lease: of the hosts that share a queue, only the holder sends reveals to the chain."""
 
     lease: LeaseStorage = Field(
         "auto",
@@ -177,7 +177,7 @@ class ChainSection(Section):
     @field_validator("rpc")
     @classmethod
     def _rpc_belongs_to_endpoints(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        # Missing if invalid; that is a separate problem.
+        # Missing if invalid, which is reported separately.
         endpoints = info.data.get("endpoints")
         if endpoints is not None and len(value) > len(endpoints):
             raise ValueError(f"has {len(value)} entries, more than endpoints ({len(endpoints)})")

@@ -84,7 +84,7 @@ def _validate_host_name(value: str) -> str:
 
 
 def _validate_store_url(value: str) -> str:
-    """Validate the address of an object store: TLS is required unless it is local, as requests carry credentials."""
+    """Validate the address of an object store. Requests carry credentials, so TLS is required unless it is local."""
     if value == "":
         return value
     parts = urlsplit(_validate_url(value))

@@ -1,4 +1,4 @@
-"""Why admission or dispatch of shares is paused. The texts are public: they name no share and no node."""
+"""Reasons why admission or dispatch of shares is paused. Texts are public and name no share or node."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PauseCause(Enum):
     REFUSAL_SEEN_BY_SENDER = auto()
 
     def reason(self, *details: object) -> PauseReason:
-        """The reason with this cause."""
+        """Return a reason with this cause."""
         return PauseReason(self, details)
 
 
@@ -61,7 +61,7 @@ _TEXTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class PauseReason:
-    """Why something is paused; `str` returns its text.
+    """Reason of a pause; `str` returns its text.
 
     Attributes:
         cause: the cause.

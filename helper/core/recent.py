@@ -7,28 +7,28 @@ from collections.abc import Hashable
 
 
 class LoggedProblem:
-    """A lasting problem that is logged when it begins or its reason changes, and not at every attempt."""
+    """Limits logging of a lasting problem to its start and each change of its reason."""
 
     def __init__(self) -> None:
         self._reason: Hashable | None = None
 
     def note(self, reason: Hashable = "") -> bool:
-        """Note that the problem lasts; returns whether to log it: it is new, or has another reason."""
+        """Record that the problem persists. Returns whether to log it, because it is new or its reason has changed."""
         is_new = reason != self._reason
         self._reason = reason
         return is_new
 
     def clear(self) -> bool:
-        """Note that there is no problem; returns whether there was one."""
+        """Record that there is no problem. Returns whether there was one."""
         was_noted, self._reason = self._reason is not None, None
         return was_noted
 
 
 class RecentKeys:
-    """The keys that were noted in the last seconds.
+    """Set of recently recorded keys.
 
     Args:
-        seconds: how long a key is remembered after it was last noted.
+        seconds: how long a key is remembered after it was last recorded.
         max_keys: maximum number of keys; the oldest are dropped first.
     """
 
@@ -38,7 +38,7 @@ class RecentKeys:
         self._seen_at: OrderedDict[Hashable, float] = OrderedDict()
 
     def remember(self, key: Hashable, monotonic: float) -> bool:
-        """Note a key and return whether it was not remembered yet.
+        """Record a key. Returns whether it was not remembered yet.
 
         Args:
             key: identifies the event.

@@ -29,7 +29,7 @@ class ShareState(IntEnum):
     WITNESSED = 1
     """Claimed: its proof is being made. A start of the service moves it back to RECEIVED."""
     SUBMITTED = 2
-    """Confirmed: its nullifier is in a block, whoever sent it. Only a tombstone remains."""
+    """Confirmed: its nullifier is in a block, whichever helper sent it. Only a tombstone remains."""
     FAILED = 3
     """Failed for good and reported. The witness is stored until the round is purged."""
     BROADCAST = 4

@@ -9,7 +9,7 @@ _UNSAFE: Final = re.compile(
     "["
     "\x00-\x1f\x7f-\x9f"  # control characters: end lines, command terminals; PostgreSQL rejects NUL
     "\u2028\u2029"  # line and paragraph separators
-    "\u202a-\u202e\u2066-\u2069"  # bidirectional embeddings, overrides and isolates: reorder what is shown
+    "\u202a-\u202e\u2066-\u2069"  # bidirectional embeddings, overrides and isolates: reorder displayed text
     "\ud800-\udfff"  # lone surrogates: not encodable as UTF-8
     "]"
 )

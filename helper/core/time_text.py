@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 
 def format_time(seconds: float, *, local: bool = False) -> str:
-    """Format a unix time: `2026-01-31 18:30:00`, with milliseconds if there are any.
+    """Format a unix time as `2026-01-31 18:30:00`, with milliseconds unless they are 0.
 
     A time that the calendar cannot represent is returned as a number.
 

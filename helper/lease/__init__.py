@@ -3,7 +3,7 @@
 A host holds the lease for some seconds and renews it long before it expires. The holder decides by its own clocks
 whether its lease is still valid, counting from before the request and subtracting a margin (`term.py`). It therefore
 stops before another host can start. Each acquisition has a new, greater fencing token. The store checks the token
-before each send, so a host that slept through the expiry finds another token and sends nothing.
+before each send, so a host that was suspended past the expiry finds another token and sends nothing.
 
     local.py      the queue is a file of this machine: always held
     database.py   one row of the shared database
@@ -23,7 +23,7 @@ class Lease(Protocol):
     """One host's view of the sender lease. Only one task may call its methods; the properties are safe everywhere.
 
     `acquire`, `renew` and `release` raise LeaseError if the outcome is unknown. The lease is then unchanged and expires
-    on time. `held` does not wait for a call that is in progress.
+    on time. `is_held` does not wait for a call that is in progress.
     """
 
     @property
@@ -33,7 +33,7 @@ class Lease(Protocol):
 
     @property
     def is_held(self) -> bool:
-        """Whether this host certainly holds the lease, by its own clocks and less a margin. Makes no request."""
+        """Whether this host certainly holds the lease, by its own clocks minus a margin. Makes no request."""
         ...
 
     @property
@@ -64,12 +64,12 @@ class Lease(Protocol):
             False if it expired and another host acquired it. It must then be acquired again.
 
         Raises:
-            LeaseError: the outcome is unknown; `held` stays true until the lease expires.
+            LeaseError: the outcome is unknown; `is_held` stays true until the lease expires.
         """
         ...
 
     async def release(self) -> None:
-        """Release the lease immediately, so that another host need not wait. `held` is false from the call on.
+        """Release the lease, so that another host need not wait. `is_held` is immediately false.
 
         Raises:
             LeaseError: the release was not stored; the lease expires on time.

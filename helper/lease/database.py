@@ -22,11 +22,11 @@ class SenderLeaseStore(Protocol):
         ...
 
     async def acquire_sender_lease(self, outer: int | None = None) -> int | None:
-        """Acquire the lease: the fencing token, or None if another host holds it."""
+        """Acquire the lease. Returns the fencing token, None if another host holds it."""
         ...
 
     async def renew_sender_lease(self) -> bool:
-        """Renew the lease; False if another host has acquired it."""
+        """Renew the lease. Returns False if another host has acquired it."""
         ...
 
     async def release_sender_lease(self) -> None:
@@ -34,7 +34,7 @@ class SenderLeaseStore(Protocol):
         ...
 
     async def get_sender_host(self) -> str:
-        """The host that holds the lease, "" if none does."""
+        """Return the host that holds the lease, "" if none does."""
         ...
 
 
@@ -42,13 +42,13 @@ class DatabaseLease:
     """A `helper.lease.Lease` in the database of the queue.
 
     The database checks the fencing token by its own clock whenever a send is recorded (`mark_sending`), so correctness
-    does not depend on this host's clock. `held` covers the time between that record and the first byte sent.
+    does not depend on this host's clock. `is_held` covers the time between that record and the first byte sent.
 
     Args:
         store: the database.
         clock: this host's clock.
-        outer: a lease in an object store that must be held as well. Its token is stored in the database, and a greater
-            one replaces any holder there. Both leases have the same validity. None if the database alone decides.
+        outer: lease in an object store that must also be held. Its token is stored in the database, and a greater token
+            replaces any holder there. Both leases have the same validity. None if the database alone decides.
     """
 
     def __init__(self, store: SenderLeaseStore, *, clock: Clock, outer: Lease | None = None) -> None:
@@ -65,7 +65,7 @@ class DatabaseLease:
         return self._term.is_running and (self._outer is None or self._outer.is_held)
 
     async def acquire(self) -> bool:
-        """Acquire the lease, or set `holder`."""
+        """Acquire the lease; if another host holds it, set `holder`."""
         if self._outer is not None and not self._outer.is_held and not await self._outer.acquire():
             self.holder = self._outer.holder
             return False

@@ -114,8 +114,8 @@ class LeaseKeeper:
         return f"the host {self._lease.holder!r}" if self._lease.holder else "another host"
 
     def _waiting_reason(self) -> tuple[str, str]:
-        """Reason and advice while the lease cannot be acquired."""
-        if not self._lease.holder:  # without a name in the lease, a host may hold it all the same
+        """Return reason and advice while the lease cannot be acquired."""
+        if not self._lease.holder:  # a host may hold the lease even if the lease contains no name
             return "waiting to learn whether another host sends", f"This takes {self._lease.seconds:g} s."
         advice = "This host takes over when the other one stops." if self._standby else LeaseHeld.advice
         return f"{self._other_host} sends", advice
@@ -129,7 +129,7 @@ class LeaseKeeper:
             self._is_acquired = await self._lease.renew()
             self._problem.clear()
         except LeaseError as error:
-            # The lease may still be valid; `held` turns false when it expires.
+            # The lease may still be valid; `is_held` becomes false when it expires.
             self._warn_once("lease_renewal_failed", str(error), error.advice)
         if not self._is_acquired:
             log.error("lease_lost", host=self._lease.holder)
@@ -143,6 +143,6 @@ class LeaseKeeper:
                 log.warning("lease_release_failed", reason=str(error), advice="The lease expires by itself.")
 
     def _warn_once(self, event: str, reason: str, advice: str) -> None:
-        """Log a reason once, not at every attempt."""
+        """Log a reason only when it changes."""
         if self._problem.note(reason):
             log.warning(event, reason=reason, advice=advice)

@@ -1,4 +1,4 @@
-"""The lease of a queue in a local file: the file lock admits one daemon, and it always sends."""
+"""Lease of a queue in a local file. The file lock admits only one daemon, so it is always held."""
 
 from __future__ import annotations
 

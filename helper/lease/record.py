@@ -16,7 +16,7 @@ class LeaseRecord(BaseModel):
     """One version of the lease object.
 
     Attributes:
-        format: identifies the object to anyone who reads it.
+        format: identifies the object as a lease.
         holder: random identifier of the holding process, drawn at its start (hex).
         host: name of its host, for display.
         fence: fencing token of this acquisition; a version without a holder has one below all later tokens.
@@ -62,9 +62,9 @@ class LeaseRecord(BaseModel):
 class LeaseObservation:
     """Measures how long the same version has been observed, by the observer's monotonic clock.
 
-    Clocks of different hosts are never compared. A holder writes a new version long before its lease expires, so a
-    version that has not changed for its whole validity, from when it was first *observed*, is that of a holder that has
-    already stopped. The clocks must run equally fast, but need not show the same time.
+    Clocks of different hosts are never compared. A holder writes a new version long before its lease expires. If a
+    version does not change for its full validity, measured from its first *observation*, its holder has already
+    stopped. The clocks must run at the same rate but need not show the same time.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class LeaseObservation:
             self._tag, self._since = tag, now
 
     def is_expired(self, record: LeaseRecord, own_seconds: float, now: float) -> bool:
-        """Whether the version observed last has expired or was released.
+        """Return whether the version observed last has expired or was released.
 
         Args:
             record: its content.

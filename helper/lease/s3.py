@@ -1,9 +1,8 @@
 """The sender lease as one object in an object store, replaced with conditional writes.
 
-The object is created with `If-None-Match: *` and replaced with `If-Match: <ETag>`, so that of two concurrent writers
-one is refused. `LeaseObservation` decides whether another host's lease has expired, from this host's monotonic clock
-alone. If the response to a write is lost, the object is read: if it has the bytes that were sent, the
-write was done.
+The object is created with `If-None-Match: *` and replaced with `If-Match: <ETag>`, so of two concurrent writers one is
+refused. `LeaseObservation` decides by this host's monotonic clock alone whether another host's lease has expired. If
+the response to a write is lost, the object is read: the write succeeded if it contains the bytes that were sent.
 
 A host that finds no object creates one without a holder and waits as it does for a crashed host, because the object may
 have been deleted while a host held the lease.
@@ -57,7 +56,7 @@ class S3Lease:
         seconds: validity of the lease.
 
     Raises:
-        ValueError: `seconds` is above `LONGEST`.
+        ValueError: `seconds` is above `MAX_LEASE_SECONDS`.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class S3Lease:
         self._term = Term(clock, seconds=seconds, margin=seconds * MARGIN_FRACTION)
         self._observation = LeaseObservation()
         self._process_id = secrets.token_hex(16)
-        self._tag = ""  # ETag of this process's version; "" if it holds none
+        self._tag = ""  # ETag of this process's version, "" without a lease
         self._unconfirmed: list[bytes] = []  # own versions since the last answered write; any may have been stored
         self._fence = 0
         self._beat = 0
@@ -174,7 +173,7 @@ class S3Lease:
         self._term.start(requested_at)
 
     def _is_free(self, found: StoredObject, record: LeaseRecord) -> bool:
-        """Whether the lease has expired, was released, or is this process's own."""
+        """Return whether the lease has expired, was released, or is this process's own."""
         # Compare the bytes, not the process identifier: a clone of a running machine has the same identifier.
         ours = found.etag == self._tag or found.body in self._unconfirmed
         return ours or self._observation.is_expired(record, self._seconds, self._clock.monotonic())
@@ -285,7 +284,7 @@ def create_s3_lease(
         seconds: validity of the lease.
 
     Raises:
-        ConfigError: the place names no object, the library is not installed, or the credentials file is invalid.
+        ConfigError: the location names no object, the library is not installed, or the credentials file is invalid.
     """
     folder, _, name = location.path.rpartition("/")
     if not name:

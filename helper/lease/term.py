@@ -21,15 +21,15 @@ class Moment:
 
 
 class Term:
-    """Validity of one lease, counted from before the request, because the reply may have taken long.
+    """Validity of a lease, measured from before the request, because the response may have been slow.
 
-    The lease is valid only while both clocks agree. The monotonic clock stops while the machine is suspended, and the
-    wall clock can be set; either alone could extend the term.
+    The term runs only until the first of both clocks reaches its end. The monotonic clock stops while the machine is
+    suspended, and the wall clock can be set, so either clock alone could extend the term.
 
     Args:
         clock: this host's clock.
         seconds: validity of a lease.
-        margin: seconds before its end from which it counts as expired.
+        margin: seconds before its end at which it is considered expired.
 
     Raises:
         ValueError: the margin is negative or not below `seconds`.
@@ -43,7 +43,7 @@ class Term:
         self._until = _EXPIRED
 
     def read_clocks(self) -> Moment:
-        """Return the current moment. Call it before a request, and pass it to `begin` if the request succeeds."""
+        """Return the current moment. Call this before a request, and pass it to `start` if the request succeeds."""
         return Moment(self._clock.now(), self._clock.monotonic())
 
     def start(self, requested_at: Moment) -> None:

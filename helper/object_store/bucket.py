@@ -31,7 +31,7 @@ class S3Settings:
 
 @dataclass(frozen=True, slots=True)
 class BucketLocation:
-    """A bucket and a path in it, without slashes at its ends ("" for the whole bucket)."""
+    """A bucket and a path in it, without leading or trailing slashes ("" for the entire bucket)."""
 
     bucket: str
     path: str
@@ -69,7 +69,9 @@ class StoredObject:
 
 
 class Bucket(Protocol):
-    """Named objects below one path. Each method except `names` makes one request, without retry and with a time limit.
+    """Named objects below one path.
+
+    Each method except `list_names` makes one request, without retry and with a time limit.
 
     All raise BucketError if the outcome is unknown (a write may have been done), and BucketRefused if the store denies
     access.

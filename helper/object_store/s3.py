@@ -28,7 +28,7 @@ PACKAGE_MISSING_TEXT: Final = "needs obstore, which is not installed"
 KEY_CACHE_SECONDS: Final = 300.0
 """Seconds after which a credentials file is read again, as keys may be rotated while the service runs."""
 _MAX_BYTES: Final = 16 << 20
-"""Largest object that is read; the largest that this program writes, an index of 100 full blocks, has 7 MB."""
+"""Maximum size of an object that is read. The largest one written, an index of 100 full blocks, has 7 MB."""
 _MAX_REASON: Final = 200
 _MAX_REQUESTS: Final = 8
 """Concurrent requests to a bucket, so that the rest of the service always finds a free thread."""
@@ -187,7 +187,7 @@ class S3Bucket:
         Args:
             what: the operation, for messages.
             call: makes the request, and blocks.
-            bounded: whether the time limit applies to the whole call; otherwise only to each of its requests.
+            bounded: whether the time limit applies to the entire call; otherwise only to each of its requests.
         """
         errors = self._api.exceptions
         try:
@@ -208,7 +208,7 @@ class S3Bucket:
 def _error_reason(error: Exception) -> str:
     """Return the first line of the library's message, without durations, so that equal errors have equal texts.
 
-    Of the response body it has only the error code, because some stores repeat the key and token of the request there.
+    It contains only the error code of the response body, because some stores repeat the request's key and token there.
     """
     text = str(error).strip() or type(error).__name__
     line = _STATUS_AND_BODY.sub(r"\1", _DURATION.sub("", text.splitlines()[0]))

@@ -31,7 +31,7 @@ def create_async_client(
     """Create an asynchronous client.
 
     Args:
-        timeout: seconds for connecting and for each read and write; httpx does not limit the whole call.
+        timeout: seconds for connecting and for each read and write; httpx does not limit the total time.
         transport: sends the requests; the network if None.
         base_url: the base of relative URLs.
         headers: sent with each request.

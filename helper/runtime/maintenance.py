@@ -13,7 +13,7 @@ from helper.errors import HelperError
 log = structlog.get_logger("helper.runtime")
 
 FIRST_CHECK_SECONDS: Final = 60.0
-"""Seconds until the first check, which comes early because a damaged share may be due soon."""
+"""Seconds until the first check, which runs early because a damaged share may be due soon."""
 CHECK_SECONDS: Final = 3600.0
 """Seconds between two checks. They are needed because a damaged index could hide a share."""
 
@@ -26,7 +26,7 @@ class MaintainedStore(Protocol):
         ...
 
     async def verify(self) -> list[str]:
-        """Check the whole database and return the problems."""
+        """Check the entire database and return the problems."""
         ...
 
 
@@ -35,7 +35,7 @@ class Maintenance:
 
     Args:
         store: the database.
-        is_responsible: whether this host does the checks; of several hosts only one does.
+        is_responsible: whether this host runs the checks; only one of the hosts that share a database does.
         clock: the clock.
     """
 

@@ -37,7 +37,7 @@ class _Resolution:
 
     Attributes:
         path: the absolute path, without symbolic links.
-        directory: the status of the directory that holds the file.
+        directory: the status of the directory that contains the file.
         file: the status of the file; None if there is none.
         directories: each directory in which a name was looked up, with its status.
         links: each symbolic link that was followed, with its status.
@@ -54,12 +54,12 @@ class _Resolution:
 def acting_as_owner(path: Path) -> Iterator[Path]:
     """Run the body with the effective user and groups of the owner of a path; only if root runs this.
 
-    The owner is that of the directory in which the path ends, or, if that is root, of the file itself. The real and
-    saved user stay root: the owner can neither trace nor signal the process, and root's rights return afterwards.
-    The effective user is that of the whole process, so this is for commands, never for the service.
+    The owner is that of the path's directory or, if root owns the directory, that of the file. The real and saved user
+    stay root: the owner can neither trace nor signal the process, and root's rights are restored afterwards. The
+    effective user applies to the entire process, so this is for commands, never for the service.
 
-    Only root and the owner can change where the path leads, because every other directory and link on it is refused.
-    So the body may open the path again: with the owner's rights, it reaches nothing that the owner could not.
+    Only root and the owner can change where the path leads, because a directory or link that another user controls is
+    refused. The body may therefore open the path again: with the owner's rights, it can access only what the owner can.
 
     Nested calls do not change the user. Import all modules that the body needs before it, because the owner may not
     be able to read this installation.
@@ -134,7 +134,7 @@ def _find_owner(path: Path, resolved: _Resolution) -> _Identity:
 
 
 def _others_can_rename(mode: int) -> bool:
-    """Whether users other than the owner can replace any name in a directory; not in a sticky one such as /tmp."""
+    """Return whether users other than the owner can rename files in a directory. Not in a sticky one such as /tmp."""
     return bool(mode & (stat.S_IWGRP | stat.S_IWOTH)) and not mode & stat.S_ISVTX
 
 

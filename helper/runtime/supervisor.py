@@ -12,15 +12,15 @@ from helper.errors import HelperError
 async def supervise(
     coroutines: Mapping[str, Coroutine[Any, Any, None]], servers: Sequence[asyncio.Task[None]], stop: asyncio.Event
 ) -> None:
-    """Run the parts until `stop` is set, then cancel them in reverse order.
+    """Run the tasks until `stop` is set, then cancel them in reverse order.
 
     Args:
         coroutines: background tasks by name.
         servers: further tasks to watch; the caller ends them.
-        stop: requests the end.
+        stop: requests the shutdown.
 
     Raises:
-        HelperError: a part ended unexpectedly. If it failed, its own error is raised.
+        HelperError: a task ended unexpectedly. If it failed, its own error is raised.
     """
     stopping = asyncio.create_task(_wait_for_stop(stop))
     tasks = [stopping, *(asyncio.create_task(part, name=name) for name, part in coroutines.items())]

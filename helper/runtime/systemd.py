@@ -26,7 +26,7 @@ _ADVICE: Final = "Pass one listening stream socket, or name the wallets' socket 
 
 
 def adopt_inherited_listener(env: MutableMapping[str, str], pid: int) -> socket.socket | None:
-    """Return the wallets' socket that the service manager has opened, or None.
+    """Return the wallets' socket that the service manager has opened, None without socket activation.
 
     Args:
         env: the environment. The socket variables are removed from it, because child processes must not use them.

@@ -2,7 +2,7 @@
 
 
 def sqlite_version() -> str:
-    """The version of the SQLite library in use."""
+    """Return the version of the SQLite library in use."""
     import sqlite3  # noqa: PLC0415 - most commands need no database
 
     return sqlite3.sqlite_version

@@ -13,7 +13,7 @@ from helper.core.share import Share, ShareState
 from helper.store.rows import HistoryEntry, PreparedReveal
 
 MOVED: Final = "moved"
-"""The stage of a share that an export moved to another machine. It is failed here until an operator retries it."""
+"""Stage of a share that an export moved to another machine. It stays failed here until an operator retries it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class ExportedReveal:
 
 @dataclass(frozen=True, slots=True)
 class ExportedShare:
-    """A live share with everything that another machine needs to continue it.
+    """A live share with all data that another machine needs to continue processing it.
 
     Attributes:
         share: as the wallet posted it.
@@ -124,12 +124,12 @@ class ExportedShare:
 
 
 class ImportResult(StrEnum):
-    """Result of importing a share: TAKEN and REVIVED mean imported, the others say why it was skipped."""
+    """Result of importing a share. IMPORTED and RESTORED mean success; others are reasons for skipping it."""
 
     IMPORTED = "taken"
-    """It was not known here, and is now in the queue."""
+    """It was unknown in this queue and was added."""
     RESTORED = "revived"
-    """An export had moved it from this queue (`MOVED`); it is waiting here again."""
+    """It had been moved from this queue by an export (`MOVED`) and was queued again."""
     CONFIRMED = "confirmed"
     """The chain has confirmed it."""
     QUEUED = "queued"

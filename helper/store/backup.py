@@ -76,7 +76,7 @@ def decrypt_backup(sealed: bytes, *, passphrase: str = "", identities: Sequence[
 
 
 def needs_passphrase(sealed: bytes) -> bool:
-    """Whether a backup is encrypted with a passphrase, rather than to recipients."""
+    """Return whether a backup is encrypted with a passphrase, rather than to recipients."""
     return sealed.startswith(_PASSPHRASE_HEADER)
 
 
@@ -161,7 +161,7 @@ def restore_database(image: bytes, database: Path, *, set_aside: bool) -> Path |
     """Replace the database by a decrypted and checked image. No daemon may use it.
 
     The lock file records that files are being replaced, and no daemon starts after an interruption. The next start
-    checks the whole file. Root works as the owner of the directory, so that the files belong to that user.
+    checks the entire file. Root acts as the owner of the directory, so that the files belong to that user.
 
     Args:
         image: bytes of a database file.
@@ -191,7 +191,7 @@ def restore_database(image: bytes, database: Path, *, set_aside: bool) -> Path |
 
 
 def _restore_locked(image: bytes, database: Path, lock: FileLock, *, set_aside: bool) -> Path | None:
-    # A remaining WAL would be applied to the restored file. An empty one is left behind by readers.
+    # SQLite would apply a remaining WAL to the restored file. Readers leave an empty WAL behind.
     existing = [path for path in (database, Path(f"{database}-wal")) if path.exists() and path.stat().st_size > 0]
     if existing and not set_aside:
         raise BackupError(

@@ -9,7 +9,7 @@ BlockRange = tuple[int, int]
 
 
 def add_range(ranges: Sequence[BlockRange], first: int, last: int) -> list[BlockRange]:
-    """The ranges with the heights from `first` to `last` added; touching ranges are joined."""
+    """Return the ranges with the heights from `first` to `last` added; touching ranges are joined."""
     joined: list[BlockRange] = []
     for low, high in sorted([*ranges, (first, last)]):
         if joined and low <= joined[-1][1] + 1:
@@ -20,18 +20,18 @@ def add_range(ranges: Sequence[BlockRange], first: int, last: int) -> list[Block
 
 
 def remove_range(ranges: Iterable[BlockRange], first: int, last: int) -> list[BlockRange]:
-    """The ranges without the heights from `first` to `last`."""
+    """Return the ranges without the heights from `first` to `last`."""
     pieces = [piece for low, high in ranges for piece in ((low, min(high, first - 1)), (max(low, last + 1), high))]
     return [(low, high) for low, high in pieces if low <= high]
 
 
 def count_heights(ranges: Iterable[BlockRange]) -> int:
-    """Number of heights in the ranges."""
+    """Return the number of heights in the ranges."""
     return sum(last - first + 1 for first, last in ranges)
 
 
 def format_ranges(ranges: Iterable[BlockRange]) -> str:
-    """The ranges as text, such as "5-9,12-12"."""
+    """Return the ranges as text, such as "5-9,12-12"."""
     return ",".join(f"{first}-{last}" for first, last in ranges)
 
 

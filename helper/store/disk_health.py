@@ -20,11 +20,11 @@ PROBE_SECONDS: Final = 0.5
 LOCATION_CHECK_SECONDS: Final = 5.0
 """Seconds after which an idle writer checks again that the database is at its path; a busy one does at each commit."""
 MIN_FREE_BYTES: Final = 2**20
-"""Bytes that must be free before a full disk is considered healthy: a small commit may fit where shares do not."""
+"""Free bytes required to consider a full disk healthy again: a small commit may succeed where shares do not fit."""
 
 
 class DiskHealth:
-    """Why the database cannot be written, updated by the writer thread and read from any thread.
+    """Reason why the database cannot be written. Updated by the writer thread, read from any thread.
 
     Args:
         path: the database file.
@@ -32,7 +32,7 @@ class DiskHealth:
 
     Attributes:
         reason: why the last commit failed, None if it succeeded.
-        displaced: which file is not at its path, None if both are.
+        displaced: file that is not at its path, None if both are.
     """
 
     def __init__(self, path: Path, clock: Clock) -> None:
@@ -65,7 +65,7 @@ class DiskHealth:
         self._probe_at = self._clock.monotonic() + PROBE_SECONDS
 
     def record_success(self) -> None:
-        """Record a successful probe. Other commits prove nothing: one without changes is not synced."""
+        """Record a successful probe. Other commits are no proof, because SQLite does not sync one without changes."""
         if self.reason is None:
             return
         if self._is_disk_full and not self._has_room():
@@ -75,7 +75,7 @@ class DiskHealth:
         log.info("database_write_recovered")
 
     def max_wait(self, limit: float | None) -> float | None:
-        """Seconds the writer may wait for work, at most `patience` (None: no limit)."""
+        """Return the seconds the writer may wait for work, at most `limit` (None: no limit)."""
         interval = LOCATION_CHECK_SECONDS if self.reason is None and self.displaced is None else PROBE_SECONDS
         return interval if limit is None else min(limit, interval)
 

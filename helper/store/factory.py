@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def create_store(config: Config, clock: Clock) -> Store:
-    """The configured store, not yet open: a local SQLite file, or a PostgreSQL database that hosts share.
+    """Return the configured store, not yet open: a local SQLite file, or a PostgreSQL database that hosts share.
 
     Raises:
         StoreError: its URL or its keys are not valid, or a required package is not installed.
@@ -28,7 +28,7 @@ def create_store(config: Config, clock: Clock) -> Store:
 
 
 def create_shared_store(config: Config, clock: Clock) -> PostgresStore:
-    """The PostgreSQL store at `[store] url`, not yet open.
+    """Return the PostgreSQL store at `[store] url`, not yet open.
 
     Raises:
         StoreError: its URL or its keys are not valid, or a required package is not installed.
@@ -69,13 +69,13 @@ def refuse_host_in_use(config: Config) -> None:
 
 
 def get_host_name(config: Config) -> str:
-    """This host's name in the shared queue: `[store] host`, else the machine's host name."""
+    """Return this host's name in the shared queue: `[store] host`, else the machine's host name."""
     return config.store.host or socket.gethostname()
 
 
 @contextmanager
 def require_postgres_packages() -> Iterator[None]:
-    """Turn a missing package of the PostgreSQL engine into an error that says what to install.
+    """Convert a missing PostgreSQL package to an error that names the package to install.
 
     Raises:
         StoreError: a package is not installed.

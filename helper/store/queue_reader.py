@@ -64,18 +64,18 @@ class QueueReader:
         self._operator_reader = operator_reader
 
     async def count_shares(self) -> dict[bytes, dict[ShareState, int]]:
-        """Number of shares by round and state, tombstones as SUBMITTED. States without shares are left out."""
+        """Return the number of shares by round and state, tombstones as SUBMITTED. States without shares are left out."""
         found: dict[bytes, dict[ShareState, int]] = {}
         for round_id, state, number in await self._operator_reader.fetch("counts"):
             found.setdefault(round_id, {})[ShareState(state)] = number
         return found
 
     async def list_shares(self, query: QueueFilter, limit: int) -> list[QueueEntry]:
-        """The first `limit` live shares that match, by due time."""
+        """Return the first `limit` live shares that match, by due time."""
         return await list_shares(self._operator_reader.fetch, query, limit)
 
     async def get_share_details(self, share_ref: str) -> ShareDetails | None:
-        """Details and history of the share whose reference starts with `share_ref` (at least 6 hex characters).
+        """Return details and history of the share whose reference starts with `share_ref` (at least 6 hex characters).
 
         Returns None if no share or more than one matches.
         """
@@ -112,12 +112,12 @@ class QueueReader:
         )
 
     async def find_share_ids(self, ref: str) -> list[int]:
-        """Row ids of the live shares whose reference starts with `ref`, at most two; none if it is malformed."""
+        """Return the row ids of the live shares whose reference starts with `ref`, at most two; none if it is malformed."""
         bounds = mac_bounds(ref)
         return [] if bounds is None else [row[0] for row in await self._operator_reader.fetch("ids_by_prefix", bounds)]
 
     async def list_failed_ids(self, round_id: bytes | None, *, after_id: int, limit: int) -> list[int]:
-        """Row ids above `after_id` of failed shares, of one round or of all, ascending. Reads an index only."""
+        """Return the row ids above `after_id` of failed shares, of one round or of all, ascending. Reads an index only."""
         round_no: int | None = None
         if round_id is not None:
             found = await self._operator_reader.fetch("round_key", (round_id,))
@@ -128,27 +128,27 @@ class QueueReader:
         return [row[0] for row in await self._operator_reader.fetch("failed_ids", params)]
 
     async def list_damaged(self) -> list[DamagedShare]:
-        """The rows that were set aside because their check failed."""
+        """Return the rows that were set aside because their check failed."""
         found = await self._operator_reader.fetch("damaged")
         return [DamagedShare(ref, round_id, state) for ref, round_id, state in found]
 
     async def list_failures(self, *, limit: int) -> list[FailureGroup]:
-        """Failed shares grouped by stage and reason, the latest first."""
+        """Return failed shares grouped by stage and reason, the latest first."""
         return [FailureGroup(*row) for row in await self._operator_reader.fetch("failures", {"limit": limit})]
 
     async def list_matching_failures(self, query: QueueFilter, *, limit: int) -> list[FailureGroup]:
-        """Failed shares that match a filter, grouped by stage and reason, the latest first."""
+        """Return failed shares that match a filter, grouped by stage and reason, the latest first."""
         if query.state not in {None, ShareState.FAILED}:
             return []
         params: dict[str, Column] = {**to_query_params(query), "round_id": query.round_id, "limit": limit}
         return [FailureGroup(*row) for row in await self._operator_reader.fetch("failed_groups", params)]
 
     async def list_purged_failures(self) -> list[PurgedFailures]:
-        """Failures of rounds that were purged in the last days, by day, stage and reason, the latest day first."""
+        """Return failures of rounds that were purged in the last days, by day, stage and reason, the latest day first."""
         return [PurgedFailures(*row) for row in await self._operator_reader.fetch("purged_failures")]
 
     async def count_due_ahead(self, *, now: float) -> dict[bytes, DueForecast]:
-        """Due times of the waiting shares by round; rounds without waiting shares are left out.
+        """Return the due times of the waiting shares by round; rounds without waiting shares are left out.
 
         Args:
             now: unix seconds.
@@ -164,7 +164,7 @@ class QueueReader:
         return found
 
     async def summarize_rounds(self, *, now: float) -> list[RoundSummary]:
-        """Per round: its end, its shares by state, and due times of those that wait.
+        """Return per round: its end, its shares by state, and due times of those that wait.
 
         Args:
             now: unix seconds.
@@ -184,7 +184,7 @@ class QueueReader:
         ]
 
     async def list_rounds(self) -> list[StoredRound]:
-        """All stored rounds, the oldest first; a damaged row is left out until the chain lists its round again.
+        """Return all stored rounds, the oldest first; a damaged row is left out until the chain lists its round again.
 
         Raises:
             StoreCorrupt: the key of the row checks is damaged.
@@ -196,13 +196,13 @@ class QueueReader:
         return [row.to_stored_round(round_id) for round_id, row in found if row.is_sound(bytes.fromhex(key))]
 
     async def count_leaves(self) -> dict[bytes, int]:
-        """Number of stored leaves by round."""
+        """Return the number of stored leaves by round."""
         return dict(await self._operator_reader.fetch("tree_sizes"))
 
     async def find_rounds_of_nullifier(self, nullifier: bytes) -> list[bytes]:
-        """The rounds in which the chain has counted a nullifier, whoever revealed it."""
+        """Return the rounds in which the chain has counted a nullifier, whoever revealed it."""
         return [row[0] for row in await self._operator_reader.fetch("rounds_of_spent", (nullifier,))]
 
     async def list_actions(self, *, limit: int) -> list[Action]:
-        """The latest operator actions of the audit log, newest first."""
+        """Return the latest operator actions of the audit log, newest first."""
         return [read_action(row) for row in await self._operator_reader.fetch("actions", (limit,))]

@@ -22,13 +22,13 @@ MAX_NOTE_CHARS = 400
 
 
 def truncate_text(text: str, limit: int = MAX_NOTE_CHARS) -> str:
-    """The text without control characters, truncated to the length of its column."""
+    """Return the text without control characters, truncated to the length of its column."""
     text = clean_text(text)
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def is_sound(key: bytes, row: tuple[Column, ...]) -> bool:
-    """Whether a row passes its check, which is its last column."""
+    """Return whether a row passes its check, which is its last column."""
     stored = row[-1]
     try:
         return isinstance(stored, bytes) and compare_digest(stored, row_check(key, row[:-1]))
@@ -45,11 +45,11 @@ class RoundKeyRow(NamedTuple):
     row_check: bytes = b""
 
     def sealed(self, key: bytes) -> RoundKeyRow:
-        """The same row with its check."""
+        """Return the same row with its check."""
         return self._replace(row_check=row_check(key, self[:-1]))
 
     def is_sound(self, key: bytes) -> bool:
-        """Whether the row passes its check."""
+        """Return whether the row passes its check."""
         return is_sound(key, self)
 
 
@@ -83,19 +83,19 @@ class ShareRow(NamedTuple):
     row_check: bytes = b""
 
     def with_check(self, key: bytes) -> ShareRow:
-        """The same row with its check."""
+        """Return the same row with its check."""
         return add_row_checks(key, [self])[0]
 
     def is_sound(self, key: bytes) -> bool:
-        """Whether the row passes its check."""
+        """Return whether the row passes its check."""
         return is_sound(key, self)
 
     def to_columns(self) -> tuple[Column, ...]:
-        """The values for the columns of `shares`."""
+        """Return the values for the columns of `shares`."""
         return self[1:]
 
     def to_share(self) -> Share:
-        """The share as the wallet posted it."""
+        """Return the share as the wallet posted it."""
         return Share(
             round_id=self.round_id,
             share_index=self.share_index,
@@ -111,7 +111,7 @@ class ShareRow(NamedTuple):
         )
 
     def to_queued_share(self) -> QueuedShare:
-        """The row as the dispatcher gets it."""
+        """Return the row as the dispatcher gets it."""
         return QueuedShare(
             id=self.id,
             share=self.to_share(),
@@ -124,7 +124,7 @@ class ShareRow(NamedTuple):
         )
 
     def to_damaged_share(self) -> DamagedShare:
-        """The row as it is reported when it is set aside. Any column may hold any value."""
+        """Return the row as it is reported when it is set aside. Any column may hold any value."""
         mac, round_id, state = self.mac, self.round_id, self.state
         return DamagedShare(
             ref=share_ref(mac) if isinstance(mac, bytes) else "",
@@ -134,7 +134,7 @@ class ShareRow(NamedTuple):
 
 
 def add_row_checks(key: bytes, rows: Sequence[ShareRow]) -> list[ShareRow]:
-    """The same rows with their checks."""
+    """Return the same rows with their checks."""
     columns = [row[:-1] for row in rows]
     return [ShareRow(*row, check) for row, check in zip(columns, row_checks(key, columns), strict=True)]
 
@@ -156,15 +156,15 @@ class RevealRow(NamedTuple):
     row_check: bytes = b""
 
     def with_check(self, key: bytes) -> RevealRow:
-        """The same row with its check."""
+        """Return the same row with its check."""
         return self._replace(row_check=row_check(key, self[:-1]))
 
     def is_sound(self, key: bytes) -> bool:
-        """Whether the row passes its check."""
+        """Return whether the row passes its check."""
         return is_sound(key, self)
 
     def to_sent_reveal(self, share: ShareRow, *, is_first_attempt: bool, is_first_message: bool) -> SentReveal:
-        """The row as the broadcaster gets it."""
+        """Return the row as the broadcaster gets it."""
         return SentReveal(
             share_id=self.share_id,
             round_id=share.round_id,
@@ -196,15 +196,15 @@ class RoundRow(NamedTuple):
     row_check: bytes = b""
 
     def with_check(self, key: bytes) -> RoundRow:
-        """The same row with its check."""
+        """Return the same row with its check."""
         return self._replace(row_check=row_check(key, self[:-1]))
 
     def is_sound(self, key: bytes) -> bool:
-        """Whether the row passes its check."""
+        """Return whether the row passes its check."""
         return is_sound(key, self)
 
     def to_stored_round(self, round_id: bytes) -> StoredRound:
-        """The row as `Store.list_rounds` returns it."""
+        """Return the row as `Store.list_rounds` returns it."""
         return StoredRound(
             round_id=round_id,
             status=self.status,
@@ -217,5 +217,5 @@ class RoundRow(NamedTuple):
 
 
 def share_ref(mac: bytes) -> str:
-    """The reference of a share that operators see: the first 12 hex characters of its mac."""
+    """Return the reference of a share that operators see: the first 12 hex characters of its mac."""
     return mac.hex()[:12]

@@ -44,7 +44,7 @@ class ListedShare(NamedTuple):
 
 
 async def list_shares(fetch: Fetch, query: QueueFilter, limit: int) -> list[QueueEntry]:
-    """The first shares that match, by due time. An unreadable share is listed too, and hides no other."""
+    """Return the first shares that match, by due time. An unreadable share is listed too, and hides no other."""
     states = set(ShareState) - {ShareState.SUBMITTED} if query.state is None else {query.state}
     try:
         rows = await _fetch_matching(fetch, query, states, limit)
@@ -55,7 +55,7 @@ async def list_shares(fetch: Fetch, query: QueueFilter, limit: int) -> list[Queu
 
 
 async def _fetch_matching(fetch: Fetch, query: QueueFilter, states: set[ShareState], limit: int) -> list[ListedShare]:
-    """The rows that match, at most `limit` waiting ones per round and at most `limit` of each other state."""
+    """Return the rows that match, at most `limit` waiting ones per round and at most `limit` of each other state."""
     params: dict[str, Column] = {**to_query_params(query), "limit": limit}
     rows: list[Row] = []
     if ShareState.RECEIVED in states:
@@ -67,7 +67,7 @@ async def _fetch_matching(fetch: Fetch, query: QueueFilter, states: set[ShareSta
 
 
 def to_query_params(query: QueueFilter) -> dict[str, Column]:
-    """Due time and stage of a filter as query parameters."""
+    """Return due time and stage of a filter as query parameters."""
     return {
         "due_before_ms": _NO_LIMIT_MS if query.due_before_ms is None else query.due_before_ms,
         "stage": query.stage,
@@ -75,7 +75,7 @@ def to_query_params(query: QueueFilter) -> dict[str, Column]:
 
 
 async def _read_individually(fetch: Fetch, query: QueueFilter, states: set[ShareState]) -> list[ListedShare]:
-    """The rows in these states, each read by its own query; all rows if the indexes are unreadable."""
+    """Return the rows in these states, each read by its own query; all rows if the indexes are unreadable."""
     try:
         candidates = await _list_candidates(fetch, query, states)
     except StoreCorrupt:
@@ -87,7 +87,7 @@ async def _read_individually(fetch: Fetch, query: QueueFilter, states: set[Share
 async def _list_candidates(
     fetch: Fetch, query: QueueFilter, states: set[ShareState]
 ) -> list[tuple[int, bytes, ShareState, int]]:
-    """Id, round, state and due time (0 if unknown) of every share in these states, from the indexes only."""
+    """Return id, round, state and due time (0 if unknown) of every share in these states, from the indexes only."""
     entries: list[tuple[int, bytes, ShareState, int]] = []
     if ShareState.RECEIVED in states:
         for round_id in await _list_round_ids(fetch, query):
@@ -100,7 +100,7 @@ async def _list_candidates(
 
 
 async def _read_row(fetch: Fetch, share_id: int, round_id: bytes, state: ShareState, due_ms: int) -> ListedShare:
-    """A share's row; if it is unreadable, a row made from the index entries."""
+    """Return a share's row; if it is unreadable, a row made from the index entries."""
     try:
         rows = await fetch("list_share", (share_id,))
     except StoreCorrupt:
@@ -132,7 +132,7 @@ async def _list_round_ids(fetch: Fetch, query: QueueFilter) -> list[bytes]:
 
 
 def _matches(row: ListedShare, query: QueueFilter, states: set[ShareState]) -> bool:
-    """Whether a row matches the filter; a damaged row always does."""
+    """Return whether a row matches the filter; a damaged row always does."""
     if _is_malformed(row) or row.note == UNREADABLE_NOTE:
         return True
     in_time = query.due_before_ms is None or row.due_ms < query.due_before_ms
@@ -141,13 +141,13 @@ def _matches(row: ListedShare, query: QueueFilter, states: set[ShareState]) -> b
 
 
 def _is_malformed(row: ListedShare) -> bool:
-    """Whether a column has a type or the state a value that is never written."""
+    """Return whether a column has a type or the state a value that is never written."""
     well_typed = all(type(value) is expected for value, expected in zip(row, _COLUMN_TYPES, strict=False))
     return not well_typed or row.state not in set(ShareState)
 
 
 def to_queue_entry(row: ListedShare) -> QueueEntry:
-    """The list entry of a row. A malformed row may hold any values: then only its reference and state are shown."""
+    """Return the list entry of a row. A malformed row may hold any values: then only its reference and state are shown."""
     if _is_malformed(row):
         return QueueEntry(
             ref=share_ref(row.mac) if isinstance(row.mac, bytes) else "",
@@ -176,7 +176,7 @@ def to_queue_entry(row: ListedShare) -> QueueEntry:
 
 
 def mac_bounds(ref: str) -> tuple[bytes, bytes] | None:
-    """The lowest and highest mac with this hex prefix; None if the prefix is not valid."""
+    """Return the lowest and highest mac with this hex prefix; None if the prefix is not valid."""
     prefix = ref.lower()
     if not MIN_REF_CHARS <= len(prefix) <= _MAC_CHARS or set(prefix) - set("0123456789abcdef"):
         return None

@@ -15,18 +15,18 @@ _VALUES_ROW = re.compile(r"VALUES (\((?:\?, )*\?\))")
 
 @cache
 def queries() -> Mapping[str, str]:
-    """The statements of `queries.sql` by name."""
+    """Return the statements of `queries.sql` by name."""
     return parse_statements((resources.files("helper.store") / "queries.sql").read_text("utf-8"))
 
 
 @cache
 def multi_row_statement(name: str, rows: int) -> str:
-    """A statement of `queries.sql` that inserts one row of values, extended to `rows` rows."""
+    """Return a statement of `queries.sql` that inserts one row of values, extended to `rows` rows."""
     return _VALUES_ROW.sub(lambda row: "VALUES " + ", ".join(repeat(row[1], rows)), queries()[name])
 
 
 def parse_statements(text: str) -> Mapping[str, str]:
-    """The statements of a file by name, each on one line, without comments and the closing semicolon.
+    """Return the statements of a file by name, each on one line, without comments and the closing semicolon.
 
     A comment must be on its own line: after a part of a statement it would comment out the rest.
     """

@@ -139,11 +139,11 @@ class Store(QueueReader, ABC):
 
     @abstractmethod
     async def get_sender_host(self) -> str:
-        """The host that holds the sender lease; "" if none does, or if no other host can work on the queue."""
+        """Return the host that holds the sender lease; "" if none does, or if no other host can work on the queue."""
 
     @abstractmethod
     async def measure_clock_skew(self) -> float:
-        """Seconds that the database's clock is ahead of this host's; 0 if they are the same clock."""
+        """Return the seconds that the database's clock is ahead of this host's; 0 if they are the same clock."""
 
     @abstractmethod
     def listen(self, callback: Callable[[str], None]) -> None:
@@ -190,7 +190,7 @@ class Store(QueueReader, ABC):
         return await self._writer.run(shares.EnqueueOperation(share, nullifier, now))
 
     async def is_known(self, key: ShareKey) -> bool:
-        """Whether a share with this key was accepted in a round that is not purged."""
+        """Return whether a share with this key was accepted in a round that is not purged."""
         found = await self._reader.fetch("round_key", (key.round_id,))
         if not found:
             return False
@@ -202,7 +202,7 @@ class Store(QueueReader, ABC):
         )
 
     async def is_spent(self, round_id: bytes, nullifier: bytes) -> bool:
-        """Whether the chain has counted this nullifier."""
+        """Return whether the chain has counted this nullifier."""
         found = await self._reader.fetch("round_key", (round_id,))
         return bool(found and await self._reader.fetch("is_spent", (found[0][0], nullifier)))
 
@@ -216,7 +216,7 @@ class Store(QueueReader, ABC):
         return await self._writer.run(partial(shares.claim_due, now=now, limit=limit, rounds=tuple(rounds)))
 
     async def next_due_ms(self, rounds: Collection[bytes]) -> int | None:
-        """The earliest due time (unix ms) among the waiting shares of `rounds`, None if none waits."""
+        """Return the earliest due time (unix ms) among the waiting shares of `rounds`, None if none waits."""
         found = [row[0] for round_id in rounds for row in await self._reader.fetch("next_due", (round_id,))]
         return min((due_ms for due_ms in found if isinstance(due_ms, int)), default=None)
 
@@ -266,14 +266,14 @@ class Store(QueueReader, ABC):
         await self._writer.run(op)
 
     async def get_sent_reveal(self, share_id: int) -> SentReveal | None:
-        """The stored message of a share in BROADCAST, None if it is in another state."""
+        """Return the stored message of a share in BROADCAST, None if it is in another state."""
         found = await self._reader.fetch("sent_reveal", (share_id,))
         sound, damaged = messages.read_sent(found, self._writer.keys.row_check)
         await self._set_aside(damaged)
         return sound[0] if sound else None
 
     async def list_follow_ups(self, *, height: int, limit: int) -> list[int]:
-        """Ids of shares in BROADCAST whose message needs an action after the block at `height`, at most `limit`.
+        """Return the ids of shares in BROADCAST whose message needs an action after the block at `height`, at most `limit`.
 
         `helper.reveal.resend_policy.next_step` defines which. The longest overdue come first, then those that were
         claimed first; the order of arrival is not used, because messages sent in it would reveal it. The cost depends
@@ -283,7 +283,7 @@ class Store(QueueReader, ABC):
         return [row[0] for row in sorted(found, key=_follow_up_sort_key)]
 
     async def list_unconfirmed(self, *, limit: int = 1000, after_id: int = 0) -> list[SentReveal]:
-        """The shares in BROADCAST with an id above `after_id`, by id; empty only if there are no more."""
+        """Return the shares in BROADCAST with an id above `after_id`, by id; empty only if there are no more."""
         while found := await self._read_in_broadcast("unconfirmed", {"limit": limit, "after": after_id}):
             sound, damaged = messages.read_sent(found, self._writer.keys.row_check)
             await self._set_aside(damaged)
@@ -313,7 +313,7 @@ class Store(QueueReader, ABC):
         await self._writer.run(partial(chain_facts.save_rounds, rounds=tuple(rounds), at_ms=int(now * 1000)))
 
     async def list_rounds(self) -> list[StoredRound]:
-        """All stored rounds, the oldest first; a damaged row is left out until the chain lists its round again."""
+        """Return all stored rounds, the oldest first; a damaged row is left out until the chain lists its round again."""
         found = [(row[0], RoundRow(*row[1:])) for row in await self._reader.fetch("rounds")]
         return [row.to_stored_round(round_id) for round_id, row in found if row.is_sound(self._writer.keys.row_check)]
 
@@ -342,7 +342,7 @@ class Store(QueueReader, ABC):
             total += closed
 
     async def count_unconfirmed(self, round_id: bytes) -> dict[ShareState, int]:
-        """Number of shares of the round that are not confirmed, by state."""
+        """Return the number of shares of the round that are not confirmed, by state."""
         return {ShareState(state): n for state, n in await self._reader.fetch("round_counts", (round_id,))}
 
     async def purge(self, round_id: bytes) -> int:
@@ -376,7 +376,7 @@ class Store(QueueReader, ABC):
         return await self._writer.run(partial(chain_facts.add_spent, spent=tuple(spent), at_ms=self._now_ms()))
 
     async def get_cursor(self) -> int | None:
-        """The height reached: every block up to it was applied or is in `list_unread_blocks`. None before the first."""
+        """Return the height reached: every block up to it was applied or is in `list_unread_blocks`. None before the first."""
         found = await self.get_meta(chain_facts.CURSOR_KEY)
         return None if found is None else int(found)
 
@@ -404,7 +404,7 @@ class Store(QueueReader, ABC):
         return await self._writer.run(op)
 
     async def list_unread_blocks(self) -> list[BlockRange]:
-        """The ranges of blocks up to the cursor that are not read yet, ascending and disjoint."""
+        """Return the ranges of blocks up to the cursor that are not read yet, ascending and disjoint."""
         return parse_ranges(await self.get_meta(chain_facts.UNREAD_KEY))
 
     # ------------------------------------------------------------------ commitment trees
@@ -419,7 +419,7 @@ class Store(QueueReader, ABC):
         await self._writer.run(op)
 
     async def load_leaves(self, round_id: bytes) -> tuple[bytes, int]:
-        """All leaves of a round's tree up to the first gap, and the height of the last block among them (0 if none)."""
+        """Return all leaves of a round's tree up to the first gap, and the height of the last block among them (0 if none)."""
         pieces: list[bytes] = []
         size = last = 0
         for start, height, leaves in await self._reader.fetch("load_leaves", (round_id,)):
@@ -436,7 +436,7 @@ class Store(QueueReader, ABC):
         await self._writer.run(op)
 
     async def load_subtrees(self, round_id: bytes) -> bytes:
-        """Inner nodes of the subtrees 0, 1, … up to the first that is missing."""
+        """Return the inner nodes of the subtrees 0, 1, … up to the first that is missing."""
         found = await self._reader.fetch("load_subtrees", (round_id,))
         return b"".join(nodes for n, (index, nodes) in enumerate(found) if n == index)
 
@@ -447,7 +447,7 @@ class Store(QueueReader, ABC):
     # ------------------------------------------------------------------ values by name
 
     async def get_meta(self, key: str) -> str | None:
-        """A stored text, None if there is none or it is damaged."""
+        """Return a stored text, None if there is none or it is damaged."""
         return read_meta_value(await self._reader.fetch("get_meta", (key,)))
 
     async def set_meta(self, key: str, value: str) -> None:
@@ -521,5 +521,5 @@ class Store(QueueReader, ABC):
 
 
 def _follow_up_sort_key(row: Row) -> tuple[int, ...]:
-    """Sort key of a follow-up. Damaged values sort first; the check of the row finds them when it is read."""
+    """Return the sort key of a follow-up. Damaged values sort first; the check of the row finds them when it is read."""
     return tuple(value if isinstance(value, int) else 0 for value in row[1:4])

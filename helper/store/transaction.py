@@ -40,7 +40,7 @@ class RoundKey:
         self._mac = hmac.new(mac_key, digestmod="sha256")
 
     def mac(self, key: ShareKey) -> bytes:
-        """The share's identifier in this database: HMAC-SHA256, 32 bytes."""
+        """Return the share's identifier in this database: HMAC-SHA256, 32 bytes."""
         mac = self._mac.copy()  # keying the HMAC is most of the cost for so short an input; it is done once
         mac.update(key.encode())
         return mac.digest()
@@ -60,7 +60,7 @@ class DatabaseKeys:
 
 
 def read_round_key(columns: tuple[Any, ...], keys: DatabaseKeys) -> RoundKey:
-    """The key of a round from its row in `round_keys`.
+    """Return the key of a round from its row in `round_keys`.
 
     Raises:
         StoreCorrupt: the row fails its check.
@@ -72,12 +72,12 @@ def read_round_key(columns: tuple[Any, ...], keys: DatabaseKeys) -> RoundKey:
 
 
 def read_meta_value(rows: Sequence[tuple[Any, ...]]) -> str | None:
-    """The value of a `meta` row (key, value, row_check); None if there is no row or it is damaged."""
+    """Return the value of a `meta` row (key, value, row_check); None if there is no row or it is damaged."""
     return str(rows[0][1]) if rows and is_sound(META_CHECK_KEY, rows[0]) else None
 
 
 def make_meta_row(key: str, value: str) -> tuple[str, str, bytes]:
-    """The `meta` row for a key and a value."""
+    """Return the `meta` row for a key and a value."""
     return key, value, row_check(META_CHECK_KEY, (key, value))
 
 
@@ -106,7 +106,7 @@ class Transaction(ABC):
 
     @abstractmethod
     def fetch_all(self, name: str, params: Params = ()) -> list[tuple[Any, ...]]:
-        """All rows of a named query."""
+        """Return all rows of a named query."""
 
     @abstractmethod
     def execute_many(self, name: str, rows: Iterable[Params]) -> None:
@@ -114,11 +114,11 @@ class Transaction(ABC):
 
     @abstractmethod
     def allocate_id(self) -> int:
-        """A new share id: ascending, never reused."""
+        """Return a new share id: ascending, never reused."""
 
     @abstractmethod
     def find_taken(self, identities: Sequence[ShareIdentity]) -> set[int]:
-        """The indexes in the sequence of the names that are already stored or spent."""
+        """Return the indexes in the sequence of the names that are already stored or spent."""
 
     @abstractmethod
     def add_shares(self, rows: Sequence[ShareRow]) -> None:
@@ -126,7 +126,7 @@ class Transaction(ABC):
 
     @abstractmethod
     def get_share(self, share_id: int) -> ShareRow | None:
-        """A share's row, sound or not, locked until the transaction ends; None if there is none."""
+        """Return a share's row, sound or not, locked until the transaction ends; None if there is none."""
 
     @abstractmethod
     def get_live_share(self, share_id: int) -> ShareRow | None:
@@ -148,14 +148,14 @@ class Transaction(ABC):
 
     @abstractmethod
     def is_round_closed(self, round_no: int) -> bool:
-        """Whether another host has closed a round. Call it after `beside`.
+        """Return whether another host has closed a round. Call it after `beside`.
 
         A share that is enqueued after its round was closed would never be reported.
         """
 
     @abstractmethod
     def are_all_spent(self, spent: Sequence[SpentNullifier]) -> bool:
-        """Whether another host has already applied all of these nullifiers, so that nothing is left to do."""
+        """Return whether another host has already applied all of these nullifiers, so that nothing is left to do."""
 
     @abstractmethod
     def acquire_claim(self, share_id: int) -> None:
@@ -167,19 +167,19 @@ class Transaction(ABC):
 
     @abstractmethod
     def has_claim(self, row: ShareRow) -> bool:
-        """Whether this host holds the claim on a share; another host may have claimed it meanwhile."""
+        """Return whether this host holds the claim on a share; another host may have claimed it meanwhile."""
 
     @abstractmethod
     def expired_claims(self, limit: int) -> list[int]:
-        """Shares whose claim has expired, at most `limit`."""
+        """Return shares whose claim has expired, at most `limit`."""
 
     @abstractmethod
     def orphaned_claims(self, limit: int) -> list[int]:
-        """Shares that this host had claimed when it last stopped, at most `limit`."""
+        """Return shares that this host had claimed when it last stopped, at most `limit`."""
 
     @abstractmethod
     def can_send(self) -> bool:
-        """Whether this host holds the sender lease, and holds it until the commit."""
+        """Return whether this host holds the sender lease, and holds it until the commit."""
 
     @abstractmethod
     def notify(self, payload: str) -> None:
@@ -188,12 +188,12 @@ class Transaction(ABC):
     # ------------------------------------------------------------------ common to all databases
 
     def fetch_one(self, name: str, params: Params = ()) -> tuple[Any, ...] | None:
-        """The first row of a named query, None if it has none. The query is read to its end."""
+        """Return the first row of a named query, None if it has none. The query is read to its end."""
         rows = self.fetch_all(name, params)
         return rows[0] if rows else None
 
     def find_shares_by_nullifier(self, spent: Sequence[tuple[int, bytes]]) -> list[tuple[int, int, bytes]]:
-        """Live shares with one of these nullifiers, by id: (share id, round number, nullifier)."""
+        """Return live shares with one of these nullifiers, by id: (share id, round number, nullifier)."""
         return sorted(
             (share_id, round_no, nullifier)
             for round_no, nullifier in spent
@@ -201,7 +201,7 @@ class Transaction(ABC):
         )
 
     def round_key(self, round_id: bytes) -> RoundKey | None:
-        """Number and key of a round, None if nothing of it is stored."""
+        """Return the number and key of a round, None if nothing of it is stored."""
         round_key = self._rounds.get(round_id)
         if round_key is None:
             row = self.fetch_one("round_key", (round_id,))
@@ -211,7 +211,7 @@ class Transaction(ABC):
         return round_key
 
     def ensure_round(self, round_id: bytes) -> RoundKey:
-        """Number and key of a round; created if it is new."""
+        """Return the number and key of a round; created if it is new."""
         round_key = self.round_key(round_id)
         if round_key is None:
             mac_key = secrets.token_bytes(32)

@@ -178,7 +178,7 @@ class WriterThread(ABC, Generic[TransactionT]):
 
     @abstractmethod
     def _get_keys(self) -> DatabaseKeys | None:
-        """The database's own keys, None before it is opened."""
+        """Return the database's own keys, None before it is opened."""
 
     @abstractmethod
     def _open(self) -> None:
@@ -190,15 +190,15 @@ class WriterThread(ABC, Generic[TransactionT]):
 
     @abstractmethod
     def _count_changes(self, tx: TransactionT) -> int:
-        """A number that differs after a statement has changed something."""
+        """Return a number that differs after a statement has changed something."""
 
     @abstractmethod
     def _is_fatal(self, tx: TransactionT, error: Exception) -> bool:
-        """Whether the transaction cannot continue after this error of one operation."""
+        """Return whether the transaction cannot continue after this error of one operation."""
 
     @abstractmethod
     def _translate(self, error: BaseException) -> BaseException:
-        """The `StoreError` for a database error; any other error unchanged."""
+        """Return the `StoreError` for a database error; any other error unchanged."""
 
     @abstractmethod
     def _close(self) -> None:

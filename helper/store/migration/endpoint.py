@@ -108,11 +108,11 @@ class MigrationEndpoint(ABC):
 
     @abstractmethod
     def write_transaction(self) -> AbstractContextManager[None]:
-        """A write transaction; on disk when it ends."""
+        """Return a write transaction; on disk when it ends."""
 
     @abstractmethod
     def read_transaction(self) -> AbstractContextManager[None]:
-        """A short read transaction on one snapshot."""
+        """Return a short read transaction on one snapshot."""
 
     @abstractmethod
     def end_copy(self) -> None:
@@ -168,7 +168,7 @@ class MigrationEndpoint(ABC):
         return bytes.fromhex(text)
 
     def is_fresh(self) -> bool:
-        """Whether the database is empty except for its initial rows."""
+        """Return whether the database is empty except for its initial rows."""
         facts = {row[0] for row in self.fetch_all("page_meta")}
         return not self.read_page(ROUND_KEYS, (-1,)) and facts <= LOCAL_META_KEYS | {ROW_CHECK_KEY, "key.order"}
 

@@ -141,7 +141,7 @@ def _make_row_portable(row: tuple[Column, ...], row_key: bytes) -> Row:
 
 
 def is_row_valid(table: Table, row: Row, row_key: bytes) -> bool:
-    """Whether a row is undamaged, if its table has a row check that is verified here."""
+    """Return whether a row is undamaged, if its table has a row check that is verified here."""
     return table.name not in {"round_keys", "rounds"} or is_sound(row_key, row)
 
 
@@ -181,7 +181,7 @@ def compare(table: Table, source: Sequence[Row], target: Sequence[Row]) -> Diffe
 
 
 def is_ascending(table: Table, after: Key, page: Sequence[Row]) -> bool:
-    """Whether the keys of a page are strictly ascending and greater than `after`."""
+    """Return whether the keys of a page are strictly ascending and greater than `after`."""
     try:
         return all(key < next_key for key, next_key in pairwise([after, *map(table.key, page)]))
     except TypeError:  # a damaged key column has another type

@@ -55,7 +55,7 @@ def end_action(tx: Transaction, number: int, outcome: Mapping[str, Any], at_ms: 
 
 
 def read_action(row: tuple[Any, ...]) -> Action:
-    """An audit log entry from a row of the query `actions`."""
+    """Return an audit log entry from a row of the query `actions`."""
     number, uid, user, channel, started_ms, name, parameters, ended_ms, outcome = row
     return Action(
         id=number,
@@ -69,7 +69,7 @@ def read_action(row: tuple[Any, ...]) -> Action:
 
 
 def _parse_object(text: str) -> dict[str, Any]:
-    """A JSON object; {"damaged": true} if the text is damaged."""
+    """Return a JSON object; {"damaged": true} if the text is damaged."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -148,7 +148,7 @@ def requeue_failed(
 
 
 def matches_filter(row: ShareRow, query: QueueFilter) -> bool:
-    """Whether a sound row matches a filter."""
+    """Return whether a sound row matches a filter."""
     return (
         query.round_id in (None, row.round_id)
         and query.state in (None, row.state)
@@ -158,7 +158,7 @@ def matches_filter(row: ShareRow, query: QueueFilter) -> bool:
 
 
 def is_marked_closed(tx: Transaction, round_no: int) -> bool:
-    """Whether the store has marked a round as closed by the chain."""
+    """Return whether the store has marked a round as closed by the chain."""
     stored = read_round(tx, round_no)
     return stored is not None and stored.closed_ms is not None
 

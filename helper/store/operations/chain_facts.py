@@ -63,7 +63,7 @@ def mark_alerted(tx: Transaction, round_id: bytes, at_ms: int) -> None:
 
 
 def read_round(tx: Transaction, round_no: int) -> RoundRow | None:
-    """The stored round; None if there is none or its row is damaged."""
+    """Return the stored round; None if there is none or its row is damaged."""
     columns = tx.fetch_one("round", (round_no,))
     row = None if columns is None else RoundRow(*columns)
     return row if row is not None and row.is_sound(tx.keys.row_check) else None
@@ -193,7 +193,7 @@ def _read_unread_ranges(tx: Transaction) -> list[tuple[int, int]]:
 
 
 def _has_reached(tx: Transaction, height: int) -> bool:
-    """Whether the cursor is at a height or above it."""
+    """Return whether the cursor is at a height or above it."""
     cursor = read_meta_value(tx.fetch_all("get_meta", (CURSOR_KEY,)))
     return cursor is not None and int(cursor) >= height
 
@@ -226,7 +226,7 @@ def save_leaves(tx: Transaction, round_id: bytes, height: int, start: int, leave
 
 
 def _stored_leaves(tx: Transaction, round_no: int, start: int, stop: int) -> bytes:
-    """The leaves from `start` to `stop`, all of which are stored."""
+    """Return the leaves from `start` to `stop`, all of which are stored."""
     rows = tx.fetch_all("leaves_between", {"round_no": round_no, "start": start, "stop": stop})
     first = rows[0][0] if rows else start
     leaves = b"".join(row[1] for row in rows)
@@ -312,7 +312,7 @@ def purge_batch(tx: Transaction, round_id: bytes, at_ms: int, limit: int) -> tup
 
 
 def _read_failure(tx: Transaction, share_id: int) -> tuple[str, str] | None:
-    """Stage and reason of a failed share that is about to be deleted; None if it has not failed."""
+    """Return stage and reason of a failed share that is about to be deleted; None if it has not failed."""
     row = tx.get_share(share_id)
     if row is None or not row.is_sound(tx.keys.row_check):
         return DAMAGED_REASON

@@ -122,7 +122,7 @@ def _export_share(conn: sqlite3.Connection, row: ShareRow, row_key: bytes) -> Ex
 
 
 def _read_reveal(conn: sqlite3.Connection, share_id: int, row_key: bytes) -> ExportedReveal | None:
-    """The message of a share, None if it is damaged."""
+    """Return the message of a share, None if it is damaged."""
     columns = conn.execute(queries()["reveal"], (share_id,)).fetchone()
     row = None if columns is None else RevealRow(*columns)
     if row is None or not row.is_sound(row_key):

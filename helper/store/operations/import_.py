@@ -71,7 +71,7 @@ def _import_share(
 
 
 def _find_moved(tx: Transaction, key: RoundKey, mac: bytes, nullifier: bytes, at_ms: int) -> ShareRow | ImportResult:
-    """The row of a known share that was moved away from here; else why the share is skipped."""
+    """Return the row of a known share that was moved away from here; else why the share is skipped."""
     live = tx.fetch_one("get_share_id", (mac,))
     if live is None:
         is_confirmed = tx.fetch_one("has_tombstone", (key.no, mac)) is not None
@@ -99,7 +99,7 @@ def _requeue_moved(tx: Transaction, row: ShareRow, exported: ExportedShare, note
 
 
 def _create_row(tx: Transaction, key: RoundKey, exported: ExportedShare, nullifier: bytes) -> ShareRow:
-    """The row of a new share, in RECEIVED."""
+    """Return the row of a new share, in RECEIVED."""
     share, mac = exported.share, key.mac(exported.share.key)
     return ShareRow(
         round_id=share.round_id,
@@ -141,7 +141,7 @@ def _restore_state(tx: Transaction, row: ShareRow, exported: ExportedShare, at_m
 
 
 def may_have_been_sent(exported: ExportedShare, at_ms: int) -> bool:
-    """Whether an imported message is used: a send was started, and `submit_at` has passed here too.
+    """Return whether an imported message is used: a send was started, and `submit_at` has passed here too.
 
     Any other message never left the other machine: it is dropped, and the share proven again when it is due.
     """

@@ -122,7 +122,7 @@ def check_batch(tx: Transaction, at_ms: int, after: int, limit: int) -> int | No
 
 
 def _load_reveal(tx: Transaction, share_id: int, at_ms: int) -> RevealRow | None:
-    """The message of a share in BROADCAST, None if there is none. If it is damaged, the share is set aside."""
+    """Return the message of a share in BROADCAST, None if there is none. If it is damaged, the share is set aside."""
     row = load_row(tx, share_id, at_ms)
     if row is None or row.state != ShareState.BROADCAST:
         return None

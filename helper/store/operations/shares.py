@@ -83,7 +83,7 @@ def _identify(tx: Transaction, operation: EnqueueOperation) -> ShareIdentity:
 
 
 def _create_row(tx: Transaction, operation: EnqueueOperation, round_no: int, mac: bytes) -> ShareRow:
-    """The row of a new share, without its check."""
+    """Return the row of a new share, without its check."""
     share = operation.share
     return ShareRow(  # mostly positional: keyword arguments take twice as long
         share.round_id,
@@ -150,7 +150,7 @@ def _requeue_expired(tx: Transaction, at_ms: int, limit: int) -> None:
 
 
 def _load_due_row(tx: Transaction, share_id: int, now_ms: int) -> ShareRow | None:
-    """The row of a share that is due by the index, None if it was set aside."""
+    """Return the row of a share that is due by the index, None if it was set aside."""
     row = load_row(tx, share_id, now_ms)
     if row is None:
         if tx.fetch_one("is_set_aside", (share_id,)) is None:

@@ -84,7 +84,7 @@ def apply_transition_to_row(tx: Transaction, row: ShareRow, change: Transition) 
 
 
 def check_source(row: ShareRow, change: Transition) -> ShareState:
-    """The share's state, if the transition is legal from it.
+    """Return the share's state, if the transition is legal from it.
 
     Raises:
         StoreError: it is not legal; the text names both states.
@@ -99,7 +99,7 @@ def check_source(row: ShareRow, change: Transition) -> ShareState:
 
 
 def load_row_for(tx: Transaction, share_id: int, change: Transition) -> ShareRow | None:
-    """A sound row for a change, None if there is nothing left to change.
+    """Return a sound row for a change, None if there is nothing left to change.
 
     None means that the row is deleted or set aside, that the share failed because its round was closed (which may
     happen while it is proven or sent), or that another host has claimed or sends it.
@@ -113,12 +113,12 @@ def load_row_for(tx: Transaction, share_id: int, change: Transition) -> ShareRow
 
 
 def _can_change(tx: Transaction, row: ShareRow) -> bool:
-    """Whether this host may change a share: it sends, for a share in BROADCAST; else it holds the claim."""
+    """Return whether this host may change a share: it sends, for a share in BROADCAST; else it holds the claim."""
     return tx.can_send() if row.state == ShareState.BROADCAST else tx.has_claim(row)
 
 
 def load_row(tx: Transaction, share_id: int, at_ms: int) -> ShareRow | None:
-    """A sound row, None if there is none. A damaged row is set aside, and None returned."""
+    """Return a sound row, None if there is none. A damaged row is set aside, and None returned."""
     row = tx.get_live_share(share_id)
     if row is not None and not row.is_sound(tx.keys.row_check):
         tx.set_aside(share_id, row.to_damaged_share(), at_ms)

@@ -143,5 +143,5 @@ def _list_hosts(params: dict[str, Any]) -> list[str]:
 
 
 def _is_local(host: str) -> bool:
-    """Whether a host is a Unix socket or a loopback address."""
+    """Return whether a host is a Unix socket or a loopback address."""
     return not host or host.startswith(("/", "@")) or host == "localhost" or is_loopback(host)

@@ -15,12 +15,12 @@ _FULL: Final = frozenset({"53100", "53000"})
 
 
 def is_retryable(error: BaseException) -> bool:
-    """Whether the error is a conflict with another host, so that a retry is likely to succeed."""
+    """Return whether the error is a conflict with another host, so that a retry is likely to succeed."""
     return isinstance(error, psycopg.Error) and error.sqlstate in _RETRYABLE
 
 
 def is_connection_lost(error: BaseException) -> bool:
-    """Whether the connection is lost."""
+    """Return whether the connection is lost."""
     return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | psycopg.InternalError) and (
         error.sqlstate is None or error.sqlstate.startswith(("08", "57P", "25P03"))
     )

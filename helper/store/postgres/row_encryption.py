@@ -46,16 +46,16 @@ class Witness(NamedTuple):
 
     @classmethod
     def of(cls, row: ShareRow) -> Witness:
-        """The witness of a share."""
+        """Return the witness of a share."""
         return cls._make(_read_witness(row))
 
     def encode(self) -> bytes:
-        """The plaintext."""
+        """Return the plaintext."""
         return b"".join((_NUMBERS.pack(*self[:_NUMBER_COUNT]), *self[_NUMBER_COUNT:]))
 
     @classmethod
     def decode(cls, plain: bytes) -> Witness:
-        """The witness of a plaintext; the defaults if its length is wrong."""
+        """Return the witness of a plaintext; the defaults if its length is wrong."""
         if len(plain) != _NUMBERS.size + sum(_BLOB_BYTES):
             return cls()
         blobs, start = [], _NUMBERS.size

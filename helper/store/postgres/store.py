@@ -148,7 +148,7 @@ class PostgresStore(Store):
             await self._writer.run(partial(release_sender_lease, fence=fence))
 
     async def get_sender_host(self) -> str:
-        """The host that holds the sender lease, "" if none does."""
+        """Return the host that holds the sender lease, "" if none does."""
         rows = await self._operator_reader.fetch("get_sender_host")
         return str(rows[0][0]) if rows else ""
 
@@ -165,7 +165,7 @@ class PostgresStore(Store):
         return []
 
     async def measure_clock_skew(self) -> float:
-        """Seconds that the database's clock is ahead of this host's, accurate to half the duration of a query."""
+        """Return the seconds that the database's clock is ahead of this host's, accurate to half the duration of a query."""
         skew, fastest = 0.0, math.inf
         for _ in range(_SKEW_SAMPLES):
             started, before = self._clock.monotonic(), self._clock.now()

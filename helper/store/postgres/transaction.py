@@ -128,7 +128,7 @@ class PostgresTransaction(Transaction):
         return None if row is None else ShareRow(*row)
 
     def get_live_share(self, share_id: int) -> ShareRow | None:
-        """The same, but None if the share was set aside as damaged."""
+        """Return the same, but None if the share was set aside as damaged."""
         row = self.fetch_one("live_share", (share_id,))
         return None if row is None else ShareRow(*row)
 
@@ -163,7 +163,7 @@ class PostgresTransaction(Transaction):
         self.fetch_all("lock_exclusive")
 
     def is_round_closed(self, round_no: int) -> bool:
-        """Whether a round is closed. The answer cannot change before the commit, so it is queried once."""
+        """Return whether a round is closed. The answer cannot change before the commit, so it is queried once."""
         closed = self._closed.get(round_no)
         if closed is None:
             columns = self.fetch_one("round", (round_no,))
@@ -173,7 +173,7 @@ class PostgresTransaction(Transaction):
         return closed
 
     def are_all_spent(self, spent: Sequence[SpentNullifier]) -> bool:
-        """Whether another host has recorded all of these and committed the confirmations.
+        """Return whether another host has recorded all of these and committed the confirmations.
 
         No share whose nullifier is spent is accepted, so nothing is left to do for them.
         """
@@ -197,7 +197,7 @@ class PostgresTransaction(Transaction):
         self._released.add(share_id)
 
     def has_claim(self, row: ShareRow) -> bool:
-        """Whether this host holds the claim on a share. False if another host has released it, claimed again or not."""
+        """Return whether this host holds the claim on a share. False if another host has released it, claimed again or not."""
         fence = self._acquired.get(row.id, None if row.id in self._released else self.claims.fences.get(row.id))
         if fence is None:
             return row.state != ShareState.WITNESSED
@@ -213,7 +213,7 @@ class PostgresTransaction(Transaction):
         return [row[0] for row in self.fetch_all("orphaned_claims", {"host": self.claims.host, "limit": limit})]
 
     def can_send(self) -> bool:
-        """Whether this host holds the sender lease. No other host can acquire it before the commit."""
+        """Return whether this host holds the sender lease. No other host can acquire it before the commit."""
         if self._can_send is None:
             fence = self.claims.sender_fence
             self._can_send = fence != 0 and self.fetch_one("can_send", (fence,)) is not None

@@ -95,11 +95,11 @@ class ErasureSchedule:
         return Action.NONE
 
     def slice_due(self, now: float, changes: int) -> bool:
-        """Whether a checkpoint that starts now may scrub a slice of the unscrubbed pages."""
+        """Return whether a checkpoint that starts now may scrub a slice of the unscrubbed pages."""
         return self.unscrubbed > 0 and (now >= self._next_slice_at or changes == self._slice_changes)
 
     def has_unwritten_changes(self, changes: int) -> bool:
-        """Whether rows changed after the last checkpoint began."""
+        """Return whether rows changed after the last checkpoint began."""
         return changes != self._checkpoint_changes
 
     def longest_wait(self) -> float | None:

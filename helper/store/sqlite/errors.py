@@ -29,19 +29,19 @@ def result_code(error: sqlite3.Error) -> int:
 
 
 def is_damage(error: BaseException) -> bool:
-    """Whether a part of the file is damaged; operations on other parts still work."""
+    """Return whether a part of the file is damaged; operations on other parts still work."""
     if isinstance(error, UnicodeDecodeError | IndexDamageError):
         return True
     return isinstance(error, sqlite3.Error) and result_code(error) in _DAMAGE_CODES
 
 
 def is_environment_error(error: BaseException) -> bool:
-    """Whether the disk or the system caused it, so that every operation of the commit fails alike."""
+    """Return whether the disk or the system caused it, so that every operation of the commit fails alike."""
     return isinstance(error, sqlite3.Error) and result_code(error) not in _CONSTRAINT_CODES | _DAMAGE_CODES
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether there is no space left on the disk."""
+    """Return whether there is no space left on the disk."""
     if isinstance(error, OSError):
         return error.errno in {errno.ENOSPC, errno.EDQUOT}
     return isinstance(error, sqlite3.Error) and result_code(error) == sqlite3.SQLITE_FULL
@@ -55,12 +55,12 @@ def translate_opening(error: BaseException, name: str) -> BaseException:
 
 
 def not_a_database(name: str) -> StoreForeign:
-    """The error for a file that SQLite cannot open as a database."""
+    """Return the error for a file that SQLite cannot open as a database."""
     return StoreForeign(f"{name} is not a database")
 
 
 def translate(error: BaseException) -> BaseException:
-    """The `StoreError` for an error of SQLite; any other error unchanged."""
+    """Return the `StoreError` for an error of SQLite; any other error unchanged."""
     if isinstance(error, UnicodeDecodeError | IndexDamageError):
         # UnicodeDecodeError: SQLite's message quotes a damaged schema.
         return StoreCorrupt("the database is damaged: invalid schema, or an index that disagrees with its rows")

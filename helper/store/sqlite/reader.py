@@ -62,7 +62,7 @@ class SqliteReader:
             await conn.close()
 
     async def fetch(self, name: str, params: Params = ()) -> list[Row]:
-        """All rows of a named query.
+        """Return all rows of a named query.
 
         Raises:
             StoreError: the file cannot be read.
@@ -70,7 +70,7 @@ class SqliteReader:
         return await self.run(queries()[name], params)
 
     async def run(self, sql: str, params: Params = ()) -> list[Row]:
-        """All rows of a statement that only reads."""
+        """Return all rows of a statement that only reads."""
         if self._conn is None:
             raise StoreError("the database is not open", advice="Start the helper again.")
         try:

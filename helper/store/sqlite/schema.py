@@ -70,7 +70,7 @@ class FileIdentity(NamedTuple):
 
 @cache
 def migrations() -> tuple[str, ...]:
-    """The migrations of the schema on SQLite."""
+    """Return the migrations of the schema on SQLite."""
     return read_migrations("helper.store")
 
 
@@ -80,7 +80,7 @@ def latest_version() -> int:
 
 
 def read_identity(conn: sqlite3.Connection) -> FileIdentity:
-    """The identity of an open file."""
+    """Return the identity of an open file."""
     return FileIdentity(*conn.execute(IDENTITY_QUERY).fetchone())
 
 

@@ -90,7 +90,7 @@ class SqliteStore(Store):
         return False
 
     async def get_sender_host(self) -> str:
-        """An empty string: no other host works on the file."""
+        """Return an empty string: no other host works on the file."""
         return ""
 
     async def measure_clock_skew(self) -> float:

@@ -38,7 +38,7 @@ class SqliteTransaction(Transaction):
         return self.conn.execute(queries()[name], params).rowcount
 
     def fetch_all(self, name: str, params: Params = ()) -> list[tuple[Any, ...]]:
-        """All rows of a named query."""
+        """Return all rows of a named query."""
         return self.conn.execute(queries()[name], params).fetchall()
 
     def execute_many(self, name: str, rows: Iterable[Params]) -> None:
@@ -46,12 +46,12 @@ class SqliteTransaction(Transaction):
         self.conn.executemany(queries()[name], rows)
 
     def allocate_id(self) -> int:
-        """A new share id."""
+        """Return a new share id."""
         self.next_id += 1
         return self.next_id - 1
 
     def find_taken(self, identities: Sequence[ShareIdentity]) -> set[int]:
-        """The indexes of the names that are already stored or spent."""
+        """Return the indexes of the names that are already stored or spent."""
         indexed = [(index, *name) for index, name in enumerate(identities)]
         return {index for rows in self._execute_multi_row("find_taken", indexed) for (index,) in rows}
 
@@ -79,11 +79,11 @@ class SqliteTransaction(Transaction):
         """Do nothing: only this thread writes."""
 
     def is_round_closed(self, round_no: int) -> bool:  # noqa: ARG002 (for several hosts)
-        """False: after closing a round, this host's admission rejects its shares."""
+        """Return False: after closing a round, this host's admission rejects its shares."""
         return False
 
     def are_all_spent(self, spent: Sequence[SpentNullifier]) -> bool:  # noqa: ARG002 (for several hosts)
-        """False: there is no other host."""
+        """Return False: there is no other host."""
         return False
 
     def acquire_claim(self, share_id: int) -> None:
@@ -93,7 +93,7 @@ class SqliteTransaction(Transaction):
         """Do nothing: the state is the claim."""
 
     def has_claim(self, row: ShareRow) -> bool:  # noqa: ARG002 (for several hosts)
-        """True: there is no other host."""
+        """Return True: there is no other host."""
         return True
 
     def expired_claims(self, limit: int) -> list[int]:  # noqa: ARG002 (for several hosts)
@@ -101,19 +101,19 @@ class SqliteTransaction(Transaction):
         return []
 
     def orphaned_claims(self, limit: int) -> list[int]:
-        """Shares in WITNESSED: no other host works on them."""
+        """Return shares in WITNESSED: no other host works on them."""
         params = {"state": ShareState.WITNESSED.value, "limit": limit}
         return [row[0] for row in self.fetch_all("shares_in_state", params)]
 
     def can_send(self) -> bool:
-        """True: there is no other host."""
+        """Return True: there is no other host."""
         return True
 
     def notify(self, payload: str) -> None:
         """Do nothing: there is no other host."""
 
     def get_share(self, share_id: int) -> ShareRow | None:
-        """A share's row, sound or not; None if there is none, or if it was set aside as unreadable.
+        """Return a share's row, sound or not; None if there is none, or if it was set aside as unreadable.
 
         Raises:
             UnreadableRowError: SQLite cannot read it; the writer sets it aside and runs the batch again.
