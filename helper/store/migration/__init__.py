@@ -1,6 +1,6 @@
 """Migrates a queue between databases: copies all rows, compares them, then marks the source as moved.
 
-migration.py          the whole procedure: passes, comparison, marks
+migration.py          the complete procedure: passes, comparison, marks
 table_pass.py         one pass over all rows
 tables.py             the migrated tables, and the comparison of pages
 endpoint.py           a database that is migrated from or to

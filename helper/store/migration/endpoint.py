@@ -45,7 +45,7 @@ _TRANSITIONS: Final = {
     ShareState.FAILED: (ShareState.FAILED,),
     ShareState.BROADCAST: (ShareState.WITNESSED, ShareState.BROADCAST),
 }
-"""Legal transitions from RECEIVED to each state, because the schema only lets a share be inserted as received."""
+"""Legal transitions from RECEIVED to each state. The schema allows inserting a share only in RECEIVED."""
 
 
 @cache
@@ -55,9 +55,9 @@ def load_copy_statements() -> Mapping[str, str]:
 
 
 class MigrationEndpoint(ABC):
-    """The source or target of a migration. Its methods block.
+    """Source or target of a migration. Its methods block.
 
-    Every method may raise StoreError; a write then changed nothing.
+    Every method may raise StoreError; a write that raises has changed nothing.
     """
 
     # ------------------------------------------------------------------ implemented per database
@@ -82,7 +82,7 @@ class MigrationEndpoint(ABC):
         """Connect for reading. A helper may use the database at the same time.
 
         Raises:
-            NothingThere: the database does not exist.
+            NotFound: the database does not exist.
             StoreForeign: it is not a database of this version of the helper.
         """
 
@@ -104,7 +104,7 @@ class MigrationEndpoint(ABC):
 
     @abstractmethod
     def execute_many(self, name: str, rows: Sequence[Row]) -> None:
-        """Run a statement for each row, inside `changing`. Secret columns are encrypted as the database requires."""
+        """Run a statement for each row, inside `write_transaction`. Encrypts secret columns if the database does."""
 
     @abstractmethod
     def write_transaction(self) -> AbstractContextManager[None]:
@@ -116,7 +116,7 @@ class MigrationEndpoint(ABC):
 
     @abstractmethod
     def end_copy(self) -> None:
-        """Complete a copy inside `changing`: recount shares, advance sequences, drop claims."""
+        """Complete a copy inside `write_transaction`: recount shares, advance sequences, drop claims."""
 
     # ------------------------------------------------------------------ reading
 
@@ -179,13 +179,13 @@ class MigrationEndpoint(ABC):
     # ------------------------------------------------------------------ writing
 
     def set_mark(self, name: str, mark: MigrationMark | None) -> None:
-        """Set or remove a mark, inside `changing`."""
+        """Set or remove a mark, inside `write_transaction`."""
         self.execute_many("drop_meta", [(name,)])
         if mark is not None:
             self.execute_many("write_meta", [make_meta_row(name, mark.to_text())])
 
     def begin_copy(self, mark: MigrationMark, facts: Sequence[Row]) -> None:
-        """Mark this database as an unfinished target, so that no helper uses it, and take over the source's keys."""
+        """Mark this database as an unfinished target, so that no helper uses it, and copy the source's keys."""
         with self.write_transaction():
             keys = [row for row in facts if row[0] in {ROW_CHECK_KEY, "key.order"}]
             self.execute_many("drop_meta", [(row[0],) for row in keys])
@@ -211,7 +211,7 @@ class MigrationEndpoint(ABC):
 
     def _drop_rounds(self, keys: Sequence[Key]) -> None:
         for key in keys:
-            # One row per statement: SQLite writes large statement journals to a file.
+            # One row per statement, because SQLite writes large statement journals to a file.
             ids = self.fetch_all("share_ids_of_round", key)
             self.execute_many("drop_shares", ids)
             self.execute_many("delete_set_aside", ids)

@@ -16,7 +16,7 @@ SQLITE_ENGINE: Final = "sqlite"
 POSTGRES_ENGINE: Final = "postgresql"
 """Argument for the configured database, [store] url."""
 _IDLE_SECONDS: Final = 60.0
-"""Idle timeout of transactions. It may be long, as no other host waits for the rows of a migration."""
+"""Idle timeout of transactions in seconds. It may be long, because no other host waits for the migrated rows."""
 _MAX_NAME: Final = 60
 _SCHEMES: Final = ("postgresql://", "postgres://")
 
@@ -26,7 +26,7 @@ def create_endpoint(location: str, config: Config, clock: Clock) -> MigrationEnd
 
     Args:
         location: `sqlite`, `postgresql`, a database address or a file path.
-        config: gives the configured databases and the key file.
+        config: contains the configured databases and the key file.
         clock: for erasing deleted rows of a file.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Marks that a migration leaves in a database: unfinished copy, or queue moved elsewhere. No I/O."""
+"""Marks of a migration in a database: unfinished copy, or queue moved to another database. No I/O."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def refuse_marked(unfinished: Sequence[tuple[Any, ...]], moved: Sequence[tuple[A
     """Refuse to use a database that a migration has marked.
 
     Args:
-        unfinished: rows of the fact `UNFINISHED_KEY`.
-        moved: rows of the fact `MOVED_KEY`.
+        unfinished: rows of `meta` with the key `UNFINISHED_KEY`.
+        moved: rows of `meta` with the key `MOVED_KEY`.
         label: name of the database for messages.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Migration of a queue: copy passes while the source is in use, a last pass under lock, a comparison, the marks.
+"""Migration of a queue: copy passes while the source is in use, a last pass under lock, a comparison, and marks.
 
 At any moment at most one of the two databases can be used by a helper. The target is marked as unfinished before its
 first row is written. The source is marked as moved after the comparison, and only then is the target's mark removed.
@@ -28,7 +28,7 @@ from helper.store.migration.tables import (
 from helper.store.rows import DamagedShare
 
 MAX_FINAL_DIFFERENCES: Final = 1000
-"""Differing rows below which no further pass is made while the source is in use; the last pass finds the rest."""
+"""Differing rows below which no further pass is made while the source is in use; the last pass copies them."""
 MAX_PASSES: Final = 8
 PROGRESS_SECONDS: Final = 5.0
 """Seconds between two progress messages."""
@@ -47,7 +47,7 @@ class MigrationResult:
         live: shares with their witness.
         confirmed: tombstones.
         damaged: shares that were not copied, because their rows are damaged.
-        uncounted: shares that the source counts beyond those it has; negative if it counts fewer.
+        uncounted: stored share count of the source minus its actual shares; negative if the stored count is too low.
         locked_seconds: how long the source was locked.
     """
 
@@ -65,8 +65,8 @@ class Migration:
     """A migration from one database to another.
 
     Args:
-        source: the database that has the queue.
-        target: the database that gets it.
+        source: the database that contains the queue.
+        target: the database to which the queue is copied.
         clock: for the time in marks and for durations.
         on_progress: called with progress messages.
     """
@@ -98,7 +98,7 @@ class Migration:
         target.begin_copy(self._mark, source.fetch_all("page_meta"))
 
     def estimate(self) -> MigrationResult:
-        """Report what would be migrated, by the source's counters. Changes nothing.
+        """Report what would be migrated, from the source's counters. Changes nothing.
 
         Raises:
             StoreError: as in `begin`, except that a target in use is not detected.
@@ -153,7 +153,7 @@ class Migration:
         return True
 
     def _check_source(self, mark: MigrationMark | None) -> None:
-        """Refuse a source that is marked, except as moved by this migration, which was then interrupted at its end."""
+        """Refuse a marked source, unless this migration marked it as moved and was interrupted directly afterwards."""
         moved = self._source.get_mark(MOVED_KEY)
         if moved is None or mark is None or moved.id != mark.id:
             _refuse_source(self._source)

@@ -29,7 +29,7 @@ _LOCK_PAUSE_SECONDS: Final = 0.05
 
 
 class PostgresEndpoint(MigrationEndpoint):
-    """A shared database. It is read while its hosts run, and locked with an advisory lock that each host shares.
+    """A shared database, read while its hosts run. Its exclusive lock conflicts with the shared lock of each host.
 
     Args:
         settings: connection settings.
@@ -78,7 +78,7 @@ class PostgresEndpoint(MigrationEndpoint):
         self._conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
 
     def lock_exclusive(self) -> None:
-        """Take the exclusive lock, and create or upgrade the schema."""
+        """Acquire the exclusive lock, and create or upgrade the schema."""
         if self._is_locked:
             return
         with _translate_errors():
@@ -126,13 +126,13 @@ class PostgresEndpoint(MigrationEndpoint):
 
     @contextmanager
     def write_transaction(self) -> Iterator[None]:
-        """A write transaction."""
+        """Open a write transaction."""
         with _translate_errors(), self._connection.transaction():
             yield
 
     @contextmanager
     def read_transaction(self) -> Iterator[None]:
-        """A read transaction on one snapshot."""
+        """Open a read transaction on one snapshot."""
         with _translate_errors(), self._connection.transaction():
             yield
 

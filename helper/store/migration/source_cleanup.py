@@ -35,9 +35,9 @@ def undo_migration(source: MigrationEndpoint) -> None:
 
 
 def erase_source(source: MigrationEndpoint, *, on_progress: ProgressCallback) -> None:
-    """Delete all rows of the source except its facts, which include the mark.
+    """Delete all rows of the source except those of `meta`, which include the mark.
 
-    Once a file is closed, none of its bytes contains deleted data. The queue can still be migrated back to it.
+    After a file is closed, it contains no deleted data. The queue can still be migrated back to it.
 
     Args:
         source: the database.

@@ -80,11 +80,11 @@ class SqliteEndpoint(MigrationEndpoint):
         self._use_connection(conn)
 
     def lock_exclusive(self) -> None:
-        """Take the daemon's lock and open the file as a daemon does. Creates a missing file."""
+        """Acquire the daemon's lock and open the file as a daemon does. Creates a missing file."""
         if self._opened is not None:
             return
         with acting_as_owner(self._path):
-            self._disconnect()  # closing this descriptor later would drop SQLite's own locks
+            self._disconnect()  # closing this descriptor later would release SQLite's own locks
             self._opened = open_database(self._path, self._clock, marked=True)
         self._use_connection(self._opened.tx.conn)
 
@@ -131,7 +131,7 @@ class SqliteEndpoint(MigrationEndpoint):
 
     @contextmanager
     def write_transaction(self) -> Iterator[None]:
-        """A write transaction. Afterwards it checkpoints the WAL and erases deleted data when due."""
+        """Open a write transaction. After the commit, checkpoint the WAL and erase deleted data if due."""
         assert self._opened is not None
         with _translate_errors():
             self._connection.execute("BEGIN IMMEDIATE")
@@ -150,7 +150,7 @@ class SqliteEndpoint(MigrationEndpoint):
 
     @contextmanager
     def read_transaction(self) -> Iterator[None]:
-        """A read transaction. Keep it as short as one page, because the daemon cannot erase data meanwhile."""
+        """Open a read transaction. Read only one page in it, because the daemon cannot erase data meanwhile."""
         with _translate_errors():
             self._connection.execute("BEGIN")
             try:

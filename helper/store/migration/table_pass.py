@@ -48,7 +48,7 @@ def run_pass(
     """Compare all tables once.
 
     Args:
-        source: may change meanwhile; the next pass finds what this one missed.
+        source: may change during the pass; the next pass finds rows that this pass missed.
         target: must be locked.
         write: apply the differences to the target; otherwise only count them.
         report: called after each page with the table name and the number of rows read from it so far.

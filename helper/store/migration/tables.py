@@ -1,7 +1,7 @@
 """The migrated tables, and the comparison of source and target pages. No I/O.
 
 Every row begins with its key. Paged tables have keys of numbers and bytes only, which both databases order equally.
-Tables with text keys are small and compared as a whole.
+Tables with text keys are small and are compared in one page.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Row = tuple[Any, ...]
 Key = tuple[Any, ...]
 
 UNFINISHED_KEY: Final = "copy.unfinished"
-"""Fact: a migration into this database is unfinished."""
+"""Key in `meta`: a migration into this database is unfinished."""
 MOVED_KEY: Final = "copy.moved"
-"""Fact: the queue of this database was moved to another one."""
+"""Key in `meta`: the queue of this database was moved to another one."""
 RUN_KEY: Final = "file.run"
-"""Fact: identifies the run that has the file open, or that crashed with it (see `file_location`)."""
+"""Key in `meta`: identifies the run that has the file open, or that crashed (see `file_location`)."""
 ROW_CHECK_KEY: Final = "key.rows"
 LOCAL_META_KEYS: Final = frozenset({UNFINISHED_KEY, MOVED_KEY, RUN_KEY, "seal.check"})
-"""Facts that belong to one database and are not migrated."""
+"""Keys in `meta` that belong to one database and are not migrated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Table:
     Attributes:
         name: name of the table.
         width: number of key columns.
-        start: a key before all others; None if the table is read as a whole.
+        start: a key before all others; None if the table is read in one page.
         rows: rows per page.
         round_column: index of the round number column, None if the table has none.
     """
@@ -106,8 +106,8 @@ def live_shares(shares: Sequence[Row], reveals: Sequence[Row], history: Sequence
 def make_portable(live: LiveShare, row_key: bytes) -> LiveShare | None:
     """Return a share in a form that both databases accept, or None if it is damaged and must not be migrated.
 
-    A damaged message counts as damage only if it may have been sent; otherwise the message is dropped. Texts lose
-    characters that only SQLite accepts.
+    A damaged message that may have been sent makes the share damaged; any other damaged message is dropped. Characters
+    that only SQLite accepts are replaced in texts.
     """
     share, reveal = live.share, live.reveal
     if not share.is_sound(row_key):

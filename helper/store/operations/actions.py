@@ -1,6 +1,6 @@
 """Operator actions: the audit log, retries, and marking exported shares as moved.
 
-Each operation reads a bounded number of rows, so that wallets never wait long for one.
+Each operation reads a bounded number of rows, so that wallets never wait long.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def retry_failed(
     at_ms: int,
     dry_run: bool,
 ) -> Counter[str]:
-    """FAILED -> RECEIVED at their own due time with all attempts, unless their round is closed.
+    """FAILED -> RECEIVED at their own due time with attempts reset, unless their round is closed.
 
     Args:
         ids: live shares; those that have not failed or do not match are skipped.
@@ -120,7 +120,7 @@ def retry_failed(
 def requeue_failed(
     tx: Transaction, row: ShareRow, stage: str, note: str, at_ms: int, *, proved_height: int | None = None
 ) -> ShareRow:
-    """FAILED -> RECEIVED at its own due time, with all attempts and without its message.
+    """FAILED -> RECEIVED at its own due time, with attempts reset and without its message.
 
     Args:
         row: a sound row in FAILED, read in this transaction.
@@ -163,7 +163,7 @@ def is_marked_closed(tx: Transaction, round_no: int) -> bool:
     return stored is not None and stored.closed_ms is not None
 
 
-# ---------------------------------------------------------------------- moving shares to another machine
+# ---------------------------------------------------------------------- exports to another machine
 
 
 def mark_moved(
@@ -172,10 +172,10 @@ def mark_moved(
     """Fail shares that were exported to another machine, with the stage `MOVED`.
 
     Args:
-        versions: the rows as they were exported; a row that has changed since stays.
+        versions: the rows as they were exported; a row that has changed since then is not moved.
         note: text of the history entry.
         at_ms: unix milliseconds now.
-        idle_only: only shares in RECEIVED or FAILED. Set while a daemon runs, which may be processing the others.
+        idle_only: move only shares in RECEIVED or FAILED. Set while a daemon runs, which may be processing the others.
 
     Returns:
         How many were `moved`, and how many `stayed`.

@@ -87,11 +87,11 @@ def add_spent(tx: Transaction, spent: Sequence[SpentNullifier], at_ms: int) -> l
 
 
 def _apply_spent(tx: Transaction, spent: Sequence[SpentNullifier], at_ms: int) -> list[int]:
-    """Like `add_spent`, under the exclusive lock."""
+    """Implement `add_spent` under the exclusive lock."""
     if tx.are_all_spent(spent):
         return []  # another host applied them while this one waited for the lock
-    # All public nullifiers first, then our deletions in order of id: in a database's log of writes, the order must not
-    # link a nullifier to the share that is deleted for it.
+    # Insert all public nullifiers first, then delete our shares in order of id. Otherwise the write order in the
+    # database's log would link a nullifier to the share that is deleted for it.
     numbers = [(tx.ensure_round(round_id).no, nullifier) for round_id, nullifier in spent]
     tx.execute_many("add_spent", numbers)
     ours = tx.find_shares_by_nullifier(numbers)
@@ -101,9 +101,9 @@ def _apply_spent(tx: Transaction, spent: Sequence[SpentNullifier], at_ms: int) -
 
 
 def _confirm_share(tx: Transaction, share_id: int, round_no: int, nullifier: bytes, at_ms: int) -> bool:
-    """Replace the share that has this nullifier with a tombstone: the only transition to SUBMITTED.
+    """Replace the share that has this nullifier with a tombstone. This is the only transition to SUBMITTED.
 
-    A damaged share is confirmed too, as far as possible: one damaged row must not block the processing of a block.
+    A damaged share is confirmed too, as far as possible, because a damaged row must not block processing of the block.
     """
     row = tx.get_share(share_id)
     if row is None:
@@ -123,7 +123,7 @@ def _confirm_share(tx: Transaction, share_id: int, round_no: int, nullifier: byt
 
 def _delete_share(tx: Transaction, share_id: int, round_no: int, state: int) -> bool:
     """Delete a live share. Returns whether it existed."""
-    # One row per statement: SQLite writes a statement journal, to a file if it exceeds 64 kB.
+    # One row per statement, because SQLite writes a statement journal over 64 kB to a file.
     existed = tx.execute("delete_share", (share_id,)) == 1
     tx.execute("drop_damaged", (share_id,))
     tx.release_claim(share_id)
@@ -134,7 +134,7 @@ def _delete_share(tx: Transaction, share_id: int, round_no: int, state: int) -> 
 
 
 def apply_block(tx: Transaction, height: int, spent: Sequence[SpentNullifier], at_ms: int) -> list[int]:
-    """Apply the nullifiers of a block and move the cursor to it, never back.
+    """Apply the nullifiers of a block and advance the cursor to it. The cursor never moves back.
 
     Every host reads every block. If another host has applied it already, no exclusive lock is taken.
     """
@@ -148,10 +148,10 @@ def apply_block(tx: Transaction, height: int, spent: Sequence[SpentNullifier], a
 
 
 def skip_to(tx: Transaction, height: int, first: int) -> None:
-    """Move the cursor to `height` without reading; the blocks passed over are recorded as unread.
+    """Advance the cursor to `height` and record the skipped blocks as unread.
 
     Args:
-        height: the new cursor; nothing changes if the cursor is there already.
+        height: the new cursor; nothing changes if the cursor is at `height` or above.
         first: the lowest height to record in a database that has no cursor yet.
     """
     tx.lock_exclusive()
@@ -167,7 +167,7 @@ def skip_to(tx: Transaction, height: int, first: int) -> None:
 def rewind_to(tx: Transaction, height: int, first: int) -> None:
     """Move the cursor down to `height` and record the blocks from `first` to it as unread.
 
-    Blocks above it are not recorded as unread any more. Nothing changes if the cursor is at `height` or below.
+    Blocks above `height` are no longer recorded as unread. Nothing changes if the cursor is at `height` or below.
     """
     tx.lock_exclusive()
     cursor = read_meta_value(tx.fetch_all("get_meta", (CURSOR_KEY,)))
@@ -260,7 +260,7 @@ def delete_tree(tx: Transaction, round_id: bytes) -> None:
 
 
 def fail_unconfirmed_batch(tx: Transaction, round_id: bytes, note: str, at_ms: int, limit: int) -> int:
-    """Fail some of a closed round's unconfirmed shares. Returns how many; 0 if there are no more."""
+    """Fail up to `limit` unconfirmed shares of a closed round. Returns how many; 0 if there are no more."""
     tx.lock_exclusive()
     key = tx.round_key(round_id)
     if key is None:
@@ -274,10 +274,10 @@ def fail_unconfirmed_batch(tx: Transaction, round_id: bytes, note: str, at_ms: i
 
 
 def purge_batch(tx: Transaction, round_id: bytes, at_ms: int, limit: int) -> tuple[int, bool]:
-    """Delete a part of a round's data; stage and reason of its failed shares are counted.
+    """Delete a part of a round's data and count its failed shares by stage and reason.
 
     Returns:
-        The number of deleted shares and tombstones, and whether everything of the round is deleted.
+        The number of deleted shares and tombstones, and whether all data of the round is deleted.
 
     Raises:
         StoreCorrupt: an index lists shares that do not exist.

@@ -28,11 +28,11 @@ class ExportSelection:
     """The shares of an export.
 
     Attributes:
-        chain_id: the chain of the shares, None if it is not known yet.
+        chain_id: id of the shares' chain, None if it is not known yet.
         shares: the shares.
         versions: the versions of their rows.
-        skipped: number of live shares that match but are not exported: `closed` round, or `moved` before; and number of
-            all `damaged` ones.
+        skipped: number of shares that are not exported, by reason: `closed` round, already `moved`, or `damaged`.
+            Damaged shares are included even if they do not match.
     """
 
     chain_id: str | None
@@ -88,7 +88,7 @@ def _closed_rounds(conn: sqlite3.Connection, row_key: bytes) -> Iterator[bytes]:
 def _add_share(
     conn: sqlite3.Connection, row: ShareRow, row_key: bytes, closed: set[bytes], selection: ExportSelection
 ) -> None:
-    """Add a share, unless its round is closed or it was moved to another machine before."""
+    """Add a share, unless its round is closed or it was already moved to another machine."""
     if row.round_id in closed:
         selection.skipped["closed"] += 1
     elif row.state == ShareState.FAILED and row.stage == MOVED:

@@ -1,4 +1,4 @@
-"""Counts failed shares of purged rounds by day, stage and reason, and stores nothing else of them."""
+"""Counts failed shares of purged rounds by day, stage and reason. Stores no other data about them."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def count_failed(tx: Transaction, failed: Iterable[tuple[str, str]], at_ms: int)
 
 
 def _redact(text: str) -> str:
-    """Replace everything that could identify a share."""
+    """Replace all text that could identify a share."""
     return _IDENTIFYING_TEXT.sub("…", text)
 
 
 def delete_old_counts(tx: Transaction, at_ms: int) -> int:
-    """Delete counts beyond their retention, and those that a wrong clock dated in the future. Returns how many rows."""
+    """Delete counts beyond their retention or dated in the future by a wrong clock. Returns the number of rows."""
     day = at_ms // _DAY_MS
     return tx.execute("delete_old_purged_failures", {"first": day - RETENTION_DAYS, "last": day + 1})

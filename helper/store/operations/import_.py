@@ -1,4 +1,4 @@
-"""Imports shares from another machine's export. A share that was moved away from here is revived."""
+"""Imports shares from another machine's export. A share that this queue had exported is queued again."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def import_shares(
 ) -> list[ImportedShare]:
     """Import shares, each in the state that it had on the other machine.
 
-    A share that is FAILED here with the stage `MOVED` was moved away from here before. It returns to RECEIVED with all
-    attempts, whatever its state on the other machine; otherwise neither machine would reveal it.
+    A share that is FAILED here with the stage `MOVED` was moved to another machine earlier. It returns to RECEIVED with
+    attempts reset, whatever its state on the other machine; otherwise neither machine would reveal it.
 
     Args:
         shares: validated in the same way as posted shares.
@@ -34,7 +34,7 @@ def import_shares(
         dry_run: change nothing.
 
     Returns:
-        The result of each, in their order. A share of an unknown round is skipped, because it could never be purged.
+        The results in the order of `shares`. A share of an unknown round is skipped, because it could never be purged.
     """
     tx.lock_shared()
     return [_import_share(tx, exported, nullifier, note, at_ms, dry_run=dry_run) for exported, nullifier in shares]
@@ -71,11 +71,11 @@ def _import_share(
 
 
 def _find_moved(tx: Transaction, key: RoundKey, mac: bytes, nullifier: bytes, at_ms: int) -> ShareRow | ImportResult:
-    """Return the row of a known share that was moved away from here; else why the share is skipped."""
+    """Return the row of a known share that was moved to another machine, else the reason for skipping the share."""
     live = tx.fetch_one("get_share_id", (mac,))
     if live is None:
         is_confirmed = tx.fetch_one("has_tombstone", (key.no, mac)) is not None
-        # Neither live nor confirmed under its own key: another share has its nullifier.
+        # Neither live nor confirmed under its own key, so another share has its nullifier.
         return ImportResult.CONFIRMED if is_confirmed else ImportResult.QUEUED
     row = load_row(tx, live[0], at_ms)
     if row is None:
@@ -86,14 +86,14 @@ def _find_moved(tx: Transaction, key: RoundKey, mac: bytes, nullifier: bytes, at
 
 
 def _requeue_moved(tx: Transaction, row: ShareRow, exported: ExportedShare, note: str, at_ms: int) -> None:
-    """Return a share that was moved away to RECEIVED, or to BROADCAST if its message may have been sent."""
+    """Return a moved share to RECEIVED, or to BROADCAST if its message may have been sent."""
     rows = tx.fetch_all("history", (row.id,))
     stored = {HistoryEntry(entry_at_ms, stage, text, bool(counted)) for entry_at_ms, stage, text, counted in rows}
     for entry in exported.history:
         if entry not in stored:
             _add_history(tx, row.id, entry)
     requeued = requeue_failed(tx, row, IMPORT_STAGE, note, at_ms, proved_height=exported.proved_height)
-    # The file may have another submit_at for the same share; the one that was acknowledged here applies.
+    # The file may have another submit_at for the same share; the value acknowledged here applies.
     if exported.state is ShareState.BROADCAST and row.submit_at * 1000 <= at_ms:
         _restore_state(tx, requeued, exported, at_ms)
 
@@ -131,7 +131,7 @@ def _create_row(tx: Transaction, key: RoundKey, exported: ExportedShare, nullifi
 
 
 def _restore_state(tx: Transaction, row: ShareRow, exported: ExportedShare, at_ms: int) -> None:
-    """Bring a share from RECEIVED to its exported state by legal transitions."""
+    """Move a share from RECEIVED to its exported state by legal transitions."""
     if exported.state is ShareState.FAILED:
         update_row(tx, row, row._replace(state=ShareState.FAILED.value))
     elif exported.state is ShareState.BROADCAST and may_have_been_sent(exported, at_ms):
@@ -143,7 +143,7 @@ def _restore_state(tx: Transaction, row: ShareRow, exported: ExportedShare, at_m
 def may_have_been_sent(exported: ExportedShare, at_ms: int) -> bool:
     """Return whether an imported message is used: a send was started, and `submit_at` has passed here too.
 
-    Any other message never left the other machine: it is dropped, and the share proven again when it is due.
+    Any other message never left the other machine. It is dropped, and the share is proven again when it is due.
     """
     reveal = exported.reveal
     return reveal is not None and reveal.sends > 0 and exported.share.submit_at * 1000 <= at_ms

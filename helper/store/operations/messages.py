@@ -22,7 +22,7 @@ PREPARED_NOTIFICATION: Final = "prepared"
 
 
 def prepare(tx: Transaction, share_id: int, prepared: PreparedReveal, at_ms: int) -> bool:
-    """WITNESSED -> BROADCAST, storing the message."""
+    """WITNESSED -> BROADCAST; stores the message."""
     change = Transition(
         frozenset({ShareState.WITNESSED}),
         ShareState.BROADCAST,
@@ -38,7 +38,7 @@ def prepare(tx: Transaction, share_id: int, prepared: PreparedReveal, at_ms: int
     reveal = RevealRow(
         share_id, prepared.message, prepared.tx_hash, prepared.anchor_height, prepared.circuit, prepared.height
     ).with_check(tx.keys.row_check)
-    # The message first: the schema does not allow BROADCAST without one.
+    # Store the message first: the schema does not allow BROADCAST without one.
     tx.execute("add_reveal", reveal)
     tx.notify(PREPARED_NOTIFICATION)
     apply_transition_to_row(tx, row, change)
@@ -46,7 +46,7 @@ def prepare(tx: Transaction, share_id: int, prepared: PreparedReveal, at_ms: int
 
 
 def mark_sending(tx: Transaction, share_id: int, at_ms: int, height: int, endpoint: str) -> bool:
-    """Record that a send to this endpoint starts at this chain height; False if this host may not send."""
+    """Record that a send to this endpoint starts at this chain height. Returns False if this host may not send."""
     if not tx.can_send():
         return False
     reveal = _load_reveal(tx, share_id, at_ms)
@@ -67,7 +67,7 @@ def mark_sending(tx: Transaction, share_id: int, at_ms: int, height: int, endpoi
 
 
 def record_outcome(tx: Transaction, share_id: int, at_ms: int, outcome: str) -> None:
-    """Record the result of the latest send, unless another host has become the sender: its results are newer."""
+    """Record the result of the latest send, unless another host has become the sender and has newer results."""
     reveal = _load_reveal(tx, share_id, at_ms) if tx.can_send() else None
     if reveal is not None:
         _update_reveal(tx, reveal._replace(last_outcome=truncate_text(outcome)))
@@ -105,13 +105,13 @@ def set_aside(tx: Transaction, share_ids: Iterable[int], at_ms: int) -> None:
 
 
 def check_broadcast_shares(tx: Transaction, at_ms: int) -> None:
-    """Read every share in BROADCAST, and set aside the unreadable ones."""
+    """Read every share in BROADCAST and set aside those that are unreadable."""
     params = {"state": ShareState.BROADCAST.value, "limit": -1}
     set_aside(tx, [row[0] for row in tx.fetch_all("shares_in_state", params)], at_ms)
 
 
 def check_batch(tx: Transaction, at_ms: int, after: int, limit: int) -> int | None:
-    """Read up to `limit` live shares with an id above `after`, with their messages; set aside the damaged ones.
+    """Check up to `limit` live shares with an id above `after`, and their messages. Damaged ones are set aside.
 
     Returns:
         The id of the last row that was read, None if there was none.

@@ -16,7 +16,7 @@ from helper.store.transaction import ShareIdentity, Transaction
 from helper.store.write_jobs import BatchOperation
 
 DUE_NOTIFICATION: Final = "due"
-"""Notification of hosts when a share is enqueued that is due soon."""
+"""Notification to hosts that a share was enqueued that is due soon."""
 NOTIFY_WITHIN_MS: Final = 2_000
 """Shares due later need no notification: the dispatchers poll every second."""
 
@@ -53,7 +53,7 @@ def enqueue(tx: Transaction, share: Share, nullifier: bytes, now: float) -> Enqu
 def enqueue_all(tx: Transaction, operations: Sequence[EnqueueOperation]) -> list[EnqueueResult]:
     """Store shares, unless the key is known, the nullifier is spent, or another host has closed the round.
 
-    The results are the same as for one share after another, with one query and one statement for many.
+    The results equal those of sequential `enqueue` calls, but many shares need only one query and one statement.
     """
     tx.lock_shared()
     identities = [_identify(tx, operation) for operation in operations]
@@ -85,7 +85,7 @@ def _identify(tx: Transaction, operation: EnqueueOperation) -> ShareIdentity:
 def _create_row(tx: Transaction, operation: EnqueueOperation, round_no: int, mac: bytes) -> ShareRow:
     """Return the row of a new share, without its check."""
     share = operation.share
-    return ShareRow(  # mostly positional: keyword arguments take twice as long
+    return ShareRow(  # mostly positional, because keyword arguments take twice as long
         share.round_id,
         tx.allocate_id(),
         round_no,
@@ -131,13 +131,13 @@ def claim_due(tx: Transaction, *, now: float, limit: int, rounds: Collection[byt
                         due.append((at_ms, order, share_id))
                     else:
                         tx.handle_index_damage()
-        # Each share once, even if a damaged index lists it twice.
+        # Claim each share once, even if a damaged index lists it twice.
         ids = dict.fromkeys(share_id for _, _, share_id in sorted(due))
         untried = [share_id for share_id in ids if share_id not in tried][: limit - len(claimed)]
         tried.update(untried)
         rows = [row for share_id in untried if (row := _load_due_row(tx, share_id, now_ms)) is not None]
         claimed += [_claim_row(tx, row) for row in rows]
-        incomplete = len(rows) < len(untried)  # some were set aside: other shares may be due after them
+        incomplete = len(rows) < len(untried)  # some were set aside, so other shares may be due after them
     return claimed
 
 
@@ -179,7 +179,7 @@ def requeue(share_id: int, at_ms: int, due_ms: int | None, stage: str, note: str
 
 
 def record_crash(share_id: int, at_ms: int, due_ms: int, note: str) -> Callable[[Transaction], int]:
-    """WITNESSED -> RECEIVED, counting a crash; the operation returns the crashes so far."""
+    """WITNESSED -> RECEIVED, recording a crash; the operation returns the crashes so far."""
     change = Transition(frozenset({ShareState.WITNESSED}), ShareState.RECEIVED, "proof", note, at_ms, due_ms, crashes=1)
 
     def op(tx: Transaction) -> int:
@@ -216,11 +216,11 @@ def release_claim(tx: Transaction, share_id: int, at_ms: int) -> bool:
 
 
 def requeue_orphaned_batch(tx: Transaction, at_ms: int, limit: int) -> int:
-    """Return some WITNESSED shares to RECEIVED; 0 if there are no more."""
+    """Return up to `limit` WITNESSED shares to RECEIVED. Returns how many; 0 if there are no more."""
     note = "the helper was restarted"
     change = Transition(_CLAIMED, ShareState.RECEIVED, "restart", note, at_ms, ignore_claim=True)
     ids = tx.orphaned_claims(limit)
     if not ids and tx.fetch_one("has_unindexed_share", {"state": ShareState.WITNESSED.value}) == (1,):
-        # A share that a damaged index hides now would wait until the next start.
+        # Otherwise a share that a damaged index hides would wait until the next start.
         tx.handle_index_damage()
     return sum(apply_transition(tx, share_id, change) is not None for share_id in ids)

@@ -22,14 +22,14 @@ class Transition:
     """A change of one share's state, and its history entry.
 
     Attributes:
-        sources: the accepted current states; each must be legal in `TRANSITIONS`, or the target itself.
+        sources: accepted current states; each must be the target itself or have a legal transition in `TRANSITIONS`.
         target: the new state.
         stage: stage of the history entry.
         note: text of the history entry.
         at_ms: unix milliseconds now.
         due_ms: the new due time, None for no change.
         attempts: attempts to add, None to reset attempts and crashes to 0.
-        crashes: crashes to add.
+        crashes: prover crashes to add.
         proved_height: chain height of a new proof, None for no change.
         ignore_claim: apply it even if another host holds the claim.
     """
@@ -87,7 +87,7 @@ def check_source(row: ShareRow, change: Transition) -> ShareState:
     """Return the share's state, if the transition is legal from it.
 
     Raises:
-        StoreError: it is not legal; the text names both states.
+        StoreError: it is not legal; the message names both states.
     """
     state = ShareState(row.state)
     if state not in change.sources or change.target not in TRANSITIONS[state] | {state}:
@@ -99,9 +99,9 @@ def check_source(row: ShareRow, change: Transition) -> ShareState:
 
 
 def load_row_for(tx: Transaction, share_id: int, change: Transition) -> ShareRow | None:
-    """Return a sound row for a change, None if there is nothing left to change.
+    """Return a verified row for a change, None if the share must not be changed.
 
-    None means that the row is deleted or set aside, that the share failed because its round was closed (which may
+    None means that the row was deleted or set aside, that the share failed because its round was closed (which may
     happen while it is proven or sent), or that another host has claimed or sends it.
     """
     row = load_row(tx, share_id, change.at_ms)
@@ -113,12 +113,12 @@ def load_row_for(tx: Transaction, share_id: int, change: Transition) -> ShareRow
 
 
 def _can_change(tx: Transaction, row: ShareRow) -> bool:
-    """Return whether this host may change a share: it sends, for a share in BROADCAST; else it holds the claim."""
+    """Return whether this host may change a share: as the sender in BROADCAST, with its claim in other states."""
     return tx.can_send() if row.state == ShareState.BROADCAST else tx.has_claim(row)
 
 
 def load_row(tx: Transaction, share_id: int, at_ms: int) -> ShareRow | None:
-    """Return a sound row, None if there is none. A damaged row is set aside, and None returned."""
+    """Return a verified row, None if it does not exist. A damaged row is set aside, and None is returned."""
     row = tx.get_live_share(share_id)
     if row is not None and not row.is_sound(tx.keys.row_check):
         tx.set_aside(share_id, row.to_damaged_share(), at_ms)

@@ -1,4 +1,4 @@
-"""The PostgreSQL store, for several hosts that share one queue. Not imported with SQLite."""
+"""PostgreSQL store for hosts that share one queue. Not imported with SQLite."""
 
 from helper.store.postgres.store import PostgresStore
 

@@ -40,7 +40,7 @@ class ConnectionSettings:
         schema: schema of the tables.
         host: name of this host, unique among the hosts of the database.
         idle_transaction_seconds: seconds after which the server ends an idle transaction, so that a stopped host does
-            not keep locks.
+            retain locks.
     """
 
     conninfo: str
@@ -125,7 +125,7 @@ def _resolve_hosts(params: dict[str, Any]) -> None:
     """Add the hosts that libpq would take from the environment, and check `hostaddr`.
 
     Raises:
-        StoreError: `hostaddr` is given with several hosts.
+        StoreError: `hostaddr` is given with more than one host.
     """
     for name, variable in (("host", "PGHOST"), ("hostaddr", "PGHOSTADDR")):
         if params.get(name) is None and variable in os.environ:

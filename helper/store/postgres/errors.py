@@ -15,7 +15,7 @@ _FULL: Final = frozenset({"53100", "53000"})
 
 
 def is_retryable(error: BaseException) -> bool:
-    """Return whether the error is a conflict with another host, so that a retry is likely to succeed."""
+    """Return whether the error is a conflict with another host, after which a retry is likely to succeed."""
     return isinstance(error, psycopg.Error) and error.sqlstate in _RETRYABLE
 
 

@@ -1,8 +1,7 @@
 """Encryption of witnesses and messages, with keys that are never stored in the database.
 
 A PostgreSQL server has logs, replicas and backups, and deleted rows remain on disk until they are overwritten. The
-helper cannot erase them within seconds, as it does with a SQLite file. Secret columns are therefore only stored
-encrypted.
+helper cannot erase them within seconds as it does in a SQLite file. Therefore secret columns are stored only encrypted.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ RECONNECT_SECONDS: Final = 1.0
 
 
 class NotificationListener:
-    """Passes notifications to the registered callbacks."""
+    """Forwards notifications to the registered callbacks."""
 
     def __init__(self, settings: ConnectionSettings) -> None:
         self._settings = settings
@@ -35,7 +35,7 @@ class NotificationListener:
         return bool(self._callbacks)
 
     def add_callback(self, callback: Callable[[str], None]) -> None:
-        """Register a callback. It gets each payload, and "" if notifications may have been lost."""
+        """Register a callback. It is called with each payload, and with "" if notifications may have been lost."""
         self._callbacks.append(callback)
 
     async def run(self) -> None:

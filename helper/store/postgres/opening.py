@@ -28,7 +28,7 @@ _STATEMENT_LOGS: Final = (
 )
 """Settings that log statements with their parameters, and the values for which they do not."""
 _OTHER_LOGS: Final = (("auto_explain.log_min_duration", ("", "-1")), ("pgaudit.log_parameter", ("", "off")))
-"""The same for extensions, which have their own settings."""
+"""The same for settings of extensions."""
 _PROBE_TEXT: Final = b"svote-helper"
 _NAME_LOCK_SECONDS: Final = 1
 """Lock timeout for the host name."""
@@ -72,8 +72,9 @@ def connect(settings: ConnectionSettings) -> Connection:
 
 
 def _refuse_parameter_logging(conn: Connection) -> None:
-    """Refuse a server that logs statement parameters. They contain the nullifier of each share when it arrives, so the
-    log would link arrivals to reveals.
+    """Refuse a server that logs statement parameters.
+
+    They contain the nullifier of each share on arrival, so the log would link arrivals to reveals.
     """
     parameters_cut = _read_server_setting(conn, "log_parameter_max_length") == "0"
     for name, silent_values in _OTHER_LOGS if parameters_cut else (*_STATEMENT_LOGS, *_OTHER_LOGS):
@@ -86,8 +87,9 @@ def _refuse_parameter_logging(conn: Connection) -> None:
 
 
 def acquire_host_name(conn: Connection, settings: ConnectionSettings) -> None:
-    """Lock this host's name for the life of the connection. Waits briefly, because the server may notice late that a
-    previous connection has ended.
+    """Lock this host's name for the lifetime of the connection.
+
+    Waits briefly, because the server may detect the end of a previous connection late.
 
     Raises:
         StoreLocked: another process has locked it.
@@ -105,19 +107,20 @@ def acquire_host_name(conn: Connection, settings: ConnectionSettings) -> None:
 
 
 def refuse_host_name_in_use(settings: ConnectionSettings) -> None:
-    """Check early at start that this host's name is free. Other errors, such as an unreachable database, are ignored
-    here and reported when the store is opened.
+    """Check early in the start that this host's name is not in use.
+
+    Other errors, such as an unreachable database, are ignored here and reported when the store is opened.
 
     Raises:
         StoreLocked: another process has locked it.
     """
     with suppress(psycopg.Error), psycopg.connect(settings.conninfo, **settings.options(reading=True)) as conn:
         acquire_host_name(conn, settings)
-        conn.execute("SELECT pg_advisory_unlock_all()")  # the server may notice the end of the connection late
+        conn.execute("SELECT pg_advisory_unlock_all()")  # the server may detect the end of the connection late
 
 
 def acquire_host_lock(conn: Connection, settings: ConnectionSettings) -> None:
-    """Take the shared lock of hosts for the life of the connection. A migration takes it exclusively.
+    """Acquire the shared lock of hosts for the lifetime of the connection. A migration acquires it exclusively.
 
     Raises:
         StoreLocked: the queue is being migrated.
@@ -144,7 +147,7 @@ def require_ready(conn: Connection, settings: ConnectionSettings, keyring: Keyri
     """Check the schema version and the keys, without changes.
 
     Raises:
-        NothingThere: the schema does not exist.
+        NotFound: the schema does not exist.
         StoreForeign: it has another version.
         StoreError: the key file differs from that of the hosts.
         StoreCorrupt: the key check value is damaged.
@@ -218,12 +221,12 @@ def _check_keyring(conn: Connection, settings: ConnectionSettings, keyring: Keyr
     fresh = keyring.encrypt(_PROBE_TEXT).hex()
     if stored is not None and stored[: 2 * KEY_ID_BYTES] != fresh[: 2 * KEY_ID_BYTES]:
         _require_key_on_all_hosts(conn, settings, keyring.key_ids[0])
-    # From now on older keys are needed only for rows that they encrypted.
+    # From now on, older keys are needed only for rows that were encrypted with them.
     conn.execute(load_statements()["set_meta"], make_meta_row("seal.check", fresh))
 
 
 def _publish_key_ids(conn: Connection, settings: ConnectionSettings, keyring: Keyring) -> None:
-    """Show other hosts which keys this host has, as advisory locks on their identifiers, while the connection lives."""
+    """Publish the ids of this host's keys as advisory locks, held for the lifetime of the connection."""
     for name in keyring.key_ids:
         conn.execute(
             "SELECT pg_advisory_lock_shared(hashtext(%s), hashtext('key ' || %s))", (settings.schema, name.hex())
@@ -231,8 +234,9 @@ def _publish_key_ids(conn: Connection, settings: ConnectionSettings, keyring: Ke
 
 
 def _require_key_on_all_hosts(conn: Connection, settings: ConnectionSettings, name: bytes) -> None:
-    """Refuse to encrypt with a key that a running host does not have. That host could not recognise the nullifiers of
-    these shares when the chain counts them.
+    """Refuse to encrypt with a key that a running host does not have.
+
+    That host could not recognise the nullifiers of these shares in blocks.
     """
     if conn.execute(load_statements()["hosts_without_key"], {"schema": settings.schema, "name": name.hex()}).fetchall():
         raise StoreError(

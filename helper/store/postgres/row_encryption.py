@@ -26,7 +26,7 @@ EncryptedParams = tuple[Any, ...] | Mapping[str, Any]
 
 
 class Witness(NamedTuple):
-    """The columns of a share that are encrypted together; -1 and empty if damaged, so that the row check fails.
+    """Columns of a share that are encrypted together. Damaged ones are -1 or empty, so that the row check fails.
 
     The plaintext has the fields in this order: `_NUMBERS`, then byte strings of `_BLOB_BYTES`.
     """
@@ -107,7 +107,7 @@ class EncryptedReveal(NamedTuple):
 _SHARE_COLUMNS: Final = len(EncryptedShare._fields)
 _SHARE_AND_REVEAL_COLUMNS: Final = _SHARE_COLUMNS + len(EncryptedReveal._fields)
 _NO_REVEAL: Final = (None,) * len(RevealRow._fields)
-"""The columns of a message in a LEFT JOIN, where there is none."""
+"""The columns of a missing message in a LEFT JOIN."""
 
 
 class RowEncryption:

@@ -1,4 +1,4 @@
-"""The `Store` on PostgreSQL: the same operations as on SQLite, for several hosts."""
+"""`Store` on PostgreSQL, for hosts that share one queue."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _IDLE_FRACTION: Final = 0.3
 
 
 class PostgresStore(Store):
-    """A store in one schema of a PostgreSQL database, which several hosts may share.
+    """A store in one schema of a PostgreSQL database that hosts may share.
 
     Args:
         address: `postgresql://user@host/database`; a network connection requires verified TLS.
         keyring: the keys that the hosts share, for witnesses and messages.
         host: name of this host, different on every host.
         schema: schema of the tables.
-        clock: gives the times of history entries.
+        clock: source of the times in history entries.
         lease_seconds: seconds after which the claims of a host expire unless it renews them.
         on_damaged: called on the event loop with each row that failed its check and was set aside.
 
@@ -94,7 +94,7 @@ class PostgresStore(Store):
             self._listener_task = asyncio.create_task(self._listener.run(), name="store-listener")
 
     async def close(self) -> None:
-        """Complete submitted operations and disconnect. Other hosts get the claimed shares when the claims expire."""
+        """Complete submitted operations and disconnect. Other hosts can claim this host's shares when claims expire."""
         tasks = [task for task in (self._renewal_task, self._listener_task) if task is not None]
         self._renewal_task = self._listener_task = None
         for task in tasks:
@@ -134,7 +134,7 @@ class PostgresStore(Store):
         return fence
 
     async def renew_sender_lease(self) -> bool:
-        """Renew the sender lease; False if another host has acquired it."""
+        """Renew the sender lease. Returns False if another host has acquired it."""
         fence = self._claims.sender_fence
         renewed = fence != 0 and await self._writer.run(partial(renew_sender_lease, fence=fence))
         if not renewed and self._claims.sender_fence == fence:
@@ -155,7 +155,7 @@ class PostgresStore(Store):
     # ------------------------------------------------------------------ maintenance
 
     async def wait_for_erasure(self) -> None:
-        """Vacuum the tables of everything deleted before this call. Secret columns are encrypted in any case."""
+        """Vacuum all tables with rows deleted before this call. Secret columns are encrypted in any case."""
         await self._writer.run(lambda _tx: None)
         await self._operator_reader.run(b"VACUUM shares, reveals, history, claims")
 
@@ -183,12 +183,12 @@ class PostgresStore(Store):
         return True
 
     def listen(self, callback: Callable[[str], None]) -> None:
-        """Register a callback before `open`. It gets "" if notifications may have been lost."""
+        """Register a callback before `open`. It is called with "" if notifications may have been lost."""
         self._listener.add_callback(callback)
 
     @property
     def write_error(self) -> str | None:
-        """Why the last changes could not be stored, None if they could."""
+        """Reason why the last changes could not be stored, None if they were stored."""
         return self._writer.write_error
 
     @property
@@ -198,7 +198,7 @@ class PostgresStore(Store):
 
 
 def renew_claims(tx: PostgresTransaction) -> int:
-    """Renew this host's claims. Returns how many; claims that another host has acquired are not counted."""
+    """Renew this host's claims. Returns the number renewed, without claims that another host has acquired."""
     claims = tx.claims
     return tx.execute(
         "renew_host_lease", {"host": claims.host, "lease": claims.lease_seconds, "fences": list(claims.fences.values())}
@@ -225,10 +225,10 @@ def acquire_sender_lease(tx: PostgresTransaction, outer: int | None) -> int | No
 
 
 def renew_sender_lease(tx: PostgresTransaction, fence: int) -> bool:
-    """Renew the sender lease; False if another host has acquired it."""
+    """Renew the sender lease. Returns False if another host has acquired it."""
     return tx.execute("renew_sender_lease", {"fence": fence, "lease": tx.claims.lease_seconds}) == 1
 
 
 def release_sender_lease(tx: PostgresTransaction, fence: int) -> bool:
-    """Release the sender lease; False if another host has already acquired it."""
+    """Release the sender lease. Returns False if another host has already acquired it."""
     return tx.execute("release_sender_lease", (fence,)) == 1

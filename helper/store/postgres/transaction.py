@@ -23,7 +23,7 @@ ID_BATCH: Final = 64
 
 
 class ExclusiveLockRequired(Exception):
-    """An operation must be the only one in its transaction; the writer runs it again alone."""
+    """An operation must be the only one in its transaction; the writer reruns it alone."""
 
 
 @cache
@@ -59,7 +59,7 @@ class PostgresTransaction(Transaction):
         encryption: encrypts and decrypts rows.
         claims: the claims of this host.
         is_single_operation: whether the transaction has only one operation.
-        change_count: statements so far that were not plain queries.
+        change_count: number of statements so far that were not plain queries.
     """
 
     conn: psycopg.Connection[tuple[Any, ...]]
@@ -90,8 +90,8 @@ class PostgresTransaction(Transaction):
     def execute_many(self, name: str, rows: Iterable[Params]) -> None:
         """Run a named statement that takes all rows together, each column as an array.
 
-        `executemany` would use a pipeline. After one, PostgreSQL 15 does not apply the idle timeout of transactions,
-        and a host that is stopped there would keep its locks.
+        `executemany` would use a pipeline. After a pipeline, PostgreSQL 15 does not apply the idle timeout of
+        transactions, so a host that is stopped at this point would retain its locks.
         """
         columns = tuple(list(column) for column in zip(*rows, strict=True))
         if columns:
@@ -104,7 +104,7 @@ class PostgresTransaction(Transaction):
         return self._ids.pop()
 
     def find_taken(self, identities: Sequence[ShareIdentity]) -> set[int]:
-        """Return the indexes of the names that are known or spent."""
+        """Return the indexes of the identities that are known or spent."""
         if not identities:
             return set()
         rounds, macs, nullifiers = map(list, zip(*identities, strict=True))
@@ -144,16 +144,16 @@ class PostgresTransaction(Transaction):
     def handle_index_damage(self) -> None:
         """Do nothing: another host changed the row since the query, or an operator must run REINDEX."""
 
-    # ------------------------------------------------------------------ several hosts
+    # ------------------------------------------------------------------ coordination of hosts
 
     def lock_shared(self) -> None:
-        """Take the shared lock: no host records blocks or closes rounds until the commit."""
+        """Acquire the shared lock: no host records blocks or closes rounds until the commit."""
         if not self._shared_lock:
             self.fetch_all("lock_shared")
             self._shared_lock = True
 
     def lock_exclusive(self) -> None:
-        """Take the exclusive lock: no other host accepts shares or records blocks until the commit.
+        """Acquire the exclusive lock: no other host accepts shares or records blocks until the commit.
 
         Raises:
             ExclusiveLockRequired: the transaction has other operations; two such transactions could deadlock.
@@ -163,7 +163,7 @@ class PostgresTransaction(Transaction):
         self.fetch_all("lock_exclusive")
 
     def is_round_closed(self, round_no: int) -> bool:
-        """Return whether a round is closed. The answer cannot change before the commit, so it is queried once."""
+        """Return whether a round is closed. The result cannot change before the commit, so it is queried only once."""
         closed = self._closed.get(round_no)
         if closed is None:
             columns = self.fetch_one("round", (round_no,))
@@ -175,7 +175,7 @@ class PostgresTransaction(Transaction):
     def are_all_spent(self, spent: Sequence[SpentNullifier]) -> bool:
         """Return whether another host has recorded all of these and committed the confirmations.
 
-        No share whose nullifier is spent is accepted, so nothing is left to do for them.
+        Shares with a spent nullifier are never accepted, so these nullifiers need no further processing.
         """
         distinct = set(spent)
         if not distinct:

@@ -1,7 +1,7 @@
-"""The writing thread of a host. Waiting operations are batched into one transaction, as with SQLite.
+"""Writer thread of a host. Batches waiting operations into one transaction, as with SQLite.
 
 An operation that raises before it changed anything fails alone. After any other error the transaction is rolled back
-and its operations run again one by one; an operation that conflicts with another host is retried.
+and its operations rerun individually. An operation that conflicts with another host is retried.
 
 After a lost connection the writer reconnects and runs the batch again. If the connection was lost during a commit, the
 outcome is unknown and the callers get an error. This is safe because every operation checks the state of its share
@@ -36,7 +36,7 @@ _MAX_ATTEMPTS: Final = 4
 
 
 class PostgresWriter(WriterThread[PostgresTransaction]):
-    """The writing thread of one host.
+    """The writer thread of one host.
 
     Args:
         settings: connection settings.
@@ -45,7 +45,7 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
         on_damaged: called on the event loop with each row that was set aside.
 
     Attributes:
-        write_error: why the last batch could not be committed, None if it was.
+        write_error: reason why the last batch could not be committed, None if it was committed.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
                 self._fail_batch(batch, error)
 
     def _process_batch(self, batch: list[WriteJob]) -> None:
-        """Run a batch, together or in parts. Every job gets a result or an error."""
+        """Run a batch, together or in parts. Sets a result or an error on every job."""
         done = 0
         in_doubt = False
         try:
@@ -138,14 +138,14 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
     def _count_changes(self, tx: PostgresTransaction) -> int:
         return tx.change_count
 
-    def _is_fatal(self, tx: PostgresTransaction, error: Exception) -> bool:  # noqa: ARG002 (SQLite's)
+    def _is_fatal(self, tx: PostgresTransaction, error: Exception) -> bool:  # noqa: ARG002 (used by SQLite)
         return isinstance(error, psycopg.Error | ExclusiveLockRequired)
 
     def _translate(self, error: BaseException) -> BaseException:
         return translate(error)
 
     def _retry_or_fail(self, error: Exception, batch: list[WriteJob], stopped_at: int, *, in_doubt: bool) -> None:
-        """Retry a failed batch, in parts if it has several jobs, or fail its jobs."""
+        """Retry a failed batch, in parts if it has more than one job, or fail its jobs."""
         self.stats.failures += 1
         for job in batch:
             job.value, job.error = None, None
