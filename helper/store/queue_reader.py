@@ -1,4 +1,4 @@
-"""What operators may read of a queue, on either database."""
+"""Operator queries on a queue, for both databases."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ class RowReader(Protocol):
 
 
 class QueueReader:
-    """Reads for operators. Results contain no witness field, position or nullifier.
+    """Queries for operators. Results contain no witness field, position or nullifier.
 
     Every method may raise `StoreError`.
 
     Args:
-        operator_reader: the connection for these reads. They may take long, so the service has another one for its own.
+        operator_reader: connection for these queries. They may take long, so the service uses another connection.
     """
 
     def __init__(self, operator_reader: RowReader) -> None:
         self._operator_reader = operator_reader
 
     async def count_shares(self) -> dict[bytes, dict[ShareState, int]]:
-        """Return the number of shares by round and state, tombstones as SUBMITTED. States without shares are left out."""
+        """Return the number of shares by round and state, with tombstones as SUBMITTED. Zero counts are omitted."""
         found: dict[bytes, dict[ShareState, int]] = {}
         for round_id, state, number in await self._operator_reader.fetch("counts"):
             found.setdefault(round_id, {})[ShareState(state)] = number
@@ -112,12 +112,12 @@ class QueueReader:
         )
 
     async def find_share_ids(self, ref: str) -> list[int]:
-        """Return the row ids of the live shares whose reference starts with `ref`, at most two; none if it is malformed."""
+        """Return the row ids of live shares whose reference starts with `ref`, at most two; none if malformed."""
         bounds = mac_bounds(ref)
         return [] if bounds is None else [row[0] for row in await self._operator_reader.fetch("ids_by_prefix", bounds)]
 
     async def list_failed_ids(self, round_id: bytes | None, *, after_id: int, limit: int) -> list[int]:
-        """Return the row ids above `after_id` of failed shares, of one round or of all, ascending. Reads an index only."""
+        """Return row ids of failed shares above `after_id`, ascending, of one round or all. Reads only an index."""
         round_no: int | None = None
         if round_id is not None:
             found = await self._operator_reader.fetch("round_key", (round_id,))
@@ -144,11 +144,11 @@ class QueueReader:
         return [FailureGroup(*row) for row in await self._operator_reader.fetch("failed_groups", params)]
 
     async def list_purged_failures(self) -> list[PurgedFailures]:
-        """Return failures of rounds that were purged in the last days, by day, stage and reason, the latest day first."""
+        """Return failure counts of recently purged rounds by day, stage and reason, the latest day first."""
         return [PurgedFailures(*row) for row in await self._operator_reader.fetch("purged_failures")]
 
     async def count_due_ahead(self, *, now: float) -> dict[bytes, DueForecast]:
-        """Return the due times of the waiting shares by round; rounds without waiting shares are left out.
+        """Return the due times of the waiting shares by round; rounds without waiting shares are omitted.
 
         Args:
             now: unix seconds.
@@ -164,7 +164,7 @@ class QueueReader:
         return found
 
     async def summarize_rounds(self, *, now: float) -> list[RoundSummary]:
-        """Return per round: its end, its shares by state, and due times of those that wait.
+        """Return for each round its end, its shares by state, and the due times of waiting shares.
 
         Args:
             now: unix seconds.
@@ -184,7 +184,7 @@ class QueueReader:
         ]
 
     async def list_rounds(self) -> list[StoredRound]:
-        """Return all stored rounds, the oldest first; a damaged row is left out until the chain lists its round again.
+        """Return all stored rounds, the oldest first. A damaged row is omitted until the chain lists its round again.
 
         Raises:
             StoreCorrupt: the key of the row checks is damaged.
@@ -200,7 +200,7 @@ class QueueReader:
         return dict(await self._operator_reader.fetch("tree_sizes"))
 
     async def find_rounds_of_nullifier(self, nullifier: bytes) -> list[bytes]:
-        """Return the rounds in which the chain has counted a nullifier, whoever revealed it."""
+        """Return the rounds in which a nullifier is spent on the chain."""
         return [row[0] for row in await self._operator_reader.fetch("rounds_of_spent", (nullifier,))]
 
     async def list_actions(self, *, limit: int) -> list[Action]:

@@ -17,7 +17,7 @@ Column = int | str | bytes | float | None
 """The value of a column."""
 
 META_CHECK_KEY = b"small facts"
-"""The key of the row checks of `meta`. It is public: it detects damage only, and `meta` holds the secret keys."""
+"""Key of the row checks of `meta`. It is public: it only detects damage, and `meta` contains the secret keys."""
 MAX_NOTE_CHARS = 400
 
 
@@ -33,7 +33,7 @@ def is_sound(key: bytes, row: tuple[Column, ...]) -> bool:
     try:
         return isinstance(stored, bytes) and compare_digest(stored, row_check(key, row[:-1]))
     except (TypeError, OverflowError):
-        return False  # a column of a type or size that is never written
+        return False  # a column has a type or size that is never written
 
 
 class RoundKeyRow(NamedTuple):
@@ -111,7 +111,7 @@ class ShareRow(NamedTuple):
         )
 
     def to_queued_share(self) -> QueuedShare:
-        """Return the row as the dispatcher gets it."""
+        """Convert the row for the dispatcher."""
         return QueuedShare(
             id=self.id,
             share=self.to_share(),
@@ -124,7 +124,7 @@ class ShareRow(NamedTuple):
         )
 
     def to_damaged_share(self) -> DamagedShare:
-        """Return the row as it is reported when it is set aside. Any column may hold any value."""
+        """Convert a damaged row for the report that it is set aside. Any column may have any value."""
         mac, round_id, state = self.mac, self.round_id, self.state
         return DamagedShare(
             ref=share_ref(mac) if isinstance(mac, bytes) else "",
@@ -164,7 +164,7 @@ class RevealRow(NamedTuple):
         return is_sound(key, self)
 
     def to_sent_reveal(self, share: ShareRow, *, is_first_attempt: bool, is_first_message: bool) -> SentReveal:
-        """Return the row as the broadcaster gets it."""
+        """Convert the row for the broadcaster."""
         return SentReveal(
             share_id=self.share_id,
             round_id=share.round_id,

@@ -17,7 +17,7 @@ MIN_REF_CHARS = 6
 """Minimum length of a reference prefix in a lookup."""
 
 SpentNullifier = tuple[bytes, bytes]
-"""A nullifier that the chain has counted: (round_id, nullifier), 32 bytes each."""
+"""A nullifier that is spent on the chain: (round_id, nullifier), 32 bytes each."""
 
 
 class EnqueueResult(Enum):
@@ -36,7 +36,7 @@ class QueuedShare:
         id: the row's id; never reused.
         share: as the wallet posted it.
         nullifier: 32 bytes.
-        state: WITNESSED, if it comes from `claim_due`.
+        state: WITNESSED in results of `claim_due`.
         due_ms: unix milliseconds at which it was due.
         attempts: attempts spent so far.
         crashes: prover workers that died on it so far.
@@ -88,8 +88,8 @@ class SentReveal:
         last_outcome: result of the latest send, None while unknown.
         attempts: attempts of the share spent so far.
         due_ms: unix milliseconds at which the share was due.
-        is_first_attempt: nothing failed for the share before this message.
-        is_first_message: the share never had another message, so nothing of it was sent before this one.
+        is_first_attempt: no attempt failed for the share before this message.
+        is_first_message: the share never had another message, so none of its data was sent before this one.
     """
 
     share_id: int
@@ -190,7 +190,7 @@ class DamagedShare:
 
 @dataclass(frozen=True, slots=True)
 class QueueFilter:
-    """Selects shares; None leaves a condition out.
+    """Selects shares; None omits a condition.
 
     Attributes:
         round_id: only shares of this round.
@@ -287,7 +287,7 @@ class ShareDetails:
 
 
 MINUTES_AHEAD = 60
-"""Minutes ahead for which waiting shares are counted per minute."""
+"""Minutes for which a forecast has one count per minute."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ _COLUMN_TYPES: Final = (bytes, bytes, int, int, int, int, int, str, str)
 
 
 class ListedShare(NamedTuple):
-    """A live share as the queries of this module return it. In a damaged row any column may hold any value.
+    """A live share as the queries of this module return it. In a damaged row, any column may have any value.
 
     The last three columns are those of the query `shares_by_prefix`.
     """
@@ -44,7 +44,7 @@ class ListedShare(NamedTuple):
 
 
 async def list_shares(fetch: Fetch, query: QueueFilter, limit: int) -> list[QueueEntry]:
-    """Return the first shares that match, by due time. An unreadable share is listed too, and hides no other."""
+    """Return the first shares that match, by due time. Includes unreadable shares, which do not hide others."""
     states = set(ShareState) - {ShareState.SUBMITTED} if query.state is None else {query.state}
     try:
         rows = await _fetch_matching(fetch, query, states, limit)
@@ -75,7 +75,7 @@ def to_query_params(query: QueueFilter) -> dict[str, Column]:
 
 
 async def _read_individually(fetch: Fetch, query: QueueFilter, states: set[ShareState]) -> list[ListedShare]:
-    """Return the rows in these states, each read by its own query; all rows if the indexes are unreadable."""
+    """Return the rows in these states, reading each with its own query; all rows if the indexes are unreadable."""
     try:
         candidates = await _list_candidates(fetch, query, states)
     except StoreCorrupt:
@@ -141,13 +141,13 @@ def _matches(row: ListedShare, query: QueueFilter, states: set[ShareState]) -> b
 
 
 def _is_malformed(row: ListedShare) -> bool:
-    """Return whether a column has a type or the state a value that is never written."""
+    """Return whether the type of a column or the value of the state is one that is never written."""
     well_typed = all(type(value) is expected for value, expected in zip(row, _COLUMN_TYPES, strict=False))
     return not well_typed or row.state not in set(ShareState)
 
 
 def to_queue_entry(row: ListedShare) -> QueueEntry:
-    """Return the list entry of a row. A malformed row may hold any values: then only its reference and state are shown."""
+    """Return the list entry of a row. Of a malformed row, only the reference and the state are shown."""
     if _is_malformed(row):
         return QueueEntry(
             ref=share_ref(row.mac) if isinstance(row.mac, bytes) else "",

@@ -28,7 +28,7 @@ def multi_row_statement(name: str, rows: int) -> str:
 def parse_statements(text: str) -> Mapping[str, str]:
     """Return the statements of a file by name, each on one line, without comments and the closing semicolon.
 
-    A comment must be on its own line: after a part of a statement it would comment out the rest.
+    A comment must be on its own line. Otherwise it would comment out the rest of the joined statement.
     """
     statements: dict[str, list[str]] = {}
     current: list[str] = []

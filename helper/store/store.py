@@ -1,4 +1,4 @@
-"""The queue's store: all that the service reads and writes, the same on SQLite and PostgreSQL."""
+"""Store of the queue, with the same interface on SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ log = structlog.get_logger("helper.store")
 T = TypeVar("T")
 
 BATCH_SHARES: Final = 200
-"""Shares that one transaction of a longer operation changes; short transactions keep POSTs from waiting."""
+"""Shares that one transaction of a longer operation changes. Short transactions do not delay POST requests."""
 CHECK_BATCH_SHARES: Final = 100
 """Shares that one transaction of the background check reads: a few milliseconds."""
 
@@ -68,7 +68,7 @@ class OperationRunner(Protocol):
         """Run an operation and return its result once it is on disk. It completes even if the caller is cancelled.
 
         Raises:
-            StoreError: nothing of it was stored.
+            StoreError: none of its changes were stored.
         """
         ...
 
@@ -76,14 +76,14 @@ class OperationRunner(Protocol):
 class Store(QueueReader, ABC):
     """The queue: shares, prepared messages, rounds, trees, spent nullifiers and the audit log.
 
-    All changes are on disk (fsync) when the awaited call returns, and complete when the caller is cancelled. Every
-    method may raise `StoreError` (nothing was stored), and `StoreFull` when there is no space.
+    All changes are on disk (fsync) when the awaited call returns. A change completes even if its caller is cancelled.
+    Every method may raise `StoreError` (no change was stored), and `StoreFull` if the disk is full.
 
-    A method that changes one share returns False (or 0) if the share was confirmed meanwhile, or failed when its round
-    was closed. It raises `StoreError` if the share is in a state from which the transition is not legal.
+    A method that changes one share returns False (or 0) if the share was confirmed in the meantime, or failed because
+    its round was closed. It raises `StoreError` if the transition is not legal from the share's state.
 
     Args:
-        clock: gives the times of history entries.
+        clock: source of the times in history entries.
         writer: runs the operations.
         reader: runs the service's own reads.
         operator_reader: runs the reads of operators, which may take long.
@@ -117,7 +117,7 @@ class Store(QueueReader, ABC):
     @property
     @abstractmethod
     def write_error(self) -> str | None:
-        """Why the last changes could not be stored, None if they could."""
+        """Reason why the last changes could not be stored, None if they were stored."""
 
     @property
     @abstractmethod
@@ -131,11 +131,11 @@ class Store(QueueReader, ABC):
 
     @abstractmethod
     async def wait_for_erasure(self) -> None:
-        """Wait until everything deleted before this call is erased from the files."""
+        """Wait until all data deleted before this call is erased from the files."""
 
     @abstractmethod
     async def verify(self) -> list[str]:
-        """Check the whole database: damaged shares are set aside. Returns what is still wrong, as text."""
+        """Check the entire database and set aside damaged shares. Returns descriptions of the remaining problems."""
 
     @abstractmethod
     async def get_sender_host(self) -> str:
@@ -147,14 +147,14 @@ class Store(QueueReader, ABC):
 
     @abstractmethod
     def listen(self, callback: Callable[[str], None]) -> None:
-        """Register a callback for notifications of other hosts (`DUE`, `PREPARED_NOTIFICATION`), called on the event
-        loop.
+        """Register a callback for notifications of other hosts, called on the event loop.
 
-        A notification is only a wake-up signal and may be lost. "" means that some may have been lost.
+        The notifications are `DUE_NOTIFICATION` and `PREPARED_NOTIFICATION`. A notification is only a wake-up signal
+        and may be lost; the payload "" means that some may have been lost.
         """
 
     async def ping_writer(self) -> None:
-        """Return once the writing thread has run, whatever the state of the disk."""
+        """Return once the writer thread has run, regardless of the state of the disk."""
         with suppress(StoreError):
             await self._writer.run(lambda _tx: None)
 
@@ -202,7 +202,7 @@ class Store(QueueReader, ABC):
         )
 
     async def is_spent(self, round_id: bytes, nullifier: bytes) -> bool:
-        """Return whether the chain has counted this nullifier."""
+        """Return whether this nullifier is spent on the chain."""
         found = await self._reader.fetch("round_key", (round_id,))
         return bool(found and await self._reader.fetch("is_spent", (found[0][0], nullifier)))
 
@@ -216,14 +216,14 @@ class Store(QueueReader, ABC):
         return await self._writer.run(partial(shares.claim_due, now=now, limit=limit, rounds=tuple(rounds)))
 
     async def next_due_ms(self, rounds: Collection[bytes]) -> int | None:
-        """Return the earliest due time (unix ms) among the waiting shares of `rounds`, None if none waits."""
+        """Return the earliest due time (unix ms) of the waiting shares of `rounds`, None if there are none."""
         found = [row[0] for round_id in rounds for row in await self._reader.fetch("next_due", (round_id,))]
         return min((due_ms for due_ms in found if isinstance(due_ms, int)), default=None)
 
     async def requeue(self, share_id: int, *, due_ms: int | None = None, stage: str, note: str) -> bool:
         """WITNESSED or BROADCAST -> RECEIVED without spending an attempt; its message is deleted.
 
-        `due_ms` None keeps its due time.
+        If `due_ms` is None, its due time is unchanged.
         """
         return await self._writer.run(shares.requeue(share_id, self._now_ms(), due_ms, stage, note))
 
@@ -273,11 +273,11 @@ class Store(QueueReader, ABC):
         return sound[0] if sound else None
 
     async def list_follow_ups(self, *, height: int, limit: int) -> list[int]:
-        """Return the ids of shares in BROADCAST whose message needs an action after the block at `height`, at most `limit`.
+        """Return the ids of shares in BROADCAST whose message needs an action after the block at `height`.
 
-        `helper.reveal.resend_policy.next_step` defines which. The longest overdue come first, then those that were
-        claimed first; the order of arrival is not used, because messages sent in it would reveal it. The cost depends
-        on the number of results, not on the number of shares in BROADCAST.
+        `helper.reveal.resend_policy.next_step` defines the actions. At most `limit` ids are returned: the longest
+        overdue first, then those claimed first. The order of arrival is not used, because sending in this order would
+        reveal it. The cost depends on the number of results, not on the number of shares in BROADCAST.
         """
         found = await self._read_in_broadcast("follow_ups", {"height": height, "limit": limit})
         return [row[0] for row in sorted(found, key=_follow_up_sort_key)]
@@ -296,12 +296,12 @@ class Store(QueueReader, ABC):
         try:
             return await self._reader.fetch(name, params)
         except StoreCorrupt:
-            # One row is unreadable. The writer sets it aside, so that the others can be read.
+            # A row is unreadable. The writer sets it aside, so that the others can be read.
             await self._writer.run(partial(messages.check_broadcast_shares, at_ms=self._now_ms()))
             return await self._reader.fetch(name, params)
 
     async def _set_aside(self, share_ids: list[int]) -> None:
-        """Have the writer check rows that a read found damaged; reads change nothing."""
+        """Make the writer check rows that a read found damaged, because reads cannot set them aside."""
         if share_ids:
             op = partial(messages.set_aside, share_ids=share_ids, at_ms=self._now_ms())
             await self._writer.run(op)
@@ -313,7 +313,7 @@ class Store(QueueReader, ABC):
         await self._writer.run(partial(chain_facts.save_rounds, rounds=tuple(rounds), at_ms=int(now * 1000)))
 
     async def list_rounds(self) -> list[StoredRound]:
-        """Return all stored rounds, the oldest first; a damaged row is left out until the chain lists its round again."""
+        """Return all stored rounds, the oldest first. A damaged row is omitted until the chain lists the round."""
         found = [(row[0], RoundRow(*row[1:])) for row in await self._reader.fetch("rounds")]
         return [row.to_stored_round(round_id) for round_id, row in found if row.is_sound(self._writer.keys.row_check)]
 
@@ -346,9 +346,9 @@ class Store(QueueReader, ABC):
         return {ShareState(state): n for state, n in await self._reader.fetch("round_counts", (round_id,))}
 
     async def purge(self, round_id: bytes) -> int:
-        """Delete everything of a closed round. Returns the number of shares, tombstones included.
+        """Delete all data of a closed round. Returns the number of shares, including tombstones.
 
-        Of shares that had failed, only stage and reason are counted (`purged_failures`).
+        Failed shares remain only as counts by stage and reason (`list_purged_failures`).
         """
         total, done = 0, False
         while not done:
@@ -364,7 +364,7 @@ class Store(QueueReader, ABC):
     # ------------------------------------------------------------------ blocks
 
     async def apply_block(self, height: int, spent: Sequence[SpentNullifier], *, now: float) -> list[int]:
-        """Apply a block: its nullifiers become spent, our shares among them confirmed, the cursor moves to `height`.
+        """Record the nullifiers of a block as spent, confirm our shares among them, and advance the cursor to `height`.
 
         Idempotent; the cursor never moves back. Returns the ids of the shares that this call confirmed.
         """
@@ -376,22 +376,25 @@ class Store(QueueReader, ABC):
         return await self._writer.run(partial(chain_facts.add_spent, spent=tuple(spent), at_ms=self._now_ms()))
 
     async def get_cursor(self) -> int | None:
-        """Return the height reached: every block up to it was applied or is in `list_unread_blocks`. None before the first."""
+        """Return the cursor, None before the first block.
+
+        Every block up to this height was applied or is in `list_unread_blocks`.
+        """
         found = await self.get_meta(chain_facts.CURSOR_KEY)
         return None if found is None else int(found)
 
     async def skip_to(self, height: int, *, first: int) -> None:
-        """Move the cursor to `height` without reading; the blocks passed over are recorded as unread.
+        """Advance the cursor to `height` and record the skipped blocks as unread.
 
-        Nothing changes if the cursor is at `height` or beyond. In a database without a cursor, the blocks from `first`
-        on are recorded.
+        Nothing changes if the cursor is at `height` or above. In a database without a cursor, the blocks from `first`
+        to `height` are recorded.
         """
         await self._writer.run(partial(chain_facts.skip_to, height=height, first=first))
 
     async def rewind_to(self, height: int, *, first: int) -> None:
         """Move the cursor down to `height` and record the blocks from `first` to it as unread.
 
-        Blocks above it are not recorded as unread any more. Nothing changes if the cursor is at `height` or below.
+        Blocks above `height` are no longer recorded as unread. Nothing changes if the cursor is at `height` or below.
         """
         await self._writer.run(partial(chain_facts.rewind_to, height=height, first=first))
 
@@ -419,7 +422,7 @@ class Store(QueueReader, ABC):
         await self._writer.run(op)
 
     async def load_leaves(self, round_id: bytes) -> tuple[bytes, int]:
-        """Return all leaves of a round's tree up to the first gap, and the height of the last block among them (0 if none)."""
+        """Return the leaves of a round's tree up to the first gap, and the height of their last block (0 if none)."""
         pieces: list[bytes] = []
         size = last = 0
         for start, height, leaves in await self._reader.fetch("load_leaves", (round_id,)):
@@ -444,7 +447,7 @@ class Store(QueueReader, ABC):
         """Delete the leaves and subtrees of a round."""
         await self._writer.run(partial(chain_facts.delete_tree, round_id=round_id))
 
-    # ------------------------------------------------------------------ values by name
+    # ------------------------------------------------------------------ metadata
 
     async def get_meta(self, key: str) -> str | None:
         """Return a stored text, None if there is none or it is damaged."""
@@ -457,7 +460,7 @@ class Store(QueueReader, ABC):
     # ------------------------------------------------------------------ operator actions
 
     async def begin_action(self, actor: Actor, name: str, parameters: Mapping[str, Any]) -> int:
-        """Record in the audit log that an action begins, before it changes anything. Returns its number."""
+        """Record in the audit log that an action begins. Call this before its first change. Returns its number."""
         op = partial(
             action_operations.begin_action, actor=actor, name=name, parameters=dict(parameters), at_ms=self._now_ms()
         )
@@ -471,17 +474,17 @@ class Store(QueueReader, ABC):
     async def retry_failed(
         self, ids: Sequence[int], query: QueueFilter, *, closed: Collection[bytes], note: str, dry_run: bool
     ) -> Counter[str]:
-        """FAILED -> RECEIVED at their own due time with all attempts, for the shares that match; `dry_run` only counts.
+        """FAILED -> RECEIVED at their own due time with attempts reset, for the shares that match.
 
         Args:
-            ids: row ids, a bounded number.
+            ids: row ids; the caller bounds their number.
             query: the filter that they must match.
-            closed: rounds whose shares stay failed, in addition to those marked closed.
+            closed: closed rounds, in addition to those marked closed; their shares stay failed.
             note: text of the history entry.
-            dry_run: change nothing.
+            dry_run: only count.
 
         Returns:
-            How many were `retried`, and how many stay because their round is `closed`.
+            How many were `retried`, and how many stay failed because their round is `closed`.
         """
         op = partial(
             action_operations.retry_failed,
@@ -495,7 +498,7 @@ class Store(QueueReader, ABC):
         return await self._writer.run(op)
 
     async def mark_moved(self, versions: Sequence[RowVersion], *, note: str, idle_only: bool) -> Counter[str]:
-        """Fail shares that an export moves to another machine (stage `MOVED_KEY`), unless their row changed since.
+        """Fail shares that an export moves to another machine (stage `MOVED`), unless their row has changed.
 
         Args:
             versions: the rows as they were exported.
@@ -511,15 +514,15 @@ class Store(QueueReader, ABC):
         return await self._writer.run(op)
 
     async def import_shares(self, shares: Sequence[ValidatedShare], *, note: str, dry_run: bool) -> list[ImportedShare]:
-        """Import shares of another machine's export, none due before its own time; `dry_run` changes nothing.
+        """Import shares of another machine's export. No share is due before its `submit_at`.
 
         Returns:
-            The result of each, in their order.
+            The results in the order of `shares`.
         """
         op = partial(import_.import_shares, shares=tuple(shares), note=note, at_ms=self._now_ms(), dry_run=dry_run)
         return await self._writer.run(op)
 
 
 def _follow_up_sort_key(row: Row) -> tuple[int, ...]:
-    """Return the sort key of a follow-up. Damaged values sort first; the check of the row finds them when it is read."""
+    """Return the sort key of a follow-up. Damaged values sort first; the row check detects them when it is read."""
     return tuple(value if isinstance(value, int) else 0 for value in row[1:4])

@@ -1,4 +1,4 @@
-"""The transaction that store operations run in, and the database's own keys."""
+"""Transaction interface of store operations, and the database's own keys."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RoundKey:
 
     def mac(self, key: ShareKey) -> bytes:
         """Return the share's identifier in this database: HMAC-SHA256, 32 bytes."""
-        mac = self._mac.copy()  # keying the HMAC is most of the cost for so short an input; it is done once
+        mac = self._mac.copy()  # keyed once, because keying is most of the cost for a short input
         mac.update(key.encode())
         return mac.digest()
 
@@ -83,13 +83,13 @@ def make_meta_row(key: str, value: str) -> tuple[str, str, bytes]:
 
 @dataclass(slots=True)
 class Transaction(ABC):
-    """The interface of operations to the database: named statements, and state collected until the commit.
+    """Database interface of operations: named statements, and state collected until the commit.
 
     Attributes:
         keys: the database's own keys.
         pending_counts: pending changes of the counters, by round number and state.
         damaged_shares: rows that were set aside in this batch.
-        has_deleted_rows: rows were deleted whose bytes must be erased from the files.
+        has_deleted_rows: whether rows were deleted whose bytes must be erased from the files.
     """
 
     keys: DatabaseKeys
@@ -118,7 +118,7 @@ class Transaction(ABC):
 
     @abstractmethod
     def find_taken(self, identities: Sequence[ShareIdentity]) -> set[int]:
-        """Return the indexes in the sequence of the names that are already stored or spent."""
+        """Return the indexes of the identities that are already stored or spent."""
 
     @abstractmethod
     def add_shares(self, rows: Sequence[ShareRow]) -> None:
@@ -126,36 +126,36 @@ class Transaction(ABC):
 
     @abstractmethod
     def get_share(self, share_id: int) -> ShareRow | None:
-        """Return a share's row, sound or not, locked until the transaction ends; None if there is none."""
+        """Return a share's row, damaged or not, locked until the transaction ends; None if it does not exist."""
 
     @abstractmethod
     def get_live_share(self, share_id: int) -> ShareRow | None:
-        """Like `share`, but also None if the row was set aside."""
+        """Like `get_share`, but also return None if the row was set aside."""
 
     @abstractmethod
     def handle_index_damage(self) -> None:
-        """Handle an index that disagrees with its row: request a reindex, or continue if there was one already."""
+        """Handle an index that disagrees with its row: request a reindex, or continue if it was already done."""
 
     # ------------------------------------------------------------------ coordination of hosts that share a database
 
     @abstractmethod
     def lock_shared(self) -> None:
-        """Shared lock until the commit: no other host changes rounds or spent nullifiers."""
+        """Acquire a shared lock until the commit: no other host changes rounds or spent nullifiers."""
 
     @abstractmethod
     def lock_exclusive(self) -> None:
-        """Exclusive lock until the commit: no other host enqueues shares or changes rounds or spent nullifiers."""
+        """Acquire an exclusive lock until the commit: no other host enqueues shares or changes rounds or nullifiers."""
 
     @abstractmethod
     def is_round_closed(self, round_no: int) -> bool:
-        """Return whether another host has closed a round. Call it after `beside`.
+        """Return whether another host has closed a round. Call this after `lock_shared`.
 
         A share that is enqueued after its round was closed would never be reported.
         """
 
     @abstractmethod
     def are_all_spent(self, spent: Sequence[SpentNullifier]) -> bool:
-        """Return whether another host has already applied all of these nullifiers, so that nothing is left to do."""
+        """Return whether another host has already applied all of these nullifiers."""
 
     @abstractmethod
     def acquire_claim(self, share_id: int) -> None:
@@ -167,7 +167,7 @@ class Transaction(ABC):
 
     @abstractmethod
     def has_claim(self, row: ShareRow) -> bool:
-        """Return whether this host holds the claim on a share; another host may have claimed it meanwhile."""
+        """Return whether this host still holds the claim on a share. Another host may have claimed it since."""
 
     @abstractmethod
     def expired_claims(self, limit: int) -> list[int]:
@@ -188,7 +188,7 @@ class Transaction(ABC):
     # ------------------------------------------------------------------ common to all databases
 
     def fetch_one(self, name: str, params: Params = ()) -> tuple[Any, ...] | None:
-        """Return the first row of a named query, None if it has none. The query is read to its end."""
+        """Return the first row of a named query, None without rows. Reads all rows, so that the query is complete."""
         rows = self.fetch_all(name, params)
         return rows[0] if rows else None
 
@@ -201,7 +201,7 @@ class Transaction(ABC):
         )
 
     def round_key(self, round_id: bytes) -> RoundKey | None:
-        """Return the number and key of a round, None if nothing of it is stored."""
+        """Return the number and key of a round, None if it has no stored data."""
         round_key = self._rounds.get(round_id)
         if round_key is None:
             row = self.fetch_one("round_key", (round_id,))
@@ -211,7 +211,7 @@ class Transaction(ABC):
         return round_key
 
     def ensure_round(self, round_id: bytes) -> RoundKey:
-        """Return the number and key of a round; created if it is new."""
+        """Return the number and key of a round; create them if the round is new."""
         round_key = self.round_key(round_id)
         if round_key is None:
             mac_key = secrets.token_bytes(32)

@@ -32,10 +32,10 @@ class BatchOperation(ABC):
     @classmethod
     @abstractmethod
     def run_all(cls, tx: Any, operations: Sequence[Self]) -> list[Any]:
-        """Run the operations with the same effect as one after another. An exception fails all of them.
+        """Run the operations with the same effect as running them sequentially. An exception fails all of them.
 
         Returns:
-            Their results, in their order.
+            The results in the order of `operations`.
         """
 
     def __call__(self, tx: Any) -> Any:
@@ -44,7 +44,7 @@ class BatchOperation(ABC):
 
 
 def split_batch(batch: Iterable[WriteJob]) -> Iterator[list[WriteJob]]:
-    """Split a batch, in its order, into runs of batch operations of one type, and single other jobs."""
+    """Split a batch, preserving order, into runs of batch operations of the same type and single other jobs."""
     for _, run in groupby(batch, lambda job: type(job.op) if isinstance(job.op, BatchOperation) else job):
         yield list(run)
 
@@ -61,11 +61,11 @@ def run_part(tx: Any, part: Sequence[WriteJob]) -> None:
 
 
 class BatchFailedError(Exception):
-    """The transaction was rolled back; nothing was stored.
+    """The transaction was rolled back; no change was stored.
 
     Args:
-        cause: why.
-        is_batch_wide: whether the error affects every operation alike, so that running them one by one is pointless.
+        cause: the error.
+        is_batch_wide: whether the error affects every operation, so that running them individually is pointless.
     """
 
     def __init__(self, cause: Exception, *, is_batch_wide: bool) -> None:
@@ -104,5 +104,5 @@ def resolve_future(future: asyncio.Future[None], error: Exception | None) -> Non
 
 def call_on_loop(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *args: Any) -> None:
     """Schedule a callback on an event loop, from any thread."""
-    with suppress(RuntimeError):  # the loop is closed: no caller waits
+    with suppress(RuntimeError):  # the loop is closed, so no caller waits
         loop.call_soon_threadsafe(callback, *args)

@@ -23,7 +23,7 @@ T = TypeVar("T")
 TransactionT = TypeVar("TransactionT")
 
 MAX_BATCH: Final = 512
-"""Operations after which a batch is closed, so that the first of them does not wait long for its commit."""
+"""Maximum number of operations per batch, so that the first one does not wait long for its commit."""
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class WriterThread(ABC, Generic[TransactionT]):
             await started
         except BaseException:
             self._thread = None
-            self._jobs.put(None)  # the caller may have been cancelled: stop the thread as well
+            self._jobs.put(None)  # the caller may have been cancelled, so stop the thread too
             raise
 
     async def stop(self) -> None:
@@ -95,7 +95,7 @@ class WriterThread(ABC, Generic[TransactionT]):
             after_erasure: return only after deleted rows are erased from the files, if the engine erases.
 
         Raises:
-            StoreError: as far as known, nothing of it was stored.
+            StoreError: none of its changes were stored, as far as known.
         """
         if self._thread is None:
             raise _not_open_error()
@@ -153,7 +153,7 @@ class WriterThread(ABC, Generic[TransactionT]):
         return batch, True
 
     def _run_part(self, tx: TransactionT, part: Sequence[WriteJob]) -> None:
-        """Run a part of a batch. If it fails before anything was changed, its jobs run one by one and fail alone.
+        """Run a part of a batch. If it fails before its first change, its jobs run one by one and fail alone.
 
         Raises:
             Exception: the transaction cannot continue.
@@ -186,11 +186,11 @@ class WriterThread(ABC, Generic[TransactionT]):
 
     @abstractmethod
     def _run_batches(self) -> None:
-        """Run batches until the queue is closed. Resolves every job; raises nothing."""
+        """Run batches until the queue is closed. Resolves every job and never raises."""
 
     @abstractmethod
     def _count_changes(self, tx: TransactionT) -> int:
-        """Return a number that differs after a statement has changed something."""
+        """Return a number that differs after each statement that made changes."""
 
     @abstractmethod
     def _is_fatal(self, tx: TransactionT, error: Exception) -> bool:

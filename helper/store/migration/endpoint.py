@@ -108,7 +108,7 @@ class MigrationEndpoint(ABC):
 
     @abstractmethod
     def write_transaction(self) -> AbstractContextManager[None]:
-        """Return a write transaction; on disk when it ends."""
+        """Return a write transaction; it is on disk when the context exits."""
 
     @abstractmethod
     def read_transaction(self) -> AbstractContextManager[None]:

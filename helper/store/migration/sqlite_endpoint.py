@@ -89,7 +89,7 @@ class SqliteEndpoint(MigrationEndpoint):
         self._use_connection(self._opened.tx.conn)
 
     def _use_connection(self, conn: sqlite3.Connection) -> None:
-        # Invalid UTF-8 makes the row check fail later; it must not abort the query.
+        # Invalid UTF-8 must not abort the query; the row check detects it later.
         conn.text_factory = partial(str, encoding="utf-8", errors="replace")
         self._conn = conn
 

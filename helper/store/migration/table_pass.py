@@ -109,7 +109,7 @@ class _TablePass:
         if fit is None:
             self._stats.damaged.append(live.share.to_damaged_share() if aside is None else aside)
             return None
-        # A round that was added during this pass is left to the next one.
+        # The next pass copies a round that was added during this pass.
         return fit if self._rounds.get(fit.round_no) == fit.share.round_id else None
 
     def _has_known_round(self, table: Table, row: Row) -> bool:

@@ -19,7 +19,7 @@ from helper.store.transaction import Params
 CONNECTIONS: Final = 4
 """Read-only connections of one host, shared by operator queries and wallet requests."""
 
-# Lost connections are reported by our own errors.
+# The pool's own messages repeat errors that are already reported as StoreError.
 logging.getLogger("psycopg.pool").setLevel(logging.CRITICAL)
 
 

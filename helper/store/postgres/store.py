@@ -165,7 +165,7 @@ class PostgresStore(Store):
         return []
 
     async def measure_clock_skew(self) -> float:
-        """Return the seconds that the database's clock is ahead of this host's, accurate to half the duration of a query."""
+        """Return the seconds that the database's clock is ahead, accurate to half the duration of a query."""
         skew, fastest = 0.0, math.inf
         for _ in range(_SKEW_SAMPLES):
             started, before = self._clock.monotonic(), self._clock.now()

@@ -128,7 +128,7 @@ class PostgresTransaction(Transaction):
         return None if row is None else ShareRow(*row)
 
     def get_live_share(self, share_id: int) -> ShareRow | None:
-        """Return the same, but None if the share was set aside as damaged."""
+        """Like `get_share`, but return None if the share was set aside as damaged."""
         row = self.fetch_one("live_share", (share_id,))
         return None if row is None else ShareRow(*row)
 
@@ -197,7 +197,7 @@ class PostgresTransaction(Transaction):
         self._released.add(share_id)
 
     def has_claim(self, row: ShareRow) -> bool:
-        """Return whether this host holds the claim on a share. False if another host has released it, claimed again or not."""
+        """Return whether this host holds the claim on a share. False if another host has released it."""
         fence = self._acquired.get(row.id, None if row.id in self._released else self.claims.fences.get(row.id))
         if fence is None:
             return row.state != ShareState.WITNESSED

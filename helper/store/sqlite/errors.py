@@ -24,19 +24,19 @@ class UnreadableRowError(Exception):
 
 
 def result_code(error: sqlite3.Error) -> int:
-    """SQLite's primary result code, 0 if the error comes from Python's sqlite3 module."""
+    """Return SQLite's primary result code, 0 if Python's sqlite3 module raised the error itself."""
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
 def is_damage(error: BaseException) -> bool:
-    """Return whether a part of the file is damaged; operations on other parts still work."""
+    """Return whether a part of the file is damaged. Operations on other parts still succeed."""
     if isinstance(error, UnicodeDecodeError | IndexDamageError):
         return True
     return isinstance(error, sqlite3.Error) and result_code(error) in _DAMAGE_CODES
 
 
 def is_environment_error(error: BaseException) -> bool:
-    """Return whether the disk or the system caused it, so that every operation of the commit fails alike."""
+    """Return whether the disk or the system caused the error, so that every operation of the commit fails."""
     return isinstance(error, sqlite3.Error) and result_code(error) not in _CONSTRAINT_CODES | _DAMAGE_CODES
 
 
@@ -48,7 +48,7 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def translate_opening(error: BaseException, name: str) -> BaseException:
-    """Like `translate`, for the first use of a file, which may not be a database at all."""
+    """Like `translate`, for the first access to a file, which may not be a database."""
     if isinstance(error, sqlite3.Error) and result_code(error) == sqlite3.SQLITE_NOTADB:
         return not_a_database(name)
     return translate(error)
@@ -62,7 +62,7 @@ def not_a_database(name: str) -> StoreForeign:
 def translate(error: BaseException) -> BaseException:
     """Return the `StoreError` for an error of SQLite; any other error unchanged."""
     if isinstance(error, UnicodeDecodeError | IndexDamageError):
-        # UnicodeDecodeError: SQLite's message quotes a damaged schema.
+        # A UnicodeDecodeError occurs if SQLite's message quotes a damaged schema.
         return StoreCorrupt("the database is damaged: invalid schema, or an index that disagrees with its rows")
     if not isinstance(error, sqlite3.Error):
         return error

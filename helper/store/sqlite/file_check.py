@@ -21,8 +21,8 @@ _STEPS_PER_DEADLINE_CHECK: Final = 20_000
 def quick_check(path: Path, clock: Clock, *, seconds: float) -> bool:
     """Run SQLite's quick check on a database that no daemon has open.
 
-    A reader prevents the truncation of the WAL, and so the erasure of witnesses: a running daemon checks the file
-    itself.
+    Do not call this while a daemon runs: a reader prevents the truncation of the WAL, and so the erasure of witnesses.
+    A running daemon checks the file itself.
 
     Args:
         path: the file.
@@ -35,7 +35,7 @@ def quick_check(path: Path, clock: Clock, *, seconds: float) -> bool:
     Raises:
         StoreForeign: it is not a database of this helper, or of a newer version.
         StoreCorrupt: it is damaged.
-        StoreDisplaced: it has another name.
+        StoreDisplaced: it has a second name.
         StoreError: it cannot be read.
         OSError: it cannot be opened.
     """

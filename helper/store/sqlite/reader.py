@@ -81,8 +81,8 @@ class SqliteReader:
 
 
 async def _connect(path: Path, options: str = "") -> aiosqlite.Connection:
-    # Connect before aiosqlite starts its thread: it does not wait for a thread that failed to connect, and such a
-    # thread may call an event loop that is closed.
+    # Connect before aiosqlite starts its thread: aiosqlite does not wait for a thread that failed to connect, and such
+    # a thread may call a closed event loop.
     conn = await asyncio.to_thread(_open_file, read_only_uri(path) + options)
     return await aiosqlite.Connection(lambda: conn, iter_chunk_size=64)
 

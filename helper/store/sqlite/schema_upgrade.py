@@ -1,7 +1,7 @@
 """Upgrades the schema of a database on an operator's request.
 
-The daemon upgrades a file when it opens it. Here the upgrade is first tried on a copy in memory and every row checked,
-so that a failure is reported before the file is changed.
+The daemon upgrades a file when it opens it. This module first tries the upgrade on a copy in memory and checks every
+row, so that a failure is reported before the file is changed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class UpgradeTrial:
     """Result of a migration that was tried in memory.
 
     Attributes:
-        image: the unchanged database, for a backup. It holds witnesses.
+        image: the unchanged database, for a backup. It contains witnesses.
         before: contents of the unchanged database.
         target: the schema version after the migration.
     """

@@ -1,7 +1,7 @@
-"""Copies the whole database to memory while the daemon runs, and checks the copy.
+"""Copies the database to memory while the daemon runs, and checks the copy.
 
 The copy is made in one read transaction of a connection that can neither write nor checkpoint. The daemon cannot
-truncate the WAL meanwhile, so the transaction does nothing else; all checks are made on the copy.
+truncate the WAL during this transaction. To keep it short, all checks are made on the copy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from helper.store.transaction import read_meta_value
 
 _VERSIONS: Final = slice(18, 20)
 _ROLLBACK_JOURNAL: Final = b"\x01\x01"
-"""Bytes 18 and 19 of the file: such an image opens anywhere without a WAL; the daemon turns its own back on."""
+"""Bytes 18 and 19 of an image, so that it can be opened without a WAL. The daemon enables the WAL again."""
 _MAX_PROBLEMS: Final = 20
 
 
@@ -52,7 +52,7 @@ class Snapshot:
     """A checked copy.
 
     Attributes:
-        image: the bytes of a database file. They hold witnesses: never write them to disk in plaintext.
+        image: the bytes of a database file. They contain witnesses; never write them to disk in plaintext.
         contents: its contents.
         read_seconds: duration of the read transaction.
     """
@@ -68,7 +68,7 @@ def take_snapshot(path: Path, clock: Clock) -> Snapshot:
     Raises:
         StoreForeign: it is not a database of this helper, or of a newer version.
         StoreCorrupt: it is damaged.
-        StoreDisplaced: it has another name.
+        StoreDisplaced: it has a second name.
         StoreError: it cannot be read.
     """
     with path.open("rb"):
@@ -79,7 +79,7 @@ def take_snapshot(path: Path, clock: Clock) -> Snapshot:
             _copy_database(path, copy)
             seconds = clock.monotonic() - began
             read_identity(copy).check(str(path))
-            # The copy is a different file: the write-ahead log next to the database does not belong to it.
+            # The write-ahead log next to the database does not belong to the copy, which is a different file.
             copy.execute("DELETE FROM meta WHERE key = ?", (RUN_KEY,))
             image = bytearray(copy.serialize())
     except (sqlite3.Error, UnicodeDecodeError) as error:
@@ -91,7 +91,7 @@ def take_snapshot(path: Path, clock: Clock) -> Snapshot:
 def _copy_database(path: Path, copy: sqlite3.Connection) -> None:
     with closing(sqlite3.connect(read_only_uri(path), uri=True, isolation_level=None, timeout=BUSY_SECONDS)) as conn:
         conn.execute("PRAGMA query_only = ON")
-        # With this explicit transaction a busy database is an error after the timeout; backup() would retry forever.
+        # In an explicit transaction, a busy database is an error after the timeout; backup() would retry forever.
         conn.execute("BEGIN")
         conn.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         conn.backup(copy)

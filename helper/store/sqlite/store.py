@@ -25,7 +25,7 @@ class SqliteStore(Store):
 
     Args:
         path: the database; created with mode 0600 if it does not exist.
-        clock: gives the times of history entries; measures erasure.
+        clock: source of the times in history entries; measures the delay of erasure.
         on_damaged: called on the event loop with each row that failed its check and was set aside.
     """
 
@@ -54,24 +54,25 @@ class SqliteStore(Store):
 
     async def close(self) -> None:
         """Complete the submitted operations, finish erasure, and close the file."""
-        # The readers first: closing the writer's descriptors would drop their locks.
+        # Close the readers first, because closing the writer's descriptors would release their locks.
         await self._reader.close()
         await self._operator_reader.close()
         await self._writer.stop()
 
     async def wait_for_erasure(self) -> None:
-        """Wait until everything deleted before this call is erased from the files."""
+        """Wait until all data deleted before this call is erased from the files."""
         await self._writer.run(lambda _tx: None, after_erasure=True)
 
     async def verify(self) -> list[str]:
-        """Check the whole file: set aside damaged shares, and rebuild damaged indexes.
+        """Check the entire file, set aside damaged shares, and rebuild damaged indexes.
 
-        Takes as long as reading the file; the writer continues meanwhile.
+        Takes as long as reading the file. The writer continues to run during the check.
 
         Returns:
             The remaining problems, as reported by SQLite.
         """
-        # The rows first: a rebuilt index would contain a damaged row's wrong due time, and hide the row from claims.
+        # Check the rows first: a rebuilt index would contain the wrong due time of a damaged row and hide the row from
+        # claims.
         await self._check_rows()
         if await self._check_integrity():
             await self._writer.run(reindex)
@@ -86,7 +87,7 @@ class SqliteStore(Store):
 
     @property
     def is_shared(self) -> bool:
-        """False: one daemon locks the file."""
+        """False: only one daemon can use the file."""
         return False
 
     async def get_sender_host(self) -> str:
@@ -94,7 +95,7 @@ class SqliteStore(Store):
         return ""
 
     async def measure_clock_skew(self) -> float:
-        """0: all times are from this host's clock."""
+        """Return 0: all times are from this host's clock."""
         return 0.0
 
     def listen(self, callback: Callable[[str], None]) -> None:
@@ -102,7 +103,7 @@ class SqliteStore(Store):
 
     @property
     def write_error(self) -> str | None:
-        """Why the database cannot be written, None if it can; rechecked every half second."""
+        """Reason why the database cannot be written, None if it can; rechecked every half second."""
         return self._writer.disk_health.displaced or self._writer.disk_health.reason
 
     @property

@@ -26,7 +26,7 @@ class SqliteTransaction(Transaction):
     Attributes:
         conn: the writer's connection.
         next_id: the next share id; never decreases while the process runs.
-        can_reindex: the indexes were not rebuilt yet since the start.
+        can_reindex: whether the indexes have not been rebuilt since the start.
     """
 
     conn: sqlite3.Connection
@@ -51,7 +51,7 @@ class SqliteTransaction(Transaction):
         return self.next_id - 1
 
     def find_taken(self, identities: Sequence[ShareIdentity]) -> set[int]:
-        """Return the indexes of the names that are already stored or spent."""
+        """Return the indexes of the identities that are already stored or spent."""
         indexed = [(index, *name) for index, name in enumerate(identities)]
         return {index for rows in self._execute_multi_row("find_taken", indexed) for (index,) in rows}
 
@@ -63,7 +63,7 @@ class SqliteTransaction(Transaction):
     def _execute_multi_row(self, name: str, rows: Sequence[Sequence[Any]]) -> Iterator[list[tuple[Any, ...]]]:
         """Run a named one-row statement for many rows; yields the result of each execution.
 
-        Each execution takes a power of two of rows, so that there are only a few statements to prepare.
+        The number of rows of each execution is a power of two, so only a few statements are prepared.
         """
         start = 0
         while left := len(rows) - start:
@@ -97,7 +97,7 @@ class SqliteTransaction(Transaction):
         return True
 
     def expired_claims(self, limit: int) -> list[int]:  # noqa: ARG002 (for several hosts)
-        """Empty: there is no other host."""
+        """Return an empty list: claims do not expire in a file."""
         return []
 
     def orphaned_claims(self, limit: int) -> list[int]:
@@ -113,7 +113,7 @@ class SqliteTransaction(Transaction):
         """Do nothing: there is no other host."""
 
     def get_share(self, share_id: int) -> ShareRow | None:
-        """Return a share's row, sound or not; None if there is none, or if it was set aside as unreadable.
+        """Return a share's row, damaged or not; None if it does not exist or was set aside as unreadable.
 
         Raises:
             UnreadableRowError: SQLite cannot read it; the writer sets it aside and runs the batch again.
@@ -123,7 +123,7 @@ class SqliteTransaction(Transaction):
         )
 
     def get_live_share(self, share_id: int) -> ShareRow | None:
-        """Like `share`, but also None if the row was set aside for any reason.
+        """Like `get_share`, but also return None if the row was set aside for any reason.
 
         Raises:
             UnreadableRowError: SQLite cannot read it.
@@ -140,6 +140,6 @@ class SqliteTransaction(Transaction):
         return None if found is None else ShareRow(*found)
 
     def handle_index_damage(self) -> None:
-        """Have the writer rebuild the indexes, or continue if it has done so since the start."""
+        """Make the writer rebuild the indexes, unless it has done so since the start."""
         if self.can_reindex:
             raise IndexDamageError

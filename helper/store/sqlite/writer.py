@@ -1,9 +1,9 @@
 """The SQLite writer thread: many operations share one transaction and one fsync.
 
-An operation is a function of a `Transaction`. All operations that are waiting when the thread is free run in one
-transaction; those submitted during its commit form the next batch. An operation that raises before it has written
-fails alone. If one raises after it has written, the transaction is rolled back and every operation of the batch runs
-again in its own transaction: this is rare, and avoids a savepoint per operation. Shares that arrive together are
+An operation is a function of a `Transaction`. All operations that are waiting when the thread is idle run in one
+transaction; those submitted during its commit form the next batch. An operation that raises before it has written fails
+alone. If an operation raises after it has written, the transaction is rolled back and every operation of the batch runs
+again in its own transaction. This is rare and avoids a savepoint per operation. Shares that arrive together are
 inserted as one operation.
 """
 
@@ -54,7 +54,7 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
 
     @property
     def erasure_count(self) -> int:
-        """How many times everything deleted was erased from the files."""
+        """Number of complete erasures of deleted data."""
         return 0 if self._opened is None else self._opened.eraser.erasure_count
 
     # ------------------------------------------------------------------ the thread
@@ -99,7 +99,7 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
                 self._resolve_awaiting_erasure(opened)
 
     def _probe(self, opened: OpenedDatabase) -> None:
-        """Commit a write to find out whether the disk works again."""
+        """Commit a write to check whether the disk works again."""
         with suppress(BatchFailedError):
             self._commit(opened, [], probe=True)
 
@@ -130,7 +130,7 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
         call_on_loop(loop, self._report_damaged, [UNREADABLE_SHARE])
 
     def _rebuild_indexes(self, tx: SqliteTransaction) -> bool:
-        """Rebuild all indexes, once per start: a row that disagrees with an index cannot be changed.
+        """Rebuild all indexes, at most once per start. A row that disagrees with an index cannot be changed.
 
         Returns:
             Whether they were rebuilt.
@@ -150,7 +150,7 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
         tx = opened.tx
         conn = tx.conn
         if self.disk_health.displaced is not None:
-            # No checkpoint either: moved files must stay unchanged, so that they fit together when moved back.
+            # Do not checkpoint either: moved files must stay unchanged so that they match when moved back.
             self.stats.failures += 1
             raise BatchFailedError(
                 StoreDisplaced(f"nothing was written: {self.disk_health.displaced}"), is_batch_wide=True
@@ -158,7 +158,7 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
         try:
             conn.execute("BEGIN IMMEDIATE")
             if probe:
-                # This writes a page although nothing changes; updating a row to its current values would not.
+                # This writes a page although the value is unchanged; updating a row to its current values would not.
                 conn.execute(f"PRAGMA user_version = {latest_version()}")
             for part in split_batch(batch):
                 self._run_part(tx, part)
