@@ -136,7 +136,10 @@ class StoreUnreachable(StoreError):
 
 
 class LeaseError(HelperError):
-    """The state of the sender's lease is unknown. The host sends until its current term ends, then waits."""
+    """The state of the sender lease is unknown.
+
+    The host sends until its current term ends, then waits.
+    """
 
     retryable = True
     advice = "Check whether the storage of the lease is reachable; sending resumes automatically."
@@ -229,9 +232,10 @@ class ChainResponseError(ChainError):
 
 
 class InvalidResponse(ChainResponseError):
-    """A response is an HTTP error or cannot be parsed (HTML, truncated JSON, a wrong type or length).
+    """A response is an HTTP error or cannot be parsed.
 
-    The node's responses to other requests may still be valid.
+    Examples of the latter are HTML, truncated JSON, and a field of the wrong type or length. The node's
+    responses to other requests may still be valid.
     """
 
 

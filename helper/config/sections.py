@@ -1,4 +1,7 @@
-"""Settings: one class per section, one field per key. `helper.toml.example` is generated from the descriptions."""
+"""Settings: one class per section, one field per key.
+
+`helper.toml.example` is generated from the descriptions.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +132,7 @@ class StoreSection(Section):
 
 
 class SenderSection(Section):
-    """The sender lease: of the hosts that share a queue, only the holder sends reveals to the chain."""
+    """The sender lease. Only its holder sends reveals to the chain."""
 
     lease: LeaseStorage = Field(
         "auto",

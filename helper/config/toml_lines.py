@@ -1,7 +1,8 @@
-"""Finds the line numbers of keys in a TOML file, which the standard parser does not provide.
+"""Finds the line numbers of keys in a TOML file.
 
-This is not a second parser. It scans files that the standard parser has accepted, and finds only `[section]` headers
-and `key =` at the start of lines, outside brackets and multi-line strings. Pure.
+The standard parser does not provide them. This is not a second parser: it scans files that the standard parser has
+accepted, and finds only `[section]` headers and `key =` at the start of lines, outside brackets and multi-line strings.
+Pure.
 """
 
 from __future__ import annotations

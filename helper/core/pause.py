@@ -1,4 +1,7 @@
-"""Reasons why admission or dispatch of shares is paused. Texts are public and name no share or node."""
+"""Reasons why admission or dispatch of shares is paused.
+
+The texts are public and name no share or node.
+"""
 
 from __future__ import annotations
 

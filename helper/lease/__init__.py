@@ -1,7 +1,9 @@
-"""The sender lease: of all hosts with the same queue, or a copy of it, at most one sends.
+"""The sender lease, which ensures that at most one host sends.
+
+The lease covers all hosts with the same queue or a copy of it.
 
 A host holds the lease for some seconds and renews it long before it expires. The holder decides by its own clocks
-whether its lease is still valid, counting from before the request and subtracting a margin (`term.py`). It therefore
+whether its lease is still valid, measuring from before the request and subtracting a margin (`term.py`). It therefore
 stops before another host can start. Each acquisition has a new, greater fencing token. The store checks the token
 before each send, so a host that was suspended past the expiry finds another token and sends nothing.
 
@@ -20,7 +22,9 @@ __all__ = ["Lease"]
 
 
 class Lease(Protocol):
-    """One host's view of the sender lease. Only one task may call its methods; the properties are safe everywhere.
+    """One host's view of the sender lease.
+
+    Only one task may call the methods; any task may read the properties.
 
     `acquire`, `renew` and `release` raise LeaseError if the outcome is unknown. The lease is then unchanged and expires
     on time. `is_held` does not wait for a call that is in progress.

@@ -19,7 +19,7 @@ CHECK_SECONDS: Final = 3600.0
 
 
 class MaintainedStore(Protocol):
-    """The part of the store that maintenance needs; the store itself is above this package."""
+    """Interface of the store for maintenance. This package must not import the store."""
 
     async def delete_old_failure_counts(self) -> object:
         """Delete failure counts of purged rounds beyond their retention."""

@@ -1,4 +1,6 @@
-"""Drops root's privileges to those of a file's owner for commands that run in another user's directory.
+"""Drops root's privileges to those of a file's owner.
+
+Used by commands that work in another user's directory.
 
 The owner of a directory can replace any name in it with a link. A command that runs there as root could be made to
 write or chown any file of the system. See `docs/decisions/0018-root-acts-as-the-owner.md`.

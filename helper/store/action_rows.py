@@ -124,7 +124,10 @@ class ExportedShare:
 
 
 class ImportResult(StrEnum):
-    """Result of importing a share. IMPORTED and RESTORED mean success; others are reasons for skipping it."""
+    """Result of importing a share.
+
+    IMPORTED and RESTORED mean success; the others are reasons for skipping it.
+    """
 
     IMPORTED = "taken"
     """It was unknown in this queue and was added."""

@@ -1,4 +1,4 @@
-"""Detects whether the database can be written: commits succeed, and the files are at their path."""
+"""Detects whether commits to the database succeed and its files are at their path."""
 
 from __future__ import annotations
 

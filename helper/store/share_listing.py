@@ -23,9 +23,9 @@ _COLUMN_TYPES: Final = (bytes, bytes, int, int, int, int, int, str, str)
 
 
 class ListedShare(NamedTuple):
-    """A live share as the queries of this module return it. In a damaged row, any column may have any value.
+    """A live share as the queries of this module return it.
 
-    The last three columns are those of the query `shares_by_prefix`.
+    In a damaged row, any column may have any value. The last three columns are those of the query `shares_by_prefix`.
     """
 
     mac: bytes

@@ -1,4 +1,6 @@
-"""Migrates a queue between databases: copies all rows, compares them, then marks the source as moved.
+"""Migrates a queue between databases.
+
+A migration copies all rows, compares them, and then marks the source as moved.
 
 migration.py          the complete procedure: passes, comparison, marks
 table_pass.py         one pass over all rows

@@ -1,4 +1,6 @@
-"""Migration of a queue: copy passes while the source is in use, a last pass under lock, a comparison, and marks.
+"""Procedure of a migration.
+
+It makes copy passes while the source is in use, a last pass under lock, a comparison, and sets the marks.
 
 At any moment at most one of the two databases can be used by a helper. The target is marked as unfinished before its
 first row is written. The source is marked as moved after the comparison, and only then is the target's mark removed.

@@ -29,7 +29,9 @@ _LOCK_PAUSE_SECONDS: Final = 0.05
 
 
 class PostgresEndpoint(MigrationEndpoint):
-    """A shared database, read while its hosts run. Its exclusive lock conflicts with the shared lock of each host.
+    """A shared database, read while its hosts run.
+
+    The exclusive lock is an advisory lock that conflicts with the shared lock of each host.
 
     Args:
         settings: connection settings.

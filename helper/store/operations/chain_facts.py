@@ -1,4 +1,4 @@
-"""Operations on data from the chain: rounds, spent nullifiers, tree leaves; closing and purging rounds."""
+"""Operations on data from the chain: rounds, spent nullifiers and tree leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Counts failed shares of purged rounds by day, stage and reason. Stores no other data about them."""
+"""Counts failed shares of purged rounds by day, stage and reason.
+
+No other data about these shares is stored.
+"""
 
 from __future__ import annotations
 

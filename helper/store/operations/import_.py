@@ -1,4 +1,7 @@
-"""Imports shares from another machine's export. A share that this queue had exported is queued again."""
+"""Imports shares from another machine's export.
+
+A share that this queue had exported is queued again.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Receives notifications of other hosts (LISTEN) on a dedicated connection, and reconnects when it is lost.
+"""Receives notifications of other hosts (LISTEN) on a dedicated connection.
 
-A notification is only a wake-up signal. Nothing depends on it, because receivers also poll every second.
+The listener reconnects when the connection is lost. A notification is only a wake-up signal. Nothing depends on it,
+because receivers also poll every second.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Creates, upgrades and checks the schema, the server and the keys when a host connects."""
+"""Checks the server and the keys, and creates or upgrades the schema, when a host connects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encrypts secret columns on the way to PostgreSQL and decrypts them on the way back.
+"""Encrypts secret columns in statement parameters and decrypts them in rows.
 
 Operations and readers use the same named statements on both databases. This module maps, by statement name, the columns
 that differ from SQLite's.
@@ -26,9 +26,10 @@ EncryptedParams = tuple[Any, ...] | Mapping[str, Any]
 
 
 class Witness(NamedTuple):
-    """Columns of a share that are encrypted together. Damaged ones are -1 or empty, so that the row check fails.
+    """Columns of a share that are encrypted together.
 
-    The plaintext has the fields in this order: `_NUMBERS`, then byte strings of `_BLOB_BYTES`.
+    Damaged columns are decrypted as -1 or empty, so that the row check fails. The plaintext has the fields in this
+    order: `_NUMBERS`, then byte strings of `_BLOB_BYTES`.
     """
 
     share_index: int = -1

@@ -1,4 +1,4 @@
-"""Checks that a database and its write-ahead log are at their path, before and while they are open.
+"""Checks that a database and its write-ahead log are at their path.
 
 SQLite finds the log by the name of the database. If there is no database with this name, SQLite deletes the log. If
 another database has this name, SQLite replays the log into it. In both cases the latest commits are lost; in the second

@@ -1,4 +1,4 @@
-"""The lock of a database file, which also records how the last run on it ended."""
+"""Lock of a database file, which also records whether the last run ended cleanly."""
 
 from __future__ import annotations
 

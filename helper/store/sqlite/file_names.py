@@ -1,7 +1,7 @@
-"""Refuses a database that may have a second name, because SQLite derives the path of its log from the opened name.
+"""Refuses a database that may have a second name.
 
-After a crash, the log is found only through the name that was in use. Opened by another name, the database lacks the
-commits in the log.
+SQLite derives the path of the write-ahead log from the opened name. After a crash, a database that is opened by another
+name lacks the commits in the log.
 """
 
 from __future__ import annotations
