@@ -102,7 +102,7 @@ class HelperSection(Section):
 
 
 class StoreSection(Section):
-    """PostgreSQL database that multiple hosts share, instead of a file. See docs/cluster.md."""
+    """PostgreSQL database shared by several hosts, instead of a file. See docs/cluster.md."""
 
     url: DatabaseUrl = Field(
         "",
@@ -132,7 +132,7 @@ class StoreSection(Section):
 
 
 class SenderSection(Section):
-    """The sender lease. Only its holder sends reveals to the chain."""
+    """The sender's lease: only one of several hosts sends reveals to the chain."""
 
     lease: LeaseStorage = Field(
         "auto",
