@@ -28,7 +28,7 @@ CURVE_ORDER: Final = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD
 
 @cache
 def _address_type() -> type[Address]:
-    # Imported on first use: the import costs 0.2 s, which every other command would pay at start.
+    # Imported on first use: the import takes 0.2 s, and most commands do not need it.
     from cosmpy.crypto.address import Address  # noqa: PLC0415
 
     address: type[Address] = Address

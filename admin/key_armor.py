@@ -83,7 +83,7 @@ def _open_argon2(salt: str, body: str, passphrase: str) -> bytes:
 
 
 def _open_bcrypt(block: str, passphrase: str) -> bytes:
-    # The function behind `PrivateKey.from_bcrypt_key`, which also derives the public key with the `ecdsa` package.
+    # `PrivateKey.from_bcrypt_key` calls this, and also derives the public key with the `ecdsa` package.
     from cosmpy.crypto.keypairs import import_cosmos_bcrypt_armored_privkey  # noqa: PLC0415
 
     try:

@@ -29,7 +29,7 @@ _DIRECTION_CHARS: Final = re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u
 
 
 class RegistrationError(ValueError):
-    """A registration request is invalid. The text states the field and the reason."""
+    """The registration request is invalid. The text states the field and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +138,8 @@ def _parse_timestamp(fields: dict[str, Any], now: float) -> int:
     value = fields.get("timestamp")
     if isinstance(value, bool) or not isinstance(value, int):
         raise RegistrationError("timestamp: is not an integer" if "timestamp" in fields else "timestamp: is missing")
-    if (
-        not now - MAX_CLOCK_DIFFERENCE_SECONDS <= value <= now + MAX_CLOCK_DIFFERENCE_SECONDS
-    ):  # compare, as `value - now` may overflow a float
+    # `value - now` may overflow a float, so compare with the bounds
+    if not now - MAX_CLOCK_DIFFERENCE_SECONDS <= value <= now + MAX_CLOCK_DIFFERENCE_SECONDS:
         raise RegistrationError(
             f"timestamp: is more than {MAX_CLOCK_DIFFERENCE_SECONDS} s from this server's clock ({int(now)})"
         )

@@ -30,20 +30,20 @@ MAX_PER_CHECK: Final = 32
 MAX_CONCURRENT_QUERIES: Final = 8
 """Staking queries in flight."""
 QUERY_SECONDS: Final = 15.0
-"""Time limit of one staking query, with the wait for a free slot."""
+"""Time limit in seconds of one staking query, including the wait for a free slot."""
 PUBLISH_SECONDS: Final = 1.0
-"""Minimum time between two updates of the published list."""
+"""Minimum seconds between two updates of the published list."""
 PUBLISH_PAUSE_FACTOR: Final = 9.0
 """Minimum time between two updates as a multiple of the last update's duration, so that updates use at most 10 %."""
 PAGE_BYTES: Final = 64_000
-"""Maximum size of a page of the published list. One entry is at most 5 kB."""
+"""Maximum bytes of a page of the published list. One entry has at most 5 kB."""
 
 
 class ChainQueries(Protocol):
     """Access to the nodes. `helper.chain.read_only_pool.ReadOnlyNodePool` in production."""
 
     async def call(self, fn: Callable[[ChainClient], Awaitable[T]]) -> T:
-        """Query the usable nodes in order until one answers; raises ChainError if none does."""
+        """Query the usable nodes in order until one responds; raises ChainError if none does."""
         ...
 
 
@@ -81,7 +81,7 @@ class RegistrationRegistry:
         self._chain = chain
         self._clock = clock
         self._query_slots = asyncio.Semaphore(MAX_CONCURRENT_QUERIES)
-        # One at a time: a verification holds the GIL, so that several would only delay other requests.
+        # One verification at a time: it holds the GIL, so concurrent ones would only delay other requests.
         self._signature_slot = asyncio.Semaphore(1)
         self._changed = asyncio.Event()
         self._last_checked = ""
@@ -90,18 +90,18 @@ class RegistrationRegistry:
         """The list as last prepared by `publish`."""
 
     async def register(self, signed: SignedRegistration, *, client: bytes | None) -> Registration | AlreadyRegistered:
-        """Store a claim unless its validator has a staking record.
+        """Store a registration unless its validator has a staking record.
 
-        If no node answers, the claim is stored. A claim that is not newer than the stored one of its address changes
-        nothing; the result is what is stored.
+        If no node responds, the registration is stored. A request that is not newer than the stored registration of its
+        address changes nothing, and the stored registration is returned.
 
         Args:
-            signed: the claim and its signature.
-            client: who sent it, see `helper.server.client_address.identify_client`.
+            signed: the request and its signature.
+            client: its sender, see `helper.server.client_address.identify_client`.
 
         Raises:
-            SignatureRefusedError: the signature is not valid for the claim's address.
-            RegistryFullError: there is no place for it.
+            SignatureRefusedError: the signature is not valid for the request's address.
+            RegistryFullError: a limit on the number of registrations is reached.
             StoreError: it could not be stored.
         """
         request = signed.request
@@ -134,7 +134,7 @@ class RegistrationRegistry:
     async def check_staking(self) -> None:
         """Delete expired registrations, and those of the next `MAX_PER_CHECK` whose validators have a staking record.
 
-        If no node answers, the rest of them is skipped.
+        If no node responds, the remaining checks are skipped.
         """
         deleted = await self._store.delete_expired(now=self._clock.now())
         addresses = await self._store.addresses_after(self._last_checked, MAX_PER_CHECK)
@@ -166,7 +166,7 @@ class RegistrationRegistry:
             await self._clock.sleep(max(PUBLISH_SECONDS, PUBLISH_PAUSE_FACTOR * duration))
 
     async def _run_logged(self, work: Callable[[], Awaitable[None]]) -> bool:
-        """Whether the work succeeded; the first failure and the first success after it are logged."""
+        """Do the work and return whether it succeeded. Logs the first failure and the first success after it."""
         try:
             await work()
         except HelperError as error:
@@ -180,7 +180,7 @@ class RegistrationRegistry:
         return True
 
     async def _has_staking_record(self, account: str) -> bool | None:
-        """Whether there is a staking record, whatever its status; None if no node answers in time."""
+        """Whether there is a staking record, with any status; None if no node responds in time."""
         address = adr036.validator_address(account)
         try:
             with anyio.fail_after(QUERY_SECONDS):

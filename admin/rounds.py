@@ -49,7 +49,7 @@ class RoundsView:
     """All rounds with their proposals, and the totals of finalized rounds.
 
     Nodes are queried by `run` in the background. Reading `body` queries nothing. The totals of a finalized round are
-    read once.
+    read only once.
 
     Args:
         chain: the nodes.
@@ -60,9 +60,8 @@ class RoundsView:
         self._chain = chain
         self._clock = clock
         self._totals: dict[bytes, RoundTotals] = {}
-        self._missing_totals: list[
-            ListedRound
-        ] = []  # finalized rounds without totals, in the order in which they are read
+        # finalized rounds without totals, in the order in which they are read
+        self._missing_totals: list[ListedRound] = []
         self._problem = ""
         self.body: bytes | None = None
         """Response body, see `admin.schemas.RoundsResponse`; None until the first refresh succeeds."""
@@ -74,7 +73,7 @@ class RoundsView:
             await self._clock.sleep(INITIAL_REFRESH_SECONDS if self.body is None else REFRESH_SECONDS)
 
     async def refresh(self) -> None:
-        """Read the rounds, then missing totals. On failure the previous data stays."""
+        """Read the rounds, then missing totals. On failure, retain the previous data."""
         try:
             listed = await self._chain.call(lambda client: client.listed_rounds())
             prepared = await self._publish(listed)
@@ -108,8 +107,10 @@ class RoundsView:
         self._missing_totals = [*queued, *missing.values()]
 
     async def _read_missing(self) -> int:
-        """Read up to `MAX_TOTALS_PER_REFRESH` missing totals and return how many were read. Stops if no node
-        answers."""
+        """Read up to `MAX_TOTALS_PER_REFRESH` missing totals and return their number.
+
+        Stops when no node responds.
+        """
         before = len(self._totals)
         batch, rest = self._missing_totals[:MAX_TOTALS_PER_REFRESH], self._missing_totals[MAX_TOTALS_PER_REFRESH:]
         for start in range(0, len(batch), MAX_CONCURRENT_QUERIES):
@@ -124,7 +125,7 @@ class RoundsView:
         """Read the totals of a round. Returns whether a node answered."""
 
         async def read(client: ChainClient) -> list[OptionTotal]:
-            # A node that is a block behind has no totals yet and answers as for a round without votes.
+            # A node that is one block behind has no totals yet; its response is that of a round without votes.
             reported = await client.round(known.round_id)
             if reported is None or reported.status is not RoundStatus.FINALIZED:
                 raise ChainUnavailable("the node does not report the round as finalized")
@@ -136,7 +137,7 @@ class RoundsView:
             return True
         except ChainError:
             return False
-        # Drop totals of unknown options: a response may contain millions. The round's own are bounded by BODY_BYTES.
+        # Drop totals of unknown options: a response may contain millions. The known ones are bounded by MAX_BODY_BYTES.
         options = {(proposal.id, option.index) for proposal in known.proposals for option in proposal.options}
         reported_totals = ((total.proposal_id, total.option, total.value) for total in totals)
         self._totals[known.round_id] = {

@@ -1,7 +1,7 @@
 """SQLite store of the registrations and the last valid voting configuration.
 
 Every change is on disk (fsync) when the awaited call returns. Only the service's user can read the file: it contains
-keyed hashes of the clients' networks together with the key, so that a reader could test guesses.
+keyed hashes of the clients' networks together with the key, so a reader could test guesses.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SCHEMA_VERSION: Final = 2
 REGISTRATION_SECONDS: Final = 7 * 24 * 3600
 """Seconds after which a registration expires if the validator has no staking record."""
 MAX_REGISTRATIONS: Final = 10_000
-"""Maximum number of registrations. Any key can sign one, so that the file needs a limit."""
+"""Maximum number of registrations. Bounds the file, because any key can sign a registration."""
 MAX_REGISTRATIONS_PER_NETWORK: Final = 200
 """Maximum number of registrations from one network (IPv4 /24, IPv6 /48): 2 % of `MAX_REGISTRATIONS`."""
 _HASH_BYTES: Final = 8
@@ -126,17 +126,17 @@ class AdminStore:
     # ------------------------------------------------------------------ registrations
 
     async def register(self, request: RegistrationRequest, *, network: bytes, now: float) -> Registration:
-        """Store a claim. A claim that is not newer than the stored one of its address changes nothing.
+        """Store a registration. A request that is not newer than the stored one of its address changes nothing.
 
         If the store is full, the newest registration of the network with the most registrations is evicted.
 
         Args:
-            request: the signed claim.
+            request: the signed request.
             network: network of the client, see `helper.server.client_address.client_network`; stored as a keyed hash.
             now: Unix seconds.
 
         Returns:
-            The stored registration of the claim's address.
+            The stored registration of the request's address.
 
         Raises:
             RegistryFullError: the address is new, and its network has `MAX_REGISTRATIONS_PER_NETWORK` registrations
@@ -298,12 +298,12 @@ def _connect(path: Path) -> sqlite3.Connection:
             os.fchmod(fd, 0o600)
         uri = f"{path.absolute().as_uri()}?mode=rw"
         conn = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
-        # SQLite follows symbolic links: refuse the file if it was replaced meanwhile.
+        # SQLite follows symbolic links: refuse the file if it was replaced after the check.
         if not os.path.samestat(path.lstat(), status):
             conn.close()
             raise _not_a_file(path)
     finally:
-        os.close(fd)  # before SQLite has locks: closing any descriptor of the file releases them
+        os.close(fd)  # before SQLite acquires its locks, because closing any descriptor of the file releases them
     return conn
 
 

@@ -15,7 +15,7 @@ _NAT64: Final = ipaddress.ip_network("64:ff9b::/96")
 _GLOBAL_UNICAST_IPV6: Final = ipaddress.ip_network("2000::/3")
 """Global unicast (https://www.iana.org/assignments/ipv6-address-space)."""
 _DOCUMENTATION_IPV6: Final = ipaddress.ip_network("3fff::/20")
-"""Documentation addresses (RFC 9637); `ipaddress` only knows the older range."""
+"""Documentation addresses (RFC 9637); `ipaddress` contains only the older range."""
 _PRIVATE_ENDINGS: Final = ("localhost", "local", "internal", "lan", "home", "corp", "arpa", "test", "invalid", "onion")
 
 
@@ -51,9 +51,9 @@ def check_url(url: str, *, production: bool) -> None:
 
 
 def first_publishable(urls: Iterable[str], *, production: bool) -> str:
-    """Return the first node URL that is safe to publish, "" if there is none.
+    """Return the first node URL that may be published, "" if there is none.
 
-    Only a bare origin is safe: URLs of hosted nodes often contain the customer's key in path, query or userinfo.
+    Only bare origins are published: URLs of hosted nodes often contain the customer's key in path, query or userinfo.
 
     Args:
         urls: the configured node URLs.

@@ -34,7 +34,7 @@ MAX_REDIRECTS: Final = 3
 MAX_ORIGINS_CHARS: Final = 2000
 """Maximum number of characters of all origins: proxies limit the size of response headers, nginx to 4 kB."""
 MAX_SERVERS: Final = 256
-"""Maximum number of vote servers that are considered for the policy; production has ten."""
+"""Maximum number of vote servers read for the content security policy; production has ten."""
 _HOST: Final = re.compile(r"[a-z0-9-]+(\.[a-z0-9-]+)*")
 _LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1")
 _REDIRECT_STATUSES: Final = (301, 302, 303, 307, 308)
@@ -48,7 +48,7 @@ class InvalidConfigError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PublishedConfig:
-    """A voting configuration.
+    """A validated voting configuration.
 
     Attributes:
         body: the published bytes.
@@ -67,7 +67,7 @@ def parse_config(body: bytes) -> PublishedConfig:
     A hostile configuration of `MAX_CONFIG_BYTES` bytes takes tens of milliseconds; call this in a thread.
 
     Raises:
-        BadConfigError: it is not a voting configuration.
+        InvalidConfigError: it is not a voting configuration.
     """
     try:
         config = json.loads(body.decode(), parse_constant=_reject_constant)
@@ -166,7 +166,7 @@ class VotingConfig:
         """Origins of its vote servers, see `PublishedConfig`."""
 
     async def restore(self) -> None:
-        """Load the copy on disk."""
+        """Load the stored copy."""
         stored = await self._store.load_config(self._url)
         if stored is None:
             return
@@ -227,7 +227,7 @@ class VotingConfig:
         return body
 
     async def _get(self, url: httpx.URL, address: str) -> tuple[httpx.Response, bytes]:
-        """Send one request; to `address` if given, so that the checked address is used (no DNS rebinding)."""
+        """Send one request; to `address` if given, which prevents DNS rebinding after the check."""
         headers, extensions = {"Accept-Encoding": "identity"}, {}
         if address:
             headers["Host"], extensions["sni_hostname"] = url.netloc.decode(), url.raw_host.decode()

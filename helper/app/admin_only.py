@@ -23,7 +23,7 @@ class AdminOnlyService:
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
-        """Begin to stop; `run` returns once everything has ended."""
+        """Begin to stop; `run` returns when all tasks have ended."""
         self._stop.set()
 
     async def get_status(self) -> str:

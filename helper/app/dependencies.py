@@ -1,4 +1,4 @@
-"""The service's connections to the outside world, which a simulation can replace."""
+"""External dependencies of the service: store, nodes, prover workers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from helper.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """Replaceable dependencies of the service.
+    """Dependencies that a simulation can replace.
 
     Attributes:
         store: the queue; None opens the configured database.
         nodes: the chain's nodes; None connects to the configured ones.
-        spawn: starts a prover worker.
+        spawn_worker: starts a prover worker.
         share_checks: validates shares.
     """
 

@@ -1,4 +1,4 @@
-"""Health of the service: readiness, admission, dispatch, and the facts shown to operators."""
+"""Health of the service: readiness, admission, dispatch, and status for operators."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from helper.store.sqlite.file_location import DATABASE_DISPLACED_TEXT, WAL_DISPL
 from helper.store.store import Store
 
 PAUSE_GRACE_SECONDS = 30.0
-"""Seconds for which dispatch may be paused before the service is not ready. A restart of a node pauses it for less."""
+"""Seconds for which dispatch may be paused before the service is not ready; longer than the restart of a node takes."""
 
 
 class ServiceHealth:
@@ -88,8 +88,8 @@ class ServiceHealth:
     def intake_pause_reason(self) -> PauseReason | None:
         """Why no share is admitted now, or None.
 
-        The newest block that any node in sync has reported decides whether the chain is current. So a node that is
-        unreachable for a moment does not pause admission, but nodes that respond and are all out of sync do.
+        The chain is current if the newest block that any node in sync has reported is recent. A node that is briefly
+        unreachable therefore does not pause admission. Admission pauses if nodes respond but none is in sync.
         """
         return (
             self._store_fault()
@@ -102,7 +102,7 @@ class ServiceHealth:
     def round_pause_reason(self, round_id: bytes) -> PauseReason | None:
         """Why no share of this round may be admitted or revealed although nodes are in sync, or None.
 
-        The reason is that no node reports the round, or its tree, consistently with what was verified before.
+        The reason is that no node's report of the round or its tree is consistent with the verified state.
         """
         frozen = self._round_registry.frozen_reason(round_id)
         return (
@@ -135,7 +135,7 @@ class ServiceHealth:
         return None if self._cluster is None else self._cluster.clock_fault
 
     def _clock_suspect(self) -> PauseReason | None:
-        """Why nothing may be dispatched by this host's clock, or None."""
+        """Why this host's clock must not be used for dispatch, or None."""
         fault = self._clock_fault()
         return PauseCause.CLOCK_OFF_CHAIN.reason() if fault is None and self._node_pool.is_clock_suspect else fault
 
@@ -171,11 +171,11 @@ class ServiceHealth:
         return text_of(self._unread_since_stop())
 
     def _unread_since_stop(self) -> PauseReason | None:
-        """Why shares that await a proof may be confirmed already, or None."""
+        """Why shares without a proof may be confirmed already, or None."""
         return None if self._block_follower.is_ready else PauseCause.BLOCKS_UNREAD.reason()
 
     def _unread_blocks(self) -> str | None:
-        """The number of older blocks that are not read yet, or None. Shares are revealed meanwhile."""
+        """The number of older blocks that are not read yet, or None. Shares are revealed in the meantime."""
         left = self._block_follower.history.unread_count
         return f"{left} older blocks are still to be read; shares are revealed meanwhile" if left else None
 

@@ -97,7 +97,7 @@ class Listeners:
             view: the wallet API's view of the service; None if this host admits no shares.
             store: the queue, for the operator API.
             round_registry: the round registry.
-            read_status: returns the facts that only the running service knows.
+            read_status: returns the state of the running service.
             run_checks: runs the health checks.
             stats: the service's counters.
             more_operator_routes: further routes of the operator API.
@@ -192,7 +192,7 @@ class Listeners:
         return routes
 
     def _metrics_server(self) -> Server:
-        # Imported here, so that hosts without metrics need not load the library.
+        # Imported here, so that hosts without metrics do not load the library.
         from helper.observability.metrics import Metrics  # noqa: PLC0415
         from helper.server.routes.metrics import LIMITS, create_metrics_app  # noqa: PLC0415
 

@@ -69,7 +69,7 @@ class Service:
         config: validated settings.
         clock: the clock; the system's if None.
         prover_command: the command line of a prover worker; tests use a faster prover.
-        dependencies: connections to the outside world; the real ones if None. The simulation replaces them.
+        dependencies: external dependencies; the real ones if None. The simulation replaces them.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Service:
             config.prover.circuit, clock=self.clock, store_accepted=self.store.set_meta
         )
         self.prover_pool = ProverPool(
-            # A host that only sends needs one worker, to check proofs that the chain refuses.
+            # A host that only sends needs one worker, to verify proofs that the chain has refused.
             workers=config.proof_slots if self.role.can_prove else 1,
             circuits=self.circuit_selector.required_circuits,
             clock=self.clock,
@@ -244,11 +244,11 @@ class Service:
         )
 
     def stop(self) -> None:
-        """Begin to stop; `run` returns once everything has ended."""
+        """Begin to stop; `run` returns when all tasks have ended."""
         self._stop.set()
 
     async def get_status(self) -> str:
-        """Return a short status, after the database's thread has responded; block while it hangs."""
+        """Return a short status once the database's thread has responded; waits while it hangs."""
         await self.store.ping_writer()
         pause_reason = self.health.intake_pause_reason() or self._pause_reason()
         return text_of(pause_reason) or (
@@ -258,7 +258,7 @@ class Service:
     async def run(
         self, *, on_started: Callable[[str], None] = lambda _: None, wallet_socket: socket.socket | None = None
     ) -> None:
-        """Run until `stop`, or until a component fails for good.
+        """Run until `stop`, or until a component fails permanently.
 
         Args:
             on_started: called with the wallets' base URL once the sockets listen.
@@ -347,7 +347,7 @@ class Service:
         servers: Sequence[asyncio.Task[None]] = (),
         more_components: Mapping[str, Coroutine[Any, Any, None]] | None = None,
     ) -> None:
-        """Run all background components until `stop` is called. Requires `opened`.
+        """Run all background components until `stop` is called. Requires `open_queue`.
 
         Args:
             servers: server tasks to watch; the caller ends them.
@@ -430,9 +430,9 @@ class Service:
             self.broadcaster.forget_confirmed(share_id)
 
     async def _reconcile_after_blocks(self) -> None:
-        """Follow up unconfirmed reveals after each block.
+        """Reconcile unconfirmed reveals after each block.
 
-        At the start this waits for the block follower, because many of them may be confirmed in unread blocks.
+        At start-up this waits for the block follower, because unread blocks may confirm many of them.
         """
         while True:
             await self._new_block.wait()

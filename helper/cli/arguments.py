@@ -29,7 +29,7 @@ def build_filter_query(
 
     Raises:
         ValueError: an option is invalid.
-        NothingThere: no known round has this prefix, or there is no queue.
+        NotFound: no known round has this prefix, or there is no queue.
     """
     return {
         "round": resolve_round(api, round_id),
@@ -59,9 +59,8 @@ def resolve_round(api: OperatorApi, text: str) -> str:
 def parse_due_before(text: str, now: float) -> str:
     """Parse a time: unix seconds, `+10min` from now (s, min, h, d), or UTC as in tables.
 
-    Returns unix seconds.
-
-    A fraction is rounded up, so that "before" includes the whole time.
+    Returns:
+        Unix seconds. A fraction is rounded up, so that "before" includes the given time.
 
     Raises:
         ValueError: the format is none of these.

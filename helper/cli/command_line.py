@@ -1,7 +1,7 @@
 """Creates the command line from the modules of the commands.
 
 Only the module of the requested command is imported: start-up is faster, and a command works even if another cannot be
-imported. The argument parser is also imported late, after the check of the database lock.
+imported. The argument parser is imported after the check of the database lock.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def create_completing_cli(env: Mapping[str, str]) -> typer.Typer:
 
 
 def _root_callback() -> None:
-    """Do nothing; commands do the work."""
+    """Root callback without effect."""
 
 
 def _add_command(cli: typer.Typer, name: str) -> None:

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from helper.store.migration.migration import Migration, MigrationResult
 
 CHECK_PAUSE_SECONDS: Final = 1.0
-"""Seconds between two checks whether the helper still runs."""
+"""Seconds between two checks of whether the helper has stopped."""
 CATCH_UP_CHECKS: Final = 30
-"""Checks after which the changes made meanwhile are copied."""
+"""Number of checks between two copies of recent changes."""
 MAX_DAMAGED_LISTED: Final = 20
-"""Damaged rows that are listed."""
+"""Maximum number of damaged rows listed."""
 
 
 def copy(
@@ -104,7 +104,7 @@ def copy(
 def _move(
     settings: Config, origin: str | None, to: str, *, wait: bool, dry_run: bool, yes: bool
 ) -> tuple[dict[str, Any], ExitCode]:
-    """Move the queue, or show what would be moved. Returns the answer and the exit code."""
+    """Move the queue, or show the effect with --dry-run. Returns the result and the exit code."""
     # imported here, so that the help loads no database driver
     from helper.store.migration.factory import create_endpoints  # noqa: PLC0415
     from helper.store.migration.migration import Migration  # noqa: PLC0415

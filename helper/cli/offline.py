@@ -67,7 +67,7 @@ async def _open_for_query(database: Path) -> AsyncIterator[ASGIApp]:
 
 @asynccontextmanager
 async def _open_for_action(database: Path) -> AsyncIterator[ASGIApp]:
-    # Imported here: they load native code, which queries do not need. `acting_as_owner` requires imports before it.
+    # Imported here because they load native code, which queries do not need, and before `acting_as_owner`.
     import proofs  # noqa: PLC0415
     from helper.operations.actions import Operations  # noqa: PLC0415
     from helper.server.routes.operator_actions import operator_action_routes  # noqa: PLC0415
@@ -115,7 +115,7 @@ class StoredRoundAuthority:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def frozen_reason(self, round_id: bytes) -> str | None:  # noqa: ARG002 (the protocol's)
+    def frozen_reason(self, round_id: bytes) -> str | None:  # noqa: ARG002 (required by the protocol)
         """Return None: without the chain, nothing is known."""
         return None
 

@@ -1,7 +1,7 @@
 """Client of the operator API: of the running daemon, or of its database file while none runs.
 
 Both serve the same routes. The daemon serves them on its control socket. Without a daemon, `helper.cli.offline` serves
-them in this process; `source` in a response says which one it was. Queries do not change the file, and actions hold the
+them in this process; `source` in a response names the server. Queries do not change the file, and actions hold the
 daemon's lock.
 """
 
@@ -20,9 +20,9 @@ from helper.errors import ActionRefused, DaemonError, DaemonUnreachable, HelperE
 from helper.server.control_client import DaemonNotRunningError, DaemonUnresponsiveError, request_control_socket
 
 QUERY_SECONDS: Final = 10.0
-"""Timeout of a query."""
+"""Timeout of a query in seconds."""
 ACTION_SECONDS: Final = 3600.0
-"""Timeout of an action; on a large queue it takes minutes, as it runs in small transactions."""
+"""Timeout of an action in seconds. An action runs in small transactions, which takes minutes on a large queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class OperatorApi:
             query: query parameters; empty ones are left out.
 
         Raises:
-            NothingThere: the share or the database does not exist.
+            NotFound: the share or the database does not exist.
             ValueError: the query is invalid.
             PermissionError: this user may not use the socket or the file.
             HelperError: the daemon or the file returned an error.
@@ -77,7 +77,7 @@ class OperatorApi:
         return self._request(path, query or {}, json.dumps(dict(body)).encode() if isinstance(body, Mapping) else body)
 
     def require_database(self) -> None:
-        """Raise NothingThere if the queue is in no file that this host has."""
+        """Raise NotFound if this host has no database file."""
         if self.shared:
             raise NotFound(
                 f"no daemon answers on {self.socket}, and the queue is in a shared database",
@@ -112,7 +112,7 @@ class OperatorApi:
 
 
 def _result(status: int, content: bytes, *, by_daemon: bool) -> dict[str, Any]:
-    """Return a successful response; raise the error that an unsuccessful one stands for."""
+    """Return the content of a successful response; raise the error of any other."""
     try:
         answer = json.loads(content)
     except ValueError:

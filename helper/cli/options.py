@@ -1,4 +1,4 @@
-"""Command-line options used by several commands."""
+"""Options that commands share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ConfigOption = Annotated[
     Path | None,
     typer.Option(
         "--config",
-        readable=False,  # checked by `read_settings`, with its own exit code
+        readable=False,  # `read_settings` checks the file and maps errors to exit codes
         help="Settings file (else $SVOTE_HELPER_CONFIG, ./helper.toml, /etc/svote-helper/helper.toml).",
         show_default=False,
     ),

@@ -147,7 +147,7 @@ def verify(
 def _create_search(
     api: OperatorApi, nullifier: str, round_id: str, first: int, last: int, source: SearchSource
 ) -> Search:
-    """Create search parameters. If no round is given, look it up in the helper's known nullifiers."""
+    """Create search parameters. Without a round, use the helper's known nullifiers to find it."""
     from helper.server.views import parse_hex32, parse_round  # noqa: PLC0415
 
     with map_errors_to_exit_codes():

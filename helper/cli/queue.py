@@ -56,7 +56,7 @@ def show(
     json: JsonOption = False,
 ) -> None:
     """Show the state and history of a share. Never shows witness data."""
-    if not ref.isalnum() or not ref.isascii():  # other characters could form another path
+    if not ref.isalnum() or not ref.isascii():  # other characters could change the path
         raise typer.BadParameter("a share's name consists of hex characters", param_hint="REF")
     with map_errors_to_exit_codes():
         response = OperatorApi.of(config, db).get(f"/queue/{ref.lower()}")

@@ -60,7 +60,7 @@ def export(
     """
     if move:
         require_confirmation(yes=yes, dry_run=dry_run)
-    database_file(config, db)  # ends the command for a shared queue, which cannot be exported
+    database_file(config, db)  # ends the command if the queue is in a shared database, which cannot be exported
     api, refs = OperatorApi.of(config, db), [ref.lower() for ref in shares or []]
     harden_process()
     with map_errors_to_exit_codes(), map_file_errors_to_exit_codes():
@@ -117,7 +117,7 @@ def _encrypt_selection(selection: ExportSelection, passphrase: str) -> bytes:
 def _write_and_record(
     api: OperatorApi, output: Path, sealed: bytes, body: Mapping[str, Any], *, move: bool
 ) -> dict[str, Any]:
-    """Put the export on record, and with `move` set the shares aside, between the file's bytes and its name."""
+    """Record the export, and mark moved shares, after writing the file and before renaming it to `output`."""
     from helper.store.backup import create_file  # noqa: PLC0415
 
     for partial_file in sorted(output.parent.glob(".*.partial")):
@@ -139,7 +139,7 @@ def _write_and_record(
 
 
 def _marks(selection: ExportSelection) -> dict[str, str]:
-    """The rows of the selection, for the request that moves them."""
+    """Return the selected rows as `marks` of the request."""
     from helper.server.routes.operator_actions import MARK_STRUCT  # noqa: PLC0415
 
     marks = b"".join(MARK_STRUCT.pack(number, check) for number, check in selection.versions)

@@ -37,7 +37,7 @@ def watch(config: ConfigOption = None, db: DbOption = None, json: JsonLinesOptio
     except PermissionError:
         fail(f"no permission to use {socket}", ExitCode.NOT_AUTHORISED)
     except BrokenPipeError:
-        # the reader closed the pipe; buffered output must not be written at exit
+        # the reader closed the pipe: do not write buffered output at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(ExitCode.OK) from None
 

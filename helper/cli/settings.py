@@ -32,7 +32,7 @@ def read_settings(config: Path | None, flags: Mapping[str, Any] | None = None) -
     Ends the command if this user may not read the file.
 
     Raises:
-        SettingsError: lists every problem.
+        SettingsError: the settings are invalid; the text lists every problem.
     """
     file = find_file(config, os.environ)
     if file is not None and file.exists() and not os.access(file, os.R_OK):

@@ -15,7 +15,7 @@ from helper.store.sqlite.file_lock import open_regular, try_lock
 def require_single_instance(arguments: Sequence[str], env: Mapping[str, str]) -> None:
     """Raise if these arguments start a daemon on a database that another daemon has open.
 
-    The locks are released again; the store acquires them when it opens. Other errors in the arguments are ignored.
+    The locks are released again; the store acquires them when it opens. Invalid arguments are ignored.
 
     Raises:
         StoreLocked: another daemon has it open.
@@ -38,7 +38,7 @@ def _find_database(arguments: Sequence[str], env: Mapping[str, str]) -> Path | N
     """Return the database of a `serve` command; None for other commands and unknown arguments."""
     if list(arguments[:1]) != ["serve"]:
         return None
-    # the options of `serve` only; unknown ones are left to its own parser
+    # only the options of `serve`; its own parser reports unknown ones
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for option in ("--config", "--db", "--host", "--port", "--ready-file"):
         parser.add_argument(option, type=Path if option in {"--config", "--db"} else str)

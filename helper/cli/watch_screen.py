@@ -53,9 +53,9 @@ class Screen:
             yield line
 
     def lines(self, width: int, *, ascii_only: bool = False, max_lines: int = UNLIMITED_LINES) -> Iterator[Text]:
-        """Yield the lines for this width; they may still be too long and are then cropped.
+        """Yield the lines for this width; the terminal crops lines that are still too long.
 
-        If there is not enough room, rounds are omitted (`_fit_rounds`), so that nodes and failures stay visible.
+        If there are too few lines, rounds are omitted (`_fit_rounds`), so that nodes and failures stay visible.
         """
         if self.lost_reason is not None:
             yield Text("helper not reachable; retrying", "bold red")
@@ -145,10 +145,10 @@ def _number_lines(row: Mapping[str, Any], now: float, width: int) -> Iterator[Te
 
 
 def _fit_rounds(shown: list[_RoundLines], max_lines: int) -> Iterator[Text]:
-    """Yield rounds in at most `room` lines.
+    """Yield rounds in at most `max_lines` lines.
 
     Omits rounds without open shares first, the oldest first; then the bars of the rounds that end last; then these
-    rounds. At least one round is shown, and a line counts the omitted ones.
+    rounds. At least one round is shown. A line states how many are omitted.
     """
     omitted: list[_RoundLines] = []
 
@@ -193,7 +193,7 @@ def _urgency_style(row: Mapping[str, Any], left: float, needed: float | None) ->
 
 
 def _due_chart_lines(row: Mapping[str, Any], width: int, *, ascii_only: bool) -> Iterator[Text]:
-    """Yield a bar chart of due shares: one bar per minute, or per several minutes on a narrow terminal."""
+    """Yield a bar chart of due shares: one bar per minute, or for more minutes on a narrow terminal."""
     minutes, later = row["due_per_minute"], row["later"]
     if not any(minutes) and not later:
         return

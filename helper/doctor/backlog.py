@@ -1,8 +1,8 @@
 """Checks whether waiting shares can be revealed before their rounds end. Pure.
 
-Two limits apply: how fast proofs are made here, and how many reveals the chain includes in a block. All rounds share
-both, so a round waits for the rounds that end before it. The due times matter as well: shares that are due in the last
-minutes of a round must be revealed in those minutes, however long the round still runs.
+Two limits apply: the rate of the provers, and the number of reveals that the chain includes in a block. All rounds
+share both, so a round waits for the rounds that end before it. Due times matter as well: shares that are due in the
+last minutes of a round can only be revealed in those minutes, even if the end of the round is hours ahead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_REVEALS_PER_BLOCK: Final = 256
 MAX_BLOCK_SECONDS: Final = 6.0
 """Seconds between two blocks if not measured: the longest interval of the chain."""
 TIGHT_FRACTION: Final = 0.8
-"""Share of the remaining time above which a round is reported as tight."""
+"""Fraction of the remaining time above which a round is reported as tight."""
 SPEED_ADVICE: Final = (
     "Reduce other load on this machine; if cores are idle, raise [helper] max_concurrent_proofs and restart. Wallets"
     " send each share to several helpers, so another helper may still reveal the rest."
@@ -36,8 +36,8 @@ class WaitingShares:
         end: its vote_end_time, unix seconds.
         unproven: shares without a proof.
         unconfirmed: shares that were sent and are not confirmed.
-        minutes: of `left`, how many become due in each of the next minutes; the first includes overdue shares.
-        later: of `left`, how many become due after these minutes.
+        minutes: of `unproven`, the number due in each of the next minutes; the first includes overdue shares.
+        later: of `unproven`, the number due after these minutes.
     """
 
     round_id: str
@@ -117,10 +117,10 @@ def _judge_round(waiting: WaitingShares, proof_rate: ProofRate, now: float, earl
 
 
 def _excess_at_end(waiting: WaitingShares, rate: float, seconds_left: float) -> tuple[int, float]:
-    """How many shares due in the last minutes cannot be proven in that time, and how many minutes these are.
+    """Number of shares due in the last minutes that cannot be proven in time, and the number of minutes.
 
-    Returns the worst of all intervals that end with the round. If the round runs longer than the known minutes,
-    the result is zero.
+    Returns the worst of all intervals that end with the round. If the round ends after the known minutes, the result
+    is zero.
     """
     worst, interval, due = 0, 0.0, 0
     if waiting.later:

@@ -168,7 +168,7 @@ def judge_nodes(nodes: Sequence[NodeReport], criteria: NodeCriteria) -> NodeResu
 
 
 def _find_problem(node: NodeReport, chain_id: str | None, criteria: NodeCriteria) -> tuple[str, str] | None:
-    """Return what is wrong with a node, and the advice."""
+    """Return the problem of a node and the advice, or None."""
     if node.problem is not None:
         return node.problem, "Check that the node runs, and that its address in [chain] is right."
     if node.chain_id != chain_id:
@@ -240,7 +240,7 @@ def _judge_chain(nodes: Sequence[NodeReport], usable: Sequence[NodeReport], chai
 
 
 def judge_clock(nodes: Sequence[NodeReport], now: float, *, limit: float) -> CheckResult:
-    """Compare this machine's clock with the newest block time that is nearest to it.
+    """Compare this machine's clock with the nearest of the nodes' newest block times.
 
     Args:
         nodes: reports of nodes on the right chain.

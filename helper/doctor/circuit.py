@@ -1,4 +1,4 @@
-"""Checks that the selected circuit is the one that the nodes verify. Pure."""
+"""Checks that the nodes verify the selected circuit. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def judge_circuit(setting: str, current: str | None, versions: Sequence[str]) ->
     Args:
         setting: [prover] circuit: auto, k10 or k11.
         current: circuit of the running helper; None if none runs.
-        versions: of the nodes that answered; "" if a node reports none.
+        versions: versions of the nodes that responded; "" for a node that reports none.
     """
     expected = {circuit for version in versions if (circuit := circuit_for_version(version)) is not None}
     reported = ", ".join(sorted({version for version in versions if version})) or "none"

@@ -39,7 +39,7 @@ class DaemonReport:
     """State reported by the running helper.
 
     Attributes:
-        is_running: whether a helper answers, or at least listens.
+        is_running: whether a helper responds, or at least listens.
         problem: why it could not be queried, None if it could.
         is_forbidden: whether this user lacks permission.
         service: its state.

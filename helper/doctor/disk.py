@@ -65,7 +65,7 @@ def judge_disk(folder: Path, disk: DiskMeasurement, kind: str) -> list[CheckResu
 
     Args:
         folder: directory of the database.
-        disk: what was measured.
+        disk: the measured values.
         kind: the file system's type, "" if unknown.
     """
     results = [_judge_space(folder, disk), _judge_fsync(folder, disk)]

@@ -1,4 +1,4 @@
-"""Checks that the files of the page are those of one build."""
+"""Checks the files of the page against the hashes of their build."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from helper.runtime.hardening import ProcessLimits
 CORE_PATTERN: Final = Path("/proc/sys/kernel/core_pattern")
 MEMORY_INFO: Final = Path("/proc/meminfo")
 PROVER_BYTES: Final = 128 << 20
-"""Memory of one prover with the keys of both circuits; 65 MB was measured for one circuit."""
+"""Bytes of memory of one prover with the keys of both circuits; 65 MB were measured for one circuit."""
 
 
 def judge_cores(limits: ProcessLimits, core_pattern: str | None, *, process_name: str) -> CheckResult:

@@ -12,7 +12,7 @@ SUBJECT = "published addresses"
 
 
 def judge_publication(config: Config) -> CheckResult:
-    """Check `/api/chain`: no credentials in the configured addresses, and none missing that is needed."""
+    """Check `/api/chain`: no required address is missing, and none contains credentials."""
     if config.admin.disable:
         return ok(SUBJECT, "none: [admin] disable is set")
     set_for_publication = {"chain_rest": config.ui.chain_rest, "chain_rpc": config.ui.chain_rpc}

@@ -21,7 +21,7 @@ class CheckResult:
     """Result of one check.
 
     Attributes:
-        subject: what was checked, one or two words.
+        subject: the checked item, in one or two words.
         level: severity.
         message: the state, in one line.
         advice: how to fix it; empty if nothing needs to be done.

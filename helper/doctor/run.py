@@ -1,7 +1,7 @@
 """Runs all checks concurrently, each with its own time limit.
 
-Calls that may hang in the kernel (a dead disk, a stuck helper) run in daemon threads that are not joined, so a report
-is ready within `MAX_TOTAL_SECONDS` seconds in any case.
+Calls that may hang in the kernel (a failed disk, a hung helper) run in daemon threads that are not joined, so a report
+is always ready within `MAX_TOTAL_SECONDS` seconds.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class _Doctor:
         return await done
 
     def _run_in_thread(self, check: Callable[[], list[CheckResult]]) -> AsyncCheck:
-        """Make an asynchronous check of a blocking one."""
+        """Make an asynchronous check of a blocking function."""
         return lambda: self._call_in_thread(check)
 
     def _seconds_left(self) -> float:
@@ -308,7 +308,7 @@ class _Doctor:
         return backlog.judge_backlog(waiting, rate, self.clock.now())
 
     def _seconds_per_proof(self) -> float | None:
-        """Median of the helper's proofs, else our self-test, else the helper's self-test."""
+        """Median time of the helper's proofs; else of our self-test; else of the helper's self-test."""
         service = self.daemon.service
         if service.p50_ms is not None:
             return service.p50_ms / 1000
@@ -318,7 +318,7 @@ class _Doctor:
 
 
 def _run_inline(check: Callable[[], list[CheckResult]]) -> AsyncCheck:
-    """Make an asynchronous check of one that does not block."""
+    """Make an asynchronous check of a non-blocking function."""
 
     async def run_check() -> list[CheckResult]:
         return check()

@@ -1,4 +1,4 @@
-"""What the running helper reports about itself, parsed from its JSON."""
+"""State of the running helper, parsed from its JSON."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from helper.runtime.hardening import ProcessLimits
 class ServiceReport:
     """State of the running helper (`helper.observability.service_state.ServiceState`).
 
-    None, or the default, for what it does not report: it may be of another version, or could not be queried.
+    A field that the helper does not report is None or the default: the helper may have another version, or could not be
+    queried.
 
     Attributes:
         paused: why processing is paused, None if it is not.
         unread_blocks: older blocks that are not read yet.
         workers: number of prover workers.
-        proofs: number of proofs made; `p50_ms` and `p99_ms` are percentiles of the recent ones.
+        proofs: number of proofs made; `p50_ms` and `p99_ms` are percentiles of the recent proving times.
         self_test_seconds: time of one proof in the self-test.
-        sends: whether this host holds the sender lease; `sender` is the host that does, "" for none.
-        shares_database: whether several hosts share the database.
+        sends: whether this host holds the sender lease; `sender` is the holder, "" for none.
+        shares_database: whether the database is shared between hosts.
     """
 
     ready: bool | None = None
@@ -56,7 +57,7 @@ def parse_service(state: Mapping[str, Any]) -> ServiceReport:
     """Parse the section `service` of `GET /stats`.
 
     Raises:
-        TypeError, AttributeError: a part of it is not of the expected kind.
+        TypeError, AttributeError: a value is not of the expected type.
         KeyError: a check has no name.
     """
     provers, proof = state.get("provers") or {}, state.get("proof") or {}

@@ -1,4 +1,4 @@
-"""Reads the settings for the checks: reports invalid values and uses the rest."""
+"""Reads the settings for the checks. Invalid values are reported and replaced by defaults."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the service tells about itself: logs and figures, never anything of one share."""
+"""Logging, statistics, metrics and status feed. Contains no data of a single share."""

@@ -1,4 +1,4 @@
-"""Logs errors that a loop survives: ours with their advice, all others with a traceback."""
+"""Logs errors that do not end a loop: `HelperError` with its advice, others with a traceback."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Structured logging to standard error, limited to an allowlist of fields.
 
-A field that is not on the allowlist is dropped and counted, whatever its value, so that new code cannot log a witness,
-a nullifier or a transaction by mistake. Exceptions are logged as types and source locations. Their text is included
+A field that is not on the allowlist is dropped and counted, so that new code cannot log a witness, a nullifier or a
+transaction by mistake. Exceptions are logged as types and source locations. Their text is included
 only for `HelperError`, because other exceptions may quote a value.
 """
 
@@ -86,7 +86,7 @@ ALLOWED_FIELDS: Final = frozenset(
 
 ROOT_LOGGER: Final = "helper"
 """Root logger of this product. Libraries log their arguments (URLs, query values); of their entries only warnings and
-errors are written, whatever the level."""
+errors are written, at any level."""
 
 REPEAT_BURST: Final = 10
 """Number of equal warnings or errors that are written before the rate limit applies."""
@@ -157,7 +157,7 @@ class RepeatFilter(logging.Filter):
     """Rate limit for equal warnings and errors, so that no client can flood the log.
 
     Entries of this product are equal if logger and event are the same, those of libraries if they come from the same
-    source line. The next entry that is written has the number of suppressed ones. Uses the time of the records.
+    source line. The next entry that is written states how many were suppressed. Uses the time of the records.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """Definitions of counters and histograms for Prometheus, and their sources in `Stats`. Pure data.
 
-Label values are fixed beforehand: outcomes, states, stages, hosts of the configured nodes. There are no labels for
-rounds, shares or clients. On a helper with few shares, the counters still show over time when a share arrived. Readers
-are therefore trusted like operators, and the metrics have a separate listener.
+All label values are known in advance: outcomes, states, stages, hosts of the configured nodes. There are no labels for
+rounds, shares or clients. On a helper with few shares, the change of a counter still shows when a share arrived.
+Readers of the metrics are therefore trusted like operators, and the metrics have a separate listener.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def _service_metrics(status: ServiceState) -> Iterator[Metric]:
 
 
 def _lease_and_archive_metrics(status: ServiceState) -> Iterator[Metric]:
-    """Sender lease in a cluster, and progress of the archive; each only where it is in use."""
+    """Sender lease in a cluster, and progress of the archive; each only if it is configured."""
     if "sends" in status:
         yield _gauge("helper_sends", "Whether this host holds the sender lease.", status["sends"])
     archive = status.get("archive")

@@ -1,4 +1,4 @@
-"""Reads the state of the whole queue, for the overview and for Prometheus."""
+"""Reads the aggregate state of the queue, for the overview and for Prometheus."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def to_event(line: Mapping[str, Any]) -> dict[str, Any]:
         "logger": str(fields.get("logger", "")),
         "logentry": {"formatted": text},
         "extra": extra,
-        # one Sentry issue per log event and exception type, whatever the other fields are
+        # one Sentry issue per log event and exception type, regardless of other fields
         "fingerprint": [str(fields.get("logger", "")), text, _exception_type(fields.get("exception"))],
     }
 

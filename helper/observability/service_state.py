@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
-if TYPE_CHECKING:  # commands import this module, and must not wait for ctypes
+if TYPE_CHECKING:  # commands import this module and must not load ctypes, which is slow to import
     from helper.runtime.hardening import ProcessLimits
 
 
@@ -114,7 +114,7 @@ class RunningState(HealthState):
 
 
 class ServiceState(RunningState):
-    """State of the running service, with the keys for several hosts and for an archive."""
+    """State of the running service, with the optional keys for a cluster and an archive."""
 
     role: NotRequired[str]
     sends: NotRequired[bool]

@@ -1,8 +1,9 @@
 """Event stream of queue states, for the page and `queue watch`.
 
 States are numbered and encoded once for all listeners. A ring buffer holds the newest ones. A listener is a position in
-the buffer and an `asyncio.Event`. A listener that falls behind the buffer is disconnected, so that it delays nobody. A
-listener that reconnects continues after the last state it received, or with the newest state if that one is gone.
+the buffer and an `asyncio.Event`. A listener that falls behind the buffer is disconnected, so that it delays no other
+listener. A listener that reconnects continues after the last state it received, or with the newest state if the buffer
+no longer contains that state.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ MAX_LISTENERS: Final = 2048
 WAKE_BATCH_SIZE: Final = 32
 """Number of listeners that are woken together."""
 WAKE_PAUSE_SECONDS: Final = 0.01
-"""Seconds between two slices. The event loop and the GIL are free meanwhile, so that a due share waits for one slice at
-most. All listeners are woken well before the next state."""
+"""Seconds between two batches. The event loop and the GIL are free in between, so that a due share waits for at most
+one batch. All listeners are woken well before the next state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ class StatusFeed:
             changed.set()
 
     async def subscribe(self, last_event_id: str | None = None) -> AsyncIterator[FeedEvent]:
-        """Yield the states after the one named `last_event_id`. Ends when the listener has fallen behind."""
+        """Yield the states after event `last_event_id`. Ends when the listener has fallen behind."""
         position = self._start_position(last_event_id)
         with self._add_listener() as changed:
             while not self._is_closed:

@@ -27,7 +27,7 @@ from helper.store.store import Store
 log = structlog.get_logger("helper.operations")
 
 BATCH_SHARES: Final = 50
-"""Shares that one store operation changes. It blocks the writer, and with it every POST, for 10 to 20 ms."""
+"""Shares that one store operation changes. The operation blocks the writer, and thus every POST, for 10 to 20 ms."""
 MAX_ERROR_CHARS: Final = 200
 MAX_LISTED_SKIPPED: Final = 1000
 """Maximum number of skipped shares that an import report lists; it counts all of them."""
@@ -106,7 +106,7 @@ class Operations:
         round_authority: decides which rounds are closed.
         share_checks: validates imported shares; `proofs`.
         wake: called when shares may have become due.
-        is_daemon_running: whether a daemon is working on the queue. Shares that it has claimed are then left alone.
+        is_daemon_running: whether a daemon processes the queue. Shares that it has claimed are then not changed.
     """
 
     def __init__(
@@ -134,14 +134,14 @@ class Operations:
             actor: the operator.
             share_filter: selects failed shares.
             refs: prefixes of share references; empty for all selected shares.
-            dry_run: only count what would be done.
+            dry_run: count the shares without changing them.
 
         Returns:
-            The number of shares `retried`, skipped because their round is `closed`, or referenced but `not_failed`.
+            Number of shares by result: `retried`, `closed` (their round is closed) and `not_failed` (in `refs` only).
 
         Raises:
-            NothingThere: a prefix matches no share, or more than one.
-            ActionRefused: the filter selects a state other than failed.
+            NotFound: a prefix matches no share, or more than one.
+            ActionRefused: the filter selects shares that have not failed.
         """
         if share_filter.state not in {None, ShareState.FAILED}:
             raise ActionRefused("only failed shares can be retried", advice="Omit --state or use --state failed.")
@@ -178,10 +178,10 @@ class Operations:
         """Mark exported shares as moved, so that this host does not reveal them.
 
         They become failed with the stage "moved" until they are confirmed or retried. A share that is claimed, or that
-        changed since the export, stays: both hosts may then reveal it, and the chain counts it once.
+        changed since the export, is not marked: both hosts may then reveal it, and the chain counts it once.
 
         Returns:
-            The number of shares `moved` and `stayed`.
+            Number of shares by result: `moved` and `stayed` (not marked).
         """
 
         async def work(counts: Counter[str]) -> None:
@@ -196,7 +196,7 @@ class Operations:
     async def import_shares(self, actor: Actor, lines: AsyncIterator[bytes], *, dry_run: bool = False) -> ImportReport:
         """Import shares from another host's export; see `helper.operations.import_queue`.
 
-        Shares that were moved away earlier are revived with their full attempt budget.
+        Shares that were moved from this host earlier are retried with their full attempt budget.
 
         Raises:
             ExportFileError: the file is not an export, or it is truncated. Shares imported until then remain.
@@ -231,7 +231,7 @@ class Operations:
             The number of shares per state before the purge.
 
         Raises:
-            NothingThere: the queue has no data of this round.
+            NotFound: the queue has no data of this round.
             ActionRefused: the chain has not closed the round, or its unconfirmed shares are not reported yet.
         """
         stored = next((known for known in await self._store.list_rounds() if known.round_id == round_id), None)
@@ -276,7 +276,7 @@ class Operations:
             try:
                 await work(counts)
             except BaseException as error:
-                # The text of a foreign exception may quote share data.
+                # The text of an exception of another library may quote share data.
                 reason = str(error) if isinstance(error, HelperError) else type(error).__name__
                 await self._store.end_action(number, {**counts, "error": clean_text(reason)[:MAX_ERROR_CHARS]})
                 raise

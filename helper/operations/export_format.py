@@ -25,7 +25,7 @@ from proofs import ProofsError
 FORMAT: Final = "svote-helper queue"
 VERSION: Final = 1
 MAX_LINE_BYTES: Final = 256 << 10
-"""Maximum bytes of a line. A share with its message and a long history has a tenth of it."""
+"""Maximum bytes of a line. A share with its message and a long history needs a tenth of it."""
 MAX_SHARES: Final = 2_000_000
 MAX_HISTORY: Final = 1000
 

@@ -1,7 +1,7 @@
 """Imports another host's export. Each share is validated like one from a wallet.
 
 Shares that are already queued here, confirmed on the chain, or of a closed or unknown round are skipped. An import can
-therefore be repeated, also after an interruption. A share that was moved away from this host earlier is revived.
+therefore be repeated, also after an interruption. A share that was moved from this host earlier is retried.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ async def import_shares(
         share_checks: validates shares.
         lines: the lines of the export, without line ends.
         note: the history entry of each imported share.
-        dry_run: only count.
+        dry_run: count the shares without storing them.
 
     Raises:
         ExportFileError: the file is not an export, or it is truncated.

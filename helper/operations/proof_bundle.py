@@ -28,7 +28,7 @@ from proofs import CircuitInfo, EncodingError, Statement
 
 FORMAT: Final = "svote-helper reveal evidence"
 MAX_BUNDLE_BYTES: Final = 64 << 10
-"""Maximum bytes of a bundle. A real bundle has less than a quarter of it."""
+"""Maximum bytes of a bundle. A real bundle needs less than a quarter of it."""
 
 TRANSACTION: Final = "transaction.bin"
 PROOF: Final = "proof.bin"

@@ -1,4 +1,4 @@
-"""JSON of rounds and of the audit log. Pure."""
+"""JSON of the rounds and the audit log for operators. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from helper.store.action_rows import Action
 
 ROUND_STATUS_NAMES: Final = {1: "active", 2: "tallying", 3: "finalized", 4: "pending"}
 DEFAULT_ACTION_LIMIT: Final = 50
-"""Default maximum number of actions of a list."""
+"""Default maximum number of actions in a list."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ MAX_BUFFERED_BYTES: Final = 64 << 20
 MAX_BUFFERED_BYTES_PER_CLIENT: Final = MAX_BUFFERED_BYTES // 4
 """The same for the bodies of one client, if the client is known."""
 COMPLETE_BODY_KEY: Final = "whole body"
-"""Key in a request's state of its complete body, if the connection has received all of it before the request is served.
+"""Key in a request's state of its body, if the connection receives all of it before the request is served.
 
 Valid only until the first call of `receive`.
 """
@@ -65,14 +65,14 @@ class BodyReader:
         self._buffered_by_client: Counter[bytes] = Counter()
 
     async def read(self, scope: Scope, receive: Receive, client: bytes | None = None) -> bytes:
-        """Read a body for short use: it stops counting towards the budgets on return. See `reading`."""
+        """Read a body for short use: it no longer counts towards the budgets on return. See `buffer_body`."""
         async with self.buffer_body(scope, receive, client) as body:
             return body
 
     def take_received(self, scope: Scope) -> bytes | None:
         """Return a small body that the connection has already received completely, as for almost every share.
 
-        Otherwise None: read the body with `reading`. A small body does not count towards the budgets.
+        Returns None for any other body; read it with `buffer_body`. A small body does not count towards the budgets.
         """
         body: bytearray | None = scope.get("state", {}).get(COMPLETE_BODY_KEY)
         if body is None or len(body) > min(self._uncounted_bytes, self._max_bytes):
@@ -88,11 +88,10 @@ class BodyReader:
         Args:
             scope: ASGI scope of the request.
             receive: ASGI receive function of the request.
-            client: the client; None for no limit for each client.
+            client: the client; None for no limit per client.
 
         Raises:
-            HTTPException: 413 as soon as it is known to be too large, 408 when it is too slow, 429 when a budget is
-                exhausted.
+            HTTPException: 413 when the body is too large, 408 when it is too slow, 429 when a budget is exhausted.
             ClientDisconnect: the client disconnected.
         """
         if (received := self.take_received(scope)) is not None:

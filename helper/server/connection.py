@@ -25,7 +25,7 @@ from helper.server.rate_limits import costs_token
 from helper.server.uvicorn_adapter import ConnectRefusedError, HttpConnection
 
 ABORT_KEY: Final = "cut"
-"""Key in a request's state of a function that aborts its connection: the only way to mark a response as incomplete."""
+"""Key in a request's state of a function that aborts its connection, the only way to mark a response as incomplete."""
 
 MAX_PIPELINED: Final = 1
 """Parsed requests of one connection that may wait for the response to an earlier one.
@@ -40,7 +40,7 @@ _STOPPING_RESPONSE: Final = CorsMiddleware(
         {"Retry-After": str(RETRY_AFTER_SECONDS), "Connection": "close"},
     )
 )
-"""Answers requests that the stop of the service interrupts."""
+"""Responds to requests that are interrupted when the service stops."""
 
 
 class _RefusedError(Exception):
@@ -55,12 +55,12 @@ class _RefusedError(Exception):
 class BoundedProtocol(HttpConnection):
     """HTTP/1.1 connection with limits.
 
-    Input goes through these states: between requests or in a head (`_is_in_head`), in a body, and discarded after the
+    Input is in one of these states: between requests or in a head (`_is_in_head`), in a body, or discarded after the
     last request of the connection (`_is_last_request`).
 
     Args:
         limits: limits of connections.
-        door: identifies clients and charges them for refusals.
+        door: identifies clients and charges them for refused connections.
         clients: all connections of the listener by client.
         arguments: for uvicorn's protocol.
         options: for uvicorn's protocol.
@@ -79,19 +79,18 @@ class BoundedProtocol(HttpConnection):
         self.client_policy = door
         self._clients = clients
         self._client: bytes | None = None
-        # Of the current request, or of the wait for the first one.
+        # deadline of the current request, or of the wait for the first request
         self._request_deadline = Deadline(self.loop, self._on_request_deadline)
         self._idle_deadline = Deadline(self.loop, self._on_idle_deadline)
         self._stall_timer = StallTimer(self.loop, limits.stalled_seconds)
-        self.waiting_since = 0.0  # when the current request, or the wait for it, began
+        self.waiting_since = 0.0  # start of the current request, or of the wait for it
         self._is_in_head = True  # or between two requests
         self._head_bytes_left = limits.max_head_bytes
         self._headers_left = limits.max_headers
-        self._unreported_bytes = (
-            0  # bytes received since the parser last reported a part of a body or the end of a head
-        )
+        # bytes received since the parser last reported a part of a body or the end of a head
+        self._unreported_bytes = 0
         self._unparsed = b""  # received bytes that wait until the pipeline is empty
-        self._is_last_request = False  # the last request is complete; what follows it is discarded
+        self._is_last_request = False  # the last request is complete; further input is discarded
         self._last_response: bytes | None = None  # the refusal to send after the responses to earlier requests
         self._discardable_bytes: int | None = None  # bytes still discarded after a refusal; None before it is sent
 
@@ -138,7 +137,7 @@ class BoundedProtocol(HttpConnection):
             self._parse_unparsed()
 
     def eof_received(self) -> bool:  # type: ignore[override] # uvicorn always closes
-        """The client has closed its sending side: answer complete requests, drop a partial one, then close.
+        """Handle a closed sending side of the client: answer complete requests, drop a partial one, then close.
 
         Returns:
             True to keep the connection open for writing.
@@ -153,12 +152,12 @@ class BoundedProtocol(HttpConnection):
         return True
 
     def pause_writing(self) -> None:
-        """The write buffer is full: start the stall timer."""
+        """Start the stall timer: the write buffer is full."""
         super().pause_writing()
         self._stall_timer.start(self.transport)
 
     def resume_writing(self) -> None:
-        """The client reads again: stop the stall timer."""
+        """Stop the stall timer: the client reads again."""
         super().resume_writing()
         self._stall_timer.stop()
 
@@ -167,7 +166,7 @@ class BoundedProtocol(HttpConnection):
     def on_message_begin(self) -> None:
         """Begin a request."""
         if self._is_last_request:
-            # httptools reads on after a keep-alive request of HTTP/1.0
+            # httptools continues to parse after a keep-alive request of HTTP/1.0
             raise _RefusedError(HTTPStatus.BAD_REQUEST, "request after the last one")
         self._is_in_head = True
         self._head_bytes_left, self._headers_left = self.limits.max_head_bytes, self.limits.max_headers
@@ -216,7 +215,7 @@ class BoundedProtocol(HttpConnection):
         if self.is_answering:
             self.share_body(COMPLETE_BODY_KEY, SMALL_BODY_BYTES)
         elif self._is_last_request:
-            # The response was complete before the request, so `on_response_complete` did not do this, or the next.
+            # The response was complete before the request, so `on_response_complete` did neither of these.
             self.transport.close()
         else:
             self._set_idle_deadline(self.keep_alive_seconds)
@@ -241,13 +240,13 @@ class BoundedProtocol(HttpConnection):
         if self._is_in_head or self.is_answering:
             return
         if self.expects_continue:
-            # The client need not send the announced body after a final response, so the next bytes are ambiguous.
+            # After a final response the client may omit the announced body, so the next bytes are ambiguous.
             self.transport.close()
         elif not self._request_deadline:
             self._start_request_deadline()
 
     async def respond_cancelled(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Respond 503: the service stops."""
+        """Respond 503 because the service stops."""
         self.client_policy.count_refusal(HTTPStatus.SERVICE_UNAVAILABLE.value)
         await _STOPPING_RESPONSE(scope, receive, send)
 
@@ -269,7 +268,7 @@ class BoundedProtocol(HttpConnection):
         self._unparsed = data[at:]
 
     def _on_pipeline_empty(self) -> None:
-        """The last request of the pipeline has started: parse what was received meanwhile."""
+        """Handle the start of the last request in the pipeline: parse the unparsed bytes."""
         if self._request_deadline:
             self._start_request_deadline()  # the client could not send the rest of this request before
         self._parse_unparsed()
@@ -283,7 +282,7 @@ class BoundedProtocol(HttpConnection):
             self.parse(data)
         except httptools.HttpParserError as error:
             if not self._is_last_request:
-                refusal = error.__context__  # httptools raises the error in place of the callback's exception
+                refusal = error.__context__  # httptools raises this error instead of the callback's exception
                 if not isinstance(refusal, _RefusedError):
                     text = str(refusal) if isinstance(refusal, ConnectRefusedError) else "invalid HTTP/1.1 request"
                     refusal = _RefusedError(HTTPStatus.BAD_REQUEST, text)
@@ -310,7 +309,7 @@ class BoundedProtocol(HttpConnection):
 
     def _on_request_deadline(self) -> None:
         if self.pipelined or (self._is_in_head and self.is_answering):
-            self._start_request_deadline()  # an earlier request is still being answered; nothing is read meanwhile
+            self._start_request_deadline()  # an earlier request is still being answered; nothing is read until then
         elif self._unreported_bytes and self._is_in_head:
             seconds = f"{self.limits.head_seconds:g}"
             self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"request headers timed out after {seconds} s")
@@ -328,18 +327,19 @@ class BoundedProtocol(HttpConnection):
     def _close_idle_connection(self, own_count: int) -> bool:
         """Abort the longest-idle connection of the client with the most connections; return whether there was one.
 
-        Not for a client that holds as many itself. Without this, a few clients at their limit could block all others.
+        Aborts none if the new connection's client has as many. Without this, a few clients at their limit could block
+        all others.
         """
         busiest = self._clients.most()
         idle = [connection for connection in busiest if connection.is_waiting_for_client()]
         if len(busiest) <= own_count or not idle:
             return False
-        # Abort, because close() would keep the place until the write buffer is empty.
+        # Abort, because close() would hold the connection until the write buffer is empty.
         min(idle, key=lambda connection: connection.waiting_since).transport.abort()
         return True
 
     def is_waiting_for_client(self) -> bool:
-        """Whether it is idle, or a request is incomplete, and no request is being answered."""
+        """Whether the connection is idle or its request incomplete, and no request is being answered."""
         if self.transport.is_closing():
             return False
         return bool(self._request_deadline) or (self._is_in_head and not self.is_answering)

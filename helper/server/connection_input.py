@@ -23,8 +23,8 @@ class SmallReads(asyncio.BufferedProtocol):
     def __init__(self, connection: asyncio.Protocol) -> None:
         self._connection = connection
 
-    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 (the protocol's)
-        """Memory for the next read."""
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 (required by the protocol)
+        """Return the buffer for the next read."""
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -58,7 +58,7 @@ def ends_at_most_one_head(data: bytes) -> bool:
 def piece_end(data: bytes, at: int) -> int:
     """End of the piece that begins at `at` and ends at most one request head: after the next end of a head.
 
-    A line end at the start is a piece by itself, because the head that it ends may have begun in an earlier read.
+    A line end at the start is a separate piece, because it may end a head that began in an earlier read.
     """
     if data.startswith((b"\n", b"\r\n"), at):
         return data.index(b"\n", at) + 1

@@ -1,4 +1,4 @@
-"""Limits of a listener's connections, and which client has how many."""
+"""Limits of a listener's connections, and the open connections of each client."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class ConnectionLimits:
 
     Attributes:
         head_seconds: from the connection, or a request's first byte, to the end of its headers.
-        request_seconds: from the same moment to the end of the body, so that a client that is slow with both is cut
-            off within 10 s.
-        half_closed_seconds: for the response to a client that has closed its sending side. A client that is gone looks
-            the same, so this also limits how long requests of such clients run.
+        request_seconds: from the same start to the end of the body, so that a client that is slow with both is
+            disconnected within 10 s.
+        half_closed_seconds: for the response to a client that has closed its sending side. A disconnected client cannot
+            be distinguished from such a client, so this also limits how long its requests run.
         stalled_seconds: a connection is dropped if the client reads nothing of a waiting response for this long.
         max_head_bytes: size of a request line with its headers; also of the chunk framing and trailers of a body.
         max_headers: number of headers and trailers of one request.
@@ -41,11 +41,11 @@ class ClientPolicy(Protocol):
     """Identifies clients and charges them for refused connections."""
 
     def identify(self, peer_address: str | None) -> bytes | None:
-        """The client of a peer address; None for a peer without limits: a trusted proxy, or a unix socket."""
+        """Return the client of a peer address; None for a peer without limits (trusted proxy, unix socket)."""
         ...
 
     def charge(self, client: bytes) -> None:
-        """Charge a client whose connection was refused before there was a request."""
+        """Charge a client whose connection was refused before a request."""
         ...
 
     def count_refusal(self, status: int) -> None:
@@ -56,7 +56,7 @@ class ClientPolicy(Protocol):
 class NoClientPolicy:
     """Policy without client limits."""
 
-    def identify(self, peer_address: str | None) -> bytes | None:  # noqa: ARG002 (the protocol's)
+    def identify(self, peer_address: str | None) -> bytes | None:  # noqa: ARG002 (required by the protocol)
         """Return None: no peer has limits."""
         return None
 

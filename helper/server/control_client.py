@@ -22,7 +22,7 @@ class DaemonNotRunningError(Exception):
 
 
 class DaemonUnresponsiveError(Exception):
-    """The process that listens on the socket does not respond, or not as a daemon does."""
+    """The process that listens on the socket sends no response, or an invalid one."""
 
 
 class _Connection(http.client.HTTPConnection):
@@ -114,9 +114,9 @@ def _connect(connection: _Connection, path: Path) -> None:
         connection.connect()
     except PermissionError:
         raise PermissionError(f"no permission to use {path}") from None
-    except (TimeoutError, BlockingIOError) as error:  # the queue of connections to a hung process is full
+    except (TimeoutError, BlockingIOError) as error:  # the accept queue of a hung process is full
         raise DaemonUnresponsiveError("it accepts no connections") from error
-    except OSError as error:  # no such file, left behind by a crash, or a path too long for a socket
+    except OSError as error:  # no such file, a stale file after a crash, or a path too long for a socket
         raise DaemonNotRunningError(f"no daemon is listening on {path}") from error
 
 
@@ -129,7 +129,7 @@ def _send_request(
         except (BrokenPipeError, ConnectionResetError):
             if body is None:
                 raise
-            # The server may refuse a long body before its end: its response says why.
+            # The server may refuse a long body before its end; the response has the reason.
         response = connection.getresponse()
         return response.status, response.read()
     except TimeoutError as error:

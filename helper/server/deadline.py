@@ -1,4 +1,4 @@
-"""Timers of a connection: a deadline that is moved far more often than it expires, and a check for stalled writes."""
+"""Timers of a connection: a deadline optimized for frequent moves, and a check for stalled writes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Final
 
 _ROUNDING_SECONDS: Final = 0.001
-"""Seconds by which an event loop's timer may fire early: uvloop counts in milliseconds."""
+"""Seconds by which an event loop's timer may fire early: uvloop has a resolution of one millisecond."""
 
 
 class Deadline:
     """A movable deadline that rarely creates or cancels an event loop timer.
 
-    When the deadline is moved later or cleared, the old timer is left to fire and then set again for the rest. A
-    connection moves its deadlines with every request, and a new timer each time would be expensive.
+    When the deadline is moved later or cleared, the old timer fires at its time and is then set again for the remaining
+    time. A connection moves its deadlines with every request, and a new timer each time would be expensive.
 
     Args:
         loop: the event loop.
@@ -72,7 +72,7 @@ class StallTimer:
 
     Args:
         loop: the event loop.
-        seconds: how long the client may read nothing.
+        seconds: maximum seconds for which the client may read nothing.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
@@ -81,18 +81,18 @@ class StallTimer:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, transport: asyncio.WriteTransport) -> None:
-        """Begin to check."""
+        """Start the timer."""
         self._timer = self._loop.call_later(self._seconds, self._check, transport, transport.get_write_buffer_size())
 
     def stop(self) -> None:
-        """Check no more."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _check(self, transport: asyncio.WriteTransport, before: int) -> None:
         if transport.get_write_buffer_size() >= before:
-            transport.abort()  # close() would wait until the client has read the rest
+            transport.abort()  # close() would wait until the client has read all data
         else:
             self.start(transport)
 

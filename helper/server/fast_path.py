@@ -1,8 +1,8 @@
 """Fast path for `POST /shares`. Bypasses routing and middleware for accepted shares, which are almost all requests.
 
-It calls the same validation functions as the regular route and sends a precomputed response. Anything else (refusals,
-other paths) falls through to the application. The application raises the same refusal without reading or enqueuing
-anything a second time (`helper.server.routes.wallet.Taking`), and responds, logs and charges for it as usual.
+It calls the same validation functions as the regular route and sends a precomputed response. Refused shares and other
+paths fall through to the application. For a refused share the application raises the same exception without reading or
+enqueuing anything a second time (`helper.server.routes.wallet.Taking`). It responds, logs and charges as usual.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class FastPath:
 
     Args:
         app: the regular application: the wallets' routes with their middleware.
-        taking: accepts a share, like the one of the regular route.
+        taking: accepts shares, as in the regular route.
         limiter: limits refused requests of each client; None for no limit.
     """
 

@@ -42,7 +42,7 @@ def create_server(
     Args:
         app: the ASGI application.
         limits: limits of connections; default `connection_limits()`.
-        client_policy: identifies clients; without it no client has limits of its own.
+        client_policy: identifies clients; None for no limits per client.
     """
     protocol = partial(
         BoundedProtocol,
@@ -60,7 +60,7 @@ def bind_tcp(host: str, port: int, *, section: str = "helper") -> socket.socket:
     Args:
         host: address to listen on.
         port: port to listen on.
-        section: configuration section of the two, for the advice.
+        section: configuration section of host and port, for the advice.
 
     Raises:
         HelperError: the address is in use or not available.
@@ -92,9 +92,9 @@ def base_url(listener: socket.socket) -> str:
 
 @contextlib.contextmanager
 def listen_unix(path: Path) -> Iterator[socket.socket]:
-    """A listening unix socket that only this user can open; its file is deleted at the end, if still ours.
+    """Listen on a unix socket that only this user can open; delete its file on exit, unless it was replaced.
 
-    A socket file left behind by a crash is replaced; one on which a process listens is not.
+    A stale socket file (after a crash) is replaced; a file on which a process listens is not.
 
     Raises:
         HelperError: the path cannot be used, or another process listens on it.
@@ -164,7 +164,7 @@ def connection_limits() -> ConnectionLimits:
 
 
 def control_limits() -> ConnectionLimits:
-    """Limits of the control socket: an import is received while its shares are checked, which may take long."""
+    """Limits of the control socket: an import is received while its shares are validated, which may take minutes."""
     return replace(connection_limits(), request_seconds=IMPORT_TIMEOUT_SECONDS)
 
 

@@ -59,7 +59,7 @@ def error_response(status: int, message: str, headers: Mapping[str, str] | None 
 
 
 def log_refusal(request: Request, status: int, reason: str) -> None:
-    """Log a final refusal at debug level; a refusal that clients retry (`LATER`) is not logged.
+    """Log a final refusal at debug level; a refusal that clients retry (`RETRYABLE_STATUSES`) is not logged.
 
     Args:
         request: only its id is logged.
@@ -94,7 +94,7 @@ async def handle_share_refused(request: Request, error: Exception) -> Response:
 
 
 async def handle_disconnect(_request: Request, _error: Exception) -> Response:
-    """Return a response for a client that has disconnected; it is counted but not received."""
+    """Return a response for a disconnected client: counted by middleware, but not received."""
     return error_response(400, "client disconnected before the end of the request")
 
 

@@ -30,7 +30,7 @@ def read_peer(transport: asyncio.BaseTransport) -> Peer | None:
 
 
 def user_name(uid: int) -> str:
-    """The name of a user, or its number if it has none. May block on a directory service."""
+    """The name of a user, or the user id if it has none. May block on a directory service."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

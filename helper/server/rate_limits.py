@@ -1,9 +1,9 @@
 """Rate limits on refused requests: a token bucket for each client, and the middleware that checks it.
 
 A refused request costs its client a token; an accepted one is free. A flood of invalid requests thus empties the
-sender's bucket, while sixteen shares posted together cost nothing. A posted share that is larger than any real one
+sender's bucket, while sixteen shares posted together cost nothing. A posted share that is larger than any real share
 costs a token for each further 16 KiB, even if it is accepted (`helper.server.routes.wallet.Taking`). A client with an
-empty bucket gets 429 with `Retry-After`, before anything of the body is read. Nothing of this is logged or stored.
+empty bucket gets 429 with `Retry-After` before its request body is read. Clients and buckets are not logged or stored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TOKENS_PER_SECOND: Final = 50.0
 MAX_CLIENTS: Final = 1 << 16
 """Maximum number of buckets; about 10 MB."""
 _RETAINED_FRACTION: Final = 0.9
-"""Fraction of the buckets left after an eviction, so that not every new client causes one."""
+"""Fraction of the buckets that an eviction retains, so that not every new client causes an eviction."""
 
 _ADMITTED_KEY: Final = "svote-helper.admitted"
 """Key in a request's scope: its client had a token when the request arrived."""
@@ -115,7 +115,7 @@ class RefusalLimiter:
         return client
 
     def admit_request(self, scope: Scope) -> bool:
-        """Whether the client of a request has a token; a positive result holds for the whole request."""
+        """Whether the client of a request has a token; a positive result is valid until the request ends."""
         client = self.identify_request(scope)
         admitted = client is None or self.wait_seconds(client) <= 0
         if admitted:
@@ -127,7 +127,7 @@ class RefusalLimiter:
         return self._buckets.wait_seconds(client, self._clock.monotonic())
 
     def charge(self, client: bytes, tokens: int = 1) -> None:
-        """Charge a client tokens."""
+        """Take tokens from a client's bucket."""
         self._buckets.charge(client, self._clock.monotonic(), tokens)
 
     def count_refusal(self, status: int) -> None:

@@ -5,14 +5,14 @@ identifies the client's public reveal. A proxy logs clients with its own request
 and a time would link the two. Therefore:
 
 - On the wallets' paths an incoming id is ignored and a new one is generated, which appears in no other log. The wallet
-  gets it in the response and can report it to an operator; this reveals nothing that the wallet does not know itself.
+  gets it in the response and can report it to an operator, which reveals nothing new about the wallet's requests.
 - On other paths (registrations, health, the page) a well-formed incoming id is accepted, so that an operator can trace
   a request through a proxy.
 - The id is logged only with an internal error (500), or at debug level with a final refusal (400, 401, 404 and
   others). It is never logged with a success, nor with a status that wallets retry (429, 503, 408): the same share
   arrives again, and the line would reveal when.
-- The id is passed to these log calls explicitly. Bound to the task's context, as is usual, it would be inherited by
-  all work that the request starts, and could be logged together with a reveal.
+- The id is passed to these log calls explicitly. In a context variable it would be inherited by all tasks that the
+  request starts, and could be logged together with a reveal.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def get_request_id(scope: Scope) -> str:
 
 
 def _incoming_id(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """The id that a request carries; None if there is none, more than one, or it is not well-formed."""
+    """The id in a request's header; None if there is none, more than one, or it is not well-formed."""
     values = [value for name, value in headers if name == REQUEST_ID_HEADER_BYTES]
     if len(values) != 1 or _WELL_FORMED.fullmatch(values[0]) is None:
         return None

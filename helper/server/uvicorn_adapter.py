@@ -1,8 +1,8 @@
 """Adapter of uvicorn: the only module that uses uvicorn's undocumented classes and attributes.
 
-`HttpConnection` and `Server` extend uvicorn's classes and correct what the service cannot accept. Other modules use
-only what these two define themselves. tests/unit/server/test_uvicorn_adapter.py lists what the adapter relies on in
-uvicorn; run it with each new version before raising the upper bound in pyproject.toml.
+`HttpConnection` and `Server` extend uvicorn's classes and change behaviour that the service cannot use. Other modules
+use only members that these two classes define. tests/unit/server/test_uvicorn_adapter.py checks the members of uvicorn
+that the adapter uses; run it with each new version before raising the upper bound in pyproject.toml.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        # Replaces uvicorn's parser, which goes on after a request with `Connection: close`.
+        # Replaces uvicorn's parser, which continues after a request with `Connection: close`.
         self.parser = httptools.HttpRequestParser(self)
         self.keep_alive_seconds: float = self.timeout_keep_alive
         self.pipelined: Sized = self.pipeline
@@ -143,10 +143,10 @@ class HttpConnection(HttpToolsProtocol):
             self.cycle.transport = cast("asyncio.Transport", self._closed_after_body())
 
     def _ignore_upgrade(self) -> None:
-        """Replace the parser by one that reads the body of the current request, and nothing after it.
+        """Replace the parser by one that parses only the body of the current request.
 
         The new parser is fed a head with the framing headers of the request, so llhttp applies the same rules to the
-        body as it does without an upgrade. `Connection: close` makes it reject whatever follows the body.
+        body as it does without an upgrade. `Connection: close` makes it reject input after the body.
         """
         framing = [header for header in self.headers if header[0] in {b"content-length", b"transfer-encoding"}]
         lines = [b"POST / HTTP/1.1", b"connection: close", *(b"%b: %b" % header for header in framing), b"", b""]
@@ -227,7 +227,7 @@ class HttpConnection(HttpToolsProtocol):
         self._start_asgi_task(*self.pipeline.pop())
 
     def on_response_complete(self) -> None:
-        """Count the response. uvicorn's method also sets a timer each time, and reads on while requests wait."""
+        """Count the response. uvicorn's method also sets a timer and resumes reading while requests wait."""
         self.server_state.total_requests += 1
 
     async def respond_cancelled(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -290,8 +290,8 @@ class ServerTimes:
 class Server(uvicorn.Server):
     """uvicorn server without signal handling and without polling.
 
-    uvicorn's own server checks ten times a second whether to stop and updates the date. With one server for each
-    listener, that was a third of the CPU time of an idle service.
+    uvicorn's own server polls ten times a second whether to stop, and updates the date. With one server per listener,
+    that took a third of the CPU time of an idle service.
 
     Args:
         app: the ASGI application.

@@ -1,6 +1,6 @@
 """JSON of the queue for operators. Pure.
 
-Each record is built field by field, so that a new column is never shown by accident.
+Each record is built field by field, so that a new column is not shown unintentionally.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Source = Literal["daemon", "file"]
 Counts = Mapping[bytes, Mapping[ShareState, int]]
 
 DEFAULT_LIST_LIMIT = 100
-"""Default maximum number of entries of a list."""
+"""Default maximum number of entries in a list."""
 MAX_LIST_LIMIT = 10_000
 MAX_FAILURE_GROUPS = 100
 """Maximum number of failure groups."""
@@ -65,7 +65,7 @@ def stats_json(
     Args:
         counts: number of shares by round and state.
         damaged: rows that were set aside.
-        source: where the data comes from.
+        source: origin of the data.
         failed: failed shares, by stage and reason.
         purged_failures: failed shares of purged rounds.
         service: state of the running service, if there is one.

@@ -21,7 +21,8 @@ async def find_bundle(
 ) -> tuple[bytes, ProofBundle] | None:
     """Return the bundle of the reveal with this nullifier, None if the archive does not contain it.
 
-    Reads the whole index of a round, then one bundle by name. The operator of the object store sees which bundle.
+    Reads all index parts of a round, then one bundle by name. The operator of the object store can see which bundle is
+    read.
 
     Args:
         bucket: the archive's bucket.

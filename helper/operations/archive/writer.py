@@ -1,7 +1,7 @@
 """Writes the proof bundles of all confirmed reveals to the archive, in parts of `PART_BLOCKS` blocks.
 
-The writer proceeds block by block. What it reads, when, and in which order does not depend on what this helper sent or
-is about to send. No other component waits for it; failed writes are retried.
+The writer proceeds block by block. The content, time and order of its requests do not depend on the shares of this
+helper. No other component waits for it. Failed writes are retried.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class ArchiveWriter:
         circuits: the known circuits.
         clock: the time.
         interval_seconds: seconds between two checks for new blocks.
-        is_writer: whether this host writes the archive; a second host would only repeat the work.
+        is_writer: whether this host writes the archive; a second writer would write the same objects again.
     """
 
     def __init__(
@@ -113,9 +113,8 @@ class ArchiveWriter:
         self._interval_seconds = interval_seconds
         self._is_writer = is_writer
         self._next_part: int | None = None
-        self._entries_by_height: dict[
-            int, list[tuple[bytes, IndexEntry]]
-        ] = {}  # entries of the current part, by height
+        # entries of the current part
+        self._entries_by_height: dict[int, list[tuple[bytes, IndexEntry]]] = {}
         self._roots: dict[tuple[bytes, int], bytes | None] = {}
         self._pruned: tuple[int, float] | None = None  # a pruned height, and when it was first reported (monotonic)
         self._lowest_height = 0  # all nodes have pruned the blocks below
@@ -160,7 +159,7 @@ class ArchiveWriter:
             log.warning("archive_write_failed", reason=reason, advice=advice)
 
     async def write_next_part(self) -> bool:
-        """Write the next part if the chain has all its blocks. Returns False if there was nothing to do.
+        """Write the next part if the chain has all its blocks. Returns False if it does not.
 
         Raises:
             HelperError: the archive cannot be written, or the chain cannot be read.
@@ -297,7 +296,7 @@ class ArchiveWriter:
         """Skip a pruned block and all blocks below the lowest available height.
 
         Raises:
-            HeightGoneError: an unreachable node may still have the block.
+            HeightPrunedError: an unreachable node may still have the block.
         """
         now = self._clock.monotonic()
         if self._pruned is None or height < self._pruned[0]:

@@ -1,6 +1,6 @@
 """`GET /docs`: API documentation as HTML, rendered from the OpenAPI document.
 
-The page has no scripts and no external resources, so that it works offline and under a strict Content-Security-Policy.
+The page has no scripts and no external resources, so it works offline and under a strict Content-Security-Policy.
 """
 
 from __future__ import annotations

@@ -70,9 +70,9 @@ def overview_routes(feed: StatusFeed, snapshot: Callable[[], Awaitable[Overview]
 
 
 def _stream(feed: StatusFeed, request: Request) -> Response:
-    """Stream the states that follow `Last-Event-ID`, without end.
+    """Stream the states after `Last-Event-ID`, without end.
 
-    The connection drops a client that does not read (`helper.server.connection`); the feed drops a slow one.
+    The connection drops a client that does not read (`helper.server.connection`); the feed drops a slow client.
     """
     if feed.is_full:
         raise HTTPException(503, "too many clients are listening; retry later")

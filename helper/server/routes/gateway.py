@@ -1,13 +1,13 @@
 """Gateway to the chain's REST API under the helper's address, for wallets with one base URL (`[gateway] enable`).
 
-Only the listed paths are forwarded: not the helper's own paths (its routes are matched first), not `reveal-share`, and
-no other path of a node. A forwarded request has the method, the path, the listed parameters and the body of a POST; no
-headers, and nothing that identifies the client. The gateway stores and logs nothing, and sends no requests of its own.
+Only the listed paths are forwarded. The helper's own paths are matched first, and `reveal-share` is not listed. A
+forwarded request consists of the method, the path, the listed parameters and the body of a POST. It has no headers and
+no data that identifies the client. The gateway stores and logs nothing, and sends no requests of its own.
 
 The number of concurrent requests to nodes is limited. Slow clients cannot use up the slots: the body of a POST is read
 completely, within the limits of `BodyReader`, before its request takes a slot, and counts towards these limits until
-the request has ended. Responses are streamed. When no slot is free, the client with the most requests loses a GET to
-one with fewer (`Gateway._free_slot`).
+the request has ended. Responses are streamed. When no slot is free, a GET of the client with the most requests is
+aborted for a client with fewer (`Gateway._free_slot`).
 """
 
 from __future__ import annotations
@@ -169,9 +169,9 @@ class Gateway:
     def _free_slot(self, client: bytes | None) -> bool:
         """Free a slot for a request of `client`; return whether that was possible.
 
-        The client with the most slots loses a GET: the one that has waited longest for the client to read, or the
-        oldest if none waits. It loses none to a client that would then hold as many. A POST is never aborted, because
-        its sender could not know whether the transaction was sent.
+        Aborts a GET of the client with the most slots: the request that has waited longest for the client to read, or
+        the oldest if none waits. Aborts none if `client` would then hold as many slots. A POST is never aborted,
+        because its sender could not tell whether the transaction was sent.
         """
         clients = (other for other in self._active if other is not None)  # None is a local process: no limits
         busiest = max(clients, key=lambda other: len(self._active[other]), default=None)
@@ -182,7 +182,7 @@ class Gateway:
             return False
         worst = min(reads, key=lambda read: (read.stalled_since is None, read.stalled_since or read.started_at))
         worst.abort()
-        self._release_slot(busiest, worst)  # now, because its task ends only after the connection
+        self._release_slot(busiest, worst)  # immediately, because the task ends only after the connection
         return True
 
 
@@ -241,7 +241,7 @@ class _ForwardedRequest:
             except ChainError as error:
                 await self._fail(502, "invalid response from node", error)
             except TimeoutError:
-                # Not logged: a client that does not read can cause any number of these.
+                # Not logged: a client that does not read can cause any number of timeouts.
                 await self._fail(504, "request to the chain timed out")
             group.cancel_scope.cancel()
 
@@ -297,7 +297,7 @@ class _ForwardedRequest:
         if error is not None:
             log.warning("gateway_response_aborted", status=status, reason=str(error))
         self.abort()
-        await anyio.sleep_forever()  # until `_cancel_on_disconnect` sees the disconnect
+        await anyio.sleep_forever()  # until `_cancel_on_disconnect` detects the disconnect
 
     def abort(self) -> None:
         """Abort the connection to the client; `_cancel_on_disconnect` then ends the request to the node."""
@@ -311,7 +311,7 @@ class _ForwardedRequest:
 
 
 def _describe_operation(path: str, method: str) -> Operation:
-    """The description of a listed path; the responses are the nodes' and not described."""
+    """The description of a listed path, without the responses, which depend on the node."""
     heights = {
         name: {"description": "Block height.", "schema": _HEIGHT_SCHEMA} for name in ("from_height", "to_height")
     }

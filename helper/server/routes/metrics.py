@@ -27,9 +27,9 @@ class LoopbackHostMiddleware:
     """Refuses `Host` names other than localhost on loopback addresses.
 
     A web page can make its own name resolve to 127.0.0.1 and read from local services (DNS rebinding); its requests
-    have its name as `Host`. The check uses the address that the connection was made to, because listeners on `0.0.0.0`
-    and `::` also accept connections to loopback addresses. On other addresses any name is accepted, as scrapers may use
-    names there.
+    have its name as `Host`. The check uses the local address of the connection, because listeners on `0.0.0.0` and `::`
+    also accept connections to loopback addresses. On other addresses any name is accepted, because scrapers may use
+    host names there.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -48,7 +48,7 @@ def create_operator_app(
     Args:
         queue: the operators' reads of the store.
         service_status: state of the running service (node health, timings, pauses) as plain JSON; None if none runs.
-        source: who answers, for the responses.
+        source: `source` in the responses.
         more_routes: routes of other modules.
     """
     routes = [*operator_routes(queue, service_status, source=source), *more_routes]
@@ -68,7 +68,7 @@ def operator_routes(queue: QueueReader, service_status: StatusSource | None, *, 
     Args:
         queue: the operators' reads of the store.
         service_status: state of the running service; None if none runs.
-        source: who answers, for the responses.
+        source: `source` in the responses.
     """
 
     async def list_shares(request: Request) -> Response:
@@ -131,7 +131,7 @@ def rounds_route(
         queue: counts the shares of each round.
         rounds: the known rounds.
         now: the chain's time in unix seconds.
-        source: who answers, for the response.
+        source: `source` in the response.
     """
 
     async def all_rounds(_request: Request) -> Response:
@@ -159,7 +159,7 @@ def round_states(rounds: RoundRegistry, tree_size: Callable[[bytes], int]) -> li
 
 
 async def stored_round_states(queue: QueueReader) -> list[RoundState]:
-    """The state of each stored round, as the daemon left it."""
+    """The last stored state of each round."""
     sizes = await queue.count_leaves()
     return [
         RoundState(

@@ -1,6 +1,6 @@
 """Operator API: actions on the queue, recorded with the user who requests them.
 
-Only the control socket serves them, whose file mode controls access; the kernel reports the user.
+Only the control socket serves them. Its file mode controls access, and the kernel reports the user.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def operator_action_routes(operations: Operations, *, source: views.Source = "da
 
     Args:
         operations: performs the actions.
-        source: who performs them, for the responses and the audit log.
+        source: `source` in the responses and the audit log.
     """
 
     async def retry(request: Request) -> Response:
@@ -110,7 +110,7 @@ def operator_action_routes(operations: Operations, *, source: views.Source = "da
             report = await operations.import_shares(actor, split_lines(chunks), dry_run=dry_run)
         except HelperError:
             async for _ in chunks:
-                pass  # a client that is refused early still sends the rest, and reads the response afterwards
+                pass  # a refused client still sends the rest of the body, and reads the response afterwards
             raise
         return _result({**report.counts, "left": [_left_json(share) for share in report.skipped]}, source, dry=dry_run)
 
@@ -128,7 +128,7 @@ def operator_action_routes(operations: Operations, *, source: views.Source = "da
 
 
 async def identify_actor(request: Request, source: views.Source) -> Actor:
-    """The user that sends a request, for the audit log; raises HTTPException (403) if it is unknown."""
+    """Return the user that sent a request, for the audit log; raise HTTPException (403) if unknown."""
     peer = getattr(request.state, PEER_KEY, None)
     if not isinstance(peer, Peer):
         raise HTTPException(403, "unknown user: operator actions require the control socket")
@@ -137,7 +137,7 @@ async def identify_actor(request: Request, source: views.Source) -> Actor:
 
 
 def _result(facts: Mapping[str, Any], source: views.Source, *, dry: bool = False) -> Response:
-    """The result of an action; of a dry run, what it would be."""
+    """The response with the result of an action, or with the expected result of a dry run."""
     return JsonResponse({"source": source, "dry_run": dry, **facts})
 
 

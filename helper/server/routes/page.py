@@ -40,7 +40,7 @@ PAGE: Final = Operation(
 
 
 def _content_security_policy(connect_to: Sequence[str]) -> str:
-    """The Content-Security-Policy; an injected script could send data only to these origins."""
+    """The Content-Security-Policy; limits the origins to which an injected script could send data."""
     sources = " ".join(("'self'", *connect_to))
     return (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
@@ -109,6 +109,6 @@ class Page:
             return await self._files.get_response(path or INDEX, request.scope)
         except HTTPException:
             if path.startswith("assets/"):
-                # An outdated page requests a script that no longer exists; the index would be no valid script.
+                # An outdated page may request a deleted script; the index would not be a valid response.
                 raise HTTPException(404) from None
         return FileResponse(self._index)

@@ -53,7 +53,7 @@ class WalletView:
         rounds: the active rounds.
         trees: their commitment trees.
         is_ready: whether start-up is complete (proving keys loaded, chain state known); until then the status is 503.
-        pause_reason: why no share is accepted now, or None; the status must not be ok when a share would get 503.
+        pause_reason: why no share is accepted now, or None; the status is not ok while shares are refused with 503.
         count_outcome: counts the outcome of a POST: `post_` and one of
             `helper.observability.metric_definitions.POST_OUTCOMES`.
     """
@@ -108,11 +108,11 @@ class Taking:
     async def __call__(self, scope: Scope, receive: Receive) -> EnqueueResult:
         """Accept the share of a request, or raise.
 
-        A second call for a refused request raises the same exception and does nothing else: `helper.server.fast_path`
-        calls it first and leaves the error response to the regular route.
+        A second call for a refused request only raises the same exception: `helper.server.fast_path` makes the first
+        call and leaves the error response to the regular route.
 
         Raises:
-            Exception: why it was refused; `helper.server.middleware.EXCEPTION_HANDLERS` has the response.
+            Exception: the reason for the refusal; `helper.server.middleware.EXCEPTION_HANDLERS` has the response.
         """
         if _RAISED_KEY in scope:
             raise scope.pop(_RAISED_KEY)
@@ -135,7 +135,7 @@ class Taking:
         return outcome
 
     def _charge(self, client: bytes | None, size: int) -> None:
-        """Charge a client for a body larger than any real one, whether or not it is accepted."""
+        """Charge a client for a body larger than any real share, even if it is accepted."""
         if size > SMALL_BODY_BYTES and client is not None and self._limiter is not None:
             self._limiter.charge(client, tokens=ceil(size / SMALL_BODY_BYTES) - 1)
 
