@@ -116,7 +116,7 @@ def _ecdsa_sha256() -> ECDSA:
 
 
 def is_address(text: str, prefix: str = ACCOUNT_PREFIX) -> bool:
-    """Return whether a text is a lower-case bech32 address of 20 bytes with this prefix and a valid checksum."""
+    """Return whether a text is a lower-case bech32 address of 20 bytes with this prefix."""
     address = _address_type()
     try:
         return str(address(bytes(address(text)), prefix)) == text

@@ -122,7 +122,7 @@ class RoundsView:
         return len(self._totals) - before
 
     async def _read_totals(self, known: ListedRound) -> bool:
-        """Read the totals of a round. Returns whether a node answered."""
+        """Read the totals of a round. Returns whether a node responded."""
 
         async def read(client: ChainClient) -> list[OptionTotal]:
             # A node that is one block behind has no totals yet; its response is that of a round without votes.

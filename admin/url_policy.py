@@ -72,7 +72,7 @@ def _is_publishable(url: str, *, production: bool) -> bool:
 
 
 def check_host(host: str, *, production: bool) -> None:
-    """Check that a host is a well-formed name or address and, in production, not in a private network.
+    """Check that a host is a valid name or address and, in production, public.
 
     Raises:
         UrlNotAllowedError: the host is not allowed.

@@ -100,7 +100,7 @@ class ServiceHealth:
         )
 
     def round_pause_reason(self, round_id: bytes) -> PauseReason | None:
-        """Why no share of this round may be admitted or revealed although nodes are in sync, or None.
+        """Why this round is paused although nodes are in sync, or None.
 
         The reason is that no node's report of the round or its tree is consistent with the verified state.
         """

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def request_file(database: Path, target: str, body: bytes | Iterable[bytes] | None) -> tuple[int, bytes]:
-    """Serve `GET target`, or `POST target` with a body; return the response's status and body.
+    """Serve a GET request, or a POST request with a body. Returns status and body of the response.
 
     Args:
         database: the database file.
@@ -110,7 +110,7 @@ async def _stream(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
 
 
 class StoredRoundAuthority:
-    """Round status according to the file: closed if the daemon found the round closed on the chain."""
+    """Round status from the database file: closed if the daemon found the round closed on the chain."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -120,7 +120,7 @@ class StoredRoundAuthority:
         return None
 
     async def is_closed(self, round_id: bytes) -> bool:
-        """Report whether the daemon had found the round closed."""
+        """Return whether the daemon stored the round as closed."""
         return any(row.round_id == round_id and row.closed_at is not None for row in await self._store.list_rounds())
 
     def forget(self, round_id: bytes) -> None:

@@ -26,7 +26,7 @@ PassphraseOption = Annotated[
 
 
 def read_passphrase(file: Path | None, *, new: bool) -> str:
-    """Read the passphrase from the file, the environment or a prompt; a new one is prompted for twice."""
+    """Read the passphrase from the file, the environment or a prompt. Prompts twice for a new one."""
     if file is not None:
         with map_file_errors_to_exit_codes():
             return next(iter(file.read_text("utf-8").splitlines()), "")

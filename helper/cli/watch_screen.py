@@ -193,7 +193,7 @@ def _urgency_style(row: Mapping[str, Any], left: float, needed: float | None) ->
 
 
 def _due_chart_lines(row: Mapping[str, Any], width: int, *, ascii_only: bool) -> Iterator[Text]:
-    """Yield a bar chart of due shares: one bar per minute, or for more minutes on a narrow terminal."""
+    """Yield a bar chart of due shares, one bar per minute; a bar covers more minutes on a narrow terminal."""
     minutes, later = row["due_per_minute"], row["later"]
     if not any(minutes) and not later:
         return

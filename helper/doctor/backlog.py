@@ -117,10 +117,10 @@ def _judge_round(waiting: WaitingShares, proof_rate: ProofRate, now: float, earl
 
 
 def _excess_at_end(waiting: WaitingShares, rate: float, seconds_left: float) -> tuple[int, float]:
-    """Number of shares due in the last minutes that cannot be proven in time, and the number of minutes.
+    """Number of shares due in the last minutes that cannot be proven in time.
 
-    Returns the worst of all intervals that end with the round. If the round ends after the known minutes, the result
-    is zero.
+    Returns the worst of all intervals that end with the round: the number of shares, and the length of the interval in
+    minutes. If the round ends after the known minutes, the result is zero.
     """
     worst, interval, due = 0, 0.0, 0
     if waiting.later:

@@ -21,7 +21,7 @@ TIMEOUT_SECONDS: Final = 5.0
 INTERVAL_BLOCKS: Final = 20
 """Number of blocks over which the block interval is measured."""
 AHEAD_WARNING_SECONDS: Final = 5.0
-"""Seconds a block may be in our future before the clock check warns."""
+"""Seconds a block time may be ahead of our clock before the clock check warns."""
 
 
 @dataclass(slots=True)
@@ -128,7 +128,7 @@ class NodeCriteria:
         chain_id: the chain id; if None, that of the first node is used.
         now: our clock, unix seconds.
         stale_after: age in seconds from which a newest block is stale.
-        clock_skew: seconds a newest block may be in our future.
+        clock_skew: seconds a newest block time may be ahead of our clock.
     """
 
     chain_id: str | None

@@ -193,7 +193,7 @@ class _Doctor:
     async def _check_integrity(self) -> list[CheckResult]:
         path = self.config.db_path
         if self.config.store.url or self.daemon.is_running or not path.exists() or not path.stat().st_size:
-            return []  # the helper checks its file itself and reports damage
+            return []  # the running helper checks the file and reports damage
         return [await self._call_in_thread(lambda: database.check_integrity(path, self.clock))]
 
     def _check_modes(self) -> list[CheckResult]:

@@ -17,7 +17,7 @@ def log_error(log: FilteringBoundLogger, event: str, error: Exception) -> None:
 
 
 class RecurringErrorLog:
-    """Logs the error of a loop when it first occurs, and the recovery, instead of a line per iteration.
+    """Logs the first error of a loop and its recovery, instead of every failed iteration.
 
     Args:
         log: the logger.

@@ -56,7 +56,7 @@ class FailureOverview(TypedDict):
 
 
 class RoundOverview(TypedDict):
-    """The shares of a round: counts by state, and how many are due in each of the next 60 minutes and later."""
+    """Shares of a round: counts by state, and due counts for each of the next 60 minutes and later."""
 
     round_id: str
     vote_end_time: int

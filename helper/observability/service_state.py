@@ -50,7 +50,7 @@ class CheckState(TypedDict):
 
 
 class NodeState(TypedDict):
-    """A node: why it is not used (None if it is), its newest block and that block's age in seconds."""
+    """State of a node: problem (None if it is used), newest block, and age of that block in seconds."""
 
     name: str
     reason: str | None

@@ -51,7 +51,7 @@ class Timings:
         return list(zip((*BUCKET_BOUNDS_SECONDS, inf), accumulate(self._bucket_counts), strict=True))
 
     def summary(self) -> TimingSummary:
-        """Return the number of all samples, and p50, p99, minimum and maximum of the recent ones in milliseconds."""
+        """Return the number of all samples, and statistics of the recent ones in milliseconds."""
         recent = list(self._samples)
         return {
             "count": self.count,

@@ -1,8 +1,8 @@
 """Identifies the client of a request by its address, for limits only. Pure.
 
 The peer of the connection is the client, unless the peer is a trusted proxy. Then the client is the right-most address
-of X-Forwarded-For (or Forwarded, RFC 7239) that is not a trusted proxy's. Addresses further left were written by the
-client itself and are ignored. Addresses are held in memory only.
+of X-Forwarded-For (or Forwarded, RFC 7239) that is not a trusted proxy's. Addresses further left come from the client
+and are ignored. Addresses are stored in memory only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _V6_AND_PORT = re.compile(r"\[([^\]]*)\](?::[0-9]{1,5})?")
 
 
 def identify_client(peer: str | None, headers: Headers, trusted: Sequence[Network]) -> bytes | None:
-    """Identify a client by its IPv4 address (4 bytes) or the /64 of its IPv6 address (8 bytes).
+    """Identify a client by its IPv4 address (4 bytes) or IPv6 /64 (8 bytes).
 
     Args:
         peer: address of the connection's peer; None on a unix socket.
@@ -43,7 +43,7 @@ def identify_client(peer: str | None, headers: Headers, trusted: Sequence[Networ
 
 
 def client_network(client: bytes) -> bytes:
-    """The network of a client from `identify_client`: its IPv4 /24 (3 bytes) or its IPv6 /48 (6 bytes).
+    """The network of a client: its IPv4 /24 (3 bytes) or IPv6 /48 (6 bytes).
 
     A 6to4 address (2002::/16) belongs to the network of the IPv4 address in it, because each IPv4 address has such
     a /48.
@@ -100,7 +100,7 @@ def _parse_for_parameter(element: str) -> str:
 
 
 def _rightmost_untrusted(proxy: Address, hops: Iterator[str], trusted: Sequence[Network]) -> Address:
-    """The last hop that is not a trusted proxy; the proxy before it if the hop cannot be parsed."""
+    """The last hop that is not a trusted proxy; if it is invalid, the proxy that reported it."""
     last = proxy
     for hop in hops:
         address = _parse_address(hop.strip())

@@ -182,7 +182,7 @@ class BoundedProtocol(HttpConnection):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Store a header; drop a trailer after a body, which is not a header (RFC 9110, section 6.5)."""
+        """Store a header. Drop a trailer, because it is not a header (RFC 9110, section 6.5)."""
         self._headers_left -= 1
         self._head_bytes_left -= len(name) + len(value)
         if self._headers_left < 0:
@@ -223,7 +223,7 @@ class BoundedProtocol(HttpConnection):
     # ------------------------------------------------------------------ responses
 
     def on_response_complete(self) -> None:
-        """Start the next request of the pipeline; limit the time for an unread rest of the request body."""
+        """Start the next request of the pipeline, or the timer for the unread request body."""
         super().on_response_complete()
         if not self.transport.is_closing():
             if self.pipelined:
@@ -270,13 +270,13 @@ class BoundedProtocol(HttpConnection):
     def _on_pipeline_empty(self) -> None:
         """Handle the start of the last request in the pipeline: parse the unparsed bytes."""
         if self._request_deadline:
-            self._start_request_deadline()  # the client could not send the rest of this request before
+            self._start_request_deadline()  # until now the client could not send the rest of this request
         self._parse_unparsed()
 
     # ------------------------------------------------------------------ size of the head
 
     def _parse_piece(self, data: bytes) -> None:
-        """Feed a piece to the parser; refuse the request if the piece is invalid or exceeds a limit."""
+        """Feed a piece to the parser. Refuse the request if the piece is invalid or exceeds a limit."""
         self._unreported_bytes += len(data)
         try:
             self.parse(data)
@@ -309,7 +309,7 @@ class BoundedProtocol(HttpConnection):
 
     def _on_request_deadline(self) -> None:
         if self.pipelined or (self._is_in_head and self.is_answering):
-            self._start_request_deadline()  # an earlier request is still being answered; nothing is read until then
+            self._start_request_deadline()  # reading is paused while an earlier request is being answered
         elif self._unreported_bytes and self._is_in_head:
             seconds = f"{self.limits.head_seconds:g}"
             self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"request headers timed out after {seconds} s")
@@ -347,7 +347,7 @@ class BoundedProtocol(HttpConnection):
     # ------------------------------------------------------------------ refusals
 
     def _refuse(self, status: HTTPStatus, message: str) -> None:
-        """Respond and close, when no request is being answered."""
+        """Respond and close. Only call this while no request is being answered."""
         if self.transport.is_closing():
             return
         self.transport.write(self._record_refusal(status, message))

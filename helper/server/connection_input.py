@@ -1,4 +1,4 @@
-"""Input of a connection: reads of bounded size, and pieces that end at most one request head each."""
+"""Reads connection input in bounded sizes and splits it after each request head."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class SmallReads(asyncio.BufferedProtocol):
 
 
 def ends_at_most_one_head(data: bytes) -> bool:
-    """Whether received bytes end at most one request head, so that they are one piece."""
+    """Whether received bytes contain at most one end of a request head, and thus are one piece."""
     # In a posted share the last line feed ends the head; this is much faster than a search through the body.
     last = data.rfind(b"\n")
     return last < 0 or (not data.startswith((b"\n", b"\r\n")) and data.find(_HEAD_END) + 2 == last)
 
 
 def piece_end(data: bytes, at: int) -> int:
-    """End of the piece that begins at `at` and ends at most one request head: after the next end of a head.
+    """End of the piece that begins at `at`: after the next end of a request head.
 
     A line end at the start is a separate piece, because it may end a head that began in an earlier read.
     """

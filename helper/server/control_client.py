@@ -43,7 +43,7 @@ class _Connection(http.client.HTTPConnection):
 def request_control_socket(
     path: Path, target: str, body: bytes | Iterable[bytes] | None = None, *, timeout: float = TIMEOUT_SECONDS
 ) -> tuple[int, bytes]:
-    """Send `GET target` to the daemon, or `POST target` with a body; return the response's status and body.
+    """Send a GET request to the daemon, or a POST request with a body. Returns status and body of the response.
 
     Args:
         path: the control socket.
@@ -65,7 +65,7 @@ def request_control_socket(
 
 
 def stream_control_socket(path: Path, target: str, *, timeout: float = TIMEOUT_SECONDS) -> Iterator[bytes]:
-    """Yield the lines of a streamed response to `GET target` as they arrive, until the daemon ends it.
+    """Yield the lines of a streamed response to a GET request, until the daemon ends it.
 
     Args:
         path: the control socket.

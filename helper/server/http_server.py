@@ -92,7 +92,7 @@ def base_url(listener: socket.socket) -> str:
 
 @contextlib.contextmanager
 def listen_unix(path: Path) -> Iterator[socket.socket]:
-    """Listen on a unix socket that only this user can open; delete its file on exit, unless it was replaced.
+    """Listen on a unix socket that only this user can open. Deletes the file on exit, unless it was replaced.
 
     A stale socket file (after a crash) is replaced; a file on which a process listens is not.
 
@@ -136,7 +136,7 @@ def _bind_unix(path: Path) -> tuple[socket.socket, tuple[int, int]]:
 
 
 def _require_unused(path: Path) -> None:
-    """Raise HelperError if a process listens on a socket; a full accept queue also means that one does."""
+    """Raise HelperError if a process listens on a socket. A full accept queue is also a proof of that."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         with contextlib.suppress(BlockingIOError):
@@ -164,7 +164,7 @@ def connection_limits() -> ConnectionLimits:
 
 
 def control_limits() -> ConnectionLimits:
-    """Limits of the control socket: an import is received while its shares are validated, which may take minutes."""
+    """Limits of the control socket. Receiving an import may take minutes: its shares are validated as they arrive."""
     return replace(connection_limits(), request_seconds=IMPORT_TIMEOUT_SECONDS)
 
 

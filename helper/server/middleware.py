@@ -94,7 +94,7 @@ async def handle_share_refused(request: Request, error: Exception) -> Response:
 
 
 async def handle_disconnect(_request: Request, _error: Exception) -> Response:
-    """Return a response for a disconnected client: counted by middleware, but not received."""
+    """Return a response for a disconnected client. Middleware counts it; the client does not receive it."""
     return error_response(400, "client disconnected before the end of the request")
 
 

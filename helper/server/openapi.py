@@ -103,7 +103,7 @@ class ApiMount(Mount):
 
 
 class ApiDescription:
-    """The OpenAPI document of an application, including its own route; generated on first use.
+    """The OpenAPI document of an application, including the document's route. Generated on first use.
 
     Args:
         authorized_roles: holders whose tokens are configured.

@@ -115,7 +115,7 @@ class RefusalLimiter:
         return client
 
     def admit_request(self, scope: Scope) -> bool:
-        """Whether the client of a request has a token; a positive result is valid until the request ends."""
+        """Whether the client of a request has a token. A positive result is valid until the request ends."""
         client = self.identify_request(scope)
         admitted = client is None or self.wait_seconds(client) <= 0
         if admitted:
@@ -165,7 +165,7 @@ class RateLimitMiddleware:
 
 
 def exempt_from_charge(scope: Scope) -> None:
-    """Make this request's refusal free of charge: it is expected in normal operation."""
+    """Exempt this request's refusal from the charge: it is expected in normal operation."""
     scope[_EXEMPT_KEY] = True
 
 

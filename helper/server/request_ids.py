@@ -1,4 +1,4 @@
-"""Request ids: in the response as X-Request-Id, and in the log line of a failed or refused request.
+"""Request ids: sent as X-Request-Id, and logged with failed and refused requests.
 
 A share without a delay is revealed seconds after its arrival, so the arrival time of a client's request nearly
 identifies the client's public reveal. A proxy logs clients with its own request ids; a log line here with the same id
@@ -10,7 +10,7 @@ and a time would link the two. Therefore:
   a request through a proxy.
 - The id is logged only with an internal error (500), or at debug level with a final refusal (400, 401, 404 and
   others). It is never logged with a success, nor with a status that wallets retry (429, 503, 408): the same share
-  arrives again, and the line would reveal when.
+  arrives again, and the log line would reveal the time of the first attempt.
 - The id is passed to these log calls explicitly. In a context variable it would be inherited by all tasks that the
   request starts, and could be logged together with a reveal.
 """
@@ -76,7 +76,7 @@ def get_request_id(scope: Scope) -> str:
 
 
 def _incoming_id(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """The id in a request's header; None if there is none, more than one, or it is not well-formed."""
+    """The id in a request's headers; None unless there is exactly one, and well-formed."""
     values = [value for name, value in headers if name == REQUEST_ID_HEADER_BYTES]
     if len(values) != 1 or _WELL_FORMED.fullmatch(values[0]) is None:
         return None

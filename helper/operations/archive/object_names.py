@@ -38,7 +38,7 @@ class IndexEntry(_Strict):
 
 
 class Progress(_Strict):
-    """How far a chain's blocks are archived.
+    """Progress of the archive of a chain.
 
     Attributes:
         format: identifies the file format.
@@ -99,7 +99,7 @@ def index_name(round_id: bytes, part: int) -> str:
 
 
 def progress_name(chain_id: str) -> str:
-    """Object name of a chain's progress: the sanitized chain id and, since that may be ambiguous, its hash."""
+    """Object name of a chain's progress: sanitized chain id and, to keep it unique, hash of the id."""
     plain = re.sub(r"[^A-Za-z0-9.-]", "_", chain_id)[:64]
     return f"progress/{plain}-{sha256(chain_id.encode()).hexdigest()[:8]}.json"
 
@@ -110,13 +110,13 @@ def parse_round_folder(folder: str) -> bytes | None:
 
 
 def encode_index(entries: Iterable[IndexEntry]) -> bytes:
-    """Encode an index part as JSON lines, sorted by height and transaction so that the encoding is deterministic."""
+    """Encode an index part as JSON lines. Sorted by height and transaction, so the encoding is deterministic."""
     ordered = sorted(entries, key=lambda entry: (entry.height, entry.transaction))
     return b"".join(entry.model_dump_json().encode() + b"\n" for entry in ordered)
 
 
 def find_entry(index: bytes, nullifier: bytes) -> IndexEntry | None:
-    """Find the reveal of a nullifier in an index part, None if the part does not contain it.
+    """Find the reveal of a nullifier in an index part; None without a match.
 
     Raises:
         ProofBundleError: the line with the nullifier is invalid.

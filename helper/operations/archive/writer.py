@@ -194,7 +194,7 @@ class ArchiveWriter:
         self._roots.clear()
 
     async def _find_first_part(self, chain_id: str) -> int | None:
-        """The first part to write: after the stored progress, else at the creation of the oldest known round.
+        """The first part to write: from the stored progress, else from the oldest known round.
 
         Raises:
             ProofBundleError: the stored progress is ahead of the chain.
@@ -248,7 +248,7 @@ class ArchiveWriter:
         self._entries_by_height[height] = [entry for entry in written if entry is not None]
 
     async def _write_reveal(self, reveal: CountedReveal, chain_id: str) -> tuple[bytes, IndexEntry] | None:
-        """Write the bundle of a reveal. Logs and returns None if no bundle can be made of it."""
+        """Write the bundle of a reveal. Logs an error and returns None if the bundle cannot be created."""
         message = reveal.message
         try:
             proof_bundle = ProofBundle(

@@ -1,4 +1,4 @@
-"""Gateway to the chain's REST API under the helper's address, for wallets with one base URL (`[gateway] enable`).
+"""Gateway to the chain's REST API, for wallets with one base URL (`[gateway] enable`).
 
 Only the listed paths are forwarded. The helper's own paths are matched first, and `reveal-share` is not listed. A
 forwarded request consists of the method, the path, the listed parameters and the body of a POST. It has no headers and
@@ -42,7 +42,7 @@ MAX_CONCURRENT: Final = 128
 MAX_CONCURRENT_PER_CLIENT: Final = 64
 """Concurrent requests to nodes, of one client."""
 RESPONSE_SECONDS: Final = 300.0
-"""Seconds until the last byte of a response must be sent. Allows for a large page over a slow line."""
+"""Maximum seconds until the last byte of a response is sent. Allows a large page over a slow connection."""
 CHUNK_SECONDS: Final = 10.0
 """Seconds in which a client must read a chunk of a response (at most 64 KiB)."""
 

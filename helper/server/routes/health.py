@@ -1,6 +1,6 @@
 """`GET /livez` and `GET /readyz` for orchestrators and load balancers; plain text, as in Kubernetes.
 
-`/livez` reports that requests are answered. `/readyz` reports that shares are accepted *and* revealed: it also fails
+`/livez` reports that the server responds. `/readyz` reports that shares are accepted *and* revealed: it also fails
 while only the reveals are paused, when shares are still accepted and `/shielded-vote/v1/status` is ok. It lists its
 checks with `?verbose` and whenever it fails.
 """

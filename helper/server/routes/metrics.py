@@ -20,7 +20,7 @@ from helper.server.routes.health import CheckRunner, health_routes
 
 PATH: Final = "/metrics"
 LIMITS: Final = ConnectionLimits(max_connections=32, max_connections_per_client=32)
-"""Limits of the listener: enough for a few scrapers, without taking file descriptors from wallets."""
+"""Limits of the listener: sufficient for a few scrapers, and leaves file descriptors to wallets."""
 
 
 class LoopbackHostMiddleware:

@@ -50,7 +50,7 @@ def _content_security_policy(connect_to: Sequence[str]) -> str:
 
 
 class _PageRoute(ApiRoute):
-    """Matches every path outside the API, whatever the method.
+    """Matches every path outside the API, with any method.
 
     The `Range` header is ignored, as a server may (RFC 9110, section 14.2): the files are small, and Starlette responds
     to an invalid range with an error that is not JSON.
@@ -73,7 +73,7 @@ class Page:
 
     Args:
         folder: directory of the built page; must contain an index.
-        connect_to: returns the origins that the page may connect to, in addition to its own.
+        connect_to: returns the other origins that the page may connect to.
 
     Raises:
         ConfigError: there is no index.

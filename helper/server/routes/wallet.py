@@ -191,7 +191,7 @@ def wallet_routes(
 
 
 def add_token_check(handler: Handler, token: str) -> Handler:
-    """The handler with a token check (401 before the body is read); unchanged if the token is empty."""
+    """Add a token check to a handler: 401 before the body is read. An empty token adds none."""
     if not token:
         return handler
 
