@@ -159,7 +159,7 @@ class ArchiveWriter:
             log.warning("archive_write_failed", reason=reason, advice=advice)
 
     async def write_next_part(self) -> bool:
-        """Write the next part if the chain has all its blocks. Returns False if it does not.
+        """Write the next part if the chain has all its blocks. Returns whether it was written.
 
         Raises:
             HelperError: the archive cannot be written, or the chain cannot be read.
