@@ -28,7 +28,7 @@ CAPACITY = RESULTS / "carried.json"
 
 
 def run_measure(name: str, *, quick: bool) -> list[dict[str, Any]] | None:
-    """The runs of one measure, None where it failed."""
+    """Run one measure. Returns its runs, or None if it failed."""
     started_at = time.monotonic()
     flags = ("--quick",) if quick else ()
     command = [sys.executable, "-m", *MEASURES[name], *flags]
@@ -41,7 +41,7 @@ def run_measure(name: str, *, quick: bool) -> list[dict[str, Any]] | None:
 
 
 def print_table(figures: list[dict[str, Any]]) -> None:
-    """The table."""
+    """Print the table."""
     lines = [("", "goal", "figure (spread)", "holds"), *map(format_row, figures)]
     widths = [max(len(line[column]) for line in lines) for column in range(4)]
     for line in lines:
@@ -49,12 +49,12 @@ def print_table(figures: list[dict[str, Any]]) -> None:
 
 
 def load_results(path: Path) -> dict[str, dict[str, Any]]:
-    """What an earlier time has left, by name."""
+    """Load the results of earlier runs, by name."""
     return {one["name"]: one for one in json.loads(path.read_text())} if path.exists() else {}
 
 
 def save_results(path: Path, results: list[dict[str, Any]], order: list[str]) -> None:
-    """Keep what was found, and what was kept of the others, in order."""
+    """Save new results together with the earlier ones, in this order."""
     known = load_results(path) | {one["name"]: one for one in results}
     lines = [json.dumps(known[name], ensure_ascii=False) for name in order if name in known]
     path.parent.mkdir(exist_ok=True)
@@ -62,7 +62,7 @@ def save_results(path: Path, results: list[dict[str, Any]], order: list[str]) ->
 
 
 def main() -> None:
-    """Measure, show and keep."""
+    """Run the measures, then print and save the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=list(MEASURES), nargs="+", default=list(MEASURES))
     parser.add_argument("--quick", action="store_true", help="some five minutes, once, with smaller sizes")

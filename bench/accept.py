@@ -42,14 +42,14 @@ ROUND_SECONDS = 7200
 
 
 def _seal_votes(round_id: bytes, ea_pk: bytes, seed: int) -> list[Ballot]:
-    """Some votes (in a process of its own)."""
+    """Create sealed votes, in a separate process."""
     rng = random.Random(seed)
     make = partial(ballot.seal_ballot, round_id=round_id, ea_pk=ea_pk, weight=100, rng=rng)
     return [make(proposal_id=1 + number % 3, vote_decision=number % 2) for number in range(MAX_CONCURRENT_VOTES)]
 
 
 async def cast_votes(chain: DevChain, round_id: bytes, votes: int) -> list[tuple[Ballot, int]]:
-    """So many votes on the chain, with the positions of their commitments."""
+    """Cast this many votes on the chain. Returns them with the positions of their commitments."""
     key = (await chain.get(f"/shielded-vote/v1/round/{round_id.hex()}"))["round"]["ea_pk"]
     seal = partial(_seal_votes, round_id, base64.b64decode(key))
     loop = asyncio.get_running_loop()
@@ -60,13 +60,13 @@ async def cast_votes(chain: DevChain, round_id: bytes, votes: int) -> list[tuple
     sealed = [vote for part in parts for vote in part]
     places = []
     for at in range(0, len(sealed), MAX_CONCURRENT_CASTS):
-        async with Wallet(chain.url, []) as wallet:  # anew each time: a connection that rests long is closed
+        async with Wallet(chain.url, []) as wallet:  # a new client, as idle connections are closed
             places.append(await asyncio.gather(*map(wallet.cast_ballot, sealed[at : at + MAX_CONCURRENT_CASTS])))
     return list(zip(sealed, (place for some in places for place in some), strict=True))
 
 
 def interleave_bodies(votes: Sequence[tuple[Ballot, int]]) -> list[str]:
-    """The shares as they come: those of a few votes in turns."""
+    """Order the shares as they arrive in practice: interleaved over a few votes."""
     due = unix_time_in(ROUND_SECONDS / 2)
     return [
         json.dumps(ballot.post_body(vote, vote.shares[2 * number], position, due))
@@ -77,10 +77,10 @@ def interleave_bodies(votes: Sequence[tuple[Ballot, int]]) -> list[str]:
 
 
 async def run_load(url: str, bodies_file: Path, connections: int, seconds: int) -> dict[str, float]:
-    """What wrk tells.
+    """Run wrk and parse its output.
 
     Raises:
-        SystemExit: it told of an answer that is not `queued`.
+        SystemExit: a response was not `queued`.
     """
     flags = ("-t1", f"-c{connections}", f"-d{seconds}s", "-s", str(WRK_SCRIPT), f"{url}/shielded-vote/v1/shares")
     wrk = await asyncio.create_subprocess_exec("wrk", *flags, "--", str(bodies_file), stdout=asyncio.subprocess.PIPE)
@@ -93,7 +93,7 @@ async def run_load(url: str, bodies_file: Path, connections: int, seconds: int) 
 
 @contextlib.asynccontextmanager
 async def run_baseline() -> AsyncIterator[str]:
-    """The yardstick; its base URL."""
+    """Run the baseline application. Yields its base URL."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "bench.baseline_app", stdout=asyncio.subprocess.PIPE
     )
@@ -106,8 +106,9 @@ async def run_baseline() -> AsyncIterator[str]:
 
 
 async def measure(votes: int, seconds: int) -> dict[str, float]:
-    """One run: 64 connections between two runs of the yardstick, whose speed drifts on a machine that others use too;
-    then one.
+    """Run once: 64 connections, with the baseline before and after, then one connection.
+
+    The speed of a shared machine drifts, so the baseline is measured on both sides.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -134,7 +135,7 @@ async def measure(votes: int, seconds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the measurement and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one run of one second")

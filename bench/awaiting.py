@@ -37,7 +37,7 @@ SETTINGS: dict[str, Any] = {"log": {"level": "info"}, "chain": {"poll_seconds": 
 
 
 def insert_sent_shares(path: Path, round_id: bytes, first: int, last: int, height: int) -> None:
-    """Put shares into a database whose messages were all sent and taken at one height."""
+    """Insert shares whose messages were all sent and accepted at one height."""
     past = unix_time_in(-600)
     with open_existing_database(path) as database:
         with transaction(database) as tx:
@@ -61,7 +61,7 @@ def insert_sent_shares(path: Path, round_id: bytes, first: int, last: int, heigh
 
 
 async def wait_for_block(chain: DevChain) -> int:
-    """Wait for a block; its height."""
+    """Wait for a block. Returns its height."""
     height = before = (await chain.get("/devnet/stats"))["height"]
     while height == before:
         await asyncio.sleep(0.05)
@@ -70,7 +70,7 @@ async def wait_for_block(chain: DevChain) -> int:
 
 
 async def measure(size: int) -> dict[str, float]:
-    """One run."""
+    """Run once."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         async with httpx.AsyncClient(timeout=30) as http:
@@ -84,7 +84,7 @@ async def measure(size: int) -> dict[str, float]:
                 await wait_for_block(chain)
                 idle = await _cpu_seconds(chain, helper, IDLE_BLOCKS)
                 await helper.stop()
-                # What is filled in now was sent at a block to come: it is waited for in the two after that.
+                # The inserted shares count as sent at a future block. They wait for the two blocks after that one.
                 height = (await chain.get("/devnet/stats"))["height"] + 4 + size // 2000
                 for first in range(0, size, 1000):
                     insert_sent_shares(helper.db, round_id, first, min(size, first + 1000), height)
@@ -110,7 +110,7 @@ async def measure(size: int) -> dict[str, float]:
 
 
 async def _cpu_seconds(chain: DevChain, helper: HelperProcess, blocks: int) -> float:
-    """The daemon's CPU seconds over so many blocks, from just after one."""
+    """Return the daemon's CPU seconds over this many blocks, starting just after a block."""
     await asyncio.sleep(BLOCK_SECONDS / 4)
     before = cpu_seconds(helper.pid)
     for _ in range(blocks):
@@ -120,7 +120,7 @@ async def _cpu_seconds(chain: DevChain, helper: HelperProcess, blocks: int) -> f
 
 
 async def _max_sent_in_block(chain: DevChain, blocks: int) -> int:
-    """The most reveals that came in one block's time, over so many blocks."""
+    """Return the largest number of reveals received within one block interval."""
     for _ in range(blocks):
         await wait_for_block(chain)
     found: Counter[int] = Counter()
@@ -132,7 +132,7 @@ async def _max_sent_in_block(chain: DevChain, blocks: int) -> int:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the measurement and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--runs", type=int, default=3)

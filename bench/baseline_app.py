@@ -1,6 +1,6 @@
-"""The yardstick of accepting: a bare Starlette route that parses the same body, behind the same server.
+"""Baseline for accepting shares: a bare Starlette route that parses the same body.
 
-`python -m bench.baseline_app` listens on a free port of loopback and prints it.
+It runs on the same HTTP server. `python -m bench.baseline_app` listens on a free loopback port and prints the port.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ RESPONSE_BODY = b'{"status":"queued"}'
 
 
 async def accept_share(request: Request) -> Response:
-    """Parse, and say that all is well."""
+    """Parse the body and return success."""
     orjson.loads(await request.body())
     return Response(RESPONSE_BODY, media_type="application/json")
 
 
 async def run_server() -> None:
-    """Serve until the process is ended."""
+    """Serve until the process is terminated."""
     app = Starlette(routes=[Route("/shielded-vote/v1/shares", accept_share, methods=["POST"])])
     listener = bind_tcp("127.0.0.1", 0)
     print(listener.getsockname()[1], flush=True)

@@ -1,10 +1,10 @@
-"""The measured costs carried to many hosts: a simulation of events, with no clock and no dice. Pure.
+"""Discrete-event simulation that extrapolates measured costs to many hosts. Deterministic and pure.
 
-Hosts that prove take shares from a queue that never gets empty. Each share costs the database's server CPU (taken in,
-claimed, kept, sent), a core of its host the proof and the host's own work, the one sender its time, and the chain a
-place in a block. Every host reads every block into the database, one after the other: the first finds the shares that
-were counted, all others that there is nothing left to do. Hosts that have fallen behind the chain wait until they know
-what it says. What is slowest sets the rate.
+Prover hosts take shares from a queue that is never empty. Each share uses CPU time of the database server (enqueue,
+claim, prepare, send), a core of its host for the proof and for the host's own work, time of the single sender, and
+space in a block. Every host applies every block to the database, one after the other: the first confirms the
+shares, the others find them confirmed. Hosts that are behind the chain wait until they have applied the newest
+block. The slowest resource limits the rate.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ LIMIT_PROOFS, LIMIT_SENDER, LIMIT_DATABASE, LIMIT_BLOCK_READING, LIMIT_CHAIN = (
 
 @dataclass(frozen=True, slots=True)
 class ShareCosts:
-    """Seconds a share.
+    """Costs of one share, in seconds.
 
     Attributes:
-        proof: of a core that proves.
-        host: of the same core, beside the proof.
-        database: of a core of the server: taking in, claiming, keeping the message.
-        sender: of the sender, which sends one after the other.
-        sender_database: of a core of the server for it.
-        first_read: of whoever reads a block first, for each reveal in it.
-        first_read_database: of a core of the server for it.
-        other_read: of each other host that reads it, for each reveal in it.
-        other_read_database: of a core of the server for it.
+        proof: core time of the proof.
+        host: core time of the host's other work.
+        database: database server core time for enqueue, claim and prepare.
+        sender: sender time. Shares are sent sequentially.
+        sender_database: database server core time for sending.
+        first_read: time per reveal for the first host that applies a block.
+        first_read_database: database server core time of the first application, per reveal.
+        other_read: time per reveal for each other host that applies the block.
+        other_read_database: database server core time of each other application, per reveal.
     """
 
     proof: float
@@ -70,12 +70,12 @@ class ShareCosts:
 
 @dataclass(frozen=True, slots=True)
 class CapacityResult:
-    """What came of it.
+    """Result of a simulation.
 
     Attributes:
-        rate: reveals counted in a second.
-        utilization: for what part of the time everything was busy, by its name.
-        limit: what sets the rate.
+        rate: confirmed reveals per second.
+        utilization: fraction of the time that each resource was busy, by name.
+        limit: the resource that limits the rate.
     """
 
     rate: float
@@ -84,7 +84,7 @@ class CapacityResult:
 
 
 class EventQueue:
-    """What happens when: no two at the same time in an order that is not that of their coming."""
+    """Event queue ordered by time. Events with equal times run in insertion order."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -92,12 +92,12 @@ class EventQueue:
         self._sequence = 0
 
     def schedule(self, seconds: float, callback: Callable[[], None]) -> None:
-        """Have something happen."""
+        """Schedule a callback after this many seconds."""
         self._sequence += 1
         heappush(self._scheduled, (self.now + seconds, self._sequence, callback))
 
     def run_until(self, end: float) -> None:
-        """Let time go on."""
+        """Run all events up to this time."""
         while self._scheduled and self._scheduled[0][0] <= end:
             self.now, _, what = heappop(self._scheduled)
             what()
@@ -105,10 +105,10 @@ class EventQueue:
 
 
 class ServiceStation:
-    """Some that serve, and a line before them.
+    """Servers with a shared waiting line.
 
     Attributes:
-        busy_seconds: seconds of service that were begun so far.
+        busy_seconds: total service time of all requests started so far.
     """
 
     def __init__(self, events: EventQueue, servers: int) -> None:
@@ -118,13 +118,13 @@ class ServiceStation:
         self.busy_seconds = 0.0
 
     def enqueue(self, seconds: float, callback: Callable[[], None]) -> None:
-        """Serve for so long when it is its turn."""
+        """Add a request with this service time."""
         self._queue.append((seconds, callback))
         self._start_next()
 
     @property
     def queue_length(self) -> int:
-        """How many stand in the line."""
+        """The number of waiting requests."""
         return len(self._queue)
 
     def _start_next(self) -> None:
@@ -141,12 +141,13 @@ class ServiceStation:
 
 
 class ProverHost:
-    """One that proves.
+    """A prover host.
 
     Attributes:
-        cores: make the proofs.
-        free_slots: shares that it has room for.
-        is_claiming: it waits for the database: one connection writes, and asks for one thing after the other.
+        cores: cores that make proofs.
+        free_slots: number of additional shares that the host can claim.
+        is_claiming: whether a claim is in progress. The host has one writing connection and sends one
+            request at a time.
     """
 
     def __init__(self, events: EventQueue) -> None:
@@ -156,7 +157,7 @@ class ProverHost:
 
 
 class ClusterModel:
-    """Hosts, their database, the sender and the chain."""
+    """Cluster of hosts with a database, a sender and a chain."""
 
     def __init__(self, costs: ShareCosts, provers: int, block_seconds: float) -> None:
         self._costs, self._provers, self._block_seconds = costs, provers, block_seconds
@@ -169,7 +170,7 @@ class ClusterModel:
         self._blocked_hosts: deque[ProverHost] = deque()
         self._prepared = self._in_flight = self._mempool = 0
         in_hand = HOST_CORES * CLAIMS_PER_CORE
-        # Not all at the same moment, as hosts are not that have worked for long.
+        # Stagger the hosts, as in a cluster that has run for a long time.
         for number, host in enumerate(self.hosts):
             for one in range(in_hand):
                 wait = (number + one * provers) / (provers * in_hand) * costs.proof
@@ -223,7 +224,7 @@ class ClusterModel:
         self.confirmed += count
         self.full_blocks += count == REVEALS_PER_BLOCK
         self._read_block(count * self._costs.first_read, count * self._costs.first_read_database)
-        for _ in range(self._provers):  # the sender is one more, and one was first
+        for _ in range(self._provers):  # all other hosts: the provers and the sender, less the first reader
             self._read_block(count * self._costs.other_read, count * self._costs.other_read_database)
         self.events.schedule(self._block_seconds, self._produce_block)
 
@@ -242,7 +243,7 @@ class ClusterModel:
         return self.block_reader.queue_length > MAX_UNREAD_BLOCKS * (self._provers + 1)
 
     def busy_seconds(self) -> dict[str, float]:
-        """Seconds that everything was busy so far."""
+        """Busy time of all resources so far, in seconds."""
         return {
             LIMIT_PROOFS: sum(host.cores.busy_seconds for host in self.hosts) / (self._provers * HOST_CORES),
             LIMIT_DATABASE: self.database.busy_seconds / SERVER_CORES,
@@ -257,12 +258,12 @@ def _do_nothing() -> None:
 
 
 def simulate_cluster(costs: ShareCosts, provers: int, block_seconds: float) -> CapacityResult:
-    """What so many hosts bring to a chain with such blocks.
+    """Simulate a cluster with this many prover hosts.
 
     Args:
-        costs: what a share costs.
-        provers: hosts that prove, each with `HOST_CORES` cores.
-        block_seconds: between two blocks.
+        costs: costs of one share.
+        provers: number of prover hosts, each with `HOST_CORES` cores.
+        block_seconds: block interval.
     """
     blocks = max(MIN_BLOCKS, round(MIN_SECONDS / block_seconds))
     cluster = ClusterModel(costs, provers, block_seconds)
@@ -275,19 +276,24 @@ def simulate_cluster(costs: ShareCosts, provers: int, block_seconds: float) -> C
 
 
 def _find_limit(busy: Mapping[str, float]) -> str:
-    """What sets the rate: the last on a share's way that is always busy. What comes before it only fills the line."""
+    """Return the limiting resource: the last saturated one in processing order.
+
+    Resources before it only fill its waiting line.
+    """
     full = [
         name
         for name in (LIMIT_CHAIN, LIMIT_SENDER, LIMIT_BLOCK_READING, LIMIT_DATABASE, LIMIT_PROOFS)
         if busy[name] >= SATURATION_RATIO
     ]
-    # Where hosts wait for what comes in pieces, nothing is busy all the time.
+    # If hosts wait for batched work, no resource is saturated.
     return full[0] if full else max((LIMIT_BLOCK_READING, LIMIT_DATABASE), key=busy.__getitem__)
 
 
 def find_saturation(costs: ShareCosts, block_seconds: float, max_hosts: int) -> tuple[int, str] | None:
-    """From which number of hosts on it is not proofs that limit, and what it is; None where that is beyond
-    `max_hosts`."""
+    """Find the smallest number of hosts at which proofs are not the limit.
+
+    Returns that number and the limiting resource, or None if it exceeds `max_hosts`.
+    """
     if simulate_cluster(costs, max_hosts, block_seconds).limit == LIMIT_PROOFS:
         return None
     below, found = 0, max_hosts

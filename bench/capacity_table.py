@@ -1,7 +1,7 @@
-"""From the measured costs of a few hosts to a table of many: `python -m bench.capacity_table` prints it from
-bench/results/.
+"""Extrapolate the measured costs to many hosts: `python -m bench.capacity_table`.
 
-`make bench` keeps its lines in `bench/results/carried.json`, and `make docs` brings them into docs/performance.md.
+Reads bench/results/ and prints a table. `make bench` stores its rows in `bench/results/carried.json`, and `make
+docs` copies them into docs/performance.md.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ MEASURED_FIGURES: Final = {
 
 
 def compute_costs(figures: Mapping[str, float | None], circuit: str) -> ShareCosts | None:
-    """The costs of a share, None where some were not measured.
+    """Compute the costs of one share. Returns None if a measurement is missing.
 
     Args:
-        figures: by the names of `bench.table`'s lines.
-        circuit: what is proven.
+        figures: figures by the row names of `bench.table`.
+        circuit: the circuit that is proven.
     """
     found = {what: figures.get(name) for what, name in MEASURED_FIGURES.items()}
     proofs = figures.get(f"raw proofs {circuit}")
@@ -57,8 +57,10 @@ def compute_costs(figures: Mapping[str, float | None], circuit: str) -> ShareCos
 
 
 def compute_lines(figures: Mapping[str, float | None]) -> list[dict[str, Any]]:
-    """The table's lines: `{circuit, block_seconds, rates, limits, breaks, at}`, the last four null or absent where
-    there are no figures; `rates` and `limits` by number of provers.
+    """Compute the rows of the table.
+
+    Each row is `{circuit, block_seconds, rates, limits, breaks, at}`. The last four are null or absent if there are
+    no figures. `rates` and `limits` are keyed by the number of provers.
     """
     found: list[dict[str, Any]] = []
     for circuit in CIRCUITS:
@@ -73,7 +75,7 @@ def compute_lines(figures: Mapping[str, float | None]) -> list[dict[str, Any]]:
 
 
 def format_table(lines_by_name: Sequence[Mapping[str, Any]]) -> str:
-    """The lines as a document has them."""
+    """Format the rows as Markdown."""
     by_name = {line["name"]: line for line in lines_by_name}
     head = ["blocks", *(f"{provers}" for provers in PROVER_COUNTS), "what breaks first"]
     rows = [head, ["---"] * len(head)]

@@ -35,7 +35,7 @@ SHARES = 150
 
 
 class HostProcess:
-    """A process of `bench.cluster_host`."""
+    """A `bench.cluster_host` process."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
@@ -43,11 +43,11 @@ class HostProcess:
         self._process, self._stdin, self._lines = process, process.stdin, process.stdout
 
     def send_line(self) -> None:
-        """Have it begin, or end."""
+        """Send the start or stop signal: one line on its standard input."""
         self._stdin.write(b"\n")
 
     async def read_result(self) -> dict[str, float]:
-        """What it found."""
+        """Read the result line."""
         while line := await self._lines.readline():
             if line.startswith(b"{"):
                 found: dict[str, float] = json.loads(line)
@@ -57,7 +57,7 @@ class HostProcess:
 
 @asynccontextmanager
 async def run_host(what: str, cluster: Cluster, schema: str, name: str) -> AsyncIterator[HostProcess]:
-    """A host that has opened the queue; gone afterwards."""
+    """Run a host with an open queue. Terminates it at the end."""
     words = ("bench.cluster_host", what, cluster.url, schema, name, str(server_pid(cluster)))
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", *words, stdin=pipe, stdout=pipe)
@@ -73,12 +73,12 @@ async def run_host(what: str, cluster: Cluster, schema: str, name: str) -> Async
 
 
 def server_pid(cluster: Cluster) -> int:
-    """The process id of the server."""
+    """Return the process id of the server."""
     return int((cluster.data_folder / "postmaster.pid").read_text().split()[0])
 
 
 async def enqueue_due_shares(store: PostgresStore, number: int) -> None:
-    """Take so many shares in that are due."""
+    """Enqueue this many due shares."""
     now = time()
     coming = generate_shares(ROUND_ID, 0, number, int(now) - SPREAD_SECONDS)
 
@@ -90,7 +90,7 @@ async def enqueue_due_shares(store: PostgresStore, number: int) -> None:
 
 
 async def measure_coordination(cluster: Cluster, cost: CostMeter, provers: int, number: int) -> dict[str, float]:
-    """One run: so many hosts that prove, each so many shares; milliseconds, and waits, a share."""
+    """Run once with this many prover hosts and shares per host. Returns milliseconds and round trips per share."""
     schema, total = f"bench_{token_hex(6)}", provers * number
     store = open_store(cluster.url, schema, "takes")
     await store.open()
@@ -126,13 +126,13 @@ async def measure_coordination(cluster: Cluster, cost: CostMeter, provers: int, 
 
 
 async def wait_until_prepared(store: PostgresStore, total: int) -> None:
-    """Wait until so many messages are kept."""
+    """Wait until this many messages are prepared."""
     while (await store.count_shares())[ROUND_ID].get(ShareState.BROADCAST, 0) < total:
         await asyncio.sleep(0.2)
 
 
 async def measure(hosts: Sequence[int], runs: int, number: int, votes: int, seconds: int) -> list[dict[str, Any]]:
-    """Every run with every number of hosts."""
+    """Run all measurements with every number of hosts."""
     cluster, found = Cluster(), list[dict[str, Any]]()
     try:
         cluster.start()
@@ -157,7 +157,7 @@ async def measure(hosts: Sequence[int], runs: int, number: int, votes: int, seco
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the measurement and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one run with fewer shares and hosts")

@@ -1,6 +1,7 @@
-"""How many shares a second several processes take in that share a queue: the part of `bench.cluster` with the service.
+"""Measure accepted shares per second with several processes on one queue.
 
-Each process has a load generator of its own, and all of them post at the same time.
+This is the part of `bench.cluster` that uses the real service. Each process has its own load generator; all of them
+post concurrently.
 """
 
 from __future__ import annotations
@@ -26,17 +27,18 @@ from tests.support.postgres import Cluster
 async def measure_accepting(
     cluster: Cluster, server: int, processes: int, votes: int, seconds: int
 ) -> dict[str, float]:
-    """One run.
+    """Run once.
 
     Args:
-        cluster: the database.
-        server: its process id.
-        processes: how many take shares.
-        votes: how many votes' shares there are to post, more than are taken in the time.
-        seconds: how long they are posted.
+        cluster: the database cluster.
+        server: process id of the server.
+        processes: number of processes that accept shares.
+        votes: number of votes whose shares are posted. Must exceed what is accepted in the time.
+        seconds: duration of the load.
 
     Returns:
-        Shares a second, the worst of the processes' p99 in milliseconds, and milliseconds of CPU a share.
+        Shares per second, the maximum of the processes' p99 latencies in milliseconds, and CPU milliseconds
+            per share.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -80,7 +82,7 @@ async def measure_accepting(
 def _create_hosts(
     folder: Path, http: httpx.AsyncClient, chain: DevChain, cluster: Cluster, number: int
 ) -> list[HelperProcess]:
-    """Hosts that take shares for one queue, not started yet."""
+    """Create hosts that accept shares for one queue, without starting them."""
     keys = folder / "keys"
     keys.touch(0o600)
     keys.write_text(token_hex(32))
@@ -96,7 +98,7 @@ def _create_hosts(
 
 
 async def _wait_until_round_known(host: HelperProcess, body: str) -> None:
-    """Post a share until it is taken: the host has the round and its tree by then."""
+    """Post a share until it is accepted. The host then knows the round and its tree."""
     async with host.timeout("takes a share"):
         while True:
             answer = await host.post_share(json.loads(body))

@@ -50,10 +50,10 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 class CostMeter:
-    """What this process and the database's server spend between `begin` and `end`.
+    """Measures costs of this process and the database server between `begin` and `end`.
 
     Args:
-        server: the process id of the server, whose children work for its connections.
+        server: process id of the server. Its child processes serve the connections.
     """
 
     def __init__(self, server: int) -> None:
@@ -72,12 +72,12 @@ class CostMeter:
         return counted
 
     def begin(self) -> None:
-        """Spend from here on."""
+        """Start measuring."""
         self._round_trips_at_start, self._started_at = self.round_trips, time.perf_counter()
         self._cpu_at_start, self._server_cpu_at_start = time.process_time(), server_cpu_seconds(self._server)
 
     def end(self) -> dict[str, float]:
-        """Seconds of the clock and of CPU, here and at the server, and waits for an answer."""
+        """Return elapsed seconds, CPU seconds of this process and of the server, and round trips."""
         return {
             "seconds": time.perf_counter() - self._started_at,
             "cpu": time.process_time() - self._cpu_at_start,
@@ -87,7 +87,7 @@ class CostMeter:
 
 
 def server_cpu_seconds(pid: int) -> float:
-    """CPU seconds of a server: its own, those of its children, and those of children that have ended."""
+    """Return a server's CPU seconds, including its running and terminated child processes."""
     about = _read_proc_file(f"/proc/{pid}/stat").rpartition(")")[2].split()
     ended = sum(map(int, about[13:15])) / _TICKS_PER_SECOND
     living = (_read_proc_file(f"/proc/{one}/schedstat").split() for one in (pid, *child_pids(pid)))
@@ -95,7 +95,7 @@ def server_cpu_seconds(pid: int) -> float:
 
 
 def _read_proc_file(path: str) -> str:
-    """What a file of /proc says; nothing where its process has ended."""
+    """Read a file in /proc. Returns an empty string if its process has exited."""
     try:
         return Path(path).read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -103,12 +103,12 @@ def _read_proc_file(path: str) -> str:
 
 
 def open_store(address: str, schema: str, host: str) -> PostgresStore:
-    """A host's store."""
+    """Open the store of a host."""
     return PostgresStore(address, keyring=Keyring([b"s" * 32]), host=host, schema=schema)
 
 
 def create_message(queued: QueuedShare) -> PreparedReveal:
-    """A message as long as a real one."""
+    """Create a message of realistic length."""
     message = RevealMessage(
         nullifier=queued.nullifier,
         enc_share=queued.share.c1 + queued.share.c2,
@@ -122,21 +122,21 @@ def create_message(queued: QueuedShare) -> PreparedReveal:
 
 
 class StandInRevealer:
-    """What proves, so many at once, in a proof's time and without its work."""
+    """Fake revealer with limited concurrency. Takes the time of a proof without CPU load."""
 
     def __init__(self, store: PostgresStore) -> None:
         self._store = store
         self._cores = asyncio.Semaphore(CORE_COUNT)
 
     async def prove(self, queued: QueuedShare) -> bool:
-        """Make the message, and have it kept."""
+        """Create the message and store it."""
         async with self._cores:
             await asyncio.sleep(PROOF_SECONDS)
         return await self._store.prepare(queued.id, create_message(queued))
 
 
 async def run_prover(store: PostgresStore, cost: CostMeter) -> dict[str, float]:
-    """Work the queue between two lines on standard input."""
+    """Process the queue between two lines on standard input."""
     revealer: Any = StandInRevealer(store)
     processor = Dispatcher(
         store=store,
@@ -160,27 +160,27 @@ async def run_prover(store: PostgresStore, cost: CostMeter) -> dict[str, float]:
 
 
 class Node:
-    """A chain's node that takes every reveal, and all that the broadcaster asks of nodes."""
+    """Fake node and node pool. Accepts every reveal."""
 
     def __init__(self) -> None:
         self.head = SimpleNamespace(height=100)
         self.usable_nodes = [SimpleNamespace(name="node", client=self)]
 
     async def broadcast(self, message: RevealMessage) -> BroadcastOutcome:  # noqa: ARG002 - it takes any
-        """Take it."""
+        """Accept the message."""
         await asyncio.sleep(NODE_SECONDS)
         return BroadcastOutcome(Verdict.ACCEPTED)
 
     def is_head_newer_than(self, when: float) -> bool:  # noqa: ARG002 - blocks come all the time
-        """A block is always newer than what was sent."""
+        """Always true: a new block exists after every send."""
         return True
 
     async def record_accepted(self, circuit: str) -> None:
-        """As `CircuitSelector` hears of it."""
+        """Ignore the accepted circuit; replaces `CircuitSelector.record_accepted`."""
 
 
 async def run_sender(store: PostgresStore, cost: CostMeter) -> dict[str, float]:
-    """Send all that is prepared, then have it counted."""
+    """Send all prepared messages, then confirm them in blocks."""
     clock, node = SystemClock(), Node()
     lease = DatabaseLease(store, clock=clock)
     keeper = LeaseKeeper(lease, clock=clock, standby=False, on_acquired=lambda: None)
@@ -215,7 +215,7 @@ async def run_sender(store: PostgresStore, cost: CostMeter) -> dict[str, float]:
 
 
 async def confirm_in_blocks(store: PostgresStore, spent: Sequence[tuple[bytes, bytes]]) -> int:
-    """Apply blocks with these reveals; how many shares were confirmed by them."""
+    """Apply blocks with these reveals. Returns the number of confirmed shares."""
     confirmed = 0
     for height, at in enumerate(range(0, len(spent), REVEALS_PER_BLOCK), 101):
         confirmed += len(await store.apply_block(height, spent[at : at + REVEALS_PER_BLOCK], now=time.time()))
@@ -223,7 +223,7 @@ async def confirm_in_blocks(store: PostgresStore, spent: Sequence[tuple[bytes, b
 
 
 async def main() -> None:
-    """Be a host."""
+    """Run one host."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["prove", "send"])
     parser.add_argument("address")

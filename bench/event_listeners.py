@@ -30,7 +30,7 @@ them."""
 
 
 async def measure(number: int, seconds: int) -> dict[str, float]:
-    """One run: a share due every second for so long, while so many listen."""
+    """Run once: one share due per second for this many seconds, with this many clients."""
     with tempfile.TemporaryDirectory() as name:
         settings: dict[str, Any] = {
             "operator": {"token": TOKEN},
@@ -75,7 +75,7 @@ async def measure(number: int, seconds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the measurement and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--listeners", type=int, default=1000)
     parser.add_argument("--seconds", type=int, default=64)

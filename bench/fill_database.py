@@ -1,7 +1,7 @@
-"""Great queues, made quickly: shares of random bytes, written straight into a database that no daemon has open.
+"""Fills a closed database directly with a large number of random shares.
 
-The store does not look inside a share, and none of these falls due while anything is measured; their keys and
-nullifiers are spread as real ones are, so they cost the indexes what real ones cost.
+The store does not interpret the contents of a share, and none of these shares becomes due during a measurement.
+Their keys and nullifiers are uniformly distributed like real ones, so the indexes cost the same.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ SPREAD_SECONDS = 86_400
 
 
 def generate_shares(round_id: bytes, first: int, last: int, due: int) -> Iterator[tuple[Share, bytes]]:
-    """Shares with their nullifiers.
+    """Generate shares with their nullifiers.
 
     Args:
         round_id: 32 bytes.
-        first: number of the first of them; no two calls for one queue may share numbers.
-        last: number after the last.
-        due: unix second from which on they are due.
+        first: number of the first share. Ranges of calls for the same queue must not overlap.
+        last: number after the last share.
+        due: earliest due time, in Unix seconds.
     """
     for number in range(first, last):
         noise = os.urandom(672)
@@ -40,7 +40,7 @@ def generate_shares(round_id: bytes, first: int, last: int, due: int) -> Iterato
                 share_index=number % 16,
                 proposal_id=1,
                 vote_decision=number >> 24,
-                tree_position=0xFFFFFF - (number & 0xFFFFFF),  # beyond those of real votes
+                tree_position=0xFFFFFF - (number & 0xFFFFFF),  # beyond the positions of real votes
                 submit_at=due + number * 7919 % SPREAD_SECONDS,
                 shares_hash=noise[:32],
                 share_comms=noise[32:544],
@@ -54,7 +54,7 @@ def generate_shares(round_id: bytes, first: int, last: int, due: int) -> Iterato
 
 @contextmanager
 def open_existing_database(path: Path) -> Iterator[OpenedDatabase]:
-    """The database of a service that does not run."""
+    """Open the database of a stopped service."""
     database = open_database(path, SystemClock())
     try:
         yield database
@@ -64,7 +64,7 @@ def open_existing_database(path: Path) -> Iterator[OpenedDatabase]:
 
 @contextmanager
 def transaction(database: OpenedDatabase) -> Iterator[SqliteTransaction]:
-    """One transaction, as the writer makes them."""
+    """Run one transaction, like the store's writer."""
     database.tx.conn.execute("BEGIN IMMEDIATE")
     yield database.tx
     database.tx.flush_counts()
@@ -73,7 +73,7 @@ def transaction(database: OpenedDatabase) -> Iterator[SqliteTransaction]:
 
 
 def insert_shares(path: Path, round_id: bytes, count: int, *, due: int, first: int = 0) -> None:
-    """Put so many shares into a database, made where there is none; `first` is the number of the first of them."""
+    """Insert shares, creating the database if needed. `first` is the number of the first share."""
     with open_existing_database(path) as database:
         for start in range(first, first + count, SHARES_PER_TRANSACTION):
             with transaction(database) as tx:
@@ -84,7 +84,7 @@ def insert_shares(path: Path, round_id: bytes, count: int, *, due: int, first: i
 
 
 def delete_newer_shares(path: Path, *, after: int) -> None:
-    """Take out the shares that came after a row, so that they can come again."""
+    """Delete the shares inserted after a row, so that they can be posted again."""
     with open_existing_database(path) as database:
         with transaction(database) as tx:
             newer = "SELECT id, round_no, state FROM shares WHERE id > ?"
@@ -92,6 +92,6 @@ def delete_newer_shares(path: Path, *, after: int) -> None:
                 tx.execute("delete_share", (share_id,))
                 tx.adjust_count(round_no, state, -1)
         database.eraser.record_deletion()
-        # all of it, with what a crash before it left to look through: what is measured next is not to wait for it
+        # Finish all erasure, including the scan after a crash, so that it does not delay the next measurement.
         while database.eraser.is_pending:
             database.eraser.run_due(idle=True)

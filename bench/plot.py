@@ -1,4 +1,4 @@
-"""Plot of how costs grow with size, as an SVG."""
+"""Plots the growth of costs with size as an SVG."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def plot_growth(curves: Sequence[Mapping[str, Any]]) -> str:
     Returns:
         The SVG document.
     """
-    # text stays text, and equal data produce an equal file
+    # Keep text as text. Equal data must produce an identical file.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "svote-helper", "font.size": 9}):
         figure = Figure(figsize=(8, 4), layout="constrained")
         axes = figure.add_subplot(

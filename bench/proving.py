@@ -29,7 +29,7 @@ SHARE_INDEX = 3
 
 
 def create_reveal() -> tuple[dict[str, Any], proofs.Statement]:
-    """The witness and statement of one share in a tree of one vote."""
+    """Create the witness and statement of one share in a tree with one vote."""
     _, public = proofs.elgamal_keygen(b"bench")
     round_id = proofs.random_field()
     blinds = [proofs.random_field() for _ in range(16)]
@@ -60,12 +60,12 @@ def create_reveal() -> tuple[dict[str, Any], proofs.Statement]:
 
 
 def run_worker(circuit: str, count: int) -> None:
-    """A worker: warm up, wait for a line on stdin, prove `count` times, verify as often, report."""
+    """Run a worker: warm up, wait for a line on stdin, prove and verify `count` times, report."""
     cpu = time.process_time()
     proofs.warm(circuit)
     keygen_cpu = time.process_time() - cpu
     witness, statement = create_reveal()
-    proofs.prove(circuit, **witness)  # the first one fills caches
+    proofs.prove(circuit, **witness)  # the first proof fills caches
     print("ready", flush=True)
     sys.stdin.readline()
     started = time.perf_counter()
@@ -92,7 +92,7 @@ def run_worker(circuit: str, count: int) -> None:
 
 
 def run_workers(circuit: str, count: int, *, processes: int, threads: int) -> list[dict[str, Any]]:
-    """The reports of workers that prove at the same time."""
+    """Run workers that prove concurrently. Returns their reports."""
     command = [sys.executable, str(Path(__file__).resolve()), "--worker", circuit, "--count", str(count)]
     environment = {**os.environ, "RAYON_NUM_THREADS": str(threads)}
     start = partial(
@@ -115,14 +115,14 @@ def run_workers(circuit: str, count: int, *, processes: int, threads: int) -> li
 
 
 def proofs_per_second(reports: list[dict[str, Any]]) -> float:
-    """Proofs per second of workers together."""
+    """Return the combined proofs per second of the workers."""
     proven = sum(len(report["proof_cpu"]) for report in reports)
     seconds: float = max(r["ended"] for r in reports) - min(r["started"] for r in reports)
     return proven / seconds
 
 
 def measure(circuit: str, *, runs: int, count: int) -> dict[str, Any]:
-    """All figures of one circuit."""
+    """Measure all figures of one circuit."""
     cores = len(os.sched_getaffinity(0))
     alone = [run_workers(circuit, count, processes=1, threads=1)[0] for _ in range(runs)]
     together = [proofs_per_second(run_workers(circuit, count, processes=1, threads=cores)) for _ in range(runs)]
@@ -141,7 +141,7 @@ def measure(circuit: str, *, runs: int, count: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Parses the command line; prints one JSON object."""
+    """Parse the command line and print one JSON object."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="one short run instead of three")
     parser.add_argument("--circuit", choices=[*proofs.CIRCUITS], help="this one only")

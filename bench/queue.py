@@ -45,17 +45,17 @@ CastBallot = tuple[Ballot, int]
 
 @dataclass
 class QueueBench:
-    """The service on a database of a certain size.
+    """The service on a database of a given size.
 
     Attributes:
-        folder: where everything lies.
-        http: asks.
+        folder: working folder.
+        http: HTTP client.
         chain: the chain.
-        known_body: the body of a share that was taken before anything is measured.
-        bodies_file: a file of bodies that are due long after, one a line.
-        votes: votes that were not posted yet; each measure takes some.
-        size: how many shares were filled in.
-        last_row_id: the newest of their rows.
+        known_body: body of a share that was enqueued before the measurements.
+        bodies_file: file of bodies with distant due times, one per line.
+        votes: votes that are not posted yet. Each measurement takes some.
+        size: number of inserted shares.
+        last_row_id: newest row id of the inserted shares.
     """
 
     folder: Path
@@ -68,12 +68,12 @@ class QueueBench:
     last_row_id: int = 0
 
     def create_helper(self) -> HelperProcess:
-        """The service, not started yet."""
+        """Create the service without starting it."""
         return HelperProcess(self.folder, self.http, self.chain, program=STAND_IN_PROGRAM, **SETTINGS)
 
     @contextlib.asynccontextmanager
     async def run_service(self, times: dict[str, float], name: str) -> AsyncIterator[HelperProcess]:
-        """With the service, from its start; the seconds to its first right answers and to ready go to `times`."""
+        """Run the service. Appends the seconds to the first correct responses and to readiness to `times`."""
         helper, began = self.create_helper(), time.perf_counter()
         vote, position = next(self.votes)
         helper.spawn()
@@ -101,7 +101,7 @@ class QueueBench:
             await asyncio.sleep(0.01)
 
     def fill_to(self, round_id: bytes, size: int) -> None:
-        """Fill it up to a size."""
+        """Fill the database to this size."""
         print(f"filling up to {size}", file=sys.stderr)
         insert_shares(
             self.create_helper().db, round_id, size - self.size, due=unix_time_in(ROUND_SECONDS / 2), first=self.size
@@ -109,7 +109,7 @@ class QueueBench:
         self.size, self.last_row_id = size, last_row_id(self.create_helper())
 
     async def measure(self, seconds: int) -> dict[str, float]:
-        """One run at the size that the queue has; it is left at this size."""
+        """Run once at the current size. The size is restored afterwards."""
         print(f"{self.size} shares", file=sys.stderr)
         db = self.create_helper().db
         figures: dict[str, float] = {"size": self.size, "bytes_each": db.stat().st_size / max(1, self.size)}
@@ -149,13 +149,13 @@ class QueueBench:
 
 
 def memory_mb(pid: int) -> float:
-    """The most that a process had in memory."""
+    """Return a process's peak memory in MB."""
     (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM")]
     return int(line.split()[1]) / 1024
 
 
 async def measure(sizes: tuple[int, ...], runs: int, votes: int, seconds: int) -> list[dict[str, float]]:
-    """Every run at every size, and with the empty queue beside the largest."""
+    """Run every measurement at every size, with the empty queue next to the largest."""
     found: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -189,7 +189,7 @@ async def measure(sizes: tuple[int, ...], runs: int, votes: int, seconds: int) -
 
 
 async def _prepare_service(queue: QueueBench, round_id: bytes, position: int) -> None:
-    """Let the service learn of round and votes, and take the share that is known from then on."""
+    """Wait until the service knows the round and votes, then post the known share."""
     queue.folder.mkdir()
     helper = queue.create_helper()
     await helper.start()
@@ -203,18 +203,18 @@ async def _prepare_service(queue: QueueBench, round_id: bytes, position: int) ->
 
 
 async def _post_accepted(helper: HelperProcess, body: Any) -> None:
-    """Post a share that must be taken."""
+    """Post a share that must be accepted."""
     answer = await helper.post_share(body)
     assert answer.json() == {"status": "queued"}, answer.text
 
 
 def last_row_id(helper: HelperProcess) -> int:
-    """The newest row's number."""
+    """Return the newest row id."""
     return int(helper.query_rows("SELECT max(id) FROM shares")[0][0])
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the measurement and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=QUEUE_SIZES)
     parser.add_argument("--runs", type=int, default=3)

@@ -46,7 +46,7 @@ POLL_SECONDS = 0.05
 
 
 async def measure_raw_rate(circuit: str, proofs_wanted: int) -> float:
-    """Proofs per second of the provers alone, one worker a core."""
+    """Measure proofs per second of the provers alone, one worker per core."""
     pool = ProverPool(workers=CORE_COUNT, circuits=(circuit,), clock=SystemClock())
     runner = asyncio.create_task(pool.run())
     try:
@@ -62,22 +62,22 @@ async def measure_raw_rate(circuit: str, proofs_wanted: int) -> float:
 
 
 async def cast_sealed_votes(wallet: Wallet, round_id: bytes, shares: int) -> list[tuple[Ballot, int]]:
-    """Votes cast on the chain, enough for so many shares."""
+    """Cast enough votes on the chain for this many shares."""
     votes = -(-shares // ballot.SHARE_COUNT)
     made = [await wallet.seal_ballot(round_id, 1 + number % 3, number % 2, weight=100) for number in range(votes)]
     return list(zip(made, await asyncio.gather(*(wallet.cast_ballot(vote) for vote in made)), strict=True))
 
 
 async def measure_backlog(circuit: str, shares: int) -> dict[str, float]:
-    """One run: every share due in the same second.
+    """Run once: all shares due in the same second.
 
-    The raw rate is taken before and after: the speed of a machine that others use too drifts within minutes.
+    The raw rate is measured before and after, because the speed of a shared machine drifts within minutes.
     """
     raw = min(RAW_PROOF_COUNTS[circuit], max(4, shares // 4))
     before_it = await measure_raw_rate(circuit, raw)
     with tempfile.TemporaryDirectory() as name:
         flags = ("--circuit", circuit, "--block-seconds", "1")
-        # the log and the polling as an operator has them
+        # logging and polling with production settings
         async with run_chain_and_helper(Path(name), *flags, log={"level": "info"}, chain={"poll_seconds": 1}) as (
             chain,
             helper,
@@ -111,15 +111,17 @@ async def measure_backlog(circuit: str, shares: int) -> dict[str, float]:
 
 
 async def _wait_until_confirmed(helper: HelperProcess, shares: int, rate: float) -> None:
-    """Wait until so many are confirmed. A look takes milliseconds from the provers: until all are proven, the next is
-    half as far away as they are.
+    """Wait until this many shares are confirmed.
+
+    Polling takes milliseconds from the provers. Until all shares are proven, the interval is half of the expected
+    remaining time.
     """
     while (counts := await helper.service_counts()).get("confirmed", 0) < shares:
         await asyncio.sleep(max(POLL_SECONDS, (shares - counts.get("broadcast", 0)) / rate / 2))
 
 
 async def measure_lone_shares(circuit: str, shares: int) -> dict[str, float]:
-    """One run: shares one after another, a second apart, on a service that does nothing else; then nothing at all."""
+    """Run once: one share per second on an otherwise idle service, then an idle period."""
     with tempfile.TemporaryDirectory() as name:
         settings: dict[str, Any] = {"log": {"level": "info"}, "chain": {"poll_seconds": 1}}
         async with run_chain_and_helper(Path(name), "--circuit", circuit, "--block-seconds", "5", **settings) as (
@@ -152,7 +154,7 @@ async def measure_lone_shares(circuit: str, shares: int) -> dict[str, float]:
 
 
 async def measure_posts(circuit: str, shares: int) -> dict[str, float]:
-    """One run: a backlog keeps every core proving; in every other stretch, shares are posted at 20 a second."""
+    """Run once: a backlog keeps every core proving. Shares are posted at 20 per second in every other phase."""
     with tempfile.TemporaryDirectory() as name:
         settings: dict[str, Any] = {"log": {"level": "info"}, "chain": {"poll_seconds": 1}}
         async with run_chain_and_helper(Path(name), "--circuit", circuit, "--block-seconds", "1", **settings) as (
@@ -187,7 +189,7 @@ async def measure_posts(circuit: str, shares: int) -> dict[str, float]:
 
 
 async def _run_phases(helper: HelperProcess, bodies: Iterator[Any]) -> tuple[list[float], list[float]]:
-    """Seconds that each post took, and reveals per second of each stretch, without and with posts in turns."""
+    """Return the seconds per POST, and the reveals per second of alternating phases without and with POSTs."""
     waits: list[float] = []
     rates: list[float] = []
     left = True
@@ -210,7 +212,7 @@ async def _run_phases(helper: HelperProcess, bodies: Iterator[Any]) -> tuple[lis
 
 
 async def _broadcast_count(helper: HelperProcess) -> int:
-    """How many shares were revealed since the start."""
+    """Return the number of shares revealed since the start."""
     return (await helper.service_counts()).get("broadcast", 0)
 
 
@@ -220,7 +222,7 @@ QUICK = {"backlog": {"k10": 40, "k11": 10}, "lone": {"k10": 6, "k11": 6}, "posts
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the measurement and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("measure", choices=list(MEASURES))
     parser.add_argument("--circuit", choices=["k10", "k11"], default="k10")

@@ -30,7 +30,7 @@ START_TIME = 1_800_000_000
 
 @dataclass
 class Figures:
-    """What was measured; times in milliseconds unless the name says otherwise."""
+    """Measured values. Times are in milliseconds unless the name states otherwise."""
 
     callers: int
     enqueued_per_second: float
@@ -48,7 +48,10 @@ class Figures:
 
 
 def create_share(number: int) -> tuple[Share, bytes]:
-    """A share of random bytes with a key of its own, due in an hour that it shares with 3,600 seconds of others."""
+    """Create a share of random bytes with its own key, due within one hour.
+
+    Due times cover the 3,600 seconds of that hour, so other shares are due in the same second.
+    """
     noise = os.urandom(704)
     share = Share(
         round_id=ROUND_ID,
@@ -67,14 +70,14 @@ def create_share(number: int) -> tuple[Share, bytes]:
 
 
 async def time_call(call: Awaitable[object], times: list[float]) -> None:
-    """Await a call; its milliseconds go to `times`."""
+    """Await a call and append its milliseconds to `times`."""
     began = time.perf_counter()
     await call
     times.append((time.perf_counter() - began) * 1000)
 
 
 async def enqueue_shares(store: SqliteStore, first: int, last: int, callers: int, times: list[float]) -> float:
-    """Enqueue shares with so many callers at once; shares a second."""
+    """Enqueue shares with this many concurrent callers. Returns shares per second."""
     numbers = iter(range(first, last))
 
     async def enqueue_next() -> None:
@@ -88,12 +91,12 @@ async def enqueue_shares(store: SqliteStore, first: int, last: int, callers: int
 
 
 def percentile(times: list[float], part: float) -> float:
-    """The time below which this part of the times lies."""
+    """Return this quantile of the times."""
     return sorted(times)[min(len(times) - 1, int(len(times) * part))]
 
 
 async def measure_reads(store: SqliteStore, figures: Figures, size: int) -> None:
-    """Claim, and ask for the next due time, with `size` shares in the queue."""
+    """Measure claims and reads of the next due time with `size` shares in the queue."""
     claims: list[float] = []
     asked: list[float] = []
     for second in range(40):
@@ -120,7 +123,7 @@ async def measure_confirmation(store: SqliteStore, figures: Figures) -> None:
 
 
 async def measure(path: Path, sizes: list[int], callers: int) -> Figures:
-    """All figures, on a new file."""
+    """Measure everything on a new file."""
     store = SqliteStore(path)
     await store.open()
     times: list[float] = []
@@ -156,7 +159,7 @@ async def measure(path: Path, sizes: list[int], callers: int) -> Figures:
 
 
 def main() -> None:
-    """Measure, and print the figures as JSON."""
+    """Run the measurement and print the figures as JSON."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     options.add_argument("--quick", action="store_true", help="smaller queues")
     options.add_argument("--dir", type=Path, help="a directory on the disk to be measured")

@@ -1,6 +1,6 @@
-"""The figures and their goals: which measure they come from, and whether they hold. Pure.
+"""Rows of the benchmark table, with their sources and goals. Pure.
 
-A goal is for a machine with two cores like the one that docs/performance.md names; ratios are for any.
+Absolute goals apply to the two-core machine described in docs/performance.md; ratios apply to any machine.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ MILLION = 1_000_000
 
 @dataclass(frozen=True)
 class TableRow:
-    """One line of the table.
+    """One row of the table.
 
     Attributes:
-        name: what it is.
-        measure: the measure that it is taken from, a name in `MEASURES`.
-        extract: the figure in each of the measure's runs.
-        goal: "≥ 0.95" or "≤ 30"; empty where a figure is only told.
-        unit: of the figure.
+        name: name of the row.
+        measure: source of the figure, a name in `MEASURES`.
+        extract: returns the figure of each run of the measure.
+        goal: "≥ 0.95" or "≤ 30"; empty if the figure has no goal.
+        unit: unit of the figure.
     """
 
     name: str
@@ -34,7 +34,7 @@ class TableRow:
     unit: str = ""
 
     def figure(self, runs: Sequence[RunFigures]) -> dict[str, Any]:
-        """The line as it is kept: `{name, goal, figure, unit, holds, runs[]}`; `holds` null without a goal."""
+        """Return the stored form: `{name, goal, figure, unit, holds, runs[]}`. `holds` is null without a goal."""
         values = [round(value, 4) for value in self.extract(runs)]
         middle = median(values) if values else None
         return {
@@ -48,19 +48,19 @@ class TableRow:
 
 
 def meets_goal(value: float, goal: str) -> bool:
-    """Whether a value meets a goal."""
+    """Return whether a value meets a goal."""
     sign, _, limit = goal.partition(" ")
     number = float(limit.replace(",", ""))
     return value >= number if sign == "≥" else value <= number
 
 
 def of_each_run(key: str, **filters: float) -> Callable[[Sequence[RunFigures]], list[float]]:
-    """A figure of every run of a certain kind."""
+    """Extract a figure from every run of a given kind."""
     return lambda runs: [run[key] for run in runs if _matches(run, filters)]
 
 
 def of_largest_size(key: str) -> Callable[[Sequence[RunFigures]], list[float]]:
-    """A figure of the runs of the largest size."""
+    """Extract a figure from the runs at the largest size."""
 
     def extract(runs: Sequence[RunFigures]) -> list[float]:
         most = max(run["size"] for run in runs)
@@ -70,7 +70,7 @@ def of_largest_size(key: str) -> Callable[[Sequence[RunFigures]], list[float]]:
 
 
 def relative_to_empty(key: str) -> Callable[[Sequence[RunFigures]], list[float]]:
-    """A figure of the runs of the largest size, as a part of what it was with an empty queue beside each."""
+    """Extract a figure at the largest size, relative to the adjacent run with an empty queue."""
 
     def extract(runs: Sequence[RunFigures]) -> list[float]:
         return [
@@ -81,7 +81,7 @@ def relative_to_empty(key: str) -> Callable[[Sequence[RunFigures]], list[float]]
 
 
 def relative_to_one_process(key: str) -> Callable[[Sequence[RunFigures]], list[float]]:
-    """A figure of the runs with two processes, as a part of what it is with one."""
+    """Extract a figure of the runs with two processes, relative to one process."""
 
     def extract(runs: Sequence[RunFigures]) -> list[float]:
         alone = of_each_run(key, processes=1)(runs)
@@ -91,13 +91,15 @@ def relative_to_one_process(key: str) -> Callable[[Sequence[RunFigures]], list[f
 
 
 def of_all_host_runs(key: str) -> Callable[[Sequence[RunFigures]], list[float]]:
-    """A figure of the runs with hosts that prove, however many."""
+    """Extract a figure from the runs with any number of prover hosts."""
     return lambda runs: [run[key] for run in runs if run["size"] > 0]
 
 
 def growth_exponent(key: str, power: int = 1) -> Callable[[Sequence[RunFigures]], list[float]]:
-    """The growth of a figure (or of its inverse, with `power` -1) with the size: the slope of a line through the
-    medians, both in logarithms. 0: it does not grow, 1: in proportion.
+    """Return the growth exponent of a figure (or of its inverse, with `power` -1).
+
+    It is the slope of a line fitted to the medians on logarithmic axes: 0 is constant, 1 is proportional to the
+    size.
     """
 
     def extract(runs: Sequence[RunFigures]) -> list[float]:
@@ -113,7 +115,7 @@ def growth_exponent(key: str, power: int = 1) -> Callable[[Sequence[RunFigures]]
 
 
 def median_by_size(runs: Sequence[RunFigures], key: str) -> list[tuple[float, float]]:
-    """Sizes above 0 with the medians of a figure."""
+    """Return the medians of a figure by size, for sizes above 0."""
     sizes = sorted({run["size"] for run in runs if run["size"] > 0})
     return [(size, median(run[key] for run in runs if run["size"] == size)) for size in sizes]
 
@@ -270,7 +272,7 @@ CURVES: Sequence[tuple[str, str, str, int]] = (
 
 
 def format_row(figure: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    """A line as people read it: name, goal, figure with its spread, and whether it holds."""
+    """Format a row: name, goal, figure with its range, and whether the goal is met."""
     unit = f" {figure['unit']}" if figure["unit"] else ""
     if figure["figure"] is None:
         return figure["name"], figure["goal"] + unit, "not measured", "–"
@@ -286,5 +288,5 @@ def format_row(figure: Mapping[str, Any]) -> tuple[str, str, str, str]:
 
 
 def format_number(value: float) -> str:
-    """A number with as many digits as it is worth."""
+    """Format a number with its significant digits."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

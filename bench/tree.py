@@ -28,12 +28,12 @@ ROUND_ID = bytes(range(32))
 
 
 def random_leaves(count: int, rng: random.Random) -> bytes:
-    """Canonical field elements: the top two bits stay clear."""
+    """Generate canonical field elements: the top two bits are clear."""
     return b"".join(rng.randbytes(31) + bytes([rng.randrange(0x40)]) for _ in range(count))
 
 
 def measure_microseconds(calls: int, call: Any) -> float:
-    """Median microseconds of a call."""
+    """Return the median duration of a call in microseconds."""
     spent = []
     for _ in range(calls):
         began = time.perf_counter()
@@ -43,7 +43,7 @@ def measure_microseconds(calls: int, call: Any) -> float:
 
 
 def build_tree(leaves: bytes) -> tuple[CommitmentTree, float]:
-    """The tree, and the seconds that it took."""
+    """Build the tree. Returns it with the elapsed seconds."""
     tree, began = CommitmentTree(), time.perf_counter()
     for start in range(0, len(leaves), 32 * LEAVES_PER_BATCH):
         tree.append(leaves[start : start + 32 * LEAVES_PER_BATCH])
@@ -52,7 +52,7 @@ def build_tree(leaves: bytes) -> tuple[CommitmentTree, float]:
 
 
 async def save_tree(path: Path, tree: CommitmentTree, leaves: bytes) -> float:
-    """Keep a tree as the service does; the seconds that it took."""
+    """Store a tree like the service. Returns the elapsed seconds."""
     store = SqliteStore(path)
     await store.open()
     try:
@@ -68,7 +68,7 @@ async def save_tree(path: Path, tree: CommitmentTree, leaves: bytes) -> float:
 
 
 async def restore_tree(path: Path) -> tuple[CommitmentTree, float, float]:
-    """The tree back from the file; seconds of reading, and of everything to the first root."""
+    """Restore the tree from the file. Returns it, the seconds of reading, and the seconds up to the first root."""
     store = SqliteStore(path)
     await store.open()
     try:
@@ -84,7 +84,7 @@ async def restore_tree(path: Path) -> tuple[CommitmentTree, float, float]:
 
 
 async def measure(count: int) -> dict[str, Any]:
-    """One run."""
+    """Run once."""
     rng = random.Random(count)
     leaves = random_leaves(count, rng)
     tree, appended = build_tree(leaves)
@@ -107,7 +107,7 @@ async def measure(count: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the measurement and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--runs", type=int, default=3)

@@ -1,6 +1,6 @@
-"""Write docs/cli.md: the help of every command, as `--help` prints it, and what holds for all of them.
+"""Generate docs/cli.md from the `--help` output of every command.
 
-`python -m scripts.cli_docs` writes it; a test compares it, so a command that changes and its document can not part.
+`python -m scripts.cli_docs` writes the file. A test compares it with the commands, so the two cannot diverge.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ and fish 3.6; bash's by a test).
 
 
 def list_commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command with its words, in the order of the help; groups are left out."""
+    """List every command with its path, in the order of the help, without groups."""
     for name, command in (group or root_command()).commands.items():
         if hasattr(command, "commands"):
             yield from list_commands(command, (*path, name))
@@ -73,12 +73,12 @@ def list_commands(group: Any = None, path: tuple[str, ...] = ()) -> Iterator[tup
 
 
 def root_command() -> Any:
-    """The whole command line, a group of the parser's."""
+    """Return the root group of the command line."""
     return typer.main.get_command(create_cli([]))
 
 
 def render_help(path: tuple[str, ...]) -> str:
-    """What `--help` prints where nothing says how wide the terminal is."""
+    """Return the `--help` output for an unknown terminal width."""
     command: Any = root_command()
     context: Any = None
     for name in (PROGRAM, *path):
@@ -88,17 +88,17 @@ def render_help(path: tuple[str, ...]) -> str:
 
 
 def json_schema_path(path: tuple[str, ...]) -> Path:
-    """The file with the shape of a command's `--json`."""
+    """Return the path of the JSON schema of a command's `--json` output."""
     return SCHEMAS / f"{'-'.join(path)}.json"
 
 
 def has_json(command: Any) -> bool:
-    """Whether a command has `--json`."""
+    """Return whether a command has `--json`."""
     return any("--json" in parameter.opts for parameter in command.params)
 
 
 def render_document() -> str:
-    """The whole document."""
+    """Render the document."""
     parts = [INTRODUCTION]
     for path, command in list_commands():
         parts.append(f"## {' '.join(path)}\n\n```text\n{render_help(path)}\n```\n")

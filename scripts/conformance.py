@@ -1,7 +1,7 @@
-"""Write docs/conformance.md: for each rule of the protocol, the tests that hold the product to it.
+"""Generate docs/conformance.md: the tests that cover each rule of the protocol.
 
-A test names its rules with `@pytest.mark.rule("R4", "R6")`; the names are read from the tests' source, so the document
-cannot claim what is not there. `python -m scripts.conformance` writes it; a test compares it.
+Tests name their rules with `@pytest.mark.rule("R4", "R6")`. The names are read from the source of the tests, so the
+document cannot list tests that do not exist. `python -m scripts.conformance` writes it; a test compares it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RULES = {
 
 
 def collect_marked_tests() -> dict[str, list[str]]:
-    """For each rule named in a test, the tests as `path::name`, in order."""
+    """Collect the tests of each rule as `path::name`, in order."""
     found: dict[str, list[str]] = defaultdict(list)
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for rule, name in _rule_marks(ast.parse(path.read_text())):
@@ -54,7 +54,7 @@ def _rule_marks(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def render_document() -> str:
-    """The whole document."""
+    """Render the document."""
     found = collect_marked_tests()
     lines = [
         "# Conformance",

@@ -1,6 +1,6 @@
-"""Bring what `make bench` keeps into docs/performance.md, and draw the plot of growth.
+"""Copy the results of `make bench` into docs/performance.md and draw the growth plot.
 
-`python -m scripts.performance_docs` writes both; a test compares them, so figures and document can not part.
+`python -m scripts.performance_docs` writes both. A test compares them, so that figures and document cannot diverge.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TABLE_PARTS = ("figures", "carried")
 
 
 def render_table() -> str:
-    """The lines of the table; those without a figure say so."""
+    """Render the rows of the table, including those without a figure."""
     kept = {one["name"]: one for one in _read("latest.json")}
     rows = [format_row(kept.get(row.name) or _missing_row(row)) for row in ROWS]
     lines = ["| | goal | median (spread of the runs) | holds |", "|---|---|---|---|"]
@@ -33,7 +33,7 @@ def _missing_row(row: TableRow) -> dict[str, Any]:
 
 
 def render_document(document: str) -> str:
-    """The document with its tables made anew."""
+    """Render the document with new tables."""
     for part, lines in zip(
         TABLE_PARTS, (render_table(), capacity_table.format_table(_read("carried.json"))), strict=True
     ):
@@ -45,7 +45,7 @@ def render_document(document: str) -> str:
 
 
 def render_plot() -> str:
-    """The plot."""
+    """Render the plot."""
     return plot_growth(_read("growth.json"))
 
 
@@ -56,7 +56,7 @@ def _read(name: str) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Write both."""
+    """Write the document and the plot."""
     DOCUMENT.write_text(render_document(DOCUMENT.read_text()))
     PICTURE.write_text(render_plot())
 
