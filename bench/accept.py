@@ -35,9 +35,9 @@ WRK_SCRIPT = Path(__file__).with_name("post.lua")
 CONNECTIONS = 64
 SHARES_PER_VOTE = 8
 MAX_CONCURRENT_VOTES = 8
-"""Votes whose shares come mixed."""
+"""Votes whose shares are interleaved."""
 MAX_CONCURRENT_CASTS = 256
-"""Votes that go to the chain together: each lot waits for a block."""
+"""Votes cast concurrently. Each batch waits for a block."""
 ROUND_SECONDS = 7200
 
 

@@ -30,7 +30,7 @@ from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, unix_time_in
 SIZES = (100, 1000, 10_000)
 BLOCK_SECONDS = 2.0
 IDLE_BLOCKS = 2
-"""Blocks in which what was just sent is only waited for."""
+"""Blocks during which sent shares only wait."""
 BUSY_BLOCKS = 3
 PROOF_BYTES = 4992
 SETTINGS: dict[str, Any] = {"log": {"level": "info"}, "chain": {"poll_seconds": 1}}

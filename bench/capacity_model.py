@@ -17,20 +17,20 @@ from heapq import heappop, heappush
 from typing import Final
 
 REVEALS_PER_BLOCK: Final = 256
-"""Reveals that fit a block."""
+"""Maximum reveals per block."""
 HOST_CORES: Final = 2
 SERVER_CORES: Final = 2
 CLAIMS_PER_CORE: Final = 2
-"""Shares that a host has in hand for each core: the one that is proven and the next."""
+"""Claimed shares per core: the one being proven and the next."""
 MAX_SENDS_IN_FLIGHT: Final = 16
-"""Reveals that the sender has under way at once."""
+"""Maximum concurrent sends."""
 SATURATION_RATIO: Final = 0.95
-"""A part of its time from which on something counts as what limits all."""
+"""Utilization above which a resource counts as saturated."""
 MAX_UNREAD_BLOCKS: Final = 2
-"""Blocks that may be unread while hosts go on."""
+"""Unread blocks with which hosts still continue."""
 MIN_SECONDS: Final = 30.0
 MIN_BLOCKS: Final = 6
-"""How long is looked at, after half as long that is not."""
+"""Measured blocks, after a warm-up of half as many."""
 
 LIMIT_PROOFS, LIMIT_SENDER, LIMIT_DATABASE, LIMIT_BLOCK_READING, LIMIT_CHAIN = (
     "proofs",

@@ -27,7 +27,7 @@ MEASURED_FIGURES: Final = {
     "again": "shared queue: a reveal in a block, each other host",
     "again_database": "shared queue: a reveal in a block, each other host, the server's CPU",
 }
-"""Lines of `bench.table`: milliseconds, and reveals a second where it is the sender."""
+"""Rows of `bench.table` in milliseconds; those of the sender in reveals per second."""
 
 
 def compute_costs(figures: Mapping[str, float | None], circuit: str) -> ShareCosts | None:

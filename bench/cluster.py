@@ -28,10 +28,10 @@ from tests.support.postgres import Cluster
 
 HOST_COUNTS = (1, 2, 4, 8)
 CALLER_COUNT = 64
-"""Shares that are taken in at once."""
+"""Concurrent enqueue calls."""
 MILLISECONDS_PER_SECOND = 1000.0
 SHARES = 150
-"""Shares of each host that proves."""
+"""Shares per prover host."""
 
 
 class HostProcess:

@@ -38,12 +38,12 @@ from tests.support.process import child_pids
 
 ROUND_ID = bytes(range(32))
 CORE_COUNT = 2
-"""Proofs that one host makes at once."""
+"""Concurrent proofs per host."""
 PROOF_SECONDS = 0.18
 NODE_SECONDS = 0.01
-"""How long the stand-in for a node takes to answer."""
+"""Response time of the fake node, in seconds."""
 REVEALS_PER_BLOCK = 256
-"""Reveals that fit a block."""
+"""Maximum reveals per block."""
 PROOF_BYTES = 4_000
 NANOSECONDS_PER_SECOND = 1e9
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")

@@ -24,9 +24,11 @@ from tests.support.harness import STAND_IN_PROGRAM, run_chain_and_helper, unix_t
 
 TOKEN = "operators-only"
 LEAD_SECONDS = 0.85
-"""Where in a second the first listener comes, and with it the first state. The feed's seconds are some milliseconds
-longer, so that within a run its work moves over the moment at which shares fall due: the worst that it can do to
-them."""
+"""Offset within a second at which the first client connects and gets its first state.
+
+The feed's interval is some milliseconds longer than a second, so during a run its work drifts across the moment at
+which shares become due. This is the worst case for them.
+"""
 
 
 async def measure(number: int, seconds: int) -> dict[str, float]:

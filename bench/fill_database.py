@@ -18,9 +18,9 @@ from helper.store.sqlite.opening import OpenedDatabase, open_database
 from helper.store.sqlite.transaction import SqliteTransaction
 
 SHARES_PER_TRANSACTION = 10_000
-"""Shares of one transaction."""
+"""Shares per transaction."""
 SPREAD_SECONDS = 86_400
-"""Over which the shares' times are spread."""
+"""Seconds over which due times are spread."""
 
 
 def generate_shares(round_id: bytes, first: int, last: int, due: int) -> Iterator[tuple[Share, bytes]]:

@@ -35,11 +35,11 @@ QUEUE_SIZES = (10_000, 100_000, 1_000_000)
 SETTINGS: dict[str, Any] = {"log": {"level": "info"}, "chain": {"poll_seconds": 1}}
 CONNECTIONS = 64
 EXTRA_PAIRS = 2
-"""Runs more than elsewhere with the largest size and the empty queue: a load of seconds goes up and down by a fifth."""
+"""Additional runs with the largest size and the empty queue, because short load measurements vary by a fifth."""
 LONE_SHARES = 8
-"""Shares that are due one after the other, a second apart."""
+"""Number of shares that are due at intervals of one second."""
 BURST_VOTES = 4
-"""Votes all of whose shares are due in one second."""
+"""Votes whose shares are all due in the same second."""
 CastBallot = tuple[Ballot, int]
 
 

@@ -36,13 +36,13 @@ from tests.support.harness import HelperProcess, run_chain_and_helper, unix_time
 
 CORE_COUNT = os.cpu_count() or 1
 RAW_PROOF_COUNTS = {"k10": 75, "k11": 16}
-"""Some ten seconds of them."""
+"""Number of proofs that takes about ten seconds."""
 POST_INTERVAL_SECONDS = 1 / 20
-"""Seconds between two posts."""
+"""Interval between two posts, in seconds."""
 PHASE_SECONDS = 4.0
 IDLE_SECONDS = 20.0
 POLL_SECONDS = 0.05
-"""Between two looks when nothing is proven any more."""
+"""Minimum polling interval, in seconds."""
 
 
 async def measure_raw_rate(circuit: str, proofs_wanted: int) -> float:

@@ -135,7 +135,7 @@ MEASURES: Mapping[str, tuple[str, ...]] = {
     "awaiting": ("bench.awaiting",),
     "cluster": ("bench.cluster",),
 }
-"""The measures, in the order in which they are taken."""
+"""The measures, in the order in which they run."""
 
 _IN_BLOCK = "shared queue: a reveal in a block"
 
@@ -259,7 +259,7 @@ ROWS: Sequence[TableRow] = (
         "growth with the provers: the server's CPU", "cluster", growth_exponent("prove_server"), "≤ 0.1", "exponent"
     ),
 )
-"""The lines, in the issue's order."""
+"""The rows of the table, in order."""
 
 CURVES: Sequence[tuple[str, str, str, int]] = (
     ("accepting a share", "queue", "accept_per_second", -1),
@@ -268,7 +268,7 @@ CURVES: Sequence[tuple[str, str, str, int]] = (
     ("path in the tree", "tree", "path_ms", 1),
     ("a block with shares that wait for it", "awaiting", "cpu_percent", 1),
 )
-"""What the plot of growth shows: a label, a measure, a figure, and -1 where it is a rate."""
+"""Curves of the growth plot: label, measure, figure, and -1 for a rate."""
 
 
 def format_row(figure: Mapping[str, Any]) -> tuple[str, str, str, str]:

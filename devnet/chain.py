@@ -106,7 +106,7 @@ class Chain:
         return round_
 
     def anchor_root(self, round_: Round, anchor_height: int, max_height: int) -> bytes:
-        """Return the root at an anchor height up to `known`; raises RefusedError if there is none."""
+        """Return the root at an anchor height up to `max_height`; raises RefusedError if there is none."""
         block = round_.leaf_block_at(anchor_height)
         if block is None or block.height > max_height:
             raise RefusedError(1, f"invalid zero-knowledge proof: no commitment tree root at height {anchor_height}")

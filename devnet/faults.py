@@ -1,7 +1,7 @@
 """Fault injection: switches per node, for all of its routes or for some.
 
-Probabilities are numbers from 0 to 1 (true is 1). `Faults.decide` draws the faults of one request from a seedable
-random generator. `times` limits how often a probabilistic fault occurs.
+Probabilities are numbers from 0 to 1 (true is 1). `FaultRules.decide` draws the faults of one request from a
+seedable random generator. `times` limits how often a probabilistic fault occurs.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ DOCUMENT = ROOT / "docs" / "cli.md"
 SCHEMAS = ROOT / "docs" / "schemas"
 PROGRAM = "svote-helper"
 WIDTH = 78
-"""Columns of a help text in a terminal of 80, as the parser reckons."""
+"""Width of help texts in a terminal of 80 columns, as computed by the parser."""
 
 INTRODUCTION = """# The commands
 

@@ -43,7 +43,7 @@ async def run_helper(folder: Path, db: Path, ready_chain: dict[str, Any]) -> Asy
 
 @contextlib.asynccontextmanager
 async def run_hosts(folder: Path, ready_chain: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-    """Run one host per role with a temporary PostgreSQL cluster. Yields like `helper`, for the host with the API.
+    """Run one host per role with a temporary PostgreSQL cluster. Yields like `run_helper`, for the host with the API.
 
     Raises:
         ClusterError: PostgreSQL is not installed or does not start.
@@ -58,7 +58,7 @@ async def run_hosts(folder: Path, ready_chain: dict[str, Any]) -> AsyncIterator[
             settings = f'{more}\n{store}host = "{role}"\n'
             return await stack.enter_async_context(_run_service(role, folder, ready_chain, settings, role=role))
 
-        # one after the other: the first creates the tables
+        # sequentially, because the first host creates the tables
         ready = await host("api", _page_config(folder, ready_chain, token))
         others = [await host(role, "\n[admin]\ndisable = true\n") for role in ("prover", "sender")]
         yield {**ready, "token": token, "sockets": [host_ready["socket"] for host_ready in (ready, *others)]}
@@ -94,7 +94,7 @@ async def _run_service(
     db: Path | None = None,
     role: str = "all",
 ) -> AsyncIterator[dict[str, Any]]:
-    """Run one helper. `more` is configuration that continues within [operator]."""
+    """Run one helper. `operator_config` continues the section [operator]."""
     settings, db = folder / f"{name}.toml", db or folder / f"{name}.db"
     settings.write_text(
         f'[helper]\nport = 0\nrole = "{role}"\ndb_path = {json.dumps(str(db))}\nexpose_queue_status = true\n\n'

@@ -1,4 +1,4 @@
-"""The commands of docs/operations.md: read from the page, typed, and held to what the page says they print."""
+"""Parses the commands of docs/operations.md and runs them in a shell."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BLOCK = re.compile(r"<!-- (?P<kind>[a-z]+): (?P<name>[a-z0-9]+) -->\n```console
 
 @dataclass(frozen=True, slots=True)
 class DocumentedCommand:
-    """What is typed, and the lines that the page shows of what it prints."""
+    """A command and the output lines that the page shows."""
 
     command_line: str
     output_lines: tuple[str, ...]
@@ -32,7 +32,7 @@ class CommandBlock:
 
 
 def parse_blocks(page: Path) -> list[CommandBlock]:
-    """Every marked block, in order; a console block without a mark is an error, as nobody would try it."""
+    """Return all marked blocks in order. A console block without a mark is an error, because no test would run it."""
     text = page.read_text()
     found = [
         CommandBlock(match["kind"], match["name"], _parse_commands(match["text"])) for match in _BLOCK.finditer(text)
@@ -54,19 +54,19 @@ def _parse_commands(text: str) -> tuple[DocumentedCommand, ...]:
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """How a command ended: exit status, and all that it printed."""
+    """Exit status and output of a command."""
 
     exit_code: int
     output: str
 
 
 class DocumentShell:
-    """One shell in which everything is typed: variables that a command sets are there for the next.
+    """One shell for all commands, so that variables are preserved between them.
 
     Args:
-        folder: where it works.
-        env: its environment.
-        places: what stands on this machine for what the page names.
+        folder: working directory.
+        env: environment.
+        places: replacements on this machine for names on the page.
     """
 
     def __init__(self, folder: Path, env: Mapping[str, str], places: Mapping[str, str]) -> None:
@@ -79,11 +79,11 @@ class DocumentShell:
         self._variables.touch()
 
     def localize(self, text: str) -> str:
-        """A text of the page with this machine's places."""
+        """Replace the page's names by those of this machine."""
         return self._variable_names.sub(lambda found: self._path_mapping[found[0]], text)
 
     def run_command(self, command: DocumentedCommand) -> CommandResult:
-        """Type one command and wait for its end."""
+        """Run one command and wait for its end."""
         out = self._folder / ".out"
         script = (
             f"set -a; . {self._variables}; set +a; cd {self._folder}\n{self.localize(command.command_line)}\n"
@@ -103,7 +103,7 @@ class DocumentShell:
 
     @contextmanager
     def start_background(self, command: DocumentedCommand) -> Iterator[subprocess.Popen[bytes]]:
-        """A command that goes on, until it is ended with SIGTERM; its output can be read."""
+        """Run a command in the background until it is terminated with SIGTERM. Its output can be read."""
         words = self.localize(command.command_line).split()
         process = subprocess.Popen(
             words, env=self._env, cwd=self._folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
@@ -115,7 +115,7 @@ class DocumentShell:
             process.communicate(timeout=TIMEOUT_SECONDS)
 
     def first_missing_line(self, command: DocumentedCommand, result: CommandResult) -> str | None:
-        """The first line of the page's that was not printed, each after the one before it; None when all were."""
+        """Return the first expected line that is missing from the output, in order; None if all were printed."""
         lines = iter(result.output.splitlines())
         for expected in map(self.localize, command.output_lines):
             pattern = re.compile(".*".join(map(re.escape, expected.split(PLACEHOLDER))))

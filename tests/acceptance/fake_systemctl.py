@@ -1,10 +1,10 @@
-"""Stands in for systemctl where no systemd runs: reads the unit that was installed, and starts and stops its service.
+"""Replaces systemctl where systemd does not run: reads the installed unit, starts and stops its service.
 
     fake_systemctl.py PLACES COMMAND...
 
-`PLACES` is a JSON file: the folders of this machine that stand for those of the unit. It does what the
-unit says as far as a test can see it: credentials, environment, working directory, waiting for READY=1, SIGTERM and
-the time that a stop may take. It does not restart, confine, or watch. Standard library only.
+`PLACES` is a JSON file that maps the folders of the unit to folders of this machine. Supported are credentials,
+environment, working directory, waiting for READY=1, SIGTERM and the stop timeout. Restarts, sandboxing and the
+watchdog are not supported. Standard library only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ POLL_SECONDS = 0.02
 
 
 class SystemdUnit:
-    """One installed unit, and its process."""
+    """One installed unit and its process."""
 
     def __init__(self, places: dict[str, str], name: str) -> None:
         self.run = Path(places["/run"]) / name
@@ -39,11 +39,11 @@ class SystemdUnit:
         self.lines = [line.split("=", 1) for line in text.splitlines() if "=" in line and not line.startswith("#")]
 
     def values(self, key: str) -> list[str]:
-        """All that stands under a key."""
+        """Return all values of a key."""
         return [value for name, value in self.lines if name == key]
 
     def pid(self) -> int | None:
-        """The running process, if there is one."""
+        """Return the process id if the service runs."""
         try:
             pid = int((self.run / "pid").read_text())
             about = Path(f"/proc/{pid}/stat").read_text()
@@ -52,7 +52,7 @@ class SystemdUnit:
         return None if about.rpartition(")")[2].split()[0] in "ZX" else pid
 
     def start(self) -> int:
-        """Start it and wait until it is ready; 1 when it ends before."""
+        """Start the service and wait until it is ready. Returns 1 if it exits first."""
         if self.pid() is not None:
             return 0
         shutil.rmtree(self.credentials, ignore_errors=True)
@@ -98,7 +98,7 @@ class SystemdUnit:
         return 1
 
     def stop(self) -> int:
-        """SIGTERM, and SIGKILL when its time is over, which is a failure here."""
+        """Send SIGTERM, and SIGKILL after the timeout, which counts as a failure here."""
         pid = self.pid()
         if pid is None:
             return 0
@@ -112,14 +112,14 @@ class SystemdUnit:
         return 0
 
     def is_active(self) -> int:
-        """Tell whether it runs."""
+        """Return whether the service runs."""
         active = self.pid() is not None
         print("active" if active else "inactive")
         return 0 if active else 3
 
 
 def main(arguments: list[str]) -> int:
-    """Run one command; its exit status."""
+    """Run one command. Returns its exit status."""
     places: dict[str, str] = json.loads(Path(arguments[0]).read_text())
     words = [word for word in arguments[1:] if word not in ("enable", "--now")]
     if words == ["daemon-reload"]:

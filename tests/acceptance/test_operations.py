@@ -1,8 +1,8 @@
-"""A person with only docs/operations.md: installs the wheel, configures, starts, breaks ten things, is told, mends all.
+"""Runs docs/operations.md from installation to recovery: installs the wheel, starts, breaks and repairs ten things.
 
-The page's own commands are typed, in its order, and what it shows is compared with what is printed. Changed on the way
-from the page to this machine are the folders and ports; pip, which is uv with the same words (a second instead of half
-a minute); and systemctl, which is a stand-in that does what the unit says (no systemd runs in a test).
+The commands of the page run in its order, and their output is compared with the page. Three things differ from the
+page: the folders and ports; pip, which is replaced by uv for speed; and systemctl, which is replaced by
+`fake_systemctl` because systemd does not run in a test.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ BIN = Path(sys.executable).parent
 FAKE_SYSTEMCTL = Path(__file__).with_name("fake_systemctl.py")
 FAULT_COUNT = 10
 DISK_FULL_FAULT = "8"
-"""The one that takes a disk of its own: without the right to mount one it is left out."""
+"""The fault that needs its own file system. It is skipped if this user may not mount one."""
 SYSTEM_FOLDERS = ("/etc/systemd/system", "/etc/sysusers.d", "/usr/local/bin", "/var/lib/svote-helper", "/run")
 FOLDERS = (*SYSTEM_FOLDERS, "/opt/svote-helper", "/etc/svote-helper", "/var/backups/svote-helper")
 RETRY_SECONDS = 1.0
-"""Seconds between two tries: each costs the processor what the helper needs to get ready."""
+"""Interval between two attempts, in seconds. Each attempt takes CPU time from the helper's start-up."""
 
 
 @dataclass
 class DocumentedMachine:
-    """The machine of the page, in a folder.
+    """The machine that the page describes, in a folder.
 
     Attributes:
         folder: that folder.
-        shell: in which everything is typed.
-        has_own_disk: whether the database's folder is a disk of its own, which can be filled.
+        shell: shell for all commands.
+        has_own_disk: whether the database's folder is a separate file system that can be filled.
     """
 
     folder: Path
@@ -59,7 +59,7 @@ class DocumentedMachine:
     has_own_disk: bool
 
     def run_block(self, block: CommandBlock) -> None:
-        """Type a block; each command must end well, and print what the page shows."""
+        """Run a block. Every command must succeed and print what the page shows."""
         for command in block.commands:
             typed = self.shell.run_command(command)
             assert typed.exit_code == 0, self._describe_failure(command, typed, f"exit status {typed.exit_code}")
@@ -67,7 +67,7 @@ class DocumentedMachine:
             assert missing is None, self._describe_failure(command, typed, f"not printed: {missing}")
 
     def repeat_until(self, block: CommandBlock, *, well: bool) -> None:
-        """Type a block again and again until every command prints what the page shows, and ends as it must."""
+        """Repeat a block until every command prints what the page shows and has the expected exit status."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
         for command in block.commands:
             while True:
@@ -86,7 +86,7 @@ class DocumentedMachine:
 
 
 def build_wheel(folder: Path) -> Path:
-    """`make wheel` with this environment, into another folder."""
+    """Run `make wheel` with this environment into another folder."""
     dist, venv = folder / "dist", BIN.parent
     command = ["make", f"--old-file={venv}/.deps", "wheel", f"VENV={venv}", f"DIST={dist}"]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
@@ -100,7 +100,7 @@ def write_executable(path: Path, *lines: str) -> None:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[DocumentedMachine]:
-    """A machine on which nothing of it is installed yet, with folders for those of the page, and free ports."""
+    """A machine without an installation, with its own folders and free ports."""
     dist = build_wheel(tmp_path)
     places = {name: str(tmp_path / name.strip("/")) for name in FOLDERS}
     for name in SYSTEM_FOLDERS:
@@ -123,7 +123,7 @@ def site(tmp_path: Path) -> Iterator[DocumentedMachine]:
         "HOME": os.environ.get("HOME", str(tmp_path)),
         "SVOTE_HELPER_CONFIG": f"{places['/etc/svote-helper']}/helper.toml",
         "SVOTE_HELPER_HELPER_PORT": str(ports["8090"]),
-        # its many starts warm half as many keys, and do not step back for the tests beside this one
+        # Faster start-ups: keys for one prover only, and no lower priority than concurrent tests.
         "SVOTE_HELPER_HELPER_MAX_CONCURRENT_PROOFS": "1",
         "SVOTE_HELPER_PROVER_NICE": "0",
     }
@@ -133,13 +133,13 @@ def site(tmp_path: Path) -> Iterator[DocumentedMachine]:
             yield DocumentedMachine(tmp_path, shell, fillable)
         finally:
             subprocess.run([tools / "systemctl", "stop", "svote-helper"], env=env, check=False, capture_output=True)
-            with suppress(OSError, ValueError):  # the program that has the port, if the page was left in the midst
+            with suppress(OSError, ValueError):  # the program that occupies the port, if the page was interrupted
                 os.kill(int(Path(places["/var/lib/svote-helper"], "other.pid").read_text()), signal.SIGTERM)
 
 
 @contextmanager
 def mount_small_disk(folder: Path) -> Iterator[bool]:
-    """A small disk of its own there, where this user may mount one; whether it is there."""
+    """Mount a small file system if this user may mount one. Yields whether it is mounted."""
     mounted = (
         os.geteuid() == 0
         and not subprocess.run(
@@ -155,7 +155,7 @@ def mount_small_disk(folder: Path) -> Iterator[bool]:
 
 @contextmanager
 def run_in_background(shell: DocumentShell, block: CommandBlock) -> Iterator[None]:
-    """The program of a block, in the background, once it says that it listens."""
+    """Run the program of a block in the background. Yields when it listens."""
     (command,) = block.commands
     with shell.start_background(command) as process:
         assert process.stdout is not None
@@ -187,7 +187,7 @@ def test_operations_page_commands_work(site: DocumentedMachine) -> None:
 
 
 def find_two_free_ports() -> int:
-    """The first of two ports in a row that nobody listens on."""
+    """Return the first of two consecutive free ports."""
     while True:
         port = find_free_port()
         with suppress(OSError), socket.socket() as probe:

@@ -1,4 +1,4 @@
-"""A person at the page: a tab of a real browser that notes whatever should not happen in it."""
+"""A tab of a real browser that records unexpected messages and requests."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.support.process import TIMEOUT_SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 ARTIFACTS = ROOT / "build" / "browser"
-"""Pictures of what the tests saw; git does not keep them."""
+"""Screenshots of the tests; ignored by git."""
 WALLET_SCRIPT = ARTIFACTS / "keplr.js"
-"""The wallet in Keplr's place, as `make` builds it from ui/tests/browser/."""
+"""The fake of the Keplr wallet, which `make` builds from ui/tests/browser/."""
 AXE_SCRIPT = ROOT / "ui" / "node_modules" / "axe-core" / "axe.min.js"
 _KEY_NUMBERS = itertools.count(1000)
 WIDE_VIEWPORT: ViewportSize = {"width": 1280, "height": 800}
@@ -28,13 +28,13 @@ PHONE_VIEWPORT: ViewportSize = {"width": 375, "height": 812}
 
 
 def create_private_key() -> str:
-    """A private key in hex that no other test has."""
+    """Create a unique private key in hex."""
     return f"{next(_KEY_NUMBERS):064x}"
 
 
 @asynccontextmanager
 async def launch_browser() -> AsyncIterator[Browser]:
-    """Debian's chromium: playwright's own would have to be downloaded."""
+    """Launch Debian's Chromium. Playwright's own would have to be downloaded."""
     chromium = shutil.which("chromium")
     assert chromium, "the browser tests need chromium (Debian: apt install chromium)"
     for needed in (WALLET_SCRIPT, AXE_SCRIPT):
@@ -55,10 +55,10 @@ class BrowserTab:
 
     Attributes:
         page: the tab.
-        origin: the service that it looks at.
-        allowed_urls: addresses beyond it that the page may ask.
-        expected_messages: parts of console messages that a test brings about on purpose.
-        console_messages: what the console and uncaught errors said beyond that.
+        origin: origin of the service.
+        allowed_urls: external addresses that the page may request.
+        expected_messages: substrings of console messages that a test causes deliberately.
+        console_messages: all other console messages and uncaught errors.
         requested_urls: every request.
     """
 
@@ -70,7 +70,7 @@ class BrowserTab:
     requested_urls: list[str] = field(default_factory=list)
 
     def start_recording(self) -> None:
-        """Begin to take notes."""
+        """Start recording messages and requests."""
         self.page.set_default_timeout(1000 * TIMEOUT_SECONDS)
         self.page.on("console", self._record_console)
         self.page.on("pageerror", lambda error: self.console_messages.append(f"uncaught: {error}"))
@@ -84,7 +84,7 @@ class BrowserTab:
         self.requested_urls.append(request.url)
 
     def assert_clean(self) -> None:
-        """Nothing was said on the console that no test meant, and nothing was asked elsewhere."""
+        """Assert that there were no unexpected console messages and no requests to other addresses."""
         assert [
             line for line in self.console_messages if not any(part in line for part in self.expected_messages)
         ] == []
@@ -94,11 +94,11 @@ class BrowserTab:
         ] == []
 
     async def open_page(self, path: str) -> None:
-        """Go there as with a link from elsewhere."""
+        """Open a path, like an external link."""
         await self.page.goto(f"{self.origin}{path}")
 
     async def wait_for_text(self, text: str) -> Locator:
-        """Wait until a text is there to be seen."""
+        """Wait until a text is visible."""
         found = self.page.get_by_text(text).first
         await found.wait_for()
         return found
@@ -114,7 +114,7 @@ class BrowserTab:
         await self.page.get_by_role("button", name=name).click()
 
     async def open_queue(self, token: str) -> None:
-        """Open the queue with a token and wait until it is live."""
+        """Open the queue view with a token and wait until it is live."""
         await self.open_page("/queue")
         await self.page.get_by_label("Operator token").fill(token)
         await self.press_button("Watch the queue")
@@ -122,22 +122,22 @@ class BrowserTab:
         await self.page.get_by_role("heading", name="Due in the next hour").wait_for()
 
     async def wait_until_live(self) -> None:
-        """Wait until the queue is."""
+        """Wait until the queue view is live."""
         await self.page.locator(".badge", has_text="Live").wait_for()
 
     async def install_wallet(self, **behavior: Any) -> None:
-        """Have a wallet in every page from now on; see ui/tests/browser/keplr.ts for how it may behave."""
+        """Install the fake wallet in all pages opened from now on. See ui/tests/browser/keplr.ts for its behavior."""
         settings = {"keys": [create_private_key(), create_private_key()], **behavior}
         await self.page.add_init_script(script=f"globalThis.walletConduct = {json.dumps(settings)};")
         await self.page.add_init_script(path=WALLET_SCRIPT)
 
     async def wallet_requests(self, method: str) -> list[list[Any]]:
-        """With what the wallet was asked for this."""
+        """Return the arguments of all calls of this wallet method."""
         calls: list[dict[str, Any]] = await self.page.evaluate("wallet.asked")
         return [call["with"] for call in calls if call["method"] == method]
 
     async def find_accessibility_violations(self) -> list[str]:
-        """What axe-core finds wrong with the page as it is, all of its rules asked."""
+        """Return the accessibility violations that axe-core finds on the current page, with all rules enabled."""
         if not await self.page.evaluate("'axe' in globalThis"):
             await self.page.evaluate(AXE_SCRIPT.read_text())
         found = await self.page.evaluate("axe.run(document, { resultTypes: ['violations'] })")

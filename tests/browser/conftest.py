@@ -1,4 +1,4 @@
-"""One browser, one chain and one service for all tests of the page."""
+"""Shared fixtures of the browser tests: one browser, one chain and one service."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.browser.environment import BrowserEnvironment, run_environment
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
-    """The same as elsewhere, with an event loop that the browser outlives a test in."""
+    """Session scope: the browser needs an event loop that outlives a test."""
     return "asyncio"
 
 
@@ -31,7 +31,7 @@ async def browser(anyio_backend: str) -> AsyncIterator[Browser]:
 
 @pytest.fixture
 async def browser_tab(browser_environment: BrowserEnvironment, browser: Browser) -> AsyncIterator[BrowserTab]:
-    """A tab with nothing kept from others; what should not have happened in it fails its test at the end."""
+    """A tab without stored state. Unexpected messages or requests fail the test at its end."""
     context = await browser.new_context(viewport=WIDE_VIEWPORT, locale="en-GB", timezone_id="Europe/Berlin")
     try:
         visitor = BrowserTab(await context.new_page(), browser_environment.url, browser_environment.vote_server_urls)

@@ -1,6 +1,4 @@
-"""What browser tests and the manual's pictures look at: a chain and a helper with real proofs, and something of
-everything that the page shows.
-"""
+"""Environment of browser tests and screenshots: a chain and a helper with real proofs and data for every view."""
 
 from __future__ import annotations
 
@@ -31,10 +29,13 @@ PROPOSALS = (
     {"title": "Raise the quorum to a third", "options": ["Support", "Oppose"]},
 )
 PAST_ROUND_SECONDS = 110
-"""Length of the round that is over: less than a clock may be off, as the chain's clock is moved on to its end."""
+"""Length of the past round.
+
+The chain's clock is advanced to its end, so it must be below the permitted clock skew.
+"""
 OPEN_ROUND_SECONDS = 3 * 86_400
 WAITING_MONIKERS = ("Höhle <&> node", "Orchard Rising", "Ελιά", "north-star-07")
-"""Names of validators that wait."""
+"""Names of the pending validators."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,10 @@ class BrowserEnvironment:
     """A running chain and helper.
 
     Attributes:
-        past_round_id: a round that is over, with a tally and a vote that came too late.
-        open_round_id: a round that takes votes; the shares of one wait for their time, minutes ahead.
+        past_round_id: a finalized round with a tally and a vote that was too late.
+        open_round_id: an active round; the shares of one vote are due in some minutes.
         support: votes for the first option of the past round's first proposal.
-        silent: a published vote server that nobody is.
+        silent: a published vote server that does not exist.
     """
 
     chain: DevChain
@@ -58,28 +59,28 @@ class BrowserEnvironment:
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """The URL of the page."""
         return self.helper.url
 
     @property
     def vote_server_urls(self) -> tuple[str, ...]:
-        """The addresses that the page may ask beside its own: the published vote servers' status."""
+        """The external addresses that the page may request: the published vote servers' status."""
         return (f"{self.silent}/shielded-vote/v1/status",)
 
     async def cast_vote(
         self, times: Sequence[int], *, proposal: int = 1, decision: int = 0, weight: int = 100
     ) -> CastVote:
-        """A vote in the open round, its shares posted with these times."""
+        """Cast a vote in the open round and post its shares with these times."""
         return await _cast_vote(self.chain, self.helper, self.open_round_id, times, proposal, decision, weight)
 
     async def pending_validators(self) -> dict[str, dict[str, Any]]:
-        """Who waits, by address."""
+        """Return the pending validators by address."""
         answer = await self.http.get(f"{self.url}/api/pending-validators")
         answer.raise_for_status()
         return {one["operator_address"]: one for one in answer.json()}
 
     async def bond_validator(self, account: str) -> None:
-        """Give a validator its staking record."""
+        """Create a validator's staking record."""
         await self.chain.post(
             "/devnet/validators", {"operator_address": adr036.validator_address(account), "moniker": "bonded"}
         )
@@ -87,7 +88,7 @@ class BrowserEnvironment:
 
 @contextlib.asynccontextmanager
 async def run_environment() -> AsyncIterator[BrowserEnvironment]:
-    """Set it up, and clear it away."""
+    """Start the environment. Stops it at the end."""
     with tempfile.TemporaryDirectory(prefix="svote-stage-") as name:
         folder = Path(name)
         async with httpx.AsyncClient(timeout=30) as http:
@@ -121,7 +122,7 @@ async def run_environment() -> AsyncIterator[BrowserEnvironment]:
 
 async def _set_up(chain: DevChain, helper: HelperProcess, http: httpx.AsyncClient) -> BrowserEnvironment:
     silent = f"http://127.0.0.1:{find_free_port()}"
-    # the helper asks for it as soon as it listens, and then once a minute
+    # The helper fetches the configuration at start-up and then once a minute.
     await chain.post("/devnet/voting-config", _publish_voting_config(helper.url, silent))
     await helper.wait_until_ready()
     for number, moniker in enumerate(WAITING_MONIKERS):
@@ -137,7 +138,7 @@ async def _set_up(chain: DevChain, helper: HelperProcess, http: httpx.AsyncClien
 
 
 def create_registration(number: int, moniker: str, url: str) -> dict[str, Any]:
-    """A validator's registration of now, with a key that goes by its number."""
+    """Create a validator's registration with the current time. The key is derived from `number`."""
     key = bytes([number + 1]) * 32
     signer, pub_key, _ = adr036.sign_data(b"", key)
     claim = RegistrationRequest(operator_address=signer, url=url, moniker=moniker, timestamp=int(time.time()))
@@ -168,11 +169,11 @@ def _publish_voting_config(helper: str, silent: str) -> dict[str, Any]:
 
 
 async def _create_past_round(chain: DevChain, helper: HelperProcess, http: httpx.AsyncClient) -> tuple[bytes, int]:
-    """A round with one vote that was counted and one that came too late, and what the first option got."""
+    """Create a round with one confirmed and one late vote. Returns the round and the first option's result."""
     round_id = await chain.open_round(PAST_ROUND_SECONDS, proposals=list(PROPOSALS))
     end = int((await chain.get(f"/shielded-vote/v1/round/{round_id.hex()}"))["round"]["vote_end_time"])
     counted = await _cast_vote(chain, helper, round_id, ballot.immediate_times(), 1, 0, 1_260)
-    # equal to the end is taken, and cannot count
+    # A due time equal to the end is accepted but cannot be confirmed.
     await _cast_vote(chain, helper, round_id, ballot.same_second_times(end), 2, 1, 20)
     await helper.wait_until_confirmed(counted)
     await chain.post("/devnet/mine", {"blocks": 1, "advance_seconds": max(0.0, end - time.time())})
@@ -198,6 +199,6 @@ async def _cast_vote(
 
 
 def times_within(seconds: int, *, after: int = 1) -> list[int]:
-    """Times of 16 shares over so many seconds, the first so long from now."""
+    """Return 16 due times over this many seconds, the first after `after` seconds."""
     start = unix_time_in(after)
     return [start + index * seconds // ballot.SHARE_COUNT for index in range(ballot.SHARE_COUNT)]

@@ -1,4 +1,4 @@
-"""The pictures in docs/images/, made of the running product: `make pictures` (needs chromium and pngquant)."""
+"""Generates docs/images/ from the running product: `make pictures` (needs chromium and pngquant)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.browser.view_states import VIEW_STATES, ViewState
 
 FOLDER = ROOT / "docs" / "images"
 MAX_BYTES = 300_000
-"""Bytes of all pictures together."""
+"""Maximum total size of all screenshots, in bytes."""
 PAGE_VIEWPORT: ViewportSize = {"width": 1120, "height": 760}
 COLOR_COUNT = "48"
 
@@ -29,7 +29,7 @@ PICTURES: dict[str, tuple[str, Literal["light", "dark"], ViewportSize]] = {
 
 
 async def draw_all() -> None:
-    """All of them."""
+    """Take all screenshots."""
     FOLDER.mkdir(exist_ok=True)
     async with run_environment() as stage, launch_browser() as browser:
         for name, (scene, scheme, size) in PICTURES.items():
@@ -50,7 +50,7 @@ async def take_screenshot(
     scheme: Literal["light", "dark"],
     size: ViewportSize,
 ) -> None:
-    """One picture of the whole page, as high as it is."""
+    """Take one screenshot of the whole page at its full height."""
     context = await browser.new_context(viewport=size, color_scheme=scheme, locale="en-GB", timezone_id="UTC")
     visitor = BrowserTab(await context.new_page(), stage.url, stage.vote_server_urls)
     visitor.start_recording()
@@ -58,7 +58,7 @@ async def take_screenshot(
         await stage.cast_vote(times_within(12), proposal=2)
     await view(visitor)
     if name == "queue":
-        await visitor.page.get_by_text("Show as table").click()  # closed again
+        await visitor.page.get_by_text("Show as table").click()  # close it again
         await visitor.page.locator("dl.states .value").nth(3).filter(has_text="7").wait_for()
     await visitor.page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
     await visitor.page.screenshot(path=FOLDER / f"{name}.png", full_page=True)

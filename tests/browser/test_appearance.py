@@ -1,4 +1,4 @@
-"""Every view, light and dark, wide and on a phone: what axe-core says of it, and pictures for people."""
+"""Every view in light and dark, wide and narrow: axe-core checks and screenshots for review."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ HOSTILE_DATA = {
 
 @pytest.mark.parametrize("path", HOSTILE_DATA)
 async def test_view_with_hostile_text_keeps_layout(browser_tab: BrowserTab, path: str) -> None:
-    """Anybody who has a key names a validator: without a space, in other scripts, with a tower of accents."""
+    """Anyone with a key can choose a validator's name: without spaces, in other scripts, with stacked accents."""
     route, answer = HOSTILE_DATA[path]
     await browser_tab.page.route(f"**/api/{route}", lambda asked: asked.fulfill(json=answer))
     await browser_tab.open_page(path)
     await browser_tab.wait_for_text(LONG_WORD)
     async for mode in iterate_modes(browser_tab):
         await browser_tab.page.screenshot(path=ARTIFACTS / f"weird{path.replace('/', '-')}-{mode}.png", full_page=True)
-        # no part of the view is wider than the view
+        # No part of the view may be wider than the view.
         wide = await browser_tab.page.evaluate(
             """[...document.querySelectorAll("main *")]
               .filter((part) => part.getBoundingClientRect().right > innerWidth && !part.closest(".sr-only, thead"))
@@ -110,9 +110,9 @@ async def test_accessibility_check_planted_fault_is_reported(browser_tab: Browse
 
 
 async def test_page_with_reduced_motion_has_no_animation(browser_tab: BrowserTab) -> None:
-    """While something is being waited for there is a thing that moves, unless it is not wanted."""
+    """The loading indicator must not move if reduced motion is preferred."""
     page = browser_tab.page
-    await page.route("**/api/rounds", lambda _: None)  # an answer that does not come
+    await page.route("**/api/rounds", lambda _: None)  # a response that never arrives
     moving = "document.getAnimations().filter(({ playState }) => playState === 'running').length"
     await page.emulate_media(reduced_motion="no-preference")
     await browser_tab.open_page("/rounds")

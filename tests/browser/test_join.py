@@ -1,4 +1,4 @@
-"""Validators join in a real browser, with a wallet that really signs."""
+"""Validator registration in a real browser, with a wallet that signs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def fill_in_form(visitor: BrowserTab, moniker: str, url: str = "https://he
 
 
 async def open_review(visitor: BrowserTab, moniker: str) -> dict[str, Any]:
-    """Fill in, connect, and read the text that is to be signed."""
+    """Fill in the form, connect, and read the text to be signed."""
     await fill_in_form(visitor, moniker)
     await visitor.press_button("Connect Keplr")
     await visitor.wait_for_text("Connected as")
@@ -62,7 +62,7 @@ async def test_registration_is_pending_until_validator_bonds(
     async with browser_environment.helper.timeout("sees the validator bonded"):
         while claim["operator_address"] in await browser_environment.pending_validators():
             await asyncio.sleep(0.2)
-    await browser_tab.page.clock.fast_forward("00:10")  # the view asks again by itself
+    await browser_tab.page.clock.fast_forward("00:10")  # the view polls by itself
     await expect(row).to_have_count(0)
 
     await browser_tab.page.get_by_role("navigation").get_by_role("link", name="Join").click()
@@ -102,7 +102,7 @@ async def test_join_without_keplr_shows_command_and_form(
     text = await browser_tab.page.get_by_role("group", name="text to sign").inner_text()
     command = browser_tab.page.get_by_role("group", name="command to sign")
     await expect(command).to_contain_text('svoted sign-arbitrary \'{"operator_address":')
-    # as the tool prints it: one line of JSON with both, pasted whole
+    # The output of the tool is one line of JSON with signature and public key, pasted unchanged.
     answer = await _sign_with_key_tool(browser_tab, key, text)
     await browser_tab.page.get_by_label("Public key").fill(json.dumps(answer["printed"]))
     await browser_tab.press_button("Send the registration")
@@ -153,7 +153,7 @@ async def test_join_pasted_signature_of_other_text_is_refused(
 
 
 async def _sign_with_key_tool(visitor: BrowserTab, key: str, text: str) -> dict[str, Any]:
-    """What the chain's key tool would say of a text: signed by the wallet's code, in a tab of its own."""
+    """Return the chain key tool's output for a text, signed by the wallet's code in a separate tab."""
     tab = await visitor.page.context.new_page()
     try:
         other = BrowserTab(tab, visitor.origin, visitor.allowed_urls)
@@ -188,7 +188,7 @@ async def test_join_keplr_connection_error_shows_advice(
     await browser_tab.press_button("Connect Keplr")
     for text in told:
         await browser_tab.wait_for_text(text)
-    # and once it is put right, the same button goes on
+    # After the correction, the same button continues.
     await browser_tab.page.evaluate(
         "Object.assign(wallet.conduct, { locked: false, refuses: [], keys: ['44'.repeat(32)], chains: {} })"
     )

@@ -1,4 +1,4 @@
-"""The whole page without a mouse: Tab reaches every control, in order, with a focus that is seen, and goes on."""
+"""Keyboard operation of the page: Tab reaches every control in order, with a visible focus."""
 
 from __future__ import annotations
 
@@ -29,14 +29,16 @@ TABBED_VIEWS = (
 
 
 async def read_focus(page: Page) -> dict[str, Any] | None:
-    """What has the focus and how it looks; None where nothing has."""
+    """Return the focused element and its appearance; None if no element has the focus."""
     found: dict[str, Any] | None = await page.evaluate(KEYS_SCRIPT, "focus")
     return found
 
 
 async def collect_tab_stops(page: Page, max_stops: int) -> list[dict[str, Any]]:
-    """Every stop from the document's start until the focus leaves the document; one more than `max_stops` is too
-    many."""
+    """Return every tab stop until the focus leaves the document.
+
+    More than `max_stops` stops are an error.
+    """
     await page.evaluate(KEYS_SCRIPT, "begin")
     stops: list[dict[str, Any]] = []
     while len(stops) <= max_stops:
@@ -75,14 +77,14 @@ async def test_shift_tab_visits_same_stops_in_reverse(browser_tab: BrowserTab) -
 
 
 class KeyboardUser:
-    """Somebody who has a keyboard only."""
+    """A user with only a keyboard."""
 
     def __init__(self, page: Page) -> None:
         self._keys = page.keyboard
         self._page = page
 
     async def tab_to(self, name_part: str) -> None:
-        """Tab until something with this in its name has the focus."""
+        """Press Tab until an element with this text in its name has the focus."""
         seen: list[str] = []
         for _ in range(60):
             await self._keys.press("Tab")
@@ -107,7 +109,7 @@ async def test_join_works_with_keyboard_only(browser_tab: BrowserTab, browser_en
     await typist.tab_to("Join")
     await typist.press_key("Enter")
     await browser_tab.wait_for_heading("Join the network")
-    await page.wait_for_function("document.activeElement.matches('h1')")  # a new view is read from its title on
+    await page.wait_for_function("document.activeElement.matches('h1')")  # a new view starts at its heading
     await typist.tab_to("moniker")
     await typist.type_text("keys only")
     await typist.tab_to("url")

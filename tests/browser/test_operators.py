@@ -1,4 +1,4 @@
-"""What operators see: who waits, the network, the rounds, and the queue live."""
+"""Views for operators: pending validators, network, rounds, and the live queue."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_rounds_view_shows_ends_and_totals(
     assert re.search(r"GMT\+[12]|CES?T", ends), "the visitor's own time"
     for proposal in PROPOSALS:
         await opened.get_by_role("heading", name=str(proposal["title"])).wait_for()
-    await expect(opened.get_by_role("table")).to_have_count(0)  # nothing is counted before the end
+    await expect(opened.get_by_role("table")).to_have_count(0)  # there is no tally before the end of the round
 
     past = browser_tab.page.get_by_role("table", name=f"Result of “{PROPOSALS[0]['title']}”")
     row = past.get_by_role("row", name=re.compile("^Support"))
@@ -92,7 +92,7 @@ async def test_rounds_view_shows_ends_and_totals(
 
 
 async def read_counts(round_card: Locator) -> dict[str, int]:
-    """What the card says of each state."""
+    """Return the number of shares by state on the card."""
     text = await round_card.locator("dl.states").inner_text()
     return {name: int(number) for name, number in re.findall(r"(\w+)\s+([\d]+)", text)}
 
@@ -137,7 +137,7 @@ async def test_queue_view_updates_live(browser_tab: BrowserTab, browser_environm
 async def test_queue_view_reconnects_after_stream_loss(
     browser_tab: BrowserTab, browser_environment: BrowserEnvironment
 ) -> None:
-    """A stream that is cut is taken up again, and the page says so meanwhile."""
+    """The page reports the loss while it reconnects."""
     browser_tab.expected_messages += ["ERR_INTERNET_DISCONNECTED", "ERR_FAILED"]
     await browser_tab.open_page("/queue")
     await browser_tab.page.get_by_label("Operator token").fill(TOKEN)
@@ -172,7 +172,7 @@ async def test_queue_token_wrong_is_refused_and_sign_out_forgets_it(browser_tab:
 
 
 async def test_content_security_policy_blocks_injected_content(browser_tab: BrowserTab) -> None:
-    """The planted fault for what every other test relies on: a violation is seen, and it does nothing."""
+    """Verifies the detection that all other tests rely on: a violation is reported and has no effect."""
     await browser_tab.open_page("/join")
     await browser_tab.wait_for_heading("Join the network")
     await browser_tab.page.evaluate(

@@ -1,4 +1,4 @@
-"""Every view in every state that looks different, and the ways in which each is looked at."""
+"""Every distinct state of every view, and the modes in which it is checked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODES: dict[str, tuple[Literal["light", "dark"], ViewportSize]] = {
 
 
 async def iterate_modes(visitor: BrowserTab) -> AsyncIterator[str]:
-    """The same state of the page, light and dark, wide and on a phone; the mode's name."""
+    """Yield the mode's name after switching the page to it: light and dark, wide and narrow."""
     for name, (scheme, size) in MODES.items():
         await visitor.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
         await visitor.page.set_viewport_size(size)

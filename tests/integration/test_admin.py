@@ -1,4 +1,4 @@
-"""Validators join a running service; operators follow its queue; without a queue the rest still runs."""
+"""Validator registration and event stream of a running service; the API without a queue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOKEN = "operators-only"
 async def read_state_events(
     http: httpx.AsyncClient, url: str, count: int, **headers: str
 ) -> list[tuple[str, dict[str, Any]]]:
-    """So many events: the name and the state of each."""
+    """Read this many events. Returns the name and state of each."""
     found: list[tuple[str, dict[str, Any]]] = []
     sent = {"Authorization": f"Bearer {TOKEN}", **headers}
     async with asyncio.timeout(30), http.stream("GET", f"{url}/shielded-vote/v1/events", headers=sent) as stream:
@@ -112,7 +112,7 @@ async def test_service_with_open_event_streams_stops(tmp_path: Path, http: httpx
 async def test_events_to_hundreds_of_listeners_use_little_cpu(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:
-    """The long form, with dispatch beside it, is `python -m bench.event_listeners`."""
+    """`python -m bench.event_listeners` is the long version, with dispatch."""
     seconds, many = 3.0, 200
     async with run_helper(tmp_path, http, chain, operator={"token": TOKEN}) as helper:
 
@@ -125,10 +125,10 @@ async def test_events_to_hundreds_of_listeners_use_little_cpu(
         async with open_event_clients(helper.url, TOKEN, many) as listeners:
             followed = await spent()
             assert not any(listener.is_closed for listener in listeners)
-            async with asyncio.timeout(30):  # everybody is told, and more than once
+            async with asyncio.timeout(30):  # every client receives more than one event
                 while min(listener.state_events for listener in listeners) < 3:
                     await asyncio.sleep(0.05)
-        # processor time, which a busy machine does not stretch: some 0.05 ms for each that is told something
+        # CPU time does not depend on the load of the machine: about 0.05 ms per client and event
         assert followed - alone < 0.5 / 1000 * many * (seconds + 1)
 
 

@@ -1,4 +1,4 @@
-"""The circuit generation is found out by itself, and a wrong one set by hand pauses instead of burning attempts."""
+"""The circuit is detected automatically; a wrong configured one pauses reveals without spending attempts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.harness import HelperProcess, run_chain_and_helper, run_helpe
 
 
 async def post_first_shares(chain: DevChain, helper: HelperProcess, round_id: bytes, count: int) -> CastVote:
-    """A vote of which the first shares are posted."""
+    """Cast a vote and post its first shares."""
     async with Wallet(chain.url, [helper.url], mode="parallel") as wallet:
         sealed = await wallet.seal_ballot(round_id, 1, 1, weight=50)
         position = await wallet.cast_ballot(sealed)
@@ -37,7 +37,7 @@ async def test_circuit_auto_finds_generation_without_spending_attempts(
         assert facts["counts"]["answer_bad_proof"] >= 1
         assert helper.query_rows("SELECT value FROM meta WHERE key LIKE 'circuit:%'") == [(circuit,)]
         await helper.stop()
-        async with run_helper(tmp_path, chain.http, chain) as again:  # with stand-ins, whose keys take no time
+        async with run_helper(tmp_path, chain.http, chain) as again:  # stand-ins need no key generation
             assert (await again.service_stats())["circuit"] == circuit, "remembered for this chain"
 
 

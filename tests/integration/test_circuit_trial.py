@@ -1,4 +1,4 @@
-"""With a node version that misleads, one reveal finds out the chain's circuit and the others wait for its answer."""
+"""If the node version is misleading, one reveal finds the chain's circuit and all others wait for its result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHARES = 16
 
 @pytest.mark.anyio
 async def test_circuit_trial_with_sixteen_due_shares_sends_one_bad_proof(tmp_path: Path) -> None:
-    flags = ("--circuit", "k10", "--version", "v1.2.0")  # begins with k11; the right proofs are the quick ones
+    flags = ("--circuit", "k10", "--version", "v1.2.0")  # starts with k11, so the valid proofs are the fast ones
     async with run_chain_and_helper(tmp_path, *flags, helper={"max_concurrent_proofs": 2}) as (chain, helper):
         assert (await helper.service_stats())["circuit"] == "k11"
         round_id = await chain.open_round()

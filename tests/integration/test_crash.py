@@ -1,4 +1,4 @@
-"""SIGKILL of the service at exact moments of a share's life: nothing is lost, nothing doubles."""
+"""SIGKILL at exact moments of a share's life: no share is lost or confirmed twice."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tests.support.devnet import DevChain
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, unix_time_in
 
 KILL_MOMENTS = (
-    "enqueue:before",  # asked, nothing on disk
-    "enqueue:after",  # on disk, not yet answered
-    "claim_due:after:2",  # taken up
-    "prove:before",  # a worker is about to begin
-    "prove:after:3",  # proven, the message not on disk
+    "enqueue:before",  # request received, nothing on disk
+    "enqueue:after",  # on disk, no response sent
+    "claim_due:after:2",  # claimed
+    "prove:before",  # before a worker starts
+    "prove:after:3",  # proven, message not on disk
     "prepare:before",
-    "prepare:after",  # message stored and not sent
-    "mark_sending:after:4",  # noted as sent, no byte left
-    "broadcast:after",  # sent and unanswered
-    "record_outcome:after:5",  # answered, the answer noted
-    "apply_block:before:6",  # a block with or without ours not yet taken in
+    "prepare:after",  # message on disk, not sent
+    "mark_sending:after:4",  # marked as sending, no byte sent
+    "broadcast:after",  # sent, no response
+    "record_outcome:after:5",  # outcome recorded
+    "apply_block:before:6",  # block with or without our reveal not yet applied
     "apply_block:after:6",
 )
 
@@ -75,7 +75,7 @@ async def test_kill_loses_no_share_and_counts_none_twice(
 async def test_restart_resends_sent_message_before_new_proof(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:
-    """However many blocks were made while nobody could send it."""
+    """The number of blocks during the interruption does not matter."""
     round_id = await chain.open_round()
     helper = HelperProcess(tmp_path, http, chain, program=STAND_IN_PROGRAM, helper={"max_concurrent_proofs": 1})
     helper.spawn(KILL_AT="mark_sending:after")
@@ -91,7 +91,7 @@ async def test_restart_resends_sent_message_before_new_proof(
         query = "SELECT nullifier, tx_hash FROM shares JOIN reveals ON share_id = id"
         stored = {nullifier.hex(): tx_hash for nullifier, tx_hash in helper.query_rows(query)}
         assert stored
-        await chain.delegate(round_id, 1)  # a new proof would be of another root
+        await chain.delegate(round_id, 1)  # a new proof would use another root
         await chain.mine(REPROVE_BLOCKS + 1)
         await helper.start()
         await helper.wait_until_ready()

@@ -1,4 +1,4 @@
-"""A queue that goes from a file into a shared database and back under a helper that works: all is counted, once."""
+"""`db copy` from a file to a shared database and back while a helper runs: every share is confirmed once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CLUSTERS = ["cluster"] if find_binaries() is not None else []
 
 @asynccontextmanager
 async def run_copy_beside_helper(helper: HelperProcess, to: str, arrived: Any) -> AsyncIterator[None]:
-    """A move that was begun while the helper works, and is to end by itself once that was killed in this block."""
+    """Start a migration during operation. It must finish after the helper is killed at the end of the block."""
     words = ("db", "copy", "--to", to, "--wait", "--yes", "--json", "--config", str(helper.config))
     moving = asyncio.create_task(run_command_line(helper.config.parent, *words))
     async with asyncio.timeout(TIMEOUT_SECONDS):

@@ -1,4 +1,4 @@
-"""The demonstration as people run it: real proofs of either circuit, one line of JSON, nothing left running."""
+"""The demo as a command: real proofs of both circuits, one line of JSON, no remaining processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RESULT_KEYS = {
 
 
 def processes_with_environment(mark: str) -> list[str]:
-    """The command lines of all processes that have this in their environment."""
+    """Return the command lines of all processes with this text in their environment."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -45,7 +45,7 @@ def processes_with_environment(mark: str) -> list[str]:
 
 @pytest.fixture
 def demo_folder() -> Iterator[Path]:
-    """A folder for all that a demonstration keeps; a database's own user gets into it, as into /tmp."""
+    """A folder for the demo's files, accessible to the database's user like /tmp."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o711)
         yield Path(name)

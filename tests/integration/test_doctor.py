@@ -1,4 +1,4 @@
-"""The doctor beside a real helper and a chain with faults: it names what is wrong, and exits 0 when nothing is."""
+"""The doctor with a running helper and a faulty chain: reports every fault, and exits with 0 if there is none."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def run_checks(helper: HelperProcess) -> dict[str, CheckResult]:
-    """The findings by subject, without a proof."""
+    """Return the findings by subject, without a proof."""
     report = await run_doctor(helper.config, {}, SystemClock(), skip_proof=True)
     return {finding.subject: finding for finding in report.findings}
 
@@ -61,7 +61,7 @@ async def test_doctor_healthy_then_faulty_node_is_reported(
 
         strict = tmp_path / "strict.toml"
         strict.write_text(helper.config.read_text().replace("stale_seconds = 30", "stale_seconds = 2"))
-        await chain.set_faults(stale=10_000)  # it shows its first block, which was made when the tests began
+        await chain.set_faults(stale=10_000)  # The node serves its first block, which was made when the tests started.
         report = await run_doctor(strict, {}, SystemClock(), skip_proof=True)
         await chain.clear_faults()
         (old,) = [finding for finding in report.findings if finding.subject == first]

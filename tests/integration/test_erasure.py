@@ -1,4 +1,4 @@
-"""After confirmation nothing on disk joins a public reveal with a wallet's share: every byte is looked at."""
+"""After confirmation no byte on disk links a public reveal to a wallet's share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, cast_vote, ru
 from tests.support.secrets import collect_secrets, secrets_in_text
 
 FAR_POSITION = 70_000
-"""Leaves before the vote, so that its position takes three bytes and can be looked for in a file."""
+"""Leaves before the vote, so that its position takes three bytes and can be searched for in a file."""
 
 
 @pytest.mark.anyio
@@ -29,7 +29,7 @@ async def test_erasure_after_confirmation_leaves_only_tombstones(tmp_path: Path)
         await chain.delegate(round_id, FAR_POSITION)
         await helper.wait_for_leaf(round_id, FAR_POSITION - 1)
         vote = await cast_vote(chain, helper, round_id, times=ballot.same_second_times(unix_time_in(3)))
-        position = vote.position.to_bytes(3, "big")  # as SQLite writes a number of this size
+        position = vote.position.to_bytes(3, "big")  # SQLite's encoding of an integer of this size
         assert vote.position > FAR_POSITION
         assert set(columns_containing(helper, vote.position)) == {"shares.tree_position"}
         held = collect_secrets(vote)
@@ -63,20 +63,20 @@ async def test_erasure_after_confirmation_leaves_only_tombstones(tmp_path: Path)
 
 
 async def find_messages(chain: DevChain, round_id: bytes) -> dict[bytes, bytes]:
-    """The bytes of every reveal that the chain has, and the hash it gives them."""
+    """Return the bytes of every reveal on the chain and their transaction hashes."""
     found = await chain.find_transactions(round_id)
     return {base64.b64decode(tx["tx"]): bytes.fromhex(tx["hash"]) for tx in found}
 
 
 def proof_prefix(message: bytes) -> bytes:
-    """The first bytes of a message's proof."""
+    """Return the first bytes of a message's proof."""
     reveal = decode(message)
     assert isinstance(reveal, Reveal)
     return reveal.proof[:64]
 
 
 async def wait_for_erasure(helper: HelperProcess, secrets: dict[str, bytes], position: bytes) -> list[str]:
-    """Wait (a few seconds are promised) until none of these is in any file; what is left after that."""
+    """Wait until no file contains any of the values. Returns the remaining ones after the promised few seconds."""
     left = ["not looked yet"]
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(8):

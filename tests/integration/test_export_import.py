@@ -1,4 +1,4 @@
-"""A queue that moves to another machine while its shares are due: all are counted, once, and nothing is early."""
+"""Export and import of a queue with due shares: every share is confirmed once, and no request is early."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.secrets import LEAVES_BEYOND_HEIGHTS, sensitive_values
 
 @contextmanager
 def suspend_processes(pids: Sequence[int]) -> Iterator[None]:
-    """Provers that do nothing for a while: a machine that is too slow."""
+    """Suspend the provers, like a machine that is too slow."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     try:
@@ -34,7 +34,7 @@ def suspend_processes(pids: Sequence[int]) -> Iterator[None]:
 
 
 async def run_operator_command(helper: HelperProcess, folder: Path, *arguments: str, code: int = 0) -> dict[str, Any]:
-    """What a command of this helper's operator prints."""
+    """Run a command with this helper's configuration. Returns its output."""
     words = ("queue", *arguments, "--config", str(helper.config), "--yes", "--json")
     ended, told, said = await run_command_line(folder, *words)
     assert ended == code, said

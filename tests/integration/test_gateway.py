@@ -1,6 +1,4 @@
-"""The chain under the helper's address over real sockets: a wallet's whole vote, large answers, bad nodes, many at
-once.
-"""
+"""The gateway over real sockets: a wallet's complete vote, large responses, faulty nodes, concurrent clients."""
 
 from __future__ import annotations
 
@@ -39,18 +37,18 @@ GATEWAY_CONFIG = {"enable": True}
 RESPONSE_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 RESPONSE_CHUNK = b'"' + b"A" * 65_534 + b'"'
 CHUNK_COUNT = 800
-"""Of an answer of 50 MB."""
+"""Chunks of a response of 50 MB."""
 
 ResponseWriter = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
 class FakeNode:
-    """A node that answers whatever it is asked in its own way.
+    """A node with the same response to every request.
 
     Attributes:
-        requests: heads that came.
-        open_connections: connections that are open.
-        writers_by_path: by path, for paths that are answered in another way.
+        requests: heads of the received requests.
+        open_connections: open connections.
+        writers_by_path: different responses by path.
     """
 
     def __init__(self, answer: ResponseWriter) -> None:
@@ -76,7 +74,7 @@ class FakeNode:
 
 @contextlib.asynccontextmanager
 async def run_node(answer: ResponseWriter) -> AsyncIterator[FakeNode]:
-    """Such a node, listening."""
+    """Run the node. Yields it when it listens."""
     node = FakeNode(answer)
     server = await asyncio.start_server(node.serve, "127.0.0.1", 0)
     node.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -90,7 +88,7 @@ async def run_node(answer: ResponseWriter) -> AsyncIterator[FakeNode]:
 async def run_gateway(
     *nodes: str, timeout: float = 5.0, limit: int = STREAM_LIMIT_BYTES, bodies: BodyReader | None = None, **limits: Any
 ) -> AsyncIterator[tuple[str, Gateway]]:
-    """A gateway alone, listening, in front of nodes that count as fresh; its address."""
+    """Run only a gateway, in front of nodes that count as in sync. Yields its address."""
     clock = SystemClock()
     endpoints = NodePool(create_nodes(nodes), clock=clock, chain_id="test")
     for endpoint in endpoints.nodes:
@@ -134,7 +132,7 @@ async def test_gateway_wallet_votes_through_one_address(
         assert sum((await chain.spent_nullifiers(round_id)).values()) == 16
         active = await http.get(f"{helper.url}{API_PREFIX}/rounds/active")
         assert active.json()["round"]["vote_round_id"]
-        # a reveal is the helper's own business
+        # only the helper sends reveals
         assert (await http.post(f"{helper.url}{API_PREFIX}/reveal-share", json={})).status_code == 404
         told = helper.log.read_text()
         assert "cast-vote" not in told
@@ -174,7 +172,7 @@ async def test_gateway_one_failed_node_is_hidden_and_all_failed_is_503(
 
 
 async def write_large(writer: asyncio.StreamWriter) -> None:
-    """A list of pieces, 50 MB of JSON."""
+    """Write a JSON list of 50 MB in pieces."""
     length = CHUNK_COUNT * (len(RESPONSE_CHUNK) + 1) + 1
     writer.write(RESPONSE_HEAD + b"Content-Length: %d\r\n\r\n[" % length)
     for number in range(CHUNK_COUNT):
@@ -183,7 +181,7 @@ async def write_large(writer: asyncio.StreamWriter) -> None:
 
 
 async def write_endless(writer: asyncio.StreamWriter) -> None:
-    """Chunks for ever."""
+    """Write chunks without end."""
     writer.write(RESPONSE_HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
     while True:
         writer.write(b"%x\r\n%b\r\n" % (len(RESPONSE_CHUNK), RESPONSE_CHUNK))
@@ -202,7 +200,7 @@ async def test_gateway_50_mb_response_is_streamed(http: httpx.AsyncClient) -> No
     assert size == CHUNK_COUNT * (len(RESPONSE_CHUNK) + 1) + 1
     assert ends == b"]"
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert grown < 40_000, f"{grown} kB"  # 50,000 and more if it were held
+    assert grown < 40_000, f"{grown} kB"  # more than 50,000 if the response were buffered
 
 
 async def test_gateway_client_disconnect_cancels_node_request(http: httpx.AsyncClient) -> None:
@@ -215,7 +213,7 @@ async def test_gateway_client_disconnect_cancels_node_request(http: httpx.AsyncC
 
 
 async def write_nothing(_: asyncio.StreamWriter) -> None:
-    """No answer."""
+    """Write no response."""
     await asyncio.Event().wait()
 
 
@@ -246,7 +244,7 @@ async def test_gateway_non_reading_client_is_disconnected() -> None:
         writer.write(f"GET {API_PREFIX}/rounds HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         await wait_until(lambda: len(node.requests) == 1)
         await wait_until(lambda: made.active_count == 0 and node.open_connections == 0)
-        assert sent < 24 << 20  # what the sockets' buffers on the way take
+        assert sent < 24 << 20  # capacity of the socket buffers on the path
         writer.transport.abort()
 
 
@@ -320,15 +318,15 @@ async def test_gateway_unknown_paths_and_methods_reach_no_node(line: str) -> Non
 
 
 async def write_small(writer: asyncio.StreamWriter) -> None:
-    """Two bytes of JSON."""
+    """Write two bytes of JSON."""
     writer.write(RESPONSE_HEAD + b"Content-Length: 2\r\n\r\n{}")
 
 
 class EndlessAnswer:
-    """Chunks until nobody reads them.
+    """Writes chunks until the client stops reading.
 
     Attributes:
-        stalled: answers of which nothing could be sent for a while.
+        stalled: number of responses that currently make no progress.
     """
 
     def __init__(self) -> None:
@@ -351,7 +349,7 @@ class EndlessAnswer:
 
 @contextlib.asynccontextmanager
 async def open_unfinished_requests(base: str, request: bytes, *sources: str) -> AsyncIterator[None]:
-    """Connections from these addresses of this machine: each sends this much, and reads nothing."""
+    """Open a connection from each of these local addresses. Each sends this request and reads nothing."""
     writers = []
     try:
         for source in sources:
@@ -379,7 +377,7 @@ async def test_gateway_slow_bodies_from_two_clients_leave_slots_for_others(http:
         run_gateway(node.url, at_once=4, at_once_each=2) as (base, made),
         open_unfinished_requests(base, SLOW_BODY, *TWO_CLIENTS),
     ):
-        # The server reads its connections in order: when this one is answered, it has read the others, too.
+        # The server reads connections in order: after this response it has read the others too.
         assert (await http.get(f"{base}{API_PREFIX}/nothing")).status_code == 404
         assert (await http.get(f"{base}{API_PREFIX}/rounds")).status_code == 200
         assert (await http.post(f"{base}{API_PREFIX}/cast-vote", json={"some": "vote"})).status_code == 200
@@ -413,7 +411,7 @@ async def test_gateway_body_counts_until_its_request_has_ended(http: httpx.Async
 
 
 def respond_with(head: bytes, rest: bytes) -> ResponseWriter:
-    """Answers with this status and these headers, then sends the rest."""
+    """Create a response with this status and headers, followed by `rest`."""
 
     async def answer(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 " + head + b"\r\nContent-Type: application/json\r\n" + rest)

@@ -1,4 +1,4 @@
-"""A new database joins an old round: due shares are revealed while 30,000 blocks are still being read."""
+"""A new database joins an old round: due shares are revealed while 30,000 blocks are still being processed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A helper whose node lags steadily, or whose clock is behind the chain's, and a wallet that reads a current node."""
+"""A helper with a lagging node or a slow clock, and a wallet that reads a current node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.devnet import DevChain
 from tests.support.harness import run_helper
 
 BLOCKS_BEFORE_VOTE = 3
-"""Blocks that the helper has followed before the vote."""
+"""Blocks processed by the helper before the vote."""
 MAX_WAIT_BLOCKS = 10
 
 
@@ -33,7 +33,7 @@ async def test_lagging_node_costs_honest_wallet_no_share(
     try:
         round_id = await chain.open_round()
         if lag:
-            await chain.set_faults(stale=lag)  # of the helper's node; the wallet reads the other one
+            await chain.set_faults(stale=lag)  # fault of the helper's node only; the wallet reads the other one
         async with run_helper(tmp_path, http, chain, chain={"poll_seconds": 1.0}) as helper:
             current = chain.at_node(1)
             reached = await current.newest_height() + BLOCKS_BEFORE_VOTE
@@ -53,7 +53,7 @@ async def test_lagging_node_costs_honest_wallet_no_share(
 
 
 async def _post_until_answered(http: httpx.AsyncClient, url: str, body: object, seconds: float) -> int:
-    """The last status that a wallet gets, which posts again after a 429 only."""
+    """Post again after each 429. Returns the last status."""
     end = time.monotonic() + seconds
     while True:
         answer = await http.post(f"{url}/shielded-vote/v1/shares", json=body, timeout=30)

@@ -1,4 +1,4 @@
-"""A queue in a file, and a copy of it on another host: the lease in an object store lets one of them work."""
+"""A queue in a file and a copy on another host: the lease in an object store lets only one of them run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEASE_SECONDS = 5
 def host_config(
     name: str, folder: Path, http: httpx.AsyncClient, chain: DevChain, store: ObjectStoreProcess
 ) -> HelperProcess:
-    """A helper whose settings are those of the other but for its name."""
+    """Return the settings of a host. Only its name differs between hosts."""
     (folder / name).mkdir()
     sections: dict[str, Any] = {
         "helper": {"max_concurrent_proofs": 1},
@@ -36,7 +36,7 @@ def host_config(
 
 
 async def release_lease(store: ObjectStoreProcess) -> None:
-    """A lease that nobody has any more: the first host need not wait."""
+    """Expire the lease, so that the first host does not need to wait."""
     nobody = LeaseRecord(holder=NO_HOLDER, host="", fence=0, beat=0, seconds=LEASE_SECONDS, released=True, written=0)
     await store.open_bucket_client("queue").put("sender.json", nobody.to_bytes())
 

@@ -1,4 +1,4 @@
-"""Figures of a real run: each once and right, every name that dashboard and alerts use is among them, no secret is."""
+"""Metrics of a real run: each exactly once and correct, complete for dashboard and alerts, without secrets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ALERTS = DEPLOY / "prometheus" / "alerts.yaml"
 DASHBOARD = DEPLOY / "grafana" / "svote-helper.json"
 PROMETHEUS_OWN = {"up"}
 SEVERAL_HOSTS = {"helper_sends"}
-"""What one host with a queue of its own does not tell."""
+"""Metrics that a host with its own queue does not export."""
 
 
 def load_alert_rules() -> list[dict[str, Any]]:
@@ -38,14 +38,14 @@ def load_alert_rules() -> list[dict[str, Any]]:
 
 
 def load_queries() -> Iterator[str]:
-    """Every expression of the alerts and of the dashboard."""
+    """Return all expressions of the alerts and the dashboard."""
     yield from (rule["expr"] for rule in load_alert_rules())
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
         yield from (target["expr"] for target in panel.get("targets", ()))
 
 
 def metric_names(query: str) -> set[str]:
-    """The series that an expression reads; raises when it is none."""
+    """Return the series that an expression reads; raises for an invalid expression."""
     found: set[str] = set()
     todo: list[Any] = [promql_parser.parse(query.replace("$__rate_interval", "5m").replace("$instance", "x"))]
     while todo:
@@ -80,7 +80,7 @@ async def test_metrics_cover_dashboard_and_alert_queries(
         assert (await http.get(f"{helper.url}/nowhere")).status_code == 404
         await helper.wait_until_confirmed(first)
         with socket.create_connection(("127.0.0.1", metrics["port"])) as slow:
-            slow.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 20)  # and reads none of it
+            slow.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 20)  # and reads no response
             text = await _read_settled_metrics(http, f"{address}/metrics")
         told = parse_samples(text)
         for name, value in {"queued": 32, "duplicate": 1, "refused": 1}.items():
@@ -106,7 +106,7 @@ async def test_metrics_cover_dashboard_and_alert_queries(
 
 
 async def _read_settled_metrics(http: httpx.AsyncClient, url: str) -> str:
-    """The text once the reading is of after the last confirmation."""
+    """Return the metrics after the last confirmation."""
     async with asyncio.timeout(30):
         while True:
             text = (await http.get(url)).text

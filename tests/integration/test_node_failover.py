@@ -1,4 +1,4 @@
-"""Two endpoints, the first of which is bad in one way or another: the second serves, and no share pays for it."""
+"""Two nodes, the first of them faulty: the second serves, and no share spends an attempt."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NODE_FAULTS: dict[str, dict[str, Any]] = {
 }
 
 FAULTS_THAT_MAY_ACCEPT = {"html", "half_json", "wrong_root"}
-"""With these the first endpoint may have taken a reveal, and put it into a block."""
+"""Faults with which the first node may have accepted a reveal and included it in a block."""
 
 
 @pytest.mark.anyio

@@ -1,4 +1,4 @@
-"""Promise 8: what the helper asks nodes follows the chain's pace only; no request is caused by an arrival."""
+"""Promise 8: requests to nodes follow the chain's block times only; no arrival causes a request."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, cast_vote, ru
 from tests.support.secrets import LEAVES_BEYOND_HEIGHTS, sensitive_values
 
 BLOCKS_PER_SPAN = 24
-"""Blocks a span. A kind of request may come one time a block more or less often."""
+"""Blocks per span. The number of requests of a kind may differ by one per block."""
 FAR_AHEAD_SECONDS = 2000
 """Seconds until the shares are due."""
 
 
 async def post_nothing() -> None:
-    """Arrivals: none."""
+    """Post no shares."""
 
 
 async def post_arrivals(helper: HelperProcess, votes: Sequence[CastVote], posts: Counter[str]) -> None:
-    """More shares than a span has blocks: new ones, the same again, and ones to be held for the next sync."""
+    """Post more shares than the span has blocks: new ones, duplicates, and some that wait for the next sync."""
     due = unix_time_in(FAR_AHEAD_SECONDS)
 
     async def post_share(vote: CastVote, index: int, *, further: int = 0) -> None:
@@ -46,7 +46,7 @@ async def post_arrivals(helper: HelperProcess, votes: Sequence[CastVote], posts:
 
 
 async def record_requests(chain: DevChain, activity: Awaitable[None]) -> list[dict[str, Any]]:
-    """What the chain is asked in the time of so many blocks, while this happens."""
+    """Run the activity. Returns the requests to the chain during a span of blocks."""
     before = (await chain.request_log())[-1]["seq"]
     begin = await chain.newest_height()
     await activity
@@ -87,5 +87,5 @@ async def test_arrivals_cause_no_node_request(tmp_path: Path) -> None:
 
 
 def count_difference(kinds: Sequence[Counter[tuple[str, str, str]]], kind: tuple[str, str, str]) -> int:
-    """By how much a kind's count differs."""
+    """Return the difference of a kind's counts."""
     return abs(kinds[1][kind] - kinds[0][kind])

@@ -1,4 +1,4 @@
-"""The only endpoint goes away for a while, or was never there: shares wait, wallets are answered, nothing is spent."""
+"""The only node is unreachable for a while, or always was: shares wait, wallets get responses, no attempt is spent."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, cast_vote, ru
 
 
 async def refuse_connections(chain: DevChain) -> None:
-    """The node refuses every connection, on both ports."""
+    """Make the node refuse every connection, on both ports."""
     await chain.set_faults(refuse=1)
 
 
 async def wait_until_noticed(helper: HelperProcess) -> None:
-    """Wait until the helper has seen it."""
+    """Wait until the helper has detected the outage."""
     await helper.wait_until("sees the outage", lambda facts: all(one["reason"] for one in facts["endpoints"]))
 
 
@@ -51,7 +51,7 @@ async def test_short_outage_spends_no_attempt_and_accepts_shares(
 
 
 async def count_spent_attempts(helper: HelperProcess) -> int:
-    """Over all shares that wait."""
+    """Return the sum of spent attempts of all waiting shares."""
     return sum(share["attempts"] for share in (await helper.operator_get("/queue"))["shares"])
 
 
@@ -83,7 +83,7 @@ async def test_service_started_without_chain_waits_for_it(
 
 
 async def assert_all_duplicates(helper: HelperProcess, *votes: CastVote) -> None:
-    """Every share again, at once and at its time: known, whatever the chain says meanwhile."""
+    """Post every share again, immediately and at its due time: `duplicate` regardless of the chain's state."""
     for vote in votes:
         for share in vote.shares:
             for at in (0, share.submit_at):

@@ -1,6 +1,7 @@
-"""A guard of what the figures rest on, by ratios: of CPU time to a yardstick, of steps in a great queue to a small one.
+"""Guards against performance regressions with ratios that do not depend on the machine.
 
-The figures themselves are `make bench`'s.
+Compares CPU time with a baseline, and SQLite steps of a large queue with those of a small one. `make bench`
+measures absolute figures.
 """
 
 from __future__ import annotations
@@ -37,19 +38,22 @@ from tests.unit.ingest.admission_fixtures import END, ROUND_ID, FakeChain, FakeC
 
 VOTES = 8
 ROUNDS, MAX_ROUNDS = 5, 20
-"""Times that both sides are taken, in turns: the quickest of each counts. More where the machine is busy."""
+"""Alternating rounds of both sides, of which the fastest counts; more rounds on a busy machine."""
 ENQUEUE_BASELINE_RATIO = 1.5
-"""What taking a share costs beside the yardstick, in CPU: 1.43 to 1.55 in three processes of twelve rounds each, on a
-machine whose neighbours make one and the same round cost up to twice as much."""
+"""Expected ratio of the CPU time of enqueueing a share to the baseline.
+
+Measured: 1.43 to 1.55 in three processes of twelve rounds each, on a shared machine on which the cost of a round
+varies by up to a factor of two.
+"""
 SHARES_PER_BATCH = 64
-"""Shares of one batch, as many as there are connections when it is measured."""
+"""Shares per batch, as many as the connections in the benchmark."""
 STATEMENTS_PER_SHARE = 2 / SHARES_PER_BATCH
-"""Statements that one of these takes: a look for all, and all rows at once."""
+"""Statements per share: one look-up and one insert per batch."""
 ALLOWED_SLOWDOWN = 1 / 0.7
 SMALL_QUEUE, LARGE_QUEUE = 100, 4_000
-"""Shares that wait."""
+"""Waiting shares."""
 FEW_AWAITING, MANY_AWAITING = 20, 400
-"""Shares that await their confirmation."""
+"""Unconfirmed shares."""
 DUE_TIME = 1_800_000_000
 
 
@@ -75,7 +79,7 @@ def test_enqueue_cpu_stays_within_baseline_ratio(tmp_path: Path) -> None:
 
 
 async def measure_enqueue_cpu(path: Path, votes: Sequence[Ballot], bodies: Sequence[bytes]) -> float:
-    """CPU seconds of taking these shares, all at once, from the body to the disk."""
+    """Return the CPU seconds of enqueueing these shares concurrently, from the body to the disk."""
     leaves = {(ROUND_ID, position): vote.commitment for position, vote in enumerate(votes)}
     chain = FakeChain(FakeClock(), leaves=leaves)
     store = SqliteStore(path)
@@ -99,7 +103,7 @@ async def measure_enqueue_cpu(path: Path, votes: Sequence[Ballot], bodies: Seque
 
 
 def measure_baseline_cpu(bodies: Sequence[bytes]) -> float:
-    """CPU seconds of something that is like it: reading, hashing, a row each in a database."""
+    """Return the CPU seconds of comparable work: parsing, hashing, and one database row each."""
     with closing(sqlite3.connect(":memory:")) as conn:
         conn.execute("CREATE TABLE rows (name BLOB UNIQUE, body BLOB)")
         began = time.process_time()
@@ -119,7 +123,7 @@ def test_enqueue_batch_uses_few_statements(tmp_path: Path) -> None:
         coming = [
             EnqueueOperation(*one, now=1.0) for one in generate_shares(ROUND_ID, 0, 3 * SHARES_PER_BATCH, DUE_TIME)
         ]
-        enqueue_all(tx, coming[:1])  # which makes the round's key
+        enqueue_all(tx, coming[:1])  # creates the round's key
         few = count_statements(tx, lambda: enqueue_all(tx, coming[SHARES_PER_BATCH : 2 * SHARES_PER_BATCH]))
         again = count_statements(tx, lambda: enqueue_all(tx, coming[SHARES_PER_BATCH : 2 * SHARES_PER_BATCH]))
         odd = count_statements(tx, lambda: enqueue_all(tx, coming[2 * SHARES_PER_BATCH : -1]))
@@ -142,7 +146,7 @@ def test_store_steps_do_not_grow_with_queue_size(tmp_path: Path) -> None:
 
 
 def count_steps_by_operation(path: Path, waiting: int, awaiting: int) -> dict[str, int]:
-    """Steps of SQLite's machine for what happens to one share, and for a block, with so many others."""
+    """Return the SQLite VM steps of each operation on one share, and of a block, at this queue size."""
     insert_shares(path, ROUND_ID, waiting, due=DUE_TIME)
     with open_existing_database(path) as database:
         with transaction(database) as tx:
@@ -168,7 +172,7 @@ def count_steps_by_operation(path: Path, waiting: int, awaiting: int) -> dict[st
 
 
 def insert_awaiting_shares(tx: SqliteTransaction, first: int, count: int) -> None:
-    """Put in shares whose messages were sent at height 100."""
+    """Insert shares whose messages were sent at height 100."""
     for share, nullifier in generate_shares(ROUND_ID, first, first + count, DUE_TIME - 1_000_000):
         enqueue(tx, share, nullifier, 1.0)
     for queued in claim_due(tx, now=DUE_TIME - 500_000.0, limit=count, rounds=[ROUND_ID]):
@@ -178,7 +182,7 @@ def insert_awaiting_shares(tx: SqliteTransaction, first: int, count: int) -> Non
 
 
 def count_statements(tx: SqliteTransaction, operation: Callable[[], object]) -> int:
-    """The statements that this runs."""
+    """Return the number of statements of an operation."""
     conn = tx.conn
     with patch.object(tx, "conn", Mock(wraps=conn)) as counting:
         operation()
@@ -186,7 +190,7 @@ def count_statements(tx: SqliteTransaction, operation: Callable[[], object]) -> 
 
 
 def count_steps(tx: SqliteTransaction, operation: Callable[[], object]) -> int:
-    """The steps that this takes."""
+    """Return the number of SQLite VM steps of an operation."""
     taken = 0
 
     def step() -> None:

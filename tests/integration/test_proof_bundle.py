@@ -1,4 +1,4 @@
-"""A real reveal, from the chain to evidence that anybody can check; and what a public transaction says."""
+"""From a real reveal to a publicly verifiable proof bundle; and the content of a public transaction."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ARCHIVE_CONFIG = {"place": f"s3://{BUCKET_NAME}/proofs", "check_seconds": 1}
 
 
 async def run_command_line(folder: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
-    """A command line of its own process: its exit code, the machine's line, and what was said."""
+    """Run a command in a separate process. Returns its exit code, the JSON line, and its messages."""
     kept = "SVOTE_HELPER_BACKUP_PASSPHRASE"
     env = {key: value for key, value in os.environ.items() if key == kept or not key.startswith("SVOTE_HELPER_")}
     child = await asyncio.create_subprocess_exec(
@@ -43,7 +43,7 @@ async def run_command_line(folder: Path, *arguments: str) -> tuple[int, dict[str
 
 
 def config_without_rpc(helper: HelperProcess) -> Path:
-    """The same settings, but the nodes' REST addresses alone."""
+    """Return the same settings with the nodes' REST addresses only."""
     lines = [line for line in helper.config.read_text().splitlines() if not line.startswith("rpc =")]
     config = helper.config.with_name("rest.toml")
     config.write_text("\n".join(lines))
@@ -124,7 +124,7 @@ async def test_proof_export_of_confirmed_reveal_asks_no_node_for_nullifier(
 async def check_archived_bundle(
     folder: Path, store: ObjectStoreProcess, helper: HelperProcess, round_id: bytes, nullifier: str, tx_hash: str
 ) -> None:
-    """A bundle comes back as it was written, or not at all."""
+    """A bundle is restored exactly as it was written, or not at all."""
     config = ("--config", str(helper.config), "--json")
     export = ("proof", "export", nullifier, "--from")
     code, told, said = await run_command_line(folder, *export, "archive", "--output", "c.zip", *config)

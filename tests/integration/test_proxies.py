@@ -1,7 +1,7 @@
-"""The proxy examples of deploy/, as they run: what of a request reaches the helper, and what is written down of it.
+"""The proxy examples of deploy/: what reaches the helper, and what the proxy logs.
 
-Each is started with its names, ports and certificate exchanged for some of this machine. A proxy that this machine
-does not have is not tried: `make test` installs both where it may.
+Each proxy runs with its names, ports and certificate replaced for this machine. Tests of a proxy that is not
+installed are skipped; `make test` installs both if it can.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ UNVERIFIED_SSL.check_hostname, UNVERIFIED_SSL.verify_mode = False, ssl.CERT_NONE
 
 @dataclass
 class RecordingUpstream:
-    """Stands where the helper does: keeps what comes, and answers or hangs up.
+    """Replaces the helper: records requests, and answers or closes the connection.
 
     Attributes:
-        port: where it listens.
-        received_heads: of the requests that came, in lower case.
-        closes_connection: whether it ends the connection instead of answering.
-        answer: the body of its answers.
+        port: listening port.
+        received_heads: heads of the received requests, in lower case.
+        closes_connection: whether it closes the connection instead of answering.
+        answer: body of its responses.
     """
 
     port: int = 0
@@ -74,7 +74,7 @@ class RecordingUpstream:
 
 
 async def read_body(head: str, reader: asyncio.StreamReader) -> None:
-    """Read the body of a request with this head (in lower case) to its end."""
+    """Read the complete body of a request with this head (in lower case)."""
     headers = dict(line.partition(": ")[::2] for line in head.split("\r\n")[1:] if line)
     if headers.get("transfer-encoding") != "chunked":
         await reader.readexactly(int(headers.get("content-length", "0")))
@@ -96,7 +96,7 @@ async def run_upstream() -> AsyncIterator[RecordingUpstream]:
 
 
 def replace_parts(text: str, **replacements: str) -> str:
-    """A text with pieces exchanged, each of which must be there."""
+    """Replace parts of a text, each of which must occur."""
     for old, new in replacements.items():
         assert old in text, f"{old} is not in the example"
         text = text.replace(old, new)
@@ -104,7 +104,7 @@ def replace_parts(text: str, **replacements: str) -> str:
 
 
 def nginx_command(folder: Path, port: int, upstream_port: int) -> list[str]:
-    """nginx's command, with the example inside of the smallest configuration there is."""
+    """Return nginx's command for the example inside a minimal configuration."""
     made = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=localhost -days 2"
     subprocess.run(
         [*made.split(), "-keyout", "key.pem", "-out", "cert.pem"], cwd=folder, check=True, capture_output=True
@@ -132,7 +132,10 @@ def nginx_command(folder: Path, port: int, upstream_port: int) -> list[str]:
 
 
 def caddy_command(folder: Path, port: int, upstream_port: int, *, forwards_upgrade: bool = False) -> list[str]:
-    """Caddy's command, with a certificate of its own making; may forward `Upgrade`, as it does by default."""
+    """Return Caddy's command, with a generated certificate.
+
+    `forwards_upgrade` keeps Caddy's default of forwarding the `Upgrade` header.
+    """
     file = folder / "Caddyfile"
     alone = "admin off\n\tskip_install_trust\n\tauto_https disable_redirects"
     file.write_text(
@@ -170,7 +173,7 @@ COMMANDS: dict[str, Callable[[Path, int, int], list[str]]] = {
 async def run_proxy(
     name: str, folder: Path, upstream_port: int, tracer: Sequence[str] = ()
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """The proxy, as a child of the command `tracer` if there is one, and a client of it."""
+    """Run the proxy, as a child of the command `tracer` if given. Yields a client for it."""
     port = find_free_port()
     command = [*tracer, *COMMANDS[name](folder, port, upstream_port)]
     with (folder / "out.log").open("wb") as out:
@@ -212,7 +215,7 @@ async def test_proxy_forwards_client_address_and_logs_nothing(name: str, tmp_pat
         assert len(helper.received_heads) == 1, "a vote was sent again"
         helper.closes_connection = False
 
-        if name == "nginx":  # Caddy leaves it to the helper
+        if name == "nginx":  # Caddy leaves this to the helper
             large = await client.post("/shielded-vote/v1/shares", content=b"x" * (3 << 20))
             assert large.status_code == 413
     written = [path for path in tmp_path.rglob("*") if path.is_file() and b"shielded-vote/v1" in path.read_bytes()]
@@ -240,7 +243,7 @@ async def test_proxy_large_bodies_and_answers_open_no_file_for_writing(name: str
         path = "/shielded-vote/v1/cast-vote"
         answers = [await client.post(path, content=content) for content in (body, pieces())]
     async with asyncio.timeout(TIMEOUT_SECONDS):
-        while not trace.read_text().rstrip().endswith("+++"):  # strace writes down the exit last
+        while not trace.read_text().rstrip().endswith("+++"):  # strace writes the exit last
             await asyncio.sleep(0.05)
     lines = trace.read_text().splitlines()
     assert started, "strace saw the start"
@@ -267,16 +270,16 @@ ATTEMPT_COUNT = 1000
 SENDER_COUNT = 4
 ROUTES = ["direct", *PROXIES, *([FORWARDING_CADDY] if "caddy" in PROXIES else [])]
 SMUGGLED_REQUESTS = (
-    # Swallows the next request of the connection as its body.
+    # Consumes the next request of the connection as its body.
     f"POST {SHARES_PATH} HTTP/1.1\r\nHost: helper\r\nContent-Length: 2000\r\n\r\n".encode(),
-    # Has a response of its own, which the next request of the connection would get.
+    # Gets its own response, which the next request of the connection would receive.
     b"GET /smuggled HTTP/1.1\r\nHost: helper\r\n\r\n",
 )
 
 
 @contextlib.asynccontextmanager
 async def serve_on_socket(wallets: WalletApp) -> AsyncIterator[int]:
-    """The wallets' application on a socket; yields its port."""
+    """Serve the public application on a socket. Yields its port."""
     server, listener = create_server(wallets.app), bind_tcp("127.0.0.1", 0)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
@@ -287,7 +290,7 @@ async def serve_on_socket(wallets: WalletApp) -> AsyncIterator[int]:
 
 
 async def send_smuggled_request(url: str, smuggled: bytes) -> bytes:
-    """Send a request that asks for an upgrade and has another request as its body; return what comes back."""
+    """Send a request with `Upgrade` whose body is another request. Returns everything received."""
     address = urlsplit(url)
     reader, writer = await asyncio.open_connection(
         address.hostname, address.port, ssl=UNVERIFIED_SSL if address.scheme == "https" else None
@@ -297,9 +300,9 @@ async def send_smuggled_request(url: str, smuggled: bytes) -> bytes:
     answer = b""
     with contextlib.suppress(OSError, TimeoutError):
         await writer.drain()
-        await asyncio.sleep(0.01)  # the body is a segment of its own
+        await asyncio.sleep(0.01)  # send the body in a separate segment
         writer.write(smuggled)
-        async with asyncio.timeout(0.05):  # a second response comes at once, or never
+        async with asyncio.timeout(0.05):  # a second response arrives immediately or never
             while piece := await reader.read(1 << 16):
                 answer += piece
     writer.transport.abort()

@@ -1,4 +1,4 @@
-"""`queue show` tells all that happened to a share that waits, and nothing of its witness."""
+"""`queue show` prints the complete event log of a waiting share without its witness."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.secrets import collect_secrets, secrets_in_text
 
 
 async def show_share(helper: HelperProcess, ref: str) -> tuple[dict[str, Any], str]:
-    """The story as the command tells it to machines, and as it does to people."""
+    """Return the JSON and the text output of the command."""
     printed = []
     for flags in (("--json",), ()):
         command = ("-m", "helper", "queue", "show", ref, "--config", str(helper.config), *flags)
@@ -35,14 +35,14 @@ async def show_share(helper: HelperProcess, ref: str) -> tuple[dict[str, Any], s
 
 
 async def find_only_share(helper: HelperProcess) -> dict[str, Any]:
-    """The one share in the queue."""
+    """Return the only share in the queue."""
     (share,) = (await helper.operator_get("/queue"))["shares"]
     found: dict[str, Any] = share
     return found
 
 
 def assert_no_witness(vote: CastVote, *texts: str) -> None:
-    """None of them tells anything of it, nor a nullifier."""
+    """Assert that no output contains the witness or a nullifier."""
     secrets = {**collect_secrets(vote), **{f"nullifier {share.index}": share.nullifier for share in vote.ballot.shares}}
     for text in texts:
         assert secrets_in_text(text, secrets) == []
@@ -104,7 +104,7 @@ async def test_queue_show_broadcast_share_has_transaction(
         assert_no_witness(vote, told, text)
         assert message.hex() not in told
         await chain.clear_faults()
-        await chain.delegate(round_id, 1)  # so that the next message differs: stand-in proofs are not random
+        await chain.delegate(round_id, 1)  # changes the next message, because stand-in proofs are not random
         await helper.wait_until_confirmed(vote)
         assert (await helper.operator_get("/queue"))["shares"] == []
 

@@ -1,4 +1,4 @@
-"""`queue watch` in a terminal, beside a real helper that goes away and comes back."""
+"""`queue watch` in a terminal, with a helper that stops and restarts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_queue_watch_follows_queue_and_survives_restart(tmp_path: Path) -> None:
-    # a chain of its own: on that of other tests their rounds fill the screen
+    # a separate chain, because the rounds of other tests would fill the screen
     flags = ("--extra-nodes", "1", "--stand-in-proofs")
     async with run_chain_and_helper(tmp_path, *flags, program=STAND_IN_PROGRAM, nodes=2) as (chain, helper):
         round_id = await chain.open_round()

@@ -1,4 +1,4 @@
-"""A database that is damaged, of another program or of a newer version is refused, untouched, with advice."""
+"""A damaged, foreign or newer database is refused unmodified, with advice."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from helper.store.sqlite.opening import open_database
 
 
 def damage_pages(path: Path) -> None:
-    """Overwrite every page behind the first."""
+    """Overwrite every page after the first."""
     open_database(path, SystemClock()).close()
     content = path.read_bytes()
     path.write_bytes(content[:4096] + b"\xa5" * (len(content) - 4096))
 
 
 def truncate_file(path: Path) -> None:
-    """Lose the second half."""
+    """Remove the second half."""
     open_database(path, SystemClock()).close()
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2 // 4096 * 4096])
 
 
 def write_foreign_database(path: Path) -> None:
-    """Another program's database."""
+    """Create the database of another program."""
     with sqlite3.connect(path) as file:
         file.execute("CREATE TABLE recipes (name TEXT)")
     file.close()
 
 
 def write_newer_version(path: Path) -> None:
-    """A version after ours has written it."""
+    """Set the version of a newer release."""
     open_database(path, SystemClock()).close()
     with sqlite3.connect(path) as file:
         file.execute("PRAGMA user_version = 9999")
@@ -44,7 +44,7 @@ def write_newer_version(path: Path) -> None:
 
 
 def write_text_file(path: Path) -> None:
-    """Somebody's notes."""
+    """Write a text file."""
     path.write_text("buy milk\n" * 1000)
 
 

@@ -1,4 +1,4 @@
-"""Votes, over HTTP and processes of their own: from the POST to the counted reveal."""
+"""Votes over HTTP with separate processes, from the POST to the confirmed reveal."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_reveal_at_due_times_gives_correct_tally(tmp_path: Path) -> None:
 
 
 async def read_tally(chain: DevChain, round_id: bytes) -> dict[tuple[int, int], int]:
-    """The chain's results, once it has published them; moves the chain to the round's end."""
+    """Advance the chain to the round's end. Returns the published results."""
     await chain.post("/devnet/mine", {"blocks": 1, "advance_seconds": 60})
     await chain.mine(5)
     answer = await chain.get(f"/shielded-vote/v1/tally-results/{round_id.hex()}")
@@ -85,7 +85,7 @@ async def test_repeated_share_is_duplicate_before_and_after_confirmation(
 async def test_share_revealed_by_other_helper_is_confirmed(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:
-    """Two helpers have the same shares; whoever is second sees them confirmed, and nothing counts twice."""
+    """Two helpers have the same shares. The second one sees them confirmed, and no share is confirmed twice."""
     one, two = tmp_path / "one", tmp_path / "two"
     one.mkdir()
     two.mkdir()

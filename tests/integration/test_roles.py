@@ -1,4 +1,4 @@
-"""One queue in PostgreSQL, and several hosts: one takes shares, one proves, one sends, another waits to."""
+"""One queue in PostgreSQL with hosts of different roles: API, prover, sender and standby."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Hosts:
     """Hosts that share a queue, by name.
 
     Args:
-        folder: for their files.
-        http: their clients' connections.
+        folder: folder of their files.
+        http: HTTP client for all hosts.
         chain: the chain.
-        url: the database.
+        url: database URL.
     """
 
     def __init__(self, folder: Path, http: httpx.AsyncClient, chain: DevChain, url: str) -> None:
@@ -47,7 +47,7 @@ class Hosts:
         self.all_hosts: dict[str, HelperProcess] = {}
 
     async def kill_sender_and_expire_lease(self, name: str) -> None:
-        """Kill the host that sends, and have its lease be over at once: a campaign waits for that to come by itself."""
+        """Kill the sender and expire its lease immediately. Campaigns wait for the real expiry."""
         await self.all_hosts[name].kill()
         with psycopg.connect(str(self._store["url"]), autocommit=True) as conn:
             place = sql.Identifier(str(self._store["schema_name"]), "sender")
@@ -57,7 +57,7 @@ class Hosts:
             assert changed.rowcount == 1
 
     def create_host(self, name: str, role: str, **sender: Any) -> HelperProcess:
-        """A host, not started yet."""
+        """Create a host without starting it."""
         folder = self._folder / name
         folder.mkdir()
         host = HelperProcess(
@@ -74,7 +74,7 @@ class Hosts:
         return host
 
     async def start_host(self, name: str, role: str, **sender: Any) -> HelperProcess:
-        """A host that is ready."""
+        """Start a host and wait until it is ready."""
         host = self.create_host(name, role, **sender)
         await host.start()
         await host.wait_until("is ready", lambda facts: facts["ready"])

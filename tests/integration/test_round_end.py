@@ -1,4 +1,4 @@
-"""The chain changes a round's end, or gives it a status that this version does not know."""
+"""The chain changes a round's end, or reports a status that is unknown to this version."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TIMEOUT_SECONDS = 60.0
 
 
 async def _post_until_accepted(helper: HelperProcess, body: object) -> list[int]:
-    """Post while the answer is 503; every status that came."""
+    """Post while the response is 503. Returns all status codes."""
     statuses: list[int] = []
     async with asyncio.timeout(TIMEOUT_SECONDS):
         while True:
@@ -88,7 +88,7 @@ async def test_round_with_unknown_status_is_closed_and_purged(tmp_path: Path, ht
 
 
 def _has_note(text: str) -> Callable[[dict[str, Any]], bool]:
-    """Whether a check of the daemon has this in its problem or note."""
+    """Return whether a check of the daemon has this text in its problem or note."""
     return lambda facts: any(text in f"{one['problem']} {one['note']}" for one in facts["checks"])
 
 

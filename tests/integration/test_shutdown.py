@@ -1,4 +1,4 @@
-"""How the service ends: asked or killed, with work under way; and that two never share a file."""
+"""Shutdown of the service, clean or by SIGKILL, during work; and the lock of its database file."""
 
 from __future__ import annotations
 

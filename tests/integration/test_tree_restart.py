@@ -1,4 +1,4 @@
-"""A tree comes back from the database after a restart by reading, not by hashing it all again."""
+"""After a restart, the tree is read from the database without hashing it again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The listener finds the 16 recorded nullifiers in the recorded blocks, by the consensus RPC and by REST."""
+"""The block follower finds the 16 recorded nullifiers in the recorded blocks, over consensus RPC and REST."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def nullifiers_of_reveals(reveals: list[dict[str, Any]]) -> set[tuple[bytes, byt
 
 
 def create_recorded_chain(clock: FakeClock, reveals: list[dict[str, Any]], height: int = 120) -> FakeNode:
-    """A node with the recorded transactions in their blocks, byte for byte where a whole answer was recorded."""
+    """Create a node with the recorded transactions in their blocks.
+
+    They are identical byte for byte where a full response was recorded.
+    """
     node = FakeNode(clock, height=height)
     for row in reveals:
         node.add_transaction(int(row["tx"]["height"]), message_from_request(row["request"]).to_tx(), row["tx"])

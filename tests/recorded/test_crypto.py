@@ -18,7 +18,7 @@ CIRCUIT = "k11"
 
 @dataclass(frozen=True)
 class RecordedShare:
-    """One share of the round: what the wallet posted, and what the chain took."""
+    """One share of the round: the wallet's POST and the chain's reveal."""
 
     payload: dict[str, Any]
     position: int
@@ -50,7 +50,7 @@ def round_of_shares(
     recorded_reveals: list[dict[str, Any]],
     latest_tree: dict[str, Any],
 ) -> list[RecordedShare]:
-    """Shares and reveals, brought together by ciphertext: reveals stand in the order of inclusion."""
+    """Shares and reveals, matched by ciphertext. Reveals are in the order of inclusion."""
     reveals = {b64decode(row["request"]["enc_share"]): row["request"] for row in recorded_reveals}
     recorded = []
     for share in recorded_shares:

@@ -1,4 +1,4 @@
-"""The dev chain answers the recorded exchanges as the real chain did: status, shape, and values where it can."""
+"""The dev chain answers the recorded requests like the real chain: status, shape, and values where possible."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXCHANGES = read_recorded_lines("exchanges.jsonl")
 BLOCKS = read_recorded_lines("blocks.jsonl")
 OTHER_ROUND = read_recorded_lines("other-round-events.jsonl")
 
-# The height at which the real chain was asked; everything else was asked after the round had closed.
+# The height of the real chain at the request. All other requests were made after the end of the round.
 HEIGHTS = {
     "round, status 4": recorded.CREATED_HEIGHT,
     "round, status 1": recorded.ACTIVE_HEIGHT,
@@ -31,7 +31,7 @@ HEIGHTS = {
     "reveal: nullifier already spent (another helper was first)": recorded.ALL_REVEALED_HEIGHT,
     "reveal: unknown round, active chain": recorded.ALL_REVEALED_HEIGHT,
 }
-# Identities, hashes and signatures of the recorded node: made up on any other chain.
+# Identities, hashes and signatures of the recorded node differ on any other chain.
 UNCOMPARED_KEYS = {
     "hash",
     "last_commit_hash",
@@ -58,7 +58,7 @@ LOST_RPC_EXCHANGE = "node lost its consensus RPC while broadcasting"
 
 
 class ReplayedChain:
-    """A node in front of the recorded chain, at a height that only grows."""
+    """A node of the recorded chain, at a height that only increases."""
 
     def __init__(self) -> None:
         self.round = RecordedRound(RECORDED)
@@ -79,7 +79,7 @@ async def chain() -> AsyncIterator[ReplayedChain]:
 
 
 def find_differences(expected: Any, got: Any, free: set[str], where: str = "$", key: str = "") -> list[str]:
-    """Where two JSON values differ in shape, or in a value that is not free."""
+    """Return where two JSON values differ in shape, or in a value that is not free."""
     if type(expected) is not type(got):
         return [f"{where}: {expected!r} became {got!r}"]
     if isinstance(expected, dict):
@@ -97,7 +97,7 @@ def find_differences(expected: Any, got: Any, free: set[str], where: str = "$", 
 
 
 async def check_exchange(chain: ReplayedChain, row: dict[str, Any], service: str, free: set[str]) -> None:
-    """Ask again, and compare."""
+    """Repeat a recorded request and compare the response."""
     answer = await chain.request(service, row.get("method", "GET"), row["path"], row.get("request"))
     assert answer.headers["content-type"] == "application/json"
     assert answer.status_code == row["status"], answer.text
@@ -148,7 +148,7 @@ async def test_devnet_vote_events_match_recorded_shape(chain: ReplayedChain, the
     row = next(row for row in OTHER_ROUND if row["path"].endswith(f"={theirs}"))
     await chain.round.advance(ours)
     answer = await chain.request("rpc", "GET", f"/block_results?height={ours}", None)
-    # Attribute values are the round's own; which attributes there are is what is compared.
+    # Attribute values depend on the round. The comparison covers the attribute names.
     assert find_differences(row["response"], answer.json(), UNCOMPARED_KEYS | {"height", "value"}) == []
 
 

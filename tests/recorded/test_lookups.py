@@ -1,4 +1,4 @@
-"""What is public on a recorded chain: transactions, counted reveals, roots; none is asked for by a nullifier."""
+"""Public look-ups on a recorded chain: transactions, confirmed reveals, roots. No request contains a nullifier."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RECORDED_ROUNDS = next(row for row in read_recorded_lines("exchanges.jsonl") if 
 
 
 class RecordedNode:
-    """A node of the recorded chain, with an index of transactions or without; notes what it was asked."""
+    """A node of the recorded chain, with or without a transaction index. Records its requests."""
 
     def __init__(self, *, index: bool, failed: set[str] | None = None) -> None:
         self.has_index = index
@@ -119,7 +119,7 @@ async def create_lookup_chain(node: RecordedNode, *, rpc: bool) -> ChainLookups:
 
 @pytest.fixture(params=["index", "no index", "no rpc"])
 async def lookup_chain(request: pytest.FixtureRequest) -> tuple[RecordedNode, ChainLookups]:
-    """The same chain by a node's index, and by whole blocks."""
+    """The same chain, read through a node's index or through whole blocks."""
     node = RecordedNode(index=request.param == "index")
     return node, await create_lookup_chain(node, rpc=request.param != "no rpc")
 

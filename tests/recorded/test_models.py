@@ -1,4 +1,4 @@
-"""The recorded answers parse into what they say, and the recorded transactions are rebuilt byte for byte."""
+"""Models parse the recorded responses, and the recorded transactions are encoded byte for byte."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROUND_ID = bytes.fromhex("7a86c1e5de6fbdd2bf5be5f5f71bfd1da37f59585e0f6b3f21ea57
 
 
 def create_replay_transport(*names: str) -> httpx.MockTransport:
-    """A node that gives the recorded answers of these names, each at its own path."""
+    """Create a node that returns the recorded responses with these names, each at its path."""
     rows = [
         row for file in ("exchanges", "blocks", "other-round-events") for row in read_recorded_lines(f"{file}.jsonl")
     ]

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 
 SHARE_INDICES = range(16)
 MODULUS = 0x40000000000000000000000000000000224698FC094CF91B992D30ED00000001
-"""Of the Pallas base field: the smallest value that is not canonical."""
+"""Modulus of the Pallas base field: the smallest non-canonical value."""
 
 
 def find_response(exchanges: list[dict[str, Any]], name: str) -> Any:
@@ -35,7 +35,7 @@ def active_round(recorded_exchanges: list[dict[str, Any]]) -> Round:
 
 
 class RecordedHelper:
-    """A helper that knows the recorded round and its three leaves, and nothing else."""
+    """A helper that knows only the recorded round and its three leaves."""
 
     def __init__(self, known: Round, leaves: dict[tuple[bytes, int], bytes]) -> None:
         clock = FakeClock()
@@ -115,7 +115,7 @@ def b64(value: bytes) -> str:
 
 NOT_CANONICAL = b64(MODULUS.to_bytes(32, "little"))
 OFF_CURVE = b64(bytes([2]) + bytes(31))
-"""x = 2 has no y on Pallas."""
+"""Pallas has no point with x = 2."""
 IDENTITY = b64(bytes(32))
 
 
@@ -130,7 +130,7 @@ def with_commitment(payload: dict[str, Any], index: int, value: str) -> dict[str
 
 
 def broken_payloads(payload: dict[str, Any], other: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The payload broken in every way that keeps its shape, by the field that must be named."""
+    """Return payloads that are invalid but have a valid shape, by the expected error."""
     index = payload["enc_share"]["share_index"]
     return {
         "shares_hash: is not a canonical": {**payload, "shares_hash": NOT_CANONICAL},
@@ -167,7 +167,7 @@ async def test_broken_payload_is_400_with_field_and_not_stored(
         answer = await recorded.post(payload)
         assert (answer.status_code, told) == (400, told)
         assert error_text(answer).startswith(told.rstrip())
-    assert recorded.store.calls == ["known"]  # of the late one, which is right but for its time
+    assert recorded.store.calls == ["known"]  # only the late share, which is valid except for its time
 
 
 async def test_share_of_finalized_round_is_refused(

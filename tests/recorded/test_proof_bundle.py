@@ -1,4 +1,4 @@
-"""Evidence of recorded reveals: real proofs hold, and whatever was done to a bundle is found."""
+"""Bundles of recorded reveals: real proofs verify, and every manipulation is detected."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RECORDED_ROOT = b64decode("6seWJ65Nj5gUfTvYPqNkC+gEWXQv8jGEYt94JCfHXRk=")
 
 
 def create_evidence(index: int = 0) -> ProofBundle:
-    """A reveal that a real chain counted."""
+    """Create the evidence of a reveal that a real chain confirmed."""
     row = read_recorded_lines("reveals.jsonl")[index]
     return ProofBundle(
         chain_id="svote-1",
@@ -58,7 +58,7 @@ def read_parts(bundle: bytes = BUNDLE) -> dict[str, bytes]:
 
 
 def write_zip(contents: dict[str, bytes], *, method: int = zipfile.ZIP_STORED) -> bytes:
-    """A zip as a bundle is written, of whatever it is given."""
+    """Create a zip file like a bundle, with any contents."""
     written = io.BytesIO()
     with zipfile.ZipFile(written, "w", method) as bundle:
         for name, content in contents.items():
@@ -69,7 +69,7 @@ def write_zip(contents: dict[str, bytes], *, method: int = zipfile.ZIP_STORED) -
 
 
 def with_manifest_changes(**changes: Any) -> bytes:
-    """A bundle whose manifest was changed, hashes and all else as they were."""
+    """Create a bundle with changes to the manifest only."""
     contents = read_parts()
     contents[MANIFEST] = orjson.dumps(orjson.loads(contents[MANIFEST]) | changes, option=orjson.OPT_INDENT_2) + b"\n"
     return write_zip(contents)
@@ -87,12 +87,12 @@ def test_bundle_of_confirmed_reveal_is_valid_and_deterministic() -> None:
 
 
 def with_foreign_parts(**changes: Any) -> bytes:
-    """A bundle that is whole and of which one part is another's."""
+    """Create a consistent bundle with one foreign part."""
     return pack_bundle(replace(FIRST_EVIDENCE, **changes))
 
 
 def with_other_transaction(**changes: Any) -> bytes:
-    """A bundle of another transaction."""
+    """Create a consistent bundle with a changed transaction."""
     return with_foreign_parts(transaction=replace(FIRST_EVIDENCE.message, **changes).to_tx())
 
 
@@ -125,17 +125,17 @@ def test_verify_complete_bundle_with_false_statement_is_refused(make: Callable[[
 
 
 def with_swapped_part(name: str) -> bytes:
-    """A part of another bundle in the place of this one's."""
+    """Replace a part of this bundle by that of another one."""
     return write_zip({**read_parts(), name: read_parts(pack_bundle(create_evidence(1)))[name]})
 
 
 def zip_bomb() -> bytes:
-    """16 MB of nothing in 16 kB."""
+    """16 MB of zeros, compressed to 16 kB."""
     return write_zip({**read_parts(), PROOF: bytes(16 << 20)}, method=zipfile.ZIP_DEFLATED)
 
 
 def zip_with_false_size() -> bytes:
-    """A central directory that tells of a gigabyte."""
+    """The central directory states a size of 1 GB."""
     at = BUNDLE.index(b"PK\x01\x02")
     return BUNDLE[: at + 24] + (1 << 30).to_bytes(4, "little") + BUNDLE[at + 28 :]
 
@@ -202,7 +202,7 @@ def test_verify_malformed_bundle_is_refused_with_reason(make: Callable[[], bytes
 
 
 def with_parts_and_hashes(**changed: bytes) -> bytes:
-    """Parts replaced, and the manifest's hashes made to fit."""
+    """Replace parts and update the hashes in the manifest."""
     from hashlib import sha256  # noqa: PLC0415
 
     contents = {
@@ -242,7 +242,7 @@ def test_verify_other_transaction_is_refused() -> None:
 
 
 def test_verify_reveal_with_unknown_field_is_valid() -> None:
-    """Another helper's transaction may carry a field that this version does not know: the chain counted it as it is."""
+    """Another helper's transaction may contain a field unknown to this version; the chain counted it unchanged."""
     wider = replace(FIRST_EVIDENCE, transaction=FIRST_EVIDENCE.transaction + b"\xf8\x01\x01")
     assert unpack_bundle(pack_bundle(wider), CIRCUITS) == wider
     assert wider.tx_hash != FIRST_EVIDENCE.tx_hash

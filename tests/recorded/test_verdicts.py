@@ -1,4 +1,4 @@
-"""Every recorded answer to a broadcast is classified right, and so is what no recording can hold."""
+"""Classification of every recorded response to a broadcast, and of responses that cannot be recorded."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_verdict_has_expected_cost() -> None:
     attempts = {verdict for verdict, cost in costs.items() if cost is AttemptCost.ATTEMPT}
     assert attempts == {Verdict.BAD_PROOF}
     assert [verdict for verdict, cost in costs.items() if cost is AttemptCost.FINAL] == [Verdict.PERMANENT]
-    # An outage, a race that another helper won, the end of a round, a refusal that says nothing of the proof: all else
-    # is nobody's fault.
+    # All other verdicts are not caused by the proof: an outage, a reveal by another helper, the end of a round, a
+    # refusal without a verdict on the proof.
     assert {cost for verdict, cost in costs.items() if verdict not in (Verdict.BAD_PROOF, Verdict.PERMANENT)} == {
         AttemptCost.NONE
     }
@@ -78,7 +78,7 @@ def refusal_response(code: int, log: str, status: int = 422) -> Verdict:
         (20, "mempool is full: number of txs 5000", Verdict.UNAVAILABLE),
         (19, "tx already exists in cache", Verdict.ACCEPTED),
         (1, "something that no version ever said", Verdict.REFUSED),
-        # The log knows better than the code.
+        # The log is more specific than the code.
         (5, "invalid zero-knowledge proof: no commitment tree root at height 85", Verdict.BEHIND),
         (5, "nullifier already spent: ab", Verdict.SPENT),
     ],

@@ -1,4 +1,4 @@
-"""A bucket in memory that keeps to conditions, and that loses, delays and refuses where a test says so."""
+"""In-memory bucket with conditional writes and injected faults."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Transport = Callable[[str, Callable[[], T]], Awaitable[T]]
 
 
 class MemoryBucket:
-    """`helper.object_store.bucket.Bucket`. Every condition and its write are one step.
+    """Implements `helper.object_store.bucket.Bucket`. Each condition and its write are atomic.
 
     Attributes:
-        objects: name -> what is there.
-        request_counts: how often each kind of request came.
-        failing_writes: the next so many writes fail and are not done.
-        lost_replies: the next so many writes are done, and that is not told.
+        objects: contents by name.
+        request_counts: number of requests by kind.
+        failing_writes: number of next writes that fail without effect.
+        lost_replies: number of next writes that take effect and then fail.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class MemoryBucket:
         self._tags = itertools.count(1)
 
     async def request(self, kind: str, operation: Callable[[], T]) -> T:
-        """The way of a request there and back; overridden by who has a longer one."""
+        """Perform one request. Subclasses override it to add delays."""
         self.request_counts[kind] += 1
         if kind != "get" and self.failing_writes:
             self.failing_writes -= 1
@@ -44,20 +44,15 @@ class MemoryBucket:
         return result
 
     async def get(self, name: str) -> StoredObject | None:
-        """See `Bucket`."""
         return await self.request("get", lambda: self.objects.get(name))
 
     async def put(self, name: str, body: bytes) -> None:
-        """See `Bucket`."""
         await self.request("put", lambda: self._write(name, body))
 
     async def create(self, name: str, body: bytes) -> str | None:
-        """See `Bucket`."""
         return await self.request("put", lambda: None if name in self.objects else self._write(name, body))
 
     async def replace(self, name: str, body: bytes, tag: str) -> str | None:
-        """See `Bucket`."""
-
         def replace_if_unchanged() -> str | None:
             there = self.objects.get(name)
             return self._write(name, body) if there is not None and there.etag == tag else None
@@ -65,13 +60,11 @@ class MemoryBucket:
         return await self.request("put", replace_if_unchanged)
 
     async def list_names(self, folder: str) -> list[str]:
-        """See `Bucket`."""
         return await self.request(
             "list", lambda: sorted(name for name in self.objects if name.startswith(f"{folder}/"))
         )
 
     async def list_folders(self) -> list[str]:
-        """See `Bucket`."""
         return await self.request(
             "list", lambda: sorted({name.partition("/")[0] for name in self.objects if "/" in name})
         )

@@ -1,4 +1,4 @@
-"""A clock that stands still until a test moves it, and one that hurries."""
+"""Clocks for tests: one moved by hand, and one that runs faster."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from helper.clock import SlicedWait
 
 
 class FakeClock(SlicedWait):
-    """Wall and monotonic time moved by hand; sleepers wake in the order of their deadlines."""
+    """Wall and monotonic time moved by hand. Sleepers wake in the order of their deadlines."""
 
     def __init__(self, now: float = 1_795_268_000.0) -> None:
         self._now = now
@@ -20,15 +20,13 @@ class FakeClock(SlicedWait):
         self._count = itertools.count()
 
     def now(self) -> float:
-        """Wall time."""
         return self._now
 
     def monotonic(self) -> float:
-        """Time since an arbitrary start."""
         return self._monotonic
 
     async def sleep(self, seconds: float) -> None:
-        """Wait until the test has moved the clock that far."""
+        """Wait until a test has advanced the clock this far."""
         if seconds <= 0:
             await asyncio.sleep(0)
             return
@@ -37,32 +35,29 @@ class FakeClock(SlicedWait):
         await event.wait()
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, wall and monotonic."""
+        """Advance wall and monotonic time."""
         self._now += seconds
         self._monotonic += seconds
         while self._sleepers and self._sleepers[0][0] <= self._monotonic:
             heapq.heappop(self._sleepers)[2].set()
 
     def set_wall_clock(self, seconds: float) -> None:
-        """Set the wall clock, as an administrator or NTP does; nobody wakes."""
+        """Set the wall clock, as an administrator or NTP does. No sleeper wakes."""
         self._now += seconds
 
 
 class ScaledClock(SlicedWait):
-    """The machine's time, going `scale` times as fast since `origin` (unix seconds); the dev chain has the same one."""
+    """The machine's clock, `scale` times as fast since `origin` (Unix seconds). The dev chain has the same clock."""
 
     def __init__(self, scale: float, origin: float) -> None:
         self.scale = scale
         self.origin = origin
 
     def now(self) -> float:
-        """Wall time."""
         return self.origin + (time.time() - self.origin) * self.scale
 
     def monotonic(self) -> float:
-        """Time since an arbitrary start."""
         return time.monotonic() * self.scale
 
     async def sleep(self, seconds: float) -> None:
-        """Wait."""
         await asyncio.sleep(max(0.0, seconds) / self.scale)

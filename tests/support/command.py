@@ -1,4 +1,4 @@
-"""An operator's command as a process of its own, timed."""
+"""Runs an operator's command as a separate process and measures its time."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ TIMEOUT_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """What a command came to.
+    """Result of a command.
 
     Attributes:
-        exit_code: its exit status.
-        stdout: what it wrote to stdout.
-        stderr: and to stderr.
-        seconds: how long it took, by the wall.
+        exit_code: exit status.
+        stdout: standard output.
+        stderr: standard error.
+        seconds: elapsed wall time.
     """
 
     exit_code: int
@@ -33,7 +33,7 @@ class CommandResult:
     seconds: float
 
     def json(self) -> Any:
-        """The machine's line of a command that went well."""
+        """The JSON line of a successful command."""
         assert self.exit_code == 0, f"exit status {self.exit_code}: {self.stderr}"
         return json.loads(self.stdout)
 
@@ -49,7 +49,7 @@ _PRINT_LOADED_MODULES = (
 
 
 def run_refused_serve(config: Path, *modules: str) -> tuple[str, str]:
-    """Start a service that has to end with 1: which of these modules it had loaded by then, and what it said."""
+    """Start a service that must exit with 1. Returns which of these modules it had loaded, and its messages."""
     arguments = [sys.executable, "-c", _PRINT_LOADED_MODULES, str(config), *modules]
     result = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS)
     assert result.returncode == 1, result.stderr
@@ -57,18 +57,20 @@ def run_refused_serve(config: Path, *modules: str) -> tuple[str, str]:
 
 
 STOPWATCH_COMMAND = ("bash", "-c", 'TIMEFORMAT=%R; time "$@"', "bash")
-"""Starts what follows, and writes its seconds as the last line of stderr."""
+"""Runs the appended command and writes its seconds as the last line of stderr."""
 
 
 async def run_command(
     *arguments: str, env: Mapping[str, str] | None = None, timed_externally: bool = False
 ) -> CommandResult:
-    """Run `svote-helper` with these arguments to its end.
+    """Run `svote-helper` with these arguments to completion.
 
     Args:
-        arguments: the command's.
+        arguments: arguments of the command.
         env: added to the environment.
-        timed_externally: have another process take the time: this one may be too busy to see a quick command's end.
+        timed_externally: measure in another process. This process may be too busy to notice the end of a
+            short
+            command.
     """
     clean = {key: value for key, value in os.environ.items() if not key.startswith("SVOTE_HELPER_")}
     began = time.monotonic()

@@ -1,6 +1,4 @@
-"""The way between hosts and their database: a test cuts it in the middle of a word, or has what hosts say to each
-other lost on it.
-"""
+"""TCP proxy in front of a database server that cuts connections mid-message or drops notifications."""
 
 from __future__ import annotations
 
@@ -13,23 +11,23 @@ from typing import Final
 
 CHUNK_BYTES: Final = 1 << 16
 MESSAGE_HEADER: Final = struct.Struct("!cI")
-"""Of whatever a server says: what it is, and its length without that one byte."""
+"""Header of each server message: type, and length without the type byte."""
 NOTIFICATION: Final = b"A"
-"""A word of another host (LISTEN, NOTIFY)."""
+"""Type of a notification from another host (LISTEN, NOTIFY)."""
 
 
 class _ConnectionCutError(Exception):
-    """The way ends here."""
+    """The byte limit of the connection is exhausted."""
 
 
 class _ProxiedConnection:
-    """One connection; `left` is how many bytes it still takes, None for all."""
+    """One connection. `bytes_left` is the number of bytes that it still forwards; None for no limit."""
 
     def __init__(self) -> None:
         self.bytes_left: int | None = None
 
     def forward(self, data: bytes, target: asyncio.StreamWriter) -> None:
-        """Pass on as much as goes."""
+        """Forward data up to the limit."""
         if self.bytes_left is None:
             target.write(data)
             return
@@ -40,14 +38,14 @@ class _ProxiedConnection:
 
 
 class DatabaseProxy:
-    """A port of this machine that leads to a server's socket. Nothing is encrypted on it.
+    """A local port that forwards to a server's socket, without encryption.
 
     Args:
         server: the server's socket.
 
     Attributes:
-        drops_notifications: whether words of other hosts are lost.
-        dropped_notifications: how many were.
+        drops_notifications: whether notifications of other hosts are dropped.
+        dropped_notifications: number of dropped notifications.
     """
 
     def __init__(self, server: Path) -> None:
@@ -58,18 +56,18 @@ class DatabaseProxy:
         self.dropped_notifications = 0
 
     def cut_connections(self, after_bytes: int) -> None:
-        """Cut all connections that there are, each when so many bytes more have gone either way."""
+        """Cut each open connection after this many further bytes in either direction."""
         for road in self._connections:
             road.bytes_left = after_bytes
 
     @property
     def open_cut_connections(self) -> int:
-        """How many of them there still are."""
+        """The number of limited connections that are still open."""
         return sum(road.bytes_left is not None for road in self._connections)
 
     @contextlib.asynccontextmanager
     async def listen(self) -> AsyncIterator[None]:
-        """Listen."""
+        """Listen on a free port until the end of the block."""
         listening = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.port = listening.sockets[0].getsockname()[1]
         try:
@@ -85,14 +83,14 @@ class DatabaseProxy:
             pumps = [asyncio.ensure_future(self._forward_to_server(connection, reader, server_writer))]
             pumps.append(asyncio.ensure_future(self._forward_to_client(connection, server_reader, writer)))
             try:
-                await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)  # half a connection is none
+                await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)  # close both directions if one ends
             finally:
                 for pump in pumps:
                     pump.cancel()
                 await asyncio.gather(*pumps, return_exceptions=True)
                 server_writer.transport.abort()
         except OSError:
-            pass  # no server is there
+            pass  # the server does not run
         finally:
             self._connections.discard(connection)
             writer.transport.abort()

@@ -1,4 +1,4 @@
-"""A dev chain as a real process, and what tests ask it."""
+"""The dev chain as a real process, with the queries that tests need."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class DevChain(ChildProcess):
         return list(self.ready_data["nodes"])
 
     def with_client(self, http: httpx.AsyncClient) -> DevChain:
-        """The same running chain over the connections of another event loop."""
+        """Return the same running chain with a client of another event loop."""
         other = copy.copy(self)
         other.http = http
         return other
 
     def at_node(self, number: int) -> DevChain:
-        """The same running chain as another of its nodes shows it."""
+        """Return the same running chain as another of its nodes serves it."""
         other = copy.copy(self)
         other.ready_data = {**self.ready_data, **self.nodes[number]}
         return other
@@ -54,18 +54,18 @@ class DevChain(ChildProcess):
         return answer.json()
 
     async def open_round(self, seconds: float = 3600.0, **fields: object) -> bytes:
-        """A round that takes votes, and its id."""
+        """Create an active round. Returns its id."""
         created = await self.post("/devnet/rounds", {"proposals": PROPOSALS, "seconds": seconds, "status": 1, **fields})
         await self.mine()
         return bytes.fromhex(created["vote_round_id"])
 
     async def delegate(self, round_id: bytes, leaves: int) -> None:
-        """Put random leaves into a round's tree."""
+        """Append random leaves to a round's tree."""
         await self.post("/devnet/delegate", {"round_id": round_id.hex(), "count": leaves})
         await self.mine()
 
     async def mine(self, blocks: int = 1) -> None:
-        """Blocks now, on top of those that the timer makes."""
+        """Make blocks now, in addition to those of the timer."""
         await self.post("/devnet/mine", {"blocks": blocks})
 
     async def set_faults(self, *, node: int = 0, **switches: object) -> None:
@@ -74,15 +74,15 @@ class DevChain(ChildProcess):
         answer.raise_for_status()
 
     async def clear_faults(self, *, node: int = 0) -> None:
-        """Switch every fault of a node off."""
+        """Clear all faults of a node."""
         await self.set_faults(node=node, reset=True)
 
     async def newest_height(self) -> int:
-        """The height of the newest block, by a question that is not in the request log."""
+        """Return the newest block's height with a request that is not in the request log."""
         return int((await self.get("/devnet/stats"))["height"])
 
     async def request_log(self) -> list[dict[str, Any]]:
-        """The whole request log, oldest first."""
+        """Return the complete request log, oldest first."""
         entries: list[dict[str, Any]] = []
         while True:
             after = entries[-1]["seq"] if entries else 0
@@ -92,11 +92,11 @@ class DevChain(ChildProcess):
             entries += page
 
     async def broadcasts(self) -> list[dict[str, Any]]:
-        """The broadcasts among them."""
+        """Return the broadcasts in the request log."""
         return [entry for entry in await self.request_log() if entry["route"] == "reveal-share"]
 
     async def find_transactions(self, round_id: bytes) -> list[dict[str, Any]]:
-        """Every reveal of a round that is in a block, as `tx_search` tells: `hash`, `tx`, `tx_result`."""
+        """Return all included reveals of a round in `tx_search` format: `hash`, `tx`, `tx_result`."""
         page, found = 1, list[dict[str, Any]]()
         query = f"\"reveal_share.vote_round_id='{round_id.hex()}'\""
         while True:
@@ -109,12 +109,12 @@ class DevChain(ChildProcess):
             page += 1
 
     async def transaction_hashes(self, round_id: bytes) -> dict[str, bytes]:
-        """The hash of the transaction in which each nullifier (hex) counted."""
+        """Return the hash of the confirmed transaction by nullifier (hex)."""
         good = [tx for tx in await self.find_transactions(round_id) if tx["tx_result"]["code"] == 0]
         return {one: bytes.fromhex(tx["hash"]) for tx in good for one in _nullifiers(tx["tx_result"]["events"])}
 
     async def spent_nullifiers(self, round_id: bytes) -> dict[str, int]:
-        """Nullifiers (hex) that counted, each with the number of times."""
+        """Return how often each nullifier (hex) was counted by the chain."""
         good = [tx for tx in await self.find_transactions(round_id) if tx["tx_result"]["code"] == 0]
         return dict(Counter(one for tx in good for one in _nullifiers(tx["tx_result"]["events"])))
 

@@ -1,4 +1,4 @@
-"""Looks for what should be gone in every byte of a database's files."""
+"""Searches all bytes of a database's files for erased data."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _PUBLIC_QUERIES = (
 
 
 def read_public_blobs(helper: HelperProcess) -> list[bytes]:
-    """The blobs in which any bytes may stand: the chain's leaves, nodes and nullifiers, and our keyed hashes."""
+    """Return the blobs that may contain any bytes: the chain's leaves, nodes and nullifiers, and keyed hashes."""
     values = [value for query in _PUBLIC_QUERIES for (value,) in helper.query_rows(query)]
     return [value.encode() if isinstance(value, str) else value for value in values]
 
 
 def find_outside_public(files: bytes, pattern: bytes, public: list[bytes]) -> list[int]:
-    """Every offset of the pattern that is in none of the public blobs.
+    """Return all offsets of the pattern outside the public blobs.
 
-    A blob of several pages is not in one piece in the file, and a piece of one may stand on a page that was given
-    free: so what counts is whether the 16 bytes around the pattern (some on either side) are a blob's.
+    A blob that spans pages is not contiguous in the file, and fragments may remain on free pages. A match is
+    therefore public if 16 bytes around it, starting at it or 13 bytes before, belong to a blob.
     """
     known = b"\0".join(public)
     found, at = [], files.find(pattern)
@@ -38,7 +38,7 @@ def find_outside_public(files: bytes, pattern: bytes, public: list[bytes]) -> li
 
 
 def columns_containing(helper: HelperProcess, number: int) -> list[str]:
-    """Every column of every table that holds this number."""
+    """Return every column of every table that contains this number."""
     return [
         f"{table}.{column}"
         for table, column in helper.storage.numeric_columns()

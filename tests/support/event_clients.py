@@ -1,4 +1,4 @@
-"""Many that follow the queue's events at once, and what they cost the service."""
+"""Concurrent clients of the event stream, and their cost to the service."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
 ADDRESS_COUNT = 4
-"""Addresses of this machine that they listen from: one client may hold a quarter of all connections."""
+"""Local addresses of the clients: each client address may hold a quarter of all connections."""
 
 
 class EventClient(asyncio.Protocol):
-    """Asks once, and counts what comes."""
+    """Connects once and counts the received events."""
 
     def __init__(self, request: bytes) -> None:
         self._request = request
@@ -39,7 +39,7 @@ class EventClient(asyncio.Protocol):
 
 @contextlib.asynccontextmanager
 async def open_event_clients(url: str, token: str, count: int) -> AsyncIterator[list[EventClient]]:
-    """So many that listen, from when the last has had a state."""
+    """Open this many clients. Yields after the last one has received a state."""
     address = urlsplit(url)
     host, port = address.hostname, address.port
     assert host is not None
@@ -65,5 +65,8 @@ async def open_event_clients(url: str, token: str, count: int) -> AsyncIterator[
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a living process has used, its children aside: its CPU clock (clock_getcpuclockid(3)), to the nanosecond."""
+    """Return the CPU seconds of a running process without its children.
+
+    Reads the process's CPU clock (clock_getcpuclockid(3)), which has nanosecond resolution.
+    """
     return time.clock_gettime(~pid << 3 | 2)

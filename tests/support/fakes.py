@@ -1,4 +1,4 @@
-"""Stand-ins for what surrounds the queue: a clock, provers, trees, rounds and nodes, and shares to put in."""
+"""Fakes for the queue's environment: clock, provers, trees, rounds, nodes, and shares."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FIRST_NODE, SECOND_NODE = "first:80", "second:80"
 
 
 def create_share(position: int, submit_at: int = 0, round_id: bytes = ROUND) -> Share:
-    """The share of this position: always the same bytes."""
+    """Create the share at this position. The bytes are deterministic."""
     rng = random.Random(position)
     blobs = {name: rng.randbytes(32) for name in ("shares_hash", "primary_blind", "c1", "c2")}
     return Share(
@@ -46,25 +46,25 @@ def create_share(position: int, submit_at: int = 0, round_id: bytes = ROUND) -> 
 
 
 def nullifier_of(blind: bytes) -> bytes:
-    """What the stand-in prover computes from a witness."""
+    """Return the nullifier that the fake prover computes from a witness."""
     return sha256(b"nullifier" + blind).digest()
 
 
 async def wait_until(condition: Callable[[], object]) -> None:
-    """Wait for something that other tasks bring about."""
+    """Wait for a condition that other tasks fulfill."""
     async with asyncio.timeout(TIMEOUT_SECONDS):
         while not condition():
             await asyncio.sleep(0)
 
 
 async def wait_for_length(items: Sequence[object], length: int) -> None:
-    """Wait for a list to have grown to this length."""
+    """Wait until a list has exactly this length."""
     await wait_until(lambda: len(items) >= length)
     assert len(items) == length
 
 
 class CountingClock(FakeClock):
-    """Knows who sleeps, and how often somebody began to."""
+    """Counts active sleepers and calls of `sleep`."""
 
     sleep_count = 0
     sleeper_count = 0
@@ -79,7 +79,7 @@ class CountingClock(FakeClock):
 
 
 class FakeProver:
-    """Makes and checks proofs at once, a fixed number together, unless the test holds one or lets it fail."""
+    """Proves and verifies immediately with limited concurrency. Tests can block or fail the proofs of a share."""
 
     def __init__(self, clock: FakeClock, slots: int) -> None:
         self._clock = clock
@@ -95,11 +95,11 @@ class FakeProver:
 
     @property
     def positions(self) -> list[int]:
-        """The shares whose proofs were begun, in order."""
+        """The shares whose proofs were started, in order."""
         return [position for position, _ in self.started_proofs]
 
     def block(self, position: int) -> asyncio.Event:
-        """Let a share's proofs wait for this event."""
+        """Make a share's proofs wait for the returned event."""
         return self.blocked.setdefault(position, asyncio.Event())
 
     async def prove(self, job: ProofJob, *, on_start: Callable[[], None] = lambda: None) -> Proof:
@@ -128,7 +128,7 @@ class FakeProver:
 
 @dataclass
 class FakeTrees:
-    """One tree a round, all alike."""
+    """One tree per round, all equal."""
 
     newest: Anchor | None = ANCHOR
     known: dict[int, Anchor] = field(default_factory=lambda: {ANCHOR.height: ANCHOR})
@@ -199,7 +199,7 @@ NodeReply = Callable[[dict[str, Any]], Awaitable[httpx.Response]]
 
 
 def reply_with(status: int, **reply: Any) -> NodeReply:
-    """A node that gives this answer to every reveal."""
+    """Create a node that answers every reveal with this response."""
 
     async def answer(body: dict[str, Any]) -> httpx.Response:
         return httpx.Response(status, content=json.dumps(reply).encode())
@@ -208,7 +208,7 @@ def reply_with(status: int, **reply: Any) -> NodeReply:
 
 
 def fail_with(error: type[httpx.TransportError]) -> NodeReply:
-    """A node to which every connection ends in this way."""
+    """Create a node with which every connection fails with this error."""
 
     async def answer(body: dict[str, Any]) -> httpx.Response:
         raise error("broken")
@@ -217,7 +217,7 @@ def fail_with(error: type[httpx.TransportError]) -> NodeReply:
 
 
 def refuse_with(log: str, code: int = 1) -> NodeReply:
-    """A node that refuses with these words."""
+    """Create a node that refuses every reveal with this log and code."""
     return reply_with(422, tx_hash="", code=code, log=log)
 
 
@@ -226,7 +226,7 @@ BAD_PROOF_REPLY = refuse_with("invalid zero-knowledge proof: no")
 
 
 class FakeNodeTransport(httpx.AsyncBaseTransport):
-    """Takes the place of the network. `posts` are the reveals that came: which node, and the body."""
+    """Replaces the network. `posts` are the received reveals: node and body."""
 
     def __init__(self, replies: dict[str, NodeReply]) -> None:
         self.replies = replies
@@ -234,7 +234,7 @@ class FakeNodeTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         name = f"{request.url.host}:80"
-        if request.method == "GET":  # only `/tx/HASH` is asked for: nothing is in a block
+        if request.method == "GET":  # only `/tx/HASH` is requested, and no block contains a reveal
             return httpx.Response(404, content=b'{"error": "tx not found"}')
         body = await request.aread()
         self.posts.append((name, body))
@@ -242,5 +242,5 @@ class FakeNodeTransport(httpx.AsyncBaseTransport):
 
     @property
     def posted_to(self) -> list[str]:
-        """The nodes that were sent to, in order."""
+        """The nodes that received reveals, in order."""
         return [name for name, _ in self.posts]

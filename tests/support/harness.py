@@ -1,4 +1,4 @@
-"""A helper as a real process, for tests that kill, restart and look from outside."""
+"""The helper as a real process, for tests that kill, restart and observe it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.process import TIMEOUT_SECONDS, ChildProcess
 from tests.support.queue_storage import PostgresSchema, QueueStorage, SqliteFile
 
 WARM_UP_TIMEOUT_SECONDS = 180.0
-"""Seconds until provers are warm: they step back for everything else, and other tests may fill the machine."""
+"""Timeout of the prover warm-up, in seconds. Provers run at low priority, and other tests may use all cores."""
 
 STAND_IN_PROGRAM = ("-m", "tests.support.service")
 REAL_PROGRAM = ("-m", "helper", "serve")
@@ -29,8 +29,9 @@ CHAIN_ID = "svote-devnet-1"
 
 
 class HelperProcess(ChildProcess):
-    """A helper for a chain; with `STAND_IN_PROGRAM` its proofs are stand-ins. Its queue is in a file of its folder,
-    or in a schema of its own in a cluster.
+    """A helper for a chain. With `STAND_IN_PROGRAM` its proofs are stand-ins.
+
+    Its queue is in a file in its folder, or in its own schema of a cluster.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class HelperProcess(ChildProcess):
         return str(self.ready_data["url"])
 
     async def wait_until_ready(self) -> None:
-        """Wait until it says so."""
+        """Wait until the helper reports readiness."""
         async with self.timeout("is ready", WARM_UP_TIMEOUT_SECONDS):
             while True:
                 with contextlib.suppress(httpx.HTTPError):
@@ -71,7 +72,7 @@ class HelperProcess(ChildProcess):
                 await asyncio.sleep(0.05)
 
     async def operator_get(self, path: str) -> Any:
-        """Ask over the control socket."""
+        """Send a GET request over the control socket."""
         transport = httpx.AsyncHTTPTransport(uds=self.ready_data["socket"], verify=False)
         settings: dict[str, Any] = {"base_url": "http://helper", "timeout": TIMEOUT_SECONDS, "trust_env": False}
         async with httpx.AsyncClient(transport=transport, **settings) as socket:
@@ -80,16 +81,16 @@ class HelperProcess(ChildProcess):
             return answer.json()
 
     async def service_counts(self) -> dict[str, int]:
-        """The service's counters since its start."""
+        """Return the service's counters since its start."""
         counts: dict[str, int] = (await self.service_stats())["counts"]
         return counts
 
     def create_wallet(self, chain_url: str | None = None) -> Wallet:
-        """A wallet that posts all shares at once."""
+        """Create a wallet that posts all shares concurrently."""
         return Wallet(chain_url or self._chain.url, [self.url], mode="parallel", rng=random.Random(7))
 
     async def wait_for_leaf(self, round_id: bytes, position: int) -> None:
-        """Wait until a leaf is in its copy of the round's tree."""
+        """Wait until a leaf is in the helper's copy of the round's tree."""
         query = (
             "SELECT coalesce(max(start_index + length(leaves) / 32), 0) FROM tree_leaves"
             " JOIN round_keys ON no = round_no WHERE round_id = ?"
@@ -99,11 +100,10 @@ class HelperProcess(ChildProcess):
                 await asyncio.sleep(0.02)
 
     async def post_share(self, body: object) -> httpx.Response:
-        """POST one share."""
         return await self._http.post(f"{self.url}/shielded-vote/v1/shares", json=body, timeout=30)
 
     async def share_status(self, round_id: bytes, nullifier: bytes) -> str:
-        """pending or confirmed."""
+        """Return the public status of a share: pending or confirmed."""
         path = f"/shielded-vote/v1/share-status/{round_id.hex()}/{nullifier.hex()}"
         answer = await self._http.get(f"{self.url}{path}")
         return str(answer.json()["status"])
@@ -119,26 +119,26 @@ class HelperProcess(ChildProcess):
                     await asyncio.sleep(0.05)
 
     async def service_stats(self) -> dict[str, Any]:
-        """What only the running daemon knows."""
+        """Return the statistics of the running daemon."""
         facts: dict[str, Any] = (await self.operator_get("/stats"))["service"]
         return facts
 
     async def worker_pids(self) -> list[int]:
-        """The process ids of its provers."""
+        """Return the process ids of its provers."""
         return [int(pid) for pid in (await self.service_stats())["provers"]["pids"]]
 
     async def wait_until(self, description: str, condition: Callable[[dict[str, Any]], object]) -> None:
-        """Wait until this holds of the daemon's own facts."""
+        """Wait until a condition on the daemon's statistics holds."""
         async with self.timeout(description):
             while not condition(await self.service_stats()):
                 await asyncio.sleep(0.05)
 
     def query_rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        """Read what it keeps beside it, as an operator's tool would; a ? stands for each value."""
+        """Query the database of the running helper, like an operator's tool. A ? stands for each value."""
         return self.storage.query_rows(query, *values)
 
     def bytes_on_disk(self) -> bytes:
-        """Every byte of the files in which it keeps that."""
+        """Return all bytes of the database's files."""
         return self.storage.bytes_on_disk()
 
 
@@ -171,7 +171,7 @@ async def cast_vote(
     decision: int = 1,
     times: Sequence[int] = (),
 ) -> CastVote:
-    """One real vote, all 16 shares posted at once."""
+    """Cast one real vote and post all 16 shares concurrently."""
     async with helper.create_wallet(chain.url) as wallet:
         return await wallet.cast_vote(round_id, proposal, decision, times=times or ballot.immediate_times())
 
@@ -180,7 +180,7 @@ async def cast_vote(
 async def run_chain_and_helper(
     folder: Path, *flags: str, program: Sequence[str] = REAL_PROGRAM, cluster: Cluster | None = None, **sections: Any
 ) -> AsyncIterator[tuple[DevChain, HelperProcess]]:
-    """A chain and a helper of the test's own, both ready; killed at the end."""
+    """Run a chain and a helper for one test. Yields when both are ready; kills them at the end."""
     async with httpx.AsyncClient(timeout=30) as http:
         chain = DevChain(folder, http, "--block-seconds", "0.3", *flags)
         await chain.start()
@@ -204,8 +204,9 @@ async def run_helper(
     env: Mapping[str, str] | None = None,
     **sections: Any,
 ) -> AsyncIterator[HelperProcess]:
-    """A helper that is ready, for the first so many nodes of a chain, with `env` beside the environment; killed at the
-    end.
+    """Run a helper for the first `nodes` nodes of a chain, with `env` added to the environment.
+
+    Yields when it is ready; kills it at the end.
     """
     helper = HelperProcess(folder, http, chain, program=program, nodes=nodes, cluster=cluster, **sections)
     await helper.start(**(env or {}))
@@ -217,5 +218,5 @@ async def run_helper(
 
 
 def unix_time_in(seconds: float) -> int:
-    """The unix second at least so far ahead."""
+    """Return the Unix second that is at least this many seconds ahead."""
     return int(time.time() + seconds) + 1

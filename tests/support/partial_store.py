@@ -1,4 +1,4 @@
-"""A base for stores of tests that implement only what the code under test calls."""
+"""Base class for test stores that implement only the methods under test."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from helper.store.writer_thread import WriterStats
 
 
 class PartialStore(Store):
-    """A store without a database: what a subclass does not override fails."""
+    """A store without a database. Methods that a subclass does not override fail."""
 
     def __init__(self) -> None:
-        """Nothing: there is no writer and no reader."""
+        """Skip the base class, which needs a writer and a reader."""
 
     async def open(self) -> None:
         raise NotImplementedError

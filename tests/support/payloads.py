@@ -11,7 +11,7 @@ from proofs import ReadShare
 
 
 def share_body(share: Share) -> bytes:
-    """The body of a request that posts this share."""
+    """Return the body of a request that posts this share."""
     return json.dumps(share_to_payload(share)).encode()
 
 

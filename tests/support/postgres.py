@@ -1,4 +1,4 @@
-"""A PostgreSQL cluster of the tests' own."""
+"""PostgreSQL cluster for tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Cluster", "find_binaries"]
 
 
 class Cluster(postgres.Cluster):
-    """One that waits as long as tests do."""
+    """A cluster with the timeout of the tests."""
 
     def __init__(self) -> None:
         super().__init__("tests", timeout_seconds=TIMEOUT_SECONDS)

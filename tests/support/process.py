@@ -1,4 +1,4 @@
-"""A child process that says by a file when it listens."""
+"""A child process that reports by a ready file when it listens."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 TIMEOUT_SECONDS = 60.0
-"""Seconds after which something that was waited for counts as not happening."""
+"""Default timeout of a wait, in seconds."""
 
 
 class ChildProcess:
-    """A child that says by a file when it listens."""
+    """A child process that reports by a ready file when it listens."""
 
     def __init__(self, name: str, folder: Path, arguments: Sequence[str], env: Mapping[str, str] | None = None) -> None:
         self.name = name
@@ -27,18 +27,20 @@ class ChildProcess:
         self._arguments = (*arguments, "--ready-file", str(self._ready_file))
         self._env = {key: value for key, value in os.environ.items() if not key.startswith("SVOTE_HELPER_")}
         self._env.update(env or {})
-        # Not asyncio's: a chain is shared by tests, and each has an event loop of its own.
+        # Not an asyncio process: tests share a chain, and each test has its own event loop.
         self.process: subprocess.Popen[bytes] | None = None
         self.ready_data: dict[str, Any] = {}
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         assert self.process is not None
         return self.process.pid
 
     def spawn(self, *, wrapper: Sequence[str] = (), **env: str) -> None:
-        """Start it, `wrapper` a program that runs what follows its own arguments, and wait for nothing."""
+        """Start the process without waiting for it to listen.
+
+        `wrapper` is a program that runs the command appended to its own arguments.
+        """
         self._ready_file.unlink(missing_ok=True)
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -46,12 +48,12 @@ class ChildProcess:
             )
 
     async def start(self, **env: str) -> None:
-        """Start it and wait until it listens."""
+        """Start the process and wait until it listens."""
         self.spawn(**env)
         await self.wait_until_listening()
 
     async def wait_until_listening(self) -> None:
-        """Wait until it listens."""
+        """Wait until the process listens."""
         async with self.timeout("listens"):
             while not self._ready_file.exists():
                 assert self.process is not None
@@ -61,19 +63,19 @@ class ChildProcess:
         self.ready_data = json.loads(self._ready_file.read_text())
 
     async def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """Send SIGKILL and wait for the exit."""
         assert self.process is not None
         self.process.kill()
         await self.wait_for_exit()
 
     async def stop(self) -> int:
-        """SIGTERM, and its exit status."""
+        """Send SIGTERM. Returns the exit status."""
         assert self.process is not None
         self.process.terminate()
         return await self.wait_for_exit()
 
     async def wait_for_exit(self) -> int:
-        """Wait for its end; its status, minus the signal's number where one ended it."""
+        """Wait for the exit. Returns the status, negative for a signal."""
         assert self.process is not None
         async with self.timeout("has ended"):
             while (status := self.process.poll()) is None:
@@ -81,12 +83,12 @@ class ChildProcess:
         return status
 
     def log_tail(self) -> str:
-        """The end of its log."""
+        """Return the end of the log."""
         return self.log.read_text(errors="replace")[-4000:]
 
     @contextlib.asynccontextmanager
     async def timeout(self, description: str, seconds: float = TIMEOUT_SECONDS) -> AsyncIterator[None]:
-        """Give what happens inside so long, and show the log when it does not come about."""
+        """Limit the duration of the block. Shows the log on a timeout."""
         try:
             async with asyncio.timeout(seconds):
                 yield
@@ -97,21 +99,21 @@ class ChildProcess:
 
 
 def find_free_port() -> int:
-    """A port that nobody listens on, for a service that must come back where it was."""
+    """Return a free port, for a service that restarts at the same address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 async def wait_until_gone(pids: Sequence[int], seconds: float = 10.0) -> None:
-    """Wait until none of these processes runs any more."""
+    """Wait until none of these processes runs."""
     async with asyncio.timeout(seconds):
         while any(_is_running(pid) for pid in pids):
             await asyncio.sleep(0.02)
 
 
 def child_pids(pid: int) -> list[int]:
-    """The processes that this one has started and that still run, whichever of its threads started them."""
+    """Return the running child processes, regardless of the thread that started them."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -120,7 +122,7 @@ def child_pids(pid: int) -> list[int]:
 
 
 def _is_running(pid: int) -> bool:
-    """Whether it lives: a zombie does not, whoever forgot to reap it."""
+    """Return whether a process runs. A zombie does not."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,8 +1,8 @@
-"""A prover worker whose proofs are stand-ins: quick, and able to fail on order. For tests of everything around proofs.
+"""Prover worker with stand-in proofs: fast, with failures on request. For tests of everything except the proof.
 
-The dev chain takes its proofs only when it is started with `--stand-in-proofs`. What happens to a share is chosen by
-its proposal id, so that a test can order a crash of the worker through the service's own front door.
-`STANDIN_SECONDS` is how long each proof takes; to the file `STANDIN_TALLY` each appends a byte when it begins.
+The dev chain accepts these proofs only with `--stand-in-proofs`. The proposal id of a share selects what happens,
+so that a test can request a crash of the worker over the public API. `STANDIN_SECONDS` is the duration of each
+proof. At the start of each proof a byte is appended to the file `STANDIN_TALLY`.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from helper.reveal.prover.frames import Frame
 from helper.reveal.prover.worker import main
 
 PROPOSAL_CRASHES, PROPOSAL_HANGS, PROPOSAL_REFUSED = 41, 42, 43
-"""Proposal ids that make the worker end, never answer, or refuse the witness."""
+"""Proposal ids that make the worker crash, hang, or refuse the witness."""
 
 
 class StandInEngine:
-    """Computes the statement for real (hashes and tree), and only the proof itself is a stand-in."""
+    """Computes the real statement (hashes and tree); only the proof is a stand-in."""
 
     def __init__(self) -> None:
         self._proof_seconds = float(os.environ.get("STANDIN_SECONDS", "0"))
         self._tally_path = os.environ.get("STANDIN_TALLY")
 
     def create_keys(self, circuits: list[str]) -> Mapping[str, str]:
-        """No keys are made; the fingerprints are the real ones."""
+        """Create no keys; return the real fingerprints."""
         if os.environ.get("STANDIN_BAD_KEYS"):
             raise proofs.CircuitError("k10: the fingerprint is not the chain's")
         return {name: proofs.CIRCUITS[name].fingerprint for name in circuits}
 
     def self_test(self, circuit: str) -> float:
-        """As quick as its proofs."""
+        """Return a self-test as fast as its proofs."""
         return self._proof_seconds + 0.001
 
     def prove(self, job: Frame) -> Frame:
-        """A stand-in for the statement that the job's witness opens."""
+        """Create a stand-in proof for the statement of the job's witness."""
         if self._tally_path:
             with Path(self._tally_path).open("ab", buffering=0) as tally:
                 tally.write(b".")
@@ -72,7 +72,7 @@ class StandInEngine:
         return {"proof": create_stand_in_proof(statement), "nullifier": nullifier, "root": root}
 
     def verify(self, job: Frame) -> Frame:
-        """Whether the stand-in is the one of this statement."""
+        """Return whether the stand-in proof belongs to this statement."""
         statement = proofs.Statement(
             nullifier=bytes.fromhex(job["nullifier"]),
             c1=bytes.fromhex(job["c1"]),
@@ -86,7 +86,7 @@ class StandInEngine:
 
 
 def compute_root(leaf: bytes, position: int, path: bytes) -> bytes:
-    """The root over a leaf, by its authentication path."""
+    """Compute the root from a leaf and its authentication path."""
     node = leaf
     for level in range(proofs.TREE_DEPTH):
         sibling = path[32 * level : 32 * (level + 1)]

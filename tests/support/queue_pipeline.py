@@ -1,4 +1,4 @@
-"""The queue's whole line: real parts, a real database; only provers, nodes, trees and rounds are stand-ins."""
+"""The complete queue pipeline with a real database and fake provers, nodes, trees and rounds."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from tests.support.fakes import (
 
 
 class WatchedStore(SqliteStore):
-    """The real store; notes its calls by name, and can be made to fail or to be watched at one of them."""
+    """The real store. Records its calls by name; tests can make a method fail or observe it."""
 
     def __init__(self, path: Path, clock: FakeClock) -> None:
         super().__init__(path, clock=clock)
@@ -102,7 +102,7 @@ class WatchedStore(SqliteStore):
 
 
 class Pipeline:
-    """Everything between the database and the nodes."""
+    """All components between the database and the nodes."""
 
     def __init__(
         self,
@@ -172,35 +172,35 @@ class Pipeline:
         self.show_block()
 
     def gate(self) -> DispatchGate:
-        """The service's own judgement, over these parts."""
+        """Return the service's real gate decision for these components."""
         self.gate_checks += 1
         return self.health.get_dispatch_gate()
 
     def show_block(self, blocks: int = 1, *, time: float | None = None) -> None:
-        """Let every node show a new block of this time (now)."""
+        """Make every node show a new block with this time (default: now)."""
         self.height += blocks
         now = self.clock.now()
         for endpoint in self.endpoints.nodes:
             head, began = endpoint.health.head, self.clock.monotonic()
-            if head is not None:  # it was asked before the block was there
+            if head is not None:  # a probe before this block
                 endpoint.health.record_probe(head, is_syncing=False, now=now, started_at=began)
             new = BlockHead(CHAIN_ID, self.height, now if time is None else time)
             endpoint.health.record_probe(new, is_syncing=False, now=now, started_at=began)
         self.endpoints.apply_probes()
 
     async def next_block(self) -> None:
-        """A block comes and is processed, without any share of ours in it."""
+        """Process a new block without any of our shares."""
         self.clock.advance(5)
         self.show_block()
         self.circuits.note_block()
         await self.broadcaster.reconcile(self.height)
 
     def set_replies(self, reply: NodeReply) -> None:
-        """Every node gives this answer."""
+        """Make every node respond with this reply."""
         self.nodes.replies = {FIRST_NODE: reply, SECOND_NODE: reply}
 
     async def enqueue(self, *positions: int, submit_at: int = 0) -> None:
-        """Enqueue shares and wake the processor, as intake does."""
+        """Enqueue shares and wake the dispatcher, like admission does."""
         for position in positions:
             share = create_share(position, submit_at)
             now = self.clock.now()
@@ -208,45 +208,45 @@ class Pipeline:
             self.dispatcher.wake_if_due(max(submit_at, now))
 
     async def claim_due_share(self) -> QueuedShare:
-        """Take up the one share that is due."""
+        """Claim the only due share."""
         (queued,) = await self.store.claim_due(now=self.clock.now(), limit=2, rounds=[ROUND])
         return queued
 
     async def prepare_message(self, position: int = 1) -> int:
-        """A share whose message is on disk and not sent; its id."""
+        """Store the message of a share without sending it. Returns the share's id."""
         await self.enqueue(position)
         queued = await self.claim_due_share()
         assert await self.revealer.prove(queued)
         return queued.id
 
     async def count_on_chain(self, *positions: int) -> list[int]:
-        """Let the chain count these shares in the newest block."""
+        """Include these shares in the chain's newest block."""
         spent = [(ROUND, nullifier_of(create_share(position).primary_blind)) for position in positions]
         return await self.store.apply_block(self.height, spent, now=self.clock.now())
 
     def query_rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        """Read the database file over a connection of one's own: only what is committed is seen."""
+        """Query the database file over a separate connection, which sees only committed data."""
         with contextlib.closing(sqlite3.connect(f"file:{self.store.path}?mode=ro", uri=True)) as file:
             return file.execute(query, values).fetchall()
 
     def read_share(self, position: int, columns: str = "state") -> tuple[Any, ...] | None:
-        """Columns of one share as they are on disk; None when it is no live share."""
+        """Return columns of one share on disk; None if it is not live."""
         found = self.query_rows(f"SELECT {columns} FROM shares WHERE tree_position = ?", position)
         return found[0] if found else None
 
     def read_send_state(self) -> tuple[Any, ...]:
-        """How the one message on disk was sent: how often, heights of the first and last time, to whom, the outcome."""
+        """Return the send state of the only message: count, first and last height, node, outcome."""
         columns = "sends, first_sent_height, last_sent_height, last_endpoint, last_outcome"
         (found,) = self.query_rows(f"SELECT {columns} FROM reveals")
         return found
 
     def share_states(self) -> dict[int, int]:
-        """The state of every live share by its position."""
+        """Return the state of every live share by its position."""
         return dict(self.query_rows("SELECT tree_position, state FROM shares"))
 
     @contextlib.asynccontextmanager
     async def run_dispatcher(self) -> AsyncIterator[asyncio.Task[None]]:
-        """The processor at work, once it has gone to sleep for the first time."""
+        """Run the dispatcher. Yields after it is idle for the first time."""
         task = asyncio.create_task(self.dispatcher.run())
         try:
             await self.settle_dispatcher()
@@ -256,32 +256,32 @@ class Pipeline:
             await asyncio.gather(task, return_exceptions=True)
 
     async def settle_dispatcher(self) -> None:
-        """Have the processor look at everything as it is now, and go to sleep again."""
+        """Wake the dispatcher and wait until it is idle again."""
         turns = self.gate_checks
         self.dispatcher.wake()
         await wait_until(lambda: self.gate_checks > turns)
         idle_passes = 0
         async with asyncio.timeout(TIMEOUT_SECONDS):
-            while idle_passes < 5:  # a wake-up takes a few steps of the event loop to arrive
+            while idle_passes < 5:  # a wake-up needs a few event loop iterations to arrive
                 await asyncio.sleep(0)
                 idle_passes = idle_passes + 1 if self.clock.sleeper_count else 0
 
     async def advance_when_idle(self, seconds: float) -> None:
-        """Let time pass for a processor that sleeps."""
+        """Advance the clock after the dispatcher is idle."""
         await self.settle_dispatcher()
         self.clock.advance(seconds)
 
     async def count_idle_turns(self) -> int:
-        """How often the loop goes round while nothing happens: nought when it sleeps."""
+        """Return the number of dispatcher iterations without events; 0 if it sleeps."""
         turns = self.gate_checks
         for _ in range(20):
-            await self.store.count_shares()  # a thread's answer: ample time for a loop that spins
+            await self.store.count_shares()  # a call in the store's thread: enough time to detect a busy loop
         return self.gate_checks - turns
 
 
 @contextlib.asynccontextmanager
 async def open_pipeline(path: Path, *, clock: CountingClock | None = None, **settings: Any) -> AsyncIterator[Pipeline]:
-    """A line on an open database with one active round; closed at the end."""
+    """Open a pipeline on a new database with one active round. Closes it at the end."""
     line = Pipeline(path, clock=clock or CountingClock(float(START_TIME)), **settings)
     await line.store.open()
     try:

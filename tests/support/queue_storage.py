@@ -1,4 +1,4 @@
-"""Where a helper under test keeps its queue, and what a test asks of that place beside it."""
+"""Storage of a helper under test: file or PostgreSQL schema, with queries for tests."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ import psycopg
 from tests.support.postgres import Cluster
 
 LONG_ZERO_RUN = re.compile(rb"\0{64,}")
-"""What a server lays out ahead of its words: it tells nothing, and there is much of it."""
+"""Long runs of zeros, which the server preallocates. They contain no information."""
 ZERO_GAP = bytes(8)
 
 
 class QueueStorage(Protocol):
-    """A place of one helper's."""
+    """Storage of one helper."""
 
     @property
     def store_section(self) -> dict[str, Any]:
-        """The helper's settings, section `[store]`."""
+        """The settings of section `[store]`."""
         ...
 
     def query_rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        """What a query gives beside a running helper, with a ? for each value."""
+        """Run a query while the helper runs. A ? stands for each value."""
         ...
 
     def numeric_columns(self) -> list[tuple[str, str]]:
-        """Table and name of every column that may hold a number."""
+        """Return table and name of every column that may contain a number."""
         ...
 
     def bytes_on_disk(self) -> bytes:
-        """Every byte of the files that are kept."""
+        """Return all bytes of the database's files."""
         ...
 
     def check_integrity(self) -> str:
-        """What the engine says of them once no helper runs: "ok", or what is wrong."""
+        """Run the engine's integrity check after the helper has stopped. Returns "ok" or the problem."""
         ...
 
 
 class SqliteFile:
-    """A file.
+    """A SQLite file.
 
     Args:
-        path: where it is.
+        path: path of the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,37 +55,37 @@ class SqliteFile:
 
     @property
     def store_section(self) -> dict[str, Any]:
-        """Nothing: a file is the default."""
+        """Empty: a file is the default."""
         return {}
 
     def query_rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        """Read the file itself, as an operator's tool would."""
+        """Read the file directly, like an operator's tool."""
         with contextlib.closing(sqlite3.connect(f"file:{self._path}?mode=ro", uri=True)) as file:
             return file.execute(query, values).fetchall()
 
     def numeric_columns(self) -> list[tuple[str, str]]:
-        """Every column: here any may."""
+        """Every column: SQLite columns may contain any type."""
         return self.query_rows(
             "SELECT t.name, c.name FROM sqlite_schema t, pragma_table_info(t.name) c"
             " WHERE t.type = 'table' AND t.name NOT LIKE 'sqlite_%'"
         )
 
     def bytes_on_disk(self) -> bytes:
-        """Every byte of the database's files."""
+        """Return all bytes of the database's files."""
         return b"".join(path.read_bytes() for path in sorted(self._path.parent.glob(f"{self._path.name}*")))
 
     def check_integrity(self) -> str:
-        """What SQLite says of a closed database."""
+        """Return SQLite's integrity check of a closed database."""
         with contextlib.closing(sqlite3.connect(self._path)) as file:
             return "; ".join(str(row[0]) for row in file.execute("PRAGMA integrity_check"))
 
 
 class PostgresSchema:
-    """A schema of its own in a cluster, for one host.
+    """A separate schema in a cluster, for one host.
 
     Args:
-        cluster: a server that runs.
-        folder: where the host's key file is made.
+        cluster: a running server.
+        folder: folder for the host's key file.
     """
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
@@ -102,17 +102,17 @@ class PostgresSchema:
         }
 
     def connect(self) -> psycopg.Connection[tuple[Any, ...]]:
-        """A connection that sees the schema's tables, as the server's superuser."""
+        """Return a superuser connection with the schema in its search path."""
         search_path_option = f"-c search_path={self.name},public"
         return psycopg.connect(self._cluster.url, options=search_path_option, autocommit=True)
 
     def query_rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        """Ask the server, as an operator's tool would."""
+        """Query the server, like an operator's tool."""
         with self.connect() as conn:
             return conn.execute(query.replace("?", "%s").encode(), values).fetchall()
 
     def numeric_columns(self) -> list[tuple[str, str]]:
-        """Those of whole numbers: here no other may."""
+        """The integer columns: no other column can contain a number."""
         return self.query_rows(
             "SELECT table_name, column_name FROM information_schema.columns"
             " WHERE table_schema = ? AND data_type IN ('bigint', 'integer')",
@@ -120,18 +120,19 @@ class PostgresSchema:
         )
 
     def read_files(self) -> dict[Path, bytes]:
-        """What says anything in every file of the whole cluster, by its path from the cluster's folder: tables,
-        indexes, write-ahead log, temporary files, and the server's own log.
+        """Return the contents of all files of the cluster by relative path.
+
+        Includes tables, indexes, write-ahead log, temporary files and the server's log.
         """
         found = {}
         for path in sorted(self._cluster.folder.rglob("*")):
-            with contextlib.suppress(FileNotFoundError):  # a server gives files up at any time
+            with contextlib.suppress(FileNotFoundError):  # the server may delete files at any time
                 if path.is_file():
                     found[path.relative_to(self._cluster.folder)] = LONG_ZERO_RUN.sub(ZERO_GAP, path.read_bytes())
         return found
 
     def table_files(self, table: str) -> set[Path]:
-        """Those of them that have a table's rows and its indexes; of one larger than a gigabyte the first."""
+        """Return the files of a table and its indexes; for a table above 1 GB only the first file."""
         there = self.query_rows(
             "SELECT pg_relation_filepath(oid) FROM pg_class WHERE oid = ?::regclass"
             " UNION SELECT pg_relation_filepath(indexrelid) FROM pg_index WHERE indrelid = ?::regclass",
@@ -140,15 +141,15 @@ class PostgresSchema:
         return {Path("data") / path for (path,) in there}
 
     def bytes_on_disk(self) -> bytes:
-        """All of that."""
+        """Return the concatenated contents of all files."""
         return ZERO_GAP.join(self.read_files().values())
 
     def check_integrity(self) -> str:
-        """What PostgreSQL's own checks say of the schema's tables, and of its indexes against them.
+        """Run PostgreSQL's integrity checks on the schema's tables and indexes.
 
-        Planted: some bytes of a table's file, and of an index's, changed between two lives of the server. It said
-        "shares: line pointer to page offset 8053 is not maximally aligned" and "item order invariant violated for index
-        "shares_pkey"".
+        Verified with injected faults: bytes of a table's file and of an index's file, changed while the server was
+        stopped. It reported "shares: line pointer to page offset 8053 is not maximally aligned" and "item order
+        invariant violated for index "shares_pkey"".
         """
         in_schema = "relnamespace = %s::regnamespace"
         with self.connect() as conn:

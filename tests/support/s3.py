@@ -1,8 +1,8 @@
-"""An S3 store of the tests' own: moto's server in a child process, with switches for what real ones do to their users.
+"""S3 store for tests: moto's server in a child process, with faults that real stores have.
 
-`python -m tests.support.s3 --ready-file FILE` listens on loopback. It answers one request at a time: moto looks at a
-condition and writes in two steps, and a store that is to be tested against must do both in one. A request counts from
-when it is there whole: a host that was stopped in the midst of one keeps nobody waiting.
+`python -m tests.support.s3 --ready-file FILE` listens on loopback. Requests are processed one at a time, because
+moto checks a condition and writes in two steps, which must be atomic here. A request is processed only after it was
+received completely, so a host that was stopped while sending does not block others.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ BUCKET_NAME: Final = "svote-tests"
 
 
 class FaultInjection:
-    """What is done to requests before or instead of moto's answer.
+    """WSGI middleware that injects faults before or instead of moto's response.
 
-    A POST to `/_faults` sets them all anew, a GET tells how many requests of each method were answered since.
+    A POST to `/_faults` replaces all switches. A GET returns the number of requests by method since then.
 
-        slow    seconds that every request waits
-        busy    how many requests get 503, unheard
-        shut    how many get 403
-        met     how many writes get 409: another one was under way
-        lost    how many writes are done and answered by 500
-        deaf    whether conditions are taken away
+        slow    delay of every request in seconds
+        busy    number of next requests that get 503 without effect
+        shut    number of next requests that get 403
+        met     number of next writes that get 409 because of a concurrent write
+        lost    number of next writes that take effect and get 500
+        deaf    whether conditions are ignored
     """
 
     def __init__(self, app: WSGIApplication) -> None:
@@ -99,36 +99,36 @@ def _respond(start_response: StartResponse, status: str, body: bytes) -> Iterabl
 
 
 class ObjectStoreProcess(ChildProcess):
-    """A running one, with one bucket in it."""
+    """A running store with one bucket."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__("s3", folder, ("-m", "tests.support.s3"))
 
     async def start(self, **env: str) -> None:
-        """Start it, and make the bucket."""
+        """Start the store and create the bucket."""
         await super().start(**env)
         async with httpx.AsyncClient() as http:
             (await http.put(f"{self.url}/{BUCKET_NAME}")).raise_for_status()
 
     @property
     def url(self) -> str:
-        """Its endpoint."""
+        """The endpoint URL."""
         return str(self.ready_data["url"])
 
     def open_bucket_client(
         self, path: str = "", *, seconds: float = 10, name: str = BUCKET_NAME, **settings: Any
     ) -> S3Bucket:
-        """A bucket of it, as the product reaches it."""
+        """Open the bucket with the product's client."""
         section = S3Settings(endpoint=self.url, **settings)
         return open_bucket(section, BucketLocation(name, path), clock=SystemClock(), env={}, seconds=seconds)
 
     async def set_faults(self, **switches: object) -> None:
-        """Set the faults, and count from zero."""
+        """Set the faults and reset the counts."""
         async with httpx.AsyncClient() as http:
             (await http.post(f"{self.url}/_faults", json=switches)).raise_for_status()
 
     async def request_counts(self) -> dict[str, int]:
-        """How many requests of each method came since the faults were set."""
+        """Return the number of requests by method since the faults were set."""
         async with httpx.AsyncClient() as http:
             counts: dict[str, int] = (await http.get(f"{self.url}/_faults")).json()
         return counts
@@ -136,7 +136,7 @@ class ObjectStoreProcess(ChildProcess):
 
 @contextlib.asynccontextmanager
 async def run_object_store(folder: Path) -> AsyncIterator[ObjectStoreProcess]:
-    """A store of the test's own; killed at the end."""
+    """Run a store for one test. Kills it at the end."""
     store = ObjectStoreProcess(folder)
     await store.start()
     try:

@@ -1,4 +1,4 @@
-"""The documented shapes of what commands print with `--json`."""
+"""Documented schemas of the commands' `--json` output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a vote would keep to itself: for searches in files, logs and requests."""
+"""Secrets of a vote, for searches in files, logs and requests."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from devnet.wallet import CastVote
 from helper.core.share import ShareKey
 
 LEAVES_BEYOND_HEIGHTS = 5000
-"""Leaves before a vote, so that its position is a number that no height of a test's chain has."""
+"""Leaves before a vote, so that its position exceeds all block heights of a test's chain."""
 
 
 def collect_secrets(vote: CastVote) -> dict[str, bytes]:
-    """What must be in no log ever, and in no file once the vote's shares are confirmed."""
+    """Return values that must never be in a log, nor in a file after the confirmation of the vote's shares."""
     found = {"shares_hash": vote.ballot.shares_hash, "commitments": b"".join(vote.ballot.share_comms)}
     for share in vote.ballot.shares:
         found[f"blind {share.index}"] = share.blind
@@ -28,12 +28,12 @@ def collect_secrets(vote: CastVote) -> dict[str, bytes]:
 def sensitive_values(
     votes: Sequence[CastVote], hashes: Mapping[str, bytes], *, not_before: float = 0
 ) -> list[SensitiveValue]:
-    """What no request may name before each share's time (or before `not_before`, where that is later).
+    """Return values that no request may contain before each share's due time.
 
     Args:
-        votes: the votes; a vote's own things may be named when its last share may.
-        hashes: the hash of the transaction that revealed a nullifier (hex).
-        not_before: unix seconds.
+        votes: the votes. Values of a vote are allowed once its last share is due.
+        hashes: hash of the revealing transaction by nullifier (hex).
+        not_before: earliest time in Unix seconds, if it is later than the due time.
     """
     found: list[SensitiveValue] = []
     for vote in votes:
@@ -54,7 +54,7 @@ def sensitive_values(
 
 
 def secrets_in_text(text: str, secrets: Mapping[str, bytes]) -> list[str]:
-    """The names of the secrets that a text tells: in hex, in base64, or as Python shows bytes, also inside JSON."""
+    """Return the names of the secrets in a text: in hex, base64, or Python's bytes notation, also inside JSON."""
     lower, plain = text.lower(), text.replace("\\\\", "\\")
     return [
         name

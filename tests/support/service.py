@@ -1,7 +1,7 @@
-"""The service with the stand-in prover: `python -m tests.support.service --config FILE --ready-file FILE`.
+"""The service with stand-in proofs: `python -m tests.support.service --config FILE --ready-file FILE`.
 
-`KILL_AT` ends it with SIGKILL at an exact moment: `<method>:<before|after>[:<n>]` names a method of the store or of the
-chain's client, and kills on its n-th call (1 when left out) since the first share came in.
+`KILL_AT` kills it with SIGKILL at an exact moment: `<method>:<before|after>[:<n>]` names a method of the store or
+of the chain's client, and the n-th call (default 1) after the first share was enqueued.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KILL_TARGETS: tuple[type, ...] = (SqliteStore, ChainClient, ProverPool)
 
 
 def install_kill(moment: str) -> None:
-    """Arrange the end."""
+    """Patch the method so that it kills the process."""
     method, when, number = [*moment.split(":"), "1"][:3]
     owner = next(one for one in KILL_TARGETS if hasattr(one, method))
     original: Callable[..., Awaitable[Any]] = getattr(owner, method)
@@ -64,7 +64,7 @@ def install_kill(moment: str) -> None:
 
 
 def use_real_clock_for_skew(store: Any) -> None:
-    """Have the database's clock compared with this machine's own: no server's time goes faster."""
+    """Compare the database's clock with this machine's real clock, because the server's clock is not scaled."""
 
     async def compare_real_clocks() -> float:
         other = copy.copy(store)
@@ -76,7 +76,7 @@ def use_real_clock_for_skew(store: Any) -> None:
 
 
 def main() -> None:
-    """Run it."""
+    """Run the service."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--config", type=Path)
     parser.add_argument("--ready-file", type=Path)

@@ -1,4 +1,4 @@
-"""A part of the running service's state."""
+"""Partial states of the running service."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from helper.observability.service_state import ServiceState
 
 
 def partial_state(**values: Any) -> ServiceState:
-    """A state with only the keys that a test needs."""
+    """Create a state with only the keys that a test needs."""
     return cast(ServiceState, values)

@@ -1,4 +1,4 @@
-"""A port in front of a node's: a test can shut it for real, or let it take connections and never answer."""
+"""TCP proxy in front of a node that can refuse connections or accept them without answering."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ CHUNK_BYTES = 1 << 16
 
 
 class TcpGate:
-    """Passes connections on to another port of this machine, until it is shut. An async context manager.
+    """Forwards connections to another local port until it is closed. An async context manager.
 
     Attributes:
-        url: where it listens; the same for its whole life.
-        is_silent: whether connections are taken, read, and never answered.
-        received: the bytes that came over each connection while it was silent.
-        connection_seconds: for how many seconds each of them lasted.
+        url: listening address; constant over its lifetime.
+        is_silent: whether connections are accepted and read, but never answered.
+        received: bytes received over each connection while it was silent.
+        connection_seconds: duration of each of these connections.
     """
 
     def __init__(self, url: str) -> None:
         address = urlsplit(url)
         self._target = (address.hostname or "", address.port or 0)
         self._server: asyncio.Server | None = None
-        # Bound and not listening: the port refuses connections, and nobody else can have it.
+        # Bound but not listening: the port refuses connections, and no other process can take it.
         self._reserved = _bind_socket(0)
         self._port: int = self._reserved.getsockname()[1]
         self._connections: set[asyncio.Task[None]] = set()
@@ -45,12 +45,12 @@ class TcpGate:
         self._reserved.close()
 
     async def open_port(self) -> None:
-        """Let connections through."""
+        """Accept connections."""
         self._reserved.close()
         self._server = await asyncio.start_server(self._serve, sock=_bind_socket(self._port))
 
     async def close_port(self) -> None:
-        """Refuse connections, and cut those that are open."""
+        """Refuse connections, and abort open ones."""
         if self._server is None:
             return
         self._server.close()
@@ -83,7 +83,7 @@ class TcpGate:
             there, back = await asyncio.open_connection(*self._target)
             pumps = [asyncio.ensure_future(_pump(reader, back)), asyncio.ensure_future(_pump(there, writer))]
             try:
-                # a side that breaks off, and does not only end, breaks off the other
+                # An abort of one side, unlike a normal end, must abort the other side.
                 await asyncio.gather(*pumps)
             finally:
                 for pump in pumps:
@@ -107,6 +107,6 @@ def _bind_socket(port: int) -> socket.socket:
 
 @contextlib.asynccontextmanager
 async def open_gates(*urls: str) -> AsyncIterator[list[TcpGate]]:
-    """A door in front of each of these."""
+    """Open a gate in front of each of these ports."""
     async with contextlib.AsyncExitStack() as stack:
         yield [await stack.enter_async_context(TcpGate(url)) for url in urls]

@@ -1,4 +1,4 @@
-"""A command in a terminal of its own, and what a person would see on it."""
+"""Runs a command in a pseudo-terminal and renders its screen."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.process import TIMEOUT_SECONDS
 
 
 class Terminal:
-    """A screen of so many columns and lines, with a process behind it.
+    """A screen of the given size with a process.
 
     Attributes:
         raw: every byte that the process wrote.
@@ -35,16 +35,16 @@ class Terminal:
 
     @property
     def lines(self) -> list[str]:
-        """What is on the screen, without the blanks at the ends."""
+        """The lines on the screen, without trailing blanks."""
         return [str(line).rstrip() for line in self._screen.display]
 
     @property
     def text(self) -> str:
-        """The same as one text."""
+        """The screen as one text."""
         return "\n".join(self.lines).strip("\n")
 
     async def wait_for_text(self, description: str, condition: Callable[[str], object]) -> None:
-        """Wait until this holds of the screen's text."""
+        """Wait until a condition on the screen's text holds."""
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 while not condition(self.text):
@@ -56,7 +56,7 @@ class Terminal:
             ) from None
 
     async def interrupt(self) -> int:
-        """What a terminal does at Ctrl-C; then wait for the exit status."""
+        """Send Ctrl-C and wait for the exit status."""
         os.killpg(self._process.pid, signal.SIGINT)
         return await self.wait_for_exit()
 
@@ -70,7 +70,7 @@ class Terminal:
         return status
 
     def _read(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):  # nothing there yet, or the other end is closed
+        with contextlib.suppress(BlockingIOError, OSError):  # no data yet, or the other end is closed
             while piece := os.read(self._master, 65536):
                 self.raw += piece
                 self._stream.feed(piece)
@@ -80,7 +80,7 @@ class Terminal:
 async def run_in_terminal(
     *arguments: str, columns: int = 80, lines: int = 24, env: Mapping[str, str] | None = None
 ) -> AsyncIterator[Terminal]:
-    """`svote-helper` with these arguments in a terminal; killed at the end if it still runs."""
+    """Run `svote-helper` in a terminal. Kills it at the end if it still runs."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
     os.set_blocking(master, False)
