@@ -37,7 +37,7 @@ async def read_focus(page: Page) -> dict[str, Any] | None:
 async def collect_tab_stops(page: Page, max_stops: int) -> list[dict[str, Any]]:
     """Return every tab stop until the focus leaves the document.
 
-    More than `max_stops` stops are an error.
+    Stops after `max_stops` + 1 entries, so that callers detect additional stops.
     """
     await page.evaluate(KEYS_SCRIPT, "begin")
     stops: list[dict[str, Any]] = []

@@ -411,7 +411,7 @@ async def test_gateway_body_counts_until_its_request_has_ended(http: httpx.Async
 
 
 def respond_with(head: bytes, rest: bytes) -> ResponseWriter:
-    """Create a response with this status and headers, followed by `rest`."""
+    """Return a writer of a response that starts with this status and headers, followed by `rest`."""
 
     async def answer(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 " + head + b"\r\nContent-Type: application/json\r\n" + rest)

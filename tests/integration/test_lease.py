@@ -36,7 +36,7 @@ def host_config(
 
 
 async def release_lease(store: ObjectStoreProcess) -> None:
-    """Expire the lease, so that the first host does not need to wait."""
+    """Store a released lease, so that the first host does not need to wait."""
     nobody = LeaseRecord(holder=NO_HOLDER, host="", fence=0, beat=0, seconds=LEASE_SECONDS, released=True, written=0)
     await store.open_bucket_client("queue").put("sender.json", nobody.to_bytes())
 

@@ -36,7 +36,7 @@ class StandInEngine:
         return {name: proofs.CIRCUITS[name].fingerprint for name in circuits}
 
     def self_test(self, circuit: str) -> float:
-        """Return a self-test as fast as its proofs."""
+        """Return the duration of a self-test: slightly above that of a proof."""
         return self._proof_seconds + 0.001
 
     def prove(self, job: Frame) -> Frame:

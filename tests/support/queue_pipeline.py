@@ -220,7 +220,7 @@ class Pipeline:
         return queued.id
 
     async def count_on_chain(self, *positions: int) -> list[int]:
-        """Include these shares in the chain's newest block."""
+        """Apply the newest block with these shares' nullifiers. Returns the confirmed ids."""
         spent = [(ROUND, nullifier_of(create_share(position).primary_blind)) for position in positions]
         return await self.store.apply_block(self.height, spent, now=self.clock.now())
 
