@@ -1,7 +1,7 @@
-"""Play seeds: `python -m tests.simulation [--seed N [--story]] [--seeds A-B] [--jobs 2]`.
+"""Run simulation seeds: `python -m tests.simulation [--seed N [--story]] [--seeds A-B] [--jobs 2]`.
 
-A failing seed prints its story, and plays the same way each time. A summary as JSON is the last line on standard
-output; everything else goes to standard error. Exit status 1 when a promise was broken.
+A failing seed prints its event log; every run of a seed is identical. The last line on standard output is a JSON
+summary; everything else goes to standard error. The exit status is 1 if a promise was broken.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.simulation.runner import run_seeds
 
 
 def main() -> int:
-    """Run it."""
+    """Run the seeds named on the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description="Play seeds of the simulation.")
     parser.add_argument("--seed", type=int, help="play one seed")
     parser.add_argument("--seeds", default="0-999", metavar="A-B", help="play these seeds (default: 0-999)")

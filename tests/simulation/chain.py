@@ -1,4 +1,4 @@
-"""The simulated chain: blocks, rounds, trees, a mempool, and what a block does with a reveal."""
+"""Simulated chain: blocks, rounds, commitment trees, a mempool and reveal verification."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tests.simulation.fakes import SimTree, is_valid_proof
 
 CHAIN_ID = "svote-sim-1"
 EPOCH = 1_795_268_000.0
-"""Unix time at the loop's second 0."""
+"""Unix time at loop second 0."""
 INDEX_DELAY_SECONDS = 0.5
-"""For how long a node's index of transactions lacks a new block."""
+"""Seconds until a node's transaction index contains a new block."""
 
 Refusal = tuple[int, str]
 
 
 @dataclass(eq=False)
 class SimRound:
-    """A round and its tree. Heights are 0 until their block is there.
+    """A round and its commitment tree. A height is 0 until its block exists.
 
     Attributes:
         tree_sizes: (height, leaves under its root), ascending.
@@ -43,13 +43,13 @@ class SimRound:
     _served_rounds: dict[RoundStatus, Round] = field(default_factory=dict)
 
     def status(self, height: int) -> RoundStatus:
-        """Where it stands after a block."""
+        """Return the round's status after a block."""
         if self.finalized_height and height >= self.finalized_height:
             return RoundStatus.FINALIZED
         return RoundStatus.TALLYING if self.tallying_height and height >= self.tallying_height else RoundStatus.ACTIVE
 
     def to_round(self, height: int) -> Round:
-        """As a node tells it."""
+        """Return the round in a node's response format."""
         status = self.status(height)
         if status not in self._served_rounds:
             self._served_rounds[status] = Round(
@@ -58,7 +58,7 @@ class SimRound:
         return self._served_rounds[status]
 
     def tree_at(self, height: int) -> TreeState | None:
-        """The newest root of a height."""
+        """Return the newest root at a height."""
         place = bisect.bisect_right(self.tree_sizes, (height, 1 << 30))
         if not place:
             return None
@@ -66,14 +66,14 @@ class SimRound:
         return TreeState(size, self.tree.root(size), at)
 
     def root_at_anchor(self, anchor_height: int) -> bytes | None:
-        """The root that was stored at exactly this height."""
+        """Return the root stored at exactly this height."""
         place = bisect.bisect_left(self.tree_sizes, (anchor_height, 0))
         if place < len(self.tree_sizes) and self.tree_sizes[place][0] == anchor_height:
             return self.tree.root(self.tree_sizes[place][1])
         return None
 
     def leaves(self, first: int, last: int) -> list[LeafBlock]:
-        """What the blocks from one height to another appended."""
+        """Return the leaves appended in a range of heights."""
         blocks, start = [], 0
         for height, size in self.tree_sizes:
             if first <= height <= last:
@@ -85,7 +85,7 @@ class SimRound:
 
 @dataclass(eq=False)
 class SimBlock:
-    """A block: its transactions with their codes, and the reveals that counted."""
+    """A block: its transactions with their codes, and the reveals it confirmed."""
 
     head: BlockHead
     txs: list[tuple[bytes, int]] = field(default_factory=list)
@@ -97,8 +97,8 @@ class PendingTransaction:
     """A transaction in the mempool.
 
     Attributes:
-        not_before: loop time of the first block that may take it.
-        code: what the block says, None to judge by the rules.
+        not_before: loop time of the first block that may include it.
+        code: result code in the block; None applies the chain's rules.
     """
 
     tx: bytes
@@ -108,13 +108,13 @@ class PendingTransaction:
 
 
 class SimChain:
-    """The chain itself, apart from any node.
+    """The chain, independent of any node.
 
     Attributes:
-        blocks: by height; the first is no block.
-        confirmed: the height at which each nullifier counted.
-        is_halted: no block is made.
-        max_mempool_delay: seconds that a transaction stays in the mempool at most.
+        blocks: by height; index 0 is a placeholder.
+        confirmed: height at which each nullifier was counted.
+        is_halted: whether block production is stopped.
+        max_mempool_delay: maximum seconds a transaction stays in the mempool.
     """
 
     def __init__(self, rng: random.Random, event_log: EventLog, *, interval: tuple[float, float], circuit: str) -> None:
@@ -135,26 +135,26 @@ class SimChain:
 
     @property
     def height(self) -> int:
-        """Of the newest block."""
+        """Height of the newest block."""
         return len(self.blocks) - 1
 
     def head(self, height: int) -> BlockHead:
-        """A block's head."""
+        """Return a block's header."""
         return self.blocks[height].head
 
     def now(self) -> float:
-        """The true unix time."""
+        """Return the true Unix time."""
         return EPOCH + asyncio.get_running_loop().time()
 
     async def run(self) -> None:
-        """Make blocks for ever."""
+        """Produce blocks forever."""
         while True:
             await asyncio.sleep(self._rng.uniform(*self._interval))
             if not self.is_halted:
                 self.make_block()
 
     def make_block(self) -> None:
-        """The next block."""
+        """Produce the next block."""
         time = max(self.now() - self._rng.random() * 0.5, self.head(self.height).time + 0.001)
         height = self.height + 1
         block = SimBlock(BlockHead(CHAIN_ID, height, time))
@@ -206,8 +206,9 @@ class SimChain:
             self._event_log.record("included", spent[1], "code", code, "height", block.head.height)
 
     def find_indexed(self, tx_hash: bytes, height: int) -> TxResult | None:
-        """What the index of a node at this height has: the last place of these bytes, but for the newest block's while
-        it is very new.
+        """Return the latest result for a hash from a node's index at this height.
+
+        Transactions of the newest block are missing until `INDEX_DELAY_SECONDS` have passed.
         """
         there = [
             one
@@ -217,7 +218,7 @@ class SimChain:
         return there[-1] if there else None
 
     def check_reveal(self, message: RevealMessage, height: int, *, time: float) -> Refusal | None:
-        """Why a reveal is refused at a height, None when it is not."""
+        """Return why a reveal is refused at a height, or None if it is valid."""
         round_ = self.rounds.get(message.round_id)
         if round_ is None or round_.created_height > height:
             return 1, "vote round not found"
@@ -228,7 +229,7 @@ class SimChain:
         return self._check_proof(round_, message, height)
 
     def _check_proof(self, round_: SimRound, message: RevealMessage, height: int) -> Refusal | None:
-        """The same, once its round is found to take it."""
+        """Check nullifier, anchor and proof after the round was checked."""
         counted = self.confirmed.get((message.round_id, message.nullifier))
         if counted is not None and counted <= height:
             return 1, f"nullifier already spent: {message.nullifier.hex()}"
@@ -242,30 +243,30 @@ class SimChain:
     def submit_transaction(
         self, tx: bytes, message: RevealMessage, *, delay: float = 0.0, code: int | None = None
     ) -> None:
-        """Put a transaction into the mempool."""
+        """Add a transaction to the mempool."""
         now = asyncio.get_running_loop().time()
         self.mempool.setdefault(
             tx, PendingTransaction(tx, message, now + delay + self._rng.random() * self.max_mempool_delay, code)
         )
 
     def is_confirmed(self, nullifier: bytes) -> bool:
-        """Whether any round counted this nullifier."""
+        """Return whether any round has counted this nullifier."""
         return any((round_id, nullifier) in self.confirmed for round_id in self.rounds)
 
     async def cast_vote(self, round_: SimRound, leaf: bytes) -> int:
-        """Put a vote commitment on the chain; its position once it is there."""
+        """Submit a vote commitment and return its position once it is in a block."""
         position: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         round_.pending_leaves.append((leaf, position))
         return await position
 
 
 def authority_note(leaf: bytes) -> bytes:
-    """The other leaf that a vote appends."""
+    """Return the second leaf that a vote appends."""
     return sha256(b"van" + leaf).digest()
 
 
 def statement_of(message: RevealMessage, root: bytes) -> proofs.Statement:
-    """What a reveal claims."""
+    """Return the statement that a reveal's proof must prove."""
     return proofs.Statement(
         nullifier=message.nullifier,
         c1=message.enc_share[:32],

@@ -1,4 +1,4 @@
-"""`ChainClient` and `RpcClient` without HTTP, over the simulated nodes."""
+"""`ChainClient` and `RpcClient` over the simulated nodes, without HTTP."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class _NodeTransport:
-    """What `ChainClient.broadcast` posts through."""
+    """Transport that `ChainClient.broadcast` posts through."""
 
     def __init__(self, client: SimClient) -> None:
         self._client = client
@@ -42,18 +42,18 @@ class _NodeTransport:
 
 
 class ServiceLife:
-    """Whether the service that asks still lives."""
+    """Kill flag of one service life."""
 
     is_killed = False
 
     async def block_if_killed(self) -> None:
-        """Never returns for one that was killed."""
+        """Block forever if the service was killed."""
         if self.is_killed:
             await asyncio.get_running_loop().create_future()
 
 
 class _PendingCalls:
-    """The calls to a node, and to one of its services, that are under way."""
+    """Calls in flight to a node and one of its endpoints."""
 
     def __init__(self, node: SimNode, life: ServiceLife, *, rpc: bool = False) -> None:
         self._node = node
@@ -63,11 +63,11 @@ class _PendingCalls:
 
     @property
     def is_slow(self) -> bool:
-        """Whether one of them takes long."""
+        """Whether one of these calls takes long."""
         return bool(self._started_at) and asyncio.get_running_loop().time() - self._started_at[0] > SLOW_CALL_SECONDS
 
     async def reach_node(self) -> SimNode:
-        """The node, once a question of a service that lives has reached it."""
+        """Return the node once a request from a running service has reached it."""
         if self._service_life.is_killed:
             await self._service_life.block_if_killed()
         began = asyncio.get_running_loop().time()
@@ -79,7 +79,7 @@ class _PendingCalls:
         return self._node
 
     async def run_broadcast(self, call: Coroutine[Any, Any, T]) -> T:
-        """A broadcast of a service that lives."""
+        """Run a broadcast of a running service."""
         if self._service_life.is_killed:
             call.close()
             await self._service_life.block_if_killed()
@@ -92,7 +92,7 @@ class _PendingCalls:
 
 
 class SimClient(ChainClient):
-    """`ChainClient` without HTTP. What a broadcast's answer means is still the real one's word."""
+    """`ChainClient` without HTTP. It uses the real interpretation of broadcast responses."""
 
     def __init__(self, node: SimNode, life: ServiceLife) -> None:
         self.node = node
@@ -213,5 +213,5 @@ class SimRpc(RpcClient):
 
 
 def create_node(node: SimNode, life: ServiceLife, *, rpc: bool) -> Node:
-    """A node as one life of the service knows it."""
+    """Create the clients of a node for one service life."""
     return Node(SimClient(node, life), SimRpc(node, life) if rpc else None)

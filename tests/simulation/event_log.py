@@ -1,4 +1,4 @@
-"""What happened, in order: for the reader of a failing seed, and to tell two runs apart."""
+"""Event log of a seed, for debugging failures and comparing runs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from tests.simulation.virtual_loop import SimLoop
 
 
 class EventLog:
-    """Lines of what happened, and the promises that were broken.
+    """Ordered events and the promises that were broken.
 
     Attributes:
-        violations: each promise that was broken, with the time.
+        violations: each broken promise, with its time.
     """
 
     def __init__(self, loop: SimLoop) -> None:
@@ -20,24 +20,24 @@ class EventLog:
         self.violations: list[str] = []
 
     def record(self, event: str, *details: object) -> None:
-        """Note something; bytes are shown by their first four."""
+        """Record an event; bytes are formatted as the hex of their first four."""
         self._events.append((self._loop.time(), event, details))
 
     def record_violation(self, promise: str, *details: object) -> None:
-        """A promise is broken."""
+        """Record a broken promise."""
         self.record(f"BROKEN: {promise}", *details)
         text = " ".join([promise, *map(_format_value, details)])
         self.violations.append(f"{self._loop.time():.3f} {text}")
 
     def format_lines(self) -> list[str]:
-        """The story as text."""
+        """Return the event log as text."""
         return [
             f"{at:10.3f}  {what} {' '.join(map(_format_value, details))}".rstrip() for at, what, details in self._events
         ]
 
     @property
     def digest(self) -> str:
-        """A hash of every line."""
+        """Hash of all lines."""
         return sha256("\n".join(self.format_lines()).encode()).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Cheap stand-ins for what costs hashing: shares' checks, trees, proofs. They bind what the real ones bind."""
+"""Hash-based fakes for share validation, trees and proofs, with the real bindings."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ PATH_BYTES = 24 * 32
 
 
 def hash_parts(kind: bytes, *parts: bytes | int) -> bytes:
-    """A hash that no other kind, and no other division into parts, gives."""
-    # Version 2: a later one tells equal objects from the same one.
+    """Hash the parts unambiguously, separated by kind."""
+    # Version 2: later versions encode equal objects differently depending on their identity.
     return sha256(marshal.dumps((kind, *parts), 2)).digest()
 
 
 def commitment(round_id: bytes, shares_hash: bytes, proposal_id: int, vote_decision: int) -> bytes:
-    """The vote commitment."""
+    """Return the vote commitment."""
     return hash_parts(b"commitment", round_id, shares_hash, proposal_id, vote_decision)
 
 
 def nullifier(vote_commitment: bytes, share_index: int, blind: bytes) -> bytes:
-    """A share's nullifier."""
+    """Return a share's nullifier."""
     return hash_parts(b"nullifier", vote_commitment, share_index, blind)
 
 
 def shares_hash(share_comms: bytes) -> bytes:
-    """The hash of all commitments of a vote."""
+    """Return the hash of all share commitments of a vote."""
     return hash_parts(b"shares", share_comms)
 
 
 def share_commitment(blind: bytes, c1: bytes, c2: bytes) -> bytes:
-    """The commitment to one share."""
+    """Return the commitment to one share."""
     return hash_parts(b"share", blind, c1, c2)
 
 
 class SimShareValidator:
-    """`proofs.read_shares` over these hashes, for bodies whose fields are valid."""
+    """`proofs.read_shares` with fake hashes, for bodies whose fields are valid."""
 
     def read_shares(self, bodies: Sequence[bytes]) -> list[ReadShare | InvalidShare]:
         return [_read(body) for body in bodies]
@@ -60,7 +60,7 @@ def _read(body: bytes) -> ReadShare | InvalidShare:
 
 
 class SimTree:
-    """`proofs.CommitmentTree`: a root binds the leaves before it, a path its root and its leaf."""
+    """Fake `proofs.CommitmentTree`. A root binds the preceding leaves; a path binds its root and leaf."""
 
     def __init__(self) -> None:
         self._leaves: list[bytes] = []
@@ -99,7 +99,7 @@ class SimTree:
 
 
 def prove(circuit: str, statement: proofs.Statement) -> bytes:
-    """The proof of a statement."""
+    """Return the fake proof of a statement."""
     return hash_parts(
         b"proof " + circuit.encode(),
         statement.nullifier,
@@ -113,7 +113,10 @@ def prove(circuit: str, statement: proofs.Statement) -> bytes:
 
 
 def is_valid_proof(circuit: str, proof: bytes, statement: proofs.Statement) -> bool:
-    """Whether a proof is of this statement. What follows its 32 bytes makes it another proof of the same."""
+    """Return whether a proof is valid for this statement.
+
+    Bytes after the first 32 only distinguish several proofs of the same statement.
+    """
     return proof[:32] == prove(circuit, statement)
 
 
@@ -129,7 +132,7 @@ class Ballot:
         self.commitment = commitment(round_id, self._hash, proposal_id, vote_decision)
 
     def share(self, index: int, position: int, submit_at: int) -> Share:
-        """A share of it, for the leaf at this position."""
+        """Return a share for the leaf at this position."""
         blind, c1, c2 = self._parts[index]
         return Share(
             round_id=self.round_id,
@@ -146,5 +149,5 @@ class Ballot:
         )
 
     def nullifier(self, index: int) -> bytes:
-        """The nullifier of one of its shares."""
+        """Return the nullifier of a share."""
         return nullifier(self.commitment, index, self._parts[index][0])

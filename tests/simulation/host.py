@@ -1,4 +1,4 @@
-"""The machine that the service runs on: it starts it, kills it, stops it, and starts it again."""
+"""Simulated machine that starts, stops, kills and restarts the service."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class UnreachableError(Exception):
 
 
 class SimClock:
-    """The service's clock: the wall time may be wrong."""
+    """Clock of the service. Its wall time can be set wrong."""
 
     def __init__(self, loop: SimLoop) -> None:
         self._loop = loop
         self._offset = 0.0
-        self._wait_started_at: dict[asyncio.Timeout, float] = {}  # and when its first slice began
+        self._wait_started_at: dict[asyncio.Timeout, float] = {}  # and the time its first slice began
 
     def set_offset(self, offset: float) -> None:
-        """From now on the wall time is wrong by so many seconds."""
+        """Set the error of the wall time, in seconds."""
         self._offset = offset
         now = self._loop.time()
         for timeout, began in self._wait_started_at.items():
@@ -61,8 +61,9 @@ class SimClock:
         await asyncio.sleep(max(0.0, seconds))
 
     async def wait(self, event: asyncio.Event, until: float) -> None:
-        """As `SlicedWait` does it, without the looks that see nothing: only after the clock was set does it matter when
-        a slice ends.
+        """Wait as `SlicedWait` does, without a timer for each slice.
+
+        The end of a slice matters only after the clock was set.
         """
         while not event.is_set() and (remaining := until - self.now()) > 0:
             with suppress(TimeoutError):
@@ -75,11 +76,11 @@ class SimClock:
 
 
 class ServiceHost:
-    """The service and what it stands on.
+    """Runs the service with its simulated dependencies.
 
     Attributes:
-        service: the one that lives, None while none does.
-        on_attempt_spent: told of every attempt that is spent.
+        service: the running service, None if none runs.
+        on_attempt_spent: called for each attempt spent.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class ServiceHost:
         )
 
     def start(self) -> None:
-        """Start the service, and again whenever it ends by an error of its disk."""
+        """Start the service; it restarts itself after a disk error."""
         self.start_count += 1
         self._service_life, self._owner = ServiceLife(), f"life {self.start_count}"
         self._requests = set()
@@ -126,7 +127,7 @@ class ServiceHost:
         self._event_log.record("service starts")
 
     def _create_service_task(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """A task that belongs to this life of the service."""
+        """Create a task owned by this service life."""
         return self._loop.create_owned_task(self._owner, coroutine)
 
     async def _run_service(self, service_life: ServiceLife) -> None:
@@ -168,10 +169,10 @@ class ServiceHost:
             self.service = None
 
     async def send_request(self, request_handler: Callable[[Service], Awaitable[T]]) -> T:
-        """A request to the service.
+        """Send a request to the service.
 
         Raises:
-            UnreachableError: nobody answers, or the service ended before it did.
+            UnreachableError: no service is running, or it ended before it answered.
         """
         service = self.service
         if service is None:
@@ -188,16 +189,16 @@ class ServiceHost:
 
     @property
     def is_running(self) -> bool:
-        """Whether it runs, or tries to."""
+        """Whether the service runs or is restarting."""
         return self._task is not None and not self._task.done()
 
     async def kill(self) -> None:
-        """SIGKILL: from now on nothing that it does has any effect."""
+        """Kill the service with SIGKILL: it has no further effect."""
         if self.mark_killed():
             await self.clean_up()
 
     def mark_killed(self) -> bool:
-        """The moment of the kill; False when it does not run."""
+        """Mark the service as killed; return False if it does not run."""
         if not self.is_running or self._service_life.is_killed:
             return False
         self._service_life.is_killed = True
@@ -207,12 +208,12 @@ class ServiceHost:
         return True
 
     async def clean_up(self) -> None:
-        """Take away what is left of it."""
+        """Cancel the remaining tasks of the service."""
         await self._loop.cancel_tasks(self._owner)
         self.service, self._task = None, None
 
     async def stop(self) -> None:
-        """SIGTERM, and wait for the end."""
+        """Stop the service with SIGTERM and wait for its end."""
         if self.service is None or self._task is None:
             await self.kill()
             return

@@ -1,4 +1,4 @@
-"""The chain's nodes as the service meets them, with their faults."""
+"""Simulated chain nodes with injectable faults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BAD_GATEWAY_RESPONSE = (502, {"error": "no consensus engine"})
 
 
 class NodeFault(Enum):
-    """What may be wrong with a node."""
+    """Faults of a node."""
 
     UNREACHABLE = "away"
     ERRORS = "answers 5xx"
@@ -62,7 +62,7 @@ FALSE_RESPONSE_FAULTS = frozenset(
         NodeFault.REJECTS_MESSAGES,
     }
 )
-"""Faults of a node that says what is not so."""
+"""Faults in which a node returns false information."""
 
 
 REFUSAL_LOGS: Mapping[NodeFault | None, str] = {
@@ -70,17 +70,18 @@ REFUSAL_LOGS: Mapping[NodeFault | None, str] = {
     NodeFault.NO_ROUND: "vote round not found",
     NodeFault.PENDING: "vote round is not active: PENDING",
 }
-"""With what words a node that has one of these faults refuses every reveal."""
+"""Text with which a node with one of these faults refuses every reveal."""
 
 
 class SimNode:
-    """One node.
+    """A simulated node.
 
     Attributes:
-        fault: what is wrong with it now.
-        on_broadcast: told of each reveal that reaches it, before it looks at it: (message, node).
-        on_false_refusal: told of each refusal for good that is a lie.
-        on_refusal: told of each message that a new proof may follow at once: its proof was refused, or itself for good.
+        fault: the active fault, or None.
+        on_broadcast: called with (message, node) for each reveal that arrives, before it is checked.
+        on_false_refusal: called for each permanent refusal of a valid message.
+        on_refusal: called for each message that may be proven again immediately: its proof was refused, or the message
+            permanently.
     """
 
     def __init__(self, name: str, chain: SimChain, rng: random.Random, event_log: EventLog) -> None:
@@ -97,7 +98,7 @@ class SimNode:
         self.on_refusal: Callable[[RevealMessage], None] = lambda message: None
 
     def set_fault(self, fault: NodeFault | None) -> None:
-        """Something goes wrong, or is well again."""
+        """Set the active fault, or clear it."""
         self.fault = fault
         self._fault_height = self.chain.height
         self._fault_started_at = asyncio.get_running_loop().time()
@@ -105,7 +106,7 @@ class SimNode:
 
     @property
     def height(self) -> int:
-        """The newest block that it has."""
+        """Height of the newest block of this node."""
         newest = self.chain.height
         if self.fault is NodeFault.STALE:
             return self._fault_height
@@ -121,7 +122,7 @@ class SimNode:
         return newest
 
     async def simulate_request(self, *, rpc: bool = False) -> None:
-        """What happens to any question."""
+        """Simulate the latency and faults of any request."""
         fault = self.fault
         if fault is NodeFault.UNREACHABLE or (rpc and fault is NodeFault.NO_RPC):
             await asyncio.sleep(self.rng.choice((0, 0, 3.0)))
@@ -147,7 +148,7 @@ class SimNode:
             raise NoResponse("no answer within 10 s", sent=True)
 
     def served_head(self) -> BlockHead:
-        """Its newest block."""
+        """Return the header of this node's newest block."""
         head = self.chain.head(self.height)
         if self.fault is NodeFault.OTHER_CHAIN:
             return replace(head, chain_id="other-7")
@@ -156,7 +157,7 @@ class SimNode:
         return head
 
     def has_round(self, round_id: bytes) -> bool:
-        """Whether it knows a round."""
+        """Return whether this node knows a round."""
         round_ = self.chain.rounds.get(round_id)
         return (
             round_ is not None
@@ -164,10 +165,10 @@ class SimNode:
             and self.fault not in (NodeFault.OTHER_CHAIN, NodeFault.NO_ROUND)
         )
 
-    # A reveal
+    # Reveals
 
     async def receive_reveal(self, message: RevealMessage) -> NodeResponse:
-        """`POST reveal-share`."""
+        """Handle `POST reveal-share`."""
         fault = self.fault
         if fault is NodeFault.UNREACHABLE:
             await asyncio.sleep(0)
@@ -198,7 +199,7 @@ class SimNode:
         return _to_answer(*(answer if is_checked_first else self._check_and_submit(message)))
 
     def _faulty_response(self, message: RevealMessage) -> tuple[int, dict[str, Any]] | None:
-        """An answer that comes of its fault."""
+        """Return the response caused by the active fault, or None."""
         fault, rng = self.fault, self.rng
         if fault is NodeFault.ERRORS and rng.random() < 0.7:
             return rng.choice(((500, {"error": "internal"}), (503, {"error": "keys are warming up"})))
@@ -213,7 +214,7 @@ class SimNode:
         return self._refuse_falsely(message) if fault in (NodeFault.BAD_PROOF, NodeFault.REJECTS_MESSAGES) else None
 
     def _refuse_falsely(self, message: RevealMessage) -> tuple[int, dict[str, Any]]:
-        """A refusal of what is good."""
+        """Refuse a valid reveal."""
         self.on_refusal(message)
         if self.fault is NodeFault.BAD_PROOF:
             return _refusal_response(1, "invalid zero-knowledge proof: verification failed")
@@ -221,7 +222,7 @@ class SimNode:
         return _refusal_response(9, "invalid message field: enc_share")
 
     def _check_and_submit(self, message: RevealMessage) -> tuple[int, dict[str, Any]]:
-        """CheckTx, and into the mempool."""
+        """Run CheckTx and add the reveal to the mempool."""
         height = self.height
         refusal = self.chain.check_reveal(message, height, time=self.chain.head(height).time)
         if refusal is not None:

@@ -1,4 +1,4 @@
-"""Holds the service to its promises, while it runs and at the end. It believes the chain and the disk, nobody else."""
+"""Checks the service's promises during and after a run, from chain and database only."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ CLOCK_TOLERANCE_SECONDS = 120.0
 FREE_CRASHES = 2
 REPROVE_BLOCKS = 10
 HEIGHT_LAG_BLOCKS = 3
-"""Blocks by which what the service knows of the chain's height may be behind when it sends."""
+"""Blocks by which the height known to the service may lag when it sends."""
 END_MARGIN_SECONDS = 60.0
-"""Seconds before a round's end until which a share must be due to be sure to count, beside the drain."""
+"""Seconds, in addition to the drain, by which a share must be due before the round's end to be sure to count."""
 
 
 @dataclass(eq=False)
 class TrackedShare:
-    """A share that a wallet has.
+    """A share that a wallet posts.
 
     Attributes:
-        acknowledged_at: loop second at which the service first said that it has it, None until then.
-        is_queued: whether it said that it is new.
+        acknowledged_at: loop second of the first acknowledgment, None before it.
+        is_queued: whether the service answered that the share is new.
     """
 
     share: Share
@@ -40,19 +40,18 @@ class TrackedShare:
 
     @property
     def due_at(self) -> float:
-        """Loop second at which it is to be revealed."""
+        """Loop second at which the share is due."""
         assert self.acknowledged_at is not None
         return max(self.share.submit_at - EPOCH, self.acknowledged_at)
 
 
 class PromiseChecker:
-    """The promises.
+    """Checks every promise and records violations.
 
     Attributes:
-        clock_wrong_until: loop second until which the service's clock was wrong, and what it had begun by it may
-            still be under way.
-        wrong_height_spans: spans of loop seconds in which the only node told heights that rise at a pace of their
-            own: ten of its blocks are not ten of the chain's.
+        clock_wrong_until: loop second until which work started under a wrong clock may still run.
+        wrong_height_spans: spans of loop seconds in which the only node reported heights that rise at their own rate:
+            ten of its blocks are not ten blocks of the chain.
     """
 
     def __init__(self, plan: Scenario, event_log: EventLog, chain: SimChain, host: ServiceHost) -> None:
@@ -68,17 +67,17 @@ class PromiseChecker:
         self.worker_deaths: Counter[bytes] = Counter()
         self.spent_attempts: Counter[bytes] = Counter()
         self._nullifier_by_row: dict[int, bytes] = {}
-        self._last_message: dict[bytes, tuple[bytes, int, float]] = {}  # with the proof's height, the send's time
-        self._proven_height: dict[bytes, int] = {}  # the chain's height when its message came on the disk
+        self._last_message: dict[bytes, tuple[bytes, int, float]] = {}  # with the proof's height and the send time
+        self._proven_height: dict[bytes, int] = {}  # the chain's height when its message was stored
         self._refused_hashes: set[bytes] = set()
         self.counts: Counter[str] = Counter()
         host.disk.on_transitions = self.on_transitions
         host.on_attempt_spent = self.on_attempt_spent
 
-    # While it runs
+    # During the run
 
     def on_broadcast(self, message: RevealMessage, node: SimNode) -> None:
-        """A reveal has left the machine."""
+        """Check a reveal that has left the machine."""
         now = self._chain.now()
         nullifier = message.nullifier
         self._event_log.record("broadcast", nullifier, "to", node.name, "anchor", message.anchor_height)
@@ -94,7 +93,7 @@ class PromiseChecker:
         self._check_reproof_interval(nullifier, message.tx_hash())
 
     def _check_reproof_interval(self, nullifier: bytes, tx_hash: bytes) -> None:
-        """A new proof is made only after a refusal, an operator's word, or ten blocks without a count."""
+        """Check that a new proof follows a refusal, an operator retry or ten unconfirmed blocks."""
         height = self._proven_height.get(nullifier, 0)
         previous = self._last_message.get(nullifier)
         if previous is not None and previous[0] == tx_hash:
@@ -111,11 +110,11 @@ class PromiseChecker:
             self._event_log.record_violation("proven anew too soon", nullifier, "heights", previous[1], height)
 
     def on_refusal(self, message: RevealMessage) -> None:
-        """A node refuses this very message: another may follow."""
+        """Record that a node refused this message: a new proof may follow."""
         self._refused_hashes.add(message.tx_hash())
 
     def on_operator_retry(self, nullifier: bytes) -> None:
-        """An operator has a share tried again: anything may follow."""
+        """Record an operator retry: a new proof may follow."""
         self._last_message.pop(nullifier, None)
 
     def _check_one_broadcast_per_height(self, nullifier: bytes, height: int, message: RevealMessage) -> None:
@@ -126,7 +125,7 @@ class PromiseChecker:
         self.broadcasts[nullifier, height] = message.tx_hash()
 
     def on_prover_fault(self, nullifier: bytes, fault: ProverFault) -> None:
-        """A prover does wrong: this may cost an attempt."""
+        """Record a prover fault, which may cost an attempt."""
         self._event_log.record("prover", fault.value, nullifier)
         if fault is ProverFault.WORKER_DIES:
             self.worker_deaths[nullifier] += 1
@@ -134,11 +133,11 @@ class PromiseChecker:
             self.prover_faults[nullifier] += 1
 
     def on_false_refusal(self, message: RevealMessage) -> None:
-        """A node refuses for good what is good: when all do, this may cost an attempt, or all."""
+        """Record a false permanent refusal, which may cost one or all attempts."""
         self.prover_faults[message.nullifier] += 1
 
     def on_attempt_spent(self, share_id: int, stage: str, note: str) -> None:
-        """An attempt is spent, or the share given up."""
+        """Check that a spent attempt has a cause."""
         nullifier = self._nullifier_by_row.get(share_id, b"")
         self._event_log.record("attempt spent", nullifier, stage, note)
         self.counts["attempts"] += 1
@@ -148,7 +147,7 @@ class PromiseChecker:
             self._event_log.record_violation("an attempt spent for nothing", nullifier, stage, note)
 
     def on_transitions(self, transitions: list[tuple[int, int, int | None, bytes]]) -> None:
-        """What a commit changed."""
+        """Check the state transitions of a commit."""
         for share_id, before, after, nullifier in transitions:
             self._nullifier_by_row[share_id] = nullifier
             if after is None:
@@ -162,7 +161,7 @@ class PromiseChecker:
                 self._event_log.record_violation("an illegal move", nullifier, before, after)
 
     def _check_row_deletion(self, nullifier: bytes) -> None:
-        """A row may only go when the chain counted it, or its round is closed and purged."""
+        """Check that a deleted row was confirmed, or its round closed and purged."""
         tracked = self.shares[nullifier]
         if (tracked.share.round_id, nullifier) in self._chain.confirmed:
             return
@@ -175,10 +174,10 @@ class PromiseChecker:
         ):
             self._event_log.record_violation("purged too early", nullifier)
 
-    # At the end of a life, and of all
+    # At the end of a service life and of the run
 
     def check_disk(self) -> None:
-        """Every share that was acknowledged is on the disk, or counted, or rightly purged."""
+        """Check that every acknowledged share is stored, confirmed, or purged after its round."""
         stored = {row[0] for row in self._host.disk.query_rows("SELECT nullifier FROM shares")}
         for spent, known in self.shares.items():
             if known.is_queued and spent not in stored and not self._is_confirmed(known):
@@ -190,7 +189,7 @@ class PromiseChecker:
         return (tracked.share.round_id, tracked.nullifier) in self._chain.confirmed
 
     def check_final_state(self) -> None:
-        """All that must hold when nothing is wrong any more."""
+        """Check everything that must hold after all faults have ended."""
         self.check_disk()
         disk = self._host.disk
         states: dict[bytes, int] = dict(disk.query_rows("SELECT nullifier, state FROM shares"))
@@ -214,14 +213,14 @@ class PromiseChecker:
         self._check_closed_rounds()
 
     def _could_be_confirmed(self, tracked: TrackedShare) -> bool:
-        """Whether the share could certainly have been counted."""
+        """Return whether the share had enough time to be counted."""
         end = min(float(tracked.plan.end), self._plan.duration)
         if not tracked.plan.requires_all_shares and tracked.plan.end < self._plan.duration:
             return False
         return tracked.due_at <= end - END_MARGIN_SECONDS - self._plan.drain_seconds
 
     def _may_have_missed_blocks(self) -> bool:
-        """Whether blocks may have been left out for want of a node that has them."""
+        """Return whether blocks may be missing because no node had them."""
         return not all(self._plan.nodes_with_rpc) and any(one.fault.name == "PRUNED" for one in self._plan.episodes)
 
     def _check_closed_rounds(self) -> None:

@@ -1,4 +1,4 @@
-"""Prover workers without processes: they prove, take their time, die, hang and refuse."""
+"""Simulated prover workers that prove, delay, die, hang and refuse."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.simulation.fakes import commitment, is_valid_proof, nullifier, prove,
 
 
 class ProverFault(Enum):
-    """What may be wrong with the provers."""
+    """Faults of the provers."""
 
     WORKER_DIES = "workers die"
     WORKER_HANGS = "workers hang"
@@ -25,13 +25,13 @@ class ProverFault(Enum):
 
 
 class SimProvers:
-    """The machine's provers, through all lives of the service.
+    """The machine's provers, shared by all service lives.
 
     Attributes:
-        fault: what is wrong now.
-        seconds: how long a proof takes.
-        on_proof_started: told when a proof begins.
-        on_fault: told when a proof goes wrong: (nullifier, what).
+        fault: the active fault, or None.
+        seconds: duration of a proof.
+        on_proof_started: called when a proof begins.
+        on_fault: called with (nullifier, fault) when a proof fails.
     """
 
     def __init__(self, rng: random.Random, seconds: float) -> None:
@@ -51,7 +51,7 @@ class SimProvers:
 
 
 class SimWorker:
-    """One worker."""
+    """A simulated prover worker."""
 
     def __init__(self, provers: SimProvers, pid: int) -> None:
         self._provers = provers

@@ -1,4 +1,4 @@
-"""Plays one seed: the world, and stand-ins for what a process has but no simulation may use."""
+"""Runs one seed in an environment without threads, system randomness and slow hashing."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from tests.simulation.virtual_loop import SimLoop, StuckError
 from tests.simulation.world import World, seeded_random
 
 UNEXPECTED_ERROR = re.compile(r"\w+(Error|Exception|Exit|Group)\(")
-"""How the reason of a warning begins that is an exception's repr."""
+"""Start of a warning's reason that is the repr of an exception."""
 
 
 @dataclass
 class SeedResult:
-    """What came of a seed.
+    """Result of a seed.
 
     Attributes:
-        violations: promises that were broken; none when all is well.
-        digest: a hash of all that happened.
-        virtual_seconds: seconds simulated.
-        counts: how much happened.
+        violations: broken promises; empty if all hold.
+        digest: hash of the complete run.
+        virtual_seconds: simulated seconds.
+        counts: counters of the promise checker.
     """
 
     seed: int
@@ -50,7 +50,7 @@ class SeedResult:
 
 
 class _UnexpectedErrorProcessor:
-    """A log processor: an exception that is none of the product's own is a broken promise."""
+    """Log processor that records unexpected exceptions as violations."""
 
     def __init__(self, event_log: EventLog) -> None:
         self._event_log = event_log
@@ -63,7 +63,7 @@ class _UnexpectedErrorProcessor:
 
 @contextmanager
 def patch_environment(seed: int, event_log: EventLog, *, verbose: bool = False) -> Iterator[None]:
-    """In the place of threads, of the system's randomness, of slow hashing and of the log."""
+    """Replace threads, system randomness, slow hashing and the log."""
     key_rng = seeded_random(seed, "keys")
 
     async def run_inline(func: Any, *args: Any, **_options: Any) -> Any:
@@ -98,11 +98,11 @@ def patch_environment(seed: int, event_log: EventLog, *, verbose: bool = False) 
 
 
 def run_seed(seed: int, *, verbose: bool = False) -> SeedResult:
-    """Play one seed.
+    """Run one seed.
 
     Args:
-        seed: everything comes of it.
-        verbose: the product's own log goes into the story.
+        seed: determines the complete run.
+        verbose: whether the event log includes the service's own log.
     """
     with _garbage_collection_paused():
         return _simulate(seed, verbose=verbose)
@@ -110,8 +110,9 @@ def run_seed(seed: int, *, verbose: bool = False) -> SeedResult:
 
 @contextmanager
 def _garbage_collection_paused() -> Iterator[None]:
-    """Without the collector running in the midst; what a seed leaves is collected after it, and is nobody's business:
-    a task that was killed before its first step leaves a coroutine that was never awaited.
+    """Disable garbage collection during a seed and collect after it.
+
+    A task killed before its first step leaves a coroutine that was never awaited; that warning is ignored.
     """
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Plays many seeds, in processes of their own."""
+"""Runs many seeds in worker processes."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from functools import partial
 from tests.simulation.run import SeedResult, run_seed
 
 SEEDS_PER_BATCH = 5
-"""Seeds that a process takes at once."""
+"""Seeds per task of a worker process."""
 
 
 def run_seeds(seeds: Sequence[int], *, jobs: int, verbose: bool = False) -> Iterator[SeedResult]:
-    """The results, as they come in.
+    """Yield the results as they arrive.
 
     Args:
-        seeds: which.
-        jobs: processes; with one, all runs here.
-        verbose: with the product's own log.
+        seeds: the seeds to run.
+        jobs: number of processes; 1 runs the seeds in this process.
+        verbose: whether event logs include the service's own log.
     """
     if jobs <= 1 or len(seeds) == 1:
-        gc.freeze()  # what the process has of old is not looked through after each seed
+        gc.freeze()  # exempts existing objects from the collection after each seed
         try:
             yield from (run_seed(seed, verbose=verbose) for seed in seeds)
         finally:
             gc.unfreeze()
         return
-    # Not forked: a process of its own begins without what the parent has running.
+    # Spawned, not forked: a forked process would inherit the parent's state.
     with multiprocessing.get_context("spawn").Pool(jobs, initializer=_initialize_worker) as pool:
         yield from pool.imap_unordered(partial(run_seed, verbose=verbose), seeds, chunksize=SEEDS_PER_BATCH)
 
 
 def _initialize_worker() -> None:
-    """What the process has by now is not looked through after each seed."""
+    """Exempt existing objects from the collection after each seed."""
     gc.collect()
     gc.freeze()

@@ -1,8 +1,9 @@
-"""What a seed holds in store: the chain's pace, the votes, and what goes wrong when. Pure: drawn before anything runs.
+"""Draws the scenario of a seed: block intervals, votes and faults.
 
-Faults come as *episodes*: something is wrong from one second to another. Before the end of a *demanding* round there is
-a calm of `Scenario.calm_seconds` seconds in which the service, its disk, its clock, its provers and one node are
-well; the other nodes go on as badly as before. Every share that is due early enough must then be counted.
+Drawing is pure and precedes the run. Faults come as *episodes*, each with a start and an end. Before the end of a
+round that requires all shares there is a calm of `Scenario.calm_seconds` seconds in which the service, its disk, its
+clock, its provers and one node have no fault; the other nodes may. Every share that is due early enough must then be
+counted.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tests.simulation.prover import ProverFault
 
 
 class ServiceFault(Enum):
-    """What may go wrong beside nodes and provers."""
+    """Faults of the service, its disk and its clock."""
 
     CRASH = "the service is killed"
     STOP = "the service is stopped"
@@ -31,11 +32,11 @@ class ServiceFault(Enum):
 
 @dataclass(frozen=True)
 class FaultEpisode:
-    """Something is wrong from one second to another.
+    """A fault with its start and end.
 
     Attributes:
-        fault: what it is.
-        node: which node has it; None for what is no node's.
+        fault: the fault.
+        node: index of the faulty node; None if the fault is not of a node.
         clock_offset: seconds by which the clock is wrong.
     """
 
@@ -48,7 +49,7 @@ class FaultEpisode:
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """A round: when it begins and ends, and whether all shares in time must be counted."""
+    """A round: its begin and end, and whether all shares posted in time must be counted."""
 
     begin: float
     end: int
@@ -57,14 +58,14 @@ class RoundPlan:
 
 @dataclass(frozen=True)
 class PlannedPost:
-    """One share of a vote: when it is posted, and its time.
+    """One share of a vote: when it is posted and when it is due.
 
     Attributes:
-        index: of the share.
+        index: share index.
         delay: seconds after the vote is on the chain.
-        submit_at: loop second at which it is to be revealed; None for at once.
-        repost_delay: seconds after which the wallet posts it again, with no time; None for never.
-        rival_delay: seconds after its time at which another helper reveals it too; None for never.
+        submit_at: loop second at which it is due; None for immediately.
+        repost_delay: seconds after which the wallet posts it again without a due time; None for never.
+        rival_delay: seconds after the due time at which another helper reveals it too; None for never.
     """
 
     index: int
@@ -85,15 +86,15 @@ class PlannedVote:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Everything that is drawn beforehand.
+    """Everything drawn before the run.
 
     Attributes:
-        duration: seconds until everything ends.
-        poll_seconds: the service's setting.
-        block_interval: least and greatest seconds between blocks.
-        healthy_node: the node that is well in the calm.
-        calm_seconds: seconds of calm before a demanding round's end.
-        circuits: what the chain verifies from which second on.
+        duration: seconds until the run ends.
+        poll_seconds: the service's poll interval.
+        block_interval: minimum and maximum seconds between blocks.
+        healthy_node: index of the node without a fault in the calm.
+        calm_seconds: seconds of calm before the end of a round that requires all shares.
+        circuits: (loop second, circuit that the chain verifies from then on).
         drain_seconds: seconds that all shares together may take.
     """
 
@@ -117,15 +118,15 @@ class Scenario:
 
 
 CHAIN_PACES = (
-    # weight, length, poll, least and greatest interval of blocks
+    # weight, duration, poll interval, minimum and maximum block interval
     (4, 1500.0, 3.0, (1.5, 6.0)),
     (4, 3600.0, 10.0, (5.0, 12.0)),
     (2, 8000.0, 25.0, (14.0, 28.0)),
 )
 KILL_TIMEOUT_SECONDS = 90.0
-"""Seconds that a kill may wait for the moment that it is meant for."""
+"""Maximum seconds a kill waits for its intended moment."""
 SETTLING_SECONDS = 240.0
-"""Seconds at the end in which nothing is wrong any more."""
+"""Seconds without faults at the end of a run."""
 LASTING_FAULTS = (
     NodeFault.LOST_REPLY,
     NodeFault.BAD_GATEWAY,
@@ -141,7 +142,7 @@ CLOCK_OFFSETS = (-3600.0, 3600.0, 315_360_000.0, -80.0, 80.0, 150.0, -150.0, 30.
 
 
 def draw_scenario(seed: int) -> Scenario:
-    """The plan of a seed."""
+    """Draw the scenario of a seed."""
     rng = random.Random(f"plan {seed}")
     _, length, poll, interval = rng.choices(CHAIN_PACES, [pace[0] for pace in CHAIN_PACES])[0]
     nodes = rng.choices((1, 2, 3), (2, 5, 3))[0]
@@ -181,7 +182,7 @@ def _draw_rounds(rng: random.Random, plan: Scenario) -> tuple[RoundPlan, ...]:
         begin = 0.0 if number == 0 else rng.uniform(0, last / 3)
         end = int(rng.uniform(max(begin + 200, last * 0.6), last))
         if rng.random() < 0.1:
-            end = int(plan.duration + 3600)  # still open when everything ends
+            end = int(plan.duration + 3600)  # still open when the run ends
         round_plans.append(RoundPlan(begin, end, requires_all_shares=rng.random() < 0.75))
     return tuple(round_plans)
 
@@ -246,13 +247,13 @@ def _draw_episodes(rng: random.Random, plan: Scenario, rounds: tuple[RoundPlan, 
 
 
 def _end_before_calm(episode: FaultEpisode, calms: list[tuple[float, float]]) -> FaultEpisode:
-    """The episode, ended where a calm begins."""
+    """End the episode where a calm begins."""
     end = min([episode.end, *(begin for begin, over in calms if episode.end > begin and episode.start < over)])
     return replace(episode, end=end)
 
 
 def _draw_lasting_fault(rng: random.Random, node: int, last: float) -> FaultEpisode:
-    """What is wrong with a node most of the time: it does badly with reveals."""
+    """Draw a long fault of a node in how it handles reveals."""
     return FaultEpisode(rng.uniform(61, 120), rng.uniform(last / 3, last), rng.choice(LASTING_FAULTS), node)
 
 
@@ -274,7 +275,7 @@ def _draw_episode(rng: random.Random, plan: Scenario, last: float) -> FaultEpiso
 
 
 def _is_overlapping(episode: FaultEpisode, other: FaultEpisode) -> bool:
-    """Whether two episodes are of the same thing at the same time."""
+    """Return whether two episodes affect the same part at the same time."""
     apart = episode.end <= other.start or other.end <= episode.start
     return not apart and _affected_part(episode) == _affected_part(other)
 

@@ -1,8 +1,8 @@
-"""The real store's SQL on a database in memory, without its threads.
+"""The SQLite store over an in-memory database, without threads.
 
-Operations are gathered and committed as the writer's thread does it, by the writer's own code; only the thread is
-replaced by a timer of the virtual clock. What was committed outlives a crash of the service, as the connection does;
-what was not is gone. A trigger tells of every move that was committed, so that the product's own word is not needed.
+The real writer batches and commits operations; a timer of the virtual clock replaces its thread. The connection
+outlives a crash of the service: committed transactions survive, others are lost. Triggers report every committed
+state transition, so that checks do not depend on the service's own reports.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from helper.store.writer_thread import MAX_BATCH
 T = TypeVar("T")
 
 USUAL_COMMIT_DELAY_SECONDS = 0.02
-"""Seconds that a commit takes at most while the disk is well."""
+"""Maximum seconds of a commit on a healthy disk."""
 
 
 class FaultyConnection(sqlite3.Connection):
-    """A connection whose commits fail when they are told to.
+    """Connection whose commits can be made to fail.
 
     Attributes:
-        error_code: the code of SQLite's error for every commit, None while all is well.
+        error_code: SQLite error code of every commit, None for no error.
     """
 
     error_code: int | None = None
 
     def set_commit_error(self, code: int | None) -> None:
-        """From now on, commits fail with this error, or not any more."""
+        """Make commits fail with this error code, or succeed with None."""
         self.error_code = code
         if code is None:
             self.__dict__.pop("execute", None)
         else:
-            # Only now: a method in Python around each statement would cost more than most of them.
+            # Installed only while needed: a Python method around each statement costs more than most statements.
             self.__dict__["execute"] = self._execute_with_error
 
     def _execute_with_error(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
@@ -68,15 +68,16 @@ class FaultyConnection(sqlite3.Connection):
 
 
 class SimDisk:
-    """What outlives the service.
+    """The part of the store that outlives the service.
 
     Attributes:
-        trouble: the code of SQLite's error for every commit, None while the disk is well.
-        max_commit_delay: seconds that a commit takes at most.
-        on_transitions: told of what a commit changed, as (share id, state before, state after, nullifier); the state
-            after is None for a row that is gone.
-        on_commit: called after each commit, before anybody is told of it.
-        on_before_commit: called before each batch is worked on.
+        conn: the connection; its commits can be made to fail.
+        max_commit_delay: maximum seconds of a commit.
+        on_transitions: called with the changes of a commit, as (share id, state before, state after, nullifier); the
+            state
+            after is None for a deleted row.
+        on_commit: called after each commit, before its result is delivered.
+        on_before_commit: called before each batch is processed.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -105,40 +106,40 @@ class SimDisk:
         self._transitions.append((share_id, before, after, nullifier))
 
     def on_committed(self) -> None:
-        """A transaction is committed, and nobody knows yet."""
+        """Report the transitions of a commit before its result is delivered."""
         moves, self._transitions = self._transitions, []
         if moves:
             self.on_transitions(moves)
         self.on_commit()
 
     def discard_transitions(self) -> None:
-        """Nothing of a transaction was kept."""
+        """Discard the transitions of a transaction that was rolled back."""
         self._transitions.clear()
 
     def query_rows(self, sql: str, *values: object) -> list[Row]:
-        """What is on the disk."""
+        """Return rows of the database."""
         return self.conn.execute(sql, values).fetchall()
 
     def close(self) -> None:
-        """The end of the seed."""
+        """Close the database."""
         self.conn.close()
 
 
 class _NoEraser:
-    """Memory has no write-ahead log to erase."""
+    """Eraser of a database without a write-ahead log."""
 
     is_pending = False
     erasure_count = 0
 
     def record_deletion(self) -> None:
-        """Nothing is to be done."""
+        """Do nothing."""
 
 
 class InlineWriter(SqliteWriter):
-    """The writer, driven by the loop's timers.
+    """The writer, driven by timers of the loop.
 
     Attributes:
-        is_killed: the service was killed: nothing is written any more and nobody hears anything.
+        is_killed: whether the service was killed: nothing is written or delivered any more.
     """
 
     def __init__(self, disk: SimDisk, clock: Clock) -> None:
@@ -199,7 +200,7 @@ class InlineWriter(SqliteWriter):
         self._disk.on_committed()
 
     def _probe_disk(self) -> None:
-        """Look whether a disk that failed takes commits again, as the thread does when it wakes."""
+        """Probe a failed disk, as the writer thread does when it wakes."""
         if self._opened is not None and not self.is_killed and self.disk_health.is_probe_due:
             self._probe(self._opened)
 
@@ -213,7 +214,7 @@ class InlineWriter(SqliteWriter):
 
 
 class InlineReader(SqliteReader):
-    """The reader, over the same connection: between two batches it sees what is committed."""
+    """The reader over the writer's connection. Between batches it sees committed data only."""
 
     def __init__(self, disk: SimDisk, writer: InlineWriter) -> None:
         super().__init__(Path("simulated"))
@@ -239,10 +240,10 @@ class InlineReader(SqliteReader):
 
 
 class SimStore(SqliteStore):
-    """The store of one life of the service.
+    """The store of one service life.
 
     Attributes:
-        on_attempt_spent: told of every attempt that is spent: share id, stage, note.
+        on_attempt_spent: called with (share id, stage, note) for each attempt spent.
     """
 
     def __init__(self, disk: SimDisk, clock: Clock) -> None:

@@ -1,4 +1,4 @@
-"""The simulated clock's shortcut: it waits exactly as long as the product's own wait does, which looks every second."""
+"""The simulated clock waits exactly as long as the product's sliced wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CASE_COUNT = 300
 
 
 class PollingClock(SlicedWait):
-    """The product's wait by the simulated time."""
+    """The product's sliced wait on simulated time."""
 
     def __init__(self, clock: SimClock) -> None:
         self._clock = clock
@@ -35,7 +35,7 @@ async def _set_repeatedly(clock: SimClock, rng: random.Random) -> None:
 
 
 async def _measure_wait(loop: SimLoop, clock: Clock, event: asyncio.Event, until: float) -> float:
-    """The time at which it was over."""
+    """Return the time at which the wait ended."""
     await clock.wait(event, until)
     return loop.now
 

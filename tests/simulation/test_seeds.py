@@ -1,4 +1,4 @@
-"""A thousand seeds hold, a seed plays the same each time, and the judge is not blind: planted bugs are found."""
+"""Seeds hold all promises, are reproducible, and detect injected faults."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tests.simulation.run import run_seed
 from tests.simulation.runner import run_seeds
 
 SEED_COUNT = 1000
-"""Of those that `make simulation` plays: what CI has time for."""
+"""Number of seeds tested: the part of `make simulation` that CI has time for."""
 SEEDS_PER_TEST = 50
 MAX_SEARCHED_SEEDS = 25
-"""Seeds in which a planted bug must be found."""
+"""Seeds within which an injected fault must be found."""
 MIN_CONFIRMED = 20
-"""Shares that a seed counts on average: a simulation in which nothing happens holds every promise."""
+"""Average confirmed shares per seed: a simulation in which nothing happens holds every promise."""
 
 
 @pytest.mark.parametrize("first", range(0, SEED_COUNT, SEEDS_PER_TEST))
@@ -64,7 +64,7 @@ def test_same_seed_in_two_processes_gives_same_digest() -> None:
 
 
 def finds_violation(promise: str, first: int = 0) -> bool:
-    """Whether any of some seeds, from the first on, breaks this promise."""
+    """Return whether any of the searched seeds, starting at `first`, breaks this promise."""
     return any(
         promise in told for seed in range(first, first + MAX_SEARCHED_SEEDS) for told in run_seed(seed).violations
     )
@@ -80,7 +80,7 @@ def test_checker_new_proof_instead_of_resend_is_reported(monkeypatch: pytest.Mon
     next_step = resend_policy.next_step
 
     def hasty(**known: object) -> NextStep:
-        step = next_step(**known)  # type: ignore[arg-type]  # passed on as it came
+        step = next_step(**known)  # type: ignore[arg-type]  # passed on unchanged
         return NextStep.PROVE if step is NextStep.SEND and known["sends"] else step
 
     monkeypatch.setattr(broadcaster, "next_step", hasty)

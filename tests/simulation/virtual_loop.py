@@ -1,9 +1,9 @@
-"""An event loop whose time is virtual and whose order is drawn from a seed.
+"""An event loop with virtual time and an execution order drawn from a seed.
 
-Its clock stands still while anything is ready and jumps to the next timer when nothing is. What is ready in the same
-pass is run in a drawn order: real loops promise none between callbacks that different events made ready. There are no
-threads, no sockets and no signals. Tasks are numbered and hashed by their number, so that even the order in which sets
-of them are walked is the same each time. Futures are asyncio's own, which is quicker: nobody walks sets of those.
+The clock does not advance while callbacks are ready, and jumps to the next timer when none is. Callbacks that are ready
+in the same pass run in a drawn order, because real loops guarantee no order between callbacks of different events.
+There are no threads, sockets or signals. Tasks are numbered and hashed by their number, so that sets of tasks iterate
+in a reproducible order. Futures are asyncio's own, which is faster; no code iterates over sets of futures.
 """
 
 from __future__ import annotations
@@ -22,29 +22,30 @@ from typing import Any, TypeVar, cast
 T = TypeVar("T")
 
 MAX_PASSES_WITHOUT_PROGRESS = 3_000
-"""Passes of the loop in which time stands still; beyond these somebody spins."""
+"""Maximum passes of the loop without progress of time; more indicate a busy loop."""
 
 
 class StuckError(AssertionError):
-    """Nothing is ready and nothing will ever be, or time stands still."""
+    """Nothing is ready and no timer is left, or time does not advance."""
 
 
 class Handle(list[Any]):
-    """A callback that is to be run: its context, itself, and its arguments; empty once it is cancelled.
+    """A scheduled callback: context, function and arguments; empty once cancelled.
 
-    asyncio's own asks for its loop's debug mode, keeps a name for errors and looks at the flag of its end: made and run
-    some ten thousand times a seed, that is a tenth of a seed's cost.
+    asyncio's own handle checks the loop's debug mode and stores a name for errors. With some ten thousand handles per
+    seed
+    that costs a tenth of the run time.
     """
 
     __slots__ = ()
 
     def cancel(self) -> None:
-        """It is not to be run any more."""
+        """Cancel the callback."""
         self.clear()
 
 
 class SimTask(asyncio.Task[Any]):
-    """A task with a number, and with what it belongs to: the world, or one life of the service."""
+    """A task with a number and an owner: the world (None) or one service life."""
 
     number: int
     owner: object = None
@@ -62,17 +63,17 @@ _current_task = cast(Callable[[asyncio.AbstractEventLoop], SimTask | None], asyn
 _Loop: Any = asyncio.AbstractEventLoop
 
 
-class SimLoop(_Loop):  # type: ignore[misc]  # its stub wants thirty methods that nobody calls here
-    """The loop.
+class SimLoop(_Loop):  # type: ignore[misc]  # its stub requires thirty methods that are unused here
+    """The event loop.
 
     Args:
         rng: draws the order.
-        shuffled: whether what is ready together runs in a drawn order, or in order of arrival.
+        shuffled: whether callbacks that are ready together run in a drawn order or in order of arrival.
 
     Attributes:
-        now: the loop's time, in seconds since it was made.
-        unhandled_errors: what the exception handler was told of: each is an error that nobody took.
-        owner: what tasks that no task makes belong to; None is the world.
+        now: seconds since the loop was created.
+        unhandled_errors: contexts passed to the exception handler.
+        owner: owner of tasks created outside any task; None is the world.
     """
 
     def __init__(self, rng: random.Random, *, shuffled: bool = True) -> None:
@@ -92,7 +93,7 @@ class SimLoop(_Loop):  # type: ignore[misc]  # its stub wants thirty methods tha
         self._tasks_by_owner: dict[object, list[SimTask]] = {}
         self.passes = 0
 
-    # What asyncio and anyio ask of a loop
+    # Interface required by asyncio and anyio
 
     def time(self) -> float:
         return self.now
@@ -147,7 +148,7 @@ class SimLoop(_Loop):  # type: ignore[misc]  # its stub wants thirty methods tha
         context: contextvars.Context | None = None,
     ) -> asyncio.Task[T]:
         number = next(self._numbers)
-        # The number first: the constructor already puts the task into sets.
+        # Set the number first: the constructor already adds the task to sets.
         task = SimTask.__new__(SimTask)
         task.number = number
         task.__init__(coro, loop=self, name=None if name is None else str(name))  # type: ignore[misc]
@@ -158,14 +159,14 @@ class SimLoop(_Loop):  # type: ignore[misc]  # its stub wants thirty methods tha
         return task
 
     def _track_task(self, owner: object, task: SimTask) -> None:
-        """Remember whose task it is, and forget those that are done now and then."""
+        """Record a task's owner, and drop finished tasks from time to time."""
         tasks = self._tasks_by_owner.setdefault(owner, [])
         tasks.append(task)
         if len(tasks) > 200:
             tasks[:] = [one for one in tasks if not one.done()]
 
     def create_owned_task(self, owner: object, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """A task that belongs to somebody else than who makes it."""
+        """Create a task with an owner different from its creator's."""
         task = self.create_task(work)
         assert isinstance(task, SimTask)
         task.owner = owner
@@ -185,7 +186,7 @@ class SimLoop(_Loop):  # type: ignore[misc]  # its stub wants thirty methods tha
         return None
 
     async def run_inline(self, func: Callable[..., T], *args: Any) -> T:
-        """What a thread would do, done here, with a moment before it in which others run."""
+        """Run a thread's function inline, after yielding to the loop once."""
         await asyncio.sleep(0)
         return func(*args)
 
@@ -193,7 +194,7 @@ class SimLoop(_Loop):  # type: ignore[misc]  # its stub wants thirty methods tha
         return self.create_task(self.run_inline(func, *args))
 
     async def shutdown_asyncgens(self) -> None:
-        """There is nothing to shut down."""
+        """Do nothing: there are no asynchronous generators to close."""
 
     # Running
 
@@ -208,10 +209,10 @@ class SimLoop(_Loop):  # type: ignore[misc]  # its stub wants thirty methods tha
             self._running = False
 
     def run_until_complete(self, future: Any) -> Any:
-        """Run until a coroutine has ended; its result.
+        """Run a coroutine to its end and return its result.
 
         Raises:
-            StuckError: it never would.
+            StuckError: the coroutine can never finish.
         """
         with self._set_running():
             main = self.create_task(future)
@@ -226,7 +227,7 @@ class SimLoop(_Loop):  # type: ignore[misc]  # its stub wants thirty methods tha
             return main.result()
 
     def _advance_to_next_timer(self) -> None:
-        """Let the time pass to the next timer, and make ready what is due then."""
+        """Advance the time to the next timer and make due timers ready."""
         timers = self._timers
         while timers and not timers[0][3]:
             heappop(timers)
@@ -241,7 +242,7 @@ class SimLoop(_Loop):  # type: ignore[misc]  # its stub wants thirty methods tha
                 self._ready.append(handle)
 
     def _run_ready(self) -> None:
-        """Run what is ready now; what becomes ready meanwhile waits for the next pass."""
+        """Run what is ready now; callbacks added meanwhile wait for the next pass."""
         batch, self._ready = self._ready, []
         self.passes += 1
         if self._shuffled and len(batch) > 1:
@@ -257,15 +258,15 @@ class SimLoop(_Loop):  # type: ignore[misc]  # its stub wants thirty methods tha
                         context, callback, args = handle
                         context.run(callback, *args)
                 return
-            except Exception as error:  # of one callback: the others are run all the same
+            except Exception as error:  # of one callback: the others still run
                 self.unhandled_errors.append({"message": "a callback failed", "exception": error})
 
     def report_passes(self, seconds: float, callback: Callable[[int], None]) -> None:
-        """Tell every so many seconds how often the loop went round in them."""
+        """Call `callback` every `seconds` with the number of passes since the last call."""
         self._pass_callback, self._window_seconds, self._window_end = callback, seconds, self.now + seconds
 
     async def cancel_tasks(self, owner: object) -> None:
-        """Cancel every task of an owner until none is left, whatever they do about it."""
+        """Cancel an owner's tasks repeatedly until all have finished."""
         for _ in range(1000):
             left = [task for task in self._tasks_by_owner.get(owner, []) if not task.done()]
             if not left:

@@ -1,4 +1,4 @@
-"""One seed, from the first block to the verdict."""
+"""The simulated world of one seed, from the first block to the final check."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PROPOSALS = (Proposal(1, (0, 1)), Proposal(2, (0, 1, 2)))
 
 
 class World:
-    """Everything around the service, and the service."""
+    """The service with its chain, nodes, disk, provers, wallets and operators."""
 
     def __init__(self, seed: int, loop: SimLoop, plan: Scenario) -> None:
         self.plan = plan
@@ -74,7 +74,7 @@ class World:
         self.disk.on_before_commit = lambda: self._count_kill_moment("before commit")
 
     async def run(self) -> None:
-        """From the first block to the verdict."""
+        """Run the scenario and check the promises."""
         self.chain.make_block()
         self.loop.report_passes(MONITOR_INTERVAL_SECONDS, self._check_pass_rate)
         works = [self.chain.run()]
@@ -138,7 +138,7 @@ class World:
             await asyncio.sleep(posting.repost_delay)
             reposted = TrackedShare(ballot.share(posting.index, position, 0), tracked.nullifier, tracked.plan)
             if tracked.acknowledged_at is None:
-                tracked.share = reposted.share  # it was refused: only this one can be taken
+                tracked.share = reposted.share  # the first post was refused: only this one can be accepted
             await self._post_until_answered(reposted, committed_at, original=tracked)
         if rival is not None:
             await rival
@@ -146,7 +146,7 @@ class World:
     async def _post_until_answered(
         self, tracked: TrackedShare, committed_at: float, *, original: TrackedShare | None = None
     ) -> None:
-        """Post a share until it is acknowledged or refused for good, or its round is over."""
+        """Post a share until it is acknowledged, permanently refused, or its round has ended."""
         wait = 0.2
         end = tracked.plan.end + 60.0
         while self.loop.time() < end:
@@ -185,7 +185,7 @@ class World:
     def _check_refusal(
         self, tracked: TrackedShare, refusal: ShareRefused, posted_at: float, committed_at: float
     ) -> None:
-        """A wallet never posts again after a 400: it must be right."""
+        """Check a 400: it must be right, because wallets do not retry it."""
         one = self.chain.rounds[tracked.share.round_id]
         is_round_over = one.tallying_height or self.chain.now() >= one.vote_end_time - 1
         is_late = tracked.share.submit_at > one.vote_end_time
@@ -198,7 +198,7 @@ class World:
             self.event_log.record_violation("a good share was refused", tracked.nullifier, refusal.field, refusal)
 
     async def _reveal_by_other_helper(self, tracked: TrackedShare, at: float) -> None:
-        """Another helper reveals the share too."""
+        """Reveal the share through another helper."""
         await asyncio.sleep(at - self.loop.time())
         one = self.chain.rounds[tracked.share.round_id]
         state = one.tree_at(self.chain.height)
@@ -221,7 +221,7 @@ class World:
     # Operators
 
     async def _retry_failed_shares(self, at: float) -> None:
-        """An operator has every failed share tried again."""
+        """Retry every failed share, as an operator does."""
         await asyncio.sleep(at)
         for share_id, nullifier in self.disk.query_rows("SELECT id, nullifier FROM shares WHERE state = 3 ORDER BY id"):
             round_ = self.chain.rounds[self.promise_checker.shares[nullifier].share.round_id]
@@ -236,7 +236,7 @@ class World:
             except (HelperError, UnreachableError) as error:
                 self.event_log.record("not tried again", repr(error))
 
-    # What goes wrong
+    # Faults
 
     async def _run_episode(self, episode: FaultEpisode) -> None:
         await asyncio.sleep(episode.start)
@@ -281,7 +281,7 @@ class World:
                 node.set_fault(NodeFault.UNREACHABLE if is_active else None)
 
     async def _restart_service(self, episode: FaultEpisode) -> None:
-        """Kill or stop the service at a moment of its own, and start it again."""
+        """Kill or stop the service at the drawn moment, and restart it."""
         async with self._restart_lock:
             if episode.fault is ServiceFault.STOP:
                 await self.host.stop()
@@ -306,7 +306,7 @@ class World:
         await self.host.clean_up()
 
     def _count_kill_moment(self, moment: str) -> None:
-        """Kill the service at the n-th such moment."""
+        """Count moments of a kind and kill the service at the n-th."""
         if self._pending_kill is None or self._pending_kill[0] != moment:
             return
         left = self._pending_kill[1] - 1
@@ -321,7 +321,7 @@ class World:
         self._count_kill_moment("broadcast")
 
     def _check_pass_rate(self, passes: int) -> None:
-        """The queue's loop does not spin; the seed ends when it does."""
+        """End the seed with a violation if the dispatch loop spins."""
         self.promise_checker.counts["most passes"] = max(self.promise_checker.counts["most passes"], passes)
         if passes > MAX_PASSES_PER_SECOND * MONITOR_INTERVAL_SECONDS and not self._spinning.done():
             self.event_log.record_violation("somebody spins", passes)
@@ -333,5 +333,5 @@ async def _retry_share(service: Service, share_id: int) -> None:
 
 
 def seeded_random(seed: int, purpose: str) -> random.Random:
-    """Dice of their own for each purpose: what one draws changes nothing for the others."""
+    """Return an independent generator for one purpose of a seed."""
     return random.Random(f"{seed} {purpose}")
