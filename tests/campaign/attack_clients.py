@@ -1,4 +1,4 @@
-"""Clients that mean ill, over plain sockets: as slow as they dare, or as fast as they can."""
+"""Malicious HTTP clients over plain sockets: slow clients and floods."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONNECTION_ERRORS = (OSError, asyncio.IncompleteReadError)
 
 @dataclass(frozen=True, slots=True)
 class RawResponse:
-    """What came back: the status, the headers (names in lower case), the body."""
+    """A response: status, headers with lower-case names, and body."""
 
     status: int
     headers: dict[str, str]
@@ -26,7 +26,7 @@ class RawResponse:
 
 @dataclass(frozen=True, slots=True)
 class RawRequest:
-    """A request."""
+    """An HTTP request to send."""
 
     method: str
     path: str
@@ -34,14 +34,14 @@ class RawRequest:
     headers: dict[str, str] = field(default_factory=dict)
 
     def encode_head(self) -> bytes:
-        """Its head, with the body's length unless the headers lie about it."""
+        """Return the request head, with Content-Length unless the headers override it."""
         headers = {"Host": "helper", "Content-Length": str(len(self.body)), **self.headers}
         lines = [f"{self.method} {self.path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
         return "\r\n".join([*lines, "", ""]).encode()
 
 
 class ReusedConnection:
-    """One connection at a time to a helper, from an address of choice; opened again when it was closed."""
+    """A connection from a chosen source address, reopened after it was closed."""
 
     def __init__(self, port: int, source: str = HOST) -> None:
         self._port = port
@@ -49,7 +49,7 @@ class ReusedConnection:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def send(self, request: RawRequest) -> RawResponse | None:
-        """The answer to a request, None when the connection went away without one."""
+        """Send a request; return None if the connection closed without a response."""
         try:
             if self._streams is None:
                 self._streams = await asyncio.open_connection(HOST, self._port, local_addr=(self._source, 0))
@@ -68,13 +68,13 @@ class ReusedConnection:
         return answer
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._streams is not None:
             self._streams[1].close()
             self._streams = None
 
 
-# As slow as they dare
+# Slow clients
 
 SLOW_POST_HEAD = (
     f"POST {SHARES_PATH} HTTP/1.1\r\nHost: helper\r\nContent-Type: application/json\r\nContent-Length: 5000\r\n"
@@ -83,12 +83,12 @@ SLOW_MODES = ("silent", "head", "body", "both")
 
 
 async def hold_slow_connection(port: int, source: str, mode: str) -> float:
-    """Keep a connection for as long as it may be kept, a byte a second; how many seconds that was.
+    """Hold a connection at one byte per second; return the seconds until it was closed.
 
     Args:
-        port: the helper's.
-        source: our address.
-        mode: says nothing, drips its head, drips its body, or is late with its head and then drips its body.
+        port: the helper's port.
+        source: local address.
+        mode: sends nothing, drips the head, drips the body, or sends the head late and then drips the body.
     """
     started_at = time.monotonic()
     try:
@@ -123,7 +123,7 @@ async def _send_slowly(writer: asyncio.StreamWriter, mode: str) -> None:
 
 
 async def hold_slow_connections(port: int, source: str, connections: int, seconds: float) -> list[float]:
-    """So many slow connections at once, each opened anew when it was cut, for some time; how long each was kept."""
+    """Hold slow connections for some time, reopening closed ones; return how long each lasted."""
     durations: list[float] = []
     end = time.monotonic() + seconds
 
@@ -137,19 +137,19 @@ async def hold_slow_connections(port: int, source: str, connections: int, second
     return durations
 
 
-# As fast as they can
+# Floods
 
 
 @dataclass(slots=True)
 class FloodResult:
-    """What a flood was told.
+    """Result of a flood.
 
     Attributes:
-        statuses: how often each status came; 0 for none.
+        statuses: number of responses by status; 0 for no response.
         other_refusals: refusals other than 429.
-        invalid_retry_after: 429s without a Retry-After that is a number of at least 1.
-        last_retry_after: the last Retry-After, seconds.
-        seconds: how long it went on.
+        invalid_retry_after: number of 429s without a Retry-After that is a number of at least 1.
+        last_retry_after: the last Retry-After, in seconds.
+        seconds: duration of the flood.
     """
 
     statuses: Counter[int] = field(default_factory=Counter)
@@ -159,7 +159,7 @@ class FloodResult:
 
     @property
     def other_refusals(self) -> int:
-        """How many were refused for what they were, and not for coming too often."""
+        """Number of requests refused for their content, not for their rate."""
         return sum(count for status, count in self.statuses.items() if 400 <= status < 500 and status != 429)
 
 
@@ -171,13 +171,13 @@ INVALID_REQUESTS: Sequence[RawRequest] = (
     RawRequest("DELETE", SHARES_PATH),
     RawRequest("POST", SHARES_PATH, b"", {"Content-Length": str(1 << 30), "Expect": "100-continue"}),
 )
-"""Requests of each kind that is refused."""
+"""One refused request of each kind."""
 
 
 async def flood(
     port: int, source: str, connections: int, extra_headers: Sequence[dict[str, str]], wanted_rate_limited: int
 ) -> FloodResult:
-    """Ask rubbish over some connections, under these headers in turn, until 429 came often enough; at most 60 s."""
+    """Send refused requests with these headers in turn until enough 429s came; at most 60 s."""
     result = FloodResult()
     end = time.monotonic() + 60
     requests: Iterator[tuple[RawRequest, dict[str, str]]] = zip(

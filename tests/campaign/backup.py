@@ -1,17 +1,18 @@
-"""A backup is made beside the working helper; then the helper dies, its database is gone, and the backup comes back.
+"""Backs up a running helper, deletes its database, and restores the backup.
 
-How it hurts. Wallets post, and shares are revealed and confirmed, while `db backup` runs as a process of its own.
-Wallets go on for a while, then the helper gets a SIGKILL, every file of its database is deleted, the backup is restored
-and the helper started. The restored queue is behind the chain: some of its shares were counted, and some sent, since.
+Method. Wallets post, and shares are revealed and confirmed, while `db backup` runs as a separate process. Wallets
+continue for a while, then the helper gets a SIGKILL, every file of its database is deleted, the backup is restored and
+the helper is started. The restored queue is behind the chain: since the backup, some of its shares were sent and some
+counted.
 
-What must hold. Every share that was acknowledged before the backup began, or after the restored helper came, is counted
-in the end; none is early, none counted twice. Nothing that the chain had counted before the restored helper started is
-sent again: it reads the blocks first. The restored file passes every check, right away and in the end. The backup holds
-none of the votes' secrets in the plain, nor does anything that making it left behind. Shares that were acknowledged
-between the backup and the end of the old database are not promised: their wallets have them from other helpers.
+Requirements. Every share acknowledged before the backup began, or after the restored helper started, is counted in the
+end; none is early, none counted twice. No share that the chain had counted before the restored helper started is sent
+again: the helper reads the blocks first. The restored file passes every check, immediately and at the end. Neither the
+backup nor any file left by making it contains a secret of the votes in plain text. Shares acknowledged between the
+backup and the loss of the database are not promised: wallets also send them to other helpers.
 
-The planted bug that it caught: `ServiceHealth.get_dispatch_gate` in helper/app/health.py does not wait for the
-listener's arrival. It printed "of them sent again: 6 (= 0)".
+Injected fault that it caught: `ServiceHealth.get_dispatch_gate` in helper/app/health.py does not wait for the listener
+to start. It printed "of them sent again: 6 (= 0)".
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ SHARES_PER_VOTE = 16
 
 @dataclass
 class RestoreLosses:
-    """What restoring may cost, and what it did.
+    """What restoring may lose, and when shares were counted.
 
     Attributes:
-        unprotected_spans: from the beginning of each backup to the end of the database (unix seconds).
-        confirmed_at: nullifiers that the chain had counted when a restored helper started, with that time.
+        unprotected_spans: from the start of each backup to the loss of the database (Unix seconds).
+        confirmed_at: nullifiers counted by the chain when a restored helper started, with that time.
     """
 
     unprotected_spans: list[tuple[float, float]] = field(default_factory=list)
@@ -55,7 +56,7 @@ class RestoreLosses:
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Back up, destroy, restore, again and again; then judge."""
+    """Back up, destroy and restore repeatedly, then check the promises."""
     findings, losses = Findings(), RestoreLosses()
     ledger = ShareLedger()
     async with httpx.AsyncClient(timeout=30) as http:
@@ -120,7 +121,7 @@ async def _run_cycle(
 async def _create_backup(
     setting: CampaignRun, findings: Findings, helper: HelperProcess, output: Path, votes: Sequence[tuple[Ballot, int]]
 ) -> None:
-    """Make the backup; it must hold nothing in the plain, nor leave anything behind."""
+    """Create the backup and check that no plain-text secret is in it or left behind."""
     scratch = setting.folder / "scratch"
     scratch.mkdir(exist_ok=True)
     live = helper.bytes_on_disk()
@@ -136,7 +137,7 @@ async def _create_backup(
     plain = output.read_bytes()
     secrets = [secret for vote, _ in votes for secret in _collect_secrets(vote)]
     findings.require_equal("secrets in the plain in the backup", sum(secret in plain for secret in secrets), 0)
-    # the files of the live queue had them: they are what is looked for
+    # the live queue's files contain them, which shows that the search finds them
     findings.require_at_least("secrets in the live database", sum(secret in live for secret in secrets), 1)
     left = [*scratch.iterdir(), *({path.name for path in setting.folder.iterdir()} - known - {output.name})]
     findings.require_equal("files left behind by the backup", len(left), 0)
@@ -153,7 +154,7 @@ async def _wait_for_acknowledged(helper: HelperProcess, ledger: ShareLedger, num
 
 
 async def _wait_for_newer_reveals(helper: HelperProcess, chain: DevChain, began: float) -> None:
-    """Wait until the chain is ahead of the backup: reveals of its shares came since, and one block counted them."""
+    """Wait until one block has counted a reveal sent since the backup."""
     async with helper.timeout("has revealed shares since the backup"):
         while sum(entry["time"] > began for entry in await chain.broadcasts()) < SHARES_PER_VOTE:
             await asyncio.sleep(0.1)

@@ -1,4 +1,4 @@
-"""What a vote would keep to itself, in every way in which it may be written, and posts that are wrong in every way."""
+"""Secrets of a vote in every encoding, and bodies malformed in every way."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from helper.core.share import ShareKey
 Votes = Sequence[tuple[Ballot, int]]
 """Votes, each with the position of its commitment."""
 PIECE_LENGTH = 12
-"""Characters of a written secret that count as telling it."""
+"""Characters of an encoded secret that count as a leak."""
 
 
 def collect_secrets(vote: Ballot, position: int) -> dict[str, bytes]:
-    """What must be nowhere but in the database, and not there either once the vote's shares are confirmed."""
+    """Return what may be in the database only, and only until the shares are confirmed."""
     name = vote.commitment.hex()[:8]
     found = {f"shares hash of {name}": vote.shares_hash}
     for share, commitment in zip(vote.shares, vote.share_comms, strict=True):
@@ -29,13 +29,13 @@ def collect_secrets(vote: Ballot, position: int) -> dict[str, bytes]:
 
 
 def stored_secrets(votes: Votes) -> dict[str, bytes]:
-    """The secrets that are columns of rows: a key is only ever hashed."""
+    """Return the secrets that are stored in columns. The share key is only stored as a hash."""
     found = {name: value for vote, at in votes for name, value in collect_secrets(vote, at).items()}
     return {name: value for name, value in found.items() if not name.startswith("key")}
 
 
 def collect_nullifiers(votes: Votes) -> dict[str, bytes]:
-    """The nullifiers of all their shares."""
+    """Return the nullifiers of all shares of these votes."""
     return {
         f"nullifier {share.index} of {vote.commitment.hex()[:8]}": share.nullifier
         for vote, _ in votes
@@ -44,12 +44,12 @@ def collect_nullifiers(votes: Votes) -> dict[str, bytes]:
 
 
 def find_secrets(data: bytes, secrets: Mapping[str, bytes]) -> list[str]:
-    """The names of the secrets that are in these bytes as they are."""
+    """Return the names of secrets that occur in these bytes unencoded."""
     return [name for name, secret in secrets.items() if secret in data]
 
 
 class SecretScanner:
-    """Finds a secret in a text by any piece of it in hex or base64, and in bytes by the whole of it."""
+    """Finds pieces of a secret in hex or base64 in text, and complete secrets in bytes."""
 
     def __init__(self, secrets: Iterable[bytes], positions: Iterable[int]) -> None:
         self._secrets = list(secrets)
@@ -58,18 +58,18 @@ class SecretScanner:
         for secret in self._secrets:
             self._pieces.update(_pieces_of(secret.hex()), _pieces_of(secret.hex().upper()))
             for offset in range(3):
-                # Of base64 at an offset, the characters that hold only bits of the secret.
+                # At a base64 offset, use only the characters whose bits all belong to the secret.
                 text = base64.b64encode(bytes(offset) + secret).decode()
                 self._pieces.update(_pieces_of(text[-(-offset * 8 // 6) : (offset + len(secret)) * 8 // 6]))
 
     def count_in_text(self, text: str) -> int:
-        """How many pieces of secrets, and positions, a text tells; hex in lower or in upper case throughout."""
+        """Count pieces of secrets, and positions, in a text; hex must be all lower or all upper case."""
         found = self._pieces.intersection(_pieces_of(text))
         numbers = "".join(char if char.isalnum() or char == "." else " " for char in text).split()
         return len(found) + sum(number in self._positions for number in numbers)
 
     def count_in_bytes(self, data: bytes) -> int:
-        """The same of any bytes: also the secrets as they are."""
+        """Count secrets and positions in bytes, encoded and unencoded."""
         return self.count_in_text(data.decode("latin-1")) + sum(secret in data for secret in self._secrets)
 
 
@@ -78,7 +78,7 @@ def _pieces_of(text: str) -> Iterable[str]:
 
 
 def malformed_bodies(body: Mapping[str, Any], rng: random.Random) -> list[bytes]:
-    """Bodies that are wrong in one place each, with the secrets all there, some where they do not belong."""
+    """Return bodies with one error each; they contain all secrets, some in the wrong field."""
     valid_body = json.dumps(body).encode()
     blind, hash_ = body["primary_blind"], body["shares_hash"]
     bodies: list[Any] = [

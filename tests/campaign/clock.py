@@ -1,18 +1,18 @@
-"""Clock: the service's wall clock jumps, the chain's does not.
+"""Changes the service's wall clock while the chain's clock stays correct.
 
-How it hurts. The service runs under libfaketime: its wall clock is moved while it runs, its monotonic clock is left
-alone, and so is the chain's. It jumps an hour back, an hour ahead and ten years ahead, each time for a while, and is
-put right again. Meanwhile shares come due, wallets post shares that are due at once, other shares wait for a time that
-only the wrong clock has passed, and a round that the chain has closed waits for its purge, 24 hours after.
+Method. The service runs under libfaketime: its wall clock changes while it runs; its monotonic clock and the chain's
+clock do not. The wall clock jumps an hour back, an hour ahead and ten years ahead, each time for a while, and is then
+corrected. Meanwhile shares come due, wallets post shares that are due immediately, other shares wait for a time that
+only the wrong clock has passed, and a round that the chain has closed waits for its purge after 24 hours.
 
-What must hold. No share is revealed more than 120 s before its time by the chain's clock. Each jump is noticed: wallets
-get 503. Within 30 s of the clock being right again shares are taken and all that is due is counted. No attempt is
-spent, nothing fails, no round is closed or purged for it, what waits goes on waiting, and the service needs no more
-memory than before, but for 16 MiB.
+Requirements. No share is revealed more than 120 s before its time by the chain's clock. Each jump is detected: wallets
+get 503. Within 30 s of the correction shares are accepted and all due shares are counted. No attempt is spent, no share
+fails, no round is closed or purged because of a jump, waiting shares keep waiting, and the service uses at most 16 MiB
+more memory than before.
 
-Planted: intake stores a share that is due at once as of the clock on its arrival alone (`now=arrived`), which may have
-been wrong and set right before intake looked at it. Found: "an hour ahead: drained: False (= True)", "acknowledged and
-not counted: 2 (= 0)", "shares that still wait: 34 (= 32)".
+Injected fault: intake stores a share that is due immediately with the time of its arrival (`now=arrived`), which may
+have been wrong and corrected before intake checked it. Reported: "an hour ahead: drained: False (= True)",
+"acknowledged and not counted: 2 (= 0)", "shares that still wait: 34 (= 32)".
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class FakeTimeClock:
             "FAKETIME_TIMESTAMP_FILE": str(self._offset),
             "FAKETIME_CACHE_DURATION": "1",
             "DONT_FAKE_MONOTONIC": "1",
-            # With its fix for monotonic conditions, a thread takes a fifth of a second to take the interpreter's lock.
+            # libfaketime's fix for monotonic conditions delays taking the interpreter lock by a fifth of a second.
             "FAKETIME_FORCE_MONOTONIC_FIX": "0",
             "NO_FAKE_STAT": "1",
         }
 
     def set_offset(self, seconds: int) -> None:
-        """Put it off by so much from now on."""
+        """Set the clock's offset from now on."""
         partial = self._offset.with_suffix(".partial")
         partial.write_text(f"{seconds:+d}\n")
         partial.replace(self._offset)
@@ -68,7 +68,7 @@ class FakeTimeClock:
 
 @dataclass
 class Environment:
-    """What takes part; `far` are shares that must not be revealed in the time of the campaign."""
+    """Chain, helper and wallets; the `far` shares must not be revealed during the campaign."""
 
     setting: CampaignRun
     findings: Findings
@@ -80,7 +80,7 @@ class Environment:
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Hurt it, and judge."""
+    """Run the jumps and check the promises."""
     findings = Findings()
     libraries = sorted(Path("/usr").glob("lib*/**/faketime/libfaketimeMT.so.1"))
     findings.require_equal("libfaketime is installed", str(bool(libraries)), "True")
@@ -139,7 +139,7 @@ async def _run_jumps(scene: Environment) -> None:
 
 
 async def _create_closed_round(scene: Environment) -> bytes:
-    """A round that the chain has closed, with a vote that was counted: kept until its purge, a day from now."""
+    """Create a closed round with a counted vote; its purge is a day away."""
     chain, helper = scene.chain, scene.helper
     round_id = await chain.open_round(vote_end_time=unix_time_in(scene.setting.scale(15, 8)), tally_blocks=1)
     vote = await scene.crowd.cast_votes(round_id, 1)
@@ -151,12 +151,12 @@ async def _create_closed_round(scene: Environment) -> bytes:
 
 
 async def _run_jump(scene: Environment, name: str, seconds: int, votes: list[tuple[Ballot, int]]) -> None:
-    """One jump and back, with shares of these votes falling due before, in, and after it."""
+    """Jump and return, with shares due before, during and after the jump."""
     length = scene.setting.scale(20.0, 2.0)
     findings, helper, rng = scene.findings, scene.helper, scene.setting.seeded_random(name)
     half, begin = len(votes) // 2, int(time.time())
     await scene.crowd.post_shares(votes[:half], lambda: int(begin + rng.uniform(0, 2 + 1.5 * length)))
-    # as long as the jump, and 2 s more
+    # lasts as long as the jump, and 2 s more
     pause = 2 * (length + 2) / (16 * len(votes[half:]))
     posting = asyncio.create_task(scene.crowd.post_shares(votes[half:], lambda: 0, posters=2, pause_seconds=pause))
     await asyncio.sleep(1)
@@ -169,7 +169,7 @@ async def _run_jump(scene: Environment, name: str, seconds: int, votes: list[tup
     fixed = time.time()
     await posting
     drained = await promise_check.wait_until_drained(scene.chain, scene.crowd.ledger, 60 + length)
-    # Shares may still have had to become due: it is they, then, that were waited for.
+    # Shares may become due after the correction; the wait then includes that time.
     due = max(share.submit_at for share in scene.crowd.ledger.posted.values())
     findings.require_at_most(f"{name}: seconds from the fix until all is counted", time.time() - max(fixed, due), 30)
     findings.require_equal(f"{name}: drained", str(drained), "True")
@@ -178,13 +178,13 @@ async def _run_jump(scene: Environment, name: str, seconds: int, votes: list[tup
 
 
 async def _wait_until(condition: Callable[[dict[str, object]], object], helper: HelperProcess) -> float:
-    """When the service first said so (unix seconds); looked at for a minute."""
+    """Wait up to a minute for a condition; return the Unix time at which it held."""
     await helper.wait_until("says so", condition)
     return time.time()
 
 
 def _resident_bytes(helper: HelperProcess) -> int:
-    """The resident memory of the service, in bytes."""
+    """Return the resident memory of the service in bytes."""
     status = Path(f"/proc/{helper.pid}/status").read_text()
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS:"))) * 1024
 

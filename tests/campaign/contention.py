@@ -1,20 +1,20 @@
-"""Everyone at the database at once: 64 wallets, operators' commands, the control socket, a backup, a second daemon.
+"""Concurrent access to the database: 64 wallets, operators, a backup, a second daemon.
 
-How it hurts. 64 posters post all the time, while shares are revealed and confirmed (and so erased: the WAL is truncated
-again and again). Beside them operators' commands run one after the other, both those that ask the daemon and those that
-read the file (with the settings of a helper whose control socket nobody serves); the control socket is asked; one
-backup follows the other; and a second daemon is started on the file, again and again.
+Method. 64 posters post continuously while shares are revealed and confirmed (and so erased: the WAL is truncated
+repeatedly). Concurrently, operators' commands run one after another, both those that query the daemon and those that
+read the file (with the configuration of a helper whose control socket has no server). The control socket is queried,
+backups run one after another, and a second daemon is started on the file repeatedly.
 
-With PostgreSQL all commands ask the daemon, `pg_dump` makes the backups, and the second daemon has the name of the
-first. That is asked of the database before the service is loaded, and it is given a second, as the server notices a bit
-late that a holder has died; a file's lock is asked for before anything else at all. Within 5 s, then.
+With PostgreSQL all commands query the daemon, `pg_dump` makes the backups, and the second daemon uses the name of the
+first. A file lock is checked before anything else; the name is checked in the database before the service is loaded,
+with a grace of a second because the server detects late that a holder has died. The limit is therefore 5 s.
 
-What must hold. Nobody is ever told "locked", or of a deadlock: not in an answer, not in a command's output, not in the
-log; only the second daemon is, at once, with exit status 1. No answer is a 5xx, no command fails, every backup is
-whole; and what every campaign promises.
+Requirements. No response, command output or log line contains "locked" or reports a deadlock; only the second daemon is
+refused, immediately, with exit status 1. No response is a 5xx, no command fails, every backup is complete; and the
+promises of every campaign hold.
 
-The planted bug that it caught: the backup made sure first that nobody writes (`BEGIN IMMEDIATE` over a connection that
-may write, in helper/store/sqlite/snapshot.py). It printed ""locked" anywhere: 1 (= 0)" and "commands that failed: db
+Injected fault that it caught: the backup first made sure that there is no writer (`BEGIN IMMEDIATE` over a writable
+connection, in helper/store/sqlite/snapshot.py). It printed ""locked" anywhere: 1 (= 0)" and "commands that failed: db
 backup: 1 the database could not be used: database is locked".
 """
 
@@ -37,7 +37,7 @@ from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, run_chain_and
 from tests.support.postgres import Cluster
 
 MAX_REFUSED = {"sqlite": 1, "postgres": 5}
-"""Seconds in which a second daemon is refused."""
+"""Seconds within which a second daemon is refused, by store."""
 POSTER_COUNT = 64
 SHARES_PER_VOTE = 16
 NOT_FOUND_EXIT_CODE = 5
@@ -47,13 +47,13 @@ BACKUP_ENV = {"SVOTE_HELPER_BACKUP_PASSPHRASE": "correct horse battery staple"}
 
 @dataclass
 class Observations:
-    """What everyone was told.
+    """Responses and outputs of all clients.
 
     Attributes:
-        texts: whatever was written or answered by anyone but the second daemon.
-        failed: commands that did not end with 0.
+        texts: all outputs and responses except the second daemon's.
+        failed: commands whose exit status was not 0.
         runs: how often each kind of command ran.
-        second_instance: the second daemons.
+        second_instance: results of the second daemons.
     """
 
     texts: list[str] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Observations:
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Let everyone loose for a while, and judge."""
+    """Run all clients for a while and check the promises."""
     findings, seen = Findings(), Observations()
     place = setting.cluster
     async with run_chain_and_helper(setting.folder, "--stand-in-proofs", program=STAND_IN_PROGRAM, cluster=place) as (
@@ -99,7 +99,7 @@ async def run(setting: CampaignRun) -> Findings:
 
 
 async def _repeat_until(end: float, operation: Callable[[], Awaitable[None]]) -> None:
-    """Do it again and again, at least once."""
+    """Repeat an operation until a time, at least once."""
     await operation()
     while time.monotonic() < end:
         await operation()
@@ -108,7 +108,7 @@ async def _repeat_until(end: float, operation: Callable[[], Awaitable[None]]) ->
 def _start_other_clients(
     setting: CampaignRun, helper: HelperProcess, seen: Observations
 ) -> list[Callable[[], Awaitable[None]]]:
-    """Everyone but the wallets."""
+    """Start all clients except the wallets."""
     alone = setting.folder / "alone.toml"
     alone.write_text(f'{helper.config.read_text()}\n[operator]\nsocket = "{setting.folder}/nobody.sock"\n')
 
@@ -117,7 +117,7 @@ def _start_other_clients(
         seen.record_command(f"queue list ({source})", listed)
         if listed.exit_code == 0 and (shares := listed.json()["shares"]):
             shown = await run_command("queue", "show", shares[-1]["ref"], "--config", str(config), "--json")
-            # it may have been confirmed since
+            # the share may have been confirmed since
             seen.record_command(
                 f"queue show ({source})",
                 replace(shown, exit_code=0) if shown.exit_code == NOT_FOUND_EXIT_CODE else shown,
@@ -158,7 +158,7 @@ def _start_other_clients(
 
 
 def _run_pg_dump(cluster: Cluster) -> CommandResult:
-    """A backup as PostgreSQL makes it, to its end."""
+    """Make a backup with PostgreSQL's own tool and return its result."""
     began = time.monotonic()
     ended = cluster.run("pg_dump", cluster.url)
     whole = b"database dump complete" in ended.stdout[-200:]

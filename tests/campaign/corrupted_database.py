@@ -1,4 +1,4 @@
-"""A database with something in every table, and the life of a helper on a copy of it: what `corruption` compares."""
+"""Creates a database with rows in every table and runs a helper on a copy for `corruption`."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ SENT_NUMBERS, FAILED_NUMBERS, CLAIMED_NUMBERS, CONFIRMED_NUMBERS = (
 )
 STORED_NUMBERS, NEW_NUMBERS = range(64), range(100, 104)
 CHAIN_HEIGHT: Final = 70
-"""The newest block of the database; the chain has one more by the time of a restart."""
+"""Newest block of the database; by the time of a restart the chain has one more."""
 
 
 def create_numbered_share(number: int) -> PostedShare:
-    """The share with this number, at its time."""
+    """Return the share with this number and its due time."""
     times = {**dict.fromkeys(WAITING_NUMBERS, SOON_DUE_AT), **dict.fromkeys(LATER_NUMBERS, LATER_DUE_AT)}
     return make_posted_share(number, round_id=ROUND_ID, submit_at=times.get(number, 0))
 
 
 def row_id_of(number: int) -> int:
-    """The row of the share with this number: they are handed in one after another."""
+    """Return the row id of a share: shares are enqueued in order of their numbers."""
     return number + 1
 
 
 class StoreEnvironment:
-    """What a store lives among: a clock, and a node that tells the round and its tree."""
+    """Dependencies of a store: a clock, and a node that serves the round and its tree."""
 
     def __init__(self, path: Path) -> None:
         self.clock = FakeClock(NOW)
@@ -69,7 +69,7 @@ class StoreEnvironment:
 
 
 async def create_database(path: Path) -> None:
-    """Write the database that is copied."""
+    """Create the database that is copied."""
     environment = StoreEnvironment(path)
     store = environment.store
     await store.open()
@@ -100,26 +100,26 @@ async def create_database(path: Path) -> None:
 
 @dataclass(slots=True)
 class RunResult:
-    """What came of one helper's life on one file.
+    """Result of running a helper on one file.
 
     Attributes:
         refused: why it did not start, with the advice.
-        errors: what the store said at which step.
-        unhandled: errors that are none of the house.
-        reported_nullifiers: the rows that were told to be damaged.
-        early_claims: shares handed out before their time.
-        claimed: shares handed out for a proof, by row.
-        repeated_claims: rows handed out twice.
-        sent_messages: messages handed out to be sent again, by row.
+        errors: the store's error by step.
+        unhandled: errors that are not the product's own.
+        reported_nullifiers: nullifiers of the rows reported as damaged.
+        early_claims: shares claimed before their time.
+        claimed: shares claimed for a proof, by row.
+        repeated_claims: rows claimed twice.
+        sent_messages: messages returned for resending, by row.
         damaged_rows: rows that are set aside.
         failed: names of the failed shares that operators see.
         listed: names of all live shares that operators see.
-        responses: what became of shares handed in again, by number.
-        problems: what the background check could not mend.
-        repaired: whether the background check changed what was found.
-        tree: whether the tree came to be the chain's.
-        counts: the operators' counts, at the start and after the background check.
-        confirmed: how many shares were buried when the chain counted them all.
+        responses: result of enqueueing shares again, by number.
+        problems: damage that the integrity check could not repair.
+        repaired: whether the integrity check changed what was found.
+        tree: whether the tree equals the chain's.
+        counts: the operators' counts, at the start and after the integrity check.
+        confirmed: number of tombstones after the chain counted all shares.
     """
 
     refused: tuple[str, str] | None = None
@@ -141,7 +141,7 @@ class RunResult:
     confirmed: int = 0
 
     async def run_step(self, name: str, call: Awaitable[T]) -> T | None:
-        """One call; its error is noted and ends nothing."""
+        """Run one step; record its error and continue."""
         try:
             return await call
         except HelperError as error:
@@ -152,11 +152,11 @@ class RunResult:
 
 
 async def run_helper(path: Path, bit_flip: tuple[int, int] | None = None) -> RunResult:
-    """Start on a file and do all that a helper does, to the end of the shares.
+    """Open a file and run a helper's operations until the shares are confirmed.
 
     Args:
         path: the database.
-        bit_flip: an offset and a bit that flips right after the start, None for none.
+        bit_flip: an offset and a bit to flip after the start; None for no flip.
     """
     around, life = StoreEnvironment(path), RunResult()
     life.reported_nullifiers = around.reported_nullifiers
@@ -184,7 +184,7 @@ async def run_helper(path: Path, bit_flip: tuple[int, int] | None = None) -> Run
 
 
 async def _flip_bit(around: StoreEnvironment, path: Path, at: int, bit: int) -> None:
-    """Flip a bit under a store that runs, and let it forget what it has read."""
+    """Flip a bit under an open store and clear its caches."""
     data = bytearray(path.read_bytes())
     data[at] ^= 1 << bit
     path.write_bytes(data)
@@ -205,7 +205,7 @@ async def _start_store(life: RunResult, around: StoreEnvironment) -> None:
 
 
 async def _process_due(life: RunResult, around: StoreEnvironment, now: float = SOON_DUE_AT) -> None:
-    """All that is due at a time, and nothing a moment before it."""
+    """Process all shares due at a time, and check that none is due before."""
     active = [share_row.round_id for share_row in around.rounds.active_rounds()]
     for moment in (now - 0.1, now):
         while claimed := await life.run_step(
@@ -222,7 +222,7 @@ async def _process_due(life: RunResult, around: StoreEnvironment, now: float = S
 
 
 async def _read_operator_views(life: RunResult, around: StoreEnvironment) -> None:
-    """What operators see."""
+    """Read what operators see."""
     entries = await life.run_step("list", around.store.list_shares(QueueFilter(), LIST_LIMIT)) or []
     life.listed = [entry.ref for entry in entries]
     life.failed = {entry.ref for entry in entries if entry.state is ShareState.FAILED}
@@ -235,7 +235,7 @@ async def _read_operator_views(life: RunResult, around: StoreEnvironment) -> Non
 
 
 async def _retry_and_enqueue(life: RunResult, around: StoreEnvironment) -> None:
-    """An operator has the failed shares tried again; wallets post everything again, and new shares."""
+    """Retry failed shares, and post all old and some new shares."""
     rows = map(row_id_of, FAILED_NUMBERS)
     await asyncio.gather(*(life.run_step("retry", retry_as_operator(around.store, row)) for row in rows))
     handed_in = {number: create_numbered_share(number) for number in (*NEW_NUMBERS, *STORED_NUMBERS)}
@@ -249,7 +249,7 @@ async def _retry_and_enqueue(life: RunResult, around: StoreEnvironment) -> None:
 
 
 async def _run_integrity_check(life: RunResult, around: StoreEnvironment) -> None:
-    """The background check, and the work after it."""
+    """Run the integrity check and process what is due after it."""
     before = await around.store._check_integrity()
     life.problems = await life.run_step("verify", around.store.verify()) or []
     life.repaired = before != life.problems
@@ -258,7 +258,7 @@ async def _run_integrity_check(life: RunResult, around: StoreEnvironment) -> Non
 
 
 async def _confirm_all(life: RunResult, around: StoreEnvironment, path: Path) -> None:
-    """The chain counts every share."""
+    """Confirm every share on the chain."""
     life.damaged_rows = await _read_damaged_rows(path)
     block = [(ROUND_ID, create_numbered_share(number).nullifier) for number in (*STORED_NUMBERS, *NEW_NUMBERS)]
     life.confirmed = len(

@@ -1,22 +1,21 @@
-"""One flipped bit in each of 1,000 copies of a database, and a helper's whole life on each copy.
+"""Flips one bit in each of 1,000 copies of a database and runs a helper on each copy.
 
-The database has a row in every table: shares that wait, are due later, were taken up, sent, failed and confirmed, with
-messages, history, a round, its tree and its spent nullifiers. Bits are flipped anywhere in the file, every second one
-near the beginning of a page, where SQLite keeps what a page is made of; three of four before the helper starts, the
-others under a helper that runs. On each copy the real store opens, recovers, follows the tree of a node, hands out what
-is due (and a moment before, when nothing is), reads back what was sent, lists everything for operators, takes failed
-shares up again, takes new shares in and old ones again, runs the background check, and sees the chain count every
-share. What came of it is compared with the same life on the file as it was.
+Method. The database has a row in every table: shares that wait, are due later, were claimed, sent, failed and
+confirmed, with messages, history, a round, its tree and its spent nullifiers. Bits are flipped anywhere in the file,
+every second one near the start of a page, where SQLite stores the page header. Three of four are flipped before the
+helper starts, the others while it runs. On each copy the real store opens, recovers, follows a node's tree, claims what
+is due (and checks that nothing is due before), reads sent messages, lists everything for operators, retries failed
+shares, enqueues new and known shares, runs the integrity check, and applies blocks that count every share. The result
+is compared with a run on the original file.
 
-What must hold: nothing is handed out before its time or otherwise than as it was written. Every share that should have
-been handed out was, or is set aside and named; or the start was refused with the way to restore; or the store or its
-background check said that the database is damaged. No error that is none of the house. A bit that flipped before the
-start, and does not keep the helper from starting, keeps it from nothing else: blocks are taken in, the tree is the
-chain's, and no share is taken twice. A share that can not be read hides no other from the operators' list. Every life
-comes to its end.
+Requirements. Nothing is returned before its time or with changed content. Every share that should have been returned
+was, or is set aside and reported; or the start was refused with advice to restore; or the store or its integrity check
+reported the damage. All errors are the product's own. A bit that flipped before the start, and does not prevent the
+start, prevents nothing else: blocks are applied, the tree equals the chain's, and no share is enqueued twice. An
+unreadable share hides no other share from the operators' list. Every run ends.
 
-The planted bug that it caught: `load` in helper/store/operations/transitions.py took a row for sound without looking
-at its check. The short form printed "shares or messages handed out that are not as written: 2 (= 0)".
+Injected fault that it caught: `load` in helper/store/operations/transitions.py accepted a row without verifying its
+check value. The short form printed "shares or messages handed out that are not as written: 2 (= 0)".
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ from tests.campaign.campaign import Campaign, CampaignRun, Findings
 from tests.campaign.corrupted_database import RunResult, create_numbered_share, row_id_of, run_helper
 
 TIMEOUT_SECONDS = 120
-"""Seconds of a life: it is over in one or two."""
+"""Timeout of a run in seconds; it takes one or two."""
 PAGE_BYTES = 4096
 HEADER_BYTES = 64
-"""Bytes at the beginning of a page that every second bit is flipped in."""
+"""Bytes at the start of a page in which every second bit is flipped."""
 PROCESSED_ROWS = {
     row_id_of(one)
     for part in (
@@ -50,9 +49,9 @@ PROCESSED_ROWS = {
     )
     for one in part
 }
-"""The rows that a whole life hands out for a proof."""
+"""Rows that a complete run claims for a proof."""
 LIVE_ROWS = PROCESSED_ROWS | {row_id_of(number) for number in corrupted_database.SENT_NUMBERS}
-"""The rows whose shares wait for something; a confirmed share's row is taken by a new share."""
+"""Rows of pending shares; a new share reuses a confirmed share's row."""
 EXPECTED_SHARES = {
     create_numbered_share(number).share
     for number in (*corrupted_database.STORED_NUMBERS, *corrupted_database.NEW_NUMBERS)
@@ -60,7 +59,7 @@ EXPECTED_SHARES = {
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Make the copies, live on each, and compare."""
+    """Create the copies, run a helper on each, and compare."""
     findings, rng = Findings(), setting.seeded_random("bits")
     base = setting.folder / "base.db"
     kinds: Counter[str] = Counter()
@@ -99,7 +98,7 @@ async def run(setting: CampaignRun) -> Findings:
 
 
 def classify_result(result: RunResult, expected: RunResult) -> str:
-    """What a flipped bit came to, the gravest first."""
+    """Classify the effect of a flipped bit, most severe first."""
     if result.refused is not None:
         return "refused at the start"
     if result.errors:
@@ -118,7 +117,7 @@ def classify_result(result: RunResult, expected: RunResult) -> str:
 
 
 def check_result(findings: Findings, result: RunResult, expected: RunResult, *, running: bool) -> None:
-    """Hold one life against that on the whole file."""
+    """Compare one run with that on the intact file."""
     findings.require_equal("errors that are none of the house", len(result.unhandled), 0)
     if result.refused is not None:
         findings.require_equal("starts refused without the way to restore", int("restore" not in result.refused[1]), 0)
@@ -141,7 +140,7 @@ def check_result(findings: Findings, result: RunResult, expected: RunResult, *, 
 
 
 def _wrong_rows(result: RunResult, expected: RunResult) -> list[int]:
-    """Rows that were handed out otherwise than on the whole file; new shares may stand in other rows."""
+    """Return rows whose content differs from the intact file; new shares may use other rows."""
     wrong = [
         number for number, one in result.claimed.items() if number in LIVE_ROWS and one != expected.claimed.get(number)
     ]
@@ -154,7 +153,7 @@ def _wrong_rows(result: RunResult, expected: RunResult) -> list[int]:
 
 
 def _normalize_message(message: SentReveal) -> SentReveal:
-    """A message without what is only told in the counters: whether it was the first try goes by the share's history."""
+    """Ignore flags that depend on the share's history and only feed counters."""
     return replace(message, is_first_attempt=True, is_first_message=True)
 
 

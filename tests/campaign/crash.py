@@ -1,19 +1,19 @@
-"""SIGKILL of the service and of its prover workers at random moments, while a crowd posts and shares come due.
+"""SIGKILL of the service and its prover workers at random moments, under load.
 
-One kill in five hits the service while it still starts, the others at work; workers are killed in between. Nobody
-helps: the service is only started again, one time in five after more blocks than a sent message is waited for. First
-with stand-in proofs, of which each is counted when a prover begins it; the full form does it once more with the real
-prover.
+Method. Wallets post and shares come due throughout. One kill in five hits the service during its start, the others
+while it works; workers are killed in between. There is no other intervention: the service is only restarted, one time
+in five after more blocks than a sent message is waited for. The first series uses stand-in proofs, each of which is
+counted when a prover begins it; the full form adds a series with the real prover.
 
-What must hold: no acknowledged share lost, early or twice; the service is ready again after each kill; no more proofs
-made anew than kills × workers; no attempt spent, as a death that is not the share's fault costs it none (a third
-worker's under one share does, by the table).
+Requirements. No acknowledged share is lost, early or counted twice; the service is ready again after each kill; at most
+kills × workers proofs are repeated; no attempt is spent, because a death that is not the share's fault costs none (the
+third death of a worker under one share does, see the verdict table).
 
-With PostgreSQL the name of a host that was killed is free when the server knows of it: a life that begins earlier is
-refused and begun again, as a service manager would.
+With PostgreSQL the name of a killed host is released when the server detects its end: a start before that is refused
+and repeated, as a service manager would.
 
-Planted: `Service.run` no longer called `store.recover()`, so that shares taken up at a kill stayed taken up. The short
-form said: "acknowledged and not counted: 27 (= 0)", "shares left in the database: 27 (= 0)".
+Injected fault: `Service.run` did not call `store.recover()`, so that shares claimed at a kill stayed claimed. The short
+form reported: "acknowledged and not counted: 27 (= 0)", "shares left in the database: 27 (= 0)".
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from tests.campaign.process_lifecycle import WORKER_COUNT, HelperLifecycle, crea
 from tests.support.harness import REAL_PROGRAM, STAND_IN_PROGRAM
 
 EARLY_PROBABILITY = 0.2
-"""The part of the service's kills that hit it while it starts."""
+"""Fraction of the service's kills that hit it during its start."""
 OFFLINE_PROBABILITY = 0.2
-"""The part of them after which the chain is so far ahead that what was sent might be given up."""
+"""Fraction after which the chain has advanced so far that sent messages might be given up."""
 OFFLINE_BLOCKS = 12
 STARTUP_SECONDS = 1.2
-"""Seconds in which it starts, about."""
+"""Approximate seconds of a start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class KillSeries:
     """One series of kills.
 
     Attributes:
-        kills: of the service.
-        worker_kills: of workers.
-        life_seconds: the longest that a service which is up may live, seconds.
+        kills: number of kills of the service.
+        worker_kills: number of kills of workers.
+        life_seconds: maximum seconds that a service which is up runs until its kill.
     """
 
     name: str
@@ -57,7 +57,7 @@ class KillSeries:
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Both series."""
+    """Run both series."""
     findings = Findings()
     stand_in = KillSeries(
         "stand-in",
@@ -106,7 +106,7 @@ async def _run_series(setting: CampaignRun, series: KillSeries, findings: Findin
 
 
 async def _kill_workers(lifecycle: HelperLifecycle, seconds: float, worker_kills: int, where: float) -> int:
-    """Let it live for some seconds and kill workers meanwhile; how many were killed."""
+    """Run for some seconds and kill workers meanwhile; return how many were killed."""
     killed = 0
     for _ in range(worker_kills):
         await asyncio.sleep(seconds / (worker_kills + 1))
@@ -120,7 +120,7 @@ async def _kill_workers(lifecycle: HelperLifecycle, seconds: float, worker_kills
 
 
 async def _wait_for_proof(lifecycle: HelperLifecycle) -> None:
-    """Wait until a prover begins a proof, for as long as that may take where there is work."""
+    """Wait until a prover begins a proof, as long as that may take when there is work."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(2):
             proof_count = lifecycle.started_proofs

@@ -1,23 +1,20 @@
-"""The database's disk is full, and then it fails: every fsync is an EIO.
+"""Fills the database's disk, then makes every fsync fail with EIO.
 
-How it hurts. The database is alone on a small tmpfs. While wallets post and shares come due, a ballast takes every byte
-that is left, and whatever is freed, for a while; then it is gone. Later every fsync and fdatasync of the service ends
-with EIO (injected with strace), for a while. Wallets do not give up; one of them asks all the time, with shares of its
-own, and asks for the status too. The long form also kills the helper in the midst of each, and starts it when the disk
-is well.
+Method. The database is alone on a small tmpfs. While wallets post and shares come due, a ballast file takes every free
+byte for a while, and is then deleted. Later every fsync and fdatasync of the service fails with EIO (injected with
+strace) for a while. Wallets keep retrying; one of them posts its own shares and requests the status continuously. The
+long form also kills the helper during each failure and starts it after the disk has recovered.
 
-What must hold. Every share that was acknowledged is counted in the end, none early, none twice. Within a second of the
-trouble POST and status are 503 and nothing else, each answered within a second; no POST that came while no fsync went
-well is answered 200. Ten seconds after the end of the trouble, at most, both are 200 again, by themselves.
+Requirements. Every acknowledged share is counted in the end, none early, none twice. Within a second of the failure
+POST and status return only 503, each within a second; no POST that arrives while every fsync fails returns 200. At most
+ten seconds after the end of the failure both return 200 again, without intervention.
 
 Without root (to mount) or strace the goal "can be tried here" is broken.
 
-The planted bug that it caught: `SqliteWriter._commit` in helper/store/sqlite/writer.py returns after an error of the
-disk as if all were kept. It printed "acknowledged and not counted: 14 (= 0)", "EIO: POSTs answered 200 while every
-fsync
-failed: 4 (= 0)". No plant but the state of the product at first: its probe of the disk was an update that changes
-nothing, which SQLite does not write, so that the status wavered: "EIO: other answers of status after the first 503: 2
-(= 0)".
+Injected fault that it caught: `SqliteWriter._commit` in helper/store/sqlite/writer.py treats a disk error as a
+successful commit. It printed "acknowledged and not counted: 14 (= 0)", "EIO: POSTs answered 200 while every fsync
+failed: 4 (= 0)". An original bug that it found: the disk probe was an update without a change, which SQLite does not
+write, so that the status alternated: "EIO: other answers of status after the first 503: 2 (= 0)".
 """
 
 from __future__ import annotations
@@ -51,7 +48,7 @@ STATUS_PATH = "/shielded-vote/v1/status"
 
 @dataclass(frozen=True, slots=True)
 class TimedResponse:
-    """One answer to the wallet that asks all the time; times are monotonic seconds, code 0 is no answer."""
+    """A response to the sequential wallet, in monotonic seconds; code 0 is no response."""
 
     endpoint: str
     sent_at: float
@@ -61,7 +58,7 @@ class TimedResponse:
 
 @dataclass
 class SequentialWallet:
-    """A wallet that posts one share after the other, each until it is taken, and asks for the status between."""
+    """A wallet that posts shares one after another until accepted, and requests the status between."""
 
     helper: HelperProcess
     http: httpx.AsyncClient
@@ -89,7 +86,7 @@ class SequentialWallet:
         return self.responses[-1]
 
     def seconds_until_status(self, what: str, code: int, after: float) -> float:
-        """Seconds from a moment to the first such answer to what was asked after it."""
+        """Return seconds from a moment to the first such response to a later request."""
         times = [
             one.answered_at - after
             for one in self.responses
@@ -98,14 +95,14 @@ class SequentialWallet:
         return min(times, default=float("inf"))
 
     def responses_between(self, what: str, begin: float, end: float) -> list[TimedResponse]:
-        """Answers to what was asked and answered within a time."""
+        """Return responses to requests sent and answered within a time span."""
         return [
             one for one in self.responses if one.endpoint == what and begin <= one.sent_at and one.answered_at <= end
         ]
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Fill the disk, break it, and judge."""
+    """Fill the disk, break it, and check the promises."""
     findings, missing = Findings(), _missing_requirement()
     findings.require_equal("can be tried here", missing, "yes")
     if missing != "yes":
@@ -187,7 +184,7 @@ async def _measure_failure(
     *,
     kill: bool,
 ) -> None:
-    """One time of trouble, from its beginning to the first 200 after it."""
+    """Measure one failure, from its start to the first 200 after it."""
     helper = wallet.helper
     async with helper.timeout("takes shares before the trouble"):
         await _wait_until(lambda: wallet.responses and wallet.responses[-1].code == 200)
@@ -200,7 +197,7 @@ async def _measure_failure(
     if kill:
         await helper.start()
     mended = time.monotonic()
-    # what the bounds of time are about is the helper's own doing; after a kill it is also its start
+    # The time bounds apply to the helper's own work; after a kill that includes its start.
     async with helper.timeout(f"takes shares again after {name}"):
         await _wait_until(
             lambda: (
@@ -233,7 +230,7 @@ async def _wait_until(condition: object) -> None:
 
 @contextlib.asynccontextmanager
 async def _fill_disk(disk: Path) -> AsyncIterator[None]:
-    """Every byte of the disk is taken, also those that are freed meanwhile."""
+    """Fill the disk, including bytes that are freed meanwhile."""
     ballast = disk / "ballast"
     eating = asyncio.create_task(_consume_space(ballast))
     try:
@@ -261,7 +258,7 @@ def _free_bytes(disk: Path) -> int:
 
 @contextlib.asynccontextmanager
 async def _fail_fsync(setting: CampaignRun, findings: Findings, helper: HelperProcess) -> AsyncIterator[None]:
-    """Every fsync and fdatasync of the service fails."""
+    """Make every fsync and fdatasync of the service fail."""
     trace = setting.folder / "strace.txt"
     calls = "fsync,fdatasync"
     tracer = await asyncio.create_subprocess_exec(
@@ -278,7 +275,7 @@ async def _fail_fsync(setting: CampaignRun, findings: Findings, helper: HelperPr
     finally:
         with contextlib.suppress(ProcessLookupError):
             tracer.send_signal(signal.SIGTERM)
-        # to its end: strace takes its hands off every thread before
+        # Wait for its end, because strace detaches from every thread before it exits.
         await tracer.communicate()
     findings.require_at_least("EIO: fsyncs that failed", trace.read_text(errors="replace").count("(INJECTED)"), 1)
 

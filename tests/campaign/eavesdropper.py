@@ -1,18 +1,18 @@
-"""The node's own log of requests and the order of its chain, read as an adversary would who runs that node.
+"""Checks what a malicious node learns from its request log and the order of its chain.
 
-First the helper is listened to while nothing happens, then while wallets post at random moments: new shares, the same
-again, and shares whose leaf is beyond the known tree. Then votes are cast whose shares are due within some seconds,
-and many in one and the same second, while other voters' leaves give the tree a new root every two seconds.
+Method. The request log is recorded first while the helper is idle, then while wallets post at random moments: new
+shares, known shares, and shares whose leaf is beyond the synced tree. Then votes are cast whose shares are due within
+some seconds, many of them in the same second, while other voters' leaves give the tree a new root every two seconds.
 
-What must hold: no request names a share before its time; nothing in the requests, their sequence or their rhythm
-tells that a share came; each reveal is made against the newest root that its maker had been told of (allowed are
-`GRACE_SECONDS` seconds for the proof, its place behind another one and the disk: what came meanwhile is newer), so
-that no anchor tells when a share came; and the order in which shares of one second reach the chain, or count on it, has
-nothing to do with that in which wallets posted them.
+Requirements. No request names a share before its time. Neither the requests nor their order or timing reveal that a
+share arrived. Each reveal is made against the newest root known to the helper, so that no anchor reveals an arrival
+(`GRACE_SECONDS` seconds are allowed for the proof, queueing and the disk, in which newer roots may arrive). The order
+in which shares of one second reach the chain, or are counted there, is independent of the order in which wallets posted
+them.
 
-Planted bugs that it caught. `CommitmentTreeSync.wait_next_sync`, in which shares beyond the known tree are held,
-began with a sync of its own (`await self.sync(self.synced_height)`): "requests more or fewer a block with POSTs than
-without, of any kind: 0.9375 (≤ 0.5)". `Kept.vouch` made the root before the newest the anchor: "seconds that a newer
+Injected faults that it caught. `CommitmentTreeSync.wait_next_sync`, which holds shares beyond the synced tree, began
+with its own sync (`await self.sync(self.synced_height)`): "requests more or fewer a block with POSTs than without, of
+any kind: 0.9375 (≤ 0.5)". `RoundTree.set_anchor` used the root before the newest as the anchor: "seconds that a newer
 root than a reveal's was known: 1.9823 (≤ 1)".
 """
 
@@ -48,10 +48,10 @@ Votes = Sequence[tuple[Ballot, int]]
 FAR_AHEAD_SECONDS = 2000
 """Seconds until the shares are due that are only posted."""
 WINDOW_SECONDS = 0.1
-"""Seconds after a POST in which a request would be put down to it."""
+"""Seconds after a POST in which a request is attributed to it."""
 GRACE_SECONDS = 1.0
 ROOT_INTERVAL_SECONDS = 2.0
-"""Seconds between two roots: more than `GRACE_SECONDS`, so that most reveals have no newer one to be excused by."""
+"""Seconds between two roots: more than `GRACE_SECONDS`, so that most reveals have no newer root in that time."""
 USUAL_REQUEST_GROUPS = {
     ("rest", "blocks"),
     ("rest", "blocks", "rounds", "tree-latest"),
@@ -60,16 +60,16 @@ USUAL_REQUEST_GROUPS = {
     ("rpc", "status"),
     ("rpc", "status", "block_results"),
 }
-"""What a helper asks at each look at a node: whether that is catching up only with a new block, or when its word
-is old. On a machine that stumbles, two looks may run into each other.
+"""Request groups of one health check of a node. The syncing state is queried only with a new block or when the last
+answer is old. On a busy machine two health checks may overlap.
 """
 BLOCK_SECONDS = 0.3
 PAGE_SIZE = 1000
-"""Heights that a node tells the leaves of at once."""
+"""Maximum heights per request for leaves."""
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Listen, then read."""
+    """Record both traffic phases and check them."""
     findings = Findings()
     place = setting.cluster
     async with run_chain_and_helper(setting.folder, "--stand-in-proofs", program=STAND_IN_PROGRAM, cluster=place) as (
@@ -95,13 +95,13 @@ async def run(setting: CampaignRun) -> Findings:
     return findings
 
 
-# ---------------------------------------------------------------------- arrivals
+# -------------------------------------------------------------------- arrivals
 
 
 async def _compare_traffic(
     findings: Findings, setting: CampaignRun, chain: DevChain, helper: HelperProcess, posted: Votes
 ) -> None:
-    """A quiet span, and one as long in which wallets post."""
+    """Compare an idle span with an equally long one in which wallets post."""
     blocks = setting.scale(120, 16)
     quiet, _ = await _record_span(chain, blocks, asyncio.sleep(0, list[float]()))
     arrivals = _post_arrivals(helper, posted, setting.seeded_random("moments"), blocks * BLOCK_SECONDS)
@@ -125,7 +125,7 @@ async def _compare_traffic(
 async def _record_span(
     chain: DevChain, blocks: int, activity: Awaitable[list[float]]
 ) -> tuple[list[dict[str, Any]], list[float]]:
-    """What the node is asked while so many blocks come, and what was done meanwhile."""
+    """Record the requests to the node over some blocks while an activity runs."""
     before = (await chain.request_log())[-1]["seq"]
     end = await chain.newest_height() + blocks
     done = await activity
@@ -135,7 +135,7 @@ async def _record_span(
 
 
 async def _post_arrivals(helper: HelperProcess, votes: Votes, rng: random.Random, seconds: float) -> list[float]:
-    """Post new shares, known ones, and ones that are held for the next sync; when each was posted."""
+    """Post new, known and held shares; return the time of each POST."""
     due, began = unix_time_in(FAR_AHEAD_SECONDS), time.monotonic()
     times: list[float] = []
 
@@ -153,13 +153,13 @@ async def _post_arrivals(helper: HelperProcess, votes: Votes, rng: random.Random
     return sorted(times)
 
 
-# ---------------------------------------------------------------------- reveals
+# -------------------------------------------------------------------- reveals
 
 
 async def _run_reveals(
     setting: CampaignRun, chain: DevChain, helper: HelperProcess, voters: WalletCrowd, round_id: bytes
 ) -> Votes:
-    """Votes with shares at any second of some, and many in one, while the tree grows."""
+    """Cast votes with shares due in different seconds and in one second, while the tree grows."""
     spread, together = setting.scale((30, 60), (3, 12))
     votes = await voters.cast_votes(round_id, spread + together)
     await helper.wait_for_leaf(round_id, max(position for _, position in votes))
@@ -181,14 +181,14 @@ async def _run_reveals(
 
 
 async def _grow_tree(chain: DevChain, round_id: bytes) -> None:
-    """Somebody else's leaf now and then."""
+    """Append leaves of other voters at intervals."""
     while True:
         await chain.post("/devnet/delegate", {"round_id": round_id.hex(), "count": 1})
         await asyncio.sleep(ROOT_INTERVAL_SECONDS)
 
 
 async def _check_anchors(findings: Findings, chain: DevChain, round_id: bytes, log: Sequence[dict[str, Any]]) -> None:
-    """Hold the anchor of each reveal's bytes against the roots that the helper had been told of."""
+    """Compare each reveal's anchor with the roots known to the helper."""
     anchors = {}
     for one in await chain.find_transactions(round_id):
         message = decode(base64.b64decode(one["tx"]))
@@ -198,7 +198,7 @@ async def _check_anchors(findings: Findings, chain: DevChain, round_id: bytes, l
     asked = sorted(entry["time"] for entry in log if entry["route"] == "tree-latest")
     sent: dict[str, float] = {}
     for entry in _broadcast_entries(log):
-        sent.setdefault(entry["nullifier"], entry["time"])  # what is sent again keeps its anchor
+        sent.setdefault(entry["nullifier"], entry["time"])  # a resent message keeps its anchor
     stale = [anchor_staleness(anchors[name], at, roots, asked) for name, at in sent.items()]
     findings.record_figure("different anchors", len(set(anchors.values())))
     findings.require_equal("anchors at heights without a root", len(set(anchors.values()) - roots.keys()), 0)
@@ -206,7 +206,7 @@ async def _check_anchors(findings: Findings, chain: DevChain, round_id: bytes, l
 
 
 async def _root_times(chain: DevChain, round_id: bytes) -> dict[int, float]:
-    """Every height of the chain at which the round got a root, with its block's time."""
+    """Return the block time of every height at which the round got a root."""
     newest, heights = await chain.newest_height(), list[int]()
     for begin in range(1, newest + 1, PAGE_SIZE):
         span = {"from_height": begin, "to_height": min(newest, begin + PAGE_SIZE - 1)}
@@ -223,10 +223,10 @@ async def _block_time(chain: DevChain, height: int) -> float:
 async def _check_orders(
     findings: Findings, setting: CampaignRun, chain: DevChain, ledger: ShareLedger, log: Sequence[dict[str, Any]]
 ) -> None:
-    """Shares of the same second: how they were posted, how the node heard of them, how they counted."""
+    """Compare the orders of posting, sending and confirmation for shares of one second."""
     (round_id,) = ledger.round_ids
     second, _ = Counter(share.submit_at for share in ledger.posted.values()).most_common(1)[0]
-    # Those that came after their second went at once, in the order of their arrival, as they should.
+    # Shares that arrived after their second were sent immediately, in order of arrival, as intended.
     arrived = [name for name, at in ledger.acknowledged_at.items() if at < second == ledger.posted[name].submit_at]
     heard = _broadcast_entries(log)
     counted = (await chain.spent_nullifiers(round_id)).keys()
@@ -238,12 +238,12 @@ async def _check_orders(
 
 
 def _broadcast_entries(log: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The broadcasts of a log, in the order in which the node heard them."""
+    """Return the broadcasts of a log in order of arrival at the node."""
     return sorted((entry for entry in log if entry["route"] == "reveal-share"), key=lambda entry: float(entry["time"]))
 
 
 def _to_cast_votes(votes: Votes, ledger: ShareLedger | None) -> list[CastVote]:
-    """Votes as their wallets posted them; those without a ledger are due far ahead."""
+    """Convert votes to cast votes; those without a ledger are due far ahead."""
     never = unix_time_in(FAR_AHEAD_SECONDS)
     times = {} if ledger is None else {name: share.submit_at for name, share in ledger.posted.items()}
 

@@ -1,14 +1,15 @@
-"""Thousands of shares are due in one second, while other wallets go on posting.
+"""Thousands of shares due in one second, while other wallets keep posting.
 
-All shares of the herd are posted well before their second, in random order. When it comes, the stand-in prover makes
-proofs as quickly as it can, and other wallets post shares of a later time until the herd is through.
+Method. All shares of the herd are posted well before their second, in random order. When it comes, the stand-in prover
+makes proofs as fast as it can, and other wallets post shares with later due times until all shares of the herd are
+sent.
 
-What must hold: the first proof begins within 100 ms of the second, wallets are answered as if nothing were going on,
-and the order in which shares reach the chain says nothing of the order in which they arrived. The short form has too
-few shares to tell a correlation of 0.05 from none: its bound is what independent orders of so many shares hardly ever
+Requirements. The first proof begins within 100 ms of the second, wallets are answered as quickly as usual, and the
+order in which shares reach the chain is independent of the order in which they arrived. The short form has too few
+shares to distinguish a correlation of 0.05 from none: its bound is one that independent orders of that length rarely
 exceed.
 
-The planted bug that it caught: `enqueue` in helper/store/operations/shares.py gave shares their place by arrival
+Injected fault that it caught: `enqueue` in helper/store/operations/shares.py ranked shares by arrival
 (`rank=tx.next_id`). It printed "rank correlation of arrival and broadcast: 1.0 (≤ 0.142061)".
 """
 
@@ -28,12 +29,12 @@ from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, run_chain_and
 
 SHARES_PER_VOTE = 16
 FAR_AHEAD_SECONDS = 1800
-"""Seconds until the shares are due that are posted beside the herd: never in this run."""
+"""Seconds until the shares posted during the herd are due: never in this run."""
 ROUND_SECONDS = 3600
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Post the herd, post others while it is worked, and ask the witness."""
+    """Post the herd, post others while it is processed, and check the promises."""
     findings = Findings()
     place = setting.cluster
     async with run_chain_and_helper(setting.folder, "--stand-in-proofs", program=STAND_IN_PROGRAM, cluster=place) as (
@@ -70,7 +71,7 @@ async def run(setting: CampaignRun) -> Findings:
 
 
 async def _wait_until_confirmed(chain: DevChain, helper: HelperProcess, shares: int) -> None:
-    """Wait until the chain has counted so many shares, by a question that costs it nothing."""
+    """Wait until the chain has counted all shares, with a query that is cheap for it."""
     async with helper.timeout("has revealed the herd", seconds=600):
         while (await chain.get("/devnet/stats"))["reveals_counted"] < shares:
             await asyncio.sleep(0.1)
@@ -95,7 +96,7 @@ async def _check_herd(
 
 
 async def _broadcast_order(chain: DevChain, ledger: ShareLedger) -> list[str]:
-    """The shares in the order in which the node heard of them first."""
+    """Return the shares in the order in which the node first received them."""
     heard = sorted(await chain.broadcasts(), key=lambda entry: float(entry["time"]))
     return first_occurrences((entry["nullifier"] for entry in heard), ledger.acknowledged_at)
 
