@@ -1,7 +1,7 @@
 """Run the campaigns: `python -m tests.campaign [--store NAME] [--only NAME …] [--quick] [--seed N] [--rest]`.
 
-Prints a table, and writes every run to `build/campaign.json`. Exit status 1 when a promise was broken. All of them take
-hours: `--rest` goes on where a run was ended, with the same store or with another, and prints the table of them all.
+Prints a table, and writes every result to `build/campaign.json`. The exit status is 1 if a promise was broken. All
+campaigns take hours: `--rest` continues an interrupted run, with the same store or another, and prints all results.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from tests.campaign.stores import run_cluster
 
 REPORT = Path("build/campaign.json")
 Report = dict[tuple[str, str], dict[str, Any]]
-"""What was found, by store and campaign."""
+"""Results by store and campaign."""
 
 
 def read_commit() -> str:
-    """Which commit is tried, as git names it; "unknown" outside a repository."""
+    """Return the tested commit as git names it; "unknown" outside a repository."""
     command = ("git", "describe", "--always", "--dirty")
     output = subprocess.run(command, capture_output=True, text=True, check=False)
     return output.stdout.strip() or "unknown"
 
 
 def previous_seed_results(*, seed: int, quick: bool) -> Report:
-    """What the report has of this seed and length and held: what broke is to be run again."""
+    """Return held results for this seed and length; broken campaigns run again."""
     if not REPORT.exists():
         return {}
     results: list[dict[str, Any]] = json.loads(REPORT.read_text())
-    results = [{"store": STORE_NAMES[0], **result} for result in results]  # older reports know of no other
+    results = [{"store": STORE_NAMES[0], **result} for result in results]  # older reports do not name a store
     is_held = [one for one in results if (one["seed"], one["quick"], one["held"]) == (seed, quick, True)]
     return {(one["store"], one["name"]): one for one in is_held}
 
 
 def run_campaign(name: str, *, store: str, seed: int, quick: bool) -> dict[str, Any]:
-    """Run one campaign in a folder of its own; an error of its own is a broken promise too."""
+    """Run one campaign in a new folder; its own error counts as a broken promise."""
     started_at = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=f"campaign-{name}-", ignore_cleanup_errors=True) as folder:
         try:
@@ -67,7 +67,7 @@ async def _run(name: str, setting: CampaignRun) -> Findings:
 
 
 def format_table(results: list[dict[str, Any]]) -> Table:
-    """What was found, a row a goal."""
+    """Return the results as a table with one row per goal."""
     rows = Table(title="Campaigns", title_justify="left")
     for column in ("campaign", "goal", "promised", "found", ""):
         rows.add_column(column, overflow="fold")
@@ -85,18 +85,18 @@ def format_table(results: list[dict[str, Any]]) -> Table:
 
 
 def sort_report(report: Report) -> list[dict[str, Any]]:
-    """What was found so far, in the order of the registry."""
+    """Return the results so far in the registry's order."""
     return [report[store, name] for store in STORE_NAMES for name in CAMPAIGN_NAMES if (store, name) in report]
 
 
 def write_report(report: Report) -> None:
-    """Keep what was found so far."""
+    """Write the results so far."""
     REPORT.parent.mkdir(exist_ok=True)
     REPORT.write_text(json.dumps(sort_report(report), indent=1, ensure_ascii=False) + "\n")
 
 
 def main() -> int:
-    """Run what was asked for."""
+    """Run the requested campaigns."""
     parser = argparse.ArgumentParser(prog="make campaign", description=__doc__)
     parser.add_argument("--store", choices=STORE_NAMES, default=STORE_NAMES[0], help="where helpers keep their queues")
     parser.add_argument(

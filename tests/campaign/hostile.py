@@ -1,23 +1,23 @@
-"""Hostile HTTP: slow clients, floods, payloads that are broken in every way, shares that are in no tree.
+"""Hostile HTTP: slow clients, floods, malformed payloads, and shares that are in no tree.
 
-How it hurts. Some hundred connections say nothing, or drip their heads or bodies, a byte a second. Floods of requests
-of every kind that is refused come from one address, under forwarded addresses that change all the time and sometimes
-are an honest wallet's, and through a trusted proxy. Schemathesis asks everything that the API's description allows and
-much that it does not. A million broken payloads go through the parser, thousands of them over HTTP. Then shares come
-that are well formed and have no vote commitment: at another vote's leaf, beyond the tree, in no round. Honest wallets
-post all the while, 16 at a time. Single connections are attacked in ways of their own (`hostile_connections`).
+Method. Some hundred connections send nothing, or drip their heads or bodies at a byte per second. Floods of refused
+requests of every kind come from one address, with changing forwarded addresses, some of them an honest wallet's, and
+through a trusted proxy. Schemathesis sends everything that the API's description allows and much that it does not. A
+million malformed payloads are parsed, thousands of them over HTTP. Then well-formed shares without a vote commitment
+are posted: at another vote's leaf, beyond the tree, in no round. Honest wallets post throughout, 16 at a time.
+`hostile_connections` attacks single connections.
 
-What must hold. Each slow connection is cut within 10 s, and honest POSTs stay quick. A flooder is told 429 after its
-burst, with a Retry-After that is true; whom it forwards is believed of a trusted proxy only; honest wallets are refused
-nothing, duplicates neither. No 5xx, no answer that the description lacks, no row and no proof of all the rubbish.
-Of the honest shares none is lost, early or counted twice.
+Requirements. Each slow connection is closed within 10 s, and honest POSTs stay fast. A flooder gets 429 after its
+burst, with a correct Retry-After. Forwarded addresses are accepted from a trusted proxy only. Honest wallets are
+refused nothing, duplicates included. Hostile requests cause no 5xx, no undocumented response, no row and no proof. No
+honest share is lost, early or counted twice.
 
-Planted: `identify_client` believes whoever forwards an address. Found: "flood, refusals that were not 429: 21107 (≤
-3809.59)". Planted: no timer from the end of the head to the end of the body. Found: "slow connections, longest until
-cut s: 15.1905 (≤ 10)"; that was the product's state. Planted together: only a 400 costs a token, base64 that is not
-ASCII is not caught, the leaf is not compared. Found: "flood, refusals that were not 429: 2330 (≤ 1183.86)", "errors
-of the parser that are not its own: 35 (= 0)", "rows of rubbish: 81 (= 0)", "proofs of rubbish: 46 (= 0)". Planted: an
-answer of share-status that the description lacks. Found: "schemathesis, failures: 1 (= 0)".
+Injected fault: `identify_client` trusts every forwarded address. Reported: "flood, refusals that were not 429: 21107 (≤
+3809.59)". Injected fault: no timeout between the end of the head and the end of the body. Reported: "slow connections,
+longest until cut s: 15.1905 (≤ 10)"; this was an original bug. Injected together: only a 400 costs a token, base64 that
+is not ASCII is not caught, the leaf is not compared. Reported: "flood, refusals that were not 429: 2330 (≤ 1183.86)",
+"errors of the parser that are not its own: 35 (= 0)", "rows of rubbish: 81 (= 0)", "proofs of rubbish: 46 (= 0)".
+Injected fault: an undocumented response of share-status. Reported: "schemathesis, failures: 1 (= 0)".
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ LIFTED_LIMITS = {"refused_burst": 10**9, "refused_per_second": 10**9, "api_token
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Where it happens: a helper as it comes, with honest wallets, and one without limits, for rubbish alone."""
+    """A default helper with honest wallets, and a helper without rate limits."""
 
     setting: CampaignRun
     findings: Findings
@@ -86,7 +86,7 @@ class Environment:
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Hurt it, and judge."""
+    """Run the attacks and check the promises."""
     findings = Findings()
     async with httpx.AsyncClient(timeout=30) as http, _create_environment(setting, findings, http) as scene:
         cast = await scene.crowd.cast_votes(scene.round_id, setting.scale(40, 6))
@@ -141,7 +141,7 @@ async def _create_environment(
 
 
 def _all_features_config(chain: DevChain) -> dict[str, Any]:
-    """Every part that may be described, switched on; but for the chain's own paths: what they answer is a node's."""
+    """Enable every documented part, except the chain's paths, whose responses come from a node."""
     return {
         "ui": {"enable": True},
         "operator": {"token": "of operators, who are not here"},
@@ -159,7 +159,7 @@ def _port_of(helper: HelperProcess) -> int:
 
 
 async def _run_slow_clients(scene: Environment, cast: Sequence[tuple[Ballot, int]]) -> None:
-    """A siege, and honest wallets within it."""
+    """Attack with slow clients while honest wallets post."""
     connections, seconds = scene.setting.scale((500, 60.0), (150, 0.0))
     before = len(scene.crowd.ledger.response_seconds)
     pause = max(seconds, 9.0) / (len(cast) * ballot.SHARE_COUNT / 16) / 2
@@ -172,7 +172,7 @@ async def _run_slow_clients(scene: Environment, cast: Sequence[tuple[Ballot, int
     scene.findings.require_at_least("slow connections, least seconds", min(kept), 1)
     scene.findings.require_at_most("slow connections, longest until cut s", max(kept), 10)
     scene.findings.record_figure("honest POST p50 among slow clients s", percentile(waits, 0.5) or 0.0)
-    # of the short form's hundred posts the 99th percentile would be the one that took longest
+    # of the short form's hundred posts the 99th percentile would be the slowest one
     rank = scene.setting.scale(99, 95)
     scene.findings.require_at_most(
         f"honest POST p{rank} among slow clients s", percentile(waits, rank / 100) or 60.0, 0.5
@@ -183,7 +183,7 @@ async def _run_slow_clients(scene: Environment, cast: Sequence[tuple[Ballot, int
 
 
 async def _run_floods(scene: Environment, cast: Sequence[tuple[Ballot, int]]) -> None:
-    """Two floods at once, while honest wallets post what they have posted before."""
+    """Run two floods while honest wallets repeat their posts."""
     findings, port = scene.findings, _port_of(scene.default_helper)
     rng, enough = scene.setting.seeded_random("disguises"), scene.setting.scale(10_000, 300)
     changing = [{"X-Forwarded-For": f"198.51.100.{rng.randrange(256)}"} for _ in range(100)]
@@ -230,7 +230,7 @@ def _check_flood(findings: Findings, name: str, result: FloodResult) -> None:
 
 
 async def _repost_until(scene: Environment, cast: Sequence[tuple[Ballot, int]], finished: asyncio.Event) -> None:
-    """The same shares once more, and once more; each time to the end, so that no connection is cut while it opens."""
+    """Post the same shares repeatedly; each pass completes, so that no connection is aborted while it opens."""
     while not finished.is_set():
         await scene.crowd.post_shares(cast, lambda: 0)
 
@@ -239,7 +239,7 @@ async def _repost_until(scene: Environment, cast: Sequence[tuple[Ballot, int]], 
 
 
 def _parse_mutations(scene: Environment) -> None:
-    """Broken payloads through the parser alone."""
+    """Parse malformed payloads without HTTP."""
     payloads = [json.loads(line) for line in RECORDED_SHARES.read_text().splitlines()]
     mutator = PayloadMutator(payloads, scene.setting.seeded_random("parser"))
     wanted, strange = scene.setting.scale(1_000_000, 20_000), Counter[str]()
@@ -260,7 +260,7 @@ def _parse_mutations(scene: Environment) -> None:
 
 
 async def _post_mutations(scene: Environment, uncast_votes: Sequence[Ballot]) -> None:
-    """Broken payloads over HTTP: of votes that are in no tree, so that nothing of them may be taken."""
+    """Post malformed payloads of votes that are in no tree, so that none may be accepted."""
     payloads = [ballot.post_body(vote, share, 0, 0) for vote in uncast_votes for share in vote.shares[:4]]
     mutator = PayloadMutator(payloads, scene.setting.seeded_random("http"))
     told, _ = await _post_bodies(scene, itertools.islice(mutator, scene.setting.scale(2000, 500)), CONNECTIONS)
@@ -274,13 +274,13 @@ async def _post_mutations(scene: Environment, uncast_votes: Sequence[Ballot]) ->
 
 
 async def _create_uncast_votes(scene: Environment) -> list[Ballot]:
-    """Votes that are sealed and never cast."""
+    """Create votes that are never cast."""
     async with Wallet(scene.chain.url, [], rng=scene.setting.seeded_random("uncast")) as wallet:
         return [await wallet.seal_ballot(scene.round_id, 1 + number % 3, number % 2, weight=9) for number in range(4)]
 
 
 def _create_well_formed_bodies(scene: Environment, uncast_votes: Sequence[Ballot], leaf: int) -> Iterator[bytes]:
-    """Shares at another vote's leaf, beyond the tree, of no round; no two the same."""
+    """Create distinct shares at another vote's leaf, beyond the tree, and of no round."""
     rng = scene.setting.seeded_random("no tree")
     for number in itertools.count():
         vote = uncast_votes[number % len(uncast_votes)]
@@ -298,13 +298,13 @@ async def _post_unknown_leaves(scene: Environment, uncast_votes: Sequence[Ballot
     findings = scene.findings
     findings.record_figure("shares in no tree, told 429", told[429])
     findings.require_equal("shares in no tree that were not refused", told.total() - told[400] - told[429], 0)
-    # A share whose leaf or round is missing is answered 429 until it is proven that the chain lacks it.
-    # The rate depends on the machine, so it is a figure and not a promise.
+    # A share whose leaf or round is missing gets 429 until it is proven that the chain lacks it. The rate depends on
+    # the machine, so it is a figure without a goal.
     findings.record_figure("shares in no tree, refusals a second", round((told[400] + told[429]) / seconds))
 
 
 async def _post_bodies(scene: Environment, bodies: Iterable[bytes], connections: int) -> tuple[Counter[int], float]:
-    """Post all of these; how often each status came (0 for none), and the seconds that it took."""
+    """Post all bodies; return the number of responses by status (0 for none) and the seconds taken."""
     told, waiting = Counter[int](), iter(bodies)
 
     async def post_waiting() -> None:

@@ -1,10 +1,10 @@
-"""Attacks on single connections: smuggling by `Upgrade`, endless pipelines, thousands of headers, log floods.
+"""Attacks on single connections: smuggling by `Upgrade`, endless pipelines, many headers, log floods.
 
-Planted: uvicorn's own handling of `Upgrade`, pipelines, headers and malformed requests. Found: "smuggling, attempts
-with more than one response: 100 (= 0)", "pipelines, peak memory MB: 373.764 (≤ 150)", "headers, answers other than
-431: 100 (= 0)", "log flood, lines a second: 258.9592 (≤ 1)"; that was the product's state. Planted:
-reads of 256 KiB and 16 requests parsed ahead. Found: "many pipelines, added memory MB: 36.316 (≤ 18)"; that was the
-product's state.
+Injected fault: uvicorn's own handling of `Upgrade`, pipelines, headers and malformed requests. Reported: "smuggling,
+attempts with more than one response: 100 (= 0)", "pipelines, peak memory MB: 373.764 (≤ 150)", "headers, answers other
+than 431: 100 (= 0)", "log flood, lines a second: 258.9592 (≤ 1)"; this was the original behavior. Injected fault: reads
+of 256 KiB and 16 requests parsed ahead. Reported: "many pipelines, added memory MB: 36.316 (≤ 18)"; this was the
+original behavior.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.support.harness import HelperProcess
 ATTACKER_ADDRESS = "127.0.0.5"
 MAX_MEMORY_MB = 150
 MAX_ADDED_LOG_KB = 60
-"""Memory for each pipelining connection of a client with many."""
+"""Maximum memory per pipelining connection of a client with many."""
 LIVEZ_REQUEST = b"GET /livez HTTP/1.1\r\nHost: helper\r\n\r\n"
 SMUGGLED_REQUEST = b"GET /livez HTTP/1.1\r\nHost: helper\r\n\r\n"
 UPGRADE_REQUEST = (
@@ -40,7 +40,7 @@ MALFORMED_REQUESTS = (
 
 
 async def attack_connections(setting: CampaignRun, findings: Findings, helper: HelperProcess, port: int) -> None:
-    """Run the attacks one after another, with an honest client at the same time."""
+    """Run each attack in turn with a concurrent honest client."""
     attacks: dict[str, Callable[[CampaignRun, Findings, int], Awaitable[None]]] = {
         "smuggling": _smuggle,
         "pipelines": _pipeline,
@@ -51,14 +51,14 @@ async def attack_connections(setting: CampaignRun, findings: Findings, helper: H
         waits = await _measure_honest_client(port, attack(setting, findings, port))
         findings.require_at_most(f"{name}, peak memory MB", _peak_memory_mb(helper), MAX_MEMORY_MB)
         findings.record_figure(f"{name}, honest p99 ms", (percentile(waits, 0.99) or 0.0) * 1000)
-        # Ten times what is required on a quiet machine: campaigns share theirs with others.
+        # Ten times the requirement on an idle machine, because campaigns share their machine.
         findings.require_at_most(f"{name}, honest p95 ms, with room", (percentile(waits, 0.95) or 60.0) * 1000, 500)
     await _pipeline_on_many_connections(setting, findings, helper, port)
     await _flood_log(setting, findings, helper, port)
 
 
 async def _smuggle(setting: CampaignRun, findings: Findings, port: int) -> None:
-    """Bodies of requests with `Upgrade` that look like requests, in segments of their own."""
+    """Send `Upgrade` requests whose bodies look like requests, in separate segments."""
     attempts = setting.scale(1000, 100)
     responses = [
         await _count_raw_responses(
@@ -71,7 +71,7 @@ async def _smuggle(setting: CampaignRun, findings: Findings, port: int) -> None:
 
 
 async def _pipeline(setting: CampaignRun, findings: Findings, port: int) -> None:
-    """Requests without end on one connection that reads its responses, and on one that does not."""
+    """Send endless requests on one connection that reads its responses and one that does not."""
     most, seconds = setting.scale((56 << 20, 30.0), (56 << 20, 4.0))
     sent = await asyncio.gather(
         *(_send_endlessly(port, most, seconds, reads_responses=reads) for reads in (True, False))
@@ -83,7 +83,7 @@ async def _pipeline(setting: CampaignRun, findings: Findings, port: int) -> None
 async def _pipeline_on_many_connections(
     setting: CampaignRun, findings: Findings, helper: HelperProcess, port: int
 ) -> None:
-    """As many requests as buffers take, on each of a client's connections at once."""
+    """Fill the buffers with requests on all of a client's connections concurrently."""
     count, seconds = setting.scale((1000, 30), (300, 5))
     _reset_peak_memory(helper)
     before = _peak_memory_mb(helper)
@@ -100,10 +100,10 @@ async def _pipeline_on_many_connections(
 
 
 async def _send_endlessly(port: int, max_bytes: int, seconds: float, *, reads_responses: bool) -> int:
-    """Send requests until so many bytes are sent, the time is over, or the connection is cut; return the bytes."""
+    """Send requests until a byte limit, a timeout or a closed connection; return the bytes sent."""
     reader, writer = await asyncio.open_connection(HOST, port, local_addr=(ATTACKER_ADDRESS, 0))
     if not reads_responses:
-        writer.transport.pause_reading()  # type: ignore[attr-defined] # a WriteTransport to its type, which reads too
+        writer.transport.pause_reading()  # type: ignore[attr-defined] # typed as write-only, but can read
     reading = asyncio.create_task(_discard(reader))
     sent = 0
     with contextlib.suppress(OSError, TimeoutError):
@@ -129,7 +129,7 @@ async def _send_many_headers(setting: CampaignRun, findings: Findings, port: int
 
 
 async def _flood_log(setting: CampaignRun, findings: Findings, helper: HelperProcess, port: int) -> None:
-    """Malformed requests, and pipelines that nobody waits for."""
+    """Send malformed requests, and pipelines whose responses are never read."""
     before, begun = _read_log_lines(helper.log), time.monotonic()
     for number in range(setting.scale(4000, 400)):
         await _first_status(port, MALFORMED_REQUESTS[number % len(MALFORMED_REQUESTS)])
@@ -140,7 +140,7 @@ async def _flood_log(setting: CampaignRun, findings: Findings, helper: HelperPro
 
 
 async def _measure_honest_client(port: int, attack: Awaitable[None]) -> list[float]:
-    """Seconds that each request of an honest client took during an attack."""
+    """Return the seconds of each request of an honest client during an attack."""
     waits: list[float] = []
     line, ask = ReusedConnection(port), RawRequest("GET", "/shielded-vote/v1/status")
     attacking = asyncio.ensure_future(attack)
@@ -155,7 +155,7 @@ async def _measure_honest_client(port: int, attack: Awaitable[None]) -> list[flo
 
 
 async def _count_raw_responses(port: int, segments: list[bytes], pause: float) -> int:
-    """How many responses come to these segments, until the server closes or is silent."""
+    """Count the responses to these segments until the server closes or is silent."""
     answer = b""
     reader, writer = await asyncio.open_connection(HOST, port, local_addr=(ATTACKER_ADDRESS, 0))
     with contextlib.suppress(*CONNECTION_ERRORS, TimeoutError):
@@ -171,7 +171,7 @@ async def _count_raw_responses(port: int, segments: list[bytes], pause: float) -
 
 
 async def _first_status(port: int, request: bytes) -> int:
-    """The status of the first response; the connection is aborted then. 0 for none."""
+    """Return the status of the first response (0 for none), then abort the connection."""
     reader, writer = await asyncio.open_connection(HOST, port, local_addr=(ATTACKER_ADDRESS, 0))
     status = 0
     with contextlib.suppress(*CONNECTION_ERRORS, TimeoutError):
@@ -183,7 +183,7 @@ async def _first_status(port: int, request: bytes) -> int:
 
 
 def _read_log_lines(log: Path) -> int:
-    """Lines of the log; without those at debug, which campaigns ask for and operators do not."""
+    """Count the log's lines without those at debug level, which only campaigns enable."""
     return sum(b'"level": "debug"' not in line for line in log.read_bytes().splitlines())
 
 
@@ -192,6 +192,6 @@ def _reset_peak_memory(helper: HelperProcess) -> None:
 
 
 def _peak_memory_mb(helper: HelperProcess) -> float:
-    """The most memory that was resident since the last reset."""
+    """Return the peak resident memory since the last reset, in MB."""
     status = Path(f"/proc/{helper.pid}/status").read_text()
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))) / 1000

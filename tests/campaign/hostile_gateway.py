@@ -1,14 +1,15 @@
-"""Slow clients against the gateway: requests that are never finished, and answers that nobody reads.
+"""Slow clients against the gateway: unfinished requests, and responses that are not read.
 
-How it hurts. Two addresses hold as many connections as the gateway has slots. Half of them send the body of a vote a
-byte a second, with 1 byte or 512 KiB sent at once. The others ask for a page of leaves that has no end and read 512
-bytes of it every half second. Each connection is opened again when it is cut. Wallets at a third address read rounds
-and post votes of 20 kB meanwhile.
+Method. Two addresses hold as many connections as the gateway has slots. Half of them send the body of a vote at a byte
+per second, after 1 byte or 512 KiB sent immediately. The others request a page of leaves that never ends and read 512
+bytes of it every half second. Each connection is reopened when it is closed. Meanwhile wallets at a third address read
+rounds and post votes of 20 kB.
 
-What must hold. No request of these wallets is refused, and half of them are answered within 0.5 s.
+Requirements. No request of these wallets is refused, and half of them are answered within 0.5 s.
 
-Planted: the slot is taken before the body is read, and no request is cut to free one. Found: "gateway, honest requests
-refused: 160 (= 0)"; that was the product's state. Planted: a slow reader is not cut. Found: the same.
+Injected fault: the slot is acquired before the body is read, and no request is aborted to free one. Reported: "gateway,
+honest requests refused: 160 (= 0)"; this was the original behavior. Injected fault: slow readers are not disconnected.
+Reported: the same.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ POST_REQUEST = RawRequest(
 )
 CONNECTIONS = 4
 PAUSE_SECONDS = 0.02
-"""Seconds between two requests of a line: refused votes cost tokens, of which 50 a second come back."""
+"""Seconds between two requests of a connection: refused votes cost tokens, of which 50 per second are refilled."""
 
 
 class EndlessNode:
-    """A port in front of a chain's node that answers one path, `LEAVES_PATH`, without an end.
+    """A proxy for a chain node that answers `LEAVES_PATH` with an endless response.
 
     Attributes:
-        url: where it listens.
-        endless_responses: such answers that are being sent.
+        url: base URL of the proxy.
+        endless_responses: number of endless responses in progress.
     """
 
     def __init__(self, url: str) -> None:
@@ -65,7 +66,7 @@ class EndlessNode:
             if head.startswith(f"GET {LEAVES_PATH} ".encode()):
                 await self._stream(writer)
             else:
-                # one request a connection: the next one is looked at again
+                # one request per connection, so that the next one is inspected too
                 await self._forward(head.replace(b"\r\n", b"\r\nConnection: close\r\n", 1), reader, writer)
         writer.transport.abort()
 
@@ -101,7 +102,7 @@ async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> N
 async def _run_gateway(
     setting: CampaignRun, chain: DevChain, http: httpx.AsyncClient
 ) -> AsyncIterator[tuple[EndlessNode, int]]:
-    """A gateway without a queue, in front of such a node; the node, and the gateway's port."""
+    """Run a gateway without a queue in front of an endless node; yield the node and the gateway's port."""
     folder = setting.folder / "gateway"
     folder.mkdir()
     node = EndlessNode(chain.nodes[0]["rest"])
@@ -122,7 +123,7 @@ async def _run_gateway(
 
 
 async def attack_gateway(setting: CampaignRun, findings: Findings, chain: DevChain, http: httpx.AsyncClient) -> None:
-    """Attack a gateway of its own in front of a chain, and report what wallets see of it."""
+    """Attack a dedicated gateway in front of a chain, and record what wallets observe."""
     wanted = setting.scale(4000, 160)
     async with _run_gateway(setting, chain, http) as (node, port), asyncio.TaskGroup() as group:
         attack = [
@@ -143,12 +144,12 @@ async def attack_gateway(setting: CampaignRun, findings: Findings, chain: DevCha
     findings.require_equal("gateway, honest requests refused", refused, 0)
     findings.require_equal("gateway, honest reads answered", statuses[200], wanted * 3 // 4)
     findings.require_at_most("gateway, honest request p50 s", percentile(seconds, 0.5) or 60.0, 0.5)
-    # attackers, node and wallets share a process here: its own pauses are in the slowest requests
+    # Attackers, node and wallets share a process here; its pauses are part of the slowest requests.
     findings.record_figure("gateway, honest request p99 s", percentile(seconds, 0.99) or 60.0)
 
 
 async def _run_wallets(port: int, request_count: int) -> tuple[Counter[int], list[float]]:
-    """Three reads and a vote in turn over a few connections: how often each status came (0 for none), and seconds."""
+    """Send three reads and a vote in turn; return counts by status (0 for none) and seconds."""
     statuses, seconds = Counter[int](), list[float]()
     asks = itertools.islice(itertools.cycle((READ_REQUEST, READ_REQUEST, READ_REQUEST, POST_REQUEST)), request_count)
 
@@ -167,7 +168,7 @@ async def _run_wallets(port: int, request_count: int) -> tuple[Counter[int], lis
 
 
 async def _repeat_slow_connections(port: int, source: str, number: int) -> None:
-    """One slow connection after the other: every second one does not read, of the others every second begins large."""
+    """Open slow connections in sequence; `number` selects a slow reader, or a small or large start of a body."""
     while True:
         with contextlib.suppress(*CONNECTION_ERRORS):
             if number % 2:
@@ -194,7 +195,7 @@ async def _send_slowly(port: int, source: str, *, begun: int) -> None:
 
 async def _read_slowly(port: int, source: str) -> None:
     plug = socket.socket()
-    plug.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # so little is on its way that the server waits
+    plug.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # a small buffer, so that the server has to wait
     plug.bind((source, 0))
     plug.setblocking(False)
     try:

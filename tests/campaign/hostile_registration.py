@@ -1,11 +1,11 @@
-"""Floods of validator registrations: a part of the `hostile` campaign.
+"""Floods of validator registrations, a part of the `hostile` campaign.
 
-An attacker with 100 networks holds all places before the helper starts, and goes on registering through a trusted
-proxy, from networks old and new. Validators from other networks register meanwhile, and the list is read in pages. At
-the end clients ask for the list and hang up, and the helper is stopped.
+Method. An attacker with 100 networks holds all places before the helper starts, and keeps registering through a trusted
+proxy, from old and new networks. Meanwhile validators from other networks register, and the list is read page by page.
+At the end clients request the list and disconnect, and the helper is stopped.
 
-No honest registration may be refused or lost, and no network may hold more than 200 places. Pages are at most 64 kB and
-quick to read, and the helper stops within 10 s.
+Requirements. No honest registration is refused or lost, and no network holds more than 200 places. Pages are at most 64
+kB and load quickly, and the helper stops within 10 s.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CONNECTIONS = 4
 async def attack_registration(
     setting: CampaignRun, findings: Findings, chain: DevChain, http: httpx.AsyncClient
 ) -> None:
-    """Take all places, register on, and judge what honest validators got."""
+    """Fill all places, keep registering, and check honest validators' results."""
     folder = setting.folder / "registration"
     folder.mkdir()
     helper = HelperProcess(folder, http, chain, helper={"trusted_proxies": [PROXY_ADDRESS], "disable": True})
@@ -63,7 +63,7 @@ async def attack_registration(
 
 
 def _fill_registrations(path: Path, rng: random.Random) -> None:
-    """Fill the file as accepted registrations from `NETWORK_COUNT` networks do."""
+    """Fill the file with accepted registrations from `NETWORK_COUNT` networks."""
     now = int(time.time())
     rows = []
     for number in range(MAX_REGISTRATIONS):
@@ -92,14 +92,14 @@ def _signed_registration(key: bytes, moniker: str) -> bytes:
 
 
 def _hostile_addresses(rng: random.Random) -> Iterator[str]:
-    """Clients of one /16 and of one /40, few networks and many addresses."""
+    """Yield addresses of one /16 and one /40: few networks, many addresses."""
     while True:
         yield f"198.18.{rng.randrange(8)}.{rng.randrange(256)}"
         yield f"2001:db8:{rng.randrange(4):x}:{rng.randrange(1 << 16):x}::1"
 
 
 async def _run_flood(setting: CampaignRun, findings: Findings, helper: HelperProcess) -> set[str]:
-    """Hostile registrations on some lines, honest ones on another; the honest monikers."""
+    """Run hostile and honest registrations concurrently; return the honest monikers."""
     port = urlsplit(helper.url).port
     assert port is not None
     rng, statuses = setting.seeded_random("registrations"), Counter[int]()
@@ -157,7 +157,7 @@ async def _run_flood(setting: CampaignRun, findings: Findings, helper: HelperPro
 
 
 async def _check_list(findings: Findings, helper: HelperProcess, http: httpx.AsyncClient, honest: set[str]) -> None:
-    """Follow all pages, once the list has every honest validator or does not change any more."""
+    """Read all pages once the list has every honest validator or no longer changes."""
     async with asyncio.timeout(60):
         sizes, monikers = await _read_pages(helper, http)
         deadline = time.monotonic() + 10
@@ -170,7 +170,7 @@ async def _check_list(findings: Findings, helper: HelperProcess, http: httpx.Asy
 
 
 async def _read_pages(helper: HelperProcess, http: httpx.AsyncClient) -> tuple[list[int], set[str]]:
-    """Bytes of each page, and the monikers on all."""
+    """Return the bytes of each page, and the monikers on all."""
     sizes, monikers, url = list[int](), set[str](), httpx.URL(f"{helper.url}{PENDING_PATH}")
     while True:
         answer = await http.get(url)
@@ -182,7 +182,7 @@ async def _read_pages(helper: HelperProcess, http: httpx.AsyncClient) -> tuple[l
 
 
 async def _stop_with_abandoned_requests(findings: Findings, helper: HelperProcess) -> None:
-    """Ask for the list over many connections, hang up, and stop the helper."""
+    """Request the list over many connections, disconnect, and stop the helper."""
     port = urlsplit(helper.url).port
     for number in range(200):
         _, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(f"127.0.1.{number % 20 + 1}", 0))

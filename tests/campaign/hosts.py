@@ -1,10 +1,12 @@
-"""Three hosts on one PostgreSQL database: killed, stopped for longer than their leases, the server crashed under them.
+"""Three hosts on one PostgreSQL database with kills, long stops and server crashes.
 
-The hosts are processes around the store alone, with a stand-in for the prover; one more sends, and is the chain.
-Nothing may be lost, early, or kept twice, and what a host had in hand is another's soon after.
+Method. The hosts are processes that run only the store and a stand-in prover; one more process sends and simulates the
+chain. Hosts are killed or stopped for longer than their leases, and the server crashes.
 
-Planted: `lapsed` (queries.sql) did not ask whether a claim's time is over, so that hosts took from each other what they
-had in hand. The short form said: "lost: 134 (= 0)" and "confirmed: 26 (= 160)".
+Requirements. No share is lost, early or confirmed twice, and another host takes over a silent host's claims promptly.
+
+Injected fault: `expired_claims` (queries.sql) did not check whether a claim had expired, so that hosts took each
+other's claims. The short form reported: "lost: 134 (= 0)" and "confirmed: 26 (= 160)".
 """
 
 from __future__ import annotations
@@ -33,11 +35,11 @@ ROOT: Final = Path(__file__).parents[2]
 _EVENT_KINDS: Final = frozenset({"kept", "stale", "early"})
 HOST_NAMES: Final = ("red", "green", "blue")
 SLACK_SECONDS: Final = 5.0
-"""Seconds beyond a lease in which what a silent host had in hand is another's."""
+"""Seconds after its lease within which a silent host's claims are taken over."""
 
 
 class ProverHost:
-    """A process that proves, and all that its lives have said."""
+    """A prover process, with the events of all its runs."""
 
     def __init__(self, place: PostgresBackend, name: str, lease: float) -> None:
         self.name = name
@@ -47,7 +49,7 @@ class ProverHost:
         self.reported: list[tuple[str, int]] = []
 
     async def start(self) -> None:
-        """Start it; its name may still be its last life's for a moment."""
+        """Start the process; its name may still be in use by its previous run for a moment."""
         while True:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL, cwd=ROOT
@@ -62,16 +64,16 @@ class ProverHost:
     async def _read_events(self, lines: asyncio.StreamReader) -> None:
         while line := await lines.readline():
             what, *rest = line.decode().split()
-            if what in _EVENT_KINDS and line.endswith(b"\n"):  # the log comes the same way
+            if what in _EVENT_KINDS and line.endswith(b"\n"):  # the log uses the same stream
                 self.reported.append((what, int(rest[0])))
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
+        """Send the process a signal."""
         assert self._process is not None
         self._process.send_signal(number)
 
     async def kill(self) -> None:
-        """End it as a power failure does."""
+        """Kill the process, as a power failure would."""
         assert self._process is not None
         assert self._reader_task is not None
         self.send_signal(signal.SIGKILL)
@@ -80,7 +82,7 @@ class ProverHost:
 
 
 class SimulatedSender:
-    """The one that sends, and the chain: what it counts, how late, and how often."""
+    """Sends messages and simulates the chain; records what it confirms, how late and how often."""
 
     def __init__(self, store: PostgresStore, due: dict[bytes, float]) -> None:
         self._store = store
@@ -91,7 +93,7 @@ class SimulatedSender:
         self._height = 0
 
     async def run(self) -> None:
-        """Send whatever is kept, for ever, and have it counted in a block."""
+        """Send prepared messages forever and confirm them in blocks."""
         while True:
             try:
                 await self._send_prepared()
@@ -118,7 +120,7 @@ class SimulatedSender:
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Start, hurt, and judge."""
+    """Run the hosts, disrupt them, and check the promises."""
     findings = Findings()
     findings.require_equal("can be tried here", "yes" if find_binaries() is not None else "no PostgreSQL", "yes")
     if not findings.is_held:
@@ -182,16 +184,16 @@ async def _run_faults(setting: CampaignRun, findings: Findings, cluster: Cluster
 
 
 ClaimCounter = Callable[[str], Awaitable[int]]
-"""How many shares a host has in hand, as the database has it."""
+"""Returns the number of shares claimed by a host, read from the database."""
 
 
 async def _disrupt_host(
     count_claims: ClaimCounter, host: ProverHost, rng: random.Random, lease: float, number: int
 ) -> tuple[str, float]:
-    """Kill it or stop it, mostly for longer than its lease, with something in its hands if it gets any.
+    """Kill or stop a host, mostly for longer than its lease, preferably while it has claims.
 
     Returns:
-        What was done, and after how many seconds it had nothing in hand any more (0 if it came back earlier).
+        What was done, and after how many seconds the host had no claims (0 if it resumed earlier).
     """
     kill, long = number % 2 == 0, number < 2 or rng.random() < 0.7
     patience = time.monotonic() + 2
@@ -217,7 +219,7 @@ async def _disrupt_host(
 
 @contextlib.contextmanager
 def _claim_counter(place: PostgresBackend) -> Iterator[ClaimCounter]:
-    """A look at what hosts have in hand, over a connection of its own."""
+    """Yield a function that counts a host's claims over a separate connection."""
     with place.connect() as conn:
 
         def look(host: str) -> int:
@@ -231,7 +233,7 @@ def _claim_counter(place: PostgresBackend) -> Iterator[ClaimCounter]:
 
 
 async def _wait_until_writable(store: PostgresStore) -> None:
-    """Wait until the store takes a write again."""
+    """Wait until the store accepts a write again."""
     while True:
         with contextlib.suppress(StoreError):
             await store.set_meta("campaign", "after")
@@ -241,7 +243,7 @@ async def _wait_until_writable(store: PostgresStore) -> None:
 
 @contextlib.asynccontextmanager
 async def _run_hosts(hosts: list[ProverHost], sender: SimulatedSender) -> AsyncIterator[None]:
-    """Hosts and sender at work, and none of them afterwards."""
+    """Run hosts and sender; kill them afterwards."""
     sending = asyncio.create_task(sender.run())
     started: list[ProverHost] = []
     try:

@@ -1,11 +1,14 @@
-"""Three hosts, each with a copy of a queue, and a lease in an object store: killed, stopped, the store slow and away.
+"""Three hosts with copies of a queue and a lease in an object store, under faults.
 
-The hosts are processes whose wall clocks are up to 5 s wrong (`lease_host.py`). At most one may hold the lease at any
-time, no send may begin without a look at it after the share was claimed, and who is gone is followed soon.
+Method. The hosts are processes whose wall clocks are up to 5 s wrong (`lease_host.py`). They are killed and stopped,
+and the object store becomes slow and unreachable.
 
-Planted: that a lease is over was concluded from the time that its holder had written, by one's own wall clock. The
-short form said: "moments with two holders: 1 (= 0)", "sends that began while another held it: 57 (= 0)" and "SIGKILL:
-seconds until somebody sends: 6.0605 (≤ 6)".
+Requirements. At most one host holds the lease at any time, no send begins without a lease check after the share was
+claimed, and a lost holder is replaced promptly.
+
+Injected fault: a host decided by its own wall clock, from the time that the holder had written, that a lease had
+expired. The short form reported: "moments with two holders: 1 (= 0)", "sends that began while another held it: 57 (=
+0)" and "SIGKILL: seconds until somebody sends: 6.0605 (≤ 6)".
 """
 
 from __future__ import annotations
@@ -29,13 +32,13 @@ from tests.support.s3 import CREDENTIALS_ENV, ObjectStoreProcess, run_object_sto
 ROOT: Final = Path(__file__).parents[2]
 CLOCK_SKEWS: Final = {"red": -5.0, "green": 0.0, "blue": 5.0}
 SLACK_SECONDS: Final = 5.0
-"""Seconds beyond a lease after whose loss another one sends."""
+"""Seconds after the end of a lost lease within which another host sends."""
 FAULT_KINDS: Final = ("SIGKILL", "SIGSTOP", "503", "slow", "answers lost")
 
 
 @dataclass(frozen=True, slots=True)
 class SendRecord:
-    """A send: when the share was claimed, when the lease was looked at after that (0: never), when it left."""
+    """Times of a send: claim, lease check after the claim (0 for none), and first byte."""
 
     claimed_at: float
     lease_checked_at: float
@@ -43,7 +46,7 @@ class SendRecord:
 
 
 class SenderHost:
-    """A process that sends when it may, and all that its lives have said."""
+    """A process that sends while it holds the lease, with the events of all its runs."""
 
     def __init__(self, store: ObjectStoreProcess, folder: Path, name: str, lease: float) -> None:
         self.name = name
@@ -52,13 +55,13 @@ class SenderHost:
         self._log = folder / f"{name}.log"
         self._process: asyncio.subprocess.Process | None = None
         self._reader_task: asyncio.Task[None] | None = None
-        self.held_spans: dict[tuple[int, int], list[float]] = {}  # (life, fence) -> first and last moment
+        self.held_spans: dict[tuple[int, int], list[float]] = {}  # (run, fencing token) -> first and last moment
         self.sent: list[SendRecord] = []
         self.last_report = 0.0
         self.start_count = 0
 
     async def start(self) -> None:
-        """Start it, and wait until it works."""
+        """Start the process and wait until it is ready."""
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command,
@@ -88,12 +91,12 @@ class SenderHost:
                 self.sent.append(SendRecord(*map(float, rest)))
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
+        """Send the process a signal."""
         assert self._process is not None
         self._process.send_signal(number)
 
     async def kill(self) -> None:
-        """End it as a power failure does."""
+        """Kill the process, as a power failure would."""
         assert self._process is not None
         assert self._reader_task is not None
         with contextlib.suppress(ProcessLookupError):
@@ -103,7 +106,7 @@ class SenderHost:
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Start, hurt, and judge."""
+    """Run the hosts, disrupt them, and check the promises."""
     findings = Findings()
     lease, hurts = setting.scale(10.0, 1.0), setting.scale(40, len(FAULT_KINDS))
     began = time.monotonic()
@@ -119,7 +122,7 @@ async def run(setting: CampaignRun) -> Findings:
 
 
 def _check_reports(findings: Findings, hosts: list[SenderHost], hurts: int) -> None:
-    """What they said, compared."""
+    """Compare the hosts' reports."""
     spans = [(span[0], span[1], host.name) for host in hosts for span in host.held_spans.values()]
     fences = [fence for host in hosts for _, fence in host.held_spans]
     others: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -141,7 +144,7 @@ def _check_reports(findings: Findings, hosts: list[SenderHost], hurts: int) -> N
 
 
 def _count_overlaps(spans: list[tuple[float, float]]) -> int:
-    """How many of these begin before all earlier ones have ended."""
+    """Count the spans that begin before all earlier ones have ended."""
     found, until = 0, 0.0
     for first, last in sorted(spans):
         found += first <= until
@@ -154,13 +157,13 @@ def _is_within(moment: float, spans: list[tuple[float, float]]) -> bool:
 
 
 def _current_holder(hosts: list[SenderHost], since: float = 0.0) -> SenderHost | None:
-    """Who held it last, later than this moment; None for nobody."""
+    """Return the latest holder after this moment, or None."""
     found = max(hosts, key=lambda host: host.last_report)
     return found if found.last_report > since else None
 
 
 async def _disrupt_hosts(kind: str, hosts: list[SenderHost], store: ObjectStoreProcess, lease: float) -> float:
-    """Do one thing to them; after how many seconds somebody sends again."""
+    """Disrupt the hosts; return the seconds until a host sends again."""
     victim = _current_holder(hosts)
     assert victim is not None
     began = time.monotonic()
@@ -205,7 +208,7 @@ async def _wait_until(description: str, condition: Callable[[], bool]) -> None:
 
 @contextlib.asynccontextmanager
 async def _run_hosts(store: ObjectStoreProcess, folder: Path, lease: float) -> AsyncIterator[list[SenderHost]]:
-    """Hosts at work, and none of them afterwards."""
+    """Run hosts; kill them afterwards."""
     hosts = [SenderHost(store, folder, name, lease) for name in CLOCK_SKEWS]
     try:
         await asyncio.gather(*(host.start() for host in hosts))

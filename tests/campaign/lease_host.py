@@ -1,12 +1,13 @@
-"""One host of the campaign `lease`: a copy of a queue, its sender, and the lease in an object store that lets it send.
+"""One host of the `lease` campaign: a queue, its sender, and a lease in an object store.
 
-`python -m tests.campaign.lease_host URL FOLDER NAME SKEW LEASE`; it ends when it is killed. Store, broadcaster, keeper
-and lease are the product's; the prover and the node are stand-ins. It tells, by the machine's monotonic clock:
+`python -m tests.campaign.lease_host URL FOLDER NAME SKEW LEASE` runs until it is killed. Store, broadcaster, keeper and
+lease are the product's; the prover and the node are stand-ins. It prints these events, with times of the machine's
+monotonic clock:
 
-    open                           it works
-    held FENCE TIME                the lease said "held"
-    sent CLAIMED LOOKED TIME       the first byte of a reveal would have left now; LOOKED is 0 where the lease was not
-                                   found held after the claim
+    open                           it is ready
+    held FENCE TIME                the lease was reported as held
+    sent CLAIMED LOOKED TIME       the first byte of a reveal would have been sent now; LOOKED is 0 if no lease check
+                                   after the claim found it held
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ from tests.support.s3 import BUCKET_NAME
 
 LEASE_OBJECT = "lease/sender.json"
 ENQUEUE_SECONDS = 0.1
-"""Seconds between two new shares, and between two looks for what there is to send."""
+"""Seconds between two new shares, and between two checks for messages to send."""
 BLOCK_SECONDS = 1.0
 UNCONFIRMED_BLOCKS = 50
-"""Shares that wait for their block."""
+"""Number of shares that wait for their block."""
 MAX_CONCURRENT_SENDS = 10
 CHECK_INTERVAL_SECONDS = 0.005
-"""Seconds between two questions whether it is held."""
+"""Seconds between two lease checks."""
 ACCEPTED_REPLY = reply_with(200, tx_hash="", code=0)
 
 
 class SkewedClock(CountingClock):
-    """The machine's, but for a wall clock that is set wrong."""
+    """The machine's clock with a wrong wall time."""
 
     def __init__(self, skew: float) -> None:
         super().__init__()
@@ -57,7 +58,7 @@ class SkewedClock(CountingClock):
 
 
 class ReportingLease:
-    """The lease, and what it was asked by whom."""
+    """A lease that prints when it is held and records the checks by task."""
 
     def __init__(self, lease: S3Lease) -> None:
         self._lease = lease
@@ -67,8 +68,8 @@ class ReportingLease:
 
     @property
     def is_held(self) -> bool:
-        """Whether it is, and told when it is."""
-        now = time.monotonic()  # before: it is surely held at a moment at which it still is a little later
+        """Whether the lease is held; prints an event if it is."""
+        now = time.monotonic()  # taken before the check: if the check succeeds, the lease was held at this earlier time
         if not self._lease.is_held:
             return False
         self.checked_at[asyncio.current_task()] = now
@@ -77,17 +78,15 @@ class ReportingLease:
 
     @property
     def fence(self) -> int:
-        """See `Lease`."""
         return self._lease.fence
 
     @property
     def holder(self) -> str:
-        """See `Lease`."""
         return self._lease.holder
 
 
 def report_sends(pipeline: Pipeline, lease: ReportingLease) -> None:
-    """Have every claim noted, and every send told."""
+    """Record every claim and print every send."""
     claimed: dict[asyncio.Task[Any] | None, float] = {}
     mark = pipeline.store.mark_sending
 
@@ -103,12 +102,12 @@ def report_sends(pipeline: Pipeline, lease: ReportingLease) -> None:
         print("sent", claimed.pop(task), lease.checked_at.pop(task, 0), time.monotonic(), flush=True)
         return await ACCEPTED_REPLY(body)
 
-    setattr(pipeline.store, "mark_sending", record_claim)  # noqa: B010 - the broadcaster's view of it
+    setattr(pipeline.store, "mark_sending", record_claim)  # noqa: B010 - replaces the method that the broadcaster calls
     pipeline.set_replies(report_send)
 
 
 async def enqueue_and_confirm(pipeline: Pipeline) -> None:
-    """Shares come in and are proven, and blocks come, which count those of some blocks ago."""
+    """Enqueue and prove shares, and confirm those of earlier blocks."""
     position, counted, block = 0, 0, time.monotonic()
     while True:
         position += 1
@@ -127,7 +126,7 @@ async def enqueue_and_confirm(pipeline: Pipeline) -> None:
 
 
 async def send_prepared(pipeline: Pipeline) -> None:
-    """Send what nobody has sent, and again what is not counted, as a sender does."""
+    """Send new messages and resend unconfirmed ones, as a sender does."""
     while True:
         await pipeline.broadcaster.send_new()
         await pipeline.broadcaster.reconcile(pipeline.height)
@@ -135,14 +134,14 @@ async def send_prepared(pipeline: Pipeline) -> None:
 
 
 async def watch_lease(lease: ReportingLease) -> None:
-    """Look at it without end."""
+    """Check the lease forever."""
     while True:
         _ = lease.is_held
         await asyncio.sleep(CHECK_INTERVAL_SECONDS)
 
 
 async def main(url: str, folder: Path, name: str, skew: float, seconds: float) -> None:
-    """Work until the end."""
+    """Run until killed."""
     clock = SkewedClock(skew)
     place = BucketLocation(BUCKET_NAME, LEASE_OBJECT)
     settings = S3Settings(endpoint=url)

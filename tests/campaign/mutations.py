@@ -1,4 +1,4 @@
-"""Payloads that were broken in a way: bytes flipped, cut, repeated; any value replaced by one that hurts."""
+"""Malformed payloads: bytes flipped, cut or repeated, and values replaced by hostile ones."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ HOSTILE_VALUES: Sequence[bytes] = (
     b'"unclosed',
     b'"a":1,"b"',
 )
-"""What takes a value's place."""
+"""Values that replace a value."""
 
 
 class PayloadMutator:
-    """Broken payloads without end.
+    """Endless iterator over malformed payloads.
 
     Args:
-        payloads: what wallets really send.
-        rng: which of them, and what happens to it.
+        payloads: valid payloads as wallets send them.
+        rng: selects the payload and the mutation.
     """
 
     def __init__(self, payloads: Sequence[dict[str, Any]], rng: random.Random) -> None:
@@ -77,7 +77,7 @@ class PayloadMutator:
             yield self.next_payload()
 
     def next_payload(self) -> bytes:
-        """One of them: a value replaced, or bytes changed, or both."""
+        """Return a payload with a value replaced, bytes changed, or both."""
         rng = self._rng
         kind = rng.random()
         if kind < 0.6:
@@ -112,11 +112,11 @@ class PayloadMutator:
 
 
 def _value_slots(payload: dict[str, Any]) -> list[tuple[bytes, bytes, bytes]]:
-    """For every value within: the text before it, its own, and the text after."""
+    """Return for every nested value the text before it, its own, and the text after."""
     found = []
     for path, value in _value_paths(payload, ()):
         if path[0] == "all_enc_shares" and len(path) > 1:
-            continue  # nobody reads it
+            continue  # this value is not read
         before, after = json.dumps(_replace_value(payload, path), ensure_ascii=False).split(f'"{PLACEHOLDER}"')
         found.append((before.encode(), json.dumps(value).encode(), after.encode()))
     return found

@@ -1,4 +1,4 @@
-"""What a curious node reads out of its request log: rhythms, triggers, anchors."""
+"""Analysis of a node's request log: timing, triggers and anchors."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ LogEntry = Mapping[str, Any]
 RequestGroup = tuple[str, ...]
 
 GROUP_STARTS = {"rest": "blocks", "rpc": "status"}
-"""The route with which a look at a node begins, by port."""
+"""The first route of a health check, by port."""
 
 
 def count_request_groups(log: Iterable[LogEntry]) -> Counter[RequestGroup]:
-    """The looks at the node: the routes asked from one beginning to the next, repeats in a row once, by port.
+    """Count request groups by port: the routes from one first route to the next, without immediate repeats.
 
-    A look that was cut at either end of the log is left out.
+    Groups cut off at either end of the log are left out.
     """
     found: Counter[RequestGroup] = Counter()
     ordered = sorted(log, key=lambda entry: float(entry["time"]))
@@ -35,18 +35,18 @@ def count_request_groups(log: Iterable[LogEntry]) -> Counter[RequestGroup]:
 
 
 def count_request_kinds(log: Iterable[LogEntry]) -> Counter[RequestGroup]:
-    """How often each kind of request came."""
+    """Count the requests by kind."""
     return Counter((str(entry["port"]), str(entry["method"]), str(entry["route"])) for entry in log)
 
 
 def post_correlation(times: Sequence[float], posts: Sequence[float], begin: float, end: float, window: float) -> float:
-    """By how many standard deviations there are more requests shortly after a POST than chance would bring there.
+    """Return by how many standard deviations requests shortly after a POST exceed chance.
 
     Args:
-        times: of the requests, unix seconds.
-        posts: of the POSTs, in order.
-        begin: of the span.
-        end: of the span.
+        times: request times, Unix seconds.
+        posts: times of the POSTs, in order.
+        begin: start of the span.
+        end: end of the span.
         window: seconds after a POST that count as shortly after it.
     """
     inside = [time for time in times if begin <= time < end]
@@ -62,7 +62,7 @@ def post_correlation(times: Sequence[float], posts: Sequence[float], begin: floa
 
 
 def _last_post_before(posts: Sequence[float], time: float) -> float:
-    """The last POST up to a time, long ago when there was none."""
+    """Return the last POST up to a time, or a time long before if there was none."""
     place = bisect_right(posts, time)
     return posts[place - 1] if place else float("-inf")
 
@@ -70,16 +70,16 @@ def _last_post_before(posts: Sequence[float], time: float) -> float:
 def anchor_staleness(
     anchor_height: int, sent_at: float, root_times: Mapping[int, float], root_queries: Sequence[float]
 ) -> float:
-    """How long the helper had been told of a newer root than its reveal's when it sent the reveal, in seconds.
+    """Return the seconds for which a newer root was known when the helper sent a reveal.
 
     Args:
-        anchor_height: the height of the root that the reveal was made against.
-        sent_at: when the node heard the reveal.
-        root_times: the time of the block with each root, by height.
-        root_queries: when the helper asked the node for its newest root, in order.
+        anchor_height: height of the root that the reveal was made against.
+        sent_at: when the node received the reveal.
+        root_times: block time of each root, by height.
+        root_queries: when the helper requested the node's newest root, in order.
 
     Returns:
-        Nought or less when it knew of none.
+        Zero or less if no newer root was known.
     """
     newer = [time for height, time in root_times.items() if height > anchor_height]
     if not newer:

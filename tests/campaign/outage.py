@@ -1,17 +1,17 @@
-"""Outage: the chain is away for six hours, and comes back.
+"""Outage: the helper's only chain node is unreachable for six hours and then recovers.
 
-How it hurts. Time goes 120 times as fast (240 in the short form), for the chain and for the helper alike. While shares
-come due one after another, the helper's only node is away for six hours (30 minutes in the short form): half of that
-time its ports refuse every connection, the other half it answers 503 or 502 to everything, at its end only to reveals:
-the helper then takes it for well, and proves and sends in vain. Wallets go on posting.
+Method. Time runs 120 times as fast (240 in the short form) for the chain and the helper. While shares come due one
+after another, the helper's only node is down for six hours (30 minutes in the short form). During the first half its
+ports refuse every connection. During the second half it answers every request with 503 or 502, and near the end only
+reveals: the helper then considers the node healthy and proves and sends without success. Wallets keep posting.
 
-What must hold. Nothing is lost, early or counted twice. Not one attempt is spent, no share fails, no round is closed.
-Wallets are told 503 while it lasts, and what they post again and again is taken in the end. Once the node is back, the
-first reveal comes within ten minutes by the chain's clock (five or two and a half real seconds), and what fell due
-meanwhile is drained as fast as the provers go: at half of their full speed at least.
+Requirements. Nothing is lost, early or counted twice. No attempt is spent, no share fails, no round is closed. Wallets
+get 503 during the outage, and the shares that they post again are accepted in the end. After the recovery the first
+reveal is sent within ten minutes by the chain's clock (five or two and a half real seconds), and what fell due
+meanwhile is sent at half of the provers' full speed at least.
 
-Planted: a lost reply and a 503 to a reveal cost an attempt (two lines more in
-`helper.chain.verdicts._VERDICT_COSTS`). Found: "attempts spent: 23 (= 0)".
+Injected fault: a lost reply and a 503 to a reveal cost an attempt (two more lines in
+`helper.chain.verdicts._VERDICT_COSTS`). Reported: "attempts spent: 23 (= 0)".
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ BLOCK_SECONDS = 0.3
 PROVERS = 2
 PROOF_SECONDS = 0.1
 LEASE_SECONDS = 600
-"""Seconds of a lease in a shared database, so long by the server's clock, whose time is the real one."""
+"""Lease in a shared database in seconds of the server's clock, which runs in real time."""
 FULL_PROOFS_PER_SECOND = PROVERS / PROOF_SECONDS
-"""Proofs a (real) second."""
+"""Proofs per real second."""
 
 
 @dataclass
 class Environment:
-    """What takes part. `chain` is seen through a node that stays; `ports` are the helper's ways to the other."""
+    """The participants. `chain` uses a node without faults; `ports` are the helper's connections to the other node."""
 
     setting: CampaignRun
     clock: ScaledClock
@@ -55,7 +55,7 @@ class Environment:
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Hurt it, and judge."""
+    """Run the outage and check the promises."""
     findings = Findings()
     clock = ScaledClock(setting.scale(120.0, 240.0), float(int(time.time())))
     flags = ("--time-scale", str(clock.scale), "--time-origin", str(clock.origin))
@@ -114,15 +114,13 @@ async def _run_outage(findings: Findings, scene: Environment) -> None:
     findings.require_equal("posted and not acknowledged", len(ledger.posted.keys() - ledger.acknowledged_at.keys()), 0)
     findings.record_figure("hours away", hours)
     sent = await promise_check.find_broadcasts(chain, ledger)
-    # While valid proofs are refused, one reveal is tried at each block.
+    # While valid proofs are refused, one reveal is attempted per block.
     findings.require_at_least("reveals sent in vain", sum(bool(entry["faults"]) for entry in sent), 3)
     _check_recovery_speed(findings, [entry for entry in sent if entry["time"] >= back], scene, back)
 
 
 async def _take_offline(scene: Environment, seconds: float, late_votes: list[tuple[Ballot, int]]) -> asyncio.Task[None]:
-    """Be away for so long, while wallets post these votes: first the ports are shut, then the node is out of order, and
-    at last only for reveals.
-    """
+    """Take the node offline while wallets post: closed ports, then errors, then errors for reveals only."""
     clock, broken = scene.clock, {"status_503": 0.5, "status_502": 1}
     middle, end = clock.now() + seconds / 2, clock.now() + seconds
     for port in scene.ports:
@@ -143,7 +141,7 @@ async def _take_offline(scene: Environment, seconds: float, late_votes: list[tup
 
 
 async def _poll_status(scene: Environment) -> None:
-    """Ask whether the helper takes shares, as wallets do."""
+    """Poll whether the helper accepts shares, as wallets do."""
     answer = await scene.chain.http.get(f"{scene.helper.url}/shielded-vote/v1/status")
     scene.refusals += answer.status_code == 503
     await asyncio.sleep(0.2)
@@ -152,7 +150,7 @@ async def _poll_status(scene: Environment) -> None:
 def _check_recovery_speed(
     findings: Findings, sent: list[dict[str, Any]], scene: Environment, recovered_at: float
 ) -> None:
-    """From the first reveal after the outage to the last of what had fallen due in it."""
+    """Check the rate from the first reveal after the outage to the last overdue share."""
     posted = scene.crowd.ledger.posted
     firsts: dict[str, float] = {}
     for entry in sent:

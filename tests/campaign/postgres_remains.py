@@ -1,12 +1,11 @@
-"""What a PostgreSQL server has of votes at any time: in its tables, its write-ahead log, its temporary files, its log.
+"""Searches a PostgreSQL server's tables, WAL, temporary files and log for data of votes.
 
-A server keeps what is deleted, so what must not stay is never to be there: no secret, position or transaction at any
-time, no nullifier of a share that waits. One that the chain has counted is among all spent ones, a row that is written
-ahead too. The files are looked through while all shares wait, and in the end, with a replication slot that keeps every
-segment of the write-ahead log: what was ever written is there. What a server lays down in a temporary file for a moment
-between is not seen.
+A server retains deleted data, so data that must not remain must never be written: no secret, position or transaction at
+any time, no nullifier of a pending share. A counted nullifier is among all spent ones, including in the write-ahead
+log. The files are searched while all shares wait and at the end; a replication slot retains every WAL segment, so
+everything ever written is searched. Short-lived temporary files of the server are not covered.
 
-Planted: `Keyring.encrypt` and `Keyring.decrypt` left texts as they were. It printed "secrets, nullifiers and
+Injected fault: `Keyring.encrypt` and `Keyring.decrypt` returned texts unchanged. It printed "secrets, nullifiers and
 positions of waiting shares at the server: 247: 70001 as it is sealed in data/pg_wal/000000010000000000000001, … (=
 none)" and "transactions at the server: 144 (= 0)".
 """
@@ -25,21 +24,21 @@ from tests.support.harness import HelperProcess
 from tests.support.queue_storage import ZERO_GAP, PostgresSchema
 
 CHUNK_BYTES = 8
-"""Bytes of a secret, or characters of it in hex or base64, that count as telling it."""
+"""Bytes of a secret, or characters of it in hex or base64, that count as a leak."""
 WAL_FOLDER = Path("data/pg_wal")
 
 
 class PostgresSearch:
-    """Looks through a server.
+    """Searches a server's files.
 
     Args:
-        findings: where goals go.
-        helper: whose queue is there.
-        kept: its schema.
+        findings: receives the goals.
+        helper: the helper whose queue is on the server.
+        kept: the queue's schema.
     """
 
     search_seconds = 4
-    """What a look at a server's files may take on a machine that others use too."""
+    """Seconds that a search of a server's files may take on a shared machine."""
 
     def __init__(self, findings: Findings, helper: HelperProcess, kept: PostgresSchema) -> None:
         self.findings = findings
@@ -49,11 +48,11 @@ class PostgresSearch:
         kept.query_rows("SELECT pg_create_physical_replication_slot('campaign', true)")
 
     def is_database_file(self, _path: str) -> bool:
-        """Whether this is a file in which a share's secrets may be for some time: the helper has none."""
+        """Return whether a share's secrets may be in this file temporarily: never, with PostgreSQL."""
         return False
 
     def check_waiting_shares(self, votes: Votes) -> None:
-        """While all shares wait they are there sealed, and nothing of them otherwise."""
+        """Check that waiting shares are on the server in encrypted form only."""
         files = self._read_new_files()
         sealed = {str(share): bytes(text) for share, text in self._helper.query_rows("SELECT id, witness FROM shares")}
         found = {name for name, _ in find_secret_chunks(files, sealed)}
@@ -68,7 +67,7 @@ class PostgresSearch:
         self.findings.require_equal("columns with a position", ", ".join(sorted(columns)) or "none", "none")
 
     def _read_new_files(self) -> dict[Path, bytes]:
-        """What is new in every file since before the first share: a server's own numbers may look like positions."""
+        """Return the data added since before the first share, as a server's own numbers may look like positions."""
         found = {}
         for path, data in self._storage.read_files().items():
             before = self._initial_chunks.get(path, b"").rstrip(b"\0")
@@ -76,12 +75,12 @@ class PostgresSearch:
         return found
 
     def find_remains(self, _votes: Votes, _public: dict[str, bytes], waiting: int) -> list[str]:
-        """Tables that have rows of more shares than those that still wait."""
+        """Return tables with rows of more shares than are still waiting."""
         tables = ("shares", "reveals", "claims")
         return [name for name in tables if self._helper.query_rows(f"SELECT count(*) FROM {name}")[0][0] > waiting]
 
     def check_after_confirmation(self, votes: Votes, public: dict[str, bytes]) -> None:
-        """The whole search, when all is confirmed."""
+        """Search for everything after all shares are confirmed."""
         findings, files, nullifiers = self.findings, self._read_new_files(), collect_nullifiers(votes)
         told = find_secret_chunks(files, _encoded_secrets(stored_secrets(votes)) | _encoded_positions(votes))
         findings.require_equal("secrets and positions at the server", _format_found(told), "none")
@@ -89,7 +88,7 @@ class PostgresSearch:
             "transactions at the server", len(find_secrets(ZERO_GAP.join(files.values()), public)), 0
         )
         findings.record_figure("bytes of its files looked through", sum(map(len, files.values())))
-        # The chain's spent nullifiers, all of them, are a table; its rows are written ahead too.
+        # The table of all spent nullifiers also appears in the write-ahead log.
         spent = self._storage.table_files("spent")
         findings.require_at_least("files of the table of all spent ones", len(spent & files.keys()), 2)
         others = {path: data for path, data in files.items() if path not in spent and WAL_FOLDER not in path.parents}
@@ -101,7 +100,7 @@ class PostgresSearch:
 
 
 def find_secret_chunks(files: Mapping[Path, bytes], secrets: Mapping[str, bytes]) -> set[tuple[str, Path]]:
-    """Which secrets have eight of their bytes, from a multiple of eight on, in which of the files."""
+    """Find secrets of which eight aligned bytes occur in a file."""
     names: dict[int, set[str]] = {}
     for name, secret in secrets.items():
         for at in range(0, len(secret) - CHUNK_BYTES + 1, CHUNK_BYTES):
@@ -116,13 +115,13 @@ def find_secret_chunks(files: Mapping[Path, bytes], secrets: Mapping[str, bytes]
 
 
 def _format_found(found: Iterable[tuple[str, Path]]) -> str:
-    """The first of them, and how many they are."""
+    """Return the first matches and their number."""
     told = sorted(f"{name} in {path}" for name, path in found)
     return f"{len(told)}: {', '.join(told[:3])}" if told else "none"
 
 
 def _encoded_secrets(secrets: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Secrets as they are, in hex and in base64."""
+    """Return the secrets unencoded, in hex and in base64."""
     found = dict(secrets)
     for name, value in secrets.items():
         text = value.hex()
@@ -132,9 +131,9 @@ def _encoded_secrets(secrets: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def _encoded_positions(votes: Votes) -> dict[str, bytes]:
-    """Positions as columns have them, and as they are packed beside what follows them."""
+    """Return positions as columns store them, and as packed with the next field."""
     found: dict[str, bytes] = {}
     for _, at in votes:
         found |= {f"{at} as a column": at.to_bytes(8, "little"), f"{at} as a parameter": at.to_bytes(8, "big")}
-        found[f"{at} as it is sealed"] = at.to_bytes(4, "big") + bytes(4)  # a time in seconds follows
+        found[f"{at} as it is sealed"] = at.to_bytes(4, "big") + bytes(4)  # followed by a time in seconds
     return found

@@ -1,4 +1,4 @@
-"""One helper with many lives: it is ended again and again while wallets post to it and shares come due."""
+"""Repeatedly ends and restarts one helper while wallets post and shares come due."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from tests.support.process import find_free_port
 WORKER_COUNT = 2
 SHARES_PER_VOTE = 16
 IMMEDIATE_PROBABILITY = 0.25
-"""The part of the shares that have no time of their own."""
+"""Fraction of the shares without a due time."""
 MAX_AHEAD_SECONDS = 5.0
-"""Seconds, about three lives, over which the other shares of a vote fall due."""
+"""Seconds, about three runs, over which the other shares of a vote fall due."""
 DRAIN_TIMEOUT_SECONDS = 90.0
-"""Seconds for what is left when the last life has begun, beside those of its proofs."""
+"""Seconds for the remaining shares after the last start, in addition to the time of their proofs."""
 START_TIMEOUT_SECONDS = 300.0
-"""Seconds in which a life must be up without help, on a machine that others use too."""
+"""Seconds within which a run must be up without intervention, on a shared machine."""
 FREE_WORKER_DEATHS = 2
 """How many workers may die under a share before it costs the share an attempt."""
 DATABASE_LOCKED_TEXT = "another process uses this database under the name"
-"""What a life is told that begins before the server knows of the end of the last one."""
+"""Error of a run that starts before the server has detected the end of the previous one."""
 
 
 @dataclass(slots=True)
 class HelperLifecycle:
-    """A helper, its wallets, and what its provers began.
+    """A helper with its wallets and provers, over many runs.
 
     Attributes:
-        start_count: how many lives there are to be, the last that is left to live not among them.
+        start_count: number of runs to end, without the last run, which continues.
         proof_log: the file with a byte for each proof that a stand-in prover began.
-        again: how often a life had to be begun once more, as the last one's name was not free yet.
+        again: how often a start was repeated because the name was still in use.
     """
 
     helper: HelperProcess
@@ -59,15 +59,15 @@ class HelperLifecycle:
 
     @property
     def started_proofs(self) -> int:
-        """How many proofs the stand-in provers have begun."""
+        """Number of proofs that the stand-in provers have begun."""
         return self.proof_log.stat().st_size if self.proof_log.exists() else 0
 
     def spawn(self) -> None:
-        """Begin a life."""
+        """Start a run."""
         self.helper.spawn(STANDIN_SECONDS=str(self.seconds), STANDIN_TALLY=str(self.proof_log))
 
     async def wait_until_listening(self) -> None:
-        """Wait until this life listens; it is begun again, as by a supervisor, where its name is not free yet."""
+        """Wait until this run listens; restart it while its name is still in use, as a supervisor would."""
         while True:
             try:
                 await self.helper.wait_until_listening()
@@ -81,7 +81,7 @@ class HelperLifecycle:
                 return
 
     async def wait_until_ready(self) -> None:
-        """Wait until this life works its queue: real provers make their keys first, and missed blocks are read."""
+        """Wait until this run processes its queue: real provers first create keys, and missed blocks are read."""
         await self.wait_until_listening()
         async with self.helper.timeout("is ready", START_TIMEOUT_SECONDS):
             while True:
@@ -91,9 +91,9 @@ class HelperLifecycle:
                     return
 
     async def run_all(self, end: Callable[[int], Awaitable[None]]) -> None:
-        """All lives and the last one; `end` is called with a life's number right after its launch, and ends it.
+        """Execute all runs. `end` is called with a run's number right after its launch, and ends it.
 
-        The votes are posted in step with the lives, so that there is work in each however slow the machine is.
+        The votes are posted in proportion to the runs, so that each has work on a machine of any speed.
         """
         votes = await self.crowd.cast_votes(self.round_id, self.votes)
         begun = 0
@@ -118,7 +118,7 @@ class HelperLifecycle:
         )
 
     async def check_promises(self, findings: Findings) -> None:
-        """What holds whichever way the lives ended: the promise, no attempt spent, nothing left, a sound database."""
+        """Check the promises, no spent attempts, no remaining shares, and a sound database."""
         ledger = self.crowd.ledger
         await wait_until_drained(self.chain, ledger, DRAIN_TIMEOUT_SECONDS + self.seconds * len(ledger.posted))
         await check_promises(findings, self.chain, ledger)
@@ -141,7 +141,7 @@ class HelperLifecycle:
         findings.record_figure("attempts that a third death of a worker cost", allowed)
 
     async def check_extra_proofs(self, findings: Findings, kills: int) -> None:
-        """No more proofs were made twice than kills could interrupt; and some were, or no kill hit its mark."""
+        """Check that repeated proofs are at most those that kills could interrupt, and not none."""
         extra = self.started_proofs - (await count_confirmed(self.chain, [self.round_id])).total()
         findings.require_at_most("extra proofs", extra, kills * WORKER_COUNT)
         findings.require_at_least("proofs that a kill cost", extra, 1)
@@ -157,11 +157,11 @@ async def create_lifecycle(
     seconds: float,
     program: Sequence[str] = STAND_IN_PROGRAM,
 ) -> AsyncIterator[HelperLifecycle]:
-    """A helper that is not started yet on a chain with an open round; all is killed in the end.
+    """Create a helper that is not started, on a chain with an open round; kill all at the end.
 
     Args:
         part: the name of its folder.
-        seconds: how long a stand-in proof takes.
+        seconds: duration of a stand-in proof.
     """
     folder = setting.folder / part
     folder.mkdir()
@@ -193,7 +193,7 @@ async def create_lifecycle(
 
 
 def count_attempts(log: Path) -> tuple[int, int]:
-    """How many attempts were spent by all lives' log, and how many of them a third death of a worker may cost."""
+    """Return the attempts spent according to the log, and how many may be due to third worker deaths."""
     spent = allowed = 0
     for line in log.read_text(errors="replace").splitlines():
         with contextlib.suppress(ValueError):

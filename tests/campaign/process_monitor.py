@@ -1,4 +1,4 @@
-"""Looks at a process from outside: the files that it opens to write, and whether it leaves a core file."""
+"""Observes processes: files opened for writing, core limits and core files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WRITE_FLAGS = re.compile(r"O_WRONLY|O_RDWR|O_CREAT|O_TMPFILE|MFD_|0[0-7]{3}$")
 
 
 class OpenedFiles:
-    """The files that some processes open for writing, by strace where it may be used, else by looking often."""
+    """Records files that processes open for writing, with strace or by polling."""
 
     def __init__(self, pids: Sequence[int]) -> None:
         self.paths: set[str] = set()
@@ -30,7 +30,7 @@ class OpenedFiles:
 
     @contextlib.asynccontextmanager
     async def watch(self, trace: Path) -> AsyncIterator[None]:
-        """Watch while the block runs."""
+        """Record while the block runs."""
         tracer = await self._attach_strace(trace)
         self.uses_strace = tracer is not None
         looking = asyncio.create_task(self._poll_open_files())
@@ -57,10 +57,10 @@ class OpenedFiles:
             if all(_is_traced(pid) for pid in self._pids):
                 return tracer
             await asyncio.sleep(0.02)
-        return None  # not allowed here
+        return None  # strace is not permitted here
 
     async def _poll_open_files(self) -> None:
-        """What is open now: twenty times a second, or with strace, which sees the rest, once."""
+        """Poll the open files 20 times per second; once per second with strace, which records the rest."""
         while True:
             for pid in self._pids:
                 for link in Path(f"/proc/{pid}/fd").glob("*"):
@@ -77,7 +77,7 @@ def _is_traced(pid: int) -> bool:
 
 
 def read_core_limits(pids: Iterable[int]) -> set[str]:
-    """The limits on core files, soft and hard, of some processes."""
+    """Return the soft and hard core file limits of these processes."""
     found = set()
     for pid in pids:
         (line,) = [one for one in Path(f"/proc/{pid}/limits").read_text().splitlines() if "core file" in one]
@@ -86,32 +86,32 @@ def read_core_limits(pids: Iterable[int]) -> set[str]:
 
 
 def abort_process(pid: int) -> None:
-    """End a process as a fault of its own would; where it may be lifted, without a limit on core files."""
+    """Abort a process after lifting its core file limit, if permitted."""
     with contextlib.suppress(PermissionError):
         resource.prlimit(pid, resource.RLIMIT_CORE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     os.kill(pid, signal.SIGABRT)
 
 
 def proc_owners(pids: Iterable[int]) -> set[int]:
-    """Whose the kernel says that these processes' entries in /proc are: root's, where they are not dumpable."""
+    """Return the owners of these processes' /proc entries: root for processes that are not dumpable."""
     return {Path(f"/proc/{pid}").stat().st_uid for pid in pids}
 
 
 def wait_for_core_dump(pid: int) -> bool:
-    """Wait for the end of a child of ours, and whether it left a core file; it stays to be reaped."""
+    """Wait for a child's end without reaping it; return whether it left a core file."""
     result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     return result is not None and result.si_code == os.CLD_DUMPED
 
 
 def find_core_files(folders: Iterable[Path], began: float) -> list[Path]:
-    """Core files that appeared in these folders since a time (unix seconds)."""
+    """Return core files created in these folders since a time (Unix seconds)."""
     found = {path for folder in folders for path in folder.glob("*core*") if path.is_file()}
     return [path for path in found if path.stat().st_mtime >= began and path.name.split(".")[0] == "core"]
 
 
 @contextlib.contextmanager
 def start_unhardened_process(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is not hardened, to hold others against; its folder is removed with whatever it left there."""
+    """Start a process without hardening for comparison; remove its folder afterwards."""
     folder.mkdir()
     code = "import time; print(flush=True); time.sleep(60)"
     child = subprocess.Popen([sys.executable, "-c", code], cwd=folder, stdout=subprocess.PIPE)

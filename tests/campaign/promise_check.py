@@ -1,7 +1,7 @@
-"""The independent witness: what wallets were promised, held against what the chain saw and counted.
+"""Compares the shares that wallets posted with what the chain received and counted.
 
-The dev chain is a process of its own. Its request log says when each reveal came, its blocks say what counted: neither
-knows what the helper believes.
+The dev chain is a separate process. Its request log shows when each reveal arrived and its blocks show what counted;
+both are independent of the helper's state.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ BROADCAST_ROUTE = "reveal-share"
 
 @dataclass(frozen=True, slots=True)
 class PostedShare:
-    """A share that some helper may have.
+    """A share that was posted to a helper.
 
     Attributes:
         round_id: its round.
-        submit_at: its second, 0 for at once.
+        submit_at: due time in seconds, 0 for immediately.
         position: leaf index of its vote commitment.
-        order: how many shares were handed to the ledger before it.
+        order: number of shares recorded before it.
     """
 
     round_id: bytes
@@ -39,18 +39,18 @@ class PostedShare:
 
 @dataclass(slots=True)
 class ShareLedger:
-    """The wallets' side, by nullifier (hex): what was posted, when each was acknowledged, how long answers took."""
+    """The wallets' records by nullifier (hex): posted shares, acknowledgment times and response times."""
 
     posted: dict[str, PostedShare] = field(default_factory=dict)
     acknowledged_at: dict[str, float] = field(default_factory=dict)
     response_seconds: list[float] = field(default_factory=list)
 
     def record_post(self, nullifier: bytes, round_id: bytes, submit_at: int, position: int) -> None:
-        """A share is about to be posted."""
+        """Record a share before it is posted."""
         self.posted.setdefault(nullifier.hex(), PostedShare(round_id, submit_at, position, len(self.posted)))
 
     def record_acknowledgment(self, nullifier: bytes, at: float, seconds: float) -> None:
-        """A helper answered 200 for it at this time (unix), after so many seconds."""
+        """Record a 200 for a share: its Unix time and the response time in seconds."""
         self.acknowledged_at.setdefault(nullifier.hex(), at)
         self.response_seconds.append(seconds)
 
@@ -61,7 +61,7 @@ class ShareLedger:
 
 
 async def count_confirmed(chain: DevChain, rounds: Iterable[bytes]) -> Counter[str]:
-    """How often each nullifier (hex) counted."""
+    """Return how often each nullifier (hex) was counted."""
     found: Counter[str] = Counter()
     for round_id in rounds:
         found.update(await chain.spent_nullifiers(round_id))
@@ -69,7 +69,7 @@ async def count_confirmed(chain: DevChain, rounds: Iterable[bytes]) -> Counter[s
 
 
 async def wait_until_drained(chain: DevChain, ledger: ShareLedger, seconds: float) -> bool:
-    """Wait until all that was acknowledged has counted; whether it did in time."""
+    """Wait until all acknowledged shares are counted; return whether that happened in time."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             while ledger.acknowledged_at.keys() - (await count_confirmed(chain, ledger.round_ids)).keys():
@@ -79,12 +79,12 @@ async def wait_until_drained(chain: DevChain, ledger: ShareLedger, seconds: floa
 
 
 async def find_broadcasts(chain: DevChain, ledger: ShareLedger) -> list[dict[str, Any]]:
-    """Every request that brought a reveal of the ledger's shares, oldest first."""
+    """Return the requests with reveals of the ledger's shares, oldest first."""
     return [entry for entry in await chain.broadcasts() if entry["nullifier"] in ledger.posted]
 
 
 async def check_promises(findings: Findings, chain: DevChain, ledger: ShareLedger, *, tolerance: float = 0) -> None:
-    """The promise of every campaign: none lost, none early (by more than `tolerance` seconds), none twice."""
+    """Check that no share is lost, early (by more than `tolerance` seconds) or counted twice."""
     spent = await count_confirmed(chain, ledger.round_ids)
     sent = await find_broadcasts(chain, ledger)
     early = [entry for entry in sent if entry["time"] < ledger.posted[entry["nullifier"]].submit_at - tolerance]
@@ -99,15 +99,13 @@ async def check_promises(findings: Findings, chain: DevChain, ledger: ShareLedge
 
 
 async def check_one_broadcast_per_height(findings: Findings, chain: DevChain, ledger: ShareLedger) -> None:
-    """At most one broadcast a share and block height, by the height that the node had when it came."""
+    """Check for at most one broadcast per share and height of the receiving node."""
     times = Counter((entry["nullifier"], entry["height"]) for entry in await find_broadcasts(chain, ledger))
     findings.require_at_most("broadcasts of a share at one height", max(times.values(), default=0), 1)
 
 
 async def check_no_share_charged(findings: Findings, helper: HelperProcess, *, closed: int = 0) -> None:
-    """Nothing was charged to a share, given up, closed or purged, by a helper's own word since its start and by its
-    file.
-    """
+    """Check in the counters and the database that no attempt, failure, closing or purge occurred."""
     counts = await helper.service_counts()
     findings.require_equal("attempts spent", counts.get("failures", 0), 0)
     findings.require_equal("failed", counts.get("failed", 0) + counts.get("expired", 0), 0)

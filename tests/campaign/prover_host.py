@@ -1,6 +1,6 @@
-"""One host of the campaign `hosts`: takes up what is due, "proves" it, keeps its message, and says so.
+"""One host of the `hosts` campaign: claims due shares, fakes proofs, stores messages, prints events.
 
-`python -m tests.campaign.prover_host ADDRESS SCHEMA NAME LEASE`; it ends when it is killed.
+`python -m tests.campaign.prover_host ADDRESS SCHEMA NAME LEASE` runs until it is killed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ PAUSE_SECONDS = 0.1
 
 
 async def prove_share(store: PostgresStore, name: str, queued: QueuedShare) -> None:
-    """One share's way to the message that is kept; said when it is."""
+    """Prove a share, store its message, and print an event."""
     if time.time() * 1000 < queued.share.submit_at * 1000:
         print("early", queued.id, flush=True)
     await asyncio.sleep(PROOF_SECONDS)
-    while True:  # as long as it is in our hands it is in no other's
+    while True:  # no other host may have a claim while this host has it
         try:
             kept = await store.prepare(queued.id, make_message(queued, name))
         except StoreError as error:
@@ -38,7 +38,7 @@ async def prove_share(store: PostgresStore, name: str, queued: QueuedShare) -> N
 
 
 async def main(address: str, schema: str, name: str, lease: float) -> None:
-    """Work until the end."""
+    """Run until killed."""
     store = PostgresBackend(address, schema).create_store(SystemClock(), print, host=name, lease=lease)
     await store.open()
     await store.recover()

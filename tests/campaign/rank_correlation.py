@@ -1,4 +1,4 @@
-"""Whether two orders have anything to do with each other."""
+"""Rank correlation of two orders."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Hashable, Iterable, Sequence
 from math import sqrt
 
 SIGNIFICANCE_SIGMAS = 4.5
-"""Two independent orders correlate more than this many standard deviations once in a hundred thousand runs; an order
-that goes by arrival does by fourteen in the shortest form."""
+"""Standard deviations of the significance bound. Independent orders exceed it once in a hundred thousand runs; an
+order by arrival has fourteen in the shortest form.
+"""
 
 
 def rank_correlation(first: Sequence[Hashable], second: Sequence[Hashable]) -> float:
-    """Spearman's rho of two orders of the same things: 1 the same order, -1 the reverse, near 0 independent ones."""
+    """Return Spearman's rho of two orders: 1 the same, -1 reversed, near 0 independent."""
     n = len(first)
     place = {thing: rank for rank, thing in enumerate(second)}
     if len(place) != n or place.keys() != set(first):
@@ -21,11 +22,11 @@ def rank_correlation(first: Sequence[Hashable], second: Sequence[Hashable]) -> f
 
 
 def chance_bound(n: int) -> float:
-    """The correlation that independent orders of so many things hardly ever exceed."""
+    """Return a correlation that independent orders of n items rarely exceed."""
     return SIGNIFICANCE_SIGMAS / sqrt(n - 1)
 
 
 def first_occurrences(names: Iterable[str], wanted_names: Iterable[str]) -> list[str]:
-    """Those names that are among others, each once, in the order in which it came first."""
+    """Return the wanted names, each once, in order of first occurrence."""
     wanted = set(wanted_names)
     return list(dict.fromkeys(name for name in names if name in wanted))

@@ -1,4 +1,4 @@
-"""All campaigns, in the order in which they run, and with which stores."""
+"""All campaigns, in the order in which they run, and the stores that they run with."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CAMPAIGN_NAMES = (
 )
 """Each is a module of this package with a `CAMPAIGN`."""
 TIMING_SENSITIVE = ("disk", "tarpit", "stale", "clock", "herd", "contention", "eavesdropper", "hostile")
-"""Those that promise something within a second or so: a test suite runs them with nothing beside them."""
+"""Campaigns with time limits of about a second: a test suite runs them without concurrent tests."""
 SINGLE_STORE = {
     "writes": "the writes that it kills at are the helper's own; on PostgreSQL they are the server's",
     "disk": "the disk that it fills and breaks is the helper's own; on PostgreSQL it is the server's",
@@ -39,17 +39,17 @@ SINGLE_STORE = {
     "roles": "it has PostgreSQL anyway, for hosts of all roles",
     "lease": "it has a lease in an object store, and no queue",
 }
-"""Those that have a meaning with one store only, and why; they run with the default."""
+"""Campaigns that apply to one store only, with the reason; they run with the default store."""
 STORE_NAMES = ("sqlite", "postgres")
 
 
 def campaign_names(store: str) -> tuple[str, ...]:
-    """The campaigns that run with this store, in their order."""
+    """Return the campaigns that run with this store, in order."""
     return tuple(name for name in CAMPAIGN_NAMES if store == "sqlite" or name not in SINGLE_STORE)
 
 
 def load_campaign(name: str) -> Campaign:
-    """The campaign of this name."""
+    """Return the campaign of this name."""
     found = importlib.import_module(f"tests.campaign.{name}").CAMPAIGN
     assert isinstance(found, Campaign)
     return found

@@ -1,17 +1,17 @@
-"""Lost replies: a node takes a reveal and the answer never comes, or says that it lost its consensus; or it lies.
+"""Lost replies, gateway errors and false acceptance: nodes that misreport reveals.
 
-How it hurts. Two nodes. Of the broadcasts, 20 % are acted on and the connection then cut, 20 % are answered 502 (half
-of them after they were acted on), 10 % are accepted and never get into a block, and 10 % are included and fail because
-another helper's reveal of the same share went first. One of the nodes does not know the newest root that proofs are
-made against. Meanwhile shares come due, votes are cast (so that roots change), and a wallet polls share-status.
+Method. There are two nodes. Of the broadcasts, 20 % are processed and the connection is then closed, 20 % are answered
+502 (half of them after being processed), 10 % are accepted and never included in a block, and 10 % are included and
+fail because another helper's reveal of the same share came first. One of the nodes lacks the newest root that proofs
+are made against. Meanwhile shares come due, votes are cast (so that roots change), and a wallet polls share-status.
 
-What must hold. No share is lost, early or counted twice; a wallet is told "confirmed" only of nullifiers that are
-counted on the chain at that moment, and in the end of all; no share is sent twice while the chain stands at one height;
-none of it costs an attempt.
+Requirements. No share is lost, early or counted twice. A wallet gets "confirmed" only for nullifiers that are counted
+on the chain at that moment, and in the end for all. No share is sent twice at one height of the chain. No attempt is
+spent.
 
-Planted: `Broadcaster._has_new_block` answers True always, so that the height that was last seen of a node is taken for
-the height that it has. Found: "broadcasts of a share at one height: 2 (≤ 1)". It was no plant but the state of the
-product when the campaign was written.
+Injected fault: `Broadcaster._has_new_block` always returns True, so that the last known height of a node is used as its
+current height. Reported: "broadcasts of a share at one height: 2 (≤ 1)". This was an original bug, found when the
+campaign was written.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from tests.support.devnet import DevChain
 from tests.support.harness import HelperProcess, run_helper
 
 REVEAL_ROUTES = ["reveal-share"]
-# The dice are thrown one after another, in this order; what strikes first decides. So 10 % + 10 % are 502 and 20 % are
-# dropped of all, and of what is acted on 10 % is never included and 10 % is beaten.
+# The faults are drawn one after another in this order; the first that applies is used. So 10 % + 10 % are 502 and 20 %
+# are dropped of all, and of the processed ones 10 % are never included and 10 % fail.
 LOST_REPLY_FAULTS = {
     "status_502": 0.1,
     "status_502_after": 1 / 9,
@@ -44,14 +44,14 @@ LOST_REPLY_FAULTS = {
 
 @dataclass
 class StatusObservations:
-    """What share-status said: who was confirmed, and who without being counted."""
+    """Share-status results: confirmed shares, and shares confirmed without being counted."""
 
     confirmed: set[str] = field(default_factory=set)
     wrongly_confirmed: set[str] = field(default_factory=set)
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Hurt it, and judge."""
+    """Run the faults and check the promises."""
     findings, rng = Findings(), setting.seeded_random("votes")
     votes, window = setting.scale((40, 120), (4, 5))
     async with httpx.AsyncClient(timeout=30) as http:
@@ -88,7 +88,7 @@ async def run(setting: CampaignRun) -> Findings:
 
 
 async def _vary_faults(chain: DevChain, setting: CampaignRun) -> None:
-    # The way over a server takes a proof longer than a block of the short form, before it is sent.
+    # With a database server a proof takes longer than a block of the short form before it is sent.
     blocks = 1 if setting.cluster is None else setting.scale(1, 3)
     for node in range(2):
         seed = setting.seeded_random(f"node {node}").randrange(2**31)
@@ -98,9 +98,9 @@ async def _vary_faults(chain: DevChain, setting: CampaignRun) -> None:
 
 
 async def _add_roots(chain: DevChain, round_id: bytes, seconds: float) -> None:
-    """Votes of others: a proof that is made anew is made against another root, and is another transaction."""
+    """Cast other votes, so that a new proof uses another root and is another transaction."""
     while True:
-        with contextlib.suppress(httpx.HTTPError):  # without new roots the stand-in proofs would stay the same
+        with contextlib.suppress(httpx.HTTPError):  # without new roots the stand-in proofs would be identical
             await chain.post("/devnet/delegate", {"round_id": round_id.hex(), "count": 2})
         await asyncio.sleep(seconds)
 
@@ -108,7 +108,7 @@ async def _add_roots(chain: DevChain, round_id: bytes, seconds: float) -> None:
 async def _poll_share_status(
     helper: HelperProcess, chain: DevChain, ledger: promise_check.ShareLedger, observations: StatusObservations
 ) -> None:
-    """Ask for every share again and again, and hold each "confirmed" against the chain at once."""
+    """Poll every share and compare each "confirmed" with the chain."""
     while True:
         news = set()
         for nullifier in ledger.acknowledged_at.keys() - observations.confirmed:

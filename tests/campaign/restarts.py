@@ -1,10 +1,12 @@
-"""SIGTERM in the middle of work, again and again, while a crowd posts and shares come due.
+"""Repeated SIGTERM under load, while wallets post and shares come due.
 
-One in five comes between listening and being ready, the others at work. Each end must be in order: exit status 0 within
-10 s, no worker left behind, no attempt spent; and in the end no acknowledged share is lost, early or counted twice.
+Method. One stop in five comes between listening and readiness, the others while the helper works.
 
-Planted: `Revealer._make_proof` took a cancelled proof for a failed one. The short form said: "attempts spent: 24
-(= 0)".
+Requirements. Each shutdown is orderly: exit status 0 within 10 s, no worker process remains, no attempt is spent. No
+acknowledged share is lost, early or counted twice.
+
+Injected fault: `Revealer._make_proof` treated a cancelled proof as a failed one. The short form reported: "attempts
+spent: 24 (= 0)".
 """
 
 from __future__ import annotations
@@ -18,21 +20,21 @@ from tests.campaign.process_lifecycle import create_lifecycle
 from tests.support.process import child_pids, wait_until_gone
 
 EARLY_PROBABILITY = 0.2
-"""The part of the ends that come before it is ready."""
+"""Fraction of the stops that come before readiness."""
 STARTUP_SECONDS = 0.4
-"""Seconds from listening to being ready, about."""
+"""Approximate seconds from listening to readiness."""
 LIFE_SECONDS = 1.0
-"""The longest that it may live once it is ready, seconds."""
+"""Maximum seconds of a run after readiness."""
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """All lives."""
+    """Run all restarts and check the promises."""
     findings = Findings()
     rng = setting.seeded_random("ends")
     number = setting.scale(500, 8)
     early = set(rng.sample(range(number), int(number * EARLY_PROBABILITY)))
     at_work = 0
-    # proofs take long enough that most ends come in the middle of some
+    # proofs take long enough that most stops interrupt some
     async with create_lifecycle(
         setting, "restarts", number=number, shares=setting.scale(2000, 96), seconds=0.2
     ) as story:
@@ -60,7 +62,7 @@ async def run(setting: CampaignRun) -> Findings:
 
 
 async def count_survivors(pids: list[int]) -> int:
-    """How many of these still run a second after."""
+    """Return how many of these processes still run after a second."""
     with contextlib.suppress(TimeoutError):
         await wait_until_gone(pids, 1)
         return 0

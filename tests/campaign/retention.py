@@ -1,24 +1,24 @@
-"""Canaries: what two hundred shares would keep to themselves, looked for in every byte that the helper leaves anywhere.
+"""Searches every byte that the helper writes for secrets of two hundred shares.
 
-Votes are cast behind so many leaves that a position takes three bytes, which can be looked for in a file. Half of the
-shares are due some seconds after the other half. Meanwhile their bodies are posted in every wrong form, operators look
-at everything, and strace (or, where there is none, a look at /proc) tells which files the service and its provers open
-for writing. In the end provers and service are made to abort, where it can be done after their limit on core files was
-lifted from outside; an ordinary process leaves a core file then. That they are not dumpable shows also in whose their
-entries in /proc are, unless all of it runs as root (tests/unit/runtime/test_hardening.py asks the kernel itself).
+Method. Votes are cast after so many leaves that a position takes three bytes, which can be found in a file. Half of the
+shares are due some seconds after the other half. Meanwhile their bodies are posted in every malformed way, operators
+read everything, and strace (or, without it, polling of /proc) records which files the service and its provers open for
+writing. At the end provers and service are aborted, where possible after their limit on core files was lifted from
+outside; an ordinary process leaves a core file then. The owner of their entries in /proc also shows that they are not
+dumpable, unless everything runs as root (tests/unit/runtime/test_hardening.py queries the kernel directly).
 
-What must hold: within 5 s of the confirmation of a share nothing of it is in any file of the database: no part of the
-witness, no position, transaction, hash or proof, and its nullifier once only, among all spent ones. Outside the
-database nothing of it ever is: not in another file, the temporary folder, the log at its most talkative, an operator's
-answer, an error's body, or a core file. A piece of 12 characters of a secret in hex or base64 counts as telling it.
+Requirements. Within 5 s of the confirmation of a share nothing of it is in any file of the database: no part of the
+witness, no position, transaction, hash or proof, and its nullifier only once, among all spent ones. Outside the
+database nothing of it ever appears: not in another file, the temporary folder, the log at its most verbose, an
+operator's response, an error body, or a core file. A piece of 12 characters of a secret in hex or base64 counts as a
+leak.
 
-With PostgreSQL (`left_in_server.py`) nothing of a share is ever to be in any file of the server: tables, write-ahead
-log, or the server's own log. Within 5 s of the confirmation its rows are gone, and its nullifier is one among all spent
-ones.
+With PostgreSQL (`postgres_remains.py`) nothing of a share may ever be in any file of the server: tables, write-ahead
+log, or the server's own log. Within 5 s of the confirmation its rows are deleted, and its nullifier is one among all
+spent ones.
 
-The planted bug that it caught: `Eraser.record_deletion` did nothing, so that the write-ahead log was not truncated
-after a confirmation. It printed "seconds from confirmation to erasure: 21.1203 (≤ 5)", "positions left in the
-database's
+Injected fault that it caught: `Eraser.record_deletion` did nothing, so that the write-ahead log was not truncated after
+a confirmation. It printed "seconds from confirmation to erasure: 21.1203 (≤ 5)", "positions left in the database's
 bytes: 450 (= 0)" and "nullifiers not exactly once in it: 48 (= 0)".
 """
 
@@ -50,15 +50,15 @@ from tests.support.process import wait_until_gone
 from tests.support.queue_storage import PostgresSchema
 
 FAR_POSITION = 70_000
-"""Leaves before the votes."""
+"""Number of leaves before the votes."""
 PROMISED_ERASURE_SECONDS = 5.0
-"""Seconds from the confirmation to the erasure."""
+"""Maximum seconds from confirmation to erasure."""
 IGNORED_PATHS = {"/dev/null", "/dev/tty"}
 RemainsSearch = SqliteSearch | PostgresSearch
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Start a chain and a helper with a temporary folder of its own, and look."""
+    """Run a chain and a helper with a separate temporary folder, and search."""
     findings = Findings()
     state, temp = setting.folder / "state", setting.folder / "temp"
     state.mkdir()
@@ -93,7 +93,7 @@ async def _run_checks(
         votes, crowd = await _run_waves(search, setting, chain, helper, said)
     await promise_check.check_promises(findings, chain, crowd.ledger)
     beside = {path for path in opened.paths if not search.is_database_file(path) and path not in IGNORED_PATHS}
-    validators = str(helper.db.with_name("svote-admin.db"))  # nothing of a share comes near it; it is searched below
+    validators = str(helper.db.with_name("svote-admin.db"))  # contains no share data; it is searched below
     beside = {path for path in beside if path != str(helper.log) and not path.startswith(validators)}
     findings.record_figure("files opened are told by", "strace" if opened.uses_strace else "looking often")
     findings.require_at_least("files seen to be opened for writing", len(opened.paths), 2)
@@ -118,13 +118,13 @@ def _count_secrets_in_files(scanner: SecretScanner) -> Callable[[Path], int]:
     return lambda path: scanner.count_in_bytes(path.read_bytes())
 
 
-# ---------------------------------------------------------------------- the shares' life
+# -------------------------------------------------------------------- waves of shares
 
 
 async def _run_waves(
     search: RemainsSearch, setting: CampaignRun, chain: DevChain, helper: HelperProcess, responses: list[str]
 ) -> tuple[Votes, WalletCrowd]:
-    """Two waves of shares, each looked for after its confirmation."""
+    """Post two waves of shares, and search after the confirmation of each."""
     round_id = await chain.open_round()
     await chain.delegate(round_id, FAR_POSITION)
     crowd = WalletCrowd(chain, lambda: [helper.url], setting.seeded_random("crowd"))
@@ -155,7 +155,7 @@ async def _run_waves(
 async def _measure_erasure(
     search: RemainsSearch, chain: DevChain, helper: HelperProcess, votes: Votes, waiting: int
 ) -> float:
-    """Wait until the votes are confirmed and nothing of them is left; how long the latter took."""
+    """Wait until the votes are confirmed and erased; return the seconds of the erasure."""
     for vote, _ in votes:
         await _wait_until(helper, lambda vote=vote: _is_confirmed(helper, vote))  # type: ignore[misc]
     confirmed = time.monotonic()
@@ -179,7 +179,7 @@ async def _is_confirmed(helper: HelperProcess, vote: Ballot) -> bool:
 
 
 async def _public_values(chain: DevChain, votes: Votes) -> dict[str, bytes]:
-    """What is public of the votes' reveals, and must not stand beside what is not: bytes, proofs, hashes."""
+    """Return public values of the reveals that must not remain in the database: bytes, proofs, hashes."""
     found: dict[str, bytes] = {}
     ours = {share.nullifier for vote, _ in votes for share in vote.shares}
     for one in await chain.find_transactions(votes[0][0].round_id):
@@ -192,11 +192,11 @@ async def _public_values(chain: DevChain, votes: Votes) -> dict[str, bytes]:
     return found
 
 
-# ---------------------------------------------------------------------- what is said
+# -------------------------------------------------------------------- responses
 
 
 async def _query_operator_views(helper: HelperProcess, responses: list[str]) -> None:
-    """Ask everything that operators may ask, again and again."""
+    """Query all operator endpoints repeatedly."""
     while True:
         listed = await helper.operator_get("/queue?limit=10000")
         responses.append(json.dumps(listed))
@@ -210,7 +210,7 @@ async def _query_operator_views(helper: HelperProcess, responses: list[str]) -> 
 
 
 async def _post_malformed(helper: HelperProcess, votes: Votes, rng: random.Random, responses: list[str]) -> None:
-    """Bodies and addresses that are wrong in every way; all answers."""
+    """Send malformed bodies and addresses; record all responses."""
     async with httpx.AsyncClient(base_url=helper.url, timeout=30) as http:
         for vote, position in votes:
             share = rng.choice(vote.shares)
@@ -233,13 +233,13 @@ async def _post_malformed(helper: HelperProcess, votes: Votes, rng: random.Rando
             responses.append((await http.get(path)).text)
 
 
-# ---------------------------------------------------------------------- the end
+# -------------------------------------------------------------------- core files
 
 
 async def _check_core_dumps(
     findings: Findings, setting: CampaignRun, helper: HelperProcess, pids: Sequence[int], temp: Path
 ) -> None:
-    """Abort a prover and the service; neither leaves a core file."""
+    """Abort a prover and the service, and check that neither leaves a core file."""
     began = time.time() - 1
     folders = [helper.db.parent, temp, setting.folder, *(Path(f"/proc/{pid}/cwd").readlink() for pid in pids)]
     findings.require_equal("limits on core files", ", ".join(process_monitor.read_core_limits(pids)), "0")

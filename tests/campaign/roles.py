@@ -1,17 +1,18 @@
-"""Hosts of all roles on one PostgreSQL database, as the services that they are, hurt while wallets vote.
+"""Hosts of all roles on one PostgreSQL database, with faults while wallets vote.
 
-How it hurts. One host takes shares (two in the full form), as many prove, two may send, one of them at a time. In any
-order: SIGKILL of any of them, and it is started again at once or when its work is another's; SIGSTOP for longer than a
-lease, and SIGCONT; a crash of the server (`pg_ctl stop -m immediate`); every connection to it cut within its next
-bytes, of a question or of an answer; and for a while all that hosts say to each other (NOTIFY) is lost on the way.
+Method. The hosts run the complete service. One accepts shares (two in the full form), as many prove, two may send, one
+of them at a time. The faults come in random order: SIGKILL of any host, which is restarted immediately or after another
+host has taken over; SIGSTOP for longer than a lease, and SIGCONT; a crash of the server (`pg_ctl stop -m immediate`);
+every connection to it closed within its next bytes, of a query or of a result; and periods in which all notifications
+between hosts (NOTIFY) are lost.
 
-What must hold. Nothing is lost, early or counted twice, and all is confirmed and erased. Each send is noted by the
-host that has the lease: the database itself writes down who notes one, and who holds the lease then. What a silent
-host had in hand, or the right to send, is another's within a lease and 5 s; after a crash reveals are sent again within
-10 s. No attempt is spent.
+Requirements. Nothing is lost, early or counted twice, and all shares are confirmed and erased. Each send is noted by
+the host that holds the lease: the database itself records who notes a send and who holds the lease then. The claims of
+a silent host, or its right to send, pass to another host within a lease and 5 s; after a crash of the server reveals
+are sent again within 10 s. No attempt is spent.
 
-Planted: `sends` and `keep_sender` (queries.sql) no longer asked for the fence. The short form said: "sends noted
-without the lease: 44 (= 0)" and "sends of a share at a height that had one: 43 (≤ 16)".
+Injected fault: `can_send` and `renew_sender_lease` (queries.sql) did not check the fencing token. The short form
+reported: "sends noted without the lease: 44 (= 0)" and "sends of a share at a height that had one: 43 (≤ 16)".
 """
 
 from __future__ import annotations
@@ -44,17 +45,17 @@ from tests.support.process import find_free_port
 
 SCHEMA_NAME: Final = "queue"
 SLACK_SECONDS: Final = 5.0
-"""Seconds beyond a lease in which what a silent host did is another's to do."""
+"""Seconds after its lease within which a silent host's work is taken over."""
 RESUME_SECONDS: Final = 10.0
-"""Seconds after a crash of the server in which reveals are sent again."""
+"""Seconds after a crash of the server within which reveals are sent again."""
 MAX_AHEAD_SECONDS: Final = 4.0
 """Seconds over which the shares of a vote fall due."""
 SHARES_PER_VOTE: Final = 16
 POSTER_COUNT: Final = 16
-"""Sends of one host that may have begun at one moment (`helper.reveal.broadcaster.CONCURRENT_RESENDS`)."""
+"""Maximum concurrent sends of one host (`helper.reveal.broadcaster.CONCURRENT_RESENDS`)."""
 STOPPED_SENDER: Final = "SIGSTOP: who sends"
 START_TIMEOUT_SECONDS: Final = 300.0
-"""Seconds in which a host must be up, on a machine that others use too."""
+"""Seconds within which a host must be up, on a shared machine."""
 SEND_LOG_SQL: Final = f"""
 CREATE SCHEMA campaign;
 CREATE TABLE campaign.noted (host TEXT NOT NULL, sender TEXT);
@@ -66,19 +67,19 @@ END $$;
 CREATE TRIGGER noted AFTER UPDATE ON {SCHEMA_NAME}.reveals FOR EACH ROW WHEN (NEW.sends > OLD.sends)
   EXECUTE FUNCTION campaign.note();
 """
-"""Who notes a send, and who has the lease then or had it last, by the server's own word. A note that was begun in time
-may end after it: until it is committed nobody takes over.
+"""Records which host notes a send and which host holds, or last held, the lease, according to the server. A note
+begun in time may end after the lease: no host takes over before it is committed.
 """
 
 
 @dataclass
 class Environment:
-    """What takes part.
+    """The participants.
 
     Attributes:
         lease: seconds.
-        is_quiet: the longest that something was nobody's, by what was done.
-        query_connection: a connection of the campaign's own.
+        is_quiet: the longest wait for each condition, in seconds.
+        query_connection: the campaign's direct connection to the database.
     """
 
     setting: CampaignRun
@@ -94,7 +95,7 @@ class Environment:
     query_connection: psycopg.Connection[tuple[Any, ...]] | None = None
 
     async def query_value(self, query: str, *values: object) -> Any:
-        """The one value that the database has for a query, as it is without the way."""
+        """Return the single value of a query, read without the proxy."""
 
         def run_query() -> Any:
             if self.query_connection is None or self.query_connection.closed:
@@ -106,19 +107,19 @@ class Environment:
         return await asyncio.to_thread(run_query)
 
     async def current_sender(self) -> str:
-        """The host that has the lease, "" for none."""
+        """Return the host that holds the lease, "" for none."""
         return await self.query_value("SELECT host FROM sender WHERE until >= clock_timestamp()") or ""
 
     async def count_claims(self, name: str) -> int:
-        """How many shares a host proves."""
+        """Return the number of shares claimed by a host."""
         return int(await self.query_value("SELECT count(*) FROM claims WHERE host = %s", name))
 
     async def count_sends(self) -> int:
-        """How many sends were noted."""
+        """Return the number of noted sends."""
         return int(await self.query_value("SELECT count(*) FROM campaign.noted"))
 
     async def require_within(self, description: str, condition: Callable[[], Awaitable[object]], bound: float) -> None:
-        """Wait until this holds, and promise how soon."""
+        """Wait for a condition and require that it holds within the bound."""
         began = time.monotonic()
         while not await condition() and time.monotonic() < began + 10 * bound:
             await asyncio.sleep(0.1)
@@ -127,7 +128,7 @@ class Environment:
         self.findings.require_at_most(name, self.is_quiet[name], bound)
 
     async def wait_for_takeover(self, name: str) -> None:
-        """Wait until nothing is a silent host's any more."""
+        """Wait until another host has taken over a silent host's work."""
         if name.startswith("sends"):
 
             async def another() -> bool:
@@ -142,7 +143,7 @@ class Environment:
             await self.require_within("its shares are another's", none, self.lease + SLACK_SECONDS)
 
     async def start_host(self, name: str) -> None:
-        """Start a host; its name may still be its last life's for a moment."""
+        """Start a host; its name may still be in use by its previous run for a moment."""
         while True:
             self.hosts[name].spawn(STANDIN_SECONDS="0.05")
             with contextlib.suppress(AssertionError):
@@ -159,7 +160,7 @@ class Environment:
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Start, hurt, and judge."""
+    """Run the hosts, disrupt them, and check the promises."""
     findings = Findings()
     findings.require_equal("can be tried here", "yes" if find_binaries() is not None else "no PostgreSQL", "yes")
     if not findings.is_held:
@@ -172,7 +173,7 @@ async def run(setting: CampaignRun) -> Findings:
 
 @contextlib.asynccontextmanager
 async def _run_environment(setting: CampaignRun, findings: Findings) -> AsyncIterator[Environment]:
-    """All of it at work; nothing of it afterwards."""
+    """Run chain, database, proxy and hosts; stop them afterwards."""
     cluster = Cluster()
     async with contextlib.AsyncExitStack() as stack:
         http = await stack.enter_async_context(httpx.AsyncClient(timeout=30))
@@ -190,7 +191,7 @@ async def _run_environment(setting: CampaignRun, findings: Findings) -> AsyncIte
         scene = Environment(setting, findings, chain, cluster, way, crowd, hosts, lease, setting.seeded_random("hurts"))
         stack.push_async_callback(_stop_hosts, scene)
         first, *others = hosts
-        await scene.start_host(first)  # it makes the tables
+        await scene.start_host(first)  # creates the tables
         await asyncio.to_thread(_install_send_log, cluster)
         await asyncio.gather(*map(scene.start_host, others))
         yield scene
@@ -199,7 +200,7 @@ async def _run_environment(setting: CampaignRun, findings: Findings) -> AsyncIte
 def _create_hosts(
     setting: CampaignRun, http: httpx.AsyncClient, chain: DevChain, proxy: DatabaseProxy, lease: float
 ) -> dict[str, HelperProcess]:
-    """Hosts by name, not started; the name begins with what one does."""
+    """Create hosts by name without starting them; a name begins with the role."""
     keys = setting.folder / "keys"
     keys.touch(0o600)
     keys.write_text(token_hex(32))
@@ -227,7 +228,7 @@ def _create_hosts(
 
 
 def _ports_by_host(hosts: dict[str, HelperProcess]) -> list[int]:
-    """Where wallets post."""
+    """Return the ports that wallets post to."""
     found = []
     for name, host in hosts.items():
         if name.startswith("takes"):
@@ -250,11 +251,11 @@ async def _stop_hosts(scene: Environment) -> None:
             await host.kill()
 
 
-# ---------------------------------------------------------------- what is done to them
+# ---------------------------------------------------------------- faults
 
 
 async def _kill_host(scene: Environment, name: str) -> None:
-    """End a host, and start it again: at once, or when what it did is done by another."""
+    """Kill a host and restart it immediately or after the takeover."""
     await scene.hosts[name].kill()
     if scene.setting.is_quick or scene.rng.random() < 0.5:
         await scene.wait_for_takeover(name)
@@ -262,7 +263,7 @@ async def _kill_host(scene: Environment, name: str) -> None:
 
 
 async def _suspend_host(scene: Environment, name: str) -> None:
-    """Have a host sleep through its lease, and go on as if nothing was."""
+    """Suspend a host for longer than its lease, then resume it."""
     os.kill(scene.hosts[name].pid, signal.SIGSTOP)
     await scene.wait_for_takeover(name)
     if not name.startswith("sends"):
@@ -271,14 +272,14 @@ async def _suspend_host(scene: Environment, name: str) -> None:
 
 
 async def _disrupt_sender(scene: Environment, fault: Callable[[Environment, str], Awaitable[None]]) -> None:
-    """Do it to the host that sends."""
+    """Apply a fault to the host that sends."""
     while not (name := await scene.current_sender()):
         await asyncio.sleep(0.05)
     await fault(scene, name)
 
 
 async def _crash_database(scene: Environment) -> None:
-    """The server ends as in a power failure, and starts."""
+    """Crash the server, as a power failure would, and start it."""
     if scene.query_connection is not None:
         scene.query_connection.close()
     await asyncio.to_thread(scene.cluster.stop, signal.SIGQUIT)
@@ -287,9 +288,9 @@ async def _crash_database(scene: Environment) -> None:
 
 
 async def _cut_connections(scene: Environment) -> None:
-    """Every connection breaks within its next words."""
+    """Close every connection within its next bytes."""
     scene.proxy.cut_connections(scene.rng.randrange(1, 400))
-    patience = time.monotonic() + 3  # one on which nothing is said stays
+    patience = time.monotonic() + 3  # idle connections stay open
     while scene.proxy.open_cut_connections and time.monotonic() < patience:
         await asyncio.sleep(0.01)
     await _require_progress(scene, "reveals are sent after the cut")
@@ -305,7 +306,7 @@ async def _require_progress(scene: Environment, description: str) -> None:
 
 
 async def _run_faults(scene: Environment) -> None:
-    """Do it all, in any order, while votes are posted in step."""
+    """Apply all faults in random order while votes are posted in proportion."""
     setting, rng = scene.setting, scene.rng
     round_id = await scene.chain.open_round()
     hurts = _draw_faults(scene)
@@ -332,12 +333,12 @@ async def _run_faults(scene: Environment) -> None:
             await asyncio.sleep(rng.uniform(0.2, 1.5))
             scene.proxy.drops_notifications = number % 3 == 1
             await hurt()
-        scene.proxy.drops_notifications = True  # what is left comes without a word
+        scene.proxy.drops_notifications = True  # the remaining work must be done without notifications
         post(len(votes))
 
 
 def _draw_faults(scene: Environment) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
-    """What is done, and how it is called, in any order."""
+    """Return all faults with their names, in random order."""
     setting, rng, names = scene.setting, scene.rng, list(scene.hosts)
 
     kills = names * setting.scale(100 // len(names), 0) or ["takes-0", "proves-0"]
@@ -353,7 +354,7 @@ def _draw_faults(scene: Environment) -> list[tuple[str, Callable[[], Awaitable[N
     return found
 
 
-# ---------------------------------------------------------------- what came of it
+# ---------------------------------------------------------------- results
 
 
 async def _check_promises(scene: Environment) -> None:
@@ -381,12 +382,12 @@ async def _check_promises(scene: Environment) -> None:
 
 
 async def _sends_by_other_hosts(scene: Environment) -> int:
-    """Sends that were noted by a host that was not the sender at that moment."""
+    """Count sends noted by a host that was not the sender at that moment."""
     return int(await scene.query_value("SELECT count(*) FROM campaign.noted WHERE host IS DISTINCT FROM sender"))
 
 
 async def _repeated_sends(scene: Environment) -> None:
-    """A host that is stopped between its note and its first byte may send once more than another has, by share."""
+    """Limit repeated sends: a host stopped between note and first byte may repeat a share's send."""
     sent = await promise_check.find_broadcasts(scene.chain, scene.crowd.ledger)
     pairs = {(entry["nullifier"], entry["height"]) for entry in sent}
     stops = int(scene.findings.figures.get(STOPPED_SENDER, 0))

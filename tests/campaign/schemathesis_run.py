@@ -1,4 +1,4 @@
-"""Everything that the API's description allows, and much that it does not, by schemathesis in a process of its own."""
+"""Tests the API against its description with schemathesis, in a separate process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.campaign.campaign import CampaignRun, Findings
 
 
 async def check_described_operations(findings: Findings, setting: CampaignRun, url: str, token: str) -> None:
-    """Ask every operation that the helper at this address describes; its answers must be as described, and no 5xx."""
+    """Call every described operation; responses must match the description, without 5xx."""
     async with httpx.AsyncClient() as http:
         document = (await http.get(f"{url}/openapi.json")).json()
     (setting.folder / "openapi.json").write_text(json.dumps(document))
@@ -25,9 +25,9 @@ async def check_described_operations(findings: Findings, setting: CampaignRun, u
         "--max-examples": setting.scale("300", "10"),
         "--phases": "coverage,fuzzing",
         "--checks": "all",
-        # what is well formed must also be in a tree
+        # a well-formed share must also be in a tree to be accepted
         "--exclude-checks": "positive_data_acceptance",
-        # on a busy machine payloads are made slowly; that is no fault of the helper's
+        # on a busy machine payload generation is slow, which is not the helper's fault
         "--suppress-health-check": "too_slow",
         "--generation-database": "none",
         "--report-json-path": str(report),
@@ -42,7 +42,7 @@ async def check_described_operations(findings: Findings, setting: CampaignRun, u
 
 
 async def _run_schemathesis(folder: Path, flags: list[str]) -> int:
-    """Its exit status; when it is not 0 what it said is shown."""
+    """Return the exit status; print the output if it is not 0."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "schemathesis.cli", "run", "openapi.json"),
         *(*flags, "--no-color", "--continue-on-failure"),

@@ -1,4 +1,4 @@
-"""What a SQLite file has of votes whose shares wait, and after their confirmation."""
+"""Searches a SQLite file for data of votes before and after confirmation."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from tests.support.harness import HelperProcess
 
 
 class SqliteSearch:
-    """Looks through a helper's file.
+    """Searches a helper's file.
 
     Args:
-        findings: where goals go.
-        helper: whose file it is.
+        findings: receives the goals.
+        helper: the helper whose file is searched.
     """
 
     search_seconds = 0
-    """What a look at it takes."""
+    """Seconds that a search may take."""
 
     def __init__(self, findings: Findings, helper: HelperProcess) -> None:
         self.findings = findings
         self._helper = helper
 
     def is_database_file(self, path: str) -> bool:
-        """Whether this is a file in which a share's secrets may be for some time."""
+        """Return whether a share's secrets may be in this file temporarily."""
         return path.startswith(str(self._helper.db))
 
     def check_waiting_shares(self, votes: Votes) -> None:
-        """While all shares wait they are there: else the search would find nothing that should be gone either."""
+        """Check that the search finds waiting shares; else it could not show an erasure."""
         files, held = self._helper.bytes_on_disk(), stored_secrets(votes)
         self.findings.require_equal(
             "waiting secrets that the search does not find", len(held) - len(find_secrets(files, held)), 0
         )
 
     def find_remains(self, votes: Votes, public: dict[str, bytes], _waiting: int) -> list[str]:
-        """What is left of confirmed votes: their secrets, what is `public` of their reveals, their positions."""
+        """Return remains of confirmed votes: secrets, `public` values of their reveals, positions."""
         files = self._helper.bytes_on_disk()
         secrets = {name: value for vote, at in votes for name, value in collect_secrets(vote, at).items()}
         left = find_secrets(files, secrets | public)
@@ -45,7 +45,7 @@ class SqliteSearch:
         return left + [name for _, position in votes for name in columns_containing(self._helper, position)]
 
     def check_after_confirmation(self, votes: Votes, _public: dict[str, bytes]) -> None:
-        """The whole search, when all is confirmed: also for positions at any place, and for written forms."""
+        """Search for everything after all shares are confirmed, including positions and encodings."""
         findings, files, public = self.findings, self._helper.bytes_on_disk(), read_public_blobs(self._helper)
         at = [
             place for _, position in votes for place in find_outside_public(files, position.to_bytes(3, "big"), public)

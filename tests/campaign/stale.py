@@ -1,18 +1,18 @@
-"""Stale nodes: what a node says is old, or of another chain, or cannot be; first one of two, then all.
+"""Stale nodes: a node's data is old, of another chain, or impossible; one node, then all.
 
-How it hurts. One after another: a node serves blocks 91 s old and older; it catches up; it was reset to height 1; it
-does not find a live round; it has the round PENDING again; it says that it is on another chain; its tree has other
-roots; in the long form it also stops following the chain, for 90 s and more. Each time first the node that the operator
-prefers is bad, then all are, while shares come due, and then all are mended.
+Method. One after another: a node serves blocks that are 91 s old and older; it is syncing; it was reset to height 1; it
+does not find a live round; it reports the round as PENDING again; it reports another chain; its tree has other roots;
+in the long form it also stops following the chain, for 90 s and more. Each time first the node that the operator
+prefers is faulty, then all are, while shares come due, and then all recover.
 
-What must hold. With one bad node shares are taken and go out through the other, within 3 s. With all bad, a POST of a
-new share gets 503 within 5 s (of a block being 90 s old), nothing is dispatched later than that, and nothing at all
-that falls due after the 503. Mended, it goes on by itself within 10 s. In all that no attempt is spent, nothing fails,
-is closed or purged, and nothing is lost, early or counted twice.
+Requirements. With one faulty node shares are accepted and sent through the other within 3 s. With all nodes faulty, a
+POST of a new share gets 503 within 5 s (of a block being 90 s old), nothing is dispatched later than that, and nothing
+that falls due after the 503 is dispatched. After the recovery the helper resumes by itself within 10 s. No attempt is
+spent, nothing fails, is closed or purged, and nothing is lost, early or counted twice.
 
-Planted: `CommitmentTreeSync.contradiction_reason` answers None always, so that a node with other roots rests for a
-second and is taken for well again. Found: "all bad: seconds until a POST gets 503: 999.0 (≤ 5)", slowest "wrong
-root". It was no plant but the state of the product when the campaign was written.
+Injected fault: `CommitmentTreeSync.contradiction_reason` always returns None, so that a node with other roots is used
+again after a second. Reported: "all bad: seconds until a POST gets 503: 999.0 (≤ 5)", slowest "wrong root". This was an
+original bug, found when the campaign was written.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ FAULT_SWITCHES: dict[str, dict[str, Any]] = {
 }
 STALE_SECONDS = 90
 OLD_BLOCKS = 400
-"""Seconds by which the chain's first blocks lie back."""
+"""Age of the chain's first blocks in seconds."""
 FIRST_BLOCKS = 250
-"""How many they are: more than come in a run, so that a node that was reset is not in step again by and by."""
+"""Number of first blocks: more than a run adds, so that a reset node does not get in sync during the run."""
 LANE_COUNT = 4
 PAUSE_LIMIT_SECONDS = 5
-"""Seconds within which a POST is answered with 503 once no node is of use."""
+"""Seconds within which a POST gets 503 after the last usable node became faulty."""
 NEVER_SECONDS = 999.0
 CONFIRMED_FIGURE = "one bad node: seconds until shares are counted"
 PAUSED_FIGURE = "all bad: seconds until a POST gets 503"
@@ -62,7 +62,7 @@ BOUNDS = {CONFIRMED_FIGURE: 3, PAUSED_FIGURE: PAUSE_LIMIT_SECONDS, DRAINED_FIGUR
 
 @dataclass
 class FailureScenario:
-    """A chain, a helper, and wallets that post one share at a time; several go beside each other."""
+    """A chain, a helper, and wallets that post one share at a time; scenarios run concurrently."""
 
     setting: CampaignRun
     findings: Findings
@@ -77,7 +77,7 @@ class FailureScenario:
     posted: list[bytes] = field(default_factory=list)
 
     async def post_share(self, due: int) -> int:
-        """Post another share; the status of the answer."""
+        """Post another share; return the status of the response."""
         vote, position, index = next(self.shares)
         share = vote.shares[index]
         self.crowd.ledger.record_post(share.nullifier, vote.round_id, due, position)
@@ -89,11 +89,11 @@ class FailureScenario:
         return answer.status_code
 
     def record_slowest(self, figure: str, seconds: float, name: str) -> None:
-        """Keep the slowest, with the switch that was the slowest."""
+        """Record the slowest time of a figure and the fault that caused it."""
         self.slowest[figure] = max(self.slowest.get(figure, (0.0, "")), (seconds, name))
 
     async def check_one_bad_node(self, name: str) -> None:
-        """The preferred node is bad."""
+        """Make the preferred node faulty."""
         await self.chain.set_faults(node=0, **FAULT_SWITCHES[name])
         await asyncio.sleep(0.5)
         before = len(self.posted)
@@ -109,7 +109,7 @@ class FailureScenario:
         self.record_slowest(CONFIRMED_FIGURE, seconds, name)
 
     async def check_all_nodes_bad(self, name: str) -> None:
-        """No node is of use; then all are mended."""
+        """Make all nodes faulty, then let them recover."""
         pause = self.setting.scale(8.0, 1.5)
         limit = PAUSE_LIMIT_SECONDS + (STALE_SECONDS if name == "frozen" else 0)
         for node in range(1, self.nodes):
@@ -124,10 +124,10 @@ class FailureScenario:
         mended = time.time()
         for node in range(self.nodes):
             await self.chain.clear_faults(node=node)
-        firsts: dict[str, float] = {}  # what was sent before is public, and may be sent again
+        firsts: dict[str, float] = {}  # messages sent before are public and may be sent again
         for entry in await promise_check.find_broadcasts(self.chain, self.crowd.ledger):
             firsts.setdefault(entry["nullifier"], entry["time"])
-        # What was in hand when the nodes went bad may still go out within those 5 s; what fell due since may not.
+        # Shares in progress when the nodes became faulty may be sent within those 5 s; shares due later may not.
         posted = self.crowd.ledger.posted
         late = sum(
             at < mended and (at > began + limit or (at > noticed and posted[one].submit_at > noticed))
@@ -141,7 +141,7 @@ class FailureScenario:
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Hurt it, and judge."""
+    """Run all faults and check the promises."""
     findings = Findings()
     names = list(FAULT_SWITCHES)[: setting.scale(8, 7)]
     lanes = [names[number::LANE_COUNT] for number in range(LANE_COUNT)]
@@ -170,7 +170,7 @@ async def _run_lane(
     whole = DevChain(folder, http, *flags, "--clock-offset", str(-OLD_BLOCKS))
     await whole.start()
     try:
-        chain = whole.at_node(nodes)  # the last node is the witness's own, and always well
+        chain = whole.at_node(nodes)  # the last node is used by the checks only and never faulty
         await chain.mine(FIRST_BLOCKS)
         await chain.set_faults(clock_offset_seconds=0)
         round_id = await chain.open_round()
@@ -184,8 +184,8 @@ async def _run_lane(
             for name in names:
                 await lane.check_one_bad_node(name)
                 soon = int(time.time()) + (STALE_SECONDS if name == "frozen" else 0)
-                # For every second until one after the last moment at which the 503 may come: one at least falls
-                # into the pause, which is longer than a second.
+                # Covers every second until one after the last moment at which the 503 may come: at least one share
+                # falls due in the pause, which is longer than a second.
                 for second in range(setting.scale(13, PAUSE_LIMIT_SECONDS + 1)):
                     await lane.post_share(soon + 1 + second)
                 await lane.check_all_nodes_bad(name)

@@ -1,4 +1,4 @@
-"""Which store a campaign's helpers have: files of their own, or a PostgreSQL server that is the run's own."""
+"""Selects the store of a campaign's helpers: SQLite files or a PostgreSQL server for the run."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tests.support.postgres import Cluster
 
 @contextlib.contextmanager
 def run_cluster(store: str) -> Iterator[Cluster | None]:
-    """What helpers of one run of a campaign keep their queues in, gone afterwards; None for files of their own.
+    """Run the server that stores the helpers' queues, then remove it; None for SQLite files.
 
     Raises:
-        ClusterError: there is no PostgreSQL here.
+        ClusterError: PostgreSQL is not installed.
     """
     if store == "sqlite":
         yield None

@@ -1,4 +1,4 @@
-"""What strace tells of a service: its calls in the order in which they began and ended; and kills at a chosen call."""
+"""Traces a service's system calls with strace, and kills it at a chosen call."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 WRITE_CALLS = ("pwrite64", "fdatasync", "fsync", "ftruncate")
-"""How SQLite, the lock file and the scrubbing of pages change files."""
+"""Calls with which SQLite, the lock file and the erasure of pages change files."""
 SEND_CALLS = ("write", "writev", "sendto", "sendmsg")
-"""How bytes leave over a socket."""
+"""Calls that send bytes over a socket."""
 MAX_STRING_BYTES = 20_000
-"""Bytes of a buffer that are told, more than a page or an answer."""
+"""Maximum bytes of a buffer in the trace, more than a page or a response."""
 
 _LINE = re.compile(r"^(\d+) +(.*)$")
 _CALL = re.compile(r"^(\w+)\((?:\d+<([^>]*)>)?")
@@ -24,25 +24,25 @@ _HEX = re.compile(r"\\x([0-9a-f]{2})")
 
 
 def is_strace_installed() -> bool:
-    """Whether there is strace."""
+    """Return whether strace is installed."""
     return shutil.which("strace") is not None
 
 
-# The tracer is a grandchild (-D), so that the process that is started is the service itself.
+# The tracer is a grandchild (-D), so that the started process is the service itself.
 _STRACE = ("strace", "-D", "-f")
 
 
 def kill_command(call: str, number: int) -> Sequence[str]:
-    """Run a program that is killed when one of its threads is about to make its n-th call of this name.
+    """Return the command prefix that kills a program at a thread's n-th call of this name.
 
-    Not with --seccomp-bpf, quick as that is: no signal is injected then.
+    It does not use --seccomp-bpf, although that is faster: no signal is injected then.
     """
     inject = f"inject={call}:signal=SIGKILL:when={number}"
     return (*_STRACE, "-qq", "-o", "/dev/null", "-e", f"trace={call}", "-e", inject)
 
 
 def trace_command(trace: Path) -> Sequence[str]:
-    """Run a program and write its calls to a file, buffers in hexadecimal."""
+    """Return the command prefix that writes a program's calls to a file, buffers in hexadecimal."""
     calls = ",".join((*WRITE_CALLS, *SEND_CALLS))
     return (
         *_STRACE,
@@ -61,13 +61,13 @@ def trace_command(trace: Path) -> Sequence[str]:
 
 @dataclass(frozen=True, slots=True)
 class SystemCall:
-    """One call.
+    """A system call.
 
     Attributes:
-        began_at, ended_at: line numbers of the trace: one that ended before another began was over by then.
+        began_at, ended_at: line numbers of the trace: a call that ended before another began had completed by then.
         pid: the thread.
-        file: what its descriptor is, a path or `socket:[…]`.
-        data: its buffers' bytes, one after the other.
+        file: target of its descriptor, a path or `socket:[…]`.
+        data: the bytes of its buffers, concatenated.
     """
 
     name: str
@@ -79,7 +79,7 @@ class SystemCall:
 
 
 async def read_calls(trace: Path, pid: int) -> list[SystemCall]:
-    """All calls of a service that has ended; waits until the trace says so."""
+    """Return all calls of a service after its trace shows its end."""
     ended = re.compile(rf"^{pid} +\+\+\+ ", re.MULTILINE)
     async with asyncio.timeout(30):
         while not ended.search(text := trace.read_text(errors="replace")):
@@ -88,7 +88,7 @@ async def read_calls(trace: Path, pid: int) -> list[SystemCall]:
 
 
 def parse_trace(text: str) -> list[SystemCall]:
-    """The calls of a trace, by their beginning; those that never ended are left out."""
+    """Return the calls of a trace by their start; unfinished calls are left out."""
     under_way: dict[int, tuple[int, str]] = {}
     found: list[SystemCall] = []
     for number, line in enumerate(text.splitlines()):
@@ -111,7 +111,7 @@ def parse_trace(text: str) -> list[SystemCall]:
 
 
 def kill_points(traced_calls: Sequence[SystemCall], database: str) -> list[tuple[str, int]]:
-    """Every moment at which a service can be killed by `kill_command` while it changes its files, with some to spare.
+    """Return every point for `kill_command` at which a service changes its files, and some more.
 
     Calls are counted by thread, as strace counts them.
     """

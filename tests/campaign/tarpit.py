@@ -1,16 +1,16 @@
-"""Tarpit: one of three nodes takes every question and does not answer in any useful time.
+"""Tarpit: one of three nodes accepts every request and does not answer in time.
 
-How it hurts. While shares come due all the time, one of the helper's three nodes turns into a tarpit: it sends its
-answers a byte every ten seconds, or its sockets are half open, so that connections are taken, read, and never answered.
-It does so in each place of the operator's order.
+Method. While shares come due continuously, one of the helper's three nodes becomes a tarpit: it sends a byte of its
+responses every ten seconds, or its sockets are half open, so that connections are accepted, read, and never answered.
+This is repeated for each position in the operator's order.
 
-What must hold. A call ends within 10 s (and half a second that a busy machine may take to cut it), measured at the
-tarpit's end. Only what is sent in its first seconds is handed to the tarpit first. Of all others, the
-first broadcast to a good node comes within 2 s of their time for 99 %. Nothing is lost, early or counted twice, no
-attempt is spent, nothing fails.
+Requirements. A call ends within 10 s (and half a second that a busy machine may take to abort it), measured at the
+tarpit. Only shares sent in its first seconds go to the tarpit first. For 99 % of all others the first broadcast to a
+healthy node comes within 2 s of their time. Nothing is lost, early or counted twice, no attempt is spent, nothing
+fails.
 
-Planted: no call makes a node slow (`helper.chain.node_http.SLOW = 1e9`), so that all that falls due goes to the
-tarpit first until its probe has timed out. Found: "shares that met a tarpit first: 49 (≤ 18)".
+Injected fault: no call makes a node slow (`helper.chain.node_http.SLOW_CALL_SECONDS = 1e9`), so that all shares due go
+to the tarpit first until its probe has timed out. Reported: "shares that met a tarpit first: 49 (≤ 18)".
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ NODE_COUNT = 3
 TRICKLE, HALF_OPEN = "a byte every 10 s", "half open"
 SHARES_PER_SECOND = 4
 DETECTION_SECONDS = 1.5
-"""On average: the node that is preferred catches what is sent in its first seconds, the others hardly anything."""
+"""Average over positions: a preferred tarpit receives what is sent in its first seconds, others nearly nothing."""
 
 
 @dataclass
 class Observations:
-    """What was seen of all lanes: seconds that calls to a tarpit took, lateness of shares that did not meet one."""
+    """Measurements of all scenarios: seconds of calls to a tarpit, and latency of shares that did not go to one."""
 
     calls: list[float] = field(default_factory=list)
     other_calls: list[float] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Observations:
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Hurt it, and judge."""
+    """Run all scenarios and check the promises."""
     findings, seen = Findings(), Observations()
     kinds = [TRICKLE, HALF_OPEN]
     pairs = [(kind, place) for kind in kinds for place in range(NODE_COUNT)]
@@ -91,12 +91,12 @@ async def _run_lane(
     kind: str,
     place: int,
 ) -> None:
-    """A chain and a helper, whose node in this place becomes a tarpit of this kind."""
+    """Run a chain and a helper whose node in this position becomes a tarpit of this kind."""
     flags = ("--block-seconds", setting.scale("1", "0.5"), "--extra-nodes", str(NODE_COUNT), "--stand-in-proofs")
     whole = DevChain(folder, http, *flags)
     await whole.start()
     try:
-        chain = whole.at_node(NODE_COUNT)  # the last one is the witness's own
+        chain = whole.at_node(NODE_COUNT)  # the last node is used by the checks only
         listed = [(node["rest"], node["rpc"]) for node in chain.nodes[:NODE_COUNT]]
         async with open_gates(*listed[place]) as ports:
             listed[place] = (ports[0].url, ports[1].url)
@@ -126,7 +126,7 @@ async def _run_tarpit(
     rng, seconds = setting.seeded_random(f"times {kind} {place}"), setting.scale(60, 14)
     round_id = await chain.open_round()
     votes = await crowd.cast_votes(round_id, round(seconds * SHARES_PER_SECOND / 16))
-    await asyncio.sleep(2)  # the leaves get to the helper's tree
+    await asyncio.sleep(2)  # wait until the leaves are in the helper's tree
     began = time.time() + 4
     await crowd.post_shares(votes, lambda: int(began + rng.uniform(0, seconds)))
     await asyncio.sleep(began + 3 - time.time())
@@ -142,7 +142,7 @@ async def _run_tarpit(
 
 
 async def _make_tarpit(chain: DevChain, ports: list[TcpGate], kind: str, place: int) -> None:
-    """From now on it is a tarpit."""
+    """Turn a node into a tarpit."""
     if kind == TRICKLE:
         await chain.set_faults(node=place, trickle=10)
         return
@@ -161,7 +161,7 @@ def _record_latencies(
     name: str,
     turned: float,
 ) -> None:
-    """How long calls to the tarpit took, and how late each share came to a good node."""
+    """Record the duration of calls to the tarpit and each share's latency at a healthy node."""
     met: set[str] = set()
     firsts: dict[str, float] = {}
     heard = b"".join(bytes(one) for port in ports for one in port.received)
@@ -181,7 +181,7 @@ def _record_latencies(
         met = {one for one in ledger.posted if base64.b64encode(bytes.fromhex(one)) in heard}
     for nullifier, posted in ledger.posted.items():
         if nullifier not in firsts:
-            continue  # a tarpit that trickles may have taken it all the same, or it went there while it was well
+            continue  # a trickling tarpit may have received it in full, or it was sent while the node was healthy
         late = max(0.0, firsts[nullifier] - posted.submit_at)
         if nullifier not in met and firsts[nullifier] < turned:
             observations.latencies_before.append(late)

@@ -1,4 +1,4 @@
-"""The short forms of the campaigns that can wait for their turn on a busy machine; the others: `test_quick_alone`."""
+"""Short forms of the campaigns that tolerate a busy machine; the others are in `test_quick_alone`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.campaign.stores import run_cluster
 from tests.support.postgres import find_binaries
 
 SHARED_STORE_CAMPAIGNS = ("crash",) if find_binaries() is not None else ()
-"""Those of which the short form is tried with PostgreSQL too; all others are by hand (`--store postgres`)."""
+"""Campaigns whose short form also runs with PostgreSQL; the others run manually (`--store postgres`)."""
 
 
 def test_campaigns_each_has_a_store() -> None:

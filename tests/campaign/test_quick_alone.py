@@ -1,4 +1,4 @@
-"""The short forms of the campaigns that promise something within a second or so: nothing else may run beside them."""
+"""Short forms of the campaigns with time limits of about a second, run without concurrent tests."""
 
 from __future__ import annotations
 

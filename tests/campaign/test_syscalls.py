@@ -1,4 +1,4 @@
-"""What is read from a trace: the campaigns `writes` and others believe it."""
+"""Trace parsing, on which `writes` and other campaigns rely."""
 
 from __future__ import annotations
 

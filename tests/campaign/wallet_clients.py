@@ -1,4 +1,4 @@
-"""Wallets that do not give up: votes on the chain, and their shares posted until a helper has acknowledged each."""
+"""Persistent wallets: they cast votes and post shares until each is acknowledged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class WalletCrowd:
 
     Args:
         chain: where they vote.
-        urls: the helpers' base URLs; asked anew for every try, as a helper may come back elsewhere.
+        urls: returns the helpers' base URLs; called for every try, because a helper may restart at another port.
         rng: for splits, times and order.
     """
 
@@ -38,7 +38,7 @@ class WalletCrowd:
         self._rng = rng
 
     async def cast_votes(self, round_id: bytes, count: int) -> list[tuple[Ballot, int]]:
-        """Cast votes on the chain; each with the position of its commitment."""
+        """Cast votes on the chain; return each with the position of its commitment."""
         async with Wallet(self._chain.url, [], rng=self._rng) as wallet:
             sealed = [
                 await wallet.seal_ballot(round_id, 1 + number % 3, number % 2, weight=100) for number in range(count)
@@ -55,13 +55,13 @@ class WalletCrowd:
         timeout_seconds: float = 120.0,
         indices: Sequence[int] = range(ballot.SHARE_COUNT),
     ) -> None:
-        """Post all shares in random order, each until it is acknowledged, refused for good, or out of patience.
+        """Post all shares in random order, each until acknowledged, permanently refused or timed out.
 
         Args:
             votes: the votes and their positions.
-            due_time: asked once for each share: its `submit_at`.
-            posters: shares in flight at once.
-            pause_seconds: seconds that each poster rests between two shares.
+            due_time: called once for each share; returns its `submit_at`.
+            posters: shares in flight concurrently.
+            pause_seconds: pause of each poster between two shares.
             timeout_seconds: seconds after which a share is given up.
             indices: which shares of each vote.
         """
@@ -71,7 +71,7 @@ class WalletCrowd:
         async with httpx.AsyncClient(limits=httpx.Limits(max_connections=posters)) as http:
 
             async def run_poster(number: int) -> None:
-                # spread over the pause: else all would post at one moment, rest, and post at one moment again
+                # Posters start spread over the pause; otherwise all would post at the same moments.
                 await asyncio.sleep(pause_seconds * number / posters)
                 for vote, index, position, submit_at in queue:
                     await self._post_until_acknowledged(http, vote, index, position, submit_at, timeout_seconds)

@@ -1,15 +1,17 @@
-"""SIGKILL at every write: one share's whole life, from an empty database to its erasure, killed at each call in turn.
+"""SIGKILL at every write of one share's life, from an empty database to its erasure.
 
-strace kills the service when its writer is about to make its n-th pwrite64, fdatasync, fsync or ftruncate, for each n
-that a life has. Then it is started again, the wallet posts again where it had no answer, and the share must come to its
-end: counted once, not early, erased from every file, the database sound after an orderly end.
+Method. strace kills the service when its writer is about to make its n-th pwrite64, fdatasync, fsync or ftruncate, for
+each n in a share's life. Then the service is restarted and the wallet posts again if it had no response.
 
-A kill does not lose what the kernel already has, a power cut does. So the order is looked at in a trace: the fdatasync
-of the WAL in which a share's row stands is over before its answer begins to leave, and that of its message before the
-first byte of the broadcast does.
+Requirements. The share is counted once, not early, and erased from every file, and the database is sound after an
+orderly stop.
 
-Planted: the migrations without their transaction. The short form said: "not started again after: pwrite64 91,
-pwrite64 42 (= none)". And `PRAGMA synchronous = NORMAL`: "answers before the fdatasync of their row: 3 (= 0)",
+A kill does not lose data that the kernel already has; a power failure does. Therefore a trace is checked for the order
+of calls: the fdatasync of the WAL that contains a share's row ends before its response begins, and that of its message
+before the first byte of the broadcast.
+
+Injected fault: the migrations without their transaction. The short form reported: "not started again after: pwrite64
+91, pwrite64 42 (= none)". And `PRAGMA synchronous = NORMAL`: "answers before the fdatasync of their row: 3 (= 0)",
 "broadcasts before the fdatasync of their message: 3 (= 0)".
 """
 
@@ -37,18 +39,18 @@ from tests.support.harness import STAND_IN_PROGRAM, HelperProcess
 from tests.support.process import find_free_port
 
 LANE_COUNT = 3
-"""Lives at once: each waits more than it works."""
+"""Concurrent helpers: each waits more than it works."""
 QUICK_POINT_COUNT = 6
 TRACED_SHARES = 3
-"""Shares whose way is traced."""
+"""Number of traced shares."""
 TIMEOUT_SECONDS = 240.0
-"""Seconds for what takes two, as the machine may have other work."""
+"""Timeout of operations that take two seconds on an idle machine."""
 KillPoint = tuple[str, int]
 
 
 @dataclass(slots=True)
 class KillStatistics:
-    """What became of the lives so far."""
+    """Results of the kills so far."""
 
     killed: int = 0
     survived: int = 0
@@ -61,7 +63,7 @@ class KillStatistics:
 
 @dataclass(slots=True)
 class KillEnvironment:
-    """A chain with one vote on it, whose 16 shares live in as many helpers."""
+    """A chain with one vote, whose 16 shares are posted to as many helpers."""
 
     chain: DevChain
     vote: Ballot
@@ -72,7 +74,7 @@ class KillEnvironment:
     rng: random.Random
 
     def create_helper(self, name: str) -> HelperProcess:
-        """A helper of its own, not started."""
+        """Create a helper without starting it."""
         folder = self.folder / name
         folder.mkdir()
         port = find_free_port()
@@ -83,7 +85,7 @@ class KillEnvironment:
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """The trace first: it also tells how many moments there are."""
+    """Trace first, which also yields the kill points, then kill at each."""
     findings = Findings()
     if not syscalls.is_strace_installed():
         findings.require_equal("strace is installed", "no", "yes")
@@ -121,7 +123,7 @@ def _split_batches(chosen: Sequence[KillPoint]) -> list[Sequence[KillPoint]]:
 
 @contextlib.asynccontextmanager
 async def _create_environment(setting: CampaignRun, name: str) -> AsyncIterator[KillEnvironment]:
-    """A young chain, so that no life has many blocks to read."""
+    """Create a young chain, so that no helper has many blocks to read."""
     folder = setting.folder / name
     folder.mkdir()
     async with httpx.AsyncClient(timeout=30) as http:
@@ -136,11 +138,11 @@ async def _create_environment(setting: CampaignRun, name: str) -> AsyncIterator[
             await chain.kill()
 
 
-# ---------------------------------------------------------------- the order of one life
+# ---------------------------------------------------------------- order of calls
 
 
 async def _trace_lifecycle(world: KillEnvironment, findings: Findings) -> list[KillPoint]:
-    """Trace some shares' lives in one helper; every moment of the first life's writes."""
+    """Trace some shares in one helper; return every write of the first share as a kill point."""
     trace = world.folder / "trace"
     helper = world.create_helper("traced")
     helper.spawn(wrapper=syscalls.trace_command(trace))
@@ -172,12 +174,15 @@ async def _trace_lifecycle(world: KillEnvironment, findings: Findings) -> list[K
 
 
 def _wallet_response_calls(found: Sequence[SystemCall]) -> list[SystemCall]:
-    """What brought the wallets' answers, in their order."""
+    """Return the calls that sent responses to wallets, in order."""
     return [call for call in found if call.file.startswith("socket:") and b'"queued"' in call.data]
 
 
 def _broadcast_call(found: Sequence[SystemCall], nullifier: bytes) -> SystemCall:
-    """What brought the first byte of the request with this nullifier: its head, which may be sent before its body."""
+    """Return the call that sent the first byte of the request with this nullifier.
+
+    The head may be sent before the body that contains the nullifier.
+    """
     name = base64.b64encode(nullifier)
     sent = [call for call in found if call.file.startswith("socket:")]
     body = next(call for call in sent if name in call.data)
@@ -186,7 +191,7 @@ def _broadcast_call(found: Sequence[SystemCall], nullifier: bytes) -> SystemCall
 
 
 def _is_wal_synced(found: Sequence[SystemCall], needle: bytes, sending: SystemCall) -> bool:
-    """Whether a WAL that these bytes were written to was synced between that and the sending."""
+    """Return whether the WAL with these bytes was synced between their write and the sending."""
     written = next(call for call in found if call.file.endswith("-wal") and needle in call.data)
     return any(
         call.name in ("fdatasync", "fsync")
@@ -211,7 +216,7 @@ async def _run_lanes(world: KillEnvironment, batch: Sequence[KillPoint], tally: 
 
 
 async def _run_kill(world: KillEnvironment, index: int, point: KillPoint, tally: KillStatistics) -> None:
-    """One share's life with a kill in it."""
+    """Run one share's life with a kill at this point."""
     helper = world.create_helper("{}-{}".format(*point))
     helper.spawn(wrapper=syscalls.kill_command(*point))
     try:
@@ -244,7 +249,7 @@ async def _run_kill(world: KillEnvironment, index: int, point: KillPoint, tally:
 
 
 async def _restarts_cleanly(helper: HelperProcess) -> bool:
-    """Whether it comes up again by itself."""
+    """Return whether the helper restarts without intervention."""
     helper.spawn()
     try:
         await helper.wait_until_listening()
@@ -254,7 +259,7 @@ async def _restarts_cleanly(helper: HelperProcess) -> bool:
 
 
 async def _wait_for_kill(world: KillEnvironment, helper: HelperProcess, index: int, point: KillPoint) -> bool:
-    """Wait for the kill; False when the share's life was over before."""
+    """Wait for the kill; return False if the share was finished before."""
     async with helper.timeout("is killed, or has lived to the end"):
         while True:
             assert helper.process is not None
@@ -268,7 +273,7 @@ async def _wait_for_kill(world: KillEnvironment, helper: HelperProcess, index: i
 
 
 async def _post_share(world: KillEnvironment, helper: HelperProcess, index: int) -> None:
-    """Post a share until it is acknowledged, by whichever life of its helper."""
+    """Post a share until it is acknowledged, across restarts of its helper."""
     crowd = WalletCrowd(world.chain, lambda: [helper.url], world.rng)
     crowd.ledger = world.ledger
     await crowd.post_shares(
@@ -277,7 +282,7 @@ async def _post_share(world: KillEnvironment, helper: HelperProcess, index: int)
 
 
 async def _wait_until_erased(world: KillEnvironment, helper: HelperProcess, index: int) -> bool:
-    """Whether a share is confirmed, and its witness in no file."""
+    """Return whether a share is confirmed and its witness is in no file."""
     share = world.vote.shares[index]
     with contextlib.suppress(httpx.HTTPError, FileNotFoundError):
         if share.nullifier.hex() in world.ledger.acknowledged_at:
