@@ -29,7 +29,7 @@ def reported() -> list[DamagedShare]:
 
 @pytest.fixture
 async def open_sqlite_store(clock: FakeClock, reported: list[DamagedShare]) -> AsyncIterator[StoreOpener]:
-    """Opens stores, and closes them all at the end: a reader's thread would keep the tests from ending."""
+    """Opens stores and closes them at the end: an open reader's thread would block the exit of pytest."""
     stores: list[SqliteStore] = []
 
     async def open_store(path: Path) -> SqliteStore:

@@ -1,4 +1,4 @@
-"""Shares, chain facts and looks into the files, for the tests of the store."""
+"""Shares, chain facts and access to the files, for the tests of the store."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PostedShare:
 
 
 def make_posted_share(number: int, *, submit_at: int = 0, round_id: bytes = ROUND) -> PostedShare:
-    """The share with this number: always the same bytes, and other bytes than any other number's."""
+    """The share with this number: always the same bytes, distinct from those of other numbers."""
     source = random.Random(f"{number} {round_id.hex()}")
     share = Share(
         round_id=round_id,
@@ -68,13 +68,13 @@ def make_reveal(number: int) -> PreparedReveal:
 
 
 def make_message(queued: QueuedShare, maker: str) -> PreparedReveal:
-    """A message for a claimed share, with the name of who made it."""
+    """A message for a claimed share; messages of different makers differ."""
     message = b"\x04" + queued.nullifier + maker.encode()
     return PreparedReveal(message, hashlib.sha256(message).digest(), anchor_height=100, circuit="k10", height=101)
 
 
 async def retry_as_operator(store: Store, *share_ids: int, note: str = "asked for") -> int:
-    """Retry failed shares as an operator does; how many."""
+    """Retry failed shares as an operator does; return their number."""
     return (await store.retry_failed(share_ids, QueueFilter(), closed=(), note=note, dry_run=False))["retried"]
 
 
@@ -86,32 +86,32 @@ async def enqueue_shares(store: Store, *numbers: int, submit_at: int = 0, now: f
 
 
 async def claim_all_due(store: Store, *, limit: int = 100, now: float = NOW + 10) -> list[QueuedShare]:
-    """Claim what is due of the first round."""
+    """Claim the due shares of the first round."""
     return await store.claim_due(now=now, limit=limit, rounds=[ROUND])
 
 
 async def enqueue_and_claim(store: Store, number: int) -> int:
-    """Enqueue one share and claim it; its id."""
+    """Enqueue and claim one share; return its id."""
     await enqueue_shares(store, number)
     (queued,) = await claim_all_due(store)
     return queued.id
 
 
 async def enqueue_and_prepare(store: Store, number: int) -> int:
-    """One share in BROADCAST; its id."""
+    """Bring one share to BROADCAST; return its id."""
     share_id = await enqueue_and_claim(store, number)
     assert await store.prepare(share_id, make_reveal(number))
     return share_id
 
 
 def read_database_files(path: Path) -> dict[str, bytes]:
-    """Every file beside the database that begins with its name, with its bytes."""
+    """Names and bytes of the database file and all files whose names begin with its name."""
     return {file.name: file.read_bytes() for file in sorted(path.parent.glob(f"{path.name}*"))}
 
 
 @contextmanager
 def open_closed_database(path: Path) -> Iterator[sqlite3.Connection]:
-    """The file of a closed store, to be written by hand."""
+    """Open the file of a closed store for writing by hand."""
     conn = sqlite3.connect(path, isolation_level=None)
     try:
         yield conn
@@ -120,7 +120,7 @@ def open_closed_database(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def query_rows(path: Path, sql: str) -> list[tuple[Any, ...]]:
-    """What a query gives, beside a running store."""
+    """Run a query while a store may be open."""
     conn = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)
     try:
         return conn.execute(sql).fetchall()

@@ -1,4 +1,4 @@
-"""Backups: what a snapshot holds, that it disturbs nobody, that a file is encrypted, and how it comes back."""
+"""Backups: content of a snapshot, no interference, encryption, restore."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PASSPHRASE = "correct horse battery"
 
 
 async def snapshot_with_shares(store: SqliteStore, path: Path, *numbers: int) -> Snapshot:
-    """A snapshot of a running store with these shares in it."""
+    """A snapshot of a running store with these shares."""
     await enqueue_shares(store, *numbers)
     return take_snapshot(path, FakeClock())
 
@@ -201,7 +201,7 @@ def test_backup_file_is_private_and_replaces_only_a_backup(tmp_path: Path) -> No
     assert [file.name for file in tmp_path.iterdir()] == ["backup.age"]
 
 
-# ---------------------------------------------------------------------- the way back
+# ---------------------------------------------------------------------- restore
 
 
 async def test_restored_database_continues_from_the_backup(

@@ -1,4 +1,4 @@
-"""A row whose bytes changed on disk is set aside and named, and never acted on; all others go on."""
+"""Rows damaged on disk are quarantined and reported, never acted on; others continue."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def reveal_row() -> RevealRow:
 
 
 def damaged_values(value: object) -> list[object]:
-    """What a flipped bit, or a flipped type, may make of a column."""
+    """Values that a flipped bit, or a changed type, may make of a column."""
     if isinstance(value, bytes):
         return [value[:-1] + bytes([value[-1] ^ 1]), bytes([value[0] ^ 128]) + value[1:], value[:-1], value.hex(), None]
     if isinstance(value, str):
@@ -86,7 +86,7 @@ def test_row_with_invalid_type_or_size_is_not_sound() -> None:
 
 
 async def reopen_after_change(opened: StoreOpener, store: SqliteStore, path: Path, change: str) -> SqliteStore:
-    """The store, closed and opened again with its file changed by this statement meanwhile."""
+    """Close the store, change its file with this statement, and reopen it."""
     await store.close()
     with open_closed_database(path) as conn:
         conn.execute("PRAGMA ignore_check_constraints = ON")
@@ -185,7 +185,7 @@ async def test_damaged_share_with_confirmed_nullifier_becomes_tombstone(
 
 
 def flip_bit(path: Path, change: str) -> None:
-    """Change share 1 without its indexes, as a flipped bit does: under a schema that has none."""
+    """Change share 1 without its indexes, as a flipped bit does, by removing them from the schema."""
     with open_closed_database(path) as conn:
         kept = conn.execute("SELECT rowid, type, name, tbl_name, rootpage, sql FROM sqlite_schema").fetchall()
         conn.execute("PRAGMA writable_schema = ON")
@@ -204,7 +204,7 @@ def flip_bit(path: Path, change: str) -> None:
 async def test_random_bit_flips_never_return_a_wrong_share(
     store: SqliteStore, path: Path, clock: FakeClock, tmp_path: Path
 ) -> None:
-    """Two hundred copies with one bit flipped each: refused at the start, or only right shares at the right time."""
+    """Two hundred copies with one flipped bit each: refused at the start, or only right shares at the right time."""
     await enqueue_shares(store, *range(30), submit_at=int(NOW) + 3)
     await store.close()
     whole = path.read_bytes()
@@ -278,7 +278,7 @@ async def test_recover_requeues_shares_missing_from_damaged_index(
     again = await open_sqlite_store(path)
     with path.open("r+b") as file:
         file.seek((page - 1) * 4096 + 3)
-        file.write(bytes(2))  # no entries
+        file.write(bytes(2))  # no cells
     await again._writer.run(lambda tx: tx.conn.execute("PRAGMA shrink_memory").fetchall())
 
     assert await again.recover() == 6
@@ -317,7 +317,7 @@ async def test_migration_of_rows_out_of_order_is_refused(store: SqliteStore, pat
 
 
 def corrupt_cell_count(path: Path) -> None:
-    """Flip a bit in the number of entries of the last page of shares: 32 more, which all come to the row number 0."""
+    """Flip a bit in the cell count of the last page of shares: 32 more cells, which all read as rowid 0."""
     data = path.read_bytes()
     count = data.index(make_posted_share(29).share.shares_hash) // 4096 * 4096 + 4
     with path.open("r+b") as file:
@@ -326,7 +326,7 @@ def corrupt_cell_count(path: Path) -> None:
 
 
 def change_without_index(path: Path, index: str, change: str) -> None:
-    """Change a file without one of its indexes, which stays as it was."""
+    """Change a file without updating one of its indexes."""
     schema = "SELECT type, name, tbl_name, rootpage, sql FROM sqlite_schema WHERE name = ?"
     with closing(sqlite3.connect(path, isolation_level=None)) as conn:
         (entry,) = conn.execute(schema, (index,)).fetchall()
@@ -361,7 +361,7 @@ async def test_paging_through_damaged_index_completes(
     await store.close()
     entry = bytes([ShareState.BROADCAST.value if sent else ShareState.FAILED.value, 30, 30])
     data = bytearray(path.read_bytes())
-    data[data.index(bytes([8, 5, 1, 1, 9, 1]) + entry) + 9 + place] ^= 16  # the index says 14 for the last
+    data[data.index(bytes([8, 5, 1, 1, 9, 1]) + entry) + 9 + place] ^= 16  # the index has 14 for the last
     path.write_bytes(data)
     again = await open_sqlite_store(path)
 
@@ -374,7 +374,7 @@ async def test_paging_through_damaged_index_completes(
 
 
 async def fetch_page(store: SqliteStore, after: int, *, sent: bool) -> list[int]:
-    """The next seven shares that were sent, or that failed."""
+    """Ids of the next seven shares that were sent, or that failed."""
     if sent:
         return [one.share_id for one in await store.list_unconfirmed(limit=7, after_id=after)]
     return await store.list_failed_ids(None, after_id=after, limit=7)
@@ -390,7 +390,7 @@ async def damage_index(store: SqliteStore, path: Path, index: str, back: int = 4
 
 
 async def flush_to_file(store: SqliteStore) -> None:
-    """Confirm share 30; after that all the others are in the file, and nothing in its log or in the cache."""
+    """Confirm share 30; afterwards all others are in the file, and none in its WAL or cache."""
     await store.apply_block(4, [(ROUND, make_posted_share(30).nullifier)], now=NOW)
     await store.wait_for_erasure()
     await store._writer.run(lambda tx: tx.conn.execute("PRAGMA shrink_memory").fetchall())
@@ -403,7 +403,7 @@ async def make_row_unreadable(store: SqliteStore, path: Path, number: int) -> No
     begin = bytes([26, 0, 9, 12 + 2 * 32])  # the row's header: its length, the types of id, round and mac
     with path.open("r+b") as file:
         file.seek(data.rindex(begin, 0, data.index(make_posted_share(number).share.shares_hash)))
-        file.write(b"\x7f")  # it tells of more columns than there are
+        file.write(b"\x7f")  # a header of more columns than there are
 
 
 async def test_apply_block_sets_unreadable_row_aside(
@@ -464,7 +464,7 @@ async def test_list_shares_with_unreadable_index_lists_all(store: SqliteStore, p
     whole = await store.list_shares(QueueFilter(), 99)
     with path.open("r+b") as file:
         file.seek((page - 1) * 4096)
-        file.write(b"\x7f")  # no kind of page
+        file.write(b"\x7f")  # not a page type
 
     assert await store.list_shares(QueueFilter(), 99) == whole
     assert await store.list_shares(QueueFilter(round_id=ROUND, state=ShareState.RECEIVED), 99) == whole
@@ -525,7 +525,7 @@ async def test_background_check_reports_damaged_message(
 
 
 def test_sqlite_integrity_check_misses_flipped_bit_in_row(path: Path) -> None:
-    """Why the rows have a check of their own."""
+    """The reason for the rows' own check."""
     conn = sqlite3.connect(path)
     conn.execute("CREATE TABLE t (w BLOB)")
     conn.execute("INSERT INTO t VALUES (?)", (b"canary" * 9,))

@@ -1,4 +1,4 @@
-"""After a confirmation or a purge, a search through every byte of the files finds nothing of the share."""
+"""After a confirmation or a purge, no byte of the share is in any file."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ PAGE_BYTES = 4096
 
 
 def witness_fragments(posted: PostedShare) -> list[bytes]:
-    """What must be gone: both ends of every field, as a part may stay of what is overwritten."""
+    """What must be erased: both ends of every field, because a partial overwrite may leave either."""
     share = posted.share
     whole = [share.shares_hash, share.share_comms, share.primary_blind, share.c1, share.c2]
     return [part for field in whole for part in (field[:12], field[-12:])]
 
 
 def count_occurrences(path: Path, canaries: list[bytes]) -> dict[str, int]:
-    """How often any of them is in which file."""
+    """The number of occurrences in each file."""
     counted = {name: sum(data.count(canary) for canary in canaries) for name, data in read_database_files(path).items()}
     return {name: count for name, count in counted.items() if count}
 
@@ -88,7 +88,7 @@ async def test_own_spent_nullifiers_are_stored_like_all_others(store: SqliteStor
 
 @pytest.mark.rule("R14")
 async def test_confirmation_of_some_of_many_shares_erases_every_page(store: SqliteStore, path: Path) -> None:
-    """Enough rows and changes that pages are laid out anew and leave old bytes behind."""
+    """Enough rows and changes that pages are rebalanced and leave old bytes behind."""
     source = random.Random(1)
     await enqueue_shares(store, *range(500))
     ids: dict[int, int] = {}
@@ -147,7 +147,7 @@ async def test_long_reader_delays_erasure_and_does_not_block_writer(store: Sqlit
     reader.execute("SELECT count(*) FROM shares").fetchone()
 
     await store.apply_block(9, [(ROUND, make_posted_share(1).nullifier)], now=NOW)
-    await enqueue_shares(store, 2)  # a commit, while the reader still sees the old state
+    await enqueue_shares(store, 2)  # a commit while the reader still sees the old state
     assert count_occurrences(path, witness_fragments(make_posted_share(1)))
     reader.execute("COMMIT")
     reader.close()
@@ -167,7 +167,7 @@ async def test_close_finishes_erasure(store: SqliteStore, path: Path) -> None:
 
 
 def rewrite_rows(conn: sqlite3.Connection) -> list[bytes]:
-    """Fill and change a table of texts until SQLite has left copies behind; the deleted rows' contents."""
+    """Fill and change a table of texts until SQLite has left copies behind; return the deleted rows' contents."""
     source = random.Random(2)
     conn.execute("PRAGMA secure_delete = ON")
     contents = {f"{number}": source.randbytes(150).hex() for number in range(1500)}
@@ -294,7 +294,7 @@ async def test_open_after_unfinished_scrub_starts_again(
 
 
 def build_leaf_page(content: bytes = b"", *, gap: bytes = b"") -> bytes:
-    """A leaf of a b-tree without cells that tells of `content` at its end, and has `gap` before that."""
+    """A b-tree leaf page without cells: `content` at its end, `gap` before that."""
     head = b"\x0d\x00\x00\x00\x00" + (PAGE_BYTES - len(content)).to_bytes(2, "big") + b"\x00"
     return head + bytes(PAGE_BYTES - len(head) - len(content) - len(gap)) + gap + content
 
@@ -321,7 +321,7 @@ def test_note_stale_uses_newest_copy_of_page(tmp_path: Path) -> None:
 def test_scrubbed_bytes_are_not_restored_from_cache(
     path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, *, in_between: bool
 ) -> None:
-    """Gaps are also scrubbed while nothing is deleted, and the connection goes on with the pages that it has."""
+    """Gaps are also scrubbed while nothing is deleted, and the connection keeps using its cached pages."""
     monkeypatch.setattr(erasure, "PAGES_PER_SCRUB", 1)
     database = open_database(path, clock)
     conn, eraser = database.tx.conn, database.eraser
@@ -337,7 +337,7 @@ def test_scrubbed_bytes_are_not_restored_from_cache(
     assert not eraser.is_pending
     assert count_occurrences(path, deleted) == {}
 
-    conn.execute("UPDATE meta SET row_check = x'0102030405060708'")  # writes every page anew
+    conn.execute("UPDATE meta SET row_check = x'0102030405060708'")  # rewrites every page
     conn.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     assert count_occurrences(path, deleted) == {}
@@ -360,7 +360,7 @@ def test_scrub_with_unreadable_wal_checks_all_pages(
         eraser.record_deletion()
         eraser.run_due(idle=True)
     clock.advance(erasure_schedule.ERROR_RETRY_SECONDS)
-    conn.execute("INSERT INTO meta VALUES ('new', '', zeroblob(8))")  # which begins the log anew
+    conn.execute("INSERT INTO meta VALUES ('new', '', zeroblob(8))")  # restarts the WAL
     while eraser.is_pending:
         eraser.run_due(idle=True)
 

@@ -1,4 +1,4 @@
-"""The states of erasure: every transition of the table, and what is due in each state."""
+"""The states of erasure: every transition of the table, and the due work in each state."""
 
 from __future__ import annotations
 

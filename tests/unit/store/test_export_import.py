@@ -1,4 +1,4 @@
-"""Shares on their way to another machine: what a file carries, what stays here, and what is taken over there."""
+"""Export and import: content of a file, remaining data, and accepted shares."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.unit.store.fixtures import (
 
 
 def select_shares(path: Path, filters: QueueFilter | None = None, *refs: str) -> ExportSelection:
-    """What an export of the file would carry."""
+    """The shares that an export of the file would contain."""
     return select_for_export(take_snapshot(path, FakeClock()).image, filters or QueueFilter(), refs)
 
 
@@ -130,11 +130,11 @@ async def test_moved_shares_are_idle_until_retried_or_confirmed(store: SqliteSto
     assert await retry_matching(store, ids, QueueFilter(stage=MOVED)) == {"retried": 2}
 
 
-# ---------------------------------------------------------------------- taking over
+# ---------------------------------------------------------------------- import
 
 
 def with_nullifiers(carried: list[ExportedShare]) -> list[ValidatedShare]:
-    """Each with the nullifier that its hashes would give."""
+    """Each share with the nullifier computed from its hashes."""
     return [
         (one, make_posted_share(one.share.tree_position - 70_000, round_id=one.share.round_id).nullifier)
         for one in carried
@@ -144,7 +144,7 @@ def with_nullifiers(carried: list[ExportedShare]) -> list[ValidatedShare]:
 async def count_import_results(
     store: SqliteStore, checked_shares: list[ValidatedShare], *, dry: bool = False
 ) -> dict[str, int]:
-    """How many shares had each result."""
+    """The number of shares with each result."""
     return dict(
         Counter(one.result for one in await store.import_shares(checked_shares, note="from there", dry_run=dry))
     )
@@ -152,7 +152,7 @@ async def count_import_results(
 
 @pytest.fixture
 async def target_store(open_sqlite_store: StoreOpener, tmp_path: Path) -> SqliteStore:
-    """Another machine's store, that follows the same chain."""
+    """Another machine's store, which follows the same chain."""
     (tmp_path / "there").mkdir()
     other = await open_sqlite_store(tmp_path / "there" / "queue.db")
     await other.save_rounds([ChainRound(), ChainRound(OTHER_ROUND)], NOW)

@@ -1,4 +1,4 @@
-"""After a failed fsync the kernel shows what may not be on the disk: what was so written is written again."""
+"""After a failed fsync the page cache may differ from the disk: affected pages are rewritten."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_open_after_crash_with_failing_sync_is_refused(
     open_sqlite_store: StoreOpener,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also after an orderly end on a failing disk: a WAL is left then."""
+    """Also after a clean shutdown on a failing disk, which leaves a WAL."""
     there = await copy_as_crashed(store, path)
     Path(f"{there}.lock").write_text(mark)
     with monkeypatch.context() as patch:

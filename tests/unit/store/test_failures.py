@@ -1,4 +1,4 @@
-"""Full disks, operations that fail, and what a failure of one does to the others of its batch."""
+"""Full disks, failing operations, and their effect on the others of a batch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.unit.store.fixtures import (
 
 
 def limit_page_count(tx: SqliteTransaction, more: int) -> None:
-    """Let the file grow by so many pages and no further."""
+    """Limit the growth of the file to this many pages."""
     pages = tx.conn.execute("PRAGMA page_count").fetchone()[0]
     tx.conn.execute(f"PRAGMA max_page_count = {pages + more}")
 
@@ -179,7 +179,7 @@ async def test_sqlite_errors_are_mapped_to_store_errors() -> None:
 
 
 def deny_writes(tx: SqliteTransaction, *, refused: bool) -> None:
-    """Let no statement write, as a disk that fails; or let it again."""
+    """Deny all writes, like a failing disk, or allow them again."""
     writing = {sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_INSERT, sqlite3.SQLITE_PRAGMA}
 
     def judge(action: int, *_: object) -> int:
@@ -206,7 +206,7 @@ async def test_failing_disk_is_reported_and_probed_until_it_recovers(store: Sqli
 
 
 async def test_disk_probe_writes_and_syncs(store: SqliteStore, path: Path, clock: FakeClock) -> None:
-    """An update that changes nothing does not: under it the status said ok on a disk that failed."""
+    """An update that changes nothing writes nothing: with such a probe, the status was ok on a failing disk."""
     store._writer.disk_health.reason = "no space"
     before = read_database_files(path)["queue.db-wal"]
     clock.advance(1)
@@ -231,7 +231,7 @@ def test_disk_full_is_reported_only_for_full_disk() -> None:
 def test_full_disk_recovers_only_with_room_for_shares(
     tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A small commit fits where shares do not: the status would waver."""
+    """A small commit fits where shares do not, which would make the status alternate."""
     free = [0]
     about = SimpleNamespace(f_frsize=4096)
     monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(**vars(about), f_bavail=free[0]))

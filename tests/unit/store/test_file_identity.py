@@ -1,4 +1,4 @@
-"""Whatever opens a file decides alike whether it is one of our databases, and says the same."""
+"""Every way to open a file applies the same identity check and error."""
 
 from __future__ import annotations
 

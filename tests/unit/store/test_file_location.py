@@ -1,4 +1,4 @@
-"""A database that is locked under each of its names, and one that is moved while it is in use."""
+"""Database locks under each of the file's names, and databases moved while in use."""
 
 from __future__ import annotations
 
@@ -88,19 +88,19 @@ class WriterProcess:
         assert self.enqueue() == "stored"
 
     def enqueue(self, *numbers: int, command: str = "put") -> str:
-        """Have it store shares; what came of it."""
+        """Enqueue shares; return the result."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         print(command, *numbers, file=self.process.stdin, flush=True)
         return self.process.stdout.readline().strip()
 
     def crash(self) -> None:
-        """End it without any chance to tidy up."""
+        """Kill the process without cleanup."""
         self.process.kill()
         self.process.communicate(timeout=PATIENCE_SECONDS)
 
     def stop(self) -> None:
-        """End it in order."""
+        """Stop the process cleanly."""
         self.process.communicate(timeout=PATIENCE_SECONDS)
 
 
@@ -123,7 +123,7 @@ async def number_of_shares(store: SqliteStore) -> int:
     return (await store.count_shares()).get(ROUND, {}).get(ShareState.RECEIVED, 0)
 
 
-# ---------------------------------------------------------------------- locked under each name
+# ---------------------------------------------------------------------- locks under each name
 
 
 def create_symlink(path: Path, link: Path) -> None:
@@ -344,7 +344,7 @@ async def test_open_after_crash_of_files_copied_together_succeeds(
 async def test_open_after_crash_of_copies_succeeds_whatever_their_inodes(
     path: Path, tmp_path: Path, open_sqlite_store: StoreOpener
 ) -> None:
-    """On a new volume, one of the copies may have the inode number that the original had."""
+    """On a new volume, a copy may have the inode number of the original."""
     with run_writer(path) as writer:
         assert writer.enqueue(*range(5)) == "stored"
         writer.crash()
@@ -382,7 +382,7 @@ async def test_open_again_after_two_crashes_recovers_all_shares(path: Path, open
 async def test_open_after_log_was_written_back_at_close_succeeds(
     path: Path, open_sqlite_store: StoreOpener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Closing deletes the log before the lock records the end."""
+    """Closing deletes the WAL before the lock records the clean end."""
     store = await open_sqlite_store(path)
     await enqueue_shares(store, 1)
     monkeypatch.setattr(FileLock, "release", lambda lock, *, clean: lock._close())  # killed before it is recorded
@@ -459,7 +459,7 @@ async def test_close_after_database_was_moved_keeps_its_log(
 async def test_deleted_database_is_rescued_from_the_running_process(
     path: Path, tmp_path: Path, open_sqlite_store: StoreOpener
 ) -> None:
-    """As docs/operations.md tells operators."""
+    """Follows the procedure in docs/operations.md."""
     rescued = tmp_path / "rescued"
     with run_writer(path) as writer:
         assert writer.enqueue(*range(5)) == "stored"

@@ -1,6 +1,6 @@
-"""Several hosts on one PostgreSQL database: who works on what, what a late host may still do, and what is lost.
+"""Multiple hosts on one PostgreSQL database: claims, late hosts, and lost connections.
 
-What one host's store does is asked in `conformance/`.
+`conformance/` tests the store of a single host.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ def backend(request: pytest.FixtureRequest) -> PostgresBackend:
 async def join_host(
     backend: PostgresBackend, clock: FakeClock, reported: list[DamagedShare]
 ) -> AsyncIterator[JoinHost]:
-    """Lets a host join, by its name."""
+    """Opens the store of a host with this name."""
     stores: list[PostgresStore] = []
 
     async def open_host(host: str) -> PostgresStore:
-        # No lease is over for a busy machine: tests have them run out by hand.
+        # Long enough that no lease expires on a busy machine; tests expire them by hand.
         one = backend.create_store(clock, reported.append, host=host, lease=600)
         await one.open()
         stores.append(one)
@@ -67,7 +67,7 @@ async def join_host(
 
 
 def wait_for_lock_waiter(backend: PostgresBackend) -> None:
-    """Until some host waits to be the only one that takes in what the chain tells."""
+    """Wait until a host waits for the exclusive lock for applying chain facts."""
     deadline = time.monotonic() + TIMEOUT_SECONDS
     with backend.connect() as conn:
         while conn.execute("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted").fetchone() is None:
@@ -76,11 +76,11 @@ def wait_for_lock_waiter(backend: PostgresBackend) -> None:
 
 
 def expire_claims(backend: PostgresBackend) -> None:
-    """Let every lease be over, as after a host's long silence."""
+    """Expire every claim, as after a host's long silence."""
     backend.execute("UPDATE claims SET until = now() - interval '1 second'")
 
 
-# ---------------------------------------------------------------------- who works on what
+# ---------------------------------------------------------------------- claims
 
 
 async def test_claim_by_two_hosts_is_disjoint_and_keeps_order(join_host: JoinHost) -> None:
@@ -125,7 +125,7 @@ async def test_apply_block_already_applied_does_not_wait(backend: PostgresBacken
     spent = [(ROUND, make_posted_share(number).nullifier) for number in (1, 2)]
     assert len(await one.apply_block(5, spent, now=NOW)) == 1
 
-    with backend.connect() as conn:  # as a host that takes the next block in
+    with backend.connect() as conn:  # as a host that applies the next block
         conn.execute("SELECT pg_advisory_lock(hashtext(current_schema()), 1)")
         async with asyncio.timeout(TIMEOUT_SECONDS / 2):
             assert await two.apply_block(5, spent, now=NOW) == []
@@ -163,16 +163,16 @@ async def test_share_enqueued_while_confirmed_elsewhere_is_not_left_waiting(join
     assert await one.get_cursor() == 59
 
 
-# ---------------------------------------------------------------------- who sends
+# ---------------------------------------------------------------------- the sender
 
 
 def expire_sender_lease(backend: PostgresBackend) -> None:
-    """Let the sender's lease be over."""
+    """Expire the sender's lease."""
     backend.execute("UPDATE sender SET until = now() - interval '1 second'")
 
 
 async def enqueue_and_prepare(host: PostgresStore, number: int = 1) -> int:
-    """A share whose message this host has kept; its id."""
+    """Enqueue a share and store its message on this host; return its id."""
     await enqueue_shares(host, number)
     (mine,) = await claim_all_due(host)
     assert await host.prepare(mine.id, make_reveal(number))
@@ -234,7 +234,7 @@ async def test_take_sender_waits_for_send_being_recorded(join_host: JoinHost, ba
 
     noting = asyncio.create_task(one._writer.run(note))
     assert await asyncio.to_thread(noted.wait, TIMEOUT_SECONDS)
-    # As if the lease was over from now on: the row is locked, so the change of hands has to wait.
+    # As if the lease expired now: the row is locked, so the new holder has to wait.
     taking = asyncio.create_task(two.acquire_sender_lease(outer=7))
     waiting = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'two' AND wait_event_type = 'Lock'"
     async with asyncio.timeout(TIMEOUT_SECONDS):
@@ -278,7 +278,7 @@ async def test_takeover_by_bucket_lease_fences_former_holder(join_host: JoinHost
     assert await one.mark_sending(share, height=1, endpoint="node")
     assert not await second.acquire()
     assert second.holder == "one"
-    clock.advance(10)  # nothing is heard of it there; the database would leave it the row for ten minutes
+    clock.advance(10)  # the lease object is not renewed; the database lease would last ten minutes
 
     assert await second.acquire()
 
@@ -323,7 +323,7 @@ async def test_notifications_reach_all_hosts(
         await listening.close()
 
 
-# ---------------------------------------------------------------------- leases and fences
+# ---------------------------------------------------------------------- leases and fencing tokens
 
 
 async def test_claims_of_silent_host_go_to_others_at_due_time(join_host: JoinHost, backend: PostgresBackend) -> None:
@@ -381,7 +381,7 @@ async def test_released_share_cannot_be_changed_by_former_host(
     await enqueue_shares(one, 1)
     (mine,) = await claim_all_due(one)
     expire_claims(backend)
-    assert await two.claim_due(now=NOW, limit=1, rounds=[]) == []  # it takes back, and up nothing
+    assert await two.claim_due(now=NOW, limit=1, rounds=[]) == []  # it releases expired claims but claims nothing
     kept = [backend.query_rows(f"SELECT * FROM {table}") for table in ("shares", "reveals", "history")]
     assert backend.query_rows("SELECT * FROM claims") == []
 
@@ -434,7 +434,7 @@ async def test_claim_unknown_to_its_host_expires(join_host: JoinHost, backend: P
     one = await join_host("one")
     await enqueue_shares(one, 1)
     (mine,) = await claim_all_due(one)
-    one._claims.fences.clear()  # the commit's answer was lost
+    one._claims.fences.clear()  # the response of the commit was lost
     assert await claim_all_due(one) == []
     expire_claims(backend)
     (again,) = await claim_all_due(one)
@@ -561,7 +561,7 @@ async def test_enqueue_on_host_unaware_of_closed_round_is_refused(join_host: Joi
     assert await one.count_unconfirmed(ROUND) == {ShareState.FAILED: 1}
 
 
-# ---------------------------------------------------------------------- what is lost
+# ---------------------------------------------------------------------- failures
 
 
 async def test_reconnect_keeps_claims(join_host: JoinHost, backend: PostgresBackend) -> None:
@@ -624,7 +624,7 @@ async def test_acknowledged_shares_survive_server_crash(
     assert all(known)
 
 
-# ---------------------------------------------------------------------- what may not be
+# ---------------------------------------------------------------------- refused operations
 
 
 async def test_open_with_host_name_in_use_is_refused(
@@ -655,7 +655,7 @@ def test_refuse_held_name_without_database_passes(backend: PostgresBackend) -> N
 
 
 def test_serve_with_host_name_in_use_is_refused_before_loading(backend: PostgresBackend, tmp_path: Path) -> None:
-    """Loading takes a second of CPU and more, where the first has a machine to itself."""
+    """Loading takes a second of CPU time or more, which the second host must not spend."""
     (keys := tmp_path / "keys").touch(0o600)
     keys.write_text(token_hex(32))
     (settings := tmp_path / "helper.toml").write_text(

@@ -1,4 +1,4 @@
-"""Moving a queue from one store to the other: what is carried, what is found, and that it can be cut off anywhere."""
+"""Migration of a queue between stores: copied data, conflicts, interruption at any point."""
 
 from __future__ import annotations
 
@@ -81,19 +81,19 @@ def create_backend_pair(request: pytest.FixtureRequest, folder: Path) -> tuple[S
 
 @pytest.fixture(params=MIXED_KINDS, ids=["-".join(way) for way in MIXED_KINDS])
 def backends(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[StoreBackend, StoreBackend]:
-    """Where a queue is, and where it is to be: of two kinds."""
+    """Source and target of different kinds."""
     return create_backend_pair(request, tmp_path)
 
 
 @pytest.fixture(params=ALL_KINDS, ids=["-".join(way) for way in ALL_KINDS])
 def any_backends(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[StoreBackend, StoreBackend]:
-    """The same, of one kind too."""
+    """Source and target of any kinds, including the same."""
     return create_backend_pair(request, tmp_path)
 
 
 @pytest.fixture
 async def open_store(clock: FakeClock) -> AsyncIterator[OpenStore]:
-    """Opens stores, and closes them all at the end."""
+    """Opens stores, and closes them at the end."""
     stores: list[Store] = []
 
     async def open_on(place: StoreBackend) -> Store:
@@ -127,14 +127,14 @@ def endpoints(backends: tuple[StoreBackend, StoreBackend]) -> Iterator[tuple[Mig
 
 
 async def create_filled_queue(open_store: OpenStore, backend: StoreBackend) -> None:
-    """Have a queue there, and nobody who serves it."""
+    """Create a queue that no daemon uses."""
     here = await open_store(backend)
     await fill_store(here)
     await here.close()
 
 
 def hold_source(migration: Migration) -> None:
-    """Keep every daemon off the source; a server notices a moment later that the last one has gone."""
+    """Lock the source against daemons; a server detects the end of the last connection with a delay."""
     enough = time.monotonic() + TIMEOUT_SECONDS
     while not migration.try_lock_source():
         assert time.monotonic() < enough
@@ -142,7 +142,7 @@ def hold_source(migration: Migration) -> None:
 
 
 def begin_held_migration(endpoints: tuple[MigrationEndpoint, MigrationEndpoint]) -> Migration:
-    """A move between two sides that is about to end: the source is held."""
+    """Begin a migration between two endpoints and lock the source."""
     one = Migration(*endpoints, clock=FakeClock(), on_progress=lambda _: None)
     one.begin()
     hold_source(one)
@@ -150,7 +150,7 @@ def begin_held_migration(endpoints: tuple[MigrationEndpoint, MigrationEndpoint])
 
 
 def migrate(source: StoreBackend, target: StoreBackend) -> MigrationResult:
-    """A whole move while nobody works on either."""
+    """Run a complete migration while no daemon uses either end."""
     ends = create_endpoint(source), create_endpoint(target)
     try:
         one = Migration(*ends, clock=FakeClock(), on_progress=lambda _: None)
@@ -163,7 +163,7 @@ def migrate(source: StoreBackend, target: StoreBackend) -> MigrationResult:
 
 
 def read_all_rows(backend: StoreBackend) -> dict[str, list[Any]]:
-    """All rows that a move carries."""
+    """All rows that a migration copies."""
     side = create_endpoint(backend)
     try:
         side.connect_read_only()
@@ -180,7 +180,7 @@ def read_all_rows(backend: StoreBackend) -> dict[str, list[Any]]:
 
 
 async def fill_store(store: Store) -> None:
-    """Of everything something: a share in each state, tombstones, trees, acts, and what a purge leaves."""
+    """Data of every kind: a share in each state, tombstones, trees, audit entries, a purged round."""
     await fail_share(store, 20, note="no leaf")
     await store.purge(ROUND)
     act = await store.begin_action(ACTOR, "purge", {"round": ROUND.hex()})
@@ -242,7 +242,7 @@ async def test_migrated_claims_are_recovered_as_after_crash(
     migrate(source, target)
 
     there = await open_store(target)
-    assert await there.recover() == 1  # the one that was being proven; what may have been sent stays so
+    assert await there.recover() == 1  # the share that was being proven; a share that may have been sent is unchanged
 
     assert await there.list_unconfirmed() == [sent]
     assert await there.count_shares() == {
@@ -257,7 +257,7 @@ async def test_migrated_claims_are_recovered_as_after_crash(
     claimed = await claim_all_due(there, now=NOW + 60)
     assert claimed[0].share.tree_position - 70_000 == 3
     assert sorted(one.share.tree_position - 70_000 for one in claimed) == [3, 4, 5, 6]
-    for number in (1, 8):  # known there: live, and confirmed
+    for number in (1, 8):  # known in the target: live, and confirmed
         one = make_posted_share(number)
         assert (await there.enqueue(one.share, one.nullifier, now=NOW)).name == "DUPLICATE"
     await enqueue_shares(there, 30)
@@ -299,7 +299,7 @@ async def test_round_trip_migration_restores_no_erased_rows(
 
 
 def interrupt_after(endpoints: tuple[MigrationEndpoint, MigrationEndpoint], steps: int) -> None:
-    """Have a move cut off once it has begun so many transactions."""
+    """Interrupt a migration after this many transactions have begun."""
     left = itertools.count(steps, -1)
     for end in endpoints:
         for name in ("write_transaction", "read_transaction"):
@@ -386,7 +386,7 @@ async def test_migration_beside_running_daemon_waits_for_its_exit(
     here = await open_store(source)
     await fill_store(here)
     one = Migration(*endpoints, clock=FakeClock(), on_progress=lambda _: None)
-    with ThreadPoolExecutor(1) as alone:  # connections belong to the thread that made them
+    with ThreadPoolExecutor(1) as alone:  # a connection belongs to the thread that created it
         run = partial(asyncio.get_running_loop().run_in_executor, alone)
         await run(one.begin)
         with pytest.raises((StoreMoved, StoreLocked)):
@@ -399,7 +399,7 @@ async def test_migration_beside_running_daemon_waits_for_its_exit(
         assert await run(one.run_live_pass) == 0
         assert not await run(one.try_lock_source)
         await enqueue_shares(here, 90)
-        assert await run(one.run_live_pass) == 1  # still read, after the lock was not to be had
+        assert await run(one.run_live_pass) == 1  # still readable after the failed lock
         await enqueue_shares(here, 91)
         await here.close()
         await run(hold_source, one)
@@ -416,7 +416,7 @@ async def test_migration_beside_running_daemon_waits_for_its_exit(
 
 
 async def change_store(store: Store) -> None:
-    """What a daemon does: shares come, and some are counted."""
+    """Changes by a daemon: new shares, some of them confirmed."""
     for number in range(50, 70):
         await enqueue_shares(store, number)
         if number % 2:
@@ -627,7 +627,7 @@ async def test_migration_sanitizes_text_only_sqlite_accepts(
     assert all(line[3] == "a\ufffdb" for line in there.history)
 
 
-# ---------------------------------------------------------------------- the comparing, without databases
+# ---------------------------------------------------------------------- comparison, without databases
 
 KEYS = st.tuples(st.integers(0, 5), st.binary(max_size=2))
 CONTENTS = st.dictionaries(KEYS, st.integers(0, 2), max_size=25)

@@ -1,4 +1,4 @@
-"""What refuses a start, and what the files look like from their first moment."""
+"""Refused starts, and the files' modes from creation."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tests.unit.store.fixtures import ROUND, StoreOpener, enqueue_shares, open_c
 
 
 def pragma(tx: SqliteTransaction, name: str) -> object:
-    """A setting of the writing connection."""
+    """The value of a setting of the writing connection."""
     value: object = tx.conn.execute(f"PRAGMA {name}").fetchone()[0]
     return value
 
 
 async def expect_refusal(path: Path, error: type[StoreError], match: str) -> StoreError:
-    """The error with which opening is refused; the file stays as it is, and is let go of."""
+    """The error with which opening is refused; the file stays unchanged and unlocked."""
     before = path.read_bytes()
     with pytest.raises(error, match=match) as caught:
         await SqliteStore(path).open()

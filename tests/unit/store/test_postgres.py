@@ -1,4 +1,4 @@
-"""What of the PostgreSQL store needs no server: addresses, seals, and the names of its statements."""
+"""PostgreSQL store without a server: addresses, row encryption, and statement names."""
 
 from __future__ import annotations
 

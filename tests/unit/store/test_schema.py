@@ -1,4 +1,4 @@
-"""The schema repeats what must hold, for whatever writes to the file."""
+"""The schema enforces the invariants for every writer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An older version's database is upgraded: at the start of the daemon, or by an operator after a trial."""
+"""Upgrades of an older database: by the daemon, or by an operator after a trial."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tests.unit.store.fixtures import (
 )
 
 NEXT = "CREATE TABLE more (n INTEGER);"
-"""A migration that only these tests have: with it, the database of this version is an older one."""
+"""A migration only of these tests, which makes this version's database an older one."""
 OLD_STATE_COUNTS = {ShareState.RECEIVED: 2, ShareState.BROADCAST: 1, ShareState.FAILED: 1, ShareState.SUBMITTED: 1}
 
 
 async def fill(store: SqliteStore) -> int:
-    """Shares in every state; the id of the failed one."""
+    """Enqueue shares in every state; return the id of the failed one."""
     await enqueue_and_prepare(store, 3)
     await store.apply_block(1, [(ROUND, make_posted_share(3).nullifier)], now=NOW)
     await enqueue_and_prepare(store, 4)
@@ -52,7 +52,7 @@ def add_migration(monkeypatch: pytest.MonkeyPatch, step: str = NEXT) -> None:
 
 @pytest.fixture
 async def failed_id(store: SqliteStore) -> int:
-    """Fills the database and closes it; the id of the failed share."""
+    """Fill and close the database; return the id of the failed share."""
     share_id = await fill(store)
     await store.close()
     return share_id
@@ -77,7 +77,7 @@ async def test_a_start_upgrades_the_schema_and_continues_with_the_shares(
     assert read_schema_version(old_database) == latest_version() - 1
     store = await open_sqlite_store(old_database)
     assert await store.count_shares() == {ROUND: OLD_STATE_COUNTS}
-    await enqueue_shares(store, 1, 3)  # known, the one waiting and the other confirmed
+    await enqueue_shares(store, 1, 3)  # known: share 1 waits, share 3 is confirmed
     assert await store.count_shares() == {ROUND: OLD_STATE_COUNTS}
     assert await retry_as_operator(store, failed_id) == 1
     assert {one.share for one in await claim_all_due(store, now=NOW + 100)} == {

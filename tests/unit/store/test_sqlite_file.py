@@ -1,4 +1,4 @@
-"""What only a file has: reading it without a daemon, bringing it up to date, the plans of its queries."""
+"""Features of SQLite files only: offline reads, upgrades, query plans."""
 
 from __future__ import annotations
 

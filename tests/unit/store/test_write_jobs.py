@@ -1,4 +1,4 @@
-"""How a batch is divided, and what is done with its parts."""
+"""Division of a batch into jobs, and their execution."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from helper.store.write_jobs import BatchOperation, WriteJob, run_part, split_ba
 
 
 class AddOperation(BatchOperation):
-    """Adds a number to what is gathered, and tells how many were added with it."""
+    """Adds a number to a list, and returns how many were added with it."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -22,7 +22,7 @@ class AddOperation(BatchOperation):
 
 
 class OtherAddOperation(AddOperation):
-    """Another kind."""
+    """Another type of operation."""
 
 
 async def test_consecutive_operations_of_one_kind_run_as_batch_in_order() -> None:

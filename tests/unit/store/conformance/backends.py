@@ -1,4 +1,4 @@
-"""Where a store keeps what it keeps: the same tests ask it of a file and of a database that several hosts share."""
+"""Backends of the conformance tests: an SQLite file, and a shared PostgreSQL database."""
 
 from __future__ import annotations
 
@@ -26,74 +26,74 @@ Reopen = Callable[[], Awaitable[Store]]
 
 
 class StoreBackend(Protocol):
-    """What is kept beyond the life of one store."""
+    """Persistent data of a store."""
 
     def create_store(self, clock: Clock, report: Report) -> Store:
-        """A store on it, not yet open."""
+        """Create a store on it; the caller opens it."""
         ...
 
     async def prepare_store(self, store: Store) -> None:
-        """Have an open store do all that there is to do."""
+        """Give an open store every role, including that of the sender."""
         ...
 
     def query_rows(self, sql: str) -> list[tuple[Any, ...]]:
-        """What a query gives, beside a running store."""
+        """Run a query while a store may be open."""
         ...
 
     def execute(self, sql: str) -> None:
-        """Change something by hand, as a fault would."""
+        """Change data by hand, as a fault would."""
         ...
 
     def open_offline_readers(self) -> AbstractAsyncContextManager[list[QueueReader]]:
-        """The readers that need no open store."""
+        """Open the readers that need no open store."""
         ...
 
     @property
     def locator(self) -> list[str]:
-        """What another process needs to open it: `places.py`'s name for it, and where it is."""
+        """What another process needs to open it: its kind in `places.py`, and its address."""
         ...
 
 
 class SqliteBackend:
-    """A file."""
+    """An SQLite file."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "queue.db"
 
     def create_store(self, clock: Clock, report: Report) -> SqliteStore:
-        """A store on the file."""
+        """Create a store on the file."""
         return SqliteStore(self.path, clock=clock, on_damaged=report)
 
     def query_rows(self, sql: str) -> list[tuple[Any, ...]]:
-        """What a query gives."""
+        """Run a query."""
         return query_rows(self.path, sql)
 
     def execute(self, sql: str) -> None:
-        """Change something by hand, once no store has the file open."""
+        """Change data by hand, once no store has the file open."""
         with open_closed_database(self.path) as conn:
             conn.execute(sql)
 
     async def prepare_store(self, store: Store) -> None:
-        """Nothing: nobody else sends."""
+        """Do nothing: a file has one host, which sends."""
 
     @asynccontextmanager
     async def open_offline_readers(self) -> AsyncIterator[list[QueueReader]]:
-        """The reader of the file."""
+        """Open the reader of the file."""
         async with open_queue_file(self.path) as queue:
             yield [queue]
 
     @property
     def locator(self) -> list[str]:
-        """What another process needs."""
+        """What another process needs to open it."""
         return ["sqlite", str(self.path.parent)]
 
 
 class PostgresBackend:
-    """A schema of a database.
+    """A PostgreSQL schema.
 
     Args:
-        address: the database.
-        schema: its name there.
+        address: the database URL.
+        schema: the schema's name.
     """
 
     def __init__(self, address: str, schema: str) -> None:
@@ -103,7 +103,7 @@ class PostgresBackend:
     def create_store(
         self, clock: Clock, report: Report, *, host: str = "one", seals: list[bytes] | None = None, lease: float = 10.0
     ) -> PostgresStore:
-        """A host's store."""
+        """Create the store of a host."""
         return PostgresStore(
             self.address,
             keyring=Keyring(SEALING_KEYS if seals is None else seals),
@@ -115,36 +115,36 @@ class PostgresBackend:
         )
 
     def query_rows(self, sql: str) -> list[tuple[Any, ...]]:
-        """What a query gives."""
+        """Run a query."""
         with self.connect() as conn:
             return conn.execute(sql.encode()).fetchall()
 
     def execute(self, sql: str) -> None:
-        """Change something by hand."""
+        """Change data by hand."""
         with self.connect() as conn:
             conn.execute(sql.encode())
 
     async def prepare_store(self, store: Store) -> None:
-        """Its host is the one that sends."""
+        """Make its host the sender."""
         assert isinstance(store, PostgresStore)
         assert await store.acquire_sender_lease() is not None
-        self.execute("UPDATE sender SET until = 'infinity'")  # nobody keeps it up here
+        self.execute("UPDATE sender SET until = 'infinity'")  # no keeper renews it here
 
     @asynccontextmanager
     async def open_offline_readers(self) -> AsyncIterator[list[QueueReader]]:
-        """None: only a store reads the database."""
+        """Open none: only a store reads the database."""
         yield []
 
     def connect(self) -> psycopg.Connection[tuple[Any, ...]]:
-        """A connection that sees the schema's tables."""
+        """A connection with the schema in its search path."""
         return psycopg.connect(self.address, options=f"-c search_path={self.schema}", autocommit=True)
 
     @property
     def locator(self) -> list[str]:
-        """What another process needs."""
+        """What another process needs to open it."""
         return ["postgres", self.address, self.schema]
 
 
 def parse_locator(locator: list[str]) -> SqliteBackend | PostgresBackend:
-    """The place that these words name."""
+    """Parse the locator of a backend."""
     return SqliteBackend(Path(locator[1])) if locator[0] == "sqlite" else PostgresBackend(locator[1], locator[2])

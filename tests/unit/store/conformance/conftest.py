@@ -1,4 +1,4 @@
-"""Every test here asks the same of every store."""
+"""Fixtures that run every test on every backend."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> StoreBackend:
 
 @pytest.fixture
 async def reopen(backend: StoreBackend, clock: FakeClock, reported: list[DamagedShare]) -> AsyncIterator[Reopen]:
-    """Opens stores on the place, and closes them all at the end."""
+    """Opens stores on the backend, and closes them at the end."""
     stores: list[Store] = []
 
     async def open_store() -> Store:

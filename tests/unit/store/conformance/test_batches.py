@@ -1,4 +1,4 @@
-"""Shares that come together become what they would one after the other, and take few statements."""
+"""Shares enqueued in one batch have the same results as one by one, with few statements."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from tests.unit.store.conformance.test_chain_facts import ChainRound
 from tests.unit.store.fixtures import NOW, ROUND, PostedShare, make_posted_share
 
 ROUNDS = 3
-"""Rounds of one batch; the chain has told of the first only."""
+"""Rounds of one batch; the chain has reported only the first."""
 Outcome = EnqueueResult | type[BaseException]
 
 
 @dataclass(frozen=True)
 class IncomingShare:
-    """A share that comes, of one of the rounds of its batch.
+    """A share to enqueue, of one of the rounds of its batch.
 
     Attributes:
-        round: its number in the batch.
-        key: the number that its key is made from.
-        nullifier: the number that its nullifier is made from.
-        submit_at: its time.
-        defect: what is wrong with it: nothing, a nullifier that the schema refuses, a position that has no name.
+        round: index of the round in the batch.
+        key: number that its key is made from.
+        nullifier: number that its nullifier is made from.
+        submit_at: due time.
+        defect: none, a nullifier that the schema refuses, or an invalid position.
     """
 
     round: int
@@ -46,7 +46,7 @@ class IncomingShare:
     defect: str
 
     def to_posted(self, rounds: Sequence[bytes]) -> PostedShare:
-        """It, as a wallet posted it."""
+        """The share as posted by a wallet."""
         one = posted_in_round(rounds[self.round], self.key).with_submit_at(self.submit_at)
         nullifier = make_posted_share(self.nullifier).nullifier
         if self.defect == "nullifier":
@@ -58,14 +58,14 @@ class IncomingShare:
 
 @dataclass(frozen=True)
 class InitialState:
-    """What there was before a batch, of the rounds of it: numbers of shares.
+    """State of the batch's rounds before it, as numbers of shares.
 
     Attributes:
-        waiting: waiting.
-        confirmed: counted by the chain after they were kept.
-        spent: counted by the chain, and never kept.
-        is_closed: the first round was closed by the chain's word.
-        is_damaged: the key of the second round is not what it was.
+        waiting: waiting shares.
+        confirmed: shares confirmed by the chain after they were stored.
+        spent: shares counted by the chain but never stored.
+        is_closed: whether the chain has closed the first round.
+        is_damaged: whether the key of the second round is damaged.
     """
 
     waiting: frozenset[int]
@@ -101,7 +101,7 @@ ONE_OF_EACH_OUTCOME = [
     IncomingShare(2, 5, 4, 0, ""),
     IncomingShare(2, 4, 6, 0, ""),
 ]
-"""One of each kind."""
+"""One share of each kind."""
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def can_close_rounds(place: StoreBackend) -> bool:
 
 
 async def prepare_rounds(store: Store, rounds: Sequence[bytes], before: InitialState) -> None:
-    """Bring the rounds of a batch to where they stand before it."""
+    """Bring the rounds of a batch to their initial state."""
     told = rounds[0]
     await store.save_rounds([ChainRound(told)], NOW)
     await enqueue_together(store, [posted_in_round(told, number) for number in before.waiting | before.confirmed])
@@ -174,19 +174,19 @@ async def prepare_rounds(store: Store, rounds: Sequence[bytes], before: InitialS
 
 
 def posted_in_round(round_id: bytes, number: int) -> PostedShare:
-    """The share with this number: the same in every round, but for the round's name."""
+    """The share with this number: the same in every round, except for the round id."""
     one = make_posted_share(number)
     return PostedShare(replace(one.share, round_id=round_id), one.nullifier)
 
 
 def add_damaged_round(tx: Transaction, round_id: bytes) -> None:
-    """Put in the key of a round with a check that does not belong to it."""
+    """Insert a round key whose check does not match."""
     (last,) = tx.fetch_one("last_round_no") or (0,)
     tx.execute("add_round_key", (last + 1, round_id, b"k" * 32, bytes(8)))
 
 
 async def claim_waiting(store: Store, rounds: Sequence[bytes], before: InitialState) -> set[tuple[object, ...]]:
-    """What is kept and waits, but for the names of the rounds."""
+    """Claim the waiting shares; round ids are replaced by indexes."""
     sound = [round_id for round_id in rounds if not (before.is_damaged and round_id == rounds[1])]
     claimed = await store.claim_due(now=NOW + 1000, limit=1000, rounds=sound)
     return {
@@ -196,12 +196,12 @@ async def claim_waiting(store: Store, rounds: Sequence[bytes], before: InitialSt
 
 
 async def enqueue_one_by_one(store: Store, batch: Sequence[PostedShare]) -> list[Outcome]:
-    """What becomes of shares that come one after the other."""
+    """Results of shares enqueued one by one."""
     return [outcome for one in batch for outcome in await enqueue_together(store, [one])]
 
 
 async def enqueue_together(store: Store, batch: Sequence[PostedShare]) -> list[Outcome]:
-    """What becomes of shares that come together."""
+    """Results of shares enqueued together."""
     coming = (store.enqueue(one.share, one.nullifier, now=NOW) for one in batch)
     outcomes = await asyncio.gather(*coming, return_exceptions=True)
     return [type(one) if isinstance(one, BaseException) else one for one in outcomes]

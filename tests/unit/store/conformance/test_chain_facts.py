@@ -1,4 +1,4 @@
-"""What the chain tells: rounds, blocks, leaves; and the end of a round."""
+"""Facts from the chain: rounds, blocks, leaves, and the end of a round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is claimed, when, and in which order."""
+"""Which shares are claimed, when, and in which order."""
 
 from __future__ import annotations
 

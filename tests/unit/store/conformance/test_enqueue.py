@@ -1,4 +1,4 @@
-"""Taking shares in: what is kept, what is a duplicate, and that one fsync serves many."""
+"""Enqueue: stored data, duplicates, and one fsync for many shares."""
 
 from __future__ import annotations
 

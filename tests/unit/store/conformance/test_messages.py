@@ -1,4 +1,4 @@
-"""Messages: on disk before they are sent, the same bytes after a restart, noted at each send."""
+"""Messages: stored before they are sent, unchanged after a restart, updated at each send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store against a model of it in plain Python, through any order of operations that hypothesis thinks of."""
+"""The store against a model in plain Python, with random operations from hypothesis."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ShareKey = tuple[bytes, int]
 
 @dataclass
 class ModelShare:
-    """A live share, as the model has it."""
+    """A live share in the model."""
 
     share_id: int
     state: ShareState
@@ -61,16 +61,16 @@ class ModelShare:
     failed_by_closure: bool = False
     submit_at: int = 0
     is_moved: bool = False
-    """Failed because it was handed over to another machine."""
+    """Failed because it was moved to another machine."""
 
 
 class StoreModel(RuleBasedStateMachine):
-    """Every operation is done to the store and to the model; what they tell must be the same."""
+    """Applies every operation to the store and to the model; the results must be equal."""
 
     def __init__(self) -> None:
         super().__init__()
         self._loop = asyncio.new_event_loop()
-        # The order of shares within a second hangs on the database's keys: the same ones each time.
+        # The order of shares within a second depends on the database's keys; fix them.
         keys = random.Random(1)
         self._patches: list[Any] = [
             patch.object(secrets, "token_bytes", keys.randbytes),
@@ -88,7 +88,7 @@ class StoreModel(RuleBasedStateMachine):
         self.height = 1
 
     def create_backend(self) -> StoreBackend:
-        """Where nothing is kept yet."""
+        """Create an empty backend."""
         raise NotImplementedError
 
     def run_until_complete(self, work: Awaitable[T]) -> T:
@@ -118,7 +118,7 @@ class StoreModel(RuleBasedStateMachine):
     def apply_transition(
         self, name: ShareKey, work: Awaitable[object], sources: set[ShareState], target: ShareState
     ) -> ModelShare | None:
-        """Do a move: the row after it where it is legal; refused, with nothing changed, where it is not."""
+        """Apply a transition: a legal one changes the row, an illegal one is refused without a change."""
         kept = self.live[name]
         if kept.state in sources:
             assert self.run_until_complete(work)
@@ -132,7 +132,7 @@ class StoreModel(RuleBasedStateMachine):
             self.run_until_complete(work)
         return None
 
-    # Taking in
+    # Enqueue
 
     @rule(round_id=ROUNDS, numbers=st.sets(NUMBERS, min_size=1), wait=st.one_of(st.none(), DELAYS_SECONDS))
     def enqueue(self, round_id: bytes, numbers: set[int], wait: int | None) -> None:
@@ -152,7 +152,7 @@ class StoreModel(RuleBasedStateMachine):
         assert due_ms == max(submit_at * 1000, self.now_ms)
         self.live[name] = ModelShare(row, ShareState.RECEIVED, due_ms, submit_at=submit_at)
 
-    # Working
+    # Claims and transitions
 
     @precondition(lambda self: self.live)
     @rule(limit=st.integers(1, 9), rounds=st.sampled_from([(ROUND,), (OTHER_ROUND,), (ROUND, OTHER_ROUND)]))
@@ -235,7 +235,7 @@ class StoreModel(RuleBasedStateMachine):
                 kept.state, kept.attempts, kept.crashes = ShareState.RECEIVED, 0, 0
                 kept.failed_by_closure = kept.is_moved = False
 
-    # Operators, many shares at once
+    # Operator actions on many shares
 
     @rule(numbers=st.sets(NUMBERS, min_size=1), closed=st.sampled_from([(), (), (ROUND,)]), dry=RARELY_TRUE)
     def retry_failed(self, numbers: set[int], closed: tuple[bytes, ...], dry: bool) -> None:
@@ -354,7 +354,7 @@ class StoreModel(RuleBasedStateMachine):
         self.confirmed = {name for name in self.confirmed if name[0] != round_id}
         self.spent = {name for name in self.spent if name[0] != round_id}
 
-    # Time, ends, and what nobody may do
+    # Time, restarts, and refused operations
 
     @rule(seconds=st.integers(1, 100))
     def time_passes(self, seconds: int) -> None:
@@ -376,7 +376,7 @@ class StoreModel(RuleBasedStateMachine):
     @precondition(lambda self: self.live)
     @rule(data=st.data(), wished=st.sampled_from(ShareState))
     def refuse_illegal_update(self, data: st.DataObject, wished: ShareState) -> None:
-        """Whoever writes to the file, an illegal move is none; and SUBMITTED is no state of a row."""
+        """The schema refuses illegal transitions from any writer; SUBMITTED is not the state of a row."""
         name = self.draw_key(data)
         if name is None:
             return
@@ -387,7 +387,7 @@ class StoreModel(RuleBasedStateMachine):
             self._backend.execute(f"UPDATE shares SET state = {int(wished)} WHERE id = {self.live[name].share_id}")
 
     def draw_key(self, data: st.DataObject) -> ShareKey | None:
-        """One of the live shares."""
+        """The key of one of the live shares."""
         return data.draw(st.sampled_from(sorted(self.live))) if self.live else None
 
     @invariant()
@@ -419,7 +419,7 @@ class StoreModel(RuleBasedStateMachine):
 
 
 MAX_EXAMPLES = {"sqlite": 60, "postgres": 5}
-"""The file's writes are not waited for by a network's round trips."""
+"""PostgreSQL gets fewer examples, because each write costs a network round trip."""
 
 
 @pytest.mark.parametrize("kind", BACKEND_KINDS)

@@ -1,4 +1,4 @@
-"""What operators ask of the store: the record of acts, retries, handing over and taking over, what failed before."""
+"""Operator operations of the store: audit log, retries, export, import, earlier failures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TODAY = int(NOW) // DAY
 
 
 async def fail_share(store: Store, *numbers: int, stage: str = "proof", note: str = "no") -> list[int]:
-    """Shares that failed for good; their ids."""
+    """Fail shares for good; return their ids."""
     await enqueue_shares(store, *numbers)
     claimed = await claim_all_due(store)
     for one in claimed:
@@ -51,7 +51,7 @@ async def retry_matching(
 # ---------------------------------------------------------------------- the migration
 
 
-# ---------------------------------------------------------------------- the record
+# ---------------------------------------------------------------------- the audit log
 
 
 async def test_operator_action_is_recorded_at_begin_and_shows_interruption(
@@ -166,7 +166,7 @@ async def test_retry_failed_skips_damaged_share(store: Store, backend: StoreBack
     await store.close()
 
 
-# ---------------------------------------------------------------------- what failed before
+# ---------------------------------------------------------------------- earlier failures
 
 
 async def test_purge_keeps_only_failure_counts_by_stage_and_reason(store: Store, backend: StoreBackend) -> None:
@@ -229,7 +229,7 @@ async def test_failure_counts_include_damaged_share_as_damaged(store: Store, bac
     await store.close()
 
 
-# ---------------------------------------------------------------------- small questions
+# ---------------------------------------------------------------------- small queries
 
 
 async def test_find_shares_by_name_and_database_size(store: Store) -> None:

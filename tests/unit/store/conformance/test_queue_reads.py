@@ -1,4 +1,4 @@
-"""What operators see: lists, stories and counts, never a witness."""
+"""Reads for operators: lists, share histories and counts, never a witness."""
 
 from __future__ import annotations
 

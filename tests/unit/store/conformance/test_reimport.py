@@ -1,4 +1,4 @@
-"""Shares that were handed over with `queue export --move` and come home with an import."""
+"""Shares that were exported with `queue export --move` and are imported again."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tests.unit.store.fixtures import (
 
 NOW_MS = int(NOW * 1000)
 REMOTE_HISTORY_ENTRY = HistoryEntry(NOW_MS + 5, "proof", "no memory", spent_attempt=True)
-"""A line that the other machine added."""
+"""A history entry that the other machine added."""
 
 
 def exported_share(number: int, **changes: Any) -> ExportedShare:
-    """A share as the other machine's export has it."""
+    """A share as exported by the other machine."""
     share = replace(make_posted_share(number).share, submit_at=changes.pop("submit_at", 0))
     as_received = ExportedShare(
         share, NOW_MS, ShareState.RECEIVED, NOW_MS, 4, 1, 88, "proof", "no memory", (REMOTE_HISTORY_ENTRY,)
@@ -47,7 +47,7 @@ async def import_results(store: Store, *exported: ExportedShare, dry: bool = Fal
 
 
 async def mark_all_moved(store: Store, place: StoreBackend, *, at_rest: bool = True) -> None:
-    """Hand over every share of the store."""
+    """Mark every share of the store as moved."""
     marks = place.query_rows("SELECT id, row_check FROM shares ORDER BY id")
     counts = await store.mark_moved(marks, note="gone", idle_only=at_rest)
     assert counts == {"moved": len(marks)}
@@ -91,7 +91,7 @@ async def test_import_of_moved_share_keeps_the_history_of_both_machines(store: S
     await store.save_rounds([ChainRound()], NOW)
     await fail_share(store, 1)
     (entry,) = await store.list_shares(QueueFilter(), 9)
-    before = await store.get_share_details(entry.ref)  # whose first line is made from the row, not stored
+    before = await store.get_share_details(entry.ref)  # its first entry is derived from the row, not stored
     assert before is not None
     await mark_all_moved(store, backend)
 

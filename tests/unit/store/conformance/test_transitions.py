@@ -1,4 +1,4 @@
-"""Every legal move works, every other is refused, by the code and by the schema; and the documents say the same."""
+"""Legal transitions work; code and schema refuse all others; the documents agree."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ TRANSITION_CASES: dict[str, tuple[TransitionCall, set[ShareState], ShareState]] 
 
 
 async def create_share_in_state(store: Store, state: ShareState) -> None:
-    """Share 1, in this state."""
+    """Bring share 1 to this state."""
     await enqueue_shares(store, 1)
     if state is ShareState.FAILED:
         await store.fail(1, stage="proof", note="no", spend_attempt=False)
