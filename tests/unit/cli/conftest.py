@@ -1,4 +1,4 @@
-"""What all tests of commands share."""
+"""Fixtures of all command tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A daemon's operators' application over a real store, on a control socket, in a thread of its own."""
+"""A daemon's operator application over a real store and control socket, in a thread."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ async def round_states() -> list[RoundState]:
 
 
 class LiveDaemon:
-    """It while it runs."""
+    """A running daemon."""
 
     def __init__(self, desk: OperationsHarness, loop: asyncio.AbstractEventLoop) -> None:
         self.harness = desk
         self._loop = loop
 
     def run(self, work: Callable[[OperationsHarness], Awaitable[T]]) -> T:
-        """Have something done in its loop."""
+        """Run a coroutine function in the daemon's event loop."""
 
         async def run_work() -> T:
             return await work(self.harness)
@@ -53,7 +53,7 @@ class LiveDaemon:
 
 @contextmanager
 def run_live_daemon(database: Path) -> Iterator[LiveDaemon]:
-    """One on a database, that listens beside it."""
+    """Run a daemon on a database, with its control socket in the same directory."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

@@ -1,4 +1,4 @@
-"""What `--round` and `--due-before` may look like."""
+"""Parsing of `--round` and `--due-before`."""
 
 from __future__ import annotations
 

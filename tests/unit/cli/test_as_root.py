@@ -1,4 +1,4 @@
-"""What root does in a directory of another user: with that user's rights, and never through that user's links."""
+"""Commands run as root act as the directory's owner and never follow the owner's links."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tests.unit.cli.test_main import run_command
 from tests.unit.store.fixtures import ROUND, enqueue_shares
 
 SERVICE_UID = 65534
-"""A user without rights: nobody."""
+"""An unprivileged user: nobody."""
 OTHER_UID = 65533
-"""Another user without rights."""
+"""Another unprivileged user."""
 PASSPHRASE = "correct horse battery"
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
@@ -41,7 +41,7 @@ def _skip_hardening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """The service user's directory, which others can reach, unlike pytest's own."""
+    """The service user's directory. Others can reach it, unlike pytest's own."""
     made = Path(tempfile.mkdtemp(prefix="service-"))
     os.chown(made, SERVICE_UID, SERVICE_UID)
     yield made
@@ -67,7 +67,7 @@ def database(folder: Path) -> Path:
 
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
-    """A file of root's, of which a link is planted."""
+    """A file owned by root that a planted link points to."""
     file = tmp_path / "shadow"
     file.write_text("secret of root\n")
     file.chmod(0o600)
@@ -165,7 +165,7 @@ def test_root_command_records_root_as_the_actor(database: Path, capsys: pytest.C
 def test_root_files_are_created_with_owner_rights(
     database: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A path that is changed between two steps then leads to nothing that the owner could not do."""
+    """A path that changes between two steps then gives no access beyond the owner's rights."""
     seen = set()
     fsync = os.fsync
 
@@ -197,7 +197,7 @@ def test_acting_as_owner_of_own_directory_stays_root(tmp_path: Path) -> None:
 
 
 def test_acting_as_owner_without_directory_is_refused(tmp_path: Path) -> None:
-    """A link that appears at its place later would be followed with the rights of root."""
+    """A link that appears later at the missing path would be followed with the rights of root."""
     with pytest.raises(FileNotFoundError, match="no such directory"), acting_as_owner(tmp_path / "none" / "file"):
         pass
 
@@ -224,7 +224,7 @@ def test_acting_as_owner_through_circular_links_is_refused(tmp_path: Path) -> No
 
 
 class PathSwapper:
-    """A user who swaps a directory and a link to another user's directory, at given file system calls of root."""
+    """A user who swaps a directory and a link to another user's directory during chosen file system calls of root."""
 
     def __init__(self, place: Path, target: Path) -> None:
         self._place, self._real = place, place.with_name("real")
@@ -249,7 +249,7 @@ FILE_CALLS = ("open", "stat", "lstat", "fstat", "readlink", "seteuid")
 def test_acting_as_owner_while_directory_and_link_are_swapped_never_acts_as_third_user(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every choice of up to two swaps among the system calls that root makes before the body."""
+    """Tests every choice of up to two swaps among the system calls that root makes before the body."""
     victim = Path(tempfile.mkdtemp(prefix="victim-"))
     os.chown(victim, OTHER_UID, OTHER_UID)
     swapper = PathSwapper(folder / "place", victim)

@@ -1,4 +1,4 @@
-"""`rounds`, `tx lookup` and `proof`: how each ends, and what it tells."""
+"""`rounds`, `tx lookup` and `proof`: exit codes and output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NULLIFIER = FIRST_EVIDENCE.message.nullifier.hex()
 
 @pytest.fixture(autouse=True)
 def _isolated_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings whose only node is not there."""
+    """Use a temporary directory and settings whose only node is unreachable."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
     monkeypatch.setattr("helper.cli.chain_access.configure", lambda *_: None)

@@ -18,13 +18,13 @@ from tests.unit.cli.test_main import run_command
 
 @pytest.fixture(autouse=True)
 def _isolated_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A working directory of its own and no settings from outside."""
+    """Use a temporary working directory and no settings from outside."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
 
 
 def last_json(capsys: pytest.CaptureFixture[str]) -> Any:
-    """The one line on standard output."""
+    """The only line on standard output."""
     out = capsys.readouterr().out
     assert out.endswith("\n")
     assert out.count("\n") == 1
@@ -148,7 +148,7 @@ def test_validate_missing_file_fails(capsys: pytest.CaptureFixture[str]) -> None
 
 
 class StubNodeQueries:
-    """Nodes that tell what a test has them tell."""
+    """Node queries with the results that a test sets."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **nodes: str | None) -> None:
         now = time.time()

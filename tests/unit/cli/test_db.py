@@ -1,4 +1,4 @@
-"""`db backup`, `db restore` and `db check`: where keys come from, what is told, and how each ends."""
+"""`db backup`, `db restore` and `db check`: key sources, output, exit codes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _isolated_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
     monkeypatch.delenv("SVOTE_HELPER_BACKUP_PASSPHRASE", raising=False)
-    # for good, in the process that runs the tests
+    # Hardening is irreversible; do not apply it to the test process.
     monkeypatch.setattr(db_module, "harden_process", list)
 
 
@@ -51,7 +51,7 @@ def key(tmp_path: Path) -> Path:
 
 
 def file_names() -> set[str]:
-    """The files here, but for the empty WAL that a reader leaves beside a database at rest."""
+    """The files here, without the WAL and shared memory that a reader creates."""
     return {path.name for path in Path().iterdir() if not path.name.endswith(("-wal", "-shm"))}
 
 

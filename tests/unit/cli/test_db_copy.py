@@ -1,4 +1,4 @@
-"""`db copy`: what it asks for, what it tells, how it ends, and that it goes on where it was killed."""
+"""`db copy`: confirmation, output, exit codes, and resuming after a kill."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ MANY_SHARES = 3000
 
 
 async def read_counts(path: Path) -> dict[bytes, dict[ShareState, int]]:
-    """The shares in a database file."""
+    """Count the shares in a database file."""
     async with open_queue_file(path) as queue:
         return await queue.count_shares()
 
 
 class CopySetup:
-    """A folder with settings, a file with some shares, a key, and a schema that is not made yet."""
+    """A directory with settings, a database with some shares, a key, and a schema that does not exist yet."""
 
     def __init__(self, folder: Path, address: str) -> None:
         self.folder = folder
@@ -57,13 +57,13 @@ class CopySetup:
         )
 
     def read_all_rows(self, kind: str) -> dict[str, list[Any]]:
-        """All rows at one end."""
+        """All rows of one database."""
         if kind == "sqlite":
             return read_all_rows(SqliteBackend(self.folder))
         return read_all_rows(PostgresBackend(self.address, self.schema))
 
     def with_store(self, what: Callable[[SqliteStore], Awaitable[None]]) -> None:
-        """Do something while a daemon has the file open."""
+        """Run a function on the open store, as in a running daemon."""
 
         async def go() -> None:
             store = SqliteStore(self.file)
@@ -80,12 +80,12 @@ class CopySetup:
 def copy_setup(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CopySetup:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
-    monkeypatch.setattr(db_copy, "harden_process", list)  # for good, in the process that runs the tests
+    monkeypatch.setattr(db_copy, "harden_process", list)  # irreversible; not in the test process
     return CopySetup(tmp_path, cluster.url)
 
 
 async def enqueue_some(store: SqliteStore) -> None:
-    """A few shares, one of them confirmed."""
+    """Enqueue some shares and confirm one of them."""
     await enqueue_shares(store, 1, 2, 3)
     await store.apply_block(9, [(ROUND, make_posted_share(3).nullifier)], now=NOW)
 
@@ -113,7 +113,7 @@ def test_db_copy_round_trip_prints_result(copy_setup: CopySetup, capsys: pytest.
     assert copy_setup.read_all_rows("postgresql") == before
     assert make_posted_share(1).share.shares_hash.hex() not in said.out + said.err
 
-    # the old place says where the queue is to whoever looks there
+    # The source names the new location of the queue in its error.
     with pytest.raises(StoreMoved, match="was moved to postgresql://"):
         copy_setup.with_store(enqueue_some)
     assert run_command("queue", "list") == 1
@@ -180,7 +180,7 @@ def test_db_copy_waits_for_running_helper_to_exit(
         async with anyio.create_task_group() as group:
             group.start_soon(command)
             with anyio.fail_after(TIMEOUT_SECONDS):
-                while said.count("pass ") < 2:  # one while it waits
+                while said.count("pass ") < 2:  # the second pass runs while the command waits
                     await anyio.sleep(0.01)
                     said += capsys.readouterr().err
             await enqueue_shares(store, 4)
@@ -204,14 +204,14 @@ def test_db_copy_resumes_after_kill(copy_setup: CopySetup) -> None:
     os.kill(copying.pid, signal.SIGKILL)
     copying.wait(TIMEOUT_SECONDS)
     assert 0 < kept < MANY_SHARES
-    anyio.run(read_counts, copy_setup.file)  # still the queue
+    anyio.run(read_counts, copy_setup.file)  # the source is still usable
 
     assert run_command("db", "copy", "--to", copy_setup.address, "--yes") == 0
     assert copy_setup.read_all_rows("postgresql") == before
 
 
 def count_target_rows(here: CopySetup) -> int:
-    """How many shares have arrived."""
+    """Count the shares in the target."""
     with psycopg.connect(here.address) as conn:
         made = conn.execute("SELECT to_regclass(%s) IS NOT NULL", (f"{here.schema}.shares",)).fetchone()
         if made != (True,):

@@ -1,4 +1,4 @@
-"""`db migrate`: what it asks for, what it tells, and that nothing is done unasked."""
+"""`db migrate`: confirmation, output, and that nothing changes without consent."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def _isolated_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
     monkeypatch.delenv("SVOTE_HELPER_BACKUP_PASSPHRASE", raising=False)
-    # for good, in the process that runs the tests
+    # Hardening is irreversible; do not apply it to the test process.
     monkeypatch.setattr(migrate_module, "harden_process", list)
 
 
 @pytest.fixture
 def current(tmp_path: Path) -> Path:
-    """A database of this version."""
+    """A database with this version's schema."""
     path = tmp_path / "queue.db"
 
     async def write() -> None:
@@ -46,7 +46,7 @@ def current(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def old_database(current: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same, beside a version whose schema is one version ahead."""
+    """The same database, with a program whose schema is one version newer."""
     add_migration(monkeypatch)
     return current
 
@@ -110,7 +110,7 @@ def test_db_migrate_backs_up_first_and_can_be_restored(
     [
         (["--yes"], 2),
         (["--yes", "--no-backup", "--backup", "b.age"], 2),
-        (["--no-backup"], 2),  # nobody can be asked
+        (["--no-backup"], 2),  # confirmation requires a terminal
         (["--yes", "--no-backup", "--db", "none.db"], 5),
     ],
 )

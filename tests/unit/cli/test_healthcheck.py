@@ -1,4 +1,4 @@
-"""`healthcheck`: over the socket, else over the wallets' port; its exit codes, and that it loads little."""
+"""`healthcheck`: control socket, then the wallets' port; exit codes; few imports."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ DEGRADED_STATUS = (503, format_checks([Check("store"), Check("chain", "no node")
 
 @pytest.fixture(autouse=True)
 def _isolated_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A working directory of its own, with a port that nobody has."""
+    """Use a temporary working directory and an unused port."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
     (tmp_path / "helper.toml").write_text(f"[helper]\nport = {find_free_port()}\n")
 
 
 class FakeHelperHandler(BaseHTTPRequestHandler):
-    """Answers as it is told."""
+    """Sends the configured response."""
 
     response = READY_STATUS
 
@@ -40,7 +40,7 @@ class FakeHelperHandler(BaseHTTPRequestHandler):
         return "control socket"
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        pass
 
     def do_GET(self) -> None:
         assert self.path == "/readyz?verbose"

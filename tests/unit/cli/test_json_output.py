@@ -1,4 +1,4 @@
-"""What programs read of every command: one line, in the documented shape, the last on standard output."""
+"""JSON output of every command: one line in the documented shape, last on standard output."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KEY = bytes(range(1, 33))
 
 
 def secrets_of(index: int) -> list[str]:
-    """What a recorded share's witness looks like in any spelling."""
+    """Encodings of a recorded share's witness to search for."""
     share = recorded_share(index)
     fields = [share.shares_hash, share.primary_blind, share.c1, share.c2, nullifier_of(share)]
     fields += [share.share_comms[start : start + 32] for start in range(0, 512, 32)]
@@ -49,7 +49,7 @@ SECRETS = [secret for index in (0, 1, 2, 3, 9) for secret in secrets_of(index)]
 def run_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., dict[str, Any]]:
-    """Runs a command with `--json`, and gives what it printed if that has its documented shape."""
+    """Run a command with `--json` and return its output; asserts the documented shape."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
     monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", "correct horse battery")
@@ -58,7 +58,7 @@ def run_json(
         queue_transfer,
         db_module,
         db_migrate,
-    ):  # for good, in the process that runs the tests
+    ):  # irreversible; not in the test process
         monkeypatch.setattr(module, "harden_process", list)
     monkeypatch.setattr(log_config, "configure", lambda *_: None)
     monkeypatch.setattr("helper.cli.chain_access.configure", lambda *_: None)
@@ -71,7 +71,7 @@ def run_json(
         told = capsys.readouterr().out
         assert told.endswith("\n")
         assert told.count("\n") == 1
-        if not name.startswith("proof"):  # which is about what is public
+        if not name.startswith("proof"):  # `proof` prints public data
             assert not any(secret in told for secret in SECRETS), "no command prints anything of a witness"
         answer: dict[str, Any] = json.loads(told)
         assert_conforms(name.replace(" ", "-"), answer)
@@ -84,7 +84,7 @@ RunJson = Callable[..., dict[str, Any]]
 
 
 async def enqueue_mixed(desk: OperationsHarness) -> None:
-    """Shares in every state, and a round that was purged."""
+    """Enqueue shares in every state, and purge a round."""
     await fill_queue(desk)
     share = recorded_share(9)
     await desk.store.enqueue(share, nullifier_of(share), now=NOW)
@@ -115,7 +115,7 @@ def test_json_output_of_queue_commands_without_daemon(run_json: RunJson, tmp_pat
 
 
 def check_queue_commands(run_json: RunJson, live: LiveDaemon | None, source: str) -> None:
-    """Every command about it."""
+    """Run every command on the queue."""
     listed = run_json("queue list")
     assert (listed["source"], len(listed["shares"])) == (source, 5)
     assert run_json("queue list", "--state", "failed")["failed"]

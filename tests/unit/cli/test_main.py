@@ -1,4 +1,4 @@
-"""The command line as a whole: which commands there are, and what an error comes to."""
+"""The command line: available commands, and exit codes of errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from helper.errors import HelperError
 
 
 def run_command(*arguments: str) -> int:
-    """The exit code of a command line."""
+    """Return the exit code of a command line."""
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     code = caught.value.code
@@ -50,7 +50,7 @@ def test_invalid_command_line_exits_usage(arguments: tuple[str, ...], capsys: py
 
 @pytest.fixture
 def plugin_module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A command of a module of its own, for which the others need not be there."""
+    """A command in its own module, which works without the modules of the others."""
     module = ModuleType("helper.cli.plugged")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(command_line, "COMMANDS", {"absent": "helper.cli.absent", "plugged": module.__name__})
@@ -63,7 +63,7 @@ def test_app_with_one_command_runs_directly(plugin_module: ModuleType, capsys: p
 
     @app.command()
     def anything(word: str) -> None:
-        """Say it."""
+        """Print a word."""
         typer.echo(word)
 
     vars(plugin_module)["app"] = app
@@ -97,7 +97,7 @@ def test_interrupt_prints_no_traceback(plugin_module: ModuleType) -> None:
 
 
 def test_command_imports_no_other_command_and_no_native_code() -> None:
-    """A short command must start fast, and work where another one's libraries are broken."""
+    """A short command must start fast, and work when another command's libraries are broken."""
     code = (
         "import sys\n"
         "from helper.cli.command_line import create_cli\n"

@@ -1,4 +1,4 @@
-"""A user who may not read the helper's files is told so, with the exit code for it."""
+"""A user without read access to the helper's files gets a specific exit code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ORIGINAL_ACCESS = os.access
 
 
 def deny_access(path: object, mode: int) -> bool:
-    """As for a user to whom the helper's files are shut."""
+    """Replace `os.access` for a user without access to the helper's files."""
     return not str(path).endswith((".toml", ".db")) and ORIGINAL_ACCESS(str(path), mode)
 
 

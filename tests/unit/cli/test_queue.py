@@ -1,4 +1,4 @@
-"""`queue list`, `show` and `stats`: told by the daemon where one answers, else read from the file, alike."""
+"""`queue list`, `show` and `stats`: same output from a daemon and from the file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.unit.server.test_operator_routes import STORY, make_entry
 
 @pytest.fixture(autouse=True)
 def _isolated_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A working directory of its own: the default paths are in it."""
+    """Use a temporary working directory, which contains the default paths."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
 
@@ -48,7 +48,7 @@ def last_json(capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 class FakeDaemon:
-    """What listens on the control socket: answers by path, and what was asked."""
+    """Listens on the control socket: responses by path; records the requests."""
 
     def __init__(self, path: Path) -> None:
         self.responses: dict[str, tuple[int, bytes]] = {}
@@ -60,7 +60,7 @@ class FakeDaemon:
                 return "control socket"
 
             def log_message(self, *_: object) -> None:
-                """Say nothing."""
+                pass
 
             def do_GET(self) -> None:
                 daemon.requests.append(self.path)
@@ -237,7 +237,7 @@ def test_queue_show_unknown_share_exits_not_found(database: Path, capsys: pytest
 def test_damage_that_a_query_finds_in_the_file_has_its_message(
     database: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with database.open("r+b") as file:  # the first page, with the schema, stays
+    with database.open("r+b") as file:  # keep the first page, which has the schema
         file.seek(4096)
         file.write(bytes(database.stat().st_size - 4096))
     assert run_command("queue", "stats", "--json") == 1

@@ -1,4 +1,4 @@
-"""`queue retry`, `purge`, `audit`, `export` and `import`, on a running daemon and on the file alone."""
+"""`queue retry`, `purge`, `audit`, `export` and `import`, with a daemon and on the file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _isolated_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
     monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", PASSPHRASE)
-    # for good, in the process that runs the tests
+    # Hardening is irreversible; do not apply it to the test process.
     for module in (queue_actions, queue_transfer):
         monkeypatch.setattr(module, "harden_process", list)
     monkeypatch.setattr(log_config, "configure", lambda *_: None)
@@ -47,14 +47,14 @@ def _isolated_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
 
 @pytest.fixture
 def fast_sealing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A passphrase costs a second each time, on purpose; where it is not about that, it costs nothing."""
+    """Replace passphrase encryption, which takes a second each time by design."""
     mark = b"age-encryption.org/v1\n-> scrypt AAAA 18\n"
     monkeypatch.setattr(pyrage.passphrase, "encrypt", lambda image, passphrase: mark + image)
     monkeypatch.setattr(pyrage.passphrase, "decrypt", lambda sealed, passphrase: sealed.removeprefix(mark))
 
 
 async def fill_queue(desk: OperationsHarness, *, fail: int = 2) -> None:
-    """Four real shares, some of which failed."""
+    """Enqueue four real shares and fail some of them."""
     for index in range(4):
         share = recorded_share(index, submit_at=0 if index < fail else END - 10)
         await desk.store.enqueue(share, nullifier_of(share), now=NOW)
@@ -64,7 +64,7 @@ async def fill_queue(desk: OperationsHarness, *, fail: int = 2) -> None:
 
 @pytest.fixture(params=["daemon", "file"])
 def source(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Four shares of which two failed, in a running daemon or in a file."""
+    """Four shares, two of them failed, in a running daemon or in a file."""
 
     async def make() -> None:
         desk = OperationsHarness(DATABASE)
@@ -101,7 +101,7 @@ def read_states(capsys: pytest.CaptureFixture[str], *where: str) -> dict[str, in
 
 
 def read_refs(capsys: pytest.CaptureFixture[str], *where: str) -> set[str]:
-    """The names of all shares of a queue."""
+    """References of all shares of a queue."""
     capsys.readouterr()
     assert run_command("queue", "list", "--json", *where) == 0
     return {share["ref"] for share in read_json(capsys)["shares"]}
@@ -207,7 +207,7 @@ def test_action_without_daemon_and_database_exits_not_found(capsys: pytest.Captu
 
 
 def test_action_on_locked_file_is_refused(daemon_with_shares: LiveDaemon, capsys: pytest.CaptureFixture[str]) -> None:
-    """A daemon whose socket this command does not know: the lock keeps it out."""
+    """The command does not know the daemon's socket; the file lock excludes it."""
     Path("helper.toml").write_text('[operator]\nsocket = "elsewhere.sock"\n')
     assert run_command("queue", "retry", "--yes") == 1
     assert "another daemon has this database open" in capsys.readouterr().err
@@ -233,12 +233,12 @@ def test_purge_closed_round_deletes_it(daemon_with_shares: LiveDaemon, capsys: p
     assert "2026-11-21\t2\tproof\tno" in capsys.readouterr().out
 
 
-# ---------------------------------------------------------------------- there and back
+# ---------------------------------------------------------------------- export and import
 
 
 @pytest.fixture
 def target_machine() -> str:
-    """Another machine's database, that knows the round."""
+    """Another machine's database, which knows the round."""
 
     async def make() -> None:
         desk = OperationsHarness(Path("there.db"))
@@ -262,7 +262,7 @@ def test_export_copy_is_importable_and_source_keeps_shares(
     assert "the file exists already" in capsys.readouterr().err
 
     for number, code in ((4, 0), (0, 3)):
-        # with a socket of its own, where nobody listens
+        # with a control socket on which no daemon listens
         where = ("--db", f"{Path().absolute()}/{target_machine}", *use_other_machine())
         assert run_command("queue", "import", "x.age", "--yes", "--json", *where) == code
         answer = read_json(capsys)
@@ -286,7 +286,7 @@ def test_export_copy_is_importable_and_source_keeps_shares(
 
 
 def use_other_machine() -> tuple[str, str]:
-    """Settings of a helper whose control socket is another."""
+    """Write settings with another control socket path."""
     Path("there.toml").write_text('[operator]\nsocket = "there.sock"\n')
     return "--config", "there.toml"
 

@@ -1,4 +1,4 @@
-"""`serve` before the service runs: a second daemon on one database is refused, and at once."""
+"""`serve` before the service runs: a second daemon on one database is refused early."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def write_config(folder: Path, text: str = "") -> Path:
 
 
 def test_serve_second_daemon_is_refused_before_loading(tmp_path: Path) -> None:
-    """Loading takes longer than a second daemon may take to be refused."""
+    """Loading takes longer than the time limit for refusing a second daemon."""
     lock = FileLock(tmp_path / "q.db")
     lock.acquire()
     late = ("typer", "pydantic", "helper.config.model", "helper.app.service", "proofs", "uvicorn", "structlog")

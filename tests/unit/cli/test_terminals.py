@@ -1,4 +1,4 @@
-"""What a person sees in terminals of any width, what a pipe gets, and what a shell completes: real processes."""
+"""Terminals of any width, pipes and shell completion, with real processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COLOR_ESCAPE = re.compile(rb"\x1b\[[0-9;]*[34][0-7](;[0-9;]*)?m")
 
 @pytest.fixture(scope="module")
 def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Many shares, of which all failed."""
+    """A database with many failed shares."""
     path = tmp_path_factory.mktemp("queue") / "svote-helper.db"
 
     async def make() -> None:
@@ -47,7 +47,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_shell(script: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    """A bash script in which `svote-helper` is this tree's."""
+    """Run a bash script in which `svote-helper` is that of this source tree."""
     command = folder / "bin" / "svote-helper"
     command.parent.mkdir(exist_ok=True)
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m helper "$@"\n')

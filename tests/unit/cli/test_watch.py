@@ -1,4 +1,4 @@
-"""`queue watch`: a screen that fits every terminal, lines for pipes, JSON on a line for each change."""
+"""`queue watch`: a screen for terminals, lines for pipes, JSON lines with `--json`."""
 
 from __future__ import annotations
 
@@ -193,11 +193,11 @@ def test_render_state_as_cells() -> None:
     assert dict(zip(PIPE_COLUMNS, pipe_cells(changed_state(paused="why")), strict=True))["paused"] == "why"
 
 
-# The stream
+# The event stream
 
 
 class FakeFeed:
-    """A control socket that tells these states, and then ends the stream."""
+    """A control socket that streams these states and then ends."""
 
     def __init__(self, path: Path) -> None:
         self.states: list[dict[str, Any]] = []
@@ -209,7 +209,7 @@ class FakeFeed:
                 return "control socket"
 
             def log_message(self, *_: object) -> None:
-                """Say nothing."""
+                pass
 
             def do_GET(self) -> None:
                 self.send_response(feed.status)
@@ -236,7 +236,7 @@ def feed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeFeed]:
 
 
 class EnoughError(Exception):
-    """The test has seen what it wanted."""
+    """Raised once the test has seen the expected output."""
 
 
 def raise_enough(_seconds: float) -> None:
@@ -244,7 +244,7 @@ def raise_enough(_seconds: float) -> None:
 
 
 def replace_sleep(monkeypatch: pytest.MonkeyPatch, sleep: Callable[[float], None]) -> None:
-    """Let this happen between two tries to reach the daemon."""
+    """Replace the sleep between two connection attempts."""
     monkeypatch.setattr("helper.cli.status_stream.time", SimpleNamespace(sleep=sleep))
 
 

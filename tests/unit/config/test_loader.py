@@ -1,4 +1,4 @@
-"""Settings: defaults, files, environment, flags, and every problem at once with its line."""
+"""Settings: defaults, files, environment, flags; all problems with their lines."""
 
 from __future__ import annotations
 
@@ -404,7 +404,7 @@ def test_systemd_credentials_are_read(tmp_path: Path) -> None:
     loaded = load_traced(None, env)
     assert loaded.config.operator.token == "credential"
     assert str(loaded.origins["operator.token"]) == str(folder / "operator-token")
-    # what is set comes first, and what is set to nothing is nothing
+    # A configured value takes precedence, also when it is empty.
     assert load(write_config(tmp_path, '[operator]\ntoken = "mine"\n'), env).operator.token == "mine"
     assert load(write_config(tmp_path, '[operator]\ntoken = ""\n'), env).operator.token == ""
     named = tmp_path / "named"

@@ -1,4 +1,4 @@
-"""Node reports and their judgement: addresses, chain ids, block ages, the clock."""
+"""Node reports and their assessment: addresses, chain ids, block ages, the clock."""
 
 from __future__ import annotations
 

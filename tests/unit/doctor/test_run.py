@@ -1,4 +1,4 @@
-"""All checks together: without anything, with defects, and with hanging calls. A report is always made."""
+"""All checks together: without dependencies, with defects, and with hanging calls. A report is always made."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ def run_fake_helper(path: Path, response: bytes = b"") -> Iterator[None]:
             answering.join()
 
 
-# Judging the state of the helper
+# Assessment of the helper's state
 
 
 def service_status(**changes: Any) -> DaemonReport:

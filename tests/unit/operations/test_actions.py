@@ -220,7 +220,7 @@ async def test_purge_requires_round_closed_by_chain_and_reported(harness: Operat
     assert await harness.store.list_actions(limit=5) == []
 
 
-# ---------------------------------------------------------------------- handing over
+# ---------------------------------------------------------------------- export
 
 
 async def read_marks(desk: OperationsHarness) -> list[tuple[int, bytes]]:

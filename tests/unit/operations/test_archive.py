@@ -319,7 +319,7 @@ async def test_writer_skips_pruned_block_after_node_is_away_one_hour() -> None:
         assert await one.write_next_part()
 
 
-# The way back
+# Lookup and verification
 
 
 async def test_find_bundle_with_and_without_round() -> None:

@@ -1,4 +1,4 @@
-"""The documents say of the commands what the commands say of themselves."""
+"""Commands and options in the documents match the program's help."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_cli_document_contains_every_json_schema() -> None:
 
 
 def find_named_commands(document: Path) -> Iterator[list[str]]:
-    """The command lines that a document names, as words; what is a placeholder is left in."""
+    """The command lines in a document, as words, with placeholders."""
     text = document.read_text().replace("\\\n", " ")
     for line in re.findall(r"svote-helper ((?:[a-z]|--)[^`#\n|<>)]*)", text):
         yield shlex.split(line.strip().rstrip(".,;:"), posix=False)

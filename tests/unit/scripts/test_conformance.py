@@ -1,4 +1,4 @@
-"""docs/conformance.md says what the tests say."""
+"""docs/conformance.md matches the tests."""
 
 from scripts.conformance import DOCUMENT, RULES, collect_marked_tests, render_document
 

@@ -1,4 +1,4 @@
-"""Figures, their goals, and what the document says of them."""
+"""Performance figures, their targets, and the document's tables."""
 
 from __future__ import annotations
 
