@@ -1,4 +1,4 @@
-"""Validators with keys, and nodes that know some of them."""
+"""Validators with keys, and fake nodes that know some of them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KEY = bytes(range(1, 33))
 
 
 def sign_registration(key: bytes = KEY, *, url: str = "https://helper.example.org", **changed: Any) -> dict[str, Any]:
-    """A registration as a browser sends it; `changed` fields are changed before it is signed."""
+    """Sign a registration as a browser does; `changed` fields are replaced before signing."""
     signer, _, _ = adr036.sign_data(b"", key)
     claim = RegistrationRequest(
         **{"operator_address": signer, "url": url, "moniker": "node", "timestamp": NOW, **changed}
@@ -51,7 +51,7 @@ def sign_registration(key: bytes = KEY, *, url: str = "https://helper.example.or
 
 
 class FakeNodes:
-    """Takes the nodes' place: who has a staking record, and whether anybody answers."""
+    """Fake nodes: staking records, rounds, totals, and outages."""
 
     def __init__(self) -> None:
         self.validators: dict[str, str] = {}
@@ -60,7 +60,7 @@ class FakeNodes:
         self.rounds: list[dict[str, Any]] = []
         self.totals_by_round: dict[bytes, list[dict[str, Any]]] = {}
         self.lagging_rounds: set[bytes] = set()
-        """Rounds that are listed as finalized by one node, and not finalized yet on the node that is asked next."""
+        """Rounds listed as finalized by one node but not yet finalized on the next node queried."""
         self.listing_calls = 0
         self.queried_totals: list[bytes] = []
         self.max_concurrent = 0
@@ -97,7 +97,7 @@ class FakeNodes:
 
 
 class FakeWeb(httpx.AsyncBaseTransport):
-    """Takes the network's place: answers by URL, whichever address of its host is asked."""
+    """Fake web server: responses by URL, for any address of the host."""
 
     def __init__(self) -> None:
         self.responses: dict[str, httpx.Response | Exception] = {}
@@ -120,7 +120,7 @@ CONFIG_URL = "https://config.example.org/voting.json"
 
 
 class AdminStack:
-    """The whole admin part over stand-ins, and a client for it."""
+    """The admin service with fake dependencies, and a client."""
 
     def __init__(self, path: Path, *, mode: str = "production", trusted: Sequence[Network] = ()) -> None:
         self.clock = FakeClock(float(NOW))
@@ -155,7 +155,7 @@ class AdminStack:
         )
 
     async def register_from(self, address: str, body: Any, **headers: str) -> httpx.Response:
-        """A registration from this address; time passes, so that no client reaches its rate limit."""
+        """Register from this address; advances the clock so that no client reaches its rate limit."""
         self.clock.advance(10)
         self.clock.set_wall_clock(-10)
         async with self.create_client(address) as http:
@@ -163,12 +163,12 @@ class AdminStack:
 
     async def register(self, body: Any) -> httpx.Response:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
-        self.clock.advance(10)  # so that no client of these tests runs out of registrations
+        self.clock.advance(10)  # no client of these tests reaches its rate limit
         self.clock.set_wall_clock(-10)
         return await self.client.post("/register-validator", content=content)
 
     async def registration_status(self, body: bytes) -> int:
-        """The status that a registration is answered, without the cost of a client between: for thousands."""
+        """Return the status of a registration, bypassing the HTTP client, for thousands of calls."""
         told: list[int] = []
 
         async def receive() -> Message:
@@ -200,7 +200,7 @@ class AdminStack:
 async def open_admin_stack(
     path: Path, *, mode: str = "production", trusted: Sequence[Network] = ()
 ) -> AsyncIterator[AdminStack]:
-    """A desk on an open file."""
+    """An admin service on an open file."""
     desk = AdminStack(path, mode=mode, trusted=trusted)
     await desk.store.open()
     try:

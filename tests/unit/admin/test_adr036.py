@@ -1,4 +1,4 @@
-"""Signatures of browser wallets: the recorded ones are right, and wrong with any byte changed."""
+"""Signatures of browser wallets: recorded ones verify, changed ones do not."""
 
 from __future__ import annotations
 

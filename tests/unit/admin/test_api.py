@@ -1,4 +1,4 @@
-"""The routes under /api: shapes, refusals, who waits and who is in."""
+"""The routes under /api: response shapes, refusals, pending and approved validators."""
 
 from __future__ import annotations
 
@@ -194,9 +194,9 @@ ODD_VALUES: list[Any] = [
 
 
 def mutate(body: bytes, rng: random.Random) -> bytes:
-    """A registration with something changed that the signature is over, or without its form."""
+    """Change a signed field of a registration, or make the registration malformed."""
     changed = bytearray(body)
-    match rng.randrange(12):  # those that end in arithmetic on the curve are the dear ones: two in twelve
+    match rng.randrange(12):  # Curve arithmetic is expensive: only two cases in twelve reach it.
         case 0 | 1 | 2:
             flip_byte(changed, rng)
         case 3 | 4:
@@ -222,12 +222,12 @@ def mutate(body: bytes, rng: random.Random) -> bytes:
 
 
 def flip_byte(changed: bytearray, rng: random.Random) -> None:
-    """Turn one bit of it."""
+    """Flip one bit of a random byte."""
     changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
 
 
 def have_same_fields(one: bytes, other: bytes) -> bool:
-    """Whether two bodies say the same: a space more, or base64 with other bits where none count, changes nothing."""
+    """Whether two bodies are equivalent, ignoring whitespace and unused base64 bits."""
     try:
         first, second = json.loads(one), json.loads(other)
         keys = ("signature", "pub_key")
@@ -403,7 +403,7 @@ async def test_refresh_follows_redirect_to_public_address(tmp_path: Path) -> Non
         )
         await desk.config.refresh()
         assert (await desk.client.get("/voting-config")).json() == VALID_CONFIG
-        # to the very address that was looked at: asked again, the name might mean one of a private network
+        # The connection uses the address that was checked: a second lookup could resolve to a private network.
         assert desk.web.connections == [("config.example.org", None), ("93.184.216.34", "public.example.org")]
 
 

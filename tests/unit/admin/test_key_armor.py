@@ -1,4 +1,4 @@
-"""Keys as the chain's key tool exports them. Both were made by cosmos-sdk 0.53's own code, of the bytes 1 to 32."""
+"""Keys in the export format of the chain's key tool. Both were made by cosmos-sdk 0.53 from the bytes 1 to 32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a registration may say, and the exact text that is signed."""
+"""Fields of a registration, and the exact text that is signed."""
 
 from __future__ import annotations
 

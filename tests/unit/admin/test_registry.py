@@ -1,4 +1,4 @@
-"""Bounds of the pending registrations: places for each network, queries to nodes, size of the published list."""
+"""Limits of pending registrations: per network, node queries, published list."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PRAGMA user_version = 1;
 
 
 def registration_body(number: int) -> dict[str, Any]:
-    """The registration of a validator with this number."""
+    """The registration of the validator with this number."""
     return sign_registration((number + 1).to_bytes(32, "big"), moniker=f"node {number}")
 
 
@@ -66,12 +66,12 @@ async def register_many(desk: AdminStack, count: int, *, moniker: str = "node", 
 
 @pytest.fixture
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six places, at most four for a network."""
+    """Limit pending registrations to six, at most four for a network."""
     monkeypatch.setattr(store, "MAX_REGISTRATIONS", 6)
     monkeypatch.setattr(store, "MAX_REGISTRATIONS_PER_NETWORK", 4)
 
 
-# Places
+# Limits for each network
 
 
 @pytest.mark.usefixtures("small_limits")
@@ -80,7 +80,7 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["198.51.100.1", "198.51.100.2", "198.51.100.3", "198.51.100.250"], "198.51.101.1"),
         (["2001:db8:7::1", "2001:db8:7:1::1", "2001:db8:7:2::1", "2001:db8:7:ffff::1"], "2001:db8:8::1"),
-        # Listeners on :: see IPv4 clients as IPv4-mapped addresses; 2002:c633:64xx::/48 is the 6to4 network of one.
+        # IPv6 listeners see IPv4 clients as IPv4-mapped addresses; 2002:c633:64xx::/48 is the 6to4 prefix of one.
         (["198.51.100.1", "::ffff:198.51.100.2", "::ffff:c633:6403", "2002:c633:64fa::1"], "::ffff:198.51.101.1"),
     ],
 )
@@ -189,7 +189,7 @@ def schema_of(path: Path) -> list[Any]:
 
 
 def columns_of(conn: sqlite3.Connection) -> list[Any]:
-    """Version, tables with columns, and indexes; closes the connection."""
+    """Return version, tables with columns, and indexes; close the connection."""
     found: list[Any] = conn.execute("PRAGMA user_version").fetchall()
     for kind, name in conn.execute("SELECT type, name FROM sqlite_schema ORDER BY type, name").fetchall():
         found.append((kind, name, conn.execute(f"PRAGMA {kind}_info({name})").fetchall()))
@@ -248,12 +248,12 @@ async def test_get_pending_with_bad_page_is_refused(tmp_path: Path, page: str) -
         assert (answer.status_code, answer.json()) == (400, {"error": "page: must be a number from 1 to 10000"})
 
 
-# In the background
+# Background work
 
 
 @asynccontextmanager
 async def run_registry(desk: AdminStack) -> AsyncIterator[None]:
-    """The registry's background work, until the block ends."""
+    """Run the registry's background work inside the block."""
     task = asyncio.create_task(desk.registry.run())
     try:
         yield
@@ -317,7 +317,7 @@ async def test_run_with_slow_updates_pauses_in_proportion(tmp_path: Path, monkey
 
         async def publish_slowly() -> None:
             await publish()
-            desk.registry._changed.set()  # registrations come all the time
+            desk.registry._changed.set()  # registrations arrive all the time
             desk.clock.advance(2)
             updates.append(desk.clock.monotonic())
 
@@ -375,7 +375,7 @@ async def test_register_checks_one_signature_at_a_time(tmp_path: Path, monkeypat
 
 
 async def test_register_first_imports_modules_outside_the_event_loop(tmp_path: Path) -> None:
-    """In a process of its own, where nothing is imported yet."""
+    """Runs in a subprocess, where nothing is imported yet."""
     body = json.dumps({**registration_body(0), "timestamp": int(time.time())})
     script = f"""
 import asyncio, builtins, json, sys, threading, time

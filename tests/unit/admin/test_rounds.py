@@ -1,4 +1,4 @@
-"""Rounds as they are served: prepared in the background, bounded, the totals of a finalized round read once."""
+"""Round listing: prepared in the background, bounded, totals of finalized rounds read once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the wallets' port shows of the settings: no address of a node that was not meant for publication."""
+"""Settings published on the wallets' port: no unpublished node address."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_public_routes_with_secrets_in_endpoints_show_none(tmp_path: Path)
     assert doors._admin is not None
     transport = httpx.ASGITransport(app=doors._wallet_app)
     async with doors._admin.open_store(), httpx.AsyncClient(transport=transport, base_url="http://helper") as client:
-        await endpoints.probe_all()  # the node is unreachable, and the reason is known to every check
+        await endpoints.probe_all()  # the node is unreachable; every check knows the reason
         described = (await client.get("/openapi.json")).json()
         paths = [path for path, methods in described["paths"].items() if "get" in methods and "{" not in path]
         assert {

@@ -1,4 +1,4 @@
-"""The service as a whole: when it takes shares, and that it ends with an error when a part of it does."""
+"""The service: when it accepts shares, and its failure when a part fails."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STATUS_PATH = "/shielded-vote/v1/status"
 
 
 class ServiceHarness:
-    """A service over one node, not running; its store is open."""
+    """A service with one node; the service does not run, its store is open."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock = FakeClock()

@@ -1,4 +1,4 @@
-"""What a service gets from who runs it."""
+"""Dependencies that the caller passes to a service."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StartOnlyService:
         return True
 
     def stop(self) -> None:
-        """Nothing is under way."""
+        pass
 
     async def run(self, *, on_started: Callable[[str], None], wallet_socket: socket.socket | None) -> None:
         assert wallet_socket is None

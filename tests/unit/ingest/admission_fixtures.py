@@ -1,4 +1,4 @@
-"""Fixtures of admission: recorded payloads, and fakes of chain, store and native checks."""
+"""Fixtures of admission: recorded payloads; fake chain, store and native checks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def create_payload(**changes: Any) -> dict[str, Any]:
 
 
 def create_body(**changes: Any) -> bytes:
-    """The same as JSON."""
+    """The same payload as JSON."""
     return json.dumps(create_payload(**changes)).encode()
 
 
@@ -92,12 +92,12 @@ class FakeChain:
 
     @property
     def registry(self) -> RoundRegistry:
-        """This chain in place of the round registry."""
+        """This object, typed as the round registry."""
         return cast(RoundRegistry, self)
 
     @property
     def trees(self) -> CommitmentTreeSync:
-        """This chain in place of the commitment-tree sync."""
+        """This object, typed as the commitment-tree sync."""
         return cast(CommitmentTreeSync, self)
 
     def get(self, round_id: bytes) -> Round | None:

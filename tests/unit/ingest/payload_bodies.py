@@ -1,4 +1,4 @@
-"""Bodies of `POST /shares` that are valid or invalid in one known way, by name."""
+"""Bodies of `POST /shares`, valid or invalid in one known way, by name."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BYTES_FIELDS = ("enc_share.c1", "enc_share.c2", "shares_hash", *ENTRIES, "primar
 INTEGERS = ("enc_share.share_index", "proposal_id", "vote_decision", "tree_position", "submit_at")
 IGNORED = ("all_enc_shares", "share_index", "unknown")
 MODULUS = 0x40000000000000000000000000000000224698FC094CF91B992D30ED00000001
-"""Of the Pallas base field."""
+"""Modulus of the Pallas base field."""
 
 
 def b64(value: bytes) -> str:

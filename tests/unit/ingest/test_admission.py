@@ -97,7 +97,7 @@ def leaf_added(harness: Harness) -> Callable[[], None]:
 
 
 def no_change() -> None:
-    """A sync without news."""
+    """A sync without changes."""
 
 
 @pytest.mark.rule("R8", "R13")
@@ -145,7 +145,7 @@ async def test_admission_known_share_is_duplicate_after_round(harness: Harness, 
 )
 async def test_admission_invalid_share_is_refused_before_chain_checks(harness: Harness, invalid: InvalidShare) -> None:
     harness.checks.invalid = invalid
-    harness.chain.rounds.clear()  # the hashes come before the round is looked up
+    harness.chain.rounds.clear()  # the hashes are checked before the round
     harness.pause = PauseCause.NO_NODE_IN_SYNC.reason()
     with pytest.raises(PayloadError) as refused:
         await harness.intake.admit(create_body())
@@ -166,7 +166,7 @@ async def test_admission_failed_native_check_refuses_before_chain_checks(harness
 @pytest.mark.rule("R13")
 async def test_admission_different_commitment_is_refused(harness: Harness) -> None:
     harness.chain.leaves[ROUND_ID, POSITION] = b"\x33" * 32
-    harness.store.known_keys.add(make_share().key)  # checked only after the leaf
+    harness.store.known_keys.add(make_share().key)  # the store is checked after the leaf
     refused = await harness.expect_refusal(make_share())
     assert (refused.status, refused.field) == (400, "tree_position")
     assert harness.store.calls == []

@@ -1,4 +1,4 @@
-"""Admission of an honest wallet's shares while the helper's node lags and its clock is wrong."""
+"""Admission of an honest wallet's shares with a lagging node and a skewed clock."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LaggingNode(FakeNode):
     origin = 0.0
 
     def chain_now(self) -> float:
-        """The chain's time; our clock differs by `offset`."""
+        """The chain's time; the local clock differs by `offset`."""
         return self.clock.now() - self.offset
 
     def _time(self, height: int) -> float:
@@ -103,7 +103,7 @@ async def test_intake_never_rejects_honest_share_of_lagging_node(
     await harness.prepare()
     for _ in range(math.ceil(6 * block / POLL_SECONDS)):
         await harness.advance(POLL_SECONDS)
-    # the vote is in the block that a current node shows now, and the wallet posts a part of a block later
+    # A current node shows the vote's block now; the wallet posts `moment` of a block interval later.
     passed = (harness.node.chain_now() - harness.node.origin) / block
     harness.vote_height = math.floor(passed) + 1
     await harness.advance((harness.vote_height + moment - passed) * block)

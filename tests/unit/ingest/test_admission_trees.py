@@ -174,7 +174,7 @@ async def test_admission_lagging_node_responds_429(harness: Harness, monkeypatch
     waits = 0
 
     async def behind(_timeout: float) -> bool:
-        """Regular syncs at a head that gets no newer."""
+        """Scheduled syncs while the node's height does not advance."""
         nonlocal waits
         waits += 1
         harness.clock.advance(0.6)

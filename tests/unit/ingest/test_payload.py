@@ -1,4 +1,4 @@
-"""Payload parsing: valid payloads are accepted, others are refused with the name of the invalid field."""
+"""Payload parsing: valid payloads are accepted; errors name the invalid field."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_parse_share_truncated_body_is_refused() -> None:
 
 
 def test_parse_share_error_contains_no_value() -> None:
-    secret = "c2VjcmV0LXZhbHVl"  # no value of a witness may come back
+    secret = "c2VjcmV0LXZhbHVl"  # no response contains a witness value
     for name in (*VALUE_FIELDS, "vote_round_id", *INTEGERS):
         assert secret not in str(refusal_text(replace_field(name, secret)))
     assert "sec" not in str(refusal_text(b'{"sec": nope}'))

@@ -39,13 +39,13 @@ MUTATED = 30_000
 
 
 def changed_payload(**changes: Any) -> bytes:
-    """The first recorded payload without some fields, or with others."""
+    """The first recorded payload with fields removed or replaced."""
     changed = create_payload(**changes)
     return json.dumps({name: value for name, value in changed.items() if value is not ...}).encode()
 
 
 def decoded(posted: bytes) -> ReadShare:
-    """The share of a valid body, with its ids from the single hashes."""
+    """The share of a valid body; its ids are computed from the single hashes."""
     share = decode_share(posted, vote_commitment=b"", nullifier=b"")
     commitment = proofs.vote_commitment(share.round_id, share.shares_hash, share.proposal_id, share.vote_decision)
     nullifier = proofs.share_nullifier(commitment, share.share_index, share.primary_blind)
@@ -138,7 +138,7 @@ async def test_validator_wrong_hash_is_refused_after_cached_right_one() -> None:
 
 
 class RecordingChecks(FakeChecks):
-    """Notes what comes together; each batch waits until it is told to go on."""
+    """Records the batches; each batch waits until the test releases it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -197,11 +197,11 @@ async def test_validator_large_body_does_not_wait_for_batch() -> None:
 
 
 NOISE = b'"pad":[' + b"[]," * ((MAX_BODY_BYTES - 8_000) // 3) + b"1]"
-"""A member that takes orjson 80 ms to read."""
+"""A member that orjson parses in 80 ms."""
 
 
 def add_noise(posted: bytes) -> bytes:
-    """The same body with an unknown member that makes it nearly as large as one may be."""
+    """The same body with an unknown member; its size is close to the maximum."""
     return posted.rstrip()[:-1] + b"," + NOISE + b"}"
 
 

@@ -24,7 +24,7 @@ PATIENCE_SECONDS = 20.0
 MAX_BODY_BYTES = 64 << 10
 """Maximum body size in these tests."""
 PROBE_REQUEST = f"GET {STATUS_PATH} HTTP/1.1\r\nHost: probe\r\n\r\n".encode()
-"""Sent last in each story: shows whether the connection is still open and synchronised."""
+"""Sent last in each scenario: shows whether the connection is still open and synchronised."""
 _VARIABLE_HEADERS = re.compile(rb"(?<=\r\ndate: )[^\r]+|(?<=\r\nx-request-id: )[0-9a-f]{16}(?=\r\n)")
 _REQUEST_IDS = re.compile(rb"\r\nx-request-id: ([0-9a-f]{16})\r\n")
 
@@ -45,7 +45,7 @@ def build_head(*headers: str, line: str = f"POST {SHARES_PATH} HTTP/1.1") -> byt
 
 
 def encode_chunked(*pieces: bytes) -> bytes:
-    """A body in chunks."""
+    """Encode a body in chunks."""
     return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in (*pieces, b""))
 
 
@@ -54,11 +54,11 @@ class Scenario:
     """A sequence of requests over one connection, and the application's configuration.
 
     Attributes:
-        name: what it is about.
-        segments: the pieces, each on its way before the next one is made.
-        statuses: of the answers that must come, so that a story does tell what it is meant to.
+        name: test id.
+        segments: the segments, each sent before the next one is created.
+        statuses: expected statuses, so that a scenario tests what it is meant to.
         prepare: changes the application before the first request.
-        disconnects: whether the client goes away without waiting for an answer.
+        disconnects: whether the client disconnects without waiting for a response.
         settings: settings of the application.
     """
 
@@ -72,18 +72,18 @@ class Scenario:
 
 @dataclass
 class ScenarioResult:
-    """The observable result of a story.
+    """The observable result of a scenario.
 
     Attributes:
-        responses: as they came, but for the date and the requests' names.
-        is_open: whether the connection was open in the end.
-        counts: what the posts came to.
-        refusals: how often each status was answered.
-        retry_after: seconds until this client may ask again.
-        logs: the lines that were written, but for the requests' names.
-        store_calls: what the store was asked, in order.
-        stored_count: how many shares it has.
-        responses_sent: how many answers the connection was told the end of, with the probe's; 0 for who hangs up.
+        responses: received responses, without the date and the request ids.
+        is_open: whether the connection was open at the end.
+        counts: outcomes of the posts.
+        refusals: number of responses with each status.
+        retry_after: seconds until this client may retry.
+        logs: the log lines, without the request ids.
+        store_calls: the calls of the store, in order.
+        stored_count: number of stored shares.
+        responses_sent: number of responses completed on the connection, with the probe's; 0 if the client disconnects.
     """
 
     responses: list[bytes]
@@ -98,12 +98,12 @@ class ScenarioResult:
 
     @property
     def statuses(self) -> list[int]:
-        """Of the answers."""
+        """The statuses of responses."""
         return [int(answer.split()[1]) for answer in self.responses]
 
 
 async def run_scenario(scenario: Scenario, *, use_fast_path: bool) -> ScenarioResult:
-    """Run a story and record the result."""
+    """Run a scenario and record the result."""
     wallets, counts = WalletApp(), Counter[str]()
     scenario.prepare(wallets)
     settings = {"token": "", "burst": 800, "trusted": (), "budget": 64 << 20, **scenario.settings}
@@ -156,7 +156,7 @@ async def count_served(server: Server) -> AsyncIterator[int]:
 
 
 async def send_segments(scenario: Scenario, port: int) -> tuple[list[bytes], bool]:
-    """The responses, and whether the connection is open after them."""
+    """Send the segments and the probe; return the responses, and whether the connection is still open."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     with contextlib.suppress(ConnectionError):
         for piece in scenario.segments:
@@ -179,7 +179,7 @@ async def send_segments(scenario: Scenario, port: int) -> tuple[list[bytes], boo
 
 
 async def read_responses(reader: asyncio.StreamReader, number: int, with_body: bool) -> AsyncIterator[bytes]:
-    """Up to this many responses, fewer if the connection ends before."""
+    """Read up to this many responses, fewer if the connection ends before."""
     with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
         for _ in range(number):
             told = await reader.readuntil(b"\r\n\r\n")

@@ -47,7 +47,7 @@ class EndlessRoutes:
     """Responds to `GET /endless` until the client disconnects, or never starts to.
 
     Attributes:
-        disconnects: how many clients it has found gone.
+        disconnects: number of disconnected clients detected.
     """
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class RawClient:
         return client
 
     async def request(self, request: bytes = HELLO_REQUEST) -> bytes:
-        """The body of one response."""
+        """Send bytes and return the body of one response."""
         self.writer.write(request)
         head = await self.reader.readuntil(b"\r\n\r\n")
         length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
@@ -132,7 +132,7 @@ class RawClient:
 
 
 def parse_error(told: bytes) -> tuple[int, dict[str, Any]]:
-    """Status and body of a JSON error."""
+    """Return status and body of a JSON error."""
     head, _, body = told.partition(b"\r\n\r\n")
     assert b"content-type: application/json" in head.lower()
     answer = json.loads(body)

@@ -108,7 +108,7 @@ async def test_body_reader_total_budget_is_enforced() -> None:
     with pytest.raises(HTTPException) as caught:
         await reader.read(*create_request(b" " * 60, b" " * 60))
     assert caught.value.status_code == 429
-    # what was given up is free again
+    # The rejected body has released its memory.
     assert len(await reader.read(*create_request(b" " * 90))) == 90
 
 

@@ -58,7 +58,7 @@ def split_at(data: bytes, *cuts: int) -> list[bytes]:
 
 
 async def exchange(port: int, segments: Sequence[bytes]) -> bytes:
-    """Everything that the server sends until it closes the connection; each segment arrives by itself."""
+    """Return everything that the server sends until it closes; each segment arrives separately."""
     client = await RawClient.connect(port)
     with contextlib.suppress(ConnectionError):
         for number, segment in enumerate(segments):
@@ -255,7 +255,7 @@ async def test_pipeline_of_tiny_requests_is_bounded(pipeline_lengths: list[int])
 
 
 class FakeTransport(asyncio.Transport):
-    """Delivers bytes as uvloop does: at most 256,000 at once, and none while reading is paused."""
+    """Delivers bytes as uvloop does: at most 256,000 per call, and none while reading is paused."""
 
     def __init__(self, protocol: asyncio.BaseProtocol) -> None:
         super().__init__()
@@ -305,7 +305,7 @@ async def test_pipelining_connections_hold_at_most_64_kib_each(request_head: byt
     def connect() -> FakeTransport:
         return FakeTransport(protocol_class(server.config, server.server_state, {}))
 
-    connect().deliver(HELLO_REQUEST)  # what the first request sets up once is not counted
+    connect().deliver(HELLO_REQUEST)  # exclude one-time allocations of the first request
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]

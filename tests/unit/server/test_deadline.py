@@ -1,4 +1,4 @@
-"""Deadlines that are moved and cleared, on an event loop with a fake clock, and stalled writes."""
+"""Deadlines that are moved and cleared, on an event loop with a fake clock; stalled writes."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ async def open_listener(port: int) -> socket.socket:
 
 
 async def read_until(client: socket.socket, text: bytes, pause: float = 0.0) -> None:
-    """Read until this was received, with a pause before each read."""
+    """Read until this is received, with a pause before each read."""
     told = b""
     while text not in told:
         await asyncio.sleep(pause)
@@ -78,7 +78,7 @@ async def test_events_client_that_does_not_read_is_dropped_alone(
                 await read_until(quick, b"id: run-%d\n" % number)
                 await read_until(quick, b"x\n\n")
             while feed.listener_count > 1:
-                await asyncio.sleep(0.01)  # its place is free
+                await asyncio.sleep(0.01)  # its slot is free
             feed.publish(b"last")
             await read_until(quick, b"data: last\n\n")
             with pytest.raises((ConnectionResetError, AssertionError)):

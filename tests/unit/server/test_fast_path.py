@@ -1,4 +1,4 @@
-"""The fast path: for every request its behaviour equals that of the regular route."""
+"""Fast path: for every request it behaves like the regular route."""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ async def test_gateway_hanging_read_is_retried_on_next_node() -> None:
         refused = await client.get(f"{API}/rounds")
         assert refused.status_code == 503
         assert "first" not in error_text(refused)
-        # and the helper thinks of its nodes as before
+        # The gateway does not change the health of the helper's nodes.
         assert harness.endpoints.unusable_reasons() == {"first:1317": None, "second:1317": None}
 
 
@@ -252,7 +252,7 @@ async def test_gateway_vote_is_retried_only_if_nothing_was_sent() -> None:
 
     async with running_gateway() as (harness, client):
         harness.set_response("/cast-vote", take, harness.second)
-        del harness.network.nodes["first"]  # refuses the connection
+        del harness.network.nodes["first"]  # its host refuses connections
         assert (await client.post(f"{API}/cast-vote", json=VOTE_BODY)).json() == ACCEPTED_RESPONSE
         assert harness.requested_paths() == [[], [f"{API}/cast-vote"]]
         del harness.network.nodes["second"]

@@ -187,7 +187,7 @@ async def test_connection_refused_expect_100_body_may_be_omitted() -> None:
 async def test_connection_pipelined_request_outlives_earlier_idle_timer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # the first is answered before its end, which sets that time
+    # The first response completes before the timeout, and so starts the idle timer.
     monkeypatch.setattr("helper.server.http_server.KEEP_ALIVE_SECONDS", 1)
     async with run_server(PATIENT) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

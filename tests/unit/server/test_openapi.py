@@ -259,7 +259,7 @@ async def test_openapi_health_responses_match_document(tmp_path: Path) -> None:
     assert set(kinds["503"]["content"]) == {"text/plain", "application/json"}
 
 
-# For people
+# The documentation page
 
 
 async def test_docs_page_shows_document_without_scripts(tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ async def test_actions_invalid_request_is_refused_and_not_logged(
     answer = await daemon.post(path, json=body)
     assert answer.status_code == status
     assert named in error_text(answer)
-    if path != "/queue/import":  # which ends early, on record
+    if path != "/queue/import":  # an import starts an audited action before it fails
         assert await audit(daemon) == []
 
 
@@ -225,7 +225,7 @@ async def test_actions_too_large_request_is_refused(daemon: httpx.AsyncClient) -
         for _ in range(MAX_BODY_BYTES // (1 << 20) + 2):
             yield b" " * (1 << 20)
 
-    with contextlib.suppress(httpx.WriteError):  # it may be hung up on before it was told
+    with contextlib.suppress(httpx.WriteError):  # the server may close the connection before it sends the response
         answer = await daemon.post("/queue/retry", content=endless())
         assert answer.status_code == 413
 

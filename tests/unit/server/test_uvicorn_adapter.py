@@ -1,4 +1,4 @@
-"""What the service relies on in uvicorn: each name, and that nothing but the adapter uses uvicorn.
+"""Contract of the uvicorn adapter: the names that it uses, and that only it uses uvicorn.
 
 A test that fails here after an upgrade names the class and the attribute that uvicorn has removed or changed.
 """
@@ -95,13 +95,13 @@ CYCLE_ATTRIBUTES: dict[str, object] = {
     "response_complete": False,
     "body": bytearray(b"ab"),
 }
-"""Attributes of a request half of whose body was received, with their values."""
+"""Attributes of a request when half of its body has been received, with their values."""
 
 STATE_ATTRIBUTES: dict[str, object] = {"total_requests": 0, "connections": set(), "tasks": set(), "default_headers": []}
 """Attributes of a new server's state."""
 
 CHECKED_ALONE = {"cycle", "pipeline", "on_response", "message_event"}
-"""Attributes that have a test of their own."""
+"""Attributes with a separate test."""
 
 
 class FakeTransport(asyncio.Transport):
