@@ -30,7 +30,7 @@ CHAIN_ID = "svote-1"
 
 
 def read_recorded(name: str, file: str = "exchanges.jsonl") -> dict[str, Any]:
-    """The recorded exchange of this name."""
+    """Read the recorded exchange with this name."""
     return next(row for row in read_recorded_lines(file) if row["name"] == name)
 
 
@@ -52,7 +52,7 @@ Handler = Callable[[httpx.Request], httpx.Response]
 
 @dataclass
 class FakeNode:
-    """A chain node. Blocks are empty except those in `txs`; `faults` replaces answers by a part of the path."""
+    """A chain node. Blocks are empty except those in `txs`; `faults` replaces responses by a part of the path."""
 
     clock: FakeClock
     height: int = 463
@@ -104,7 +104,7 @@ class FakeNode:
         return httpx.Response(404, content=b"404 page not found")
 
     def add_transaction(self, height: int, tx: bytes, result: dict[str, Any]) -> None:
-        """Add a transaction to a block, with the answer of `GET /tx` (a recorded `tx`)."""
+        """Add a transaction to a block, with the response of `GET /tx` (a recorded `tx`)."""
         self.txs.setdefault(height, []).append(tx)
         self.results[sha256(tx).hexdigest().upper()] = result | {"height": str(height)}
 
@@ -176,7 +176,7 @@ class FakeNode:
 
 
 class FakeNetwork(httpx.AsyncBaseTransport):
-    """Nodes by host name; a host without a node refuses the connection."""
+    """Nodes by host name; a host without a node refuses connections."""
 
     def __init__(self, **nodes: FakeNode) -> None:
         self.nodes = nodes

@@ -1,4 +1,4 @@
-"""Proof of absence by a node's answer, and first arrivals."""
+"""Proof of absence from a node's response, and first arrivals."""
 
 from __future__ import annotations
 
@@ -95,9 +95,9 @@ def test_proves_absence_without_answer_is_false() -> None:
 def test_proves_absence_never_before_wallets_block_is_covered(
     block: float, lag: float, clock: float, stamped: float, phase: float, moment: float
 ) -> None:
-    """Clock offsets of ±120 s, lags of up to 3 blocks, 1 to 6 s between blocks, looked at once a second.
+    """Clock offsets of ±120 s, lags of up to 3 blocks, block intervals of 1 to 6 s, observed once a second.
 
-    Time 0 and height 0 are the chain's. `stamped` is how many blocks old a block is when a current node shows it.
+    Time 0 and height 0 are the chain's. `stamped` is the age in blocks of a block when a current node shows it.
     """
 
     def shown_height(at: float, behind: float) -> int:

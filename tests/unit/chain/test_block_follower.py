@@ -107,7 +107,7 @@ async def test_follower_failed_transaction_is_not_counted(rpc: bool) -> None:
     ],
 )
 async def test_follower_same_transaction_in_two_blocks_is_counted_once(code: int, log: str, spent: list[int]) -> None:
-    # sent again while they did not count; a node's index has the last place alone, which once stopped the following
+    # The transaction was resent after it failed. The index has only the last block, which once stopped the follower.
     env = Environment(rpc=False, cursor=90)
     env.add_reveal(95, 1)
     env.node.add_transaction(98, reveal(1).to_tx(), reveal_result(1, code) | {"log": log})

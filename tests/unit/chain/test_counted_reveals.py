@@ -1,4 +1,4 @@
-"""Whether a reveal was counted in a block: the rule, and that every reader of the chain applies it."""
+"""Whether a reveal was counted in a block, decided alike by every reader of the chain."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_is_counted(result: TxResult | None, counted: bool | None) -> None:
     assert is_counted(result, 100) is counted
 
 
-# The index's result of the second block, and the block in which the reveal was counted.
+# The result in the second block as indexed, and the block in which the reveal was counted.
 included_twice = pytest.mark.parametrize(
     ("code", "log", "counted_at"),
     [(0, "", SECOND), (1, SPENT, FIRST), (1, "invalid zero-knowledge proof", None)],

@@ -1,4 +1,4 @@
-"""HTTP client of a node: limits, redirects, lost answers, dead connections, credentials."""
+"""HTTP client of a node: limits, redirects, lost responses, dead connections, credentials."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def failing_handler(error: Exception) -> Callable[[httpx.Request], httpx.Respons
 
 
 class Tarpit(httpx.AsyncBaseTransport):
-    """Takes every request and never answers."""
+    """Accepts every request and never responds."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         await anyio.sleep_forever()
@@ -117,10 +117,10 @@ async def test_node_http_refuses_long_and_compressed_answers() -> None:
 
 
 class ChunkedStream(httpx.AsyncByteStream):
-    """A body of equal pieces that are all in the receive buffer: none of them waits for the network.
+    """A body of equal chunks that are all in the receive buffer, so that reading never waits.
 
     Attributes:
-        served: pieces that were read.
+        served: number of chunks read.
     """
 
     def __init__(self, count: int, size: int) -> None:
@@ -135,7 +135,7 @@ class ChunkedStream(httpx.AsyncByteStream):
 
 
 async def longest_run_without_yield(body: ChunkedStream, read: Callable[[NodeHttp], Awaitable[None]]) -> int:
-    """Maximum number of pieces read between two turns of another task."""
+    """Maximum number of chunks read between two turns of another task."""
     longest = previous = 0
 
     async def count_turns() -> None:

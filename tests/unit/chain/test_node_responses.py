@@ -1,4 +1,4 @@
-"""Invalid answers of nodes are rejected with an error that names the problem."""
+"""Invalid responses of nodes are rejected with an error that names the problem."""
 
 from __future__ import annotations
 
@@ -217,10 +217,10 @@ async def test_leaves_stops_at_maximum_number() -> None:
 
 
 class EndlessBody(httpx.AsyncByteStream):
-    """A body that does not end by itself.
+    """A body that never ends.
 
     Attributes:
-        served_bytes: bytes that were read.
+        served_bytes: number of bytes read.
     """
 
     def __init__(self) -> None:

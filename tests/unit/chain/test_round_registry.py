@@ -1,4 +1,4 @@
-"""Round registry: new rounds, changes by one or two nodes, frozen rounds, closing."""
+"""Round registry: new rounds, changes confirmed by one or two nodes, frozen rounds, closing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Environment:
         await self.registry.sync()
 
     async def advance_blocks(self, blocks: int = 10) -> None:
-        """Advance by some blocks, after which all backoffs have ended."""
+        """Advance by enough blocks to end all backoffs."""
         self.clock.advance(blocks * 5)
         for node in self.nodes.values():
             node.height += blocks

@@ -1,4 +1,4 @@
-"""A host whose clock is not the database's does nothing by it."""
+"""A host with a skewed clock neither dispatches nor sends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop of the host that sends what others have prepared."""
+"""The send loop, which sends messages that other hosts have prepared."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.queue_pipeline import Pipeline, open_pipeline
 
 
 class Held(LocalLease):
-    """A lease that a test gives and takes."""
+    """A lease that a test grants and revokes."""
 
     def __init__(self) -> None:
         self.is_held = True
@@ -39,7 +39,7 @@ async def line(tmp_path: Path) -> AsyncIterator[Pipeline]:
 async def run_send_loop(
     line: Pipeline, lease: Held, paused: list[PauseReason] | None = None
 ) -> AsyncIterator[SendLoop]:
-    """A sender beside a processor that only proves."""
+    """Run a send loop next to a dispatcher that only proves."""
     line.dispatcher._broadcaster = None
     line.broadcaster = line.make_broadcaster(lease=lease)
     loop = SendLoop(
@@ -110,7 +110,7 @@ def lose_lease(lease: Held) -> None:
 
 
 def lose_and_regain_lease(lease: Held) -> None:
-    lease.fence += 2  # another host had it in between, and may have sent this share, or had it proven anew
+    lease.fence += 2  # another host held it in between, and may have sent this share or proven it again
 
 
 @pytest.mark.parametrize("hurt", [lose_lease, lose_and_regain_lease])
@@ -136,7 +136,7 @@ async def test_lease_change_while_recording_send_prevents_it(
         assert line.nodes.posts == []
         monkeypatch.setattr(line.store, "mark_sending", mark)
         lease.is_held = True
-        await line.next_block()  # nobody knows whether it was sent: it goes a block later
+        await line.next_block()  # it is unknown whether it was sent: it is sent a block later
         await wait_until(lambda: len(line.nodes.posts) == 1)
 
 

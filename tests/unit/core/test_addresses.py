@@ -1,4 +1,4 @@
-"""IP addresses as they are compared."""
+"""Comparison of IP addresses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was reported lately is not reported again."""
+"""Suppression of recently reported items."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When things happen, and in which order."""
+"""Order and times of scheduled events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The states, the legal moves, and what a share shows of itself."""
+"""States, legal transitions, and the representation of a share."""
 
 from __future__ import annotations
 

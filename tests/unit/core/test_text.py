@@ -1,4 +1,4 @@
-"""Text from outside: what is removed, and what is kept."""
+"""Text from outside: removed and preserved characters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which lease the settings ask for, and what a host does about one on a queue of its own."""
+"""Selection of the lease from the settings, and behaviour on an unshared queue."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ def test_create_lease_for_sending_host_adds_bucket_lease(role: str, place: str, 
     assert isinstance(made._outer, S3Lease) is outer
 
 
-# A database and an object
+# Database and S3 leases
 
 
 class FakeSenderTable:
-    """The database's word, as a test wants it."""
+    """A fake sender table in the database."""
 
     lease_seconds = 10.0
 
@@ -158,13 +158,13 @@ async def test_database_outage_keeps_lease_until_expiry_and_releases_bucket(cloc
     assert await lease_for_host(bucket, clock, "b").acquire(), "at once"
 
 
-# One host with a file, and what wallets and provers learn
+# A single host with a file, and what wallets and provers see
 
 
 def create_member(
     store: object, lease: S3Lease | DatabaseLease, clock: FakeClock, *, role: str = "all", agreed: object = None
 ) -> ClusterMember:
-    """What a host knows of the others; `agreed` stands for the circuits and rounds that they agree on."""
+    """A cluster member; `agreed` stands for the circuits and rounds that the hosts agree on."""
     return ClusterMember(
         cast(Store, store),
         lease=lease,
@@ -195,7 +195,7 @@ async def test_member_on_copied_file_is_blocked_by_bucket_lease(sqlite_store: Sq
 
 
 class FakeSharedStore:
-    """A shared database as far as a host asks it who sends."""
+    """The part of a shared database that concerns the sender."""
 
     is_shared = True
 
@@ -213,7 +213,7 @@ class FakeSharedStore:
 
 
 def reports_sender(host: ClusterMember, sender: str | None) -> bool:
-    """Whether this is what the host says of who sends ("": nobody; None: it cannot know)."""
+    """Whether this is the sender that the host reports ("": none; None: unknown)."""
     known: bool = host.facts()["sender"] == sender
     return known
 

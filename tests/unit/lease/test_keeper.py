@@ -1,4 +1,4 @@
-"""Taking the lease, renewing it, losing it: what a host does about each."""
+"""Acquiring, renewing and losing the lease."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.support.fakes import wait_until
 
 
 class FakeLeaseStore:
-    """Where a lease is kept, as a test arranges it.
+    """A fake lease location.
 
     Attributes:
-        owner: who has it.
-        is_unavailable: it can not be asked.
-        calls: what it was told.
+        owner: the holder.
+        is_unavailable: whether all calls fail.
+        calls: the recorded calls.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class FakeLeaseStore:
 
 
 class FakeLease:
-    """A lease in that place."""
+    """A lease in that location."""
 
     seconds = 10.0
 
@@ -92,7 +92,7 @@ async def run_keeper(keeper: LeaseKeeper) -> AsyncIterator[asyncio.Task[None]]:
 
 
 async def advance_until(clock: FakeClock, seconds: float, arrived: Callable[[], object]) -> None:
-    """Let time pass in steps, each seen by whoever waits for it, until something is so."""
+    """Advance the clock in steps, each seen by all waiters, until a condition holds."""
     for _ in range(int(seconds * 4)):
         if arrived():
             return
@@ -169,7 +169,7 @@ async def test_keeper_with_unavailable_store_continues(
 ) -> None:
     keeper = LeaseKeeper(lease, clock=clock)
     lease_store.is_unavailable = True
-    await keeper.acquire_at_start()  # a start is not refused for it
+    await keeper.acquire_at_start()  # start-up does not fail because of it
     assert lease_store.calls == ["acquire"]
     async with run_keeper(keeper) as task:
         await advance_until(clock, 30, lambda: lease_store.calls.count("acquire") >= 20)
@@ -225,7 +225,7 @@ async def test_host_that_cannot_send_releases_and_reacquires(
     await keeper.acquire_at_start()
     async with run_keeper(keeper) as task:
         with pytest.raises(AssertionError):
-            await advance_until(clock, 20, lambda: lease_store.calls)  # it does not even ask
+            await advance_until(clock, 20, lambda: lease_store.calls)  # it makes no request
         fit.append(True)
         await advance_until(clock, 2, lambda: lease.is_held)
         fit.append(False)

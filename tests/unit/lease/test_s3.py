@@ -1,4 +1,4 @@
-"""The lease in an object store: one holder, whatever is lost, late, stopped, killed or set wrong."""
+"""The lease in an object store: one holder despite losses, delays, stops, kills and skewed clocks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def lease_for_host(bucket: MemoryBucket, clock: FakeClock, host: str = "a") -> S
 
 
 def create_released_bucket() -> MemoryBucket:
-    """A bucket with a lease that nobody has any more."""
+    """A bucket with a released lease."""
     bucket = MemoryBucket()
     record = LeaseRecord(holder=NO_HOLDER, host="", fence=0, beat=0, seconds=10, released=True, written=0)
     bucket.objects[OBJECT_NAME] = StoredObject(record.to_bytes(), '"used"')
@@ -92,7 +92,7 @@ async def test_released_lease_is_free_and_token_increases() -> None:
 
 
 async def test_restarted_holder_waits_for_expiry() -> None:
-    """A clone of a machine has its name, and the copy of its queue beside it."""
+    """A cloned machine has the same name and a copy of the queue."""
     bucket, clock = create_released_bucket(), FakeClock()
     assert await lease_for_host(bucket, clock).acquire()
     again = lease_for_host(bucket, clock)
@@ -105,7 +105,7 @@ async def test_restarted_holder_waits_for_expiry() -> None:
 
 async def test_concurrent_acquire_gives_lease_to_one() -> None:
     class BarrierBucket(MemoryBucket):
-        """Both have read before either writes."""
+        """A bucket where both clients read before either writes."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -178,7 +178,7 @@ async def test_bucket_outage_ends_lease_only_at_expiry() -> None:
         with pytest.raises(LeaseError, match="away"):
             await one.renew()
         assert one.is_held is held
-    assert await one.renew()  # nobody took it meanwhile: the condition says so
+    assert await one.renew()  # the condition shows that no host acquired it meanwhile
     assert (one.is_held, one.fence) == (True, 1)
 
 
@@ -194,7 +194,7 @@ async def test_acquire_with_missing_object_waits_and_token_increases() -> None:
     assert await one.acquire()
     first = one.fence
     clock.advance(7.9)
-    del bucket.objects[OBJECT_NAME]  # somebody tidies up, while it is held and can not be renewed
+    del bucket.objects[OBJECT_NAME]  # the object is deleted while the lease is held and cannot be renewed
     assert one.is_held
     assert not await other.acquire()
     assert not await one.renew()
@@ -205,7 +205,7 @@ async def test_acquire_with_missing_object_waits_and_token_increases() -> None:
     assert taken
     assert other.fence > first
     del bucket.objects[OBJECT_NAME]
-    fresh = lease_for_host(bucket, clock)  # one that has never seen it
+    fresh = lease_for_host(bucket, clock)  # a host that has never read it
     assert not await fresh.acquire()
     clock.advance(10)
     assert await fresh.acquire()
@@ -321,11 +321,11 @@ def test_observation_waits_for_longer_of_both_durations() -> None:
     assert watch.is_expired(record.model_copy(update={"released": True}), 10, 36.0)
 
 
-# A world of hosts
+# Simulation of hosts
 
 
 class HostClock(SlicedWait):
-    """A host's clocks: set wrong, going at a pace of their own, and standing still for who is stopped."""
+    """A host's clocks: wall clock offset and clock rate; sleeps do not end while the host is stopped."""
 
     def __init__(self, world: FakeClock, *, skew: float, pace: float) -> None:
         self._world, self._skew, self._pace = world, skew, pace
@@ -344,7 +344,7 @@ class HostClock(SlicedWait):
 
 
 class SharedBucket(MemoryBucket):
-    """One store for all, a way there and back, and a patience after which who asked knows nothing."""
+    """The shared bucket, with network delays and a timeout after which the outcome is unknown."""
 
     TIMEOUT_SECONDS = 2.5
 
@@ -371,14 +371,14 @@ class SharedBucket(MemoryBucket):
         arriving.add_done_callback(lambda task: task.cancelled() or task.exception())
         if there + back > self.TIMEOUT_SECONDS:
             await self._world.sleep(self.TIMEOUT_SECONDS)
-            raise BucketError("no answer")  # what was sent goes on its way all the same
+            raise BucketError("no answer")  # the request still arrives
         result = await asyncio.shield(arriving)
         await self._world.sleep(back)
         return result
 
 
 class HostBucket(MemoryBucket):
-    """A host's line to the store: a host that is stopped hears nothing."""
+    """A host's connection to the bucket; a stopped host receives nothing."""
 
     def __init__(self, far: SharedBucket, clock: HostClock) -> None:
         super().__init__()
@@ -392,7 +392,7 @@ class HostBucket(MemoryBucket):
 
 
 class Simulation:
-    """Some hosts that want the lease, in time that goes from one event to the next."""
+    """Hosts that compete for the lease, in simulated time that advances from event to event."""
 
     def __init__(self, seed: int, *, trouble: float = 0.0, hosts: int = 3) -> None:
         self.rng = random.Random(seed)
@@ -426,7 +426,7 @@ class Simulation:
                 await clock.sleep(0.5)
 
     async def restart_host(self, host: int) -> None:
-        """SIGKILL, and a start at once."""
+        """Kill a host with SIGKILL and restart it immediately."""
         self.host_tasks[host].cancel()
         await asyncio.gather(self.host_tasks[host], return_exceptions=True)
         self.clocks[host].is_running.set()
@@ -438,7 +438,7 @@ class Simulation:
         return [host for host, one in enumerate(self.leases) if one.is_held]
 
     async def advance(self, seconds: float, until: Callable[[], bool] = lambda: False) -> float:
-        """Let time pass, never with two holders; how much did."""
+        """Advance the time, asserting at most one holder; return the seconds that passed."""
         begun = self.time.monotonic()
         while (passed := self.time.monotonic() - begun) < seconds and not until():
             for _ in range(12):
@@ -464,7 +464,7 @@ async def test_simulated_hosts_never_hold_lease_together(seed: int) -> None:
         victim = (world.holders or [0])[0] if world.rng.random() < 0.7 else world.rng.randrange(3)
         kind = world.rng.random()
         if kind < 0.2:
-            world.bucket.objects.pop(OBJECT_NAME, None)  # somebody deletes it
+            world.bucket.objects.pop(OBJECT_NAME, None)  # the object is deleted
         elif kind < 0.6:
             await world.restart_host(victim)
         else:

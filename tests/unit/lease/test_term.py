@@ -1,4 +1,4 @@
-"""How long a host may believe in its lease."""
+"""How long a host may consider its lease valid."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def term(clock: FakeClock) -> Term:
 def test_term_starts_before_request_and_ends_before_margin(clock: FakeClock, term: Term) -> None:
     assert not term.is_running
     asked = term.read_clocks()
-    clock.advance(3)  # the answer takes so long
+    clock.advance(3)  # duration of the response
     term.start(asked)
     clock.advance(4.9)
     assert term.is_running
@@ -44,7 +44,7 @@ def test_term_end_is_immediate(term: Term) -> None:
 
 def test_term_after_suspend_is_over(clock: FakeClock, term: Term) -> None:
     term.start(term.read_clocks())
-    clock.set_wall_clock(8)  # the monotonic clock stood still
+    clock.set_wall_clock(8)  # the monotonic clock did not advance
     assert not term.is_running
 
 

@@ -1,4 +1,4 @@
-"""Where something is kept, and the file with the keys to it."""
+"""Bucket addresses, and the file with the credentials."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buckets over the wire: moto's server, which keeps to conditions, and what real stores do to their users."""
+"""Buckets over HTTP: moto's server, which honours conditions, and faults of real object stores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.s3 import BUCKET_NAME, CREDENTIALS_ENV, ObjectStoreProcess
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStoreProcess]:
-    """A running store."""
+    """A running object store."""
     one = ObjectStoreProcess(tmp_path_factory.mktemp("s3"))
     try:
         asyncio.run(one.start())
@@ -33,20 +33,20 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStoreProce
 
 @pytest.fixture(autouse=True)
 async def _reset_faults(store: ObjectStoreProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No faults, and keys in the environment."""
+    """Clear all faults; set credentials in the environment."""
     await store.set_faults()
     for name, value in CREDENTIALS_ENV.items():
         monkeypatch.setenv(name, value)
 
 
 async def put_released_lease(bucket: Bucket) -> None:
-    """A lease that nobody has any more."""
+    """Store a released lease."""
     record = LeaseRecord(holder=NO_HOLDER, host="", fence=0, beat=0, seconds=2, released=True, written=0)
     await bucket.put("sender.json", record.to_bytes())
 
 
 async def test_stopped_client_does_not_block_test_server(store: ObjectStoreProcess) -> None:
-    # of our own store: with SIGSTOP at that moment the campaign `lease` waited for ever
+    # Regression: with SIGSTOP at this moment, the campaign `lease` waited forever for the test server.
     url = urlsplit(store.url)
     halves = [
         b"",
@@ -233,7 +233,7 @@ async def test_lease_over_s3_is_exclusive(store: ObjectStoreProcess) -> None:
     assert found is not None
     assert LeaseRecord.from_bytes(found.body).fence == 2
     async with asyncio.timeout(30):
-        while not await winner.acquire():  # the holder says nothing more
+        while not await winner.acquire():  # the holder no longer renews
             await asyncio.sleep(0.1)
     assert (winner.fence, other.is_held, await other.renew()) == (3, False, False)
 

@@ -1,4 +1,4 @@
-"""Errors that a loop survives: what is logged of them, and how often."""
+"""Logging of errors that a loop survives: content and rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log: nothing but the fields on the list, whoever writes the line."""
+"""The log contains only the listed fields, whatever code writes the line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECRET = "c2VjcmV0"
 
 @pytest.fixture
 def stream() -> Iterator[io.StringIO]:
-    """A log at its most talkative; everything is as before afterwards."""
+    """A log at its most verbose level; restores the configuration."""
     root = logging.getLogger()
     before = (root.handlers[:], root.level)
     out = io.StringIO()
@@ -169,7 +169,7 @@ LOG_METHODS = {"debug", "info", "warning", "error", "exception", "critical", "bi
 
 
 def logged_fields() -> Iterator[tuple[str, str]]:
-    """Every field that a line of code in helper/ logs, with the place."""
+    """Every field that code in helper/ logs, with its location."""
     root = Path(helper.__file__).parent
     for path in sorted(root.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -188,7 +188,7 @@ def test_every_logged_field_is_listed() -> None:
 
 @pytest.fixture
 def wall_clock() -> Iterator[Any]:
-    """The time of the records, which a test sets."""
+    """The time of the log records; a test sets it."""
     with freeze_time("2026-11-21 13:42:00") as frozen:
         yield frozen
 

@@ -1,4 +1,4 @@
-"""What Prometheus gets: every counter of the service once, nothing that names a share, whatever goes wrong."""
+"""Prometheus metrics: every counter once, nothing that identifies a share, robust to errors."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ async def test_metrics_reached_over_loopback_foreign_host_is_refused(host: str, 
 
 
 class FakeStore(PartialStore):
-    """A store with one waiting share, that can be broken or hang."""
+    """A store with one waiting share that can fail or hang."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None

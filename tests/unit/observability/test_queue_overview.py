@@ -1,4 +1,4 @@
-"""The state of the whole queue in aggregates."""
+"""The state of the queue in aggregates."""
 
 from __future__ import annotations
 

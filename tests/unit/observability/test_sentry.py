@@ -1,4 +1,4 @@
-"""What leaves for Sentry: a line of our own log, by the log's own list, and nothing else of this process."""
+"""Events for Sentry contain only listed fields of our own log lines."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PATIENCE_SECONDS = 20.0
 
 
 class FakeSentryProject:
-    """A Sentry project on loopback, that keeps every byte that comes."""
+    """A Sentry project on loopback that stores all received bytes."""
 
     def __init__(self) -> None:
         self.envelopes: list[bytes] = []
@@ -43,7 +43,7 @@ class FakeSentryProject:
 
         class Handler(BaseHTTPRequestHandler):
             def log_message(self, *_: object) -> None:
-                """Say nothing."""
+                pass
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -62,7 +62,7 @@ class FakeSentryProject:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """The events in all envelopes that came."""
+        """The events in all received envelopes."""
         return [json.loads(envelope.split(b"\n")[2]) for envelope in self.envelopes]
 
 
@@ -83,7 +83,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def reporter(project: FakeSentryProject, clock: FakeClock) -> Iterator[SentryReporter]:
-    """The log reports to the project; everything is as before afterwards."""
+    """Send the log to the project; restores the configuration."""
     root = logging.getLogger()
     before = (root.handlers[:], root.level)
     made = create_reporter(project.dsn, clock)

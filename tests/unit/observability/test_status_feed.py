@@ -1,4 +1,4 @@
-"""The feed of states: everybody the same, whoever is slow is dropped, whoever comes back goes on."""
+"""The status feed: same states for all, slow clients dropped, reconnects resume."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def test_publish_yields_between_slices_of_listeners() -> None:
     states.publish(b"1")
     turns = [0]
     while len(served) < 5 * WAKE_BATCH_SIZE:
-        await asyncio.sleep(0)  # what a share that is due does
+        await asyncio.sleep(0)  # a due share yields to the event loop like this
         turns.append(len(served))
     assert max(after - before for before, after in pairwise(turns)) <= WAKE_BATCH_SIZE
     assert asyncio.get_running_loop().time() - began >= 4 * WAKE_PAUSE_SECONDS, "other threads had theirs"

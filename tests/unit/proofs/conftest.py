@@ -1,4 +1,4 @@
-"""A vote in a small tree."""
+"""Fixtures: a vote in a small tree."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def vote(keypair: tuple[bytes, bytes]) -> Vote:
 
 @pytest.fixture(scope="session")
 def tree(vote: Vote) -> proofs.CommitmentTree:
-    """Nine leaves, the vote's commitment at `VOTE_POSITION`."""
+    """Nine leaves, with the vote's commitment at `VOTE_POSITION`."""
     leaves = [seeded_element(f"leaf {i}") for i in range(9)]
     leaves[VOTE_POSITION] = vote.commitment
     tree = proofs.CommitmentTree()

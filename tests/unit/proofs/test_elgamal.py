@@ -1,4 +1,4 @@
-"""ElGamal: what is encrypted comes back, and ciphertexts add up."""
+"""ElGamal: decryption inverts encryption, and ciphertexts add up."""
 
 from __future__ import annotations
 

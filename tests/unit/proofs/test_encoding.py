@@ -1,4 +1,4 @@
-"""Every malformed field of a share is named, and nothing malformed is taken."""
+"""Validation names each malformed field of a share, and accepts none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WRONG_LENGTHS = [b"", bytes(31), bytes(33)]
 
 
 def read(vote: Vote, /, **changes: Any) -> proofs.ReadShare | proofs.InvalidShare:
-    """Share 4 of the vote, with changes, as posted by a wallet."""
+    """Validate share 4 of the vote, with changes, as posted by a wallet."""
     fields = {**vote.witness(4), "shares_hash": vote.shares_hash, "tree_position": 0, "submit_at": 0, **changes}
     (result,) = proofs.read_shares([share_body(Share(**fields))])
     return result

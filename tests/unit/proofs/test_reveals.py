@@ -1,4 +1,4 @@
-"""Both circuit generations prove and verify, and a proof is worth nothing for any other statement."""
+"""Both circuit generations prove and verify; a proof is invalid for other statements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHARE_INDEX = 6
 
 @dataclass(frozen=True)
 class ProvenReveal:
-    """A proof and what it proves."""
+    """A proof and its statement."""
 
     circuit: str
     proof: bytes

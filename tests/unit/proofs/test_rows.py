@@ -1,4 +1,4 @@
-"""The check of a database's rows: what is in databases was made by this formula."""
+"""The row check's formula, which existing databases depend on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ rows = st.lists(columns, max_size=30).map(tuple)
 
 
 def reference_check(key: bytes, row: tuple[Column, ...]) -> bytes:
-    """The check as it is written down, part by part."""
+    """The check as specified, field by field."""
     numbers = [value for value in row if isinstance(value, int)]
     texts = [value for value in row if isinstance(value, bytes)]
     texts += [value.encode("utf-8", "surrogatepass") for value in row if isinstance(value, str)]

@@ -1,4 +1,4 @@
-"""The tree equals a naive one at every size, and comes back as it was."""
+"""The tree equals a naive one at every size, and survives serialization."""
 
 from __future__ import annotations
 

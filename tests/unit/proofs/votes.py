@@ -10,21 +10,21 @@ from typing import Any
 import proofs
 
 MODULUS = 0x40000000000000000000000000000000224698FC094CF91B992D30ED00000001
-"""Of the Pallas base field."""
+"""Modulus of the Pallas base field."""
 
 
 def encode_element(number: int) -> bytes:
-    """A number as a field element, whether canonical or not."""
+    """Encode a number as a field element, canonical or not."""
     return number.to_bytes(32, "little")
 
 
 def seeded_element(seed: str) -> bytes:
-    """A canonical element that follows from a text."""
+    """A canonical element derived from a text."""
     return encode_element(int.from_bytes(hashlib.sha512(seed.encode()).digest(), "little") % MODULUS)
 
 
 def off_curve_point() -> bytes:
-    """A canonical x-coordinate that no point has."""
+    """A canonical x-coordinate of no point on the curve."""
     number = 1
     while pow(number**3 + 5, (MODULUS - 1) // 2, MODULUS) == 1:
         number += 1
@@ -49,7 +49,7 @@ class Vote:
         return proofs.vote_commitment(self.round_id, self.shares_hash, self.proposal_id, self.vote_decision)
 
     def witness(self, share_index: int) -> dict[str, Any]:
-        """What `prove` takes of one share."""
+        """The witness of one share, as passed to `prove`."""
         c1, c2 = self.ciphertexts[share_index]
         return {
             "round_id": self.round_id,
@@ -64,7 +64,7 @@ class Vote:
 
 
 def create_vote(public: bytes, seed: str = "vote", proposal_id: int = 3, vote_decision: int = 1) -> Vote:
-    """A vote that follows from the seed."""
+    """A vote derived from the seed."""
     rng = random.Random(seed)
     values = tuple(rng.randrange(1000) for _ in range(16))
     blinds = tuple(seeded_element(f"{seed} blind {i}") for i in range(16))

@@ -1,4 +1,4 @@
-"""What failures cost: waits that double, on disk before they are waited for, and an end that is reported."""
+"""Cost of failures: doubling waits, persisted before waiting, and a reported final failure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def line(tmp_path: Path) -> AsyncIterator[Pipeline]:
 
 
 async def fail_once(line: Pipeline) -> tuple[int, int, int]:
-    """One failed proof; state, attempts, and the seconds until the next try as they are on disk."""
+    """Fail one proof; return state, attempts, and the seconds until the next attempt, as on disk."""
     line.prover.failures[1] = [ProofFailed("the circuit refused")]
     assert not await line.revealer.prove(await line.claim_due_share())
     row = line.read_share(1, "state, attempts, due_ms")
@@ -58,7 +58,7 @@ async def test_attempts_and_delays_survive_restart(tmp_path: Path) -> None:
     for number, wait in ((1, 2), (2, 4), (3, 8), (4, 16), (5, 0)):
         async with open_pipeline(tmp_path / "queue.db", clock=clock) as line:
             await line.store.recover()
-            await line.enqueue(1)  # the first time it is taken, after that it is a duplicate
+            await line.enqueue(1)  # queued the first time, then a duplicate
             told = await fail_once(line)
             assert told[1] == number
         async with open_pipeline(tmp_path / "queue.db", clock=clock) as line:

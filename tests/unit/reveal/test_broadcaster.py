@@ -1,4 +1,4 @@
-"""From a message on disk to a counted reveal: when it is sent, to whom, and what each answer leads to."""
+"""From a stored message to a counted reveal: send times, nodes, and the effect of each response."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_broadcaster_sends_at_most_once_per_height(line: Pipeline) -> None
     await line.broadcaster.send(share)
     await line.broadcaster.reconcile(line.height)
     assert len(line.nodes.posts) == 1
-    line.height -= 5  # the node with the newest block is gone: no reason to send again
+    line.height -= 5  # the node with the newest block is unreachable: no reason to resend
     line.show_block()
     await line.broadcaster.send(share)
     assert len(line.nodes.posts) == 1
@@ -88,7 +88,7 @@ async def test_block_existing_at_last_send_causes_no_resend(line: Pipeline) -> N
     await line.broadcaster.send(share)
     line.clock.advance(1)
     line.height += 1
-    for endpoint in line.endpoints.nodes:  # the first look since: the block may be from before the send
+    for endpoint in line.endpoints.nodes:  # the first probe since the send: the block may be older than the send
         head = BlockHead(CHAIN_ID, line.height, line.clock.now())
         endpoint.health.record_probe(head, is_syncing=False, now=line.clock.now(), started_at=line.clock.monotonic())
     await line.broadcaster.reconcile(line.height)
@@ -104,7 +104,8 @@ async def test_block_shown_late_by_node_causes_no_resend(line: Pipeline) -> None
     old, made = line.clock.now(), line.clock.now() + 1
     line.clock.advance(2)
     await line.broadcaster.send(share)
-    for height, time in ((line.height, old), (line.height + 1, made)):  # it stood still, when asked since, too
+    # A probe after the send showed the old block, too.
+    for height, time in ((line.height, old), (line.height + 1, made)):
         line.clock.advance(1)
         for endpoint in line.endpoints.nodes:
             head = BlockHead(CHAIN_ID, height, time)
@@ -351,7 +352,8 @@ async def test_queue_paused_by_refusals_tries_one_share_per_block(tmp_path: Path
             ):
                 await line.next_block()
                 await line.settle_dispatcher()
-                await wait_until(lambda: not line.dispatcher._tasks)  # what the block permitted is proven and sent
+                # The shares that the block permitted are proven and sent.
+                await wait_until(lambda: not line.dispatcher._tasks)
                 blocks += 1
                 assert blocks <= 3, "the pause is not waited for"
 
@@ -439,7 +441,7 @@ async def test_takeover_waits_for_block_after_other_hosts_send(line: Pipeline) -
 
 
 def answer_for_circuit(line: Pipeline, circuit: str, answers: list[str]) -> NodeReply:
-    """A node of a chain that takes this circuit; notes the circuit of each proof in `answers`."""
+    """A node of a chain that accepts this circuit; appends the circuit of each proof to `answers`."""
 
     async def judge(body: dict[str, Any]) -> httpx.Response:
         share_id = line.query_rows("SELECT id FROM shares WHERE nullifier = ?", b64decode(body["share_nullifier"]))[0][
@@ -459,7 +461,7 @@ async def test_circuit_trial_sends_one_reveal_per_node_and_others_wait(line: Pip
     async with line.run_dispatcher():
         await line.enqueue(*range(1, 9))
         await wait_until(lambda: sent.count("k11") == 6)
-        await line.next_block()  # those that were refused were sent at this height already
+        await line.next_block()  # the refused ones were already sent at this height
         await wait_until(lambda: sent.count("k11") == 8)
     assert sent == ["k10"] * 2 + ["k11"] * 8
     assert line.prover.circuits.count("k10") == 2, "nothing is proven in vain meanwhile"

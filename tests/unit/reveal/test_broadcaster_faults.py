@@ -1,4 +1,4 @@
-"""Slow nodes, errors of ours and cancelled sends: no unconfirmed reveal holds up another, none is forgotten."""
+"""Slow nodes, internal errors and cancelled sends: no reveal blocks another or is lost."""
 
 from __future__ import annotations
 

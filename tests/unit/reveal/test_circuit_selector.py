@@ -1,4 +1,4 @@
-"""Which circuit generation is used, and what a refusal does to the choice."""
+"""Selection of the circuit generation, and the effect of refusals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.clock import FakeClock
 
 
 class FakeMeta(dict[str, str]):
-    """Remembers what a chain accepted, as the store's meta table does."""
+    """Stores the circuit that a chain accepted, as the store's meta table does."""
 
     async def put(self, key: str, value: str) -> None:
         self[key] = value

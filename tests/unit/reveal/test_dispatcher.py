@@ -1,4 +1,4 @@
-"""The loop: when a share is dispatched, in which order, and what wakes it."""
+"""The dispatch loop: when and in which order it dispatches, and what wakes it."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ async def test_dispatch_claims_at_most_two_shares_per_prover(line: Pipeline) -> 
 async def test_loop_runs_alert_purge_dispatch_and_sleep_in_order(
     line: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "RUN_PATIENCE", TIMEOUT_SECONDS)  # on a busy machine the purge takes its time
+    monkeypatch.setattr(retention, "RUN_PATIENCE", TIMEOUT_SECONDS)  # on a busy machine the purge takes longer
     await line.store.save_rounds([create_round(OTHER_ROUND)], START_TIME)
     await line.store.mark_closed(OTHER_ROUND, START_TIME - 30 * 3600)
     await line.enqueue(1)
@@ -182,9 +182,8 @@ async def test_loop_dispatches_a_share_enqueued_while_busy(line: Pipeline) -> No
     async with line.run_dispatcher():
         arrival: list[asyncio.Task[None]] = []
         line.store.after_call["next_due_ms"] = lambda: arrival.append(asyncio.create_task(line.enqueue(1)))
-        await (
-            line.settle_dispatcher()
-        )  # the share comes after the loop has looked for what is due, and before it sleeps
+        # The share is enqueued after the loop has read the next due time, and before it sleeps.
+        await line.settle_dispatcher()
         await wait_until(lambda: line.nodes.posts)
 
 
@@ -276,7 +275,7 @@ async def test_new_share_wakes_loop_only_if_due_before_next_iteration(line: Pipe
 
 @pytest.mark.rule("R8")
 async def test_dispatch_waits_until_blocks_since_last_stop_are_read(line: Pipeline) -> None:
-    """A share of a restored database may have been counted since the backup."""
+    """A share of a restored database may have been counted after the backup."""
     line.listener.is_ready = False
     async with line.run_dispatcher():
         await line.enqueue(1, 2)

@@ -1,4 +1,4 @@
-"""What goes wrong inside the service: no share is lost to it, no other share waits for it, the loop goes on."""
+"""Internal errors: no share is lost, no other share waits, the loop continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prover workers: real processes, stand-in proofs."""
+"""Prover workers: real processes, fake proofs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def create_job(proposal_id: int = 1) -> ProofJob:
 
 @asynccontextmanager
 async def run_pool(workers: int = 1, timeout: float = 0.0) -> AsyncIterator[ProverPool]:
-    """A pool of stand-in workers, all warm."""
+    """A pool of workers with fake proofs, all warm."""
     pool = ProverPool(workers=workers, circuits=("k10", "k11"), clock=SystemClock(), timeout=timeout, command=COMMAND)
     runner = asyncio.create_task(pool.run())
     try:
@@ -116,7 +116,7 @@ async def test_killed_idle_worker_is_replaced_transparently() -> None:
         while proof is None:
             try:
                 proof = await pool.prove(create_job())
-            except ProverCrashed:  # the job reached the dying worker: the processor's failure table takes it from there
+            except ProverCrashed:  # the job reached the dying worker; the dispatcher would handle the error
                 continue
         assert pool.pids != [idle]
 
@@ -169,7 +169,7 @@ async def test_proof_timeout_is_a_minute_or_fifty_self_tests() -> None:
 
 
 class SlowSelfTestWorker:
-    """A worker whose self-test took two seconds; it is asked for nothing more."""
+    """A worker whose self-test took two seconds; it gets no further jobs."""
 
     pid = 1
 

@@ -1,4 +1,4 @@
-"""What to do next with a reveal that may have been sent."""
+"""The next step for a reveal that may have been sent."""
 
 from __future__ import annotations
 

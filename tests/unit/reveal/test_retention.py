@@ -1,4 +1,4 @@
-"""The end of a round: by the chain's word only, first the alert, much later the purge, and then nothing is left."""
+"""The end of a round: closed by the chain, then alert, then purge of all data."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ async def line(tmp_path: Path) -> AsyncIterator[Pipeline]:
 
 
 async def check_after_block(line: Pipeline) -> None:
-    """One look at the rounds after a new block, a second or more after the last look."""
+    """Check the rounds after a new block, a second or more after the last check."""
     line.rounds.revision += 1
     await check_after_second(line)
 
 
 async def check_after_second(line: Pipeline) -> None:
-    """A second passes, without a block."""
+    """Check the rounds a second later, without a new block."""
     line.clock.advance(1)
     await line.retention.run_once()
 

@@ -1,4 +1,4 @@
-"""One share's proof: what it is made from, what is kept, and what a failure of the prover costs."""
+"""The proof of one share: inputs, stored message, and the cost of prover failures."""
 
 from __future__ import annotations
 

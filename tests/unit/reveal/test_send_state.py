@@ -1,4 +1,4 @@
-"""The send states of shares: claims, refusals, stuck shares and the limit on how many are kept."""
+"""Send states of shares: claims, refusals, stuck shares and the maximum number of states."""
 
 from __future__ import annotations
 

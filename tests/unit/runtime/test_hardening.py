@@ -1,4 +1,4 @@
-"""What a process that holds witnesses does with itself first."""
+"""Hardening of a process that holds witnesses, before anything else."""
 
 from __future__ import annotations
 

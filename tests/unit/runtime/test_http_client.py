@@ -1,4 +1,4 @@
-"""HTTP clients: no cookies, and one place that makes them."""
+"""HTTP clients: no cookies, and one module that creates them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from helper.runtime.http_client import create_async_client, create_client
 
 REPO_ROOT = Path(__file__).parents[3]
 CREATION_PATTERN = re.compile(r"\bhttpx\.(Client|AsyncClient|get|post|put|patch|delete|head|options|request|stream)\(")
-"""Expressions that make a client, or use one that httpx makes."""
+"""Expressions that create a client, or use one that httpx creates."""
 
 
 def respond_with_cookie(request: httpx.Request) -> httpx.Response:

@@ -1,4 +1,4 @@
-"""The database is looked through a minute after the start and every hour, by one host, whatever came of it before."""
+"""Integrity scan: a minute after the start, then hourly, by one host, despite failures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_maintenance_repeats_and_reports_damage() -> None:
     running = asyncio.create_task(Maintenance(database, is_responsible=lambda: mine, clock=clock).run())
 
     async def after(seconds: float) -> list[str]:
-        """What was done, and told, in this time."""
+        """Advance the clock; return the database calls and log lines of this time."""
         database.calls = []
         await asyncio.sleep(0)
         with capture_logs() as log:

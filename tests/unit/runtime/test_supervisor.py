@@ -1,4 +1,4 @@
-"""What is begun only while nobody stops it."""
+"""`run_until_stopped`: abandons its work when a stop is requested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a service manager is told, and the sockets that it hands over."""
+"""Notifications to the service manager, and the sockets that it passes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UNREACHABLE_NODE_CONFIG = '[chain]\nendpoints = ["http://127.0.0.1:1"]\n'
 
 @pytest.fixture
 def channel(tmp_path: Path) -> Iterator[socket.socket]:
-    """Where a manager listens."""
+    """The manager's notification socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as made:
         made.bind(str(tmp_path / "notify"))
         made.setblocking(False)
@@ -35,7 +35,7 @@ def channel(tmp_path: Path) -> Iterator[socket.socket]:
 
 
 async def receive_message(channel: socket.socket) -> list[str]:
-    """The lines of the next message."""
+    """Receive the next message and return its lines."""
     async with asyncio.timeout(TIMEOUT_SECONDS):
         message = await asyncio.get_running_loop().sock_recv(channel, 4096)
     return message.decode().split("\n")
@@ -104,7 +104,7 @@ async def test_notify_status_with_line_break_stays_one_assignment(channel: socke
 async def test_notify_without_manager_does_nothing(tmp_path: Path) -> None:
     env = {"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "8", "NOTIFY_SOCKET": str(tmp_path / "gone")}
     gone = ServiceManager(env, 7, FakeClock())
-    assert gone.watchdog_seconds is None  # it is another process's
+    assert gone.watchdog_seconds is None  # the variable is for another process
     assert env == {}
     gone.notify("READY=1")
     nobody = ServiceManager({}, 7, FakeClock())
@@ -138,7 +138,7 @@ def test_socket_activation_with_two_unnamed_sockets_is_refused() -> None:
 
 
 def write_config(folder: Path) -> Path:
-    """Settings of a service that takes no shares, which starts in a moment."""
+    """Write the settings of a service that takes no shares and so starts quickly."""
     file = folder / "helper.toml"
     database = folder / "queue.db"
     beside = "[admin]\ndisable = true\n[ui]\nenable = true\n"
@@ -175,7 +175,7 @@ async def test_service_notifies_manager_from_start_to_stop(
 
 
 async def has_no_notification(channel: socket.socket) -> None:
-    """Wait until nothing has come for as long as the watchdog's patience."""
+    """Wait until no notification arrives for the length of the watchdog timeout."""
     quiet = 0
     async with asyncio.timeout(TIMEOUT_SECONDS):
         while quiet < 8:
@@ -189,7 +189,7 @@ async def has_no_notification(channel: socket.socket) -> None:
 
 
 def socket_passing_commands(port: int) -> dict[str, tuple[str, ...]]:
-    """Programs that open a port and start what follows with it; the first is what any shell can do."""
+    """Programs that open a port and start the given command with it; the first is what any shell can do."""
     script = (
         "import os, socket, sys; s = socket.create_server(('127.0.0.1', int(sys.argv[1])));"
         "os.dup2(s.fileno(), 3); os.set_inheritable(3, True);"
@@ -209,7 +209,7 @@ async def test_service_serves_on_passed_socket(tmp_path: Path, way: str) -> None
     process.spawn(wrapper=socket_passing_commands(port)[way], SVOTE_HELPER_HELPER_DISABLE="true")
     try:
         async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS) as http:
-            # the first connection starts it where systemd opens the port, and waits in any case
+            # The first connection triggers the start under socket activation; it waits in any case.
             async with process.timeout("answers"):
                 while True:
                     try:
