@@ -1,4 +1,4 @@
-"""What all tests share: the asyncio backend, and the recorded round."""
+"""Shared fixtures: the asyncio backend, and the recorded round."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RECORDED = Path(__file__).parent / "recorded" / "round"
 
 
 def pytest_configure() -> None:
-    """Let Ctrl-C end what the tests start: whatever a script starts in the background hands on that it is ignored."""
+    """Restore SIGINT: a background job of a script inherits an ignored SIGINT, and so do all child processes."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -27,13 +27,13 @@ def anyio_backend() -> str:
 
 
 def read_recorded_lines(name: str) -> list[dict[str, Any]]:
-    """The rows of one recorded .jsonl file."""
+    """Read the rows of one recorded .jsonl file."""
     return [json.loads(line) for line in (RECORDED / name).read_text().splitlines()]
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """A PostgreSQL cluster; each test has a schema of its own in it."""
+    """A PostgreSQL cluster; each test has its own schema in it."""
     one = Cluster()
     try:
         one.start()

@@ -1,4 +1,4 @@
-"""Waiting for a wall time that may be set while one waits."""
+"""Waiting for a wall-clock time while the clock may be set."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.fakes import TIMEOUT_SECONDS, wait_until
 
 
 class Waiter:
-    """Somebody who waits for an hour to pass, by a clock of ours."""
+    """A task that waits an hour on a fake clock."""
 
     def __init__(self, clock: FakeClock) -> None:
         self.event = asyncio.Event()

@@ -1,6 +1,6 @@
-"""The files in deploy/: what systemd says to the unit, and that names in them are those of the code.
+"""The files in deploy/: systemd's verdict on the units, and names that match the code.
 
-The container files are only read here; `test_packaging` builds one on stand-ins for its base images.
+The container files are only parsed here; `test_packaging` builds one with fake base images.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CONTAINER = REPO_ROOT / "deploy" / "container"
 ANALYZE = [found for found in (shutil.which("systemd-analyze"),) if found]
 MAX_EXPOSURE = 1.5
 URL = "postgresql://helper@/helper?host=/var/run/postgresql"
-"""Of the database that is a profile."""
+"""Database URL of the compose profile."""
 
 
 MAIN_MB = 400
@@ -50,7 +50,7 @@ def megabytes(size: str) -> int:
 
 
 def read_settings(name: str) -> dict[str, str]:
-    """Every key of a unit file; of one that stands there more than once, the last."""
+    """Every key of a unit file; the last value of a repeated key."""
     lines = (SYSTEMD / name).read_text().splitlines()
     return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
 
@@ -157,7 +157,7 @@ def test_compose_cluster_has_role_profiles_with_minimal_secrets(tmp_path: Path) 
         }
         config = load(None, settings)
         assert (config.helper.role, config.store.url, config.sender.standby) == (role, URL, True)
-        assert create_connection_settings(config.store.url, schema="s", host="h")  # no network: nothing to encrypt
+        assert create_connection_settings(config.store.url, schema="s", host="h")  # no network: encryption not required
     text = (CONTAINER / "Containerfile").read_text()
     assert "requirements-postgres.txt" in text
     assert URL in (CONTAINER / "compose.cluster.yaml").read_text()

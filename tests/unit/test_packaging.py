@@ -1,7 +1,7 @@
-"""Files of secrets in the source tree get neither into an image nor into `dist/`.
+"""Secret files in the source tree reach neither images nor `dist/`.
 
-No base image can be fetched in a test: the container file is built on stand-ins, whose `make` and `pip` take everything
-that they can reach.
+Tests cannot fetch base images: the container file is built on fakes, whose `make` and `pip` copy every file within
+their reach.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ cp -r "${last%/*}" /opt/svote-helper/taken
 
 @pytest.fixture
 def source_tree(tmp_path: Path) -> Path:
-    """A copy of the sources, with secrets wherever somebody may have put them."""
+    """A copy of the sources, with secrets in every plausible place."""
     copy = tmp_path / "tree"
     shutil.copytree(
         REPO_ROOT, copy, ignore=shutil.ignore_patterns(*BUILT_FILES, "docs", "tests", "ui", "bench"), symlinks=True
@@ -77,7 +77,7 @@ def write_executable(path: Path, text: str) -> None:
 
 
 def create_fake_programs(folder: Path) -> None:
-    """The files of a base image: a shell, some programs of this machine, and ours under the names of others."""
+    """Create the files of a base image: a shell, some programs of this machine, and fake programs."""
     for name in PROGRAMS:
         program = shutil.which(name)
         assert program is not None
@@ -95,7 +95,7 @@ def create_fake_programs(folder: Path) -> None:
 
 @pytest.fixture
 def buildah(tmp_path: Path) -> Iterator[list[str]]:
-    """The command, with a storage of its own in which every layer is a folder."""
+    """The buildah command, with its own storage where every layer is a directory."""
     (program,) = BUILDAH
     storage = tmp_path / "storage"
     yield [program, "--root", str(storage), "--runroot", str(tmp_path / "run"), "--storage-driver", "vfs"]

@@ -1,4 +1,4 @@
-"""What is shipped is what is tested: every pin of the product's is one of the tests' environment."""
+"""Product and test environments pin the same versions."""
 
 from __future__ import annotations
 

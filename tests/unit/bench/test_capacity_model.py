@@ -1,4 +1,4 @@
-"""Measured costs carried to many hosts: each limit is found where arithmetic puts it."""
+"""Capacity model of many hosts: each limit equals the computed one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bench.table import ROWS
 
 PROOF_SECONDS = 0.2
 PROOFS_PER_SECOND = HOST_CORES / PROOF_SECONDS
-"""Proofs a second of one host."""
+"""Proofs per second of one host."""
 
 
 def test_capacity_of_one_host_is_limited_by_proofs() -> None:
@@ -73,7 +73,7 @@ def test_half_as_fast_sender_supports_half_the_hosts() -> None:
 
 
 def test_block_reading_cost_grows_with_all_proofs() -> None:
-    """So what it takes grows with the square of their number."""
+    """Total cost grows with the square of the number of hosts."""
     found = simulate_cluster(ShareCosts(proof=PROOF_SECONDS, other_read=0.001), 4, 1.0)
     assert found.limit == LIMIT_PROOFS
     assert found.utilization[LIMIT_BLOCK_READING] == pytest.approx(4 * PROOFS_PER_SECOND * 4 * 0.001, rel=0.1)

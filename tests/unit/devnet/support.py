@@ -1,4 +1,4 @@
-"""A dev chain inside the test's own process, with blocks on demand and a clock that stands still."""
+"""A dev chain in the test process, with blocks on demand and a clock that does not advance."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class ChainFixture:
         return result
 
     async def create_round(self, **fields: Any) -> bytes:
-        """A round that is ACTIVE."""
+        """Create a round that is ACTIVE."""
         answer = await self.rest.post("/devnet/rounds", json={"status": 1, "seconds": 1000, **fields})
         assert answer.status_code == 200, answer.text
         await self.mine()
         return bytes.fromhex(answer.json()["vote_round_id"])
 
     async def cast_vote(self, round_id: bytes, *, weight: int = 100, decision: int = 1) -> tuple[Ballot, int]:
-        """A vote on proposal 1 in a block; returns it with its position."""
+        """Include a vote on proposal 1 in a block; return it with its position."""
         ballot = seal_ballot(
             round_id=round_id,
             ea_pk=self.devnet.chain.rounds[round_id].ea_pk,
@@ -72,7 +72,7 @@ class ChainFixture:
         return await (node or self.rest).post(f"{API_PREFIX}/reveal-share", json=reveal_body(reveal))
 
     async def get_json(self, path: str) -> Any:
-        """GET a REST path that must be there."""
+        """GET a REST path that must exist."""
         answer = await self.rest.get(path)
         assert answer.status_code == 200, answer.text
         return answer.json()
@@ -93,7 +93,7 @@ class ChainFixture:
 
 
 def prove_reveal(net: ChainFixture, ballot: Ballot, position: int, index: int) -> Reveal:
-    """A reveal with a real proof, made from what the chain's tree says now."""
+    """A reveal with a real proof against the chain's current tree."""
     round_ = net.devnet.chain.rounds[ballot.round_id]
     block, share = round_.leaf_blocks[-1], ballot.shares[index]
     proved = proofs.prove(
@@ -129,7 +129,7 @@ def create_unproven_reveal(ballot: Ballot, index: int, anchor_height: int) -> Re
 
 
 def replace_fields(reveal: Reveal, **fields: Any) -> Reveal:
-    """The reveal with other fields."""
+    """A copy of the reveal with other fields."""
     return Reveal(**{**_fields(reveal), **fields})
 
 
@@ -157,7 +157,7 @@ def create_client(app: Any) -> httpx.AsyncClient:
 
 @asynccontextmanager
 async def run_chain(*, nodes: int = 1, db: Path | None = None, **options: Any) -> AsyncIterator[ChainFixture]:
-    """A started chain; test proofs are accepted unless `create_stand_in_reveal` is False."""
+    """Start a chain; it accepts test proofs unless `stand_in` is False."""
     now = [START_TIME * 1_000_000_000]
     settings = Options(**{"block_seconds": 0, "stand_in": True, "db": db, **options})
     devnet = DevNet(settings, now_ns=lambda: now[0])

@@ -1,4 +1,4 @@
-"""The demonstration's last part: it ends with the tally, not with the round's time."""
+"""The demo's final stage: it ends with the tally, not with the round's end time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every fault switch does what it says, where it is told to, and no more often."""
+"""Every fault switch has its effect on the given target and the given number of times."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LATEST = "/cosmos/base/tendermint/v1beta1/blocks/latest"
 
 
 async def height_of(net: ChainFixture, node: httpx.AsyncClient | None = None) -> int:
-    """The height that a node says it is at."""
+    """The height that a node reports."""
     answer = await (node or net.rest).get(LATEST)
     return int(answer.json()["block"]["header"]["height"])
 
@@ -34,7 +34,7 @@ async def test_dropped_reply_still_takes_effect() -> None:
             await net.send_reveal(reveal)
         await net.mine()
         assert net.devnet.stats()["reveals_counted"] == 1
-        # Spent: the switch struck as often as it was allowed to.
+        # The switch has reached its limit.
         assert (await net.send_reveal(reveal)).status_code == 200
 
 
@@ -100,7 +100,7 @@ async def test_accepted_reveal_can_be_lost_or_overtaken() -> None:
         failed = await net.rest.get(f"{API_PREFIX}/tx/{beaten['tx_hash']}")
         assert failed.status_code == 422
         assert "nullifier already spent" in failed.json()["log"]
-        # The share itself is counted: the other helper's transaction did it.
+        # The share is counted through the other helper's transaction.
         query = f"reveal_share.vote_round_id='{ballot.round_id.hex()}'"
         found = (await net.rpc.get("/tx_search", params={"query": f'"{query}"'})).json()["result"]["txs"]
         assert len(found) == 1
@@ -212,7 +212,7 @@ async def test_requests_are_logged_with_their_content(tmp_path: Path) -> None:
         await net.other_clients[0].get(SYNCING + "?probe=1")
         await net.rpc.get("/status")
         entries = (await net.get_json("/devnet/requests?after=0"))["requests"]
-        # Written as they happen, not at the end.
+        # Lines are written when the events happen, not at the end.
         assert [json.loads(line) for line in path.read_text().splitlines()] == entries
     reveal, probe, status = entries
     assert (reveal["route"], reveal["status"], reveal["port"]) == ("reveal-share", 200, "rest")
@@ -225,7 +225,7 @@ async def test_requests_are_logged_with_their_content(tmp_path: Path) -> None:
 
 
 def request_endings(seed: int) -> list[str | None]:
-    """How 50 requests end under a seed."""
+    """The outcomes of 50 requests under a seed."""
     faults = FaultRules()
     faults.apply_request(FaultRequest(seed=seed, drop_reply=0.5), 1)
     return [faults.decide("tx", 1, lambda _: 1).response_fault for _ in range(50)]

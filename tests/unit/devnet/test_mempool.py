@@ -1,4 +1,4 @@
-"""What happens between CheckTx and a block: the cache, races for one share, the cap, and restarts."""
+"""Between CheckTx and a block: cache, competing reveals, mempool limit, restarts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def test_two_reveals_of_one_share_are_admitted_and_second_fails() -> None:
         round_id = await net.create_round()
         ballot, position = await net.cast_vote(round_id)
         first = net.create_stand_in_reveal(ballot, 0)
-        await net.cast_vote(round_id)  # a newer root makes another proof of the same share
+        await net.cast_vote(round_id)  # a newer root leads to another proof of the same share
         second = net.create_stand_in_reveal(ballot, 0)
         assert position == 1
         hashes = [(await net.send_reveal(reveal)).json()["tx_hash"] for reveal in (first, second)]
@@ -122,10 +122,10 @@ async def test_restored_chain_has_empty_mempool(tmp_path: Path) -> None:
         lost = net.create_stand_in_reveal(ballot, 15)
         sent = (await net.send_reveal(lost)).json()["tx_hash"]
         before = net.devnet.chain
-        # No closing: the file is as a kill leaves it.
+        # Not closed: the file is as after a kill.
         async with run_chain(db=path) as again:
             chain = again.devnet.chain
-            # The first block after the restart follows what was there.
+            # The first block after the restart follows the stored ones.
             assert [block.hash for block in chain.blocks[: before.height]] == [block.hash for block in before.blocks]
             assert chain.blocks[-1].last_hash == before.blocks[-1].hash
             assert chain.rounds[round_id].tree.root() == before.rounds[round_id].tree.root()
@@ -137,7 +137,7 @@ async def test_restored_chain_has_empty_mempool(tmp_path: Path) -> None:
             results = (await again.get_json(f"{API_PREFIX}/tally-results/{round_id.hex()}"))["results"]
             assert results[0]["total_value"] == 77
     async with run_chain(db=path) as third:
-        # The totals come from the file, not from another decryption.
+        # The totals are read from the file, not decrypted again.
         assert third.devnet.chain.rounds[round_id].totals == {(1, 1): 77}
     with pytest.raises(JournalError, match="contains chain"):
         async with run_chain(db=path, chain_id="another-1"):

@@ -1,4 +1,4 @@
-"""The dev chain as a process of its own: real ports, real proofs, real kills."""
+"""The dev chain as a process: real ports, proofs and kills."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.anyio
 
 @asynccontextmanager
 async def run_devnet(*flags: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, dict[str, Any]]]:
-    """A dev chain process on free ports, with blocks on demand; ended (and waited for) afterwards."""
+    """Run a dev chain on free ports, with blocks on demand; stop it and wait afterwards."""
     command = [sys.executable, "-m", "devnet", "--rest-port", "0", "--rpc-port", "0", "--block-seconds", "0", *flags]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
@@ -47,7 +47,7 @@ async def mine_block(http: httpx.AsyncClient, **how: Any) -> dict[str, Any]:
 
 
 async def cast_vote(http: httpx.AsyncClient, ready: dict[str, Any], round_id: bytes, weight: int) -> tuple[Ballot, int]:
-    """A vote by a real wallet, in a block."""
+    """Include a vote by a real wallet in a block."""
     async with Wallet(ready["rest"], [], rng=random.Random(3)) as wallet:
         ballot = await wallet.seal_ballot(round_id, 2, 0, weight=weight)
         casting = asyncio.create_task(wallet.cast_ballot(ballot))
@@ -57,7 +57,7 @@ async def cast_vote(http: httpx.AsyncClient, ready: dict[str, Any], round_id: by
 
 
 async def prove_reveal(http: httpx.AsyncClient, ballot: Ballot, position: int, index: int) -> Reveal:
-    """A reveal with a real proof, from nothing but what the chain's REST API says."""
+    """A reveal with a real proof, made only from the chain's REST API."""
     path = f"{API_PREFIX}/commitment-tree/{ballot.round_id.hex()}"
     latest = (await http.get(f"{path}/latest")).json()["tree"]
     blocks = (await http.get(f"{path}/leaves?from_height=1&to_height=900")).json()["blocks"]
@@ -160,7 +160,7 @@ async def test_devnet_timer_makes_blocks() -> None:
         async with httpx.AsyncClient(base_url=ready["rest"]) as http:
             made = (await http.post("/devnet/rounds", json={"status": 1})).json()
             body = {"round_id": made["vote_round_id"], "vote_commitment": "11" * 32, "wait": 30}
-            # The first cast may meet the block before the round's; the answer comes with a block either way.
+            # The first vote may be sent before the round's block; either way the response arrives with a block.
             answers = [(await http.post("/devnet/cast", json=body)).json() for _ in range(2)]
         assert answers[1]["height"] > answers[0]["height"]
         assert answers[1]["code"] == 0

@@ -1,4 +1,4 @@
-"""Trees, leaves, validators and the consensus RPC, beyond what the recording holds."""
+"""Trees, leaves, validators and the consensus RPC, beyond the recording."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Votes by the routes of real chains: taken in their shape, refused in its words."""
+"""Votes through the routes of real chains: accepted shape, error texts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def mine_continuously(net: ChainFixture) -> None:
-    """Blocks, for ever."""
+    """Make blocks until cancelled."""
     while True:
         await net.mine()
         await asyncio.sleep(0.02)
@@ -34,7 +34,7 @@ async def test_vote_by_production_routes_is_added_to_tree() -> None:
         finally:
             miner.cancel()
         assert vote.is_accepted
-        assert vote.position == 2  # behind the authority of the delegation, and that of the vote itself
+        assert vote.position == 2  # after the VAN of the delegation and that of the vote itself
         assert net.devnet.chain.rounds[round_id].tree.leaf(2) == vote.ballot.commitment
 
 

@@ -1,4 +1,4 @@
-"""From a vote to its tally with real proofs, and what the chain refuses on the way."""
+"""From a vote to its tally with real proofs, and the chain's refusals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ async def test_proven_shares_are_counted_once_and_tallied_after_end() -> None:
     async with run_chain(stand_in=False) as net:
         round_id = await net.create_round(vote_end_time=START_TIME + 500)
         ballot, position = await net.cast_vote(round_id, weight=4321)
-        assert position == 1  # behind the VAN of the same vote
+        assert position == 1  # after the VAN of the same vote
         reveals = [prove_reveal(net, ballot, position, index) for index in range(16)]
         for reveal in reveals:
             answer = await net.send_reveal(reveal)
@@ -80,7 +80,7 @@ async def test_proof_with_flipped_bit_is_refused_and_checked_once() -> None:
             assert answer.json()["code"] == 1
             assert answer.json()["log"].endswith("verify_proof failed: ConstraintSystemFailure")
         assert net.devnet.verifier.checked_count == 1
-        # The same proof says nothing about another decision, proposal, or ciphertext.
+        # The proof does not verify for another decision, proposal or ciphertext.
         for other in (replace_fields(good, vote_decision=0), replace_fields(good, proposal_id=2)):
             assert (await net.send_reveal(other)).status_code == 422
         longer = replace_fields(good, proof=good.proof + b"\0")

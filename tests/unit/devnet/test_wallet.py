@@ -1,4 +1,4 @@
-"""Wallets really encrypt, and are exactly as patient as real ones."""
+"""Wallets encrypt, and have the same timeouts and retries as real wallets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.anyio
 
 
 class FakeHelper:
-    """A helper that says what it is told to and keeps what it is sent."""
+    """A helper that sends configured responses and stores what it receives."""
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
@@ -47,7 +47,7 @@ class FakeHelper:
 async def create_wallet(
     net: ChainFixture, *helpers: FakeHelper, **options: Any
 ) -> AsyncIterator[tuple[Wallet, list[float]]]:
-    """A wallet that reaches the chain and the helpers without any socket; the second value is its pauses."""
+    """A wallet that reaches the chain and the helpers without sockets; the second value is its pauses."""
     pauses: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -63,7 +63,7 @@ async def create_wallet(
 
 
 async def mine_until_done(net: ChainFixture, task: asyncio.Task[Any]) -> Any:
-    """Make a block whenever there is something to put into one, until the task is done."""
+    """Make a block whenever a transaction waits, until the task is done."""
     while not task.done():
         if net.devnet.admission.has_other_messages:
             await net.mine()
@@ -154,7 +154,7 @@ async def test_wallet_tries_failing_helper_last() -> None:
             vote = await wallet.post_shares(ballot, position, times=[0] * SHARE_COUNT)
         assert vote.is_accepted
         assert len(good.bodies) == SHARE_COUNT
-        # Three shares (the even ones) met it with three attempts each; then it rested.
+        # Three shares (the even ones) tried it three times each; then the wallet stopped using it.
         assert len(bad.bodies) == 9
 
 
