@@ -1,19 +1,19 @@
-"""Decides when a node's answer proves that the chain had no such round or leaf. Pure.
+"""Decides when a node's response proves that a round or leaf was absent. Pure.
 
 Wallets never retry a 400, so a missing round or leaf is rejected with 400 only if the chain certainly lacked it when
-the share was posted. A node may be seconds or blocks behind the node that the wallet reads, steadily and without any
-sign of it, and it shows a block shortly before it has executed it. Therefore a constant block age is no evidence.
+the share was posted. A node may lag seconds or blocks behind the node that the wallet reads, permanently and without
+any sign of it, and it shows a block shortly before it has executed it. Therefore a constant block age is no evidence.
 
-An answer proves absence when it covers a block that meets both conditions:
+A response proves absence when it covers a block that meets both conditions:
 
 - The block's time is later than the arrival. Block times are the chain's clock and the arrival is measured by ours:
   where our clock is known to be behind, the arrival is corrected. This holds for any lag of the node.
 - The block is at least `ABSENCE_BLOCKS` above the newest block that was known at the arrival. This uses no clock. It
-  holds where a node's lag hides that our clock is behind: a lag of one second and a clock that is right look the same
-  as a lag of six seconds and a clock that is five seconds behind.
+  holds where a node's lag hides that our clock is behind: a lag of one second with a correct clock cannot be
+  distinguished from a lag of six seconds with a clock that is five seconds behind.
 
-The second condition is rarely met while one request waits. `FirstArrivals` remembers the first arrival, so that a later
-retry is judged by it. A wallet posts a share only after it has read the leaf's position from a block, so a share whose
+The second condition is rarely met while one request waits. `FirstArrivals` stores the first arrival, and later retries
+are checked against it. A wallet posts a share only after it has read the leaf's position from a block, so a share whose
 leaf was not on the chain at the first arrival is not valid at a retry either.
 """
 
@@ -26,22 +26,24 @@ from typing import Final
 from helper.chain.models import BlockHead
 
 CLOCK_TOLERANCE_SECONDS: Final = 0.5
-"""Seconds that a block must be later than a share's arrival: the clocks of chain and wallets differ a little."""
+"""Seconds that a block must be later than a share's arrival: the clocks of chain and wallets differ slightly."""
 ABSENCE_BLOCKS: Final = 10
-"""Blocks by which an answer must exceed the height known at the arrival: a lag of several blocks, or two of the nodes
-behind one address, each up to `helper.chain.node.MAX_HEIGHT_DROP` blocks behind.
+"""Blocks by which a response must exceed the height known at the arrival.
+
+Covers a lagging node, and two nodes behind one load balancer, each up to `helper.chain.node.MAX_HEIGHT_DROP` blocks
+behind.
 """
 EXECUTION_DELAY_SECONDS: Final = 0.1
 """Seconds after which a node is assumed to have executed the newest block that it shows."""
 MAX_ARRIVALS: Final = 10_000
-"""Maximum number of remembered first arrivals. Beyond it the oldest are dropped, and their retries start over."""
+"""Maximum number of stored first arrivals. Beyond it the oldest are dropped, and their retries start over."""
 ARRIVAL_TTL_SECONDS: Final = 300.0
-"""Seconds for which a first arrival is remembered: longer than `ABSENCE_BLOCKS` blocks of any chain in use."""
+"""Seconds for which a first arrival is stored: longer than `ABSENCE_BLOCKS` blocks of any chain in use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A valid answer of a node about a round or the list of rounds. Times are monotonic seconds.
+    """A valid response of a node about a round or the list of rounds. Times are monotonic seconds.
 
     Attributes:
         node: name of the node.
@@ -64,13 +66,15 @@ class Observation:
 
     @property
     def covered_head(self) -> BlockHead | None:
-        """The newest block whose effects the answer certainly includes; None if unknown."""
+        """The newest block whose effects the response certainly includes; None if unknown."""
         return self.head if self.has_executed_head else self.previous_head
 
 
 def next_observation(previous: Observation | None, node: str, head: BlockHead, requested_at: float) -> Observation:
-    """Return the observation that follows `previous`. `requested_at` is the monotonic time at which the request was
-    sent."""
+    """Return the observation that follows `previous`.
+
+    `requested_at` is the monotonic time at which the request was sent.
+    """
     if previous is None or head.height < previous.head.height:
         return Observation(node, requested_at, requested_at, head)
     if head.height > previous.head.height:
@@ -96,12 +100,12 @@ class ShareArrival:
 
 
 def proves_absence(observation: Observation | None, arrival: ShareArrival, offset: float) -> bool:
-    """Whether what the observation did not contain was not on the chain at the arrival.
+    """Whether anything missing from the observation was absent from the chain at the arrival.
 
     Args:
-        observation: the last answer; None if there is none.
+        observation: the last response; None if there is none.
         arrival: when the share was first posted.
-        offset: the present value of what `ShareArrival.offset` was at the arrival.
+        offset: the current clock offset, measured like `ShareArrival.offset`.
     """
     covered = observation.covered_head if observation is not None else None
     if covered is None or covered.height < arrival.height + ABSENCE_BLOCKS:
@@ -120,10 +124,10 @@ class ArrivalKey:
 
 
 class FirstArrivals:
-    """Remembers in memory when shares whose round or leaf is missing were first posted.
+    """First arrivals of shares whose round or leaf is missing. In memory only.
 
-    The vote commitment is part of the key. With the position alone, a stranger could post a future position and have
-    the share of the voter who gets that position judged by an arrival before the vote.
+    The vote commitment is part of the key. With the position alone, a stranger could post a future position, and the
+    share of the voter who gets that position would be checked against an arrival before the vote.
     """
 
     def __init__(self) -> None:
@@ -134,7 +138,7 @@ class FirstArrivals:
         return len(self._arrivals)
 
     def get_or_add(self, key: ArrivalKey, arrival: ShareArrival, monotonic: float) -> ShareArrival:
-        """Return the first arrival of the key that is remembered. Without one, remember this arrival."""
+        """Return the stored first arrival of the key; store this arrival if there is none."""
         self._drop_expired(monotonic)
         if key not in self._arrivals and len(self._arrivals) >= MAX_ARRIVALS:
             self._arrivals.popitem(last=False)
@@ -148,5 +152,5 @@ class FirstArrivals:
             self._arrivals.popitem(last=False)
 
     def forget(self, key: ArrivalKey) -> None:
-        """Forget a key whose leaf was found."""
+        """Remove a key whose leaf was found."""
         self._arrivals.pop(key, None)

@@ -53,8 +53,8 @@ class BlockFollower:
         node_pool: the node pool.
         rounds: the round registry, which receives the chain's time.
         clock: source of time.
-        is_leader: whether this host reads the history; of several hosts on one database, one does.
-        on_block: called with each height reached, and when `arrived` becomes true.
+        is_leader: whether this host reads the history; with a shared database, only one host does.
+        on_block: called with each height reached, and when `is_ready` becomes true.
         on_confirmed: called with the row ids of confirmed shares, never with an empty list.
 
     Attributes:
@@ -111,15 +111,15 @@ class BlockFollower:
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether the newest known head was reached. Before that, a missing nullifier means nothing."""
+        """Whether the newest known head was reached. Before that, a missing nullifier proves nothing."""
         return self._target_height is not None and self.height is not None and self.height >= self._target_height
 
     @property
     def is_ready(self) -> bool:
-        """Whether shares may be proven: all blocks up to the first head are read, or `MAX_START_WAIT_SECONDS` have
-        passed.
+        """Whether shares may be proven.
 
-        The first head is used because a slow machine could stay behind the newest one for a long time.
+        True once all blocks up to the first head are read, or `MAX_START_WAIT_SECONDS` have passed. The first head is
+        used because a slow machine could stay behind the newest one for a long time.
         """
         if self._was_ready:
             return True
@@ -162,7 +162,7 @@ class BlockFollower:
                 await self._wake.wait()
 
     async def _report_wait_end(self) -> None:
-        """Report `arrived` when the wait ends."""
+        """Report readiness when the wait ends."""
         await self._has_first_head.wait()
         await self._clock.sleep(self._wait_until - self._clock.monotonic())
         self._check_ready()
@@ -173,7 +173,7 @@ class BlockFollower:
             self._wake.set()
 
     async def apply_next_blocks(self) -> bool:
-        """Apply the next blocks, at most `IN_FLIGHT`. Returns False if there was nothing to do (yet)."""
+        """Apply the next blocks, at most `CONCURRENT_BLOCKS`. Returns False if there was none to apply."""
         head = self._node_pool.head
         if head is None or head == self._applied_head:
             return False
@@ -246,7 +246,7 @@ class BlockFollower:
             self._rounds.record_block(self.chain_time, complete_from=self.history.complete_from)
 
     def _on_history_change(self) -> None:
-        """Handle a change of the unread blocks: rounds may be closed now, and shares proven."""
+        """Handle a change of the unread blocks, which may permit closing rounds and proving shares."""
         if self.height is not None:
             self._update_chain_time()
             self._check_ready()
@@ -259,8 +259,8 @@ class BlockFollower:
     async def _handle_missing(self, height: int, error: ChainError | None) -> bool:
         """Handle an existing block that is not available.
 
-        If no node has it, or after several attempts, it is left to the history reader, so that later blocks are
-        followed. Returns whether it was.
+        If no node has it, or after repeated failures, it is left to the history reader, so that the follower
+        continues with later blocks. Returns whether it was left.
         """
         missing = missing_at_head(error, self._failures, is_usable=self._node_pool.has_usable_node)
         self._failures = missing.failures

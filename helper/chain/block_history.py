@@ -1,8 +1,8 @@
 """Reads blocks that the block follower skipped, newest first, in the background.
 
 The unread blocks are recorded in the database, so a restart resumes. A consensus RPC with a transaction index is
-searched for whole windows of blocks; without one, blocks are fetched in small batches. Blocks that no node has any more
-are skipped, and an error is logged.
+searched window by window; without one, blocks are fetched in small batches. Blocks that every node has pruned are
+skipped, and an error is logged.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class HistoryReader:
         clock: source of time.
         quorum: decides whether one node's copy of a block is enough.
         missed_blocks: checks sent reveals by nullifier if blocks are missing on all nodes.
-        is_leader: whether this host reads; of several hosts on one database, one does.
+        is_leader: whether this host reads; with a shared database, only one host does.
         is_awaited: whether dispatch waits for the history; if not, the reader pauses as long as it works.
         on_confirmed: called with the ids of confirmed rows, never with an empty list.
         on_change: called when the set of unread blocks has changed.
@@ -131,7 +131,7 @@ class HistoryReader:
             if not progressed:
                 await self._wake.wait()
             elif not self._is_awaited():
-                # Nothing waits for these blocks, so leave half of the time to requests, proofs and other node work.
+                # Nothing waits for these blocks, so half of the time is left for requests, proofs and other node calls.
                 await self._clock.sleep(min(MAX_PAUSE_SECONDS, self._clock.monotonic() - started_at))
 
     def _on_probe(self, head: BlockHead | None) -> None:
@@ -205,7 +205,7 @@ class HistoryReader:
         return spent
 
     async def _handle_missing(self, height: int, error: ChainError | None) -> bool:
-        """Handle an unavailable block. Returns whether it was skipped because no node has it any more."""
+        """Handle an unavailable block. Returns whether it was skipped because every node has pruned it."""
         rpcs = sum(endpoint.rpc is not None for endpoint in self._node_pool.nodes)
         missing = missing_in_history(
             error,

@@ -49,9 +49,9 @@ class BlockSource:
                 executed blocks.
 
         Raises:
-            HeightGoneError: every usable node has pruned the height; has the lowest height of any of them.
-            ChainUnavailable: no node answered.
-            ChainAnswerError: every node that answered returned an error.
+            HeightPrunedError: every usable node has pruned the height; has the lowest height of any of them.
+            ChainUnavailable: no node responded.
+            ChainResponseError: every node that responded returned an error.
             SecondCopyMissingError: a second node has yet to show the reveals.
             BlockDisputedError: nodes show different reveals.
         """

@@ -35,7 +35,7 @@ MIN_SEARCH_BLOCKS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The rounds are not known yet, so it is not known where to begin."""
+    """The rounds are unknown, so the first block to read is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class HistoryRead:
     """What the history reader reads next.
 
     Attributes:
-        window: blocks to search by a node's index, None if a search is not worth it.
+        window: blocks to search by a node's index, None if a search has no advantage.
         batch: blocks to fetch if no index can be searched, newest first.
     """
 
@@ -141,7 +141,7 @@ class MissingBlock:
         failures: failed attempts at the block, including this one if it counts.
         is_stalled: whether the block is reported.
         is_skipped: whether the reader continues without the block: the follower leaves it to the history reader, which
-            gives up a block that no node has any more.
+            abandons a block that every node has pruned.
     """
 
     failures: int
@@ -153,7 +153,7 @@ def missing_at_head(problem: ChainError | None, failures: int, *, is_usable: boo
     """Decide what the block follower does about a block that it cannot read.
 
     Args:
-        problem: why no node returns it, None if a node does not know it or a result in it yet.
+        problem: why no node returns it, None if a node does not have it or a result in it yet.
         failures: failed attempts before this one.
         is_usable: whether any node is in sync; if not, the attempt does not count.
     """
@@ -166,14 +166,14 @@ def missing_at_head(problem: ChainError | None, failures: int, *, is_usable: boo
 def missing_in_history(problem: ChainError | None, failures: int, *, is_usable: bool, all_asked: bool) -> MissingBlock:
     """Decide what the history reader does about a block that it cannot read.
 
-    A block is given up only if no node has it any more. That is certain at once if every configured node was asked and
-    one reports its lowest height; otherwise only after `MAX_ATTEMPTS` attempts.
+    A block is abandoned only if every node has pruned it. This is certain immediately if every configured node was
+    queried and one reports its lowest height; otherwise only after `MAX_ATTEMPTS` attempts.
 
     Args:
         problem: as for `missing_at_head`.
         failures: failed attempts before this one.
         is_usable: as for `missing_at_head`.
-        all_asked: whether every service of every configured node was asked.
+        all_asked: whether every service of every configured node was queried.
     """
     if not is_usable or isinstance(problem, SecondCopyMissingError):
         return MissingBlock(failures, is_stalled=False, is_skipped=False)

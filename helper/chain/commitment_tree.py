@@ -4,8 +4,8 @@ A sync reads the newest root of a round, fetches the missing leaves and appends 
 only if the root over them equals the chain's; that root is then an anchor. Leaves that do not match their root are
 removed, and the node that returned them goes into backoff.
 
-A tree stays until its round is purged, because it is needed to recognize a share that is posted again after the round's
-end. A round whose tree cannot be synchronized does not delay others.
+A tree is retained until its round is purged, because it is needed to recognize a share that is posted again after the
+round's end. A round whose tree cannot be synchronized does not delay others.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class CommitmentTreeSync:
         self._log = structlog.get_logger("helper.chain")
         self._trees: dict[bytes, RoundTree] = {}
         self._failures: dict[bytes, _Failure] = {}
-        self._contradictions: Counter[bytes] = Counter()  # consecutive contradictory answers, by round
+        self._contradictions: Counter[bytes] = Counter()  # consecutive contradictory responses, by round
         self._syncs_started = 0
         self._syncs_done = 0  # number of the newest successful sync
         self._finished = asyncio.Event()
@@ -76,7 +76,7 @@ class CommitmentTreeSync:
     # ------------------------------------------------------------------ reading
 
     def anchor(self, round_id: bytes) -> Anchor | None:
-        """The newest verified root of a round, None before the first."""
+        """The newest verified root of a round, None if no root is verified."""
         round_tree = self._trees.get(round_id)
         return round_tree.anchor if round_tree else None
 
@@ -106,7 +106,7 @@ class CommitmentTreeSync:
     def contradiction_reason(self, round_id: bytes) -> PauseReason | None:
         """Why no share of a round may be accepted or revealed now, None if they may.
 
-        The reason is that the last answers of nodes about its tree contradicted the verified tree or the root.
+        The reason is that the last responses of nodes about its tree contradicted the verified tree or the root.
         """
         if self._contradictions[round_id] < _MAX_CONTRADICTIONS:
             return None
@@ -135,7 +135,7 @@ class CommitmentTreeSync:
         return False
 
     def create_arrival(self) -> ShareArrival:
-        """Create the arrival of a share, now, whose round or leaf is missing."""
+        """Create the arrival, at the current time, of a share whose round or leaf is missing."""
         node_pool = self._node_pool
         return ShareArrival(node_pool.clock.now(), node_pool.newest_height, node_pool.smallest_offset)
 
@@ -166,7 +166,7 @@ class CommitmentTreeSync:
         """Synchronize the trees of all active rounds. Failures of single rounds are logged.
 
         Args:
-            head: the height that the answering nodes should have reached.
+            head: the height that the responding nodes should have reached.
 
         Raises:
             ChainUnavailable: no round could be synchronized, because no node returned a tree that matches its root.
@@ -177,7 +177,7 @@ class CommitmentTreeSync:
         self._forget_purged()
         synced = 0
         errors: list[Exception] = []
-        # Failing rounds come last: a node that does not answer about them goes into backoff, and others need it.
+        # Failing rounds come last: a node that does not respond goes into backoff, and other rounds need that node.
         for known in sorted(self._rounds.active_rounds(), key=lambda known: known.round_id in self._failures):
             failure = self._failures.get(known.round_id)
             if failure is not None and self._node_pool.clock.monotonic() < failure.retry_at:
@@ -197,7 +197,7 @@ class CommitmentTreeSync:
         finished.set()
 
     def record_synced_height(self, head: int) -> None:
-        """Record that the newest block is still `head`, for which the trees are synchronized; not counted as a sync."""
+        """Record that the newest block is still `head`, for which the trees are synchronized. Not a sync."""
         self.synced_height = max(self.synced_height, head)
 
     def _forget_purged(self) -> None:
@@ -210,7 +210,7 @@ class CommitmentTreeSync:
     async def _sync_round(self, known: Round, head: int) -> None:
         """Synchronize the tree of one round. Failures are recorded, logged once and raised."""
         if not self._node_pool.has_usable_node:
-            raise ChainUnavailable("no chain node is in sync")  # Not counted as a failure of this round.
+            raise ChainUnavailable("no chain node is in sync")  # Not a failure of this round.
         try:
             if known.round_id not in self._trees:
                 self._trees[known.round_id] = await load_tree(self._store, known)
@@ -233,7 +233,7 @@ class CommitmentTreeSync:
             failure.start_backoff(self._node_pool.clock.monotonic())
 
     async def _sync_with(self, known: Round, node: Node) -> None:
-        """Synchronize a tree with a node, and record which blocks the node's answer covers."""
+        """Synchronize a tree with a node, and record which blocks the node's response covers."""
         head, began = node.health.head, self._node_pool.clock.monotonic()
         try:
             await self._append_new(known, node)
@@ -283,7 +283,10 @@ class CommitmentTreeSync:
         round_tree.unsaved_blocks += blocks
 
     async def _fetch_whole(self, node: Node, known: Round, state: TreeState) -> None:
-        """Fetch a whole tree after stored leaves did not match. If it matches its root, it replaces the stored one."""
+        """Fetch the complete tree after stored leaves did not match.
+
+        If it matches its root, it replaces the stored tree.
+        """
         tree = CommitmentTree()
         blocks = await node.client.leaves(known.round_id, known.created_at_height, state.height, max_count=state.size)
         try:

@@ -1,8 +1,8 @@
-"""Number of nodes that must show a block's reveals before they confirm, and thereby erase, shares.
+"""Decides how many nodes must show a block's reveals before shares are confirmed and erased.
 
-A share that is erased by mistake is lost, while one that is confirmed late is sent again without harm. So where two or
-more nodes are configured, two must show the same reveals in a block. While no second node can show the block, it is
-waited for, for a bounded time: an outage of all nodes but one must not block erasure indefinitely.
+A share that is erased by mistake is lost, while one that is confirmed late is sent again without harm. If two or more
+nodes are configured, two must show the same reveals in a block. The wait for a second node is bounded, because an
+outage of all nodes but one must not block erasure indefinitely.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class SecondCopyMissingError(ChainUnavailable):
 
 
 class CopyQuorum:
-    """Decides whether what some nodes show is enough.
+    """Decides whether enough nodes show the same reveals.
 
     Attributes:
         disputed_height: a height at which nodes show different reveals, None while there is none.
@@ -51,19 +51,19 @@ class CopyQuorum:
 
     @property
     def needs_two_copies(self) -> bool:
-        """Whether two nodes are configured, so that one is not enough."""
+        """Whether at least two nodes are configured, so that two must agree."""
         return len(self._node_pool.nodes) > 1
 
     @property
     def is_one_node_enough(self) -> bool:
-        """Whether no second node was in sync for so long that one node is sufficient."""
+        """Whether one node suffices: it is the only one, or no other was in sync for `SINGLE_NODE_SECONDS`."""
         since = self._single_since
         return not self.needs_two_copies or (
             since is not None and self._clock.monotonic() - since >= SINGLE_NODE_SECONDS
         )
 
     def accept_single_copy(self, height: int) -> bool:
-        """Whether one copy of a block is enough, as no second one could be had."""
+        """Whether one copy of a block is sufficient because no second one is available."""
         if not self.needs_two_copies:
             return True
         now = self._clock.monotonic()

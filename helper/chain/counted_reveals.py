@@ -35,7 +35,7 @@ def parse_reveal(raw: bytes) -> RevealMessage | None:
 def is_counted(result: TxResult | None, height: int) -> bool | None:
     """Whether a transaction of the block at `height` was counted in this block, None while that is not known.
 
-    - A success is the only one: the chain counts a nullifier once, in the block of the success.
+    - A success is unique: the chain counts a nullifier once, in the block of the success.
     - A failure at a lower height means that the index lags behind the block.
     - A failure at a greater height because the nullifier is spent means that the reveal was counted before.
     - Any other failure at a greater height hides the result in this block, usually because the round was over by then.
@@ -55,10 +55,10 @@ def is_counted(result: TxResult | None, height: int) -> bool | None:
 
 
 def require_counted(result: TxResult | None, height: int) -> bool:
-    """As `is_counted`.
+    """Return `is_counted`, or raise while the result is unknown.
 
     Raises:
-        ChainUnavailable: it is not known yet.
+        ChainUnavailable: the result is not known yet.
     """
     counted = is_counted(result, height)
     if counted is None:

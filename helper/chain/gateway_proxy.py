@@ -1,4 +1,4 @@
-"""Forwards wallets' own requests to the chain to the first fresh node.
+"""Forwards wallets' chain requests to the first usable node.
 
 The proxy sends no requests of its own and uses separate connections. Its errors do not affect the health of a node, so
 neither nodes nor wallets can delay reveals through it.
@@ -38,7 +38,7 @@ class ProxyRequest:
 
 
 class PossiblySent(ChainError):
-    """A POST may have arrived, but its answer was lost: check its effect before sending it again."""
+    """A POST may have arrived, but its response was lost: check its effect before sending it again."""
 
 
 class GatewayProxy:
@@ -46,9 +46,9 @@ class GatewayProxy:
 
     Args:
         node_pool: the node pool.
-        timeout: maximum seconds until the response head, and between two pieces of the body.
+        timeout: maximum seconds until the response head, and between two chunks of the body.
         connections: maximum number of connections to each node.
-        limit: maximum length of an answer in bytes.
+        limit: maximum length of a response in bytes.
         transport: replaces the network in tests.
     """
 
@@ -75,21 +75,21 @@ class GatewayProxy:
 
     @asynccontextmanager
     async def forward(self, request: ProxyRequest) -> AsyncIterator[StreamedResponse]:
-        """Forward a request and stream the answer.
+        """Forward a request and stream the response.
 
-        A GET is sent to the next node until one answers; the answer of the last node is returned whatever its status. A
-        POST is sent to another node only if nothing was sent yet.
+        A GET is sent to the next node until one responds; the response of the last node is returned whatever its
+        status. A POST is sent to another node only if nothing was sent yet.
 
         Raises:
-            ChainUnavailable: no node is fresh, or none answered; nothing of a POST was sent.
+            ChainUnavailable: no node is usable, or none responded; nothing of a POST was sent.
             PossiblySent: a POST may have been sent.
-            ChainAnswerError: the answer to a GET is invalid.
+            ChainResponseError: the response to a GET is invalid.
         """
         async with AsyncExitStack() as stack:
             yield await self._fetch_response(request, stack)
 
     async def _fetch_response(self, request: ProxyRequest, stack: AsyncExitStack) -> StreamedResponse:
-        """Return the first usable answer; `stack` closes it."""
+        """Return the first usable response; `stack` closes it."""
         error: ChainError = ChainUnavailable("no chain node is in sync")
         order = self._ordered_nodes()
         for node in order:
@@ -109,7 +109,7 @@ class GatewayProxy:
         raise error
 
     def _ordered_nodes(self) -> list[Node]:
-        """The fresh nodes in order. Those with a slow request in progress come last."""
+        """The usable nodes in order. Those with a slow request in progress come last."""
         return sorted(self._node_pool.usable_nodes, key=lambda endpoint: self._clients[endpoint].is_slow)
 
 

@@ -1,6 +1,6 @@
 """Decides whether the height that a node reports is plausible. Pure.
 
-The reported height is not signed, so a single wrong answer could move the block follower far ahead of the chain. A
+The reported height is not signed, so a single wrong response could move the block follower far ahead of the chain. A
 height is accepted if another node reports nearly the same, or if the chain can have made that many blocks since an
 accepted height.
 """
@@ -31,7 +31,7 @@ def can_share_chain(first: BlockHead, second: BlockHead) -> bool:
 
 
 class HeadBounds:
-    """Checks heads of several nodes against each other and against the newest accepted head.
+    """Checks the heads of all nodes against each other and the newest accepted head.
 
     Args:
         nodes: number of configured nodes.
@@ -64,7 +64,7 @@ class HeadBounds:
             self._anchor = min(self._above_floor(candidates), key=lambda head: head.height)
 
     def implausible_reason(self, name: str, head: BlockHead, heads: Mapping[str, BlockHead]) -> str | None:
-        """Why a node's head cannot be right, None if it can. `heads` as in `update`."""
+        """Why a node's head is implausible, None if it is plausible. `heads` as in `update`."""
         if self._is_possible(head):
             others = [other for node, other in heads.items() if node != name]
             if self._is_reachable(head) or any(can_share_chain(head, other) for other in others):
@@ -76,7 +76,7 @@ class HeadBounds:
         return [head for head in heads if head.height >= self.stored_cursor - SLACK_BLOCKS] or heads
 
     def _is_possible(self, head: BlockHead) -> bool:
-        """Whether any chain can have so many blocks by the block's own time."""
+        """Whether a supported chain can have this many blocks at the block's time."""
         return head.height <= max(0.0, head.time - _EARLIEST_CHAIN) / MIN_BLOCK_SECONDS + SLACK_BLOCKS
 
     def _is_reachable(self, head: BlockHead) -> bool:

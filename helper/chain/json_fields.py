@@ -1,8 +1,8 @@
 """Reads untrusted JSON of a node. Checks type, range and length of every value.
 
-An answer may be anything: a proxy's HTML, truncated JSON, another program's JSON. Each method returns a value of the
-declared type or raises `InvalidResponse` with the field and the problem. Go omits zero values, so a missing number is
-0, a missing list is empty and a missing string is "".
+A response may have any content: a proxy's HTML, truncated JSON, another program's JSON. Each method returns a value of
+the declared type or raises `InvalidResponse` with the field and the problem. Go omits zero values, so a missing number
+is 0, a missing list is empty and a missing string is "".
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from helper.errors import InvalidResponse
 UINT64_MAX = 2**64 - 1
 
 MAX_CONTAINERS = 100_000
-"""Maximum number of objects and lists in an answer. A full block has about 40 per transaction."""
+"""Maximum number of objects and lists in a response. A full block has about 40 per transaction."""
 
-_UNCHECKED_BYTES = 1 << 16  # answers up to this many bytes may have values of any size
-_MIN_BYTES_PER_VALUE = 6  # minimum mean bytes per value in a longer answer; nodes' answers have 12 or more
+_UNCHECKED_BYTES = 1 << 16  # responses up to this many bytes may have values of any size
+_MIN_BYTES_PER_VALUE = 6  # minimum mean bytes per value in a longer response; nodes' responses have 12 or more
 
 
 def loads(body: bytes, source: str) -> object:
-    """Parse the body of an answer as JSON.
+    """Parse the body of a response as JSON.
 
     A long body of tiny values (`[[],[],…]`) is rejected: as Python objects it would take about 30 times its size, and
     garbage collection of them would block the interpreter.
 
     Raises:
-        InvalidAnswer: the body is not JSON, or has too many values.
+        InvalidResponse: the body is not JSON, or has too many values.
     """
     if len(body) > _UNCHECKED_BYTES:
         containers = body.count(b"{") + body.count(b"[")
@@ -46,10 +46,10 @@ def loads(body: bytes, source: str) -> object:
 
 
 class Fields:
-    """One JSON object of an answer.
+    """One JSON object of a response.
 
     Attributes:
-        path: path of this object in the answer, for error messages.
+        path: path of this object in the response, for error messages.
     """
 
     def __init__(self, value: object, path: str) -> None:

@@ -1,6 +1,6 @@
-"""Looks up public data on the chain: a transaction, a counted reveal, a tree's root.
+"""Look-ups of public chain data: transactions, counted reveals, tree roots.
 
-Nodes see the requests, so no request contains a nullifier: all reveals of a round, or whole blocks, are read and
+Nodes see the requests, so no request contains a nullifier: all reveals of a round, or complete blocks, are read and
 filtered locally.
 """
 
@@ -31,7 +31,7 @@ class IncludedTx:
         height: height of the block.
         code: 0 on success.
         log: the chain's error message otherwise.
-        raw: the transaction's bytes, None if no node has the block any more.
+        raw: the transaction's bytes, None if every node has pruned the block.
     """
 
     height: int
@@ -41,7 +41,7 @@ class IncludedTx:
 
 
 class ChainLookups:
-    """Look-ups of public data on any fresh node.
+    """Look-ups of public data on any usable node.
 
     Args:
         node_pool: the node pool, which must have been probed.
@@ -56,7 +56,7 @@ class ChainLookups:
         """A transaction by its hash, None if no node knows it in a block.
 
         Raises:
-            ChainUnavailable: no node answered.
+            ChainUnavailable: no node responded.
         """
 
         async def look_up(node: Node) -> tuple[TxResult, bytes | None] | None:
@@ -92,7 +92,7 @@ class ChainLookups:
                 the round was created.
 
         Raises:
-            ChainUnavailable: no node answered, none has the blocks any more, or the result of a reveal with this
+            ChainUnavailable: no node responded, every node has pruned the blocks, or the result of a reveal with this
                 nullifier is not known.
         """
         if heights is not None:
@@ -108,7 +108,7 @@ class ChainLookups:
         return None
 
     async def _search_index(self, round_id: bytes, nullifier: bytes) -> list[CountedReveal] | None:
-        """Search the index of a node: a list with the reveal or an empty one, None if an index does not tell.
+        """Search the index of a node: a list of at most one reveal, None if it is inconclusive.
 
         If a counted reveal was included again, the index contains the later failure instead, so blocks must be read.
         """
@@ -138,7 +138,7 @@ class ChainLookups:
         return range(max(1, known.created_at_height), head.height + 1)
 
     async def _search_blocks(self, heights: range, round_ids: set[bytes], nullifier: bytes) -> CountedReveal | None:
-        """Search whole blocks in order, read in concurrent batches."""
+        """Search blocks in order, read in concurrent batches."""
         for start in range(0, len(heights), CONCURRENT_BLOCKS):
             batch = heights[start : start + CONCURRENT_BLOCKS]
             blocks = await self._read_blocks(batch)
@@ -153,7 +153,7 @@ class ChainLookups:
         return None
 
     async def is_counted_in_block(self, raw: bytes, height: int) -> bool:
-        """Whether a reveal was counted in the block at a height. False while that is not known."""
+        """Whether a reveal was counted in the block at a height. False while the result is unknown."""
         result = await self._result(raw)
         if result is None or not is_counted(result, height):
             return False

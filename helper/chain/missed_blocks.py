@@ -1,6 +1,6 @@
 """Checks sent reveals by nullifier after blocks were missed.
 
-Normally only blocks confirm a share. If no node has some blocks any more, nodes are queried for the nullifiers of sent
+Normally only blocks confirm a share. If every node has pruned some blocks, nodes are queried for the nullifiers of sent
 reveals. These are public, so the requests reveal nothing; nullifiers of waiting shares are never sent.
 """
 
@@ -43,7 +43,7 @@ class MissedBlocksCheck:
             The ids of confirmed rows.
 
         Raises:
-            ChainUnavailable: no node answered. Repeat the call before anything is sent again, because a new proof
+            ChainUnavailable: no node responded. Repeat the call before anything is sent again, because a new proof
                 makes another transaction.
         """
         await self._store.set_meta(_MISSED_HEIGHT_KEY, str(height))
@@ -53,8 +53,9 @@ class MissedBlocksCheck:
         )
 
     async def check_spent(self, height: int) -> list[int]:
-        """Every `CHECK_INTERVAL_BLOCKS` blocks, check reveals that the chain reports as spent, if blocks were ever
-        missed.
+        """Check reveals that the chain reports as spent, if blocks were ever missed.
+
+        Does nothing unless `height` is a multiple of `CHECK_INTERVAL_BLOCKS`.
 
         Returns:
             The ids of confirmed rows.

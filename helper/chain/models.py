@@ -1,7 +1,7 @@
 """Typed values of chain data, and parsers of a node's JSON.
 
-Ids, roots and leaves are raw bytes; times are unix seconds. Each parser takes the decoded JSON of one answer and raises
-`ChainResponseError` with the name of the first invalid field.
+Ids, roots and leaves are raw bytes; times are unix seconds. Each parser takes the decoded JSON of one response and
+raises `ChainResponseError` with the name of the first invalid field.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class UnknownStatusRound:
     """A round with a status that this version does not know.
 
     Attributes:
-        status: the number that the chain gives; 0 if it gives none.
+        status: the number that the chain reports; 0 if it reports none.
         vote_end_time: unix seconds.
         created_at_height: no leaf of the round's tree is in an earlier block.
     """
@@ -160,7 +160,7 @@ def parse_rounds(answer: object) -> RoundList:
     """Parse `GET rounds`.
 
     A round with an invalid field, with a status of a newer chain, or that is listed twice does not affect the others.
-    A round without an id makes the whole answer invalid.
+    A round without an id makes the entire response invalid.
     """
     valid: dict[bytes, Round] = {}
     invalid: dict[bytes, str] = {}

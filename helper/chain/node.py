@@ -18,7 +18,7 @@ MAX_HEIGHT_DROP = 5
 """Blocks by which the height of a URL may decrease: nodes behind one load balancer are rarely at the same height."""
 
 SYNC_STATUS_SECONDS = 2.5
-"""How long an answer that a node is not syncing is valid. A node that falls behind must be left within 5 s."""
+"""How long a report that a node is not syncing remains valid. A lagging node must become unusable within 5 s."""
 
 MAX_OFFSETS = 16
 """Number of recent heads whose offsets are stored."""
@@ -51,8 +51,8 @@ class Health:
     """Health of one service (REST or RPC) of a node.
 
     Attributes:
-        head: the newest block, None before the first answer.
-        max_height: the greatest height reported; a node far below it was reset or gives false answers.
+        head: the newest block, None before the first response.
+        max_height: the greatest height reported; a node far below it was reset or returns false data.
         head_offset: local clock minus block time when this head was first reported, in seconds.
         is_syncing: whether the node reports that it is syncing.
         sync_checked_at: monotonic start of the last probe that requested `is_syncing`.
@@ -62,7 +62,7 @@ class Health:
         absence_offsets: for each of these heads, local clock minus block time at the last probe that did not find it.
         block_seconds: mean block interval between the two newest heads, by block time; infinity before the second.
         error: error of the last probe, None if it succeeded.
-        implausible_reason: why the newest block cannot be right, None if it can.
+        implausible_reason: why the newest block is implausible, None if it is plausible.
         backoff_until: monotonic end of the backoff; until then the service is only probed.
         backoff_reason: cause of the backoff.
         failures: consecutive failed calls.
@@ -94,8 +94,10 @@ class Health:
         return self.error is None and not self.is_syncing and monotonic - self.sync_checked_at < SYNC_STATUS_SECONDS
 
     def record_probe(self, head: BlockHead, *, is_syncing: bool | None, now: float, started_at: float) -> None:
-        """Record a successful probe that began at the monotonic time `started_at`. `is_syncing` is None if not
-        requested."""
+        """Record a successful probe that began at the monotonic time `started_at`.
+
+        `is_syncing` is None if it was not requested.
+        """
         if self.head is None or head.height != self.head.height:
             self.head_offset = now - head.time
             self.offsets.append(self.head_offset)
@@ -132,7 +134,7 @@ class Health:
         self.failures += 1
 
     def unusable_reason(self, chain_id: str | None, limits: HeadLimits, *, now: float, monotonic: float) -> str | None:
-        """Why this service is not fresh, None if it is."""
+        """Why this service is not usable, None if it is."""
         head = self.head
         if self.error is not None:
             return self.error
@@ -175,9 +177,9 @@ class Node:
         return self.health.head.height if self.health.head is not None else 0
 
     def is_rpc_current(self, monotonic: float) -> bool:
-        """Whether the RPC has reported the newest block of the REST API and was healthy moments ago.
+        """Whether the RPC has reported the newest block of the REST API and was healthy at its last probe.
 
-        If so, it is not probed: its heights are not used, only that it is reachable, fresh and of this chain.
+        If so, it is not probed: its heights are not used, only that it is reachable, current and of this chain.
         """
         return (
             self.health.error is None

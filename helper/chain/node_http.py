@@ -1,8 +1,8 @@
 """HTTP client for one chain node, with a total timeout and a size limit.
 
-httpx limits each read but not the whole call, so every call runs under `anyio.fail_after`. Redirects are not followed.
-Compressed answers are refused, so that the size limit applies to the received bytes. Errors say whether the request may
-have been sent.
+httpx limits each read but not the entire call, so every call runs under `anyio.fail_after`. Redirects are not followed.
+Compressed responses are refused, so that the size limit applies to the received bytes. Errors say whether the request
+may have been sent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from helper.runtime.http_client import create_async_client
 T = TypeVar("T")
 
 DEFAULT_LIMIT_BYTES = 1 << 20
-"""Size limit of ordinary answers, in bytes."""
+"""Size limit of ordinary responses, in bytes."""
 
 PAGE_LIMIT_BYTES = 8 << 20
 """Size limit of lists and of pages of leaves or transactions, in bytes."""
@@ -33,24 +33,24 @@ BLOCK_LIMIT_BYTES = 16 << 20
 """Size limit of a block and of its results, in bytes. A node's JSON contains a block twice, in base64."""
 
 STREAM_LIMIT_BYTES = 64 << 20
-"""Size limit of streamed answers, which are never held in memory as a whole, in bytes."""
+"""Size limit of streamed responses, in bytes. They are never held in memory completely."""
 
 CHUNKS_PER_CHECKPOINT = 64
-"""Pieces of an answer that are read before control returns to the event loop."""
+"""Chunks of a response that are read before control returns to the event loop."""
 
 MAX_SMALL_CHUNKS = 4096
-"""Number of pieces of an answer that may have any size."""
+"""Number of chunks of a response that may have any size."""
 
 MIN_MEAN_CHUNK_BYTES = 256
-"""Minimum mean piece size, in bytes, of an answer with more than `MAX_SMALL_CHUNKS` pieces. Each piece costs about 20
-µs, whatever its size; regular nodes send pieces of 1,400 bytes or more.
+"""Minimum mean chunk size, in bytes, of a response with more than `MAX_SMALL_CHUNKS` chunks. Each chunk costs about 20
+µs, regardless of its size; regular nodes send chunks of 1,400 bytes or more.
 """
 
 THREAD_PARSE_BYTES = 1 << 16
-"""Size, in bytes, above which an answer is parsed in a thread."""
+"""Size, in bytes, above which a response is parsed in a thread."""
 
 DEFAULT_TIMEOUT_SECONDS = 10.0
-"""Default timeout of a whole call, in seconds."""
+"""Default total timeout of a call, in seconds."""
 
 SLOW_CALL_SECONDS = 1.0
 """Seconds after which a call in progress makes a node slow. Other nodes are then called before it."""
@@ -65,21 +65,21 @@ _NOT_SENT_ERRORS = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout,
 
 
 class NodeResponse(NamedTuple):
-    """A whole answer: HTTP status and body."""
+    """A complete response: HTTP status and body."""
 
     status: int
     body: bytes
 
 
 class ResponseTooLong(InvalidResponse):
-    """An answer is longer than its size limit."""
+    """A response is longer than its size limit."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"the answer is longer than {limit} bytes")
 
 
 class StreamedResponse:
-    """An answer whose head was received and whose body is streamed. See `NodeHttp.stream`.
+    """A response whose head was received and whose body is streamed. See `NodeHttp.stream`.
 
     Attributes:
         status: HTTP status.
@@ -101,7 +101,7 @@ class StreamedResponse:
         self.retry_after = _parse_header_number(headers.get("retry-after", ""))
 
     async def iter_chunks(self) -> AsyncIterator[bytes]:
-        """Iterate over the body; see `_iter_chunks`. Raises `NoResponse` too, if the answer is incomplete or stalls."""
+        """Iterate over the body; see `_iter_chunks`. Raises `NoResponse` if the response is incomplete or stalls."""
         try:
             async for piece in _iter_chunks(self._response, self._limit):
                 yield piece
@@ -110,7 +110,7 @@ class StreamedResponse:
 
 
 class NoResponse(ChainUnavailable):
-    """No complete answer. `sent` says whether any byte of the request may have left this machine."""
+    """No complete response. `sent` says whether any byte of the request may have left this machine."""
 
     def __init__(self, message: str, *, sent: bool) -> None:
         super().__init__(message)
@@ -152,7 +152,7 @@ class NodeHttp:
 
     Args:
         url: base URL; may contain credentials.
-        timeout: seconds that a whole call may take.
+        timeout: total timeout of a call, in seconds.
         transport: replaces the network in tests.
         connections: maximum number of connections.
 
@@ -221,9 +221,9 @@ class NodeHttp:
         """Send a GET request. Retries once on a new connection if a reused one is dead.
 
         Raises:
-            Unanswered: no complete answer.
-            AnswerTooLong: the answer is longer than `limit` bytes.
-            ChainAnswerError: the answer cannot be read for another reason.
+            NoResponse: no complete response.
+            ResponseTooLong: the response is longer than `limit` bytes.
+            ChainResponseError: the response cannot be read for another reason.
         """
         request = self._reusable.request("GET", path, params=params) if params else self._reusable.get(path)
         try:
@@ -248,18 +248,18 @@ class NodeHttp:
     async def stream(
         self, method: str, target: str, body: bytes | None = None, *, limit: int = STREAM_LIMIT_BYTES
     ) -> AsyncIterator[StreamedResponse]:
-        """Send a request and stream the answer. A GET is retried once if a reused connection is dead.
+        """Send a request and stream the response. A GET is retried once if a reused connection is dead.
 
         Args:
             method: GET, or another method, which is sent on a new connection.
             target: path and query, encoded.
             body: JSON body.
-            limit: maximum length of the answer in bytes.
+            limit: maximum length of the response in bytes.
 
         Raises:
-            Unanswered: no response head was received in time.
-            ChainAnswerError: the answer is compressed, a redirect, has an invalid status, or declares a length above
-                `limit`.
+            NoResponse: no response head was received in time.
+            ChainResponseError: the response is compressed, a redirect, has an invalid status, or declares a length
+                above `limit`.
         """
         response = await self._send_for_head(method, target, body)
         try:
@@ -309,20 +309,20 @@ class NodeHttp:
 
 
 async def parse_response(response: NodeResponse, parse: Callable[[NodeResponse], T]) -> T:
-    """Parse an answer; a large one in a thread."""
+    """Parse a response; a large one in a thread."""
     if len(response.body) > THREAD_PARSE_BYTES:
         return await anyio.to_thread.run_sync(parse, response)
     return parse(response)
 
 
 async def _iter_chunks(response: httpx.Response, limit: int) -> AsyncIterator[bytes]:
-    """Iterate over an answer's body.
+    """Iterate over a response's body.
 
     Reading buffered data does not suspend the task, so this yields to the event loop explicitly.
 
     Raises:
-        AnswerTooLong: the body is longer than `limit` bytes.
-        ChainAnswerError: the body has too many small pieces.
+        ResponseTooLong: the body is longer than `limit` bytes.
+        ChainResponseError: the body has too many small chunks.
     """
     size = count = 0
     async for piece in response.aiter_bytes():

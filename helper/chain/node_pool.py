@@ -1,10 +1,10 @@
 """Pool of chain nodes: health checks, selection and failover.
 
-A node is *fresh* if it serves the configured chain, is not syncing, and its newest block time is close to the local
-clock. Calls try the fresh nodes in the configured order. A node that does not answer, or that contradicts itself or
-other nodes, is not called again until its backoff has passed. An HTTP error or an unreadable answer only moves that
-call on to the next node, because the node's blocks and mempool may still be valid. Each change of a node's state and
-each kind of invalid answer is logged once, with the node and the reason.
+A node is *usable* if it is not in backoff, serves the configured chain, is not syncing, and its newest block time is
+close to the local clock. Calls try the usable nodes in the configured order. A node that does not respond, or that
+contradicts itself or other nodes, goes into backoff. After an HTTP error or an unreadable response, only that call goes
+to the next node, because the node's blocks and mempool may still be valid. Each change of a node's state and each kind
+of invalid response is logged once, with the node and the reason.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MAX_HEIGHT = 2**62
 """A height above every block."""
 
 _MAX_HEADS = 256
-_FAULT_LOG_SECONDS = 60.0  # an invalid answer to a request is logged again after this long without one
+_FAULT_LOG_SECONDS = 60.0  # an invalid response to a request is logged again after this long without one
 
 
 def create_nodes(
@@ -78,7 +78,7 @@ class NodePool:
     """The configured nodes of one chain.
 
     Attributes:
-        chain_id: the chain's id; None until it is configured, restored, or read from the first answer.
+        chain_id: the chain's id; None until it is configured, restored, or read from the first response.
         nodes: every node, in the configured order.
         limits: maximum staleness and clock skew of a node.
         clock: source of wall and monotonic time.
@@ -134,7 +134,7 @@ class NodePool:
 
     @property
     def has_usable_node(self) -> bool:
-        """Whether any node is fresh."""
+        """Whether any node is usable."""
         reason = self._create_reason_check()
         return any(reason(endpoint.health) is None for endpoint in self.nodes)
 
@@ -147,7 +147,7 @@ class NodePool:
 
     @property
     def is_out_of_sync(self) -> bool:
-        """Whether every node answers but none is fresh (another chain, old blocks, a reset).
+        """Whether every node responds but none is usable (another chain, old blocks, a reset).
 
         Unlike an unreachable node, this does not resolve by waiting.
         """
@@ -158,7 +158,7 @@ class NodePool:
 
     @property
     def head(self) -> BlockHead | None:
-        """The newest block that a fresh node has reported."""
+        """The newest block that a usable node has reported."""
         newest = self._newest_node()
         return newest.health.head if newest is not None else None
 
@@ -178,7 +178,7 @@ class NodePool:
 
     @property
     def newest_height(self) -> int:
-        """The greatest recent height that a fresh node has reported; 0 before the first."""
+        """The greatest recent height that a usable node has reported; 0 before the first."""
         return max(self._block_times, default=0)
 
     @property
@@ -201,18 +201,18 @@ class NodePool:
     def clock_skew(self) -> float | None:
         """Local clock minus newest block time when it was first reported, in seconds, for the node with the least skew.
 
-        None before any node of this chain has answered. See `is_clock_suspect` for values beyond ±`limits.clock_skew`.
+        None before any node of this chain has responded. See `is_clock_suspect` for values beyond ±`limits.clock_skew`.
         """
         return min(self._head_offsets(), key=abs, default=None)
 
     @property
     def is_clock_suspect(self) -> bool:
-        """Whether the blocks of all answering nodes are off in the same direction by more than the limit."""
+        """Whether the blocks of all responding nodes are off in the same direction by more than the limit."""
         offsets, limit = self._head_offsets(), self.limits.clock_skew
         return bool(offsets) and (min(offsets) > limit or max(offsets) < -limit)
 
     def unusable_reasons(self) -> dict[str, str | None]:
-        """Why each node is not fresh, by name; None for fresh nodes."""
+        """Why each node is not usable, by name; None for usable nodes."""
         reason = self._create_reason_check()
         return {endpoint.name: reason(endpoint.health) for endpoint in self.nodes}
 
@@ -233,7 +233,7 @@ class NodePool:
         return now if newest is None or abs(now - newest) <= max_difference else newest
 
     def subscribe(self, callback: Callable[[], None]) -> None:
-        """Register a callback for changes of which nodes are fresh."""
+        """Register a callback for changes of which nodes are usable."""
         self._change_callbacks.append(callback)
 
     def subscribe_to_probes(self, callback: Callable[[BlockHead | None], None]) -> None:
@@ -241,9 +241,9 @@ class NodePool:
         self._probe_callbacks.append(callback)
 
     async def probe_all(self) -> None:
-        """Probe all nodes concurrently. Returns when the slowest has answered or timed out.
+        """Probe all nodes concurrently. Returns when the slowest has responded or timed out.
 
-        The health of each node is updated as soon as it has answered.
+        The health of each node is updated as soon as it has responded.
         """
         async with asyncio.TaskGroup() as group:
             for node in self.nodes:
@@ -267,7 +267,7 @@ class NodePool:
                 group.create_task(monitor_node(node))
 
     async def call(self, fn: Callable[[ChainClient], Awaitable[T]], *, min_height: int = 0) -> T:
-        """Call `fn` with the client of each fresh node in order until one succeeds. See `ask`."""
+        """Call `fn` with the client of each usable node in order until one succeeds. See `call_until`."""
         return await self.call_node(lambda endpoint: fn(endpoint.client), min_height=min_height)
 
     async def call_node(self, fn: Callable[[Node], Awaitable[T]], *, min_height: int = 0) -> T:
@@ -281,15 +281,16 @@ class NodePool:
         is_enough: Callable[[T], bool] = lambda _: True,
         min_height: int = 0,
     ) -> list[T]:
-        """Call `fn` with each fresh node in order until an answer satisfies `is_enough`.
+        """Call `fn` with each usable node in order until a response satisfies `is_enough`.
 
-        Nodes that have reported `min_height` come first. After a `ChainError` the next node is called (see `failed`).
+        Nodes that have reported `min_height` come first. After a `ChainError` the next node is called (see
+        `record_error`).
 
         Returns:
-            All answers; the one that satisfied `is_enough` is the last.
+            All responses; the one that satisfied `is_enough` is the last.
 
         Raises:
-            ChainUnavailable: no node answered.
+            ChainUnavailable: no node responded.
         """
         answers, reasons = [], []
         for node in sorted(self.usable_nodes, key=lambda e: e.health.head is None or e.health.head.height < min_height):
@@ -314,7 +315,7 @@ class NodePool:
     def record_error(self, node: Node, error: ChainError, *, rpc: bool = False) -> None:
         """Record an error of a node (or of its RPC).
 
-        A missing answer or a contradiction puts the node in backoff. An HTTP error or an `InvalidResponse` does not,
+        A missing response or a contradiction puts the node in backoff. An HTTP error or an `InvalidResponse` does not,
         because other requests may succeed; it is logged once while it repeats. `HeightPrunedError` is not a fault.
         """
         if isinstance(error, HeightPrunedError):
@@ -324,7 +325,7 @@ class NodePool:
             self.start_backoff(node, str(error), rpc=rpc)
             return
         name = node.rpc.name if rpc and node.rpc is not None else node.name
-        request = str(error).partition(":")[0]  # our own text; what follows may be the node's
+        request = str(error).partition(":")[0]  # our own text; the rest may be the node's
         if self._logged_faults.remember((name, request), self.clock.monotonic()):
             self._log.warning("node_answer_invalid", endpoint=name, reason=str(error))
 
@@ -348,7 +349,7 @@ class NodePool:
         await self._probe_service(node.health, lambda: self._rest_status(node))
 
     async def _rest_status(self, node: Node) -> tuple[BlockHead, bool | None]:
-        """The newest block and whether the node is syncing, None if that was answered moments ago.
+        """The newest block and whether the node is syncing, None if it was reported recently.
 
         Most probes find no new block, and probes are most of an idle helper's work.
         """
@@ -398,7 +399,7 @@ class NodePool:
             callback(head)
 
     def _set_chain_id(self) -> None:
-        """Take the chain id from the first node that has answered."""
+        """Set the chain id to that of the first node that has responded."""
         for node in self.nodes:
             health = node.health
             if health.head is not None and health.error is None:
@@ -426,7 +427,7 @@ class NodePool:
         reason = get_reason(health)
         if reason is None and head is not None:
             self._add_time(head)
-        # Reasons contain ages that grow with every probe; log one line per change of state, not one per second.
+        # Reasons contain ages that grow with every probe; compare them without digits to log only changes of state.
         previous = health.logged_reason
         if reason == previous or (reason and previous and _strip_digits(reason) == _strip_digits(previous)):
             return False
@@ -443,7 +444,7 @@ class NodePool:
             self._block_times.popitem(last=False)
 
     def _newest_node(self) -> Node | None:
-        """The fresh node with the newest block."""
+        """The usable node with the newest block."""
         reason, height = self._create_reason_check(), -1
         newest: Node | None = None
         for node in self.nodes:
@@ -452,7 +453,7 @@ class NodePool:
         return newest
 
     def _create_reason_check(self) -> Callable[[Health], str | None]:
-        """A function that returns why a service is not fresh now, None if it is."""
+        """A function that returns why a service is not usable now, None if it is."""
         now, monotonic = self.clock.now(), self.clock.monotonic()
         return partial(Health.unusable_reason, chain_id=self.chain_id, limits=self.limits, now=now, monotonic=monotonic)
 

@@ -1,8 +1,8 @@
 """Read-only access to the nodes for requests that must never delay a reveal.
 
-Visitors of the page cause requests about staking, rounds and tallies at any rate, and the archive reads every reveal of
-the chain. Therefore errors of these requests do not put nodes into backoff, slow ones do not make a node count as slow,
-and they use a small number of separate connections.
+Visitors of the status page cause requests about staking, rounds and tallies at any rate, and the archive reads every
+reveal of the chain. Therefore errors of these requests do not put nodes into backoff, slow ones do not make a node
+count as slow, and they use a small number of separate connections.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ MAX_CONNECTIONS: Final = 8
 
 
 class ReadOnlyNodePool:
-    """Calls the fresh nodes of a pool without affecting their health.
+    """Calls the usable nodes of a pool without affecting their health.
 
     Args:
-        endpoints: the node pool.
+        node_pool: the node pool.
         timeout: timeout of a call to one node, in seconds.
         transport: replaces the network in tests.
 
@@ -56,12 +56,12 @@ class ReadOnlyNodePool:
             await client.aclose()
 
     async def call(self, fn: Callable[[ChainClient], Awaitable[T]]) -> T:
-        """Call `fn` with the client of each fresh node in order until one succeeds. Slow ones come last.
+        """Call `fn` with the client of each usable node in order until one succeeds. Slow ones come last.
 
         Raises:
-            HeightGoneError: every fresh node has pruned the height.
-            ChainAnswerError: no node succeeded, and at least one returned an invalid answer.
-            ChainUnavailable: no node answered.
+            HeightPrunedError: every usable node has pruned the height.
+            ChainResponseError: no node succeeded, and at least one returned an invalid response.
+            ChainUnavailable: no node responded.
         """
         clients = [self._clients[endpoint] for endpoint in self.endpoints.usable_nodes]
         errors: dict[str, ChainError] = {}

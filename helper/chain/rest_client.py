@@ -1,6 +1,6 @@
 """Client for a node's REST API.
 
-Only `broadcast` and `tx` concern a single share: the first publishes it, the second is used for public transactions.
+Only `broadcast` and `tx` concern a single share: `broadcast` publishes it, and `tx` is used for public transactions.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class HeightPrunedError(ChainResponseError):
 class ChainClient:
     """Client for one node's REST API.
 
-    Every method except `broadcast` raises `ChainUnavailable` if the node did not answer and `ChainResponseError` if its
-    answer is invalid. `timeout` applies to each request.
+    Every method except `broadcast` raises `ChainUnavailable` if the node did not respond and `ChainResponseError` if
+    its response is invalid. `timeout` applies to each request.
 
     Attributes:
         name: host and port, for logs.
@@ -152,7 +152,7 @@ class ChainClient:
     ) -> list[LeafBlock]:
         """All leaves of the heights from `from_height` to `to_height`, read page by page.
 
-        The span of a request is halved while a page is longer than `PAGE` bytes.
+        The span of a request is halved while a page is longer than `PAGE_LIMIT_BYTES`.
 
         Args:
             round_id: the round.
@@ -206,7 +206,7 @@ class ChainClient:
         """The block at a height, None if it does not exist yet.
 
         Raises:
-            HeightGoneError: the node has pruned the block.
+            HeightPrunedError: the node has pruned the block.
         """
 
         def parse(answer: NodeResponse) -> Block | None:
@@ -275,7 +275,7 @@ class ChainClient:
 
 
 def _parse_body(answer: NodeResponse, source: str) -> object:
-    """The JSON of a 200 answer. Raises an error with the node's message for any other status."""
+    """The JSON of a 200 response. Raises an error with the node's message for any other status."""
     if answer.status in (502, 503, 504, 429):
         raise ChainUnavailable(f"{source}: HTTP {answer.status} {_error_text(answer)}".rstrip())
     if answer.status != 200:

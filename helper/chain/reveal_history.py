@@ -1,6 +1,6 @@
 """Reads all counted reveals of the chain, block by block, for the archive.
 
-Every reveal of a block is looked up in the same way, so the requests do not show which were sent by this helper. They
+Every reveal of a block is requested in the same way, so the requests do not show which were sent by this helper. They
 use separate connections and do not affect the health of nodes, so they never delay a reveal.
 """
 
@@ -48,20 +48,20 @@ class RevealHistory:
 
     @property
     def head(self) -> int:
-        """The newest height that a fresh node has reported, 0 before the first."""
+        """The newest height that a usable node has reported, 0 before the first."""
         newest = self._node_pool.head
         return 0 if newest is None else newest.height
 
     @property
     def are_all_nodes_usable(self) -> bool:
-        """Whether every configured node is fresh."""
+        """Whether every configured node is usable."""
         return len(self._node_pool.usable_nodes) == len(self._node_pool.nodes)
 
     async def reveals(self, height: int) -> list[CountedReveal]:
         """The counted reveals of a block, in block order.
 
         Raises:
-            HeightGoneError: every fresh node has pruned the block.
+            HeightPrunedError: every usable node has pruned the block.
             ChainError: the block, or the result of one of its reveals, is not available.
         """
         block = await self._call(lambda client: client.block(height))

@@ -95,7 +95,7 @@ class ReportedChanges:
         self._reports: dict[RoundField, dict[str, _Report]] = {}
 
     def record(self, field: RoundField, node: str, value: ReportedValue | None, height: int) -> None:
-        """Note that a node at a height reports this value. None means that it reports no change (any more)."""
+        """Record that a node at a height reports this value; None means no change."""
         if value is None:
             self._reports.get(field, {}).pop(node, None)
             return
@@ -115,7 +115,7 @@ class ReportedChanges:
     def find_confirmed(
         self, field: RoundField, heights: Mapping[str, int], *, blocks: int = CONFIRMING_BLOCKS
     ) -> ReportedValue | None:
-        """The value that enough nodes report, None while too few do or while they report several.
+        """The value that enough nodes report, None while too few agree or they report more than one.
 
         Args:
             field: the field of the round.

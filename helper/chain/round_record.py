@@ -1,4 +1,4 @@
-"""What is known about one round, and how a node's report of it differs. Pure."""
+"""State of one round, and its comparison with a node's report. Pure."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class RoundRecord:
         return listed != self.known
 
     def invalid_reason(self, listed: Round | UnknownStatusRound | None, height: int) -> str | None:
-        """Why the known round cannot be as a node at this height lists it, None if it can."""
+        """Why a node's listing of the round at this height is invalid, None if it is valid."""
         assert self.known is not None
         may_lag = height < self.status_height + _MAX_LAG_BLOCKS
         if listed is None:
@@ -152,7 +152,7 @@ class RoundRecord:
             node: the node's name.
             listed: the round as the node lists it.
             head: the node's newest block before the request, None before the first.
-            is_consistent: whether the node lists nothing but the status differently.
+            is_consistent: whether the node lists at most the status differently.
         """
         if not is_consistent or listed.status not in ENDED_STATUSES:
             self.over_reporters.discard(node)
@@ -160,7 +160,7 @@ class RoundRecord:
             self.over_reporters.add(node)
 
     def note_changes(self, node: str, changes: dict[RoundField, ReportedValue], height: int) -> None:
-        """Record which changes a node at this height reports; it reports no other ones (any more)."""
+        """Replace the changes that a node at this height reports."""
         for changed in RoundField:
             self.reported.record(changed, node, changes.get(changed), height)
 
@@ -173,7 +173,7 @@ class RoundRecord:
             self.over_reporters.clear()
 
     def mark_purged(self) -> None:
-        """Forget the round, except that it was purged. A round that was over when first listed remains known."""
+        """Drop the round except its purged mark. A round that was over when first listed remains known."""
         self.is_purged, self.has_shares = True, False
         self.known = self.known if self.is_past else None
         self.over_reporters.clear()

@@ -1,7 +1,7 @@
 """Registry of the chain's voting rounds; decides whether a round is closed.
 
 A single node cannot change what is known. If a node omits a round, moves it to an earlier status or returns invalid
-data for it, the stored state is unchanged, and the node goes into backoff if another fresh node shows the round as
+data for it, the stored state is unchanged, and the node goes into backoff if another usable node shows the round as
 known. If none does, the round is *frozen*: none of its shares is accepted, revealed or purged until a node shows it
 correctly. Other rounds are not affected.
 
@@ -15,8 +15,8 @@ is configured) report the round as being tallied or finalized. A status that thi
 after the end too, once it is confirmed like a changed end. It freezes the round, but does not retain its witnesses
 indefinitely (docs/decisions/0016-round-changes.md).
 
-A round that was over when it was first listed has no shares here. It is remembered so that a wallet learns that it is
-not active, but it is never stored, closed, reported or purged.
+A round that was over when it was first listed has no shares here. It is held in memory so that its shares are rejected
+as posted to an inactive round, but it is never stored, closed, reported or purged.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from helper.store.store import Store
 _UNCONFIRMED_STATES = (ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST)
 
 MAX_PAST_ROUNDS = 4096
-"""Maximum number of remembered rounds that were over when first listed. A node can list any number of them."""
+"""Maximum number of rounds in memory that were over when first listed. A node can list any number of them."""
 
 # How log events name the fields.
 _EVENT_NAMES = {RoundField.END: "end", RoundField.STATUS: "status", RoundField.PROPOSALS: "proposals"}
@@ -94,7 +94,7 @@ class RoundRegistry:
 
     Attributes:
         is_synced: whether the list of rounds was read since the start.
-        observation: the last valid answer with the list of rounds.
+        observation: the last valid response with the list of rounds.
         revision: increases with every event after which a round may be closed or purged: a processed block while a
             round is over and not closed, and a round that is new, changed, frozen, unfrozen or closed by another host.
     """
@@ -278,7 +278,7 @@ class RoundRegistry:
         """Read the list of rounds from the nodes and store what is new.
 
         Args:
-            head: the height that the answering node should have reached.
+            head: the height that the responding node should have reached.
 
         Raises:
             ChainUnavailable: no node returned a list.
@@ -337,7 +337,7 @@ class RoundRegistry:
         """Return the list of the first node without differences, else of the node with the fewest.
 
         Nodes whose differences this list contradicts go into backoff. Changes that enough nodes report are applied
-        before the answers are compared.
+        before the responses are compared.
         """
         answers = await self._node_pool.call_until(self._fetch_report, is_enough=self._is_enough, min_height=head)
         changed = await self._reopen_rounds(answers)
@@ -348,7 +348,7 @@ class RoundRegistry:
         best.node.health.failures = 0
         for answer in answers:
             if answer.node.height > best.node.height and not answer.invalid:
-                continue  # The best answer may be from before the block with the change.
+                continue  # The best response may be from before the block with the change.
             wrong = {k: reason for k, reason in answer.differences.items() if k not in best.differences}
             for round_id, reason in list(wrong.items())[:1]:
                 error = ChainResponseError(f"rounds: round {round_id.hex()[:8]}: {reason}")
@@ -356,7 +356,7 @@ class RoundRegistry:
         return best
 
     def _is_enough(self, answer: _RoundsReport) -> bool:
-        """Whether one answer suffices: it has no differences and no new round that only this node reports as over."""
+        """Whether one response suffices: it has no differences and no new round that only this node reports as over."""
         over = [
             self._record(reported.round_id)
             for reported in answer.round_list.rounds
@@ -460,7 +460,7 @@ class RoundRegistry:
         self.revision += 1
 
     async def _freeze(self, invalid: dict[bytes, str]) -> None:
-        """Freeze the rounds that no fresh node shows correctly, and unfreeze all others."""
+        """Freeze the rounds that no usable node shows correctly, and unfreeze all others."""
         for record in self._records.values():
             if record.frozen is not None and record.round_id not in invalid:
                 self._log.info("round_unfrozen", round=record.round_id.hex()[:8])
@@ -479,7 +479,7 @@ class RoundRegistry:
             self._record(round_id).frozen_shares = sum(shares.get(state, 0) for state in _UNCONFIRMED_STATES)
 
     def _add_past_rounds(self, listed: list[Round]) -> None:
-        """Remember, in memory only, rounds that were over when first listed."""
+        """Add rounds that were over when first listed; in memory only."""
         for reported in listed:
             record = self._record(reported.round_id)
             if reported.status in ENDED_STATUSES and record.is_foreign and record.frozen is None:

@@ -41,7 +41,7 @@ class RoundTree:
         is_unverified: whether the tree was loaded from the store and is not verified yet.
         unsaved_blocks: verified blocks of leaves that are not stored yet.
         stored_subtrees: number of stored complete subtrees.
-        observation: the last valid answer about the tree.
+        observation: the last valid response about the tree.
     """
 
     tree: CommitmentTree
@@ -99,7 +99,7 @@ async def append_leaves(tree: CommitmentTree, blocks: Sequence[LeafBlock], state
     """Append blocks of leaves and compare the root with the chain's.
 
     Raises:
-        ChainAnswerError: they do not match; they may have been appended.
+        ChainResponseError: they do not match; they may have been appended.
         ProofsError: a leaf is invalid.
     """
     _check_continuity(blocks, len(tree), state)

@@ -85,7 +85,7 @@ class RpcClient:
         """The counted reveals of a block, None if it does not exist or is not executed yet.
 
         Raises:
-            HeightGoneError: the node has pruned the block.
+            HeightPrunedError: the node has pruned the block.
         """
         try:
             return await self._call(
@@ -104,7 +104,7 @@ class RpcClient:
         """(height, nullifier) of every share of a round counted in the blocks `first` to `last`, oldest first.
 
         Raises:
-            InvalidAnswer: a counted reveal was included again, and the index has only the later refusal.
+            InvalidResponse: a counted reveal was included again, and the index has only the later refusal.
         """
         counted: list[tuple[int, bytes]] = []
         async for result, _, reveals in self._search_transactions(
@@ -170,7 +170,7 @@ class _RpcError(InvalidResponse):
 
 
 def _parse_result(answer: NodeResponse, source: str) -> Fields:
-    """The result in an answer. Raises an error with the node's message if there is none."""
+    """The result in a response. Raises an error with the node's message if there is none."""
     if answer.status in (502, 503, 504, 429):
         raise ChainUnavailable(f"{source}: HTTP {answer.status}")
     fields = Fields(loads(answer.body, source), source)

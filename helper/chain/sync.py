@@ -1,6 +1,6 @@
 """Synchronizes rounds and commitment trees with every new block.
 
-Each probe of a node may wake the follower. On a new block, rounds and trees are synchronized, and once more one
+Each probe of a node may wake the loop. On a new block, rounds and trees are synchronized, and once more one
 interval later, because a node shows a block shortly before it has executed it. A share never causes a request, because
 that would reveal its arrival to the node.
 """
@@ -48,7 +48,7 @@ class ChainSync:
         await self._ready.wait()
 
     async def run(self) -> None:
-        """Follow the chain until cancelled. Errors are logged and do not end it."""
+        """Synchronize after each new block until cancelled. Errors are logged."""
         await self._node_pool.probe_all()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._node_pool.monitor(self._interval))
@@ -68,7 +68,7 @@ class ChainSync:
         """Synchronize if there is a new block. Returns False after an error; the next tick tries again."""
         try:
             await self._sync()
-        except Exception as error:  # The next attempt may succeed, whatever the error is.
+        except Exception as error:  # The next attempt may succeed.
             reason = str(error) if isinstance(error, HelperError) else repr(error)
             if self._problem.note(reason):
                 self._log.warning("chain_sync_failed", reason=reason)

@@ -1,4 +1,4 @@
-"""Classifies a node's answer to a broadcast. Pure: one table, first match wins.
+"""Classifies a node's response to a broadcast. Pure: one table, first match wins.
 
 Chains deviate from their documentation: most refusals have code 1 and give the reason only in `log`. Therefore the rows
 that match a part of the log come first; the code decides only if the log contains no known text.
@@ -23,7 +23,7 @@ class AttemptCost(Enum):
 
 
 class Verdict(Enum):
-    """Meaning of an answer. None confirms a share or closes a round; only blocks do."""
+    """Meaning of a response. None confirms a share or closes a round; only blocks do."""
 
     ACCEPTED = "accepted"
     """The node accepted the message; it is not in a block yet."""
@@ -50,7 +50,7 @@ class Verdict(Enum):
 
     @property
     def cost(self) -> AttemptCost:
-        """What the verdict costs the share."""
+        """Cost of the verdict for the share."""
         return _VERDICT_COSTS.get(self, AttemptCost.NONE)
 
 
@@ -62,7 +62,7 @@ _VERDICT_COSTS = {
 
 @dataclass(frozen=True, slots=True)
 class BroadcastOutcome:
-    """A classified answer.
+    """A classified response.
 
     Attributes:
         code: the chain's code, None if there is none.
@@ -108,7 +108,7 @@ REFUSALS: tuple[tuple[str, int | None, Verdict], ...] = (
     ("", None, Verdict.REFUSED),
 )
 
-# Prefixes of the chain's own errors in a 400 answer.
+# Prefixes of the chain's own errors in a 400 response.
 _CHAIN_ERROR_PREFIXES = ("validation failed:", "invalid JSON:")
 # HTTP statuses with which the message was not processed.
 _NOT_PROCESSED_STATUSES = frozenset({401, 403, 404, 405, 410, 411, 413, 415, 421, 429, 501, 503})
@@ -116,12 +116,12 @@ _LONG_DATA_PATTERN = re.compile(r"[0-9A-Fa-f]{16,}|[A-Za-z0-9+/]{40,}={0,2}")
 
 
 def classify_response(status: int | None, body: bytes | None, sent: bool) -> BroadcastOutcome:
-    """Classify the answer to a broadcast.
+    """Classify the response to a broadcast.
 
     Args:
-        status: HTTP status, None without a complete answer.
-        body: body of the answer, None without a complete answer.
-        sent: without a complete answer, whether any byte may have been sent.
+        status: HTTP status, None without a complete response.
+        body: body of the response, None without a complete response.
+        sent: without a complete response, whether any byte may have been sent.
     """
     if status is None or body is None:
         return BroadcastOutcome(Verdict.AMBIGUOUS if sent else Verdict.UNAVAILABLE, may_be_sent=sent)
@@ -146,7 +146,7 @@ def classify_response(status: int | None, body: bytes | None, sent: bool) -> Bro
 
 
 def classify_refusal(code: int | None, log: str) -> Verdict:
-    """Classify a chain's refusal, in an answer to a broadcast or in a block."""
+    """Classify a chain's refusal, in a response to a broadcast or in a block."""
     text = log.lower()
     return next(verdict for piece, number, verdict in REFUSALS if piece in text and (number is None or number == code))
 
