@@ -178,7 +178,7 @@ InvalidReason = Literal[
     "shares_hash",
     "share_comm",
 ]
-"""Why a posted share is invalid. The last two are hashes that do not hold, as in `ShareRuleError`."""
+"""Why a posted share is invalid. The last two are hashes that do not match, as in `ShareRuleError`."""
 
 
 class InvalidShare(NamedTuple):

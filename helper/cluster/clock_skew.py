@@ -29,7 +29,7 @@ class Database(Protocol):
 class ClockSkewMonitor:
     """Compares the database's clock with this host's every ten seconds.
 
-    If the database is unreachable, the last comparison stays in force. Between comparisons the skew follows this host's
+    If the database is unreachable, the last comparison remains valid. Between comparisons the skew follows this host's
     own clocks, so that a change of its wall clock is detected immediately.
     """
 
@@ -49,7 +49,7 @@ class ClockSkewMonitor:
 
     @property
     def fault_reason(self) -> PauseReason | None:
-        """Why this host must not act by its clock, or None."""
+        """Why this host's clock must not be used, or None."""
         seconds = self.skew_seconds
         if abs(seconds) <= MAX_SKEW_SECONDS:
             return None
@@ -67,7 +67,7 @@ class ClockSkewMonitor:
         if reason is None:
             if self._problem.clear():
                 log.info("clock_skew_recovered", seconds=round(ahead, 3))
-        elif self._problem.note():  # without its reason: the seconds in it change
+        elif self._problem.note():  # without the reason, whose seconds change
             log.error(
                 "clock_skew_exceeded",
                 reason=str(reason),

@@ -1,7 +1,7 @@
 """Cluster membership: sender lease, clock agreement, shared state.
 
-With the queue in a local file only the lease applies, if one is configured: it keeps a copy of the file on another host
-from being used at the same time.
+With the queue in a local file only the lease applies, if one is configured: it prevents the concurrent use of a copy of
+the file on another host.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EXCHANGE_INTERVAL_SECONDS: Final = 2.0
 
 
 class ClusterMember:
-    """This host as one of those that share a queue.
+    """This host as a member of a cluster that shares a queue.
 
     Args:
         store: the queue.
@@ -101,7 +101,7 @@ class ClusterMember:
 
     @property
     def intake_blocked(self) -> PauseReason | None:
-        """Why this host must not accept shares, or None. A copy of the queue would not reveal them while it waits."""
+        """Why this host must not accept shares, or None. A standby with a copy of the queue would not reveal them."""
         if self._store.is_shared or self._lease.is_held:
             return None
         if self._lease.holder:

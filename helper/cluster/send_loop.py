@@ -25,7 +25,7 @@ POLL_SECONDS: Final = 1.0
 
 
 class SendLoop:
-    """Sends messages that were never sent. The broadcaster follows up those that are sent and not confirmed.
+    """Sends messages that were never sent. The broadcaster follows up sent messages until they are confirmed.
 
     Args:
         broadcaster: sends; does nothing while another host holds the lease.

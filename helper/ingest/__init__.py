@@ -1,1 +1,1 @@
-"""From a posted body to an accepted share: payload schema, validation and admission."""
+"""Ingest of posted shares: payload schema, validation and admission."""

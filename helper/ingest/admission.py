@@ -7,15 +7,15 @@ A share can arrive before our copy of the chain holds its round or leaf: wallets
 included. The request then waits for the next *scheduled* syncs. It never triggers one, because an extra request would
 reveal the share's arrival time to the node. A wallet never retries a 400, so a missing round or leaf is rejected with
 400 only if the chain certainly lacked it when the share was first posted (`helper.chain.block_cadence`); until then
-the answer is 429, which wallets retry.
+the response is 429, which wallets retry.
 
 A duplicate must be recognised even when its leaf cannot be checked: after the end of its round, and after a restart
-until a node has confirmed the stored tree. Then its key in the database decides.
+until a node has confirmed the stored tree. In these cases its key is looked up in the database.
 
-While the helper is paused, known shares and shares that are invalid whatever the chain's newest state get the usual
-response; all others get 503.
+While the helper is paused, known shares and shares that are invalid regardless of the chain's newest state get the
+usual response; all others get 503.
 
-Nothing about an accepted share is logged; outcomes are only counted.
+Nothing about an accepted share is logged; metrics record only the number of each outcome.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ log = structlog.get_logger("helper.ingest")
 MAX_WAIT_SECONDS: Final = 2.0
 """Maximum seconds that a request waits for the next scheduled sync."""
 MAX_IN_FLIGHT: Final = 2_000
-"""Maximum number of concurrent requests; beyond it, or beyond its part (`FairLimiter`), a client gets 429."""
+"""Maximum number of concurrent requests; beyond it, or beyond its limit in `FairLimiter`, a client gets 429."""
 MAX_WAITING: Final = 1_500
-"""Maximum number of these that wait for a sync; the rest is reserved for requests that need no sync."""
+"""Maximum number of requests that wait for a sync; the rest is reserved for requests that need none."""
 
 _GROWING_STATUSES: Final = frozenset({RoundStatus.PENDING, RoundStatus.ACTIVE})
 """Statuses of rounds whose tree may get new leaves."""
 
 
 class FairLimiter:
-    """A limited number of places, shared fairly between clients.
+    """A limited number of slots, divided fairly between clients.
 
-    A client may take a place while it holds fewer than are free: one client gets at most half of the places, two
-    clients a third each. So places are always free for a client that holds none.
+    A client may acquire a slot while it holds fewer than are free: one client gets at most half of the slots, two
+    clients a third each. So slots are always free for a client that holds none.
 
     Args:
-        capacity: total number.
+        capacity: total number of slots.
         message: text of the refusal.
     """
 
@@ -69,10 +69,10 @@ class FairLimiter:
         self._in_use_by_client: dict[bytes, int] = {}
 
     def acquire(self, client: bytes | None) -> None:
-        """Take a place until `release`; a client of None is limited only by the total.
+        """Acquire a slot until `release`; a client of None is limited only by the total.
 
         Raises:
-            ShareRefused: 429, no place is free for this client.
+            ShareRefused: 429, no slot is free for this client.
         """
         free = self._capacity - self._in_use
         if free <= 0 or (client is not None and self._in_use_by_client.get(client, 0) >= free):
@@ -82,7 +82,7 @@ class FairLimiter:
             self._in_use_by_client[client] = self._in_use_by_client.get(client, 0) + 1
 
     def release(self, client: bytes | None) -> None:
-        """Release a place of this client."""
+        """Release a slot of this client."""
         self._in_use -= 1
         if client is not None:
             left = self._in_use_by_client[client] - 1
@@ -137,13 +137,13 @@ class AdmissionController:
 
         Args:
             body: the request's JSON body.
-            client: the client, for its part of the places; None for no such limit.
+            client: the client, for its limit of slots; None for no such limit.
 
         Returns:
             QUEUED if the share is now on disk, DUPLICATE if it was already known.
 
         Raises:
-            WireError: the body is not a valid share.
+            PayloadError: the body is not a valid share.
             ShareRefused: 400 invalid on the chain (`field` names the invalid field), 429 retry later, 503 not available
                 now.
         """

@@ -39,7 +39,7 @@ MAX_PROPOSAL_ID: Final = 50
 MAX_DECISION: Final = 7
 MAX_TIME: Final = 2**63 - 1
 BODY_FIELD: Final = "body"
-"""Field name in errors of the body as a whole."""
+"""Field name in errors that concern the entire body."""
 
 ENCRYPTED_SHARE: Final = ObjectField(
     "The share, encrypted with ElGamal over Pallas.",
@@ -156,7 +156,7 @@ def parse_hex32(field: str, text: str) -> bytes:
     """Parse 32 bytes in lower-case hex from a path.
 
     Raises:
-        WireError: it is not 64 lower-case hex characters.
+        PayloadError: it is not 64 lower-case hex characters.
     """
     if PATH_HEX_FIELD.pattern.fullmatch(text) is None:
         raise PayloadError(field, error_message(PATH_HEX_FIELD, "not-hex"))

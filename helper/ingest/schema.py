@@ -1,7 +1,7 @@
 """Field types of JSON payloads: each has the OpenAPI schema and the error texts of its fields. Pure.
 
 Native code validates payloads (`proofs.read_shares`) and returns the invalid field and the reason; this module has the
-words. No error text contains a value of the request: a witness field must not appear in a response or a log.
+texts. No error text contains a value of the request: a witness field must not appear in a response or a log.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Field(Protocol):
         ...
 
     def schema(self) -> Schema:
-        """It as JSON Schema (2020-12, as OpenAPI 3.1 has it)."""
+        """JSON Schema of the field (draft 2020-12, as in OpenAPI 3.1)."""
         ...
 
     def messages(self, actual: int | None) -> Messages:
@@ -67,7 +67,7 @@ class Field(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class IntegerField:
-    """An integer from `least` to `most`; optional if it has a default."""
+    """An integer from `minimum` to `maximum`; optional if it has a default."""
 
     description: str
     minimum: int
@@ -189,7 +189,7 @@ def error_message(field: Field | None, reason: InvalidReason, actual: int | None
     """Why a field is invalid.
 
     Args:
-        field: the invalid field; None for one of another type.
+        field: the invalid field; None if it is not one of these types.
         reason: one of `proofs.InvalidReason`.
         actual: the actual number of entries or bytes, for the reasons that have one.
     """

@@ -1,8 +1,8 @@
 """Validates posted shares in batches, off the event loop.
 
-Bodies that arrive while a batch is being validated form the next batch. One native call parses, decodes and hashes a
-whole batch without the GIL; its result for each body is the share or the invalid field. A single body is validated on
-the event loop, because a switch to a thread and back takes longer.
+Bodies that arrive while a batch is being validated form the next batch. One native call parses, decodes and hashes the
+batch without the GIL and returns the share or the invalid field for each body. A single body is validated on the event
+loop, because switching to a thread and back takes longer.
 
 Large bodies are validated one by one in a worker thread, because parsing 1 MiB of JSON takes up to 6 ms.
 """
@@ -64,7 +64,7 @@ def checked_share(result: Result) -> CheckedShare:
     """Convert the result of the native validation.
 
     Raises:
-        WireError: the body is invalid; names the first invalid field.
+        PayloadError: the body is invalid; names the first invalid field.
     """
     if isinstance(result, InvalidShare):
         raise invalid_share(result)
@@ -105,7 +105,7 @@ class ShareValidator:
         """Parse and validate a request's body.
 
         Raises:
-            WireError: the body is not a valid share.
+            PayloadError: the body is not a valid share.
             ShareRefused: 400, the validation failed.
         """
         result = await self._validate_in_batch(body) if len(body) <= SMALL_BODY_BYTES else None
@@ -148,7 +148,7 @@ class ShareValidator:
         _set_results(batch, [None] * len(batch) if future.cancelled() else future.result())
 
     def _run_batch(self, batch: Sequence[_PendingBody]) -> Sequence[Result | None]:
-        """Validate a batch in one native call. If the call fails, each body is validated alone."""
+        """Validate a batch in one native call. If the call fails, each body is validated individually."""
         try:
             return self._checks.read_shares([body for body, _ in batch])
         except Exception as error:

@@ -19,7 +19,7 @@ class AttemptBudget:
 
     Args:
         node_pool: the node pool; its time is the start of each delay.
-        max_attempts: number of attempts; a share fails for good when all are spent.
+        max_attempts: number of attempts; a share fails permanently when all are spent.
     """
 
     def __init__(self, *, store: Store, node_pool: NodePool, stats: Stats, max_attempts: int = 5) -> None:
@@ -53,7 +53,7 @@ class AttemptBudget:
         return max(int((self._node_pool.wall_time() + retry_delay(attempt)) * 1000), not_before_ms)
 
     async def fail_share(self, share_id: int, stage: str, reason: str, *, counts_attempt: bool = False) -> None:
-        """Fail a share for good and log it. Its witness remains stored until its round is purged."""
+        """Fail a share permanently and log it. Its witness remains stored until its round is purged."""
         self._stats.record_failure(stage, reason)
         if await self._store.fail(share_id, stage=stage, note=reason, spend_attempt=counts_attempt):
             self._stats.count("failed")

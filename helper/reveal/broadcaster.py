@@ -34,16 +34,16 @@ log = structlog.get_logger("helper.reveal")
 MAX_FOLLOW_UPS = 64
 """Unconfirmed reveals handled after each block, those that have waited longest first.
 
-More than can be proven in a block interval, and few enough not to flood a chain that accepts reveals but includes none.
+Exceeds the number that can be proven in a block interval, but limits the load on a chain that includes no reveals.
 """
 CONCURRENT_RESENDS = 16
 """Unconfirmed reveals resent concurrently, so that one slow node does not delay all others."""
 NEVER_SENT_HEIGHT = 0
 """The height for which `follow_ups` returns only messages that were never sent."""
 STATES_KEPT = 100_000
-"""Shares whose send state is kept in memory."""
+"""Maximum number of shares whose send state is held in memory."""
 NODE_AVOIDANCE_SECONDS = 30.0
-"""How long a node is tried last after a response that decided nothing."""
+"""How long a node is tried last after an inconclusive response."""
 
 VERDICT_LOG_SECONDS = 60.0
 """A verdict from a node is logged again if it did not occur for this many seconds."""
@@ -96,7 +96,7 @@ class Broadcaster:
         self._stats = stats
         self._states = SendStates(STATES_KEPT)
         self._avoided_until: dict[str, float] = {}  # by node: until when, monotonic
-        self._trial_lock = asyncio.Lock()  # held by the one reveal that tries a circuit
+        self._trial_lock = asyncio.Lock()  # held by the reveal that tries a circuit
         self._refusals_by_circuit: dict[
             str, dict[str, int]
         ] = {}  # by circuit: nodes that refused a proof, and the last such share
@@ -118,7 +118,7 @@ class Broadcaster:
         self._states.forget_ends()
 
     def forget_confirmed(self, share_id: int) -> None:
-        """Drop the state of a confirmed share, whoever revealed it."""
+        """Drop the state of a confirmed share, including one revealed by another helper."""
         first_sent_at = self._states.confirm(share_id)
         if first_sent_at is not None:
             self._stats.confirmation.add_sample(self._clock.monotonic() - first_sent_at)
@@ -143,7 +143,7 @@ class Broadcaster:
         await self._follow_up_all(selected, partial(self._run_next_step, height=height))
 
     async def send_new(self) -> None:
-        """Send the messages that other hosts have prepared and nobody has sent yet.
+        """Send messages that other hosts have prepared and that were never sent.
 
         An error with one share is logged and does not affect the others.
 
@@ -186,7 +186,7 @@ class Broadcaster:
         if not self._states.claim(share_id, self._lease.fence):
             return
         try:
-            # Read only now: the share may have been sent or proven again since it was selected.
+            # Read at this point because the share may have been sent or proven again since it was selected.
             reveal = await self._store.get_sent_reveal(share_id)
             if reveal is not None:
                 await handle(reveal)
@@ -353,7 +353,7 @@ class Broadcaster:
             return
         if outcome.verdict is Verdict.BAD_PROOF:
             self._refusals_by_circuit.pop(circuit, None)
-            # A share that is being followed up now notices the refused circuit itself.
+            # A follow-up in progress detects the refused circuit itself.
             others = {share_id for share_id in tried.values() if not self._states.get(share_id).is_in_flight}
             for share_id in sorted(others | {reveal.share_id}):
                 self._states.get(share_id).clear_refusals()

@@ -3,7 +3,7 @@
 A chain accepts exactly one generation. With `circuit = "auto"` the initial choice is the generation that this chain
 accepted last, else the one for the node's version, else the newer one. It changes when the chain refuses a proof that
 our own verifier accepts. Until the chain has accepted a reveal of the current generation, one reveal at a time is
-proven and sent, and its result decides for the others. A configured generation never changes: if the chain refuses
+proven and sent, and its result applies to the others. A configured generation never changes: if the chain refuses
 it, dispatch is paused with a reason.
 """
 
@@ -28,9 +28,9 @@ FIRST_NEWER_VERSION = (1, 3, 0)
 PAUSE_SECONDS = 60.0
 """Length of a pause after the chain refused every permitted generation. One share is tried at each block meanwhile."""
 TRIAL_WAIT_SECONDS = 10.0
-"""How long other reveals wait for the result of the one that tries a circuit.
+"""How long other reveals wait for the result of the reveal that tries a circuit.
 
-Then the next share may try the circuit, and a prepared message waits for a block.
+Afterwards the next share may try the circuit, and a prepared message waits for a block.
 """
 APPLIED_PAUSE_SECONDS = 10.0
 """How long a pause that another host reported lasts unless it is reported again."""
@@ -72,7 +72,7 @@ class CircuitSelector:
         self._refused_by_share: dict[int, set[str]] = {}
         self._paused_until: float | None = None
         self._pause_reason: PauseReason | None = None
-        self._may_try = False  # whether a block came since the last refusal
+        self._may_try = False  # whether a block was made since the last refusal
         self.current = NEWER if self._is_auto else setting
 
     @staticmethod
@@ -92,7 +92,7 @@ class CircuitSelector:
             self.current = known or circuit_for_version(version) or NEWER
         log.info("circuit_selected", circuit=self.current, chain_id=chain_id, remembered=last_accepted, version=version)
 
-    # ------------------------------------------------------------------ several hosts
+    # ------------------------------------------------------------------ cluster state
 
     @property
     def shared_key(self) -> str | None:
@@ -111,7 +111,7 @@ class CircuitSelector:
     def apply_state(self, state: str | None, accepted: str | None = None) -> None:
         """Apply the state published by the sending host, the only one that sees what the chain accepts.
 
-        A configured generation does not change. A pause lasts as long as it is repeated.
+        A configured generation does not change. A pause lasts while the sending host reports it.
 
         Args:
             state: the value under `shared_key`.

@@ -1,4 +1,4 @@
-"""Dispatch loop: closes and purges rounds, dispatches due shares, then sleeps until the next deadline.
+"""Dispatch loop: closes rounds, dispatches due shares, sleeps until the next deadline.
 
 No error ends the loop. A failed step is logged once and retried after a second. If revealing a share raises an
 unexpected error, the share stays claimed until the loop releases the claim after a delay.
@@ -244,6 +244,5 @@ class Dispatcher:
                 self._error_counts.pop(share_id, None)
             del self._claims_to_release[share_id]
         wait = min(self._claims_to_release.values(), default=math.inf) - now
-        return self._clock.now() + max(
-            wait, DUE_TIME_RESOLUTION_SECONDS
-        )  # the wall clock does not resolve less: the loop would spin
+        # The wall clock has this resolution; a shorter sleep would be a busy loop.
+        return self._clock.now() + max(wait, DUE_TIME_RESOLUTION_SECONDS)

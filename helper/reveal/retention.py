@@ -28,7 +28,7 @@ RUN_PATIENCE = 0.05
 
 
 class RetentionStage(Enum):
-    """The stages of a round's retention. A round passes through them in this order, and is gone after the last."""
+    """The stages of a round's retention. A round passes through them in this order and is deleted after the last."""
 
     OPEN = "not closed by the chain"
     CLOSED = "closed; its unconfirmed shares are to be reported"
@@ -73,7 +73,7 @@ class Rounds(Protocol):
         ...
 
     async def is_closed(self, round_id: bytes) -> bool:
-        """Return whether the chain has closed the round for good."""
+        """Return whether the chain has closed the round permanently."""
         ...
 
     def forget(self, round_id: bytes) -> None:
@@ -86,8 +86,8 @@ class Retention:
 
     Only the chain closes a round (`RoundRegistry.is_closed`). Its unconfirmed shares then fail and are logged. Their
     witnesses remain for `purge_after` seconds of the chain's time, so that an operator can inspect them, and are
-    purged with the round. Frozen rounds are left alone. The rounds are read only after a change on the chain or when a
-    purge is due, at most once a second. Of several hosts, the lease holder does this.
+    purged with the round. Frozen rounds are not changed. The rounds are read only after a change on the chain or when a
+    purge is due, at most once a second. In a cluster, only the lease holder does this.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Retention:
         self._checked_revision, self._next_purge = revision, min(purges, default=math.inf)
 
     async def _process_round(self, stored: StoredRound) -> float:
-        """Do what is due for a round; return the unix time of its purge, infinity if there is none to come."""
+        """Do what is due for a round; return the unix time of its purge, infinity if none is due."""
         is_closed = stored.closed_at is not None or await self._rounds.is_closed(stored.round_id)
         if self._stage(stored, is_closed=is_closed) is RetentionStage.CLOSED:
             stored = await self._report(stored)

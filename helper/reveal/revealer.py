@@ -134,7 +134,7 @@ class Revealer:
     async def _record_crash(self, queued: QueuedShare, reason: str) -> None:
         due_ms = queued.due_ms
         if queued.crashes >= MAX_FREE_CRASHES:
-            # Already delayed here, so that no other host claims it before the attempt is spent below.
+            # Delayed here, so that no other host claims it before the attempt is spent below.
             due_ms = self._attempts.retry_due_ms(queued.attempts + 1, due_ms)
         crashes = await self._store.record_crash(queued.id, due_ms=due_ms, note=reason)
         if crashes:

@@ -1,4 +1,4 @@
-"""What this host remembers about its sends of each share. In memory only; a restart loses it."""
+"""This host's record of its sends of each share. In memory only; lost on restart."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class SendState:
 
 
 class SendStates:
-    """The send states of all shares. Beyond `limit`, the state that was unused for longest is dropped.
+    """The send states of all shares. Beyond `limit`, the least recently used state is dropped.
 
-    A dropped state costs no promise: the heights and the outcome of the last send are on disk.
+    Dropping a state is safe: the heights and the outcome of the last send are on disk.
 
     Attributes:
         stuck: number of shares whose last follow-up raised an unexpected error.
@@ -85,7 +85,7 @@ class SendStates:
         return True
 
     def release(self, share_id: int) -> None:
-        """End the work of a claim."""
+        """Release the claim of a share."""
         self.get(share_id).fence = None
 
     def set_stuck(self, share_id: int, *, is_stuck: bool) -> None:
@@ -106,7 +106,7 @@ class SendStates:
         return state.first_sent_at
 
     def forget_ends(self) -> None:
-        """Forget when sends ended, because another host may have sent the shares since."""
+        """Clear the end times of sends, because another host may have sent the shares since."""
         for state in self._by_share.values():
             state.last_ended_at = None
 

@@ -1,4 +1,4 @@
-"""Input and output of a prover."""
+"""Input and output of one proof."""
 
 from __future__ import annotations
 

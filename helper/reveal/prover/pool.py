@@ -161,7 +161,7 @@ class ProverPool:
 
         Raises:
             ProverTimeout: it took longer than `timeout`; the worker was killed.
-            ProverDied: the worker exited unexpectedly.
+            ProverCrashed: the worker exited unexpectedly.
             ProofFailed: the prover rejected the witness.
         """
         started_at = self._clock.monotonic()
@@ -270,7 +270,7 @@ class ProverPool:
             task.future.set_result(reply)
 
     async def _next_task(self, process: Worker) -> _Task:
-        """Wait for the next job; raise ProverDied if the idle worker exits first."""
+        """Wait for the next job; raise ProverCrashed if the idle worker exits first."""
         getter = asyncio.ensure_future(self._queue.get())
         ended = asyncio.ensure_future(process.wait_ended())
         try:

@@ -29,7 +29,7 @@ class Worker(Protocol):
         ...
 
     async def exchange(self, frame: Frame, timeout: float) -> Frame:
-        """Send a request and return the reply. Raises ProverTimeout or ProverDied."""
+        """Send a request and return the reply. Raises ProverTimeout or ProverCrashed."""
         ...
 
     async def kill(self) -> None:
@@ -81,7 +81,7 @@ class WorkerProcess:
 
         Raises:
             ProverTimeout: no reply within `timeout` seconds; the worker must not be used any more.
-            ProverDied: the worker exited, or its reply is invalid.
+            ProverCrashed: the worker exited, or its reply is invalid.
         """
         try:
             async with asyncio.timeout(timeout):

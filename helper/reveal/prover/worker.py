@@ -1,8 +1,8 @@
 """Prover worker process, started by the service as `python -m helper.reveal.prover.worker`.
 
 The worker creates the keys of the requested circuits, checks their fingerprints, makes one proof as a self-test and
-reports that it is ready. It then answers frames one at a time until its input ends, which happens when the service
-exits for any reason. The reading thread then terminates the worker immediately, even during a proof.
+reports that it is ready. It then processes request frames one at a time until its input ends, which happens when the
+service exits for any reason. The reading thread then terminates the worker immediately, even during a proof.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class CircuitEngine:
 
 
 def main(engine: Engine) -> None:
-    """Answer frames from standard input on standard output until the input ends."""
+    """Process request frames from standard input until it ends; write replies to standard output."""
     harden_process()
     inbox: queue.SimpleQueue[Frame] = queue.SimpleQueue()
     reader = threading.Thread(target=_read_frames, args=(sys.stdin.buffer, inbox), daemon=True)
