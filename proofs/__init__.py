@@ -1,6 +1,7 @@
-"""Typed interface of the native module: proofs, hashes, commitment tree and ElGamal of shielded voting.
+"""Typed interface of the native module.
 
-It also contains the native parts of the store: row checks, and the search for unused bytes in database pages.
+It provides proofs, hashes, commitment tree and ElGamal of shielded voting. It also contains the native parts of the
+store: row checks, and the search for unused bytes in database pages.
 
 All values are bytes. Field elements are 32 bytes, little-endian and canonical (below the modulus of the Pallas base
 field); points are compressed (x with y's parity in the top bit). A malformed value, or an int out of range, raises an
@@ -219,9 +220,8 @@ def prove(
 ) -> Proved:
     """Prove that the share belongs to the vote commitment at `position`. Takes 0.1 to 1 s on all cores.
 
-    `path` is the 24 siblings, leaf level first (`CommitmentTree.path`). Raises `EncodingError` for a
-    malformed field, `ShareRuleError` if the share's commitment does not match, `CircuitError`, and
-    `ProvingError` if proving fails.
+    `path` is the 24 siblings, leaf level first (`CommitmentTree.path`). Raises `EncodingError` for a malformed field,
+    `ShareRuleError` if the share's commitment does not match, `CircuitError`, and `ProvingError` if proving fails.
     """
     return Proved(
         *_native.prove(

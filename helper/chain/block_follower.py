@@ -210,7 +210,10 @@ class BlockFollower:
                 return await self._fetch_and_apply(heights)
 
     async def _fetch_and_apply(self, heights: range) -> bool:
-        """Fetch blocks concurrently and apply them in order, up to the first that is not available."""
+        """Fetch blocks concurrently and apply them in order.
+
+        Stops at the first block that is not available.
+        """
         blocks, error = await self._source.fetch_leading(heights, always_try_rest=is_thorough(self._failures))
         for block in blocks:
             await self._apply_block(block)
@@ -239,14 +242,20 @@ class BlockFollower:
             self._on_confirmed(list(confirmed))
 
     def _update_chain_time(self, time: float | None = None) -> None:
-        """Update the chain's time from the block, or from the nodes' heads if the source does not report it."""
+        """Update the chain's time from the newest block.
+
+        Uses the nodes' heads if the block source does not report a time.
+        """
         newest = time if time is not None or self.height is None else self._node_pool.time_at(self.height)
         if newest is not None:
             self.chain_time = max(newest, self.chain_time or newest)
             self._rounds.record_block(self.chain_time, complete_from=self.history.complete_from)
 
     def _on_history_change(self) -> None:
-        """Handle a change of the unread blocks, which may permit closing rounds and proving shares."""
+        """Handle a change of the unread blocks.
+
+        The change may permit closing rounds and proving shares.
+        """
         if self.height is not None:
             self._update_chain_time()
             self._check_ready()
@@ -259,8 +268,8 @@ class BlockFollower:
     async def _handle_missing(self, height: int, error: ChainError | None) -> bool:
         """Handle an existing block that is not available.
 
-        If no node has it, or after repeated failures, it is left to the history reader, so that the follower
-        continues with later blocks. Returns whether it was left.
+        If no node has it, or after repeated failures, it is left to the history reader, so that the follower continues
+        with later blocks. Returns whether it was left.
         """
         missing = missing_at_head(error, self._failures, is_usable=self._node_pool.has_usable_node)
         self._failures = missing.failures

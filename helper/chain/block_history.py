@@ -139,7 +139,10 @@ class HistoryReader:
             self._wake.set()
 
     async def read_next_blocks(self) -> bool:
-        """Read one window or batch of the newest unread blocks; False if there is none, or none can be read now."""
+        """Read one window or batch of the newest unread blocks.
+
+        Returns False if there is none, or none can be read now.
+        """
         await self.load_ranges()
         head = self._node_pool.head
         read = next_history_read(self._ranges, self._failures)
@@ -169,7 +172,10 @@ class HistoryReader:
         await self.load_ranges()
 
     async def _search(self, first: int, last: int) -> list[CountedNullifier] | None:
-        """All reveals of open rounds in these blocks by an RPC's index, None if no RPC could search."""
+        """Find all reveals of open rounds in these blocks by an RPC's index.
+
+        Returns None if no RPC could search.
+        """
         if not self._rounds.is_synced:
             return None
         for node in self._node_pool.usable_rpc_nodes:
@@ -192,7 +198,10 @@ class HistoryReader:
         return None
 
     async def _read_blocks(self, heights: Sequence[int]) -> list[CountedNullifier] | None:
-        """The reveals of the blocks found by a search, as two nodes show them, None while one is not known."""
+        """Read the reveals of the blocks found by a search.
+
+        Returns None if the reveals of a block are not confirmed yet (see `CopyQuorum`).
+        """
         spent: list[CountedNullifier] = []
         for start in range(0, len(heights), CONCURRENT_BLOCKS):
             batch = heights[start : start + CONCURRENT_BLOCKS]

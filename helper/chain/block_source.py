@@ -41,7 +41,9 @@ class BlockSource:
         self._uses_backoff = uses_backoff
 
     async def fetch(self, height: int, *, always_try_rest: bool = False) -> BlockResults | None:
-        """The counted reveals of a block, None while no node knows the block or the result of one of its reveals.
+        """Fetch the counted reveals of a block.
+
+        Returns None while no node has the block or the result of one of its reveals.
 
         Args:
             height: the height of the block.
@@ -124,7 +126,10 @@ class BlockSource:
         return newest
 
     def _check_single_copy(self, copies: Sequence[tuple[Node, BlockResults]], height: int) -> BlockResults:
-        """Return the only copy of a block if one is enough; raise if it is not, or if copies differ."""
+        """Return the only copy of a block if one is enough.
+
+        Raises an error if one is not enough, or if copies differ.
+        """
         names = sorted({node.name for node, _ in copies})
         if len(names) > 1:
             self._quorum.note_dispute(height, ", ".join(names))

@@ -123,7 +123,9 @@ class CommitmentTreeSync:
     # ------------------------------------------------------------------ absence
 
     async def wait_next_sync(self, timeout: float) -> bool:
-        """Wait for a scheduled sync that begins after this call to succeed; False after `timeout` seconds.
+        """Wait for the next scheduled sync.
+
+        Returns True once a sync that began after this call has succeeded, False after `timeout` seconds.
 
         It sends no request: a request caused by a share would reveal its arrival to the node.
         """
@@ -135,12 +137,12 @@ class CommitmentTreeSync:
         return False
 
     def create_arrival(self) -> ShareArrival:
-        """Create the arrival, at the current time, of a share whose round or leaf is missing."""
+        """Create a `ShareArrival` for the current time."""
         node_pool = self._node_pool
         return ShareArrival(node_pool.clock.now(), node_pool.newest_height, node_pool.smallest_offset)
 
     def was_absent(self, round_id: bytes, arrival: ShareArrival) -> bool:
-        """Whether a round or leaf that is missing here was certainly not on the chain at the arrival.
+        """Whether a missing round or leaf was absent from the chain at the arrival.
 
         Args:
             round_id: the round, known or not.
@@ -313,7 +315,10 @@ async def _check_root(round_tree: RoundTree, anchor: Anchor, state: TreeState) -
 
 
 def _require_lag(node: Node, height: int, problem: str) -> None:
-    """Raise unless the node lags: it may know less only if its newest block is not above `height`."""
+    """Raise an error unless the node lags.
+
+    A node may know less only if its newest block is not above `height`.
+    """
     head = node.health.head
     if head is None or head.height > height:
         raise ChainResponseError(f"tree: {problem} at a height where it had them")

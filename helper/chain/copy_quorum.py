@@ -1,4 +1,4 @@
-"""Decides how many nodes must show a block's reveals before shares are confirmed and erased.
+"""Decides how many nodes must show a reveal to confirm it.
 
 A share that is erased by mistake is lost, while one that is confirmed late is sent again without harm. If two or more
 nodes are configured, two must show the same reveals in a block. The wait for a second node is bounded, because an
@@ -56,7 +56,10 @@ class CopyQuorum:
 
     @property
     def is_one_node_enough(self) -> bool:
-        """Whether one node suffices: it is the only one, or no other was in sync for `SINGLE_NODE_SECONDS`."""
+        """Whether one node's copy is sufficient.
+
+        It is if only one node is configured, or no other was in sync for `SINGLE_NODE_SECONDS`.
+        """
         since = self._single_since
         return not self.needs_two_copies or (
             since is not None and self._clock.monotonic() - since >= SINGLE_NODE_SECONDS

@@ -1,6 +1,6 @@
 """Decides whether a reveal in a block was counted there. The only implementation of this decision.
 
-A block also contains failed transactions, and several blocks may contain the same bytes, because reveals are sent again
+A block also contains failed transactions, and the same bytes may be in many blocks, because reveals are sent again
 until they are counted. A node's index stores only the last occurrence of a transaction (CometBFT's `IndexerService`
 overwrites entries) and may lag behind the blocks.
 """
@@ -33,7 +33,7 @@ def parse_reveal(raw: bytes) -> RevealMessage | None:
 
 
 def is_counted(result: TxResult | None, height: int) -> bool | None:
-    """Whether a transaction of the block at `height` was counted in this block, None while that is not known.
+    """Whether a reveal was counted in the block at `height`; None while unknown.
 
     - A success is unique: the chain counts a nullifier once, in the block of the success.
     - A failure at a lower height means that the index lags behind the block.
@@ -67,5 +67,8 @@ def require_counted(result: TxResult | None, height: int) -> bool:
 
 
 def shows_spent(result: TxResult) -> bool:
-    """Whether a reveal's result shows that its nullifier was counted in the result's block or an earlier one."""
+    """Whether a result shows that the nullifier is spent.
+
+    The nullifier was counted in the result's block or an earlier one.
+    """
     return result.code == 0 or classify_refusal(result.code, result.log) is Verdict.SPENT

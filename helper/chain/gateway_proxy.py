@@ -38,7 +38,10 @@ class ProxyRequest:
 
 
 class PossiblySent(ChainError):
-    """A POST may have arrived, but its response was lost: check its effect before sending it again."""
+    """A POST may have arrived, but its response was lost.
+
+    Check its effect before sending it again.
+    """
 
 
 class GatewayProxy:

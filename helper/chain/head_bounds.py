@@ -21,7 +21,7 @@ _EARLIEST_CHAIN: Final = 1_546_300_800.0
 
 
 def max_height_difference(first: BlockHead, second: BlockHead) -> float:
-    """The number of blocks by which two heads of one chain can differ, by their times."""
+    """The maximum difference of two heads' heights, given their times."""
     return SLACK_BLOCKS + abs(first.time - second.time) / MIN_BLOCK_SECONDS
 
 

@@ -108,9 +108,10 @@ class ChainLookups:
         return None
 
     async def _search_index(self, round_id: bytes, nullifier: bytes) -> list[CountedReveal] | None:
-        """Search the index of a node: a list of at most one reveal, None if it is inconclusive.
+        """Search the index of a node for a reveal.
 
-        If a counted reveal was included again, the index contains the later failure instead, so blocks must be read.
+        Returns a list of at most one reveal, or None if the index is inconclusive. If a counted reveal was included
+        again, the index contains the later failure instead, so blocks must be read.
         """
         for node in self._node_pool.usable_rpc_nodes:
             assert node.rpc is not None

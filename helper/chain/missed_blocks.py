@@ -99,9 +99,10 @@ class MissedBlocksCheck:
         return counted
 
     async def _is_counted(self, reveal: SentReveal) -> bool:
-        """Whether a reveal was counted, by the chain's state (RPC), else by the result of its transaction (REST).
+        """Whether a reveal was counted, as reported by nodes.
 
-        If two nodes are configured, two must confirm it, as for a block.
+        A node with an RPC is queried for the chain's state, any other for the result of the transaction. If two nodes
+        are configured, two must confirm it, as for a block.
         """
         needed = 1 if self._quorum.is_one_node_enough else 2
         answering: set[Node] = set()

@@ -54,7 +54,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class TreeState:
-    """A root of a round's tree: it covers the first `size` leaves and was stored at `height`."""
+    """A root over the first `size` leaves, stored at `height`."""
 
     size: int
     root: bytes
@@ -159,8 +159,8 @@ def parse_round(answer: object) -> Round:
 def parse_rounds(answer: object) -> RoundList:
     """Parse `GET rounds`.
 
-    A round with an invalid field, with a status of a newer chain, or that is listed twice does not affect the others.
-    A round without an id makes the entire response invalid.
+    A round with an invalid field, with a status of a newer chain, or that is listed twice does not affect the others. A
+    round without an id makes the entire response invalid.
     """
     valid: dict[bytes, Round] = {}
     invalid: dict[bytes, str] = {}

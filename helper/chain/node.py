@@ -40,7 +40,10 @@ class HeadLimits:
     clock_skew: float = 120.0
 
     def exceeded_reason(self, age: float) -> str | None:
-        """Why a newest block of this age (seconds, negative if ahead) is outside the limits, None if it is not."""
+        """Why this age of a newest block exceeds the limits, or None.
+
+        The age is in seconds and negative if the block time is ahead.
+        """
         if age > self.stale_after:
             return f"newest block is {age:.0f} s old"
         return f"newest block is {-age:.0f} s ahead of our clock" if -age > self.clock_skew else None
@@ -87,9 +90,9 @@ class Health:
     logged_reason: str | None = "not probed yet"
 
     def has_recent_sync_status(self, monotonic: float) -> bool:
-        """Whether the last probe succeeded and the node recently reported that it is not syncing.
+        """Whether the node recently reported that it is not syncing.
 
-        If so, `is_syncing` is not requested again while the newest block is the same.
+        False if the last probe failed. If True, `is_syncing` is not requested again while the newest block is the same.
         """
         return self.error is None and not self.is_syncing and monotonic - self.sync_checked_at < SYNC_STATUS_SECONDS
 
@@ -112,12 +115,13 @@ class Health:
         self.error = None
 
     def next_probe_delay(self, interval: float, now: float) -> float:
-        """Seconds until the next probe: `interval`, or less around the time at which the next block is expected.
+        """Seconds until the next probe.
 
-        This detects a block within a fraction of the interval instead of half an interval on average. The next block
-        is expected one block interval after the newest one, plus the smallest recent offset. The node is probed then,
-        and one fraction later in case the block is late. It is also probed one fraction before, unless recent blocks
-        were never available that early.
+        The delay is `interval`, or less around the time at which the next block is expected. This detects a block
+        within a fraction of the interval instead of half an interval on average. The next block is expected one block
+        interval after the newest one, plus the smallest recent offset. The node is probed then, and one fraction later
+        in case the block is late. It is also probed one fraction before, unless recent blocks were never available that
+        early.
         """
         fraction = PROBE_FRACTION * interval
         if self.head is None or self.block_seconds < interval - fraction:
@@ -128,7 +132,7 @@ class Health:
         return min(max(due - early, fraction), interval) if due > -fraction else interval
 
     def start_backoff(self, reason: str, *, monotonic: float) -> None:
-        """Start a backoff of 1, 2, 4 … 30 s after the first, second, third … consecutive failure."""
+        """Start a backoff, doubled with each consecutive failure: 1, 2, 4 … 30 s."""
         self.backoff_until = monotonic + min(MAX_BACKOFF_SECONDS, 2.0 ** min(self.failures, 10))
         self.backoff_reason = reason
         self.failures += 1
@@ -177,7 +181,7 @@ class Node:
         return self.health.head.height if self.health.head is not None else 0
 
     def is_rpc_current(self, monotonic: float) -> bool:
-        """Whether the RPC has reported the newest block of the REST API and was healthy at its last probe.
+        """Whether the RPC is healthy and has the REST API's newest block.
 
         If so, it is not probed: its heights are not used, only that it is reachable, current and of this chain.
         """

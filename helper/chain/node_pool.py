@@ -183,10 +183,11 @@ class NodePool:
 
     @property
     def smallest_offset(self) -> float:
-        """Upper bound, in seconds, of how far the local clock is ahead of the chain's; negative if it is behind.
+        """Upper bound, in seconds, of local clock minus chain clock.
 
-        It is the smallest difference between the local clock and the time of a recent block when that block was first
-        reported, over all nodes of this chain whose head is neither stale nor ahead. Infinity before the first head.
+        Negative if the local clock is behind. It is the smallest difference between the local clock and the time of a
+        recent block when that block was first reported, over all nodes of this chain whose head is neither stale nor
+        ahead. Infinity before the first head.
         """
         now = self.clock.now()
         heads = [(health.head, health.offsets) for health in (endpoint.health for endpoint in self.nodes)]
@@ -199,15 +200,19 @@ class NodePool:
 
     @property
     def clock_skew(self) -> float | None:
-        """Local clock minus newest block time when it was first reported, in seconds, for the node with the least skew.
+        """Smallest clock skew that any node shows, in seconds.
 
-        None before any node of this chain has responded. See `is_clock_suspect` for values beyond ±`limits.clock_skew`.
+        The skew is the local clock minus the newest block time when that block was first reported. None before any node
+        of this chain has responded. See `is_clock_suspect` for values beyond ±`limits.clock_skew`.
         """
         return min(self._head_offsets(), key=abs, default=None)
 
     @property
     def is_clock_suspect(self) -> bool:
-        """Whether the blocks of all responding nodes are off in the same direction by more than the limit."""
+        """Whether the block times of all nodes indicate a wrong local clock.
+
+        True if all responding nodes deviate in the same direction by more than the limit.
+        """
         offsets, limit = self._head_offsets(), self.limits.clock_skew
         return bool(offsets) and (min(offsets) > limit or max(offsets) < -limit)
 
@@ -224,7 +229,9 @@ class NodePool:
         return self._block_times[max(heights)] if heights else None
 
     def wall_time(self) -> float:
-        """The local time in unix seconds, or the newest block time if the two are far apart.
+        """The local time in unix seconds, checked against block times.
+
+        If the two are far apart, the newest block time is returned instead.
 
         Use it for times that are stored: a clock that was set years ahead must not delay them by years.
         """
@@ -287,7 +294,7 @@ class NodePool:
         `record_error`).
 
         Returns:
-            All responses; the one that satisfied `is_enough` is the last.
+            All responses in call order; a response that satisfied `is_enough` is the last.
 
         Raises:
             ChainUnavailable: no node responded.
@@ -330,7 +337,10 @@ class NodePool:
             self._log.warning("node_answer_invalid", endpoint=name, reason=str(error))
 
     def start_backoff(self, node: Node, reason: str, *, rpc: bool = False) -> None:
-        """Start the backoff of a node (or of its RPC): 1 s, doubled with each consecutive failure, at most 30 s."""
+        """Start the backoff of a node (or of its RPC).
+
+        It lasts 1 s, doubled with each consecutive failure, at most 30 s.
+        """
         health = node.rpc_health if rpc else node.health
         health.start_backoff(reason, monotonic=self.clock.monotonic())
         self._report_changes()
@@ -349,7 +359,9 @@ class NodePool:
         await self._probe_service(node.health, lambda: self._rest_status(node))
 
     async def _rest_status(self, node: Node) -> tuple[BlockHead, bool | None]:
-        """The newest block and whether the node is syncing, None if it was reported recently.
+        """Fetch the newest block and whether the node is syncing.
+
+        The latter is None, and not requested, if it was reported recently.
 
         Most probes find no new block, and probes are most of an idle helper's work.
         """
@@ -390,7 +402,10 @@ class NodePool:
                     health.implausible_reason = self.head_bounds.implausible_reason(node.name, health.head, heads)
 
     def apply_probes(self) -> None:
-        """Update the pool after a probe: set an unknown chain id, log changes, call the callbacks."""
+        """Update the pool after a probe.
+
+        Sets an unknown chain id, logs changes and calls the callbacks.
+        """
         if self.chain_id is None:
             self._set_chain_id()
         self._report_changes()
@@ -453,7 +468,7 @@ class NodePool:
         return newest
 
     def _create_reason_check(self) -> Callable[[Health], str | None]:
-        """A function that returns why a service is not usable now, None if it is."""
+        """Create a function that returns why a service is not usable now."""
         now, monotonic = self.clock.now(), self.clock.monotonic()
         return partial(Health.unusable_reason, chain_id=self.chain_id, limits=self.limits, now=now, monotonic=monotonic)
 

@@ -133,7 +133,10 @@ class ChainClient:
         return await self._get(f"{_VOTE_PREFIX}/tally-results/{round_id.hex()}", parse_totals)
 
     async def tree_latest(self, round_id: bytes) -> TreeState | None:
-        """The newest root of a round's tree, None while it has no leaves or the round is unknown."""
+        """The newest root of a round's tree.
+
+        None while it has no leaves or the round is unknown.
+        """
         return await self._get(f"{_VOTE_PREFIX}/commitment-tree/{round_id.hex()}/latest", parse_tree)
 
     async def tree_at(self, round_id: bytes, height: int) -> TreeState | None:
@@ -225,7 +228,7 @@ class ChainClient:
         )
 
     async def tx(self, tx_hash: bytes) -> TxResult | None:
-        """The result of a transaction that is already public, None if the node does not know it (yet)."""
+        """The result of a public transaction, None if the node does not know it."""
 
         def parse(answer: NodeResponse) -> TxResult | None:
             if answer.status == 404:

@@ -44,7 +44,7 @@ def find_status_change(known: RoundStatus, reported: RoundStatus) -> RoundStatus
 
 
 def find_proposals_change(known: Round, reported: Round) -> tuple[Proposal, ...] | None:
-    """Proposals that differ from the known ones, None if they are equal or none were known."""
+    """Reported proposals that differ from the known ones, or None."""
     return reported.proposals if known.proposals and reported.proposals != known.proposals else None
 
 
@@ -115,7 +115,9 @@ class ReportedChanges:
     def find_confirmed(
         self, field: RoundField, heights: Mapping[str, int], *, blocks: int = CONFIRMING_BLOCKS
     ) -> ReportedValue | None:
-        """The value that enough nodes report, None while too few agree or they report more than one.
+        """The value that enough nodes report, or None.
+
+        None as well if the nodes report more than one value.
 
         Args:
             field: the field of the round.

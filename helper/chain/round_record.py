@@ -107,7 +107,7 @@ class RoundRecord:
         return listed != self.known
 
     def invalid_reason(self, listed: Round | UnknownStatusRound | None, height: int) -> str | None:
-        """Why a node's listing of the round at this height is invalid, None if it is valid."""
+        """Why a node's listing of the round is invalid, or None."""
         assert self.known is not None
         may_lag = height < self.status_height + _MAX_LAG_BLOCKS
         if listed is None:

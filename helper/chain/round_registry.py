@@ -183,7 +183,10 @@ class RoundRegistry:
         return end if isinstance(end, int) else None
 
     def has_unconfirmed_status(self, round_id: bytes) -> bool:
-        """Whether a changed status, or the only known status, of the round is reported and not confirmed."""
+        """Whether a changed status of the round is reported and not confirmed.
+
+        Also true if the only known status is not confirmed.
+        """
         record = self._records.get(round_id)
         if record is None:
             return False
@@ -199,7 +202,10 @@ class RoundRegistry:
         return max(known.vote_end_time, self.unconfirmed_end(known.round_id) or 0)
 
     def unconfirmed_reports(self) -> dict[bytes, str]:
-        """Reports of nodes that are not accepted, as text, by round id: changes, and why rounds are frozen."""
+        """Reports of nodes that are not accepted, as text, by round id.
+
+        These are unconfirmed changes and the reasons why rounds are frozen.
+        """
         records = self._records.values()
         changes = {
             record.round_id: "; ".join(record.describe_unconfirmed(*change) for change in record.unconfirmed.items())
@@ -209,7 +215,7 @@ class RoundRegistry:
         return {**changes, **{record.round_id: record.frozen for record in records if record.frozen is not None}}
 
     def frozen_shares(self) -> dict[bytes, int]:
-        """Number of unconfirmed shares of each frozen round that has any, as of the last sync."""
+        """Number of unconfirmed shares by frozen round, as of the last sync."""
         return {record.round_id: record.frozen_shares for record in self._records.values() if record.frozen_shares}
 
     def all_rounds(self) -> list[Round]:
@@ -322,7 +328,10 @@ class RoundRegistry:
         return record
 
     def _known(self) -> list[RoundRecord]:
-        """The records of stored rounds, oldest first, then of those that were over when first listed."""
+        """The records of known rounds.
+
+        Stored rounds come first, oldest first, then those that were over when first listed.
+        """
         return [*self._stored, *(record for record in self._records.values() if record.is_past)]
 
     def _insert_round(self, stored: Round) -> None:
@@ -334,10 +343,10 @@ class RoundRegistry:
         self._stored.sort(key=lambda other: other.order)
 
     async def _fetch_best(self, head: int) -> _RoundsReport:
-        """Return the list of the first node without differences, else of the node with the fewest.
+        """Return the list of the node with the fewest differences.
 
-        Nodes whose differences this list contradicts go into backoff. Changes that enough nodes report are applied
-        before the responses are compared.
+        The first list without differences is returned immediately. Nodes whose differences this list contradicts go
+        into backoff. Changes that enough nodes report are applied before the responses are compared.
         """
         answers = await self._node_pool.call_until(self._fetch_report, is_enough=self._is_enough, min_height=head)
         changed = await self._reopen_rounds(answers)
@@ -356,7 +365,10 @@ class RoundRegistry:
         return best
 
     def _is_enough(self, answer: _RoundsReport) -> bool:
-        """Whether one response suffices: it has no differences and no new round that only this node reports as over."""
+        """Whether one response suffices.
+
+        It must have no differences and no new round that only this node reports as over.
+        """
         over = [
             self._record(reported.round_id)
             for reported in answer.round_list.rounds
@@ -369,7 +381,10 @@ class RoundRegistry:
         return len(record.over_reporters) >= min(CONFIRMING_NODES, len(self._node_pool.nodes))
 
     async def _reopen_rounds(self, answers: list[_RoundsReport]) -> bool:
-        """Store rounds that one node first listed as over and another lists as open. Returns whether there are any."""
+        """Store rounds that not all nodes list as over.
+
+        One node first listed them as over, another lists them as open. Returns whether there are any.
+        """
         ended = {
             reported.round_id
             for answer in answers

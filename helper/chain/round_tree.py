@@ -119,7 +119,10 @@ async def compute_root(tree: CommitmentTree, size: int) -> bytes:
 
 
 def _check_continuity(blocks: Sequence[LeafBlock], size: int, state: TreeState) -> None:
-    """Check that blocks continue a tree of `size` leaves without gap or overlap up to the state's size."""
+    """Check that blocks continue a tree without gap or overlap.
+
+    The tree has `size` leaves; the blocks must end at the state's size.
+    """
     height = 0
     for block in blocks:
         if block.height <= height:

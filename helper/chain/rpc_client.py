@@ -82,7 +82,9 @@ class RpcClient:
         return await self._call("/status", {}, _parse_status)
 
     async def block_results(self, height: int) -> BlockResults | None:
-        """The counted reveals of a block, None if it does not exist or is not executed yet.
+        """The counted reveals of a block.
+
+        None if the block does not exist or is not executed yet.
 
         Raises:
             HeightPrunedError: the node has pruned the block.
@@ -101,7 +103,9 @@ class RpcClient:
             raise HeightPrunedError(f"block_results: {refusal.data}") from None
 
     async def search_reveals(self, round_id: bytes, first: int, last: int) -> list[tuple[int, bytes]]:
-        """(height, nullifier) of every share of a round counted in the blocks `first` to `last`, oldest first.
+        """Find the counted shares of a round in the blocks `first` to `last`.
+
+        Returns height and nullifier of each, oldest first.
 
         Raises:
             InvalidResponse: a counted reveal was included again, and the index has only the later refusal.
@@ -117,12 +121,18 @@ class RpcClient:
         return counted
 
     async def reveal_transactions(self, round_id: bytes) -> AsyncIterator[tuple[TxResult, bytes]]:
-        """Result and bytes of every indexed reveal of a round, oldest first, read page by page."""
+        """Iterate over all indexed reveals of a round, oldest first.
+
+        Yields the result and the bytes of each; the index is read page by page.
+        """
         async for result, tx, _ in self._search_transactions(round_id):
             yield result, tx.decode("tx", tx.text("tx"), None)
 
     async def _search_transactions(self, round_id: bytes, condition: str = "") -> AsyncIterator[_IndexedTx]:
-        """The indexed transactions of a round that meet a further condition in the RPC's query language."""
+        """Iterate over the indexed transactions of a round.
+
+        `condition` is a further condition in the RPC's query language.
+        """
         query = f"\"reveal_share.vote_round_id='{round_id.hex()}'{condition}\""
         count, page, total = 0, 1, 1
         while count < total:

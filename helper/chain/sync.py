@@ -1,8 +1,8 @@
 """Synchronizes rounds and commitment trees with every new block.
 
-Each probe of a node may wake the loop. On a new block, rounds and trees are synchronized, and once more one
-interval later, because a node shows a block shortly before it has executed it. A share never causes a request, because
-that would reveal its arrival to the node.
+Each probe of a node may wake the loop. On a new block, rounds and trees are synchronized, and once more one interval
+later, because a node shows a block shortly before it has executed it. A share never causes a request, because that
+would reveal its arrival to the node.
 """
 
 from __future__ import annotations

@@ -152,5 +152,8 @@ def classify_refusal(code: int | None, log: str) -> Verdict:
 
 
 def sanitize_text(text: str) -> str:
-    """Make a node's text safe for logs: one line, at most 300 characters, no long hex or base64."""
+    """Make a node's text safe for logs.
+
+    The result is one line of at most 300 characters, without long hex or base64.
+    """
     return _LONG_DATA_PATTERN.sub("…", " ".join(text.split()))[:300]

@@ -1,1 +1,1 @@
-"""Hosts that share one queue: membership, clock skew and the send loop of the lease holder."""
+"""Cluster of hosts that share a queue: membership, clock skew, send loop."""

@@ -1,4 +1,7 @@
-"""Detects clock skew against the shared database, so that all hosts release shares by one clock."""
+"""Detects clock skew against the shared database.
+
+All hosts must release shares by one clock.
+"""
 
 from __future__ import annotations
 

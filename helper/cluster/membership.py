@@ -120,7 +120,10 @@ class ClusterMember:
         return {"sends": self._lease.is_held, "sender": self._lease.holder if self.keeper is not None else None}
 
     async def _exchange_state(self) -> None:
-        """Exchange the accepted circuit, closed rounds and the sender's name with the other hosts until cancelled."""
+        """Exchange state with the other hosts until cancelled.
+
+        The state is the accepted circuit, closed rounds and the sender's name.
+        """
         while True:
             try:
                 await self._exchange_state_once()

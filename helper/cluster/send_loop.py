@@ -1,4 +1,6 @@
-"""Send loop of the lease holder: sends the messages that other hosts prepared and handles closed rounds.
+"""Send loop of the lease holder.
+
+Sends the messages that other hosts prepared and handles closed rounds.
 
 On a single host the dispatcher passes each prepared share to the broadcaster. With a shared queue any host prepares
 messages, and this loop finds them when it is notified, and once a second in case a notification was lost.

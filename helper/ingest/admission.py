@@ -1,4 +1,4 @@
-"""Admission of shares: validates a share against the chain, stores it and wakes the dispatcher.
+"""Admission of shares: validate, store, wake the dispatcher.
 
 The protocol defines the order of the checks: encodings and hashes, round, vote commitment, duplicate, round active and
 time within it, nullifier spent. A 200 means that all checks passed and that the row is on disk.
@@ -6,8 +6,8 @@ time within it, nullifier spent. A 200 means that all checks passed and that the
 A share can arrive before our copy of the chain holds its round or leaf: wallets post seconds after their vote was
 included. The request then waits for the next *scheduled* syncs. It never triggers one, because an extra request would
 reveal the share's arrival time to the node. A wallet never retries a 400, so a missing round or leaf is rejected with
-400 only if the chain certainly lacked it when the share was first posted (`helper.chain.block_cadence`); until then
-the response is 429, which wallets retry.
+400 only if the chain certainly lacked it when the share was first posted (`helper.chain.block_cadence`); until then the
+response is 429, which wallets retry.
 
 A duplicate must be recognised even when its leaf cannot be checked: after the end of its round, and after a restart
 until a node has confirmed the stored tree. In these cases its key is looked up in the database.
@@ -69,7 +69,9 @@ class FairLimiter:
         self._in_use_by_client: dict[bytes, int] = {}
 
     def acquire(self, client: bytes | None) -> None:
-        """Acquire a slot until `release`; a client of None is limited only by the total.
+        """Acquire a slot until `release`.
+
+        A client of None is limited only by the total.
 
         Raises:
             ShareRefused: 429, no slot is free for this client.
@@ -218,7 +220,10 @@ class AdmissionController:
         return outcome
 
     async def _is_duplicate_without_leaf(self, share: Share, vote_commitment: bytes) -> bool:
-        """Whether a share is known whose leaf cannot be checked now and whose round gets no new leaves."""
+        """Whether a share is known although its leaf cannot be checked now.
+
+        False if the leaf is not stored and the round may still get new leaves.
+        """
         chain_round = self._rounds.get(share.round_id)
         if chain_round is None or self._trees.leaf(share.round_id, share.tree_position) is not None:
             return False
@@ -229,7 +234,7 @@ class AdmissionController:
         return stored_leaf in {None, vote_commitment} and await self._store.is_known(share.key)
 
     async def _validate_against_chain(self, share: Share, vote_commitment: bytes, client: bytes | None) -> Round:
-        """Return the share's round if proposal, decision and vote commitment match the chain, else raise."""
+        """Check proposal, decision and vote commitment; return the share's round."""
         chain_round = self._find_decisive_round(share)
         if chain_round is None:
             chain_round = await self._wait_for_chain(share, vote_commitment, client)
@@ -244,7 +249,7 @@ class AdmissionController:
         return chain_round
 
     def _find_decisive_round(self, share: Share) -> Round | None:
-        """The share's round if no sync can change the outcome of its validation, else None."""
+        """The share's round if no sync can change its validation, else None."""
         chain_round = self._rounds.get(share.round_id)
         if chain_round is None:
             return None
@@ -254,7 +259,10 @@ class AdmissionController:
         return chain_round
 
     async def _wait_for_chain(self, share: Share, vote_commitment: bytes, client: bytes | None) -> Round:
-        """Wait until the share's round and leaf are known or proven missing, at most `MAX_WAIT_SECONDS`."""
+        """Wait until the share's round and leaf are known or proven missing.
+
+        The wait is at most `MAX_WAIT_SECONDS`.
+        """
         self._refuse_when_paused(share)
         deadline = self._clock.monotonic() + MAX_WAIT_SECONDS
         self._waiting.acquire(client)
@@ -284,7 +292,10 @@ class AdmissionController:
             raise ShareRefused(503, reason.refusal)
 
     def _inactive_refusal(self, share: Share) -> ShareRefused:
-        """The refusal of a share of an inactive round; final (400) only if the round's status is confirmed."""
+        """The refusal of a share of an inactive round.
+
+        It is final (400) only if the round's status is confirmed.
+        """
         if self._rounds.has_unconfirmed_status(share.round_id):
             return ShareRefused(503, PauseCause.ROUND_STATUS_UNCONFIRMED.reason().refusal)
         return _round_not_active()

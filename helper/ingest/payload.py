@@ -115,7 +115,10 @@ class StatusAnswer(TypedDict):
 
 
 class RoundCounts(TypedDict):
-    """Number of shares of a round, in total and by state; `pending` shares are not revealed yet."""
+    """Number of shares of a round, in total and by state.
+
+    `pending` shares are not revealed yet.
+    """
 
     total: int
     pending: int

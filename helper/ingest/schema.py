@@ -1,4 +1,4 @@
-"""Field types of JSON payloads: each has the OpenAPI schema and the error texts of its fields. Pure.
+"""Field types of JSON payloads, with OpenAPI schemas and error texts. Pure.
 
 Native code validates payloads (`proofs.read_shares`) and returns the invalid field and the reason; this module has the
 texts. No error text contains a value of the request: a witness field must not appear in a response or a log.
@@ -61,7 +61,10 @@ class Field(Protocol):
         ...
 
     def messages(self, actual: int | None) -> Messages:
-        """Error texts of this type, by reason; `actual` is the number of entries or bytes that a text names."""
+        """Error texts of this type, by reason.
+
+        `actual` is the number of entries or bytes that a text names.
+        """
         ...
 
 

@@ -1,4 +1,4 @@
-"""Attempt budget: each failure of a share spends one attempt and doubles the retry delay."""
+"""Attempt budget of a share, with exponential retry delays."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class AttemptBudget:
     async def spend_attempt(
         self, share_id: int, attempts_spent: int, stage: str, reason: str, *, not_before_ms: int
     ) -> None:
-        """Spend one attempt of a share and schedule its retry, or fail it if none is left.
+        """Spend one attempt of a share and schedule its retry.
+
+        The share fails if no attempt is left.
 
         Args:
             attempts_spent: attempts spent before this one.

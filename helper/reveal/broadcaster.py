@@ -182,7 +182,10 @@ class Broadcaster:
             slots.release()
 
     async def _run_exclusively(self, share_id: int, handle: Callable[[SentReveal], Awaitable[None]]) -> None:
-        """Read the message of a share and run `handle` on it, unless another task is working on the share."""
+        """Run `handle` on a share's message.
+
+        Does nothing if another task is working on the share.
+        """
         if not self._states.claim(share_id, self._lease.fence):
             return
         try:
@@ -280,8 +283,8 @@ class Broadcaster:
     def _has_new_block(self, reveal: SentReveal) -> bool:
         """Whether a block was made after the last send.
 
-        The height alone does not show that: the chain may have been a block ahead of the known head. A message that
-        may have been sent before the start waits for a block made after the start.
+        The height alone does not show that: the chain may have been a block ahead of the known head. A message that may
+        have been sent before the start waits for a block made after the start.
         """
         ended = self._states.get(reveal.share_id).last_ended_at
         if ended is None and (reveal.sends or not reveal.is_first_message):
@@ -337,8 +340,8 @@ class Broadcaster:
     async def _handle_refusal(self, reveal: SentReveal, outcome: BroadcastOutcome, node: Node) -> None:
         """Handle a refusal of a message that is valid by our own check.
 
-        The node may be broken or malicious, so a refusal is accepted only if every node in sync refuses. Until then
-        the same bytes are sent to the other nodes, one each block.
+        The node may be broken or malicious, so a refusal is accepted only if every node in sync refuses. Until then the
+        same bytes are sent to the other nodes, one each block.
         """
         state = self._states.get(reveal.share_id)
         state.add_refusal(reveal.prepared.tx_hash, node.name, outcome.verdict)
@@ -371,11 +374,17 @@ class Broadcaster:
         return self._states.get(reveal.share_id).refusals_of(reveal.prepared.tx_hash)
 
     def _is_refused(self, reveal: SentReveal) -> bool:
-        """Whether a node refused exactly this message for its proof, which our own verifier accepts."""
+        """Whether a node refused exactly this message for its proof.
+
+        The local verifier accepts the proof.
+        """
         return Verdict.BAD_PROOF in self._refusals(reveal).values()
 
     async def _failed_in_block(self, reveal: SentReveal) -> bool:
-        """Whether exactly this message failed in a block for its proof; some nodes check proofs only there."""
+        """Whether exactly this message failed in a block for its proof.
+
+        Some nodes check proofs only in blocks.
+        """
         for node in self._node_pool.usable_nodes if reveal.last_outcome == Verdict.ACCEPTED.name else ():
             try:
                 result = await node.client.tx(reveal.prepared.tx_hash)

@@ -3,8 +3,8 @@
 A chain accepts exactly one generation. With `circuit = "auto"` the initial choice is the generation that this chain
 accepted last, else the one for the node's version, else the newer one. It changes when the chain refuses a proof that
 our own verifier accepts. Until the chain has accepted a reveal of the current generation, one reveal at a time is
-proven and sent, and its result applies to the others. A configured generation never changes: if the chain refuses
-it, dispatch is paused with a reason.
+proven and sent, and its result applies to the others. A configured generation never changes: if the chain refuses it,
+dispatch is paused with a reason.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ _VERSION = re.compile(r"v?(\d+)\.(\d+)\.(\d+)")
 
 
 def circuit_for_version(version: str) -> str | None:
-    """Return the generation that a node of this version verifies; None if the version cannot be parsed."""
+    """Return the generation that a node of this version verifies.
+
+    None if the version cannot be parsed.
+    """
     match = _VERSION.match(version)
     if match is None:
         return None
@@ -96,7 +99,10 @@ class CircuitSelector:
 
     @property
     def shared_key(self) -> str | None:
-        """Key under which the sending host publishes its choice; None before the chain is known."""
+        """Key under which the sending host publishes its choice.
+
+        None before the chain is known.
+        """
         return f"circuit.now:{self._chain_id}" if self._chain_id else None
 
     @property
@@ -105,13 +111,17 @@ class CircuitSelector:
         return self.storage_key(self._chain_id)
 
     def publish_state(self) -> str:
-        """Return the state that the sending host publishes: the generation and the pause reason, if any."""
+        """Return the state that the sending host publishes.
+
+        It is the generation and the pause reason, if any.
+        """
         return f"{self.current} {text_of(self.pause_reason) or ''}".strip()
 
     def apply_state(self, state: str | None, accepted: str | None = None) -> None:
-        """Apply the state published by the sending host, the only one that sees what the chain accepts.
+        """Apply the state published by the sending host.
 
-        A configured generation does not change. A pause lasts while the sending host reports it.
+        Only the sending host learns what the chain accepts. A configured generation does not change. A pause lasts
+        while the sending host reports it.
 
         Args:
             state: the value under `shared_key`.
@@ -132,7 +142,10 @@ class CircuitSelector:
 
     @property
     def is_current_unproven(self) -> bool:
-        """Whether the chain has not accepted the current generation yet, so that one reveal must try it."""
+        """Whether the chain has not accepted the current generation yet.
+
+        If so, one reveal must try it.
+        """
         return self.is_unproven(self.current)
 
     def is_unproven(self, circuit: str) -> bool:
@@ -173,11 +186,11 @@ class CircuitSelector:
         log.info("circuit_accepted", circuit=circuit, chain_id=self._chain_id)
 
     def record_refused(self, share_id: int, circuit: str) -> None:
-        """Record that the chain refused a proof of this generation that our own verifier accepts.
+        """Record that the chain refused a valid proof of this generation.
 
-        No attempt is spent. The next proof is of the other generation. If that is not permitted, or was refused for
-        this share too, dispatch is paused, and one share is tried after each block: the chain may be upgraded, or its
-        nodes repaired.
+        Valid means that the local verifier accepts it. No attempt is spent. The next proof is of the other generation.
+        If that is not permitted, or was refused for this share too, dispatch is paused, and one share is tried after
+        each block: the chain may be upgraded, or its nodes repaired.
         """
         if not self._is_auto:
             self._pause(PauseCause.CIRCUIT_REFUSED.reason(circuit, other_circuit(circuit)))

@@ -103,8 +103,8 @@ class Dispatcher:
     def wake_if_due(self, due_time: float) -> None:
         """Wake the loop for a new share, unless it is due after the next iteration.
 
-        In the first minutes of a round, thousands of shares arrive that are due days later. An iteration for each
-        would slow down their admission.
+        In the first minutes of a round, thousands of shares arrive that are due days later. An iteration for each would
+        slow down their admission.
 
         Args:
             due_time: the due time of the share, in unix seconds.
@@ -153,7 +153,10 @@ class Dispatcher:
     # ---------------------------------------------------------------- dispatch
 
     async def _dispatch(self) -> float:
-        """Claim due shares and start to prove them; return the wall time of the next dispatch, infinity if unknown."""
+        """Claim due shares and start to prove them.
+
+        Returns the wall time of the next dispatch, infinity if unknown.
+        """
         while True:
             gate = self._get_gate()
             self._note_pause(gate.pause_reason)
@@ -231,13 +234,19 @@ class Dispatcher:
     # ---------------------------------------------------------------- internal errors
 
     def _delay_release(self, share_id: int) -> None:
-        """Release the claim of a share only after 2, 4, 8 … 64 s, because an internal error may recur."""
+        """Schedule the release of a share's claim after 2, 4, 8 … 64 s.
+
+        The delay prevents a busy loop if the internal error recurs.
+        """
         error_count = self._error_counts[share_id] = self._error_counts.get(share_id, 0) + 1
         self._claims_to_release[share_id] = self._clock.monotonic() + retry_delay(error_count)
         self.wake()
 
     async def _release_delayed(self) -> float:
-        """Release claims whose delay after an internal error has ended; return when the next one ends."""
+        """Release claims whose delay after an internal error has ended.
+
+        Returns the wall time at which the next delay ends.
+        """
         now = self._clock.monotonic()
         for share_id in [share_id for share_id, at in self._claims_to_release.items() if at <= now]:
             if not await self._store.release_claim(share_id):

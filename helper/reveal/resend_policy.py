@@ -1,9 +1,9 @@
 """Decides the next step for a reveal that may have been sent. Pure.
 
-A message is public once it is sent. Resending the same bytes reveals nothing more and is safe, because the chain
-counts a nullifier once. A new proof is made only if the old message can no longer be included, and at most once in
-ten blocks, because the chain must verify each one. After blocks in which the message could not be sent (the
-service or its nodes were down), it is resent before a new proof is considered.
+A message is public once it is sent. Resending the same bytes reveals nothing more and is safe, because the chain counts
+a nullifier once. A new proof is made only if the old message can no longer be included, and at most once in ten blocks,
+because the chain must verify each one. After blocks in which the message could not be sent (the service or its nodes
+were down), it is resent before a new proof is considered.
 """
 
 from __future__ import annotations

@@ -85,9 +85,9 @@ class Retention:
     """Reports and purges closed rounds.
 
     Only the chain closes a round (`RoundRegistry.is_closed`). Its unconfirmed shares then fail and are logged. Their
-    witnesses remain for `purge_after` seconds of the chain's time, so that an operator can inspect them, and are
-    purged with the round. Frozen rounds are not changed. The rounds are read only after a change on the chain or when a
-    purge is due, at most once a second. In a cluster, only the lease holder does this.
+    witnesses remain for `purge_after` seconds of the chain's time, so that an operator can inspect them, and are purged
+    with the round. Frozen rounds are not changed. The rounds are read only after a change on the chain or when a purge
+    is due, at most once a second. In a cluster, only the lease holder does this.
     """
 
     def __init__(
@@ -155,7 +155,10 @@ class Retention:
         self._checked_revision, self._next_purge = revision, min(purges, default=math.inf)
 
     async def _process_round(self, stored: StoredRound) -> float:
-        """Do what is due for a round; return the unix time of its purge, infinity if none is due."""
+        """Do what is due for a round.
+
+        Returns the unix time of its purge, infinity if none is due.
+        """
         is_closed = stored.closed_at is not None or await self._rounds.is_closed(stored.round_id)
         if self._stage(stored, is_closed=is_closed) is RetentionStage.CLOSED:
             stored = await self._report(stored)
@@ -170,7 +173,10 @@ class Retention:
         )
 
     async def _report(self, stored: StoredRound) -> StoredRound:
-        """Fail the unconfirmed shares of a closed round and log their number; return the round with its new marks."""
+        """Fail the unconfirmed shares of a closed round and log their number.
+
+        Returns the round with its new marks.
+        """
         now = self._rounds.chain_now() or self._clock.now()
         if stored.closed_at is None:
             await self._store.mark_closed(stored.round_id, now)

@@ -122,7 +122,10 @@ class Revealer:
             self._stats.lateness_start.add_sample(self._clock.now() - queued.due_ms / 1000)
 
     async def _wait_for_tree(self, queued: QueuedShare) -> None:
-        """Requeue without spending an attempt; the delay prevents a busy loop until the next block."""
+        """Requeue without spending an attempt.
+
+        The delay prevents a busy loop until the next block.
+        """
         self._stats.count("retry_tree")
         retry_ms = int((self._node_pool.wall_time() + TREE_RETRY_SECONDS) * 1000)
         note = "no verified root holds this leaf yet"

@@ -67,7 +67,10 @@ class SendStates:
         self.stuck = 0
 
     def get(self, share_id: int) -> SendState:
-        """The state of a share; an empty one, which is not stored, if nothing is known about it."""
+        """The state of a share.
+
+        If nothing is known about it, an empty state that is not stored.
+        """
         return self._by_share.get(share_id) or SendState()
 
     def claim(self, share_id: int, fence: int) -> bool:
@@ -96,7 +99,10 @@ class SendStates:
             state.is_stuck = is_stuck
 
     def confirm(self, share_id: int) -> float | None:
-        """Drop the state of a confirmed share, except a current claim; return the time of its first send."""
+        """Drop the state of a confirmed share, except a current claim.
+
+        Returns the time of its first send.
+        """
         state = self._by_share.get(share_id)
         if state is None:
             return None
@@ -106,7 +112,10 @@ class SendStates:
         return state.first_sent_at
 
     def forget_ends(self) -> None:
-        """Clear the end times of sends, because another host may have sent the shares since."""
+        """Clear the end times of sends.
+
+        Another host may have sent the shares since.
+        """
         for state in self._by_share.values():
             state.last_ended_at = None
 

@@ -1,4 +1,7 @@
-"""Pool of prover worker processes; each holds its keys in memory and makes one proof at a time."""
+"""Pool of prover worker processes.
+
+Each worker holds its keys in memory and makes one proof at a time.
+"""
 
 from __future__ import annotations
 
@@ -103,9 +106,10 @@ class ProverPool:
         return sorted(self._pids.values())
 
     def estimated_seconds(self, circuit: str) -> float | None:
-        """Seconds that a proof of this circuit takes, estimated from the self-tests; None before the first.
+        """Estimated duration of a proof of this circuit, in seconds.
 
-        The median over the workers. A self-test uses one circuit; the other one is estimated by relative cost.
+        None before the first self-test. It is the median over the workers. A self-test uses one circuit; the other one
+        is estimated by relative cost.
         """
         return median(self._self_tests.values()) * self._relative_cost(circuit) if self._self_tests else None
 
@@ -203,7 +207,10 @@ class ProverPool:
             failures = 0 if was_ready else failures + 1
 
     async def _run_worker(self, slot: int) -> bool:
-        """Start a worker and pass it jobs until it ends; return whether it became ready."""
+        """Start a worker and pass it jobs until it ends.
+
+        Returns whether it became ready.
+        """
         is_ready = False
         try:
             process = await self._spawn(self._command, threads=self._threads())

@@ -73,7 +73,10 @@ class WorkerProcess:
         return self._process.pid
 
     async def wait_ended(self) -> int:
-        """Wait for the worker's end; return its exit status, or the negated number of the signal that killed it."""
+        """Wait for the worker's end and return its exit status.
+
+        If a signal killed the worker, this is the negated signal number.
+        """
         return await self._process.wait()
 
     async def exchange(self, frame: Frame, timeout: float) -> Frame:
@@ -95,7 +98,7 @@ class WorkerProcess:
             raise ProverCrashed(f"worker exited during a proof ({type(error).__name__})") from None
 
     async def kill(self) -> None:
-        """Kill the worker and wait for its end, even if cancelled: SIGKILL takes effect immediately."""
+        """Kill the worker with SIGKILL and wait for its end, even if cancelled."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         self._input.close()

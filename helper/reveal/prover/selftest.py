@@ -1,4 +1,7 @@
-"""Sample share for the self-test at start: checks keys, prover and verifier, and measures a proof."""
+"""Sample share for the self-test at start.
+
+The self-test checks keys, prover and verifier, and measures the duration of a proof.
+"""
 
 from __future__ import annotations
 
