@@ -238,7 +238,7 @@ async def test_gateway_non_reading_client_is_disconnected() -> None:
             await writer.drain()
             sent += len(RESPONSE_CHUNK)
 
-    async with run_node(counted) as node, run_gateway(node.url, piece_seconds=0.3) as (base, made):
+    async with run_node(counted) as node, run_gateway(node.url, chunk_seconds=0.3) as (base, made):
         port = int(base.rpartition(":")[2])
         _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 10)
         writer.write(f"GET {API_PREFIX}/rounds HTTP/1.1\r\nHost: x\r\n\r\n".encode())
@@ -275,7 +275,7 @@ async def test_gateway_slow_response_is_cut_off(http: httpx.AsyncClient) -> None
             await writer.drain()
             await asyncio.sleep(0.05)
 
-    async with run_node(drips) as node, run_gateway(node.url, whole_seconds=0.5) as (base, made):
+    async with run_node(drips) as node, run_gateway(node.url, response_seconds=0.5) as (base, made):
         with pytest.raises(httpx.HTTPError):
             await http.get(f"{base}{API_PREFIX}/rounds")
         await wait_until(lambda: made.active_count == 0)
@@ -374,7 +374,7 @@ TWO_CLIENTS = ("127.0.0.2", "127.0.0.2", "127.0.0.3", "127.0.0.3")
 async def test_gateway_slow_bodies_from_two_clients_leave_slots_for_others(http: httpx.AsyncClient) -> None:
     async with (
         run_node(write_small) as node,
-        run_gateway(node.url, at_once=4, at_once_each=2) as (base, made),
+        run_gateway(node.url, max_concurrent=4, max_concurrent_per_client=2) as (base, made),
         open_unfinished_requests(base, SLOW_BODY, *TWO_CLIENTS),
     ):
         # The server reads connections in order: after this response it has read the others too.
@@ -449,7 +449,7 @@ async def test_gateway_length_beside_chunks_is_ignored(http: httpx.AsyncClient) 
 
 
 async def test_gateway_full_of_slow_readers_frees_a_slot_for_another_client(http: httpx.AsyncClient) -> None:
-    limits: dict[str, Any] = {"at_once": 4, "at_once_each": 2, "piece_seconds": 60}
+    limits: dict[str, Any] = {"max_concurrent": 4, "max_concurrent_per_client": 2, "chunk_seconds": 60}
     async with run_node(write_small) as node, run_gateway(node.url, **limits) as (base, made):
         node.writers_by_path[UNREAD] = endless = EndlessAnswer()
         async with open_unfinished_requests(base, UNREAD_REQUEST, *TWO_CLIENTS):
@@ -462,7 +462,7 @@ async def test_gateway_full_of_slow_readers_frees_a_slot_for_another_client(http
 
 
 async def test_gateway_full_with_one_slot_each_refuses_another_client(http: httpx.AsyncClient) -> None:
-    async with run_node(write_small) as node, run_gateway(node.url, at_once=2, piece_seconds=60) as (base, made):
+    async with run_node(write_small) as node, run_gateway(node.url, max_concurrent=2, chunk_seconds=60) as (base, made):
         node.writers_by_path[UNREAD] = endless = EndlessAnswer()
         async with open_unfinished_requests(base, UNREAD_REQUEST, "127.0.0.2", "127.0.0.3"):
             await wait_until(lambda: endless.stalled == 2)
@@ -475,7 +475,7 @@ async def test_gateway_full_with_one_slot_each_refuses_another_client(http: http
 async def test_gateway_full_of_pending_reads_frees_the_oldest_for_another_client(http: httpx.AsyncClient) -> None:
     async with (
         run_node(write_small) as node,
-        run_gateway(node.url, timeout=60, at_once=4, at_once_each=2) as (base, made),
+        run_gateway(node.url, timeout=60, max_concurrent=4, max_concurrent_per_client=2) as (base, made),
     ):
         node.writers_by_path[UNREAD] = write_nothing
         async with open_unfinished_requests(base, UNREAD_REQUEST, *TWO_CLIENTS):
@@ -489,7 +489,7 @@ async def test_gateway_full_of_pending_posts_refuses_another_client_and_cuts_non
     post = f"POST {API_PREFIX}/cast-vote HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{{}}".encode()
     async with (
         run_node(write_small) as node,
-        run_gateway(node.url, timeout=60, at_once=4, at_once_each=2) as (base, made),
+        run_gateway(node.url, timeout=60, max_concurrent=4, max_concurrent_per_client=2) as (base, made),
     ):
         node.writers_by_path[f"{API_PREFIX}/cast-vote"] = write_nothing
         async with open_unfinished_requests(base, post, *TWO_CLIENTS):
