@@ -103,16 +103,17 @@ async def test_retry_many_shares_uses_batches_and_accepts_posts_between(
     retry_failed = SqliteStore.retry_failed
 
     async def noted(
-        self: SqliteStore, ids: Sequence[int], wanted: QueueFilter, *, closed: Collection[bytes], note: str, dry: bool
+        self: SqliteStore, ids: Sequence[int], query: QueueFilter, *, closed: Collection[bytes], note: str, dry_run: bool
     ) -> Counter[str]:
         pieces.append(len(ids))
-        return await retry_failed(self, ids, wanted, closed=closed, note=note, dry_run=dry)
+        return await retry_failed(self, ids, query, closed=closed, note=note, dry_run=dry_run)
 
     monkeypatch.setattr(SqliteStore, "retry_failed", noted)
     act = asyncio.create_task(harness.operations.retry(ANN, ANY_FILTER))
     waits: list[int] = []
     for number in range(30):
         while len(pieces) < 3 * number + 3:
+            assert not act.done(), "the action has ended before its batches"
             await asyncio.sleep(0)
         one, before = make_posted_share(100_000 + number, round_id=ROUND_ID), len(pieces)
         assert await harness.store.enqueue(one.share, one.nullifier, now=NOW) is EnqueueResult.QUEUED
