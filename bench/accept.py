@@ -1,9 +1,8 @@
-"""How many shares a second are taken in, over 64 connections and over one: `python -m bench.accept [--quick]`.
+"""Measure accepted shares per second over 64 connections and over one: `python -m bench.accept [--quick]`.
 
-Each run is the real service with a chain of its own, all four checks and an fsync for every answer, against a bare
-Starlette route that parses the same bodies (`bench.baseline_app`), one after the other. The load generator is wrk, on
-the same cores; it posts 8 shares of each vote, as a helper sees them. JSON on standard output, medians with all runs
-beside them.
+Each run compares the real service (its own chain, all four checks, an fsync before each response) with a bare Starlette
+route that parses the same bodies (`bench.baseline_app`), one after the other. The load generator is wrk, on the same
+cores. It posts 8 shares of each vote, as a helper receives them. Prints JSON with the medians and all runs.
 """
 
 from __future__ import annotations
@@ -58,11 +57,11 @@ async def cast_votes(chain: DevChain, round_id: bytes, votes: int) -> list[tuple
             *(loop.run_in_executor(pool, seal, seed) for seed in range(votes // MAX_CONCURRENT_VOTES))
         )
     sealed = [vote for part in parts for vote in part]
-    places = []
+    positions: list[list[int]] = []
     for at in range(0, len(sealed), MAX_CONCURRENT_CASTS):
         async with Wallet(chain.url, []) as wallet:  # a new client, as idle connections are closed
-            places.append(await asyncio.gather(*map(wallet.cast_ballot, sealed[at : at + MAX_CONCURRENT_CASTS])))
-    return list(zip(sealed, (place for some in places for place in some), strict=True))
+            positions.append(await asyncio.gather(*map(wallet.cast_ballot, sealed[at : at + MAX_CONCURRENT_CASTS])))
+    return list(zip(sealed, (position for batch in positions for position in batch), strict=True))
 
 
 def interleave_bodies(votes: Sequence[tuple[Ballot, int]]) -> list[str]:
@@ -87,7 +86,7 @@ async def run_load(url: str, bodies_file: Path, connections: int, seconds: int) 
     out, _ = await wrk.communicate()
     output: dict[str, float] = json.loads(out.splitlines()[-1])
     if output["others"] or output["errors"] or not output["queued"]:
-        raise SystemExit(f"not every share was taken: {output}")
+        raise SystemExit(f"not every share was accepted: {output}")
     return {"per_second": output["queued"] / output["seconds"], "p50_ms": output["p50_ms"], "p99_ms": output["p99_ms"]}
 
 
@@ -124,13 +123,13 @@ async def measure(votes: int, seconds: int) -> dict[str, float]:
                 before = await run_load(url, posted, CONNECTIONS, seconds)
                 ours = await run_load(helper.url, posted, CONNECTIONS, seconds)
                 after = await run_load(url, posted, CONNECTIONS, seconds)
-            one = await run_load(helper.url, alone, 1, seconds)
-    yardstick = (before["per_second"] + after["per_second"]) / 2
+            single = await run_load(helper.url, alone, 1, seconds)
+    baseline = (before["per_second"] + after["per_second"]) / 2
     return {
         **ours,
-        "bare_per_second": yardstick,
-        "ratio": ours["per_second"] / yardstick,
-        **{f"one_{name}": value for name, value in one.items()},
+        "bare_per_second": baseline,
+        "ratio": ours["per_second"] / baseline,
+        **{f"one_{name}": value for name, value in single.items()},
     }
 
 
@@ -141,11 +140,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one run of one second")
     options = parser.parse_args()
     if shutil.which("wrk") is None:
-        raise SystemExit("the load generator wrk is missing: install Debian's package of this name")
+        raise SystemExit("the load generator wrk is missing: install the package of this name (Debian)")
     votes, seconds, runs = (1040, 1, 1) if options.quick else (2560, 2, options.runs)
-    found = [asyncio.run(measure(votes, seconds)) for _ in range(runs)]
-    figures = {name: round(median(run[name] for run in found), 3) for name in found[0]}
-    print(json.dumps({"name": "accept", "median": figures, "runs": found}))
+    results = [asyncio.run(measure(votes, seconds)) for _ in range(runs)]
+    figures = {name: round(median(run[name] for run in results), 3) for name in results[0]}
+    print(json.dumps({"name": "accept", "median": figures, "runs": results}))
 
 
 if __name__ == "__main__":

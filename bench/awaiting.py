@@ -1,8 +1,8 @@
-"""What shares that await their confirmation cost: `python -m bench.awaiting [--sizes 100 10000] [--quick]`.
+"""Measure the cost of shares that await confirmation: `python -m bench.awaiting [--sizes 100 10000] [--quick]`.
 
-A database full of messages that a chain took and did not count yet, under the real service and a chain of its own:
-the daemon's CPU over two blocks in which nothing is to be done about them, beside that of an empty queue, and the
-reveals that it sends in one block once there is something to do about every one of them. JSON on standard output.
+Runs the real service and its own chain with a database of accepted, unconfirmed messages. Measures the daemon's CPU
+over two blocks in which no message needs a decision, compared with an empty queue, and the number of reveals sent in
+one block when every message needs one. Prints JSON.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def insert_sent_shares(path: Path, round_id: bytes, first: int, last: int, heigh
                     round_id=round_id,
                     anchor_height=height,
                 )
-                kept = PreparedReveal(message.to_tx(), message.tx_hash(), height, "k10", height)
-                prepare(tx, queued.id, kept, past * 1000)
+                prepared = PreparedReveal(message.to_tx(), message.tx_hash(), height, "k10", height)
+                prepare(tx, queued.id, prepared, past * 1000)
                 mark_sending(tx, queued.id, past * 1000, height, "node")
                 record_outcome(tx, queued.id, past * 1000, "ACCEPTED")
 
@@ -93,8 +93,8 @@ async def measure(size: int) -> dict[str, float]:
                 while (reached := await wait_for_block(chain)) < height:
                     pass
                 if reached > height:
-                    raise RuntimeError("to fill the database took longer than the blocks that were left for it")
-                quiet = await _cpu_seconds(chain, helper, IDLE_BLOCKS)
+                    raise RuntimeError("filling the database took too many blocks")
+                waiting = await _cpu_seconds(chain, helper, IDLE_BLOCKS)
                 sent = await _max_sent_in_block(chain, BUSY_BLOCKS)
             finally:
                 await chain.kill()
@@ -103,8 +103,8 @@ async def measure(size: int) -> dict[str, float]:
     return {
         "size": size,
         "idle_percent": 100 * idle / (IDLE_BLOCKS * BLOCK_SECONDS),
-        "cpu_percent": 100 * quiet / (IDLE_BLOCKS * BLOCK_SECONDS),
-        "added_percent": 100 * (quiet - idle) / (IDLE_BLOCKS * BLOCK_SECONDS),
+        "cpu_percent": 100 * waiting / (IDLE_BLOCKS * BLOCK_SECONDS),
+        "added_percent": 100 * (waiting - idle) / (IDLE_BLOCKS * BLOCK_SECONDS),
         "sent_in_a_block": sent,
     }
 
@@ -123,12 +123,12 @@ async def _max_sent_in_block(chain: DevChain, blocks: int) -> int:
     """Return the largest number of reveals received within one block interval."""
     for _ in range(blocks):
         await wait_for_block(chain)
-    found: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     after = 0
     while entries := (await chain.get("/devnet/requests", after=after))["requests"]:
-        found.update(entry["height"] for entry in entries if "reveal" in entry["path"] and entry["method"] == "POST")
+        counts.update(entry["height"] for entry in entries if "reveal" in entry["path"] and entry["method"] == "POST")
         after = entries[-1]["seq"]
-    return max(found.values(), default=0)
+    return max(counts.values(), default=0)
 
 
 def main() -> None:
@@ -139,12 +139,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one run of the smallest size")
     options = parser.parse_args()
     sizes, runs = (SIZES[:1], 1) if options.quick else (options.sizes, options.runs)
-    found = []
+    results = []
     for size in sizes:
         for number in range(runs):
             print(f"{size} awaiting: run {number + 1}", file=sys.stderr)
-            found.append(asyncio.run(measure(size)))
-    print(json.dumps({"name": "awaiting", "runs": found}))
+            results.append(asyncio.run(measure(size)))
+    print(json.dumps({"name": "awaiting", "runs": results}))
 
 
 if __name__ == "__main__":

@@ -99,8 +99,8 @@ class EventQueue:
     def run_until(self, end: float) -> None:
         """Run all events up to this time."""
         while self._scheduled and self._scheduled[0][0] <= end:
-            self.now, _, what = heappop(self._scheduled)
-            what()
+            self.now, _, callback = heappop(self._scheduled)
+            callback()
         self.now = end
 
 
@@ -129,10 +129,10 @@ class ServiceStation:
 
     def _start_next(self) -> None:
         while self._free and self._queue:
-            seconds, done = self._queue.popleft()
+            seconds, callback = self._queue.popleft()
             self._free -= 1
             self.busy_seconds += seconds
-            self._events.schedule(seconds, partial(self._finish, done))
+            self._events.schedule(seconds, partial(self._finish, callback))
 
     def _finish(self, callback: Callable[[], None]) -> None:
         self._free += 1
@@ -169,11 +169,11 @@ class ClusterModel:
         self.confirmed = self.full_blocks = 0
         self._blocked_hosts: deque[ProverHost] = deque()
         self._prepared = self._in_flight = self._mempool = 0
-        in_hand = HOST_CORES * CLAIMS_PER_CORE
+        claims = HOST_CORES * CLAIMS_PER_CORE
         # Stagger the hosts, as in a cluster that has run for a long time.
         for number, host in enumerate(self.hosts):
-            for one in range(in_hand):
-                wait = (number + one * provers) / (provers * in_hand) * costs.proof
+            for claim in range(claims):
+                wait = (number + claim * provers) / (provers * claims) * costs.proof
                 self.events.schedule(wait, partial(self._request_share, host))
         self.events.schedule(block_seconds, self._produce_block)
 
@@ -268,11 +268,11 @@ def simulate_cluster(costs: ShareCosts, provers: int, block_seconds: float) -> C
     blocks = max(MIN_BLOCKS, round(MIN_SECONDS / block_seconds))
     cluster = ClusterModel(costs, provers, block_seconds)
     cluster.events.run_until(blocks // 2 * block_seconds)
-    spent, counted = cluster.busy_seconds(), cluster.confirmed
+    busy_before, confirmed_before = cluster.busy_seconds(), cluster.confirmed
     cluster.events.run_until((blocks // 2 + blocks) * block_seconds)
     seconds = blocks * block_seconds
-    busy = {name: (after - spent[name]) / seconds for name, after in cluster.busy_seconds().items()}
-    return CapacityResult((cluster.confirmed - counted) / seconds, busy, _find_limit(busy))
+    busy = {name: (after - busy_before[name]) / seconds for name, after in cluster.busy_seconds().items()}
+    return CapacityResult((cluster.confirmed - confirmed_before) / seconds, busy, _find_limit(busy))
 
 
 def _find_limit(busy: Mapping[str, float]) -> str:
@@ -280,13 +280,13 @@ def _find_limit(busy: Mapping[str, float]) -> str:
 
     Resources before it only fill its waiting line.
     """
-    full = [
+    saturated = [
         name
         for name in (LIMIT_CHAIN, LIMIT_SENDER, LIMIT_BLOCK_READING, LIMIT_DATABASE, LIMIT_PROOFS)
         if busy[name] >= SATURATION_RATIO
     ]
     # If hosts wait for batched work, no resource is saturated.
-    return full[0] if full else max((LIMIT_BLOCK_READING, LIMIT_DATABASE), key=busy.__getitem__)
+    return saturated[0] if saturated else max((LIMIT_BLOCK_READING, LIMIT_DATABASE), key=busy.__getitem__)
 
 
 def find_saturation(costs: ShareCosts, block_seconds: float, max_hosts: int) -> tuple[int, str] | None:
@@ -296,11 +296,11 @@ def find_saturation(costs: ShareCosts, block_seconds: float, max_hosts: int) -> 
     """
     if simulate_cluster(costs, max_hosts, block_seconds).limit == LIMIT_PROOFS:
         return None
-    below, found = 0, max_hosts
-    while found - below > 1:
-        middle = (below + found) // 2
+    below, at = 0, max_hosts
+    while at - below > 1:
+        middle = (below + at) // 2
         if simulate_cluster(costs, middle, block_seconds).limit == LIMIT_PROOFS:
             below = middle
         else:
-            found = middle
-    return found, simulate_cluster(costs, found, block_seconds).limit
+            at = middle
+    return at, simulate_cluster(costs, at, block_seconds).limit

@@ -1,6 +1,6 @@
 """Extrapolate the measured costs to many hosts: `python -m bench.capacity_table`.
 
-Reads bench/results/ and prints a table. `make bench` stores its rows in `bench/results/carried.json`, and `make
+Reads bench/results/ and prints a table. `make bench` stores its rows in `bench/results/capacity.json`, and `make
 docs` copies them into docs/performance.md.
 """
 
@@ -18,16 +18,16 @@ BLOCK_SECONDS: Final = (1.0, 2.0, 6.0)
 CIRCUITS: Final = ("k10", "k11")
 MEASURED_FIGURES: Final = {
     "host": "shared queue, 8 provers: CPU of a prover",
-    "taken": "shared queue: taking in, the server's CPU",
-    "kept": "shared queue, 8 provers: the server's CPU",
-    "sender": "shared queue: sending",
-    "sent": "shared queue: sending, the server's CPU",
-    "counted": "shared queue: a reveal in a block, the first host",
-    "counted_database": "shared queue: a reveal in a block, the first host, the server's CPU",
-    "again": "shared queue: a reveal in a block, each other host",
-    "again_database": "shared queue: a reveal in a block, each other host, the server's CPU",
+    "enqueue_database": "shared queue: enqueuing, the server's CPU",
+    "prove_database": "shared queue, 8 provers: the server's CPU",
+    "sends_per_second": "shared queue: sending",
+    "send_database": "shared queue: sending, the server's CPU",
+    "first_read": "shared queue: a reveal in a block, the first host",
+    "first_read_database": "shared queue: a reveal in a block, the first host, the server's CPU",
+    "other_read": "shared queue: a reveal in a block, each other host",
+    "other_read_database": "shared queue: a reveal in a block, each other host, the server's CPU",
 }
-"""Rows of `bench.table` in milliseconds; those of the sender in reveals per second."""
+"""Rows of `bench.table` in milliseconds, `sends_per_second` in reveals per second."""
 
 
 def compute_costs(figures: Mapping[str, float | None], circuit: str) -> ShareCosts | None:
@@ -37,32 +37,32 @@ def compute_costs(figures: Mapping[str, float | None], circuit: str) -> ShareCos
         figures: figures by the row names of `bench.table`.
         circuit: the circuit that is proven.
     """
-    found = {what: figures.get(name) for what, name in MEASURED_FIGURES.items()}
+    values = {cost: figures.get(name) for cost, name in MEASURED_FIGURES.items()}
     proofs = figures.get(f"raw proofs {circuit}")
-    known = {what: value for what, value in found.items() if value is not None}
-    if proofs is None or len(known) < len(found):
+    known = {cost: value for cost, value in values.items() if value is not None}
+    if proofs is None or len(known) < len(values):
         return None
-    ms = {what: value / 1000 for what, value in known.items()}
+    seconds = {cost: value / 1000 for cost, value in known.items()}
     return ShareCosts(
         proof=HOST_CORES / proofs,
-        host=ms["host"],
-        database=ms["taken"] + ms["kept"],
-        sender=1 / known["sender"],
-        sender_database=ms["sent"],
-        first_read=ms["counted"],
-        first_read_database=ms["counted_database"],
-        other_read=ms["again"],
-        other_read_database=ms["again_database"],
+        host=seconds["host"],
+        database=seconds["enqueue_database"] + seconds["prove_database"],
+        sender=1 / known["sends_per_second"],
+        sender_database=seconds["send_database"],
+        first_read=seconds["first_read"],
+        first_read_database=seconds["first_read_database"],
+        other_read=seconds["other_read"],
+        other_read_database=seconds["other_read_database"],
     )
 
 
 def compute_lines(figures: Mapping[str, float | None]) -> list[dict[str, Any]]:
     """Compute the rows of the table.
 
-    Each row is `{circuit, block_seconds, rates, limits, breaks, at}`. The last four are null or absent if there are
-    no figures. `rates` and `limits` are keyed by the number of provers.
+    Each row is `{name, rates, at, breaks}`. `rates` has a rate for each of `PROVER_COUNTS`, and is empty without
+    figures. `breaks` is the resource that limits the rate from `at` provers on.
     """
-    found: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
     for circuit in CIRCUITS:
         costs = compute_costs(figures, circuit)
         for seconds in BLOCK_SECONDS:
@@ -70,14 +70,14 @@ def compute_lines(figures: Mapping[str, float | None]) -> list[dict[str, Any]]:
             if costs is not None:
                 line["rates"] = [round(simulate_cluster(costs, provers, seconds).rate, 1) for provers in PROVER_COUNTS]
                 line["at"], line["breaks"] = find_saturation(costs, seconds, PROVER_COUNTS[-1]) or (None, LIMIT_PROOFS)
-            found.append(line)
-    return found
+            lines.append(line)
+    return lines
 
 
 def format_table(lines_by_name: Sequence[Mapping[str, Any]]) -> str:
     """Format the rows as Markdown."""
     by_name = {line["name"]: line for line in lines_by_name}
-    head = ["blocks", *(f"{provers}" for provers in PROVER_COUNTS), "what breaks first"]
+    head = ["blocks", *(f"{provers}" for provers in PROVER_COUNTS), "first limit"]
     rows = [head, ["---"] * len(head)]
     for circuit in CIRCUITS:
         for seconds in BLOCK_SECONDS:
@@ -90,7 +90,7 @@ def _format_line(line: Mapping[str, Any] | None) -> list[str]:
     if line is None or not line["rates"]:
         return [*["–"] * len(PROVER_COUNTS), "not measured"]
     at = (
-        f"nothing up to {PROVER_COUNTS[-1]} provers"
+        f"none up to {PROVER_COUNTS[-1]} provers"
         if line["at"] is None
         else f"{line['breaks']}, with {line['at']} provers"
     )
@@ -100,8 +100,8 @@ def _format_line(line: Mapping[str, Any] | None) -> list[str]:
 def main() -> None:
     """Print the table."""
     latest = Path(__file__).with_name("results") / "latest.json"
-    kept = json.loads(latest.read_text()) if latest.exists() else []
-    print(format_table(compute_lines({one["name"]: one["figure"] for one in kept})))
+    results = json.loads(latest.read_text()) if latest.exists() else []
+    print(format_table(compute_lines({result["name"]: result["figure"] for result in results})))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What it costs several hosts to share a queue in PostgreSQL: `python -m bench.cluster [--quick]`.
+"""Measure the cost of a queue in PostgreSQL shared by several hosts: `python -m bench.cluster [--quick]`.
 
-With 1, 2, 4 and 8 hosts that prove (`bench.cluster_host`: the product's loop, a stand-in for the prover), in every run:
-CPU of the hosts and of the server's processes, and waits for an answer of it, for each share that is taken in, proven,
-sent, and counted. Then how many shares a second one and two processes take in that share a queue, the real service with
-a chain of its own (`bench.cluster_accept`). The server, the hosts and the load are on the same cores. JSON on standard
-output.
+Each run has 1, 2, 4 and 8 prover hosts (`bench.cluster_host`: the product's dispatcher with a fake prover). It measures
+CPU time of the hosts and of the server's processes, and round trips, for each share that is enqueued, proven, sent and
+confirmed. It then measures the shares per second that one and two processes accept for one queue
+(`bench.cluster_accept`: the real service with its own chain). The server, the hosts and the load generator are on the
+same cores. Prints JSON.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ class HostProcess:
         """Read the result line."""
         while line := await self._lines.readline():
             if line.startswith(b"{"):
-                found: dict[str, float] = json.loads(line)
-                return found
-        raise SystemExit("a host has ended early")
+                result: dict[str, float] = json.loads(line)
+                return result
+        raise SystemExit("a host exited early")
 
 
 @asynccontextmanager
-async def run_host(what: str, cluster: Cluster, schema: str, name: str) -> AsyncIterator[HostProcess]:
+async def run_host(role: str, cluster: Cluster, schema: str, name: str) -> AsyncIterator[HostProcess]:
     """Run a host with an open queue. Terminates it at the end."""
-    words = ("bench.cluster_host", what, cluster.url, schema, name, str(server_pid(cluster)))
+    arguments = ("bench.cluster_host", role, cluster.url, schema, name, str(server_pid(cluster)))
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", *words, stdin=pipe, stdout=pipe)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", *arguments, stdin=pipe, stdout=pipe)
     try:
         assert process.stdout is not None
         if not await process.stdout.readline():
@@ -80,10 +80,10 @@ def server_pid(cluster: Cluster) -> int:
 async def enqueue_due_shares(store: PostgresStore, number: int) -> None:
     """Enqueue this many due shares."""
     now = time()
-    coming = generate_shares(ROUND_ID, 0, number, int(now) - SPREAD_SECONDS)
+    shares = generate_shares(ROUND_ID, 0, number, int(now) - SPREAD_SECONDS)
 
     async def enqueue_next() -> None:
-        for share, nullifier in coming:
+        for share, nullifier in shares:
             await store.enqueue(share, nullifier, now=now)
 
     await asyncio.gather(*(enqueue_next() for _ in range(CALLER_COUNT)))
@@ -92,37 +92,38 @@ async def enqueue_due_shares(store: PostgresStore, number: int) -> None:
 async def measure_coordination(cluster: Cluster, cost: CostMeter, provers: int, number: int) -> dict[str, float]:
     """Run once with this many prover hosts and shares per host. Returns milliseconds and round trips per share."""
     schema, total = f"bench_{token_hex(6)}", provers * number
-    store = open_store(cluster.url, schema, "takes")
+    store = open_store(cluster.url, schema, "enqueues")
     await store.open()
     try:
         cost.begin()
         await enqueue_due_shares(store, total)
-        found = {f"take_{name}": value / total for name, value in cost.end().items()}
+        results = {f"enqueue_{name}": value / total for name, value in cost.end().items()}
         async with AsyncExitStack() as stack:
             hosts = [
-                await stack.enter_async_context(run_host("prove", cluster, schema, f"prover {one}"))
-                for one in range(provers)
+                await stack.enter_async_context(run_host("prove", cluster, schema, f"prover {index}"))
+                for index in range(provers)
             ]
             used = server_cpu_seconds(server_pid(cluster))
-            for one in hosts:
-                one.send_line()
+            for host in hosts:
+                host.send_line()
             await wait_until_prepared(store, total)
             used = server_cpu_seconds(server_pid(cluster)) - used
-            for one in hosts:
-                one.send_line()
-            told = [await one.read_result() for one in hosts]
-        found |= {f"prove_{name}": sum(one[name] for one in told) / total for name in ("cpu", "trips")}
-        found |= {"prove_server": used / total, "prove_per_second": provers * total / sum(o["seconds"] for o in told)}
+            for host in hosts:
+                host.send_line()
+            reports = [await host.read_result() for host in hosts]
+        results |= {f"prove_{name}": sum(report[name] for report in reports) / total for name in ("cpu", "trips")}
+        seconds = sum(report["seconds"] for report in reports)
+        results |= {"prove_server": used / total, "prove_per_second": provers * total / seconds}
         async with run_host("send", cluster, schema, "sends") as sender:
-            found |= await sender.read_result()
+            results |= await sender.read_result()
     finally:
         await store.close()
     times = ("cpu", "server", "seconds")
     in_ms = {
         name: value * MILLISECONDS_PER_SECOND if name.rpartition("_")[2] in times else value
-        for name, value in found.items()
+        for name, value in results.items()
     }
-    return {"size": provers, **in_ms, "send_per_second": 1 / found["send_seconds"]}
+    return {"size": provers, **in_ms, "send_per_second": 1 / results["send_seconds"]}
 
 
 async def wait_until_prepared(store: PostgresStore, total: int) -> None:
@@ -133,18 +134,18 @@ async def wait_until_prepared(store: PostgresStore, total: int) -> None:
 
 async def measure(hosts: Sequence[int], runs: int, number: int, votes: int, seconds: int) -> list[dict[str, Any]]:
     """Run all measurements with every number of hosts."""
-    cluster, found = Cluster(), list[dict[str, Any]]()
+    cluster, results = Cluster(), list[dict[str, Any]]()
     try:
         cluster.start()
         server = server_pid(cluster)
         cost = CostMeter(server)
         for run in range(runs):
             for provers in hosts:
-                print(f"{provers} hosts that prove: run {run + 1}", file=sys.stderr)
-                found.append(await measure_coordination(cluster, cost, provers, number))
+                print(f"{provers} prover hosts: run {run + 1}", file=sys.stderr)
+                results.append(await measure_coordination(cluster, cost, provers, number))
             for processes in (1, 2):
-                print(f"{processes} processes that take shares: run {run + 1}", file=sys.stderr)
-                found.append(
+                print(f"{processes} accepting processes: run {run + 1}", file=sys.stderr)
+                results.append(
                     {
                         "size": 0,
                         "processes": processes,
@@ -153,7 +154,7 @@ async def measure(hosts: Sequence[int], runs: int, number: int, votes: int, seco
                 )
     finally:
         cluster.remove()
-    return found
+    return results
 
 
 def main() -> None:
@@ -162,8 +163,10 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one run with fewer shares and hosts")
     options = parser.parse_args()
-    wanted = (HOST_COUNTS[:2], 1, SHARES // 5, 480, 1) if options.quick else (HOST_COUNTS, options.runs, SHARES, 960, 2)
-    print(json.dumps({"name": "cluster", "runs": asyncio.run(measure(*wanted))}))
+    settings = (
+        (HOST_COUNTS[:2], 1, SHARES // 5, 480, 1) if options.quick else (HOST_COUNTS, options.runs, SHARES, 960, 2)
+    )
+    print(json.dumps({"name": "cluster", "runs": asyncio.run(measure(*settings))}))
 
 
 if __name__ == "__main__":

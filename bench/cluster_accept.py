@@ -49,31 +49,31 @@ async def measure_accepting(
             round_id = await chain.open_round(seconds=ROUND_SECONDS)
             lines = interleave_bodies(await cast_votes(chain, round_id, votes))
             hosts = []
-            for one in _create_hosts(folder, http, chain, cluster, processes):
-                await one.start()
-                stack.push_async_callback(one.kill)
-                await one.wait_until_ready()
-                hosts.append(one)
+            for host in _create_hosts(folder, http, chain, cluster, processes):
+                await host.start()
+                stack.push_async_callback(host.kill)
+                await host.wait_until_ready()
+                hosts.append(host)
             each = len(lines) // processes
             posted = []
-            for number, one in enumerate(hosts):
-                mine = lines[number * each : (number + 1) * each]
-                await _wait_until_round_known(one, mine[0])
+            for number, host in enumerate(hosts):
+                own = lines[number * each : (number + 1) * each]
+                await _wait_until_round_known(host, own[0])
                 posted.append(folder / f"bodies {number}")
-                posted[-1].write_text("\n".join(mine[1:]) + "\n")
-            used = [cpu_seconds(one.pid) for one in hosts] + [server_cpu_seconds(server)]
-            told = await asyncio.gather(
+                posted[-1].write_text("\n".join(own[1:]) + "\n")
+            before = [cpu_seconds(host.pid) for host in hosts] + [server_cpu_seconds(server)]
+            loads = await asyncio.gather(
                 *(
-                    run_load(one.url, file, CONNECTIONS // processes, seconds)
-                    for one, file in zip(hosts, posted, strict=True)
+                    run_load(host.url, file, CONNECTIONS // processes, seconds)
+                    for host, file in zip(hosts, posted, strict=True)
                 )
             )
-            now = [cpu_seconds(one.pid) for one in hosts] + [server_cpu_seconds(server)]
-    rate = sum(one["per_second"] for one in told)
-    spent = [1000 * (after - before) / (rate * seconds) for before, after in zip(used, now, strict=True)]
+            after = [cpu_seconds(host.pid) for host in hosts] + [server_cpu_seconds(server)]
+    rate = sum(load["per_second"] for load in loads)
+    spent = [1000 * (end - start) / (rate * seconds) for start, end in zip(before, after, strict=True)]
     return {
         "per_second": rate,
-        "p99_ms": max(one["p99_ms"] for one in told),
+        "p99_ms": max(load["p99_ms"] for load in loads),
         "host_ms": sum(spent[:-1]),
         "server_ms": spent[-1],
     }
@@ -86,22 +86,24 @@ def _create_hosts(
     keys = folder / "keys"
     keys.touch(0o600)
     keys.write_text(token_hex(32))
-    store: dict[str, Any] = {"url": cluster.url, "key_file": str(keys), "schema_name": f"taken_{token_hex(6)}"}
-    made = []
-    for one in range(number):
-        place = folder / f"host {one}"
-        place.mkdir()
+    store: dict[str, Any] = {"url": cluster.url, "key_file": str(keys), "schema_name": f"accept_{token_hex(6)}"}
+    hosts = []
+    for index in range(number):
+        host_folder = folder / f"host {index}"
+        host_folder.mkdir()
         settings: dict[str, Any] = {"log": {"level": "info"}, "chain": {"poll_seconds": 1}}
-        settings["store"] = {**store, "host": f"host {one}"}
-        made.append(HelperProcess(place, http, chain, program=STAND_IN_PROGRAM, helper={"role": "api"}, **settings))
-    return made
+        settings["store"] = {**store, "host": f"host {index}"}
+        hosts.append(
+            HelperProcess(host_folder, http, chain, program=STAND_IN_PROGRAM, helper={"role": "api"}, **settings)
+        )
+    return hosts
 
 
 async def _wait_until_round_known(host: HelperProcess, body: str) -> None:
     """Post a share until it is accepted. The host then knows the round and its tree."""
-    async with host.timeout("takes a share"):
+    async with host.timeout("accepts a share"):
         while True:
-            answer = await host.post_share(json.loads(body))
-            if answer.status_code == 200:
+            response = await host.post_share(json.loads(body))
+            if response.status_code == 200:
                 return
             await asyncio.sleep(0.1)

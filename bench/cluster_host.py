@@ -1,8 +1,8 @@
 """One host of `bench.cluster`: `python -m bench.cluster_host prove|send ADDRESS SCHEMA NAME SERVER_PID`.
 
-`prove` works the queue with the product's own loop and a stand-in for the prover, from the first line on standard input
-to the second. `send` has all that is prepared sent by the product's own broadcaster to a stand-in for a node, and then
-counted in blocks, each of them by two hosts. What it cost goes to standard output as one line of JSON.
+`prove` processes the queue with the product's dispatcher and a fake prover, from the first line on standard input to
+the second. `send` sends all prepared messages with the product's broadcaster to a fake node, and then applies blocks
+that confirm them, each block by two hosts. Prints the costs as one line of JSON.
 """
 
 from __future__ import annotations
@@ -88,10 +88,10 @@ class CostMeter:
 
 def server_cpu_seconds(pid: int) -> float:
     """Return a server's CPU seconds, including its running and terminated child processes."""
-    about = _read_proc_file(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    ended = sum(map(int, about[13:15])) / _TICKS_PER_SECOND
-    living = (_read_proc_file(f"/proc/{one}/schedstat").split() for one in (pid, *child_pids(pid)))
-    return ended + sum(int(words[0]) for words in living if words) / NANOSECONDS_PER_SECOND
+    fields = _read_proc_file(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    ended = sum(map(int, fields[13:15])) / _TICKS_PER_SECOND
+    running = (_read_proc_file(f"/proc/{process}/schedstat").split() for process in (pid, *child_pids(pid)))
+    return ended + sum(int(values[0]) for values in running if values) / NANOSECONDS_PER_SECOND
 
 
 def _read_proc_file(path: str) -> str:
@@ -121,7 +121,7 @@ def create_message(queued: QueuedShare) -> PreparedReveal:
     return PreparedReveal(message.to_tx(), message.tx_hash(), anchor_height=100, circuit="k10", height=101)
 
 
-class StandInRevealer:
+class FakeRevealer:
     """Fake revealer with limited concurrency. Takes the time of a proof without CPU load."""
 
     def __init__(self, store: PostgresStore) -> None:
@@ -137,8 +137,8 @@ class StandInRevealer:
 
 async def run_prover(store: PostgresStore, cost: CostMeter) -> dict[str, float]:
     """Process the queue between two lines on standard input."""
-    revealer: Any = StandInRevealer(store)
-    processor = Dispatcher(
+    revealer: Any = FakeRevealer(store)
+    dispatcher = Dispatcher(
         store=store,
         revealer=revealer,
         broadcaster=None,
@@ -151,12 +151,12 @@ async def run_prover(store: PostgresStore, cost: CostMeter) -> dict[str, float]:
     )
     await asyncio.to_thread(sys.stdin.readline)
     cost.begin()
-    working = asyncio.create_task(processor.run())
+    running = asyncio.create_task(dispatcher.run())
     await asyncio.to_thread(sys.stdin.readline)
-    found = cost.end()
-    working.cancel()
-    await asyncio.gather(working, return_exceptions=True)
-    return found
+    costs = cost.end()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    return costs
 
 
 class Node:
@@ -166,12 +166,12 @@ class Node:
         self.head = SimpleNamespace(height=100)
         self.usable_nodes = [SimpleNamespace(name="node", client=self)]
 
-    async def broadcast(self, message: RevealMessage) -> BroadcastOutcome:  # noqa: ARG002 - it takes any
+    async def broadcast(self, message: RevealMessage) -> BroadcastOutcome:  # noqa: ARG002 - accepts any message
         """Accept the message."""
         await asyncio.sleep(NODE_SECONDS)
         return BroadcastOutcome(Verdict.ACCEPTED)
 
-    def is_head_newer_than(self, when: float) -> bool:  # noqa: ARG002 - blocks come all the time
+    def is_head_newer_than(self, when: float) -> bool:  # noqa: ARG002 - there is always a newer block
         """Always true: a new block exists after every send."""
         return True
 
@@ -185,15 +185,15 @@ async def run_sender(store: PostgresStore, cost: CostMeter) -> dict[str, float]:
     lease = DatabaseLease(store, clock=clock)
     keeper = LeaseKeeper(lease, clock=clock, standby=False, on_acquired=lambda: None)
     await keeper.acquire_at_start()
-    keeping = asyncio.create_task(keeper.run())
-    anything: Any = node
+    keeper_task = asyncio.create_task(keeper.run())
+    fake: Any = node
     broadcaster = Broadcaster(
         store=store,
-        trees=anything,
-        node_pool=anything,
-        verifier=anything,
-        circuits=anything,
-        attempts=anything,
+        trees=fake,
+        node_pool=fake,
+        verifier=fake,
+        circuits=fake,
+        attempts=fake,
         clock=clock,
         stats=Stats(),
         lease=lease,
@@ -201,17 +201,17 @@ async def run_sender(store: PostgresStore, cost: CostMeter) -> dict[str, float]:
     prepared = await store.list_unconfirmed()
     cost.begin()
     await broadcaster.send_new()
-    found = {f"send_{name}": value / len(prepared) for name, value in cost.end().items()}
-    spent = [(one.round_id, one.nullifier) for one in prepared]
-    for what in ("count", "again"):
+    results = {f"send_{name}": value / len(prepared) for name, value in cost.end().items()}
+    spent = [(share.round_id, share.nullifier) for share in prepared]
+    for reader in ("first_read", "other_read"):
         cost.begin()
-        counted = await confirm_in_blocks(store, spent)
-        if counted != (len(spent) if what == "count" else 0):
-            raise SystemExit(f"{counted} of {len(spent)} shares were confirmed")
-        found |= {f"{what}_{name}": value / len(spent) for name, value in cost.end().items()}
-    keeping.cancel()
-    await asyncio.gather(keeping, return_exceptions=True)
-    return found
+        confirmed = await confirm_in_blocks(store, spent)
+        if confirmed != (len(spent) if reader == "first_read" else 0):
+            raise SystemExit(f"{confirmed} of {len(spent)} shares were confirmed")
+        results |= {f"{reader}_{name}": value / len(spent) for name, value in cost.end().items()}
+    keeper_task.cancel()
+    await asyncio.gather(keeper_task, return_exceptions=True)
+    return results
 
 
 async def confirm_in_blocks(store: PostgresStore, spent: Sequence[tuple[bytes, bytes]]) -> int:
@@ -225,7 +225,7 @@ async def confirm_in_blocks(store: PostgresStore, spent: Sequence[tuple[bytes, b
 async def main() -> None:
     """Run one host."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["prove", "send"])
+    parser.add_argument("role", choices=["prove", "send"])
     parser.add_argument("address")
     parser.add_argument("schema")
     parser.add_argument("name")
@@ -236,8 +236,8 @@ async def main() -> None:
     await store.open()
     try:
         print("open", flush=True)
-        found = await (run_prover if options.what == "prove" else run_sender)(store, cost)
-        print(json.dumps(found), flush=True)
+        costs = await (run_prover if options.role == "prove" else run_sender)(store, cost)
+        print(json.dumps(costs), flush=True)
     finally:
         await store.close()
 

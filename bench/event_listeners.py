@@ -1,7 +1,7 @@
-"""What listeners of `/shielded-vote/v1/events` cost: `python -m bench.event_listeners [--listeners 1000] [--quick]`.
+"""Measure the cost of clients of `/shielded-vote/v1/events`.
 
-JSON on standard output: how late dispatch is, and what the service's own process takes of a core, without anybody and
-with so many that follow the queue. Provers are stand-ins, so that nothing else is measured.
+`python -m bench.event_listeners [--listeners 1000] [--quick]` prints JSON: the lateness of dispatch and the CPU time of
+the service's process, without clients and with that many. The provers are fakes, so that proofs do not use CPU time.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ async def measure(number: int, seconds: int) -> dict[str, float]:
             await asyncio.sleep((LEAD_SECONDS - time.time()) % 1)
             async with open_event_clients(helper.url, TOKEN, number) as listeners:
                 if time.time() > start:
-                    raise SystemExit(f"preparing took {time.time() - start:.1f} s too long")
+                    raise SystemExit(f"preparation took {time.time() - start:.1f} s too long")
                 await asyncio.sleep(start - time.time())
                 before, size = cpu_seconds(helper.pid), sum(listener.received_bytes for listener in listeners)
                 await asyncio.sleep(seconds)
-                spent, got = (
+                used, received = (
                     cpu_seconds(helper.pid) - before,
                     sum(listener.received_bytes for listener in listeners) - size,
                 )
-                lost = sum(listener.is_closed for listener in listeners)
+                dropped = sum(listener.is_closed for listener in listeners)
             while (await helper.service_counts()).get("confirmed", 0) < shares:
                 await asyncio.sleep(0.2)
             late = (await helper.service_stats())["lateness_start"]
@@ -70,9 +70,9 @@ async def measure(number: int, seconds: int) -> dict[str, float]:
         "late_p50_ms": late["p50_ms"],
         "late_p99_ms": late["p99_ms"],
         "late_max_ms": late["max_ms"],
-        "cpu_per_second": spent / seconds,
-        "bytes_per_listener_and_second": got / seconds / max(1, number),
-        "dropped": lost,
+        "cpu_per_second": used / seconds,
+        "bytes_per_listener_and_second": received / seconds / max(1, number),
+        "dropped": dropped,
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-TITLE = "How costs grow with the size of the queue, of the tree, and of what awaits confirmation"
+TITLE = "Growth of costs with the size of the queue, the size of the tree and the number of unconfirmed shares"
 
 
 def plot_growth(curves: Sequence[Mapping[str, Any]]) -> str:

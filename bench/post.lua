@@ -1,9 +1,9 @@
--- For wrk: posts the lines of a file, one after the other over all connections, and tells what came of it as JSON.
+-- Script for wrk: posts each line of a file over all connections and prints the result as JSON.
 --   wrk -t1 -c64 -d3s -s post.lua URL -- BODIES
--- There must be more lines than are posted in the time: what comes again is a duplicate, and counted apart.
+-- The file must have more lines than are posted in the time: repeated lines are duplicates and count as `others`.
 
-local waiting = {}
-local following = 0
+local prepared = {}
+local next_index = 0
 queued, others = 0, 0
 local the_thread
 
@@ -14,13 +14,13 @@ end
 function init(args)
   local headers = { ["Content-Type"] = "application/json" }
   for line in io.lines(args[1]) do
-    waiting[#waiting + 1] = wrk.format("POST", nil, headers, line)
+    prepared[#prepared + 1] = wrk.format("POST", nil, headers, line)
   end
 end
 
 function request()
-  following = following % #waiting + 1
-  return waiting[following]
+  next_index = next_index % #prepared + 1
+  return prepared[next_index]
 end
 
 function response(status, headers, body)

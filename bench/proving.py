@@ -1,13 +1,13 @@
-"""What a proof costs on this machine: `python bench/proving.py [--quick] [--circuit NAME]`, JSON on stdout.
+"""Measure the cost of proofs on this machine: `python bench/proving.py [--quick] [--circuit NAME]`.
 
-For each circuit:
+Prints JSON. For each circuit:
 
-- `keygen_cpu_seconds`: CPU of making the keys and tables, once a process;
-- `cpu_seconds_per_proof`: median, one thread;
-- `verify_ms`: median;
-- `proofs_per_second`, medians: `one_process` with a thread a core, `process_per_core` with one thread each.
+- `keygen_cpu_seconds`: CPU time of generating the keys and tables, once per process
+- `cpu_seconds_per_proof`: median, one thread
+- `verify_ms`: median
+- `proofs_per_second`, medians: `one_process` with one thread per core, `process_per_core` with one thread each
 
-Every figure is taken in fresh processes, which start to prove together when all of them are warm.
+Each figure is measured in new processes, which start to prove at the same time when all keys are loaded.
 """
 
 from __future__ import annotations
@@ -144,9 +144,9 @@ def main() -> None:
     """Parse the command line and print one JSON object."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="one short run instead of three")
-    parser.add_argument("--circuit", choices=[*proofs.CIRCUITS], help="this one only")
+    parser.add_argument("--circuit", choices=[*proofs.CIRCUITS], help="only this circuit")
     parser.add_argument("--worker", choices=[*proofs.CIRCUITS], help=argparse.SUPPRESS)
-    parser.add_argument("--count", type=int, default=10, help="proofs a run and process (default 10)")
+    parser.add_argument("--count", type=int, default=10, help="proofs per run and process (default 10)")
     options = parser.parse_args()
     if options.worker:
         run_worker(options.worker, options.count)

@@ -1,11 +1,16 @@
-"""What a great queue costs: `python -m bench.queue [--quick]`.
+"""Measure the cost of a large queue: `python -m bench.queue [--quick]`.
 
-One database, filled further and further (`bench.fill_database`), under the real service with the stand-in prover and a
-chain of its own; and one that stays empty, measured right beside the largest size, as the speed of a machine that
-others use too drifts within minutes. At each size, in every run: from the process's start to the first right answers (a
-share that is known, a new one) and to ready, after an end in order and after a crash; how many shares a second are
-taken in; how late a lone share's proof begins, and how fast many of one second are dispatched; the daemon's memory, and
-the file's size. JSON on standard output.
+Runs the real service with the fake prover and its own chain on a database that is filled in steps
+(`bench.fill_database`). An empty database is measured immediately before or after the largest one, because the speed of
+a shared machine drifts within minutes. Each run at each size measures:
+
+- the time from the start of the process to the first correct responses (a duplicate and a new share) and to readiness,
+  after a shutdown and after a crash
+- accepted shares per second
+- the lateness of a single share's proof, and the dispatch rate of many shares that are due in the same second
+- the daemon's memory and the file's size
+
+Prints JSON.
 """
 
 from __future__ import annotations
@@ -78,7 +83,7 @@ class QueueBench:
         vote, position = next(self.votes)
         helper.spawn()
         try:
-            async with helper.timeout("answers as it should", 300):
+            async with helper.timeout("responds correctly", 300):
                 await helper.wait_until_listening()
                 await self._wait_for_status(helper, self.known_body, "duplicate")
                 new = ballot.post_body(vote, vote.shares[0], position, unix_time_in(ROUND_SECONDS / 2))
@@ -93,16 +98,16 @@ class QueueBench:
     async def _wait_for_status(self, helper: HelperProcess, body: Any, status: str) -> None:
         while True:
             with contextlib.suppress(httpx.HTTPError):
-                answer = await helper.post_share(body)
-                if answer.status_code == 200:
-                    if answer.json() != {"status": status}:
-                        raise SystemExit(f"a share that is {status} was answered {answer.text}")
+                response = await helper.post_share(body)
+                if response.status_code == 200:
+                    if response.json() != {"status": status}:
+                        raise SystemExit(f"expected {status}, got {response.text}")
                     return
             await asyncio.sleep(0.01)
 
     def fill_to(self, round_id: bytes, size: int) -> None:
         """Fill the database to this size."""
-        print(f"filling up to {size}", file=sys.stderr)
+        print(f"filling to {size} shares", file=sys.stderr)
         insert_shares(
             self.create_helper().db, round_id, size - self.size, due=unix_time_in(ROUND_SECONDS / 2), first=self.size
         )
@@ -114,8 +119,8 @@ class QueueBench:
         db = self.create_helper().db
         figures: dict[str, float] = {"size": self.size, "bytes_each": db.stat().st_size / max(1, self.size)}
         async with self.run_service(figures, "start") as helper:
-            taken = await run_load(helper.url, self.bodies_file, CONNECTIONS, seconds)
-            figures |= {f"accept_{name}": value for name, value in taken.items()}
+            load = await run_load(helper.url, self.bodies_file, CONNECTIONS, seconds)
+            figures |= {f"accept_{name}": value for name, value in load.items()}
             await self._measure_dispatch(helper, figures)
             figures["memory_mb"] = memory_mb(helper.pid)
         async with self.run_service(figures, "crash") as helper:
@@ -156,7 +161,7 @@ def memory_mb(pid: int) -> float:
 
 async def measure(sizes: tuple[int, ...], runs: int, votes: int, seconds: int) -> list[dict[str, float]]:
     """Run every measurement at every size, with the empty queue next to the largest."""
-    found: list[dict[str, float]] = []
+    results: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         async with httpx.AsyncClient(timeout=30) as http:
@@ -172,20 +177,20 @@ async def measure(sizes: tuple[int, ...], runs: int, votes: int, seconds: int) -
                 posted.write_text("\n".join(later) + "\n")
                 rest = iter(cast[votes:])
                 empty, queue = (
-                    QueueBench(folder / place, http, chain, json.loads(first), posted, rest)
-                    for place in ("empty", "filled")
+                    QueueBench(folder / name, http, chain, json.loads(first), posted, rest)
+                    for name in ("empty", "filled")
                 )
-                for one in (empty, queue):
-                    await _prepare_service(one, round_id, max(position for _, position in cast))
+                for bench in (empty, queue):
+                    await _prepare_service(bench, round_id, max(position for _, position in cast))
                 for size in sizes:
                     queue.fill_to(round_id, size)
-                    both, times = ((queue, empty), pairs) if size == max(sizes) else ((queue,), runs)
+                    benches, times = ((queue, empty), pairs) if size == max(sizes) else ((queue,), runs)
                     for number in range(times):
-                        for one in reversed(both) if number % 2 else both:
-                            found.append(await one.measure(seconds))
+                        for bench in reversed(benches) if number % 2 else benches:
+                            results.append(await bench.measure(seconds))
             finally:
                 await chain.kill()
-    return found
+    return results
 
 
 async def _prepare_service(queue: QueueBench, round_id: bytes, position: int) -> None:
@@ -204,8 +209,8 @@ async def _prepare_service(queue: QueueBench, round_id: bytes, position: int) ->
 
 async def _post_accepted(helper: HelperProcess, body: Any) -> None:
     """Post a share that must be accepted."""
-    answer = await helper.post_share(body)
-    assert answer.json() == {"status": "queued"}, answer.text
+    response = await helper.post_share(body)
+    assert response.json() == {"status": "queued"}, response.text
 
 
 def last_row_id(helper: HelperProcess) -> int:
@@ -218,7 +223,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=QUEUE_SIZES)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="one run, with 10,000 and with an empty queue")
+    parser.add_argument("--quick", action="store_true", help="one run with 10,000 shares and one with an empty queue")
     options = parser.parse_args()
     sizes, runs, votes, seconds = (
         (QUEUE_SIZES[:1], 1, 640, 1) if options.quick else (options.sizes, options.runs, 1600, 2)

@@ -1,11 +1,12 @@
-"""The service's figures, one command each: `python -m bench.service backlog|lone|posts [--circuit k10] [--quick]`.
+"""Measure the service: `python -m bench.service backlog|lone|posts [--circuit k10] [--quick]`.
 
-JSON on standard output, medians over the runs with every run beside them.
+Prints JSON with the medians and all runs.
 
-backlog  shares revealed per second from a backlog, to confirmed, as a ratio to raw proofs per second on the same cores
-         less what the dev chain took of them
-lone     from a lone share's `submit_at` to the start of its proof; and the CPU of doing nothing
-posts    how long a POST takes while all cores prove, and what revealing loses by 20 of them a second
+backlog  confirmed shares per second from a backlog, relative to raw proofs per second on the same cores without the CPU
+         time of the dev chain
+lone     time from the `submit_at` of a single share to the start of its proof, and CPU usage when idle
+posts    latency of a POST while all cores prove, and the reveal rate with 20 POSTs per second relative to the rate
+         without
 """
 
 from __future__ import annotations
@@ -45,17 +46,17 @@ POLL_SECONDS = 0.05
 """Minimum polling interval, in seconds."""
 
 
-async def measure_raw_rate(circuit: str, proofs_wanted: int) -> float:
+async def measure_raw_rate(circuit: str, count: int) -> float:
     """Measure proofs per second of the provers alone, one worker per core."""
     pool = ProverPool(workers=CORE_COUNT, circuits=(circuit,), clock=SystemClock())
     runner = asyncio.create_task(pool.run())
     try:
         await asyncio.sleep(0)
         await pool.wait_ready()
-        jobs = [ProofJob(circuit=circuit, **create_sample_job()) for _ in range(proofs_wanted)]
+        jobs = [ProofJob(circuit=circuit, **create_sample_job()) for _ in range(count)]
         began = time.perf_counter()
         await asyncio.gather(*(pool.prove(job) for job in jobs))
-        return proofs_wanted / (time.perf_counter() - began)
+        return count / (time.perf_counter() - began)
     finally:
         runner.cancel()
         await asyncio.gather(runner, return_exceptions=True)
@@ -64,8 +65,8 @@ async def measure_raw_rate(circuit: str, proofs_wanted: int) -> float:
 async def cast_sealed_votes(wallet: Wallet, round_id: bytes, shares: int) -> list[tuple[Ballot, int]]:
     """Cast enough votes on the chain for this many shares."""
     votes = -(-shares // ballot.SHARE_COUNT)
-    made = [await wallet.seal_ballot(round_id, 1 + number % 3, number % 2, weight=100) for number in range(votes)]
-    return list(zip(made, await asyncio.gather(*(wallet.cast_ballot(vote) for vote in made)), strict=True))
+    sealed = [await wallet.seal_ballot(round_id, 1 + number % 3, number % 2, weight=100) for number in range(votes)]
+    return list(zip(sealed, await asyncio.gather(*(wallet.cast_ballot(vote) for vote in sealed)), strict=True))
 
 
 async def measure_backlog(circuit: str, shares: int) -> dict[str, float]:
@@ -74,10 +75,10 @@ async def measure_backlog(circuit: str, shares: int) -> dict[str, float]:
     The raw rate is measured before and after, because the speed of a shared machine drifts within minutes.
     """
     raw = min(RAW_PROOF_COUNTS[circuit], max(4, shares // 4))
-    before_it = await measure_raw_rate(circuit, raw)
+    rate_before = await measure_raw_rate(circuit, raw)
     with tempfile.TemporaryDirectory() as name:
         flags = ("--circuit", circuit, "--block-seconds", "1")
-        # logging and polling with production settings
+        # Logging and polling have production settings.
         async with run_chain_and_helper(Path(name), *flags, log={"level": "info"}, chain={"poll_seconds": 1}) as (
             chain,
             helper,
@@ -95,18 +96,18 @@ async def measure_backlog(circuit: str, shares: int) -> dict[str, float]:
             if late > 0:
                 raise SystemExit(f"posting took {late:.1f} s too long")
             before = await chain.get("/devnet/stats")
-            await _wait_until_confirmed(helper, shares, before_it)
+            await _wait_until_confirmed(helper, shares, rate_before)
             seconds = time.time() - due
             after = await chain.get("/devnet/stats")
-    rate = (before_it + await measure_raw_rate(circuit, raw)) / 2
+    rate = (rate_before + await measure_raw_rate(circuit, raw)) / 2
     chain_cpu = after["cpu_seconds"] - before["cpu_seconds"]
-    yardstick = rate * (1 - chain_cpu / (CORE_COUNT * seconds))
+    baseline = rate * (1 - chain_cpu / (CORE_COUNT * seconds))
     return {
         "raw_proofs_per_second": rate,
         "revealed_per_second": shares / seconds,
         "chain_cpu_seconds": chain_cpu,
-        "yardstick": yardstick,
-        "ratio": shares / seconds / yardstick,
+        "baseline": baseline,
+        "ratio": shares / seconds / baseline,
     }
 
 
@@ -164,27 +165,27 @@ async def measure_posts(circuit: str, shares: int) -> dict[str, float]:
             round_id = await chain.open_round(seconds=3600)
             async with Wallet(chain.url, [helper.url], mode="parallel") as wallet:
                 busy = await cast_sealed_votes(wallet, round_id, shares)
-                asked = await cast_sealed_votes(wallet, round_id, shares)
+                posted = await cast_sealed_votes(wallet, round_id, shares)
                 for vote, position in busy:
                     await wallet.post_shares(vote, position, times=ballot.immediate_times())
             bodies = [
                 ballot.post_body(vote, share, position, unix_time_in(3000))
-                for vote, position in asked
+                for vote, position in posted
                 for share in vote.shares
             ]
             random.shuffle(bodies)
             waits, rates = await _run_phases(helper, iter(bodies[: shares // 2]))
             if not (await helper.service_stats())["in_hand"]:
-                raise SystemExit("the backlog was done before the posts were")
-    alone, beside = (sum(rates[offset::2]) / len(rates[offset::2]) for offset in (0, 1))
+                raise SystemExit("the backlog was empty before all shares were posted")
+    rate_without, rate_with = (sum(rates[offset::2]) / len(rates[offset::2]) for offset in (0, 1))
     return {
         "p50_ms": 1000 * median(waits),
         "p99_ms": 1000 * (percentile(waits, 0.99) or 0.0),
         "max_ms": 1000 * max(waits),
         "posts": len(waits),
-        "revealed_alone_per_second": alone,
-        "revealed_beside_per_second": beside,
-        "kept": beside / alone,
+        "revealed_without_posts_per_second": rate_without,
+        "revealed_with_posts_per_second": rate_with,
+        "ratio": rate_with / rate_without,
     }
 
 
@@ -202,10 +203,10 @@ async def _run_phases(helper: HelperProcess, bodies: Iterator[Any]) -> tuple[lis
                     left = left and not posting
                     await asyncio.sleep(min(POST_INTERVAL_SECONDS, PHASE_SECONDS - now))
                     continue
-                asked = time.perf_counter()
-                answer = await helper.post_share(body)
-                waits.append(time.perf_counter() - asked)
-                assert answer.json() == {"status": "queued"}, answer.text
+                sent_at = time.perf_counter()
+                response = await helper.post_share(body)
+                waits.append(time.perf_counter() - sent_at)
+                assert response.json() == {"status": "queued"}, response.text
                 await asyncio.sleep(max(0.0, POST_INTERVAL_SECONDS - waits[-1]))
             rates.append((await _broadcast_count(helper) - before) / (time.perf_counter() - began))
     return waits, rates

@@ -1,8 +1,8 @@
-"""Measures the store alone: shares taken in a second, and how long a claim takes as the queue grows.
+"""Measure the store alone: enqueued shares per second, and the duration of a claim as the queue grows.
 
     python bench/store.py [--quick] [--dir DIR]
 
-Prints one JSON object. The shares are random bytes: the store does not look inside them.
+Prints one JSON object. The shares are random bytes, because the store does not interpret them.
 """
 
 from __future__ import annotations
@@ -98,22 +98,22 @@ def percentile(times: list[float], part: float) -> float:
 async def measure_reads(store: SqliteStore, figures: Figures, size: int) -> None:
     """Measure claims and reads of the next due time with `size` shares in the queue."""
     claims: list[float] = []
-    asked: list[float] = []
+    reads: list[float] = []
     for second in range(40):
         await time_call(store.claim_due(now=START_TIME + second, limit=4, rounds=[ROUND_ID]), claims)
-        await time_call(store.next_due_ms([ROUND_ID]), asked)
+        await time_call(store.next_due_ms([ROUND_ID]), reads)
     figures.claim_p50[size] = statistics.median(claims)
     figures.claim_p99[size] = percentile(claims, 0.99)
-    figures.next_due_p50[size] = statistics.median(asked)
+    figures.next_due_p50[size] = statistics.median(reads)
 
 
 async def measure_confirmation(store: SqliteStore, figures: Figures) -> None:
     """Send 1,000 shares and confirm them in blocks of 100."""
     queued = await store.claim_due(now=START_TIME + 3600, limit=1000, rounds=[ROUND_ID])
     prepared = PreparedReveal(b"m" * 5_300, b"h" * 32, 100, "k10", 101)
-    await asyncio.gather(*(store.prepare(one.id, prepared) for one in queued))
+    await asyncio.gather(*(store.prepare(share.id, prepared) for share in queued))
     erased: list[float] = []
-    spent = [(ROUND_ID, one.nullifier) for one in queued]
+    spent = [(ROUND_ID, share.nullifier) for share in queued]
     began = time.perf_counter()
     for height in range(10):
         await store.apply_block(height, spent[height * 100 : height * 100 + 100], now=START_TIME)
@@ -160,14 +160,14 @@ async def measure(path: Path, sizes: list[int], callers: int) -> Figures:
 
 def main() -> None:
     """Run the measurement and print the figures as JSON."""
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    options.add_argument("--quick", action="store_true", help="smaller queues")
-    options.add_argument("--dir", type=Path, help="a directory on the disk to be measured")
-    options.add_argument("--callers", type=int, default=64)
-    wanted = options.parse_args()
-    sizes = [5_000, 20_000] if wanted.quick else [10_000, 300_000]
-    with tempfile.TemporaryDirectory(dir=wanted.dir) as folder:
-        figures = asyncio.run(measure(Path(folder) / "bench.db", sizes, wanted.callers))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true", help="smaller queues")
+    parser.add_argument("--dir", type=Path, help="directory on the disk to measure")
+    parser.add_argument("--callers", type=int, default=64)
+    options = parser.parse_args()
+    sizes = [5_000, 20_000] if options.quick else [10_000, 300_000]
+    with tempfile.TemporaryDirectory(dir=options.dir) as folder:
+        figures = asyncio.run(measure(Path(folder) / "bench.db", sizes, options.callers))
     sys.stdout.write(json.dumps(asdict(figures)) + "\n")
 
 

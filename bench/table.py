@@ -63,8 +63,8 @@ def of_largest_size(key: str) -> Callable[[Sequence[RunFigures]], list[float]]:
     """Extract a figure from the runs at the largest size."""
 
     def extract(runs: Sequence[RunFigures]) -> list[float]:
-        most = max(run["size"] for run in runs)
-        return [run[key] for run in runs if run["size"] == most]
+        largest = max(run["size"] for run in runs)
+        return [run[key] for run in runs if run["size"] == largest]
 
     return extract
 
@@ -145,40 +145,52 @@ def _provers_label(hosts: int) -> str:
 
 
 ROWS: Sequence[TableRow] = (
-    TableRow("revealing k10, of what raw proofs allow", "backlog-k10", of_each_run("ratio"), "≥ 0.95"),
+    TableRow("revealing k10, relative to raw proofs", "backlog-k10", of_each_run("ratio"), "≥ 0.95"),
     TableRow("revealing k10", "backlog-k10", of_each_run("revealed_per_second"), "", "shares/s"),
     TableRow("raw proofs k10", "backlog-k10", of_each_run("raw_proofs_per_second"), "", "proofs/s"),
-    TableRow("revealing k11, of what raw proofs allow", "backlog-k11", of_each_run("ratio"), "≥ 0.95"),
+    TableRow("revealing k11, relative to raw proofs", "backlog-k11", of_each_run("ratio"), "≥ 0.95"),
     TableRow("revealing k11", "backlog-k11", of_each_run("revealed_per_second"), "", "shares/s"),
     TableRow("raw proofs k11", "backlog-k11", of_each_run("raw_proofs_per_second"), "", "proofs/s"),
     TableRow("accepting, 64 connections", "accept", of_each_run("per_second"), "≥ 5,400", "shares/s"),
     TableRow("accepting, 64 connections, p99", "accept", of_each_run("p99_ms"), "≤ 30", "ms"),
-    TableRow("accepting, of a bare route that parses the body", "accept", of_each_run("ratio"), "≥ 0.35"),
-    TableRow("the bare route, 64 connections", "accept", of_each_run("bare_per_second"), "", "shares/s"),
+    TableRow("accepting, relative to a bare route that parses the body", "accept", of_each_run("ratio"), "≥ 0.35"),
+    TableRow("bare route, 64 connections", "accept", of_each_run("bare_per_second"), "", "shares/s"),
     TableRow("accepting, 1 connection, p50", "accept", of_each_run("one_p50_ms"), "≤ 1", "ms"),
     TableRow("accepting while both cores prove, p99", "posts", of_each_run("p99_ms"), "≤ 50", "ms"),
-    TableRow("revealing at 20 posts/s, of its rate without", "posts", of_each_run("kept"), "≥ 0.9"),
-    TableRow("lone share: its time to the proof's start, p99", "lone", of_each_run("p99_ms"), "≤ 20", "ms"),
+    TableRow("revealing at 20 posts/s, relative to no posts", "posts", of_each_run("ratio"), "≥ 0.9"),
+    TableRow("lone share: due time to start of the proof, p99", "lone", of_each_run("p99_ms"), "≤ 20", "ms"),
     TableRow("idle CPU between deadlines", "lone", of_each_run("idle_percent"), "≤ 0.5", "%"),
     TableRow(
-        "1,000,000 pending: accepting, of an empty queue's", "queue", relative_to_empty("accept_per_second"), "≥ 0.8"
+        "1,000,000 pending: accepting, relative to an empty queue",
+        "queue",
+        relative_to_empty("accept_per_second"),
+        "≥ 0.8",
     ),
     TableRow(
-        "1,000,000 pending: dispatch, of an empty queue's", "queue", relative_to_empty("dispatch_per_second"), "≥ 0.8"
+        "1,000,000 pending: dispatch, relative to an empty queue",
+        "queue",
+        relative_to_empty("dispatch_per_second"),
+        "≥ 0.8",
     ),
-    TableRow("1,000,000 pending: lateness, to an empty queue's", "queue", relative_to_empty("lone_p50_ms"), "≤ 1.2"),
+    TableRow(
+        "1,000,000 pending: lateness, relative to an empty queue", "queue", relative_to_empty("lone_p50_ms"), "≤ 1.2"
+    ),
     TableRow("1,000,000 pending: start to ready", "queue", of_largest_size("start_ready_s"), "≤ 10", "s"),
-    TableRow("1,000,000 pending: start to right answers", "queue", of_largest_size("start_answers_s"), "≤ 4", "s"),
-    TableRow("1,000,000 pending: after a crash, to ready", "queue", of_largest_size("crash_ready_s"), "≤ 10", "s"),
+    TableRow("1,000,000 pending: start to correct responses", "queue", of_largest_size("start_answers_s"), "≤ 4", "s"),
+    TableRow("1,000,000 pending: start after a crash to ready", "queue", of_largest_size("crash_ready_s"), "≤ 10", "s"),
     TableRow(
-        "1,000,000 pending: after a crash, to right answers", "queue", of_largest_size("crash_answers_s"), "≤ 4", "s"
+        "1,000,000 pending: start after a crash to correct responses",
+        "queue",
+        of_largest_size("crash_answers_s"),
+        "≤ 4",
+        "s",
     ),
     TableRow("1,000,000 pending: memory without provers", "queue", of_largest_size("memory_mb"), "≤ 300", "MB"),
     TableRow("1,000,000 pending: disk", "queue", of_largest_size("bytes_each"), "≤ 1,500", "B/share"),
     TableRow("500,000 leaves: sync", "tree", of_largest_size("sync_leaves_per_second"), "≥ 20,000", "leaves/s"),
     TableRow("500,000 leaves: restart", "tree", of_largest_size("restore_seconds"), "≤ 3", "s"),
     TableRow("500,000 leaves: path", "tree", of_largest_size("path_ms"), "≤ 1", "ms"),
-    TableRow("10,000 awaiting: CPU that they add", "awaiting", of_largest_size("added_percent"), "≤ 1", "% of a core"),
+    TableRow("10,000 awaiting: additional CPU", "awaiting", of_largest_size("added_percent"), "≤ 1", "% of a core"),
     TableRow(
         "10,000 awaiting: reveals sent in a block", "awaiting", of_largest_size("sent_in_a_block"), "≤ 64", "requests"
     ),
@@ -205,29 +217,33 @@ ROWS: Sequence[TableRow] = (
                 "cluster",
                 of_each_run("prove_trips", size=hosts),
                 "",
-                "a share",
+                "per share",
             ),
         )
     ),
-    TableRow("shared queue: taking in, the server's CPU", "cluster", of_all_host_runs("take_server"), "", "ms/share"),
+    TableRow(
+        "shared queue: enqueuing, the server's CPU", "cluster", of_all_host_runs("enqueue_server"), "", "ms/share"
+    ),
     TableRow("shared queue: sending", "cluster", of_all_host_runs("send_per_second"), "", "shares/s"),
     TableRow("shared queue: sending, CPU of the sender", "cluster", of_all_host_runs("send_cpu"), "", "ms/share"),
     TableRow("shared queue: sending, the server's CPU", "cluster", of_all_host_runs("send_server"), "", "ms/share"),
-    TableRow("shared queue: sending, round trips", "cluster", of_all_host_runs("send_trips"), "", "a share"),
+    TableRow("shared queue: sending, round trips", "cluster", of_all_host_runs("send_trips"), "", "per share"),
     *(
         row
-        for who, key in (("the first host", "count"), ("each other host", "again"))
+        for reader, key in (("the first host", "first_read"), ("each other host", "other_read"))
         for row in (
-            TableRow(f"{_IN_BLOCK}, {who}", "cluster", of_all_host_runs(f"{key}_seconds"), "", "ms/share"),
+            TableRow(f"{_IN_BLOCK}, {reader}", "cluster", of_all_host_runs(f"{key}_seconds"), "", "ms/share"),
             TableRow(
-                f"{_IN_BLOCK}, {who}, the server's CPU", "cluster", of_all_host_runs(f"{key}_server"), "", "ms/share"
+                f"{_IN_BLOCK}, {reader}, the server's CPU", "cluster", of_all_host_runs(f"{key}_server"), "", "ms/share"
             ),
-            TableRow(f"{_IN_BLOCK}, {who}, round trips", "cluster", of_all_host_runs(f"{key}_trips"), "", "a share"),
+            TableRow(
+                f"{_IN_BLOCK}, {reader}, round trips", "cluster", of_all_host_runs(f"{key}_trips"), "", "per share"
+            ),
         )
     ),
     TableRow("shared queue: accepting, 1 process", "cluster", of_each_run("per_second", processes=1), "", "shares/s"),
     TableRow("shared queue: accepting, 2 processes", "cluster", of_each_run("per_second", processes=2), "", "shares/s"),
-    TableRow("shared queue: accepting, 2 processes, of one's", "cluster", relative_to_one_process("per_second")),
+    TableRow("shared queue: accepting, 2 processes, relative to 1", "cluster", relative_to_one_process("per_second")),
     TableRow(
         "shared queue: accepting, 2 processes, their CPU",
         "cluster",
@@ -252,7 +268,7 @@ ROWS: Sequence[TableRow] = (
     TableRow("growth with the tree: path", "tree", growth_exponent("path_ms"), "≤ 0.1", "exponent"),
     TableRow("growth with the tree: restart", "tree", growth_exponent("restore_seconds"), "", "exponent"),
     TableRow(
-        "growth with what awaits: CPU of a block", "awaiting", growth_exponent("cpu_percent"), "≤ 0.1", "exponent"
+        "growth with awaiting shares: CPU per block", "awaiting", growth_exponent("cpu_percent"), "≤ 0.1", "exponent"
     ),
     TableRow("growth with the provers: CPU of a prover", "cluster", growth_exponent("prove_cpu"), "≤ 0.1", "exponent"),
     TableRow(
@@ -266,7 +282,7 @@ CURVES: Sequence[tuple[str, str, str, int]] = (
     ("dispatching a share", "queue", "dispatch_per_second", -1),
     ("start to ready", "queue", "start_ready_s", 1),
     ("path in the tree", "tree", "path_ms", 1),
-    ("a block with shares that wait for it", "awaiting", "cpu_percent", 1),
+    ("a block with awaiting shares", "awaiting", "cpu_percent", 1),
 )
 """Curves of the growth plot: label, measure, figure, and -1 for a rate."""
 

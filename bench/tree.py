@@ -1,9 +1,11 @@
-"""The commitment tree, up to the size of a real round: `python -m bench.tree [--sizes 500000] [--quick]`, JSON.
+"""Measure the commitment tree up to the size of a real round: `python -m bench.tree [--sizes 500000] [--quick]`.
 
-- `append_leaves_per_second`: hashing leaves into a tree, in batches as blocks bring them; `sync_…`: keeping leaves and
-  inner nodes in the database as well;
-- `restore_seconds`: back from the database after a restart to the same root, `load_seconds` of it reading;
-- `path_ms`, `past_path_ms`, `past_root_ms`: medians, at the newest size and at random past ones.
+Prints JSON:
+
+- `append_leaves_per_second`: appending leaves in batches, as from blocks; `sync_…` also stores leaves and inner nodes
+  in the database
+- `restore_seconds`: restoring the tree from the database, including `load_seconds` for reading
+- `path_ms`, `past_path_ms`, `past_root_ms`: medians, at the newest size and at random past sizes
 """
 
 from __future__ import annotations
@@ -91,15 +93,15 @@ async def measure(count: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "tree.db"
         saved = await save_tree(path, tree, leaves)
-        restored, load, whole = await restore_tree(path)
+        restored, loaded, total = await restore_tree(path)
         if (len(restored), restored.root()) != (len(tree), tree.root()):
-            raise SystemExit("another tree came back")
+            raise SystemExit("the restored tree differs")
     return {
         "size": count,
         "append_leaves_per_second": round(count / appended),
         "sync_leaves_per_second": round(count / (appended + saved)),
-        "load_seconds": round(load, 4),
-        "restore_seconds": round(whole, 4),
+        "load_seconds": round(loaded, 4),
+        "restore_seconds": round(total, 4),
         "path_ms": measure_microseconds(1000, lambda: restored.path(rng.randrange(count))) / 1000,
         "past_path_ms": measure_microseconds(1000, lambda: restored.path(0, rng.randrange(count) + 1)) / 1000,
         "past_root_ms": measure_microseconds(1000, lambda: restored.root(rng.randrange(count) + 1)) / 1000,
@@ -114,8 +116,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one run, without the largest tree")
     options = parser.parse_args()
     sizes, runs = (SIZES[:2], 1) if options.quick else (options.sizes, options.runs)
-    found = [asyncio.run(measure(size)) for size in sizes for _ in range(runs)]
-    print(json.dumps({"name": "tree", "runs": found}))
+    results = [asyncio.run(measure(size)) for size in sizes for _ in range(runs)]
+    print(json.dumps({"name": "tree", "runs": results}))
 
 
 if __name__ == "__main__":

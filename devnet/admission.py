@@ -21,7 +21,7 @@ class Fate(Enum):
 
     NORMAL = "normal"
     NEVER = "never included"
-    OVERTAKEN = "another helper's transaction with the same share goes first"
+    OVERTAKEN = "preceded by another helper's transaction with the same share"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,9 @@ class Admission:
             _check_status_override(status)
             round_ = self.chain.check_reveal(reveal, time=self._block_time(height), height=height)
             root = self.chain.anchor_root(round_, reveal.anchor_height, max_anchor_height)
-            wrong = await self.verifier.check(digest, reveal, root)
-            if wrong is not None:
-                return BroadcastResult(digest, 1, wrong)
+            failure = await self.verifier.check(digest, reveal, root)
+            if failure is not None:
+                return BroadcastResult(digest, 1, failure)
             # Blocks may have been made during the verification: check the state again.
             now = self.chain.height if is_at_head else height
             self.chain.check_reveal(reveal, time=self._block_time(now), height=now)
@@ -104,15 +104,15 @@ class Admission:
     def take_block_transactions(self) -> list[bytes]:
         """Take the transactions of the next block."""
         others, self._other_messages = self._other_messages, []
-        chosen: list[bytes] = []
-        taken = 0
+        selected: list[bytes] = []
+        count = 0
         for entry in self.mempool:
-            if chosen and len(chosen) + len(entry.transactions) > self.max_reveals:
+            if selected and len(selected) + len(entry.transactions) > self.max_reveals:
                 break
-            chosen.extend(entry.transactions)
-            taken += 1
-        del self.mempool[:taken]
-        return others + chosen
+            selected.extend(entry.transactions)
+            count += 1
+        del self.mempool[:count]
+        return others + selected
 
     def recheck_mempool(self, block: Block) -> None:
         """Recheck the mempool and drop failed transactions, like CometBFT after a commit."""

@@ -27,46 +27,46 @@ class Switches(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    latency_ms: float = Field(0, ge=0, description="wait before acting")
-    refuse: Probability = Field(0, description="close the connection at once, without acting")
-    status_503: Probability = Field(0, description="answer 503 (keys are warming up), without acting")
-    status_502: Probability = Field(0, description="answer 502 (consensus engine lost), without acting")
-    status_400: Probability = Field(0, description="answer 400 (malformed), without acting")
-    bad_proof: Probability = Field(0, description="answer 422 as to a proof that is refused, without acting")
-    status_502_after: Probability = Field(0, description="act, then answer that 502")
-    drop_reply: Probability = Field(0, description="act, then close the connection without an answer")
-    html: Probability = Field(0, description="act, then answer a page of HTML with status 200")
-    half_json: Probability = Field(0, description="act, then answer the first half of the body")
-    trickle: float = Field(0, ge=0, description="answer a byte every so many seconds")
-    never_include: Probability = Field(0, description="reveals: accepted, never in a block")
-    include_failed: Probability = Field(0, description="reveals: included and failing, another helper was first")
-    hide_tx: bool = Field(False, description="tx look-ups answer 404")
-    freeze_blocks: bool = Field(False, description="the node stops following the chain where it is now")
-    stale: float = Field(0, ge=0, description="the node serves the chain as it was so many seconds ago")
-    reset_height: int | None = Field(None, ge=1, description="the node falls back to this height and follows from it")
-    catching_up: bool = Field(False, description="the node says that it is syncing")
-    chain_id: str | None = Field(None, description="the node says that it is on this chain")
-    wrong_root: bool = Field(False, description="tree roots are served wrong")
+    latency_ms: float = Field(0, ge=0, description="delay before the request is processed, in milliseconds")
+    refuse: Probability = Field(0, description="close the connection immediately; the request is not processed")
+    status_503: Probability = Field(0, description="return 503 (keys are warming up); the request is not processed")
+    status_502: Probability = Field(0, description="return 502 (consensus engine lost); the request is not processed")
+    status_400: Probability = Field(0, description="return 400 (malformed); the request is not processed")
+    bad_proof: Probability = Field(0, description="return 422 as for a refused proof; the request is not processed")
+    status_502_after: Probability = Field(0, description="process the request, then return that 502")
+    drop_reply: Probability = Field(0, description="process the request, then close the connection without a response")
+    html: Probability = Field(0, description="process the request, then return an HTML page with status 200")
+    half_json: Probability = Field(0, description="process the request, then return the first half of the body")
+    trickle: float = Field(0, ge=0, description="interval between single bytes of the response, in seconds")
+    never_include: Probability = Field(0, description="reveals: accepted, but never included in a block")
+    include_failed: Probability = Field(0, description="reveals: included and failed, because another helper was first")
+    hide_tx: bool = Field(False, description="transaction look-ups return 404")
+    freeze_blocks: bool = Field(False, description="the node stops at its current block")
+    stale: float = Field(0, ge=0, description="age of the chain state that the node serves, in seconds")
+    reset_height: int | None = Field(None, ge=1, description="the node falls back to this height and continues from it")
+    catching_up: bool = Field(False, description="the node reports that it is syncing")
+    chain_id: str | None = Field(None, description="chain id that the node reports")
+    wrong_root: bool = Field(False, description="the node serves wrong tree roots")
     round_status: int | None = Field(None, ge=0, le=255, description="every round's status; 0: not found")
-    anchor_unknown: int = Field(0, ge=0, description="broadcasts: roots of the newest so many blocks are unknown")
+    anchor_unknown: int = Field(0, ge=0, description="broadcasts: number of newest blocks whose roots are unknown")
 
 
 class FaultRequest(Switches):
     """The body of `POST /devnet/faults`: switches, their routes, and settings of the whole chain."""
 
-    routes: list[str] | None = Field(None, description="route names; left out: every route of this node")
-    reset: bool = Field(False, description="first forget the rules for these routes (without routes: all rules)")
-    seed: int | None = Field(None, description="seed this node's dice")
-    times: int | None = Field(None, ge=1, description="how often each of these probabilities may strike")
-    halt_chain: bool | None = Field(None, description="whole chain: make no blocks on the timer")
-    clock_offset_seconds: float | None = Field(None, description="whole chain: block times off by this")
+    routes: list[str] | None = Field(None, description="route names; omitted: all routes of this node")
+    reset: bool = Field(False, description="first delete the rules for these routes (without routes: all rules)")
+    seed: int | None = Field(None, description="seed of this node's random generator")
+    times: int | None = Field(None, ge=1, description="maximum number of times that each of these faults occurs")
+    halt_chain: bool | None = Field(None, description="whole chain: stop the block timer")
+    clock_offset_seconds: float | None = Field(None, description="whole chain: offset of block times in seconds")
     duplicates: str | None = Field(
-        None, pattern="^(both|filter)$", description="whole chain: second reveals of a share"
+        None, pattern="^(both|filter)$", description="whole chain: handling of repeated reveals of a share"
     )
     circuit: str | None = Field(
-        None, pattern="^k1[01]$", description="whole chain: verify with this circuit from now on"
+        None, pattern="^k1[01]$", description="whole chain: circuit that is verified from now on"
     )
-    version: str | None = Field(None, description="whole chain: the build version that node_info serves")
+    version: str | None = Field(None, description="whole chain: build version in node_info")
 
 
 @dataclass

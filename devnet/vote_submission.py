@@ -43,10 +43,10 @@ async def _broadcast_and_wait(
     http: httpx.AsyncClient, chain_url: str, route: str, body: dict[str, Any]
 ) -> dict[str, dict[str, str]]:
     """Broadcast a transaction, wait until it is in a block, and return its events."""
-    answer = await http.post(f"{chain_url}{_PREFIX}/{route}", json=body)
-    if answer.status_code != 200 or answer.json().get("code"):
-        raise CastingError(f"{route}: HTTP {answer.status_code} {answer.text[:200]}")
-    url = f"{chain_url}{_PREFIX}/tx/{answer.json()['tx_hash']}"
+    response = await http.post(f"{chain_url}{_PREFIX}/{route}", json=body)
+    if response.status_code != 200 or response.json().get("code"):
+        raise CastingError(f"{route}: HTTP {response.status_code} {response.text[:200]}")
+    url = f"{chain_url}{_PREFIX}/tx/{response.json()['tx_hash']}"
     while (included := await http.get(url)).status_code == 404:
         await asyncio.sleep(_POLL_SECONDS)
     if included.status_code != 200:

@@ -137,10 +137,10 @@ class Wallet:
         self, round_id: bytes, proposal_id: int, vote_decision: int, *, weight: int | None = None
     ) -> Ballot:
         """Encrypt a vote with the key of its round."""
-        answer = await self._http.get(f"{self.chain_url}/shielded-vote/v1/round/{round_id.hex()}")
-        key = answer.json().get("round", {}).get("ea_pk") if answer.status_code == 200 else None
+        response = await self._http.get(f"{self.chain_url}/shielded-vote/v1/round/{round_id.hex()}")
+        key = response.json().get("round", {}).get("ea_pk") if response.status_code == 200 else None
         if not key:
-            raise WalletError(f"the round does not accept votes: HTTP {answer.status_code} {answer.text[:200]}")
+            raise WalletError(f"the round does not accept votes: HTTP {response.status_code} {response.text[:200]}")
         return await asyncio.to_thread(
             seal_ballot,
             round_id=round_id,
@@ -219,8 +219,8 @@ class Wallet:
         for attempt, wait in enumerate((*_RETRY_WAITS_SECONDS, None), 1):
             try:
                 async with asyncio.timeout(_TIMEOUTS_SECONDS[self.mode]):
-                    answer = await self._http.post(helper + _SHARES_PATH, json=body, headers=self._headers)
-                posted = PostResult(helper, answer.status_code, _response_status(answer), attempt)
+                    response = await self._http.post(helper + _SHARES_PATH, json=body, headers=self._headers)
+                posted = PostResult(helper, response.status_code, _response_status(response), attempt)
             except (httpx.HTTPError, TimeoutError) as error:
                 posted = PostResult(helper, None, type(error).__name__, attempt)
             if posted.status is not None and posted.status not in _RETRIED_STATUSES:
@@ -254,12 +254,12 @@ async def cast_vote(
         return await wallet.cast_vote(round_id, proposal_id, vote_decision, weight=weight, times=times)
 
 
-def _response_status(answer: httpx.Response) -> str:
+def _response_status(response: httpx.Response) -> str:
     """The `status` of a successful response, or the error of a failed one."""
     try:
-        body = answer.json()
+        body = response.json()
     except ValueError:
-        return answer.text[:200]
+        return response.text[:200]
     if not isinstance(body, dict):
-        return answer.text[:200]
-    return str(body.get("status") if answer.status_code == 200 else body.get("error", body))
+        return response.text[:200]
+    return str(body.get("status") if response.status_code == 200 else body.get("error", body))

@@ -42,7 +42,7 @@ class ShareRuleError(ProofsError):
         self.rule: Rule = rule
 
     def __str__(self) -> str:
-        return f"{self.rule} does not hold"
+        return f"{self.rule} does not match"
 
 
 class CircuitError(ProofsError):

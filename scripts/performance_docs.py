@@ -1,6 +1,6 @@
 """Copy the results of `make bench` into docs/performance.md and draw the growth plot.
 
-`python -m scripts.performance_docs` writes both. A test compares them, so that figures and document cannot diverge.
+`python -m scripts.performance_docs` writes both. A test compares them, so that results and document cannot diverge.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 DOCUMENT = ROOT / "docs" / "performance.md"
 PICTURE = ROOT / "docs" / "images" / "growth.svg"
-TABLE_PARTS = ("figures", "carried")
+TABLE_PARTS = ("figures", "capacity")
 
 
 def render_table() -> str:
     """Render the rows of the table, including those without a figure."""
-    kept = {one["name"]: one for one in _read("latest.json")}
-    rows = [format_row(kept.get(row.name) or _missing_row(row)) for row in ROWS]
-    lines = ["| | goal | median (spread of the runs) | holds |", "|---|---|---|---|"]
+    results = {result["name"]: result for result in _read("latest.json")}
+    rows = [format_row(results.get(row.name) or _missing_row(row)) for row in ROWS]
+    lines = ["| | goal | median (range of the runs) | met |", "|---|---|---|---|"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
@@ -35,7 +35,7 @@ def _missing_row(row: TableRow) -> dict[str, Any]:
 def render_document(document: str) -> str:
     """Render the document with new tables."""
     for part, lines in zip(
-        TABLE_PARTS, (render_table(), capacity_table.format_table(_read("carried.json"))), strict=True
+        TABLE_PARTS, (render_table(), capacity_table.format_table(_read("capacity.json"))), strict=True
     ):
         begin, end = f"<!-- {part}: begin -->", f"<!-- {part}: end -->"
         head, _, rest = document.partition(begin)
@@ -51,8 +51,8 @@ def render_plot() -> str:
 
 def _read(name: str) -> list[dict[str, Any]]:
     path = RESULTS / name
-    found: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
-    return found
+    results: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
+    return results
 
 
 def main() -> None:

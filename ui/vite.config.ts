@@ -1,6 +1,6 @@
 import { defineConfig } from "vitest/config";
 
-// The same sources give the same bytes: names carry hashes of contents, nothing carries a date.
+// Builds are reproducible: file names contain hashes of the contents, and no file contains a date.
 export default defineConfig({
   base: "/",
   esbuild: { jsx: "automatic", jsxImportSource: "preact", legalComments: "none" },
@@ -8,7 +8,7 @@ export default defineConfig({
     outDir: "../ui_dist",
     emptyOutDir: true,
     target: "es2022",
-    // The content security policy of the page allows no inlined files beside images, and none are needed.
+    // The content security policy of the page allows no inlined files except images, and none are needed.
     assetsInlineLimit: 0,
     modulePreload: { polyfill: false },
     reportCompressedSize: false,

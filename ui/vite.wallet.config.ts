@@ -1,6 +1,6 @@
 import { defineConfig } from "vite";
 
-// The wallet that browser tests bring along: one plain script, and no part of the page.
+// The fake wallet of the browser tests: a plain script that is not part of the page.
 export default defineConfig({
   publicDir: false,
   logLevel: "error",
@@ -8,6 +8,6 @@ export default defineConfig({
     outDir: "../build/browser",
     emptyOutDir: false,
     target: "es2022",
-    lib: { entry: "tests/browser/keplr.ts", formats: ["iife"], name: "walletOfTests", fileName: () => "keplr.js" },
+    lib: { entry: "tests/browser/keplr.ts", formats: ["iife"], name: "testWallet", fileName: () => "keplr.js" },
   },
 });

@@ -1,4 +1,4 @@
-"""Votes of the demo and due times of their shares. Pure, except for the given random generator."""
+"""Votes of the demo and due times of their shares. Pure, except for the random generator that is passed in."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Timing(Enum):
 
     SPREAD = "spread over the window"
     SAME_SECOND = "all in one second"
-    IMMEDIATE = "at once"
+    IMMEDIATE = "immediate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,25 +78,25 @@ class PlannedVote:
 def plan_votes(options: DemoOptions, rng: random.Random) -> list[PlannedVote]:
     """The votes of all voters, with alternating timings."""
     timings = list(Timing)
-    made: list[PlannedVote] = []
+    votes: list[PlannedVote] = []
     for voter in range(options.voters):
         for index, proposal in enumerate(PROPOSALS):
-            made.append(
+            votes.append(
                 PlannedVote(
                     voter=voter,
                     proposal=index + 1,
                     decision=rng.randrange(len(proposal["options"])),
                     weight=rng.randint(1, 1000),
-                    timing=timings[len(made) % len(timings)],
+                    timing=timings[len(votes) % len(timings)],
                 )
             )
-    return made
+    return votes
 
 
-def due_times(choice: PlannedVote, now: float, spread: float, rng: random.Random) -> list[int]:
+def due_times(vote: PlannedVote, now: float, spread: float, rng: random.Random) -> list[int]:
     """The 16 due times of a vote that is posted now."""
     start = now + LEAD_SECONDS
-    match choice.timing:
+    match vote.timing:
         case Timing.IMMEDIATE:
             return ballot.immediate_times()
         case Timing.SAME_SECOND:
@@ -115,6 +115,6 @@ def round_seconds(options: DemoOptions, proof_seconds: float, workers: int) -> f
 def expected_tally(cast: Sequence[PlannedVote]) -> dict[tuple[int, int], int]:
     """The expected tally: total weight by (proposal, option), without options that have no votes."""
     totals: Counter[tuple[int, int]] = Counter()
-    for choice in cast:
-        totals[choice.proposal, choice.decision] += choice.weight
+    for vote in cast:
+        totals[vote.proposal, vote.decision] += vote.weight
     return dict(totals)

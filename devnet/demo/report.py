@@ -51,9 +51,9 @@ def count_early_requests(
     return len(find_leaks(requests, sensitive_values(vote_results, transactions)))
 
 
-def parse_tally(answer: Mapping[str, Any]) -> dict[tuple[int, int], int]:
+def parse_tally(response: Mapping[str, Any]) -> dict[tuple[int, int], int]:
     """The chain's published results, without options that have no votes (the chain omits zeros)."""
-    rows = answer.get("results", [])
+    rows = response.get("results", [])
     totals = {(row["proposal_id"], row.get("vote_decision", 0)): row.get("total_value", 0) for row in rows}
     return {option: total for option, total in totals.items() if total}
 
@@ -82,8 +82,8 @@ def build_result(
 ) -> dict[str, Any]:
     """The object printed by `--json`. Times are in milliseconds, rates per second."""
     counts, proving = service_stats["counts"], service_stats["proving_seconds"]
-    shares = [share for one in vote_results for share in one.vote.shares]
-    expected = expected_tally([one.planned for one in vote_results])
+    shares = [share for result in vote_results for share in result.vote.shares]
+    expected = expected_tally([result.planned for result in vote_results])
     return {
         "shares": options.share_count,
         "accepted": sum(share.is_accepted for share in shares),
@@ -112,16 +112,18 @@ def is_successful(outcome: Mapping[str, Any]) -> bool:
 
 
 def _all_options() -> list[tuple[int, int]]:
-    return [(number + 1, option) for number, one in enumerate(PROPOSALS) for option in range(len(one["options"]))]
+    return [
+        (number + 1, option) for number, proposal in enumerate(PROPOSALS) for option in range(len(proposal["options"]))
+    ]
 
 
 def _tally_row(option: tuple[int, int], voted: int, counted: int) -> dict[str, Any]:
     proposal, decision = option
-    about = PROPOSALS[proposal - 1]
+    details = PROPOSALS[proposal - 1]
     return {
         "proposal": proposal,
-        "title": about["title"],
-        "option": about["options"][decision],
+        "title": details["title"],
+        "option": details["options"][decision],
         "voted": voted,
         "counted": counted,
     }
@@ -129,24 +131,24 @@ def _tally_row(option: tuple[int, int], voted: int, counted: int) -> dict[str, A
 
 def print_report(outcome: Mapping[str, Any], console: Console) -> None:
     """Print the tables of shares and tally."""
-    figures = Table(title="The shares", show_header=False)
+    figures = Table(title="Shares", show_header=False)
     for name, value in (
         ("shares", outcome["shares"]),
         ("accepted by the helper", outcome["accepted"]),
         ("confirmed on chain", outcome["confirmed"]),
         ("failed", outcome["failed"]),
-        ("requests that named a share before its time", outcome["early"]),
-        ("time due → proof begins, p50 / p99", _format_percentiles(outcome, "lateness_ms")),
-        ("time due → broadcast, p50 / p99", _format_percentiles(outcome, "broadcast_ms")),
-        ("proofs a second while proving", outcome["proofs_per_second"]),
+        ("requests that contained data of a share too early", outcome["early"]),
+        ("due time → proof started, p50 / p99", _format_percentiles(outcome, "lateness_ms")),
+        ("due time → broadcast, p50 / p99", _format_percentiles(outcome, "broadcast_ms")),
+        ("proofs per second while proving", outcome["proofs_per_second"]),
         ("circuit", outcome["circuit"]),
     ):
         figures.add_row(name, str(value))
     console.print(figures)
-    tally = Table("proposal", "option", "wallets voted", "chain counted", "", title="The tally")
+    tally = Table("proposal", "option", "votes cast", "votes counted", "", title="Tally")
     for row in outcome["tally"]:
-        right = "right" if row["voted"] == row["counted"] else "WRONG"
-        tally.add_row(row["title"], row["option"], str(row["voted"]), str(row["counted"]), right)
+        verdict = "correct" if row["voted"] == row["counted"] else "WRONG"
+        tally.add_row(row["title"], row["option"], str(row["voted"]), str(row["counted"]), verdict)
     console.print(tally)
 
 

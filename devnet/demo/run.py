@@ -62,7 +62,7 @@ class Demo:
         seconds = plan.round_seconds(self._options, provers["self_test_seconds"], provers["workers"])
         round_id, end = await self._open_round(seconds)
         bars.print_line(
-            f"{self._options.voters} wallets vote on {len(plan.PROPOSALS)} proposals, 16 shares a vote; "
+            f"{self._options.voters} wallets vote on {len(plan.PROPOSALS)} proposals, 16 shares per vote; "
             f"circuit {self._options.circuit}; the round ends in {end - time.time():.0f} s"
         )
         voted = await self._cast_votes(round_id, end, bars)
@@ -77,11 +77,11 @@ class Demo:
 
     async def _cast_votes(self, round_id: bytes, end: int, bars: ProgressBars) -> list[VoteResult]:
         """Cast and post all votes, and show progress until all shares are confirmed or the round has ended."""
-        taken = 0
+        accepted_count = 0
 
         def accepted(number: int) -> None:
-            nonlocal taken
-            taken += number
+            nonlocal accepted_count
+            accepted_count += number
 
         cast = plan.plan_votes(self._options, self._rng)
         voting = asyncio.create_task(
@@ -97,7 +97,7 @@ class Demo:
         )
         while True:
             counts = (await self._merged_stats())["counts"]
-            bars.update({**counts, "accepted": taken})
+            bars.update({**counts, "accepted": accepted_count})
             finished = (
                 counts.get("confirmed", 0) >= self._options.share_count or time.time() > end + CHAIN_TIMEOUT_SECONDS
             )
@@ -107,35 +107,35 @@ class Demo:
 
     async def _publish_config(self) -> None:
         """Publish the voting configuration, which the page's network view shows."""
-        config = {"version": "1", "vote_servers": [{"url": self._helper_url, "label": "The demonstration's helper"}]}
+        config = {"version": "1", "vote_servers": [{"url": self._helper_url, "label": "The demo's helper"}]}
         (await self._http.post(f"{self._chain_url}/devnet/voting-config", json=config)).raise_for_status()
 
     async def _wait_until_helper_ready(self) -> None:
         async with self._timeout("the helper to be ready", processes.START_TIMEOUT_SECONDS):
             while True:
-                answer = await self._http.get(f"{self._helper_url}/shielded-vote/v1/status")
-                if answer.status_code == 200 and all(facts["ready"] for facts in await self._stats_of_hosts()):
+                response = await self._http.get(f"{self._helper_url}/shielded-vote/v1/status")
+                if response.status_code == 200 and all(facts["ready"] for facts in await self._stats_of_hosts()):
                     return
                 await asyncio.sleep(POLL_SECONDS)
 
     async def _open_round(self, seconds: float) -> tuple[bytes, int]:
-        answer = await self._http.post(
+        response = await self._http.post(
             f"{self._chain_url}/devnet/rounds", json={"proposals": list(plan.PROPOSALS), "seconds": seconds}
         )
-        answer.raise_for_status()
-        made = answer.json()
-        round_id = bytes.fromhex(made["vote_round_id"])
+        response.raise_for_status()
+        created = response.json()
+        round_id = bytes.fromhex(created["vote_round_id"])
         async with self._timeout("the round to open", CHAIN_TIMEOUT_SECONDS):
             while await self._round_status(round_id) != 1:
                 await asyncio.sleep(POLL_SECONDS)
         # Voters delegate before they vote: positions are then larger than any height, and can be found in the log.
         delegations = {"round_id": round_id.hex(), "count": plan.DELEGATION_COUNT}
         (await self._http.post(f"{self._chain_url}/devnet/delegate", json=delegations)).raise_for_status()
-        return round_id, int(made["vote_end_time"])
+        return round_id, int(created["vote_end_time"])
 
     async def _round_status(self, round_id: bytes) -> int | None:
-        answer = await self._http.get(f"{self._chain_url}{ROUND}/{round_id.hex()}")
-        return int(answer.json()["round"]["status"]) if answer.status_code == 200 else None
+        response = await self._http.get(f"{self._chain_url}{ROUND}/{round_id.hex()}")
+        return int(response.json()["round"]["status"]) if response.status_code == 200 else None
 
     async def _end_round(self, round_id: bytes, bars: ProgressBars) -> None:
         """End the round early if all shares are confirmed."""
@@ -143,7 +143,7 @@ class Demo:
         if not complete:
             bars.print_line("the round ends before every share is confirmed")
             return
-        bars.print_line("every share is confirmed: the chain ends the round and tallies it")
+        bars.print_line("every share is confirmed; the chain ends the round and publishes the tally")
         body = {"round_id": round_id.hex()}
         (await self._http.post(f"{self._chain_url}/devnet/rounds/end", json=body)).raise_for_status()
 
@@ -152,9 +152,9 @@ class Demo:
         async with self._timeout("the tally", max(0.0, end - time.time()) + CHAIN_TIMEOUT_SECONDS):
             while await self._round_status(round_id) != finalized:
                 await asyncio.sleep(POLL_SECONDS)
-        answer = await self._http.get(f"{self._chain_url}/shielded-vote/v1/tally-results/{round_id.hex()}")
-        answer.raise_for_status()
-        return report.parse_tally(answer.json())
+        response = await self._http.get(f"{self._chain_url}/shielded-vote/v1/tally-results/{round_id.hex()}")
+        response.raise_for_status()
+        return report.parse_tally(response.json())
 
     async def _merged_stats(self) -> dict[str, Any]:
         return report.merge_host_stats(await self._stats_of_hosts())
@@ -163,9 +163,9 @@ class Demo:
         """The facts of all hosts."""
         facts = []
         for client in self._sockets:
-            answer = await client.get("/stats")
-            answer.raise_for_status()
-            facts.append(answer.json()["service"])
+            response = await client.get("/stats")
+            response.raise_for_status()
+            facts.append(response.json()["service"])
         return facts
 
     async def _read_request_log(self) -> list[dict[str, Any]]:
@@ -173,8 +173,8 @@ class Demo:
         entries: list[dict[str, Any]] = []
         while True:
             after = entries[-1]["seq"] if entries else 0
-            answer = await self._http.get(f"{self._chain_url}/devnet/requests", params={"after": after})
-            page: list[dict[str, Any]] = answer.json()["requests"]
+            response = await self._http.get(f"{self._chain_url}/devnet/requests", params={"after": after})
+            page: list[dict[str, Any]] = response.json()["requests"]
             if not page:
                 return entries
             entries += page
@@ -185,10 +185,10 @@ class Demo:
         query = f"\"reveal_share.vote_round_id='{round_id.hex()}'\""
         while True:
             params = {"query": query, "per_page": "100", "page": str(page)}
-            answer = await self._http.get(f"{self._rpc_url}/tx_search", params=params)
-            if answer.status_code != 200:  # beyond the last page
+            response = await self._http.get(f"{self._rpc_url}/tx_search", params=params)
+            if response.status_code != 200:  # beyond the last page
                 return hashes
-            for tx in answer.json()["result"]["txs"]:
+            for tx in response.json()["result"]["txs"]:
                 reveal = decode(base64.b64decode(tx["tx"]))
                 if isinstance(reveal, Reveal):
                     hashes[reveal.nullifier.hex()] = bytes.fromhex(tx["hash"])
@@ -214,8 +214,8 @@ async def run_demo(options: plan.DemoOptions, console: Console) -> dict[str, Any
     with tempfile.TemporaryDirectory(prefix="svote-demo-") as name:
         folder = Path(name)
         shared = options.store == "postgres"
-        what = "a database, and a helper for each role: api, prover, sender" if shared else "a helper"
-        console.print(f"starting an embedded vote chain and {what}", highlight=False)
+        parts = "a database, and a helper for each role: api, prover, sender" if shared else "a helper"
+        console.print(f"starting an embedded vote chain and {parts}", highlight=False)
         async with (
             processes.run_chain(folder, options.circuit) as chain,
             processes.run_hosts(folder, chain)
@@ -239,15 +239,15 @@ async def _keep_running(
     """Show the report and the addresses, then wait for Ctrl-C or SIGTERM."""
     if not options.json:
         report.print_report(outcome, console)
-    for what, where in (
-        ("helper, and its page", helper["url"]),
+    for label, address in (
+        ("helper and its page", helper["url"]),
         ("operator token, for the page's queue", helper["token"]),
         *(("helper's control socket", path) for path in helper["sockets"]),
         ("chain, REST", chain["rest"]),
         ("chain, consensus RPC", chain["rpc"]),
     ):
-        console.print(f"{what}: {where}", highlight=False, soft_wrap=True)
-    console.print("everything keeps running; Ctrl-C ends it", highlight=False)
+        console.print(f"{label}: {address}", highlight=False, soft_wrap=True)
+    console.print("still running; stop with Ctrl-C", highlight=False)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -115,7 +115,7 @@ pub trait Circuit: Sync {
             return Ok(found);
         }
         Err(Error::Circuit(format!(
-            "{} of {}: the verifying key's fingerprint is {found}, and must be {}",
+            "{} of {}: the verifying key's fingerprint is {found}, expected {}",
             info.name, info.source, info.fingerprint
         )))
     }

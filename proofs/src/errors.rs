@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Why an encoded value was refused.
+/// Why an encoded value is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// Wrong number of bytes.
@@ -18,7 +18,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// The word that Python callers see.
+    /// The code that Python callers receive.
     pub fn as_str(self) -> &'static str {
         match self {
             Reason::Length => "length",
@@ -30,7 +30,7 @@ impl Reason {
     }
 }
 
-/// A hash that must hold between the fields of one share.
+/// A hash that the fields of one share must match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
     /// `shares_hash` is the hash of `share_comms`.
@@ -40,7 +40,7 @@ pub enum Rule {
 }
 
 impl Rule {
-    /// The word that Python callers see.
+    /// The code that Python callers receive.
     pub fn as_str(self) -> &'static str {
         match self {
             Rule::SharesHash => "shares_hash",
@@ -49,14 +49,14 @@ impl Rule {
     }
 }
 
-/// Every failure of this crate.
+/// All errors of this crate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
     /// A field is not a well-formed encoding; `field` is its name on the wire.
     Encoding {
         /// The field's name, with an index for an element of an array.
         field: String,
-        /// Why it was refused.
+        /// Why it is invalid.
         reason: Reason,
     },
     /// The fields are well-formed, but do not match each other.
@@ -67,7 +67,7 @@ pub enum Error {
     Proving(String),
     /// Invalid position or size, or invalid tree data.
     Tree(String),
-    /// A tally above the limit of the search.
+    /// A decrypted value above the limit of the search.
     Decryption(String),
 }
 
@@ -85,7 +85,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Encoding { field, reason } => write!(f, "{field}: {}", reason.as_str()),
-            Error::ShareRule(rule) => write!(f, "{} does not hold", rule.as_str()),
+            Error::ShareRule(rule) => write!(f, "{} does not match", rule.as_str()),
             Error::Circuit(text)
             | Error::Proving(text)
             | Error::Tree(text)
@@ -96,5 +96,5 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// The result of everything fallible here.
+/// The result of all fallible functions of this crate.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -29,13 +29,6 @@ pub struct Point {
     pub y: Base,
 }
 
-/// Exactly 32 bytes.
-pub fn encoded(field: impl Display, bytes: &[u8]) -> Result<Encoded> {
-    bytes
-        .try_into()
-        .map_err(|_| Error::encoding(field, Reason::Length))
-}
-
 /// A canonical base field element.
 pub fn base(field: impl Display, bytes: &[u8]) -> Result<Base> {
     let bytes = match bytes.try_into() {
@@ -113,7 +106,7 @@ pub fn point(field: impl Display + Copy, bytes: &[u8]) -> Result<Point> {
     }
 }
 
-/// An integer below `limit`. `None` stands for an integer that does not fit into 64 bits.
+/// An integer below `limit`. `None` is an integer that does not fit into 64 bits.
 pub fn below(field: impl Display, value: Option<u64>, limit: u64) -> Result<u64> {
     match value {
         Some(value) if value < limit => Ok(value),
@@ -140,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_are_canonical_and_whole() {
+    fn elements_are_canonical_and_of_full_length() {
         assert!(base("f", &(-Base::ONE).to_repr()).is_ok());
         assert_eq!(reason(base("f", &modulus())), Reason::NonCanonical);
         assert_eq!(reason(base("f", &[0xff; 32])), Reason::NonCanonical);
@@ -150,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_many_is_named() {
+    fn errors_name_the_index() {
         let mut bytes = [0u8; 96];
         bytes[64..].copy_from_slice(&[0xff; 32]);
         let error = bases("leaf", &bytes).unwrap_err();

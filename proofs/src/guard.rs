@@ -10,28 +10,28 @@ static LAST_PANIC: Mutex<Option<String>> = Mutex::new(None);
 
 /// Replaces the standard hook, which prints the panic's message: it may quote a witness.
 pub fn install_hook() {
-    panic::set_hook(Box::new(remember));
+    panic::set_hook(Box::new(record_location));
 }
 
-fn remember(info: &PanicHookInfo<'_>) {
-    let place = info.location().map(|location| {
+fn record_location(info: &PanicHookInfo<'_>) {
+    let location = info.location().map(|location| {
         // Only the end of the path: the rest depends on the build machine.
         let mut parts: Vec<&str> = location.file().rsplit('/').take(3).collect();
         parts.reverse();
         format!("{}:{}", parts.join("/"), location.line())
     });
-    *LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner) = place;
+    *LAST_PANIC.lock().unwrap_or_else(PoisonError::into_inner) = location;
 }
 
 /// Runs `work`; a panic in it is an [`Error::Proving`].
 pub fn guard<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_payload| {
-        let place = LAST_PANIC
+        let location = LAST_PANIC
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        let place = place.as_deref().unwrap_or("an unknown place");
-        Err(Error::Proving(format!("internal error at {place}")))
+        let location = location.as_deref().unwrap_or("an unknown location");
+        Err(Error::Proving(format!("internal error at {location}")))
     })
 }
 

@@ -4,7 +4,7 @@ use ff::{Field, PrimeField};
 
 use crate::errors::{Error, Result, Rule};
 use crate::fields::{Base, Point};
-use crate::poseidon::{poseidon, Begun};
+use crate::poseidon::{poseidon, Prefix};
 
 /// Shares that a vote is split into.
 pub const SHARES: usize = 16;
@@ -51,13 +51,13 @@ pub struct Vote {
     /// The vote commitment.
     pub commitment: Base,
     /// Hash state of the common prefix of its shares' nullifiers.
-    nullifiers: Begun,
+    nullifiers: Prefix,
 }
 
 impl Vote {
     /// The vote of this commitment.
     pub fn of(commitment: Base) -> Self {
-        let nullifiers = Begun::with_pair(4, [share_spend_tag(), commitment]);
+        let nullifiers = Prefix::with_pair(4, [share_spend_tag(), commitment]);
         Self {
             commitment,
             nullifiers,
@@ -152,8 +152,8 @@ pub fn check_share_comm(
     c1: &Point,
     c2: &Point,
 ) -> Result<()> {
-    let claimed = share_comms.get(share_index as usize);
-    if claimed == Some(&share_commitment(blind, c1, c2)) {
+    let expected = share_comms.get(share_index as usize);
+    if expected == Some(&share_commitment(blind, c1, c2)) {
         Ok(())
     } else {
         Err(Error::ShareRule(Rule::ShareComm))

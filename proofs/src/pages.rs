@@ -15,21 +15,21 @@ pub const LOG_HEADER: usize = 32;
 const FRAME_HEADER: usize = 24;
 /// Length of the database header, which precedes the b-tree page in the file's first page.
 const FILE_HEADER: usize = 100;
-/// Bytes per read, so that the data fits into a core's cache.
-const FRAMES_AT_ONCE: u64 = 16;
+/// Frames per read, so that the data fits into a core's cache.
+const FRAMES_PER_READ: u64 = 16;
 
 /// The gap between a b-tree page's cell pointers and its first cell. `None` for other pages and damaged ones.
 pub fn gap(page: &[u8], number: u32) -> Option<Range<usize>> {
     let head = if number == 1 { FILE_HEADER } else { 0 };
     let header = page.get(head..head + 8)?;
-    let word = |at: usize| usize::from(u16::from_be_bytes([header[at], header[at + 1]]));
+    let read_u16 = |at: usize| usize::from(u16::from_be_bytes([header[at], header[at + 1]]));
     let length = match header[0] {
         2 | 5 => 12,  // interior pages
         10 | 13 => 8, // leaves
         _ => return None,
     };
-    let start = head + length + 2 * word(3);
-    let end = match word(5) {
+    let start = head + length + 2 * read_u16(3);
+    let end = match read_u16(5) {
         0 => 65536,
         content => content,
     };
@@ -41,16 +41,16 @@ pub fn gap(page: &[u8], number: u32) -> Option<Range<usize>> {
 /// Fails if the file is shorter than the range.
 pub fn in_log(path: &Path, frames: Range<u64>, page_size: usize) -> io::Result<HashMap<u32, bool>> {
     let file = File::open(path)?;
-    let step = FRAME_HEADER + page_size;
-    let mut room = Vec::new();
+    let frame_size = FRAME_HEADER + page_size;
+    let mut buffer = Vec::new();
     let mut found = HashMap::new();
     let mut first = frames.start;
     while first < frames.end {
-        let count = FRAMES_AT_ONCE.min(frames.end - first);
-        room.resize(step * count as usize, 0);
-        file.read_exact_at(&mut room, LOG_HEADER as u64 + first * step as u64)
-            .map_err(told)?;
-        for frame in room.chunks_exact(step) {
+        let count = FRAMES_PER_READ.min(frames.end - first);
+        buffer.resize(frame_size * count as usize, 0);
+        file.read_exact_at(&mut buffer, LOG_HEADER as u64 + first * frame_size as u64)
+            .map_err(describe_read_error)?;
+        for frame in buffer.chunks_exact(frame_size) {
             let (header, page) = frame.split_at(FRAME_HEADER);
             let number = u32::from_be_bytes([header[0], header[1], header[2], header[3]]);
             let stale =
@@ -62,10 +62,10 @@ pub fn in_log(path: &Path, frames: Range<u64>, page_size: usize) -> io::Result<H
     Ok(found)
 }
 
-fn told(error: io::Error) -> io::Error {
+fn describe_read_error(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => {
-            io::Error::other("the log is shorter than what was written back from it")
+            io::Error::other("the write-ahead log is shorter than the requested frames")
         }
         _ => error,
     }

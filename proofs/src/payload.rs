@@ -36,8 +36,8 @@ const TIMES: RangeInclusive<i128> = 0..=i64::MAX as i128;
 const INDEXES: RangeInclusive<i128> = 0..=SHARES as i128 - 1;
 /// Maximum bytes of a share's fields. A larger body is first reduced to them.
 const SMALL_BODY: usize = 16 << 10;
-/// Capacity of the cache of votes with checked commitments: votes whose shares arrive interleaved.
-const REMEMBERED: usize = 1 << 14;
+/// Capacity of the cache of votes with checked commitments: enough for votes whose shares arrive interleaved.
+const CACHED_VOTES: usize = 1 << 14;
 
 /// Field name in errors of the body as a whole.
 const BODY: &str = "body";
@@ -70,32 +70,32 @@ pub struct Invalid {
 /// Why a field is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// The body is not UTF-8 here.
+    /// The body is not UTF-8 from this field on.
     NotUtf8,
-    /// The body is not JSON here.
+    /// The body is not JSON from this field on.
     NotJson,
     /// All fields together are larger than [`SMALL_BODY`].
     TooLarge,
     /// The field is absent.
     Missing,
-    /// Another type of JSON.
+    /// The JSON type is wrong.
     Type,
-    /// An array with this number of entries.
+    /// The array has this number of entries.
     Count(usize),
     /// Not 64 hex characters.
     NotHex,
     /// Not canonical base64.
     NotBase64,
-    /// Base64 of this number of bytes.
+    /// The base64 encodes this number of bytes.
     Length(usize),
     /// A value whose encoding is invalid or that is out of range.
     Encoding(errors::Reason),
-    /// A hash of the share does not hold.
+    /// A hash of the share does not match.
     Rule(Rule),
 }
 
 impl Reason {
-    /// The word that Python callers see.
+    /// The code that Python callers receive.
     pub fn as_str(self) -> &'static str {
         match self {
             Reason::NotUtf8 => "not-utf8",
@@ -196,11 +196,11 @@ fn not_json(text: &str, offset: usize) -> Invalid {
 
 /// Reads the fields in the order in which their errors are reported.
 fn read_fields(body: &Object) -> Result<Payload> {
-    let sealed = Object::read("enc_share", body.required("enc_share")?)?;
+    let enc_share = Object::read("enc_share", body.required("enc_share")?)?;
     Ok(Payload {
-        share_index: sealed.integer_or_zero("enc_share.share_index", INDEXES)?,
-        c1: sealed.bytes("enc_share.c1")?,
-        c2: sealed.bytes("enc_share.c2")?,
+        share_index: enc_share.integer_or_zero("enc_share.share_index", INDEXES)?,
+        c1: enc_share.bytes("enc_share.c1")?,
+        c2: enc_share.bytes("enc_share.c2")?,
         round_id: body.hex("vote_round_id")?,
         proposal_id: body.integer("proposal_id", PROPOSALS)?,
         vote_decision: body.integer("vote_decision", DECISIONS)?,
@@ -217,8 +217,8 @@ fn read_fields(body: &Object) -> Result<Payload> {
 /// Checks encodings and hashes, and derives the ids.
 fn fill_in_ids(payload: &mut Payload) -> Result<()> {
     let share = decode(payload)?;
-    let known = digest(payload);
-    let cached = remembered(&known);
+    let digest = digest(payload);
+    let cached = cached_vote(&digest);
     if cached.is_none() && !share.has_valid_shares_hash() {
         let reason = Reason::Rule(Rule::SharesHash);
         return Err(Invalid::new("shares_hash", reason));
@@ -229,7 +229,7 @@ fn fill_in_ids(payload: &mut Payload) -> Result<()> {
     }
     let vote = cached.unwrap_or_else(|| {
         let vote = share.vote();
-        remember(known, vote);
+        cache_vote(digest, vote);
         vote
     });
     let ids = share.ids(&vote);
@@ -313,8 +313,8 @@ impl<'j, 'a> Object<'j, 'a> {
             return Err(Invalid::new(field, Reason::Count(entries.len())));
         }
         let mut joined = [0; SHARES * 32];
-        for (index, (place, entry)) in joined.chunks_exact_mut(32).zip(entries).enumerate() {
-            place.copy_from_slice(&read_bytes(format_args!("{field}[{index}]"), entry)?);
+        for (index, (slot, entry)) in joined.chunks_exact_mut(32).zip(entries).enumerate() {
+            slot.copy_from_slice(&read_bytes(format_args!("{field}[{index}]"), entry)?);
         }
         Ok(joined)
     }
@@ -346,9 +346,9 @@ fn read_bytes(field: impl fmt::Display, value: &Json) -> Result<Encoded> {
 /// Decodes 32 bytes from canonical standard base64 with padding.
 fn from_base64(text: &str) -> Option<Encoded> {
     // the decoder requires space for complete groups of four characters
-    let mut room = [0; 33];
-    let length = STANDARD.decode_slice(text, &mut room).ok()?;
-    let (bytes, _) = room.split_first_chunk()?;
+    let mut buffer = [0; 33];
+    let length = STANDARD.decode_slice(text, &mut buffer).ok()?;
+    let (bytes, _) = buffer.split_first_chunk()?;
     (length == 32).then_some(*bytes)
 }
 
@@ -376,8 +376,13 @@ fn field_at(beginning: &[u8]) -> String {
     let Some(Level::Object(name)) = levels.first() else {
         return BODY.to_owned();
     };
-    let same = |known: &&str| known.as_bytes() == *name;
-    let Some(field) = FIELDS.iter().chain(&[ALL_ENC_SHARES]).copied().find(same) else {
+    let is_named = |known: &&str| known.as_bytes() == *name;
+    let Some(field) = FIELDS
+        .iter()
+        .chain(&[ALL_ENC_SHARES])
+        .copied()
+        .find(is_named)
+    else {
         return BODY.to_owned();
     };
     match (field, levels.get(1)) {
@@ -527,13 +532,13 @@ fn offset(text: &[u8], line: usize, column: usize) -> usize {
 
 /// Cache of checked votes, by a digest of their commitments. All shares of a vote have the same commitments, whose hash
 /// is two thirds of the work, and the same vote commitment and nullifier prefix, which are half of the rest.
-static VOTES: Mutex<Option<Remembered>> = Mutex::new(None);
+static VOTES: Mutex<Option<VoteCache>> = Mutex::new(None);
 
 type Digest = [u8; 32];
 
 /// Two generations: when the younger one is full, it replaces the older one.
 #[derive(Default)]
-struct Remembered {
+struct VoteCache {
     young: HashMap<Digest, Vote>,
     old: HashMap<Digest, Vote>,
 }
@@ -554,30 +559,30 @@ fn digest(payload: &Payload) -> Digest {
     digest
 }
 
-fn remembered(known: &Digest) -> Option<Vote> {
-    let memory = VOTES.lock().unwrap_or_else(PoisonError::into_inner);
-    let memory = memory.as_ref()?;
-    memory
+fn cached_vote(digest: &Digest) -> Option<Vote> {
+    let cache = VOTES.lock().unwrap_or_else(PoisonError::into_inner);
+    let cache = cache.as_ref()?;
+    cache
         .young
-        .get(known)
-        .or_else(|| memory.old.get(known))
+        .get(digest)
+        .or_else(|| cache.old.get(digest))
         .copied()
 }
 
-fn remember(known: Digest, vote: Vote) {
-    let mut memory = VOTES.lock().unwrap_or_else(PoisonError::into_inner);
-    let memory = memory.get_or_insert_with(Remembered::default);
-    if memory.young.len() >= REMEMBERED / 2 {
-        memory.old = std::mem::take(&mut memory.young);
+fn cache_vote(digest: Digest, vote: Vote) {
+    let mut cache = VOTES.lock().unwrap_or_else(PoisonError::into_inner);
+    let cache = cache.get_or_insert_with(VoteCache::default);
+    if cache.young.len() >= CACHED_VOTES / 2 {
+        cache.old = std::mem::take(&mut cache.young);
     }
-    memory.young.insert(known, vote);
+    cache.young.insert(digest, vote);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn named(beginning: &str) -> String {
+    fn field_of(beginning: &str) -> String {
         field_at(beginning.as_bytes())
     }
 
@@ -599,12 +604,12 @@ mod tests {
             ("{\"share_comms\": {\"a\": ", "share_comms"),
         ];
         for (beginning, field) in cases {
-            assert_eq!(named(beginning), field, "{beginning}");
+            assert_eq!(field_of(beginning), field, "{beginning}");
         }
         let entries = "{\"share_comms\": [".to_owned() + &"0,".repeat(SHARES);
-        assert_eq!(named(&entries), "share_comms");
+        assert_eq!(field_of(&entries), "share_comms");
         let long = "{\"proposal_id\": ".to_owned() + &" ".repeat(SMALL_BODY);
-        assert_eq!(named(&long), "body");
+        assert_eq!(field_of(&long), "body");
     }
 
     #[test]

@@ -33,7 +33,7 @@ struct Tables {
     before: Vec<State>,
     partial: Vec<PartialRound>,
     /// Remaining constants and matrix at the end of the partial rounds: added, then multiplied.
-    left_over: State,
+    remainder: State,
     inner: Inner,
     after: Vec<State>,
     mds: Mds<Base, WIDTH>,
@@ -44,12 +44,12 @@ fn tables() -> &'static Tables {
     TABLES.get_or_init(|| {
         let (constants, mds, _) = <P128Pow5T3 as Spec<Base, WIDTH, RATE>>::constants();
         let partial_until = constants.len() - HALF_FULL_ROUNDS;
-        let (partial, left_over, inner) =
+        let (partial, remainder, inner) =
             sparse_rounds(&constants[HALF_FULL_ROUNDS..partial_until], &mds);
         Tables {
             before: constants[..HALF_FULL_ROUNDS].to_vec(),
             partial,
-            left_over,
+            remainder,
             inner,
             after: constants[partial_until..].to_vec(),
             mds,
@@ -59,16 +59,16 @@ fn tables() -> &'static Tables {
 
 /// The partial rounds with sparse matrices.
 ///
-/// A matrix is a sparse one, followed by one that leaves the first word alone. The latter changes places with the next
-/// round's S-box, which is on the first word only, and becomes part of the next round's matrix. So do the constants of
-/// the other two words.
+/// Each matrix is the product of a sparse matrix and one that does not change the first word. The latter is exchanged
+/// with the next round's S-box, which applies to the first word only, and becomes part of the next round's matrix. So
+/// do the constants of the other two words.
 fn sparse_rounds(constants: &[State], mds: &Mds<Base, WIDTH>) -> (Vec<PartialRound>, State, Inner) {
     let mut inner = [[Base::ONE, Base::ZERO], [Base::ZERO, Base::ONE]];
-    let mut carried = [Base::ZERO; 3];
+    let mut pending = [Base::ZERO; 3];
     let mut rounds = Vec::with_capacity(constants.len());
     for [first, second, third] in constants {
         let [second, third] = apply(&inverse(&inner), [*second, *third]);
-        let others = [carried[1] + second, carried[2] + third];
+        let others = [pending[1] + second, pending[2] + third];
         // The matrix of this round times the remainder of the previous one: columns 1 and 2 go through `inner`.
         let row_of = |row: &State| {
             [
@@ -79,19 +79,19 @@ fn sparse_rounds(constants: &[State], mds: &Mds<Base, WIDTH>) -> (Vec<PartialRou
         let row = row_of(&mds[0]);
         let next = [row_of(&mds[1]), row_of(&mds[2])];
         rounds.push(PartialRound {
-            constant: carried[0] + first,
+            constant: pending[0] + first,
             corner: mds[0][0],
             row,
             column: apply(&inverse(&next), [mds[1][0], mds[2][0]]),
         });
-        carried = [
+        pending = [
             row[0] * others[0] + row[1] * others[1],
             others[0],
             others[1],
         ];
         inner = next;
     }
-    (rounds, carried, inner)
+    (rounds, pending, inner)
 }
 
 fn apply(matrix: &Inner, [a, b]: [Base; 2]) -> [Base; 2] {
@@ -110,16 +110,16 @@ fn inverse(matrix: &Inner) -> Inner {
 
 /// The hash of any number of elements; their number is part of the input.
 pub fn poseidon(message: &[Base]) -> Base {
-    Begun::new(message.len()).absorb(message).state[0]
+    Prefix::new(message.len()).absorb(message).state[0]
 }
 
 /// Hash state after the first elements, for reuse with messages that have a common prefix.
 #[derive(Clone, Copy)]
-pub struct Begun {
+pub struct Prefix {
     state: State,
 }
 
-impl Begun {
+impl Prefix {
     /// Starts the hash of `length` elements with the first two of them.
     pub fn with_pair(length: usize, pair: [Base; RATE]) -> Self {
         Self::new(length).absorb(&pair)
@@ -161,7 +161,7 @@ fn permute(state: &mut State, tables: &Tables) {
         third += round.column[1] * first;
         first = next;
     }
-    let [a, b, c] = tables.left_over;
+    let [a, b, c] = tables.remainder;
     let [second, third] = apply(&tables.inner, [second + b, third + c]);
     *state = [first + a, second, third];
     for constants in &tables.after {
@@ -207,12 +207,12 @@ mod tests {
     }
 
     #[test]
-    fn a_hash_that_was_begun_ends_alike() {
+    fn a_hash_from_a_prefix_equals_the_direct_hash() {
         let mut rng = StdRng::seed_from_u64(6);
         let m: Vec<Base> = (0..5).map(|_| Base::random(&mut rng)).collect();
         for length in 3..=5 {
-            let begun = Begun::with_pair(length, [m[0], m[1]]);
-            assert_eq!(begun.finish(&m[2..length]), poseidon(&m[..length]));
+            let prefix = Prefix::with_pair(length, [m[0], m[1]]);
+            assert_eq!(prefix.finish(&m[2..length]), poseidon(&m[..length]));
         }
     }
 }

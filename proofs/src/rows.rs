@@ -5,7 +5,7 @@ use blake2b_simd::Params;
 /// Bytes of a check.
 pub const CHECK: usize = 8;
 /// Maximum bytes of a key.
-pub const LONGEST_KEY: usize = blake2b_simd::KEYBYTES;
+pub const MAX_KEY: usize = blake2b_simd::KEYBYTES;
 
 /// Injective encoding of a row's columns for its check: types, integers, lengths, texts.
 pub struct Row {
@@ -33,12 +33,12 @@ impl Default for Row {
 
 impl Row {
     /// Adds NULL.
-    pub fn nothing(&mut self) {
+    pub fn null(&mut self) {
         self.kinds.push(b'n');
     }
 
     /// Adds an integer.
-    pub fn number(&mut self, value: i64) {
+    pub fn integer(&mut self, value: i64) {
         self.kinds.push(b'i');
         self.numbers.extend(value.to_be_bytes());
     }
@@ -57,7 +57,7 @@ impl Row {
         self.texts.extend(value);
     }
 
-    /// Keyed BLAKE2b of the encoding; a key has at most `LONGEST_KEY` bytes.
+    /// Keyed BLAKE2b of the encoding; a key has at most `MAX_KEY` bytes.
     pub fn check(&self, key: &[u8]) -> [u8; CHECK] {
         let hash = Params::new()
             .hash_length(CHECK)

@@ -1,8 +1,8 @@
 //! The vote commitment tree: append-only, depth 24, stored as one array per level.
 //!
 //! Only *complete* nodes are stored (all leaves below them present), so that a stored node never changes. Roots and
-//! paths of every past size can be computed: complete nodes are looked up, and the at most one partial node of each
-//! level (the right edge) is hashed from the leaves up.
+//! paths of every past size can be computed: complete nodes are looked up, and the partial node of each level (at most
+//! one, at the right edge) is hashed from the leaves up.
 
 use std::sync::OnceLock;
 
@@ -61,7 +61,7 @@ impl Tree {
     pub fn append(&mut self, leaves: &[Base]) -> Result<()> {
         if self.len() + leaves.len() as u64 > CAPACITY {
             return Err(Error::Tree(format!(
-                "the tree has {CAPACITY} leaves at most"
+                "the tree is limited to {CAPACITY} leaves"
             )));
         }
         self.levels[0].extend_from_slice(leaves);
@@ -83,7 +83,7 @@ impl Tree {
     pub fn leaf(&self, position: u64) -> Result<Encoded> {
         match self.levels[0].get(position as usize) {
             Some(leaf) => Ok(leaf.to_repr()),
-            None => Err(self.beyond("leaf", position)),
+            None => Err(self.out_of_range("leaf", position)),
         }
     }
 
@@ -92,7 +92,7 @@ impl Tree {
         self.check_size(size)?;
         let mut partial = None;
         for level in 0..DEPTH {
-            partial = self.climb(level, size, partial);
+            partial = self.next_partial(level, size, partial);
         }
         let root = match (partial, size) {
             (Some(root), _) => root,
@@ -123,13 +123,13 @@ impl Tree {
                 empty(level)
             }
             .to_repr();
-            partial = self.climb(level, size, partial);
+            partial = self.next_partial(level, size, partial);
         }
         Ok(path)
     }
 
     /// The partial node of `level + 1` at a size, from the partial node of `level`. `None` if all nodes are complete.
-    fn climb(&self, level: usize, size: u64, partial: Option<Base>) -> Option<Base> {
+    fn next_partial(&self, level: usize, size: u64, partial: Option<Base>) -> Option<Base> {
         let complete = (size >> level) as usize;
         if complete % 2 == 1 {
             let left = self.levels[level][complete - 1];
@@ -142,7 +142,7 @@ impl Tree {
     /// Inner nodes of the complete subtree of 1,024 leaves at `index`: 512 of height 1, 256 of height 2, … 1 of 10.
     pub fn subtree(&self, index: u64) -> Result<Vec<u8>> {
         if index >= self.len() / SUBTREE_LEAVES as u64 {
-            return Err(self.beyond("complete subtree", index));
+            return Err(self.out_of_range("complete subtree", index));
         }
         let mut bytes = Vec::with_capacity(SUBTREE_NODES * ELEMENT);
         for level in 1..=SUBTREE_DEPTH {
@@ -160,31 +160,31 @@ impl Tree {
     pub fn restore(leaves: Vec<Base>, subtrees: &[u8]) -> Result<Self> {
         if leaves.len() as u64 > CAPACITY {
             return Err(Error::Tree(format!(
-                "the tree has {CAPACITY} leaves at most"
+                "the tree is limited to {CAPACITY} leaves"
             )));
         }
         if !subtrees.len().is_multiple_of(SUBTREE_NODES * ELEMENT) {
-            return Err(Error::Tree("subtrees are not whole".into()));
+            return Err(Error::Tree("the length of the subtrees is invalid".into()));
         }
         let stored = subtrees.len() / (SUBTREE_NODES * ELEMENT);
         if stored > leaves.len() / SUBTREE_LEAVES {
-            return Err(Error::Tree("more subtrees than leaves for them".into()));
+            return Err(Error::Tree("more subtrees than the leaves fill".into()));
         }
         let mut tree = Tree::default();
         tree.levels[0] = leaves;
         for subtree in subtrees.chunks_exact(SUBTREE_NODES * ELEMENT) {
-            tree.adopt(subtree)?;
+            tree.restore_subtree(subtree)?;
         }
         tree.complete();
         Ok(tree)
     }
 
-    fn adopt(&mut self, subtree: &[u8]) -> Result<()> {
+    fn restore_subtree(&mut self, subtree: &[u8]) -> Result<()> {
         let mut rest = subtree;
         for level in 1..=SUBTREE_DEPTH {
             let (nodes, above) = rest.split_at((SUBTREE_LEAVES >> level) * ELEMENT);
             let nodes = fields::bases("node", nodes)
-                .map_err(|_| Error::Tree("a subtree holds what is no node".into()))?;
+                .map_err(|_| Error::Tree("a subtree contains an invalid node".into()))?;
             self.levels[level].extend(nodes);
             rest = above;
         }
@@ -193,12 +193,12 @@ impl Tree {
 
     fn check_size(&self, size: u64) -> Result<()> {
         if size > self.len() {
-            return Err(self.beyond("size", size));
+            return Err(self.out_of_range("size", size));
         }
         Ok(())
     }
 
-    fn beyond(&self, what: &str, number: u64) -> Error {
+    fn out_of_range(&self, what: &str, number: u64) -> Error {
         Error::Tree(format!(
             "no {what} {number}: the tree has {} leaves",
             self.len()
@@ -251,14 +251,14 @@ mod tests {
     }
 
     #[test]
-    fn restored_equals_appended() {
+    fn restored_tree_equals_appended_tree() {
         let mut rng = StdRng::seed_from_u64(4);
         let leaves = leaves(&mut rng, 2 * SUBTREE_LEAVES + 77);
         let mut tree = Tree::default();
         tree.append(&leaves).unwrap();
         let subtrees = [tree.subtree(0).unwrap(), tree.subtree(1).unwrap()].concat();
-        let one = &subtrees[..SUBTREE_NODES * ELEMENT];
-        for stored in [&[][..], one, &subtrees] {
+        let first = &subtrees[..SUBTREE_NODES * ELEMENT];
+        for stored in [&[][..], first, &subtrees] {
             let restored = Tree::restore(leaves.clone(), stored).unwrap();
             assert!(restored.levels == tree.levels);
         }

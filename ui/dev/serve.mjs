@@ -1,8 +1,8 @@
-// For development only: the built page as the service serves it, over an API that is made up.
+// For development only: serves the built page, as the service does, with a fake API.
 //
-//   node dev/serve.mjs [port]        then open http://127.0.0.1:8091/, the operator token is "dev"
+//   node dev/serve.mjs [port]        then open http://127.0.0.1:8091/; the operator token is "dev"
 //
-// SCENE=empty, down, skew or paused shows other states of it.
+// SCENE=empty, down, skew or paused selects another state.
 
 import { createReadStream, existsSync } from "node:fs";
 import { createServer } from "node:http";
@@ -57,9 +57,9 @@ const config = () => ({
   snapshot_height: 3_214_500,
   vote_servers: [
     { url: `http://127.0.0.1:${PORT}`, label: "This machine", operator_address: ADDRESS },
-    { url: `http://127.0.0.1:${PORT}/slow`, label: "Slow one", operator_address: address(9) },
-    { url: "http://127.0.0.1:9999", label: "Gone fishing" },
-    { url: `http://127.0.0.1:${PORT}/odd`, label: "" },
+    { url: `http://127.0.0.1:${PORT}/slow`, label: "Slow server", operator_address: address(9) },
+    { url: "http://127.0.0.1:9999", label: "Unreachable server" },
+    { url: `http://127.0.0.1:${PORT}/unhealthy`, label: "" },
   ],
   pir_endpoints: [{ url: "https://pir.example.org", label: "PIR one" }, "https://pir2.example.org"],
   polls_url: "https://polls.example.org/index.json",
@@ -198,81 +198,82 @@ const state = () => {
   };
 };
 
-const json = (answer, status, body, headers = {}) => {
+const json = (response, status, body, headers = {}) => {
   const date = new Date(Date.now() + (SCENE === "skew" ? 200_000 : 0)).toUTCString();
-  answer.writeHead(status, {
+  response.writeHead(status, {
     "Content-Type": "application/json",
     "Access-Control-Allow-Origin": "*",
     Date: date,
     ...headers,
   });
-  answer.end(JSON.stringify(body));
+  response.end(JSON.stringify(body));
 };
 
-function events(request, answer) {
+function events(request, response) {
   if (request.headers.authorization !== "Bearer dev")
-    return json(answer, 401, { error: "the operator token is needed" });
-  answer.writeHead(200, { "Content-Type": "text/event-stream", "Cache-Control": "no-store" });
-  const send = () => answer.write(`id: dev-${tick}\nevent: state\ndata: ${JSON.stringify(state())}\n\n`);
+    return json(response, 401, { error: "the operator token is required as a bearer token" });
+  response.writeHead(200, { "Content-Type": "text/event-stream", "Cache-Control": "no-store" });
+  const send = () => response.write(`id: dev-${tick}\nevent: state\ndata: ${JSON.stringify(state())}\n\n`);
   send();
   const timer = setInterval(send, 1000);
   request.on("close", () => clearInterval(timer));
 }
 
-function register(request, answer) {
+function register(request, response) {
   let text = "";
-  request.on("data", (piece) => {
-    text += piece;
+  request.on("data", (chunk) => {
+    text += chunk;
   });
   request.on("end", () => {
     const body = JSON.parse(text);
-    if (body.moniker === "refused") return json(answer, 401, { error: "signature: does not fit the text" });
-    if (body.moniker === "bonded") return json(answer, 200, { status: "registered" });
-    json(answer, 200, { status: "pending", expires_at: now() + 604_800 });
+    if (body.moniker === "refused") return json(response, 401, { error: "signature: does not verify" });
+    if (body.moniker === "bonded") return json(response, 200, { status: "registered" });
+    json(response, 200, { status: "pending", expires_at: now() + 604_800 });
   });
 }
 
 const API = {
-  "/api/ui-config": (_, answer) =>
+  "/api/ui-config": (_, response) =>
     json(
-      answer,
+      response,
       200,
       { mode: "production", dev_pir_controls: false, precomputed_base_url: "" },
       { "Cache-Control": "no-store" },
     ),
-  "/api/chain": (_, answer) =>
-    json(answer, 200, {
+  "/api/chain": (_, response) =>
+    json(response, 200, {
       chain_id: "svote-dev-1",
       rest: "https://rest.example.org",
       rpc: "https://rpc.example.org",
       bech32_prefix: "sv",
       denom: "usvote",
     }),
-  "/api/pending-validators": (_, answer) => json(answer, 200, pending),
-  "/api/voting-config": (_, answer) =>
+  "/api/pending-validators": (_, response) => json(response, 200, pending),
+  "/api/voting-config": (_, response) =>
     SCENE === "empty"
-      ? json(answer, 502, { error: "the voting configuration was never fetched" })
-      : json(answer, 200, config()),
-  "/api/rounds": (_, answer) => json(answer, 200, { rounds: rounds() }),
+      ? json(response, 502, { error: "no voting configuration was fetched yet" })
+      : json(response, 200, config()),
+  "/api/rounds": (_, response) => json(response, 200, { rounds: rounds() }),
   "/api/register-validator": register,
   "/shielded-vote/v1/events": events,
-  "/shielded-vote/v1/status": (_, answer) =>
-    json(answer, 200, { status: "ok", tree: { leaf_count: 8_241, anchor_height: 184_219 } }),
-  "/odd/shielded-vote/v1/status": (_, answer) => json(answer, 503, { error: "starting" }),
+  "/shielded-vote/v1/status": (_, response) =>
+    json(response, 200, { status: "ok", tree: { leaf_count: 8_241, anchor_height: 184_219 } }),
+  "/unhealthy/shielded-vote/v1/status": (_, response) => json(response, 503, { error: "starting" }),
   "/slow/shielded-vote/v1/status": () => {},
 };
 
-createServer((request, answer) => {
-  const { pathname } = new URL(request.url, "http://here");
+createServer((request, response) => {
+  const { pathname } = new URL(request.url, "http://localhost");
   const api = API[pathname];
-  if (api) return SCENE === "down" ? json(answer, 503, { error: "the store is not available" }) : api(request, answer);
-  const wanted = join(ROOT, normalize(decodeURIComponent(pathname)));
-  const asset = pathname.startsWith("/assets/") && existsSync(wanted);
-  const file = asset ? wanted : join(ROOT, "index.html");
-  answer.writeHead(200, {
+  if (api)
+    return SCENE === "down" ? json(response, 503, { error: "the database is not available" }) : api(request, response);
+  const requested = join(ROOT, normalize(decodeURIComponent(pathname)));
+  const asset = pathname.startsWith("/assets/") && existsSync(requested);
+  const file = asset ? requested : join(ROOT, "index.html");
+  response.writeHead(200, {
     "Content-Type": TYPES[extname(file)] ?? "application/octet-stream",
     "Content-Security-Policy": POLICY,
     "Cache-Control": asset ? "public, max-age=31536000, immutable" : "no-cache",
   });
-  createReadStream(file).pipe(answer);
+  createReadStream(file).pipe(response);
 }).listen(PORT, "127.0.0.1", () => console.log(`http://127.0.0.1:${PORT}/`));

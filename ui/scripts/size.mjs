@@ -1,4 +1,4 @@
-// Weighs the built page as a browser fetches it (gzip, every file but icons), and fails above the limit.
+// Prints the gzipped size of the built page, without icons, and fails if it exceeds the limit.
 import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { gzipSync } from "node:zlib";
@@ -15,7 +15,7 @@ for (const entry of readdirSync(root, { recursive: true, withFileTypes: true }).
   total += size;
   console.log(`${String(size).padStart(7)}  ${entry.name}`);
 }
-console.log(`${String(total).padStart(7)}  in all, gzipped (limit ${LIMIT})`);
+console.log(`${String(total).padStart(7)}  total, gzipped (limit ${LIMIT})`);
 if (total > LIMIT || total === 0) {
   console.error(total ? "the page is too large" : "nothing was built");
   process.exit(1);

@@ -1,4 +1,4 @@
-// Writes ui_dist/SHA256SUMS, by which `svote-helper doctor` sees whether the page is whole.
+// Writes ui_dist/SHA256SUMS, with which `svote-helper doctor` verifies the files of the page.
 import { createHash } from "node:crypto";
 import { readdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join, relative } from "node:path";

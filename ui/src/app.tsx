@@ -1,11 +1,11 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { onAnnounce } from "./lib/announce";
-import { learn, measureSkew } from "./lib/clock";
+import { measureSkew, setClockSkew } from "./lib/clock";
 import { request } from "./lib/http";
 import type { UiConfig } from "./lib/types";
 import { PageHead } from "./parts/ui";
 import { ROUTES, type RouteName, useRoute } from "./router";
-import { keepTheme, readTheme, THEMES, type Theme } from "./theme";
+import { readTheme, saveTheme, THEMES, type Theme } from "./theme";
 import { Join } from "./views/join";
 import { Network } from "./views/network";
 import { Queue } from "./views/queue";
@@ -24,7 +24,7 @@ export function App() {
     // Countdowns use the server's clock.
     const before = Date.now();
     request<UiConfig>("/api/ui-config").then(
-      ({ date }) => learn(measureSkew(date, before, Date.now())),
+      ({ date }) => setClockSkew(measureSkew(date, before, Date.now())),
       () => {},
     );
   }, []);
@@ -122,7 +122,7 @@ function ThemeSwitch() {
             checked={theme === name}
             onChange={() => {
               setTheme(name);
-              keepTheme(name);
+              saveTheme(name);
             }}
           />
           <svg viewBox="0 0 16 16" width="16" height="16" aria-hidden="true" class="icon">

@@ -12,15 +12,15 @@ export const ROUTES = {
 
 export type RouteName = keyof typeof ROUTES;
 
-/** The view at a path; null when there is none. */
+/** The view at a path; null if there is none. */
 export function resolve(pathname: string): RouteName | null {
   const path = pathname.replace(/\/+$/, "") || "/join";
   for (const name of Object.keys(ROUTES) as RouteName[]) if (ROUTES[name].path === path) return name;
   return null;
 }
 
-/** The path to go to when a click on a link is ours to follow; null leaves it to the browser. */
-export function followed(event: MouseEvent, origin: string): string | null {
+/** The path of a clicked link to a view; null if the browser handles the click. */
+export function clickedPath(event: MouseEvent, origin: string): string | null {
   if (event.defaultPrevented || event.button !== 0) return null;
   if (event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return null;
   const link = (event.target as Element | null)?.closest?.("a");
@@ -30,11 +30,11 @@ export function followed(event: MouseEvent, origin: string): string | null {
   return url.pathname;
 }
 
-const MOVED = "svote:moved";
+const NAVIGATED = "svote:moved";
 
 export function go(path: string): void {
   if (path !== location.pathname) history.pushState(null, "", path);
-  dispatchEvent(new Event(MOVED));
+  dispatchEvent(new Event(NAVIGATED));
 }
 
 /** The current view; also follows links and the browser's back and forward. */
@@ -42,20 +42,20 @@ export function useRoute(): RouteName | null {
   const [route, setRoute] = useState(() => resolve(location.pathname));
   useEffect(() => {
     if (location.pathname === "/") history.replaceState(null, "", ROUTES.join.path);
-    const moved = () => setRoute(resolve(location.pathname));
-    const clicked = (event: MouseEvent) => {
-      const path = followed(event, location.origin);
+    const update = () => setRoute(resolve(location.pathname));
+    const onClick = (event: MouseEvent) => {
+      const path = clickedPath(event, location.origin);
       if (path === null) return;
       event.preventDefault();
       go(path);
     };
-    addEventListener(MOVED, moved);
-    addEventListener("popstate", moved);
-    document.addEventListener("click", clicked);
+    addEventListener(NAVIGATED, update);
+    addEventListener("popstate", update);
+    document.addEventListener("click", onClick);
     return () => {
-      removeEventListener(MOVED, moved);
-      removeEventListener("popstate", moved);
-      document.removeEventListener("click", clicked);
+      removeEventListener(NAVIGATED, update);
+      removeEventListener("popstate", update);
+      document.removeEventListener("click", onClick);
     };
   }, []);
   return route;

@@ -1,10 +1,10 @@
-/** Light, dark, or as the system has it. */
+/** Light, dark, or the system's theme. */
 
 export const THEMES = ["auto", "light", "dark"] as const;
 export type Theme = (typeof THEMES)[number];
 
 const KEY = "svote:theme";
-export const THEMED = "svote:themed";
+export const THEME_CHANGED = "svote:themed";
 
 export function readTheme(): Theme {
   try {
@@ -19,15 +19,15 @@ export function applyTheme(theme: Theme): void {
   const root = document.documentElement;
   if (theme === "auto") root.removeAttribute("data-theme");
   else root.setAttribute("data-theme", theme);
-  dispatchEvent(new Event(THEMED));
+  dispatchEvent(new Event(THEME_CHANGED));
 }
 
-export function keepTheme(theme: Theme): void {
+export function saveTheme(theme: Theme): void {
   applyTheme(theme);
   try {
     if (theme === "auto") localStorage.removeItem(KEY);
     else localStorage.setItem(KEY, theme);
   } catch {
-    // A browser that keeps nothing still shows what was chosen.
+    // Storage is disabled: the theme is not remembered.
   }
 }

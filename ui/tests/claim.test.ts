@@ -12,21 +12,24 @@ import {
 import { flag, quote } from "../src/lib/shell";
 import recorded from "./adr036.json";
 
-describe("the signed text", () => {
-  it.each(recorded)("is the recorded one: $data", ({ data }) => {
+describe("signedText", () => {
+  it.each(recorded)("equals the recorded text: $data", ({ data }) => {
     expect(signedText(JSON.parse(data))).toBe(data);
   });
 
-  it("has its keys in one order, whatever order they come in, and nothing more", () => {
+  it("has only the signed keys, in a fixed order", () => {
     const claim = { extra: 1, timestamp: 7, moniker: "<b>&", url: "", operator_address: "sv1x" };
     expect(signedText(claim)).toBe('{"operator_address":"sv1x","url":"","moniker":"<b>&","timestamp":7}');
   });
 });
 
-describe("a name", () => {
-  it.each(["Höhle <&> node", '"quoted\\"', "验证者", "🗳️", "x".repeat(140), "🗳".repeat(140)])("may be %s", (moniker) => {
-    expect(checkMoniker(moniker)).toBeNull();
-  });
+describe("checkMoniker", () => {
+  it.each(["Höhle <&> node", '"quoted\\"', "验证者", "🗳️", "x".repeat(140), "🗳".repeat(140)])(
+    "accepts %s",
+    (moniker) => {
+      expect(checkMoniker(moniker)).toBeNull();
+    },
+  );
 
   it.each([
     "",
@@ -43,14 +46,14 @@ describe("a name", () => {
     "a\ufeffb",
     "\ud800",
     "x".repeat(141),
-  ])("may not be %j", (moniker) => {
+  ])("rejects %j", (moniker) => {
     expect(checkMoniker(moniker)).toBeTypeOf("string");
   });
 });
 
-describe("a URL", () => {
+describe("checkUrl", () => {
   it.each(["", "https://helper.example.org", "https://vote.example.net:8443/path", "https://[2606:4700::1111]/"])(
-    "may be %s",
+    "accepts %s",
     (url) => {
       expect(checkUrl(url, true)).toBeNull();
     },
@@ -76,24 +79,24 @@ describe("a URL", () => {
     "https://helper.example.org\\x",
     "javascript:alert(1)",
     `https://helper.example.org/${"x".repeat(512)}`,
-  ])("may not be %s in production", (url) => {
+  ])("rejects %s in production", (url) => {
     expect(checkUrl(url, true)).toBeTypeOf("string");
   });
 
-  it("may be of one's own machine in development", () => {
+  it("accepts HTTP on the local machine in development", () => {
     expect(checkUrl("http://127.0.0.1:8090", false)).toBeNull();
     expect(checkUrl("ftp://127.0.0.1", false)).toBeTypeOf("string");
   });
 });
 
-describe("an address", () => {
+describe("checkAddress", () => {
   const address = recorded[0]?.signer as string;
 
-  it("is right when its checksum is", () => {
+  it("accepts an address with a valid checksum", () => {
     expect(checkAddress(address, "sv")).toBeNull();
   });
 
-  it("is wrong with any letter changed", () => {
+  it("rejects an address with one character changed", () => {
     for (let at = 3; at < address.length; at += 1) {
       const other = address[at] === "q" ? "p" : "q";
       expect(checkAddress(address.slice(0, at) + other + address.slice(at + 1), "sv")).toBeTypeOf("string");
@@ -101,21 +104,21 @@ describe("an address", () => {
   });
 
   it.each(["", "sv1", address.toUpperCase(), address.slice(0, -1), `${address}q`, address.replace("sv1", "cosmos1")])(
-    "may not be %j",
-    (wrong) => {
-      expect(checkAddress(wrong, "sv")).toBeTypeOf("string");
+    "rejects %j",
+    (invalid) => {
+      expect(checkAddress(invalid, "sv")).toBeTypeOf("string");
     },
   );
 
-  it("of the validator is told apart from the account's", () => {
+  it("names the account address for a validator address", () => {
     expect(checkAddress(address.replace("sv1", "svvaloper1"), "sv")).toContain("account");
   });
 });
 
-describe("what a key tool says", () => {
+describe("the output of a key tool", () => {
   const { pub_key, signature } = recorded[0] as (typeof recorded)[number];
 
-  it("is read bare, and as the wallet writes it", () => {
+  it("is parsed with a bare key and with a typed key", () => {
     expect(readToolOutput(JSON.stringify({ pub_key, signature }))).toEqual({ pub_key, signature });
     const typed = { pub_key: { type: "tendermint/PubKeySecp256k1", value: pub_key }, signature };
     expect(readToolOutput(JSON.stringify(typed))).toEqual({ pub_key, signature });
@@ -124,7 +127,7 @@ describe("what a key tool says", () => {
     expect(readToolOutput("null")).toBeNull();
   });
 
-  it("is checked for its lengths", () => {
+  it("is rejected if a field has the wrong length", () => {
     expect(checkPasted({ pub_key, signature })).toEqual({ pub_key: null, signature: null });
     const { pub_key: key, signature: signed } = checkPasted({ pub_key: signature, signature: pub_key });
     expect(key).toContain("33 bytes");
@@ -132,21 +135,21 @@ describe("what a key tool says", () => {
     expect(checkPasted({ pub_key: toBase64(new Uint8Array(33).fill(4)), signature }).pub_key).toContain("compressed");
   });
 
-  it("is base64, with line breaks or without", () => {
+  it("is decoded from base64 with or without line breaks", () => {
     expect(fromBase64("AA\nEC")).toEqual(new Uint8Array([0, 1, 2]));
     expect(fromBase64("AAE")).toBeNull();
     expect(fromBase64("A*==")).toBeNull();
   });
 });
 
-describe("a word for a shell", () => {
-  it("comes through as it is", () => {
+describe("a shell argument", () => {
+  it("is quoted if necessary", () => {
     expect(quote("https://helper.example.org:8443/x")).toBe("https://helper.example.org:8443/x");
     expect(quote("it's $HOME `x`")).toBe("'it'\\''s $HOME `x`'");
     expect(quote("")).toBe("''");
   });
 
-  it("is never taken for a flag", () => {
+  it("is never interpreted as a flag", () => {
     expect(flag("moniker", "-x y")).toBe("--moniker='-x y'");
     expect(flag("moniker", "plain")).toBe("--moniker plain");
   });

@@ -1,10 +1,10 @@
 import { afterEach, describe, expect, it, vi } from "vitest";
-import { reach, readConfig } from "../src/lib/config";
+import { checkServer, readConfig } from "../src/lib/config";
 import type { PendingValidator } from "../src/lib/types";
-import { arrange } from "../src/views/validators";
+import { searchAndSort } from "../src/views/validators";
 
-describe("the published configuration", () => {
-  it("is read field by field", () => {
+describe("readConfig", () => {
+  it("reads each field and lists the others", () => {
     const found = readConfig({
       version: 2,
       snapshot_height: 9,
@@ -23,52 +23,52 @@ describe("the published configuration", () => {
         { url: "https://p.example", label: "", operator_address: null },
         { url: "https://q.example", label: "", operator_address: null },
       ],
-      further: ["polls"],
+      otherFields: ["polls"],
     });
   });
 
   it.each([null, 7, "x", [], { vote_servers: {} }, { vote_servers: [null, 3, {}], pir_endpoints: "x" }])(
-    "may be nonsense: %j",
+    "accepts invalid configurations: %j",
     (value) => {
       expect(readConfig(value)).toMatchObject({ voteServers: [], pirEndpoints: [] });
     },
   );
 });
 
-describe("asking a vote server", () => {
-  const here = new AbortController().signal;
+describe("checkServer", () => {
+  const signal = new AbortController().signal;
 
   afterEach(() => {
     vi.unstubAllGlobals();
   });
 
-  const answers = (body: string, status = 200) => {
+  const stubFetch = (body: string, status = 200) => {
     const fake = vi.fn(async (_url: URL) => new Response(body, { status }));
     vi.stubGlobal("fetch", fake);
     return fake;
   };
 
-  it("goes to its status and measures the time", async () => {
-    const fake = answers('{"status":"ok","tree":{"leaf_count":5,"anchor_height":6}}');
-    expect(await reach("https://a.example/base/", here)).toMatchObject({ kind: "ok", leaves: 5, height: 6 });
+  it("requests the status and measures the time", async () => {
+    const fake = stubFetch('{"status":"ok","tree":{"leaf_count":5,"anchor_height":6}}');
+    expect(await checkServer("https://a.example/base/", signal)).toMatchObject({ kind: "ok", leaves: 5, height: 6 });
     expect(String(fake.mock.calls[0]?.[0])).toBe("https://a.example/base/shielded-vote/v1/status");
   });
 
   it.each([
     ["{}", 503, "answered 503"],
-    ["<html>", 200, "answered something that is not JSON"],
+    ["<html>", 200, "its response is not JSON"],
     ['{"status":"starting"}', 200, "reports “starting”"],
-    ["null", 200, "answered something that is not JSON"],
-  ])("that answers %s with %i", async (body, status, said) => {
-    answers(body, status);
-    expect(await reach("https://a.example", here)).toMatchObject({ kind: "odd", said });
+    ["null", 200, "its response is not JSON"],
+  ])("reports a response %s with status %i", async (body, status, detail) => {
+    stubFetch(body, status);
+    expect(await checkServer("https://a.example", signal)).toMatchObject({ kind: "unhealthy", detail });
   });
 
-  it("that does not answer", async () => {
+  it("reports a server without response", async () => {
     vi.stubGlobal("fetch", async () => {
       throw new TypeError("failed to fetch");
     });
-    expect(await reach("https://a.example", here)).toEqual({ kind: "silent" });
+    expect(await checkServer("https://a.example", signal)).toEqual({ kind: "unreachable" });
   });
 
   it("reports a server that the content security policy blocks", async () => {
@@ -77,24 +77,31 @@ describe("asking a vote server", () => {
       setTimeout(() => document.dispatchEvent(event));
       throw new TypeError("blocked");
     });
-    expect(await reach("https://a.example", here)).toEqual({ kind: "blocked" });
-    expect(await reach("https://b.example", here)).toEqual({ kind: "silent" });
+    expect(await checkServer("https://a.example", signal)).toEqual({ kind: "blocked" });
+    expect(await checkServer("https://b.example", signal)).toEqual({ kind: "unreachable" });
   });
 
-  it.each(["https://b.example", "http://b.example"])("from %s asks only what the page's policy allows", async (own) => {
-    const fake = answers("{}");
-    for (const url of ["http://a.example", "http://[::1]:8090", "javascript:alert(1)", "nonsense", "file:///x"]) {
-      expect(await reach(url, here, own)).toEqual({ kind: "blocked" });
-    }
-    expect(fake).not.toHaveBeenCalled();
-    for (const url of [own, "https://a.example", "http://127.0.0.1:8090", "http://localhost/base"]) {
-      expect(await reach(url, here, own)).toMatchObject({ kind: "odd" });
-    }
-  });
+  it.each(["https://b.example", "http://b.example"])(
+    "from %s sends only requests that the page's policy allows",
+    async (own) => {
+      const fake = stubFetch("{}");
+      for (const url of ["http://a.example", "http://[::1]:8090", "javascript:alert(1)", "nonsense", "file:///x"]) {
+        expect(await checkServer(url, signal, own)).toEqual({ kind: "blocked" });
+      }
+      expect(fake).not.toHaveBeenCalled();
+      for (const url of [own, "https://a.example", "http://127.0.0.1:8090", "http://localhost/base"]) {
+        expect(await checkServer(url, signal, own)).toMatchObject({ kind: "unhealthy" });
+      }
+    },
+  );
 });
 
-describe("the list of who waits", () => {
-  const one = (moniker: string, requested_at: number, more: Partial<PendingValidator> = {}): PendingValidator => ({
+describe("searchAndSort", () => {
+  const createValidator = (
+    moniker: string,
+    requested_at: number,
+    more: Partial<PendingValidator> = {},
+  ): PendingValidator => ({
     operator_address: `sv1${moniker.toLowerCase()}`,
     url: `https://${moniker.toLowerCase()}.example`,
     moniker,
@@ -102,18 +109,18 @@ describe("the list of who waits", () => {
     expires_at: requested_at + 604_800,
     ...more,
   });
-  const all = [one("Birch", 20), one("alder", 30), one("Cedar", 10)];
-  const names = (search: string, by: keyof PendingValidator, down = false) =>
-    arrange(all, search, { by, down }).map(({ moniker }) => moniker);
+  const all = [createValidator("Birch", 20), createValidator("alder", 30), createValidator("Cedar", 10)];
+  const names = (search: string, by: keyof PendingValidator, descending = false) =>
+    searchAndSort(all, search, { by, descending }).map(({ moniker }) => moniker);
 
-  it("is sorted by every column, both ways", () => {
+  it("sorts by every column in both directions", () => {
     expect(names("", "moniker")).toEqual(["alder", "Birch", "Cedar"]);
     expect(names("", "moniker", true)).toEqual(["Cedar", "Birch", "alder"]);
     expect(names("", "requested_at")).toEqual(["alder", "Birch", "Cedar"]);
     expect(names("", "expires_at")).toEqual(["Cedar", "Birch", "alder"]);
   });
 
-  it("is searched by words in name, address and URL", () => {
+  it("searches for words in name, address and URL", () => {
     expect(names("CED", "moniker")).toEqual(["Cedar"]);
     expect(names("sv1 birch", "moniker")).toEqual(["Birch"]);
     expect(names("alder.example", "moniker")).toEqual(["alder"]);

@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { backlog, dueAhead, isCurrent } from "../src/lib/backlog";
+import { backlog, dueNextHour, isCurrent } from "../src/lib/backlog";
 import { measureSkew } from "../src/lib/clock";
 import {
   formatDuration,
@@ -30,23 +30,23 @@ describe("durations", () => {
     [-5, "0 s"],
     [Number.NaN, "–"],
     [Number.POSITIVE_INFINITY, "–"],
-  ])("%d s are %s", (seconds, said) => {
-    expect(formatDuration(seconds)).toBe(said);
+  ])("%d s is formatted as %s", (seconds, expected) => {
+    expect(formatDuration(seconds)).toBe(expected);
   });
 
-  it("take as many units as asked for", () => {
+  it("have the requested number of units", () => {
     expect(formatRough(93_784)).toBe("1 d");
     expect(formatDuration(93_784, 4)).toBe("1 d 2 h 3 min 4 s");
   });
 
-  it("leave seconds out of far deadlines, and round what is needed up", () => {
+  it("omit the seconds of distant deadlines and round remaining work up", () => {
     expect(formatLeft(3_119)).toBe("51 min");
     expect(formatLeft(599)).toBe("9 min 59 s");
     expect(formatNeeded(2_221)).toBe("38 min");
     expect(formatNeeded(12.2)).toBe("13 s");
   });
 
-  it("of milliseconds change their unit where it helps", () => {
+  it("in milliseconds switch to larger units", () => {
     expect([null, 0.2, 41, 999, 5_480, 120_000].map(formatMillis)).toEqual([
       "–",
       "< 1 ms",
@@ -59,43 +59,43 @@ describe("durations", () => {
 });
 
 describe("times", () => {
-  it("are the same everywhere in UTC", () => {
+  it("in UTC do not depend on the local time zone", () => {
     expect(formatUtc(1_795_268_195)).toMatch(/2026.*UTC$/);
     expect(isoTime(1_795_268_195)).toBe("2026-11-21T13:36:35.000Z");
   });
 
-  it("that are none do not break the page", () => {
+  it("out of range are shown as a dash", () => {
     expect(formatUtc(Number.NaN)).toBe("–");
     expect(formatUtc(1e300)).toBe("–");
     expect(isoTime(1e300)).toBe("");
   });
 });
 
-it("long names keep their ends", () => {
+it("shortened names keep both ends", () => {
   expect(shorten("sv1p2amg2qs5ze7h6hz85vqzwwg300sdunsvremn3")).toBe("sv1p2amg2qs5…vremn3");
   expect(shorten("short")).toBe("short");
 });
 
-it("one is not many", () => {
+it("plural selects the singular for 1", () => {
   expect([plural(0, "share"), plural(1, "share"), plural(2, "share")]).toEqual(["0 shares", "1 share", "2 shares"]);
 });
 
-describe("the server's clock", () => {
+describe("measureSkew", () => {
   const at = Date.parse("Sat, 21 Nov 2026 12:00:00 GMT");
 
-  it("is compared half-way between question and answer", () => {
+  it("compares the Date header with the middle of the request", () => {
     const date = "Sat, 21 Nov 2026 12:02:00 GMT";
     expect(measureSkew(date, at, at + 1_000)).toEqual({ seconds: 120 });
     expect(measureSkew(date, at + 240_000, at + 241_000)).toEqual({ seconds: -120 });
   });
 
-  it("is not known without a date", () => {
+  it("returns null without a valid date", () => {
     expect(measureSkew(null, at, at)).toBeNull();
     expect(measureSkew("yesterday", at, at)).toBeNull();
   });
 });
 
-describe("the backlog of a round", () => {
+describe("backlog", () => {
   const round: QueueRound = {
     round_id: "ab",
     vote_end_time: 10_000,
@@ -122,7 +122,7 @@ describe("the backlog of a round", () => {
     expect(backlog({ ...round, ...changed }, now)).toMatchObject({ verdict });
   });
 
-  it("counts what waits and what is being proven", () => {
+  it("counts waiting shares and shares being proven", () => {
     expect(backlog(round, 6_940)).toMatchObject({ left: 412, needed: 2_280, remaining: 3_060 });
   });
 
@@ -131,15 +131,15 @@ describe("the backlog of a round", () => {
     [{ status: TALLYING, waiting: 0, proving: 0, broadcast: 0 }, false],
     [{ status: TALLYING, waiting: 0, proving: 0 }, true],
     [{ status: TALLYING, broadcast: 0 }, true],
-  ])("is looked at until the chain has closed the round and nothing is left: %j", (changed, current) => {
+  ])("round is current until the chain has closed it and no work remains: %j", (changed, current) => {
     expect(isCurrent({ ...round, ...changed })).toBe(current);
   });
 
-  it("is added up over rounds, minute by minute", () => {
+  it("dueNextHour sums the rounds per minute", () => {
     const other = { ...round, round_id: "cd", later: 9, due_per_minute: [1] };
-    const { minutes, later } = dueAhead([round, other], null);
+    const { minutes, later } = dueNextHour([round, other], null);
     expect(minutes.slice(0, 3)).toEqual([201, 200, 0]);
     expect(later).toBe(9);
-    expect(dueAhead([round, other], "cd").minutes.slice(0, 2)).toEqual([1, 0]);
+    expect(dueNextHour([round, other], "cd").minutes.slice(0, 2)).toEqual([1, 0]);
   });
 });

@@ -2,14 +2,25 @@ import { fireEvent, render, screen, waitFor } from "@testing-library/preact";
 import { describe, expect, it, vi } from "vitest";
 import { SWITCHED } from "../src/lib/keplr";
 import { Join } from "../src/views/join";
-import { eachAlone, fillAndConnect, press, pub_key, review, serve, signature, signer, type, wallet } from "./visit";
+import {
+  fillAndConnect,
+  isolateTests,
+  press,
+  pub_key,
+  review,
+  serve,
+  signature,
+  signer,
+  stubWallet,
+  type,
+} from "./page";
 
-eachAlone();
+isolateTests();
 
 describe("joining with Keplr", () => {
-  it("shows the text before it is signed, and sends what was signed", async () => {
+  it("shows the text before signing and sends the signed text", async () => {
     const { sent } = serve();
-    const keplr = wallet();
+    const keplr = stubWallet();
     render(<Join />);
     const text = await review();
     expect(keplr.signArbitrary).not.toHaveBeenCalled();
@@ -26,18 +37,18 @@ describe("joining with Keplr", () => {
     expect(document.activeElement?.textContent).toBe("Waiting to be bonded");
   });
 
-  it("says so when the validator is bonded already", async () => {
+  it("reports that the validator is already bonded", async () => {
     serve({ "/api/register-validator": { body: { status: "registered" } } });
-    wallet();
+    stubWallet();
     render(<Join />);
     await review();
     press(/Sign with Keplr/);
     await screen.findByRole("heading", { name: "Registered" });
   });
 
-  it("shows no text for details that would be refused", async () => {
+  it("shows no text for invalid details", async () => {
     serve();
-    wallet();
+    stubWallet();
     render(<Join />);
     await fillAndConnect();
     type(/^Helper URL/, "http://helper.example.org");
@@ -47,16 +58,16 @@ describe("joining with Keplr", () => {
     expect(document.activeElement?.id).toBe("url");
   });
 
-  it("makes a new text when anything is changed", async () => {
+  it("discards the text when a field changes", async () => {
     serve();
-    wallet();
+    stubWallet();
     render(<Join />);
     await review();
     type(/^Name/, "other");
     expect(screen.queryByText(/This exact text is signed/)).toBeNull();
   });
 
-  it("says what to do when there is no wallet", async () => {
+  it("shows advice if there is no wallet", async () => {
     serve();
     vi.stubGlobal("keplr", undefined);
     render(<Join />);
@@ -67,17 +78,17 @@ describe("joining with Keplr", () => {
   it.each([
     ["Key ring is locked", "Keplr is locked"],
     ["There is no modular chain info for svote-1", "Keplr does not know this chain"],
-  ])("says what to do after “%s”", async (message, title) => {
+  ])("shows advice after the error “%s”", async (message, title) => {
     serve();
-    wallet({ enable: () => Promise.reject(new Error(message)) });
+    stubWallet({ enable: () => Promise.reject(new Error(message)) });
     render(<Join />);
     press(/Connect Keplr/);
     await screen.findByText(title);
   });
 
-  it("sends nothing when signing is refused, and keeps the text", async () => {
+  it("keeps the text and sends nothing when signing is refused", async () => {
     const { sent } = serve();
-    wallet({ signArbitrary: () => Promise.reject(new Error("Request rejected")) });
+    stubWallet({ signArbitrary: () => Promise.reject(new Error("Request rejected")) });
     render(<Join />);
     await review();
     press(/Sign with Keplr/);
@@ -86,9 +97,9 @@ describe("joining with Keplr", () => {
     expect(sent()).toEqual([]);
   });
 
-  it("sends nothing and drops the text when the account is switched while signing", async () => {
+  it("discards the text and sends nothing when the account is switched during signing", async () => {
     const { sent } = serve();
-    wallet({ signArbitrary: () => new Promise(() => {}) });
+    stubWallet({ signArbitrary: () => new Promise(() => {}) });
     render(<Join />);
     await review();
     press(/Sign with Keplr/);
@@ -100,9 +111,9 @@ describe("joining with Keplr", () => {
     expect(sent()).toEqual([]);
   });
 
-  it("drops text and account when the account is switched before signing", async () => {
+  it("discards text and account when the account is switched before signing", async () => {
     serve();
-    wallet();
+    stubWallet();
     render(<Join />);
     await review();
     dispatchEvent(new Event(SWITCHED));
@@ -110,18 +121,18 @@ describe("joining with Keplr", () => {
     expect(screen.queryByText(/This exact text is signed/)).toBeNull();
   });
 
-  it("passes on why the server refused", async () => {
-    serve({ "/api/register-validator": { status: 401, body: { error: "signature: does not fit the text" } } });
-    wallet();
+  it("shows the server's reason for a refusal", async () => {
+    serve({ "/api/register-validator": { status: 401, body: { error: "signature: does not verify" } } });
+    stubWallet();
     render(<Join />);
     await review();
     press(/Sign with Keplr/);
-    await screen.findByText("Signature: does not fit the text.");
+    await screen.findByText("Signature: does not verify.");
   });
 });
 
 describe("joining without Keplr", () => {
-  it("gives the command for the very text, and sends what is pasted", async () => {
+  it("shows the command for the exact text and sends the pasted output", async () => {
     const { sent } = serve();
     render(<Join />);
     type(/^Name/, "it's mine");
@@ -139,7 +150,7 @@ describe("joining without Keplr", () => {
     expect(sent()).toEqual([{ ...JSON.parse(text), pub_key, signature }]);
   });
 
-  it("names the helper's own command", async () => {
+  it("shows the helper's own command", async () => {
     serve();
     render(<Join />);
     type(/^Name/, "my node");
@@ -150,27 +161,27 @@ describe("joining without Keplr", () => {
   });
 });
 
-describe("the clock", () => {
+describe("the clock warning", () => {
   it.each([
     [120, "behind"],
     [-120, "ahead of"],
-  ])("is told of when the server's is %i s off", async (off, said) => {
-    const Date_ = new Date(Date.now() + off * 1_000).toUTCString();
-    serve({ "/api/ui-config": { body: { mode: "production" }, headers: { Date: Date_ } } });
+  ])("is shown if the server is %i s ahead", async (skew, direction) => {
+    const date = new Date(Date.now() + skew * 1_000).toUTCString();
+    serve({ "/api/ui-config": { body: { mode: "production" }, headers: { Date: date } } });
     render(<Join />);
     await screen.findByText("This computer's clock is wrong");
-    expect(screen.getByText(new RegExp(`${said} the server's`))).toBeTruthy();
+    expect(screen.getByText(new RegExp(`${direction} the server's`))).toBeTruthy();
   });
 
-  it("shows no warning for less", async () => {
-    const { asked } = serve({
+  it("is not shown for a smaller skew", async () => {
+    const { requests } = serve({
       "/api/ui-config": {
         body: { mode: "production" },
         headers: { Date: new Date(Date.now() + 50_000).toUTCString() },
       },
     });
     render(<Join />);
-    await waitFor(() => expect(asked.length).toBeGreaterThan(0));
+    await waitFor(() => expect(requests.length).toBeGreaterThan(0));
     await new Promise((resolve) => setTimeout(resolve, 20));
     expect(screen.queryByText("This computer's clock is wrong")).toBeNull();
   });

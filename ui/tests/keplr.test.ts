@@ -24,7 +24,7 @@ const chain: ChainInfo = {
 };
 const account = { name: "op", address: signer, pubKey: pub_key };
 
-function fake(changed: Partial<Keplr> = {}): Keplr {
+function fakeKeplr(changed: Partial<Keplr> = {}): Keplr {
   return {
     experimentalSuggestChain: async () => {},
     enable: async () => {},
@@ -43,26 +43,26 @@ afterEach(() => {
   vi.useRealTimers();
 });
 
-describe("finding the wallet", () => {
-  it("waits for an extension that comes late", async () => {
+describe("findKeplr", () => {
+  it("waits for an extension that loads late", async () => {
     vi.useFakeTimers();
     const found = findKeplr();
     await vi.advanceTimersByTimeAsync(500);
-    const keplr = fake();
+    const keplr = fakeKeplr();
     vi.stubGlobal("keplr", keplr);
     await vi.advanceTimersByTimeAsync(200);
     expect(await found).toBe(keplr);
   });
 
-  it("ends where there is none", async () => {
+  it("fails if there is no extension", async () => {
     await expect(findKeplr(20, 10)).rejects.toMatchObject({ problem: "absent" });
   });
 });
 
-describe("connecting", () => {
-  it("suggests the chain, asks for leave and reads the account, in this order", async () => {
+describe("connect", () => {
+  it("suggests the chain, requests permission and reads the account, in this order", async () => {
     const calls: string[] = [];
-    const keplr = fake({
+    const keplr = fakeKeplr({
       experimentalSuggestChain: async (info) => {
         calls.push(`suggest ${(info as { chainId: string }).chainId}`);
       },
@@ -74,7 +74,7 @@ describe("connecting", () => {
     expect(calls).toEqual(["suggest svote-1", "enable svote-1"]);
   });
 
-  it("describes the chain by what the server knows", () => {
+  it("describes the chain with the server's data", () => {
     expect(chainForKeplr(chain)).toMatchObject({
       chainId: "svote-1",
       rpc: chain.rpc,
@@ -87,16 +87,13 @@ describe("connecting", () => {
     });
   });
 
-  it.each([{ chain_id: null }, { rest: "" }, { rpc: "" }])(
-    "does not begin while the server lacks %j",
-    async (lacking) => {
-      await expect(connect(fake(), { ...chain, ...lacking })).rejects.toMatchObject({ problem: "server" });
-    },
-  );
+  it.each([{ chain_id: null }, { rest: "" }, { rpc: "" }])("fails if the server's data has %j", async (missing) => {
+    await expect(connect(fakeKeplr(), { ...chain, ...missing })).rejects.toMatchObject({ problem: "server" });
+  });
 
-  it("refuses an account of another chain", async () => {
+  it("rejects an account of another chain", async () => {
     const getKey = async () => ({ name: "op", bech32Address: "cosmos1abc", pubKey });
-    await expect(connect(fake({ getKey }), chain)).rejects.toMatchObject({ problem: "chain" });
+    await expect(connect(fakeKeplr({ getKey }), chain)).rejects.toMatchObject({ problem: "chain" });
   });
 
   it.each<[string, Problem]>([
@@ -109,47 +106,49 @@ describe("connecting", () => {
     ["There is no chain info for svote-1", "chain"],
     ["There is no modular chain info for svote-1", "chain"],
     ["Extension context invalidated", "failed"],
-  ])("takes “%s” for %s, and there is advice", async (message, problem) => {
-    await expect(connect(fake({ enable: fails(message) }), chain)).rejects.toMatchObject({ problem });
+  ])("classifies “%s” as %s, with advice", async (message, problem) => {
+    await expect(connect(fakeKeplr({ enable: fails(message) }), chain)).rejects.toMatchObject({ problem });
     expect(ADVICE[problem].advice.length).toBeGreaterThan(20);
   });
 
-  it("understands errors that are mere strings", () => {
+  it("classifies errors that are strings", () => {
     expect(explain("Request rejected").problem).toBe("refused");
   });
 });
 
-describe("signing", () => {
-  it("gives the wallet exactly the text that was shown", async () => {
-    const signArbitrary = vi.fn(fake().signArbitrary);
-    const signed = await sign(fake({ signArbitrary }), "svote-1", account, data, new EventTarget());
+describe("sign", () => {
+  it("passes the exact text to the wallet", async () => {
+    const signArbitrary = vi.fn(fakeKeplr().signArbitrary);
+    const signed = await sign(fakeKeplr({ signArbitrary }), "svote-1", account, data, new EventTarget());
     expect(signed).toEqual({ pub_key, signature });
     expect(signArbitrary).toHaveBeenCalledWith("svote-1", signer, data);
   });
 
-  it("stops when the account is switched while the wallet asks", async () => {
+  it("fails when the account is switched during signing", async () => {
     const events = new EventTarget();
     const signArbitrary = () => new Promise<never>(() => {});
-    const signed = sign(fake({ signArbitrary }), "svote-1", account, data, events);
+    const signed = sign(fakeKeplr({ signArbitrary }), "svote-1", account, data, events);
     events.dispatchEvent(new Event(SWITCHED));
     await expect(signed).rejects.toMatchObject({ problem: "switched" });
   });
 
-  it("sends nothing when another account has signed, or is chosen afterwards", async () => {
+  it("fails if another account signed or was selected afterwards", async () => {
     const other = { pub_key: { type: "", value: btoa("other") }, signature };
     await expect(
-      sign(fake({ signArbitrary: async () => other }), "svote-1", account, data, new EventTarget()),
+      sign(fakeKeplr({ signArbitrary: async () => other }), "svote-1", account, data, new EventTarget()),
     ).rejects.toMatchObject({ problem: "switched" });
     const getKey = async () => ({ name: "else", bech32Address: "sv1else", pubKey });
-    await expect(sign(fake({ getKey }), "svote-1", account, data, new EventTarget())).rejects.toMatchObject({
+    await expect(sign(fakeKeplr({ getKey }), "svote-1", account, data, new EventTarget())).rejects.toMatchObject({
       problem: "switched",
     });
   });
 
-  it("says when it was refused", async () => {
+  it("reports a refusal", async () => {
     const signArbitrary = fails("Request rejected");
-    await expect(sign(fake({ signArbitrary }), "svote-1", account, data, new EventTarget())).rejects.toMatchObject({
-      problem: "refused",
-    });
+    await expect(sign(fakeKeplr({ signArbitrary }), "svote-1", account, data, new EventTarget())).rejects.toMatchObject(
+      {
+        problem: "refused",
+      },
+    );
   });
 });

@@ -1,7 +1,7 @@
 import { afterEach, describe, expect, it } from "vitest";
-import { followed, resolve } from "../src/router";
+import { clickedPath, resolve } from "../src/router";
 
-describe("paths", () => {
+describe("resolve", () => {
   it.each([
     ["/", "join"],
     ["/join", "join"],
@@ -13,22 +13,22 @@ describe("paths", () => {
     ["/Join", null],
     ["/join/more", null],
     ["/elsewhere", null],
-  ])("%s leads to %s", (path, name) => {
+  ])("maps %s to %s", (path, name) => {
     expect(resolve(path)).toBe(name);
   });
 });
 
-describe("clicks on links", () => {
+describe("clickedPath", () => {
   const origin = "https://helper.example.org";
 
   function click(html: string, init: MouseEventInit = {}): string | null {
     document.body.innerHTML = html;
     let path: string | null = null;
-    const heard = (event: Event) => {
-      path = followed(event as MouseEvent, origin);
+    const listener = (event: Event) => {
+      path = clickedPath(event as MouseEvent, origin);
       event.preventDefault();
     };
-    document.body.addEventListener("click", heard, { once: true });
+    document.body.addEventListener("click", listener, { once: true });
     const target = document.body.querySelector("b") ?? document.body.querySelector("a");
     target?.dispatchEvent(new MouseEvent("click", { bubbles: true, cancelable: true, button: 0, ...init }));
     return path;
@@ -38,12 +38,12 @@ describe("clicks on links", () => {
     document.body.innerHTML = "";
   });
 
-  it("within the page are ours", () => {
+  it("returns the path of a link to a view", () => {
     expect(click(`<a href="${origin}/rounds"><b>x</b></a>`)).toBe("/rounds");
   });
 
   it.each([{ ctrlKey: true }, { metaKey: true }, { shiftKey: true }, { altKey: true }, { button: 1 }])(
-    "with %j are the browser's",
+    "leaves clicks with %j to the browser",
     (init) => {
       expect(click(`<a href="${origin}/rounds">x</a>`, init)).toBeNull();
     },
@@ -56,7 +56,7 @@ describe("clicks on links", () => {
     `<a href="${origin}/join#main">x</a>`,
     `<a href="${origin}/api/voting-config">x</a>`,
     "<a>x</a>",
-  ])("on %s are the browser's", (html) => {
+  ])("leaves %s to the browser", (html) => {
     expect(click(html)).toBeNull();
   });
 });

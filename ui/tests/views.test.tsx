@@ -4,12 +4,12 @@ import { App } from "../src/app";
 import type { QueueState } from "../src/lib/types";
 import { go } from "../src/router";
 import { Tally } from "../src/views/rounds";
-import { eachAlone, press, serve, type } from "./visit";
+import { isolateTests, press, serve, type } from "./page";
 
-eachAlone();
+isolateTests();
 
 describe("the page", () => {
-  it("moves title and focus with the view", async () => {
+  it("updates title and focus when the view changes", async () => {
     serve();
     render(<App />);
     expect(document.title).toBe("Join · svote-helper");
@@ -20,14 +20,14 @@ describe("the page", () => {
     expect(screen.getByRole("link", { current: "page" }).getAttribute("href")).toBe("/validators");
   });
 
-  it("has an answer for paths that it does not know", () => {
+  it("shows a message for unknown paths", () => {
     serve();
     history.replaceState(null, "", "/nowhere");
     render(<App />);
     expect(screen.getByRole("heading", { name: "Page not found" })).toBeTruthy();
   });
 
-  it("says what failed, and tries again", async () => {
+  it("shows an error and retries", async () => {
     let count = 0;
     serve({
       "/api/rounds": () => {
@@ -74,10 +74,10 @@ describe("the queue", () => {
   };
   const events = "/shielded-vote/v1/events";
 
-  it("asks for the token, keeps it in memory only, and shows what comes", async () => {
+  it("asks for the token, stores it in memory only and shows the events", async () => {
     const text = `id: r-1\nevent: state\ndata: ${JSON.stringify(state)}\n\n`;
     const body = () => new ReadableStream({ start: (control) => control.enqueue(new TextEncoder().encode(text)) });
-    const { asked } = serve({ [events]: () => new Response(body()) });
+    const { requests } = serve({ [events]: () => new Response(body()) });
     history.replaceState(null, "", "/queue");
     render(<App />);
     type(/^Operator token/, "secret");
@@ -87,7 +87,7 @@ describe("the queue", () => {
     expect(line).toMatch(/^412 left, 38 min needed, 51 min left$/);
     expect(screen.getByText("syncing")).toBeTruthy();
     expect(sessionStorage.length).toBe(0);
-    expect(asked.every(({ path }) => !path.includes("secret"))).toBe(true);
+    expect(requests.every(({ path }) => !path.includes("secret"))).toBe(true);
     press(/Sign out/);
     await screen.findByLabelText(/^Operator token/);
   });
@@ -95,7 +95,7 @@ describe("the queue", () => {
   it.each([
     [401, "The token was refused"],
     [404, "The queue view is not enabled"],
-  ])("says what %i means and forgets the token", async (status, title) => {
+  ])("explains status %i and removes the token", async (status, title) => {
     serve({ [events]: { status, body: {} } });
     history.replaceState(null, "", "/queue");
     render(<App />);
@@ -107,17 +107,17 @@ describe("the queue", () => {
   });
 });
 
-describe("a tally", () => {
+describe("Tally", () => {
   const options = (totals: (number | null)[]) =>
     totals.map((total, index) => ({ index, label: `Option ${index}`, total }));
 
-  it("shows parts of the whole", () => {
+  it("shows percentages and the total", () => {
     render(<Tally proposal={{ id: 1, title: "x", options: options([3, 1]) }} />);
     expect(screen.getByText("75.0%")).toBeTruthy();
     expect(screen.getByText("Total").parentElement?.textContent).toContain("4");
   });
 
-  it("stands without votes, and without figures", () => {
+  it("is shown without votes and without published totals", () => {
     render(<Tally proposal={{ id: 1, title: "x", options: options([0, null]) }} />);
     expect(screen.getByText("not published")).toBeTruthy();
   });

@@ -10,7 +10,7 @@ use crate::errors::{Error, Reason, Result};
 use crate::fields::{base, base_array, below, point, Base};
 use crate::hashes::{self, SHARES};
 
-/// No hash of the protocol has more elements.
+/// Maximum number of elements of a hash in the protocol.
 const MAX_ELEMENTS: usize = 16;
 
 #[pyfunction]

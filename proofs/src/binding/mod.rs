@@ -1,4 +1,4 @@
-//! The PyO3 binding, and nothing else: decodes arguments, releases the GIL, turns errors into exceptions.
+//! PyO3 binding: decodes arguments, releases the GIL and converts errors to exceptions.
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -21,7 +21,7 @@ type Pair<'py> = (Bound<'py, PyBytes>, Bound<'py, PyBytes>);
 /// Proposal and decision are unsigned 32-bit numbers on the wire.
 const WIRE_LIMIT: u64 = 1 << 32;
 
-/// A Python int; `None` when it is negative or too large for a machine word, which is out of any range here.
+/// A Python int. `None` if it is negative or does not fit into 64 bits, which is out of range for every field.
 struct Number(Option<u64>);
 
 impl<'a, 'py> FromPyObject<'a, 'py> for Number {
@@ -29,19 +29,20 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Number {
 
     fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
         if !object.is_instance_of::<PyInt>() {
-            return Err(PyTypeError::new_err("an int is wanted"));
+            return Err(PyTypeError::new_err("expected an int"));
         }
         Ok(Number(object.extract().ok()))
     }
 }
 
-/// Runs `work` without the GIL; its errors and panics are exceptions of `proofs.errors`.
+/// Runs `work` without the GIL; converts its errors and panics to exceptions of `proofs.errors`.
 fn run<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T> + Send) -> PyResult<T> {
-    py.detach(|| guard(work)).map_err(|error| raised(py, error))
+    py.detach(|| guard(work))
+        .map_err(|error| to_exception(py, error))
 }
 
-fn raised(py: Python<'_>, error: Error) -> PyErr {
-    let made = (|| {
+fn to_exception(py: Python<'_>, error: Error) -> PyErr {
+    let exception = (|| {
         let classes = py.import("proofs.errors")?;
         match &error {
             Error::Encoding { field, reason } => {
@@ -54,14 +55,14 @@ fn raised(py: Python<'_>, error: Error) -> PyErr {
             Error::Decryption(text) => classes.call_method1("ProofsError", (text,)),
         }
     })();
-    made.map_or_else(|failure| failure, PyErr::from_value)
+    exception.map_or_else(|failure| failure, PyErr::from_value)
 }
 
 fn bytes<'py>(py: Python<'py>, value: impl AsRef<[u8]>) -> Bound<'py, PyBytes> {
     PyBytes::new(py, value.as_ref())
 }
 
-/// The module `proofs._native`; the package `proofs` is its documented face.
+/// The module `proofs._native`. The package `proofs` is its documented interface.
 #[pymodule]
 mod _native {
     use super::install_hook;

@@ -1,4 +1,4 @@
-//! Pages of a database's files.
+//! Scans of database pages.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! Posted shares, many in one call.
+//! Validation of posted shares, many in one call.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
@@ -14,9 +14,9 @@ pub fn read_shares<'py>(
     py: Python<'py>,
     bodies: Vec<Bound<'py, PyBytes>>,
 ) -> PyResult<Vec<Outcome<'py>>> {
-    let plain: Vec<&[u8]> = bodies.iter().map(|body| body.as_bytes()).collect();
+    let borrowed: Vec<&[u8]> = bodies.iter().map(|body| body.as_bytes()).collect();
     let results = run(py, || {
-        Ok(plain.iter().map(|body| read(body)).collect::<Vec<_>>())
+        Ok(borrowed.iter().map(|body| read(body)).collect::<Vec<_>>())
     })?;
     results
         .into_iter()

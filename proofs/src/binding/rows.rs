@@ -1,11 +1,11 @@
-//! Rows of a database.
+//! Checks of database rows.
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyString, PyTuple};
 
 use super::{bytes, run};
-use crate::rows::{Row, LONGEST_KEY};
+use crate::rows::{Row, MAX_KEY};
 
 #[pyfunction]
 pub fn row_check<'py>(
@@ -13,8 +13,8 @@ pub fn row_check<'py>(
     key: &[u8],
     row: &Bound<'py, PyTuple>,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    // a microsecond: letting go of the GIL would take longer, and taking it again up to milliseconds
-    Ok(bytes(py, gathered(row)?.check(usable(key)?)))
+    // Takes a microsecond. Releasing the GIL takes longer, and acquiring it again takes up to milliseconds.
+    Ok(bytes(py, encode(row)?.check(check_key(key)?)))
 }
 
 #[pyfunction]
@@ -23,45 +23,47 @@ pub fn row_checks<'py>(
     key: &[u8],
     rows: Vec<Bound<'py, PyTuple>>,
 ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
-    let key = usable(key)?;
-    let rows = rows.iter().map(gathered).collect::<PyResult<Vec<_>>>()?;
+    let key = check_key(key)?;
+    let rows = rows.iter().map(encode).collect::<PyResult<Vec<_>>>()?;
     let checks = run(py, || {
         Ok(rows.iter().map(|row| row.check(key)).collect::<Vec<_>>())
     })?;
     Ok(checks.iter().map(|check| bytes(py, check)).collect())
 }
 
-fn usable(key: &[u8]) -> PyResult<&[u8]> {
-    if key.len() > LONGEST_KEY {
+fn check_key(key: &[u8]) -> PyResult<&[u8]> {
+    if key.len() > MAX_KEY {
         return Err(PyValueError::new_err("the key is too long"));
     }
     Ok(key)
 }
 
-/// The columns of a row, of these types and no other: one that is never written is no part of a sound row.
-fn gathered(row: &Bound<'_, PyTuple>) -> PyResult<Row> {
-    let mut gathered = Row::default();
+/// Encodes the columns of a row. Only the types that the store writes are supported.
+fn encode(row: &Bound<'_, PyTuple>) -> PyResult<Row> {
+    let mut encoded = Row::default();
     for column in row.iter_borrowed() {
         if column.is_none() {
-            gathered.nothing();
+            encoded.null();
         } else if column.is_exact_instance_of::<PyInt>() {
-            gathered.number(column.extract()?);
+            encoded.integer(column.extract()?);
         } else if column.is_exact_instance_of::<PyBytes>() {
-            gathered.blob(column.cast::<PyBytes>()?.as_bytes());
+            encoded.blob(column.cast::<PyBytes>()?.as_bytes());
         } else if column.is_exact_instance_of::<PyString>() {
             let value = column.cast::<PyString>()?;
             match value.to_str() {
-                Ok(text) => gathered.text(text.as_bytes()),
-                // it has half of a surrogate pair in it
+                Ok(text) => encoded.text(text.as_bytes()),
+                // The text contains a lone surrogate.
                 Err(_) => {
-                    let encoded = value.call_method1("encode", ("utf-8", "surrogatepass"))?;
-                    gathered.text(encoded.cast::<PyBytes>()?.as_bytes());
+                    let utf8 = value.call_method1("encode", ("utf-8", "surrogatepass"))?;
+                    encoded.text(utf8.cast::<PyBytes>()?.as_bytes());
                 }
             }
         } else {
             let kind = column.get_type().name()?;
-            return Err(PyTypeError::new_err(format!("a {kind} in a row")));
+            return Err(PyTypeError::new_err(format!(
+                "unsupported column type: {kind}"
+            )));
         }
     }
-    Ok(gathered)
+    Ok(encoded)
 }

@@ -11,26 +11,26 @@ use crate::errors::{Error, Result};
 use crate::fields::bases;
 use crate::tree::{self, Tree};
 
-/// The tree behind a lock that is only ever waited for without the GIL.
+/// The tree and its lock. The lock is acquired without the GIL only.
 #[pyclass(frozen, module = "proofs")]
 pub struct CommitmentTree(RwLock<Tree>);
 
 impl CommitmentTree {
     fn read(&self) -> Result<RwLockReadGuard<'_, Tree>> {
-        self.0.read().map_err(|_| broken())
+        self.0.read().map_err(|_| poisoned())
     }
 
     fn write(&self) -> Result<RwLockWriteGuard<'_, Tree>> {
-        self.0.write().map_err(|_| broken())
+        self.0.write().map_err(|_| poisoned())
     }
 }
 
-/// A panic in the middle of an append poisons the lock, and the tree with it.
-fn broken() -> Error {
-    Error::Tree("the tree broke in an earlier call".into())
+/// A panic during an append poisons the lock, because it may leave an incomplete tree.
+fn poisoned() -> Error {
+    Error::Tree("the tree is unusable after an error in an earlier call".into())
 }
 
-/// A position or size; one that no machine word holds is beyond every tree.
+/// A position or size. `u64::MAX`, which is out of range for every tree, if it does not fit into 64 bits.
 fn count(number: Number) -> u64 {
     number.0.unwrap_or(u64::MAX)
 }

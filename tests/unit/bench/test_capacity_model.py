@@ -87,7 +87,7 @@ def test_equal_costs_give_equal_capacity() -> None:
 
 def test_costs_require_all_measurements() -> None:
     figures: dict[str, float | None] = dict.fromkeys(MEASURED_FIGURES.values(), 2.0)
-    figures |= {MEASURED_FIGURES["sender"]: 200.0, "raw proofs k10": 11.0, "raw proofs k11": None}
+    figures |= {MEASURED_FIGURES["sends_per_second"]: 200.0, "raw proofs k10": 11.0, "raw proofs k11": None}
     costs = compute_costs(figures, "k10")
     assert costs is not None
     assert costs.proof == pytest.approx(2 / 11)
@@ -96,18 +96,18 @@ def test_costs_require_all_measurements() -> None:
 
 
 def test_missing_measurements_are_named() -> None:
-    for kept in ([], compute_lines({})):
-        told = format_table(kept).splitlines()
-        assert len(told) == 2 + 6
-        assert all(line.endswith("not measured |") for line in told[2:])
+    for lines in ([], compute_lines({})):
+        table = format_table(lines).splitlines()
+        assert len(table) == 2 + 6
+        assert all(line.endswith("not measured |") for line in table[2:])
 
 
 def test_capacity_line_shows_rates_and_bottleneck() -> None:
     rates = [5.5, 11.0, 22.0, 44.0, 88.0, 128.0, 128.0, 128.0]
-    told = format_table([{"name": "k10, 2 s", "rates": rates, "at": 24, "breaks": LIMIT_CHAIN}])
-    assert "| k10, 2 s | 5.5 | 11 | 22 | 44 | 88 | 128 | 128 | 128 | the chain, with 24 provers |" in told
-    told = format_table([{"name": "k11, 1 s", "rates": rates, "at": None, "breaks": LIMIT_PROOFS}])
-    assert "nothing up to 100 provers" in told
+    table = format_table([{"name": "k10, 2 s", "rates": rates, "at": 24, "breaks": LIMIT_CHAIN}])
+    assert "| k10, 2 s | 5.5 | 11 | 22 | 44 | 88 | 128 | 128 | 128 | the chain, with 24 provers |" in table
+    table = format_table([{"name": "k11, 1 s", "rates": rates, "at": None, "breaks": LIMIT_PROOFS}])
+    assert "none up to 100 provers" in table
 
 
 def test_every_required_measurement_is_in_the_table() -> None:

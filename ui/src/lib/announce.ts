@@ -3,8 +3,8 @@
 type Listener = (text: string) => void;
 let listener: Listener = () => {};
 
-export function onAnnounce(heard: Listener): () => void {
-  listener = heard;
+export function onAnnounce(callback: Listener): () => void {
+  listener = callback;
   return () => {
     listener = () => {};
   };

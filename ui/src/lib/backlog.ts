@@ -44,7 +44,10 @@ export function isCurrent(round: QueueRound): boolean {
 }
 
 /** Shares due in each of the next 60 minutes, of one round or of all. */
-export function dueAhead(rounds: readonly QueueRound[], roundId: string | null): { minutes: number[]; later: number } {
+export function dueNextHour(
+  rounds: readonly QueueRound[],
+  roundId: string | null,
+): { minutes: number[]; later: number } {
   const minutes = new Array<number>(60).fill(0);
   let later = 0;
   for (const round of rounds) {

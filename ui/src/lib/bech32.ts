@@ -8,7 +8,7 @@ function polymod(values: readonly number[]): number {
   for (const value of values) {
     const top = sum >>> 25;
     sum = ((sum & 0x1ffffff) << 5) ^ value;
-    for (const [bit, word] of GENERATOR.entries()) if ((top >>> bit) & 1) sum ^= word;
+    for (const [bit, constant] of GENERATOR.entries()) if ((top >>> bit) & 1) sum ^= constant;
   }
   return sum >>> 0;
 }

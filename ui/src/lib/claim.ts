@@ -11,12 +11,12 @@ export interface Claim {
 /** Seconds for which the server accepts a signature. */
 export const TOLERANCE = 300;
 /** Maximum clock difference in seconds without a warning. */
-export const SKEW_TOLD = 60;
-const LONGEST_MONIKER = 140;
-const LONGEST_URL = 512;
+export const SKEW_WARNING = 60;
+const MAX_MONIKER = 140;
+const MAX_URL = 512;
 /** JSON encoders differ on these characters, or terminals interpret them. */
-const UNSIGNED = /[\u0000-\u001f\u007f-\u009f\u2028\u2029]|\p{Surrogate}/u;
-const SEEN = /[^\p{C}\p{Z}]/u;
+const UNSAFE = /[\u0000-\u001f\u007f-\u009f\u2028\u2029]|\p{Surrogate}/u;
+const VISIBLE = /[^\p{C}\p{Z}]/u;
 const MISLEADING = /[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]/;
 const PRIVATE = /(^|\.)(localhost|local|internal|lan|home|corp|arpa|test|invalid|onion)$/;
 
@@ -29,18 +29,18 @@ export function signedText(claim: Claim): string {
 /** What is wrong with a name, or null. */
 export function checkMoniker(moniker: string): string | null {
   if (!moniker.trim()) return "Give your validator a name.";
-  if (UNSIGNED.test(moniker)) return "Contains a control character or line separator: type it instead of pasting it.";
-  if (!SEEN.test(moniker)) return "This name has only invisible characters.";
+  if (UNSAFE.test(moniker)) return "Contains a control character or line separator: type it instead of pasting it.";
+  if (!VISIBLE.test(moniker)) return "This name has only invisible characters.";
   if (MISLEADING.test(moniker)) return "Contains an invisible character that changes the direction of writing.";
-  if ([...moniker].length > LONGEST_MONIKER) return `Longer than ${LONGEST_MONIKER} characters.`;
+  if ([...moniker].length > MAX_MONIKER) return `Longer than ${MAX_MONIKER} characters.`;
   return null;
 }
 
 /** What is wrong with a helper's address, or null. An empty one is allowed: not every validator runs a helper. */
 export function checkUrl(url: string, production: boolean): string | null {
   if (!url) return null;
-  if (UNSIGNED.test(url) || /[\s\\]/.test(url)) return "Contains a space, a backslash or a control character.";
-  if (url.length > LONGEST_URL) return `Longer than ${LONGEST_URL} characters.`;
+  if (UNSAFE.test(url) || /[\s\\]/.test(url)) return "Contains a space, a backslash or a control character.";
+  if (url.length > MAX_URL) return `Longer than ${MAX_URL} characters.`;
   let parsed: URL;
   try {
     parsed = new URL(url);
@@ -67,7 +67,7 @@ function isPrivate(host: string): boolean {
   return !name.includes(".") || PRIVATE.test(name);
 }
 
-/** The bytes of base64, or null when it is not. */
+/** Decodes base64; null if it is invalid. */
 export function fromBase64(text: string): Uint8Array | null {
   const plain = text.replace(/\s+/g, "");
   if (plain.length % 4 || !/^[A-Za-z0-9+/]*={0,2}$/.test(plain)) return null;
@@ -87,7 +87,7 @@ export interface Pasted {
   signature: string;
 }
 
-/** Both fields out of a key tool's JSON, whether it writes the key bare or as {"type", "value"}; null if it is not that. */
+/** Reads both fields from a key tool's JSON, whose key is bare or {"type", "value"}; null for any other text. */
 export function readToolOutput(text: string): Pasted | null {
   let found: unknown;
   try {
@@ -108,11 +108,11 @@ export function readToolOutput(text: string): Pasted | null {
 export function checkPasted({ pub_key, signature }: Pasted): { pub_key: string | null; signature: string | null } {
   const key = fromBase64(pub_key);
   const signed = fromBase64(signature);
-  const uneven = key?.length !== 33 || (key[0] !== 2 && key[0] !== 3);
+  const invalidKey = key?.length !== 33 || (key[0] !== 2 && key[0] !== 3);
   return {
     pub_key: !pub_key.trim()
       ? "Paste the public key."
-      : uneven
+      : invalidKey
         ? "Invalid public key: expected a compressed key of 33 bytes in base64 (44 characters)."
         : null,
     signature: !signature.trim()

@@ -7,7 +7,7 @@ export interface Skew {
 
 let offset = 0;
 
-/** How far a server is ahead, from its Date header and the moments before and after the request (milliseconds). */
+/** The server's skew, from its Date header and the times before and after the request (milliseconds). */
 export function measureSkew(date: string | null, before: number, after: number): Skew | null {
   const server = date === null ? Number.NaN : Date.parse(date);
   if (Number.isNaN(server)) return null;
@@ -15,8 +15,8 @@ export function measureSkew(date: string | null, before: number, after: number):
   return { seconds: Math.round((server + 500 - (before + after) / 2) / 1_000) };
 }
 
-/** Remember a skew; differences of a few seconds are the header's coarseness or the network's. */
-export function learn(skew: Skew | null): void {
+/** Stores the skew. Ignores a few seconds, which are within the header's resolution and the network's delay. */
+export function setClockSkew(skew: Skew | null): void {
   offset = skew && Math.abs(skew.seconds) > 5 ? skew.seconds : 0;
 }
 

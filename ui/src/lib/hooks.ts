@@ -38,39 +38,39 @@ function useFetched<T>(
   const [data, setData] = useState<T | null>(null);
   const [error, setError] = useState<HttpError | null>(null);
   const [loading, setLoading] = useState(true);
-  const [asked, ask] = useState(0);
-  const reload = useCallback(() => ask((count) => count + 1), []);
+  const [reloads, setReloads] = useState(0);
+  const reload = useCallback(() => setReloads((count) => count + 1), []);
 
-  // biome-ignore lint/correctness/useExhaustiveDependencies: `asked` triggers a reload, and `fetchPath` is constant.
+  // biome-ignore lint/correctness/useExhaustiveDependencies: `reloads` triggers a reload, and `fetchPath` is constant.
   useEffect(() => {
-    const gone = new AbortController();
+    const controller = new AbortController();
     setLoading(true);
-    fetchPath(path, gone.signal).then(
-      (found) => {
-        if (gone.signal.aborted) return;
-        setData(found);
+    fetchPath(path, controller.signal).then(
+      (result) => {
+        if (controller.signal.aborted) return;
+        setData(result);
         setError(null);
         setLoading(false);
       },
       (failure: unknown) => {
-        if (gone.signal.aborted) return;
+        if (controller.signal.aborted) return;
         setError(failure instanceof HttpError ? failure : new HttpError(String(failure), 0));
         setLoading(false);
       },
     );
-    return () => gone.abort();
-  }, [path, asked]);
+    return () => controller.abort();
+  }, [path, reloads]);
 
   useEffect(() => {
     if (everyMs === null) return;
-    const again = () => {
+    const refresh = () => {
       if (!document.hidden) reload();
     };
-    const timer = setInterval(again, everyMs);
-    document.addEventListener("visibilitychange", again);
+    const timer = setInterval(refresh, everyMs);
+    document.addEventListener("visibilitychange", refresh);
     return () => {
       clearInterval(timer);
-      document.removeEventListener("visibilitychange", again);
+      document.removeEventListener("visibilitychange", refresh);
     };
   }, [everyMs, reload]);
 

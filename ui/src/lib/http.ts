@@ -1,9 +1,9 @@
-/** Requests to our own server. */
+/** Requests to the page's own server. */
 
 export class HttpError extends Error {
   constructor(
     message: string,
-    /** 0 when there was no answer at all. */
+    /** 0 if there was no response. */
     readonly status: number,
     /** Value of Retry-After in seconds. */
     readonly retryAfter: number | null = null,
@@ -12,9 +12,9 @@ export class HttpError extends Error {
   }
 }
 
-const PATIENCE_MS = 20_000;
+const TIMEOUT_MS = 20_000;
 
-export interface Answer<T> {
+export interface JsonResponse<T> {
   body: T;
   date: string | null;
   /** Path of the next page, from the `Link` header. */
@@ -22,14 +22,14 @@ export interface Answer<T> {
 }
 
 /** Sends a request and parses JSON; every failure is an HttpError. */
-export async function request<T>(path: string, init: RequestInit = {}): Promise<Answer<T>> {
-  const limit = AbortSignal.timeout(PATIENCE_MS);
+export async function request<T>(path: string, init: RequestInit = {}): Promise<JsonResponse<T>> {
+  const limit = AbortSignal.timeout(TIMEOUT_MS);
   const signal = init.signal ? AbortSignal.any([init.signal, limit]) : limit;
-  let answer: Response;
+  let response: Response;
   let text: string;
   try {
-    answer = await fetch(path, { credentials: "omit", ...init, signal });
-    text = await answer.text();
+    response = await fetch(path, { credentials: "omit", ...init, signal });
+    text = await response.text();
   } catch (error) {
     if (init.signal?.aborted) throw error;
     throw new HttpError(limit.aborted ? "The server did not answer in time." : "The server cannot be reached.", 0);
@@ -40,22 +40,22 @@ export async function request<T>(path: string, init: RequestInit = {}): Promise<
   } catch {
     body = undefined;
   }
-  if (!answer.ok) {
-    const said = (body as { error?: unknown } | null | undefined)?.error;
-    const wait = Number(answer.headers.get("retry-after"));
+  if (!response.ok) {
+    const message = (body as { error?: unknown } | null | undefined)?.error;
+    const wait = Number(response.headers.get("retry-after"));
     throw new HttpError(
-      typeof said === "string" ? said : `The server answered ${answer.status}.`,
-      answer.status,
+      typeof message === "string" ? message : `The server answered ${response.status}.`,
+      response.status,
       wait > 0 ? wait : null,
     );
   }
-  if (body === undefined) throw new HttpError("The server's response is not JSON.", answer.status);
-  const next = /<([^>]*)>\s*;\s*rel="?next"?/.exec(answer.headers.get("link") ?? "")?.[1];
+  if (body === undefined) throw new HttpError("The server's response is not JSON.", response.status);
+  const next = /<([^>]*)>\s*;\s*rel="?next"?/.exec(response.headers.get("link") ?? "")?.[1];
   const nextPath = next === undefined ? null : resolvePath(next, path);
-  return { body: body as T, date: answer.headers.get("date"), next: nextPath };
+  return { body: body as T, date: response.headers.get("date"), next: nextPath };
 }
 
-/** A link's path and query on our own server; null if it leads elsewhere. */
+/** A link's path and query on the page's server; null if it is on another one. */
 function resolvePath(link: string, path: string): string | null {
   const target = new URL(link, new URL(path, location.origin));
   return target.origin === location.origin ? `${target.pathname}${target.search}` : null;
@@ -65,7 +65,7 @@ export async function getJson<T>(path: string, signal?: AbortSignal): Promise<T>
   return (await request<T>(path, signal ? { signal } : {})).body;
 }
 
-export const MOST_PAGES = 20;
+export const MAX_PAGES = 20;
 
 export interface Paged<T> {
   entries: T[];
@@ -73,14 +73,14 @@ export interface Paged<T> {
   more: boolean;
 }
 
-/** The lists of a path's first `MOST_PAGES` pages as one. */
+/** The lists of a path's first `MAX_PAGES` pages as one. */
 export async function getPages<T>(path: string, signal?: AbortSignal): Promise<Paged<T>> {
   const entries: T[] = [];
   let next: string | null = path;
-  for (let page = 0; next !== null && page < MOST_PAGES; page++) {
-    const answer: Answer<T[]> = await request<T[]>(next, signal ? { signal } : {});
-    entries.push(...answer.body);
-    next = answer.next;
+  for (let count = 0; next !== null && count < MAX_PAGES; count++) {
+    const page: JsonResponse<T[]> = await request<T[]>(next, signal ? { signal } : {});
+    entries.push(...page.body);
+    next = page.next;
   }
   return { entries, more: next !== null };
 }

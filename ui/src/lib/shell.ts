@@ -1,8 +1,8 @@
 /** Quoting for POSIX shells. */
 
-/** Quotes a word so that the shell passes it unchanged. */
-export function quote(word: string): string {
-  return /^[A-Za-z0-9_@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;
+/** Quotes an argument so that the shell passes it unchanged. */
+export function quote(argument: string): string {
+  return /^[A-Za-z0-9_@%+=:,./-]+$/.test(argument) ? argument : `'${argument.replaceAll("'", "'\\''")}'`;
 }
 
 /** `--name value`, or `--name=value` where the value itself looks like a flag. */

@@ -7,8 +7,8 @@ export interface ServerEvent {
   data: string;
 }
 
-/** A line that never ends is not an event stream. */
-const LONGEST_LINE = 4 << 20;
+/** Maximum number of characters in a line. */
+const MAX_LINE = 4 << 20;
 
 export class EventParser {
   /** `id` of the newest dispatched event. */
@@ -22,10 +22,10 @@ export class EventParser {
   private event = "";
   private data: string[] = [];
 
-  /** The events that this piece completes. */
-  push(piece: string): ServerEvent[] {
+  /** Parses a chunk and returns the events that it completes. */
+  push(chunk: string): ServerEvent[] {
     const events: ServerEvent[] = [];
-    this.rest += piece;
+    this.rest += chunk;
     if (!this.started && this.rest) {
       this.rest = this.rest.replace(/^\ufeff/, "");
       this.started = true;
@@ -39,7 +39,7 @@ export class EventParser {
       const event = this.line(line);
       if (event) events.push(event);
     }
-    if (this.rest.length > LONGEST_LINE) throw new RangeError("a line of the stream is too long");
+    if (this.rest.length > MAX_LINE) throw new RangeError("a line of the stream is too long");
     return events;
   }
 

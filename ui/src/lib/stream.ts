@@ -16,7 +16,7 @@ export interface StreamOptions {
   token: string;
   onEvent: (event: ServerEvent) => void;
   onState: (state: StreamState) => void;
-  /** A stream without data for this time is considered dead; the server sends a comment every 15 s. */
+  /** Time without data after which the stream is reconnected; the server sends a comment every 15 s. */
   silenceMs?: number;
   fetch?: typeof fetch;
   random?: () => number;
@@ -24,7 +24,7 @@ export interface StreamOptions {
 
 const REFUSALS = new Set([400, 401, 403, 404]);
 
-class Ended extends Error {
+class StreamEnded extends Error {
   constructor(
     message: string,
     readonly afterMs: number | null = null,
@@ -33,42 +33,42 @@ class Ended extends Error {
   }
 }
 
-/** Listen until the returned function is called. */
+/** Follows the events until the returned function is called. */
 export function follow(options: StreamOptions): () => void {
   const { url, token, onEvent, onState, silenceMs = 45_000, random = Math.random } = options;
-  const ask = options.fetch ?? fetch.bind(globalThis);
+  const send = options.fetch ?? fetch.bind(globalThis);
   const stopped = new AbortController();
   let lastEventId = "";
   let first: number | null = null;
   let attempt = 0;
   let timer: ReturnType<typeof setTimeout> | undefined;
 
-  async function once(): Promise<void> {
-    const quiet = new AbortController();
-    const stop = () => quiet.abort();
+  async function connect(): Promise<void> {
+    const connection = new AbortController();
+    const stop = () => connection.abort();
     stopped.signal.addEventListener("abort", stop);
     let silence = setTimeout(stop, silenceMs);
     try {
       const headers: Record<string, string> = { Accept: "text/event-stream", Authorization: `Bearer ${token}` };
       if (lastEventId) headers["Last-Event-ID"] = lastEventId;
-      const answer = await ask(url, { headers, signal: quiet.signal, cache: "no-store", credentials: "omit" });
-      if (REFUSALS.has(answer.status)) {
-        void answer.body?.cancel();
-        if (!stopped.signal.aborted) onState({ kind: "refused", status: answer.status });
+      const response = await send(url, { headers, signal: connection.signal, cache: "no-store", credentials: "omit" });
+      if (REFUSALS.has(response.status)) {
+        void response.body?.cancel();
+        if (!stopped.signal.aborted) onState({ kind: "refused", status: response.status });
         stopped.abort();
         return;
       }
-      if (!answer.ok || !answer.body) {
-        const wait = Number(answer.headers.get("retry-after"));
-        throw new Ended(`The server answered ${answer.status}`, wait > 0 ? Math.min(wait, 300) * 1_000 : null);
+      if (!response.ok || !response.body) {
+        const wait = Number(response.headers.get("retry-after"));
+        throw new StreamEnded(`The server answered ${response.status}`, wait > 0 ? Math.min(wait, 300) * 1_000 : null);
       }
       const parser = new EventParser();
       const text = new TextDecoder();
-      const reader = answer.body.getReader();
+      const reader = response.body.getReader();
       onState({ kind: "live" });
       for (;;) {
         const { done, value } = await reader.read();
-        if (done) throw new Ended("The server ended the stream");
+        if (done) throw new StreamEnded("The server ended the stream");
         clearTimeout(silence);
         silence = setTimeout(stop, silenceMs);
         for (const event of parser.push(text.decode(value, { stream: true }))) {
@@ -79,29 +79,30 @@ export function follow(options: StreamOptions): () => void {
         first = parser.retry ?? first;
       }
     } catch (error) {
-      if (quiet.signal.aborted && !stopped.signal.aborted) throw new Ended("The stream timed out");
+      if (connection.signal.aborted && !stopped.signal.aborted) throw new StreamEnded("The stream timed out");
       throw error;
     } finally {
       clearTimeout(silence);
       stopped.signal.removeEventListener("abort", stop);
-      quiet.abort();
+      connection.abort();
     }
   }
 
-  function go(): void {
+  function start(): void {
     if (stopped.signal.aborted) return;
     onState({ kind: "connecting" });
-    once().catch((error: unknown) => {
+    connect().catch((error: unknown) => {
       if (stopped.signal.aborted) return;
-      const wait = (error instanceof Ended ? error.afterMs : null) ?? backoff(attempt, random, first ?? undefined);
+      const wait =
+        (error instanceof StreamEnded ? error.afterMs : null) ?? backoff(attempt, random, first ?? undefined);
       attempt += 1;
-      const reason = error instanceof Ended ? error.message : "The server cannot be reached";
+      const reason = error instanceof StreamEnded ? error.message : "The server cannot be reached";
       onState({ kind: "waiting", until: Date.now() + wait, reason });
-      timer = setTimeout(go, wait);
+      timer = setTimeout(start, wait);
     });
   }
 
-  go();
+  start();
   return () => {
     stopped.abort();
     clearTimeout(timer);

@@ -8,7 +8,7 @@ const STATUS: Record<number, { label: string; tone: Tone }> = {
   [PENDING]: { label: "Not open yet", tone: "busy" },
 };
 
-/** A round's status as the chain has it; an open round whose end has passed waits for the chain to say so. */
+/** A round's status on the chain. After its end, an open round waits until the chain closes it. */
 export function RoundBadge({ status, ended }: { status: number; ended: boolean }) {
   if (status === ACTIVE && ended) return <Badge tone="busy">Ended, not closed yet</Badge>;
   const { label, tone } = STATUS[status] ?? { label: `Status ${status}`, tone: "idle" };

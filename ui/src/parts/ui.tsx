@@ -54,7 +54,7 @@ export function PageHead({
 
 async function toClipboard(text: string): Promise<void> {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);
-  // Pages that came over plain HTTP have no clipboard of their own.
+  // The clipboard API is not available over plain HTTP.
   const area = document.createElement("textarea");
   area.value = text;
   area.className = "sr-only";
@@ -117,7 +117,7 @@ export function Name({ text, what, head, tail }: { text: string; what: string; h
 export function Code({ text, what, exact = false }: { text: string; what: string; exact?: boolean }) {
   return (
     <div class="code">
-      {/* biome-ignore lint/a11y/noNoninteractiveTabindex: what scrolls must be reachable by keyboard. */}
+      {/* biome-ignore lint/a11y/noNoninteractiveTabindex: scrollable elements must be reachable by keyboard. */}
       <pre class={exact ? "exact" : "wrap"} tabIndex={0} role="group" aria-label={what}>
         {text}
       </pre>
@@ -169,8 +169,8 @@ export function Loaded<T>({
   children: (data: T) => ComponentChildren;
 }) {
   const { data, error, loading, reload } = from;
-  const instead = data === null && error ? failed?.(error.status) : null;
-  if (instead) return <>{instead}</>;
+  const replacement = data === null && error ? failed?.(error.status) : null;
+  if (replacement) return <>{replacement}</>;
   return (
     <>
       {error && (
@@ -207,10 +207,10 @@ export function Empty({ title, children }: { title: string; children?: Component
 }
 
 /**
- * A link to somewhere else; text only where the address is not one of the web. In a `brief` one https:// goes unsaid,
- * and the end of a very long address.
+ * A link to another site; plain text if the URL is not http or https. `brief` omits https:// and the end of a very long
+ * URL.
  */
-export function Away({ href, brief = false }: { href: string; brief?: boolean }) {
+export function ExternalLink({ href, brief = false }: { href: string; brief?: boolean }) {
   return /^https?:\/\//i.test(href) ? (
     <a href={href} target="_blank" rel="noopener noreferrer">
       {brief ? href.replace(/^https:\/\//i, "").replace(/^(.{63}).{2,}$/, "$1…") : href}

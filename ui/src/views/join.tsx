@@ -8,13 +8,13 @@ import { getJson, HttpError, postJson } from "../lib/http";
 import { type Account, connect, explain, findKeplr, KeplrError, SWITCHED, sign } from "../lib/keplr";
 import type { ChainInfo, Registration } from "../lib/types";
 import { PageHead } from "../parts/ui";
-import { type Way, WayChoice } from "./join/choice";
 import { ClockWarning } from "./join/clock";
 import { Field, Step } from "./join/field";
+import { MethodChoice, type SigningMethod } from "./join/method";
 import { Result } from "./join/result";
 import { KeplrNotice, type Prepared, Review, SendNotice } from "./join/review";
 import { useServer } from "./join/server";
-import { CommandStep, KeplrStep, PasteStep } from "./join/ways";
+import { CommandStep, KeplrStep, PasteStep } from "./join/signing";
 
 export function Join() {
   const config = useServer();
@@ -24,7 +24,7 @@ export function Join() {
 
   const [url, setUrl] = useState("");
   const [moniker, setMoniker] = useState("");
-  const [way, setWay] = useState<Way>("keplr");
+  const [method, setMethod] = useState<SigningMethod>("keplr");
   const [account, setAccount] = useState<Account | null>(null);
   const [chainId, setChainId] = useState("");
   const [typed, setTyped] = useState("");
@@ -35,26 +35,26 @@ export function Join() {
   const [result, setResult] = useState<Registration | null>(null);
 
   const details = { moniker: checkMoniker(moniker), url: checkUrl(url.trim(), production) };
-  const sound = !details.moniker && !details.url;
-  const address = way === "keplr" ? (account?.address ?? "") : typed.trim();
-  const addressProblem = way === "tool" ? checkAddress(address, prefix) : null;
+  const valid = !details.moniker && !details.url;
+  const address = method === "keplr" ? (account?.address ?? "") : typed.trim();
+  const addressProblem = method === "tool" ? checkAddress(address, prefix) : null;
 
   const reset = () => {
     setPrepared(null);
     setProblem(null);
   };
 
-  // The text belongs to the account that was chosen when it was made.
+  // A text is valid only for the account that it was created for.
   useEffect(() => {
-    const switched = () => {
-      // While the wallet signs, the signing itself hears of it.
+    const onSwitch = () => {
+      // During signing, `sign` handles the event.
       if (!account || busy) return;
       setAccount(null);
       setPrepared(null);
       setProblem(new KeplrError("switched"));
     };
-    addEventListener(SWITCHED, switched);
-    return () => removeEventListener(SWITCHED, switched);
+    addEventListener(SWITCHED, onSwitch);
+    return () => removeEventListener(SWITCHED, onSwitch);
   }, [account, busy]);
 
   async function attempt<T>(what: "connect" | "sign" | "send", work: () => Promise<T>): Promise<T | null> {
@@ -76,20 +76,20 @@ export function Join() {
       const keplr = await findKeplr();
       const info = await getJson<ChainInfo>("/api/chain").catch(() => null);
       if (!info?.chain_id) throw new KeplrError("server");
-      const found = await connect(keplr, info);
-      setAccount(found);
+      const connected = await connect(keplr, info);
+      setAccount(connected);
       setChainId(info.chain_id);
-      announce(`Connected: ${found.name}`);
+      announce(`Connected: ${connected.name}`);
     });
 
   const review = () => {
     setAttempted(true);
-    if (!sound) {
+    if (!valid) {
       document.getElementById(details.moniker ? "moniker" : "url")?.focus();
       return;
     }
     if (!address || addressProblem) {
-      document.getElementById(way === "keplr" ? "connect" : "address")?.focus();
+      document.getElementById(method === "keplr" ? "connect" : "address")?.focus();
       return;
     }
     const claim = {
@@ -114,12 +114,12 @@ export function Join() {
         if (!account) throw new KeplrError("switched");
         return await sign(await findKeplr(), chainId, account, text);
       } catch (error) {
-        const known = explain(error);
-        if (known.problem === "switched") {
+        const explained = explain(error);
+        if (explained.problem === "switched") {
           setAccount(null);
           setPrepared(null);
         }
-        throw known;
+        throw explained;
       }
     });
     if (signed) await send(claim, signed);
@@ -130,7 +130,7 @@ export function Join() {
       <Result
         result={result}
         moniker={moniker.trim()}
-        again={() => {
+        onAgain={() => {
           setResult(null);
           reset();
         }}
@@ -150,7 +150,7 @@ export function Join() {
         noValidate
         onSubmit={(event) => {
           event.preventDefault();
-          if (way !== "command" && !prepared) review();
+          if (method !== "command" && !prepared) review();
         }}
       >
         <Step number={1} title="Your validator">
@@ -183,14 +183,14 @@ export function Join() {
         </Step>
 
         <Step number={2} title="Your key">
-          <WayChoice
-            way={way}
+          <MethodChoice
+            method={method}
             onChoose={(chosen) => {
-              setWay(chosen);
+              setMethod(chosen);
               reset();
             }}
           />
-          {way === "keplr" && (
+          {method === "keplr" && (
             <KeplrStep
               account={account}
               busy={busy === "connect"}
@@ -198,7 +198,7 @@ export function Join() {
               onConnect={connectKeplr}
             />
           )}
-          {way === "tool" && (
+          {method === "tool" && (
             <Field
               id="address"
               label="Operator address"
@@ -213,11 +213,11 @@ export function Join() {
               }}
             />
           )}
-          {way === "command" && <CommandStep url={url.trim()} moniker={moniker.trim()} sound={sound} />}
+          {method === "command" && <CommandStep url={url.trim()} moniker={moniker.trim()} valid={valid} />}
           {problem instanceof KeplrError && !prepared && <KeplrNotice problem={problem} />}
         </Step>
 
-        {way !== "command" && (
+        {method !== "command" && (
           <Step number={3} title="What you sign">
             {!prepared ? (
               <>
@@ -226,7 +226,11 @@ export function Join() {
                   for {TOLERANCE / 60} minutes.
                 </p>
                 <p>
-                  <button type="submit" class={way === "keplr" && !account ? "" : "primary"} disabled={busy !== null}>
+                  <button
+                    type="submit"
+                    class={method === "keplr" && !account ? "" : "primary"}
+                    disabled={busy !== null}
+                  >
                     Show the text
                   </button>
                 </p>
@@ -242,7 +246,7 @@ export function Join() {
                 }}
               >
                 {(fresh) =>
-                  way === "keplr" ? (
+                  method === "keplr" ? (
                     <button
                       type="button"
                       class="primary"

@@ -1,8 +1,8 @@
 import { useEffect, useMemo, useState } from "preact/hooks";
-import { type Place, type Published, type Reach, reach, readConfig } from "../lib/config";
+import { checkServer, type Endpoint, readConfig, type ServerCheck, type VotingConfig } from "../lib/config";
 import { formatMillis, formatNumber, plural } from "../lib/format";
 import { useJson } from "../lib/hooks";
-import { Away, Badge, Code, Copy, Empty, Figure, Loaded, Name, PageHead } from "../parts/ui";
+import { Badge, Code, Copy, Empty, ExternalLink, Figure, Loaded, Name, PageHead } from "../parts/ui";
 
 export function Network() {
   const config = useJson<unknown>("/api/voting-config", 60_000);
@@ -62,9 +62,9 @@ function Cards({ value }: { value: unknown }) {
         </p>
         {config.pirEndpoints.length ? (
           <ul class="cards">
-            {config.pirEndpoints.map((place, index) => (
-              <li class="card" key={`${index} ${place.url}`}>
-                <PlaceHead place={place} fallback={`Endpoint ${index + 1}`} />
+            {config.pirEndpoints.map((endpoint, index) => (
+              <li class="card" key={`${index} ${endpoint.url}`}>
+                <EndpointHead endpoint={endpoint} fallback={`Endpoint ${index + 1}`} />
               </li>
             ))}
           </ul>
@@ -76,7 +76,7 @@ function Cards({ value }: { value: unknown }) {
   );
 }
 
-function Facts({ config }: { config: Published }) {
+function Facts({ config }: { config: VotingConfig }) {
   return (
     <>
       <dl class="figures">
@@ -87,29 +87,34 @@ function Facts({ config }: { config: Published }) {
         <Figure label="Vote servers">{formatNumber(config.voteServers.length)}</Figure>
         <Figure label="PIR endpoints">{formatNumber(config.pirEndpoints.length)}</Figure>
       </dl>
-      {config.further.length > 0 && (
+      {config.otherFields.length > 0 && (
         <p class="muted section-note">
-          Also published, see JSON: <code>{config.further.join(", ")}</code>
+          Also published, see JSON: <code>{config.otherFields.join(", ")}</code>
         </p>
       )}
     </>
   );
 }
 
-function Servers({ servers }: { servers: Place[] }) {
-  const [asked, ask] = useState(0);
+function Servers({ servers }: { servers: Endpoint[] }) {
+  const [checks, setChecks] = useState(0);
   return (
     <section aria-labelledby="servers">
       <div class="section-head">
         <h2 id="servers">Vote servers</h2>
-        <button type="button" class="quiet" onClick={() => ask(asked + 1)}>
+        <button type="button" class="quiet" onClick={() => setChecks(checks + 1)}>
           Refresh
         </button>
       </div>
       {servers.length ? (
         <ul class="cards">
-          {servers.map((place, index) => (
-            <Server key={`${index} ${place.url}`} place={place} fallback={`Server ${index + 1}`} asked={asked} />
+          {servers.map((endpoint, index) => (
+            <Server
+              key={`${index} ${endpoint.url}`}
+              endpoint={endpoint}
+              fallback={`Server ${index + 1}`}
+              checks={checks}
+            />
           ))}
         </ul>
       ) : (
@@ -121,37 +126,37 @@ function Servers({ servers }: { servers: Place[] }) {
   );
 }
 
-function PlaceHead({ place, fallback }: { place: Place; fallback: string }) {
+function EndpointHead({ endpoint, fallback }: { endpoint: Endpoint; fallback: string }) {
   return (
     <>
       <h3>
-        <bdi>{place.label || fallback}</bdi>
+        <bdi>{endpoint.label || fallback}</bdi>
       </h3>
       <p class="name">
-        <Away href={place.url} />
-        {place.url && <Copy text={place.url} what={`URL of ${place.label || fallback}`} />}
+        <ExternalLink href={endpoint.url} />
+        {endpoint.url && <Copy text={endpoint.url} what={`URL of ${endpoint.label || fallback}`} />}
       </p>
     </>
   );
 }
 
-function Server({ place, fallback, asked }: { place: Place; fallback: string; asked: number }) {
-  const [state, setState] = useState<Reach>({ kind: "asking" });
-  // biome-ignore lint/correctness/useExhaustiveDependencies: `asked` is how a person asks again.
+function Server({ endpoint, fallback, checks }: { endpoint: Endpoint; fallback: string; checks: number }) {
+  const [state, setState] = useState<ServerCheck>({ kind: "checking" });
+  // biome-ignore lint/correctness/useExhaustiveDependencies: `checks` repeats the check.
   useEffect(() => {
-    const gone = new AbortController();
-    setState({ kind: "asking" });
-    reach(place.url, gone.signal).then((found) => {
-      if (!gone.signal.aborted) setState(found);
+    const controller = new AbortController();
+    setState({ kind: "checking" });
+    checkServer(endpoint.url, controller.signal).then((found) => {
+      if (!controller.signal.aborted) setState(found);
     });
-    return () => gone.abort();
-  }, [place.url, asked]);
+    return () => controller.abort();
+  }, [endpoint.url, checks]);
   return (
     <li class="card">
-      <PlaceHead place={place} fallback={fallback} />
+      <EndpointHead endpoint={endpoint} fallback={fallback} />
       <p class="reach">
-        <ReachBadge state={state} />
-        {(state.kind === "ok" || state.kind === "odd") && (
+        <ServerCheckBadge state={state} />
+        {(state.kind === "ok" || state.kind === "unhealthy") && (
           <span class="latency" title="Time to the complete response, including connection setup">
             {formatMillis(state.ms)}
           </span>
@@ -170,32 +175,32 @@ function Server({ place, fallback, asked }: { place: Place; fallback: string; as
           This page connects only to HTTPS servers that were published when it was loaded. Reload it to check a new one.
         </p>
       )}
-      {state.kind === "silent" && (
+      {state.kind === "unreachable" && (
         <p class="muted small">
           The server is down, its name or certificate is invalid, or it does not allow requests from other pages.
         </p>
       )}
-      {place.operator_address && (
+      {endpoint.operator_address && (
         <p class="operator">
           <span class="muted small">Operator</span>
-          <Name text={place.operator_address} what={`operator address of ${place.label || fallback}`} />
+          <Name text={endpoint.operator_address} what={`operator address of ${endpoint.label || fallback}`} />
         </p>
       )}
     </li>
   );
 }
 
-function ReachBadge({ state }: { state: Reach }) {
+function ServerCheckBadge({ state }: { state: ServerCheck }) {
   switch (state.kind) {
-    case "asking":
+    case "checking":
       return <Badge tone="idle">Checking…</Badge>;
     case "ok":
       return <Badge tone="good">Reachable</Badge>;
-    case "odd":
-      return <Badge tone="warn">Reachable, but {state.said}</Badge>;
+    case "unhealthy":
+      return <Badge tone="warn">Reachable, but {state.detail}</Badge>;
     case "timeout":
-      return <Badge tone="bad">No answer within 5 s</Badge>;
-    case "silent":
+      return <Badge tone="bad">No response within 5 s</Badge>;
+    case "unreachable":
       return <Badge tone="bad">Not reachable</Badge>;
     case "blocked":
       return <Badge tone="idle">Not checked</Badge>;

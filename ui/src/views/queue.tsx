@@ -7,7 +7,7 @@ import { follow, type StreamState } from "../lib/stream";
 import type { QueueState } from "../lib/types";
 import { Badge, Notice, PageHead } from "../parts/ui";
 import { Board } from "./queue/board";
-import { forgetToken, keepToken, keptToken, TokenForm } from "./queue/token";
+import { removeToken, storedToken, storeToken, TokenForm } from "./queue/token";
 
 const EVENTS = "/shielded-vote/v1/events";
 
@@ -15,12 +15,12 @@ const EVENTS = "/shielded-vote/v1/events";
 let inMemory: string | null = null;
 
 export function Queue() {
-  const [token, setToken] = useState(() => inMemory ?? keptToken());
+  const [token, setToken] = useState(() => inMemory ?? storedToken());
   const [refused, setRefused] = useState<number | null>(null);
 
-  const forget = useCallback((status: number | null) => {
+  const signOut = useCallback((status: number | null) => {
     inMemory = null;
-    forgetToken();
+    removeToken();
     setToken(null);
     setRefused(status);
   }, []);
@@ -30,16 +30,16 @@ export function Queue() {
       <Head />
       <TokenForm
         refused={refused}
-        onToken={(given, keep) => {
-          inMemory = given;
-          if (keep) keepToken(given);
+        onToken={(entered, keep) => {
+          inMemory = entered;
+          if (keep) storeToken(entered);
           setRefused(null);
-          setToken(given);
+          setToken(entered);
         }}
       />
     </>
   ) : (
-    <Stream token={token} onRefused={forget} onForget={() => forget(null)} />
+    <Stream token={token} onRefused={signOut} onSignOut={() => signOut(null)} />
   );
 }
 
@@ -55,16 +55,16 @@ function Head({ children }: { children?: ComponentChildren }) {
 function Stream({
   token,
   onRefused,
-  onForget,
+  onSignOut,
 }: {
   token: string;
   onRefused: (status: number) => void;
-  onForget: () => void;
+  onSignOut: () => void;
 }) {
   const [state, setState] = useState<QueueState | null>(null);
   const [stream, setStream] = useState<StreamState>({ kind: "connecting" });
-  const [heard, setHeard] = useState(0);
-  const [broken, setBroken] = useState(false);
+  const [lastEventAt, setLastEventAt] = useState(0);
+  const [invalid, setInvalid] = useState(false);
 
   useEffect(
     () =>
@@ -75,11 +75,11 @@ function Stream({
           if (event !== "state") return;
           try {
             setState(JSON.parse(data) as QueueState);
-            setBroken(false);
+            setInvalid(false);
           } catch {
-            setBroken(true);
+            setInvalid(true);
           }
-          setHeard(Date.now());
+          setLastEventAt(Date.now());
         },
         onState: (next) => {
           if (next.kind === "refused") onRefused(next.status);
@@ -98,14 +98,14 @@ function Stream({
     <>
       <Head>
         <div class="live">
-          <Live stream={stream} heard={heard} />
-          <button type="button" class="quiet" onClick={onForget}>
+          <Live stream={stream} lastEventAt={lastEventAt} />
+          <button type="button" class="quiet" onClick={onSignOut}>
             Sign out
           </button>
         </div>
       </Head>
-      {stream.kind === "waiting" && <Lost stream={stream} stale={state !== null} />}
-      {broken && (
+      {stream.kind === "waiting" && <Disconnected stream={stream} stale={state !== null} />}
+      {invalid && (
         <Notice tone="bad" title="Invalid event" live>
           <p>The page and the service may have different versions. Reload the page.</p>
         </Notice>
@@ -126,15 +126,15 @@ function Stream({
   );
 }
 
-function Live({ stream, heard }: { stream: StreamState; heard: number }) {
+function Live({ stream, lastEventAt }: { stream: StreamState; lastEventAt: number }) {
   useNow();
-  const ago = heard ? Math.max(0, (Date.now() - heard) / 1_000) : null;
+  const ago = lastEventAt ? Math.max(0, (Date.now() - lastEventAt) / 1_000) : null;
   if (stream.kind !== "live")
     return <Badge tone="warn">{stream.kind === "waiting" ? "Not live" : "Connecting…"}</Badge>;
   return <Badge tone="good">Live{ago !== null && ago > 3 ? `, last update ${formatDuration(ago)} ago` : ""}</Badge>;
 }
 
-function Lost({ stream, stale }: { stream: Extract<StreamState, { kind: "waiting" }>; stale: boolean }) {
+function Disconnected({ stream, stale }: { stream: Extract<StreamState, { kind: "waiting" }>; stale: boolean }) {
   useNow(500);
   const left = Math.max(0, Math.ceil((stream.until - Date.now()) / 1_000));
   return (

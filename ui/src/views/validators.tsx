@@ -2,7 +2,7 @@ import { useMemo, useState } from "preact/hooks";
 import { formatDuration, formatRough, plural } from "../lib/format";
 import { useNow, usePages } from "../lib/hooks";
 import type { PendingValidator } from "../lib/types";
-import { Away, Copy, Empty, Loaded, Name, PageHead } from "../parts/ui";
+import { Copy, Empty, ExternalLink, Loaded, Name, PageHead } from "../parts/ui";
 
 const COLUMNS = [
   { key: "moniker", label: "Name" },
@@ -15,19 +15,23 @@ const COLUMNS = [
 type Column = (typeof COLUMNS)[number]["key"];
 export interface Order {
   by: Column;
-  down: boolean;
+  descending: boolean;
 }
 
-/** Those that match every word of the search, in the order asked for. */
-export function arrange(all: readonly PendingValidator[], search: string, { by, down }: Order): PendingValidator[] {
+/** The validators that match every word of the search, sorted. */
+export function searchAndSort(
+  all: readonly PendingValidator[],
+  search: string,
+  { by, descending }: Order,
+): PendingValidator[] {
   const words = search.toLowerCase().split(/\s+/).filter(Boolean);
-  const found = all.filter(({ moniker, operator_address, url }) => {
+  const matching = all.filter(({ moniker, operator_address, url }) => {
     const text = `${moniker} ${operator_address} ${url}`.toLowerCase();
     return words.every((word) => text.includes(word));
   });
-  const sign = down ? -1 : 1;
-  return found.sort((a, b) => {
-    // The longest wait is the smallest time of arrival.
+  const sign = descending ? -1 : 1;
+  return matching.sort((a, b) => {
+    // The longest wait has the earliest request time.
     const order =
       by === "requested_at"
         ? b[by] - a[by]
@@ -73,9 +77,9 @@ export function Validators() {
 function Table({ all }: { all: PendingValidator[] }) {
   const now = useNow(1_000);
   const [search, setSearch] = useState("");
-  const [order, setOrder] = useState<Order>({ by: "requested_at", down: false });
-  const shown = useMemo(() => arrange(all, search, order), [all, search, order]);
-  const turn = (by: Column) => setOrder({ by, down: by === order.by ? !order.down : false });
+  const [order, setOrder] = useState<Order>({ by: "requested_at", descending: false });
+  const visible = useMemo(() => searchAndSort(all, search, order), [all, search, order]);
+  const sortBy = (by: Column) => setOrder({ by, descending: by === order.by ? !order.descending : false });
 
   return (
     <>
@@ -94,7 +98,7 @@ function Table({ all }: { all: PendingValidator[] }) {
           <span>Sort by</span>
           <select
             value={order.by}
-            onChange={(event) => setOrder({ by: event.currentTarget.value as Column, down: false })}
+            onChange={(event) => setOrder({ by: event.currentTarget.value as Column, descending: false })}
           >
             {COLUMNS.map(({ key, label }) => (
               <option key={key} value={key}>
@@ -104,12 +108,12 @@ function Table({ all }: { all: PendingValidator[] }) {
           </select>
         </label>
         <p class="muted count" role="status">
-          {shown.length === all.length
+          {visible.length === all.length
             ? plural(all.length, "validator")
-            : `${shown.length} of ${plural(all.length, "validator")}`}
+            : `${visible.length} of ${plural(all.length, "validator")}`}
         </p>
       </div>
-      {shown.length === 0 ? (
+      {visible.length === 0 ? (
         <Empty title="No match">
           <p>
             No pending validator has “{search}” in its name, address or URL.{" "}
@@ -129,12 +133,12 @@ function Table({ all }: { all: PendingValidator[] }) {
                   role="columnheader"
                   scope="col"
                   class={key.endsWith("_at") ? "number" : ""}
-                  aria-sort={order.by === key ? (order.down ? "descending" : "ascending") : "none"}
+                  aria-sort={order.by === key ? (order.descending ? "descending" : "ascending") : "none"}
                 >
-                  <button type="button" class="sort" onClick={() => turn(key)}>
+                  <button type="button" class="sort" onClick={() => sortBy(key)}>
                     {label}
                     <svg viewBox="0 0 8 8" width="8" height="8" aria-hidden="true">
-                      <path d={order.by === key && order.down ? "M1 2.5 4 6 7 2.5z" : "M1 5.5 4 2 7 5.5z"} />
+                      <path d={order.by === key && order.descending ? "M1 2.5 4 6 7 2.5z" : "M1 5.5 4 2 7 5.5z"} />
                     </svg>
                   </button>
                 </th>
@@ -142,33 +146,33 @@ function Table({ all }: { all: PendingValidator[] }) {
             </tr>
           </thead>
           <tbody role="rowgroup">
-            {shown.map((one) => (
-              <tr role="row" key={one.operator_address}>
+            {visible.map((validator) => (
+              <tr role="row" key={validator.operator_address}>
                 <td role="cell" data-label="Name">
                   <strong>
-                    <bdi>{one.moniker}</bdi>
+                    <bdi>{validator.moniker}</bdi>
                   </strong>
                 </td>
                 <td role="cell" data-label="Address">
-                  <Name text={one.operator_address} what={`address of ${one.moniker}`} />
+                  <Name text={validator.operator_address} what={`address of ${validator.moniker}`} />
                 </td>
                 <td role="cell" data-label="URL">
-                  {one.url ? (
+                  {validator.url ? (
                     <span class="name">
-                      <Away href={one.url} brief />
-                      <Copy text={one.url} what={`URL of ${one.moniker}`} />
+                      <ExternalLink href={validator.url} brief />
+                      <Copy text={validator.url} what={`URL of ${validator.moniker}`} />
                     </span>
                   ) : (
                     <span class="muted">none</span>
                   )}
                 </td>
                 <td role="cell" data-label="Waiting for" class="number">
-                  {formatRough(now - one.requested_at)}
+                  {formatRough(now - validator.requested_at)}
                 </td>
                 <td role="cell" data-label="Expires in" class="number">
-                  {one.expires_at > now ? (
-                    <span class={one.expires_at - now < 86_400 ? "soon" : ""}>
-                      {formatDuration(one.expires_at - now)}
+                  {validator.expires_at > now ? (
+                    <span class={validator.expires_at - now < 86_400 ? "soon" : ""}>
+                      {formatDuration(validator.expires_at - now)}
                     </span>
                   ) : (
                     <span class="muted">expired</span>

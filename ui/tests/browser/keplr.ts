@@ -1,24 +1,24 @@
 /**
- * A wallet in Keplr's place, for tests in a real browser: it holds keys and really signs, with CosmJS, so that what
- * signs and what verifies are two independent programs. Built into a script of its own, never into the page.
+ * Fake of the Keplr wallet for browser tests. It has keys and signs with CosmJS, so that signing and verification are
+ * independent implementations. It is built as a separate script and is not part of the page.
  *
- * How it behaves is in `window.walletConduct` before it starts, and in `window.wallet` afterwards.
+ * Its behavior is configured with `window.walletConduct` before it starts, and with `window.wallet` afterwards.
  */
 
 import { makeSignDoc, Secp256k1Wallet, type StdSignature } from "@cosmjs/amino";
 import { type Keplr, type Key, SWITCHED } from "../../src/lib/keplr";
 
 interface Conduct {
-  /** Private keys in hex, one an account; none is a wallet without accounts. */
+  /** Private keys in hex, one per account; may be empty. */
   keys: string[];
   locked: boolean;
-  /** Methods that the person at the browser says no to. */
+  /** Methods that the user refuses. */
   refuses: (keyof Keplr)[];
-  /** Chains that it knows of before anybody suggests one, with their prefixes. */
+  /** Address prefixes of known chains by chain ID; suggested chains are added. */
   chains: Record<string, string>;
-  /** Milliseconds after the page's own scripts until it is there. */
+  /** Delay after the page's scripts until the wallet appears, in milliseconds. */
   lateMs: number;
-  /** The account that is chosen while a signature is being asked for. */
+  /** Account that is selected during a signature request. */
   switchesTo: number | null;
 }
 
@@ -31,18 +31,18 @@ const conduct: Conduct = {
   switchesTo: null,
   ...(globalThis as { walletConduct?: Partial<Conduct> }).walletConduct,
 };
-/** What was asked of it, in order. */
+/** All requests to the wallet, in order. */
 const asked: { method: keyof Keplr; with: unknown[] }[] = [];
-let chosen = 0;
+let selected = 0;
 
-function choose(account: number): void {
-  chosen = account;
+function selectAccount(account: number): void {
+  selected = account;
   dispatchEvent(new Event(SWITCHED));
 }
 
-/** What every request goes through: the password, and the person who says yes or no. */
-function admit(method: keyof Keplr, ...given: unknown[]): void {
-  asked.push({ method, with: given });
+/** Records a request; fails if the wallet is locked or the user refuses. */
+function authorize(method: keyof Keplr, ...parameters: unknown[]): void {
+  asked.push({ method, with: parameters });
   if (conduct.locked) throw new Error("Key ring is not unlocked");
   if (conduct.refuses.includes(method)) throw new Error("Request rejected");
 }
@@ -55,7 +55,7 @@ function prefixOf(chainId: string): string {
 
 async function account(chainId: string): Promise<Secp256k1Wallet> {
   const prefix = prefixOf(chainId);
-  const key = conduct.keys[chosen];
+  const key = conduct.keys[selected];
   if (key === undefined) throw new Error("Key store is empty");
   const bytes = Uint8Array.from(key.match(/../g) ?? [], (pair) => Number.parseInt(pair, 16));
   return Secp256k1Wallet.fromKey(bytes, prefix);
@@ -64,35 +64,35 @@ async function account(chainId: string): Promise<Secp256k1Wallet> {
 const keplr: Keplr = {
   async experimentalSuggestChain(info: unknown): Promise<void> {
     const { chainId, bech32Config } = info as { chainId: string; bech32Config: { bech32PrefixAccAddr: string } };
-    admit("experimentalSuggestChain", info);
+    authorize("experimentalSuggestChain", info);
     conduct.chains[chainId] ??= bech32Config.bech32PrefixAccAddr;
   },
 
   async enable(chainId: string): Promise<void> {
-    admit("enable", chainId);
+    authorize("enable", chainId);
     prefixOf(chainId);
   },
 
   async getKey(chainId: string): Promise<Key> {
-    admit("getKey", chainId);
+    authorize("getKey", chainId);
     const [data] = await (await account(chainId)).getAccounts();
     if (!data) throw new Error("Key store is empty");
-    return { name: `Account ${chosen + 1}`, bech32Address: data.address, pubKey: data.pubkey };
+    return { name: `Account ${selected + 1}`, bech32Address: data.address, pubKey: data.pubkey };
   },
 
   async signArbitrary(chainId: string, signer: string, data: string): Promise<StdSignature> {
-    admit("signArbitrary", chainId, signer, data);
+    authorize("signArbitrary", chainId, signer, data);
     const wallet = await account(chainId);
     const bytes = new TextEncoder().encode(data);
     const value = { signer, data: btoa(String.fromCharCode(...bytes)) };
-    // ADR 036: no transaction of any chain looks like this.
+    // ADR 036: this document is not a valid transaction of any chain.
     const doc = makeSignDoc([{ type: "sign/MsgSignData", value }], { amount: [], gas: "0" }, "", "", 0, 0);
-    if (conduct.switchesTo !== null) choose(conduct.switchesTo);
+    if (conduct.switchesTo !== null) selectAccount(conduct.switchesTo);
     return (await wallet.signAmino(signer, doc)).signature;
   },
 };
 
-const arrive = () => Object.assign(globalThis, { keplr });
-if (conduct.lateMs) setTimeout(arrive, conduct.lateMs);
-else arrive();
-Object.assign(globalThis, { wallet: { conduct, asked, choose } });
+const install = () => Object.assign(globalThis, { keplr });
+if (conduct.lateMs) setTimeout(install, conduct.lateMs);
+else install();
+Object.assign(globalThis, { wallet: { conduct, asked, choose: selectAccount } });

@@ -1,11 +1,11 @@
-import { SKEW_TOLD } from "../../lib/claim";
+import { SKEW_WARNING } from "../../lib/claim";
 import type { Skew } from "../../lib/clock";
 import { formatDuration } from "../../lib/format";
 import { Notice } from "../../parts/ui";
 
 /** Warns if the local clock is so wrong that a signature may be refused. */
 export function ClockWarning({ skew }: { skew: Skew | null }) {
-  if (!skew || Math.abs(skew.seconds) <= SKEW_TOLD) return null;
+  if (!skew || Math.abs(skew.seconds) <= SKEW_WARNING) return null;
   return (
     <Notice tone="warn" title="This computer's clock is wrong" live>
       <p>

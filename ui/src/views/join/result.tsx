@@ -4,7 +4,7 @@ import type { Registration } from "../../lib/types";
 import { Moment } from "../../parts/ui";
 
 /** Result of a registration. */
-export function Result({ result, moniker, again }: { result: Registration; moniker: string; again: () => void }) {
+export function Result({ result, moniker, onAgain }: { result: Registration; moniker: string; onAgain: () => void }) {
   const head = useFocusOnMount<HTMLHeadingElement>();
   return (
     <section class="result">
@@ -37,7 +37,7 @@ export function Result({ result, moniker, again }: { result: Registration; monik
         <a class="button" href="/validators">
           Show pending validators
         </a>
-        <button type="button" class="quiet" onClick={again}>
+        <button type="button" class="quiet" onClick={onAgain}>
           Register again
         </button>
       </p>

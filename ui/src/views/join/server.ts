@@ -1,5 +1,5 @@
 import { useEffect, useState } from "preact/hooks";
-import { learn, measureSkew, type Skew } from "../../lib/clock";
+import { measureSkew, type Skew, setClockSkew } from "../../lib/clock";
 import { request } from "../../lib/http";
 import type { UiConfig } from "../../lib/types";
 
@@ -8,29 +8,29 @@ export function useServer(): { data: UiConfig | null; skew: Skew | null } {
   const [data, setData] = useState<UiConfig | null>(null);
   const [skew, setSkew] = useState<Skew | null>(null);
   useEffect(() => {
-    let gone = false;
-    const ask = () => {
+    let unmounted = false;
+    const fetchConfig = () => {
       const before = Date.now();
       request<UiConfig>("/api/ui-config").then(
         ({ body, date }) => {
-          if (gone) return;
-          const found = measureSkew(date, before, Date.now());
-          learn(found);
+          if (unmounted) return;
+          const measured = measureSkew(date, before, Date.now());
+          setClockSkew(measured);
           setData(body);
-          setSkew(found);
+          setSkew(measured);
         },
         () => {},
       );
     };
-    ask();
+    fetchConfig();
     // The skew is measured again, so that the warning disappears when the clock is corrected.
-    const timer = setInterval(ask, 60_000);
-    const seen = () => document.hidden || ask();
-    document.addEventListener("visibilitychange", seen);
+    const timer = setInterval(fetchConfig, 60_000);
+    const onVisible = () => document.hidden || fetchConfig();
+    document.addEventListener("visibilitychange", onVisible);
     return () => {
-      gone = true;
+      unmounted = true;
       clearInterval(timer);
-      document.removeEventListener("visibilitychange", seen);
+      document.removeEventListener("visibilitychange", onVisible);
     };
   }, []);
   return { data, skew };

@@ -3,8 +3,8 @@ import { formatClock, formatMillis, formatNumber, formatSeconds, isoTime, senten
 import { useNow } from "../../lib/hooks";
 import type { QueueState } from "../../lib/types";
 import { Badge, Empty, Figure, Notice } from "../../parts/ui";
-import { Ahead } from "./ahead";
-import { Earlier, RoundCard } from "./round";
+import { DueShares } from "./due";
+import { EarlierRounds, RoundCard } from "./round";
 
 export function Board({ state }: { state: QueueState }) {
   const now = useNow();
@@ -12,7 +12,7 @@ export function Board({ state }: { state: QueueState }) {
   const earlier = state.rounds.filter((round) => !isCurrent(round));
   return (
     <>
-      <Condition ready={state.ready} paused={state.paused} />
+      <ReadyNotice ready={state.ready} paused={state.paused} />
       <Facts state={state} />
       <section aria-labelledby="backlog">
         <h2 id="backlog">Rounds</h2>
@@ -23,9 +23,9 @@ export function Board({ state }: { state: QueueState }) {
             <p>Shares appear here when wallets submit them.</p>
           </Empty>
         )}
-        {earlier.length > 0 && <Earlier rounds={earlier} now={now} />}
+        {earlier.length > 0 && <EarlierRounds rounds={earlier} now={now} />}
       </section>
-      <Ahead rounds={state.rounds} />
+      <DueShares rounds={state.rounds} />
       <div class="columns">
         <Endpoints state={state} />
         <Failures state={state} />
@@ -34,9 +34,9 @@ export function Board({ state }: { state: QueueState }) {
   );
 }
 
-function Condition({ ready, paused }: { ready: boolean; paused: string | null }) {
+function ReadyNotice({ ready, paused }: { ready: boolean; paused: string | null }) {
   if (ready && !paused) return null;
-  // A helper that starts says so as the reason of its pause.
+  // During startup the reason of the pause is "starting".
   if (!ready && (!paused || paused === "starting")) {
     return (
       <Notice tone="warn" title="Starting" live>
@@ -65,17 +65,17 @@ function Facts({ state }: { state: QueueState }) {
       >
         {formatNumber(busy)} of {formatNumber(slots)}
       </Figure>
-      <Figure label="Start after due time" note={late(start.p99)}>
+      <Figure label="Start after due time" note={latenessNote(start.p99)}>
         {formatMillis(start.p50)}
       </Figure>
-      <Figure label="Sent after due time" note={late(broadcast.p99)}>
+      <Figure label="Sent after due time" note={latenessNote(broadcast.p99)}>
         {formatMillis(broadcast.p50)}
       </Figure>
     </dl>
   );
 }
 
-function late(p99: number | null): string {
+function latenessNote(p99: number | null): string {
   return p99 === null ? "none yet" : `1 in 100 over ${formatMillis(p99)}`;
 }
 

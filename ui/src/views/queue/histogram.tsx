@@ -1,47 +1,47 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import type uPlot from "uplot";
 import { formatNumber } from "../../lib/format";
-import { THEMED } from "../../theme";
+import { THEME_CHANGED } from "../../theme";
 
 const HEIGHT = 200;
 const MINUTES = Array.from({ length: 60 }, (_, minute) => minute);
 
 /** Chart and table of shares due per minute. */
 export function Histogram({ minutes }: { minutes: number[] }) {
-  const place = useRef<HTMLDivElement>(null);
+  const container = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
   const newest = useRef(minutes);
   const [at, setAt] = useState<number | null>(null);
   newest.current = minutes;
 
   useEffect(() => {
-    let gone = false;
-    let undo = () => {};
+    let unmounted = false;
+    let cleanUp = () => {};
     // The chart library is loaded only when a chart is shown.
-    import("./plot").then(({ makePlot }) => {
-      if (gone || !place.current) return;
-      const box = place.current;
+    import("./plot").then(({ createPlot }) => {
+      if (unmounted || !container.current) return;
+      const box = container.current;
       const draw = () => {
         plot.current?.destroy();
-        plot.current = makePlot(box, [MINUTES, newest.current], HEIGHT, setAt);
+        plot.current = createPlot(box, [MINUTES, newest.current], HEIGHT, setAt);
       };
       draw();
-      const watch = new ResizeObserver(() => plot.current?.setSize({ width: box.clientWidth, height: HEIGHT }));
-      watch.observe(box);
+      const observer = new ResizeObserver(() => plot.current?.setSize({ width: box.clientWidth, height: HEIGHT }));
+      observer.observe(box);
       const dark = matchMedia("(prefers-color-scheme: dark)");
       dark.addEventListener("change", draw);
-      addEventListener(THEMED, draw);
-      undo = () => {
-        watch.disconnect();
+      addEventListener(THEME_CHANGED, draw);
+      cleanUp = () => {
+        observer.disconnect();
         dark.removeEventListener("change", draw);
-        removeEventListener(THEMED, draw);
+        removeEventListener(THEME_CHANGED, draw);
         plot.current?.destroy();
         plot.current = null;
       };
     });
     return () => {
-      gone = true;
-      undo();
+      unmounted = true;
+      cleanUp();
     };
   }, []);
 
@@ -49,7 +49,7 @@ export function Histogram({ minutes }: { minutes: number[] }) {
 
   return (
     <>
-      <div class="chart" ref={place} aria-hidden="true" />
+      <div class="chart" ref={container} aria-hidden="true" />
       <p class="chart-read small" aria-hidden="true">
         {at === null ? "Minutes from now" : `${at === 0 ? "Now" : `In ${at} min`}: ${formatNumber(minutes[at] ?? 0)}`}
       </p>

@@ -2,8 +2,8 @@ import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import { formatNumber } from "../../lib/format";
 
-/** A bar a minute, in the page's colours as they are now. */
-export function makePlot(
+/** Draws a bar per minute in the page's current colours. */
+export function createPlot(
   box: HTMLElement,
   data: uPlot.AlignedData,
   height: number,

@@ -103,7 +103,7 @@ function BacklogLine({ of: { verdict, left, needed, remaining, load } }: { of: B
 }
 
 /** Rounds without remaining work. */
-export function Earlier({ rounds, now }: { rounds: QueueRound[]; now: number }) {
+export function EarlierRounds({ rounds, now }: { rounds: QueueRound[]; now: number }) {
   return (
     <details class="card">
       <summary>

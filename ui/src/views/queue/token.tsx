@@ -4,7 +4,7 @@ import { Notice } from "../../parts/ui";
 
 const KEY = "svote:operator-token";
 
-export function keptToken(): string | null {
+export function storedToken(): string | null {
   try {
     return sessionStorage.getItem(KEY);
   } catch {
@@ -12,7 +12,7 @@ export function keptToken(): string | null {
   }
 }
 
-export function keepToken(token: string): void {
+export function storeToken(token: string): void {
   try {
     sessionStorage.setItem(KEY, token);
   } catch {
@@ -20,7 +20,7 @@ export function keepToken(token: string): void {
   }
 }
 
-export function forgetToken(): void {
+export function removeToken(): void {
   try {
     sessionStorage.removeItem(KEY);
   } catch {
@@ -39,9 +39,13 @@ export function TokenForm({
   const [token, setToken] = useState("");
   const [keep, setKeep] = useState(false);
   const [attempted, setAttempted] = useState(false);
-  const plain = token.trim();
+  const trimmed = token.trim();
   // Header values allow only these characters.
-  const problem = !plain ? "Enter the token." : /[^\x21-\x7e]/.test(plain) ? "A token has no spaces or accents." : null;
+  const problem = !trimmed
+    ? "Enter the token."
+    : /[^\x21-\x7e]/.test(trimmed)
+      ? "A token has no spaces or accents."
+      : null;
   return (
     <>
       {refused !== null && <Refused status={refused} />}
@@ -51,7 +55,7 @@ export function TokenForm({
           event.preventDefault();
           setAttempted(true);
           if (problem) document.getElementById("token")?.focus();
-          else onToken(plain, keep);
+          else onToken(trimmed, keep);
         }}
       >
         <div class="field">

@@ -1,16 +1,16 @@
 import { useState } from "preact/hooks";
-import { dueAhead } from "../../lib/backlog";
+import { dueNextHour } from "../../lib/backlog";
 import { formatNumber, plural, shorten } from "../../lib/format";
 import type { QueueRound } from "../../lib/types";
 import { Empty } from "../../parts/ui";
 import { Histogram } from "./histogram";
 
 /** Shares due in the next hour, of all rounds or of one. */
-export function Ahead({ rounds }: { rounds: QueueRound[] }) {
+export function DueShares({ rounds }: { rounds: QueueRound[] }) {
   const [only, setOnly] = useState<string | null>(null);
   const busy = rounds.filter((round) => round.waiting > 0);
   const chosen = only !== null && busy.some(({ round_id }) => round_id === only) ? only : null;
-  const { minutes, later } = dueAhead(rounds, chosen);
+  const { minutes, later } = dueNextHour(rounds, chosen);
   const sum = minutes.reduce((total, count) => total + count, 0);
   return (
     <section aria-labelledby="ahead">

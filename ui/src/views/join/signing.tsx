@@ -58,10 +58,10 @@ export function KeplrStep({
 const OWN = "http://127.0.0.1:8090";
 
 /** Signing with the helper's command, which creates, signs and sends the text. */
-export function CommandStep({ url, moniker, sound }: { url: string; moniker: string; sound: boolean }) {
+export function CommandStep({ url, moniker, valid }: { url: string; moniker: string; valid: boolean }) {
   const command = ["svote-helper admin register --key-file KEY", flag("url", url), flag("moniker", moniker)];
   if (location.origin !== OWN) command.push(flag("to", location.origin));
-  return sound ? (
+  return valid ? (
     <>
       <p>
         Run this on the machine that has the key. Replace <code>KEY</code> with the path of the key file, in hex or as
@@ -90,12 +90,12 @@ export function PasteStep({
   const [pasted, setPasted] = useState<Pasted>({ pub_key: "", signature: "" });
   const [attempted, setAttempted] = useState(false);
   const problems = checkPasted(pasted);
-  const put = (name: "pub_key" | "signature") => (value: string) =>
+  const update = (name: "pub_key" | "signature") => (value: string) =>
     setPasted(readToolOutput(value) ?? { ...pasted, [name]: value });
   const send = () => {
     setAttempted(true);
-    const wrong = problems.pub_key ? "pub_key" : problems.signature ? "signature" : null;
-    if (wrong) document.getElementById(wrong)?.focus();
+    const invalid = problems.pub_key ? "pub_key" : problems.signature ? "signature" : null;
+    if (invalid) document.getElementById(invalid)?.focus();
     else onSend({ pub_key: pasted.pub_key.replace(/\s/g, ""), signature: pasted.signature.replace(/\s/g, "") });
   };
   return (
@@ -113,7 +113,7 @@ export function PasteStep({
         problem={attempted || pasted.pub_key ? problems.pub_key : null}
         autocomplete="off"
         mono
-        onInput={put("pub_key")}
+        onInput={update("pub_key")}
       />
       <Field
         id="signature"
@@ -122,7 +122,7 @@ export function PasteStep({
         problem={attempted || pasted.signature ? problems.signature : null}
         autocomplete="off"
         mono
-        onInput={put("signature")}
+        onInput={update("signature")}
       />
       <button type="button" class="primary" disabled={busy || !fresh} onClick={send}>
         {busy ? "Sending…" : "Send the registration"}

@@ -1,4 +1,4 @@
-/** What the tests of views share: a server and a wallet that are made up, and what a person does. */
+/** Shared by tests of views: a fake server, a fake wallet and user actions. */
 
 import { cleanup, fireEvent, screen } from "@testing-library/preact";
 import { afterEach, beforeEach, vi } from "vitest";
@@ -10,9 +10,9 @@ const pubKey = Uint8Array.from(atob(pub_key), (char) => char.charCodeAt(0));
 
 type Reply = { status?: number; body: unknown; headers?: Record<string, string> };
 
-/** A server: what each path answers, and what was asked. */
+/** Stubs fetch with fixed replies; returns the recorded requests. */
 export function serve(more: Record<string, Reply | (() => Response)> = {}) {
-  const asked: { path: string; init: RequestInit | undefined }[] = [];
+  const requests: { path: string; init: RequestInit | undefined }[] = [];
   const replies: Record<string, Reply | (() => Response)> = {
     "/api/ui-config": { body: { mode: "production", dev_pir_controls: false, precomputed_base_url: "" } },
     "/api/chain": {
@@ -29,19 +29,19 @@ export function serve(more: Record<string, Reply | (() => Response)> = {}) {
     ...more,
   };
   vi.stubGlobal("fetch", async (path: string, init?: RequestInit) => {
-    asked.push({ path, init });
+    requests.push({ path, init });
     const reply = replies[path];
     if (typeof reply === "function") return reply();
-    if (!reply) throw new TypeError("no such path");
+    if (!reply) throw new TypeError("unknown path");
     const headers = { Date: new Date().toUTCString(), ...reply.headers };
     return new Response(JSON.stringify(reply.body), { status: reply.status ?? 200, headers });
   });
   const sent = () =>
-    asked.filter(({ path }) => path === "/api/register-validator").map(({ init }) => JSON.parse(String(init?.body)));
-  return { asked, sent };
+    requests.filter(({ path }) => path === "/api/register-validator").map(({ init }) => JSON.parse(String(init?.body)));
+  return { requests, sent };
 }
 
-export function wallet(changed: Partial<Keplr> = {}) {
+export function stubWallet(changed: Partial<Keplr> = {}) {
   const keplr = {
     experimentalSuggestChain: vi.fn(async () => {}),
     enable: vi.fn(async () => {}),
@@ -71,8 +71,8 @@ export async function review() {
   return screen.getByRole("group", { name: "text to sign" }).textContent ?? "";
 }
 
-/** What every test of a view begins and ends with. */
-export function eachAlone(): void {
+/** Resets the page before and after each test. */
+export function isolateTests(): void {
   beforeEach(() => {
     history.replaceState(null, "", "/join");
     vi.stubGlobal("scrollTo", () => {});
