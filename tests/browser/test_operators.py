@@ -30,18 +30,18 @@ async def test_pending_validators_can_be_searched_sorted_and_copied(
     await browser_tab.page.get_by_role("button", name="Name", exact=True).click()
     await expect(browser_tab.page.get_by_role("columnheader", name="Name")).to_have_attribute("aria-sort", "ascending")
     names = await browser_tab.page.locator("td[data-label=Name]").all_inner_texts()
-    assert sorted(names) == sorted(one["moniker"] for one in waiting)
-    ours = [name for name in names if name in WAITING_MONIKERS]
-    assert ours == ["Höhle <&> node", "north-star-07", "Orchard Rising", "Ελιά"]
+    assert sorted(names) == sorted(entry["moniker"] for entry in waiting)
+    own_names = [name for name in names if name in WAITING_MONIKERS]
+    assert own_names == ["Höhle <&> node", "north-star-07", "Orchard Rising", "Ελιά"]
 
     await browser_tab.page.get_by_label("Search").fill("star vote-3 north")
     await browser_tab.wait_for_text("No match")
     await browser_tab.page.get_by_label("Search").fill("orchard vote-1")
     await expect(rows).to_have_count(2)
-    (one,) = [one for one in waiting if one["moniker"] == "Orchard Rising"]
-    await browser_tab.press_button(f"Copy address of {one['moniker']}")
-    assert await browser_tab.page.evaluate("navigator.clipboard.readText()") == one["operator_address"]
-    row = rows.filter(has_text=one["moniker"])
+    (entry,) = [entry for entry in waiting if entry["moniker"] == "Orchard Rising"]
+    await browser_tab.press_button(f"Copy address of {entry['moniker']}")
+    assert await browser_tab.page.evaluate("navigator.clipboard.readText()") == entry["operator_address"]
+    row = rows.filter(has_text=entry["moniker"])
     await expect(row.locator("[data-label='Expires in']")).to_have_text(re.compile(r"^6 d 23 h$|^7 d$"))
 
 
@@ -51,11 +51,11 @@ async def test_network_view_shows_server_status(
     browser_tab.expected_messages.append("ERR_CONNECTION_REFUSED")
     await browser_tab.open_page("/network")
     card = browser_tab.page.get_by_role("listitem")
-    own, silent, attic = (card.filter(has_text=label) for label in ("This helper", "Harbour", "Attic"))
+    own, silent, unchecked = (card.filter(has_text=label) for label in ("This helper", "Harbour", "Attic"))
     await own.get_by_text("Reachable", exact=True).wait_for()
     assert re.fullmatch(r"[\d.,]+ (ms|s)", await own.locator(".latency").inner_text())
     await silent.get_by_text("Not reachable").wait_for()
-    await attic.get_by_text("Not checked").wait_for()
+    await unchecked.get_by_text("Not checked").wait_for()
     await card.filter(has_text="https://pir.example.org").wait_for()
     await browser_tab.wait_for_text("min_wallet")
 
@@ -64,8 +64,8 @@ async def test_network_view_shows_server_status(
     assert (
         json.loads(text) == (await browser_environment.http.get(f"{browser_environment.url}/api/voting-config")).json()
     )
-    asked = {url for url in browser_tab.requested_urls if url.endswith("/status")}
-    assert asked == {f"{browser_environment.url}/shielded-vote/v1/status", *browser_environment.vote_server_urls}
+    requested = {url for url in browser_tab.requested_urls if url.endswith("/status")}
+    assert requested == {f"{browser_environment.url}/shielded-vote/v1/status", *browser_environment.vote_server_urls}
 
 
 async def test_rounds_view_shows_ends_and_totals(

@@ -31,7 +31,7 @@ from helper.observability.stats import percentile
 from tests.campaign import promise_check
 from tests.campaign.campaign import Campaign, CampaignRun, Findings
 from tests.campaign.promise_check import ShareLedger
-from tests.campaign.wallet_clients import WalletCrowd
+from tests.campaign.wallet_clients import WalletGroup
 from tests.support.command import run_command
 from tests.support.devnet import DevChain
 from tests.support.harness import HelperProcess, run_helper
@@ -65,9 +65,9 @@ async def run(setting: CampaignRun) -> Findings:
         try:
             async with run_helper(setting.folder, http, chain, helper={"port": find_free_port()}) as helper:
                 for cycle in range(setting.scale(3, 1)):
-                    crowd = WalletCrowd(chain, lambda: [helper.url], setting.seeded_random(f"cycle {cycle}"))
-                    crowd.ledger = ledger
-                    await _run_cycle(setting, findings, chain, helper, crowd, losses)
+                    wallets = WalletGroup(chain, lambda: [helper.url], setting.seeded_random(f"cycle {cycle}"))
+                    wallets.ledger = ledger
+                    await _run_cycle(setting, findings, chain, helper, wallets, losses)
                 await _check_promises(setting, findings, chain, helper, ledger, losses)
         finally:
             await chain.kill()
@@ -79,27 +79,27 @@ async def _run_cycle(
     findings: Findings,
     chain: DevChain,
     helper: HelperProcess,
-    crowd: WalletCrowd,
+    wallets: WalletGroup,
     losses: RestoreLosses,
 ) -> None:
     rng, total = setting.seeded_random("times"), setting.scale(60, 10)
     round_id = await chain.open_round()
-    votes = await crowd.cast_votes(round_id, total)
+    votes = await wallets.cast_votes(round_id, total)
     await helper.wait_for_leaf(round_id, max(position for _, position in votes))
-    before = len(crowd.ledger.acknowledged_at)
-    begin, window = time.time(), setting.scale(60, 14)
+    before = len(wallets.ledger.acknowledged_at)
+    start, window = time.time(), setting.scale(60, 14)
     posting = asyncio.create_task(
-        crowd.post_shares(votes, lambda: int(begin + rng.uniform(0, window)), posters=8, pause_seconds=0.4)
+        wallets.post_shares(votes, lambda: int(start + rng.uniform(0, window)), posters=8, pause_seconds=0.4)
     )
     try:
-        await _wait_for_acknowledged(helper, crowd.ledger, before + total * SHARES_PER_VOTE // 3)
+        await _wait_for_acknowledged(helper, wallets.ledger, before + total * SHARES_PER_VOTE // 3)
         output = setting.folder / "backup.age"
-        began = time.time()
+        backup_started_at = time.time()
         await _create_backup(setting, findings, helper, output, votes)
-        await _wait_for_acknowledged(helper, crowd.ledger, before + total * SHARES_PER_VOTE // 2)
-        await _wait_for_newer_reveals(helper, chain, began)
+        await _wait_for_acknowledged(helper, wallets.ledger, before + total * SHARES_PER_VOTE // 2)
+        await _wait_for_newer_reveals(helper, chain, backup_started_at)
         await helper.kill()
-        losses.unprotected_spans.append((began, time.time()))
+        losses.unprotected_spans.append((backup_started_at, time.time()))
         await chain.mine(2)
         for file in helper.db.parent.glob(f"{helper.db.name}*"):
             file.unlink()
@@ -108,7 +108,7 @@ async def _run_cycle(
         checked = await run_command("db", "check", "--config", str(helper.config), "--json")
         findings.require_equal("exit status of db check on the restored file", checked.exit_code, 0)
         now = time.time()
-        for nullifier in await promise_check.count_confirmed(chain, crowd.ledger.round_ids):
+        for nullifier in await promise_check.count_confirmed(chain, wallets.ledger.round_ids):
             losses.confirmed_at.setdefault(nullifier, now)
         await helper.start()
         await helper.wait_until_ready()
@@ -130,10 +130,10 @@ async def _create_backup(
         *("db", "backup", "--config", str(helper.config), "--output", str(output), "--json"),
         env={**ENV, "TMPDIR": str(scratch)},
     )
-    made = ran.json()
-    findings.record_figure("backup, bytes", made["bytes"])
+    report = ran.json()
+    findings.record_figure("backup, bytes", report["bytes"])
     findings.record_figure("backup, seconds", ran.seconds)
-    findings.require_at_most("seconds that the backup kept the WAL from being truncated", made["read_seconds"], 1)
+    findings.require_at_most("seconds that the backup kept the WAL from being truncated", report["read_seconds"], 1)
     plain = output.read_bytes()
     secrets = [secret for vote, _ in votes for secret in _collect_secrets(vote)]
     findings.require_equal("secrets in the plain in the backup", sum(secret in plain for secret in secrets), 0)
@@ -153,10 +153,10 @@ async def _wait_for_acknowledged(helper: HelperProcess, ledger: ShareLedger, num
             await asyncio.sleep(0.05)
 
 
-async def _wait_for_newer_reveals(helper: HelperProcess, chain: DevChain, began: float) -> None:
+async def _wait_for_newer_reveals(helper: HelperProcess, chain: DevChain, since: float) -> None:
     """Wait until one block has counted a reveal sent since the backup."""
     async with helper.timeout("has revealed shares since the backup"):
-        while sum(entry["time"] > began for entry in await chain.broadcasts()) < SHARES_PER_VOTE:
+        while sum(entry["time"] > since for entry in await chain.broadcasts()) < SHARES_PER_VOTE:
             await asyncio.sleep(0.1)
     await chain.mine()
 
@@ -174,7 +174,7 @@ async def _check_promises(
     promised.acknowledged_at = {
         nullifier: at
         for nullifier, at in ledger.acknowledged_at.items()
-        if not any(began <= at <= ended for began, ended in losses.unprotected_spans)
+        if not any(started_at <= at <= ended for started_at, ended in losses.unprotected_spans)
     }
     findings.record_figure(
         "acknowledged between a backup and the end", len(ledger.acknowledged_at) - len(promised.acknowledged_at)

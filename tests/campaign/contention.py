@@ -31,7 +31,7 @@ from helper.observability.stats import percentile
 from tests.campaign import promise_check
 from tests.campaign.campaign import Campaign, CampaignRun, Findings
 from tests.campaign.process_lifecycle import DATABASE_LOCKED_TEXT
-from tests.campaign.wallet_clients import WalletCrowd
+from tests.campaign.wallet_clients import WalletGroup
 from tests.support.command import CommandResult, run_command
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, run_chain_and_helper
 from tests.support.postgres import Cluster
@@ -76,24 +76,26 @@ async def run(setting: CampaignRun) -> Findings:
         chain,
         helper,
     ):
-        crowd = WalletCrowd(chain, lambda: [helper.url], setting.seeded_random("crowd"))
+        wallets = WalletGroup(chain, lambda: [helper.url], setting.seeded_random("crowd"))
         round_id = await chain.open_round()
-        votes = await crowd.cast_votes(round_id, setting.scale(300, 24))
+        votes = await wallets.cast_votes(round_id, setting.scale(300, 24))
         await helper.wait_for_leaf(round_id, max(position for _, position in votes))
-        rng, begin, seconds = setting.seeded_random("times"), time.time(), setting.scale(60, 8)
+        rng, start, seconds = setting.seeded_random("times"), time.time(), setting.scale(60, 8)
         pause = seconds * POSTER_COUNT / (len(votes) * SHARES_PER_VOTE)
         end = time.monotonic() + seconds
         async with asyncio.TaskGroup() as group:
             for other in _start_other_clients(setting, helper, seen):
                 group.create_task(_repeat_until(end, other))
             group.create_task(
-                crowd.post_shares(
-                    votes, lambda: int(begin + rng.uniform(0, 1.2 * seconds)), posters=POSTER_COUNT, pause_seconds=pause
+                wallets.post_shares(
+                    votes, lambda: int(start + rng.uniform(0, 1.2 * seconds)), posters=POSTER_COUNT, pause_seconds=pause
                 )
             )
-        await promise_check.wait_until_drained(chain, crowd.ledger, setting.scale(180, 60))
-        _check_results(findings, helper, seen, crowd, MAX_REFUSED["sqlite" if setting.cluster is None else "postgres"])
-        await promise_check.check_promises(findings, chain, crowd.ledger)
+        await promise_check.wait_until_drained(chain, wallets.ledger, setting.scale(180, 60))
+        _check_results(
+            findings, helper, seen, wallets, MAX_REFUSED["sqlite" if setting.cluster is None else "postgres"]
+        )
+        await promise_check.check_promises(findings, chain, wallets.ledger)
         await promise_check.check_no_share_charged(findings, helper)
     return findings
 
@@ -159,27 +161,27 @@ def _start_other_clients(
 
 def _run_pg_dump(cluster: Cluster) -> CommandResult:
     """Make a backup with PostgreSQL's own tool and return its result."""
-    began = time.monotonic()
+    started_at = time.monotonic()
     ended = cluster.run("pg_dump", cluster.url)
-    whole = b"database dump complete" in ended.stdout[-200:]
-    said = ended.stderr.decode(errors="replace")
-    return CommandResult(ended.returncode or int(not whole), "", said, time.monotonic() - began)
+    complete = b"database dump complete" in ended.stdout[-200:]
+    errors = ended.stderr.decode(errors="replace")
+    return CommandResult(ended.returncode or int(not complete), "", errors, time.monotonic() - started_at)
 
 
 def _check_results(
-    findings: Findings, helper: HelperProcess, seen: Observations, crowd: WalletCrowd, refused_in: float
+    findings: Findings, helper: HelperProcess, seen: Observations, wallets: WalletGroup, refused_in: float
 ) -> None:
     for name, runs in seen.runs.items():
         findings.record_figure(f"{name}, times", runs)
         findings.require_at_least(f"{name} came to its turn", runs, 1)
-    findings.record_figure("POST p99, ms", 1000 * (percentile(crowd.ledger.response_seconds, 0.99) or 0))
-    said = [*seen.texts, *(text for _, text in crowd.refused), helper.log.read_text(errors="replace")]
-    findings.require_equal('"locked" anywhere', sum(word in text for text in said for word in CONTENTION_ERRORS), 0)
+    findings.record_figure("POST p99, ms", 1000 * (percentile(wallets.ledger.response_seconds, 0.99) or 0))
+    texts = [*seen.texts, *(text for _, text in wallets.refused), helper.log.read_text(errors="replace")]
+    findings.require_equal('"locked" anywhere', sum(error in text for text in texts for error in CONTENTION_ERRORS), 0)
     findings.require_equal("commands that failed", "; ".join(seen.failed) or "none", "none")
     findings.require_equal(
-        "POSTs answered 5xx", sum(crowd.status_counts[code] for code in crowd.status_counts if code >= 500), 0
+        "POSTs answered 5xx", sum(wallets.status_counts[code] for code in wallets.status_counts if code >= 500), 0
     )
-    findings.require_equal("POSTs refused", len(crowd.refused), 0)
+    findings.require_equal("POSTs refused", len(wallets.refused), 0)
     refused = [ran for ran in seen.second_instance if ran.exit_code == 1 and _reports_other_instance(ran.stderr)]
     findings.require_at_least("second daemons started", len(seen.second_instance), 1)
     findings.require_equal("of them not refused", len(seen.second_instance) - len(refused), 0)
@@ -188,8 +190,8 @@ def _check_results(
     )
 
 
-def _reports_other_instance(told: str) -> bool:
-    return "another daemon" in told or DATABASE_LOCKED_TEXT in told
+def _reports_other_instance(stderr: str) -> bool:
+    return "another daemon" in stderr or DATABASE_LOCKED_TEXT in stderr
 
 
 CAMPAIGN = Campaign("contention", run)

@@ -78,7 +78,7 @@ async def create_database(path: Path) -> None:
         await environment.rounds.sync()
         await environment.trees.sync(100)
         shares = map(create_numbered_share, STORED_NUMBERS)
-        await asyncio.gather(*(store.enqueue(one.share, one.nullifier, now=NOW) for one in shares))
+        await asyncio.gather(*(store.enqueue(posted.share, posted.nullifier, now=NOW) for posted in shares))
         await store.apply_block(
             CHAIN_HEIGHT, [(ROUND_ID, create_numbered_share(number).nullifier) for number in CONFIRMED_NUMBERS], now=NOW
         )
@@ -217,7 +217,10 @@ async def _process_due(life: RunResult, around: StoreEnvironment, now: float = S
                 life.claimed[queued.id] = queued
     await life.run_step("next due", around.store.next_due_ms([ROUND_ID]))
     life.sent_messages.update(
-        {one.share_id: one for one in await life.run_step("unconfirmed", around.store.list_unconfirmed()) or []}
+        {
+            message.share_id: message
+            for message in await life.run_step("unconfirmed", around.store.list_unconfirmed()) or []
+        }
     )
 
 
@@ -238,14 +241,16 @@ async def _retry_and_enqueue(life: RunResult, around: StoreEnvironment) -> None:
     """Retry failed shares, and post all old and some new shares."""
     rows = map(row_id_of, FAILED_NUMBERS)
     await asyncio.gather(*(life.run_step("retry", retry_as_operator(around.store, row)) for row in rows))
-    handed_in = {number: create_numbered_share(number) for number in (*NEW_NUMBERS, *STORED_NUMBERS)}
+    posted_shares = {number: create_numbered_share(number) for number in (*NEW_NUMBERS, *STORED_NUMBERS)}
     answers = await asyncio.gather(
         *(
-            life.run_step("enqueue", around.store.enqueue(one.share, one.nullifier, now=NOW))
-            for one in handed_in.values()
+            life.run_step("enqueue", around.store.enqueue(posted.share, posted.nullifier, now=NOW))
+            for posted in posted_shares.values()
         )
     )
-    life.responses = {number: answer for number, answer in zip(handed_in, answers, strict=True) if answer is not None}
+    life.responses = {
+        number: answer for number, answer in zip(posted_shares, answers, strict=True) if answer is not None
+    }
 
 
 async def _run_integrity_check(life: RunResult, around: StoreEnvironment) -> None:

@@ -40,14 +40,14 @@ PAGE_BYTES = 4096
 HEADER_BYTES = 64
 """Bytes at the start of a page in which every second bit is flipped."""
 PROCESSED_ROWS = {
-    row_id_of(one)
+    row_id_of(number)
     for part in (
         corrupted_database.WAITING_NUMBERS,
         corrupted_database.LATER_NUMBERS,
         corrupted_database.CLAIMED_NUMBERS,
         corrupted_database.FAILED_NUMBERS,
     )
-    for one in part
+    for number in part
 }
 """Rows that a complete run claims for a proof."""
 LIVE_ROWS = PROCESSED_ROWS | {row_id_of(number) for number in corrupted_database.SENT_NUMBERS}
@@ -66,9 +66,9 @@ async def run(setting: CampaignRun) -> Findings:
     with structlog.testing.capture_logs():
         await corrupted_database.create_database(base)
         data = base.read_bytes()
-        whole = await run_helper(Path(shutil.copy(base, setting.folder / "whole.db")))
-        assert whole.claimed.keys() >= PROCESSED_ROWS, "the life is not a whole one"
-        assert classify_result(whole, whole) == "harmless", whole
+        intact = await run_helper(Path(shutil.copy(base, setting.folder / "intact.db")))
+        assert intact.claimed.keys() >= PROCESSED_ROWS, "the run on the intact file is incomplete"
+        assert classify_result(intact, intact) == "harmless", intact
         for number in range(setting.scale(1000, 60)):
             at, bit = rng.randrange(len(data)), rng.randrange(8)
             if number % 2:
@@ -84,12 +84,12 @@ async def run(setting: CampaignRun) -> Findings:
             if life is None:
                 findings.record_figure("the first without an end", f"bit {bit} of byte {at}, running: {running}")
                 break
-            kinds[classify_result(life, whole)] += 1
-            check_result(findings, life, whole, running=running)
+            kinds[classify_result(life, intact)] += 1
+            check_result(findings, life, intact, running=running)
             if findings.broken_goals and "the first that broke a promise" not in findings.figures:
-                told = f"{life.refused} {life.errors} {life.problems} {life.unhandled}"
+                outcome = f"{life.refused} {life.errors} {life.problems} {life.unhandled}"
                 findings.record_figure(
-                    "the first that broke a promise", f"bit {bit} of byte {at}, running: {running}; {told}"
+                    "the first that broke a promise", f"bit {bit} of byte {at}, running: {running}; {outcome}"
                 )
             _remove_database(copy)
     for name, times in sorted(kinds.items()):
@@ -126,9 +126,11 @@ def check_result(findings: Findings, result: RunResult, expected: RunResult, *, 
     findings.require_equal(
         "shares or messages handed out that are not as written", len(_wrong_rows(result, expected)), 0
     )
-    told = bool(result.problems) or any("damaged" in text for text in result.errors.values())
+    is_reported = bool(result.problems) or any("damaged" in text for text in result.errors.values())
     missing = LIVE_ROWS - result.claimed.keys() - result.sent_messages.keys() - result.damaged_rows
-    findings.require_equal("shares neither acted on nor set aside, and nothing said", 0 if told else len(missing), 0)
+    findings.require_equal(
+        "shares neither acted on nor set aside, and nothing said", 0 if is_reported else len(missing), 0
+    )
     hidden = "list" in result.errors and not {"claim", "counts"} & result.errors.keys()
     findings.require_equal("lists that failed while the queue was worked", int(hidden), 0)
     if not running:
@@ -142,13 +144,15 @@ def check_result(findings: Findings, result: RunResult, expected: RunResult, *, 
 def _wrong_rows(result: RunResult, expected: RunResult) -> list[int]:
     """Return rows whose content differs from the intact file; new shares may use other rows."""
     wrong = [
-        number for number, one in result.claimed.items() if number in LIVE_ROWS and one != expected.claimed.get(number)
+        number
+        for number, queued in result.claimed.items()
+        if number in LIVE_ROWS and queued != expected.claimed.get(number)
     ]
-    wrong += [number for number, one in result.claimed.items() if one.share not in EXPECTED_SHARES]
+    wrong += [number for number, queued in result.claimed.items() if queued.share not in EXPECTED_SHARES]
     return wrong + [
         number
-        for number, one in result.sent_messages.items()
-        if _normalize_message(one) != _normalize_message(expected.sent_messages[number])
+        for number, message in result.sent_messages.items()
+        if _normalize_message(message) != _normalize_message(expected.sent_messages[number])
     ]
 
 

@@ -90,8 +90,8 @@ async def _run_series(setting: CampaignRun, series: KillSeries, findings: Findin
                 await asyncio.sleep(rng.uniform(0, STARTUP_SECONDS))
             else:
                 await lifecycle.wait_until_ready()
-                wanted = -(-series.worker_kills * (life + 1) // series.kills) - killed
-                killed += await _kill_workers(lifecycle, rng.uniform(0, series.life_seconds), wanted, rng.random())
+                remaining = -(-series.worker_kills * (life + 1) // series.kills) - killed
+                killed += await _kill_workers(lifecycle, rng.uniform(0, series.life_seconds), remaining, rng.random())
             await lifecycle.helper.kill()
             if life in away:
                 await lifecycle.chain.mine(OFFLINE_BLOCKS)

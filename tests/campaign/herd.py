@@ -23,7 +23,7 @@ from tests.campaign import promise_check
 from tests.campaign.campaign import Campaign, CampaignRun, Findings
 from tests.campaign.promise_check import ShareLedger
 from tests.campaign.rank_correlation import chance_bound, first_occurrences, rank_correlation
-from tests.campaign.wallet_clients import WalletCrowd
+from tests.campaign.wallet_clients import WalletGroup
 from tests.support.devnet import DevChain
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, run_chain_and_helper, unix_time_in
 
@@ -43,20 +43,20 @@ async def run(setting: CampaignRun) -> Findings:
     ):
         round_id = await chain.open_round(seconds=ROUND_SECONDS)
         herd, others = (
-            WalletCrowd(chain, lambda: [helper.url], setting.seeded_random(name)) for name in ("herd", "others")
+            WalletGroup(chain, lambda: [helper.url], setting.seeded_random(name)) for name in ("herd", "others")
         )
         votes = await herd.cast_votes(round_id, setting.scale(313, 38))
-        beside = await others.cast_votes(round_id, setting.scale(80, 20))
-        await helper.wait_for_leaf(round_id, max(position for _, position in votes + beside))
+        other_votes = await others.cast_votes(round_id, setting.scale(80, 20))
+        await helper.wait_for_leaf(round_id, max(position for _, position in votes + other_votes))
         far = unix_time_in(FAR_AHEAD_SECONDS)
-        began = time.monotonic()
-        await others.post_shares(beside[:5], lambda: far)
-        pace = 5 * SHARES_PER_VOTE / (time.monotonic() - began)
+        started_at = time.monotonic()
+        await others.post_shares(other_votes[:5], lambda: far)
+        pace = 5 * SHARES_PER_VOTE / (time.monotonic() - started_at)
         due = unix_time_in(2 + 1.3 * len(votes) * SHARES_PER_VOTE / pace)
         await herd.post_shares(votes, lambda: due)
         findings.require_at_least("seconds from the herd's last POST to its second", due - time.time(), 0)
         others.ledger.response_seconds.clear()
-        posting = asyncio.create_task(others.post_shares(beside[5:], lambda: far, posters=4, pause_seconds=0.1))
+        posting = asyncio.create_task(others.post_shares(other_votes[5:], lambda: far, posters=4, pause_seconds=0.1))
         await _wait_until_confirmed(chain, helper, len(votes) * SHARES_PER_VOTE)
         findings.record_figure("shares revealed a second", len(votes) * SHARES_PER_VOTE / (time.time() - due))
         await posting
@@ -85,7 +85,9 @@ async def _check_herd(
     sent = await promise_check.find_broadcasts(chain, herd)
     start = (await helper.service_stats())["lateness_start"]["min_ms"]
     findings.require_at_most("ms from the second to the first proof's start", start, 100)
-    findings.record_figure("ms from the second to the first broadcast", 1000 * (min(one["time"] for one in sent) - due))
+    findings.record_figure(
+        "ms from the second to the first broadcast", 1000 * (min(entry["time"] for entry in sent) - due)
+    )
     findings.require_at_least("shares posted beside", len(others.response_seconds), 100)
     findings.require_at_most(
         "POST p99 beside the herd, ms", 1000 * (percentile(others.response_seconds, 0.99) or 0), 250
@@ -97,8 +99,8 @@ async def _check_herd(
 
 async def _broadcast_order(chain: DevChain, ledger: ShareLedger) -> list[str]:
     """Return the shares in the order in which the node first received them."""
-    heard = sorted(await chain.broadcasts(), key=lambda entry: float(entry["time"]))
-    return first_occurrences((entry["nullifier"] for entry in heard), ledger.acknowledged_at)
+    entries = sorted(await chain.broadcasts(), key=lambda entry: float(entry["time"]))
+    return first_occurrences((entry["nullifier"] for entry in entries), ledger.acknowledged_at)
 
 
 CAMPAIGN = Campaign("herd", run)

@@ -58,7 +58,7 @@ from tests.campaign.hostile_gateway import attack_gateway
 from tests.campaign.hostile_registration import attack_registration
 from tests.campaign.mutations import PayloadMutator
 from tests.campaign.schemathesis_run import check_described_operations
-from tests.campaign.wallet_clients import WalletCrowd
+from tests.campaign.wallet_clients import WalletGroup
 from tests.support.devnet import DevChain
 from tests.support.harness import HelperProcess, run_helper
 
@@ -82,14 +82,14 @@ class Environment:
     round_id: bytes
     default_helper: HelperProcess
     unlimited_helper: HelperProcess
-    crowd: WalletCrowd
+    wallets: WalletGroup
 
 
 async def run(setting: CampaignRun) -> Findings:
     """Run the attacks and check the promises."""
     findings = Findings()
     async with httpx.AsyncClient(timeout=30) as http, _create_environment(setting, findings, http) as scene:
-        cast = await scene.crowd.cast_votes(scene.round_id, setting.scale(40, 6))
+        cast = await scene.wallets.cast_votes(scene.round_id, setting.scale(40, 6))
         for helper in (scene.default_helper, scene.unlimited_helper):
             await helper.wait_for_leaf(scene.round_id, max(position for _, position in cast))
         if setting.is_quick:
@@ -108,7 +108,7 @@ async def run(setting: CampaignRun) -> Findings:
         await _post_unknown_leaves(scene, uncast, cast[0][1])
         await attack_gateway(setting, findings, scene.chain, http)
         await attack_registration(setting, findings, scene.chain, http)
-        await promise_check.wait_until_drained(scene.chain, scene.crowd.ledger, 60)
+        await promise_check.wait_until_drained(scene.chain, scene.wallets.ledger, 60)
         await _check_promises(scene)
     return findings
 
@@ -134,8 +134,8 @@ async def _create_environment(
                     for folder, sections in zip(folders, kinds, strict=True)
                 )
             )
-            crowd = WalletCrowd(chain, lambda: [usual.url], setting.seeded_random("votes"))
-            yield Environment(setting, findings, chain, round_id, usual, lifted, crowd)
+            wallets = WalletGroup(chain, lambda: [usual.url], setting.seeded_random("votes"))
+            yield Environment(setting, findings, chain, round_id, usual, lifted, wallets)
     finally:
         await chain.kill()
 
@@ -161,16 +161,16 @@ def _port_of(helper: HelperProcess) -> int:
 async def _run_slow_clients(scene: Environment, cast: Sequence[tuple[Ballot, int]]) -> None:
     """Attack with slow clients while honest wallets post."""
     connections, seconds = scene.setting.scale((500, 60.0), (150, 0.0))
-    before = len(scene.crowd.ledger.response_seconds)
+    before = len(scene.wallets.ledger.response_seconds)
     pause = max(seconds, 9.0) / (len(cast) * ballot.SHARE_COUNT / 16) / 2
-    kept, _ = await asyncio.gather(
+    durations, _ = await asyncio.gather(
         hold_slow_connections(_port_of(scene.default_helper), SLOW_ADDRESS, connections, seconds),
-        scene.crowd.post_shares(cast, lambda: 0, pause_seconds=pause),
+        scene.wallets.post_shares(cast, lambda: 0, pause_seconds=pause),
     )
-    waits = scene.crowd.ledger.response_seconds[before:]
-    scene.findings.record_figure("slow connections", len(kept))
-    scene.findings.require_at_least("slow connections, least seconds", min(kept), 1)
-    scene.findings.require_at_most("slow connections, longest until cut s", max(kept), 10)
+    waits = scene.wallets.ledger.response_seconds[before:]
+    scene.findings.record_figure("slow connections", len(durations))
+    scene.findings.require_at_least("slow connections, least seconds", min(durations), 1)
+    scene.findings.require_at_most("slow connections, longest until cut s", max(durations), 10)
     scene.findings.record_figure("honest POST p50 among slow clients s", percentile(waits, 0.5) or 0.0)
     # of the short form's hundred posts the 99th percentile would be the slowest one
     rank = scene.setting.scale(99, 95)
@@ -187,21 +187,21 @@ async def _run_floods(scene: Environment, cast: Sequence[tuple[Ballot, int]]) ->
     findings, port = scene.findings, _port_of(scene.default_helper)
     rng, enough = scene.setting.seeded_random("disguises"), scene.setting.scale(10_000, 300)
     changing = [{"X-Forwarded-For": f"198.51.100.{rng.randrange(256)}"} for _ in range(100)]
-    disguises = [{}, {"X-Forwarded-For": HONEST_ADDRESS, "Forwarded": f"for={HONEST_ADDRESS}"}, *changing]
+    forged_headers = [{}, {"X-Forwarded-For": HONEST_ADDRESS, "Forwarded": f"for={HONEST_ADDRESS}"}, *changing]
     through = [{"X-Forwarded-For": f"{HONEST_ADDRESS}, {FORWARDED_ADDRESS}"}, {"X-Forwarded-For": FORWARDED_ADDRESS}]
-    waits = len(scene.crowd.ledger.response_seconds)
+    waits = len(scene.wallets.ledger.response_seconds)
     over = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         group.create_task(_repost_until(scene, cast, over))
         direct, proxied = await asyncio.gather(
-            flood(port, FLOODER_ADDRESS, CONNECTIONS, disguises, enough),
+            flood(port, FLOODER_ADDRESS, CONNECTIONS, forged_headers, enough),
             flood(port, PROXY_ADDRESS, CONNECTIONS, through, enough),
         )
         over.set()
-    for name, told in (("flood", direct), ("flood through a proxy", proxied)):
-        _check_flood(findings, name, told)
+    for name, result in (("flood", direct), ("flood through a proxy", proxied)):
+        _check_flood(findings, name, result)
     findings.record_figure(
-        "honest POST p99 in a flood s", percentile(scene.crowd.ledger.response_seconds[waits:], 0.99) or 0.0
+        "honest POST p99 in a flood s", percentile(scene.wallets.ledger.response_seconds[waits:], 0.99) or 0.0
     )
     line = ReusedConnection(port, FLOODER_ADDRESS)
     await asyncio.sleep(direct.last_retry_after)
@@ -214,8 +214,8 @@ async def _run_floods(scene: Environment, cast: Sequence[tuple[Ballot, int]]) ->
     )
     other.close()
     findings.require_equal("another client of the flooded proxy, status", answer.status if answer else 0, 200)
-    refused = sum(count for status, count in scene.crowd.status_counts.items() if status != 200)
-    findings.record_figure("honest POSTs", scene.crowd.status_counts.total())
+    refused = sum(count for status, count in scene.wallets.status_counts.items() if status != 200)
+    findings.record_figure("honest POSTs", scene.wallets.status_counts.total())
     findings.require_equal("honest POSTs refused", refused, 0)
 
 
@@ -232,7 +232,7 @@ def _check_flood(findings: Findings, name: str, result: FloodResult) -> None:
 async def _repost_until(scene: Environment, cast: Sequence[tuple[Ballot, int]], finished: asyncio.Event) -> None:
     """Post the same shares repeatedly; each pass completes, so that no connection is aborted while it opens."""
     while not finished.is_set():
-        await scene.crowd.post_shares(cast, lambda: 0)
+        await scene.wallets.post_shares(cast, lambda: 0)
 
 
 # Broken payloads
@@ -242,31 +242,31 @@ def _parse_mutations(scene: Environment) -> None:
     """Parse malformed payloads without HTTP."""
     payloads = [json.loads(line) for line in RECORDED_SHARES.read_text().splitlines()]
     mutator = PayloadMutator(payloads, scene.setting.seeded_random("parser"))
-    wanted, strange = scene.setting.scale(1_000_000, 20_000), Counter[str]()
-    taken = 0
-    for payload in itertools.islice(mutator, wanted):
+    total, errors = scene.setting.scale(1_000_000, 20_000), Counter[str]()
+    accepted = 0
+    for payload in itertools.islice(mutator, total):
         try:
             (read,) = proofs.read_shares([payload])
             if isinstance(read, proofs.InvalidShare):
                 invalid_share(read)
             else:
-                taken += 1
+                accepted += 1
         except Exception as error:
-            strange[type(error).__name__] += 1
+            errors[type(error).__name__] += 1
     findings = scene.findings
-    findings.record_figure("broken payloads parsed", wanted)
-    findings.require_at_least("of these refused", wanted - taken, wanted / 2)
-    findings.require_equal("errors of the parser", sum(strange.values()), 0)
+    findings.record_figure("broken payloads parsed", total)
+    findings.require_at_least("of these refused", total - accepted, total / 2)
+    findings.require_equal("errors of the parser", sum(errors.values()), 0)
 
 
 async def _post_mutations(scene: Environment, uncast_votes: Sequence[Ballot]) -> None:
     """Post malformed payloads of votes that are in no tree, so that none may be accepted."""
     payloads = [ballot.post_body(vote, share, 0, 0) for vote in uncast_votes for share in vote.shares[:4]]
     mutator = PayloadMutator(payloads, scene.setting.seeded_random("http"))
-    told, _ = await _post_bodies(scene, itertools.islice(mutator, scene.setting.scale(2000, 500)), CONNECTIONS)
-    scene.findings.record_figure("broken payloads posted", told.total())
+    statuses, _ = await _post_bodies(scene, itertools.islice(mutator, scene.setting.scale(2000, 500)), CONNECTIONS)
+    scene.findings.record_figure("broken payloads posted", statuses.total())
     scene.findings.require_equal(
-        "broken payloads that were not refused by 400", told.total() - told[400] - told[429], 0
+        "broken payloads that were not refused by 400", statuses.total() - statuses[400] - statuses[429], 0
     )
 
 
@@ -294,18 +294,20 @@ def _create_well_formed_bodies(scene: Environment, uncast_votes: Sequence[Ballot
 
 async def _post_unknown_leaves(scene: Environment, uncast_votes: Sequence[Ballot], leaf: int) -> None:
     shares = itertools.islice(_create_well_formed_bodies(scene, uncast_votes, leaf), scene.setting.scale(10_000, 800))
-    told, seconds = await _post_bodies(scene, shares, 512)
+    statuses, seconds = await _post_bodies(scene, shares, 512)
     findings = scene.findings
-    findings.record_figure("shares in no tree, told 429", told[429])
-    findings.require_equal("shares in no tree that were not refused", told.total() - told[400] - told[429], 0)
+    findings.record_figure("shares in no tree, told 429", statuses[429])
+    findings.require_equal(
+        "shares in no tree that were not refused", statuses.total() - statuses[400] - statuses[429], 0
+    )
     # A share whose leaf or round is missing gets 429 until it is proven that the chain lacks it. The rate depends on
     # the machine, so it is a figure without a goal.
-    findings.record_figure("shares in no tree, refusals a second", round((told[400] + told[429]) / seconds))
+    findings.record_figure("shares in no tree, refusals a second", round((statuses[400] + statuses[429]) / seconds))
 
 
 async def _post_bodies(scene: Environment, bodies: Iterable[bytes], connections: int) -> tuple[Counter[int], float]:
     """Post all bodies; return the number of responses by status (0 for none) and the seconds taken."""
-    told, waiting = Counter[int](), iter(bodies)
+    statuses, waiting = Counter[int](), iter(bodies)
 
     async def post_waiting() -> None:
         line = ReusedConnection(_port_of(scene.unlimited_helper))
@@ -313,19 +315,22 @@ async def _post_bodies(scene: Environment, bodies: Iterable[bytes], connections:
             answer: RawResponse | None = await line.send(
                 RawRequest("POST", SHARES_PATH, body, {"X-Helper-Token": TOKEN})
             )
-            told[answer.status if answer else 0] += 1
+            statuses[answer.status if answer else 0] += 1
         line.close()
 
-    begun = time.monotonic()
+    started_at = time.monotonic()
     await asyncio.gather(*(post_waiting() for _ in range(connections)))
-    return told, time.monotonic() - begun
+    return statuses, time.monotonic() - started_at
 
 
 async def _check_promises(scene: Environment) -> None:
     findings = scene.findings
-    await promise_check.check_promises(findings, scene.chain, scene.crowd.ledger)
-    reveals, ours = await scene.chain.broadcasts(), await promise_check.find_broadcasts(scene.chain, scene.crowd.ledger)
-    findings.require_equal("reveals that no honest wallet posted", len(reveals) - len(ours), 0)
+    await promise_check.check_promises(findings, scene.chain, scene.wallets.ledger)
+    reveals, own = (
+        await scene.chain.broadcasts(),
+        await promise_check.find_broadcasts(scene.chain, scene.wallets.ledger),
+    )
+    findings.require_equal("reveals that no honest wallet posted", len(reveals) - len(own), 0)
     counts = await scene.unlimited_helper.service_counts()
     findings.require_equal("proofs of rubbish", counts.get("proven", 0) + counts.get("failures", 0), 0)
     rows = sum(
@@ -333,11 +338,11 @@ async def _check_promises(scene: Environment) -> None:
         for table in ("shares", "tombstones", "history")
     )
     findings.require_equal("rows of rubbish", rows, 0)
-    findings.require_equal("honest shares refused for good", len(scene.crowd.refused), 0)
+    findings.require_equal("honest shares refused for good", len(scene.wallets.refused), 0)
     written = scene.default_helper.log.read_bytes() + scene.default_helper.bytes_on_disk()
     addresses = (SLOW_ADDRESS, FLOODER_ADDRESS, FORWARDED_ADDRESS, "198.51.100.")
     findings.require_equal(
-        "client addresses in log and files", sum(written.count(one.encode()) for one in addresses), 0
+        "client addresses in log and files", sum(written.count(address.encode()) for address in addresses), 0
     )
 
 

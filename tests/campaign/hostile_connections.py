@@ -130,11 +130,11 @@ async def _send_many_headers(setting: CampaignRun, findings: Findings, port: int
 
 async def _flood_log(setting: CampaignRun, findings: Findings, helper: HelperProcess, port: int) -> None:
     """Send malformed requests, and pipelines whose responses are never read."""
-    before, begun = _read_log_lines(helper.log), time.monotonic()
+    before, started_at = _read_log_lines(helper.log), time.monotonic()
     for number in range(setting.scale(4000, 400)):
         await _first_status(port, MALFORMED_REQUESTS[number % len(MALFORMED_REQUESTS)])
     await asyncio.sleep(1)
-    written, seconds = _read_log_lines(helper.log) - before, time.monotonic() - begun
+    written, seconds = _read_log_lines(helper.log) - before, time.monotonic() - started_at
     findings.record_figure("log flood, seconds", seconds)
     findings.require_at_most("log flood, lines a second", written / seconds, 1)
 
@@ -142,12 +142,12 @@ async def _flood_log(setting: CampaignRun, findings: Findings, helper: HelperPro
 async def _measure_honest_client(port: int, attack: Awaitable[None]) -> list[float]:
     """Return the seconds of each request of an honest client during an attack."""
     waits: list[float] = []
-    line, ask = ReusedConnection(port), RawRequest("GET", "/shielded-vote/v1/status")
+    line, request = ReusedConnection(port), RawRequest("GET", "/shielded-vote/v1/status")
     attacking = asyncio.ensure_future(attack)
     while not attacking.done():
-        begun = time.monotonic()
-        answer = await line.send(ask)
-        waits.append(time.monotonic() - begun if answer is not None and answer.status == 200 else 60.0)
+        started_at = time.monotonic()
+        answer = await line.send(request)
+        waits.append(time.monotonic() - started_at if answer is not None and answer.status == 200 else 60.0)
         await asyncio.sleep(0.005)
     await attacking
     line.close()

@@ -81,15 +81,15 @@ class EndlessNode:
             self.endless_responses -= 1
 
     async def _forward(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection(*self._target)
-        back.write(head)
-        sending = asyncio.create_task(_copy(reader, back))
+        node_reader, node_writer = await asyncio.open_connection(*self._target)
+        node_writer.write(head)
+        sending = asyncio.create_task(_copy(reader, node_writer))
         try:
-            await _copy(there, writer)
+            await _copy(node_reader, writer)
         finally:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
-            back.transport.abort()
+            node_writer.transport.abort()
 
 
 async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
@@ -124,7 +124,7 @@ async def _run_gateway(
 
 async def attack_gateway(setting: CampaignRun, findings: Findings, chain: DevChain, http: httpx.AsyncClient) -> None:
     """Attack a dedicated gateway in front of a chain, and record what wallets observe."""
-    wanted = setting.scale(4000, 160)
+    request_count = setting.scale(4000, 160)
     async with _run_gateway(setting, chain, http) as (node, port), asyncio.TaskGroup() as group:
         attack = [
             group.create_task(_repeat_slow_connections(port, source, number))
@@ -136,13 +136,13 @@ async def attack_gateway(setting: CampaignRun, findings: Findings, chain: DevCha
                 while node.endless_responses < MAX_CONCURRENT - len(ATTACKER_ADDRESSES):
                     await asyncio.sleep(0.05)
         findings.require_at_least("gateway, answers that nobody reads", node.endless_responses, 1)
-        statuses, seconds = await _run_wallets(port, wanted)
+        statuses, seconds = await _run_wallets(port, request_count)
         for task in attack:
             task.cancel()
     refused = statuses[0] + statuses[429] + statuses[503]
     findings.record_figure("gateway, honest requests", statuses.total())
     findings.require_equal("gateway, honest requests refused", refused, 0)
-    findings.require_equal("gateway, honest reads answered", statuses[200], wanted * 3 // 4)
+    findings.require_equal("gateway, honest reads answered", statuses[200], request_count * 3 // 4)
     findings.require_at_most("gateway, honest request p50 s", percentile(seconds, 0.5) or 60.0, 0.5)
     # Attackers, node and wallets share a process here; its pauses are part of the slowest requests.
     findings.record_figure("gateway, honest request p99 s", percentile(seconds, 0.99) or 60.0)
@@ -151,19 +151,21 @@ async def attack_gateway(setting: CampaignRun, findings: Findings, chain: DevCha
 async def _run_wallets(port: int, request_count: int) -> tuple[Counter[int], list[float]]:
     """Send three reads and a vote in turn; return counts by status (0 for none) and seconds."""
     statuses, seconds = Counter[int](), list[float]()
-    asks = itertools.islice(itertools.cycle((READ_REQUEST, READ_REQUEST, READ_REQUEST, POST_REQUEST)), request_count)
+    requests = itertools.islice(
+        itertools.cycle((READ_REQUEST, READ_REQUEST, READ_REQUEST, POST_REQUEST)), request_count
+    )
 
-    async def one() -> None:
+    async def run_client() -> None:
         line = ReusedConnection(port)
-        for ask in asks:
-            begun = time.monotonic()
-            answer = await line.send(ask)
-            seconds.append(time.monotonic() - begun)
+        for request in requests:
+            started_at = time.monotonic()
+            answer = await line.send(request)
+            seconds.append(time.monotonic() - started_at)
             statuses[answer.status if answer else 0] += 1
             await asyncio.sleep(PAUSE_SECONDS)
         line.close()
 
-    await asyncio.gather(*(one() for _ in range(CONNECTIONS)))
+    await asyncio.gather(*(run_client() for _ in range(CONNECTIONS)))
     return statuses, seconds
 
 
@@ -174,15 +176,16 @@ async def _repeat_slow_connections(port: int, source: str, number: int) -> None:
             if number % 2:
                 await _read_slowly(port, source)
             else:
-                await _send_slowly(port, source, begun=512 << 10 if number % 4 else 1)
+                await _send_slowly(port, source, initial_bytes=512 << 10 if number % 4 else 1)
         await asyncio.sleep(0.05)
 
 
-async def _send_slowly(port: int, source: str, *, begun: int) -> None:
+async def _send_slowly(port: int, source: str, *, initial_bytes: int) -> None:
     reader, writer = await asyncio.open_connection(HOST, port, local_addr=(source, 0))
     try:
         writer.write(
-            RawRequest("POST", CAST_VOTE_PATH, headers={"Content-Length": str(1 << 20)}).encode_head() + b"[" * begun
+            RawRequest("POST", CAST_VOTE_PATH, headers={"Content-Length": str(1 << 20)}).encode_head()
+            + b"[" * initial_bytes
         )
         closed = asyncio.create_task(reader.read())
         while not (await asyncio.wait([closed], timeout=1))[0]:

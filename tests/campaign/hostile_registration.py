@@ -121,9 +121,9 @@ async def _run_flood(setting: CampaignRun, findings: Findings, helper: HelperPro
         waits = list[float]()
         line = ReusedConnection(port, "127.0.0.5")
         while not over.is_set():
-            begun = time.monotonic()
+            started_at = time.monotonic()
             answer = await line.send(RawRequest("GET", f"{PENDING_PATH}?page={1 + len(waits) % 20}"))
-            waits.append(time.monotonic() - begun if answer is not None and answer.status == 200 else 60.0)
+            waits.append(time.monotonic() - started_at if answer is not None and answer.status == 200 else 60.0)
             await asyncio.sleep(0.005)
         line.close()
         return waits
@@ -188,9 +188,9 @@ async def _stop_with_abandoned_requests(findings: Findings, helper: HelperProces
         _, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(f"127.0.1.{number % 20 + 1}", 0))
         writer.write(RawRequest("GET", PENDING_PATH).encode_head())
         writer.close()
-    begun = time.monotonic()
+    started_at = time.monotonic()
     findings.require_equal("stop amid abandoned requests, exit status", await helper.stop(), 0)
-    findings.require_at_most("stop amid abandoned requests s", time.monotonic() - begun, 10)
+    findings.require_at_most("stop amid abandoned requests s", time.monotonic() - started_at, 10)
 
 
 def _check_file(findings: Findings, path: Path) -> None:

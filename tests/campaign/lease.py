@@ -108,20 +108,20 @@ class SenderHost:
 async def run(setting: CampaignRun) -> Findings:
     """Run the hosts, disrupt them, and check the promises."""
     findings = Findings()
-    lease, hurts = setting.scale(10.0, 1.0), setting.scale(40, len(FAULT_KINDS))
-    began = time.monotonic()
+    lease, fault_count = setting.scale(10.0, 1.0), setting.scale(40, len(FAULT_KINDS))
+    started_at = time.monotonic()
     async with run_object_store(setting.folder) as store, _run_hosts(store, setting.folder, lease) as hosts:
         await _wait_until("somebody sends", lambda: _current_holder(hosts) is not None)
-        for kind in itertools.islice(itertools.cycle(FAULT_KINDS), hurts):
+        for kind in itertools.islice(itertools.cycle(FAULT_KINDS), fault_count):
             seconds = await _disrupt_hosts(kind, hosts, store, lease)
             findings.require_at_most(f"{kind}: seconds until somebody sends", seconds, lease + SLACK_SECONDS)
-        lasted = time.monotonic() - began
+        lasted = time.monotonic() - started_at
     findings.record_figure("seconds", lasted)
-    _check_reports(findings, hosts, hurts)
+    _check_reports(findings, hosts, fault_count)
     return findings
 
 
-def _check_reports(findings: Findings, hosts: list[SenderHost], hurts: int) -> None:
+def _check_reports(findings: Findings, hosts: list[SenderHost], fault_count: int) -> None:
     """Compare the hosts' reports."""
     spans = [(span[0], span[1], host.name) for host in hosts for span in host.held_spans.values()]
     fences = [fence for host in hosts for _, fence in host.held_spans]
@@ -130,26 +130,26 @@ def _check_reports(findings: Findings, hosts: list[SenderHost], hurts: int) -> N
         for other in CLOCK_SKEWS:
             if other != name:
                 others[other].append((first, last))
-    sent = [(host.name, one) for host in hosts for one in host.sent]
+    sent = [(host.name, send) for host in hosts for send in host.sent]
     findings.require_equal("moments with two holders", _count_overlaps([(first, last) for first, last, _ in spans]), 0)
     findings.require_equal("fences that two holdings had", len(fences) - len(set(fences)), 0)
     findings.require_at_least("holdings", len(spans), 2)
     findings.require_at_least("sends", len(sent), 20)
-    unlooked = sum(not one.claimed_at <= one.lease_checked_at <= one.sent_at for _, one in sent)
+    unlooked = sum(not send.claimed_at <= send.lease_checked_at <= send.sent_at for _, send in sent)
     findings.require_equal("sends without a look at the lease after the claim", unlooked, 0)
-    begun = sum(_is_within(one.lease_checked_at, others[name]) for name, one in sent)
-    findings.require_equal("sends that began while another held it", begun, 0)
-    late = sum(_is_within(one.sent_at, others[name]) for name, one in sent)
-    findings.require_at_most("sends that had begun when their host was stopped", late, hurts)
+    conflicting = sum(_is_within(send.lease_checked_at, others[name]) for name, send in sent)
+    findings.require_equal("sends that began while another held it", conflicting, 0)
+    late = sum(_is_within(send.sent_at, others[name]) for name, send in sent)
+    findings.require_at_most("sends that had begun when their host was stopped", late, fault_count)
 
 
 def _count_overlaps(spans: list[tuple[float, float]]) -> int:
     """Count the spans that begin before all earlier ones have ended."""
-    found, until = 0, 0.0
+    overlaps, until = 0, 0.0
     for first, last in sorted(spans):
-        found += first <= until
+        overlaps += first <= until
         until = max(until, last)
-    return found
+    return overlaps
 
 
 def _is_within(moment: float, spans: list[tuple[float, float]]) -> bool:
@@ -158,28 +158,30 @@ def _is_within(moment: float, spans: list[tuple[float, float]]) -> bool:
 
 def _current_holder(hosts: list[SenderHost], since: float = 0.0) -> SenderHost | None:
     """Return the latest holder after this moment, or None."""
-    found = max(hosts, key=lambda host: host.last_report)
-    return found if found.last_report > since else None
+    latest = max(hosts, key=lambda host: host.last_report)
+    return latest if latest.last_report > since else None
 
 
 async def _disrupt_hosts(kind: str, hosts: list[SenderHost], store: ObjectStoreProcess, lease: float) -> float:
     """Disrupt the hosts; return the seconds until a host sends again."""
     victim = _current_holder(hosts)
     assert victim is not None
-    began = time.monotonic()
+    started_at = time.monotonic()
     if kind == "SIGKILL":
         await victim.kill()
-        await _wait_until("another has it", lambda: _current_holder(hosts, began) is not None)
-        took = time.monotonic() - began
+        await _wait_until("another has it", lambda: _current_holder(hosts, started_at) is not None)
+        seconds = time.monotonic() - started_at
         await victim.start()
-        return took
+        return seconds
     if kind == "SIGSTOP":
         victim.send_signal(signal.SIGSTOP)
         try:
-            await _wait_until("another has it", lambda: _current_holder(_other_hosts(hosts, victim), began) is not None)
+            await _wait_until(
+                "another has it", lambda: _current_holder(_other_hosts(hosts, victim), started_at) is not None
+            )
         finally:
             victim.send_signal(signal.SIGCONT)
-        return time.monotonic() - began
+        return time.monotonic() - started_at
     faults: dict[str, dict[str, float]] = {
         "503": {"busy": 10**6},
         "slow": {"slow": lease / 8},

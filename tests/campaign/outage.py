@@ -26,7 +26,7 @@ import httpx
 from devnet.ballot import Ballot
 from tests.campaign import promise_check
 from tests.campaign.campaign import Campaign, CampaignRun, Findings
-from tests.campaign.wallet_clients import WalletCrowd
+from tests.campaign.wallet_clients import WalletGroup
 from tests.support.clock import ScaledClock
 from tests.support.devnet import DevChain
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, run_helper
@@ -50,7 +50,7 @@ class Environment:
     chain: DevChain
     helper: HelperProcess
     ports: list[TcpGate]
-    crowd: WalletCrowd
+    wallets: WalletGroup
     refusals: int = 0
 
 
@@ -82,9 +82,9 @@ async def run(setting: CampaignRun) -> Findings:
                 async with run_helper(
                     setting.folder, http, chain, program=program, cluster=place, env=env, **sections
                 ) as helper:
-                    there = chain.at_node(1)
-                    crowd = WalletCrowd(there, lambda: [helper.url], setting.seeded_random("votes"))
-                    await _run_outage(findings, Environment(setting, clock, there, helper, ports, crowd))
+                    healthy_chain = chain.at_node(1)
+                    wallets = WalletGroup(healthy_chain, lambda: [helper.url], setting.seeded_random("votes"))
+                    await _run_outage(findings, Environment(setting, clock, healthy_chain, helper, ports, wallets))
         finally:
             await chain.kill()
     return findings
@@ -92,13 +92,13 @@ async def run(setting: CampaignRun) -> Findings:
 
 async def _run_outage(findings: Findings, scene: Environment) -> None:
     votes, hours = scene.setting.scale((60, 6.0), (4, 0.5))
-    clock, chain, ledger, rng = scene.clock, scene.chain, scene.crowd.ledger, scene.setting.seeded_random("times")
+    clock, chain, ledger, rng = scene.clock, scene.chain, scene.wallets.ledger, scene.setting.seeded_random("times")
     round_id = await chain.open_round(7 * 24 * 3600)
-    cast = await scene.crowd.cast_votes(round_id, votes + 1)
+    cast = await scene.wallets.cast_votes(round_id, votes + 1)
     await scene.helper.wait_for_leaf(round_id, max(position for _, position in cast))
-    begin, seconds = clock.now() + clock.scale, hours * 3600
-    await scene.crowd.post_shares(cast[:votes], lambda: int(begin + rng.uniform(0, 1.1 * seconds)), posters=32)
-    await clock.sleep(begin + 0.05 * seconds - clock.now())
+    start, seconds = clock.now() + clock.scale, hours * 3600
+    await scene.wallets.post_shares(cast[:votes], lambda: int(start + rng.uniform(0, 1.1 * seconds)), posters=32)
+    await clock.sleep(start + 0.05 * seconds - clock.now())
     posting = await _take_offline(scene, seconds, cast[votes:])
     back = clock.now()
     await chain.clear_faults(node=0)
@@ -125,7 +125,7 @@ async def _take_offline(scene: Environment, seconds: float, late_votes: list[tup
     middle, end = clock.now() + seconds / 2, clock.now() + seconds
     for port in scene.ports:
         await port.close_port()
-    posting = asyncio.create_task(scene.crowd.post_shares(late_votes, lambda: 0, posters=4, timeout_seconds=600))
+    posting = asyncio.create_task(scene.wallets.post_shares(late_votes, lambda: 0, posters=4, timeout_seconds=600))
     while clock.now() < middle:
         await _poll_status(scene)
     await scene.chain.set_faults(node=0, **broken)
@@ -151,7 +151,7 @@ def _check_recovery_speed(
     findings: Findings, sent: list[dict[str, Any]], scene: Environment, recovered_at: float
 ) -> None:
     """Check the rate from the first reveal after the outage to the last overdue share."""
-    posted = scene.crowd.ledger.posted
+    posted = scene.wallets.ledger.posted
     firsts: dict[str, float] = {}
     for entry in sent:
         if posted[entry["nullifier"]].submit_at <= recovered_at:

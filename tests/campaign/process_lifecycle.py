@@ -15,7 +15,7 @@ import httpx
 
 from tests.campaign.campaign import CampaignRun, Findings
 from tests.campaign.promise_check import check_promises, count_confirmed, wait_until_drained
-from tests.campaign.wallet_clients import WalletCrowd
+from tests.campaign.wallet_clients import WalletGroup
 from tests.support.devnet import DevChain
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess
 from tests.support.process import find_free_port
@@ -48,7 +48,7 @@ class HelperLifecycle:
 
     helper: HelperProcess
     chain: DevChain
-    crowd: WalletCrowd
+    wallets: WalletGroup
     round_id: bytes
     start_count: int
     votes: int
@@ -95,16 +95,16 @@ class HelperLifecycle:
 
         The votes are posted in proportion to the runs, so that each has work on a machine of any speed.
         """
-        votes = await self.crowd.cast_votes(self.round_id, self.votes)
-        begun = 0
+        votes = await self.wallets.cast_votes(self.round_id, self.votes)
+        posted = 0
         async with asyncio.TaskGroup() as group:
             for life in range(self.start_count):
-                upto = -(-len(votes) * (life + 1) // self.start_count)
-                for vote in votes[begun:upto]:
+                stop = -(-len(votes) * (life + 1) // self.start_count)
+                for vote in votes[posted:stop]:
                     group.create_task(
-                        self.crowd.post_shares([vote], self._draw_due_time, timeout_seconds=START_TIMEOUT_SECONDS)
+                        self.wallets.post_shares([vote], self._draw_due_time, timeout_seconds=START_TIMEOUT_SECONDS)
                     )
-                begun = upto
+                posted = stop
                 self.spawn()
                 await end(life)
             self.spawn()
@@ -119,13 +119,13 @@ class HelperLifecycle:
 
     async def check_promises(self, findings: Findings) -> None:
         """Check the promises, no spent attempts, no remaining shares, and a sound database."""
-        ledger = self.crowd.ledger
+        ledger = self.wallets.ledger
         await wait_until_drained(self.chain, ledger, DRAIN_TIMEOUT_SECONDS + self.seconds * len(ledger.posted))
         await check_promises(findings, self.chain, ledger)
         findings.require_equal(
             "shares posted and not acknowledged", len(ledger.posted) - len(ledger.acknowledged_at), 0
         )
-        findings.require_equal("shares refused", len(self.crowd.refused), 0)
+        findings.require_equal("shares refused", len(self.wallets.refused), 0)
         with contextlib.suppress(AssertionError):
             async with self.helper.timeout("has erased all shares"):
                 while self.helper.query_rows("SELECT count(*) FROM shares")[0][0]:
@@ -176,7 +176,7 @@ async def create_lifecycle(
             yield HelperLifecycle(
                 helper=helper,
                 chain=chain,
-                crowd=WalletCrowd(
+                wallets=WalletGroup(
                     chain, lambda: [f"http://127.0.0.1:{port}"], setting.seeded_random(f"{part} wallets")
                 ),
                 round_id=await chain.open_round(),

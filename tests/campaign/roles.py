@@ -36,7 +36,7 @@ from devnet.ballot import Ballot
 from tests.campaign import promise_check
 from tests.campaign.campaign import Campaign, CampaignRun, Findings
 from tests.campaign.process_lifecycle import count_attempts
-from tests.campaign.wallet_clients import WalletCrowd
+from tests.campaign.wallet_clients import WalletGroup
 from tests.support.database_proxy import DatabaseProxy
 from tests.support.devnet import DevChain
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess
@@ -87,7 +87,7 @@ class Environment:
     chain: DevChain
     cluster: Cluster
     proxy: DatabaseProxy
-    crowd: WalletCrowd
+    wallets: WalletGroup
     hosts: dict[str, HelperProcess]
     lease: float
     rng: random.Random
@@ -99,8 +99,8 @@ class Environment:
 
         def run_query() -> Any:
             if self.query_connection is None or self.query_connection.closed:
-                way = f"-c search_path={SCHEMA_NAME}"
-                self.query_connection = psycopg.connect(self.cluster.url, options=way, autocommit=True)
+                search_path = f"-c search_path={SCHEMA_NAME}"
+                self.query_connection = psycopg.connect(self.cluster.url, options=search_path, autocommit=True)
             row = self.query_connection.execute(query.encode(), values).fetchone()
             return None if row is None else row[0]
 
@@ -120,11 +120,11 @@ class Environment:
 
     async def require_within(self, description: str, condition: Callable[[], Awaitable[object]], bound: float) -> None:
         """Wait for a condition and require that it holds within the bound."""
-        began = time.monotonic()
-        while not await condition() and time.monotonic() < began + 10 * bound:
+        started_at = time.monotonic()
+        while not await condition() and time.monotonic() < started_at + 10 * bound:
             await asyncio.sleep(0.1)
         name = f"seconds until {description}"
-        self.is_quiet[name] = max(self.is_quiet.get(name, 0.0), time.monotonic() - began)
+        self.is_quiet[name] = max(self.is_quiet.get(name, 0.0), time.monotonic() - started_at)
         self.findings.require_at_most(name, self.is_quiet[name], bound)
 
     async def wait_for_takeover(self, name: str) -> None:
@@ -137,10 +137,10 @@ class Environment:
             await self.require_within("another host sends", another, self.lease + SLACK_SECONDS)
         elif name.startswith("proves"):
 
-            async def none() -> bool:
+            async def has_no_claims() -> bool:
                 return await self.count_claims(name) == 0
 
-            await self.require_within("its shares are another's", none, self.lease + SLACK_SECONDS)
+            await self.require_within("its shares are another's", has_no_claims, self.lease + SLACK_SECONDS)
 
     async def start_host(self, name: str) -> None:
         """Start a host; its name may still be in use by its previous run for a moment."""
@@ -179,16 +179,18 @@ async def _run_environment(setting: CampaignRun, findings: Findings) -> AsyncIte
         http = await stack.enter_async_context(httpx.AsyncClient(timeout=30))
         stack.callback(cluster.remove)
         await asyncio.to_thread(cluster.start)
-        way = DatabaseProxy(cluster.folder / ".s.PGSQL.5432")
-        await stack.enter_async_context(way.listen())
+        proxy = DatabaseProxy(cluster.folder / ".s.PGSQL.5432")
+        await stack.enter_async_context(proxy.listen())
         chain = DevChain(setting.folder, http, "--block-seconds", "1", "--stand-in-proofs")
         await chain.start()
         stack.push_async_callback(chain.kill)
         lease = setting.scale(10.0, 2.0)
-        hosts = _create_hosts(setting, http, chain, way, lease)
+        hosts = _create_hosts(setting, http, chain, proxy, lease)
         urls = [f"http://127.0.0.1:{port}" for port in _ports_by_host(hosts)]
-        crowd = WalletCrowd(chain, lambda: urls, setting.seeded_random("wallets"))
-        scene = Environment(setting, findings, chain, cluster, way, crowd, hosts, lease, setting.seeded_random("hurts"))
+        wallets = WalletGroup(chain, lambda: urls, setting.seeded_random("wallets"))
+        scene = Environment(
+            setting, findings, chain, cluster, proxy, wallets, hosts, lease, setting.seeded_random("hurts")
+        )
         stack.push_async_callback(_stop_hosts, scene)
         first, *others = hosts
         await scene.start_host(first)  # creates the tables
@@ -211,10 +213,10 @@ def _create_hosts(
         "lease_seconds": lease,
     }
     kinds = {"takes": ("api", setting.scale(2, 1)), "proves": ("prover", 2), "sends": ("sender", 2)}
-    made = {}
+    hosts = {}
     for kind, (role, number) in kinds.items():
-        for one in range(number):
-            name = f"{kind}-{one}"
+        for index in range(number):
+            name = f"{kind}-{index}"
             folder = setting.folder / name
             folder.mkdir()
             sections: dict[str, Any] = {
@@ -223,18 +225,18 @@ def _create_hosts(
                 "sender": {"standby": True},
                 "admin": {"disable": True},
             }
-            made[name] = HelperProcess(folder, http, chain, program=STAND_IN_PROGRAM, **sections)
-    return made
+            hosts[name] = HelperProcess(folder, http, chain, program=STAND_IN_PROGRAM, **sections)
+    return hosts
 
 
 def _ports_by_host(hosts: dict[str, HelperProcess]) -> list[int]:
     """Return the ports that wallets post to."""
-    found = []
+    ports = []
     for name, host in hosts.items():
         if name.startswith("takes"):
             lines = host.config.read_text().splitlines()
-            found += [int(line.removeprefix("port = ")) for line in lines if line.startswith("port = ")]
-    return found
+            ports += [int(line.removeprefix("port = ")) for line in lines if line.startswith("port = ")]
+    return ports
 
 
 def _install_send_log(cluster: Cluster) -> None:
@@ -309,30 +311,30 @@ async def _run_faults(scene: Environment) -> None:
     """Apply all faults in random order while votes are posted in proportion."""
     setting, rng = scene.setting, scene.rng
     round_id = await scene.chain.open_round()
-    hurts = _draw_faults(scene)
-    votes = await scene.crowd.cast_votes(round_id, setting.scale(125, 6))
+    faults = _draw_faults(scene)
+    votes = await scene.wallets.cast_votes(round_id, setting.scale(125, 6))
     due = setting.seeded_random("times")
-    begun = 0
+    started_at = 0
     async with asyncio.TaskGroup() as group:
 
-        def post(upto: int) -> None:
-            nonlocal begun
-            some: list[tuple[Ballot, int]] = votes[begun:upto]
-            begun = upto
+        def post(stop: int) -> None:
+            nonlocal started_at
+            batch: list[tuple[Ballot, int]] = votes[started_at:stop]
+            started_at = stop
             group.create_task(
-                scene.crowd.post_shares(
-                    some,
+                scene.wallets.post_shares(
+                    batch,
                     lambda: int(time.time() + due.uniform(0, MAX_AHEAD_SECONDS)) + 1,
                     timeout_seconds=START_TIMEOUT_SECONDS,
                 )
             )
 
-        for number, (what, hurt) in enumerate(hurts):
-            post(-(-len(votes) * (number + 1) // (len(hurts) + 1)))
+        for number, (what, apply) in enumerate(faults):
+            post(-(-len(votes) * (number + 1) // (len(faults) + 1)))
             scene.findings.record_figure(what, int(scene.findings.figures.get(what, 0)) + 1)
             await asyncio.sleep(rng.uniform(0.2, 1.5))
             scene.proxy.drops_notifications = number % 3 == 1
-            await hurt()
+            await apply()
         scene.proxy.drops_notifications = True  # the remaining work must be done without notifications
         post(len(votes))
 
@@ -343,26 +345,26 @@ def _draw_faults(scene: Environment) -> list[tuple[str, Callable[[], Awaitable[N
 
     kills = names * setting.scale(100 // len(names), 0) or ["takes-0", "proves-0"]
     stops = [name for name in names if not name.startswith("sends")] * setting.scale(3, 0) or ["proves-0"]
-    found: list[tuple[str, Callable[[], Awaitable[None]]]] = []
-    found += [(f"SIGKILL: {name.partition('-')[0]}", partial(_kill_host, scene, name)) for name in kills]
-    found += [("SIGKILL: who sends", partial(_disrupt_sender, scene, _kill_host))] * setting.scale(4, 1)
-    found += [(f"SIGSTOP: {name.partition('-')[0]}", partial(_suspend_host, scene, name)) for name in stops]
-    found += [(STOPPED_SENDER, partial(_disrupt_sender, scene, _suspend_host))] * setting.scale(12, 1)
-    found += [("crashes of the server", partial(_crash_database, scene))] * setting.scale(5, 1)
-    found += [("cuts of all connections", partial(_cut_connections, scene))] * setting.scale(20, 1)
-    rng.shuffle(found)
-    return found
+    faults: list[tuple[str, Callable[[], Awaitable[None]]]] = []
+    faults += [(f"SIGKILL: {name.partition('-')[0]}", partial(_kill_host, scene, name)) for name in kills]
+    faults += [("SIGKILL: who sends", partial(_disrupt_sender, scene, _kill_host))] * setting.scale(4, 1)
+    faults += [(f"SIGSTOP: {name.partition('-')[0]}", partial(_suspend_host, scene, name)) for name in stops]
+    faults += [(STOPPED_SENDER, partial(_disrupt_sender, scene, _suspend_host))] * setting.scale(12, 1)
+    faults += [("crashes of the server", partial(_crash_database, scene))] * setting.scale(5, 1)
+    faults += [("cuts of all connections", partial(_cut_connections, scene))] * setting.scale(20, 1)
+    rng.shuffle(faults)
+    return faults
 
 
 # ---------------------------------------------------------------- results
 
 
 async def _check_promises(scene: Environment) -> None:
-    findings, ledger = scene.findings, scene.crowd.ledger
+    findings, ledger = scene.findings, scene.wallets.ledger
     await promise_check.wait_until_drained(scene.chain, ledger, 90 + 0.1 * len(ledger.posted))
     await promise_check.check_promises(findings, scene.chain, ledger)
     findings.require_equal("shares posted and not acknowledged", len(ledger.posted) - len(ledger.acknowledged_at), 0)
-    findings.require_equal("shares refused", len(scene.crowd.refused), 0)
+    findings.require_equal("shares refused", len(scene.wallets.refused), 0)
     findings.require_at_least("words between hosts that were lost", scene.proxy.dropped_notifications, 1)
     findings.require_equal("sends noted without the lease", await _sends_by_other_hosts(scene), 0)
     findings.require_at_least(
@@ -388,7 +390,7 @@ async def _sends_by_other_hosts(scene: Environment) -> int:
 
 async def _repeated_sends(scene: Environment) -> None:
     """Limit repeated sends: a host stopped between note and first byte may repeat a share's send."""
-    sent = await promise_check.find_broadcasts(scene.chain, scene.crowd.ledger)
+    sent = await promise_check.find_broadcasts(scene.chain, scene.wallets.ledger)
     pairs = {(entry["nullifier"], entry["height"]) for entry in sent}
     stops = int(scene.findings.figures.get(STOPPED_SENDER, 0))
     scene.findings.require_at_most(

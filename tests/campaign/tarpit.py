@@ -27,7 +27,7 @@ import httpx
 from helper.observability.stats import percentile
 from tests.campaign import promise_check
 from tests.campaign.campaign import Campaign, CampaignRun, Findings
-from tests.campaign.wallet_clients import WalletCrowd
+from tests.campaign.wallet_clients import WalletGroup
 from tests.support.devnet import DevChain
 from tests.support.harness import run_helper
 from tests.support.tcp_gate import TcpGate, open_gates
@@ -93,10 +93,10 @@ async def _run_lane(
 ) -> None:
     """Run a chain and a helper whose node in this position becomes a tarpit of this kind."""
     flags = ("--block-seconds", setting.scale("1", "0.5"), "--extra-nodes", str(NODE_COUNT), "--stand-in-proofs")
-    whole = DevChain(folder, http, *flags)
-    await whole.start()
+    full_chain = DevChain(folder, http, *flags)
+    await full_chain.start()
     try:
-        chain = whole.at_node(NODE_COUNT)  # the last node is used by the checks only
+        chain = full_chain.at_node(NODE_COUNT)  # the last node is used by the checks only
         listed = [(node["rest"], node["rpc"]) for node in chain.nodes[:NODE_COUNT]]
         async with open_gates(*listed[place]) as ports:
             listed[place] = (ports[0].url, ports[1].url)
@@ -106,36 +106,38 @@ async def _run_lane(
                 "poll_seconds": 0.5,
             }
             async with run_helper(folder, http, chain, cluster=setting.cluster, chain=sections) as helper:
-                crowd = WalletCrowd(chain, lambda: [helper.url], setting.seeded_random(f"{kind} {place}"))
-                await _run_tarpit(setting, observations, chain, crowd, ports, kind, place)
-                await promise_check.check_promises(findings, chain, crowd.ledger)
+                wallets = WalletGroup(chain, lambda: [helper.url], setting.seeded_random(f"{kind} {place}"))
+                await _run_tarpit(setting, observations, chain, wallets, ports, kind, place)
+                await promise_check.check_promises(findings, chain, wallets.ledger)
                 await promise_check.check_no_share_charged(findings, helper)
     finally:
-        await whole.kill()
+        await full_chain.kill()
 
 
 async def _run_tarpit(
     setting: CampaignRun,
     observations: Observations,
     chain: DevChain,
-    crowd: WalletCrowd,
+    wallets: WalletGroup,
     ports: list[TcpGate],
     kind: str,
     place: int,
 ) -> None:
     rng, seconds = setting.seeded_random(f"times {kind} {place}"), setting.scale(60, 14)
     round_id = await chain.open_round()
-    votes = await crowd.cast_votes(round_id, round(seconds * SHARES_PER_SECOND / 16))
+    votes = await wallets.cast_votes(round_id, round(seconds * SHARES_PER_SECOND / 16))
     await asyncio.sleep(2)  # wait until the leaves are in the helper's tree
-    began = time.time() + 4
-    await crowd.post_shares(votes, lambda: int(began + rng.uniform(0, seconds)))
-    await asyncio.sleep(began + 3 - time.time())
+    start = time.time() + 4
+    await wallets.post_shares(votes, lambda: int(start + rng.uniform(0, seconds)))
+    await asyncio.sleep(start + 3 - time.time())
     await _make_tarpit(chain, ports, kind, place)
-    turned = time.time()
-    await asyncio.sleep(began + seconds - time.time())
-    await promise_check.wait_until_drained(chain, crowd.ledger, 60)
+    tarpit_since = time.time()
+    await asyncio.sleep(start + seconds - time.time())
+    await promise_check.wait_until_drained(chain, wallets.ledger, 60)
     observations.tarpits += 1
-    _record_latencies(observations, crowd.ledger, await chain.request_log(), ports, kind, f"node{place}", turned)
+    _record_latencies(
+        observations, wallets.ledger, await chain.request_log(), ports, kind, f"node{place}", tarpit_since
+    )
     for port in ports:
         port.is_silent = False
     await chain.clear_faults(node=place)
@@ -159,12 +161,12 @@ def _record_latencies(
     ports: list[TcpGate],
     kind: str,
     name: str,
-    turned: float,
+    tarpit_since: float,
 ) -> None:
     """Record the duration of calls to the tarpit and each share's latency at a healthy node."""
-    met: set[str] = set()
+    delayed: set[str] = set()
     firsts: dict[str, float] = {}
-    heard = b"".join(bytes(one) for port in ports for one in port.received)
+    received = b"".join(bytes(buffer) for port in ports for buffer in port.received)
     for entry in requests:
         slow = kind == TRICKLE and entry["node"] == name and entry["ms"] > 5000
         if slow:
@@ -173,20 +175,20 @@ def _record_latencies(
         if nullifier not in ledger.posted:
             continue
         if slow:
-            met.add(nullifier)
-        elif kind == HALF_OPEN or entry["node"] != name or entry["time"] < turned:
+            delayed.add(nullifier)
+        elif kind == HALF_OPEN or entry["node"] != name or entry["time"] < tarpit_since:
             firsts.setdefault(nullifier, entry["time"])
     if kind == HALF_OPEN:
         observations.calls += [held for port in ports for held in port.connection_seconds]
-        met = {one for one in ledger.posted if base64.b64encode(bytes.fromhex(one)) in heard}
+        delayed = {nullifier for nullifier in ledger.posted if base64.b64encode(bytes.fromhex(nullifier)) in received}
     for nullifier, posted in ledger.posted.items():
         if nullifier not in firsts:
             continue  # a trickling tarpit may have received it in full, or it was sent while the node was healthy
         late = max(0.0, firsts[nullifier] - posted.submit_at)
-        if nullifier not in met and firsts[nullifier] < turned:
+        if nullifier not in delayed and firsts[nullifier] < tarpit_since:
             observations.latencies_before.append(late)
         else:
-            (observations.detection_seconds if nullifier in met else observations.other_calls).append(late)
+            (observations.detection_seconds if nullifier in delayed else observations.other_calls).append(late)
 
 
 CAMPAIGN = Campaign("tarpit", run)

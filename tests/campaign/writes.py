@@ -33,7 +33,7 @@ from tests.campaign import syscalls
 from tests.campaign.campaign import Campaign, CampaignRun, Findings
 from tests.campaign.promise_check import ShareLedger, check_promises
 from tests.campaign.syscalls import SystemCall
-from tests.campaign.wallet_clients import WalletCrowd
+from tests.campaign.wallet_clients import WalletGroup
 from tests.support.devnet import DevChain
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess
 from tests.support.process import find_free_port
@@ -79,9 +79,9 @@ class KillEnvironment:
         folder.mkdir()
         port = find_free_port()
         settings = {"port": port, "max_concurrent_proofs": 1}
-        made = HelperProcess(folder, self.http, self.chain, program=STAND_IN_PROGRAM, helper=settings)
-        made.ready_data = {"url": f"http://127.0.0.1:{port}"}
-        return made
+        helper = HelperProcess(folder, self.http, self.chain, program=STAND_IN_PROGRAM, helper=settings)
+        helper.ready_data = {"url": f"http://127.0.0.1:{port}"}
+        return helper
 
 
 async def run(setting: CampaignRun) -> Findings:
@@ -132,7 +132,7 @@ async def _create_environment(setting: CampaignRun, name: str) -> AsyncIterator[
         try:
             round_id = await chain.open_round()
             rng = setting.seeded_random(name)
-            ((vote, position),) = await WalletCrowd(chain, list, rng).cast_votes(round_id, 1)
+            ((vote, position),) = await WalletGroup(chain, list, rng).cast_votes(round_id, 1)
             yield KillEnvironment(chain, vote, position, ShareLedger(), folder, http, rng)
         finally:
             await chain.kill()
@@ -156,49 +156,49 @@ async def _trace_lifecycle(world: KillEnvironment, findings: Findings) -> list[K
             if index == 0:
                 lines = trace.read_text(errors="replace").count("\n")
         assert await helper.stop() == 0
-        found = await syscalls.read_calls(trace, helper.pid)
+        calls = await syscalls.read_calls(trace, helper.pid)
     finally:
         await helper.kill()
     late_answers = late_broadcasts = seen = 0
-    for index, answer in zip(range(TRACED_SHARES), _wallet_response_calls(found), strict=True):
+    for index, answer in zip(range(TRACED_SHARES), _wallet_response_calls(calls), strict=True):
         share = world.vote.shares[index]
-        late_answers += not _is_wal_synced(found, share.blind, answer)
+        late_answers += not _is_wal_synced(calls, share.blind, answer)
         late_broadcasts += not _is_wal_synced(
-            found, b"\x04\x0a\x20" + share.nullifier, _broadcast_call(found, share.nullifier)
+            calls, b"\x04\x0a\x20" + share.nullifier, _broadcast_call(calls, share.nullifier)
         )
         seen += 1
     findings.record_figure("shares traced", seen)
     findings.require_equal("answers before the fdatasync of their row", late_answers, 0)
     findings.require_equal("broadcasts before the fdatasync of their message", late_broadcasts, 0)
-    return syscalls.kill_points([call for call in found if call.ended_at < lines], helper.db.name)
+    return syscalls.kill_points([call for call in calls if call.ended_at < lines], helper.db.name)
 
 
-def _wallet_response_calls(found: Sequence[SystemCall]) -> list[SystemCall]:
+def _wallet_response_calls(calls: Sequence[SystemCall]) -> list[SystemCall]:
     """Return the calls that sent responses to wallets, in order."""
-    return [call for call in found if call.file.startswith("socket:") and b'"queued"' in call.data]
+    return [call for call in calls if call.file.startswith("socket:") and b'"queued"' in call.data]
 
 
-def _broadcast_call(found: Sequence[SystemCall], nullifier: bytes) -> SystemCall:
+def _broadcast_call(calls: Sequence[SystemCall], nullifier: bytes) -> SystemCall:
     """Return the call that sent the first byte of the request with this nullifier.
 
     The head may be sent before the body that contains the nullifier.
     """
     name = base64.b64encode(nullifier)
-    sent = [call for call in found if call.file.startswith("socket:")]
+    sent = [call for call in calls if call.file.startswith("socket:")]
     body = next(call for call in sent if name in call.data)
     before = [call for call in sent if call.file == body.file and call.began_at <= body.began_at]
     return next(call for call in reversed(before) if b"/reveal-share" in call.data)
 
 
-def _is_wal_synced(found: Sequence[SystemCall], needle: bytes, sending: SystemCall) -> bool:
+def _is_wal_synced(calls: Sequence[SystemCall], needle: bytes, sending: SystemCall) -> bool:
     """Return whether the WAL with these bytes was synced between their write and the sending."""
-    written = next(call for call in found if call.file.endswith("-wal") and needle in call.data)
+    written = next(call for call in calls if call.file.endswith("-wal") and needle in call.data)
     return any(
         call.name in ("fdatasync", "fsync")
         and call.file == written.file
         and written.ended_at < call.began_at
         and call.ended_at < sending.began_at
-        for call in found
+        for call in calls
     )
 
 
@@ -244,8 +244,8 @@ async def _run_kill(world: KillEnvironment, index: int, point: KillPoint, tally:
     share = world.vote.shares[index]
     secrets = (share.blind, share.c1, share.c2, b"".join(world.vote.share_comms))
     tally.secrets_left += any(secret in helper.bytes_on_disk() for secret in secrets)
-    if (said := helper.storage.check_integrity()) != "ok":
-        tally.corrupt_databases.append(f"{point}: {said}")
+    if (result := helper.storage.check_integrity()) != "ok":
+        tally.corrupt_databases.append(f"{point}: {result}")
 
 
 async def _restarts_cleanly(helper: HelperProcess) -> bool:
@@ -274,9 +274,9 @@ async def _wait_for_kill(world: KillEnvironment, helper: HelperProcess, index: i
 
 async def _post_share(world: KillEnvironment, helper: HelperProcess, index: int) -> None:
     """Post a share until it is acknowledged, across restarts of its helper."""
-    crowd = WalletCrowd(world.chain, lambda: [helper.url], world.rng)
-    crowd.ledger = world.ledger
-    await crowd.post_shares(
+    wallets = WalletGroup(world.chain, lambda: [helper.url], world.rng)
+    wallets.ledger = world.ledger
+    await wallets.post_shares(
         [(world.vote, world.position)], lambda: 0, posters=1, timeout_seconds=TIMEOUT_SECONDS, indices=[index]
     )
 

@@ -28,18 +28,18 @@ CLUSTERS = ["cluster"] if find_binaries() is not None else []
 @asynccontextmanager
 async def run_copy_beside_helper(helper: HelperProcess, to: str, arrived: Any) -> AsyncIterator[None]:
     """Start a migration during operation. It must finish after the helper is killed at the end of the block."""
-    words = ("db", "copy", "--to", to, "--wait", "--yes", "--json", "--config", str(helper.config))
-    moving = asyncio.create_task(run_command_line(helper.config.parent, *words))
+    arguments = ("db", "copy", "--to", to, "--wait", "--yes", "--json", "--config", str(helper.config))
+    moving = asyncio.create_task(run_command_line(helper.config.parent, *arguments))
     async with asyncio.timeout(TIMEOUT_SECONDS):
         while not await asyncio.to_thread(arrived):
             assert not moving.done(), moving.result()
             await asyncio.sleep(0.05)
     yield
     await helper.kill()
-    code, told, said = await moving
-    assert code == 0, said
-    assert_conforms("db-copy", told)
-    assert told["state"] == "moved"
+    code, copied, messages = await moving
+    assert code == 0, messages
+    assert_conforms("db-copy", copied)
+    assert copied["state"] == "moved"
 
 
 @pytest.mark.anyio

@@ -38,12 +38,12 @@ async def test_doctor_healthy_then_faulty_node_is_reported(
         vote = await cast_vote(chain, helper, round_id, times=ballot.same_second_times(unix_time_in(3000)))
         assert vote.is_accepted
 
-        found = await run_checks(helper)
-        assert all_ok(found.values()), found
-        assert found["helper"].facts["ready"] is True
-        assert found[f"round {round_id.hex()[:8]}"].message.startswith("16 shares left, ")
-        assert found["core files"].message.startswith("the helper writes none")
-        assert found["database"].facts["shares"] == 16
+        results = await run_checks(helper)
+        assert all_ok(results.values()), results
+        assert results["helper"].facts["ready"] is True
+        assert results[f"round {round_id.hex()[:8]}"].message.startswith("16 shares left, ")
+        assert results["core files"].message.startswith("the helper writes none")
+        assert results["database"].facts["shares"] == 16
 
         first = f"node {chain.nodes[0]['rest'].removeprefix('http://')}"
         for switches, message in (
@@ -53,11 +53,11 @@ async def test_doctor_healthy_then_faulty_node_is_reported(
             ({"status_503": 1.0}, "HTTP 503"),
         ):
             await chain.set_faults(**switches)
-            found = await run_checks(helper)
+            results = await run_checks(helper)
             await chain.clear_faults()
-            assert found[first].level is Level.WARN, (switches, found[first])
-            assert message in found[first].message
-            assert found["chain"].level is Level.OK, "the other node is usable"
+            assert results[first].level is Level.WARN, (switches, results[first])
+            assert message in results[first].message
+            assert results["chain"].level is Level.OK, "the other node is usable"
 
         strict = tmp_path / "strict.toml"
         strict.write_text(helper.config.read_text().replace("stale_seconds = 30", "stale_seconds = 2"))
@@ -70,8 +70,8 @@ async def test_doctor_healthy_then_faulty_node_is_reported(
 
         for node in (0, 1):
             await chain.set_faults(node=node, catching_up=True)
-        found = await run_checks(helper)
-        assert (found[first].level, found["chain"].level) == (Level.FAIL, Level.FAIL)
+        results = await run_checks(helper)
+        assert (results[first].level, results["chain"].level) == (Level.FAIL, Level.FAIL)
 
 
 async def test_doctor_json_is_one_line(tmp_path: Path, http: httpx.AsyncClient, chain: DevChain) -> None:
@@ -79,10 +79,10 @@ async def test_doctor_json_is_one_line(tmp_path: Path, http: httpx.AsyncClient, 
         helper.config.chmod(0o600)
         ran = await run_command("doctor", "--config", str(helper.config), "--json", "--skip-proof")
         assert (ran.exit_code, ran.stdout.count("\n"), ran.stderr) == (0, 1, ""), ran
-        told: dict[str, Any] = ran.json()
-        assert told["ok"] is True
-        assert told["seconds"] < MAX_TOTAL_SECONDS
-        assert {finding["level"] for finding in told["findings"]} == {"ok"}
+        report: dict[str, Any] = ran.json()
+        assert report["ok"] is True
+        assert report["seconds"] < MAX_TOTAL_SECONDS
+        assert {finding["level"] for finding in report["findings"]} == {"ok"}
     ran = await run_command("doctor", "--config", str(helper.config), "--skip-proof")
     assert ran.exit_code == 3
     assert "Traceback" not in ran.stderr

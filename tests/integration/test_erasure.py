@@ -64,8 +64,8 @@ async def test_erasure_after_confirmation_leaves_only_tombstones(tmp_path: Path)
 
 async def find_messages(chain: DevChain, round_id: bytes) -> dict[bytes, bytes]:
     """Return the bytes of every reveal on the chain and their transaction hashes."""
-    found = await chain.find_transactions(round_id)
-    return {base64.b64decode(tx["tx"]): bytes.fromhex(tx["hash"]) for tx in found}
+    transactions = await chain.find_transactions(round_id)
+    return {base64.b64decode(tx["tx"]): bytes.fromhex(tx["hash"]) for tx in transactions}
 
 
 def proof_prefix(message: bytes) -> bytes:

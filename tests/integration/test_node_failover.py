@@ -33,11 +33,11 @@ FAULTS_THAT_MAY_ACCEPT = {"html", "half_json", "wrong_root"}
 
 @pytest.mark.anyio
 @pytest.mark.rule("R11")
-@pytest.mark.parametrize("way", NODE_FAULTS)
+@pytest.mark.parametrize("fault", NODE_FAULTS)
 async def test_one_faulty_node_costs_no_attempt(
-    tmp_path: Path, http: httpx.AsyncClient, chain: DevChain, way: str
+    tmp_path: Path, http: httpx.AsyncClient, chain: DevChain, fault: str
 ) -> None:
-    await chain.set_faults(**NODE_FAULTS[way])
+    await chain.set_faults(**NODE_FAULTS[fault])
     sections: dict[str, Any] = {"helper": {"max_concurrent_proofs": 1}, "chain": {"stale_seconds": 3}}
     async with run_helper(tmp_path, http, chain, nodes=2, **sections) as helper:
         good = chain.at_node(1)
@@ -50,12 +50,12 @@ async def test_one_faulty_node_costs_no_attempt(
         assert counts.get("failures", 0) == counts.get("failed", 0) == 0
         assert helper.query_rows("SELECT count(*) FROM shares") == [(0,)]
         through = {
-            one["nullifier"]
-            for one in await good.broadcasts()
-            if one["node"] == good.ready_data["name"] and one["status"] == 200
+            entry["nullifier"]
+            for entry in await good.broadcasts()
+            if entry["node"] == good.ready_data["name"] and entry["status"] == 200
         }
-        if not NODE_FAULTS[way].keys() & FAULTS_THAT_MAY_ACCEPT:
+        if not NODE_FAULTS[fault].keys() & FAULTS_THAT_MAY_ACCEPT:
             assert through >= {share.nullifier.hex() for share in vote.shares}
         log = helper.log.read_text()
-        if "routes" not in NODE_FAULTS[way]:
+        if "routes" not in NODE_FAULTS[fault]:
             assert chain.nodes[0]["rest"].removeprefix("http://") in log, "the bad one is named"

@@ -35,9 +35,9 @@ async def post_arrivals(helper: HelperProcess, votes: Sequence[CastVote], posts:
     for vote in votes:
         for index in range(0, ballot.SHARE_COUNT, 8):
             batch = range(index, index + 8)
-            await asyncio.gather(*(post_share(vote, one) for one in batch))
+            await asyncio.gather(*(post_share(vote, index) for index in batch))
             await asyncio.gather(
-                *(post_share(vote, one) for one in batch), *(post_share(vote, one, further=9) for one in batch)
+                *(post_share(vote, index) for index in batch), *(post_share(vote, index, further=9) for index in batch)
             )
 
 
@@ -49,13 +49,13 @@ async def record_requests(
     Returns the requests to the chain during this span, and the span's number of blocks.
     """
     before = (await chain.request_log())[-1]["seq"]
-    begin = await chain.newest_height()
+    start = await chain.newest_height()
     if activity is not None:
         await activity
-    end = max(begin + blocks, await chain.newest_height() + 1)
+    end = max(start + blocks, await chain.newest_height() + 1)
     while await chain.newest_height() < end:
         await asyncio.sleep(0.02)
-    return [entry for entry in await chain.request_log() if entry["seq"] > before], end - begin
+    return [entry for entry in await chain.request_log() if entry["seq"] > before], end - start
 
 
 @pytest.mark.anyio

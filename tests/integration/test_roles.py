@@ -86,9 +86,9 @@ async def hosts(
     request: pytest.FixtureRequest, tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> AsyncIterator[Hosts]:
     cluster: Cluster = request.getfixturevalue("cluster")
-    made = Hosts(tmp_path, http, chain, cluster.url)
-    yield made
-    for host in made.all_hosts.values():
+    hosts = Hosts(tmp_path, http, chain, cluster.url)
+    yield hosts
+    for host in hosts.all_hosts.values():
         with contextlib.suppress(ProcessLookupError):
             await host.kill()
 

@@ -143,11 +143,11 @@ async def test_devnet_abci_queries_match_recording(chain: ReplayedChain) -> None
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(("theirs", "ours"), [(58, 58), (85, 84)])
-async def test_devnet_vote_events_match_recorded_shape(chain: ReplayedChain, theirs: int, ours: int) -> None:
-    row = next(row for row in OTHER_ROUND if row["path"].endswith(f"={theirs}"))
-    await chain.round.advance(ours)
-    answer = await chain.request("rpc", "GET", f"/block_results?height={ours}", None)
+@pytest.mark.parametrize(("recorded_height", "height"), [(58, 58), (85, 84)])
+async def test_devnet_vote_events_match_recorded_shape(chain: ReplayedChain, recorded_height: int, height: int) -> None:
+    row = next(row for row in OTHER_ROUND if row["path"].endswith(f"={recorded_height}"))
+    await chain.round.advance(height)
+    answer = await chain.request("rpc", "GET", f"/block_results?height={height}", None)
     # Attribute values depend on the round. The comparison covers the attribute names.
     assert find_differences(row["response"], answer.json(), UNCOMPARED_KEYS | {"height", "value"}) == []
 

@@ -210,12 +210,12 @@ class SimChain:
 
         Transactions of the newest block are missing until `INDEX_DELAY_SECONDS` have passed.
         """
-        there = [
-            one
-            for one in self.included.get(tx_hash, [])
-            if one.height <= height and self.head(one.height).time <= self.now() - INDEX_DELAY_SECONDS
+        entries = [
+            entry
+            for entry in self.included.get(tx_hash, [])
+            if entry.height <= height and self.head(entry.height).time <= self.now() - INDEX_DELAY_SECONDS
         ]
-        return there[-1] if there else None
+        return entries[-1] if entries else None
 
     def check_reveal(self, message: RevealMessage, height: int, *, time: float) -> Refusal | None:
         """Return why a reveal is refused at a height, or None if it is valid."""

@@ -70,12 +70,12 @@ class _PendingCalls:
         """Return the node once a request from a running service has reached it."""
         if self._service_life.is_killed:
             await self._service_life.block_if_killed()
-        began = asyncio.get_running_loop().time()
-        self._started_at.append(began)
+        started_at = asyncio.get_running_loop().time()
+        self._started_at.append(started_at)
         try:
             await self._node.simulate_request(rpc=self._rpc)
         finally:
-            self._started_at.remove(began)
+            self._started_at.remove(started_at)
         return self._node
 
     async def run_broadcast(self, call: Coroutine[Any, Any, T]) -> T:
@@ -83,12 +83,12 @@ class _PendingCalls:
         if self._service_life.is_killed:
             call.close()
             await self._service_life.block_if_killed()
-        began = asyncio.get_running_loop().time()
-        self._started_at.append(began)
+        started_at = asyncio.get_running_loop().time()
+        self._started_at.append(started_at)
         try:
             return await call
         finally:
-            self._started_at.remove(began)
+            self._started_at.remove(started_at)
 
 
 class SimClient(ChainClient):
@@ -113,10 +113,12 @@ class SimClient(ChainClient):
         if node.fault is NodeFault.OTHER_CHAIN:
             return RoundList([], {})
         served_rounds = [
-            one.to_round(node.height) for one in node.chain.rounds.values() if node.has_round(one.round_id)
+            sim_round.to_round(node.height)
+            for sim_round in node.chain.rounds.values()
+            if node.has_round(sim_round.round_id)
         ]
         if node.fault is NodeFault.PENDING:
-            served_rounds = [replace(one, status=RoundStatus.PENDING) for one in served_rounds]
+            served_rounds = [replace(sim_round, status=RoundStatus.PENDING) for sim_round in served_rounds]
         return RoundList(served_rounds, {})
 
     async def tree_latest(self, round_id: bytes) -> TreeState | None:
@@ -204,8 +206,8 @@ class SimRpc(RpcClient):
 
     async def search_reveals(self, round_id: bytes, first: int, last: int) -> list[tuple[int, bytes]]:
         node = await self._reach_node()
-        found = [(at, one[1]) for one, at in node.chain.confirmed.items() if one[0] == round_id]
-        return sorted((at, nullifier) for at, nullifier in found if first <= at <= min(last, node.height))
+        confirmed = [(at, key[1]) for key, at in node.chain.confirmed.items() if key[0] == round_id]
+        return sorted((at, nullifier) for at, nullifier in confirmed if first <= at <= min(last, node.height))
 
     async def is_spent(self, round_id: bytes, nullifier: bytes) -> bool:
         node = await self._reach_node()

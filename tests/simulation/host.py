@@ -46,10 +46,10 @@ class SimClock:
         """Set the error of the wall time, in seconds."""
         self._offset = offset
         now = self._loop.time()
-        for timeout, began in self._wait_started_at.items():
+        for timeout, started_at in self._wait_started_at.items():
             planned = timeout.when()
             if planned is not None and not timeout.expired():
-                timeout.reschedule(min(planned, now + (began - now) % RECHECK_SECONDS))
+                timeout.reschedule(min(planned, now + (started_at - now) % RECHECK_SECONDS))
 
     def now(self) -> float:
         return EPOCH + self._loop.now + self._offset

@@ -181,8 +181,8 @@ class PromiseChecker:
         stored = {row[0] for row in self._host.disk.query_rows("SELECT nullifier FROM shares")}
         for spent, known in self.shares.items():
             if known.is_queued and spent not in stored and not self._is_confirmed(known):
-                one = self._chain.rounds[known.share.round_id]
-                if not one.tallying_height:
+                sim_round = self._chain.rounds[known.share.round_id]
+                if not sim_round.tallying_height:
                     self._event_log.record_violation("an acknowledged share is lost", spent)
 
     def _is_confirmed(self, tracked: TrackedShare) -> bool:
@@ -194,7 +194,7 @@ class PromiseChecker:
         disk = self._host.disk
         states: dict[bytes, int] = dict(disk.query_rows("SELECT nullifier, state FROM shares"))
         for spent, known in self.shares.items():
-            one = self._chain.rounds[known.share.round_id]
+            sim_round = self._chain.rounds[known.share.round_id]
             if known.acknowledged_at is None:
                 continue
             self.counts["acknowledged"] += 1
@@ -206,7 +206,7 @@ class PromiseChecker:
                 )
             if counted and spent in states and not self._may_have_missed_blocks():
                 self._event_log.record_violation("a witness is left after confirmation", spent)
-            if not counted and one.tallying_height and states.get(spent, 3) != ShareState.FAILED:
+            if not counted and sim_round.tallying_height and states.get(spent, 3) != ShareState.FAILED:
                 self._event_log.record_violation(
                     "a closed round's share is neither counted nor failed", spent, states.get(spent)
                 )
@@ -221,7 +221,9 @@ class PromiseChecker:
 
     def _may_have_missed_blocks(self) -> bool:
         """Return whether blocks may be missing because no node had them."""
-        return not all(self._plan.nodes_with_rpc) and any(one.fault.name == "PRUNED" for one in self._plan.episodes)
+        return not all(self._plan.nodes_with_rpc) and any(
+            episode.fault.name == "PRUNED" for episode in self._plan.episodes
+        )
 
     def _check_closed_rounds(self) -> None:
         sql = "SELECT k.round_id, r.alerted_ms FROM rounds r JOIN round_keys k ON k.no = r.round_no"

@@ -49,7 +49,7 @@ def test_same_seed_in_two_processes_gives_same_digest() -> None:
         "assert told[0] == told[1]\n"
         "print(told[0])"
     )
-    told = [
+    outputs = [
         subprocess.run(
             [sys.executable, "-c", code],
             env={**os.environ, "PYTHONHASHSEED": hashing},
@@ -59,14 +59,16 @@ def test_same_seed_in_two_processes_gives_same_digest() -> None:
         ).stdout
         for hashing in ("1", "2")
     ]
-    assert told[0] == told[1]
-    assert len(set(json.loads(told[0].replace(b"'", b'"')))) == 5, "and other seeds play otherwise"
+    assert outputs[0] == outputs[1]
+    assert len(set(json.loads(outputs[0].replace(b"'", b'"')))) == 5, "and other seeds play otherwise"
 
 
 def finds_violation(promise: str, first: int = 0) -> bool:
     """Return whether any of the searched seeds, starting at `first`, breaks this promise."""
     return any(
-        promise in told for seed in range(first, first + MAX_SEARCHED_SEEDS) for told in run_seed(seed).violations
+        promise in violation
+        for seed in range(first, first + MAX_SEARCHED_SEEDS)
+        for violation in run_seed(seed).violations
     )
 
 

@@ -163,7 +163,7 @@ class SimLoop(_Loop):  # type: ignore[misc]  # its stub requires thirty methods 
         tasks = self._tasks_by_owner.setdefault(owner, [])
         tasks.append(task)
         if len(tasks) > 200:
-            tasks[:] = [one for one in tasks if not one.done()]
+            tasks[:] = [task for task in tasks if not task.done()]
 
     def create_owned_task(self, owner: object, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Create a task with an owner different from its creator's."""

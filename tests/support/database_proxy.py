@@ -57,13 +57,13 @@ class DatabaseProxy:
 
     def cut_connections(self, after_bytes: int) -> None:
         """Cut each open connection after this many further bytes in either direction."""
-        for road in self._connections:
-            road.bytes_left = after_bytes
+        for connection in self._connections:
+            connection.bytes_left = after_bytes
 
     @property
     def open_cut_connections(self) -> int:
         """The number of limited connections that are still open."""
-        return sum(road.bytes_left is not None for road in self._connections)
+        return sum(connection.bytes_left is not None for connection in self._connections)
 
     @contextlib.asynccontextmanager
     async def listen(self) -> AsyncIterator[None]:

@@ -54,10 +54,10 @@ def test_parse_non_object_is_refused(body: bytes) -> None:
         parse(body)
 
 
-@pytest.mark.parametrize("off", [-301, 301, 10**30, -(10**30), 10**400, -(10**4000)])
-def test_parse_old_or_future_timestamp_is_refused(off: int) -> None:
+@pytest.mark.parametrize("offset", [-301, 301, 10**30, -(10**30), 10**400, -(10**4000)])
+def test_parse_old_or_future_timestamp_is_refused(offset: int) -> None:
     with pytest.raises(RegistrationError, match=r"^timestamp: "):
-        parse(sign_registration(timestamp=NOW + off))
+        parse(sign_registration(timestamp=NOW + offset))
     parse(sign_registration(timestamp=NOW - 300))
     parse(sign_registration(timestamp=NOW + 300))
 

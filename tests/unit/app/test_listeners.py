@@ -73,10 +73,13 @@ async def test_public_routes_with_secrets_in_endpoints_show_none(tmp_path: Path)
     )
     clock = FakeClock()
     endpoints = create_node_pool(config, clock)
-    doors = Listeners(config, node_pool=endpoints, clock=clock)
-    assert doors._admin is not None
-    transport = httpx.ASGITransport(app=doors._wallet_app)
-    async with doors._admin.open_store(), httpx.AsyncClient(transport=transport, base_url="http://helper") as client:
+    listeners = Listeners(config, node_pool=endpoints, clock=clock)
+    assert listeners._admin is not None
+    transport = httpx.ASGITransport(app=listeners._wallet_app)
+    async with (
+        listeners._admin.open_store(),
+        httpx.AsyncClient(transport=transport, base_url="http://helper") as client,
+    ):
         await endpoints.probe_all()  # the node is unreachable; every check knows the reason
         described = (await client.get("/openapi.json")).json()
         paths = [path for path, methods in described["paths"].items() if "get" in methods and "{" not in path]

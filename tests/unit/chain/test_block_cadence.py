@@ -106,7 +106,7 @@ def test_proves_absence_never_before_wallets_block_is_covered(
     arrived = (40 + moment) * block
     wallets_block = shown_height(arrived, 0.0)
     offsets: list[float] = []
-    look: Observation | None = None
+    observation: Observation | None = None
     arrival: ShareArrival | None = None
     newest, proven_at, at = 0, None, phase
     while at < arrived + (ABSENCE_BLOCKS + 12) * block:
@@ -117,10 +117,10 @@ def test_proves_absence_never_before_wallets_block_is_covered(
             newest = height
             offsets = [*offsets, at + clock - height * block][-16:]
         if height > 0:
-            look = next_observation(look, "a", head(height, height * block), at)
-            if arrival is not None and proves_absence(look, arrival, min(offsets)):
-                assert look.covered_head is not None
-                assert look.covered_head.height >= wallets_block
+            observation = next_observation(observation, "a", head(height, height * block), at)
+            if arrival is not None and proves_absence(observation, arrival, min(offsets)):
+                assert observation.covered_head is not None
+                assert observation.covered_head.height >= wallets_block
                 proven_at = at
                 break
         at += 1.0

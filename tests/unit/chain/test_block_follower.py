@@ -78,8 +78,8 @@ async def test_follower_requests_each_block_once_up_to_head(rpc: bool) -> None:
     assert env.follower.height == 100
     before = len(env.node.requests)
     await env.follow()
-    asked = env.node.requests[before:]
-    assert not any("block_results" in path or path.endswith(("/100", "/101")) for path in asked)
+    new_requests = env.node.requests[before:]
+    assert not any("block_results" in path or path.endswith(("/100", "/101")) for path in new_requests)
     env.add_reveal(101, 7)
     env.node.height = 101
     before = len(env.node.requests)
@@ -154,18 +154,18 @@ async def test_follower_catches_up_in_order_in_batches(rpc: bool) -> None:
     for height in range(101, 161, 7):
         env.add_reveal(height, height)
     await env.endpoints.probe_all()
-    flying, most = 0, 0
+    in_flight, most = 0, 0
     handle = env.node.handle
 
     async def counted(request: httpx.Request) -> httpx.Response:
-        nonlocal flying, most
+        nonlocal in_flight, most
         if "block" not in request.url.path:
             return await handle(request)
-        flying += 1
-        most = max(most, flying)
+        in_flight += 1
+        most = max(most, in_flight)
         await anyio.sleep(0)
         response = await handle(request)
-        flying -= 1
+        in_flight -= 1
         return response
 
     env.node.handle = counted  # type: ignore[method-assign]
@@ -544,8 +544,10 @@ async def test_missed_blocks_check_queries_only_sent_reveals(rpc: bool) -> None:
     assert missed_ranges(logs) == [(101, 894)]
     assert sorted(confirmed) == [1, 4]
     assert next(reported for arrived, reported in known if arrived) == [1, 4], "before anything is sent or proven again"
-    asked = " ".join(env.node.requests)
-    named = {n for n in range(1, 7) if reveal(n).nullifier.hex() in asked or reveal(n).tx_hash().hex().upper() in asked}
+    requests = " ".join(env.node.requests)
+    named = {
+        n for n in range(1, 7) if reveal(n).nullifier.hex() in requests or reveal(n).tx_hash().hex().upper() in requests
+    }
     assert named == {1, 2, 3, 4}, "what did not leave us is not named"
 
 
@@ -565,8 +567,8 @@ async def test_missed_blocks_check_queries_spent_nullifiers_later() -> None:
     await env.follow()
     assert env.spent == [1]
     assert env.store.own_nullifiers == {}
-    asked = " ".join(env.node.requests)
-    assert reveal(3).nullifier.hex() not in asked
+    requests = " ".join(env.node.requests)
+    assert reveal(3).nullifier.hex() not in requests
 
 
 async def test_history_is_not_skipped_before_sent_reveals_are_checked() -> None:

@@ -57,8 +57,8 @@ async def test_tree_sync_growth_preserves_paths_of_older_anchors() -> None:
     assert env.trees.anchor(ROUND_ID) == Anchor(90, 5, chain.tree.root())
     assert env.trees.anchor_at(ROUND_ID, 60) == first
     assert await env.trees.path(ROUND_ID, 1, first) == path
-    asked = env.nodes[0].requests[before:]
-    assert [path.rsplit("/", 1)[1] for path in asked] == ["latest", "leaves?from_height=61&to_height=90"]
+    new_requests = env.nodes[0].requests[before:]
+    assert [path.rsplit("/", 1)[1] for path in new_requests] == ["latest", "leaves?from_height=61&to_height=90"]
     before = len(env.nodes[0].requests)
     await env.trees.sync(101)
     assert len(env.nodes[0].requests) == before + 1, "nothing new: one question"
@@ -418,8 +418,8 @@ async def test_tree_sync_failure_of_one_round_does_not_stop_others() -> None:
     assert not env.trees.was_absent(OTHER_ROUND, ShareArrival(0.0, 0, 0.0))
     before = len(env.nodes[0].requests)
     await env.trees.sync(100)
-    asked = env.nodes[0].requests[before:]
-    assert not any(OTHER_ROUND.hex() in path for path in asked), "its next attempt waits"
+    new_requests = env.nodes[0].requests[before:]
+    assert not any(OTHER_ROUND.hex() in path for path in new_requests), "its next attempt waits"
     path = f"/commitment-tree/{OTHER_ROUND.hex()}/"
     env.nodes[0].faults[path] = lambda _: httpx.Response(200, content=b'{"tree": {}}')
     env.clock.advance(2)

@@ -208,8 +208,8 @@ async def test_node_http_sends_credentials_and_no_cookies() -> None:
     await http.post("/reveal", {"a": 1})
     async with http.stream("GET", "/rounds?x=%2F") as answer:
         assert answer.status == 200
-    asked = [(request.method, str(request.url.copy_with(userinfo=b""))) for request in requests]
-    assert asked == [
+    requests_sent = [(request.method, str(request.url.copy_with(userinfo=b""))) for request in requests]
+    assert requests_sent == [
         ("GET", "http://node/base/status"),
         ("GET", "http://node/base/status"),
         ("GET", "http://node/base/status?height=7"),

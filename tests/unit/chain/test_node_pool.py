@@ -247,13 +247,13 @@ async def test_pool_backs_off_unanswering_node_and_calls_next() -> None:
     endpoints = network.create_node_pool(clock)
     await endpoints.probe_all()
     network.nodes["a"].faults["rounds"] = refuse_connection
-    asked = network.nodes["a"].requests
+    requests = network.nodes["a"].requests
     with capture_logs() as logs:
         assert len((await endpoints.call(lambda client: client.rounds())).rounds) == 1
     assert [(log["endpoint"], log["reason"]) for log in logs] == [("a:1317", "no answer within 5 s")]
-    before = len(asked)
+    before = len(requests)
     await endpoints.call(lambda client: client.rounds())
-    assert len(asked) == before, "it rests: others are not delayed by it again"
+    assert len(requests) == before, "it rests: others are not delayed by it again"
     for rest in (1, 2, 4, 8, 16, 30, 30):
         assert node_names(endpoints) == ["b:1317"]
         await endpoints.probe_all()
@@ -341,11 +341,11 @@ async def test_call_prefers_nodes_at_min_height() -> None:
     endpoints = FakeNetwork(a=FakeNode(clock, height=463), b=FakeNode(clock, height=464)).create_node_pool(clock)
     await endpoints.probe_all()
 
-    async def who(client: ChainClient) -> str:
+    async def get_name(client: ChainClient) -> str:
         return client.name
 
-    assert await endpoints.call(who) == "a:1317"
-    assert await endpoints.call(who, min_height=464) == "b:1317"
+    assert await endpoints.call(get_name) == "a:1317"
+    assert await endpoints.call(get_name, min_height=464) == "b:1317"
 
 
 async def test_check_slow_node_does_not_delay_others() -> None:
@@ -416,36 +416,36 @@ async def test_probe_without_new_block_requests_head_only() -> None:
     node = FakeNode(clock)
     endpoints = FakeNetwork(a=node).create_node_pool(clock, rpc=True)
 
-    async def asked() -> list[str]:
+    async def probed_paths() -> list[str]:
         before = len(node.requests)
         await endpoints.probe_all()
         return sorted(path.rsplit("/", 1)[-1] for path in node.requests[before:])
 
     everything = ["latest", "status", "syncing"]
-    assert await asked() == everything
-    assert await asked() == ["latest"]
+    assert await probed_paths() == everything
+    assert await probed_paths() == ["latest"]
     clock.advance(1)
     node.height += 1
-    assert await asked() == ["latest", "syncing"]
-    assert await asked() == ["latest", "status"], "the RPC has not shown this block yet"
-    assert await asked() == ["latest"]
+    assert await probed_paths() == ["latest", "syncing"]
+    assert await probed_paths() == ["latest", "status"], "the RPC has not shown this block yet"
+    assert await probed_paths() == ["latest"]
     clock.advance(SYNC_STATUS_SECONDS)
-    assert await asked() == everything, "its word is old"
-    assert await asked() == ["latest"]
+    assert await probed_paths() == everything, "its word is old"
+    assert await probed_paths() == ["latest"]
 
     node.height, node.syncing = node.height + 1, True
-    assert await asked() == ["latest", "syncing"]
+    assert await probed_paths() == ["latest", "syncing"]
     assert not endpoints.has_usable_node
-    assert await asked() == everything, "while it is catching up, that may end at any time"
+    assert await probed_paths() == everything, "while it is catching up, that may end at any time"
     node.syncing = False
-    assert await asked() == everything
+    assert await probed_paths() == everything
     assert endpoints.has_usable_node
-    assert await asked() == ["latest"]
+    assert await probed_paths() == ["latest"]
 
     node.faults["latest"] = lambda _: httpx.Response(502)
-    assert await asked() == ["latest"]
+    assert await probed_paths() == ["latest"]
     del node.faults["latest"]
-    assert await asked() == everything, "what it was before it failed is not what it is now"
+    assert await probed_paths() == everything, "what it was before it failed is not what it is now"
 
 
 async def test_syncing_node_or_lost_rpc_is_detected_in_five_seconds() -> None:

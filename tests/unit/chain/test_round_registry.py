@@ -298,8 +298,8 @@ async def test_round_closing_requests_whole_lists_only() -> None:
     await env.sync()
     env.registry.record_block(VOTE_END + 40)
     assert await env.registry.is_closed(ROUND_ID)
-    asked = env.nodes["a"].requests + env.nodes["b"].requests
-    assert not any(ROUND_ID.hex() in path for path in asked)
+    requests = env.nodes["a"].requests + env.nodes["b"].requests
+    assert not any(ROUND_ID.hex() in path for path in requests)
 
 
 async def test_purged_round_is_not_stored_again() -> None:

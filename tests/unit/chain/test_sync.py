@@ -84,12 +84,12 @@ async def test_chain_follower_runs_until_cancelled() -> None:
 async def test_follower_probe_without_block_skips_sync_but_failed_sync_retries(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    env, looks, probes = Environment(), list[bool](), list[int]()
+    env, checks, probes = Environment(), list[bool](), list[int]()
     tick = env.follower.sync_once
 
     async def counted() -> bool:
-        looks.append(await tick())
-        return looks[-1]
+        checks.append(await tick())
+        return checks[-1]
 
     monkeypatch.setattr(env.follower, "sync_once", counted)
     env.endpoints.subscribe_to_probes(lambda head: probes.append(head.height if head is not None else 0))
@@ -103,14 +103,14 @@ async def test_follower_probe_without_block_skips_sync_but_failed_sync_retries(
             group.start_soon(env.follower.run)
             while env.count_syncs() < 2:  # On the block, and once after it.
                 await second()
-            done, probed = len(looks), len(probes)
+            done, probed = len(checks), len(probes)
             for _ in range(5):
                 await second()
             assert len(probes) > probed
-            assert len(looks) == done
+            assert len(checks) == done
             env.node.faults["/rounds"] = lambda _: httpx.Response(500, content=b"<html>")
             env.node.height += 1
-            while looks[-1]:
+            while checks[-1]:
                 await second()
             env.node.faults.clear()
             while env.trees.synced_height != env.node.height:

@@ -21,7 +21,7 @@ API = OperatorApi(Path("helper.sock"), Path("queue.db"))
 def rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     def get(_api: OperatorApi, path: str) -> dict[str, Any]:
         assert path == "/rounds"
-        return {"rounds": [{"round": one} for one in ROUNDS]}
+        return {"rounds": [{"round": round_id} for round_id in ROUNDS]}
 
     monkeypatch.setattr(OperatorApi, "get", get)
 
@@ -84,8 +84,8 @@ def test_stats_are_printed_one_per_line(capsys: pytest.CaptureFixture[str]) -> N
         "recent_failures": [{"stage": "proof", "reason": "timed out"}],
     }
     total = dict.fromkeys(("received", "witnessed", "broadcast", "submitted", "failed", "total"), 0)
-    nothing: dict[str, Any] = {"rounds": {}, "failed": [], "failed_before": [], "damaged": []}
-    print_stats({"total": total, **nothing, "service": service})
+    empty: dict[str, Any] = {"rounds": {}, "failed": [], "failed_before": [], "damaged": []}
+    print_stats({"total": total, **empty, "service": service})
     assert capsys.readouterr().out.splitlines()[4:] == [
         "checks.store\tok",
         "checks.chain\tno node is in step",

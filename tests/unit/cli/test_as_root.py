@@ -42,10 +42,10 @@ def _skip_hardening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """The service user's directory. Others can reach it, unlike pytest's own."""
-    made = Path(tempfile.mkdtemp(prefix="service-"))
-    os.chown(made, SERVICE_UID, SERVICE_UID)
-    yield made
-    shutil.rmtree(made)
+    folder = Path(tempfile.mkdtemp(prefix="service-"))
+    os.chown(folder, SERVICE_UID, SERVICE_UID)
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_root_command_with_planted_link_keeps_target_unchanged(
     plant_link(Path(f"{database}{suffix}"), target)
     before = set(tmp_path.iterdir())
 
-    code = run_command(*(str(places.get(word, word)) for word in command.split()))
+    code = run_command(*(str(places.get(argument, argument)) for argument in command.split()))
 
     assert code != 0, "a link is refused"
     assert is_unchanged(target), capsys.readouterr().err
@@ -150,8 +150,8 @@ def test_export_after_interrupted_export_reports_leftover_file(
     left = folder / ".shares.12345.partial"
     left.write_bytes(b"sealed")
     assert run_command("queue", "export", "--output", str(folder / "new"), "--db", str(database)) == 0
-    said = capsys.readouterr().err
-    assert f"{left} remains from an interrupted export" in said
+    messages = capsys.readouterr().err
+    assert f"{left} remains from an interrupted export" in messages
     assert left.read_bytes() == b"sealed"
 
 
@@ -185,8 +185,8 @@ def test_root_output_through_planted_link_is_refused(
 ) -> None:
     output = folder / "output"
     plant_link(output, target)
-    words = {"OUT": str(output), "DB": str(database)}
-    assert run_command(*(words.get(word, word) for word in command.split())) != 0
+    places = {"OUT": str(output), "DB": str(database)}
+    assert run_command(*(places.get(argument, argument) for argument in command.split())) != 0
     assert "goes through a link of user 65534" in capsys.readouterr().err
     assert is_unchanged(target)
 
@@ -237,8 +237,8 @@ class PathSwapper:
         self._real.rename(place)
 
     def swap(self) -> None:
-        aside = self._real if not self.is_link else self._link
-        self._call["rename"](self._place, aside)
+        hidden = self._real if not self.is_link else self._link
+        self._call["rename"](self._place, hidden)
         self._call["rename"](self._link if not self.is_link else self._real, self._place)
         self.is_link = not self.is_link
 
@@ -282,10 +282,10 @@ def test_acting_as_owner_while_directory_and_link_are_swapped_never_acts_as_thir
     def attempt() -> int | None:
         try:
             with acting_as_owner(folder / "place" / "file"):
-                acted = os.geteuid()
+                effective_uid = os.geteuid()
                 with suppress(PermissionError), open(folder / "place" / "file", "a"):  # noqa: PTH123
                     pass
-                return acted
+                return effective_uid
         except OSError:
             return None
 

@@ -27,11 +27,11 @@ def test_serve_second_daemon_is_refused_before_loading(tmp_path: Path) -> None:
     lock = FileLock(tmp_path / "q.db")
     lock.acquire()
     late = ("typer", "pydantic", "helper.config.model", "helper.app.service", "proofs", "uvicorn", "structlog")
-    loaded, said = run_refused_serve(write_config(tmp_path), *late)
+    loaded, messages = run_refused_serve(write_config(tmp_path), *late)
     lock.release(clean=False)
     assert loaded == "[]"
-    assert "another daemon has this database open" in said
-    assert "set another db_path" in said
+    assert "another daemon has this database open" in messages
+    assert "set another db_path" in messages
 
 
 def test_lock_check_changes_nothing(tmp_path: Path) -> None:
@@ -77,8 +77,8 @@ def test_lock_check_ignores_other_commands(
 
 
 def test_serve_when_disabled_prints_reason_and_exits(tmp_path: Path) -> None:
-    nothing = write_config(tmp_path, "disable = true\n[admin]\ndisable = true\n")
-    arguments = [sys.executable, "-m", "helper", "serve", "--config", str(nothing)]
+    disabled = write_config(tmp_path, "disable = true\n[admin]\ndisable = true\n")
+    arguments = [sys.executable, "-m", "helper", "serve", "--config", str(disabled)]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True)
     assert "disabled" in done.stderr
 

@@ -35,12 +35,12 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("queue") / "svote-helper.db"
 
     async def make() -> None:
-        desk = OperationsHarness(path)
-        await desk.open()
+        harness = OperationsHarness(path)
+        await harness.open()
         shares = [make_posted_share(number, round_id=ROUND_ID) for number in range(SHARE_COUNT)]
-        await asyncio.gather(*(desk.store.enqueue(one.share, one.nullifier, now=NOW) for one in shares))
-        await desk.store.fail_unspent(ROUND_ID, note="the node did not answer")
-        await desk.store.close()
+        await asyncio.gather(*(harness.store.enqueue(posted.share, posted.nullifier, now=NOW) for posted in shares))
+        await harness.store.fail_unspent(ROUND_ID, note="the node did not answer")
+        await harness.store.close()
 
     anyio.run(make)
     return path
@@ -107,7 +107,7 @@ def test_pipe_gets_plain_lines_and_may_close_early(database: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("typed", "offered"),
+    ("line", "offered"),
     [
         ("svote-helper que", {"queue"}),
         ("svote-helper queue re", {"retry"}),
@@ -117,10 +117,10 @@ def test_pipe_gets_plain_lines_and_may_close_early(database: Path, tmp_path: Pat
         ("svote-helper queue list --state ''", {"received", "witnessed", "broadcast", "failed"}),
     ],
 )
-def test_bash_completion_completes_words(tmp_path: Path, typed: str, offered: set[str]) -> None:
+def test_bash_completion_completes_words(tmp_path: Path, line: str, offered: set[str]) -> None:
     done = run_shell(
         "source <(svote-helper completion bash) && complete -p svote-helper >/dev/null &&"
-        f" COMP_WORDS=({typed}) && COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)) &&"
+        f" COMP_WORDS=({line}) && COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)) &&"
         " _svote_helper_completion svote-helper && printf '%s\\n' \"${COMPREPLY[@]}\"",
         tmp_path,
     )
@@ -128,13 +128,13 @@ def test_bash_completion_completes_words(tmp_path: Path, typed: str, offered: se
 
 
 def test_other_shells_have_completion_scripts(tmp_path: Path) -> None:
-    for shell_name, word in (("zsh", "#compdef svote-helper"), ("fish", "complete --command svote-helper")):
+    for shell_name, marker in (("zsh", "#compdef svote-helper"), ("fish", "complete --command svote-helper")):
         done = run_shell(f"svote-helper completion {shell_name}", tmp_path)
-        assert word in done.stdout
+        assert marker in done.stdout
         assert "_SVOTE_HELPER_COMPLETE" in done.stdout
     assert run_shell("svote-helper completion csh", tmp_path).returncode == 2
-    asked = {"_TYPER_COMPLETE_FISH_ACTION": "get-args", "_TYPER_COMPLETE_ARGS": "svote-helper qu"}
-    done = run_shell("svote-helper", tmp_path, _SVOTE_HELPER_COMPLETE="complete_fish", **asked)
+    environment = {"_TYPER_COMPLETE_FISH_ACTION": "get-args", "_TYPER_COMPLETE_ARGS": "svote-helper qu"}
+    done = run_shell("svote-helper", tmp_path, _SVOTE_HELPER_COMPLETE="complete_fish", **environment)
     assert done.stdout == "queue\n", "and no text of another command beside it"
 
 

@@ -187,9 +187,9 @@ def test_render_progress_bars(values: list[int], text: str) -> None:
 
 
 def test_render_state_as_cells() -> None:
-    found = dict(zip(PIPE_COLUMNS, pipe_cells(STATE), strict=True))
-    assert found["status"] == "ready"
-    assert (found["waiting"], found["confirmed"], found["usable nodes"]) == (412, 1020, "1/2")
+    cells = dict(zip(PIPE_COLUMNS, pipe_cells(STATE), strict=True))
+    assert cells["status"] == "ready"
+    assert (cells["waiting"], cells["confirmed"], cells["usable nodes"]) == (412, 1020, "1/2")
     assert dict(zip(PIPE_COLUMNS, pipe_cells(changed_state(paused="why")), strict=True))["paused"] == "why"
 
 
@@ -285,10 +285,10 @@ def test_watch_json_prints_one_object_per_line(
     replace_sleep(monkeypatch, raise_interrupt)
     feed.states = [STATE, changed_state(at=NOW + 1.5), changed_state(at=NOW + 2.5, height=1235)]
     assert run_command("queue", "watch", "--json") == 0
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [one["event"] for one in told] == ["state", "state", "gone"]
-    assert [one["state"]["height"] for one in told[:2]] == [1234, 1235]
-    assert told[2] == {"event": "gone", "reason": "the helper ended the stream"}
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [event["event"] for event in events] == ["state", "state", "gone"]
+    assert [event["state"]["height"] for event in events[:2]] == [1234, 1235]
+    assert events[2] == {"event": "gone", "reason": "the helper ended the stream"}
 
 
 def raise_interrupt(_seconds: float) -> None:
@@ -301,11 +301,11 @@ def test_watch_in_pipe_prints_one_line_per_change(
     replace_sleep(monkeypatch, raise_interrupt)
     feed.states = [STATE, STATE, changed_state(paused="x")]
     assert run_command("queue", "watch") == 0
-    told = capsys.readouterr()
-    lines = [line.split("\t") for line in told.out.splitlines()]
+    output = capsys.readouterr()
+    lines = [line.split("\t") for line in output.out.splitlines()]
     assert lines[0] == list(PIPE_COLUMNS)
     assert [line[1] for line in lines[1:]] == ["ready", "paused"]
-    assert told.err == "the helper ended the stream\n"
+    assert output.err == "the helper ended the stream\n"
 
 
 def test_watch_ends_silently_when_reader_closes_pipe(feed: FakeFeed, tmp_path: Path) -> None:

@@ -113,16 +113,16 @@ def lose_and_regain_lease(lease: Held) -> None:
     lease.fence += 2  # another host held it in between, and may have sent this share or proven it again
 
 
-@pytest.mark.parametrize("hurt", [lose_lease, lose_and_regain_lease])
+@pytest.mark.parametrize("lose", [lose_lease, lose_and_regain_lease])
 async def test_lease_change_while_recording_send_prevents_it(
-    line: Pipeline, lease: Held, monkeypatch: pytest.MonkeyPatch, hurt: Callable[[Held], None]
+    line: Pipeline, lease: Held, monkeypatch: pytest.MonkeyPatch, lose: Callable[[Held], None]
 ) -> None:
     mark = line.store.mark_sending
     marked: list[int] = []
 
     async def slow(share_id: int, *, height: int, endpoint: str) -> bool:
         done = await mark(share_id, height=height, endpoint=endpoint)
-        hurt(lease)
+        lose(lease)
         marked.append(share_id)
         return done
 

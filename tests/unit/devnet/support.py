@@ -64,8 +64,8 @@ class ChainFixture:
         body = {"round_id": round_id.hex(), "vote_commitment": ballot.commitment.hex()}
         sent = await self.rest.post("/devnet/cast", json=body)
         await self.mine()
-        found = await self.rest.get(f"/devnet/cast/{sent.json()['tx_hash']}")
-        return ballot, int(found.json()["vc_position"])
+        answer = await self.rest.get(f"/devnet/cast/{sent.json()['tx_hash']}")
+        return ballot, int(answer.json()["vc_position"])
 
     async def send_reveal(self, reveal: Reveal, node: httpx.AsyncClient | None = None) -> httpx.Response:
         """POST a reveal."""
@@ -92,12 +92,12 @@ class ChainFixture:
         return Reveal(**{**_fields(reveal), "proof": proof})
 
 
-def prove_reveal(net: ChainFixture, ballot: Ballot, position: int, index: int) -> Reveal:
+def prove_reveal(chain: ChainFixture, ballot: Ballot, position: int, index: int) -> Reveal:
     """A reveal with a real proof against the chain's current tree."""
-    round_ = net.devnet.chain.rounds[ballot.round_id]
+    round_ = chain.devnet.chain.rounds[ballot.round_id]
     block, share = round_.leaf_blocks[-1], ballot.shares[index]
     proved = proofs.prove(
-        net.devnet.verifier.circuit,
+        chain.devnet.verifier.circuit,
         path=round_.tree.path(position, block.start + block.count),
         position=position,
         share_comms=b"".join(ballot.share_comms),
@@ -162,10 +162,10 @@ async def run_chain(*, nodes: int = 1, db: Path | None = None, **options: Any) -
     settings = Options(**{"block_seconds": 0, "stand_in": True, "db": db, **options})
     devnet = DevNet(settings, now_ns=lambda: now[0])
     await devnet.start()
-    made = [Node(devnet, f"node{number}") for number in range(nodes)]
-    clients = [create_client(node.rest) for node in made]
+    created_nodes = [Node(devnet, f"node{number}") for number in range(nodes)]
+    clients = [create_client(node.rest) for node in created_nodes]
     try:
-        yield ChainFixture(devnet, made, clients[0], create_client(made[0].rpc), clients[1:], now)
+        yield ChainFixture(devnet, created_nodes, clients[0], create_client(created_nodes[0].rpc), clients[1:], now)
     finally:
         for each in clients:
             await each.aclose()

@@ -21,9 +21,9 @@ OPTIONS = DemoOptions(voters=1)
 
 @pytest.fixture
 async def demo() -> AsyncIterator[Demo]:
-    one = Demo(OPTIONS, {"rest": "http://chain", "rpc": "http://rpc"}, {"url": "http://helper", "sockets": []})
-    real = one._http
-    yield one
+    demo_ = Demo(OPTIONS, {"rest": "http://chain", "rpc": "http://rpc"}, {"url": "http://helper", "sockets": []})
+    real = demo_._http
+    yield demo_
     await real.aclose()
 
 

@@ -127,7 +127,7 @@ async def test_examine_reads_and_checks_database(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ui", "level", "said"),
+    ("ui", "level", "message"),
     [
         ("", Level.OK, "no credentials"),
         ("enable = true", Level.WARN, "browser wallets cannot add the chain"),
@@ -140,10 +140,10 @@ async def test_examine_reads_and_checks_database(tmp_path: Path) -> None:
         ),
     ],
 )
-async def test_examine_judges_published_addresses(ui: str, level: Level, said: str) -> None:
+async def test_examine_judges_published_addresses(ui: str, level: Level, message: str) -> None:
     results = (await run_checks(config_with_node(f"[ui]\n{ui}\n")))["published addresses"]
     assert results.level is level
-    assert said in results.message
+    assert message in results.message
     assert "hidden" not in repr(results)
 
 
@@ -208,9 +208,9 @@ async def test_examine_with_hanging_check_reports_timeout(monkeypatch: pytest.Mo
     monkeypatch.setattr(run_module, "_FILES_SECONDS", 0.2)
     monkeypatch.setattr("helper.doctor.disk.measure_disk", lambda *_: released.wait())
     try:
-        began = time.monotonic()
+        started_at = time.monotonic()
         report = await run_doctor(write_config(config_with_node()), {}, SystemClock(), skip_proof=True)
-        assert time.monotonic() - began < run_module.MAX_TOTAL_SECONDS
+        assert time.monotonic() - started_at < run_module.MAX_TOTAL_SECONDS
         assert report.has_hung_checks
         results = {finding.subject: finding for finding in report.findings}
         assert "check timed out after" in results["fsync"].message

@@ -270,9 +270,9 @@ async def test_admission_missing_leaf_of_closed_round_is_refused_without_waiting
 
 async def test_admission_hold_ends_after_two_seconds(harness: Harness) -> None:
     remove_leaf(harness)
-    began = harness.clock.monotonic()
+    started_at = harness.clock.monotonic()
     assert (await harness.expect_refusal(make_share())).status == 429
-    assert harness.clock.monotonic() - began <= intake_module.MAX_WAIT_SECONDS
+    assert harness.clock.monotonic() - started_at <= intake_module.MAX_WAIT_SECONDS
 
 
 async def test_admission_slow_sync_hold_ends_at_limit(harness: Harness) -> None:
@@ -294,15 +294,17 @@ async def test_admission_lagging_node_responds_429_not_400(harness: Harness) -> 
     assert (await harness.expect_refusal(make_share())).status == 429
 
 
-@pytest.mark.parametrize("kept", [None, COMMITMENT])
-async def test_admission_known_share_without_checked_leaf_is_duplicate(harness: Harness, kept: bytes | None) -> None:
+@pytest.mark.parametrize("checked_leaf", [None, COMMITMENT])
+async def test_admission_known_share_without_checked_leaf_is_duplicate(
+    harness: Harness, checked_leaf: bytes | None
+) -> None:
     remove_leaf(harness)
     harness.pause = PauseCause.STARTING.reason()
     harness.store.known_keys.add(make_share().key)
-    if kept is None:
+    if checked_leaf is None:
         set_round_status(harness, RoundStatus.TALLYING)
     else:
-        harness.chain.unverified_leaves[ROUND_ID, POSITION] = kept
+        harness.chain.unverified_leaves[ROUND_ID, POSITION] = checked_leaf
     assert await harness.intake.admit(share_body(make_share())) is EnqueueResult.DUPLICATE
 
 

@@ -105,10 +105,10 @@ async def advance_until(clock: FakeClock, seconds: float, arrived: Callable[[], 
 async def test_keeper_acquires_renews_and_releases(
     clock: FakeClock, lease_store: FakeLeaseStore, lease: FakeLease
 ) -> None:
-    taken: list[int] = []
-    keeper = LeaseKeeper(lease, clock=clock, on_acquired=lambda: taken.append(lease.fence))
+    fences: list[int] = []
+    keeper = LeaseKeeper(lease, clock=clock, on_acquired=lambda: fences.append(lease.fence))
     await keeper.acquire_at_start()
-    assert taken == [1]
+    assert fences == [1]
     async with run_keeper(keeper):
         await advance_until(clock, 10, lambda: lease_store.calls.count("renew") == 2)
     assert lease_store.calls == ["acquire", "renew", "renew", "release"]
@@ -192,8 +192,8 @@ async def test_outage_duration_does_not_prove_holder_alive(
     async with run_keeper(keeper) as task:
         await advance_until(clock, 60, lambda: lease_store.calls.count("acquire") >= 40)
         lease_store.is_unavailable = False
-        asked = lease_store.calls.count("acquire")
-        await advance_until(clock, 10.5, lambda: lease_store.calls.count("acquire") >= asked + 10)
+        acquire_count = lease_store.calls.count("acquire")
+        await advance_until(clock, 10.5, lambda: lease_store.calls.count("acquire") >= acquire_count + 10)
         assert not task.done()
         await advance_until(clock, 3, task.done)
         with pytest.raises(LeaseHeld, match="'red' sends"):
@@ -213,8 +213,8 @@ async def test_lease_lost_to_unknown_holder_is_reported_as_unknown(
         await advance_until(clock, 20, beginning.done)
         with pytest.raises(LeaseHeld, match="another host sends for this queue"):
             await beginning
-    (told,) = logs
-    assert (told["reason"], told["advice"]) == ("waiting to learn whether another host sends", "This takes 10 s.")
+    (entry,) = logs
+    assert (entry["reason"], entry["advice"]) == ("waiting to learn whether another host sends", "This takes 10 s.")
 
 
 async def test_host_that_cannot_send_releases_and_reacquires(

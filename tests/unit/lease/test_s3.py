@@ -25,10 +25,10 @@ STEP_SECONDS = 0.1
 
 
 def lease_for_host(bucket: MemoryBucket, clock: FakeClock, host: str = "a") -> S3Lease:
-    made = S3Lease(bucket, OBJECT_NAME, host=host, clock=clock)
-    told: Lease = made
-    assert told.seconds == 10
-    return made
+    lease = S3Lease(bucket, OBJECT_NAME, host=host, clock=clock)
+    typed: Lease = lease
+    assert typed.seconds == 10
+    return lease
 
 
 def create_released_bucket() -> MemoryBucket:
@@ -112,97 +112,97 @@ async def test_concurrent_acquire_gives_lease_to_one() -> None:
             self.barrier = asyncio.Barrier(2)
 
         async def get(self, name: str) -> StoredObject | None:
-            found = await super().get(name)
+            current = await super().get(name)
             if self.request_counts["get"] <= 2:
                 await self.barrier.wait()
-            return found
+            return current
 
     bucket, clock = BarrierBucket(), FakeClock()
     bucket.objects |= create_released_bucket().objects
     both = lease_for_host(bucket, clock), lease_for_host(bucket, clock, "b")
-    assert sorted(await asyncio.gather(*(one.acquire() for one in both))) == [False, True]
-    assert sorted(one.is_held for one in both) == [False, True]
-    assert {one.holder for one in both} <= {"", "a", "b"}
-    assert sum(bool(one.holder) for one in both) == 1
+    assert sorted(await asyncio.gather(*(lease.acquire() for lease in both))) == [False, True]
+    assert sorted(lease.is_held for lease in both) == [False, True]
+    assert {lease.holder for lease in both} <= {"", "a", "b"}
+    assert sum(bool(lease.holder) for lease in both) == 1
 
 
 async def test_renew_with_lost_response_keeps_lease() -> None:
     bucket, clock = create_released_bucket(), FakeClock()
-    one = lease_for_host(bucket, clock)
-    assert await one.acquire()
+    lease = lease_for_host(bucket, clock)
+    assert await lease.acquire()
     clock.advance(3)
     bucket.lost_replies = 1
     with pytest.raises(LeaseError, match="answer was lost"):
-        await one.renew()
-    assert one.is_held
-    assert await one.renew()
-    assert (one.fence, stored_record(bucket).beat) == (1, 4)
+        await lease.renew()
+    assert lease.is_held
+    assert await lease.renew()
+    assert (lease.fence, stored_record(bucket).beat) == (1, 4)
     clock.advance(7.9)
-    assert one.is_held
+    assert lease.is_held
 
 
 async def test_acquire_with_lost_response_succeeds_without_waiting() -> None:
     bucket, clock = create_released_bucket(), FakeClock()
-    one = lease_for_host(bucket, clock)
-    assert await one.acquire()
-    await one.release()
+    lease = lease_for_host(bucket, clock)
+    assert await lease.acquire()
+    await lease.release()
     bucket.lost_replies = 1
     with pytest.raises(LeaseError):
-        await one.acquire()
-    assert not one.is_held
-    assert await one.acquire()
-    assert one.fence == 3
+        await lease.acquire()
+    assert not lease.is_held
+    assert await lease.acquire()
+    assert lease.fence == 3
 
 
 async def test_renew_after_handover_is_refused() -> None:
     bucket, clock = create_released_bucket(), FakeClock()
-    one = lease_for_host(bucket, clock)
-    assert await one.acquire()
+    lease = lease_for_host(bucket, clock)
+    assert await lease.acquire()
     bucket.lost_replies = 1
     with pytest.raises(LeaseError):
-        await one.acquire()
-    assert (one.is_held, one.fence, stored_record(bucket).fence) == (True, 1, 2)
-    assert not await one.renew()
-    assert not one.is_held
-    assert await one.acquire()
-    assert (one.is_held, one.fence) == (True, 3)
+        await lease.acquire()
+    assert (lease.is_held, lease.fence, stored_record(bucket).fence) == (True, 1, 2)
+    assert not await lease.renew()
+    assert not lease.is_held
+    assert await lease.acquire()
+    assert (lease.is_held, lease.fence) == (True, 3)
 
 
 async def test_bucket_outage_ends_lease_only_at_expiry() -> None:
     bucket, clock = create_released_bucket(), FakeClock()
-    one = lease_for_host(bucket, clock)
-    assert await one.acquire()
+    lease = lease_for_host(bucket, clock)
+    assert await lease.acquire()
     bucket.failing_writes = 4
     for held in (True, True, False, False):
         clock.advance(3)
         with pytest.raises(LeaseError, match="away"):
-            await one.renew()
-        assert one.is_held is held
-    assert await one.renew()  # the condition shows that no host acquired it meanwhile
-    assert (one.is_held, one.fence) == (True, 1)
+            await lease.renew()
+        assert lease.is_held is held
+    assert await lease.renew()  # the condition shows that no host acquired it meanwhile
+    assert (lease.is_held, lease.fence) == (True, 1)
 
 
 async def test_acquire_with_missing_object_waits_and_token_increases() -> None:
     bucket, clock = MemoryBucket(), FakeClock()
-    one, other = lease_for_host(bucket, clock), lease_for_host(bucket, clock, "b")
-    assert not await one.acquire()
-    assert (one.is_held, one.holder, stored_record(bucket).holder) == (False, "", NO_HOLDER)
+    first_lease, other = lease_for_host(bucket, clock), lease_for_host(bucket, clock, "b")
+    assert not await first_lease.acquire()
+    assert (first_lease.is_held, first_lease.holder, stored_record(bucket).holder) == (False, "", NO_HOLDER)
     assert not await other.acquire()
     clock.advance(9.9)
-    assert not await one.acquire()
+    assert not await first_lease.acquire()
     clock.advance(0.1)
-    assert await one.acquire()
-    first = one.fence
+    assert await first_lease.acquire()
+    first = first_lease.fence
     clock.advance(7.9)
     del bucket.objects[OBJECT_NAME]  # the object is deleted while the lease is held and cannot be renewed
-    assert one.is_held
+    assert first_lease.is_held
     assert not await other.acquire()
-    assert not await one.renew()
-    assert (one.is_held, one.holder) == (False, "")
+    assert not await first_lease.renew()
+    assert (first_lease.is_held, first_lease.holder) == (False, "")
     for _ in range(11):
         clock.advance(1)
-        taken = await other.acquire()
-    assert taken
+        acquired = await other.acquire()
+    assert acquired
     assert other.fence > first
     del bucket.objects[OBJECT_NAME]
     fresh = lease_for_host(bucket, clock)  # a host that has never read it
@@ -214,17 +214,17 @@ async def test_acquire_with_missing_object_waits_and_token_increases() -> None:
 
 async def test_cloned_machine_loses_lease() -> None:
     bucket, clock = create_released_bucket(), FakeClock()
-    one = lease_for_host(bucket, clock)
-    assert await one.acquire()
-    twin = copy.copy(one)
-    twin._term = copy.copy(one._term)
-    twin._unconfirmed = []
+    lease = lease_for_host(bucket, clock)
+    assert await lease.acquire()
+    duplicate = copy.copy(lease)
+    duplicate._term = copy.copy(lease._term)
+    duplicate._unconfirmed = []
     clock.advance(3)
-    assert await one.renew()
-    assert not await twin.renew()
-    assert not twin.is_held
-    assert not await twin.acquire()
-    assert one.is_held
+    assert await lease.renew()
+    assert not await duplicate.renew()
+    assert not duplicate.is_held
+    assert not await duplicate.acquire()
+    assert lease.is_held
 
 
 async def test_conflict_on_unchanged_object_keeps_lease() -> None:
@@ -236,19 +236,19 @@ async def test_conflict_on_unchanged_object_keeps_lease() -> None:
 
     bucket, clock = ConflictingBucket(), FakeClock()
     bucket.objects |= create_released_bucket().objects
-    one = lease_for_host(bucket, clock)
+    lease = lease_for_host(bucket, clock)
     bucket.is_conflicting = True
     with pytest.raises(LeaseError, match="another write was in progress"):
-        await one.acquire()
+        await lease.acquire()
     bucket.is_conflicting = False
-    assert await one.acquire()
+    assert await lease.acquire()
     bucket.is_conflicting = True
     with pytest.raises(LeaseError, match="another write was in progress"):
-        await one.renew()
-    assert one.is_held
+        await lease.renew()
+    assert lease.is_held
     with pytest.raises(LeaseError, match="another write was in progress"):
-        await one.release()
-    assert not one.is_held
+        await lease.release()
+    assert not lease.is_held
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"x" * 5000, b'{"format": "another"}'], ids=repr)
@@ -271,10 +271,10 @@ async def test_bucket_ignoring_conditions_is_refused() -> None:
             return self._write(name, body)
 
     for bucket in (UnconditionalBucket(), UnconditionalReplaceBucket()):
-        one = lease_for_host(bucket, FakeClock())
+        lease = lease_for_host(bucket, FakeClock())
         for _ in range(2):
             with pytest.raises(LeaseError, match="ignores If-None-Match"):
-                await one.acquire()
+                await lease.acquire()
         assert list(bucket.objects) == [OBJECT_NAME + CHECK_SUFFIX]
 
 
@@ -294,9 +294,9 @@ async def test_bucket_without_response_times_out() -> None:
             await asyncio.Event().wait()
             return None
 
-    one = S3Lease(UnresponsiveBucket(), OBJECT_NAME, host="a", clock=FakeClock(), seconds=0.02)
+    lease = S3Lease(UnresponsiveBucket(), OBJECT_NAME, host="a", clock=FakeClock(), seconds=0.02)
     with pytest.raises(LeaseError, match=r"within 0\.02 s"):
-        await one.acquire()
+        await lease.acquire()
 
 
 def test_lease_longer_than_limit_is_refused() -> None:
@@ -348,19 +348,19 @@ class SharedBucket(MemoryBucket):
 
     TIMEOUT_SECONDS = 2.5
 
-    def __init__(self, world: FakeClock, dice: random.Random, trouble: float) -> None:
+    def __init__(self, world: FakeClock, rng: random.Random, trouble: float) -> None:
         super().__init__()
-        self._world, self._dice, self._trouble = world, dice, trouble
+        self._world, self._dice, self._trouble = world, rng, trouble
         self._under_way: set[asyncio.Task[object]] = set()
 
     async def request(self, kind: str, operation: Callable[[], T]) -> T:
         self.request_counts[kind] += 1
         bad = self._dice.random() < self._trouble
-        there, back = (self._dice.uniform(0, 3 if bad else 0.2) for _ in range(2))
+        request_delay, back = (self._dice.uniform(0, 3 if bad else 0.2) for _ in range(2))
         lost = bad and self._dice.random() < 0.3
 
         async def arrive() -> T:
-            await self._world.sleep(there)
+            await self._world.sleep(request_delay)
             if lost:
                 raise BucketError("503")
             return operation()
@@ -369,7 +369,7 @@ class SharedBucket(MemoryBucket):
         self._under_way.add(arriving)
         arriving.add_done_callback(self._under_way.discard)
         arriving.add_done_callback(lambda task: task.cancelled() or task.exception())
-        if there + back > self.TIMEOUT_SECONDS:
+        if request_delay + back > self.TIMEOUT_SECONDS:
             await self._world.sleep(self.TIMEOUT_SECONDS)
             raise BucketError("no answer")  # the request still arrives
         result = await asyncio.shield(arriving)
@@ -411,17 +411,17 @@ class Simulation:
         return S3Lease(HostBucket(self.bucket, clock), OBJECT_NAME, host=f"host {host}", clock=clock)
 
     async def _run_host(self, host: int) -> None:
-        own, clock, mine = self.leases[host], self.clocks[host], False
+        own, clock, is_mine = self.leases[host], self.clocks[host], False
         while True:
             try:
-                if mine:
+                if is_mine:
                     await clock.sleep(own.seconds / 3)
-                    mine = await own.renew()
+                    is_mine = await own.renew()
                 else:
-                    mine = await own.acquire()
-                    if mine:
+                    is_mine = await own.acquire()
+                    if is_mine:
                         self.fences.append(own.fence)
-                    await clock.sleep(0 if mine else own.seconds / 10)
+                    await clock.sleep(0 if is_mine else own.seconds / 10)
             except LeaseError:
                 await clock.sleep(0.5)
 
@@ -435,12 +435,12 @@ class Simulation:
 
     @property
     def holders(self) -> list[int]:
-        return [host for host, one in enumerate(self.leases) if one.is_held]
+        return [host for host, lease in enumerate(self.leases) if lease.is_held]
 
     async def advance(self, seconds: float, until: Callable[[], bool] = lambda: False) -> float:
         """Advance the time, asserting at most one holder; return the seconds that passed."""
-        begun = self.time.monotonic()
-        while (passed := self.time.monotonic() - begun) < seconds and not until():
+        started_at = self.time.monotonic()
+        while (passed := self.time.monotonic() - started_at) < seconds and not until():
             for _ in range(12):
                 await asyncio.sleep(0)
             assert len(self.holders) <= 1
@@ -488,6 +488,6 @@ async def test_takeover_takes_15_seconds_and_request_rate_is_documented() -> Non
     for _ in range(5):
         (holder,) = world.holders
         await world.restart_host(holder)
-        took = await world.advance(30, until=lambda: bool(world.holders))
-        assert 6 < took <= 15
+        seconds = await world.advance(30, until=lambda: bool(world.holders))
+        assert 6 < seconds <= 15
     await world.stop()

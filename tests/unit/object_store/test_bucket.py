@@ -62,7 +62,7 @@ def test_credentials_are_read_from_aws_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "error"),
     [
         ("", "has no section"),
         ("[default]\naws_access_key_id = SECRET\n", "needs aws_access_key_id and"),
@@ -72,21 +72,21 @@ def test_credentials_are_read_from_aws_file(tmp_path: Path) -> None:
     ],
 )
 def test_credentials_file_without_keys_is_refused_without_quoting(
-    tmp_path: Path, content: str | bytes | None, says: str
+    tmp_path: Path, content: str | bytes | None, error: str
 ) -> None:
     file = tmp_path / "credentials"
     if content is not None:
         file.write_bytes(content.encode() if isinstance(content, str) else content)
-    with pytest.raises(ConfigError, match=says) as caught:
+    with pytest.raises(ConfigError, match=error) as caught:
         read_access_keys(file)
     assert "SECRET" not in str(caught.value)
 
 
 def test_credentials_prefer_config_then_systemd_then_environment(tmp_path: Path) -> None:
-    handed = tmp_path / "s3-credentials"
+    credentials = tmp_path / "s3-credentials"
     env = {"CREDENTIALS_DIRECTORY": str(tmp_path), "AWS_SHARED_CREDENTIALS_FILE": "/shared"}
     assert find_credentials_file("", env) == Path("/shared")
-    handed.write_text("")
-    assert find_credentials_file("", env) == handed
+    credentials.write_text("")
+    assert find_credentials_file("", env) == credentials
     assert find_credentials_file("named", env) == Path("named")
     assert find_credentials_file("", {}) is None

@@ -59,14 +59,14 @@ async def test_attempts_and_delays_survive_restart(tmp_path: Path) -> None:
         async with open_pipeline(tmp_path / "queue.db", clock=clock) as line:
             await line.store.recover()
             await line.enqueue(1)  # queued the first time, then a duplicate
-            told = await fail_once(line)
-            assert told[1] == number
+            result = await fail_once(line)
+            assert result[1] == number
         async with open_pipeline(tmp_path / "queue.db", clock=clock) as line:
             await line.store.recover()
             state = ShareState.FAILED if number == 5 else ShareState.RECEIVED
             assert (line.read_share(1) or ())[0] == state
             if number < 5:
-                assert told[2] == wait
+                assert result[2] == wait
                 async with line.run_dispatcher():
                     assert line.prover.started_proofs == [], "not before its wait is over, restarted or not"
             clock.advance(wait)

@@ -101,11 +101,11 @@ async def test_block_shown_late_by_node_causes_no_resend(line: Pipeline) -> None
     share = await line.prepare_message()
     line.set_replies(reply_with(502, error="lost"))
     line.show_block()
-    old, made = line.clock.now(), line.clock.now() + 1
+    old, newer = line.clock.now(), line.clock.now() + 1
     line.clock.advance(2)
     await line.broadcaster.send(share)
     # A probe after the send showed the old block, too.
-    for height, time in ((line.height, old), (line.height + 1, made)):
+    for height, time in ((line.height, old), (line.height + 1, newer)):
         line.clock.advance(1)
         for endpoint in line.endpoints.nodes:
             head = BlockHead(CHAIN_ID, height, time)
@@ -254,11 +254,11 @@ async def test_proof_failing_own_verification_spends_attempt(line: Pipeline) -> 
 
 
 async def test_refused_valid_proof_is_retried_with_other_circuit(line: Pipeline) -> None:
-    async def takes_k11(body: dict[str, Any]) -> httpx.Response:
+    async def accept_k11(body: dict[str, Any]) -> httpx.Response:
         line.clock.advance(0.1)
         return await (ACCEPTED_REPLY if line.prover.circuits[-1] == "k11" else BAD_PROOF_REPLY)(body)
 
-    line.set_replies(takes_k11)
+    line.set_replies(accept_k11)
     line.circuits.select_initial("svote-test", "", None)
     async with line.run_dispatcher():
         await line.enqueue(1)
@@ -447,9 +447,9 @@ def answer_for_circuit(line: Pipeline, circuit: str, answers: list[str]) -> Node
         share_id = line.query_rows("SELECT id FROM shares WHERE nullifier = ?", b64decode(body["share_nullifier"]))[0][
             0
         ]
-        (made,) = line.query_rows("SELECT circuit FROM reveals WHERE share_id = ?", share_id)[0]
-        answers.append(made)
-        return await (ACCEPTED_REPLY if made == circuit else BAD_PROOF_REPLY)(body)
+        (circuit_used,) = line.query_rows("SELECT circuit FROM reveals WHERE share_id = ?", share_id)[0]
+        answers.append(circuit_used)
+        return await (ACCEPTED_REPLY if circuit_used == circuit else BAD_PROOF_REPLY)(body)
 
     return judge
 
@@ -471,16 +471,16 @@ async def test_circuit_trial_sends_one_reveal_per_node_and_others_wait(line: Pip
 
 async def test_circuit_trial_without_response_uses_next_share(line: Pipeline) -> None:
     line.circuits.select_initial(CHAIN_ID, "", None)
-    asked: list[int] = []
+    heights: list[int] = []
 
     async def once_away(body: dict[str, Any]) -> httpx.Response:
-        asked.append(1)
-        return await (reply_with(502, error="no consensus engine") if len(asked) == 1 else ACCEPTED_REPLY)(body)
+        heights.append(1)
+        return await (reply_with(502, error="no consensus engine") if len(heights) == 1 else ACCEPTED_REPLY)(body)
 
     line.set_replies(once_away)
     async with line.run_dispatcher():
         await line.enqueue(1, 2, 3)
-        await wait_until(lambda: len(asked) == 3)
+        await wait_until(lambda: len(heights) == 3)
     assert line.circuits.current == "k10"
     assert not line.circuits.is_current_unproven
 

@@ -228,18 +228,18 @@ async def test_restart_releases_a_claimed_share_at_its_due_time(tmp_path: Path) 
             assert line.prover.positions == [1], "the other's message is on disk: it is not proven again"
 
 
-@pytest.mark.parametrize("why", ["nothing due", "paused", "no round", "held back by the chain"])
-async def test_loop_sleeps_when_idle(tmp_path: Path, why: str) -> None:
+@pytest.mark.parametrize("condition", ["nothing due", "paused", "no round", "held back by the chain"])
+async def test_loop_sleeps_when_idle(tmp_path: Path, condition: str) -> None:
     async with open_pipeline(tmp_path / "queue.db", stale_after=7200.0) as line, line.run_dispatcher():
         await line.enqueue(1, submit_at=START_TIME + 600)
-        if why == "paused":
+        if condition == "paused":
             line.circuits.select_initial("svote-test", "", None)
             line.endpoints.chain_id = "another"
             line.clock.advance(600)
-        elif why == "no round":
+        elif condition == "no round":
             line.trees.newest = None
             line.clock.advance(600)
-        elif why == "held back by the chain":
+        elif condition == "held back by the chain":
             line.clock.set_wall_clock(1000)
         await line.settle_dispatcher()
         assert line.prover.started_proofs == []

@@ -72,8 +72,8 @@ async def test_dispatch_resumes_after_database_outage(line: Pipeline) -> None:
             for _ in range(5):
                 await line.advance_when_idle(1)
             await line.settle_dispatcher()
-        told = [entry["error"] for entry in logs if entry["event"] == "dispatch_failed"]
-        assert told == ["claim_due failed"], "told once, not once a second"
+        errors = [entry["error"] for entry in logs if entry["event"] == "dispatch_failed"]
+        assert errors == ["claim_due failed"], "told once, not once a second"
         assert "release_claim" in line.store.calls
         assert await line.count_idle_turns() == 0
         line.store.failing_calls.clear()

@@ -81,15 +81,15 @@ async def test_proof_of_other_statement_is_discarded(line: Pipeline, wrong: str)
 async def test_worker_death_spends_attempt_from_third_time(line: Pipeline) -> None:
     line.prover.failures[1] = [ProverCrashed("killed")] * 6
     await line.enqueue(1)
-    told = []
+    notes = []
     for _ in range(6):
         assert not await line.revealer.prove(await line.claim_due_share())
         row = line.read_share(1, "state, crashes, attempts, due_ms")
         assert row is not None
-        told.append((*row[:3], row[3] // 1000 - int(line.clock.now())))
-        line.clock.advance(max(0, told[-1][3]))
+        notes.append((*row[:3], row[3] // 1000 - int(line.clock.now())))
+        line.clock.advance(max(0, notes[-1][3]))
     received = ShareState.RECEIVED
-    assert told == [
+    assert notes == [
         (received, 1, 0, 0),
         (received, 2, 0, 0),
         (received, 3, 1, 2),

@@ -30,8 +30,8 @@ class FakeStore:
 
 async def test_maintenance_repeats_and_reports_damage() -> None:
     database, clock = FakeStore(), FakeClock()
-    mine = True
-    running = asyncio.create_task(Maintenance(database, is_responsible=lambda: mine, clock=clock).run())
+    is_responsible = True
+    running = asyncio.create_task(Maintenance(database, is_responsible=lambda: is_responsible, clock=clock).run())
 
     async def after(seconds: float) -> list[str]:
         """Advance the clock; return the database calls and log lines of this time."""
@@ -50,8 +50,8 @@ async def test_maintenance_repeats_and_reports_damage() -> None:
     assert await after(1) == ["swept", "looked", "row 7 is not what was written"]
     database.is_unavailable = True
     assert await after(CHECK_SECONDS) == ["swept", "away"]
-    database.is_unavailable, mine = False, False
+    database.is_unavailable, is_responsible = False, False
     assert await after(CHECK_SECONDS) == []
-    mine, database.findings = True, []
+    is_responsible, database.findings = True, []
     assert await after(CHECK_SECONDS) == ["swept", "looked"]
     running.cancel()

@@ -33,11 +33,11 @@ def test_performance_table_matches_measurements() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "goal", "met"),
+    ("value", "goal", "is_met"),
     [(5400, "≥ 5,400", True), (5399, "≥ 5,400", False), (0.5, "≤ 0.5", True), (0.51, "≤ 0.5", False)],
 )
-def test_goal_is_met_or_missed(value: float, goal: str, met: bool) -> None:
-    assert meets_goal(value, goal) is met
+def test_goal_is_met_or_missed(value: float, goal: str, is_met: bool) -> None:
+    assert meets_goal(value, goal) is is_met
 
 
 def test_growth_is_logarithmic_slope() -> None:
@@ -49,10 +49,15 @@ def test_growth_is_logarithmic_slope() -> None:
 
 def test_largest_queue_is_compared_with_empty_one_of_same_run() -> None:
     assert of_largest_size("flat")(RUNS) == [3.0]
-    beside = [{"size": 0, "rate": 2.0}, {"size": 9, "rate": 1.0}, {"size": 9, "rate": 2.0}, {"size": 0, "rate": 8.0}]
-    assert relative_to_empty("rate")(beside) == [0.5, 0.25]
+    measurements = [
+        {"size": 0, "rate": 2.0},
+        {"size": 9, "rate": 1.0},
+        {"size": 9, "rate": 2.0},
+        {"size": 0, "rate": 8.0},
+    ]
+    assert relative_to_empty("rate")(measurements) == [0.5, 0.25]
     with pytest.raises(ValueError, match="argument"):
-        relative_to_empty("rate")(beside[1:])
+        relative_to_empty("rate")(measurements[1:])
 
 
 def test_table_line_shows_goal_result_spread_and_verdict() -> None:

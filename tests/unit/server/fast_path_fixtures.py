@@ -147,9 +147,9 @@ async def count_served(server: Server) -> AsyncIterator[int]:
     """Serve connections on a port until all have ended, without uvicorn's slow shutdown."""
     server.config.load()
     protocol: Any = server.config.http_protocol_class
-    made = partial(protocol, config=server.config, server_state=server.server_state, app_state={})
+    factory = partial(protocol, config=server.config, server_state=server.server_state, app_state={})
     listener = bind_tcp("127.0.0.1", 0)
-    async with await asyncio.get_running_loop().create_server(made, sock=listener):
+    async with await asyncio.get_running_loop().create_server(factory, sock=listener):
         yield listener.getsockname()[1]
         while server.server_state.connections or server.server_state.tasks:
             await asyncio.sleep(0.002)
@@ -163,26 +163,26 @@ async def send_segments(scenario: Scenario, port: int) -> tuple[list[bytes], boo
             writer.write(piece)
             await writer.drain()
             await asyncio.sleep(0.01)
-    found: list[bytes] = []
+    responses: list[bytes] = []
     if not scenario.disconnects:
         with_body = not scenario.segments[0].startswith(b"HEAD")
         async for answer in read_responses(reader, len(scenario.statuses), with_body):
-            found.append(answer)
+            responses.append(answer)
     still_open = False
-    if found:
+    if responses:
         with contextlib.suppress(ConnectionError):
             writer.write(PROBE_REQUEST)
             async for answer in read_responses(reader, 1, with_body=True):
                 still_open = answer.startswith(b"HTTP/1.1 ")
     writer.close()
-    return found, still_open
+    return responses, still_open
 
 
 async def read_responses(reader: asyncio.StreamReader, number: int, with_body: bool) -> AsyncIterator[bytes]:
     """Read up to this many responses, fewer if the connection ends before."""
     with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
         for _ in range(number):
-            told = await reader.readuntil(b"\r\n\r\n")
-            length = re.search(rb"\r\ncontent-length: (\d+)\r\n", told)
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = re.search(rb"\r\ncontent-length: (\d+)\r\n", head)
             body = await reader.readexactly(int(length[1])) if length is not None and with_body else b""
-            yield told + body
+            yield head + body

@@ -54,7 +54,7 @@ def build_chunked(*chunks: bytes, trailers: bytes = b"") -> bytes:
 def split_at(data: bytes, *cuts: int) -> list[bytes]:
     """The bytes in segments that end at these places."""
     places = [0, *cuts, len(data)]
-    return [data[begin:end] for begin, end in itertools.pairwise(places) if begin < end]
+    return [data[start:end] for start, end in itertools.pairwise(places) if start < end]
 
 
 async def exchange(port: int, segments: Sequence[bytes]) -> bytes:
@@ -230,8 +230,8 @@ async def test_pipeline_is_bounded_and_answered_in_order(segment_bytes: int, pip
         client = await RawClient.connect(port)
 
         async def send() -> None:
-            for begin in range(0, len(sent), segment_bytes):
-                client.writer.write(sent[begin : begin + segment_bytes])
+            for start in range(0, len(sent), segment_bytes):
+                client.writer.write(sent[start : start + segment_bytes])
                 await client.writer.drain()
 
         sending = asyncio.create_task(send())
@@ -356,7 +356,7 @@ async def test_bad_request_is_refused_after_the_earlier_responses(
 @pytest.mark.parametrize("earlier", [b"", PAUSE])
 async def test_refused_connection_is_closed_when_the_client_closes(earlier: bytes) -> None:
     def count() -> int:
-        return sum(isinstance(one, BoundedProtocol) for one in gc.get_objects())
+        return sum(isinstance(item, BoundedProtocol) for item in gc.get_objects())
 
     gc.collect()
     before = count()

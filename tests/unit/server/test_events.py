@@ -50,19 +50,19 @@ async def open_listener(port: int) -> socket.socket:
     client.setblocking(False)
     loop = asyncio.get_running_loop()
     await loop.sock_connect(client, ("127.0.0.1", port))
-    asked = f"GET {PATH} HTTP/1.1\r\nHost: helper\r\nAuthorization: Bearer token\r\n\r\n"
-    await loop.sock_sendall(client, asked.encode())
+    request = f"GET {PATH} HTTP/1.1\r\nHost: helper\r\nAuthorization: Bearer token\r\n\r\n"
+    await loop.sock_sendall(client, request.encode())
     return client
 
 
 async def read_until(client: socket.socket, text: bytes, pause: float = 0.0) -> None:
     """Read until this is received, with a pause before each read."""
-    told = b""
-    while text not in told:
+    received = b""
+    while text not in received:
         await asyncio.sleep(pause)
         got = await asyncio.get_running_loop().sock_recv(client, 1 << 18)
         assert got, f"the connection ended before {text!r}"
-        told = told[-100:] + got
+        received = received[-100:] + got
 
 
 async def test_events_client_that_does_not_read_is_dropped_alone(
@@ -70,7 +70,7 @@ async def test_events_client_that_does_not_read_is_dropped_alone(
 ) -> None:
     feed = StatusFeed(fail_snapshot, clock=FakeClock(), run_id="run")
     async with serve_feed(feed) as port:
-        with await open_listener(port) as deaf, await open_listener(port) as quick:
+        with await open_listener(port) as stalled, await open_listener(port) as quick:
             while feed.listener_count < 2:
                 await asyncio.sleep(0.01)
             for number in range(1, 9):
@@ -82,7 +82,7 @@ async def test_events_client_that_does_not_read_is_dropped_alone(
             feed.publish(b"last")
             await read_until(quick, b"data: last\n\n")
             with pytest.raises((ConnectionResetError, AssertionError)):
-                await read_until(deaf, b"data: last")
+                await read_until(stalled, b"data: last")
     assert not any(capfd.readouterr()), "that one does not read is no error of ours"
 
 

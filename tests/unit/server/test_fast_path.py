@@ -237,20 +237,20 @@ LIMITS = [
 SCENARIOS = [*BODIES, *REFUSALS, *ERRORS, *REQUESTS, *TOKENS, *LIMITS]
 
 
-@pytest.mark.parametrize("story", SCENARIOS, ids=lambda story: story.name)
-async def test_fast_path_behaves_as_regular_route(story: Scenario) -> None:
-    layers = await run_scenario(story, use_fast_path=False)
-    assert layers.statuses == list(story.statuses), "the story is what it says"
-    assert await run_scenario(story, use_fast_path=True) == layers
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+async def test_fast_path_behaves_as_regular_route(scenario: Scenario) -> None:
+    layers = await run_scenario(scenario, use_fast_path=False)
+    assert layers.statuses == list(scenario.statuses), "the story is what it says"
+    assert await run_scenario(scenario, use_fast_path=True) == layers
 
 
 async def test_fast_path_counts_each_outcome_once() -> None:
-    story = Scenario(
+    scenario = Scenario(
         "of each kind",
         [VALID_POST, VALID_POST, INVALID_POST, build_head(line=f"GET {SHARES_PATH} HTTP/1.1")],
         [200, 200, 400, 405],
     )
     counted = {"post_queued": 1, "post_duplicate": 1, "post_refused": 1}
     for lane in (False, True):
-        seen = await run_scenario(story, use_fast_path=lane)
-        assert (seen.statuses, seen.counts, seen.stored_count) == (story.statuses, counted, 1)
+        seen = await run_scenario(scenario, use_fast_path=lane)
+        assert (seen.statuses, seen.counts, seen.stored_count) == (scenario.statuses, counted, 1)

@@ -40,10 +40,10 @@ CURRENT_USER = {"uid": os.getuid(), "who": pwd.getpwuid(os.getuid()).pw_name, "w
 
 @pytest.fixture
 async def harness(tmp_path: Path) -> AsyncIterator[OperationsHarness]:
-    one = OperationsHarness(tmp_path / "queue.db")
-    await one.open()
-    yield one
-    await one.store.close()
+    harness_ = OperationsHarness(tmp_path / "queue.db")
+    await harness_.open()
+    yield harness_
+    await harness_.store.close()
 
 
 @pytest.fixture
@@ -73,10 +73,10 @@ async def daemon(harness: OperationsHarness, tmp_path: Path) -> AsyncIterator[ht
 
 def error_text(answer: httpx.Response) -> str:
     """The text of a refusal; a refused action also has advice."""
-    told = answer.json()
-    assert told.keys() - {"advice"} == {"status", "error"}
-    assert bool(told.get("advice")) is (answer.status_code in {404, 409, 422, 503})
-    return str(told["error"])
+    answer_json = answer.json()
+    assert answer_json.keys() - {"advice"} == {"status", "error"}
+    assert bool(answer_json.get("advice")) is (answer.status_code in {404, 409, 422, 503})
+    return str(answer_json["error"])
 
 
 async def audit(daemon: httpx.AsyncClient) -> list[dict[str, Any]]:
@@ -97,9 +97,9 @@ async def test_actions_retry_is_executed_and_logged_with_user(
     expected = {"source": "daemon", "retried": 2, "closed": 0, "not_failed": 0}
     assert rehearsed.json() == {**expected, "dry_run": True}
     assert done.json() == {**expected, "dry_run": False}
-    (act,) = await audit(daemon)
+    (action,) = await audit(daemon)
     at = {"at": NOW, "ended": NOW, "id": 1}
-    assert act == {**CURRENT_USER, **at, "what": "retry", "wanted": {"stage": "proof"}, "outcome": {"retried": 2}}
+    assert action == {**CURRENT_USER, **at, "what": "retry", "wanted": {"stage": "proof"}, "outcome": {"retried": 2}}
 
 
 async def test_actions_export_is_logged_and_moves_marked_shares(
@@ -116,7 +116,10 @@ async def test_actions_export_is_logged_and_moves_marked_shares(
     assert copied.json() == {"source": "daemon", "dry_run": False, "copied": 2}
     assert moved.json() == {"source": "daemon", "dry_run": False, "moved": 2, "stayed": 0}
     assert (broken.status_code, error_text(broken)) == (400, "marks: must be a multiple of 16 bytes")
-    assert [(act["what"], act["wanted"]) for act in await audit(daemon)] == [("move", {}), ("export", {"named": 2})]
+    assert [(action["what"], action["wanted"]) for action in await audit(daemon)] == [
+        ("move", {}),
+        ("export", {"named": 2}),
+    ]
 
 
 async def test_actions_import_reads_stream(harness: OperationsHarness, daemon: httpx.AsyncClient) -> None:
@@ -133,13 +136,13 @@ async def test_actions_import_reads_stream(harness: OperationsHarness, daemon: h
     body.pop()
     cut_off = await daemon.post("/queue/import", content=stream())
 
-    nothing = {"source": "daemon", **NOTHING_IMPORTED, "left": []}
-    assert rehearsed.json() == {**nothing, "taken": 3, "dry_run": True}
-    assert done.json() == {**nothing, "taken": 3, "dry_run": False}
+    empty_report = {"source": "daemon", **NOTHING_IMPORTED, "left": []}
+    assert rehearsed.json() == {**empty_report, "taken": 3, "dry_run": True}
+    assert done.json() == {**empty_report, "taken": 3, "dry_run": False}
     assert await harness.store.count_shares() == {ROUND_ID: {ShareState.RECEIVED: 3}}
     assert (cut_off.status_code, error_text(cut_off)) == (422, "the export is truncated: received 2 of 3 shares")
     assert cut_off.json()["advice"]
-    assert not any(carried[0].share.primary_blind.hex() in repr(act) for act in await audit(daemon))
+    assert not any(carried[0].share.primary_blind.hex() in repr(action) for action in await audit(daemon))
 
 
 async def test_actions_long_import_refused_early_gets_response(
@@ -231,13 +234,13 @@ async def test_actions_too_large_request_is_refused(daemon: httpx.AsyncClient) -
 
 
 async def test_rounds_list_has_counts(harness: OperationsHarness, daemon: httpx.AsyncClient) -> None:
-    one = make_posted_share(1, round_id=ROUND_ID)
-    await harness.store.enqueue(one.share, one.nullifier, now=NOW)
+    posted = make_posted_share(1, round_id=ROUND_ID)
+    await harness.store.enqueue(posted.share, posted.nullifier, now=NOW)
 
-    told = (await daemon.get("/rounds")).json()
+    answer_json = (await daemon.get("/rounds")).json()
 
-    assert (told["source"], told["now"]) == ("daemon", NOW + 0.5)
-    later, recorded = told["rounds"]
+    assert (answer_json["source"], answer_json["now"]) == ("daemon", NOW + 0.5)
+    later, recorded = answer_json["rounds"]
     assert (later["status"], later["closed"], later["shares"]["total"]) == ("9", True, 0)
     assert recorded == {
         "round": ROUND_ID.hex(),

@@ -104,9 +104,9 @@ def test_token_buckets_never_exceed_burst_and_refill(burst: int, per_second: flo
         else:
             assert buckets.wait_seconds(ONE, now + wait) == 0, "the time that it tells is true"
             assert buckets.wait_seconds(ONE, now + wait * 0.99) > 0
-    for first, begin in enumerate(passed):
+    for first, start in enumerate(passed):
         for last, end in enumerate(passed[first:], first):
-            assert last - first + 1 <= burst + (end - begin) * per_second + 1e-3
+            assert last - first + 1 <= burst + (end - start) * per_second + 1e-3
 
 
 def test_token_buckets_evict_full_buckets_first() -> None:
@@ -200,7 +200,7 @@ async def test_rate_limit_admitted_request_is_served_without_token() -> None:
     async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
         served.append(scope)
 
-    async def nothing(*_: Any) -> Any:
+    async def do_nothing(*_: Any) -> Any:
         pass
 
     admitted, late = [{"type": "http", "client": (FOREIGN, 1), "headers": []} for _ in range(2)]
@@ -208,7 +208,7 @@ async def test_rate_limit_admitted_request_is_served_without_token() -> None:
     limits.charge(limits.identify_request(admitted) or b"")
     assert not limits.admit_request(late)
     for scope in (late, admitted):
-        await RateLimitMiddleware(app, limits)(scope, nothing, nothing)
+        await RateLimitMiddleware(app, limits)(scope, do_nothing, do_nothing)
     assert served == [admitted]
     assert limits.refusals == {429: 1}
 

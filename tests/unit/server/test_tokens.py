@@ -25,8 +25,8 @@ class FakeComparison:
         self.verdict = verdict
         self.compared: list[tuple[bytes, bytes]] = []
 
-    def __call__(self, one: bytes, other: bytes) -> bool:
-        self.compared.append((one, other))
+    def __call__(self, first: bytes, other: bytes) -> bool:
+        self.compared.append((first, other))
         return self.verdict
 
 
@@ -42,7 +42,7 @@ async def test_tokens_guarded_routes_use_compare_digest(
     monkeypatch.setattr(hmac, "compare_digest", comparison)
     wallets = WalletApp(api_token=TOKEN, expose_queue_status=True)
     headers = httpx.Headers({} if given is None else {b"X-Helper-Token": given.encode("latin-1")})
-    asked = 0
+    request_count = 0
     async with wallets.create_client() as client:
         paths = (await client.get("/openapi.json")).json()["paths"]
         for path, operations in paths.items():
@@ -50,12 +50,12 @@ async def test_tokens_guarded_routes_use_compare_digest(
                 url = path.format(round_id="ab" * 32, nullifier="cd" * 32)
                 answer = await client.request(method, url, content=create_body(), headers=headers)
                 if "security" in operation:
-                    asked += 1
+                    request_count += 1
                     assert answer.status_code == (200 if verdict else 401)
                 else:
                     assert answer.status_code == 200
-    assert asked == 3
-    assert comparison.compared == [((given or "").encode("latin-1"), TOKEN.encode())] * asked
+    assert request_count == 3
+    assert comparison.compared == [((given or "").encode("latin-1"), TOKEN.encode())] * request_count
 
 
 @pytest.mark.parametrize("verdict", [True, False])

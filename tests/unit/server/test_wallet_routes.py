@@ -164,9 +164,9 @@ async def test_routes_with_token_are_served() -> None:
 @pytest.mark.parametrize("path", [SHARES_PATH, STATUS_PATH, SHARE_STATUS, QUEUE_STATUS_PATH])
 async def test_preflight_needs_no_token(path: str) -> None:
     wallets = WalletApp(api_token=TOKEN)
-    asked = {"Origin": "https://wallet.example", "Access-Control-Request-Method": "POST"}
+    preflight = {"Origin": "https://wallet.example", "Access-Control-Request-Method": "POST"}
     async with wallets.create_client() as client:
-        answer = await client.options(path, headers=asked)
+        answer = await client.options(path, headers=preflight)
     assert (answer.status_code, answer.content) == (204, b"")
     assert answer.headers["access-control-allow-origin"] == "*"
     assert {"GET", "POST"} <= set(answer.headers["access-control-allow-methods"].split(", "))

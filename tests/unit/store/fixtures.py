@@ -81,8 +81,8 @@ async def retry_as_operator(store: Store, *share_ids: int, note: str = "asked fo
 async def enqueue_shares(store: Store, *numbers: int, submit_at: int = 0, now: float = NOW) -> None:
     """Enqueue the shares with these numbers."""
     for number in numbers:
-        one = make_posted_share(number, submit_at=submit_at)
-        await store.enqueue(one.share, one.nullifier, now=now)
+        posted = make_posted_share(number, submit_at=submit_at)
+        await store.enqueue(posted.share, posted.nullifier, now=now)
 
 
 async def claim_all_due(store: Store, *, limit: int = 100, now: float = NOW + 10) -> list[QueuedShare]:

@@ -37,9 +37,9 @@ KEY = b"k" * 32
 
 
 def share_row() -> ShareRow:
-    one, text = make_posted_share(1), "note"
-    share = one.share
-    fields = (share.shares_hash, share.share_comms, share.primary_blind, share.c1, share.c2, one.nullifier)
+    posted, text = make_posted_share(1), "note"
+    share = posted.share
+    fields = (share.shares_hash, share.share_comms, share.primary_blind, share.c1, share.c2, posted.nullifier)
     return ShareRow(
         ROUND, 7, 1, b"m" * 32, 3, 1, 1, 70_001, int(NOW), *fields, int(NOW) * 1000, 2**62, 0, int(NOW) * 1000,
         2, 1, 99, "proof", text,
@@ -136,7 +136,7 @@ async def test_claim_due_reports_and_skips_damaged_row(
 
 
 @pytest.mark.parametrize(
-    "act",
+    "operation",
     [
         lambda store: store.requeue(1, stage="t", note="n"),
         lambda store: store.retry(1, due_ms=0, stage="t", note="n"),
@@ -155,14 +155,14 @@ async def test_damaged_share_or_message_is_never_sent(
     store: SqliteStore,
     path: Path,
     reported: list[DamagedShare],
-    act: Callable[[SqliteStore], Awaitable[object]],
+    operation: Callable[[SqliteStore], Awaitable[object]],
     change: str,
 ) -> None:
     await enqueue_and_prepare(store, 1)
     again = await reopen_after_change(open_sqlite_store, store, path, change)
 
     assert not await again.mark_sending(1, height=5, endpoint="one")
-    assert not await act(again)
+    assert not await operation(again)
 
     assert [share.state for share in reported] == [ShareState.BROADCAST], "named once"
     assert await again.count_shares() == {ROUND: {ShareState.BROADCAST: 1}}
@@ -187,7 +187,7 @@ async def test_damaged_share_with_confirmed_nullifier_becomes_tombstone(
 def flip_bit(path: Path, change: str) -> None:
     """Change share 1 without its indexes, as a flipped bit does, by removing them from the schema."""
     with open_closed_database(path) as conn:
-        kept = conn.execute("SELECT rowid, type, name, tbl_name, rootpage, sql FROM sqlite_schema").fetchall()
+        schema_rows = conn.execute("SELECT rowid, type, name, tbl_name, rootpage, sql FROM sqlite_schema").fetchall()
         conn.execute("PRAGMA writable_schema = ON")
         conn.execute("DELETE FROM sqlite_schema WHERE tbl_name = 'shares' AND type <> 'table'")
         conn.execute("UPDATE sqlite_schema SET sql = replace(sql, 'NOT NULL UNIQUE', 'NOT NULL') WHERE name = 'shares'")
@@ -197,7 +197,8 @@ def flip_bit(path: Path, change: str) -> None:
         conn.execute("PRAGMA writable_schema = ON")
         conn.execute("DELETE FROM sqlite_schema")
         conn.executemany(
-            "INSERT INTO sqlite_schema (rowid, type, name, tbl_name, rootpage, sql) VALUES (?, ?, ?, ?, ?, ?)", kept
+            "INSERT INTO sqlite_schema (rowid, type, name, tbl_name, rootpage, sql) VALUES (?, ?, ?, ?, ?, ?)",
+            schema_rows,
         )
 
 
@@ -207,14 +208,14 @@ async def test_random_bit_flips_never_return_a_wrong_share(
     """Two hundred copies with one flipped bit each: refused at the start, or only right shares at the right time."""
     await enqueue_shares(store, *range(30), submit_at=int(NOW) + 3)
     await store.close()
-    whole = path.read_bytes()
+    original = path.read_bytes()
     source = random.Random(3)
     right = {make_posted_share(n, submit_at=int(NOW) + 3).share for n in range(30)}
     outcomes = {"refused": 0, "all": 0, "some": 0}
 
     for number in range(200):
-        damaged = bytearray(whole)
-        damaged[source.randrange(len(whole))] ^= 1 << source.randrange(8)
+        damaged = bytearray(original)
+        damaged[source.randrange(len(original))] ^= 1 << source.randrange(8)
         copy = tmp_path / f"{number}.db"
         copy.write_bytes(damaged)
         again = SqliteStore(copy, clock=clock, on_damaged=lambda _share: None)
@@ -376,7 +377,7 @@ async def test_paging_through_damaged_index_completes(
 async def fetch_page(store: SqliteStore, after: int, *, sent: bool) -> list[int]:
     """Ids of the next seven shares that were sent, or that failed."""
     if sent:
-        return [one.share_id for one in await store.list_unconfirmed(limit=7, after_id=after)]
+        return [message.share_id for message in await store.list_unconfirmed(limit=7, after_id=after)]
     return await store.list_failed_ids(None, after_id=after, limit=7)
 
 
@@ -400,9 +401,9 @@ async def make_row_unreadable(store: SqliteStore, path: Path, number: int) -> No
     """Damage the header of a share's row in the file of a running store."""
     await flush_to_file(store)
     data = path.read_bytes()
-    begin = bytes([26, 0, 9, 12 + 2 * 32])  # the row's header: its length, the types of id, round and mac
+    header = bytes([26, 0, 9, 12 + 2 * 32])  # the row's header: its length, the types of id, round and mac
     with path.open("r+b") as file:
-        file.seek(data.rindex(begin, 0, data.index(make_posted_share(number).share.shares_hash)))
+        file.seek(data.rindex(header, 0, data.index(make_posted_share(number).share.shares_hash)))
         file.write(b"\x7f")  # a header of more columns than there are
 
 
@@ -429,24 +430,26 @@ async def test_unconfirmed_with_unreadable_row_returns_the_others(
         await store.prepare(queued.id, make_reveal(queued.id))
     await make_row_unreadable(store, path, 7)
 
-    found = await store.list_unconfirmed()
+    messages = await store.list_unconfirmed()
 
-    assert len(found) == 29
-    assert make_posted_share(7).nullifier not in {one.nullifier for one in found}
+    assert len(messages) == 29
+    assert make_posted_share(7).nullifier not in {message.nullifier for message in messages}
     assert reported == [DamagedShare("", b"", -1)]
 
 
 async def test_list_shares_marks_unreadable_row_and_lists_the_others(store: SqliteStore, path: Path) -> None:
     await enqueue_shares(store, *range(31))
-    whole = await store.list_shares(QueueFilter(), 99)
+    expected = await store.list_shares(QueueFilter(), 99)
     ((mac,),) = query_rows(path, "SELECT mac FROM shares WHERE tree_position = 70007")
     await make_row_unreadable(store, path, 7)
 
-    found = await store.list_shares(QueueFilter(), 99)
+    listed = await store.list_shares(QueueFilter(), 99)
 
-    assert [entry for entry in found if not entry.damaged] == [one for one in whole if one.ref in sound_entries(found)]
-    assert len(found) == 30
-    (bad,) = [entry for entry in found if entry.damaged]
+    assert [entry for entry in listed if not entry.damaged] == [
+        entry for entry in expected if entry.ref in sound_entries(listed)
+    ]
+    assert len(listed) == 30
+    (bad,) = [entry for entry in listed if entry.damaged]
     assert (bad.ref, bad.round_id, bad.state, bad.note) == (mac.hex()[:12], ROUND, ShareState.RECEIVED, UNREADABLE_NOTE)
     assert len(await store.list_shares(QueueFilter(state=ShareState.RECEIVED), 5)) == 5
     assert await store.list_shares(QueueFilter(stage="proof"), 99) == [bad], "what cannot be read is always told"
@@ -461,13 +464,13 @@ async def test_list_shares_with_unreadable_index_lists_all(store: SqliteStore, p
     await enqueue_shares(store, *range(31))
     ((page,),) = query_rows(path, "SELECT rootpage FROM sqlite_schema WHERE name = 'shares_due'")
     await flush_to_file(store)
-    whole = await store.list_shares(QueueFilter(), 99)
+    expected = await store.list_shares(QueueFilter(), 99)
     with path.open("r+b") as file:
         file.seek((page - 1) * 4096)
         file.write(b"\x7f")  # not a page type
 
-    assert await store.list_shares(QueueFilter(), 99) == whole
-    assert await store.list_shares(QueueFilter(round_id=ROUND, state=ShareState.RECEIVED), 99) == whole
+    assert await store.list_shares(QueueFilter(), 99) == expected
+    assert await store.list_shares(QueueFilter(round_id=ROUND, state=ShareState.RECEIVED), 99) == expected
     assert await store.list_shares(QueueFilter(state=ShareState.FAILED), 99) == []
 
 
@@ -477,10 +480,10 @@ async def test_list_shares_marks_unreadable_row_in_progress(store: SqliteStore, 
         await store.prepare(queued.id, make_reveal(queued.id))
     await make_row_unreadable(store, path, 7)
 
-    found = await store.list_shares(QueueFilter(state=ShareState.BROADCAST), 99)
+    listed = await store.list_shares(QueueFilter(state=ShareState.BROADCAST), 99)
 
-    assert len(found) == 30
-    assert [entry.round_id for entry in found if entry.damaged] == [ROUND]
+    assert len(listed) == 30
+    assert [entry.round_id for entry in listed if entry.damaged] == [ROUND]
 
 
 async def test_enqueue_known_share_with_damaged_index_is_duplicate(

@@ -37,8 +37,8 @@ PAGE_BYTES = 4096
 def witness_fragments(posted: PostedShare) -> list[bytes]:
     """What must be erased: both ends of every field, because a partial overwrite may leave either."""
     share = posted.share
-    whole = [share.shares_hash, share.share_comms, share.primary_blind, share.c1, share.c2]
-    return [part for field in whole for part in (field[:12], field[-12:])]
+    fields = [share.shares_hash, share.share_comms, share.primary_blind, share.c1, share.c2]
+    return [part for field in fields for part in (field[:12], field[-12:])]
 
 
 def count_occurrences(path: Path, canaries: list[bytes]) -> dict[str, int]:
@@ -51,18 +51,18 @@ def count_occurrences(path: Path, canaries: list[bytes]) -> dict[str, int]:
 async def test_confirmation_erases_all_but_the_spent_nullifier(store: SqliteStore, path: Path) -> None:
     await enqueue_and_prepare(store, 1)
     await enqueue_shares(store, 2)
-    one, sent = make_posted_share(1), make_reveal(1)
+    posted, sent = make_posted_share(1), make_reveal(1)
     message = [sent.message[50:62], sent.message[-12:], sent.tx_hash]
-    assert count_occurrences(path, witness_fragments(one))
+    assert count_occurrences(path, witness_fragments(posted))
     assert count_occurrences(path, message)
-    assert count_occurrences(path, [one.nullifier])
+    assert count_occurrences(path, [posted.nullifier])
 
-    await store.apply_block(9, [(ROUND, one.nullifier)], now=NOW)
+    await store.apply_block(9, [(ROUND, posted.nullifier)], now=NOW)
     await store.wait_for_erasure()
 
-    assert count_occurrences(path, witness_fragments(one)) == {}
+    assert count_occurrences(path, witness_fragments(posted)) == {}
     assert count_occurrences(path, message) == {}
-    assert count_occurrences(path, [one.nullifier]) == {"queue.db": 1}
+    assert count_occurrences(path, [posted.nullifier]) == {"queue.db": 1}
     assert read_database_files(path)["queue.db-wal"] == b""
     assert count_occurrences(path, witness_fragments(make_posted_share(2))), "the search finds what is there"
 
@@ -70,20 +70,20 @@ async def test_confirmation_erases_all_but_the_spent_nullifier(store: SqliteStor
 @pytest.mark.rule("R14")
 async def test_own_spent_nullifiers_are_stored_like_all_others(store: SqliteStore, path: Path) -> None:
     await enqueue_shares(store, 1)
-    ours, theirs = make_posted_share(1).nullifier, make_posted_share(99).nullifier
-    await store.apply_block(9, [(ROUND, ours), (ROUND, theirs)], now=NOW)
+    own, foreign = make_posted_share(1).nullifier, make_posted_share(99).nullifier
+    await store.apply_block(9, [(ROUND, own), (ROUND, foreign)], now=NOW)
     await store.close()
 
     conn = sqlite3.connect(path)
     try:
         columns = [row[1] for row in conn.execute("PRAGMA table_info(spent)")]
-        kept = conn.execute("SELECT * FROM spent").fetchall()
-        graves = conn.execute("SELECT * FROM tombstones").fetchall()
+        spent = conn.execute("SELECT * FROM spent").fetchall()
+        tombstones = conn.execute("SELECT * FROM tombstones").fetchall()
     finally:
         conn.close()
     assert columns == ["round_no", "nullifier"]
-    assert sorted(kept) == sorted([(1, ours), (1, theirs)])
-    assert [(no, len(mac), state) for no, mac, state in graves] == [(1, 32, 2)]
+    assert sorted(spent) == sorted([(1, own), (1, foreign)])
+    assert [(no, len(mac), state) for no, mac, state in tombstones] == [(1, 32, 2)]
 
 
 @pytest.mark.rule("R14")
@@ -107,8 +107,8 @@ async def test_confirmation_of_some_of_many_shares_erases_every_page(store: Sqli
         count_occurrences(path, [canary for number in gone for canary in witness_fragments(make_posted_share(number))])
         == {}
     )
-    found = count_occurrences(path, [make_posted_share(number).nullifier for number in gone])
-    assert found == {"queue.db": len(gone)}
+    occurrences = count_occurrences(path, [make_posted_share(number).nullifier for number in gone])
+    assert occurrences == {"queue.db": len(gone)}
     assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 250, ShareState.SUBMITTED: 250}}
 
 
@@ -185,7 +185,7 @@ def test_scrub_removes_stale_copies_in_page_gaps_only(path: Path) -> None:
     conn = sqlite3.connect(path)
     conn.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT, row_check BLOB) WITHOUT ROWID")
     deleted = rewrite_rows(conn)
-    kept = conn.execute("SELECT * FROM meta ORDER BY key").fetchall()
+    meta_rows = conn.execute("SELECT * FROM meta ORDER BY key").fetchall()
     conn.close()
     assert count_occurrences(path, deleted), "if SQLite no longer leaves any, scrubbing may go"
     pages = path.stat().st_size // 4096
@@ -196,7 +196,7 @@ def test_scrub_removes_stale_copies_in_page_gaps_only(path: Path) -> None:
 
     assert count_occurrences(path, deleted) == {}
     conn = sqlite3.connect(path)
-    assert conn.execute("SELECT * FROM meta ORDER BY key").fetchall() == kept
+    assert conn.execute("SELECT * FROM meta ORDER BY key").fetchall() == meta_rows
     assert conn.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     conn.close()
 
@@ -305,15 +305,15 @@ def test_note_stale_uses_newest_copy_of_page(tmp_path: Path) -> None:
     wal = tmp_path / "wal"
     wal.write_bytes(bytes(32) + b"".join(number.to_bytes(4, "big") + bytes(20) + page for number, page in frames))
 
-    found = {3, 7}
-    note_stale(found, wal, range(3), PAGE_BYTES)
-    assert found == {2, 4, 7}
-    note_stale(found, wal, range(3, len(frames)), PAGE_BYTES)
-    assert found == {4, 6, 7}
+    stale_pages = {3, 7}
+    note_stale(stale_pages, wal, range(3), PAGE_BYTES)
+    assert stale_pages == {2, 4, 7}
+    note_stale(stale_pages, wal, range(3, len(frames)), PAGE_BYTES)
+    assert stale_pages == {4, 6, 7}
     with pytest.raises(OSError, match="shorter"):
-        note_stale(found, wal, range(len(frames), len(frames) + 1), PAGE_BYTES)
+        note_stale(stale_pages, wal, range(len(frames), len(frames) + 1), PAGE_BYTES)
     with pytest.raises(OSError, match="No such file"):
-        note_stale(found, tmp_path / "none", range(1), PAGE_BYTES)
+        note_stale(stale_pages, tmp_path / "none", range(1), PAGE_BYTES)
 
 
 @pytest.mark.rule("R14")

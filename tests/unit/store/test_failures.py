@@ -69,9 +69,9 @@ async def test_full_disk_fails_whole_batch(store: SqliteStore) -> None:
         return_exceptions=True,
     )
 
-    kept = sum(outcome is EnqueueResult.QUEUED for outcome in outcomes)
-    assert sum(isinstance(outcome, StoreFull) for outcome in outcomes) == 300 - kept
-    assert (await store.count_shares()).get(ROUND, {}) == ({ShareState.RECEIVED: kept} if kept else {})
+    queued_count = sum(outcome is EnqueueResult.QUEUED for outcome in outcomes)
+    assert sum(isinstance(outcome, StoreFull) for outcome in outcomes) == 300 - queued_count
+    assert (await store.count_shares()).get(ROUND, {}) == ({ShareState.RECEIVED: queued_count} if queued_count else {})
 
 
 async def test_refused_operation_does_not_affect_its_batch(store: SqliteStore) -> None:
@@ -104,10 +104,10 @@ async def test_failing_operation_is_rolled_back_and_others_rerun(store: SqliteSt
 
 
 async def test_share_violating_schema_is_refused_alone(store: SqliteStore) -> None:
-    one = make_posted_share(1)
+    posted = make_posted_share(1)
 
     results = await asyncio.gather(
-        store.enqueue(one.share, b"short", now=NOW),
+        store.enqueue(posted.share, b"short", now=NOW),
         store.enqueue(make_posted_share(2).share, make_posted_share(2).nullifier, now=NOW),
         return_exceptions=True,
     )
@@ -115,7 +115,7 @@ async def test_share_violating_schema_is_refused_alone(store: SqliteStore) -> No
     assert isinstance(results[0], StoreError)
     assert "schema" in str(results[0])
     assert results[1] is EnqueueResult.QUEUED
-    assert not await store.is_known(one.share.key)
+    assert not await store.is_known(posted.share.key)
 
 
 async def test_writer_fault_is_reported_and_writer_continues(
@@ -143,7 +143,7 @@ async def test_cancelled_open_releases_the_file(tmp_path: Path) -> None:
     opening.cancel()
     with pytest.raises(asyncio.CancelledError):
         await opening
-    thread = next((one for one in threading.enumerate() if one.name == "store-writer"), None)
+    thread = next((candidate for candidate in threading.enumerate() if candidate.name == "store-writer"), None)
     if thread is not None:
         await asyncio.to_thread(thread.join)
 

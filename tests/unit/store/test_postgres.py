@@ -37,13 +37,13 @@ def test_local_connection_needs_no_tls(address: str) -> None:
 
 @pytest.mark.parametrize("host", REMOTE_DSNS)
 def test_remote_connection_without_verified_tls_is_refused(host: str) -> None:
-    words = create_connection_settings(f"host={host} dbname=queue", schema="s", host="one").conninfo
-    assert "sslmode=verify-full" in words
-    assert "sslrootcert=system" in words
-    kept = create_connection_settings(
+    conninfo = create_connection_settings(f"host={host} dbname=queue", schema="s", host="one").conninfo
+    assert "sslmode=verify-full" in conninfo
+    assert "sslrootcert=system" in conninfo
+    conninfo = create_connection_settings(
         f"host={host} sslmode=verify-ca sslrootcert=ca.pem", schema="s", host="one"
     ).conninfo
-    assert "sslmode=verify-ca" in kept
+    assert "sslmode=verify-ca" in conninfo
     for mode in ("disable", "allow", "prefer", "require"):
         with pytest.raises(StoreError, match=mode):
             create_connection_settings(f"host={host} sslmode={mode}", schema="s", host="one")
@@ -130,10 +130,10 @@ def test_both_engines_define_every_statement() -> None:
 
 
 def test_sqlite_store_does_not_import_postgres() -> None:
-    look = (
+    script = (
         "import sys, helper.app.service, helper.store.sqlite.store; print([m for m in sys.modules if 'psycopg' in m])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", look], cwd=Path(__file__).parents[3], check=True, capture_output=True, text=True
+        [sys.executable, "-c", script], cwd=Path(__file__).parents[3], check=True, capture_output=True, text=True
     )
     assert done.stdout.strip() == "[]"

@@ -80,7 +80,7 @@ async def test_a_start_upgrades_the_schema_and_continues_with_the_shares(
     await enqueue_shares(store, 1, 3)  # known: share 1 waits, share 3 is confirmed
     assert await store.count_shares() == {ROUND: OLD_STATE_COUNTS}
     assert await retry_as_operator(store, failed_id) == 1
-    assert {one.share for one in await claim_all_due(store, now=NOW + 100)} == {
+    assert {queued.share for queued in await claim_all_due(store, now=NOW + 100)} == {
         make_posted_share(number).share for number in (1, 2, 5)
     }
     await store.close()

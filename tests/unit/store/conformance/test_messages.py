@@ -49,7 +49,7 @@ async def test_send_is_recorded_before_and_its_outcome_after(store: Store) -> No
     assert (sent.last_endpoint, sent.last_outcome) == ("two", None), "an old answer is not the new send's"
 
     await store.record_outcome(share_id, outcome="ACCEPTED")
-    assert [one.last_outcome for one in await store.list_unconfirmed()] == ["ACCEPTED"]
+    assert [message.last_outcome for message in await store.list_unconfirmed()] == ["ACCEPTED"]
 
 
 async def test_mark_sending_outside_broadcast_state_is_refused(store: Store) -> None:
@@ -79,10 +79,10 @@ async def test_follow_up_returns_messages_with_pending_work(store: Store, first:
         if outcome is not None:
             await store.record_outcome(share_id, outcome=outcome)
 
-    found = {height: set(await store.list_follow_ups(height=height, limit=99)) for height in HEIGHTS}
+    follow_ups = {height: set(await store.list_follow_ups(height=height, limit=99)) for height in HEIGHTS}
 
     step = partial(next_step, sends=2, first_height=first, last_height=last)
-    assert found == {
+    assert follow_ups == {
         height: {
             share for share, outcome in shares.items() if step(outcome=outcome, height=height) is not NextStep.WAIT
         }
@@ -123,7 +123,7 @@ async def test_unconfirmed_shares_are_paged(store: Store) -> None:
     first = await store.list_unconfirmed(limit=4)
     second = await store.list_unconfirmed(limit=4, after_id=first[-1].share_id)
 
-    assert [one.share_id for one in first + second] == list(range(1, 8))
+    assert [message.share_id for message in first + second] == list(range(1, 8))
     assert await store.list_unconfirmed(after_id=7) == []
 
 
@@ -142,13 +142,13 @@ async def test_long_note_and_history_are_truncated_but_keep_attempts(store: Stor
             await store.requeue(queued.id, stage="tree", note=f"{n}")
 
     (entry,) = await store.list_shares(QueueFilter(), 1)
-    story = await store.get_share_details(entry.ref)
+    details = await store.get_share_details(entry.ref)
 
-    assert story is not None
-    assert [line.note for line in story.history if line.spent_attempt] == ["x" * 399 + "…"]
-    assert len(story.history) == 52, "the acceptance, the attempt, and the latest fifty"
-    assert story.history[-1].note == "59"
-    assert story.attempts_by_stage == {"proof": 1}
+    assert details is not None
+    assert [line.note for line in details.history if line.spent_attempt] == ["x" * 399 + "…"]
+    assert len(details.history) == 52, "the acceptance, the attempt, and the latest fifty"
+    assert details.history[-1].note == "59"
+    assert details.attempts_by_stage == {"proof": 1}
 
 
 async def test_share_without_message_is_distinguished_from_one_with_message(store: Store) -> None:
@@ -182,13 +182,13 @@ async def test_notes_with_control_characters_are_sanitized_and_spend_attempt(sto
     assert entry.attempts == 1
     assert entry.note == "out of gas   [2J   one two   "
     assert entry.stage.isprintable()
-    story = await store.get_share_details(entry.ref)
-    assert story is not None
-    assert story.history[-1].note == entry.note
+    details = await store.get_share_details(entry.ref)
+    assert details is not None
+    assert details.history[-1].note == entry.note
 
 
 async def test_audit_log_with_control_characters_is_sanitized(store: Store) -> None:
     number = await store.begin_action(Actor(1000, "ann\x1b\udcff\x00", "socket"), "retry", {})
     await store.end_action(number, {"error": "a\x00"})
-    (act,) = await store.list_actions(limit=1)
-    assert act.actor.name == "ann   "
+    (action,) = await store.list_actions(limit=1)
+    assert action.actor.name == "ann   "

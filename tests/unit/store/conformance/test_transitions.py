@@ -69,16 +69,16 @@ async def current_state(store: Store) -> ShareState:
 
 @pytest.mark.parametrize(("name", "state"), list(product(TRANSITION_CASES, LIVE_STATES)))
 async def test_transition_is_made_only_from_legal_states(store: Store, name: str, state: ShareState) -> None:
-    act, legal, target = TRANSITION_CASES[name]
+    transition, legal, target = TRANSITION_CASES[name]
     await create_share_in_state(store, state)
 
     if state in legal:
-        assert await act(store)
+        assert await transition(store)
         assert await current_state(store) is target
         assert await store.count_shares() == {ROUND: {target: 1}}
     else:
         with pytest.raises(StoreError, match=f"{state.name} cannot become {target.name}"):
-            await act(store)
+            await transition(store)
         assert await current_state(store) is state
         assert await store.count_shares() == {ROUND: {state: 1}}
 
@@ -118,16 +118,16 @@ async def test_spent_nullifier_confirms_share_from_every_state(store: Store, sta
 
 
 def test_transition_table_matches_transition_functions() -> None:
-    made: dict[ShareState, set[ShareState]] = {state: set() for state in ShareState}
+    covered: dict[ShareState, set[ShareState]] = {state: set() for state in ShareState}
     for _, legal, target in TRANSITION_CASES.values():
         for state in legal - {target}:
-            made[state].add(target)
-    made[ShareState.RECEIVED].add(ShareState.WITNESSED)  # claim_due
+            covered[state].add(target)
+    covered[ShareState.RECEIVED].add(ShareState.WITNESSED)  # claim_due
     for state in LIVE_STATES:
-        made[state].add(ShareState.SUBMITTED)  # apply_block
-    made[ShareState.FAILED].add(ShareState.RECEIVED)  # retry_failed
+        covered[state].add(ShareState.SUBMITTED)  # apply_block
+    covered[ShareState.FAILED].add(ShareState.RECEIVED)  # retry_failed
 
-    assert made == {state: set(targets) for state, targets in TRANSITIONS.items()}
+    assert covered == {state: set(targets) for state, targets in TRANSITIONS.items()}
 
 
 @pytest.mark.rule("R11")
