@@ -90,7 +90,7 @@ class DocumentShell:
             f"code=$?; declare -p ROUND >{self._variables} 2>/dev/null; exit $code"
         )
         with out.open("wb") as file:
-            ended = subprocess.run(
+            completed = subprocess.run(
                 ["bash", "-c", script],
                 env=self._env,
                 stdin=subprocess.DEVNULL,
@@ -99,7 +99,7 @@ class DocumentShell:
                 timeout=TIMEOUT_SECONDS,
                 check=False,
             )
-        return CommandResult(ended.returncode, out.read_text())
+        return CommandResult(completed.returncode, out.read_text())
 
     @contextmanager
     def start_background(self, command: DocumentedCommand) -> Iterator[subprocess.Popen[bytes]]:

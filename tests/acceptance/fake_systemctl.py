@@ -46,10 +46,10 @@ class SystemdUnit:
         """Return the process id if the service runs."""
         try:
             pid = int((self.run / "pid").read_text())
-            about = Path(f"/proc/{pid}/stat").read_text()
+            stat_text = Path(f"/proc/{pid}/stat").read_text()
         except (OSError, ValueError):
             return None
-        return None if about.rpartition(")")[2].split()[0] in "ZX" else pid
+        return None if stat_text.rpartition(")")[2].split()[0] in "ZX" else pid
 
     def start(self) -> int:
         """Start the service and wait until it is ready. Returns 1 if it exits first."""

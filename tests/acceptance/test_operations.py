@@ -99,7 +99,7 @@ def write_executable(path: Path, *lines: str) -> None:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[DocumentedMachine]:
+def machine(tmp_path: Path) -> Iterator[DocumentedMachine]:
     """A machine without an installation, with its own folders and free ports."""
     dist = build_wheel(tmp_path)
     places = {name: str(tmp_path / name.strip("/")) for name in FOLDERS}
@@ -163,7 +163,7 @@ def run_in_background(shell: DocumentShell, block: CommandBlock) -> Iterator[Non
         yield
 
 
-def test_operations_page_commands_work(site: DocumentedMachine) -> None:
+def test_operations_page_commands_work(machine: DocumentedMachine) -> None:
     blocks = parse_blocks(PAGE)
     by_name = {(block.kind, block.name): block for block in blocks}
     faults = [block.name for block in blocks if block.kind == "cause"]
@@ -172,18 +172,18 @@ def test_operations_page_commands_work(site: DocumentedMachine) -> None:
     with ExitStack() as stack:
         for block in blocks:
             if block.kind == "background":
-                stack.enter_context(run_in_background(site.shell, block))
+                stack.enter_context(run_in_background(machine.shell, block))
             elif block.kind == "do":
-                site.run_block(block)
+                machine.run_block(block)
             elif block.kind == "until":
-                site.repeat_until(block, succeeds=True)
+                machine.repeat_until(block, succeeds=True)
             elif block.kind == "cause":
-                if block.name == DISK_FULL_FAULT and not site.has_own_disk:
+                if block.name == DISK_FULL_FAULT and not machine.has_own_disk:
                     continue
-                site.run_block(block)
-                site.repeat_until(by_name["see", block.name], succeeds=False)
-                site.run_block(by_name["fix", block.name])
-                site.repeat_until(healthy, succeeds=True)
+                machine.run_block(block)
+                machine.repeat_until(by_name["see", block.name], succeeds=False)
+                machine.run_block(by_name["fix", block.name])
+                machine.repeat_until(healthy, succeeds=True)
 
 
 def find_two_free_ports() -> int:

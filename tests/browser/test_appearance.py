@@ -113,13 +113,13 @@ async def test_page_with_reduced_motion_has_no_animation(browser_tab: BrowserTab
     """The loading indicator must not move if reduced motion is preferred."""
     page = browser_tab.page
     await page.route("**/api/rounds", lambda _: None)  # a response that never arrives
-    moving = "document.getAnimations().filter(({ playState }) => playState === 'running').length"
+    running_animations = "document.getAnimations().filter(({ playState }) => playState === 'running').length"
     await page.emulate_media(reduced_motion="no-preference")
     await browser_tab.open_page("/rounds")
     await page.locator(".bone").first.wait_for()
-    assert await page.evaluate(moving) > 0
+    assert await page.evaluate(running_animations) > 0
     await page.emulate_media(reduced_motion="reduce")
-    assert await page.evaluate(moving) == 0
+    assert await page.evaluate(running_animations) == 0
     assert await page.locator(".bone").first.is_visible()
 
 

@@ -116,8 +116,8 @@ async def test_join_shown_command_registers_validator(
     await browser_tab.open_page("/join")
     await fill_in_form(browser_tab, "it's one; command $HOME")
     await browser_tab.page.get_by_role("radio", name="One command").check()
-    shown = await browser_tab.page.get_by_role("group", name="command to register").inner_text()
-    command = shlex.split(shown)
+    command_text = await browser_tab.page.get_by_role("group", name="command to register").inner_text()
+    command = shlex.split(command_text)
     assert command[:5] == ["svote-helper", "admin", "register", "--key-file", "KEY"]
     (key_file := tmp_path / "operator.key").write_text(create_private_key())
     completed = await asyncio.to_thread(

@@ -68,12 +68,12 @@ async def test_shift_tab_visits_same_stops_in_reverse(browser_tab: BrowserTab) -
     await page.evaluate(KEYS_SCRIPT, "begin")
     for _ in forward:
         await page.keyboard.press("Tab")
-    back = []
+    backward = []
     for _ in forward:
         stop = await read_focus(page)
-        back.append(stop["name"] if stop else None)
+        backward.append(stop["name"] if stop else None)
         await page.keyboard.press("Shift+Tab")
-    assert back == forward[::-1]
+    assert backward == forward[::-1]
 
 
 class KeyboardUser:

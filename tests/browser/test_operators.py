@@ -104,9 +104,9 @@ async def test_queue_view_updates_live(browser_tab: BrowserTab, browser_environm
     before = await read_counts(card)
     assert before["Pending"] > 0
     vote = await browser_environment.cast_vote(times_within(5, after=6))
-    everything = sum(before.values()) + 16
+    total = sum(before.values()) + 16
     async with browser_environment.helper.timeout("shows all shares of a vote"):
-        while sum((await read_counts(card)).values()) < everything:
+        while sum((await read_counts(card)).values()) < total:
             await asyncio.sleep(0.05)
     seen: list[dict[str, Any]] = []
     async with browser_environment.helper.timeout("has revealed a vote"):
@@ -115,7 +115,7 @@ async def test_queue_view_updates_live(browser_tab: BrowserTab, browser_environm
             if not seen or now != seen[-1]:
                 seen.append(now)
             await asyncio.sleep(0.05)
-    assert {sum(state.values()) for state in seen} == {everything}, "none is shown twice, none nowhere"
+    assert {sum(state.values()) for state in seen} == {total}, "none is shown twice, none nowhere"
     assert max(state["Pending"] for state in seen) > before["Pending"], "they waited"
     steps = [state["Confirmed"] for state in seen]
     assert steps == sorted(steps)

@@ -185,10 +185,10 @@ async def flood(
     )
 
     async def send_repeatedly() -> None:
-        line = ReusedConnection(port, source)
+        connection = ReusedConnection(port, source)
         while time.monotonic() < end and result.statuses[429] < wanted_rate_limited:
             request, headers = next(requests)
-            answer = await line.send(
+            answer = await connection.send(
                 RawRequest(request.method, request.path, request.body, {**request.headers, **headers})
             )
             result.statuses[answer.status if answer else 0] += 1
@@ -196,7 +196,7 @@ async def flood(
                 wait = answer.headers.get("retry-after", "")
                 result.invalid_retry_after += not wait.isdecimal() or int(wait) < 1
                 result.last_retry_after = float(wait) if wait.isdecimal() else 0.0
-        line.close()
+        connection.close()
 
     started_at = time.monotonic()
     await asyncio.gather(*(send_repeatedly() for _ in range(connections)))

@@ -126,17 +126,17 @@ async def _create_backup(
     scratch.mkdir(exist_ok=True)
     live = helper.bytes_on_disk()
     known = {path.name for path in setting.folder.iterdir()}
-    ran = await run_command(
+    result = await run_command(
         *("db", "backup", "--config", str(helper.config), "--output", str(output), "--json"),
         env={**ENV, "TMPDIR": str(scratch)},
     )
-    report = ran.json()
+    report = result.json()
     findings.record_figure("backup, bytes", report["bytes"])
-    findings.record_figure("backup, seconds", ran.seconds)
+    findings.record_figure("backup, seconds", result.seconds)
     findings.require_at_most("seconds that the backup kept the WAL from being truncated", report["read_seconds"], 1)
-    plain = output.read_bytes()
+    data = output.read_bytes()
     secrets = [secret for vote, _ in votes for secret in _collect_secrets(vote)]
-    findings.require_equal("secrets in the plain in the backup", sum(secret in plain for secret in secrets), 0)
+    findings.require_equal("secrets in the plain in the backup", sum(secret in data for secret in secrets), 0)
     # the live queue's files contain them, which shows that the search finds them
     findings.require_at_least("secrets in the live database", sum(secret in live for secret in secrets), 1)
     left = [*scratch.iterdir(), *({path.name for path in setting.folder.iterdir()} - known - {output.name})]
@@ -181,13 +181,13 @@ async def _check_promises(
     )
     await promise_check.wait_until_drained(chain, promised, setting.scale(180, 60))
     await promise_check.check_promises(findings, chain, promised)
-    again = [
+    resent = [
         entry
         for entry in await promise_check.find_broadcasts(chain, ledger)
         if entry["time"] > losses.confirmed_at.get(entry["nullifier"], float("inf"))
     ]
     findings.require_at_least("shares counted before a restored helper started", len(losses.confirmed_at), 1)
-    findings.require_equal("of them sent again", len(again), 0)
+    findings.require_equal("of them sent again", len(resent), 0)
     counts = await helper.service_counts()
     findings.require_equal("attempts spent", counts.get("failures", 0), 0)
     with contextlib.suppress(TimeoutError):

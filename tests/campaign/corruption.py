@@ -76,18 +76,18 @@ async def run(setting: CampaignRun) -> Findings:
             copy = setting.folder / f"{number}.db"
             running = number % 4 == 3
             copy.write_bytes(data if running else _with_flipped_bit(data, at, bit))
-            life = None
+            result = None
             with suppress(TimeoutError):
                 async with asyncio.timeout(TIMEOUT_SECONDS):
-                    life = await run_helper(copy, (at, bit) if running else None)
-            findings.require_equal("lives that do not come to an end", int(life is None), 0)
-            if life is None:
+                    result = await run_helper(copy, (at, bit) if running else None)
+            findings.require_equal("lives that do not come to an end", int(result is None), 0)
+            if result is None:
                 findings.record_figure("the first without an end", f"bit {bit} of byte {at}, running: {running}")
                 break
-            kinds[classify_result(life, intact)] += 1
-            check_result(findings, life, intact, running=running)
+            kinds[classify_result(result, intact)] += 1
+            check_result(findings, result, intact, running=running)
             if findings.broken_goals and "the first that broke a promise" not in findings.figures:
-                outcome = f"{life.refused} {life.errors} {life.problems} {life.unhandled}"
+                outcome = f"{result.refused} {result.errors} {result.problems} {result.unhandled}"
                 findings.record_figure(
                     "the first that broke a promise", f"bit {bit} of byte {at}, running: {running}; {outcome}"
                 )
@@ -107,13 +107,13 @@ def classify_result(result: RunResult, expected: RunResult) -> str:
         return "rows set aside and named, the rest went on"
     if result.problems or result.repaired:
         return "damage found by the background check"
-    same = (result.claimed, result.sent_messages, result.listed, result.counts) == (
+    is_same = (result.claimed, result.sent_messages, result.listed, result.counts) == (
         expected.claimed,
         expected.sent_messages,
         expected.listed,
         expected.counts,
     )
-    return "harmless" if same else "another difference"
+    return "harmless" if is_same else "another difference"
 
 
 def check_result(findings: Findings, result: RunResult, expected: RunResult, *, running: bool) -> None:
@@ -134,8 +134,8 @@ def check_result(findings: Findings, result: RunResult, expected: RunResult, *, 
     hidden = "list" in result.errors and not {"claim", "counts"} & result.errors.keys()
     findings.require_equal("lists that failed while the queue was worked", int(hidden), 0)
     if not running:
-        again = sum(answer is not expected.responses[number] for number, answer in result.responses.items())
-        findings.require_equal("shares taken twice", again, 0)
+        duplicates = sum(answer is not expected.responses[number] for number, answer in result.responses.items())
+        findings.require_equal("shares taken twice", duplicates, 0)
         findings.require_equal("blocks that could not be taken in", int("apply block" in result.errors), 0)
         findings.require_equal("background checks that failed", int("verify" in result.errors), 0)
         findings.require_equal("trees that are not the chain's", int(not result.tree), 0)

@@ -115,8 +115,8 @@ async def run(setting: CampaignRun) -> Findings:
             chain = DevChain(setting.folder, http, "--block-seconds", "0.3", "--stand-in-proofs")
             await chain.start()
             try:
-                where = {"port": find_free_port(), "db_path": str(disk / "queue.db")}
-                async with run_helper(setting.folder, http, chain, helper=where) as helper:
+                settings = {"port": find_free_port(), "db_path": str(disk / "queue.db")}
+                async with run_helper(setting.folder, http, chain, helper=settings) as helper:
                     await _run_failures(setting, findings, http, chain, helper)
             finally:
                 await chain.kill()
@@ -145,11 +145,13 @@ async def _run_failures(
     wallets = WalletGroup(chain, lambda: [helper.url], setting.seeded_random("crowd"))
     round_id = await chain.open_round()
     votes = await wallets.cast_votes(round_id, setting.scale(60, 8))
-    own = await wallets.cast_votes(round_id, setting.scale(120, 14))
-    await helper.wait_for_leaf(round_id, max(position for _, position in votes + own))
-    wallet = SequentialWallet(helper, http, wallets.ledger, iter([(v, s.index, p) for v, p in own for s in v.shares]))
+    own_votes = await wallets.cast_votes(round_id, setting.scale(120, 14))
+    await helper.wait_for_leaf(round_id, max(position for _, position in votes + own_votes))
+    wallet = SequentialWallet(
+        helper, http, wallets.ledger, iter([(v, s.index, p) for v, p in own_votes for s in v.shares])
+    )
     rng, start, window = setting.seeded_random("times"), time.time(), setting.scale(120, 12)
-    busy = [
+    clients = [
         asyncio.create_task(wallet.run()),
         asyncio.create_task(
             wallets.post_shares(
@@ -162,11 +164,11 @@ async def _run_failures(
             await _measure_failure(setting, findings, wallet, "full", _fill_disk(helper.db.parent), kill=kill)
         for kill in setting.scale((False, True), (False,)):
             await _measure_failure(setting, findings, wallet, "EIO", _fail_fsync(setting, findings, helper), kill=kill)
-        await busy[1]
+        await clients[1]
     finally:
-        for task in busy:
+        for task in clients:
             task.cancel()
-        await asyncio.gather(*busy, return_exceptions=True)
+        await asyncio.gather(*clients, return_exceptions=True)
     findings.record_figure(
         "POSTs of the one that asks", sum(response.endpoint == "POST" for response in wallet.responses)
     )
@@ -199,7 +201,7 @@ async def _measure_failure(
         await asyncio.sleep(setting.scale(15, 3))
         if kill:
             await helper.kill()
-        ended = time.monotonic()
+        ended_at = time.monotonic()
     if kill:
         await helper.start()
     recovered_at = time.monotonic()
@@ -218,7 +220,7 @@ async def _measure_failure(
         )
         known = started_at + wallet.seconds_until_status("POST", 503, started_at)
         others = [
-            response for response in wallet.responses_between(what, known, ended) if response.code not in (503, 0)
+            response for response in wallet.responses_between(what, known, ended_at) if response.code not in (503, 0)
         ]
         findings.require_equal(f"{name}: other answers of {label} after the first 503", len(others), 0)
         findings.require_at_most(
@@ -227,12 +229,12 @@ async def _measure_failure(
             10,
         )
     slowest = max(
-        response.answered_at - response.sent_at for response in wallet.responses_between("POST", started_at, ended)
+        response.answered_at - response.sent_at for response in wallet.responses_between("POST", started_at, ended_at)
     )
     findings.require_at_most(f"{name}: seconds that a POST waited, at most", slowest, 1)
     if name == "EIO":
         accepted = [
-            response for response in wallet.responses_between("POST", started_at, ended) if response.code == 200
+            response for response in wallet.responses_between("POST", started_at, ended_at) if response.code == 200
         ]
         findings.require_equal("EIO: POSTs answered 200 while every fsync failed", len(accepted), 0)
 
@@ -247,13 +249,13 @@ async def _wait_until(condition: object) -> None:
 async def _fill_disk(disk: Path) -> AsyncIterator[None]:
     """Fill the disk, including bytes that are freed meanwhile."""
     filler = disk / "ballast"
-    eating = asyncio.create_task(_consume_space(filler))
+    filling = asyncio.create_task(_consume_space(filler))
     try:
         await _wait_until(lambda: _free_bytes(disk) == 0)
         yield
     finally:
-        eating.cancel()
-        await asyncio.gather(eating, return_exceptions=True)
+        filling.cancel()
+        await asyncio.gather(filling, return_exceptions=True)
         filler.unlink()
 
 
@@ -267,8 +269,8 @@ async def _consume_space(filler: Path) -> None:
 
 
 def _free_bytes(disk: Path) -> int:
-    about = os.statvfs(disk)
-    return about.f_bfree * about.f_frsize
+    stats = os.statvfs(disk)
+    return stats.f_bfree * stats.f_frsize
 
 
 @contextlib.asynccontextmanager

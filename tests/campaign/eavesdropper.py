@@ -71,8 +71,8 @@ PAGE_SIZE = 1000
 async def run(setting: CampaignRun) -> Findings:
     """Record both traffic phases and check them."""
     findings = Findings()
-    place = setting.cluster
-    async with run_chain_and_helper(setting.folder, "--stand-in-proofs", program=STAND_IN_PROGRAM, cluster=place) as (
+    cluster = setting.cluster
+    async with run_chain_and_helper(setting.folder, "--stand-in-proofs", program=STAND_IN_PROGRAM, cluster=cluster) as (
         chain,
         helper,
     ):
@@ -103,23 +103,25 @@ async def _compare_traffic(
 ) -> None:
     """Compare an idle span with an equally long one in which wallets post."""
     blocks = setting.scale(120, 16)
-    quiet, _ = await _record_span(chain, blocks, asyncio.sleep(0, list[float]()))
+    idle_log, _ = await _record_span(chain, blocks, asyncio.sleep(0, list[float]()))
     arrivals = _post_arrivals(helper, posted, setting.seeded_random("moments"), blocks * BLOCK_SECONDS)
-    busy, posts = await _record_span(chain, blocks, arrivals)
-    spans = [count_request_kinds(span) for span in (quiet, busy)]
+    busy_log, posts = await _record_span(chain, blocks, arrivals)
+    spans = [count_request_kinds(span) for span in (idle_log, busy_log)]
     more = {kind: abs(spans[1][kind] - spans[0][kind]) / blocks for kind in spans[0] | spans[1]}
-    groups = [count_request_groups(span) for span in (quiet, busy)]
-    near = post_correlation([entry["time"] for entry in busy], posts, busy[0]["time"], busy[-1]["time"], WINDOW_SECONDS)
+    groups = [count_request_groups(span) for span in (idle_log, busy_log)]
+    deviations = post_correlation(
+        [entry["time"] for entry in busy_log], posts, busy_log[0]["time"], busy_log[-1]["time"], WINDOW_SECONDS
+    )
     findings.record_figure("POSTs overheard", len(posts))
-    findings.record_figure("requests in a quiet span and in one of POSTs", f"{len(quiet)} and {len(busy)}")
+    findings.record_figure("requests in a quiet span and in one of POSTs", f"{len(idle_log)} and {len(busy_log)}")
     findings.require_at_most(
         "requests more or fewer a block with POSTs than without, of any kind", max(more.values()), 0.5
     )
-    for what, seen in zip(("quiet", "with POSTs"), groups, strict=True):
-        odd = sum(number for group, number in seen.items() if group not in USUAL_REQUEST_GROUPS)
-        findings.require_at_most(f"looks at the node of another form, {what}", odd / seen.total(), 0.05)
-    findings.require_at_most("requests shortly after a POST, in deviations from chance", near, 4)
-    findings.require_equal("requests with a body", sum(bool(entry["body"]) for entry in busy), 0)
+    for what, group_counts in zip(("quiet", "with POSTs"), groups, strict=True):
+        unusual = sum(number for group, number in group_counts.items() if group not in USUAL_REQUEST_GROUPS)
+        findings.require_at_most(f"looks at the node of another form, {what}", unusual / group_counts.total(), 0.05)
+    findings.require_at_most("requests shortly after a POST, in deviations from chance", deviations, 4)
+    findings.require_equal("requests with a body", sum(bool(entry["body"]) for entry in busy_log), 0)
 
 
 async def _record_span(
@@ -128,10 +130,10 @@ async def _record_span(
     """Record the requests to the node over some blocks while an activity runs."""
     before = (await chain.request_log())[-1]["seq"]
     end = await chain.newest_height() + blocks
-    done = await activity
+    result = await activity
     while await chain.newest_height() < end:
         await asyncio.sleep(0.02)
-    return [entry for entry in await chain.request_log() if entry["seq"] > before], done
+    return [entry for entry in await chain.request_log() if entry["seq"] > before], result
 
 
 async def _post_arrivals(helper: HelperProcess, votes: Votes, rng: random.Random, seconds: float) -> list[float]:
@@ -143,9 +145,9 @@ async def _post_arrivals(helper: HelperProcess, votes: Votes, rng: random.Random
         await asyncio.sleep(started_at + at - time.monotonic())
         vote, position = votes[number // 2 % len(votes)]
         share = vote.shares[number // 2 // len(votes) % len(vote.shares)]
-        further = 1000 if rng.random() < 0.3 else 0
+        offset = 1000 if rng.random() < 0.3 else 0
         times.append(time.time())
-        await helper.post_share(ballot.post_body(vote, share, position + further, due))
+        await helper.post_share(ballot.post_body(vote, share, position + offset, due))
 
     number = min(int(seconds * 8), 2 * len(votes) * ballot.SHARE_COUNT)
     moments = sorted(rng.uniform(0, max(1.0, seconds - 2.5)) for _ in range(number))
@@ -160,8 +162,8 @@ async def _run_reveals(
     setting: CampaignRun, chain: DevChain, helper: HelperProcess, voters: WalletGroup, round_id: bytes
 ) -> Votes:
     """Cast votes with shares due in different seconds and in one second, while the tree grows."""
-    spread, together = setting.scale((30, 60), (3, 12))
-    votes = await voters.cast_votes(round_id, spread + together)
+    spread, same_second = setting.scale((30, 60), (3, 12))
+    votes = await voters.cast_votes(round_id, spread + same_second)
     await helper.wait_for_leaf(round_id, max(position for _, position in votes))
     seconds = setting.scale(40, 8)
     start, rng = unix_time_in(setting.scale(30, 4)), setting.seeded_random("times")
@@ -227,13 +229,13 @@ async def _check_orders(
     (round_id,) = ledger.round_ids
     second, _ = Counter(share.submit_at for share in ledger.posted.values()).most_common(1)[0]
     # Shares that arrived after their second were sent immediately, in order of arrival, as intended.
-    arrived = [name for name, at in ledger.acknowledged_at.items() if at < second == ledger.posted[name].submit_at]
+    in_time = [name for name, at in ledger.acknowledged_at.items() if at < second == ledger.posted[name].submit_at]
     entries = _broadcast_entries(log)
     counted = (await chain.spent_nullifiers(round_id)).keys()
-    bound = chance_bound(len(arrived))
-    findings.require_at_least("shares of one second, posted before it", len(arrived), setting.scale(500, 64))
+    bound = chance_bound(len(in_time))
+    findings.require_at_least("shares of one second, posted before it", len(in_time), setting.scale(500, 64))
     for what, order in {"broadcast": [entry["nullifier"] for entry in entries], "counting": list(counted)}.items():
-        rho = rank_correlation(arrived, first_occurrences(order, arrived))
+        rho = rank_correlation(in_time, first_occurrences(order, in_time))
         findings.require_at_most(f"rank correlation of arrival and {what} in a second", abs(rho), bound)
 
 

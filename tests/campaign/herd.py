@@ -36,8 +36,8 @@ ROUND_SECONDS = 3600
 async def run(setting: CampaignRun) -> Findings:
     """Post the herd, post others while it is processed, and check the promises."""
     findings = Findings()
-    place = setting.cluster
-    async with run_chain_and_helper(setting.folder, "--stand-in-proofs", program=STAND_IN_PROGRAM, cluster=place) as (
+    cluster = setting.cluster
+    async with run_chain_and_helper(setting.folder, "--stand-in-proofs", program=STAND_IN_PROGRAM, cluster=cluster) as (
         chain,
         helper,
     ):
@@ -48,15 +48,17 @@ async def run(setting: CampaignRun) -> Findings:
         votes = await herd.cast_votes(round_id, setting.scale(313, 38))
         other_votes = await others.cast_votes(round_id, setting.scale(80, 20))
         await helper.wait_for_leaf(round_id, max(position for _, position in votes + other_votes))
-        far = unix_time_in(FAR_AHEAD_SECONDS)
+        far_due = unix_time_in(FAR_AHEAD_SECONDS)
         started_at = time.monotonic()
-        await others.post_shares(other_votes[:5], lambda: far)
-        pace = 5 * SHARES_PER_VOTE / (time.monotonic() - started_at)
-        due = unix_time_in(2 + 1.3 * len(votes) * SHARES_PER_VOTE / pace)
+        await others.post_shares(other_votes[:5], lambda: far_due)
+        post_rate = 5 * SHARES_PER_VOTE / (time.monotonic() - started_at)
+        due = unix_time_in(2 + 1.3 * len(votes) * SHARES_PER_VOTE / post_rate)
         await herd.post_shares(votes, lambda: due)
         findings.require_at_least("seconds from the herd's last POST to its second", due - time.time(), 0)
         others.ledger.response_seconds.clear()
-        posting = asyncio.create_task(others.post_shares(other_votes[5:], lambda: far, posters=4, pause_seconds=0.1))
+        posting = asyncio.create_task(
+            others.post_shares(other_votes[5:], lambda: far_due, posters=4, pause_seconds=0.1)
+        )
         await _wait_until_confirmed(chain, helper, len(votes) * SHARES_PER_VOTE)
         findings.record_figure("shares revealed a second", len(votes) * SHARES_PER_VOTE / (time.time() - due))
         await posting

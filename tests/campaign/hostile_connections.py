@@ -142,15 +142,15 @@ async def _flood_log(setting: CampaignRun, findings: Findings, helper: HelperPro
 async def _measure_honest_client(port: int, attack: Awaitable[None]) -> list[float]:
     """Return the seconds of each request of an honest client during an attack."""
     waits: list[float] = []
-    line, request = ReusedConnection(port), RawRequest("GET", "/shielded-vote/v1/status")
+    connection, request = ReusedConnection(port), RawRequest("GET", "/shielded-vote/v1/status")
     attacking = asyncio.ensure_future(attack)
     while not attacking.done():
         started_at = time.monotonic()
-        answer = await line.send(request)
+        answer = await connection.send(request)
         waits.append(time.monotonic() - started_at if answer is not None and answer.status == 200 else 60.0)
         await asyncio.sleep(0.005)
     await attacking
-    line.close()
+    connection.close()
     return waits
 
 
@@ -164,8 +164,8 @@ async def _count_raw_responses(port: int, segments: list[bytes], pause: float) -
                 writer.write(segment)
                 await writer.drain()
                 await asyncio.sleep(pause)
-            while piece := await reader.read(1 << 16):
-                answer += piece
+            while chunk := await reader.read(1 << 16):
+                answer += chunk
     writer.transport.abort()
     return answer.count(b"HTTP/1.1 ")
 

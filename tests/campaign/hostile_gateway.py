@@ -93,8 +93,8 @@ class EndlessNode:
 
 
 async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    while piece := await source.read(1 << 16):
-        target.write(piece)
+    while chunk := await source.read(1 << 16):
+        target.write(chunk)
         await target.drain()
 
 
@@ -108,8 +108,8 @@ async def _run_gateway(
     node = EndlessNode(chain.nodes[0]["rest"])
     server = await asyncio.start_server(node.serve, HOST, 0)
     node.url = f"http://{HOST}:{server.sockets[0].getsockname()[1]}"
-    alone = {"disable": True}
-    sections: dict[str, Any] = {"helper": alone, "admin": alone, "gateway": {"enable": True}}
+    disabled = {"disable": True}
+    sections: dict[str, Any] = {"helper": disabled, "admin": disabled, "gateway": {"enable": True}}
     helper = HelperProcess(folder, http, chain, **sections, chain={"endpoints": [node.url], "rpc": [""]})
     try:
         await helper.start()
@@ -156,14 +156,14 @@ async def _run_wallets(port: int, request_count: int) -> tuple[Counter[int], lis
     )
 
     async def run_client() -> None:
-        line = ReusedConnection(port)
+        connection = ReusedConnection(port)
         for request in requests:
             started_at = time.monotonic()
-            answer = await line.send(request)
+            answer = await connection.send(request)
             seconds.append(time.monotonic() - started_at)
             statuses[answer.status if answer else 0] += 1
             await asyncio.sleep(PAUSE_SECONDS)
-        line.close()
+        connection.close()
 
     await asyncio.gather(*(run_client() for _ in range(CONNECTIONS)))
     return statuses, seconds

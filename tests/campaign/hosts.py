@@ -41,9 +41,9 @@ SLACK_SECONDS: Final = 5.0
 class ProverHost:
     """A prover process, with the events of all its runs."""
 
-    def __init__(self, place: PostgresBackend, name: str, lease: float) -> None:
+    def __init__(self, backend: PostgresBackend, name: str, lease: float) -> None:
         self.name = name
-        self._command = [sys.executable, "-m", "tests.campaign.prover_host", *place.locator[1:], name, str(lease)]
+        self._command = [sys.executable, "-m", "tests.campaign.prover_host", *backend.locator[1:], name, str(lease)]
         self._process: asyncio.subprocess.Process | None = None
         self._reader_task: asyncio.Task[None] | None = None
         self.reported: list[tuple[str, int]] = []
@@ -136,13 +136,13 @@ async def run(setting: CampaignRun) -> Findings:
 
 async def _run_faults(setting: CampaignRun, findings: Findings, cluster: Cluster) -> None:
     shares, lease = setting.scale(2_000, 160), setting.scale(10.0, 1.0)
-    place = PostgresBackend(cluster.url, "hosts")
+    backend = PostgresBackend(cluster.url, "hosts")
     rng = setting.seeded_random("hurts")
-    store = place.create_store(SystemClock(), print, host="sender", lease=lease)
+    store = backend.create_store(SystemClock(), print, host="sender", lease=lease)
     await store.open()
     due: dict[bytes, float] = {}
     sender = SimulatedSender(store, due)
-    hosts = [ProverHost(place, name, lease) for name in HOST_NAMES]
+    hosts = [ProverHost(backend, name, lease) for name in HOST_NAMES]
     faults: Counter[str] = Counter()
     async with _run_hosts(hosts, sender):
         span, start = setting.scale(400, 12), int(time.time()) + 1
@@ -150,19 +150,19 @@ async def _run_faults(setting: CampaignRun, findings: Findings, cluster: Cluster
             posted = make_posted_share(number, submit_at=start + rng.randrange(span))
             due[posted.nullifier] = posted.share.submit_at
             await store.enqueue(posted.share, posted.nullifier, now=time.time())
-        started_at, silence = time.monotonic(), 0.0
-        with _claim_counter(place) as count_claims:
+        started_at, max_silence = time.monotonic(), 0.0
+        with _claim_counter(backend) as count_claims:
             for number in range(setting.scale(100, 4)):
                 await asyncio.sleep(rng.uniform(0.2, setting.scale(3.0, 0.8)))
-                how, seconds = await _disrupt_host(count_claims, hosts[number % 3], rng, lease, number)
-                faults[how] += 1
-                silence = max(silence, seconds)
+                disruption, seconds = await _disrupt_host(count_claims, hosts[number % 3], rng, lease, number)
+                faults[disruption] += 1
+                max_silence = max(max_silence, seconds)
         cluster.stop(signal.SIGQUIT)
         cluster.start()
-        back = time.monotonic()
+        restarted_at = time.monotonic()
         await _wait_until_writable(store)
         findings.require_at_most(
-            "seconds until a host writes again after the server's crash", time.monotonic() - back, 10
+            "seconds until a host writes again after the server's crash", time.monotonic() - restarted_at, 10
         )
         deadline = start + span + 4 * lease + setting.scale(60, 60)
         while len(sender.confirmed) < shares and time.time() < deadline:
@@ -172,7 +172,7 @@ async def _run_faults(setting: CampaignRun, findings: Findings, cluster: Cluster
     await store.close()
     event_counts = Counter(event for host in hosts for event, _ in host.reported)
     stored = Counter(share_id for host in hosts for event, share_id in host.reported if event == "stored")
-    findings.require_at_most("seconds of silence until its shares are another's", silence, lease + SLACK_SECONDS)
+    findings.require_at_most("seconds of silence until its shares are another's", max_silence, lease + SLACK_SECONDS)
     for what, number in faults.items():
         findings.record_figure(what, number)
     findings.record_figure("writes of late hosts that matched no row", event_counts["stale"])
@@ -195,32 +195,35 @@ async def _disrupt_host(
     Returns:
         What was done, and after how many seconds the host had no claims (0 if it resumed earlier).
     """
-    kill, long = number % 2 == 0, number < 2 or rng.random() < 0.7
-    patience = time.monotonic() + 2
+    kill, is_long = number % 2 == 0, number < 2 or rng.random() < 0.7
+    deadline = time.monotonic() + 2
     host.send_signal(signal.SIGSTOP)
-    while not await count_claims(host.name) and time.monotonic() < patience:
+    while not await count_claims(host.name) and time.monotonic() < deadline:
         host.send_signal(signal.SIGCONT)
         await asyncio.sleep(0.05)
         host.send_signal(signal.SIGSTOP)
-    silent, busy = time.monotonic(), "yes" if await count_claims(host.name) else "none"
+    silent_since, has_claims = time.monotonic(), "yes" if await count_claims(host.name) else "none"
     if kill:
         await host.kill()
-    if not long:
+    if not is_long:
         await asyncio.sleep(lease * 0.3)
-    while long and await count_claims(host.name) and time.monotonic() < silent + 10 * lease:
+    while is_long and await count_claims(host.name) and time.monotonic() < silent_since + 10 * lease:
         await asyncio.sleep(0.05)
-    seconds = time.monotonic() - silent if long else 0
+    seconds = time.monotonic() - silent_since if is_long else 0
     if kill:
         await host.start()
     else:
         host.send_signal(signal.SIGCONT)
-    return f"SIG{'KILL' if kill else 'STOP'} for {'long' if long else 'a moment'}, shares in hand: {busy}", seconds
+    return (
+        f"SIG{'KILL' if kill else 'STOP'} for {'long' if is_long else 'a moment'}, shares in hand: {has_claims}",
+        seconds,
+    )
 
 
 @contextlib.contextmanager
-def _claim_counter(place: PostgresBackend) -> Iterator[ClaimCounter]:
+def _claim_counter(backend: PostgresBackend) -> Iterator[ClaimCounter]:
     """Yield a function that counts a host's claims over a separate connection."""
-    with place.connect() as conn:
+    with backend.connect() as conn:
 
         def query_count(host: str) -> int:
             row = conn.execute("SELECT count(*) FROM claims WHERE host = %s", (host,)).fetchone()

@@ -115,8 +115,8 @@ async def run(setting: CampaignRun) -> Findings:
         for kind in itertools.islice(itertools.cycle(FAULT_KINDS), fault_count):
             seconds = await _disrupt_hosts(kind, hosts, store, lease)
             findings.require_at_most(f"{kind}: seconds until somebody sends", seconds, lease + SLACK_SECONDS)
-        lasted = time.monotonic() - started_at
-    findings.record_figure("seconds", lasted)
+        duration = time.monotonic() - started_at
+    findings.record_figure("seconds", duration)
     _check_reports(findings, hosts, fault_count)
     return findings
 
@@ -164,23 +164,23 @@ def _current_holder(hosts: list[SenderHost], since: float = 0.0) -> SenderHost |
 
 async def _disrupt_hosts(kind: str, hosts: list[SenderHost], store: ObjectStoreProcess, lease: float) -> float:
     """Disrupt the hosts; return the seconds until a host sends again."""
-    victim = _current_holder(hosts)
-    assert victim is not None
+    holder = _current_holder(hosts)
+    assert holder is not None
     started_at = time.monotonic()
     if kind == "SIGKILL":
-        await victim.kill()
+        await holder.kill()
         await _wait_until("another has it", lambda: _current_holder(hosts, started_at) is not None)
         seconds = time.monotonic() - started_at
-        await victim.start()
+        await holder.start()
         return seconds
     if kind == "SIGSTOP":
-        victim.send_signal(signal.SIGSTOP)
+        holder.send_signal(signal.SIGSTOP)
         try:
             await _wait_until(
-                "another has it", lambda: _current_holder(_other_hosts(hosts, victim), started_at) is not None
+                "another has it", lambda: _current_holder(_other_hosts(hosts, holder), started_at) is not None
             )
         finally:
-            victim.send_signal(signal.SIGCONT)
+            holder.send_signal(signal.SIGCONT)
         return time.monotonic() - started_at
     faults: dict[str, dict[str, float]] = {
         "503": {"busy": 10**6},
@@ -190,9 +190,9 @@ async def _disrupt_hosts(kind: str, hosts: list[SenderHost], store: ObjectStoreP
     await store.set_faults(**faults[kind])
     await asyncio.sleep(1.5 * lease)
     await store.set_faults()
-    ended = time.monotonic()
-    await _wait_until("somebody sends", lambda: _current_holder(hosts, ended) is not None)
-    return time.monotonic() - ended
+    ended_at = time.monotonic()
+    await _wait_until("somebody sends", lambda: _current_holder(hosts, ended_at) is not None)
+    return time.monotonic() - ended_at
 
 
 def _other_hosts(hosts: list[SenderHost], excluded: SenderHost) -> list[SenderHost]:

@@ -94,8 +94,8 @@ class PostgresSearch:
         others = {path: data for path, data in files.items() if path not in spent and WAL_FOLDER not in path.parents}
         leaks = find_secret_chunks(others, _encoded_secrets(nullifiers))
         findings.require_equal("nullifiers elsewhere than among all spent ones", _format_found(leaks), "none")
-        in_rows = self._helper.query_rows("SELECT nullifier FROM spent")
-        present = sum((value,) in in_rows for value in nullifiers.values())
+        rows = self._helper.query_rows("SELECT nullifier FROM spent")
+        present = sum((value,) in rows for value in nullifiers.values())
         findings.require_equal("nullifiers not among them", len(nullifiers) - present, 0)
 
 
@@ -109,8 +109,8 @@ def find_secret_chunks(files: Mapping[Path, bytes], secrets: Mapping[str, bytes]
     for path, data in files.items():
         for shift in range(min(CHUNK_BYTES, len(data))):
             length = (len(data) - shift) // CHUNK_BYTES * CHUNK_BYTES
-            seen = chunks.intersection(memoryview(data)[shift : shift + length].cast("Q"))
-            matches |= {(name, path) for chunk in seen for name in names[chunk]}
+            hits = chunks.intersection(memoryview(data)[shift : shift + length].cast("Q"))
+            matches |= {(name, path) for chunk in hits for name in names[chunk]}
     return matches
 
 

@@ -72,8 +72,8 @@ class HelperLifecycle:
             try:
                 await self.helper.wait_until_listening()
             except AssertionError:
-                ended = self.helper.process is not None and self.helper.process.poll() is not None
-                if not ended or DATABASE_LOCKED_TEXT not in self.helper.log_tail().splitlines()[-1]:
+                has_exited = self.helper.process is not None and self.helper.process.poll() is not None
+                if not has_exited or DATABASE_LOCKED_TEXT not in self.helper.log_tail().splitlines()[-1]:
                     raise
                 self.again += 1
                 self.spawn()
@@ -98,15 +98,15 @@ class HelperLifecycle:
         votes = await self.wallets.cast_votes(self.round_id, self.votes)
         posted = 0
         async with asyncio.TaskGroup() as group:
-            for life in range(self.start_count):
-                stop = -(-len(votes) * (life + 1) // self.start_count)
+            for run_number in range(self.start_count):
+                stop = -(-len(votes) * (run_number + 1) // self.start_count)
                 for vote in votes[posted:stop]:
                     group.create_task(
                         self.wallets.post_shares([vote], self._draw_due_time, timeout_seconds=START_TIMEOUT_SECONDS)
                     )
                 posted = stop
                 self.spawn()
-                await end(life)
+                await end(run_number)
             self.spawn()
             await self.wait_until_ready()
 

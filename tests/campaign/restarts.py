@@ -39,12 +39,12 @@ async def run(setting: CampaignRun) -> Findings:
         setting, "restarts", number=number, shares=setting.scale(2000, 96), seconds=0.2
     ) as lifecycle:
 
-        async def end(life: int) -> None:
+        async def end(run_number: int) -> None:
             nonlocal at_work
             await lifecycle.wait_until_listening()
-            if life not in early:
+            if run_number not in early:
                 await lifecycle.wait_until_ready()
-            await asyncio.sleep(rng.uniform(0, STARTUP_SECONDS if life in early else LIFE_SECONDS))
+            await asyncio.sleep(rng.uniform(0, STARTUP_SECONDS if run_number in early else LIFE_SECONDS))
             with contextlib.suppress(KeyError):
                 at_work += bool((await lifecycle.helper.service_stats())["in_hand"])
             workers = child_pids(lifecycle.helper.pid)

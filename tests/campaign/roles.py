@@ -165,9 +165,9 @@ async def run(setting: CampaignRun) -> Findings:
     findings.require_equal("can be tried here", "yes" if find_binaries() is not None else "no PostgreSQL", "yes")
     if not findings.is_held:
         return findings
-    async with _run_environment(setting, findings) as scene:
-        await _run_faults(scene)
-        await _check_promises(scene)
+    async with _run_environment(setting, findings) as env:
+        await _run_faults(env)
+        await _check_promises(env)
     return findings
 
 
@@ -188,15 +188,15 @@ async def _run_environment(setting: CampaignRun, findings: Findings) -> AsyncIte
         hosts = _create_hosts(setting, http, chain, proxy, lease)
         urls = [f"http://127.0.0.1:{port}" for port in _ports_by_host(hosts)]
         wallets = WalletGroup(chain, lambda: urls, setting.seeded_random("wallets"))
-        scene = Environment(
+        env = Environment(
             setting, findings, chain, cluster, proxy, wallets, hosts, lease, setting.seeded_random("hurts")
         )
-        stack.push_async_callback(_stop_hosts, scene)
+        stack.push_async_callback(_stop_hosts, env)
         first, *others = hosts
-        await scene.start_host(first)  # creates the tables
+        await env.start_host(first)  # creates the tables
         await asyncio.to_thread(_install_send_log, cluster)
-        await asyncio.gather(*map(scene.start_host, others))
-        yield scene
+        await asyncio.gather(*map(env.start_host, others))
+        yield env
 
 
 def _create_hosts(
@@ -244,10 +244,10 @@ def _install_send_log(cluster: Cluster) -> None:
         conn.execute(SEND_LOG_SQL.encode())
 
 
-async def _stop_hosts(scene: Environment) -> None:
-    if scene.query_connection is not None:
-        scene.query_connection.close()
-    for host in scene.hosts.values():
+async def _stop_hosts(env: Environment) -> None:
+    if env.query_connection is not None:
+        env.query_connection.close()
+    for host in env.hosts.values():
         if host.process is not None and host.process.poll() is None:
             host.process.send_signal(signal.SIGCONT)
             await host.kill()
@@ -256,63 +256,63 @@ async def _stop_hosts(scene: Environment) -> None:
 # ---------------------------------------------------------------- faults
 
 
-async def _kill_host(scene: Environment, name: str) -> None:
+async def _kill_host(env: Environment, name: str) -> None:
     """Kill a host and restart it immediately or after the takeover."""
-    await scene.hosts[name].kill()
-    if scene.setting.is_quick or scene.rng.random() < 0.5:
-        await scene.wait_for_takeover(name)
-    await scene.start_host(name)
+    await env.hosts[name].kill()
+    if env.setting.is_quick or env.rng.random() < 0.5:
+        await env.wait_for_takeover(name)
+    await env.start_host(name)
 
 
-async def _suspend_host(scene: Environment, name: str) -> None:
+async def _suspend_host(env: Environment, name: str) -> None:
     """Suspend a host for longer than its lease, then resume it."""
-    os.kill(scene.hosts[name].pid, signal.SIGSTOP)
-    await scene.wait_for_takeover(name)
+    os.kill(env.hosts[name].pid, signal.SIGSTOP)
+    await env.wait_for_takeover(name)
     if not name.startswith("sends"):
-        await asyncio.sleep(scene.lease)
-    os.kill(scene.hosts[name].pid, signal.SIGCONT)
+        await asyncio.sleep(env.lease)
+    os.kill(env.hosts[name].pid, signal.SIGCONT)
 
 
-async def _disrupt_sender(scene: Environment, fault: Callable[[Environment, str], Awaitable[None]]) -> None:
+async def _disrupt_sender(env: Environment, fault: Callable[[Environment, str], Awaitable[None]]) -> None:
     """Apply a fault to the host that sends."""
-    while not (name := await scene.current_sender()):
+    while not (name := await env.current_sender()):
         await asyncio.sleep(0.05)
-    await fault(scene, name)
+    await fault(env, name)
 
 
-async def _crash_database(scene: Environment) -> None:
+async def _crash_database(env: Environment) -> None:
     """Crash the server, as a power failure would, and start it."""
-    if scene.query_connection is not None:
-        scene.query_connection.close()
-    await asyncio.to_thread(scene.cluster.stop, signal.SIGQUIT)
-    await asyncio.to_thread(scene.cluster.start)
-    await _require_progress(scene, "reveals are sent after the server's crash")
+    if env.query_connection is not None:
+        env.query_connection.close()
+    await asyncio.to_thread(env.cluster.stop, signal.SIGQUIT)
+    await asyncio.to_thread(env.cluster.start)
+    await _require_progress(env, "reveals are sent after the server's crash")
 
 
-async def _cut_connections(scene: Environment) -> None:
+async def _cut_connections(env: Environment) -> None:
     """Close every connection within its next bytes."""
-    scene.proxy.cut_connections(scene.rng.randrange(1, 400))
-    patience = time.monotonic() + 3  # idle connections stay open
-    while scene.proxy.open_cut_connections and time.monotonic() < patience:
+    env.proxy.cut_connections(env.rng.randrange(1, 400))
+    deadline = time.monotonic() + 3  # idle connections stay open
+    while env.proxy.open_cut_connections and time.monotonic() < deadline:
         await asyncio.sleep(0.01)
-    await _require_progress(scene, "reveals are sent after the cut")
+    await _require_progress(env, "reveals are sent after the cut")
 
 
-async def _require_progress(scene: Environment, description: str) -> None:
-    before = await scene.count_sends()
+async def _require_progress(env: Environment, description: str) -> None:
+    before = await env.count_sends()
 
     async def has_progress() -> bool:
-        return await scene.count_sends() > before or not await scene.query_value("SELECT count(*) FROM shares")
+        return await env.count_sends() > before or not await env.query_value("SELECT count(*) FROM shares")
 
-    await scene.require_within(description, has_progress, RESUME_SECONDS)
+    await env.require_within(description, has_progress, RESUME_SECONDS)
 
 
-async def _run_faults(scene: Environment) -> None:
+async def _run_faults(env: Environment) -> None:
     """Apply all faults in random order while votes are posted in proportion."""
-    setting, rng = scene.setting, scene.rng
-    round_id = await scene.chain.open_round()
-    faults = _draw_faults(scene)
-    votes = await scene.wallets.cast_votes(round_id, setting.scale(125, 6))
+    setting, rng = env.setting, env.rng
+    round_id = await env.chain.open_round()
+    faults = _draw_faults(env)
+    votes = await env.wallets.cast_votes(round_id, setting.scale(125, 6))
     due = setting.seeded_random("times")
     started_at = 0
     async with asyncio.TaskGroup() as group:
@@ -322,7 +322,7 @@ async def _run_faults(scene: Environment) -> None:
             batch: list[tuple[Ballot, int]] = votes[started_at:stop]
             started_at = stop
             group.create_task(
-                scene.wallets.post_shares(
+                env.wallets.post_shares(
                     batch,
                     lambda: int(time.time() + due.uniform(0, MAX_AHEAD_SECONDS)) + 1,
                     timeout_seconds=START_TIMEOUT_SECONDS,
@@ -331,27 +331,27 @@ async def _run_faults(scene: Environment) -> None:
 
         for number, (what, apply) in enumerate(faults):
             post(-(-len(votes) * (number + 1) // (len(faults) + 1)))
-            scene.findings.record_figure(what, int(scene.findings.figures.get(what, 0)) + 1)
+            env.findings.record_figure(what, int(env.findings.figures.get(what, 0)) + 1)
             await asyncio.sleep(rng.uniform(0.2, 1.5))
-            scene.proxy.drops_notifications = number % 3 == 1
+            env.proxy.drops_notifications = number % 3 == 1
             await apply()
-        scene.proxy.drops_notifications = True  # the remaining work must be done without notifications
+        env.proxy.drops_notifications = True  # the remaining work must be done without notifications
         post(len(votes))
 
 
-def _draw_faults(scene: Environment) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
+def _draw_faults(env: Environment) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
     """Return all faults with their names, in random order."""
-    setting, rng, names = scene.setting, scene.rng, list(scene.hosts)
+    setting, rng, names = env.setting, env.rng, list(env.hosts)
 
     kills = names * setting.scale(100 // len(names), 0) or ["takes-0", "proves-0"]
     stops = [name for name in names if not name.startswith("sends")] * setting.scale(3, 0) or ["proves-0"]
     faults: list[tuple[str, Callable[[], Awaitable[None]]]] = []
-    faults += [(f"SIGKILL: {name.partition('-')[0]}", partial(_kill_host, scene, name)) for name in kills]
-    faults += [("SIGKILL: who sends", partial(_disrupt_sender, scene, _kill_host))] * setting.scale(4, 1)
-    faults += [(f"SIGSTOP: {name.partition('-')[0]}", partial(_suspend_host, scene, name)) for name in stops]
-    faults += [(STOPPED_SENDER, partial(_disrupt_sender, scene, _suspend_host))] * setting.scale(12, 1)
-    faults += [("crashes of the server", partial(_crash_database, scene))] * setting.scale(5, 1)
-    faults += [("cuts of all connections", partial(_cut_connections, scene))] * setting.scale(20, 1)
+    faults += [(f"SIGKILL: {name.partition('-')[0]}", partial(_kill_host, env, name)) for name in kills]
+    faults += [("SIGKILL: who sends", partial(_disrupt_sender, env, _kill_host))] * setting.scale(4, 1)
+    faults += [(f"SIGSTOP: {name.partition('-')[0]}", partial(_suspend_host, env, name)) for name in stops]
+    faults += [(STOPPED_SENDER, partial(_disrupt_sender, env, _suspend_host))] * setting.scale(12, 1)
+    faults += [("crashes of the server", partial(_crash_database, env))] * setting.scale(5, 1)
+    faults += [("cuts of all connections", partial(_cut_connections, env))] * setting.scale(20, 1)
     rng.shuffle(faults)
     return faults
 
@@ -359,41 +359,41 @@ def _draw_faults(scene: Environment) -> list[tuple[str, Callable[[], Awaitable[N
 # ---------------------------------------------------------------- results
 
 
-async def _check_promises(scene: Environment) -> None:
-    findings, ledger = scene.findings, scene.wallets.ledger
-    await promise_check.wait_until_drained(scene.chain, ledger, 90 + 0.1 * len(ledger.posted))
-    await promise_check.check_promises(findings, scene.chain, ledger)
+async def _check_promises(env: Environment) -> None:
+    findings, ledger = env.findings, env.wallets.ledger
+    await promise_check.wait_until_drained(env.chain, ledger, 90 + 0.1 * len(ledger.posted))
+    await promise_check.check_promises(findings, env.chain, ledger)
     findings.require_equal("shares posted and not acknowledged", len(ledger.posted) - len(ledger.acknowledged_at), 0)
-    findings.require_equal("shares refused", len(scene.wallets.refused), 0)
-    findings.require_at_least("words between hosts that were lost", scene.proxy.dropped_notifications, 1)
-    findings.require_equal("sends noted without the lease", await _sends_by_other_hosts(scene), 0)
+    findings.require_equal("shares refused", len(env.wallets.refused), 0)
+    findings.require_at_least("words between hosts that were lost", env.proxy.dropped_notifications, 1)
+    findings.require_equal("sends noted without the lease", await _sends_by_other_hosts(env), 0)
     findings.require_at_least(
-        "hosts that have sent", await scene.query_value("SELECT count(DISTINCT host) FROM campaign.noted"), 2
+        "hosts that have sent", await env.query_value("SELECT count(DISTINCT host) FROM campaign.noted"), 2
     )
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(60):
-            while await scene.query_value("SELECT count(*) FROM shares"):
+            while await env.query_value("SELECT count(*) FROM shares"):
                 await asyncio.sleep(0.1)
-    findings.require_equal("shares left in the database", await scene.query_value("SELECT count(*) FROM shares"), 0)
-    findings.require_equal("shares set aside", await scene.query_value("SELECT count(*) FROM damaged"), 0)
-    for host in scene.hosts.values():
+    findings.require_equal("shares left in the database", await env.query_value("SELECT count(*) FROM shares"), 0)
+    findings.require_equal("shares set aside", await env.query_value("SELECT count(*) FROM damaged"), 0)
+    for host in env.hosts.values():
         findings.require_equal("exit status of a host", await host.stop(), 0)
-    spent = sum(count_attempts(host.log)[0] for host in scene.hosts.values())
+    spent = sum(count_attempts(host.log)[0] for host in env.hosts.values())
     findings.require_equal("attempts spent", spent, 0)
-    await _repeated_sends(scene)
+    await _repeated_sends(env)
 
 
-async def _sends_by_other_hosts(scene: Environment) -> int:
+async def _sends_by_other_hosts(env: Environment) -> int:
     """Count sends noted by a host that was not the sender at that moment."""
-    return int(await scene.query_value("SELECT count(*) FROM campaign.noted WHERE host IS DISTINCT FROM sender"))
+    return int(await env.query_value("SELECT count(*) FROM campaign.noted WHERE host IS DISTINCT FROM sender"))
 
 
-async def _repeated_sends(scene: Environment) -> None:
+async def _repeated_sends(env: Environment) -> None:
     """Limit repeated sends: a host stopped between note and first byte may repeat a share's send."""
-    sent = await promise_check.find_broadcasts(scene.chain, scene.wallets.ledger)
+    sent = await promise_check.find_broadcasts(env.chain, env.wallets.ledger)
     pairs = {(entry["nullifier"], entry["height"]) for entry in sent}
-    stops = int(scene.findings.figures.get(STOPPED_SENDER, 0))
-    scene.findings.require_at_most(
+    stops = int(env.findings.figures.get(STOPPED_SENDER, 0))
+    env.findings.require_at_most(
         "sends of a share at a height that had one", len(sent) - len(pairs), POSTER_COUNT * stops
     )
 

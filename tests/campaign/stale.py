@@ -124,20 +124,20 @@ class FailureScenario:
         recovered_at = time.time()
         for node in range(self.nodes):
             await self.chain.clear_faults(node=node)
-        firsts: dict[str, float] = {}  # messages sent before are public and may be sent again
+        first_sent_at: dict[str, float] = {}  # messages sent before are public and may be sent again
         for entry in await promise_check.find_broadcasts(self.chain, self.wallets.ledger):
-            firsts.setdefault(entry["nullifier"], entry["time"])
+            first_sent_at.setdefault(entry["nullifier"], entry["time"])
         # Shares in progress when the nodes became faulty may be sent within those 5 s; shares due later may not.
         posted = self.wallets.ledger.posted
         late = sum(
             at < recovered_at and (at > started_at + limit or (at > noticed and posted[nullifier].submit_at > noticed))
-            for nullifier, at in firsts.items()
+            for nullifier, at in first_sent_at.items()
         )
         self.findings.require_equal(f"{name}: shares dispatched while paused", late, 0)
         due = [self.wallets.ledger.posted[nullifier.hex()].submit_at for nullifier in self.posted]
         self.due_in_pause += sum(noticed < at < recovered_at for at in due)
-        back = await promise_check.wait_until_drained(self.chain, self.wallets.ledger, 30)
-        self.record_slowest(DRAINED_FIGURE, time.time() - recovered_at if back else NEVER_SECONDS, name)
+        is_drained = await promise_check.wait_until_drained(self.chain, self.wallets.ledger, 30)
+        self.record_slowest(DRAINED_FIGURE, time.time() - recovered_at if is_drained else NEVER_SECONDS, name)
 
 
 async def run(setting: CampaignRun) -> Findings:

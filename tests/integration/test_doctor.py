@@ -77,27 +77,27 @@ async def test_doctor_healthy_then_faulty_node_is_reported(
 async def test_doctor_json_is_one_line(tmp_path: Path, http: httpx.AsyncClient, chain: DevChain) -> None:
     async with run_helper(tmp_path, http, chain) as helper:
         helper.config.chmod(0o600)
-        ran = await run_command("doctor", "--config", str(helper.config), "--json", "--skip-proof")
-        assert (ran.exit_code, ran.stdout.count("\n"), ran.stderr) == (0, 1, ""), ran
-        report: dict[str, Any] = ran.json()
+        result = await run_command("doctor", "--config", str(helper.config), "--json", "--skip-proof")
+        assert (result.exit_code, result.stdout.count("\n"), result.stderr) == (0, 1, ""), result
+        report: dict[str, Any] = result.json()
         assert report["ok"] is True
         assert report["seconds"] < MAX_TOTAL_SECONDS
         assert {finding["level"] for finding in report["findings"]} == {"ok"}
-    ran = await run_command("doctor", "--config", str(helper.config), "--skip-proof")
-    assert ran.exit_code == 3
-    assert "Traceback" not in ran.stderr
-    lines = ran.stdout.splitlines()
+    result = await run_command("doctor", "--config", str(helper.config), "--skip-proof")
+    assert result.exit_code == 3
+    assert "Traceback" not in result.stderr
+    lines = result.stdout.splitlines()
     assert f"warn  helper           not running: no answer on {helper.ready_data['socket']}" in lines
     assert lines[lines.index(lines[1]) + 1].startswith("      -> Start it")
 
 
 async def test_doctor_proof_check_reports_time_or_failure() -> None:
     clock = SystemClock()
-    proved = await run_self_test("k10", nice=0, clock=clock, timeout=TIMEOUT_SECONDS)
-    assert proved.seconds is not None
-    assert proved.start_seconds is not None
-    assert 0 < proved.seconds < proved.start_seconds
-    assert judge_proof(proved, "k10", 2).level is Level.OK
+    proof_result = await run_self_test("k10", nice=0, clock=clock, timeout=TIMEOUT_SECONDS)
+    assert proof_result.seconds is not None
+    assert proof_result.start_seconds is not None
+    assert 0 < proof_result.seconds < proof_result.start_seconds
+    assert judge_proof(proof_result, "k10", 2).level is Level.OK
     late = judge_proof(await run_self_test("k10", nice=0, clock=clock, timeout=0.01), "k10", 2)
     assert (late.level, "timed out" in late.message) == (Level.WARN, True)
     broken = judge_proof(await run_self_test("k12", nice=0, clock=clock, timeout=TIMEOUT_SECONDS), "k12", 2)

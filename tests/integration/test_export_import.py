@@ -36,8 +36,8 @@ def suspend_processes(pids: Sequence[int]) -> Iterator[None]:
 async def run_operator_command(helper: HelperProcess, folder: Path, *arguments: str, code: int = 0) -> dict[str, Any]:
     """Run a command with this helper's configuration. Returns its output."""
     arguments = ("queue", *arguments, "--config", str(helper.config), "--yes", "--json")
-    ended, answer, messages = await run_command_line(folder, *arguments)
-    assert ended == code, messages
+    exit_code, answer, messages = await run_command_line(folder, *arguments)
+    assert exit_code == code, messages
     assert_conforms(f"queue-{arguments[0]}", answer)
     assert answer["source"] == "daemon"
     return answer
@@ -69,25 +69,25 @@ async def test_export_move_of_due_shares_imports_elsewhere_or_back(
 
             imported = await run_operator_command(target, tmp_path, "import", "x.age")
             assert imported["taken"] == 16
-            again = await run_operator_command(target, tmp_path, "import", "x.age", code=3)
-            assert (again["taken"], again["known"] + again["spent"]) == (0, 16)
+            imported_again = await run_operator_command(target, tmp_path, "import", "x.age", code=3)
+            assert (imported_again["taken"], imported_again["known"] + imported_again["spent"]) == (0, 16)
             await target.wait_until_confirmed(moved)
             await source.wait_until_confirmed(moved)
             assert await count_failed(source) == 0, "what the other machine revealed is a tombstone here"
             assert (await source.service_counts()).get("broadcast", 0) == 0
 
-            back = await cast_vote(chain, source, round_id, proposal=2, times=ballot.immediate_times())
+            returned_vote = await cast_vote(chain, source, round_id, proposal=2, times=ballot.immediate_times())
             lost = await run_operator_command(source, tmp_path, "export", "--move", "--output", "lost.age")
             assert lost["moved"] > 0
             returned = await run_operator_command(source, tmp_path, "retry", "--stage", "moved")
             assert returned["retried"] == lost["moved"]
-        await source.wait_until_confirmed(back)
+        await source.wait_until_confirmed(returned_vote)
 
         acts = (await source.operator_get("/actions"))["actions"]
         assert [(action["what"], action["uid"], action["way"]) for action in acts] == [
             (what, os.getuid(), "socket") for what in ("retry", "move", "move")
         ]
-        votes = [moved, back]
+        votes = [moved, returned_vote]
         nullifiers = [share.nullifier.hex() for vote in votes for share in vote.shares]
         assert await chain.spent_nullifiers(round_id) == dict.fromkeys(nullifiers, 1)
         assert (

@@ -142,8 +142,8 @@ async def test_gateway_wallet_votes_through_one_address(
 async def test_gateway_without_queue_forwards_requests(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:
-    alone = {"disable": True}
-    helper = HelperProcess(tmp_path, http, chain, helper=alone, admin=alone, gateway=GATEWAY_CONFIG)
+    disabled = {"disable": True}
+    helper = HelperProcess(tmp_path, http, chain, helper=disabled, admin=disabled, gateway=GATEWAY_CONFIG)
     await helper.start()
     try:
         async with helper.timeout("passes on"):
@@ -166,9 +166,9 @@ async def test_gateway_one_failed_node_is_hidden_and_all_failed_is_503(
             await first.close_port()
             assert (await http.get(f"{helper.url}{API_PREFIX}/rounds", timeout=10)).status_code == 200
             await second.close_port()
-            gone = await http.get(f"{helper.url}{API_PREFIX}/rounds", timeout=10)
-            assert gone.status_code == 503
-            assert gone.json()["status"] == "error"
+            unavailable = await http.get(f"{helper.url}{API_PREFIX}/rounds", timeout=10)
+            assert unavailable.status_code == 503
+            assert unavailable.json()["status"] == "error"
 
 
 async def write_large(writer: asyncio.StreamWriter) -> None:
@@ -194,13 +194,13 @@ async def test_gateway_50_mb_response_is_streamed(http: httpx.AsyncClient) -> No
         size, ends = 0, b""
         async with http.stream("GET", f"{base}{API_PREFIX}/rounds") as answer:
             assert answer.status_code == 200
-            async for piece in answer.aiter_bytes():
-                size += len(piece)
-                ends = piece[-1:]
+            async for chunk in answer.aiter_bytes():
+                size += len(chunk)
+                ends = chunk[-1:]
     assert size == CHUNK_COUNT * (len(RESPONSE_CHUNK) + 1) + 1
     assert ends == b"]"
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert grown < 40_000, f"{grown} kB"  # more than 50,000 if the response were buffered
+    growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert growth < 40_000, f"{growth} kB"  # more than 50,000 if the response were buffered
 
 
 async def test_gateway_client_disconnect_cancels_node_request(http: httpx.AsyncClient) -> None:
@@ -285,8 +285,8 @@ async def test_gateway_serves_64_concurrent_requests(http: httpx.AsyncClient, ch
     await chain.open_round()
     async with run_gateway(chain.nodes[0]["rest"], chain.nodes[1]["rest"]) as (base, gateway):
         limits = httpx.Limits(max_connections=64)
-        async with httpx.AsyncClient(limits=limits, timeout=30) as many:
-            answers = await asyncio.gather(*(many.get(f"{base}{API_PREFIX}/rounds") for _ in range(64)))
+        async with httpx.AsyncClient(limits=limits, timeout=30) as clients:
+            answers = await asyncio.gather(*(clients.get(f"{base}{API_PREFIX}/rounds") for _ in range(64)))
         assert {answer.status_code for answer in answers} == {200}
         assert len({json.dumps(answer.json()) for answer in answers}) == 1
         assert gateway.active_count == 0

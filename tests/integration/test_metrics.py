@@ -129,14 +129,12 @@ def test_dashboard_panels_are_complete_and_do_not_overlap() -> None:
     assert len(ids) == len(set(ids))
     occupied: set[tuple[int, int]] = set()
     for panel in dashboard["panels"]:
-        place = panel["gridPos"]
+        grid = panel["gridPos"]
         cells = {
-            (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
+            (x, y) for x in range(grid["x"], grid["x"] + grid["w"]) for y in range(grid["y"], grid["y"] + grid["h"])
         }
         assert not cells & occupied, f"{panel['title']} covers another panel"
-        assert place["x"] + place["w"] <= 24
+        assert grid["x"] + grid["w"] <= 24
         occupied |= cells
         assert panel["type"] == "row" or panel["targets"]
         for target in panel.get("targets", ()):

@@ -40,19 +40,19 @@ async def test_one_faulty_node_costs_no_attempt(
     await chain.set_faults(**NODE_FAULTS[fault])
     sections: dict[str, Any] = {"helper": {"max_concurrent_proofs": 1}, "chain": {"stale_seconds": 3}}
     async with run_helper(tmp_path, http, chain, nodes=2, **sections) as helper:
-        good = chain.at_node(1)
-        round_id = await good.open_round()
-        vote = await cast_vote(good, helper, round_id)
+        healthy_node = chain.at_node(1)
+        round_id = await healthy_node.open_round()
+        vote = await cast_vote(healthy_node, helper, round_id)
         assert vote.is_accepted
         await helper.wait_until_confirmed(vote)
-        assert await good.spent_nullifiers(round_id) == {share.nullifier.hex(): 1 for share in vote.shares}
+        assert await healthy_node.spent_nullifiers(round_id) == {share.nullifier.hex(): 1 for share in vote.shares}
         counts = await helper.service_counts()
         assert counts.get("failures", 0) == counts.get("failed", 0) == 0
         assert helper.query_rows("SELECT count(*) FROM shares") == [(0,)]
         through = {
             entry["nullifier"]
-            for entry in await good.broadcasts()
-            if entry["node"] == good.ready_data["name"] and entry["status"] == 200
+            for entry in await healthy_node.broadcasts()
+            if entry["node"] == healthy_node.ready_data["name"] and entry["status"] == 200
         }
         if not NODE_FAULTS[fault].keys() & FAULTS_THAT_MAY_ACCEPT:
             assert through >= {share.nullifier.hex() for share in vote.shares}

@@ -126,12 +126,14 @@ def test_enqueue_batch_uses_few_statements(tmp_path: Path) -> None:
         ]
         enqueue_all(tx, operations[:1])  # creates the round's key
         few = count_statements(tx, lambda: enqueue_all(tx, operations[SHARES_PER_BATCH : 2 * SHARES_PER_BATCH]))
-        again = count_statements(tx, lambda: enqueue_all(tx, operations[SHARES_PER_BATCH : 2 * SHARES_PER_BATCH]))
-        odd = count_statements(tx, lambda: enqueue_all(tx, operations[2 * SHARES_PER_BATCH : -1]))
+        second_batch = count_statements(
+            tx, lambda: enqueue_all(tx, operations[SHARES_PER_BATCH : 2 * SHARES_PER_BATCH])
+        )
+        odd_batch = count_statements(tx, lambda: enqueue_all(tx, operations[2 * SHARES_PER_BATCH : -1]))
 
     assert few / SHARES_PER_BATCH <= STATEMENTS_PER_SHARE
-    assert again == few / 2, "none of them is put in a second time"
-    assert odd <= 2 * 6, "a few sizes of statements do for every number"
+    assert second_batch == few / 2, "none of them is put in a second time"
+    assert odd_batch <= 2 * 6, "a few sizes of statements do for every number"
 
 
 def test_store_steps_do_not_grow_with_queue_size(tmp_path: Path) -> None:

@@ -70,17 +70,17 @@ async def test_proof_export_of_confirmed_reveal_asks_no_node_for_nullifier(
         nullifier, config = share.nullifier.hex(), ("--config", str(helper.config), "--json")
         tx_hash = (await chain.transaction_hashes(round_id))[nullifier].hex().upper()
         from_chain = ("proof", "export", nullifier, "--from", "chain")
-        asked_before = len(await chain.request_log())
+        requests_before = len(await chain.request_log())
 
         code, exported, messages = await run_command_line(tmp_path, *from_chain, "--output", "a.zip", *config)
         assert code == 0, messages
         assert (exported["transaction"], exported["round"], exported["circuit"]) == (tx_hash, round_id.hex(), "k10")
         assert exported["source"] == "chain"
         rest = ("--config", str(config_without_rpc(helper)), "--json")
-        code, again, messages = await run_command_line(tmp_path, *from_chain, "--output", "b.zip", *rest)
-        assert (code, again["height"]) == (0, exported["height"]), messages
+        code, exported_again, messages = await run_command_line(tmp_path, *from_chain, "--output", "b.zip", *rest)
+        assert (code, exported_again["height"]) == (0, exported["height"]), messages
         assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
-        new_requests = (await chain.request_log())[asked_before:]
+        new_requests = (await chain.request_log())[requests_before:]
         assert not any(nullifier in json.dumps(entry).lower() for entry in new_requests)
 
         code, verified, messages = await run_command_line(tmp_path, "proof", "verify", "a.zip", "--json")

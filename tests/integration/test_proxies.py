@@ -233,7 +233,7 @@ async def test_proxy_large_bodies_and_answers_open_no_file_for_writing(name: str
     tracer = ["strace", "-D", "-f", "-q", "-e", f"trace={FILE_CALLS}", "-s", "256", "-o", str(trace), "--"]
     body = random.Random(7).randbytes(1 << 20)
 
-    async def pieces() -> AsyncIterator[bytes]:
+    async def chunks() -> AsyncIterator[bytes]:
         for start in range(0, len(body), 1 << 16):
             yield body[start : start + (1 << 16)]
 
@@ -241,7 +241,7 @@ async def test_proxy_large_bodies_and_answers_open_no_file_for_writing(name: str
         started = len(trace.read_text().splitlines())
         helper.answer = random.Random(8).randbytes(8 << 20)
         path = "/shielded-vote/v1/cast-vote"
-        answers = [await client.post(path, content=content) for content in (body, pieces())]
+        answers = [await client.post(path, content=content) for content in (body, chunks())]
     async with asyncio.timeout(TIMEOUT_SECONDS):
         while not trace.read_text().rstrip().endswith("+++"):  # strace writes the exit last
             await asyncio.sleep(0.05)
@@ -303,8 +303,8 @@ async def send_smuggled_request(url: str, smuggled: bytes) -> bytes:
         await asyncio.sleep(0.01)  # send the body in a separate segment
         writer.write(smuggled)
         async with asyncio.timeout(0.05):  # a second response arrives immediately or never
-            while piece := await reader.read(1 << 16):
-                answer += piece
+            while chunk := await reader.read(1 << 16):
+                answer += chunk
     writer.transport.abort()
     return answer
 

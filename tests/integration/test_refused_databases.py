@@ -66,16 +66,16 @@ def test_serve_with_unusable_database_is_refused(
     before = database.read_bytes()
     config = tmp_path / "helper.toml"
     config.write_text(f'[helper]\nport = 0\ndb_path = "{database}"\n')
-    ended = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "helper", "serve", "--config", str(config)],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert ended.returncode == 1
-    assert ended.stdout == ""
-    assert error in ended.stderr
-    assert advises in ended.stderr.splitlines()[-1], "what to do is the last line"
-    assert "Traceback" not in ended.stderr
+    assert completed.returncode == 1
+    assert completed.stdout == ""
+    assert error in completed.stderr
+    assert advises in completed.stderr.splitlines()[-1], "what to do is the last line"
+    assert "Traceback" not in completed.stderr
     assert database.read_bytes() == before, "the file is as it was"

@@ -80,9 +80,9 @@ async def test_recorded_shares_are_accepted_then_duplicates(
     recorded: RecordedHelper, recorded_shares: list[dict[str, Any]]
 ) -> None:
     first = [(await recorded.post(payload)).json() for payload in recorded_shares]
-    again = [(await recorded.post(payload)).json() for payload in recorded_shares]
+    repeated = [(await recorded.post(payload)).json() for payload in recorded_shares]
     assert first == [{"status": "queued"}] * 16
-    assert again == [{"status": "duplicate"}] * 16
+    assert repeated == [{"status": "duplicate"}] * 16
     assert [share.share_index for share in recorded.store.shares] == list(SHARE_INDICES)
 
 

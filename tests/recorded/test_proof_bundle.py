@@ -62,9 +62,9 @@ def write_zip(contents: dict[str, bytes], *, method: int = zipfile.ZIP_STORED) -
     written = io.BytesIO()
     with zipfile.ZipFile(written, "w", method) as bundle:
         for name, content in contents.items():
-            about = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
-            about.create_system, about.external_attr, about.compress_type = 3, 0o644 << 16, method
-            bundle.writestr(about, content)
+            info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+            info.create_system, info.external_attr, info.compress_type = 3, 0o644 << 16, method
+            bundle.writestr(info, content)
     return written.getvalue()
 
 
@@ -252,9 +252,9 @@ def test_verify_reveal_with_unknown_field_is_valid() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, len(BUNDLE) - 1), st.integers(1, 255))
-def test_verify_bundle_with_changed_byte_is_refused(at: int, by: int) -> None:
+def test_verify_bundle_with_changed_byte_is_refused(at: int, change: int) -> None:
     broken = bytearray(BUNDLE)
-    broken[at] ^= by
+    broken[at] ^= change
     with pytest.raises(ProofBundleError):
         unpack_bundle(bytes(broken), CIRCUITS)
 

@@ -59,17 +59,17 @@ class SimRound:
 
     def tree_at(self, height: int) -> TreeState | None:
         """Return the newest root at a height."""
-        place = bisect.bisect_right(self.tree_sizes, (height, 1 << 30))
-        if not place:
+        index = bisect.bisect_right(self.tree_sizes, (height, 1 << 30))
+        if not index:
             return None
-        at, size = self.tree_sizes[place - 1]
+        at, size = self.tree_sizes[index - 1]
         return TreeState(size, self.tree.root(size), at)
 
     def root_at_anchor(self, anchor_height: int) -> bytes | None:
         """Return the root stored at exactly this height."""
-        place = bisect.bisect_left(self.tree_sizes, (anchor_height, 0))
-        if place < len(self.tree_sizes) and self.tree_sizes[place][0] == anchor_height:
-            return self.tree.root(self.tree_sizes[place][1])
+        index = bisect.bisect_left(self.tree_sizes, (anchor_height, 0))
+        if index < len(self.tree_sizes) and self.tree_sizes[index][0] == anchor_height:
+            return self.tree.root(self.tree_sizes[index][1])
         return None
 
     def leaves(self, first: int, last: int) -> list[LeafBlock]:

@@ -55,9 +55,9 @@ class ServiceLife:
 class _PendingCalls:
     """Calls in flight to a node and one of its endpoints."""
 
-    def __init__(self, node: SimNode, life: ServiceLife, *, rpc: bool = False) -> None:
+    def __init__(self, node: SimNode, service_run: ServiceLife, *, rpc: bool = False) -> None:
         self._node = node
-        self._service_life = life
+        self._service_life = service_run
         self._rpc = rpc
         self._started_at: list[float] = []
 
@@ -94,11 +94,11 @@ class _PendingCalls:
 class SimClient(ChainClient):
     """`ChainClient` without HTTP. It uses the real interpretation of broadcast responses."""
 
-    def __init__(self, node: SimNode, life: ServiceLife) -> None:
+    def __init__(self, node: SimNode, service_run: ServiceLife) -> None:
         self.node = node
         self.name = node.name
-        self._service_life = life
-        self._calls = _PendingCalls(node, life)
+        self._service_life = service_run
+        self._calls = _PendingCalls(node, service_run)
         self._reach_node = self._calls.reach_node
 
     @property
@@ -180,10 +180,10 @@ def _raise_if_pruned(node: SimNode, height: int) -> None:
 class SimRpc(RpcClient):
     """`RpcClient` without HTTP."""
 
-    def __init__(self, node: SimNode, life: ServiceLife) -> None:
+    def __init__(self, node: SimNode, service_run: ServiceLife) -> None:
         self.node = node
         self.name = f"rpc.{node.name}"
-        self._calls = _PendingCalls(node, life, rpc=True)
+        self._calls = _PendingCalls(node, service_run, rpc=True)
         self._reach_node = self._calls.reach_node
 
     @property
@@ -214,6 +214,6 @@ class SimRpc(RpcClient):
         return node.chain.confirmed.get((round_id, nullifier), 1 << 40) <= node.height
 
 
-def create_node(node: SimNode, life: ServiceLife, *, rpc: bool) -> Node:
+def create_node(node: SimNode, service_run: ServiceLife, *, rpc: bool) -> Node:
     """Create the clients of a node for one service life."""
-    return Node(SimClient(node, life), SimRpc(node, life) if rpc else None)
+    return Node(SimClient(node, service_run), SimRpc(node, service_run) if rpc else None)

@@ -230,5 +230,5 @@ class ServiceHost:
         await self.clean_up()
 
 
-async def _as_coroutine(work: Awaitable[T]) -> T:
-    return await work
+async def _as_coroutine(awaitable: Awaitable[T]) -> T:
+    return await awaitable

@@ -120,8 +120,8 @@ class PromiseChecker:
     def _check_one_broadcast_per_height(self, nullifier: bytes, height: int, message: RevealMessage) -> None:
         previous = self.broadcasts.get((nullifier, height))
         if previous is not None:
-            same = "the same bytes" if previous == message.tx_hash() else "other bytes"
-            self._event_log.record_violation("broadcast twice at one height", nullifier, "height", height, same)
+            description = "the same bytes" if previous == message.tx_hash() else "other bytes"
+            self._event_log.record_violation("broadcast twice at one height", nullifier, "height", height, description)
         self.broadcasts[nullifier, height] = message.tx_hash()
 
     def on_prover_fault(self, nullifier: bytes, fault: ProverFault) -> None:

@@ -39,7 +39,7 @@ class SimProvers:
         self.proof_seconds = seconds
         self.fault: ProverFault | None = None
         self.on_proof_started: Callable[[], None] = lambda: None
-        self.on_fault: Callable[[bytes, ProverFault], None] = lambda nullifier, ill: None
+        self.on_fault: Callable[[bytes, ProverFault], None] = lambda nullifier, fault: None
         self._pids = iter(range(100, 1 << 30))
 
     async def spawn(self, command: Sequence[str], *, threads: int) -> SimWorker:

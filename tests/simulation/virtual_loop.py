@@ -133,8 +133,8 @@ class SimLoop(_Loop):  # type: ignore[misc]  # its stub requires thirty methods 
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> Handle:
         handle = Handle((copy_context() if context is None else context, callback, args))
-        tie = self._rng.random() if self._shuffled else 0.0
-        heappush(self._timers, (when, tie, next(self._numbers), handle))
+        tiebreak = self._rng.random() if self._shuffled else 0.0
+        heappush(self._timers, (when, tiebreak, next(self._numbers), handle))
         return handle
 
     def create_future(self) -> asyncio.Future[Any]:
@@ -152,8 +152,8 @@ class SimLoop(_Loop):  # type: ignore[misc]  # its stub requires thirty methods 
         task = SimTask.__new__(SimTask)
         task.number = number
         task.__init__(coro, loop=self, name=None if name is None else str(name))  # type: ignore[misc]
-        maker = _current_task(self)
-        task.owner = owner = maker.owner if maker is not None else self.owner
+        creator = _current_task(self)
+        task.owner = owner = creator.owner if creator is not None else self.owner
         if owner is not None:
             self._track_task(owner, task)
         return task

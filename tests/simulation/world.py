@@ -79,17 +79,17 @@ class World:
         """Run the scenario and check the promises."""
         self.chain.make_block()
         self.loop.report_passes(MONITOR_INTERVAL_SECONDS, self._check_pass_rate)
-        works = [self.chain.run()]
-        works += [self._begin_round(number) for number in range(len(self.rounds))]
-        works += [self._change_circuit(at, circuit) for at, circuit in self.plan.circuits[1:]]
-        works += [self._cast_vote(vote) for vote in self.plan.votes]
-        works += [self._run_episode(episode) for episode in self.plan.episodes]
-        works += [
+        coroutines = [self.chain.run()]
+        coroutines += [self._begin_round(number) for number in range(len(self.rounds))]
+        coroutines += [self._change_circuit(at, circuit) for at, circuit in self.plan.circuits[1:]]
+        coroutines += [self._cast_vote(vote) for vote in self.plan.votes]
+        coroutines += [self._run_episode(episode) for episode in self.plan.episodes]
+        coroutines += [
             self._retry_failed_shares(plan_round.end - self.plan.calm_seconds + 20) for plan_round in self.plan.rounds
         ]
-        works.append(self._retry_failed_shares(self.plan.duration - SETTLING_SECONDS + 20))
-        works.append(self._retry_failed_shares(self._rng.uniform(0, self.plan.duration)))
-        tasks = [asyncio.ensure_future(work) for work in works]
+        coroutines.append(self._retry_failed_shares(self.plan.duration - SETTLING_SECONDS + 20))
+        coroutines.append(self._retry_failed_shares(self._rng.uniform(0, self.plan.duration)))
+        tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
         self.host.start()
         await asyncio.wait([self._spinning], timeout=self.plan.duration)
         await self.host.stop()

@@ -98,8 +98,8 @@ class DatabaseProxy:
     async def _forward_to_server(
         self, connection: _ProxiedConnection, source: asyncio.StreamReader, target: asyncio.StreamWriter
     ) -> None:
-        while piece := await source.read(CHUNK_BYTES):
-            connection.forward(piece, target)
+        while chunk := await source.read(CHUNK_BYTES):
+            connection.forward(chunk, target)
             await target.drain()
 
     async def _forward_to_client(

@@ -110,15 +110,17 @@ class DevChain(ChildProcess):
 
     async def transaction_hashes(self, round_id: bytes) -> dict[str, bytes]:
         """Return the hash of the confirmed transaction by nullifier (hex)."""
-        good = [tx for tx in await self.find_transactions(round_id) if tx["tx_result"]["code"] == 0]
+        succeeded = [tx for tx in await self.find_transactions(round_id) if tx["tx_result"]["code"] == 0]
         return {
-            nullifier: bytes.fromhex(tx["hash"]) for tx in good for nullifier in _nullifiers(tx["tx_result"]["events"])
+            nullifier: bytes.fromhex(tx["hash"])
+            for tx in succeeded
+            for nullifier in _nullifiers(tx["tx_result"]["events"])
         }
 
     async def spent_nullifiers(self, round_id: bytes) -> dict[str, int]:
         """Return how often each nullifier (hex) was counted by the chain."""
-        good = [tx for tx in await self.find_transactions(round_id) if tx["tx_result"]["code"] == 0]
-        return dict(Counter(nullifier for tx in good for nullifier in _nullifiers(tx["tx_result"]["events"])))
+        succeeded = [tx for tx in await self.find_transactions(round_id) if tx["tx_result"]["code"] == 0]
+        return dict(Counter(nullifier for tx in succeeded for nullifier in _nullifiers(tx["tx_result"]["events"])))
 
 
 def _nullifiers(events: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -282,11 +282,11 @@ class Pipeline:
 @contextlib.asynccontextmanager
 async def open_pipeline(path: Path, *, clock: CountingClock | None = None, **settings: Any) -> AsyncIterator[Pipeline]:
     """Open a pipeline on a new database with one active round. Closes it at the end."""
-    line = Pipeline(path, clock=clock or CountingClock(float(START_TIME)), **settings)
-    await line.store.open()
+    pipeline = Pipeline(path, clock=clock or CountingClock(float(START_TIME)), **settings)
+    await pipeline.store.open()
     try:
-        await line.store.save_rounds([create_round(ROUND)], line.clock.now())
-        yield line
+        await pipeline.store.save_rounds([create_round(ROUND)], pipeline.clock.now())
+        yield pipeline
     finally:
-        await line.store.close()
-        await line.endpoints.aclose()
+        await pipeline.store.close()
+        await pipeline.endpoints.aclose()

@@ -55,9 +55,9 @@ def sensitive_values(
 
 def secrets_in_text(text: str, secrets: Mapping[str, bytes]) -> list[str]:
     """Return the names of the secrets in a text: in hex, base64, or Python's bytes notation, also inside JSON."""
-    lower, plain = text.lower(), text.replace("\\\\", "\\")
+    lower, unescaped = text.lower(), text.replace("\\\\", "\\")
     return [
         name
         for name, secret in secrets.items()
-        if secret.hex() in lower or base64.b64encode(secret).decode() in text or repr(secret)[2:-1] in plain
+        if secret.hex() in lower or base64.b64encode(secret).decode() in text or repr(secret)[2:-1] in unescaped
     ]

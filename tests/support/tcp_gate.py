@@ -74,8 +74,8 @@ class TcpGate:
         buffer, started_at = bytearray(), time.monotonic()
         self.received.append(buffer)
         with contextlib.suppress(OSError):
-            while piece := await reader.read(CHUNK_BYTES):
-                buffer += piece
+            while chunk := await reader.read(CHUNK_BYTES):
+                buffer += chunk
         self.connection_seconds.append(time.monotonic() - started_at)
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -95,8 +95,8 @@ class TcpGate:
 
 
 async def _pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    while piece := await source.read(CHUNK_BYTES):
-        target.write(piece)
+    while chunk := await source.read(CHUNK_BYTES):
+        target.write(chunk)
         await target.drain()
     target.write_eof()
 

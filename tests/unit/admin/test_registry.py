@@ -336,12 +336,12 @@ async def test_run_with_slow_updates_pauses_in_proportion(tmp_path: Path, monkey
 async def test_publish_prepares_the_list_outside_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made_in = set[threading.Thread]()
+    creator_threads = set[threading.Thread]()
 
     make = store.Registration
 
     def record(*row: Any) -> store.Registration:
-        made_in.add(threading.current_thread())
+        creator_threads.add(threading.current_thread())
         return make(*row)
 
     monkeypatch.setattr(store, "Registration", record)
@@ -349,8 +349,8 @@ async def test_publish_prepares_the_list_outside_the_event_loop(
         await register_many(stack, 50)
         await stack.registry.publish()
         assert await count_pending(stack) == 50
-    assert made_in
-    assert threading.main_thread() not in made_in
+    assert creator_threads
+    assert threading.main_thread() not in creator_threads
 
 
 async def test_register_checks_one_signature_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,9 +412,9 @@ async def main():
 
 asyncio.run(main())
 """
-    done = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", script], capture_output=True, timeout=60)
-    assert done.returncode == 0, done.stderr.decode()
-    status, on_loop = json.loads(done.stdout.splitlines()[-1])
+    completed = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", script], capture_output=True, timeout=60)
+    assert completed.returncode == 0, completed.stderr.decode()
+    status, on_loop = json.loads(completed.stdout.splitlines()[-1])
     assert status == 401, "the moniker is signed with another time"
     assert on_loop == []
 

@@ -38,7 +38,7 @@ def listed_round(number: int, *, status: int = FINALIZED, proposals: int = 1, ti
         "status": status,
         "vote_end_time": 1_795_000_000 + number,
         "created_at_height": number,
-        "proposals": [{"id": 1 + place, "title": title, "options": options} for place in range(proposals)],
+        "proposals": [{"id": 1 + index, "title": title, "options": options} for index in range(proposals)],
     }
 
 

@@ -59,12 +59,12 @@ def test_capacity_of_many_hosts_is_limited_by_chain(seconds: float, most: float)
 )
 def test_doubled_cost_halves_its_limit(cost: dict[str, float], limit: str, rate: float) -> None:
     single = simulate_cluster(ShareCosts(proof=PROOF_SECONDS, **cost), 12, 1.0)
-    twice = simulate_cluster(
+    doubled = simulate_cluster(
         ShareCosts(proof=PROOF_SECONDS, **{name: 2 * value for name, value in cost.items()}), 12, 1.0
     )
-    assert (single.limit, twice.limit) == (limit, limit)
+    assert (single.limit, doubled.limit) == (limit, limit)
     assert single.rate == pytest.approx(rate, rel=0.1)
-    assert twice.rate == pytest.approx(rate / 2, rel=0.1)
+    assert doubled.rate == pytest.approx(rate / 2, rel=0.1)
 
 
 def test_half_as_fast_sender_supports_half_the_hosts() -> None:

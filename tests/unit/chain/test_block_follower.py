@@ -139,13 +139,13 @@ async def test_follower_applying_block_twice_changes_nothing(rpc: bool) -> None:
     env.store.own_nullifiers = {(ROUND_ID, reveal(1).nullifier): 11}
     await env.follow()
     confirmed: list[int] = []
-    again = BlockFollower(env.store, env.endpoints, env.rounds, clock=env.clock, on_confirmed=confirmed.extend)
+    restarted = BlockFollower(env.store, env.endpoints, env.rounds, clock=env.clock, on_confirmed=confirmed.extend)
     env.store.heights = [90]
-    while await again.apply_next_blocks():
+    while await restarted.apply_next_blocks():
         pass
     assert env.spent == [1]
     assert confirmed == []
-    assert again.height == 100
+    assert restarted.height == 100
 
 
 @both_transports
@@ -326,8 +326,8 @@ async def test_history_pruned_during_read_is_logged_once() -> None:
     await env.sync_rounds()
     with capture_logs() as logs:
         await env.follow()
-    (left_out,) = missed_ranges(logs)
-    assert left_out[0] == 101
+    (missed_range,) = missed_ranges(logs)
+    assert missed_range[0] == 101
     assert env.follower.height == 1000
     assert env.store.unread_ranges == []
 

@@ -254,10 +254,10 @@ async def test_pool_backs_off_unanswering_node_and_calls_next() -> None:
     before = len(requests)
     await endpoints.call(lambda client: client.rounds())
     assert len(requests) == before, "it rests: others are not delayed by it again"
-    for rest in (1, 2, 4, 8, 16, 30, 30):
+    for delay in (1, 2, 4, 8, 16, 30, 30):
         assert node_names(endpoints) == ["b:1317"]
         await endpoints.probe_all()
-        clock.advance(rest - 0.1)
+        clock.advance(delay - 0.1)
         assert node_names(endpoints) == ["b:1317"], "a good probe does not end its rest"
         clock.advance(0.1)
         await endpoints.probe_all()

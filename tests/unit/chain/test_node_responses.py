@@ -234,14 +234,14 @@ class EndlessBody(httpx.AsyncByteStream):
 
 MIB = 1 << 20
 LIMITS: dict[str, tuple[int, Callable[[ChainClient, RpcClient], Awaitable[object]]]] = {
-    "rounds": (8 * MIB, lambda rest, _: rest.rounds()),
-    "listing": (8 * MIB, lambda rest, _: rest.listed_rounds()),
-    "round": (MIB, lambda rest, _: rest.round(ROUND_ID)),
-    "tree": (MIB, lambda rest, _: rest.tree_latest(ROUND_ID)),
-    "leaves": (8 * MIB, lambda rest, _: rest.leaves(ROUND_ID, 1, 1)),
-    "block": (16 * MIB, lambda rest, _: rest.block(5)),
-    "latest block": (16 * MIB, lambda rest, _: rest.latest_block()),
-    "tx": (MIB, lambda rest, _: rest.tx(bytes(32))),
+    "rounds": (8 * MIB, lambda client, _: client.rounds()),
+    "listing": (8 * MIB, lambda client, _: client.listed_rounds()),
+    "round": (MIB, lambda client, _: client.round(ROUND_ID)),
+    "tree": (MIB, lambda client, _: client.tree_latest(ROUND_ID)),
+    "leaves": (8 * MIB, lambda client, _: client.leaves(ROUND_ID, 1, 1)),
+    "block": (16 * MIB, lambda client, _: client.block(5)),
+    "latest block": (16 * MIB, lambda client, _: client.latest_block()),
+    "tx": (MIB, lambda client, _: client.tx(bytes(32))),
     "status": (MIB, lambda _, rpc: rpc.status()),
     "block results": (16 * MIB, lambda _, rpc: rpc.block_results(5)),
     "search": (8 * MIB, lambda _, rpc: rpc.search_reveals(ROUND_ID, 1, 9)),

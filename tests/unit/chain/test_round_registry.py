@@ -391,11 +391,11 @@ async def test_registry_stores_chain_id() -> None:
     await env.sync()
     assert env.store.meta == {"chain_id": "svote-1"}
 
-    elsewhere = FakeNetwork(a=FakeNode(env.clock, chain_id="other-9")).create_node_pool(env.clock)
-    registry = RoundRegistry(env.store, elsewhere, clock=env.clock)
+    other_chain = FakeNetwork(a=FakeNode(env.clock, chain_id="other-9")).create_node_pool(env.clock)
+    registry = RoundRegistry(env.store, other_chain, clock=env.clock)
     await registry.restore()
-    await elsewhere.probe_all()
-    assert elsewhere.unusable_reasons()["a:1317"] == "serves chain other-9, not svote-1"
+    await other_chain.probe_all()
+    assert other_chain.unusable_reasons()["a:1317"] == "serves chain other-9, not svote-1"
 
     configured = FakeNetwork(a=FakeNode(env.clock)).create_node_pool(env.clock, chain_id="other-9")
     with pytest.raises(WrongChain, match="the database belongs to chain svote-1, not other-9"):

@@ -103,11 +103,11 @@ async def test_follower_probe_without_block_skips_sync_but_failed_sync_retries(
             group.start_soon(env.follower.run)
             while env.count_syncs() < 2:  # On the block, and once after it.
                 await second()
-            done, probed = len(checks), len(probes)
+            check_count, probe_count = len(checks), len(probes)
             for _ in range(5):
                 await second()
-            assert len(probes) > probed
-            assert len(checks) == done
+            assert len(probes) > probe_count
+            assert len(checks) == check_count
             env.node.faults["/rounds"] = lambda _: httpx.Response(500, content=b"<html>")
             env.node.height += 1
             while checks[-1]:

@@ -75,8 +75,8 @@ def target(tmp_path: Path) -> Path:
 
 
 def is_unchanged(target: Path) -> bool:
-    about = target.stat()
-    state = (target.read_text(), about.st_uid, about.st_gid, stat.S_IMODE(about.st_mode))
+    info = target.stat()
+    state = (target.read_text(), info.st_uid, info.st_gid, stat.S_IMODE(info.st_mode))
     return state == ("secret of root\n", 0, 0, 0o600)
 
 
@@ -226,15 +226,15 @@ def test_acting_as_owner_through_circular_links_is_refused(tmp_path: Path) -> No
 class PathSwapper:
     """A user who swaps a directory and a link to another user's directory during chosen file system calls of root."""
 
-    def __init__(self, place: Path, target: Path) -> None:
-        self._place, self._real = place, place.with_name("real")
-        self._link = place.with_name("link")
+    def __init__(self, location: Path, target: Path) -> None:
+        self._place, self._real = location, location.with_name("real")
+        self._link = location.with_name("link")
         self._real.mkdir()
         os.chown(self._real, SERVICE_UID, SERVICE_UID)
         plant_link(self._link, target)
         self._call = {name: getattr(os, name) for name in ("rename", "unlink")}
         self.is_link = False
-        self._real.rename(place)
+        self._real.rename(location)
 
     def swap(self) -> None:
         hidden = self._real if not self.is_link else self._link

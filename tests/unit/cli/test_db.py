@@ -131,9 +131,9 @@ def test_db_command_failure_states_reason(
     arguments: tuple[str, ...], code: int, message: str, database: Path, key: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("short").write_text("short\n")
-    where = () if "--db" in arguments else ("--db", str(database))
+    options = () if "--db" in arguments else ("--db", str(database))
     before = file_names()
-    assert run_command("db", *arguments, *where) == code
+    assert run_command("db", *arguments, *options) == code
     assert message in " ".join(capsys.readouterr().err.split())
     assert file_names() == before
 

@@ -65,7 +65,7 @@ class CopySetup:
     def with_store(self, what: Callable[[SqliteStore], Awaitable[None]]) -> None:
         """Run a function on the open store, as in a running daemon."""
 
-        async def go() -> None:
+        async def run_copy() -> None:
             store = SqliteStore(self.file)
             await store.open()
             try:
@@ -73,7 +73,7 @@ class CopySetup:
             finally:
                 await store.close()
 
-        anyio.run(go)
+        anyio.run(run_copy)
 
 
 @pytest.fixture
@@ -166,15 +166,15 @@ def test_db_copy_waits_for_running_helper_to_exit(
     monkeypatch.setattr(db_copy, "CHECK_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(db_copy, "CATCH_UP_CHECKS", 2)
 
-    async def go() -> None:
+    async def run_copy() -> None:
         store = SqliteStore(copy_setup.file)
         await store.open()
         await enqueue_some(store)
-        ended: list[int] = []
+        exit_codes: list[int] = []
 
         async def command() -> None:
             arguments = ("db", "copy", "--to", copy_setup.address, "--yes", "--wait")
-            ended.append(await anyio.to_thread.run_sync(run_command, *arguments))
+            exit_codes.append(await anyio.to_thread.run_sync(run_command, *arguments))
 
         messages = ""
         async with anyio.create_task_group() as group:
@@ -185,10 +185,10 @@ def test_db_copy_waits_for_running_helper_to_exit(
                     messages += capsys.readouterr().err
             await enqueue_shares(store, 4)
             await store.close()
-        assert ended == [0]
+        assert exit_codes == [0]
         assert "3 live shares" in capsys.readouterr().out
 
-    anyio.run(go)
+    anyio.run(run_copy)
 
 
 def test_db_copy_resumes_after_kill(copy_setup: CopySetup) -> None:
@@ -244,8 +244,8 @@ def test_db_copy_invalid_call_exit_code(
     (copy_setup.folder / "open.key").touch()
     (copy_setup.folder / "open.key").chmod(0o644)
     (copy_setup.folder / "text.db").write_text("not a database, but some notes of somebody's")
-    given = [copy_setup.address if argument == "ADDRESS" else argument for argument in arguments]
-    assert run_command("db", "copy", *given, "--yes") == code
+    resolved = [copy_setup.address if argument == "ADDRESS" else argument for argument in arguments]
+    assert run_command("db", "copy", *resolved, "--yes") == code
     assert re.search(message, capsys.readouterr().err)
     copy_setup.with_store(enqueue_some)
 

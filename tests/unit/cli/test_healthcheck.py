@@ -124,8 +124,8 @@ def test_healthcheck_imports_no_heavy_modules(tmp_path: Path) -> None:
         "heavy = ('httpx', 'helper.config.model', 'uvicorn', 'starlette', 'proofs', 'structlog', 'asyncio', 'rich')\n"
         "print(code, [name for name in heavy if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPO_ROOT)
-    assert done.stdout == "6 []\n"
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPO_ROOT)
+    assert completed.stdout == "6 []\n"
 
 
 def test_healthcheck_needs_no_config_validation(tmp_path: Path) -> None:

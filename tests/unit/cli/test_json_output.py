@@ -62,7 +62,7 @@ def run_json(
         monkeypatch.setattr(module, "harden_process", list)
     monkeypatch.setattr(log_config, "configure", lambda *_: None)
     monkeypatch.setattr("helper.cli.chain_access.configure", lambda *_: None)
-    monkeypatch.setattr("os.nice", lambda by: by)
+    monkeypatch.setattr("os.nice", lambda increment: increment)
 
     def run_json(name: str, *arguments: str, code: int = 0) -> dict[str, Any]:
         capsys.readouterr()
@@ -89,9 +89,9 @@ async def enqueue_mixed(harness: OperationsHarness) -> None:
     share = recorded_share(9)
     await harness.store.enqueue(share, nullifier_of(share), now=NOW)
     (queued,) = await harness.store.claim_due(now=NOW, limit=1, rounds=[ROUND_ID])
-    carried = sent_share(9).reveal
-    assert carried is not None
-    await harness.store.prepare(queued.id, carried.prepared)
+    exported_reveal = sent_share(9).reveal
+    assert exported_reveal is not None
+    await harness.store.prepare(queued.id, exported_reveal.prepared)
     await harness.store.mark_sending(queued.id, height=5, endpoint="node:80")
     await harness.operations.record_export(ANN, QueueFilter(), 0, 3)
     await harness.store.begin_action(ANN, "retry", {})

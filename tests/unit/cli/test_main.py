@@ -104,17 +104,17 @@ def test_command_imports_no_other_command_and_no_native_code() -> None:
         "create_cli(['config', 'show'])\n"
         "print([n for n in ('httpx', 'uvicorn', 'proofs', 'starlette', 'helper.cli.queue') if n in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert completed.stdout == "[]\n"
 
 
 def test_python_m_helper_runs_cli() -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "helper", "version", "--json"], capture_output=True, text=True, check=True
     )
-    assert json.loads(done.stdout)["circuits"].keys() == {"k10", "k11"}
-    assert done.stdout.count("\n") == 1
-    assert done.stderr == ""
+    assert json.loads(completed.stdout)["circuits"].keys() == {"k10", "k11"}
+    assert completed.stdout.count("\n") == 1
+    assert completed.stderr == ""
 
 
 def test_every_command_has_its_cli_module() -> None:

@@ -40,7 +40,7 @@ def _isolated_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     for module in (queue_actions, queue_transfer):
         monkeypatch.setattr(module, "harden_process", list)
     monkeypatch.setattr(log_config, "configure", lambda *_: None)
-    monkeypatch.setattr(os, "nice", lambda by: by)
+    monkeypatch.setattr(os, "nice", lambda increment: increment)
     with capture_logs():
         yield
 
@@ -93,17 +93,17 @@ def read_json(capsys: pytest.CaptureFixture[str]) -> Any:
     return json.loads(out)
 
 
-def read_states(capsys: pytest.CaptureFixture[str], *where: str) -> dict[str, int]:
+def read_states(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, int]:
     capsys.readouterr()
-    assert run_command("queue", "stats", "--json", *where) == 0
+    assert run_command("queue", "stats", "--json", *options) == 0
     total = read_json(capsys)["total"]
     return {state: number for state, number in total.items() if number and state != "total"}
 
 
-def read_refs(capsys: pytest.CaptureFixture[str], *where: str) -> set[str]:
+def read_refs(capsys: pytest.CaptureFixture[str], *options: str) -> set[str]:
     """References of all shares of a queue."""
     capsys.readouterr()
-    assert run_command("queue", "list", "--json", *where) == 0
+    assert run_command("queue", "list", "--json", *options) == 0
     return {share["ref"] for share in read_json(capsys)["shares"]}
 
 
@@ -112,10 +112,10 @@ def read_refs(capsys: pytest.CaptureFixture[str], *where: str) -> set[str]:
 
 def test_retry_requeues_failed_shares_and_is_audited(source: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command("queue", "retry", "--dry-run", "--json") == 0
-    rehearsed = read_json(capsys)
+    dry_result = read_json(capsys)
     assert run_command("queue", "retry", "--yes", "--json") == 0
     expected = {"source": source, "retried": 2, "closed": 0, "not_failed": 0}
-    assert rehearsed == {**expected, "dry_run": True}
+    assert dry_result == {**expected, "dry_run": True}
     assert read_json(capsys) == {**expected, "dry_run": False}
     assert read_states(capsys) == {"received": 4}
 
@@ -267,8 +267,8 @@ def test_export_copy_is_importable_and_source_keeps_shares(
 
     for number, code in ((4, 0), (0, 3)):
         # with a control socket on which no daemon listens
-        where = ("--db", f"{Path().absolute()}/{target_machine}", *use_other_machine())
-        assert run_command("queue", "import", "x.age", "--yes", "--json", *where) == code
+        options = ("--db", f"{Path().absolute()}/{target_machine}", *use_other_machine())
+        assert run_command("queue", "import", "x.age", "--yes", "--json", *options) == code
         answer = read_json(capsys)
         assert_conforms("queue-import", answer)
         assert (answer["source"], answer["taken"], answer["revived"], answer["known"]) == (
@@ -321,7 +321,7 @@ def test_import_of_returned_moved_shares_requeues_them(
     assert read_states(capsys) == read_states(capsys, *other) == {"failed": 4}
 
     assert run_command("queue", "import", "y.age", "--dry-run", "--json") == 0
-    rehearsed = read_json(capsys)
+    dry_result = read_json(capsys)
     assert read_states(capsys) == {"failed": 4}
     assert run_command("queue", "import", "y.age", "--yes", "--json") == 0
     answer = read_json(capsys)
@@ -329,7 +329,7 @@ def test_import_of_returned_moved_shares_requeues_them(
     assert (answer["source"], answer["taken"]) == (source, 4)
     assert_conforms("queue-import", answer)
     assert (answer["revived"], answer["left"]) == (4, [])
-    assert rehearsed == {**answer, "dry_run": True}
+    assert dry_result == {**answer, "dry_run": True}
     assert read_states(capsys) == {"received": 4}, "all attempts are back, for those that had failed too"
     assert read_states(capsys, *other) == {"failed": 4}, "no share is live in both queues"
     assert run_command("queue", "audit", "--json") == 0

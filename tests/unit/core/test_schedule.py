@@ -61,7 +61,7 @@ def test_rank_within_second_is_independent_of_arrival() -> None:
     mean = (len(arrival) - 1) / 2
     spread = sum((n - mean) ** 2 for n in arrival)
 
-    correlation = sum((place - mean) * (n - mean) for place, n in enumerate(order)) / spread
+    correlation = sum((rank - mean) * (n - mean) for rank, n in enumerate(order)) / spread
 
     assert abs(correlation) < 0.1
     assert len(set(ranks)) == len(ranks)

@@ -199,8 +199,8 @@ async def test_lagging_node_accepts_spent_nullifier() -> None:
         await chain.set_faults(chain.other_clients[0], freeze_blocks=True)
         await chain.send_reveal(first)
         await chain.mine()
-        again = replace_fields(first, proof=first.proof)
-        assert (await chain.send_reveal(again, chain.other_clients[0])).status_code == 200
+        resent = replace_fields(first, proof=first.proof)
+        assert (await chain.send_reveal(resent, chain.other_clients[0])).status_code == 200
 
 
 async def test_requests_are_logged_with_their_content(tmp_path: Path) -> None:

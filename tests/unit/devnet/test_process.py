@@ -40,9 +40,9 @@ async def run_devnet(*flags: str) -> AsyncIterator[tuple[asyncio.subprocess.Proc
         await process.wait()
 
 
-async def mine_block(http: httpx.AsyncClient, **how: Any) -> dict[str, Any]:
+async def mine_block(http: httpx.AsyncClient, **options: Any) -> dict[str, Any]:
     """Make a block."""
-    result: dict[str, Any] = (await http.post("/devnet/mine", json=how)).json()
+    result: dict[str, Any] = (await http.post("/devnet/mine", json=options)).json()
     return result
 
 
@@ -64,7 +64,7 @@ async def prove_reveal(http: httpx.AsyncClient, ballot: Ballot, position: int, i
     tree = proofs.CommitmentTree()
     tree.append(b"".join(base64.b64decode(leaf) for block in blocks for leaf in block["leaves"]))
     share = ballot.shares[index]
-    proved = await asyncio.to_thread(
+    proof_result = await asyncio.to_thread(
         proofs.prove,
         "k10",
         path=tree.path(position, latest["next_index_at_root"]),
@@ -78,8 +78,8 @@ async def prove_reveal(http: httpx.AsyncClient, ballot: Ballot, position: int, i
         vote_decision=ballot.vote_decision,
         round_id=ballot.round_id,
     )
-    assert base64.b64encode(proved.root).decode() == latest["root"]
-    return replace_fields(create_unproven_reveal(ballot, index, latest["height"]), proof=proved.proof)
+    assert base64.b64encode(proof_result.root).decode() == latest["root"]
+    return replace_fields(create_unproven_reveal(ballot, index, latest["height"]), proof=proof_result.proof)
 
 
 async def test_devnet_process_tallies_a_proven_vote() -> None:
@@ -96,8 +96,8 @@ async def test_devnet_process_tallies_a_proven_vote() -> None:
         for reveal in reveals:
             assert (await http.post(f"{API_PREFIX}/reveal-share", json=reveal_body(reveal))).status_code == 200
         at = await mine_block(http)
-        again = replace_fields(first, proof=flipped.proof)
-        spent = await http.post(f"{API_PREFIX}/reveal-share", json=reveal_body(again))
+        resent = replace_fields(first, proof=flipped.proof)
+        spent = await http.post(f"{API_PREFIX}/reveal-share", json=reveal_body(resent))
         assert spent.json()["log"] == f"nullifier already spent: {first.nullifier.hex()}"
         async with httpx.AsyncClient(base_url=ready["rpc"]) as rpc:
             results = (await rpc.get(f"/block_results?height={at['height']}")).json()["result"]
@@ -146,11 +146,13 @@ async def test_devnet_process_resumes_after_kill(tmp_path: Path) -> None:
 
 async def test_devnet_extra_nodes_have_own_ports_and_faults() -> None:
     async with run_devnet("--stand-in-proofs", "--extra-nodes", "1") as (_, ready):
-        first_node, two = ready["nodes"]
+        first_node, second_node = ready["nodes"]
         assert (first_node["rest"], first_node["rpc"]) == (ready["rest"], ready["rpc"])
         async with httpx.AsyncClient() as http:
-            await http.post(two["rest"] + "/devnet/faults", json={"catching_up": True})
-            statuses = [(await http.get(f"{node['rpc']}/status")).json()["result"] for node in (first_node, two)]
+            await http.post(second_node["rest"] + "/devnet/faults", json={"catching_up": True})
+            statuses = [
+                (await http.get(f"{node['rpc']}/status")).json()["result"] for node in (first_node, second_node)
+            ]
         assert [result["sync_info"]["catching_up"] for result in statuses] == [False, True]
         assert statuses[0]["node_info"]["network"] == ready["chain_id"]
 

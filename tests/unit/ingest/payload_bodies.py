@@ -352,8 +352,8 @@ def _large() -> Iterator[tuple[str, bytes]]:
     pads = {"spaces": b" " * SMALL_BODY_BYTES, "member": b',"pad":[' + b"[]," * (SMALL_BODY_BYTES // 3) + b"1]"}
     for kind, pad in pads.items():
         for name in (*OUTER, *INNER, *ENTRIES):
-            for broken in ("null", "true", "1e999", '"\\ud800"', "01", "[1,]", "[" * 20, '"\\q"'):
-                yield f"large, {kind}, {name}: {broken[:8]}", set_text(name, broken)[:-1] + pad + b"}"
+            for invalid in ("null", "true", "1e999", '"\\ud800"', "01", "[1,]", "[" * 20, '"\\q"'):
+                yield f"large, {kind}, {name}: {invalid[:8]}", set_text(name, invalid)[:-1] + pad + b"}"
         for name in ("proposal_id", "enc_share.c1", "share_comms[7]"):
             before = set_text(name, "@@").replace(b"{", b"{" + pad.strip(b",") + b",", 1).replace(b"{,", b"{", 1)
             yield f"large, {kind} first, {name}: invalid", before.replace(b"@@", b"x")

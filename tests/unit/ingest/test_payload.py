@@ -141,9 +141,9 @@ def test_parse_share_wrong_type_is_named(name: str, value: Any) -> None:
 @pytest.mark.parametrize(("name", "most"), INTEGERS.items())
 def test_parse_share_integer_out_of_range_is_refused(name: str, most: int) -> None:
     parse_share(json.dumps(replace_field(name, most)).encode())
-    least = 1 if name == "proposal_id" else 0
-    parse_share(json.dumps(replace_field(name, least)).encode())
-    for value in (most + 1, least - 1, 2**64, -(2**63) - 1, 10**40):
+    minimum = 1 if name == "proposal_id" else 0
+    parse_share(json.dumps(replace_field(name, minimum)).encode())
+    for value in (most + 1, minimum - 1, 2**64, -(2**63) - 1, 10**40):
         assert refusal_text(replace_field(name, value)).field == name
 
 

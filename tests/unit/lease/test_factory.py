@@ -106,13 +106,13 @@ class FakeSenderTable:
 
 
 async def test_database_lease_requires_both_and_stores_bucket_token(clock: FakeClock) -> None:
-    bucket, place = create_released_bucket(), FakeSenderTable()
+    bucket, table = create_released_bucket(), FakeSenderTable()
     first_lease, other = (
-        DatabaseLease(place, clock=clock, outer=lease_for_host(bucket, clock)),
+        DatabaseLease(table, clock=clock, outer=lease_for_host(bucket, clock)),
         lease_for_host(bucket, clock, "b"),
     )
     assert await first_lease.acquire()
-    assert (first_lease.is_held, first_lease.fence, place.outer) == (True, 1, 1)
+    assert (first_lease.is_held, first_lease.fence, table.outer) == (True, 1, 1)
     clock.advance(3)
     assert await first_lease.renew()
     clock.advance(7.9)
@@ -128,27 +128,27 @@ async def test_database_lease_requires_both_and_stores_bucket_token(clock: FakeC
 
 
 async def test_database_holder_blocks_bucket_lease_holder(clock: FakeClock) -> None:
-    bucket, place = create_released_bucket(), FakeSenderTable()
-    lease = DatabaseLease(place, clock=clock, outer=lease_for_host(bucket, clock))
-    place.host = "red"
+    bucket, table = create_released_bucket(), FakeSenderTable()
+    lease = DatabaseLease(table, clock=clock, outer=lease_for_host(bucket, clock))
+    table.host = "red"
     assert not await lease.acquire()
     assert (lease.is_held, lease.holder) == (False, "red")
-    place.host = ""
+    table.host = ""
     assert await lease.acquire()
-    place.host = "red"
+    table.host = "red"
     assert not await lease.renew()
     assert (lease.is_held, lease.holder) == (False, "red")
 
 
 async def test_database_outage_keeps_lease_until_expiry_and_releases_bucket(clock: FakeClock) -> None:
-    bucket, place = create_released_bucket(), FakeSenderTable()
-    lease = DatabaseLease(place, clock=clock, outer=lease_for_host(bucket, clock))
-    place.is_unavailable = True
+    bucket, table = create_released_bucket(), FakeSenderTable()
+    lease = DatabaseLease(table, clock=clock, outer=lease_for_host(bucket, clock))
+    table.is_unavailable = True
     with pytest.raises(LeaseError, match="could not acquire the sender lease"):
         await lease.acquire()
-    place.is_unavailable = False
+    table.is_unavailable = False
     assert await lease.acquire()
-    place.is_unavailable = True
+    table.is_unavailable = True
     with pytest.raises(LeaseError, match="could not renew the sender lease"):
         await lease.renew()
     assert lease.is_held
@@ -228,13 +228,19 @@ class StubAgreed:
 
 
 async def test_member_facts_follow_sender_host(clock: FakeClock) -> None:
-    place = FakeSharedStore()
-    host = create_member(place, DatabaseLease(FakeSenderTable(), clock=clock), clock, role="api", agreed=StubAgreed())
+    shared_store = FakeSharedStore()
+    host = create_member(
+        shared_store, DatabaseLease(FakeSenderTable(), clock=clock), clock, role="api", agreed=StubAgreed()
+    )
     parts = host.tasks
     parts["clock"].close()
     assert host.facts()["sender"] is None
     agreeing = asyncio.create_task(parts["agreement"])
-    for place.host, place.is_unavailable, known in (("red", False, "red"), ("", False, ""), ("red", True, None)):
+    for shared_store.host, shared_store.is_unavailable, known in (
+        ("red", False, "red"),
+        ("", False, ""),
+        ("red", True, None),
+    ):
         clock.advance(EXCHANGE_INTERVAL_SECONDS)
         await wait_until(partial(reports_sender, host, known))
     agreeing.cancel()

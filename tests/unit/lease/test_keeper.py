@@ -40,8 +40,8 @@ class FakeLease:
 
     seconds = 10.0
 
-    def __init__(self, place: FakeLeaseStore) -> None:
-        self._store = place
+    def __init__(self, store: FakeLeaseStore) -> None:
+        self._store = store
         self.fence = 0
         self.is_held = False
         self.holder = ""
@@ -91,15 +91,15 @@ async def run_keeper(keeper: LeaseKeeper) -> AsyncIterator[asyncio.Task[None]]:
             await task
 
 
-async def advance_until(clock: FakeClock, seconds: float, arrived: Callable[[], object]) -> None:
+async def advance_until(clock: FakeClock, seconds: float, condition: Callable[[], object]) -> None:
     """Advance the clock in steps, each seen by all waiters, until a condition holds."""
     for _ in range(int(seconds * 4)):
-        if arrived():
+        if condition():
             return
         clock.advance(0.25)
         for _ in range(5):
             await asyncio.sleep(0)
-    assert arrived()
+    assert condition()
 
 
 async def test_keeper_acquires_renews_and_releases(

@@ -327,8 +327,8 @@ def test_observation_waits_for_longer_of_both_durations() -> None:
 class HostClock(SlicedWait):
     """A host's clocks: wall clock offset and clock rate; sleeps do not end while the host is stopped."""
 
-    def __init__(self, world: FakeClock, *, skew: float, pace: float) -> None:
-        self._world, self._skew, self._pace = world, skew, pace
+    def __init__(self, real_clock: FakeClock, *, skew: float, pace: float) -> None:
+        self._world, self._skew, self._pace = real_clock, skew, pace
         self.is_running = asyncio.Event()
         self.is_running.set()
 
@@ -348,15 +348,15 @@ class SharedBucket(MemoryBucket):
 
     TIMEOUT_SECONDS = 2.5
 
-    def __init__(self, world: FakeClock, rng: random.Random, trouble: float) -> None:
+    def __init__(self, real_clock: FakeClock, rng: random.Random, trouble: float) -> None:
         super().__init__()
-        self._world, self._dice, self._trouble = world, rng, trouble
+        self._world, self._dice, self._trouble = real_clock, rng, trouble
         self._under_way: set[asyncio.Task[object]] = set()
 
     async def request(self, kind: str, operation: Callable[[], T]) -> T:
         self.request_counts[kind] += 1
         bad = self._dice.random() < self._trouble
-        request_delay, back = (self._dice.uniform(0, 3 if bad else 0.2) for _ in range(2))
+        request_delay, response_delay = (self._dice.uniform(0, 3 if bad else 0.2) for _ in range(2))
         lost = bad and self._dice.random() < 0.3
 
         async def arrive() -> T:
@@ -369,20 +369,20 @@ class SharedBucket(MemoryBucket):
         self._under_way.add(arriving)
         arriving.add_done_callback(self._under_way.discard)
         arriving.add_done_callback(lambda task: task.cancelled() or task.exception())
-        if request_delay + back > self.TIMEOUT_SECONDS:
+        if request_delay + response_delay > self.TIMEOUT_SECONDS:
             await self._world.sleep(self.TIMEOUT_SECONDS)
             raise BucketError("no answer")  # the request still arrives
         result = await asyncio.shield(arriving)
-        await self._world.sleep(back)
+        await self._world.sleep(response_delay)
         return result
 
 
 class HostBucket(MemoryBucket):
     """A host's connection to the bucket; a stopped host receives nothing."""
 
-    def __init__(self, far: SharedBucket, clock: HostClock) -> None:
+    def __init__(self, bucket: SharedBucket, clock: HostClock) -> None:
         super().__init__()
-        self.objects, self._tags, self._far, self._clock = far.objects, far._tags, far, clock
+        self.objects, self._tags, self._far, self._clock = bucket.objects, bucket._tags, bucket, clock
 
     async def request(self, kind: str, operation: Callable[[], T]) -> T:
         try:
@@ -451,43 +451,43 @@ class Simulation:
         return passed
 
     async def stop(self) -> None:
-        for life in self.host_tasks:
-            life.cancel()
+        for task in self.host_tasks:
+            task.cancel()
         await asyncio.gather(*self.host_tasks, return_exceptions=True)
 
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_simulated_hosts_never_hold_lease_together(seed: int) -> None:
-    world = Simulation(seed, trouble=0.1)
+    simulation = Simulation(seed, trouble=0.1)
     for _ in range(15):
-        await world.advance(world.rng.uniform(5, 25))
-        victim = (world.holders or [0])[0] if world.rng.random() < 0.7 else world.rng.randrange(3)
-        kind = world.rng.random()
+        await simulation.advance(simulation.rng.uniform(5, 25))
+        victim = (simulation.holders or [0])[0] if simulation.rng.random() < 0.7 else simulation.rng.randrange(3)
+        kind = simulation.rng.random()
         if kind < 0.2:
-            world.bucket.objects.pop(OBJECT_NAME, None)  # the object is deleted
+            simulation.bucket.objects.pop(OBJECT_NAME, None)  # the object is deleted
         elif kind < 0.6:
-            await world.restart_host(victim)
+            await simulation.restart_host(victim)
         else:
-            world.clocks[victim].is_running.clear()  # SIGSTOP past the lease, then SIGCONT
-            await world.advance(world.rng.uniform(5, 25))
-            world.clocks[victim].is_running.set()
-    await world.stop()
-    assert len(set(world.fences)) == len(world.fences)
-    assert len(world.fences) > 5
-    assert world.held_seconds > 60
+            simulation.clocks[victim].is_running.clear()  # SIGSTOP past the lease, then SIGCONT
+            await simulation.advance(simulation.rng.uniform(5, 25))
+            simulation.clocks[victim].is_running.set()
+    await simulation.stop()
+    assert len(set(simulation.fences)) == len(simulation.fences)
+    assert len(simulation.fences) > 5
+    assert simulation.held_seconds > 60
 
 
 async def test_takeover_takes_15_seconds_and_request_rate_is_documented() -> None:
-    world = Simulation(1)
-    await world.advance(30, until=lambda: bool(world.holders))
-    before = dict(world.bucket.request_counts)
-    await world.advance(360)
-    writes, reads = (10 * (world.bucket.request_counts[kind] - before.get(kind, 0)) for kind in ("put", "get"))
+    simulation = Simulation(1)
+    await simulation.advance(30, until=lambda: bool(simulation.holders))
+    before = dict(simulation.bucket.request_counts)
+    await simulation.advance(360)
+    writes, reads = (10 * (simulation.bucket.request_counts[kind] - before.get(kind, 0)) for kind in ("put", "get"))
     assert 950 < writes <= 1080 * 1.02
     assert 2 * 2400 < reads <= 2 * 3600
     for _ in range(5):
-        (holder,) = world.holders
-        await world.restart_host(holder)
-        seconds = await world.advance(30, until=lambda: bool(world.holders))
+        (holder,) = simulation.holders
+        await simulation.restart_host(holder)
+        seconds = await simulation.advance(30, until=lambda: bool(simulation.holders))
         assert 6 < seconds <= 15
-    await world.stop()
+    await simulation.stop()

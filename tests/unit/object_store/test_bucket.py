@@ -20,10 +20,10 @@ from helper.object_store.credentials import AccessKeys, find_credentials_file, r
     ],
 )
 def test_parse_location_returns_bucket_and_path(text: str, bucket: str, path: str) -> None:
-    place = BucketLocation.parse(text)
-    assert (place.bucket, place.path) == (bucket, path)
-    assert str(place) == text.removesuffix("/")
-    assert BucketLocation.parse(str(place)) == place
+    location = BucketLocation.parse(text)
+    assert (location.bucket, location.path) == (bucket, path)
+    assert str(location) == text.removesuffix("/")
+    assert BucketLocation.parse(str(location)) == location
 
 
 @pytest.mark.parametrize(

@@ -130,9 +130,9 @@ async def test_store_error_message_is_short(store: ObjectStoreProcess) -> None:
     await store.set_faults(slow=0.5)
     with pytest.raises(BucketError):
         await store.open_bucket_client(seconds=0.1).get("a")
-    away = S3Settings(endpoint=f"http://127.0.0.1:{find_free_port()}")
+    unreachable = S3Settings(endpoint=f"http://127.0.0.1:{find_free_port()}")
     with pytest.raises(BucketError):
-        await open_bucket(away, BucketLocation(BUCKET_NAME, ""), clock=SystemClock(), env={}, seconds=1).get("a")
+        await open_bucket(unreachable, BucketLocation(BUCKET_NAME, ""), clock=SystemClock(), env={}, seconds=1).get("a")
 
 
 async def test_same_store_error_has_same_message() -> None:

@@ -183,7 +183,7 @@ def logged_fields() -> Iterator[tuple[str, str]]:
 def test_every_logged_field_is_listed() -> None:
     fields = list(logged_fields())
     assert len(fields) > 10
-    assert [(place, name) for place, name in fields if name not in ALLOWED_FIELDS | {"exc_info"}] == []
+    assert [(path, name) for path, name in fields if name not in ALLOWED_FIELDS | {"exc_info"}] == []
 
 
 @pytest.fixture

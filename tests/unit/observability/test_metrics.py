@@ -204,10 +204,10 @@ async def test_concurrent_scrapes_share_one_reading() -> None:
         assert reads == 1
         assert len({answer.content for answer in answers}) == 1
         assert answers[0].headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-        openly = await client.get("/metrics", headers={"accept": "application/openmetrics-text;version=1.0.0,*/*"})
+        openmetrics = await client.get("/metrics", headers={"accept": "application/openmetrics-text;version=1.0.0,*/*"})
         assert reads == 1
-        assert openly.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
-        names = {family.name for family in parse_open(openly.text)}
+        assert openmetrics.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+        names = {family.name for family in parse_open(openmetrics.text)}
         assert {"helper_proofs", "helper_proof_seconds", "helper_ready"} <= names
         stats.count("proven")
         clock.advance(REUSE_SECONDS + 0.1)

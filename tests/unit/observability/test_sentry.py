@@ -202,10 +202,10 @@ def test_unreachable_project_blocks_nothing(clock: FakeClock) -> None:
             for number in range(300):
                 reporter.report({"event": str(number)})
 
-        done = threading.Thread(target=report)
-        done.start()
-        done.join(PATIENCE_SECONDS)
-        assert not done.is_alive(), "what does not fit into the queue is dropped"
+        reporting = threading.Thread(target=report)
+        reporting.start()
+        reporting.join(PATIENCE_SECONDS)
+        assert not reporting.is_alive(), "what does not fit into the queue is dropped"
     reporter._client.close(timeout=0.1)
 
 

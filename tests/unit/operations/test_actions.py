@@ -99,7 +99,7 @@ async def test_retry_many_shares_uses_batches_and_accepts_posts_between(
 ) -> None:
     """With 20,000 shares, no batch exceeds the limit, and each POST waits for at most two batches."""
     await fill_failed(harness, 20_000)
-    pieces: list[int] = []
+    batch_sizes: list[int] = []
     retry_failed = SqliteStore.retry_failed
 
     async def note_batch(
@@ -109,26 +109,26 @@ async def test_retry_many_shares_uses_batches_and_accepts_posts_between(
         *,
         closed: Collection[bytes],
         note: str,
-        dry: bool,
+        dry_run: bool,
     ) -> Counter[str]:
-        pieces.append(len(ids))
-        return await retry_failed(self, ids, query_filter, closed=closed, note=note, dry_run=dry)
+        batch_sizes.append(len(ids))
+        return await retry_failed(self, ids, query_filter, closed=closed, note=note, dry_run=dry_run)
 
     monkeypatch.setattr(SqliteStore, "retry_failed", note_batch)
     action = asyncio.create_task(harness.operations.retry(ANN, ANY_FILTER))
     waits: list[int] = []
     for number in range(30):
-        while len(pieces) < 3 * number + 3:
+        while len(batch_sizes) < 3 * number + 3:
             await asyncio.sleep(0)
-        posted, before = make_posted_share(100_000 + number, round_id=ROUND_ID), len(pieces)
+        posted, before = make_posted_share(100_000 + number, round_id=ROUND_ID), len(batch_sizes)
         assert await harness.store.enqueue(posted.share, posted.nullifier, now=NOW) is EnqueueResult.QUEUED
         assert await harness.store.is_known(posted.share.key)
-        waits.append(len(pieces) - before)
+        waits.append(len(batch_sizes) - before)
     assert not action.done(), "the posts were made while the act was under way"
 
     assert (await action)["retried"] == 20_000
-    assert max(pieces) == BATCH_SHARES
-    assert sum(pieces) == 20_000
+    assert max(batch_sizes) == BATCH_SHARES
+    assert sum(batch_sizes) == 20_000
     assert max(waits) <= 3
 
 
@@ -150,10 +150,12 @@ async def test_action_failure_is_recorded_with_partial_counts(
     await enqueue_failed(harness, *range(BATCH_SHARES + 5))
     retry_failed = SqliteStore.retry_failed
 
-    async def retry_once(self: SqliteStore, ids: Sequence[int], *rest: QueueFilter, **how: object) -> Counter[str]:
+    async def retry_once(
+        self: SqliteStore, ids: Sequence[int], *filters: QueueFilter, **options: object
+    ) -> Counter[str]:
         if len(ids) < BATCH_SHARES:
             raise StoreError("the disk is full")
-        return await retry_failed(self, ids, *rest, **how)  # type: ignore[arg-type]  # passed on as it came
+        return await retry_failed(self, ids, *filters, **options)  # type: ignore[arg-type]  # passed on as it came
 
     monkeypatch.setattr(SqliteStore, "retry_failed", retry_once)
     with pytest.raises(StoreError):
@@ -194,11 +196,11 @@ async def test_purge_closed_round_deletes_its_data(harness: OperationsHarness) -
     await harness.store.mark_closed(ROUND_ID, NOW)
     await harness.store.mark_alerted(ROUND_ID, NOW)
 
-    rehearsed = await harness.operations.purge(ANN, ROUND_ID, dry_run=True)
+    dry_result = await harness.operations.purge(ANN, ROUND_ID, dry_run=True)
     assert await harness.store.count_shares() == {ROUND_ID: {ShareState.FAILED: 1, ShareState.SUBMITTED: 1}}
     counts = await harness.operations.purge(ANN, ROUND_ID)
 
-    assert counts == rehearsed == {"received": 0, "witnessed": 0, "submitted": 1, "failed": 1, "broadcast": 0}
+    assert counts == dry_result == {"received": 0, "witnessed": 0, "submitted": 1, "failed": 1, "broadcast": 0}
     assert (await harness.store.count_shares(), await harness.store.list_rounds()) == ({}, [])
     assert harness.authority.forgotten == [ROUND_ID]
     (action,) = await harness.store.list_actions(limit=5)

@@ -126,7 +126,7 @@ async def test_writer_writes_part_once_all_its_blocks_exist() -> None:
     assert not await writer.write_next_part()
     assert sorted(set(blocks.requested_heights)) == list(range(100, 200))
     assert writer.archived_height == 199
-    names = {bundle_name(ROUND, each.tx_hash) for each in (FIRST, SECOND)}
+    names = {bundle_name(ROUND, entry.tx_hash) for entry in (FIRST, SECOND)}
     assert set(bucket.objects) == names | {index_name(ROUND, 1), PROGRESS}
     bundle = bucket.objects[bundle_name(ROUND, FIRST.tx_hash)].body
     assert bundle == pack_bundle(replace(FIRST, height=105))

@@ -57,7 +57,7 @@ NOTHING_IMPORTED = dict.fromkeys(
 
 def waiting_share(index: int, **changes: Any) -> ExportedShare:
     """A recorded share in state received."""
-    carried = ExportedShare(
+    exported = ExportedShare(
         share=recorded_share(index, submit_at=END - 100),
         received_ms=int(NOW * 1000),
         state=ShareState.RECEIVED,
@@ -69,7 +69,7 @@ def waiting_share(index: int, **changes: Any) -> ExportedShare:
         note="timed out",
         history=(HistoryEntry(int(NOW * 1000), "proof", "timed out", spent_attempt=True),),
     )
-    return replace(carried, **changes)
+    return replace(exported, **changes)
 
 
 def sent_share(index: int, **changes: Any) -> ExportedShare:
@@ -90,9 +90,9 @@ def sent_share(index: int, **changes: Any) -> ExportedShare:
     return waiting_share(index, share=share, due_ms=int(NOW * 1000), state=ShareState.BROADCAST, reveal=reveal)
 
 
-def export_lines(*carried: ExportedShare, chain_id: str | None = "chain-1", shares: int | None = None) -> list[bytes]:
-    head = ExportHeader(chain_id=chain_id, made_at=5, shares=len(carried) if shares is None else shares)
-    return [line.removesuffix(b"\n") for line in (encode_header(head), *map(encode_share_line, carried))]
+def export_lines(*exported: ExportedShare, chain_id: str | None = "chain-1", shares: int | None = None) -> list[bytes]:
+    head = ExportHeader(chain_id=chain_id, made_at=5, shares=len(exported) if shares is None else shares)
+    return [line.removesuffix(b"\n") for line in (encode_header(head), *map(encode_share_line, exported))]
 
 
 def test_read_line_returns_written_share() -> None:
@@ -112,9 +112,9 @@ def test_export_repr_and_errors_hide_witness() -> None:
     line = json.loads(encode_share_line(record))
     secrets = [line["share"]["primary_blind"], line["share"]["shares_hash"], line["reveal"]["message"][:64]]
     assert not any(secret in repr(record) for secret in secrets)
-    for broken in ({**line, "state": "gone"}, {**line, "share": {**line["share"], "proposal_id": 0}}):
+    for invalid in ({**line, "state": "gone"}, {**line, "share": {**line["share"], "proposal_id": 0}}):
         with pytest.raises(ExportFileError) as caught:
-            parse_share_line(proofs, json.dumps(broken).encode())
+            parse_share_line(proofs, json.dumps(invalid).encode())
         assert not any(secret in repr((caught.value, caught.value.__context__)) for secret in secrets)
 
 
@@ -192,22 +192,22 @@ def test_read_line_arbitrary_bytes_give_share_or_error(junk: bytes, cut: int, in
 
 
 async def test_import_keeps_state_and_imports_once(harness: OperationsHarness) -> None:
-    carried = [waiting_share(0), sent_share(1), waiting_share(2, state=ShareState.FAILED)]
+    exported = [waiting_share(0), sent_share(1), waiting_share(2, state=ShareState.FAILED)]
 
-    rehearsed = await harness.operations.import_shares(ANN, stream_lines(export_lines(*carried)), dry_run=True)
+    dry_result = await harness.operations.import_shares(ANN, stream_lines(export_lines(*exported)), dry_run=True)
     assert await harness.store.count_shares() == {}
-    report = await harness.operations.import_shares(ANN, stream_lines(export_lines(*carried)))
-    again = await harness.operations.import_shares(ANN, stream_lines(export_lines(*carried)))
+    report = await harness.operations.import_shares(ANN, stream_lines(export_lines(*exported)))
+    second_report = await harness.operations.import_shares(ANN, stream_lines(export_lines(*exported)))
 
-    assert report == rehearsed == ImportReport({**NOTHING_IMPORTED, "taken": 3}, ())
-    assert again.counts == {**NOTHING_IMPORTED, "known": 3, "queued": 2, "failed": 1}
+    assert report == dry_result == ImportReport({**NOTHING_IMPORTED, "taken": 3}, ())
+    assert second_report.counts == {**NOTHING_IMPORTED, "known": 3, "queued": 2, "failed": 1}
     reasons = [ImportResult.QUEUED, ImportResult.QUEUED, ImportResult.FAILED]
-    assert [(skipped.number, skipped.reason) for skipped in again.skipped] == list(enumerate(reasons, 1))
+    assert [(skipped.number, skipped.reason) for skipped in second_report.skipped] == list(enumerate(reasons, 1))
     expected = {ShareState.RECEIVED: 1, ShareState.BROADCAST: 1, ShareState.FAILED: 1}
     assert await harness.store.count_shares() == {ROUND_ID: expected}
-    assert await harness.store.is_known(carried[0].share.key)
+    assert await harness.store.is_known(exported[0].share.key)
     (reveal,) = await harness.store.list_unconfirmed()
-    assert reveal.nullifier == nullifier_of(carried[1].share)
+    assert reveal.nullifier == nullifier_of(exported[1].share)
     assert harness.wake_count == 1
     assert [action.name for action in await harness.store.list_actions(limit=5)] == ["import", "import"]
 
@@ -278,8 +278,8 @@ async def test_import_truncated_export_keeps_received_shares(harness: Operations
 async def test_split_lines_any_chunking_gives_complete_lines() -> None:
     text = b"one\n\ntwo\nthree\n"
     for size in range(1, len(text) + 1):
-        pieces = [text[start : start + size] for start in range(0, len(text), size)]
-        assert [line async for line in split_lines(stream_lines(pieces))] == [b"one", b"", b"two", b"three"]
-    for pieces in ([b"one"], [b"x" * (MAX_LINE_BYTES + 1)], [b"one\n", b"x" * MAX_LINE_BYTES, b"xx", b"\n"]):
+        chunks = [text[start : start + size] for start in range(0, len(text), size)]
+        assert [line async for line in split_lines(stream_lines(chunks))] == [b"one", b"", b"two", b"three"]
+    for chunks in ([b"one"], [b"x" * (MAX_LINE_BYTES + 1)], [b"one\n", b"x" * MAX_LINE_BYTES, b"xx", b"\n"]):
         with pytest.raises(ExportFileError):
-            assert [line async for line in split_lines(stream_lines(pieces))]
+            assert [line async for line in split_lines(stream_lines(chunks))]

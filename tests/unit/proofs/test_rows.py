@@ -41,8 +41,8 @@ def test_row_check_equals_reference(row: tuple[Column, ...], key: bytes) -> None
 
 
 @given(st.lists(rows, max_size=5))
-def test_row_checks_of_batch_equal_single_checks(many: list[tuple[Column, ...]]) -> None:
-    assert row_checks(KEY, list(many)) == [row_check(KEY, row) for row in many]
+def test_row_checks_of_batch_equal_single_checks(rows: list[tuple[Column, ...]]) -> None:
+    assert row_checks(KEY, list(rows)) == [row_check(KEY, row) for row in rows]
 
 
 def test_row_check_depends_on_text_boundaries() -> None:

@@ -47,7 +47,7 @@ def test_node_version_selects_circuit_where_known(version: str, expected: str | 
 
 
 @pytest.mark.parametrize(
-    ("version", "remembered", "expected"),
+    ("version", "stored", "expected"),
     [
         ("v1.2.0", None, "k11"),
         ("", None, "k10"),
@@ -57,10 +57,10 @@ def test_node_version_selects_circuit_where_known(version: str, expected: str | 
     ],
 )
 def test_last_accepted_circuit_is_preferred(
-    clock: FakeClock, meta: FakeMeta, version: str, remembered: str | None, expected: str
+    clock: FakeClock, meta: FakeMeta, version: str, stored: str | None, expected: str
 ) -> None:
     auto = create_selector("auto", clock, meta)
-    auto.select_initial("svote-1", version, remembered)
+    auto.select_initial("svote-1", version, stored)
     assert auto.current == expected
     assert set(auto.required_circuits) == {"k10", "k11"}
 
@@ -75,9 +75,9 @@ async def test_refused_valid_proof_switches_circuit_once_and_is_stored(clock: Fa
     assert auto.current == "k11", "a second refusal of the same generation does not switch back"
     await auto.record_accepted("k11")
     assert meta == {"circuit:svote-1": "k11"}
-    again = create_selector("auto", clock, meta)
-    again.select_initial("svote-1", "", meta[CircuitSelector.storage_key("svote-1")])
-    assert again.current == "k11"
+    restarted = create_selector("auto", clock, meta)
+    restarted.select_initial("svote-1", "", meta[CircuitSelector.storage_key("svote-1")])
+    assert restarted.current == "k11"
 
 
 def test_share_refused_with_both_circuits_pauses_queue(clock: FakeClock, meta: FakeMeta) -> None:
@@ -142,11 +142,11 @@ async def test_selection_is_tentative_until_chain_accepts_circuit(clock: FakeClo
 
 
 def test_configured_or_stored_selection_is_not_tentative(clock: FakeClock, meta: FakeMeta) -> None:
-    by_hand, remembered = create_selector("k11", clock, meta), create_selector("auto", clock, meta)
+    by_hand, stored = create_selector("k11", clock, meta), create_selector("auto", clock, meta)
     by_hand.select_initial("svote-1", "", None)
-    remembered.select_initial("svote-1", "v1.2.0", "k10")
+    stored.select_initial("svote-1", "v1.2.0", "k10")
     assert not by_hand.is_current_unproven
-    assert not remembered.is_current_unproven
+    assert not stored.is_current_unproven
 
 
 def test_prover_host_reads_accepted_circuit(clock: FakeClock, meta: FakeMeta) -> None:

@@ -44,9 +44,9 @@ def build_head(*headers: str, line: str = f"POST {SHARES_PATH} HTTP/1.1") -> byt
     return "\r\n".join((line, "Host: helper", *headers, "", "")).encode("latin-1")
 
 
-def encode_chunked(*pieces: bytes) -> bytes:
+def encode_chunked(*chunks: bytes) -> bytes:
     """Encode a body in chunks."""
-    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in (*pieces, b""))
+    return b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in (*chunks, b""))
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ async def run_scenario(scenario: Scenario, *, use_fast_path: bool) -> ScenarioRe
     with capture_logs() as logs:
         server = create_server(app, client_policy=limits)
         async with asyncio.timeout(PATIENCE_SECONDS), count_served(server) as port:
-            raw, still_open = await send_segments(scenario, port)
+            raw, is_open = await send_segments(scenario, port)
     names = [name.decode() for answer in raw for name in _REQUEST_IDS.findall(answer)]
     assert len(set(names)) == len(names)
     lines = [dict(line) for line in logs]
@@ -131,7 +131,7 @@ async def run_scenario(scenario: Scenario, *, use_fast_path: bool) -> ScenarioRe
     client = limits.identify("127.0.0.1")
     return ScenarioResult(
         responses=[_VARIABLE_HEADERS.sub(b"...", answer) for answer in raw],
-        is_open=still_open,
+        is_open=is_open,
         counts=counts,
         refusals=limits.refusals,
         retry_after=limits.wait_seconds(client) if client is not None else 0.0,
@@ -168,14 +168,14 @@ async def send_segments(scenario: Scenario, port: int) -> tuple[list[bytes], boo
         with_body = not scenario.segments[0].startswith(b"HEAD")
         async for answer in read_responses(reader, len(scenario.statuses), with_body):
             responses.append(answer)
-    still_open = False
+    is_open = False
     if responses:
         with contextlib.suppress(ConnectionError):
             writer.write(PROBE_REQUEST)
             async for answer in read_responses(reader, 1, with_body=True):
-                still_open = answer.startswith(b"HTTP/1.1 ")
+                is_open = answer.startswith(b"HTTP/1.1 ")
     writer.close()
-    return responses, still_open
+    return responses, is_open
 
 
 async def read_responses(reader: asyncio.StreamReader, number: int, with_body: bool) -> AsyncIterator[bytes]:

@@ -53,8 +53,8 @@ def build_chunked(*chunks: bytes, trailers: bytes = b"") -> bytes:
 
 def split_at(data: bytes, *cuts: int) -> list[bytes]:
     """The bytes in segments that end at these places."""
-    places = [0, *cuts, len(data)]
-    return [data[start:end] for start, end in itertools.pairwise(places) if start < end]
+    offsets = [0, *cuts, len(data)]
+    return [data[start:end] for start, end in itertools.pairwise(offsets) if start < end]
 
 
 async def exchange(port: int, segments: Sequence[bytes]) -> bytes:

@@ -60,9 +60,9 @@ async def read_until(client: socket.socket, text: bytes, pause: float = 0.0) -> 
     received = b""
     while text not in received:
         await asyncio.sleep(pause)
-        got = await asyncio.get_running_loop().sock_recv(client, 1 << 18)
-        assert got, f"the connection ended before {text!r}"
-        received = received[-100:] + got
+        data = await asyncio.get_running_loop().sock_recv(client, 1 << 18)
+        assert data, f"the connection ended before {text!r}"
+        received = received[-100:] + data
 
 
 async def test_events_client_that_does_not_read_is_dropped_alone(
@@ -70,17 +70,17 @@ async def test_events_client_that_does_not_read_is_dropped_alone(
 ) -> None:
     feed = StatusFeed(fail_snapshot, clock=FakeClock(), run_id="run")
     async with serve_feed(feed) as port:
-        with await open_listener(port) as stalled, await open_listener(port) as quick:
+        with await open_listener(port) as stalled, await open_listener(port) as responsive:
             while feed.listener_count < 2:
                 await asyncio.sleep(0.01)
             for number in range(1, 9):
                 feed.publish(LARGE_EVENT)
-                await read_until(quick, b"id: run-%d\n" % number)
-                await read_until(quick, b"x\n\n")
+                await read_until(responsive, b"id: run-%d\n" % number)
+                await read_until(responsive, b"x\n\n")
             while feed.listener_count > 1:
                 await asyncio.sleep(0.01)  # its slot is free
             feed.publish(b"last")
-            await read_until(quick, b"data: last\n\n")
+            await read_until(responsive, b"data: last\n\n")
             with pytest.raises((ConnectionResetError, AssertionError)):
                 await read_until(stalled, b"data: last")
     assert not any(capfd.readouterr()), "that one does not read is no error of ours"

@@ -293,7 +293,7 @@ async def test_gateway_forwards_nodes_refusal_of_vote(status: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "made_answer",
+    "node_response",
     [
         httpx.Response(301, headers={"location": "http://127.0.0.1:1/"}),
         httpx.Response(200, content=b"{}", headers={"content-type": "application/json", "content-encoding": "br"}),
@@ -302,9 +302,9 @@ async def test_gateway_forwards_nodes_refusal_of_vote(status: int) -> None:
     ],
     ids=["a redirect", "compressed", "a page", "no type"],
 )
-async def test_gateway_invalid_node_response_is_502(made_answer: httpx.Response) -> None:
+async def test_gateway_invalid_node_response_is_502(node_response: httpx.Response) -> None:
     async with running_gateway() as (harness, client):
-        harness.set_response("/rounds", lambda _: made_answer, harness.first, harness.second)
+        harness.set_response("/rounds", lambda _: node_response, harness.first, harness.second)
         refused = await client.get(f"{API}/rounds")
         assert refused.status_code == 502
         error_text(refused)

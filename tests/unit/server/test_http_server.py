@@ -70,9 +70,9 @@ async def test_connection_slow_head_times_out() -> None:
                     await client.writer.drain()
                     await asyncio.sleep(0.02)
 
-        dripping = asyncio.create_task(drip())
+        drip_task = asyncio.create_task(drip())
         response = await client.read_rest()
-        dripping.cancel()
+        drip_task.cancel()
         assert response == b"" or parse_error(response)[0] == 408
 
 
@@ -132,9 +132,9 @@ async def test_connections_of_one_client_are_limited() -> None:
         assert await other.request() == b"hello"
         own_clients.pop().writer.close()
         assert await own_clients[0].request() == b"hello"
-        again = await RawClient.connect(port)
-        assert await again.request() == b"hello", "who hangs up makes room"
-        for client in (*own_clients, other, again):
+        reconnected = await RawClient.connect(port)
+        assert await reconnected.request() == b"hello", "who hangs up makes room"
+        for client in (*own_clients, other, reconnected):
             client.writer.close()
 
 
@@ -149,8 +149,8 @@ async def test_connections_full_closes_longest_idle_of_busiest_client() -> None:
         other_address = await RawClient.connect(port, source="127.0.0.2")
         assert await other_address.request() == b"hello", "there is room for a fourth"
 
-        two = await RawClient.connect(port, source="127.0.0.3")
-        assert await two.request() == b"hello", "and the fifth is another client's"
+        third_address = await RawClient.connect(port, source="127.0.0.3")
+        assert await third_address.request() == b"hello", "and the fifth is another client's"
         assert await idle.read_rest() == b""
         three = await RawClient.connect(port, source="127.0.0.4")
         assert await three.request() == b"hello"
@@ -159,7 +159,7 @@ async def test_connections_full_closes_longest_idle_of_busiest_client() -> None:
             "nobody has more"
         )
         unfinished.writer.write(b"\r\n")
-        for client in (unfinished, other_address, two, three):
+        for client in (unfinished, other_address, third_address, three):
             assert await client.request() == b"hello"
             client.writer.close()
 
@@ -242,16 +242,16 @@ async def test_connection_idle_outlives_head_timeout() -> None:
         b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n",
     ],
 )
-@pytest.mark.parametrize("piece", [b"a" * 1024, b"X: " + b"a" * 1000 + b"\r\n"])
-async def test_connection_endless_head_is_refused_at_limit(start: bytes, piece: bytes) -> None:
+@pytest.mark.parametrize("chunk", [b"a" * 1024, b"X: " + b"a" * 1000 + b"\r\n"])
+async def test_connection_endless_head_is_refused_at_limit(start: bytes, chunk: bytes) -> None:
     async with run_server(PATIENT) as port:
         client = await RawClient.connect(port, start)
         sent = 0
         with contextlib.suppress(ConnectionError):
             while sent < 100 << 20:
-                client.writer.write(piece * 16)
+                client.writer.write(chunk * 16)
                 await client.writer.drain()
-                sent += len(piece) * 16
+                sent += len(chunk) * 16
         assert sent < 20 << 20, "what fits into the kernel's buffers"
         await client.read_rest()
 
@@ -288,9 +288,9 @@ async def test_connections_over_limit_are_refused_and_others_served() -> None:
         clients[0].writer.close()
         await clients[0].writer.wait_closed()
         assert await clients[1].request() == b"hello"
-        again = await RawClient.connect(port)
-        assert await again.request() == b"hello"
-        for client in [again, *clients[1:]]:
+        reconnected = await RawClient.connect(port)
+        assert await reconnected.request() == b"hello"
+        for client in [reconnected, *clients[1:]]:
             client.writer.close()
 
 

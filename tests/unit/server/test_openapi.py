@@ -139,14 +139,14 @@ async def test_openapi_responses_match_document() -> None:
 
 
 async def test_openapi_configured_tokens_are_described() -> None:
-    guarded = await read_document(api_token="of a closed set-up")
-    assert "401" in responses(guarded, SHARES_PATH, "post")
-    assert "401" not in responses(guarded, STATUS_PATH)
-    (scheme,) = guarded["components"]["securitySchemes"].values()
+    protected = await read_document(api_token="of a closed set-up")
+    assert "401" in responses(protected, SHARES_PATH, "post")
+    assert "401" not in responses(protected, STATUS_PATH)
+    (scheme,) = protected["components"]["securitySchemes"].values()
     assert (scheme["in"], scheme["name"]) == ("header", "X-Helper-Token")
     free = await read_document()
     assert "401" not in responses(free, SHARES_PATH, "post")
-    assert "of a closed set-up" not in json.dumps(guarded)
+    assert "of a closed set-up" not in json.dumps(protected)
 
 
 def test_openapi_route_without_operation_is_omitted() -> None:

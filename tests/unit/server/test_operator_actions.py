@@ -90,13 +90,13 @@ async def test_actions_retry_is_executed_and_logged_with_user(
 ) -> None:
     await enqueue_failed(harness, 1, 2)
 
-    rehearsed = await daemon.post("/queue/retry", json={"stage": "proof", "dry_run": True})
+    dry_result = await daemon.post("/queue/retry", json={"stage": "proof", "dry_run": True})
     assert await audit(daemon) == []
-    done = await daemon.post("/queue/retry", json={"stage": "proof"})
+    executed = await daemon.post("/queue/retry", json={"stage": "proof"})
 
     expected = {"source": "daemon", "retried": 2, "closed": 0, "not_failed": 0}
-    assert rehearsed.json() == {**expected, "dry_run": True}
-    assert done.json() == {**expected, "dry_run": False}
+    assert dry_result.json() == {**expected, "dry_run": True}
+    assert executed.json() == {**expected, "dry_run": False}
     (action,) = await audit(daemon)
     at = {"at": NOW, "ended": NOW, "id": 1}
     assert action == {**CURRENT_USER, **at, "what": "retry", "wanted": {"stage": "proof"}, "outcome": {"retried": 2}}
@@ -123,26 +123,26 @@ async def test_actions_export_is_logged_and_moves_marked_shares(
 
 
 async def test_actions_import_reads_stream(harness: OperationsHarness, daemon: httpx.AsyncClient) -> None:
-    carried = [waiting_share(index) for index in range(3)]
-    body = [encode_header(ExportHeader(chain_id=None, made_at=5, shares=3)), *map(encode_share_line, carried)]
+    exported = [waiting_share(index) for index in range(3)]
+    body = [encode_header(ExportHeader(chain_id=None, made_at=5, shares=3)), *map(encode_share_line, exported)]
 
     async def stream() -> AsyncIterator[bytes]:
-        for piece in body:
-            yield piece
+        for chunk in body:
+            yield chunk
 
-    rehearsed = await daemon.post("/queue/import", params={"dry_run": "1"}, content=stream())
+    dry_result = await daemon.post("/queue/import", params={"dry_run": "1"}, content=stream())
     assert await harness.store.count_shares() == {}
-    done = await daemon.post("/queue/import", content=stream())
+    executed = await daemon.post("/queue/import", content=stream())
     body.pop()
     cut_off = await daemon.post("/queue/import", content=stream())
 
     empty_report = {"source": "daemon", **NOTHING_IMPORTED, "left": []}
-    assert rehearsed.json() == {**empty_report, "taken": 3, "dry_run": True}
-    assert done.json() == {**empty_report, "taken": 3, "dry_run": False}
+    assert dry_result.json() == {**empty_report, "taken": 3, "dry_run": True}
+    assert executed.json() == {**empty_report, "taken": 3, "dry_run": False}
     assert await harness.store.count_shares() == {ROUND_ID: {ShareState.RECEIVED: 3}}
     assert (cut_off.status_code, error_text(cut_off)) == (422, "the export is truncated: received 2 of 3 shares")
     assert cut_off.json()["advice"]
-    assert not any(carried[0].share.primary_blind.hex() in repr(action) for action in await audit(daemon))
+    assert not any(exported[0].share.primary_blind.hex() in repr(action) for action in await audit(daemon))
 
 
 async def test_actions_long_import_refused_early_gets_response(
@@ -175,8 +175,8 @@ async def test_actions_refused_purge_returns_reason(harness: OperationsHarness, 
 
     harness.authority.closed.add(ROUND_ID)
     await harness.store.mark_alerted(ROUND_ID, NOW)
-    rehearsed = await daemon.post(path, json={"dry_run": True})
-    assert (rehearsed.json()["failed"], rehearsed.json()["dry_run"]) == (1, True)
+    dry_result = await daemon.post(path, json={"dry_run": True})
+    assert (dry_result.json()["failed"], dry_result.json()["dry_run"]) == (1, True)
     assert (await daemon.post(path, json={})).json()["failed"] == 1
     assert await harness.store.count_shares() == {}
 

@@ -130,8 +130,8 @@ def test_token_buckets_evict_longest_uncharged_client() -> None:
     buckets.charge(names[0], 1.0)
     buckets.charge(names[10], 2.0)
     assert len(buckets) == 9
-    forgotten = [name for name in names if buckets.wait_seconds(name, 2.0) == 0]
-    assert forgotten == [names[1], names[2]]
+    expired = [name for name in names if buckets.wait_seconds(name, 2.0) == 0]
+    assert expired == [names[1], names[2]]
 
 
 def test_token_buckets_number_is_limited() -> None:
@@ -263,8 +263,8 @@ async def test_rate_limit_trusts_forwarded_address_only_of_proxies() -> None:
     flood = RateLimitHarness()
     for spoofed in range(3):
         await flood.request(FOREIGN, headers={"X-Forwarded-For": f"198.51.100.{spoofed}"})
-    spoof = {"X-Forwarded-For": HOME, "Forwarded": f"for={HOME}"}
-    assert (await flood.request(FOREIGN, headers=spoof)).status_code == 429
+    forged = {"X-Forwarded-For": HOME, "Forwarded": f"for={HOME}"}
+    assert (await flood.request(FOREIGN, headers=forged)).status_code == 429
     assert (await flood.request(HOME, path=STATUS_PATH)).status_code == 200
     await exhaust_tokens(flood, PROXY, headers={"X-Forwarded-For": "198.51.100.7"})
     assert (await flood.request(PROXY, headers={"X-Forwarded-For": "198.51.100.7"})).status_code == 429

@@ -67,9 +67,9 @@ def make_reveal(number: int) -> PreparedReveal:
     )
 
 
-def make_message(queued: QueuedShare, maker: str) -> PreparedReveal:
+def make_message(queued: QueuedShare, host_name: str) -> PreparedReveal:
     """A message for a claimed share; messages of different makers differ."""
-    message = b"\x04" + queued.nullifier + maker.encode()
+    message = b"\x04" + queued.nullifier + host_name.encode()
     return PreparedReveal(message, hashlib.sha256(message).digest(), anchor_height=100, circuit="k10", height=101)
 
 

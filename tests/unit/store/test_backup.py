@@ -219,12 +219,12 @@ async def test_restored_database_continues_from_the_backup(
     assert lock.acquire() is False, "the next start looks the file through"
     lock.release(clean=False)
 
-    again = await open_sqlite_store(other_path)
-    assert await again.count_shares() == {ROUND: {ShareState.RECEIVED: 2}}
-    assert await again.get_cursor() == 7
-    assert len(await claim_all_due(again)) == 2
-    await again.apply_block(8, [(ROUND, make_posted_share(1).nullifier)], now=NOW)
-    await again.wait_for_erasure()
+    reopened = await open_sqlite_store(other_path)
+    assert await reopened.count_shares() == {ROUND: {ShareState.RECEIVED: 2}}
+    assert await reopened.get_cursor() == 7
+    assert len(await claim_all_due(reopened)) == 2
+    await reopened.apply_block(8, [(ROUND, make_posted_share(1).nullifier)], now=NOW)
+    await reopened.wait_for_erasure()
     assert not any(secret in data for data in read_database_files(other_path).values() for secret in secrets_of(1))
 
 
@@ -253,8 +253,8 @@ async def test_restore_over_existing_database_sets_it_aside_with_its_wal(
     old_path = restore_database(snapshot.image, path, set_aside=True)
     assert old_path is not None
     assert (old_path.read_bytes(), Path(f"{old_path}-wal").read_bytes()) == (before, wal)
-    again = await open_sqlite_store(path)
-    assert await again.count_shares() == {ROUND: {ShareState.RECEIVED: 1}}
+    reopened = await open_sqlite_store(path)
+    assert await reopened.count_shares() == {ROUND: {ShareState.RECEIVED: 1}}
 
 
 async def test_restore_beside_orphaned_wal_does_not_apply_it(store: SqliteStore, path: Path) -> None:

@@ -119,20 +119,20 @@ async def test_claim_due_reports_and_skips_damaged_row(
     open_sqlite_store: StoreOpener, store: SqliteStore, path: Path, reported: list[DamagedShare], change: str
 ) -> None:
     await enqueue_shares(store, 1, 2, 3, submit_at=int(NOW) + 3)
-    again = await reopen_after_change(open_sqlite_store, store, path, f"UPDATE shares SET {change} WHERE id = 2")
+    reopened = await reopen_after_change(open_sqlite_store, store, path, f"UPDATE shares SET {change} WHERE id = 2")
 
-    claimed = await again.claim_due(now=NOW + 10, limit=3, rounds=[ROUND, b"2" * 32])
+    claimed = await reopened.claim_due(now=NOW + 10, limit=3, rounds=[ROUND, b"2" * 32])
 
     assert [queued.share for queued in sorted(claimed, key=lambda queued: queued.id)] == [
         make_posted_share(1, submit_at=int(NOW) + 3).share,
         make_posted_share(3, submit_at=int(NOW) + 3).share,
     ]
     assert [share.state for share in reported] == [0]
-    assert await again.list_damaged() == reported
-    (entry,) = [entry for entry in await again.list_shares(QueueFilter(), 9) if entry.damaged]
+    assert await reopened.list_damaged() == reported
+    (entry,) = [entry for entry in await reopened.list_shares(QueueFilter(), 9) if entry.damaged]
     assert entry.ref == reported[0].ref
-    assert await again.next_due_ms([ROUND]) is None
-    assert await again.fail_unspent(ROUND, note="closed") == 2
+    assert await reopened.next_due_ms([ROUND]) is None
+    assert await reopened.fail_unspent(ROUND, note="closed") == 2
 
 
 @pytest.mark.parametrize(
@@ -159,13 +159,13 @@ async def test_damaged_share_or_message_is_never_sent(
     change: str,
 ) -> None:
     await enqueue_and_prepare(store, 1)
-    again = await reopen_after_change(open_sqlite_store, store, path, change)
+    reopened = await reopen_after_change(open_sqlite_store, store, path, change)
 
-    assert not await again.mark_sending(1, height=5, endpoint="one")
-    assert not await operation(again)
+    assert not await reopened.mark_sending(1, height=5, endpoint="one")
+    assert not await operation(reopened)
 
     assert [share.state for share in reported] == [ShareState.BROADCAST], "named once"
-    assert await again.count_shares() == {ROUND: {ShareState.BROADCAST: 1}}
+    assert await reopened.count_shares() == {ROUND: {ShareState.BROADCAST: 1}}
 
 
 @pytest.mark.rule("R12")
@@ -176,12 +176,12 @@ async def test_damaged_share_with_confirmed_nullifier_becomes_tombstone(
     await enqueue_shares(store, 1, 2)
     await store.close()
     flip_bit(path, change)
-    again = await open_sqlite_store(path)
+    reopened = await open_sqlite_store(path)
 
-    confirmed = await again.apply_block(5, [(ROUND, make_posted_share(n).nullifier) for n in (1, 2)], now=NOW)
+    confirmed = await reopened.apply_block(5, [(ROUND, make_posted_share(n).nullifier) for n in (1, 2)], now=NOW)
 
     assert confirmed == [1, 2]
-    assert await again.list_shares(QueueFilter(), 9) == []
+    assert await reopened.list_shares(QueueFilter(), 9) == []
 
 
 def flip_bit(path: Path, change: str) -> None:
@@ -218,19 +218,19 @@ async def test_random_bit_flips_never_return_a_wrong_share(
         damaged[source.randrange(len(original))] ^= 1 << source.randrange(8)
         copy = tmp_path / f"{number}.db"
         copy.write_bytes(damaged)
-        again = SqliteStore(copy, clock=clock, on_damaged=lambda _share: None)
+        reopened = SqliteStore(copy, clock=clock, on_damaged=lambda _share: None)
         try:
-            await again.open()
+            await reopened.open()
         except StoreError:
             outcomes["refused"] += 1
             continue
         try:
-            assert await again.claim_due(now=NOW + 2.9, limit=99, rounds=[ROUND]) == []
-            claimed = await again.claim_due(now=NOW + 3, limit=99, rounds=[ROUND])
+            assert await reopened.claim_due(now=NOW + 2.9, limit=99, rounds=[ROUND]) == []
+            claimed = await reopened.claim_due(now=NOW + 3, limit=99, rounds=[ROUND])
             assert {queued.share for queued in claimed} <= right
             outcomes["all" if len(claimed) == 30 else "some"] += 1
         finally:
-            await again.close()
+            await reopened.close()
 
     assert outcomes["some"] > 10, outcomes
     assert outcomes["all"] > 10, outcomes
@@ -242,27 +242,29 @@ async def test_verify_damaged_index_rebuilds_it(
 ) -> None:
     await enqueue_shares(store, *range(30))
     await damage_index(store, path, index)
-    again = await open_sqlite_store(path)
-    assert await again._check_integrity() != []
+    reopened = await open_sqlite_store(path)
+    assert await reopened._check_integrity() != []
 
-    assert await again.verify() == []
+    assert await reopened.verify() == []
 
-    assert await again._check_integrity() == []
-    assert len(await claim_all_due(again)) == 30
-    assert len(await again.apply_block(5, [(ROUND, make_posted_share(n).nullifier) for n in range(30)], now=NOW)) == 30
+    assert await reopened._check_integrity() == []
+    assert len(await claim_all_due(reopened)) == 30
+    assert (
+        len(await reopened.apply_block(5, [(ROUND, make_posted_share(n).nullifier) for n in range(30)], now=NOW)) == 30
+    )
 
 
-@pytest.mark.parametrize("back", range(1, 16))
+@pytest.mark.parametrize("offset", range(1, 16))
 async def test_claim_due_with_inconsistent_index_continues(
-    open_sqlite_store: StoreOpener, store: SqliteStore, path: Path, back: int
+    open_sqlite_store: StoreOpener, store: SqliteStore, path: Path, offset: int
 ) -> None:
     await enqueue_shares(store, *range(30))
-    await damage_index(store, path, "shares_due", back)
-    again = await open_sqlite_store(path)
+    await damage_index(store, path, "shares_due", offset)
+    reopened = await open_sqlite_store(path)
 
-    claimed = await claim_all_due(again)
-    assert await again.verify() == []
-    claimed += await claim_all_due(again)
+    claimed = await claim_all_due(reopened)
+    assert await reopened.verify() == []
+    claimed += await claim_all_due(reopened)
 
     assert {queued.share for queued in claimed} == {make_posted_share(n).share for n in range(30)}
     assert len(claimed) == 30
@@ -276,15 +278,15 @@ async def test_recover_requeues_shares_missing_from_damaged_index(
     assert len(await claim_all_due(store)) == 6
     ((page,),) = query_rows(path, "SELECT rootpage FROM sqlite_schema WHERE name = 'shares_under_way'")
     await store.close()
-    again = await open_sqlite_store(path)
+    reopened = await open_sqlite_store(path)
     with path.open("r+b") as file:
         file.seek((page - 1) * 4096 + 3)
         file.write(bytes(2))  # no cells
-    await again._writer.run(lambda tx: tx.conn.execute("PRAGMA shrink_memory").fetchall())
+    await reopened._writer.run(lambda tx: tx.conn.execute("PRAGMA shrink_memory").fetchall())
 
-    assert await again.recover() == 6
-    assert await again.recover() == 0
-    assert await again.count_shares() == {ROUND: {ShareState.RECEIVED: 6}}
+    assert await reopened.recover() == 6
+    assert await reopened.recover() == 0
+    assert await reopened.count_shares() == {ROUND: {ShareState.RECEIVED: 6}}
 
 
 async def test_purge_with_dangling_index_entry_completes(
@@ -293,28 +295,28 @@ async def test_purge_with_dangling_index_entry_completes(
     await enqueue_shares(store, 1, 2, 3)
     await store.close()
     change_without_index(path, "shares_due", "DELETE FROM shares WHERE id = 2")
-    again = await open_sqlite_store(path)
+    reopened = await open_sqlite_store(path)
 
     async with asyncio.timeout(20):
-        assert await again.purge(ROUND) == 2
+        assert await reopened.purge(ROUND) == 2
 
-    assert await again.count_shares() == {}
-    assert await again._check_integrity() == []
+    assert await reopened.count_shares() == {}
+    assert await reopened._check_integrity() == []
 
 
 async def test_migration_of_rows_out_of_order_is_refused(store: SqliteStore, path: Path, clock: FakeClock) -> None:
     await enqueue_shares(store, *range(30))
     await store.close()
-    side = SqliteEndpoint(path, clock)
-    side.connect_read_only()
-    assert len(side.read_page(SHARES, SHARES.start or ())) == 30
-    side.close()
+    endpoint = SqliteEndpoint(path, clock)
+    endpoint.connect_read_only()
+    assert len(endpoint.read_page(SHARES, SHARES.start or ())) == 30
+    endpoint.close()
     corrupt_cell_count(path)
 
-    side.connect_read_only()
+    endpoint.connect_read_only()
     with pytest.raises(StoreCorrupt, match=r"queue\.db is damaged: rows of shares are out of order"):
-        side.read_page(SHARES, SHARES.start or ())
-    side.close()
+        endpoint.read_page(SHARES, SHARES.start or ())
+    endpoint.close()
 
 
 def corrupt_cell_count(path: Path) -> None:
@@ -364,11 +366,11 @@ async def test_paging_through_damaged_index_completes(
     data = bytearray(path.read_bytes())
     data[data.index(bytes([8, 5, 1, 1, 9, 1]) + entry) + 9 + place] ^= 16  # the index has 14 for the last
     path.write_bytes(data)
-    again = await open_sqlite_store(path)
+    reopened = await open_sqlite_store(path)
 
     seen: list[int] = []
     async with asyncio.timeout(20):
-        while page := await fetch_page(again, seen[-1] if seen else 0, sent=sent):
+        while page := await fetch_page(reopened, seen[-1] if seen else 0, sent=sent):
             assert page[-1] > max(seen, default=0)
             seen += page
     assert set(range(1, 29)) <= set(seen)
@@ -381,12 +383,12 @@ async def fetch_page(store: SqliteStore, after: int, *, sent: bool) -> list[int]
     return await store.list_failed_ids(None, after_id=after, limit=7)
 
 
-async def damage_index(store: SqliteStore, path: Path, index: str, back: int = 4) -> None:
+async def damage_index(store: SqliteStore, path: Path, index: str, offset: int = 4) -> None:
     """Close the store and flip a bit in the entry at the end of an index's first page."""
     ((page,),) = query_rows(path, f"SELECT rootpage FROM sqlite_schema WHERE name = '{index}'")
     await store.close()
     data = bytearray(path.read_bytes())
-    data[page * 4096 - back] ^= 1
+    data[page * 4096 - offset] ^= 1
     path.write_bytes(data)
 
 
@@ -491,13 +493,15 @@ async def test_enqueue_known_share_with_damaged_index_is_duplicate(
 ) -> None:
     await enqueue_shares(store, *range(30))
     await damage_index(store, path, "sqlite_autoindex_shares_1")
-    again = await open_sqlite_store(path)
+    reopened = await open_sqlite_store(path)
 
-    await enqueue_shares(again, *range(30))
+    await enqueue_shares(reopened, *range(30))
 
-    assert await again.count_shares() == {ROUND: {ShareState.RECEIVED: 30}}
-    assert await again.verify() == []
-    assert len(await again.apply_block(5, [(ROUND, make_posted_share(n).nullifier) for n in range(30)], now=NOW)) == 30
+    assert await reopened.count_shares() == {ROUND: {ShareState.RECEIVED: 30}}
+    assert await reopened.verify() == []
+    assert (
+        len(await reopened.apply_block(5, [(ROUND, make_posted_share(n).nullifier) for n in range(30)], now=NOW)) == 30
+    )
 
 
 @pytest.mark.parametrize("change", ["due_ms = due_ms + 99000000", "round_no = 2", "state = 3", "c1 = zeroblob(32)"])
@@ -507,22 +511,22 @@ async def test_background_check_reports_damaged_row_before_rebuild(
     await enqueue_shares(store, 1, 2)
     await store.close()
     flip_bit(path, change)
-    again = await open_sqlite_store(path)
+    reopened = await open_sqlite_store(path)
 
-    assert await again.verify() == []
+    assert await reopened.verify() == []
 
     assert len(reported) == 1
     assert query_rows(path, "SELECT share_id FROM damaged") == [(1,)]
-    assert [queued.share for queued in await claim_all_due(again)] == [make_posted_share(2).share]
+    assert [queued.share for queued in await claim_all_due(reopened)] == [make_posted_share(2).share]
 
 
 async def test_background_check_reports_damaged_message(
     open_sqlite_store: StoreOpener, store: SqliteStore, path: Path, reported: list[DamagedShare]
 ) -> None:
     await enqueue_and_prepare(store, 1)
-    again = await reopen_after_change(open_sqlite_store, store, path, "UPDATE reveals SET message = x'0401'")
+    reopened = await reopen_after_change(open_sqlite_store, store, path, "UPDATE reveals SET message = x'0401'")
 
-    assert await again.verify() == []
+    assert await reopened.verify() == []
 
     assert [share.state for share in reported] == [ShareState.BROADCAST]
 

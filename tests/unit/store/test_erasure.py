@@ -98,17 +98,19 @@ async def test_confirmation_of_some_of_many_shares_erases_every_page(store: Sqli
         for queued in claimed:
             note = "x" * source.randrange(200)
             await store.requeue(queued.id, due_ms=int(NOW) * 1000 - source.randrange(10**6), stage="t", note=note)
-    gone = source.sample(sorted(ids), 250)
+    removed = source.sample(sorted(ids), 250)
 
-    await store.add_spent([(ROUND, make_posted_share(number).nullifier) for number in gone])
+    await store.add_spent([(ROUND, make_posted_share(number).nullifier) for number in removed])
     await store.wait_for_erasure()
 
     assert (
-        count_occurrences(path, [canary for number in gone for canary in witness_fragments(make_posted_share(number))])
+        count_occurrences(
+            path, [canary for number in removed for canary in witness_fragments(make_posted_share(number))]
+        )
         == {}
     )
-    occurrences = count_occurrences(path, [make_posted_share(number).nullifier for number in gone])
-    assert occurrences == {"queue.db": len(gone)}
+    occurrences = count_occurrences(path, [make_posted_share(number).nullifier for number in removed])
+    assert occurrences == {"queue.db": len(removed)}
     assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 250, ShareState.SUBMITTED: 250}}
 
 
@@ -128,12 +130,12 @@ async def test_purge_erases_its_round_and_keeps_others(store: SqliteStore, path:
     assert await store.purge(ROUND) == 300
     await store.wait_for_erasure()
 
-    everything = [
+    all_rows = [
         canary
         for n in range(300)
         for canary in [*witness_fragments(make_posted_share(n)), make_posted_share(n).nullifier]
     ]
-    assert count_occurrences(path, [*everything, make_reveal(1).tx_hash, ROUND, key, b"leaf" * 3, b"node" * 3]) == {}
+    assert count_occurrences(path, [*all_rows, make_reveal(1).tx_hash, ROUND, key, b"leaf" * 3, b"node" * 3]) == {}
     assert await store.count_shares() == {OTHER_ROUND: {ShareState.RECEIVED: 1}}
     assert not await store.is_known(make_posted_share(1).share.key)
     assert not await store.is_spent(ROUND, make_posted_share(1).nullifier)
@@ -175,10 +177,10 @@ def rewrite_rows(conn: sqlite3.Connection) -> list[bytes]:
     for _ in range(4000):
         key = f"{source.randrange(1500)}"
         conn.execute("UPDATE meta SET value = ? WHERE key = ?", (contents[key] + "x" * source.randrange(120), key))
-    gone = source.sample(sorted(contents), 700)
-    conn.executemany("DELETE FROM meta WHERE key = ?", [(key,) for key in gone])
+    removed = source.sample(sorted(contents), 700)
+    conn.executemany("DELETE FROM meta WHERE key = ?", [(key,) for key in removed])
     conn.commit()
-    return [part.encode() for key in gone for part in (contents[key][:24], contents[key][-24:])]
+    return [part.encode() for key in removed for part in (contents[key][:24], contents[key][-24:])]
 
 
 def test_scrub_removes_stale_copies_in_page_gaps_only(path: Path) -> None:

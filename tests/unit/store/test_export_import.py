@@ -122,8 +122,8 @@ async def test_moved_shares_are_idle_until_retried_or_confirmed(store: SqliteSto
     assert await store.list_matching_failures(QueueFilter(stage=MOVED), limit=9) == [
         FailureGroup(int(NOW * 1000), MOVED, "gone", 3)
     ]
-    again = await store.mark_moved(selection.versions, note="gone", idle_only=True)
-    assert again == {"stayed": 5}, "a row that changed since it was read is not touched"
+    moved_again = await store.mark_moved(selection.versions, note="gone", idle_only=True)
+    assert moved_again == {"stayed": 5}, "a row that changed since it was read is not touched"
 
     assert await store.apply_block(9, [(ROUND, make_posted_share(2).nullifier)], now=NOW), (
         "counted by the other machine's reveal"
@@ -135,20 +135,22 @@ async def test_moved_shares_are_idle_until_retried_or_confirmed(store: SqliteSto
 # ---------------------------------------------------------------------- import
 
 
-def with_nullifiers(carried: list[ExportedShare]) -> list[ValidatedShare]:
+def with_nullifiers(exported: list[ExportedShare]) -> list[ValidatedShare]:
     """Each share with the nullifier computed from its hashes."""
     return [
         (share, make_posted_share(share.share.tree_position - 70_000, round_id=share.share.round_id).nullifier)
-        for share in carried
+        for share in exported
     ]
 
 
 async def count_import_results(
-    store: SqliteStore, checked_shares: list[ValidatedShare], *, dry: bool = False
+    store: SqliteStore, checked_shares: list[ValidatedShare], *, dry_run: bool = False
 ) -> dict[str, int]:
     """The number of shares with each result."""
     return dict(
-        Counter(result.result for result in await store.import_shares(checked_shares, note="from there", dry_run=dry))
+        Counter(
+            result.result for result in await store.import_shares(checked_shares, note="from there", dry_run=dry_run)
+        )
     )
 
 
@@ -167,7 +169,7 @@ async def test_imported_shares_continue_in_their_state(
     await enqueue_one_of_each(store)
     shares = with_nullifiers(select_shares(path).shares)
 
-    assert await count_import_results(target_store, shares, dry=True) == {"taken": 5}
+    assert await count_import_results(target_store, shares, dry_run=True) == {"taken": 5}
     assert await target_store.count_shares() == {}
     assert await count_import_results(target_store, shares) == {"taken": 5}
     assert await count_import_results(target_store, shares) == {"queued": 4, "failed": 1}, "twice is once"

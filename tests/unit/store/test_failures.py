@@ -224,8 +224,8 @@ async def test_operation_error_is_not_a_disk_fault(store: SqliteStore) -> None:
 
 
 def test_disk_full_is_reported_only_for_full_disk() -> None:
-    full, broken = OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EIO, "Input/output error")
-    assert (is_disk_full(full), is_disk_full(broken), is_disk_full(ValueError())) == (True, False, False)
+    full, io_error = OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EIO, "Input/output error")
+    assert (is_disk_full(full), is_disk_full(io_error), is_disk_full(ValueError())) == (True, False, False)
 
 
 def test_full_disk_recovers_only_with_room_for_shares(
@@ -233,8 +233,8 @@ def test_full_disk_recovers_only_with_room_for_shares(
 ) -> None:
     """A small commit fits where shares do not, which would make the status alternate."""
     free = [0]
-    about = SimpleNamespace(f_frsize=4096)
-    monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(**vars(about), f_bavail=free[0]))
+    stats = SimpleNamespace(f_frsize=4096)
+    monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(**vars(stats), f_bavail=free[0]))
     trouble = DiskHealth(tmp_path / "queue.db", clock)
     full = sqlite3.OperationalError("database or disk is full")
     full.sqlite_errorcode = sqlite3.SQLITE_FULL

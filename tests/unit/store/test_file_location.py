@@ -237,19 +237,19 @@ def test_open_bind_mounted_file_after_crash_is_refused(path: Path, tmp_path: Pat
         assert writer.enqueue(*range(5)) == "stored"
         writer.crash()
     script = f"mount --bind {path} {mounted} || exit 77; exec {sys.executable} -c '{OPEN_SCRIPT}' {mounted}"
-    ended = subprocess.run(
+    completed = subprocess.run(
         ["unshare", "--mount", "sh", "-c", script],
         capture_output=True,
         text=True,
         check=False,
         timeout=PATIENCE_SECONDS,
     )
-    if ended.returncode not in (0, 1) or "Operation not permitted" in ended.stderr:
-        pytest.skip(f"this user may not mount: {ended.stderr}")
-    assert ended.stdout.splitlines()[0].endswith(
+    if completed.returncode not in (0, 1) or "Operation not permitted" in completed.stderr:
+        pytest.skip(f"this user may not mount: {completed.stderr}")
+    assert completed.stdout.splitlines()[0].endswith(
         "is a mount point: its write-ahead log would not be beside the file that is mounted there"
     )
-    assert "Mount the directory" in ended.stdout
+    assert "Mount the directory" in completed.stdout
     assert sorted(file.name for file in mounted.parent.iterdir()) == ["queue.db", "queue.db.lock"]
 
 

@@ -84,15 +84,15 @@ def expire_claims(backend: PostgresBackend) -> None:
 
 
 async def test_claim_by_two_hosts_is_disjoint_and_keeps_order(join_host: JoinHost) -> None:
-    host_a, two = await join_host("one"), await join_host("two")
+    host_a, host_b = await join_host("one"), await join_host("two")
     await enqueue_shares(host_a, *range(40), submit_at=int(NOW) + 5)
 
-    claims = [await claim_all_due(host, limit=1) for _ in range(20) for host in (host_a, two)]
+    claims = [await claim_all_due(host, limit=1) for _ in range(20) for host in (host_a, host_b)]
 
     ids = [share.id for batch in claims for share in batch]
     assert len(set(ids)) == 40
-    again = await join_host("three")
-    ranks = [row[0] for row in await again._operator_reader.run(b"SELECT id FROM shares ORDER BY due_ms, rank")]
+    rejoined = await join_host("three")
+    ranks = [row[0] for row in await rejoined._operator_reader.run(b"SELECT id FROM shares ORDER BY due_ms, rank")]
     assert ids == ranks
 
 
@@ -101,26 +101,26 @@ async def test_concurrent_claims_take_each_share_once(join_host: JoinHost) -> No
     await enqueue_shares(hosts[0], *range(90))
 
     claims = await asyncio.gather(*(claim_all_due(host, limit=10) for _ in range(4) for host in hosts))
-    rest = await claim_all_due(hosts[0])
+    remaining = await claim_all_due(hosts[0])
 
-    ids = [share.id for batch in (*claims, rest) for share in batch]
+    ids = [share.id for batch in (*claims, remaining) for share in batch]
     assert len(ids) == len(set(ids)) == 90
 
 
 async def test_enqueue_same_share_on_two_hosts_queues_one(join_host: JoinHost) -> None:
-    host_a, two = await join_host("one"), await join_host("two")
+    host_a, host_b = await join_host("one"), await join_host("two")
     shares = [make_posted_share(number) for number in range(40)]
 
     outcomes = await asyncio.gather(
-        *(host.enqueue(share.share, share.nullifier, now=NOW) for share in shares for host in (host_a, two))
+        *(host.enqueue(share.share, share.nullifier, now=NOW) for share in shares for host in (host_a, host_b))
     )
 
     assert outcomes.count(EnqueueResult.QUEUED) == outcomes.count(EnqueueResult.DUPLICATE) == 40
-    assert await host_a.count_shares() == await two.count_shares() == {ROUND: {ShareState.RECEIVED: 40}}
+    assert await host_a.count_shares() == await host_b.count_shares() == {ROUND: {ShareState.RECEIVED: 40}}
 
 
 async def test_apply_block_already_applied_does_not_wait(backend: PostgresBackend, join_host: JoinHost) -> None:
-    host_a, two = await join_host("one"), await join_host("two")
+    host_a, host_b = await join_host("one"), await join_host("two")
     await enqueue_shares(host_a, 1)
     spent = [(ROUND, make_posted_share(number).nullifier) for number in (1, 2)]
     assert len(await host_a.apply_block(5, spent, now=NOW)) == 1
@@ -128,10 +128,10 @@ async def test_apply_block_already_applied_does_not_wait(backend: PostgresBacken
     with backend.connect() as conn:  # as a host that applies the next block
         conn.execute("SELECT pg_advisory_lock(hashtext(current_schema()), 1)")
         async with asyncio.timeout(TIMEOUT_SECONDS / 2):
-            assert await two.apply_block(5, spent, now=NOW) == []
-            assert await two.apply_block(4, [], now=NOW) == []
-            assert await two.add_spent(spent) == []
-        held = asyncio.create_task(two.apply_block(6, [(ROUND, make_posted_share(3).nullifier), *spent], now=NOW))
+            assert await host_b.apply_block(5, spent, now=NOW) == []
+            assert await host_b.apply_block(4, [], now=NOW) == []
+            assert await host_b.add_spent(spent) == []
+        held = asyncio.create_task(host_b.apply_block(6, [(ROUND, make_posted_share(3).nullifier), *spent], now=NOW))
         await asyncio.to_thread(wait_for_lock_waiter, backend)
         conn.execute("SELECT pg_advisory_unlock_all()")
     assert await held == []
@@ -150,16 +150,16 @@ async def test_apply_block_on_all_hosts_is_applied_once(join_host: JoinHost) -> 
 
 
 async def test_share_enqueued_while_confirmed_elsewhere_is_not_left_waiting(join_host: JoinHost) -> None:
-    host_a, two = await join_host("one"), await join_host("two")
+    host_a, host_b = await join_host("one"), await join_host("two")
     shares = [make_posted_share(number) for number in range(60)]
 
     await asyncio.gather(
         *(host_a.enqueue(share.share, share.nullifier, now=NOW) for share in shares),
-        *(two.apply_block(n, [(ROUND, share.nullifier)], now=NOW) for n, share in enumerate(shares)),
+        *(host_b.apply_block(n, [(ROUND, share.nullifier)], now=NOW) for n, share in enumerate(shares)),
     )
 
     assert await claim_all_due(host_a) == []
-    assert set((await two.count_shares()).get(ROUND, {})) <= {ShareState.SUBMITTED}
+    assert set((await host_b.count_shares()).get(ROUND, {})) <= {ShareState.SUBMITTED}
     assert await host_a.get_cursor() == 59
 
 
@@ -180,27 +180,27 @@ async def enqueue_and_prepare(host: PostgresStore, number: int = 1) -> int:
 
 
 async def test_mark_sending_without_sender_lease_is_refused(join_host: JoinHost, backend: PostgresBackend) -> None:
-    host_a, two = await join_host("one"), await join_host("two")
-    share = await enqueue_and_prepare(two)
+    host_a, host_b = await join_host("one"), await join_host("two")
+    share = await enqueue_and_prepare(host_b)
     before = [backend.query_rows(f"SELECT * FROM {table}") for table in ("shares", "reveals", "history")]
     assert not await host_a.mark_sending(share, height=1, endpoint="node")
 
     assert await host_a.acquire_sender_lease()
 
-    assert await two.acquire_sender_lease() is None
-    assert await two.get_sender_host() == "one"
-    assert not await two.mark_sending(share, height=1, endpoint="node")
-    assert not await two.requeue(share, stage="broadcast", note="late")
-    assert not await two.retry(share, due_ms=0, stage="broadcast", note="late")
-    assert not await two.fail(share, stage="broadcast", note="late", spend_attempt=True)
+    assert await host_b.acquire_sender_lease() is None
+    assert await host_b.get_sender_host() == "one"
+    assert not await host_b.mark_sending(share, height=1, endpoint="node")
+    assert not await host_b.requeue(share, stage="broadcast", note="late")
+    assert not await host_b.retry(share, due_ms=0, stage="broadcast", note="late")
+    assert not await host_b.fail(share, stage="broadcast", note="late", spend_attempt=True)
     assert [backend.query_rows(f"SELECT * FROM {table}") for table in ("shares", "reveals", "history")] == before
     assert await host_a.mark_sending(share, height=1, endpoint="node")
-    await two.record_outcome(share, outcome="ACCEPTED")
+    await host_b.record_outcome(share, outcome="ACCEPTED")
     assert backend.query_rows("SELECT sends, last_outcome FROM reveals") == [(1, None)]
 
 
 async def test_mark_sending_with_expired_lease_is_refused(join_host: JoinHost, backend: PostgresBackend) -> None:
-    host_a, two = await join_host("one"), await join_host("two")
+    host_a, host_b = await join_host("one"), await join_host("two")
     share = await enqueue_and_prepare(host_a)
     first = await host_a.acquire_sender_lease()
     expire_sender_lease(backend)
@@ -209,7 +209,7 @@ async def test_mark_sending_with_expired_lease_is_refused(join_host: JoinHost, b
     assert await host_a.mark_sending(share, height=1, endpoint="node")
     expire_sender_lease(backend)
 
-    second = await two.acquire_sender_lease()
+    second = await host_b.acquire_sender_lease()
 
     assert first is not None
     assert second is not None
@@ -217,12 +217,12 @@ async def test_mark_sending_with_expired_lease_is_refused(join_host: JoinHost, b
     assert not await host_a.mark_sending(share, height=2, endpoint="node")
     assert not await host_a.renew_sender_lease()
     await host_a.release_sender_lease()
-    assert await two.mark_sending(share, height=2, endpoint="node")
-    assert await two.get_sender_host() == "two"
+    assert await host_b.mark_sending(share, height=2, endpoint="node")
+    assert await host_b.get_sender_host() == "two"
 
 
 async def test_take_sender_waits_for_send_being_recorded(join_host: JoinHost, backend: PostgresBackend) -> None:
-    host_a, two = await join_host("one"), await join_host("two")
+    host_a, host_b = await join_host("one"), await join_host("two")
     await host_a.acquire_sender_lease()
     is_noted, resume = threading.Event(), threading.Event()
 
@@ -235,7 +235,7 @@ async def test_take_sender_waits_for_send_being_recorded(join_host: JoinHost, ba
     note_task = asyncio.create_task(host_a._writer.run(note))
     assert await asyncio.to_thread(is_noted.wait, TIMEOUT_SECONDS)
     # As if the lease expired now: the row is locked, so the new holder has to wait.
-    taking = asyncio.create_task(two.acquire_sender_lease(outer=7))
+    taking = asyncio.create_task(host_b.acquire_sender_lease(outer=7))
     waiting = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'two' AND wait_event_type = 'Lock'"
     async with asyncio.timeout(TIMEOUT_SECONDS):
         while not backend.query_rows(waiting):
@@ -248,32 +248,34 @@ async def test_take_sender_waits_for_send_being_recorded(join_host: JoinHost, ba
 
 
 async def test_sender_lease_survives_restart_and_is_released_on_leave(join_host: JoinHost) -> None:
-    host_a, two = await join_host("one"), await join_host("two")
+    host_a, host_b = await join_host("one"), await join_host("two")
     await host_a.acquire_sender_lease()
     await host_a.close()
-    assert await two.acquire_sender_lease() is None
-    again = await join_host("one")
-    assert await again.acquire_sender_lease() is not None
-    await again.release_sender_lease()
-    assert await again.get_sender_host() == ""
-    assert await two.acquire_sender_lease() is not None
+    assert await host_b.acquire_sender_lease() is None
+    rejoined = await join_host("one")
+    assert await rejoined.acquire_sender_lease() is not None
+    await rejoined.release_sender_lease()
+    assert await rejoined.get_sender_host() == ""
+    assert await host_b.acquire_sender_lease() is not None
 
 
 async def test_outer_fencing_token_overrules_and_never_decreases(join_host: JoinHost) -> None:
-    host_a, two = await join_host("one"), await join_host("two")
+    host_a, host_b = await join_host("one"), await join_host("two")
     assert await host_a.acquire_sender_lease(outer=5)
-    assert await two.acquire_sender_lease(outer=5) is None
-    assert await two.acquire_sender_lease(outer=4) is None
-    assert await two.acquire_sender_lease(outer=6)
+    assert await host_b.acquire_sender_lease(outer=5) is None
+    assert await host_b.acquire_sender_lease(outer=4) is None
+    assert await host_b.acquire_sender_lease(outer=6)
     assert await host_a.acquire_sender_lease(outer=5) is None
     assert not await host_a.renew_sender_lease()
 
 
 async def test_takeover_by_bucket_lease_fences_former_holder(join_host: JoinHost, clock: FakeClock) -> None:
-    host_a, two = await join_host("one"), await join_host("two")
+    host_a, host_b = await join_host("one"), await join_host("two")
     share, bucket = await enqueue_and_prepare(host_a), create_released_bucket()
-    places = ((host_a, "one"), (two, "two"))
-    first, second = (DatabaseLease(at, clock=clock, outer=lease_for_host(bucket, clock, name)) for at, name in places)
+    named_hosts = ((host_a, "one"), (host_b, "two"))
+    first, second = (
+        DatabaseLease(at, clock=clock, outer=lease_for_host(bucket, clock, name)) for at, name in named_hosts
+    )
     assert await first.acquire()
     assert await host_a.mark_sending(share, height=1, endpoint="node")
     assert not await second.acquire()
@@ -283,7 +285,7 @@ async def test_takeover_by_bucket_lease_fences_former_holder(join_host: JoinHost
     assert await second.acquire()
 
     assert not await host_a.mark_sending(share, height=2, endpoint="node")
-    assert await two.mark_sending(share, height=2, endpoint="node")
+    assert await host_b.mark_sending(share, height=2, endpoint="node")
     assert not await first.renew()
     assert not await first.acquire()
     assert (first.is_held, first.holder) == (False, "two")
@@ -327,16 +329,16 @@ async def test_notifications_reach_all_hosts(
 
 
 async def test_claims_of_silent_host_go_to_others_at_due_time(join_host: JoinHost, backend: PostgresBackend) -> None:
-    host_a, two = await join_host("one"), await join_host("two")
+    host_a, host_b = await join_host("one"), await join_host("two")
     await enqueue_shares(host_a, 1, submit_at=int(NOW) + 3)
     (queued_a,) = await claim_all_due(host_a)
-    assert await claim_all_due(two) == []
+    assert await claim_all_due(host_b) == []
     seconds = backend.query_rows("SELECT extract(epoch FROM until)::float8 FROM claims")
-    assert await two.next_due_ms([ROUND]) == pytest.approx(seconds[0][0] * 1000, abs=1)
+    assert await host_b.next_due_ms([ROUND]) == pytest.approx(seconds[0][0] * 1000, abs=1)
     assert await host_a.next_due_ms([ROUND]) is None
 
     expire_claims(backend)
-    (queued_b,) = await claim_all_due(two)
+    (queued_b,) = await claim_all_due(host_b)
 
     assert queued_b.share == queued_a.share
     assert (queued_b.due_ms, queued_b.attempts, queued_b.crashes) == (queued_a.due_ms, 0, 0)
@@ -356,11 +358,11 @@ LATE_CALLS: dict[str, Callable[[PostgresStore, int], Awaitable[object]]] = {
 async def test_host_with_expired_claim_changes_nothing(
     join_host: JoinHost, backend: PostgresBackend, name: str
 ) -> None:
-    host_a, two = await join_host("one"), await join_host("two")
+    host_a, host_b = await join_host("one"), await join_host("two")
     await enqueue_shares(host_a, 1)
     (queued_a,) = await claim_all_due(host_a)
     expire_claims(backend)
-    (queued_b,) = await claim_all_due(two)
+    (queued_b,) = await claim_all_due(host_b)
     rows = [backend.query_rows(f"SELECT * FROM {table}") for table in ("shares", "claims", "reveals", "history")]
 
     assert not await LATE_CALLS[name](host_a, queued_a.id)
@@ -368,7 +370,7 @@ async def test_host_with_expired_claim_changes_nothing(
     assert [
         backend.query_rows(f"SELECT * FROM {table}") for table in ("shares", "claims", "reveals", "history")
     ] == rows
-    assert await two.prepare(queued_b.id, make_reveal(2))
+    assert await host_b.prepare(queued_b.id, make_reveal(2))
     (sent,) = await host_a.list_unconfirmed()
     assert sent.prepared == make_reveal(2)
 
@@ -377,28 +379,28 @@ async def test_host_with_expired_claim_changes_nothing(
 async def test_released_share_cannot_be_changed_by_former_host(
     join_host: JoinHost, backend: PostgresBackend, name: str
 ) -> None:
-    host_a, two = await join_host("one"), await join_host("two")
+    host_a, host_b = await join_host("one"), await join_host("two")
     await enqueue_shares(host_a, 1)
     (queued,) = await claim_all_due(host_a)
     expire_claims(backend)
-    assert await two.claim_due(now=NOW, limit=1, rounds=[]) == []  # it releases expired claims but claims nothing
+    assert await host_b.claim_due(now=NOW, limit=1, rounds=[]) == []  # it releases expired claims but claims nothing
     rows = [backend.query_rows(f"SELECT * FROM {table}") for table in ("shares", "reveals", "history")]
     assert backend.query_rows("SELECT * FROM claims") == []
 
     assert not await LATE_CALLS[name](host_a, queued.id)
 
     assert [backend.query_rows(f"SELECT * FROM {table}") for table in ("shares", "reveals", "history")] == rows
-    (again,) = await claim_all_due(host_a)
-    assert await host_a.prepare(again.id, make_reveal(1))
+    (reclaimed,) = await claim_all_due(host_a)
+    assert await host_a.prepare(reclaimed.id, make_reveal(1))
 
 
 async def test_operator_retry_on_any_host_includes_lost_claims(join_host: JoinHost, backend: PostgresBackend) -> None:
-    host_a, two = await join_host("one"), await join_host("two")
+    host_a, host_b = await join_host("one"), await join_host("two")
     await enqueue_shares(host_a, 1)
     (queued_a,) = await claim_all_due(host_a)
     expire_claims(backend)
-    (queued_b,) = await claim_all_due(two)
-    assert await two.fail(queued_b.id, stage="proof", note="for good", spend_attempt=True)
+    (queued_b,) = await claim_all_due(host_b)
+    assert await host_b.fail(queued_b.id, stage="proof", note="for good", spend_attempt=True)
 
     counts = await host_a.retry_failed([queued_a.id], QueueFilter(), closed=(), note="by ann", dry_run=False)
 
@@ -409,14 +411,14 @@ async def test_operator_retry_on_any_host_includes_lost_claims(join_host: JoinHo
 async def test_damaged_share_of_silent_host_does_not_block_others(
     join_host: JoinHost, backend: PostgresBackend
 ) -> None:
-    host_a, two = await join_host("one"), await join_host("two")
+    host_a, host_b = await join_host("one"), await join_host("two")
     await enqueue_shares(host_a, 1, 2)
     damaged, sound = await claim_all_due(host_a)
     expire_claims(backend)
     backend.execute(f"UPDATE claims SET until = until - interval '1 minute' WHERE share_id = {damaged.id}")
     backend.execute(f"UPDATE shares SET attempts = 3 WHERE id = {damaged.id}")
 
-    claimed_ids = [share.id for _ in range(3) for share in await claim_all_due(two, limit=1)]
+    claimed_ids = [share.id for _ in range(3) for share in await claim_all_due(host_b, limit=1)]
 
     assert claimed_ids == [sound.id]
 
@@ -437,8 +439,8 @@ async def test_claim_unknown_to_its_host_expires(join_host: JoinHost, backend: P
     host_a._claims.fences.clear()  # the response of the commit was lost
     assert await claim_all_due(host_a) == []
     expire_claims(backend)
-    (again,) = await claim_all_due(host_a)
-    assert again.id == queued.id
+    (reclaimed,) = await claim_all_due(host_a)
+    assert reclaimed.id == queued.id
 
 
 STOP_POINTS: dict[str, Callable[[PostgresTransaction], object]] = {
@@ -451,7 +453,7 @@ STOP_POINTS: dict[str, Callable[[PostgresTransaction], object]] = {
 async def test_host_stopped_in_transaction_does_not_block_others(
     join_host: JoinHost, backend: PostgresBackend, clock: FakeClock, where: str
 ) -> None:
-    two = await join_host("two")
+    host_b = await join_host("two")
     stopped, resume = threading.Event(), threading.Event()
 
     def stop_within(tx: PostgresTransaction) -> None:
@@ -470,9 +472,9 @@ async def test_host_stopped_in_transaction_does_not_block_others(
         assert await asyncio.to_thread(stopped.wait, TIMEOUT_SECONDS)
         expire_claims(backend)
         async with asyncio.timeout(TIMEOUT_SECONDS / 2):
-            while not await claim_all_due(two):
+            while not await claim_all_due(host_b):
                 await asyncio.sleep(0.05)
-            await two.apply_block(5, [], now=NOW)
+            await host_b.apply_block(5, [], now=NOW)
         resume.set()
         with suppress(StoreError):
             await stopping
@@ -485,13 +487,13 @@ async def test_host_stopped_in_transaction_does_not_block_others(
 async def test_claim_ends_with_work_and_is_not_renewed_for_other_host(
     join_host: JoinHost, backend: PostgresBackend
 ) -> None:
-    host_a, two = await join_host("one"), await join_host("two")
+    host_a, host_b = await join_host("one"), await join_host("two")
     await enqueue_shares(host_a, 1, 2)
     first, second = await claim_all_due(host_a)
     assert await host_a.prepare(first.id, make_reveal(1))
     assert backend.query_rows("SELECT share_id, host FROM claims") == [(second.id, "one")]
     expire_claims(backend)
-    await claim_all_due(two)
+    await claim_all_due(host_b)
     (before,) = backend.query_rows("SELECT * FROM claims")
 
     assert (
@@ -521,42 +523,42 @@ async def test_live_host_renews_its_claims(
 
 
 async def test_recover_releases_only_own_claims(join_host: JoinHost, backend: PostgresBackend) -> None:
-    host_a, two = await join_host("one"), await join_host("two")
+    host_a, host_b = await join_host("one"), await join_host("two")
     await enqueue_shares(host_a, 1, 2)
     await claim_all_due(host_a, limit=1)
-    await claim_all_due(two, limit=1)
+    await claim_all_due(host_b, limit=1)
     await host_a.close()
 
-    again = await join_host("one")
+    rejoined = await join_host("one")
 
-    assert await again.recover() == 1
-    assert await again.count_shares() == {ROUND: {ShareState.RECEIVED: 1, ShareState.WITNESSED: 1}}
+    assert await rejoined.recover() == 1
+    assert await rejoined.count_shares() == {ROUND: {ShareState.RECEIVED: 1, ShareState.WITNESSED: 1}}
     assert [row[0] for row in backend.query_rows("SELECT host FROM claims")] == ["two"]
 
 
 async def test_round_closure_ends_claims_of_all_hosts(join_host: JoinHost) -> None:
-    host_a, two = await join_host("one"), await join_host("two")
+    host_a, host_b = await join_host("one"), await join_host("two")
     await host_a.save_rounds([ChainRound()], NOW)
     await enqueue_shares(host_a, 1)
     (queued,) = await claim_all_due(host_a)
 
-    assert await two.fail_unspent(ROUND, note="closed") == 1
+    assert await host_b.fail_unspent(ROUND, note="closed") == 1
 
     assert not await host_a.requeue(queued.id, stage="tree", note="late")
-    assert await two.purge(ROUND) == 1
+    assert await host_b.purge(ROUND) == 1
     assert not await host_a.release_claim(queued.id)
 
 
 async def test_enqueue_on_host_unaware_of_closed_round_is_refused(join_host: JoinHost) -> None:
-    host_a, two = await join_host("one"), await join_host("two")
+    host_a, host_b = await join_host("one"), await join_host("two")
     await host_a.save_rounds([ChainRound()], NOW)
-    await enqueue_shares(two, 1)
+    await enqueue_shares(host_b, 1)
     await host_a.mark_closed(ROUND, NOW)
     assert await host_a.fail_unspent(ROUND, note="closed") == 1
 
     late, known = make_posted_share(2), make_posted_share(1)
-    assert await two.enqueue(late.share, late.nullifier, now=NOW) is EnqueueResult.CLOSED
-    assert await two.enqueue(known.share, known.nullifier, now=NOW) is EnqueueResult.DUPLICATE
+    assert await host_b.enqueue(late.share, late.nullifier, now=NOW) is EnqueueResult.CLOSED
+    assert await host_b.enqueue(known.share, known.nullifier, now=NOW) is EnqueueResult.DUPLICATE
 
     assert await host_a.count_unconfirmed(ROUND) == {ShareState.FAILED: 1}
 
@@ -662,8 +664,8 @@ def test_serve_with_host_name_in_use_is_refused_before_loading(backend: Postgres
         f'[helper]\nport = 0\n[store]\nurl = "{backend.address}"\nschema_name = "{backend.schema}"\n'
         f'host = "one"\nkey_file = "{keys}"\n'
     )
-    with backend.connect() as former:
-        former.execute("SELECT pg_advisory_lock(hashtext(%s), hashtext('host one'))", (backend.schema,))
+    with backend.connect() as old_conn:
+        old_conn.execute("SELECT pg_advisory_lock(hashtext(%s), hashtext('host one'))", (backend.schema,))
         loaded, messages = run_refused_serve(settings, "helper.app.service", "uvicorn", "httpx", "google.protobuf")
     assert loaded == "[]"
     assert "under the name 'one'" in messages
@@ -671,11 +673,11 @@ def test_serve_with_host_name_in_use_is_refused_before_loading(backend: Postgres
 
 
 async def test_host_name_is_free_shortly_after_holder_exits(join_host: JoinHost, backend: PostgresBackend) -> None:
-    with backend.connect() as former:
-        former.execute("SELECT pg_advisory_lock(hashtext(%s), hashtext('host one'))", (backend.schema,))
+    with backend.connect() as old_conn:
+        old_conn.execute("SELECT pg_advisory_lock(hashtext(%s), hashtext('host one'))", (backend.schema,))
         opening = asyncio.ensure_future(join_host("one"))
         waits = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-        await wait_until(lambda: former.execute(waits).fetchone() is not None)
+        await wait_until(lambda: old_conn.execute(waits).fetchone() is not None)
     await (await opening).close()
 
 

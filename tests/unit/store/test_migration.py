@@ -96,11 +96,11 @@ async def open_store(clock: FakeClock) -> AsyncIterator[OpenStore]:
     """Opens stores, and closes them at the end."""
     stores: list[Store] = []
 
-    async def open_on(place: StoreBackend) -> Store:
-        store_ = place.create_store(clock, lambda _: None)
+    async def open_on(backend: StoreBackend) -> Store:
+        store_ = backend.create_store(clock, lambda _: None)
         await store_.open()
         stores.append(store_)
-        await place.prepare_store(store_)
+        await backend.prepare_store(store_)
         return store_
 
     yield open_on
@@ -135,9 +135,9 @@ async def create_filled_queue(open_store: OpenStore, backend: StoreBackend) -> N
 
 def hold_source(migration: Migration) -> None:
     """Lock the source against daemons; a server detects the end of the last connection with a delay."""
-    enough = time.monotonic() + TIMEOUT_SECONDS
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while not migration.try_lock_source():
-        assert time.monotonic() < enough
+        assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
@@ -164,19 +164,19 @@ def migrate(source: StoreBackend, target: StoreBackend) -> MigrationResult:
 
 def read_all_rows(backend: StoreBackend) -> dict[str, list[Any]]:
     """All rows that a migration copies."""
-    side = create_endpoint(backend)
+    endpoint = create_endpoint(backend)
     try:
-        side.connect_read_only()
+        endpoint.connect_read_only()
         rows: dict[str, list[Any]] = {}
         for table in TABLES:
             after: Any = table.start or ()
             while after is not None:
-                page = side.read_page(table, after)
+                page = endpoint.read_page(table, after)
                 rows.setdefault(table.name, []).extend(page)
                 after = last_common_key(table, page, [])
         return rows
     finally:
-        side.close()
+        endpoint.close()
 
 
 async def fill_store(store: Store) -> None:
@@ -292,10 +292,10 @@ async def test_round_trip_migration_restores_no_erased_rows(
         for number in (1, 3, 4, 7, 8):
             posted = make_posted_share(number, round_id=OTHER_ROUND if number == 7 else ROUND)
             assert posted.share.shares_hash not in left
-    again = await open_store(source)
-    assert await again.count_shares() == counted
-    assert await again.enqueue(make_posted_share(4).share, make_posted_share(4).nullifier, now=NOW) is not None
-    assert await again.count_shares() == counted
+    reopened = await open_store(source)
+    assert await reopened.count_shares() == counted
+    assert await reopened.enqueue(make_posted_share(4).share, make_posted_share(4).nullifier, now=NOW) is not None
+    assert await reopened.count_shares() == counted
     with pytest.raises(StoreMoved):
         await open_store(target)
 
@@ -369,9 +369,9 @@ async def test_migration_interrupted_between_marks_blocks_both_and_resumes(
         migration.finish()
     for end in ends:
         end.close()
-    for place in backends:
+    for backend in backends:
         with pytest.raises(StoreMoved):
-            await open_store(place)
+            await open_store(backend)
 
     assert migrate(source, target).is_finished
     await open_store(target)
@@ -388,15 +388,15 @@ async def test_migration_beside_running_daemon_waits_for_its_exit(
     source_store = await open_store(source)
     await fill_store(source_store)
     migration = Migration(*endpoints, clock=FakeClock(), on_progress=lambda _: None)
-    with ThreadPoolExecutor(1) as alone:  # a connection belongs to the thread that created it
-        run = partial(asyncio.get_running_loop().run_in_executor, alone)
+    with ThreadPoolExecutor(1) as executor:  # a connection belongs to the thread that created it
+        run = partial(asyncio.get_running_loop().run_in_executor, executor)
         await run(migration.begin)
         with pytest.raises((StoreMoved, StoreLocked)):
             await open_store(target)
 
-        working = asyncio.create_task(change_store(source_store))
+        change_task = asyncio.create_task(change_store(source_store))
         await run(migration.catch_up)
-        await working
+        await change_task
         await run(migration.run_live_pass)
         assert await run(migration.run_live_pass) == 0
         assert not await run(migration.try_lock_source)
@@ -453,10 +453,10 @@ async def test_migration_with_tampered_copy_fails_and_next_run_repairs_it(
     for what in [*TAMPERING_STATEMENTS, "a witness"]:
         ends = create_endpoint(source), create_endpoint(target)
         migration = begin_held_migration(ends)
-        ended = ends[1].end_copy
+        end_copy = ends[1].end_copy
 
-        def tampered(what: str = what, end: Any = ends[1], ended: Callable[[], None] = ended) -> None:
-            ended()
+        def tampered(what: str = what, end: Any = ends[1], end_copy: Callable[[], None] = end_copy) -> None:
+            end_copy()
             assert end._connection.execute(TAMPERING_STATEMENTS.get(what) or BYTE_COLUMNS[type(end)]).rowcount > 0, what
 
         monkeypatch.setattr(ends[1], "end_copy", tampered)
@@ -498,8 +498,8 @@ async def test_migration_into_other_queue_is_refused(
     backends: tuple[StoreBackend, StoreBackend], open_store: OpenStore
 ) -> None:
     source, target = backends
-    for place in backends:
-        store = await open_store(place)
+    for backend in backends:
+        store = await open_store(backend)
         await fill_store(store)
         await store.close()
     before = read_all_rows(target)
@@ -508,8 +508,8 @@ async def test_migration_into_other_queue_is_refused(
     assert read_all_rows(target) == before
     with pytest.raises(StoreForeign, match="onto itself"):
         migrate(source, source)
-    for place in backends:
-        await open_store(place)
+    for backend in backends:
+        await open_store(backend)
 
 
 async def test_migration_to_target_in_use_is_refused(
@@ -568,15 +568,15 @@ async def test_erase_migrated_source_allows_migration_back(
 ) -> None:
     source, target = backends
     await create_filled_queue(open_store, source)
-    side = create_endpoint(source)
+    endpoint = create_endpoint(source)
     with pytest.raises(StoreForeign, match="not marked"):
-        erase_source(side, on_progress=lambda _: None)
-    side.close()
+        erase_source(endpoint, on_progress=lambda _: None)
+    endpoint.close()
     before = read_all_rows(source)
     migrate(source, target)
-    side = create_endpoint(source)
-    erase_source(side, on_progress=lambda _: None)
-    side.close()
+    endpoint = create_endpoint(source)
+    erase_source(endpoint, on_progress=lambda _: None)
+    endpoint.close()
 
     assert {name for name, rows in read_all_rows(source).items() if rows} == {"meta"}
     if isinstance(source, SqliteBackend):
@@ -600,12 +600,12 @@ async def test_undo_removes_mark_when_copy_is_lost(
     migrate(source, target)
     with pytest.raises(StoreMoved):
         migrate(source, target)
-    side = create_endpoint(source)
-    assert read_moved_mark(side).other == create_endpoint(target).label
-    undo_migration(side)
+    endpoint = create_endpoint(source)
+    assert read_moved_mark(endpoint).other == create_endpoint(target).label
+    undo_migration(endpoint)
     with pytest.raises(StoreForeign, match="not marked"):
-        undo_migration(side)
-    side.close()
+        undo_migration(endpoint)
+    endpoint.close()
     await open_store(source)
 
 

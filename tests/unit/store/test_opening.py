@@ -264,8 +264,8 @@ async def test_close_finishes_pending_writes(open_sqlite_store: StoreOpener, pat
     await store.close()
     await asyncio.gather(*tasks)
 
-    again = await open_sqlite_store(path)
-    assert await again.count_shares() == {ROUND: {ShareState.RECEIVED: 100}}
+    reopened = await open_sqlite_store(path)
+    assert await reopened.count_shares() == {ROUND: {ShareState.RECEIVED: 100}}
 
 
 async def test_pulse_succeeds_only_while_writer_thread_responds(store: SqliteStore) -> None:

@@ -107,9 +107,9 @@ def test_sealed_row_opens_with_key_and_detects_changes() -> None:
     assert sealed != old.encrypt(b"word")
     assert new.decrypt(sealed) == b"word"
     assert new.nullifier_tags(b"nullifier")[1:] == old.nullifier_tags(b"nullifier")
-    for place in range(4, len(sealed)):
+    for index in range(4, len(sealed)):
         with pytest.raises(DecryptionError):
-            old.decrypt(sealed[:place] + bytes([sealed[place] ^ 1]) + sealed[place + 1 :])
+            old.decrypt(sealed[:index] + bytes([sealed[index] ^ 1]) + sealed[index + 1 :])
     for short in (sealed[:-1], sealed[:8]):
         with pytest.raises(DecryptionError):
             old.decrypt(short)
@@ -133,7 +133,7 @@ def test_sqlite_store_does_not_import_postgres() -> None:
     script = (
         "import sys, helper.app.service, helper.store.sqlite.store; print([m for m in sys.modules if 'psycopg' in m])"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", script], cwd=Path(__file__).parents[3], check=True, capture_output=True, text=True
     )
-    assert done.stdout.strip() == "[]"
+    assert completed.stdout.strip() == "[]"

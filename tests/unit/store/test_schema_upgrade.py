@@ -92,9 +92,9 @@ async def test_dry_run_changes_nothing_and_migration_loses_nothing(
     old_database: Path, open_sqlite_store: StoreOpener
 ) -> None:
     before = old_database.read_bytes()
-    trial = try_migration(old_database, SystemClock())
-    assert (trial.is_needed, trial.target) == (True, latest_version())
-    contents = trial.before
+    result = try_migration(old_database, SystemClock())
+    assert (result.is_needed, result.target) == (True, latest_version())
+    contents = result.before
     assert (contents.schema, contents.live, contents.confirmed, contents.damaged) == (latest_version() - 1, 4, 1, 0)
     assert old_database.read_bytes() == before
 
@@ -114,8 +114,8 @@ async def test_backup_before_migration_is_the_old_database(old_database: Path, t
 
 def test_a_new_database_needs_no_migration(path: Path) -> None:
     open_database(path, SystemClock()).close()
-    trial = try_migration(path, SystemClock())
-    assert (trial.is_needed, trial.before.schema) == (False, latest_version())
+    result = try_migration(path, SystemClock())
+    assert (result.is_needed, result.before.schema) == (False, latest_version())
 
 
 async def test_migration_beside_running_daemon_is_refused(store: SqliteStore, path: Path) -> None:
@@ -157,7 +157,7 @@ async def test_a_damaged_row_stays_one_and_is_reported(old_database: Path) -> No
             "UPDATE shares SET submit_at = submit_at + 1 WHERE tree_position = ?",
             (make_posted_share(1).share.tree_position,),
         )
-    trial = try_migration(old_database, SystemClock())
-    assert trial.before.damaged == 1
+    result = try_migration(old_database, SystemClock())
+    assert result.before.damaged == 1
     upgrade_file(old_database, SystemClock())
     assert try_migration(old_database, SystemClock()).before.damaged == 1

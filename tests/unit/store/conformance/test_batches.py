@@ -158,9 +158,9 @@ def test_enqueue_batch_gives_same_outcomes_as_one_by_one(
     assert reported == []
 
 
-def can_close_rounds(place: StoreBackend) -> bool:
+def can_close_rounds(backend: StoreBackend) -> bool:
     """Whether another host may close a round."""
-    return place.locator[0] == "postgres"
+    return backend.locator[0] == "postgres"
 
 
 async def prepare_rounds(store: Store, rounds: Sequence[bytes], before: InitialState) -> None:
@@ -191,8 +191,8 @@ def add_damaged_round(tx: Transaction, round_id: bytes) -> None:
 
 async def claim_waiting(store: Store, rounds: Sequence[bytes], before: InitialState) -> set[tuple[object, ...]]:
     """Claim the waiting shares; round ids are replaced by indexes."""
-    sound = [round_id for round_id in rounds if not (before.is_damaged and round_id == rounds[1])]
-    claimed = await store.claim_due(now=NOW + 1000, limit=1000, rounds=sound)
+    intact_rounds = [round_id for round_id in rounds if not (before.is_damaged and round_id == rounds[1])]
+    claimed = await store.claim_due(now=NOW + 1000, limit=1000, rounds=intact_rounds)
     return {
         (rounds.index(queued.share.round_id), replace(queued, id=0, share=replace(queued.share, round_id=ROUND)))
         for queued in claimed

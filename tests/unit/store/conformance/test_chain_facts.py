@@ -52,8 +52,8 @@ async def test_rounds_after_reopen_keep_closed_and_alerted_times(
     await store.save_rounds([ChainRound(status=2)], NOW + 4)
     await store.close()
 
-    again = await reopen()
-    other, first = await again.list_rounds()
+    reopened = await reopen()
+    other, first = await reopened.list_rounds()
     assert other.round_id == OTHER_ROUND
     assert first == StoredRound(
         round_id=ROUND,

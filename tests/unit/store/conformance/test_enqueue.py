@@ -110,8 +110,8 @@ async def test_enqueue_concurrent_shares_use_one_commit_and_survive_reopen(
     assert set(outcomes) == {EnqueueResult.QUEUED}
     assert store.stats.commits - before == 1
     await store.close()
-    again = await reopen()
-    assert await again.count_shares() == {ROUND: {ShareState.RECEIVED: 512}}
+    reopened = await reopen()
+    assert await reopened.count_shares() == {ROUND: {ShareState.RECEIVED: 512}}
 
 
 async def test_enqueue_same_share_concurrently_queues_one(store: Store) -> None:

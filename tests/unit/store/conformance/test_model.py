@@ -91,9 +91,9 @@ class StoreModel(RuleBasedStateMachine):
         """Create an empty backend."""
         raise NotImplementedError
 
-    def run_until_complete(self, work: Awaitable[T]) -> T:
+    def run_until_complete(self, operation: Awaitable[T]) -> T:
         async def await_work() -> T:
-            return await work
+            return await operation
 
         return self._loop.run_until_complete(await_work())
 
@@ -116,20 +116,20 @@ class StoreModel(RuleBasedStateMachine):
         return int(self.clock.now() * 1000)
 
     def apply_transition(
-        self, name: ShareKey, work: Awaitable[object], sources: set[ShareState], target: ShareState
+        self, name: ShareKey, operation: Awaitable[object], sources: set[ShareState], target: ShareState
     ) -> ModelShare | None:
         """Apply a transition: a legal one changes the row, an illegal one is refused without a change."""
         model = self.live[name]
         if model.state in sources:
-            assert self.run_until_complete(work)
+            assert self.run_until_complete(operation)
             model.state = target
             model.failed_by_closure = model.is_moved = False
             return model
         if model.failed_by_closure:
-            assert not self.run_until_complete(work)
+            assert not self.run_until_complete(operation)
             return None
         with pytest.raises(StoreError, match=f"{model.state.name} cannot become {target.name}"):
-            self.run_until_complete(work)
+            self.run_until_complete(operation)
         return None
 
     # Enqueue
@@ -178,8 +178,8 @@ class StoreModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def prepare(self, data: st.DataObject) -> None:
         if name := self.draw_key(data):
-            work = self.store.prepare(self.live[name].share_id, make_reveal(name[1]))
-            if model := self.apply_transition(name, work, {ShareState.WITNESSED}, ShareState.BROADCAST):
+            operation = self.store.prepare(self.live[name].share_id, make_reveal(name[1]))
+            if model := self.apply_transition(name, operation, {ShareState.WITNESSED}, ShareState.BROADCAST):
                 model.sends = 0
 
     @precondition(lambda self: self.live)
@@ -198,8 +198,8 @@ class StoreModel(RuleBasedStateMachine):
     def requeue(self, data: st.DataObject, wait: int | None) -> None:
         if name := self.draw_key(data):
             due_ms = None if wait is None else self.now_ms + wait * 1000
-            work = self.store.requeue(self.live[name].share_id, due_ms=due_ms, stage="tree", note="later")
-            if model := self.apply_transition(name, work, IN_PROGRESS, ShareState.RECEIVED):
+            operation = self.store.requeue(self.live[name].share_id, due_ms=due_ms, stage="tree", note="later")
+            if model := self.apply_transition(name, operation, IN_PROGRESS, ShareState.RECEIVED):
                 model.due_ms = model.due_ms if due_ms is None else due_ms
 
     @precondition(lambda self: self.live)
@@ -207,8 +207,8 @@ class StoreModel(RuleBasedStateMachine):
     def record_crash(self, data: st.DataObject, wait: int) -> None:
         if name := self.draw_key(data):
             due_ms = self.now_ms + wait * 1000
-            work = self.store.record_crash(self.live[name].share_id, due_ms=due_ms, note="killed")
-            if model := self.apply_transition(name, work, {ShareState.WITNESSED}, ShareState.RECEIVED):
+            operation = self.store.record_crash(self.live[name].share_id, due_ms=due_ms, note="killed")
+            if model := self.apply_transition(name, operation, {ShareState.WITNESSED}, ShareState.RECEIVED):
                 model.crashes, model.due_ms = model.crashes + 1, due_ms
 
     @precondition(lambda self: self.live)
@@ -216,16 +216,16 @@ class StoreModel(RuleBasedStateMachine):
     def retry(self, data: st.DataObject, wait: int) -> None:
         if name := self.draw_key(data):
             due_ms = self.now_ms + wait * 1000
-            work = self.store.retry(self.live[name].share_id, due_ms=due_ms, stage="proof", note="failed")
-            if model := self.apply_transition(name, work, UNFINISHED, ShareState.RECEIVED):
+            operation = self.store.retry(self.live[name].share_id, due_ms=due_ms, stage="proof", note="failed")
+            if model := self.apply_transition(name, operation, UNFINISHED, ShareState.RECEIVED):
                 model.attempts, model.due_ms = model.attempts + 1, due_ms
 
     @precondition(lambda self: self.live)
     @rule(data=st.data(), spends=st.booleans())
     def fail(self, data: st.DataObject, spends: bool) -> None:
         if name := self.draw_key(data):
-            work = self.store.fail(self.live[name].share_id, stage="proof", note="for good", spend_attempt=spends)
-            if model := self.apply_transition(name, work, UNFINISHED, ShareState.FAILED):
+            operation = self.store.fail(self.live[name].share_id, stage="proof", note="for good", spend_attempt=spends)
+            if model := self.apply_transition(name, operation, UNFINISHED, ShareState.FAILED):
                 model.attempts += spends
 
     @precondition(lambda self: self.live)
@@ -281,10 +281,10 @@ class StoreModel(RuleBasedStateMachine):
             make_posted_share(number, submit_at=int(self.clock.now()) + wait, round_id=round_id),
         )
         sent = ExportedReveal(make_reveal(number), 2, 1, 1, "node:80", None) if state is ShareState.BROADCAST else None
-        carried = ExportedShare(posted.share, 5, state, self.now_ms, 3, 1, None, "proof", "as it was", (), sent)
+        exported = ExportedShare(posted.share, 5, state, self.now_ms, 3, 1, None, "proof", "as it was", (), sent)
         known_round = any(stored.round_id == round_id for stored in self.run_until_complete(self.store.list_rounds()))
         (outcome,) = self.run_until_complete(
-            self.store.import_shares([(carried, posted.nullifier)], note="taken", dry_run=False)
+            self.store.import_shares([(exported, posted.nullifier)], note="taken", dry_run=False)
         )
         result, model = outcome.result, self.live.get(name)
         early = state is ShareState.BROADCAST and posted.share.submit_at * 1000 > self.now_ms
@@ -339,7 +339,7 @@ class StoreModel(RuleBasedStateMachine):
         if again:
             assert list(self.run_until_complete(self.store.apply_block(self.height, spent, now=self.clock.now()))) == []
 
-    @rule(round_id=ROUNDS, really=RARELY_TRUE)
+    @rule(round_id=ROUNDS, confirmed=RARELY_TRUE)
     def close_round(self, round_id: bytes, confirmed: bool) -> None:
         if not confirmed:
             return
@@ -348,7 +348,7 @@ class StoreModel(RuleBasedStateMachine):
         for model in unfinished:
             model.state, model.failed_by_closure = ShareState.FAILED, True
 
-    @rule(round_id=ROUNDS, really=RARELY_TRUE)
+    @rule(round_id=ROUNDS, confirmed=RARELY_TRUE)
     def purge(self, round_id: bytes, confirmed: bool) -> None:
         if not confirmed:
             return
@@ -364,7 +364,7 @@ class StoreModel(RuleBasedStateMachine):
     def time_passes(self, seconds: int) -> None:
         self.clock.advance(seconds)
 
-    @rule(really=RARELY_TRUE)
+    @rule(confirmed=RARELY_TRUE)
     def restart(self, confirmed: bool) -> None:
         if not confirmed:
             return
@@ -378,7 +378,7 @@ class StoreModel(RuleBasedStateMachine):
             model.state = ShareState.RECEIVED
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data(), wished=st.sampled_from(ShareState))
+    @rule(data=st.data(), new_state=st.sampled_from(ShareState))
     def refuse_illegal_update(self, data: st.DataObject, new_state: ShareState) -> None:
         """The schema refuses illegal transitions from any writer; SUBMITTED is not the state of a row."""
         name = self.draw_key(data)

@@ -63,9 +63,9 @@ async def test_operator_action_is_recorded_at_begin_and_shows_interruption(
     await store.begin_action(Actor(0, "root", "file"), "purge", {})
     await store.close()
 
-    again = await reopen()
+    reopened = await reopen()
     async with backend.open_offline_readers() as offline:
-        lists = [await reader.list_actions(limit=5) for reader in (again, *offline)]
+        lists = [await reader.list_actions(limit=5) for reader in (reopened, *offline)]
     for actions in lists:
         cut_off, complete = actions
         assert (complete.actor, complete.name, complete.parameters) == (
@@ -76,7 +76,7 @@ async def test_operator_action_is_recorded_at_begin_and_shows_interruption(
         assert (complete.started_ms, complete.ended_ms) == (int(NOW * 1000), int(NOW * 1000) + 2000)
         assert complete.outcome == {"retried": 3}
         assert (cut_off.actor.name, cut_off.ended_ms, cut_off.outcome) == ("root", None, None)
-    assert [action.name for action in await again.list_actions(limit=1)] == ["purge"]
+    assert [action.name for action in await reopened.list_actions(limit=1)] == ["purge"]
 
 
 async def test_audit_log_is_bounded(store: Store, backend: StoreBackend) -> None:
@@ -121,8 +121,8 @@ async def test_retry_failed_keeps_due_time_and_resets_attempts(store: Store, bac
     rows = backend.query_rows("SELECT state, due_ms, attempts, crashes FROM shares")
     assert rows == [(0, (int(NOW) + 5) * 1000, 0, 0)]
     assert backend.query_rows("SELECT * FROM reveals") == [], "its old message is gone"
-    (again,) = await claim_all_due(store)
-    assert again.share == make_posted_share(1).with_submit_at(int(NOW) + 5).share
+    (reclaimed,) = await claim_all_due(store)
+    assert reclaimed.share == make_posted_share(1).with_submit_at(int(NOW) + 5).share
     (entry,) = await store.list_shares(QueueFilter(), 9)
     details = await store.get_share_details(entry.ref)
     assert details is not None

@@ -37,18 +37,18 @@ def exported_share(number: int, **changes: Any) -> ExportedShare:
     return replace(as_received, **changes)
 
 
-async def import_all(store: Store, *exported: ExportedShare, dry: bool = False) -> list[ImportedShare]:
+async def import_all(store: Store, *exported: ExportedShare, dry_run: bool = False) -> list[ImportedShare]:
     checked = [(share, make_posted_share(share.share.tree_position - 70_000).nullifier) for share in exported]
-    return await store.import_shares(checked, note="from there", dry_run=dry)
+    return await store.import_shares(checked, note="from there", dry_run=dry_run)
 
 
-async def import_results(store: Store, *exported: ExportedShare, dry: bool = False) -> list[ImportResult]:
-    return [result.result for result in await import_all(store, *exported, dry=dry)]
+async def import_results(store: Store, *exported: ExportedShare, dry_run: bool = False) -> list[ImportResult]:
+    return [result.result for result in await import_all(store, *exported, dry_run=dry_run)]
 
 
-async def mark_all_moved(store: Store, place: StoreBackend, *, at_rest: bool = True) -> None:
+async def mark_all_moved(store: Store, backend: StoreBackend, *, at_rest: bool = True) -> None:
     """Mark every share of the store as moved."""
-    marks = place.query_rows("SELECT id, row_check FROM shares ORDER BY id")
+    marks = backend.query_rows("SELECT id, row_check FROM shares ORDER BY id")
     counts = await store.mark_moved(marks, note="gone", idle_only=at_rest)
     assert counts == {"moved": len(marks)}
 
@@ -68,23 +68,23 @@ async def test_import_of_moved_share_requeues_it_at_its_due_time(
         exported_share(3, state=ShareState.FAILED),
     ]
 
-    assert await import_results(store, *shares, dry=True) == [ImportResult.RESTORED] * 3
+    assert await import_results(store, *shares, dry_run=True) == [ImportResult.RESTORED] * 3
     assert await store.count_shares() == {ROUND: {ShareState.FAILED: 3}}
-    done = await import_all(store, *shares)
+    results = await import_all(store, *shares)
 
-    assert [result.result for result in done] == [ImportResult.RESTORED] * 3
-    assert {result.ref for result in done} == entries
-    assert {result.round_id for result in done} == {ROUND}
+    assert [result.result for result in results] == [ImportResult.RESTORED] * 3
+    assert {result.ref for result in results} == entries
+    assert {result.round_id for result in results} == {ROUND}
     assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 3}}
     await store.close()
-    again = await reopen()
-    assert {queued.share.tree_position - 70_000 for queued in await claim_all_due(again, now=NOW + 49)} == {2, 3}
-    (last,) = await claim_all_due(again, now=NOW + 50)
+    reopened = await reopen()
+    assert {queued.share.tree_position - 70_000 for queued in await claim_all_due(reopened, now=NOW + 49)} == {2, 3}
+    (last,) = await claim_all_due(reopened, now=NOW + 50)
     assert last.share == make_posted_share(1, submit_at=int(NOW) + 50).share, (
         "never before its own time, whatever the file says"
     )
     assert (last.attempts, last.crashes, last.proved_height) == (0, 0, 88)
-    assert await again.verify() == []
+    assert await reopened.verify() == []
 
 
 async def test_import_of_moved_share_keeps_the_history_of_both_machines(store: Store, backend: StoreBackend) -> None:

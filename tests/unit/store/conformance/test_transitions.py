@@ -144,8 +144,8 @@ async def test_attempts_survive_restart_and_outages_spend_none(
         assert await claim_all_due(store, now=NOW + 49) == [], "the next time is on disk before it is waited for"
     await store.close()
 
-    again = await reopen()
-    (queued,) = await claim_all_due(again, now=NOW + 50)
+    reopened = await reopen()
+    (queued,) = await claim_all_due(reopened, now=NOW + 50)
     assert queued.attempts == 3
 
 
@@ -168,12 +168,12 @@ async def test_recover_requeues_witnessed_and_keeps_broadcast_shares(
     await store.prepare(first.id, make_reveal(2))
     await store.close()
 
-    again = await reopen()
-    assert await again.recover() == 1
-    assert await again.recover() == 0
-    assert await again.count_shares() == {ROUND: {ShareState.RECEIVED: 1, ShareState.BROADCAST: 1}}
-    assert await again.next_due_ms([ROUND]) == (int(NOW) + 3) * 1000 == second.due_ms
-    (sent,) = await again.list_unconfirmed()
+    reopened = await reopen()
+    assert await reopened.recover() == 1
+    assert await reopened.recover() == 0
+    assert await reopened.count_shares() == {ROUND: {ShareState.RECEIVED: 1, ShareState.BROADCAST: 1}}
+    assert await reopened.next_due_ms([ROUND]) == (int(NOW) + 3) * 1000 == second.due_ms
+    (sent,) = await reopened.list_unconfirmed()
     assert sent.prepared == make_reveal(2)
 
 
