@@ -58,8 +58,8 @@ def run_campaign(name: str, *, store: str, seed: int, quick: bool) -> dict[str, 
             findings = Findings()
             findings.require_equal("error", f"{type(error).__name__}: {error}", "none")
     seconds = time.monotonic() - started_at
-    error_text = {"name": name, "store": store, "seed": seed, "quick": quick, "code": read_commit(), "seconds": seconds}
-    return {**error_text, **findings.as_json()}
+    run_facts = {"name": name, "store": store, "seed": seed, "quick": quick, "code": read_commit(), "seconds": seconds}
+    return {**run_facts, **findings.as_json()}
 
 
 async def _run(name: str, setting: CampaignRun) -> Findings:
@@ -69,7 +69,7 @@ async def _run(name: str, setting: CampaignRun) -> Findings:
 def format_table(results: list[dict[str, Any]]) -> Table:
     """Return the results as a table with one row per goal."""
     rows = Table(title="Campaigns", title_justify="left")
-    for column in ("campaign", "goal", "promised", "found", ""):
+    for column in ("campaign", "goal", "promised", "measured", ""):
         rows.add_column(column, overflow="fold")
     for result in results:
         description = f"{result['store']}, {result['seconds']:.0f} s, seed {result['seed']}, {result['code']}"
@@ -98,17 +98,17 @@ def write_report(report: Report) -> None:
 def main() -> int:
     """Run the requested campaigns."""
     parser = argparse.ArgumentParser(prog="make campaign", description=__doc__)
-    parser.add_argument("--store", choices=STORE_NAMES, default=STORE_NAMES[0], help="where helpers keep their queues")
+    parser.add_argument("--store", choices=STORE_NAMES, default=STORE_NAMES[0], help="store of the helpers' queues")
     parser.add_argument(
         "--only", action="append", choices=CAMPAIGN_NAMES, metavar="NAME", help=", ".join(CAMPAIGN_NAMES)
     )
     parser.add_argument("--quick", action="store_true", help="the short forms, as CI runs them")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rest", action="store_true", help="run only what the report does not have yet")
+    parser.add_argument("--rest", action="store_true", help="run only campaigns without a result in the report")
     options = parser.parse_args()
     store, seed, quick = options.store, options.seed, options.quick
     if foreign := set(options.only or ()) - set(campaign_names(store)):
-        parser.error(f"with this store there is nothing to try in: {', '.join(sorted(foreign))} (see registry.py)")
+        parser.error(f"campaigns that do not apply to this store: {', '.join(sorted(foreign))} (see registry.py)")
     report = previous_seed_results(seed=seed, quick=quick) if options.rest else {}
     for name in options.only or campaign_names(store):
         if (store, name) not in report:

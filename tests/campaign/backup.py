@@ -5,7 +5,7 @@ continue for a while, then the helper gets a SIGKILL, every file of its database
 the helper is started. The restored queue is behind the chain: since the backup, some of its shares were sent and some
 counted.
 
-Requirements. Every share acknowledged before the backup began, or after the restored helper started, is counted in the
+Requirements. Every share acknowledged before the backup began, or after the restored helper started, is counted at the
 end; none is early, none counted twice. No share that the chain had counted before the restored helper started is sent
 again: the helper reads the blocks first. The restored file passes every check, immediately and at the end. Neither the
 backup nor any file left by making it contains a secret of the votes in plain text. Shares acknowledged between the
@@ -133,10 +133,10 @@ async def _create_backup(
     report = result.json()
     findings.record_figure("backup, bytes", report["bytes"])
     findings.record_figure("backup, seconds", result.seconds)
-    findings.require_at_most("seconds that the backup kept the WAL from being truncated", report["read_seconds"], 1)
+    findings.require_at_most("seconds that the backup delayed the WAL's truncation", report["read_seconds"], 1)
     data = output.read_bytes()
     secrets = [secret for vote, _ in votes for secret in _collect_secrets(vote)]
-    findings.require_equal("secrets in the plain in the backup", sum(secret in data for secret in secrets), 0)
+    findings.require_equal("plain-text secrets in the backup", sum(secret in data for secret in secrets), 0)
     # the live queue's files contain them, which shows that the search finds them
     findings.require_at_least("secrets in the live database", sum(secret in live for secret in secrets), 1)
     left = [*scratch.iterdir(), *({path.name for path in setting.folder.iterdir()} - known - {output.name})]
@@ -148,7 +148,7 @@ def _collect_secrets(vote: Ballot) -> list[bytes]:
 
 
 async def _wait_for_acknowledged(helper: HelperProcess, ledger: ShareLedger, number: int) -> None:
-    async with helper.timeout(f"has taken {number} shares"):
+    async with helper.timeout(f"has acknowledged {number} shares"):
         while len(ledger.acknowledged_at) < number:
             await asyncio.sleep(0.05)
 
@@ -177,7 +177,7 @@ async def _check_promises(
         if not any(started_at <= at <= ended for started_at, ended in losses.unprotected_spans)
     }
     findings.record_figure(
-        "acknowledged between a backup and the end", len(ledger.acknowledged_at) - len(promised.acknowledged_at)
+        "acknowledged between a backup and the loss", len(ledger.acknowledged_at) - len(promised.acknowledged_at)
     )
     await promise_check.wait_until_drained(chain, promised, setting.scale(180, 60))
     await promise_check.check_promises(findings, chain, promised)
@@ -194,9 +194,9 @@ async def _check_promises(
         async with asyncio.timeout(30):
             while helper.query_rows("SELECT count(*) FROM shares")[0][0]:
                 await asyncio.sleep(0.1)
-    findings.require_equal("live shares left in the end", helper.query_rows("SELECT count(*) FROM shares")[0][0], 0)
+    findings.require_equal("live shares left at the end", helper.query_rows("SELECT count(*) FROM shares")[0][0], 0)
     checked = await run_command("db", "check", "--config", str(helper.config), "--json")
-    findings.require_equal("exit status of db check in the end", checked.exit_code, 0)
+    findings.require_equal("exit status of db check at the end", checked.exit_code, 0)
 
 
 CAMPAIGN = Campaign("backup", run)

@@ -12,7 +12,7 @@ more memory than before.
 
 Injected fault: intake stores a share that is due immediately with the time of its arrival (`now=arrived`), which may
 have been wrong and corrected before intake checked it. Reported: "an hour ahead: drained: False (= True)",
-"acknowledged and not counted: 2 (= 0)", "shares that still wait: 34 (= 32)".
+"acknowledged and not counted: 2 (= 0)", "shares still waiting: 34 (= 32)".
 """
 
 from __future__ import annotations
@@ -126,15 +126,13 @@ async def _run_jumps(env: Environment) -> None:
         "shares revealed an hour early", len(env.far_votes.ledger.posted.keys() & (sent | spent.keys())), 0
     )
     waiting = helper.query_rows("SELECT count(*) FROM shares WHERE state = 0")[0][0]
-    findings.require_equal("shares that still wait", waiting, len(env.far_votes.ledger.acknowledged_at))
+    findings.require_equal("shares still waiting", waiting, len(env.far_votes.ledger.acknowledged_at))
     await promise_check.check_no_share_charged(findings, helper, closed=1)
     known = helper.query_rows(
         "SELECT count(*) FROM tombstones JOIN round_keys ON no = round_no WHERE round_id = ?", closed
     )
-    findings.require_equal("shares of the closed round that are still known", known[0][0], 16)
-    findings.require_at_most(
-        "bytes of memory more than before", _resident_bytes(helper) - before, MAX_MEMORY_GROWTH_BYTES
-    )
+    findings.require_equal("shares of the closed round still known", known[0][0], 16)
+    findings.require_at_most("added bytes of memory", _resident_bytes(helper) - before, MAX_MEMORY_GROWTH_BYTES)
     findings.record_figure("bytes of memory before", before)
 
 
@@ -162,8 +160,8 @@ async def _run_jump(env: Environment, name: str, seconds: int, votes: list[tuple
     await asyncio.sleep(1)
     env.clock.set_offset(seconds)
     jumped_at = time.time()
-    noticed = await _wait_until(lambda facts: facts["intake_paused"] is not None, helper)
-    findings.require_at_most(f"{name}: seconds until it is noticed", noticed - jumped_at, 5)
+    detected = await _wait_until(lambda facts: facts["intake_paused"] is not None, helper)
+    findings.require_at_most(f"{name}: seconds until it is detected", detected - jumped_at, 5)
     await asyncio.sleep(max(0.0, jumped_at + length - time.time()))
     env.clock.set_offset(0)
     fixed = time.time()
@@ -171,15 +169,17 @@ async def _run_jump(env: Environment, name: str, seconds: int, votes: list[tuple
     drained = await promise_check.wait_until_drained(env.chain, env.wallets.ledger, 60 + length)
     # Shares may become due after the correction; the wait then includes that time.
     due = max(share.submit_at for share in env.wallets.ledger.posted.values())
-    findings.require_at_most(f"{name}: seconds from the fix until all is counted", time.time() - max(fixed, due), 30)
+    findings.require_at_most(
+        f"{name}: seconds from the correction until all shares are counted", time.time() - max(fixed, due), 30
+    )
     findings.require_equal(f"{name}: drained", str(drained), "True")
     normal = await _wait_until(lambda facts: facts["ready"] and facts["paused"] is None, helper)
-    findings.require_at_most(f"{name}: seconds from the fix until it is ready", normal - fixed, 30)
+    findings.require_at_most(f"{name}: seconds from the correction until it is ready", normal - fixed, 30)
 
 
 async def _wait_until(condition: Callable[[dict[str, object]], object], helper: HelperProcess) -> float:
     """Wait up to a minute for a condition; return the Unix time at which it held."""
-    await helper.wait_until("says so", condition)
+    await helper.wait_until("shows the change", condition)
     return time.time()
 
 

@@ -112,7 +112,7 @@ def _start_other_clients(
 ) -> list[Callable[[], Awaitable[None]]]:
     """Start all clients except the wallets."""
     file_config = setting.folder / "alone.toml"
-    file_config.write_text(f'{helper.config.read_text()}\n[operator]\nsocket = "{setting.folder}/nobody.sock"\n')
+    file_config.write_text(f'{helper.config.read_text()}\n[operator]\nsocket = "{setting.folder}/unserved.sock"\n')
 
     async def run_repeatedly(config: Path, source: str) -> None:
         listed = await run_command("queue", "list", "--config", str(config), "--json")
@@ -174,8 +174,8 @@ def _check_results(
     findings: Findings, helper: HelperProcess, observations: Observations, wallets: WalletGroup, refused_in: float
 ) -> None:
     for name, runs in observations.runs.items():
-        findings.record_figure(f"{name}, times", runs)
-        findings.require_at_least(f"{name} came to its turn", runs, 1)
+        findings.record_figure(f"{name}, number of runs", runs)
+        findings.require_at_least(f"{name}, runs", runs, 1)
     findings.record_figure("POST p99, ms", 1000 * (percentile(wallets.ledger.response_seconds, 0.99) or 0))
     texts = [*observations.texts, *(text for _, text in wallets.refused), helper.log.read_text(errors="replace")]
     findings.require_equal('"locked" anywhere', sum(error in text for text in texts for error in CONTENTION_ERRORS), 0)
@@ -192,7 +192,7 @@ def _check_results(
     findings.require_at_least("second daemons started", len(observations.second_instance), 1)
     findings.require_equal("of them not refused", len(observations.second_instance) - len(refused), 0)
     findings.require_at_most(
-        "seconds to refuse a second daemon, at most",
+        "seconds to refuse a second daemon, slowest",
         max(result.seconds for result in observations.second_instance),
         refused_in,
     )

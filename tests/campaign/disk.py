@@ -9,7 +9,7 @@ Requirements. Every acknowledged share is counted in the end, none early, none t
 POST and status return only 503, each within a second; no POST that arrives while every fsync fails returns 200. At most
 ten seconds after the end of the failure both return 200 again, without intervention.
 
-Without root (to mount) or strace the goal "can be tried here" is broken.
+Without root (to mount) or strace the goal "requirements are installed" is broken.
 
 Injected fault that it caught: `SqliteWriter._commit` in helper/store/sqlite/writer.py treats a disk error as a
 successful commit. It printed "acknowledged and not counted: 14 (= 0)", "EIO: POSTs answered 200 while every fsync
@@ -106,7 +106,7 @@ class SequentialWallet:
 async def run(setting: CampaignRun) -> Findings:
     """Fill the disk, break it, and check the promises."""
     findings, missing = Findings(), _missing_requirement()
-    findings.require_equal("can be tried here", missing, "yes")
+    findings.require_equal("requirements are installed", missing, "yes")
     if missing != "yes":
         return findings
     disk = setting.folder / "disk"
@@ -170,14 +170,14 @@ async def _run_failures(
             task.cancel()
         await asyncio.gather(*clients, return_exceptions=True)
     findings.record_figure(
-        "POSTs of the one that asks", sum(response.endpoint == "POST" for response in wallet.responses)
+        "POSTs of the sequential wallet", sum(response.endpoint == "POST" for response in wallet.responses)
     )
     findings.record_figure(
         "of them 503", sum((response.endpoint, response.code) == ("POST", 503) for response in wallet.responses)
     )
     unexpected = {response.code for response in wallet.responses} - {200, 503, 0}
     findings.require_equal("answers other than 200 and 503", ", ".join(map(str, sorted(unexpected))) or "none", "none")
-    findings.require_equal("refused for good", len(wallets.refused), 0)
+    findings.require_equal("permanently refused", len(wallets.refused), 0)
     await promise_check.wait_until_drained(chain, wallets.ledger, setting.scale(180, 60))
     await promise_check.check_promises(findings, chain, wallets.ledger)
     await promise_check.check_no_share_charged(findings, helper)
@@ -194,7 +194,7 @@ async def _measure_failure(
 ) -> None:
     """Measure one failure, from its start to the first 200 after it."""
     helper = wallet.helper
-    async with helper.timeout("takes shares before the trouble"):
+    async with helper.timeout("accepts shares before the failure"):
         await _wait_until(lambda: wallet.responses and wallet.responses[-1].code == 200)
     async with failure:
         started_at = time.monotonic()
@@ -206,7 +206,7 @@ async def _measure_failure(
         await helper.start()
     recovered_at = time.monotonic()
     # The time bounds apply to the helper's own work; after a kill that includes its start.
-    async with helper.timeout(f"takes shares again after {name}"):
+    async with helper.timeout(f"accepts shares again after {name}"):
         await _wait_until(
             lambda: (
                 wallet.seconds_until_status("POST", 200, recovered_at)
@@ -224,14 +224,14 @@ async def _measure_failure(
         ]
         findings.require_equal(f"{name}: other answers of {label} after the first 503", len(others), 0)
         findings.require_at_most(
-            f"{name}: seconds to the first 200 of {label} after it",
+            f"{name}: seconds to the first 200 of {label} after the end",
             wallet.seconds_until_status(what, 200, recovered_at),
             10,
         )
     slowest = max(
         response.answered_at - response.sent_at for response in wallet.responses_between("POST", started_at, ended_at)
     )
-    findings.require_at_most(f"{name}: seconds that a POST waited, at most", slowest, 1)
+    findings.require_at_most(f"{name}: seconds of the slowest POST", slowest, 1)
     if name == "EIO":
         accepted = [
             response for response in wallet.responses_between("POST", started_at, ended_at) if response.code == 200

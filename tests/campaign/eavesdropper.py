@@ -11,7 +11,7 @@ in which shares of one second reach the chain, or are counted there, is independ
 them.
 
 Injected faults that it caught. `CommitmentTreeSync.wait_next_sync`, which holds shares beyond the synced tree, began
-with its own sync (`await self.sync(self.synced_height)`): "requests more or fewer a block with POSTs than without, of
+with its own sync (`await self.sync(self.synced_height)`): "difference in requests per block with and without POSTs,
 any kind: 0.9375 (≤ 0.5)". `RoundTree.set_anchor` used the root before the newest as the anchor: "seconds that a newer
 root than a reveal's was known: 1.9823 (≤ 1)".
 """
@@ -112,14 +112,14 @@ async def _compare_traffic(
     deviations = post_correlation(
         [entry["time"] for entry in busy_log], posts, busy_log[0]["time"], busy_log[-1]["time"], WINDOW_SECONDS
     )
-    findings.record_figure("POSTs overheard", len(posts))
-    findings.record_figure("requests in a quiet span and in one of POSTs", f"{len(idle_log)} and {len(busy_log)}")
+    findings.record_figure("POSTs while recording", len(posts))
+    findings.record_figure("requests in an idle span and in one with POSTs", f"{len(idle_log)} and {len(busy_log)}")
     findings.require_at_most(
-        "requests more or fewer a block with POSTs than without, of any kind", max(more.values()), 0.5
+        "difference in requests per block with and without POSTs, any kind", max(more.values()), 0.5
     )
-    for what, group_counts in zip(("quiet", "with POSTs"), groups, strict=True):
+    for what, group_counts in zip(("idle", "with POSTs"), groups, strict=True):
         unusual = sum(number for group, number in group_counts.items() if group not in USUAL_REQUEST_GROUPS)
-        findings.require_at_most(f"looks at the node of another form, {what}", unusual / group_counts.total(), 0.05)
+        findings.require_at_most(f"fraction of unusual request groups, {what}", unusual / group_counts.total(), 0.05)
     findings.require_at_most("requests shortly after a POST, in deviations from chance", deviations, 4)
     findings.require_equal("requests with a body", sum(bool(entry["body"]) for entry in busy_log), 0)
 
@@ -233,7 +233,7 @@ async def _check_orders(
     entries = _broadcast_entries(log)
     counted = (await chain.spent_nullifiers(round_id)).keys()
     bound = chance_bound(len(in_time))
-    findings.require_at_least("shares of one second, posted before it", len(in_time), setting.scale(500, 64))
+    findings.require_at_least("shares due in one second, posted before it", len(in_time), setting.scale(500, 64))
     for what, order in {"broadcast": [entry["nullifier"] for entry in entries], "counting": list(counted)}.items():
         rho = rank_correlation(in_time, first_occurrences(order, in_time))
         findings.require_at_most(f"rank correlation of arrival and {what} in a second", abs(rho), bound)

@@ -1,10 +1,10 @@
 """Thousands of shares due in one second, while other wallets keep posting.
 
-Method. All shares of the herd are posted well before their second, in random order. When it comes, the stand-in prover
+Method. All shares of the herd are posted well before their due time, in random order. From then on the stand-in prover
 makes proofs as fast as it can, and other wallets post shares with later due times until all shares of the herd are
 sent.
 
-Requirements. The first proof begins within 100 ms of the second, wallets are answered as quickly as usual, and the
+Requirements. The first proof begins within 100 ms of the due time, wallets get responses as fast as usual, and the
 order in which shares reach the chain is independent of the order in which they arrived. The short form has too few
 shares to distinguish a correlation of 0.05 from none: its bound is one that independent orders of that length rarely
 exceed.
@@ -54,7 +54,7 @@ async def run(setting: CampaignRun) -> Findings:
         post_rate = 5 * SHARES_PER_VOTE / (time.monotonic() - started_at)
         due = unix_time_in(2 + 1.3 * len(votes) * SHARES_PER_VOTE / post_rate)
         await herd.post_shares(votes, lambda: due)
-        findings.require_at_least("seconds from the herd's last POST to its second", due - time.time(), 0)
+        findings.require_at_least("seconds from the herd's last POST to its due time", due - time.time(), 0)
         others.ledger.response_seconds.clear()
         posting = asyncio.create_task(
             others.post_shares(other_votes[5:], lambda: far_due, posters=4, pause_seconds=0.1)
@@ -86,17 +86,15 @@ async def _check_herd(
     await promise_check.check_promises(findings, chain, herd)
     sent = await promise_check.find_broadcasts(chain, herd)
     start = (await helper.service_stats())["lateness_start"]["min_ms"]
-    findings.require_at_most("ms from the second to the first proof's start", start, 100)
+    findings.require_at_most("ms from the due time to the first proof's start", start, 100)
     findings.record_figure(
-        "ms from the second to the first broadcast", 1000 * (min(entry["time"] for entry in sent) - due)
+        "ms from the due time to the first broadcast", 1000 * (min(entry["time"] for entry in sent) - due)
     )
-    findings.require_at_least("shares posted beside", len(others.response_seconds), 100)
+    findings.require_at_least("other shares posted meanwhile", len(others.response_seconds), 100)
     findings.require_at_most(
-        "POST p99 beside the herd, ms", 1000 * (percentile(others.response_seconds, 0.99) or 0), 250
+        "POST p99 during the herd, ms", 1000 * (percentile(others.response_seconds, 0.99) or 0), 250
     )
-    findings.require_equal(
-        "broadcasts of shares of a later time", len(await promise_check.find_broadcasts(chain, others)), 0
-    )
+    findings.require_equal("broadcasts of shares due later", len(await promise_check.find_broadcasts(chain, others)), 0)
 
 
 async def _broadcast_order(chain: DevChain, ledger: ShareLedger) -> list[str]:

@@ -12,12 +12,12 @@ burst, with a correct Retry-After. Forwarded addresses are accepted from a trust
 refused nothing, duplicates included. Hostile requests cause no 5xx, no undocumented response, no row and no proof. No
 honest share is lost, early or counted twice.
 
-Injected fault: `identify_client` trusts every forwarded address. Reported: "flood, refusals that were not 429: 21107 (≤
-3809.59)". Injected fault: no timeout between the end of the head and the end of the body. Reported: "slow connections,
-longest until cut s: 15.1905 (≤ 10)"; this was an original bug. Injected together: only a 400 costs a token, base64 that
-is not ASCII is not caught, the leaf is not compared. Reported: "flood, refusals that were not 429: 2330 (≤ 1183.86)",
-"errors of the parser that are not its own: 35 (= 0)", "rows of rubbish: 81 (= 0)", "proofs of rubbish: 46 (= 0)".
-Injected fault: an undocumented response of share-status. Reported: "schemathesis, failures: 1 (= 0)".
+Injected fault: `identify_client` trusts every forwarded address. Reported: "flood, refusals that were not 429: 21107
+(≤ 3809.59)". Injected fault: no timeout between the end of the head and the end of the body. Reported: "slow
+connections, longest until closed s: 15.1905 (≤ 10)"; this was an original bug. Injected together: only a 400 costs a
+token, non-ASCII base64 is not caught, the leaf is not compared. Reported: "flood, refusals that were not 429: 2330
+(≤ 1183.86)", "errors of the parser: 35 (= 0)", "rows of hostile shares: 81 (= 0)", "proofs of hostile shares: 46 (=
+0)". Injected fault: an undocumented response of share-status. Reported: "schemathesis, failures: 1 (= 0)".
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ FORWARDED_ADDRESS = "203.0.113.9"
 HONEST_ADDRESS = "127.0.0.1"
 RATE_LIMIT_BURST, RATE_LIMIT_PER_SECOND = 800, 50
 CONNECTIONS = 8
-TOKEN = "of a closed set-up"
+TOKEN = "of a closed deployment"
 LIFTED_LIMITS = {"refused_burst": 10**9, "refused_per_second": 10**9, "api_token": TOKEN}
 
 
@@ -144,7 +144,7 @@ def _all_features_config(chain: DevChain) -> dict[str, Any]:
     """Enable every documented part, except the chain's paths, whose responses come from a node."""
     return {
         "ui": {"enable": True},
-        "operator": {"token": "of operators, who are not here"},
+        "operator": {"token": "of operators"},
         "admin": {"config_url": f"{chain.url}/devnet/voting-config", "mode": "development"},
     }
 
@@ -169,8 +169,8 @@ async def _run_slow_clients(env: Environment, cast: Sequence[tuple[Ballot, int]]
     )
     waits = env.wallets.ledger.response_seconds[before:]
     env.findings.record_figure("slow connections", len(durations))
-    env.findings.require_at_least("slow connections, least seconds", min(durations), 1)
-    env.findings.require_at_most("slow connections, longest until cut s", max(durations), 10)
+    env.findings.require_at_least("slow connections, shortest s", min(durations), 1)
+    env.findings.require_at_most("slow connections, longest until closed s", max(durations), 10)
     env.findings.record_figure("honest POST p50 among slow clients s", percentile(waits, 0.5) or 0.0)
     # of the short form's hundred posts the 99th percentile would be the slowest one
     rank = env.setting.scale(99, 95)
@@ -210,7 +210,7 @@ async def _run_floods(env: Environment, cast: Sequence[tuple[Ballot, int]]) -> N
     await asyncio.sleep(direct.last_retry_after)
     after = await connection.send(RawRequest("POST", SHARES_PATH, b"{"))
     connection.close()
-    findings.require_equal("after Retry-After a flooder is heard, status", after.status if after else 0, 400)
+    findings.require_equal("request of a flooder after Retry-After, status", after.status if after else 0, 400)
     other = ReusedConnection(port, PROXY_ADDRESS)
     answer = await other.send(
         RawRequest("GET", "/shielded-vote/v1/status", headers={"X-Forwarded-For": "203.0.113.10"})
@@ -226,7 +226,7 @@ def _check_flood(findings: Findings, name: str, result: FloodResult) -> None:
     most = RATE_LIMIT_BURST + RATE_LIMIT_PER_SECOND * result.seconds + CONNECTIONS
     findings.record_figure(f"{name}, requests", result.statuses.total())
     findings.require_at_most(f"{name}, refusals that were not 429", result.other_refusals, most)
-    findings.require_at_least(f"{name}, refusals that were not 429, no fewer", result.other_refusals, RATE_LIMIT_BURST)
+    findings.require_at_least(f"{name}, refusals that were not 429, at least", result.other_refusals, RATE_LIMIT_BURST)
     findings.require_at_least(f"{name}, 429", result.statuses[429], 1)
     findings.require_equal(f"{name}, 429 without a number in Retry-After", result.invalid_retry_after, 0)
     findings.require_equal(f"{name}, 5xx", sum(result.statuses[status] for status in range(500, 600)), 0)
@@ -238,7 +238,7 @@ async def _repost_until(env: Environment, cast: Sequence[tuple[Ballot, int]], fi
         await env.wallets.post_shares(cast, lambda: 0)
 
 
-# Broken payloads
+# Malformed payloads
 
 
 def _parse_mutations(env: Environment) -> None:
@@ -257,8 +257,8 @@ def _parse_mutations(env: Environment) -> None:
         except Exception as error:
             errors[type(error).__name__] += 1
     findings = env.findings
-    findings.record_figure("broken payloads parsed", total)
-    findings.require_at_least("of these refused", total - accepted, total / 2)
+    findings.record_figure("malformed payloads parsed", total)
+    findings.require_at_least("of them refused", total - accepted, total / 2)
     findings.require_equal("errors of the parser", sum(errors.values()), 0)
 
 
@@ -267,9 +267,9 @@ async def _post_mutations(env: Environment, uncast_votes: Sequence[Ballot]) -> N
     payloads = [ballot.post_body(vote, share, 0, 0) for vote in uncast_votes for share in vote.shares[:4]]
     mutator = PayloadMutator(payloads, env.setting.seeded_random("http"))
     statuses, _ = await _post_bodies(env, itertools.islice(mutator, env.setting.scale(2000, 500)), CONNECTIONS)
-    env.findings.record_figure("broken payloads posted", statuses.total())
+    env.findings.record_figure("malformed payloads posted", statuses.total())
     env.findings.require_equal(
-        "broken payloads that were not refused by 400", statuses.total() - statuses[400] - statuses[429], 0
+        "malformed payloads that were not refused by 400", statuses.total() - statuses[400] - statuses[429], 0
     )
 
 
@@ -299,7 +299,7 @@ async def _post_unknown_leaves(env: Environment, uncast_votes: Sequence[Ballot],
     shares = itertools.islice(_create_well_formed_bodies(env, uncast_votes, leaf), env.setting.scale(10_000, 800))
     statuses, seconds = await _post_bodies(env, shares, 512)
     findings = env.findings
-    findings.record_figure("shares in no tree, told 429", statuses[429])
+    findings.record_figure("shares in no tree, 429", statuses[429])
     findings.require_equal(
         "shares in no tree that were not refused", statuses.total() - statuses[400] - statuses[429], 0
     )
@@ -335,13 +335,13 @@ async def _check_promises(env: Environment) -> None:
     )
     findings.require_equal("reveals that no honest wallet posted", len(reveals) - len(own), 0)
     counts = await env.unlimited_helper.service_counts()
-    findings.require_equal("proofs of rubbish", counts.get("proven", 0) + counts.get("failures", 0), 0)
+    findings.require_equal("proofs of hostile shares", counts.get("proven", 0) + counts.get("failures", 0), 0)
     rows = sum(
         env.unlimited_helper.query_rows(f"SELECT count(*) FROM {table}")[0][0]
         for table in ("shares", "tombstones", "history")
     )
-    findings.require_equal("rows of rubbish", rows, 0)
-    findings.require_equal("honest shares refused for good", len(env.wallets.refused), 0)
+    findings.require_equal("rows of hostile shares", rows, 0)
+    findings.require_equal("honest shares permanently refused", len(env.wallets.refused), 0)
     written = env.default_helper.log.read_bytes() + env.default_helper.bytes_on_disk()
     addresses = (SLOW_ADDRESS, FLOODER_ADDRESS, FORWARDED_ADDRESS, "198.51.100.")
     findings.require_equal(

@@ -1,9 +1,9 @@
 """Attacks on single connections: smuggling by `Upgrade`, endless pipelines, many headers, log floods.
 
 Injected fault: uvicorn's own handling of `Upgrade`, pipelines, headers and malformed requests. Reported: "smuggling,
-attempts with more than one response: 100 (= 0)", "pipelines, peak memory MB: 373.764 (≤ 150)", "headers, answers other
-than 431: 100 (= 0)", "log flood, lines a second: 258.9592 (≤ 1)"; this was the original behavior. Injected fault: reads
-of 256 KiB and 16 requests parsed ahead. Reported: "many pipelines, added memory MB: 36.316 (≤ 18)"; this was the
+attempts with more than one response: 100 (= 0)", "pipelines, peak memory MB: 373.764 (≤ 150)", "headers, responses
+other than 431: 100 (= 0)", "log flood, lines a second: 258.9592 (≤ 1)"; this was the original behavior. Injected fault:
+reads of 256 KiB and 16 requests parsed ahead. Reported: "many pipelines, added memory MB: 36.316 (≤ 18)"; this was the
 original behavior.
 """
 
@@ -52,7 +52,7 @@ async def attack_connections(setting: CampaignRun, findings: Findings, helper: H
         findings.require_at_most(f"{name}, peak memory MB", _peak_memory_mb(helper), MAX_MEMORY_MB)
         findings.record_figure(f"{name}, honest p99 ms", (percentile(waits, 0.99) or 0.0) * 1000)
         # Ten times the requirement on an idle machine, because campaigns share their machine.
-        findings.require_at_most(f"{name}, honest p95 ms, with room", (percentile(waits, 0.95) or 60.0) * 1000, 500)
+        findings.require_at_most(f"{name}, honest p95 ms", (percentile(waits, 0.95) or 60.0) * 1000, 500)
     await _pipeline_on_many_connections(setting, findings, helper, port)
     await _flood_log(setting, findings, helper, port)
 
@@ -95,7 +95,7 @@ async def _pipeline_on_many_connections(
     findings.require_at_most(
         "many pipelines, added memory MB", _peak_memory_mb(helper) - before, count * MAX_ADDED_LOG_KB / 1000
     )
-    findings.require_equal("many pipelines, honest requests without an answer", sum(wait >= 60 for wait in waits), 0)
+    findings.require_equal("many pipelines, honest requests without a response", sum(wait >= 60 for wait in waits), 0)
     findings.record_figure("many pipelines, honest p99 ms", (percentile(waits, 0.99) or 0.0) * 1000)
 
 
@@ -125,7 +125,7 @@ async def _discard(reader: asyncio.StreamReader) -> None:
 
 async def _send_many_headers(setting: CampaignRun, findings: Findings, port: int) -> None:
     statuses = Counter([await _first_status(port, MANY_HEADERS_REQUEST) for _ in range(setting.scale(1000, 100))])
-    findings.require_equal("headers, answers other than 431", statuses.total() - statuses[431], 0)
+    findings.require_equal("headers, responses other than 431", statuses.total() - statuses[431], 0)
 
 
 async def _flood_log(setting: CampaignRun, findings: Findings, helper: HelperProcess, port: int) -> None:

@@ -113,7 +113,7 @@ async def _run_gateway(
     helper = HelperProcess(folder, http, chain, **sections, chain={"endpoints": [node.url], "rpc": [""]})
     try:
         await helper.start()
-        async with helper.timeout("passes on"):
+        async with helper.timeout("forwards requests"):
             while (await http.get(f"{helper.url}{READ_REQUEST.path}")).status_code == 503:
                 await asyncio.sleep(0.05)
         yield node, urlsplit(helper.url).port or 0
@@ -135,7 +135,7 @@ async def attack_gateway(setting: CampaignRun, findings: Findings, chain: DevCha
             async with asyncio.timeout(10):
                 while node.endless_responses < MAX_CONCURRENT - len(ATTACKER_ADDRESSES):
                     await asyncio.sleep(0.05)
-        findings.require_at_least("gateway, answers that nobody reads", node.endless_responses, 1)
+        findings.require_at_least("gateway, responses that are not read", node.endless_responses, 1)
         statuses, seconds = await _run_wallets(port, request_count)
         for task in attack:
             task.cancel()

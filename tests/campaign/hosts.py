@@ -122,7 +122,9 @@ class SimulatedSender:
 async def run(setting: CampaignRun) -> Findings:
     """Run the hosts, disrupt them, and check the promises."""
     findings = Findings()
-    findings.require_equal("can be tried here", "yes" if find_binaries() is not None else "no PostgreSQL", "yes")
+    findings.require_equal(
+        "requirements are installed", "yes" if find_binaries() is not None else "no PostgreSQL", "yes"
+    )
     if not findings.is_held:
         return findings
     cluster = Cluster()
@@ -172,15 +174,17 @@ async def _run_faults(setting: CampaignRun, findings: Findings, cluster: Cluster
     await store.close()
     event_counts = Counter(event for host in hosts for event, _ in host.reported)
     stored = Counter(share_id for host in hosts for event, share_id in host.reported if event == "stored")
-    findings.require_at_most("seconds of silence until its shares are another's", max_silence, lease + SLACK_SECONDS)
+    findings.require_at_most(
+        "seconds until another host has a silent host's shares", max_silence, lease + SLACK_SECONDS
+    )
     for what, number in faults.items():
         findings.record_figure(what, number)
-    findings.record_figure("writes of late hosts that matched no row", event_counts["stale"])
+    findings.record_figure("late writes that matched no row", event_counts["stale"])
     findings.require_equal("lost", shares - len(sender.confirmed), 0)
     findings.require_equal("early", sender.early_reveals + event_counts["early"], 0)
     findings.require_equal("messages stored twice for one share", sum(n > 1 for n in stored.values()), 0)
     findings.require_equal("confirmed", counts[ROUND].get(ShareState.SUBMITTED, 0), shares)
-    findings.record_figure("seconds from due to sent, at most", sender.max_lateness)
+    findings.record_figure("seconds from due to sent, maximum", sender.max_lateness)
 
 
 ClaimCounter = Callable[[str], Awaitable[int]]
@@ -214,10 +218,8 @@ async def _disrupt_host(
         await host.start()
     else:
         host.send_signal(signal.SIGCONT)
-    return (
-        f"SIG{'KILL' if kill else 'STOP'} for {'long' if is_long else 'a moment'}, shares in hand: {has_claims}",
-        seconds,
-    )
+    duration = "more" if is_long else "less"
+    return f"SIG{'KILL' if kill else 'STOP'} for {duration} than its lease, claimed shares: {has_claims}", seconds
 
 
 @contextlib.contextmanager

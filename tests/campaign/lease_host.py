@@ -6,7 +6,7 @@ monotonic clock:
 
     open                           it is ready
     held FENCE TIME                the lease was reported as held
-    sent CLAIMED LOOKED TIME       the first byte of a reveal would have been sent now; LOOKED is 0 if no lease check
+    sent CLAIMED CHECKED TIME      the first byte of a reveal would have been sent now; CHECKED is 0 if no lease check
                                    after the claim found it held
 """
 

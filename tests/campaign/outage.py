@@ -110,12 +110,12 @@ async def _run_outage(findings: Findings, env: Environment) -> None:
     await promise_check.check_promises(findings, chain, ledger)
     await promise_check.check_no_share_charged(findings, env.helper)
     findings.require_equal("drained", str(drained), "True")
-    findings.require_at_least("times that wallets were told 503", env.refusals, 1)
+    findings.require_at_least("responses 503 to wallets", env.refusals, 1)
     findings.require_equal("posted and not acknowledged", len(ledger.posted.keys() - ledger.acknowledged_at.keys()), 0)
-    findings.record_figure("hours away", hours)
+    findings.record_figure("hours of outage", hours)
     sent = await promise_check.find_broadcasts(chain, ledger)
     # While valid proofs are refused, one reveal is attempted per block.
-    findings.require_at_least("reveals sent in vain", sum(bool(entry["faults"]) for entry in sent), 3)
+    findings.require_at_least("reveals sent during the outage", sum(bool(entry["faults"]) for entry in sent), 3)
     _check_recovery_speed(findings, [entry for entry in sent if entry["time"] >= recovered_at], env, recovered_at)
 
 
@@ -157,10 +157,10 @@ def _check_recovery_speed(
         if posted[entry["nullifier"]].submit_at <= recovered_at:
             first_sent_at.setdefault(entry["nullifier"], entry["time"])
     times = sorted(first_sent_at.values())
-    findings.require_at_least("shares that fell due meanwhile", len(times), 16)
+    findings.require_at_least("shares due during the outage", len(times), 16)
     if not times:
         return
-    findings.require_at_most("seconds of the chain to the first reveal", times[0] - recovered_at, 600)
+    findings.require_at_most("seconds of chain time to the first reveal", times[0] - recovered_at, 600)
     rate = (len(times) - 1) / max((times[-1] - times[0]) / env.clock.scale, 0.001)
     findings.require_at_least("reveals a second", rate, FULL_PROOFS_PER_SECOND / 2)
 

@@ -6,7 +6,7 @@ log. The files are searched while all shares wait and at the end; a replication 
 everything ever written is searched. Short-lived temporary files of the server are not covered.
 
 Injected fault: `Keyring.encrypt` and `Keyring.decrypt` returned texts unchanged. It printed "secrets, nullifiers and
-positions of waiting shares at the server: 247: 70001 as it is sealed in data/pg_wal/000000010000000000000001, … (=
+positions of waiting shares at the server: 247: 70001 in a record in data/pg_wal/000000010000000000000001, … (=
 none)" and "transactions at the server: 144 (= 0)".
 """
 
@@ -56,7 +56,7 @@ class PostgresSearch:
         files = self._read_new_files()
         sealed = {str(share): bytes(text) for share, text in self._helper.query_rows("SELECT id, witness FROM shares")}
         matched = {name for name, _ in find_secret_chunks(files, sealed)}
-        self.findings.require_equal("sealed witnesses that the search does not find", len(sealed) - len(matched), 0)
+        self.findings.require_equal("encrypted witnesses that the search does not find", len(sealed) - len(matched), 0)
         leaks = find_secret_chunks(
             files, _encoded_secrets(stored_secrets(votes) | collect_nullifiers(votes)) | _encoded_positions(votes)
         )
@@ -87,16 +87,16 @@ class PostgresSearch:
         findings.require_equal(
             "transactions at the server", len(find_secrets(ZERO_GAP.join(files.values()), public)), 0
         )
-        findings.record_figure("bytes of its files looked through", sum(map(len, files.values())))
+        findings.record_figure("bytes of its files searched", sum(map(len, files.values())))
         # The table of all spent nullifiers also appears in the write-ahead log.
         spent = self._storage.table_files("spent")
-        findings.require_at_least("files of the table of all spent ones", len(spent & files.keys()), 2)
+        findings.require_at_least("files of the table of spent nullifiers", len(spent & files.keys()), 2)
         others = {path: data for path, data in files.items() if path not in spent and WAL_FOLDER not in path.parents}
         leaks = find_secret_chunks(others, _encoded_secrets(nullifiers))
-        findings.require_equal("nullifiers elsewhere than among all spent ones", _format_found(leaks), "none")
+        findings.require_equal("nullifiers outside the table of spent nullifiers", _format_found(leaks), "none")
         rows = self._helper.query_rows("SELECT nullifier FROM spent")
         present = sum((value,) in rows for value in nullifiers.values())
-        findings.require_equal("nullifiers not among them", len(nullifiers) - present, 0)
+        findings.require_equal("nullifiers missing from that table", len(nullifiers) - present, 0)
 
 
 def find_secret_chunks(files: Mapping[Path, bytes], secrets: Mapping[str, bytes]) -> set[tuple[str, Path]]:
@@ -125,7 +125,7 @@ def _encoded_secrets(secrets: Mapping[str, bytes]) -> dict[str, bytes]:
     encoded = dict(secrets)
     for name, value in secrets.items():
         text = value.hex()
-        encoded |= {f"{name} in hex": text.encode(), f"{name} in capitals": text.upper().encode()}
+        encoded |= {f"{name} in hex": text.encode(), f"{name} in upper-case hex": text.upper().encode()}
         encoded[f"{name} in base64"] = base64.b64encode(value)
     return encoded
 
@@ -135,5 +135,5 @@ def _encoded_positions(votes: Votes) -> dict[str, bytes]:
     encoded: dict[str, bytes] = {}
     for _, at in votes:
         encoded |= {f"{at} as a column": at.to_bytes(8, "little"), f"{at} as a parameter": at.to_bytes(8, "big")}
-        encoded[f"{at} as it is sealed"] = at.to_bytes(4, "big") + bytes(4)  # followed by a time in seconds
+        encoded[f"{at} in a record"] = at.to_bytes(4, "big") + bytes(4)  # followed by a time in seconds
     return encoded

@@ -43,7 +43,7 @@ class HelperLifecycle:
     Attributes:
         start_count: number of runs to end, without the last run, which continues.
         proof_log: the file with a byte for each proof that a stand-in prover began.
-        again: how often a start was repeated because the name was still in use.
+        refused_starts: how often a start was repeated because the name was still in use.
     """
 
     helper: HelperProcess
@@ -55,7 +55,7 @@ class HelperLifecycle:
     proof_log: Path
     seconds: float
     rng: random.Random
-    again: int = 0
+    refused_starts: int = 0
 
     @property
     def started_proofs(self) -> int:
@@ -75,7 +75,7 @@ class HelperLifecycle:
                 has_exited = self.helper.process is not None and self.helper.process.poll() is not None
                 if not has_exited or DATABASE_LOCKED_TEXT not in self.helper.log_tail().splitlines()[-1]:
                     raise
-                self.again += 1
+                self.refused_starts += 1
                 self.spawn()
             else:
                 return
@@ -87,7 +87,7 @@ class HelperLifecycle:
             while True:
                 with contextlib.suppress(AssertionError):
                     await self.helper.wait_until_ready()
-                    await self.helper.wait_until("works its queue", lambda facts: facts["paused"] is None)
+                    await self.helper.wait_until("processes its queue", lambda facts: facts["paused"] is None)
                     return
 
     async def run_all(self, end: Callable[[int], Awaitable[None]]) -> None:
@@ -130,21 +130,21 @@ class HelperLifecycle:
             async with self.helper.timeout("has erased all shares"):
                 while self.helper.query_rows("SELECT count(*) FROM shares")[0][0]:
                     await asyncio.sleep(0.05)
-        findings.require_equal("exit status of the last life", await self.helper.stop(), 0)
+        findings.require_equal("exit status of the last run", await self.helper.stop(), 0)
         findings.require_equal(
             "shares left in the database", self.helper.query_rows("SELECT count(*) FROM shares")[0][0], 0
         )
         findings.require_equal("integrity_check", self.helper.storage.check_integrity(), "ok")
         spent, allowed = count_attempts(self.helper.log)
         findings.require_equal("attempts spent", spent - allowed, 0)
-        findings.record_figure("lives refused, as the last one's name was not free", self.again)
-        findings.record_figure("attempts that a third death of a worker cost", allowed)
+        findings.record_figure("starts refused while the previous run's name was in use", self.refused_starts)
+        findings.record_figure("attempts spent for a third worker death", allowed)
 
     async def check_extra_proofs(self, findings: Findings, kills: int) -> None:
         """Check that repeated proofs are at most those that kills could interrupt, and not none."""
         extra = self.started_proofs - (await count_confirmed(self.chain, [self.round_id])).total()
         findings.require_at_most("extra proofs", extra, kills * WORKER_COUNT)
-        findings.require_at_least("proofs that a kill cost", extra, 1)
+        findings.require_at_least("proofs repeated after kills", extra, 1)
 
 
 @contextlib.asynccontextmanager

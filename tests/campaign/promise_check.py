@@ -95,7 +95,7 @@ async def check_promises(findings: Findings, chain: DevChain, ledger: ShareLedge
     early_by = f" by more than {tolerance:g} s" if tolerance else ""
     findings.require_equal(f"sent before submit_at{early_by}", len(early), 0)
     findings.require_equal("counted twice", sum(times > 1 for times in spent.values()), 0)
-    findings.require_at_least("shares witnessed", len(ledger.acknowledged_at), 1)
+    findings.require_at_least("shares acknowledged", len(ledger.acknowledged_at), 1)
 
 
 async def check_one_broadcast_per_height(findings: Findings, chain: DevChain, ledger: ShareLedger) -> None:

@@ -30,7 +30,7 @@ async def prove_share(store: PostgresStore, name: str, queued: QueuedShare) -> N
         try:
             stored = await store.prepare(queued.id, make_message(queued, name))
         except StoreError as error:
-            print("trouble", queued.id, error, flush=True)
+            print("error", queued.id, error, flush=True)
             await asyncio.sleep(PAUSE_SECONDS)
         else:
             print("stored" if stored else "stale", queued.id, flush=True)
@@ -48,7 +48,7 @@ async def main(address: str, schema: str, name: str, lease: float) -> None:
             claimed = await store.claim_due(now=time.time(), limit=MAX_CONCURRENT_PROOFS, rounds=[ROUND])
             await asyncio.gather(*(prove_share(store, name, queued) for queued in claimed))
         except StoreError as error:
-            print("trouble", 0, error, flush=True)
+            print("error", 0, error, flush=True)
             claimed = []
         if not claimed:
             await asyncio.sleep(PAUSE_SECONDS)

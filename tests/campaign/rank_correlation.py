@@ -16,7 +16,7 @@ def rank_correlation(first: Sequence[Hashable], second: Sequence[Hashable]) -> f
     n = len(first)
     ranks = {item: rank for rank, item in enumerate(second)}
     if len(ranks) != n or ranks.keys() != set(first):
-        raise ValueError("these are not two orders of the same things")
+        raise ValueError("these are not two orders of the same items")
     distance = sum((rank - ranks[item]) ** 2 for rank, item in enumerate(first))
     return 1 - 6 * distance / (n * (n * n - 1))
 

@@ -149,9 +149,9 @@ async def _check_promises(
         fault for entry in await promise_check.find_broadcasts(chain, ledger) for fault in entry["faults"]
     )
     for fault in LOST_REPLY_FAULTS:
-        findings.require_at_least(f"broadcasts struck by {fault}", fault_counts[fault], 1)
+        findings.require_at_least(f"broadcasts with fault {fault}", fault_counts[fault], 1)
     counts = await helper.service_counts()
-    findings.require_at_least("answers of a node that lacks the anchor", counts.get("answer_behind", 0), 1)
+    findings.require_at_least("responses of a node that lacks the anchor", counts.get("answer_behind", 0), 1)
 
 
 CAMPAIGN = Campaign("replies", run)

@@ -55,9 +55,9 @@ async def run(setting: CampaignRun) -> Findings:
 
         await lifecycle.run_all(end)
         await lifecycle.check_promises(findings)
-        findings.record_figure("ends", number)
-        findings.record_figure("proofs begun", lifecycle.started_proofs)
-        findings.require_at_least("ends with shares in hand", at_work, number / 4)
+        findings.record_figure("stops", number)
+        findings.record_figure("proofs started", lifecycle.started_proofs)
+        findings.require_at_least("stops with shares in progress", at_work, number / 4)
     return findings
 
 

@@ -97,10 +97,10 @@ async def _run_checks(
     other_files = {path for path in opened.paths if not search.is_database_file(path) and path not in IGNORED_PATHS}
     validators = str(helper.db.with_name("svote-admin.db"))  # contains no share data; it is searched below
     other_files = {path for path in other_files if path != str(helper.log) and not path.startswith(validators)}
-    findings.record_figure("files opened are told by", "strace" if opened.uses_strace else "looking often")
-    findings.require_at_least("files seen to be opened for writing", len(opened.paths), 2)
+    findings.record_figure("open files observed with", "strace" if opened.uses_strace else "polling")
+    findings.require_at_least("files opened for writing", len(opened.paths), 2)
     findings.require_equal(
-        "files opened for writing beside the databases", ", ".join(sorted(other_files)) or "none", "none"
+        "files opened for writing other than databases", ", ".join(sorted(other_files)) or "none", "none"
     )
     await _check_core_dumps(findings, setting, helper, pids, temp)
     scanner = SecretScanner(
@@ -109,15 +109,15 @@ async def _run_checks(
     others = [path for folder in (helper.db.parent, temp) for path in folder.rglob("*") if path.is_file()]
     others = [path for path in others if not search.is_database_file(str(path))]
     findings.require_equal(
-        "hits in other files, the log at debug among them", sum(map(_count_secrets_in_files(scanner), others)), 0
+        "hits in other files, including the debug log", sum(map(_count_secrets_in_files(scanner), others)), 0
     )
     findings.require_at_least("lines of the log", helper.log.read_text().count("\n"), 20)
     findings.require_equal(
-        "hits in answers to operators and wallets, errors among them",
+        "hits in responses to operators and wallets, including errors",
         sum(map(scanner.count_in_text, set(responses))),
         0,
     )
-    findings.require_at_least("answers looked at", len(responses), setting.scale(500, 120))
+    findings.require_at_least("responses searched", len(responses), setting.scale(500, 120))
 
 
 def _count_secrets_in_files(scanner: SecretScanner) -> Callable[[Path], int]:
@@ -250,7 +250,7 @@ async def _check_core_dumps(
     """Abort a prover and the service, and check that neither leaves a core file."""
     since = time.time() - 1
     folders = [helper.db.parent, temp, setting.folder, *(Path(f"/proc/{pid}/cwd").readlink() for pid in pids)]
-    findings.require_equal("limits on core files", ", ".join(process_monitor.read_core_limits(pids)), "0")
+    findings.require_equal("core file limits", ", ".join(process_monitor.read_core_limits(pids)), "0")
     findings.require_equal(
         "owners of their entries in /proc", ", ".join(map(str, process_monitor.proc_owners(pids))), "0"
     )
@@ -265,7 +265,7 @@ async def _check_core_dumps(
     await wait_until_gone(pids[1:])
     process_monitor.abort_process(helper.pid)
     findings.require_equal(
-        "the service left a core file, by its parent's word",
+        "the service left a core file, according to its parent",
         str(process_monitor.wait_for_core_dump(helper.pid)),
         "False",
     )

@@ -6,13 +6,13 @@ host has taken over; SIGSTOP for longer than a lease, and SIGCONT; a crash of th
 every connection to it closed within its next bytes, of a query or of a result; and periods in which all notifications
 between hosts (NOTIFY) are lost.
 
-Requirements. Nothing is lost, early or counted twice, and all shares are confirmed and erased. Each send is noted by
-the host that holds the lease: the database itself records who notes a send and who holds the lease then. The claims of
-a silent host, or its right to send, pass to another host within a lease and 5 s; after a crash of the server reveals
-are sent again within 10 s. No attempt is spent.
+Requirements. Nothing is lost, early or counted twice, and all shares are confirmed and erased. Each send is recorded by
+the host that holds the lease: the database itself logs which host records a send and which holds the lease then. The
+claims of a silent host, or its right to send, pass to another host within a lease and 5 s; after a crash of the server
+reveals are sent again within 10 s. No attempt is spent.
 
 Injected fault: `can_send` and `renew_sender_lease` (queries.sql) did not check the fencing token. The short form
-reported: "sends noted without the lease: 44 (= 0)" and "sends of a share at a height that had one: 43 (≤ 16)".
+reported: "sends recorded without the lease: 44 (= 0)" and "repeated sends of a share at one height: 43 (≤ 16)".
 """
 
 from __future__ import annotations
@@ -53,21 +53,21 @@ MAX_AHEAD_SECONDS: Final = 4.0
 SHARES_PER_VOTE: Final = 16
 POSTER_COUNT: Final = 16
 """Maximum concurrent sends of one host (`helper.reveal.broadcaster.CONCURRENT_RESENDS`)."""
-STOPPED_SENDER: Final = "SIGSTOP: who sends"
+STOPPED_SENDER: Final = "SIGSTOP: sender"
 START_TIMEOUT_SECONDS: Final = 300.0
 """Seconds within which a host must be up, on a shared machine."""
 SEND_LOG_SQL: Final = f"""
 CREATE SCHEMA campaign;
-CREATE TABLE campaign.noted (host TEXT NOT NULL, sender TEXT);
-CREATE FUNCTION campaign.note() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE TABLE campaign.sends (host TEXT NOT NULL, sender TEXT);
+CREATE FUNCTION campaign.log_send() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-  INSERT INTO campaign.noted VALUES (current_setting('application_name'), (SELECT host FROM {SCHEMA_NAME}.sender));
+  INSERT INTO campaign.sends VALUES (current_setting('application_name'), (SELECT host FROM {SCHEMA_NAME}.sender));
   RETURN NEW;
 END $$;
-CREATE TRIGGER noted AFTER UPDATE ON {SCHEMA_NAME}.reveals FOR EACH ROW WHEN (NEW.sends > OLD.sends)
-  EXECUTE FUNCTION campaign.note();
+CREATE TRIGGER log_send AFTER UPDATE ON {SCHEMA_NAME}.reveals FOR EACH ROW WHEN (NEW.sends > OLD.sends)
+  EXECUTE FUNCTION campaign.log_send();
 """
-"""Records which host notes a send and which host holds, or last held, the lease, according to the server. A note
+"""Logs which host records a send and which host holds, or last held, the lease, according to the server. A record
 begun in time may end after the lease: no host takes over before it is committed.
 """
 
@@ -78,7 +78,7 @@ class Environment:
 
     Attributes:
         lease: seconds.
-        is_quiet: the longest wait for each condition, in seconds.
+        max_waits: the longest wait for each condition, in seconds.
         query_connection: the campaign's direct connection to the database.
     """
 
@@ -91,7 +91,7 @@ class Environment:
     hosts: dict[str, HelperProcess]
     lease: float
     rng: random.Random
-    is_quiet: dict[str, float] = field(default_factory=dict)
+    max_waits: dict[str, float] = field(default_factory=dict)
     query_connection: psycopg.Connection[tuple[Any, ...]] | None = None
 
     async def query_value(self, query: str, *values: object) -> Any:
@@ -115,8 +115,8 @@ class Environment:
         return int(await self.query_value("SELECT count(*) FROM claims WHERE host = %s", name))
 
     async def count_sends(self) -> int:
-        """Return the number of noted sends."""
-        return int(await self.query_value("SELECT count(*) FROM campaign.noted"))
+        """Return the number of recorded sends."""
+        return int(await self.query_value("SELECT count(*) FROM campaign.sends"))
 
     async def require_within(self, description: str, condition: Callable[[], Awaitable[object]], bound: float) -> None:
         """Wait for a condition and require that it holds within the bound."""
@@ -124,8 +124,8 @@ class Environment:
         while not await condition() and time.monotonic() < started_at + 10 * bound:
             await asyncio.sleep(0.1)
         name = f"seconds until {description}"
-        self.is_quiet[name] = max(self.is_quiet.get(name, 0.0), time.monotonic() - started_at)
-        self.findings.require_at_most(name, self.is_quiet[name], bound)
+        self.max_waits[name] = max(self.max_waits.get(name, 0.0), time.monotonic() - started_at)
+        self.findings.require_at_most(name, self.max_waits[name], bound)
 
     async def wait_for_takeover(self, name: str) -> None:
         """Wait until another host has taken over a silent host's work."""
@@ -140,7 +140,7 @@ class Environment:
             async def has_no_claims() -> bool:
                 return await self.count_claims(name) == 0
 
-            await self.require_within("its shares are another's", has_no_claims, self.lease + SLACK_SECONDS)
+            await self.require_within("another host has its shares", has_no_claims, self.lease + SLACK_SECONDS)
 
     async def start_host(self, name: str) -> None:
         """Start a host; its name may still be in use by its previous run for a moment."""
@@ -162,7 +162,9 @@ class Environment:
 async def run(setting: CampaignRun) -> Findings:
     """Run the hosts, disrupt them, and check the promises."""
     findings = Findings()
-    findings.require_equal("can be tried here", "yes" if find_binaries() is not None else "no PostgreSQL", "yes")
+    findings.require_equal(
+        "requirements are installed", "yes" if find_binaries() is not None else "no PostgreSQL", "yes"
+    )
     if not findings.is_held:
         return findings
     async with _run_environment(setting, findings) as env:
@@ -295,7 +297,7 @@ async def _cut_connections(env: Environment) -> None:
     deadline = time.monotonic() + 3  # idle connections stay open
     while env.proxy.open_cut_connections and time.monotonic() < deadline:
         await asyncio.sleep(0.01)
-    await _require_progress(env, "reveals are sent after the cut")
+    await _require_progress(env, "reveals are sent after all connections closed")
 
 
 async def _require_progress(env: Environment, description: str) -> None:
@@ -347,11 +349,11 @@ def _draw_faults(env: Environment) -> list[tuple[str, Callable[[], Awaitable[Non
     stops = [name for name in names if not name.startswith("sends")] * setting.scale(3, 0) or ["proves-0"]
     faults: list[tuple[str, Callable[[], Awaitable[None]]]] = []
     faults += [(f"SIGKILL: {name.partition('-')[0]}", partial(_kill_host, env, name)) for name in kills]
-    faults += [("SIGKILL: who sends", partial(_disrupt_sender, env, _kill_host))] * setting.scale(4, 1)
+    faults += [("SIGKILL: sender", partial(_disrupt_sender, env, _kill_host))] * setting.scale(4, 1)
     faults += [(f"SIGSTOP: {name.partition('-')[0]}", partial(_suspend_host, env, name)) for name in stops]
     faults += [(STOPPED_SENDER, partial(_disrupt_sender, env, _suspend_host))] * setting.scale(12, 1)
     faults += [("crashes of the server", partial(_crash_database, env))] * setting.scale(5, 1)
-    faults += [("cuts of all connections", partial(_cut_connections, env))] * setting.scale(20, 1)
+    faults += [("closing of all connections", partial(_cut_connections, env))] * setting.scale(20, 1)
     rng.shuffle(faults)
     return faults
 
@@ -365,10 +367,10 @@ async def _check_promises(env: Environment) -> None:
     await promise_check.check_promises(findings, env.chain, ledger)
     findings.require_equal("shares posted and not acknowledged", len(ledger.posted) - len(ledger.acknowledged_at), 0)
     findings.require_equal("shares refused", len(env.wallets.refused), 0)
-    findings.require_at_least("words between hosts that were lost", env.proxy.dropped_notifications, 1)
-    findings.require_equal("sends noted without the lease", await _sends_by_other_hosts(env), 0)
+    findings.require_at_least("lost notifications between hosts", env.proxy.dropped_notifications, 1)
+    findings.require_equal("sends recorded without the lease", await _sends_by_other_hosts(env), 0)
     findings.require_at_least(
-        "hosts that have sent", await env.query_value("SELECT count(DISTINCT host) FROM campaign.noted"), 2
+        "hosts that have sent", await env.query_value("SELECT count(DISTINCT host) FROM campaign.sends"), 2
     )
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(60):
@@ -384,17 +386,17 @@ async def _check_promises(env: Environment) -> None:
 
 
 async def _sends_by_other_hosts(env: Environment) -> int:
-    """Count sends noted by a host that was not the sender at that moment."""
-    return int(await env.query_value("SELECT count(*) FROM campaign.noted WHERE host IS DISTINCT FROM sender"))
+    """Count sends recorded by a host that was not the sender at that moment."""
+    return int(await env.query_value("SELECT count(*) FROM campaign.sends WHERE host IS DISTINCT FROM sender"))
 
 
 async def _repeated_sends(env: Environment) -> None:
-    """Limit repeated sends: a host stopped between note and first byte may repeat a share's send."""
+    """Limit repeated sends: a host stopped between record and first byte may repeat a share's send."""
     sent = await promise_check.find_broadcasts(env.chain, env.wallets.ledger)
     pairs = {(entry["nullifier"], entry["height"]) for entry in sent}
     stops = int(env.findings.figures.get(STOPPED_SENDER, 0))
     env.findings.require_at_most(
-        "sends of a share at a height that had one", len(sent) - len(pairs), POSTER_COUNT * stops
+        "repeated sends of a share at one height", len(sent) - len(pairs), POSTER_COUNT * stops
     )
 
 

@@ -60,5 +60,7 @@ class SqliteSearch:
             "blinds and nullifiers in the database in hex or base64", len(find_secrets(files, written)), 0
         )
         findings.require_equal(
-            "nullifiers not exactly once in it", sum(files.count(value) != 1 for value in nullifiers.values()), 0
+            "nullifiers not exactly once in the database",
+            sum(files.count(value) != 1 for value in nullifiers.values()),
+            0,
         )

@@ -11,8 +11,8 @@ that falls due after the 503 is dispatched. After the recovery the helper resume
 spent, nothing fails, is closed or purged, and nothing is lost, early or counted twice.
 
 Injected fault: `CommitmentTreeSync.contradiction_reason` always returns None, so that a node with other roots is used
-again after a second. Reported: "all bad: seconds until a POST gets 503: 999.0 (≤ 5)", slowest "wrong root". This was an
-original bug, found when the campaign was written.
+again after a second. Reported: "all faulty: seconds until a POST gets 503: 999.0 (≤ 5)", slowest "wrong root". This was
+an original bug, found when the campaign was written.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ LANE_COUNT = 4
 PAUSE_LIMIT_SECONDS = 5
 """Seconds within which a POST gets 503 after the last usable node became faulty."""
 NEVER_SECONDS = 999.0
-CONFIRMED_FIGURE = "one bad node: seconds until shares are counted"
-PAUSED_FIGURE = "all bad: seconds until a POST gets 503"
-DRAINED_FIGURE = "mended: seconds until drained"
+CONFIRMED_FIGURE = "one faulty node: seconds until shares are counted"
+PAUSED_FIGURE = "all faulty: seconds until a POST gets 503"
+DRAINED_FIGURE = "recovered: seconds until drained"
 BOUNDS = {CONFIRMED_FIGURE: 3, PAUSED_FIGURE: PAUSE_LIMIT_SECONDS, DRAINED_FIGURE: 10}
 
 
@@ -98,7 +98,7 @@ class FailureScenario:
         await asyncio.sleep(0.5)
         before = len(self.posted)
         answers = [await self.post_share(0) for _ in range(3)]
-        self.findings.require_equal("one bad node: shares not taken", sum(status != 200 for status in answers), 0)
+        self.findings.require_equal("one faulty node: shares not accepted", sum(status != 200 for status in answers), 0)
         posted = {nullifier.hex() for nullifier in self.posted[before:]}
         started_at, seconds = time.time(), NEVER_SECONDS
         with contextlib.suppress(TimeoutError):
@@ -117,8 +117,8 @@ class FailureScenario:
         started_at = time.time()
         while (answer := await self.post_share(0)) == 200 and time.time() - started_at < limit + 5:
             await asyncio.sleep(0.4)
-        noticed = time.time()
-        seconds = noticed - started_at if answer == 503 else NEVER_SECONDS
+        paused_since = time.time()
+        seconds = paused_since - started_at if answer == 503 else NEVER_SECONDS
         self.record_slowest(PAUSED_FIGURE, seconds - (limit - PAUSE_LIMIT_SECONDS), name)
         await asyncio.sleep(pause)
         recovered_at = time.time()
@@ -130,12 +130,13 @@ class FailureScenario:
         # Shares in progress when the nodes became faulty may be sent within those 5 s; shares due later may not.
         posted = self.wallets.ledger.posted
         late = sum(
-            at < recovered_at and (at > started_at + limit or (at > noticed and posted[nullifier].submit_at > noticed))
+            at < recovered_at
+            and (at > started_at + limit or (at > paused_since and posted[nullifier].submit_at > paused_since))
             for nullifier, at in first_sent_at.items()
         )
         self.findings.require_equal(f"{name}: shares dispatched while paused", late, 0)
         due = [self.wallets.ledger.posted[nullifier.hex()].submit_at for nullifier in self.posted]
-        self.due_in_pause += sum(noticed < at < recovered_at for at in due)
+        self.due_in_pause += sum(paused_since < at < recovered_at for at in due)
         is_drained = await promise_check.wait_until_drained(self.chain, self.wallets.ledger, 30)
         self.record_slowest(DRAINED_FIGURE, time.time() - recovered_at if is_drained else NEVER_SECONDS, name)
 
@@ -191,7 +192,7 @@ async def _run_lane(
                 await lane.check_all_nodes_bad(name)
             await promise_check.check_promises(findings, chain, wallets.ledger)
             await promise_check.check_no_share_charged(findings, helper)
-            findings.require_at_least("shares due while paused, in a lane", lane.due_in_pause, len(names))
+            findings.require_at_least("shares due while paused, per lane", lane.due_in_pause, len(names))
     finally:
         await full_chain.kill()
 

@@ -10,7 +10,7 @@ healthy node comes within 2 s of their time. Nothing is lost, early or counted t
 fails.
 
 Injected fault: no call makes a node slow (`helper.chain.node_http.SLOW_CALL_SECONDS = 1e9`), so that all shares due go
-to the tarpit first until its probe has timed out. Reported: "shares that met a tarpit first: 49 (≤ 18)".
+to the tarpit first until its probe has timed out. Reported: "shares sent to a tarpit first: 49 (≤ 18)".
 """
 
 from __future__ import annotations
@@ -68,16 +68,16 @@ async def run(setting: CampaignRun) -> Findings:
                     group.create_task(_run_lane(setting, findings, observations, folder, http, kind, position))
     findings.require_at_least("calls to a tarpit", len(observations.calls), observations.tarpits)
     findings.require_at_most("longest call to a tarpit, seconds", max(observations.calls, default=0.0), 10.5)
-    findings.require_at_least("shares that met no tarpit", len(observations.other_calls), 64)
+    findings.require_at_least("shares not sent to a tarpit first", len(observations.other_calls), 64)
     findings.require_at_most("their lateness, p99, seconds", percentile(observations.other_calls, 0.99) or 0.0, 2)
     findings.require_at_most(
-        "shares that met a tarpit first",
+        "shares sent to a tarpit first",
         len(observations.detection_seconds),
         SHARES_PER_SECOND * DETECTION_SECONDS * observations.tarpits,
     )
-    findings.record_figure("their greatest lateness, seconds", max(observations.detection_seconds, default=0.0))
+    findings.record_figure("their maximum lateness, seconds", max(observations.detection_seconds, default=0.0))
     findings.record_figure(
-        "lateness before, all nodes well, p99, seconds", percentile(observations.latencies_before, 0.99) or 0.0
+        "lateness before the fault, p99, seconds", percentile(observations.latencies_before, 0.99) or 0.0
     )
     return findings
 

@@ -10,8 +10,8 @@ A kill does not lose data that the kernel already has; a power failure does. The
 of calls: the fdatasync of the WAL that contains a share's row ends before its response begins, and that of its message
 before the first byte of the broadcast.
 
-Injected fault: the migrations without their transaction. The short form reported: "not started again after: pwrite64
-91, pwrite64 42 (= none)". And `PRAGMA synchronous = NORMAL`: "answers before the fdatasync of their row: 3 (= 0)",
+Injected fault: the migrations without their transaction. The short form reported: "not restarted after: pwrite64
+91, pwrite64 42 (= none)". And `PRAGMA synchronous = NORMAL`: "responses before the fdatasync of their row: 3 (= 0)",
 "broadcasts before the fdatasync of their message: 3 (= 0)".
 """
 
@@ -107,14 +107,14 @@ async def run(setting: CampaignRun) -> Findings:
 
 
 def _report(findings: Findings, statistics: KillStatistics, point_count: int, chosen: int) -> None:
-    findings.record_figure("writes in a life", point_count)
-    findings.record_figure("lives that ended before their write", statistics.survived)
+    findings.record_figure("writes of a share", point_count)
+    findings.record_figure("runs that ended before their write", statistics.survived)
     findings.require_at_least("kills", statistics.killed, 0.8 * chosen)
-    findings.require_equal("not started again after", ", ".join(statistics.not_started) or "none", "none")
+    findings.require_equal("not restarted after", ", ".join(statistics.not_started) or "none", "none")
     findings.require_equal("shares not confirmed after a kill", statistics.unconfirmed, 0)
     findings.require_equal("witnesses left on disk", statistics.secrets_left, 0)
-    findings.require_equal("databases not sound", "; ".join(statistics.corrupt_databases) or "none", "none")
-    findings.require_equal("exit status in the end", " ".join(map(str, sorted(statistics.statuses))), "0")
+    findings.require_equal("corrupt databases", "; ".join(statistics.corrupt_databases) or "none", "none")
+    findings.require_equal("exit status at the end", " ".join(map(str, sorted(statistics.statuses))), "0")
 
 
 def _split_batches(chosen: Sequence[KillPoint]) -> list[Sequence[KillPoint]]:
@@ -168,7 +168,7 @@ async def _trace_lifecycle(env: KillEnvironment, findings: Findings) -> list[Kil
         )
         traced += 1
     findings.record_figure("shares traced", traced)
-    findings.require_equal("answers before the fdatasync of their row", late_answers, 0)
+    findings.require_equal("responses before the fdatasync of their row", late_answers, 0)
     findings.require_equal("broadcasts before the fdatasync of their message", late_broadcasts, 0)
     return syscalls.kill_points([call for call in calls if call.ended_at < lines], helper.db.name)
 
@@ -260,7 +260,7 @@ async def _restarts_cleanly(helper: HelperProcess) -> bool:
 
 async def _wait_for_kill(env: KillEnvironment, helper: HelperProcess, index: int, point: KillPoint) -> bool:
     """Wait for the kill; return False if the share was finished before."""
-    async with helper.timeout("is killed, or has lived to the end"):
+    async with helper.timeout("is killed or has erased its share"):
         while True:
             assert helper.process is not None
             status = helper.process.poll()

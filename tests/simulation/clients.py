@@ -41,8 +41,8 @@ class _NodeTransport:
         return await self._client.node.receive_reveal(self.message)
 
 
-class ServiceLife:
-    """Kill flag of one service life."""
+class ServiceRun:
+    """Kill flag of one service run."""
 
     is_killed = False
 
@@ -55,9 +55,9 @@ class ServiceLife:
 class _PendingCalls:
     """Calls in flight to a node and one of its endpoints."""
 
-    def __init__(self, node: SimNode, service_run: ServiceLife, *, rpc: bool = False) -> None:
+    def __init__(self, node: SimNode, service_run: ServiceRun, *, rpc: bool = False) -> None:
         self._node = node
-        self._service_life = service_run
+        self._service_run = service_run
         self._rpc = rpc
         self._started_at: list[float] = []
 
@@ -68,8 +68,8 @@ class _PendingCalls:
 
     async def reach_node(self) -> SimNode:
         """Return the node once a request from a running service has reached it."""
-        if self._service_life.is_killed:
-            await self._service_life.block_if_killed()
+        if self._service_run.is_killed:
+            await self._service_run.block_if_killed()
         started_at = asyncio.get_running_loop().time()
         self._started_at.append(started_at)
         try:
@@ -80,9 +80,9 @@ class _PendingCalls:
 
     async def run_broadcast(self, call: Coroutine[Any, Any, T]) -> T:
         """Run a broadcast of a running service."""
-        if self._service_life.is_killed:
+        if self._service_run.is_killed:
             call.close()
-            await self._service_life.block_if_killed()
+            await self._service_run.block_if_killed()
         started_at = asyncio.get_running_loop().time()
         self._started_at.append(started_at)
         try:
@@ -94,10 +94,10 @@ class _PendingCalls:
 class SimClient(ChainClient):
     """`ChainClient` without HTTP. It uses the real interpretation of broadcast responses."""
 
-    def __init__(self, node: SimNode, service_run: ServiceLife) -> None:
+    def __init__(self, node: SimNode, service_run: ServiceRun) -> None:
         self.node = node
         self.name = node.name
-        self._service_life = service_run
+        self._service_run = service_run
         self._calls = _PendingCalls(node, service_run)
         self._reach_node = self._calls.reach_node
 
@@ -142,7 +142,7 @@ class SimClient(ChainClient):
         return (await self._reach_node()).served_head()
 
     async def is_syncing(self) -> bool:
-        await self._service_life.block_if_killed()
+        await self._service_run.block_if_killed()
         return self.node.fault is NodeFault.SYNCING
 
     async def node_info(self) -> NodeInfo:
@@ -167,7 +167,7 @@ class SimClient(ChainClient):
         sender = ChainClient.__new__(ChainClient)
         sender._http = cast(NodeHttp, transport)
         outcome = await self._calls.run_broadcast(sender.broadcast(message))
-        await self._service_life.block_if_killed()
+        await self._service_run.block_if_killed()
         return outcome
 
 
@@ -180,7 +180,7 @@ def _raise_if_pruned(node: SimNode, height: int) -> None:
 class SimRpc(RpcClient):
     """`RpcClient` without HTTP."""
 
-    def __init__(self, node: SimNode, service_run: ServiceLife) -> None:
+    def __init__(self, node: SimNode, service_run: ServiceRun) -> None:
         self.node = node
         self.name = f"rpc.{node.name}"
         self._calls = _PendingCalls(node, service_run, rpc=True)
@@ -214,6 +214,6 @@ class SimRpc(RpcClient):
         return node.chain.confirmed.get((round_id, nullifier), 1 << 40) <= node.height
 
 
-def create_node(node: SimNode, service_run: ServiceLife, *, rpc: bool) -> Node:
-    """Create the clients of a node for one service life."""
+def create_node(node: SimNode, service_run: ServiceRun, *, rpc: bool) -> Node:
+    """Create the clients of a node for one service run."""
     return Node(SimClient(node, service_run), SimRpc(node, service_run) if rpc else None)

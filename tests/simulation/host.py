@@ -14,7 +14,7 @@ from helper.clock import RECHECK_SECONDS
 from helper.config import Config
 from helper.errors import HelperError
 from tests.simulation.chain import EPOCH
-from tests.simulation.clients import ServiceLife, create_node
+from tests.simulation.clients import ServiceRun, create_node
 from tests.simulation.event_log import EventLog
 from tests.simulation.fakes import SimShareValidator
 from tests.simulation.node import SimNode
@@ -102,7 +102,7 @@ class ServiceHost:
         self.service: Service | None = None
         self.store: SimStore | None = None
         self.start_count = 0
-        self._service_life = ServiceLife()
+        self._service_run = ServiceRun()
         self._owner: object = None
         self._task: asyncio.Task[None] | None = None
         self._requests: set[asyncio.Task[Any]] = set()
@@ -121,19 +121,19 @@ class ServiceHost:
     def start(self) -> None:
         """Start the service; it restarts itself after a disk error."""
         self.start_count += 1
-        self._service_life, self._owner = ServiceLife(), f"life {self.start_count}"
+        self._service_run, self._owner = ServiceRun(), f"run {self.start_count}"
         self._requests = set()
-        self._task = self._create_service_task(self._run_service(self._service_life))
+        self._task = self._create_service_task(self._run_service(self._service_run))
         self._event_log.record("service starts")
 
     def _create_service_task(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Create a task owned by this service life."""
+        """Create a task owned by this service run."""
         return self._loop.create_owned_task(self._owner, coroutine)
 
-    async def _run_service(self, service_life: ServiceLife) -> None:
+    async def _run_service(self, service_run: ServiceRun) -> None:
         while True:
             try:
-                await self._run_service_once(service_life)
+                await self._run_service_once(service_run)
                 return
             except HelperError as error:
                 self._event_log.record("service ends", repr(error))
@@ -145,11 +145,11 @@ class ServiceHost:
                 self._event_log.record_violation("the service died", repr(error), *traceback.format_exception(error))
                 return
 
-    async def _run_service_once(self, service_life: ServiceLife) -> None:
+    async def _run_service_once(self, service_run: ServiceRun) -> None:
         store = self.store = SimStore(self.disk, self.clock)
         store.on_attempt_spent = self.on_attempt_spent
         nodes = [
-            create_node(node, service_life, rpc=rpc)
+            create_node(node, service_run, rpc=rpc)
             for node, rpc in zip(self._nodes, self._plan.nodes_with_rpc, strict=True)
         ]
         dependencies = Dependencies(
@@ -199,9 +199,9 @@ class ServiceHost:
 
     def mark_killed(self) -> bool:
         """Mark the service as killed; return False if it does not run."""
-        if not self.is_running or self._service_life.is_killed:
+        if not self.is_running or self._service_run.is_killed:
             return False
-        self._service_life.is_killed = True
+        self._service_run.is_killed = True
         if self.store is not None:
             self.store.inline_writer.is_killed = True
         self._event_log.record("service is killed")

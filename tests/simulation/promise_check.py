@@ -174,7 +174,7 @@ class PromiseChecker:
         ):
             self._event_log.record_violation("purged too early", nullifier)
 
-    # At the end of a service life and of the run
+    # At the end of a service run and of the run
 
     def check_disk(self) -> None:
         """Check that every acknowledged share is stored, confirmed, or purged after its round."""

@@ -25,7 +25,7 @@ class ProverFault(Enum):
 
 
 class SimProvers:
-    """The machine's provers, shared by all service lives.
+    """The machine's provers, shared by all service runs.
 
     Attributes:
         fault: the active fault, or None.

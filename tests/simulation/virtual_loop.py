@@ -45,7 +45,7 @@ class Handle(list[Any]):
 
 
 class SimTask(asyncio.Task[Any]):
-    """A task with a number and an owner: the world (None) or one service life."""
+    """A task with a number and an owner: the world (None) or one service run."""
 
     number: int
     owner: object = None
