@@ -37,7 +37,7 @@ def parse_blocks(page: Path) -> list[CommandBlock]:
     blocks = [
         CommandBlock(match["kind"], match["name"], _parse_commands(match["text"])) for match in _BLOCK.finditer(text)
     ]
-    assert text.count("```console") == len(blocks), "a console block has no mark"
+    assert text.count("```console") == len(blocks), "a console block has no marker"
     return blocks
 
 

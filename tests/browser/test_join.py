@@ -45,7 +45,7 @@ async def test_registration_is_pending_until_validator_bonds(
     await browser_tab.open_page("/join")
     claim = await open_review(browser_tab, 'Höhle <b>&</b> "quoted" 🗳️')
     assert abs(claim["timestamp"] - time.time()) < 30
-    assert await browser_tab.wallet_requests("signArbitrary") == [], "nothing is signed before the text was seen"
+    assert await browser_tab.wallet_requests("signArbitrary") == [], "nothing is signed before the text was shown"
     await browser_tab.press_button("Sign with Keplr and send")
     await browser_tab.wait_for_heading("Waiting to be bonded")
     await browser_tab.wait_for_text("Expires in")
@@ -224,7 +224,7 @@ async def test_join_switched_account_sends_nothing(browser_tab: BrowserTab, when
     await expect(browser_tab.page.get_by_role("group", name="text to sign")).to_have_count(0)
     assert not [url for url in browser_tab.requested_urls if url.endswith("/api/register-validator")]
     again = await open_review(browser_tab, "switching")
-    assert again["operator_address"] != claim["operator_address"], "the text is the new account's"
+    assert again["operator_address"] != claim["operator_address"], "the text is for the new account"
 
 
 @pytest.mark.parametrize(("offset", "direction"), [(-600, "behind"), (600, "ahead of")])

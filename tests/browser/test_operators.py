@@ -77,7 +77,7 @@ async def test_rounds_view_shows_ends_and_totals(
     await opened.get_by_text("Open", exact=True).wait_for()
     ends = await opened.locator("time").inner_text()
     assert "UTC" in ends
-    assert re.search(r"GMT\+[12]|CES?T", ends), "the visitor's own time"
+    assert re.search(r"GMT\+[12]|CES?T", ends), "the time in the visitor's time zone"
     for proposal in PROPOSALS:
         await opened.get_by_role("heading", name=str(proposal["title"])).wait_for()
     await expect(opened.get_by_role("table")).to_have_count(0)  # there is no tally before the end of the round
@@ -115,11 +115,11 @@ async def test_queue_view_updates_live(browser_tab: BrowserTab, browser_environm
             if not seen or now != seen[-1]:
                 seen.append(now)
             await asyncio.sleep(0.05)
-    assert {sum(state.values()) for state in seen} == {total}, "none is shown twice, none nowhere"
-    assert max(state["Pending"] for state in seen) > before["Pending"], "they waited"
+    assert {sum(state.values()) for state in seen} == {total}, "each is shown exactly once"
+    assert max(state["Pending"] for state in seen) > before["Pending"], "requests wait between refreshes"
     steps = [state["Confirmed"] for state in seen]
     assert steps == sorted(steps)
-    assert len(set(steps)) > 2, "they came one after another"
+    assert len(set(steps)) > 2, "requests are sequential"
 
     failures = browser_tab.page.get_by_role("region", name="Recent failures")
     await failures.get_by_text("the round closed before it was counted").wait_for()

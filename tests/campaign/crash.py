@@ -130,4 +130,4 @@ async def _wait_for_proof(lifecycle: HelperLifecycle) -> None:
 
 CAMPAIGN = Campaign("crash", run)
 
-assert WORKER_COUNT > 1, "a killed worker must leave another"
+assert WORKER_COUNT > 1, "one worker must remain after a kill"

@@ -151,7 +151,7 @@ async def test_admin_without_queue_accepts_registrations(
         )
         assert answer.status_code == 200, answer.text
         assert (await http.get(f"{helper.url}/shielded-vote/v1/status")).status_code == 404
-        assert not helper.db.exists(), "no queue is made"
+        assert not helper.db.exists(), "no queue is created"
         assert await helper.stop() == 0
     finally:
         await helper.kill()

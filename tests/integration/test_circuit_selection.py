@@ -38,7 +38,7 @@ async def test_circuit_auto_finds_generation_without_spending_attempts(
         assert helper.query_rows("SELECT value FROM meta WHERE key LIKE 'circuit:%'") == [(circuit,)]
         await helper.stop()
         async with run_helper(tmp_path, chain.http, chain) as restarted:  # stand-ins need no key generation
-            assert (await restarted.service_stats())["circuit"] == circuit, "remembered for this chain"
+            assert (await restarted.service_stats())["circuit"] == circuit, "the generation is stored for this chain"
 
 
 @pytest.mark.anyio

@@ -21,7 +21,7 @@ async def test_circuit_trial_with_sixteen_due_shares_sends_one_bad_proof(tmp_pat
         vote = await post_first_shares(chain, helper, round_id, SHARES)
         await helper.wait_until_confirmed(vote)
         refused = [entry for entry in await chain.broadcasts() if entry["status"] == 422]
-        assert len(refused) == 1, "the others waited for the first answer"
+        assert len(refused) == 1, "the others waited for the first response"
         facts = await helper.service_stats()
         assert facts["circuit"] == "k10"
         assert facts["counts"]["answer_bad_proof"] == 1

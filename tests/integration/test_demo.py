@@ -82,7 +82,7 @@ async def test_demo_ends_with_correct_tally_and_no_remains(demo_folder: Path, ci
     assert outcome["proofs_per_second"] > 0
     assert outcome["lateness_ms_p99"] >= 0
     assert processes_with_environment(mark) == []
-    assert list(demo_folder.iterdir()) == [], "no file is left either"
+    assert list(demo_folder.iterdir()) == [], "no file remains"
 
 
 @pytest.mark.anyio

@@ -34,9 +34,9 @@ async def test_erasure_after_confirmation_leaves_only_tombstones(tmp_path: Path)
         assert set(columns_containing(helper, vote.position)) == {"shares.tree_position"}
         held = collect_secrets(vote)
         waiting = helper.bytes_on_disk()
-        assert all(held[f"blind {index}"] in waiting for index in range(16)), "the search finds what is there"
+        assert all(held[f"blind {index}"] in waiting for index in range(16)), "the search finds existing data"
         assert len(find_outside_public(waiting, position, read_public_blobs(helper))) >= 16, (
-            "and so does that for the position"
+            "the search finds the position"
         )
 
         await helper.wait_until_confirmed(vote)
@@ -50,7 +50,7 @@ async def test_erasure_after_confirmation_leaves_only_tombstones(tmp_path: Path)
 
         left = helper.bytes_on_disk()
         for share in vote.shares:
-            assert left.count(share.nullifier) == 1, "once, among all spent ones"
+            assert left.count(share.nullifier) == 1, "exactly once, among all spent nullifiers"
             assert share.nullifier.hex().encode() not in left.lower()
         assert columns_containing(helper, vote.position) == []
         assert helper.query_rows("SELECT count(*) FROM shares") == [(0,)]
@@ -58,7 +58,7 @@ async def test_erasure_after_confirmation_leaves_only_tombstones(tmp_path: Path)
         assert helper.query_rows("SELECT count(*), min(state), max(state) FROM tombstones") == [(16, 2, 2)]
         assert [row[1] for row in helper.query_rows("PRAGMA table_info(tombstones)")] == ["round_no", "mac", "state"]
         held |= {f"nullifier {share.index}": share.nullifier for share in vote.shares}
-        assert secrets_in_text(helper.log.read_text(), held) == [], "nor does the log, at its most talkative"
+        assert secrets_in_text(helper.log.read_text(), held) == [], "the debug log contains no secret"
         assert not re.search(rf"\b{vote.position}\b", helper.log.read_text())
 
 

@@ -64,7 +64,7 @@ async def test_export_move_of_due_shares_imports_elsewhere_or_back(
                 source, tmp_path, "export", "--move", "--output", "x.age", "--round", round_id.hex()
             )
             assert (exported["shares"], exported["moved"] + exported["stayed"]) == (16, 16)
-            assert exported["moved"] > 0, "the provers have a few in hand, no more"
+            assert exported["moved"] > 0, "the provers hold only a few shares"
             assert await count_failed(source) == exported["moved"]
 
             imported = await run_operator_command(target, tmp_path, "import", "x.age")
@@ -73,7 +73,7 @@ async def test_export_move_of_due_shares_imports_elsewhere_or_back(
             assert (imported_again["taken"], imported_again["known"] + imported_again["spent"]) == (0, 16)
             await target.wait_until_confirmed(moved)
             await source.wait_until_confirmed(moved)
-            assert await count_failed(source) == 0, "what the other machine revealed is a tombstone here"
+            assert await count_failed(source) == 0, "shares revealed by the other machine are tombstones"
             assert (await source.service_counts()).get("broadcast", 0) == 0
 
             returned_vote = await cast_vote(chain, source, round_id, proposal=2, times=ballot.immediate_times())

@@ -138,4 +138,4 @@ def test_dashboard_panels_are_complete_and_do_not_overlap() -> None:
         occupied |= cells
         assert panel["type"] == "row" or panel["targets"]
         for target in panel.get("targets", ()):
-            assert "instance" in target["expr"], "the helper that is chosen"
+            assert "instance" in target["expr"], "queries select the chosen helper"

@@ -77,7 +77,7 @@ async def test_arrivals_cause_no_node_request(tmp_path: Path) -> None:
         busy_log, blocks = await record_requests(chain, BLOCKS_PER_SPAN, post_arrivals(helper, votes[1:], posts))
         idle_log, _ = await record_requests(chain, blocks)
         assert posts == {"queued": 32, "duplicate": 32, "error": 32}
-        assert sum(posts.values()) >= 2 * blocks, "too few arrivals: one request per arrival would not be seen"
+        assert sum(posts.values()) >= 2 * blocks, "too few arrivals to detect one request per arrival"
         kinds = [
             Counter((entry["port"], entry["method"], entry["route"]) for entry in span) for span in (idle_log, busy_log)
         ]

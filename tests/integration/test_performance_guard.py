@@ -132,8 +132,8 @@ def test_enqueue_batch_uses_few_statements(tmp_path: Path) -> None:
         odd_batch = count_statements(tx, lambda: enqueue_all(tx, operations[2 * SHARES_PER_BATCH : -1]))
 
     assert few / SHARES_PER_BATCH <= STATEMENTS_PER_SHARE
-    assert second_batch == few / 2, "none of them is put in a second time"
-    assert odd_batch <= 2 * 6, "a few sizes of statements do for every number"
+    assert second_batch == few / 2, "no row is inserted twice"
+    assert odd_batch <= 2 * 6, "a few statement sizes cover every number of rows"
 
 
 def test_store_steps_do_not_grow_with_queue_size(tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ async def test_proxy_forwards_client_address_and_logs_nothing(name: str, tmp_pat
         helper.received_heads.clear()
         lost = await client.post("/shielded-vote/v1/cast-vote", json={"some": "vote"})
         assert lost.status_code == 502
-        assert len(helper.received_heads) == 1, "a vote was sent again"
+        assert len(helper.received_heads) == 1, "a vote was resent"
         helper.closes_connection = False
 
         if name == "nginx":  # Caddy leaves this to the helper
@@ -246,7 +246,7 @@ async def test_proxy_large_bodies_and_answers_open_no_file_for_writing(name: str
         while not trace.read_text().rstrip().endswith("+++"):  # strace writes the exit last
             await asyncio.sleep(0.05)
     lines = trace.read_text().splitlines()
-    assert started, "strace saw the start"
+    assert started, "strace recorded the start"
     assert [line for line in lines[started:] if OPENED_TO_WRITE.search(line)] == []
     assert [answer.content == helper.answer for answer in answers] == [True, True]
 

@@ -76,6 +76,6 @@ def test_serve_with_unusable_database_is_refused(
     assert completed.returncode == 1
     assert completed.stdout == ""
     assert error in completed.stderr
-    assert advises in completed.stderr.splitlines()[-1], "what to do is the last line"
+    assert advises in completed.stderr.splitlines()[-1], "the last line is the advice"
     assert "Traceback" not in completed.stderr
-    assert database.read_bytes() == before, "the file is as it was"
+    assert database.read_bytes() == before, "the file is unchanged"

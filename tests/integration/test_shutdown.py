@@ -37,7 +37,7 @@ async def test_sigterm_during_work_shuts_down_and_loses_no_share(
         alive = helper.query_rows("SELECT count(*), max(attempts), max(crashes) FROM shares")
         (tombstones,) = helper.query_rows("SELECT count(*) FROM tombstones")[0]
         assert alive[0][0] + tombstones == 16
-        assert alive[0][0] > 0, "it was stopped in the middle"
+        assert alive[0][0] > 0, "the service was stopped during its work"
         assert alive[0][1:] == (0, 0)
         await helper.start()
         await helper.wait_until_ready()
@@ -75,7 +75,7 @@ async def test_second_service_on_same_database_is_refused(
         started_at = time.monotonic()
         second.spawn()
         assert await second.wait_for_exit() == 1
-        assert time.monotonic() - started_at <= 10, "most of it is Python starting"
+        assert time.monotonic() - started_at <= 10, "most of the time is Python's start"
         assert "another daemon has this database open" in second.log_tail()
         assert "Traceback" not in second.log_tail()
         round_id = await chain.open_round()

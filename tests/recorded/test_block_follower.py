@@ -73,7 +73,7 @@ async def test_follower_over_blocks_finds_all_reveals(rpc: bool, recorded_reveal
     assert sorted(confirmed) == [1, 2, 3]
     assert listener.height == 120
     lookups = [path for path in node.requests if "/tx/" in path]
-    assert len(lookups) == (0 if rpc else 16), "every reveal of a block is asked about, or none"
+    assert len(lookups) == (0 if rpc else 16), "either every reveal of a block is looked up or none"
 
 
 async def test_follower_with_search_finds_all_reveals(recorded_reveals: list[dict[str, Any]]) -> None:
@@ -84,7 +84,7 @@ async def test_follower_with_search_finds_all_reveals(recorded_reveals: list[dic
     rounds = RoundRegistry(store, endpoints, clock=clock)
     listener = BlockFollower(store, endpoints, rounds, clock=clock)
     await endpoints.probe_all()
-    assert not await listener.apply_next_blocks(), "which rounds are open is not known yet"
+    assert not await listener.apply_next_blocks(), "the open rounds are not known yet"
     await rounds.sync()
     while await listener.apply_next_blocks():
         pass

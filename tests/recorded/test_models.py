@@ -200,7 +200,7 @@ async def test_broadcast_matches_recorded_exchange(recorded_reveals: list[dict[s
     assert (sent[0].method, sent[0].url.path) == ("POST", "/shielded-vote/v1/reveal-share")
     assert json.loads(sent[0].content) == row["request"]
     other = await chain.broadcast(message_from_request(recorded_reveals[1]["request"]))
-    assert other.verdict is Verdict.AMBIGUOUS, "the node answered with another transaction's hash"
+    assert other.verdict is Verdict.AMBIGUOUS, "the node returned the hash of another transaction"
 
 
 async def test_tx_lookup_is_parsed(recorded_reveals: list[dict[str, Any]]) -> None:

@@ -39,7 +39,7 @@ def test_seeds_keep_all_promises(first: int) -> None:
     results = list(run_seeds(range(first, first + SEEDS_PER_TEST), jobs=1))
     assert sum(result.counts["counted"] for result in results) >= MIN_CONFIRMED * SEEDS_PER_TEST
     broken = {result.seed: result.violations for result in results if result.violations}
-    assert broken == {}, "see it with: python -m tests.simulation --seed N --story"
+    assert broken == {}, "reproduce with: python -m tests.simulation --seed N --story"
 
 
 def test_same_seed_in_two_processes_gives_same_digest() -> None:
@@ -60,7 +60,7 @@ def test_same_seed_in_two_processes_gives_same_digest() -> None:
         for hashing in ("1", "2")
     ]
     assert outputs[0] == outputs[1]
-    assert len(set(json.loads(outputs[0].replace(b"'", b'"')))) == 5, "and other seeds play otherwise"
+    assert len(set(json.loads(outputs[0].replace(b"'", b'"')))) == 5, "other seeds run differently"
 
 
 def finds_violation(promise: str, first: int = 0) -> bool:

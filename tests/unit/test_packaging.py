@@ -125,7 +125,7 @@ def test_image_planted_secrets_are_in_no_layer(source_tree: Path, tmp_path: Path
     layers = tmp_path / "storage" / "vfs" / "dir"
     assert files_with_secret(layers) == []
     installed = {path.name for path in layers.glob("*/opt/svote-helper/taken")}
-    assert installed, "the stand-in of pip has taken what was built"
+    assert installed, "the fake pip has installed the built files"
 
 
 def test_image_final_stage_copies_nothing() -> None:

@@ -170,9 +170,9 @@ async def test_register_mutated_body_is_refused_without_server_error(tmp_path: P
             status = await stack.registration_status(mutate(good, rng))
             seen[status] = seen.get(status, 0) + 1
         assert set(seen) == {400, 401}, seen
-        assert seen[401] > 1_000, "many are refused for their signature alone"
+        assert seen[401] > 1_000, "many are refused only for their signature"
         assert await stack.fetch_pending() == []
-        assert await stack.registration_status(good) == 200, "the one that they come from is not"
+        assert await stack.registration_status(good) == 200, "the original is accepted"
 
 
 ODD_VALUES: list[Any] = [
@@ -241,7 +241,7 @@ async def test_voting_config_is_served_as_published(tmp_path: Path) -> None:
     path = tmp_path / "admin.db"
     published = json.dumps(VALID_CONFIG, indent=3).encode()
     async with open_admin_stack(path) as stack:
-        assert (await stack.client.get("/voting-config")).status_code == 502, "there never was one"
+        assert (await stack.client.get("/voting-config")).status_code == 502, "there is no previous copy"
         stack.web.responses[CONFIG_URL] = httpx.Response(200, content=published)
         await stack.config.refresh()
         answer = await stack.client.get("/voting-config")
@@ -249,7 +249,7 @@ async def test_voting_config_is_served_as_published(tmp_path: Path) -> None:
         assert answer.headers["content-type"] == "application/json"
     async with open_admin_stack(path) as stack:
         await stack.config.refresh()
-        assert (await stack.client.get("/voting-config")).content == published, "the last good copy survives"
+        assert (await stack.client.get("/voting-config")).content == published, "the last valid copy is kept"
 
 
 async def test_vote_server_origins_follow_the_configuration_and_survive_a_restart(tmp_path: Path) -> None:
@@ -391,7 +391,7 @@ async def test_refresh_bad_response_keeps_good_copy(tmp_path: Path, page: httpx.
         await stack.config.refresh()
         assert (await stack.client.get("/voting-config")).content == published
         assert all(("example.org" in url and "inner" not in url) for url in stack.web.requested_urls), (
-            "nobody private was asked"
+            "no private address is contacted"
         )
 
 

@@ -94,7 +94,9 @@ async def test_register_with_network_at_its_bound_is_refused(
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "3600")
         assert refused.json() == {"error": "too many pending registrations from this network"}
         again = {**sign_registration((1).to_bytes(32, "big"), moniker="node 0 again", timestamp=NOW + 1)}
-        assert (await stack.register_from(addresses[1], again)).status_code == 200, "it has a place already"
+        assert (await stack.register_from(addresses[1], again)).status_code == 200, (
+            "the validator is already registered"
+        )
         assert (await stack.register_from(elsewhere, registration_body(5))).status_code == 200
         assert await list_monikers(stack) == {"node 0 again", "node 1", "node 2", "node 3", "node 5"}
 
@@ -239,7 +241,7 @@ async def test_get_pending_when_full_is_paged(tmp_path: Path, moniker: str, url:
             if "next" not in answer.links:
                 break
             page = answer.links["next"]["url"]
-        assert monikers == [f"sv1{number:040d}" for number in range(10_000)], "each once, the oldest first"
+        assert monikers == [f"sv1{number:040d}" for number in range(10_000)], "each once, oldest first"
         assert (await stack.client.get("/pending-validators?page=9999")).json() == []
 
 
@@ -451,4 +453,4 @@ async def test_run_with_node_that_hangs_stops_at_once(tmp_path: Path, monkeypatc
             async with asyncio.timeout(10):
                 await is_requested.wait()
         await stack.registry.publish()
-        assert await count_pending(stack) == MAX_PER_CHECK, "nobody is dropped"
+        assert await count_pending(stack) == MAX_PER_CHECK, "no registration is dropped"

@@ -87,7 +87,7 @@ async def test_get_rounds_queries_no_node(tmp_path: Path) -> None:
         assert (stack.staking.listing_calls, len(stack.staking.queried_totals)) == before
         stack.staking.is_unreachable = True
         await stack.rounds.refresh()
-        assert len(await get_rounds(stack)) == MAX_ROUNDS, "what was read last"
+        assert len(await get_rounds(stack)) == MAX_ROUNDS, "the last copy that was read"
 
 
 async def test_refresh_reads_totals_in_bounded_number_and_each_once(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ async def test_refresh_reads_totals_in_bounded_number_and_each_once(tmp_path: Pa
         assert stack.staking.max_concurrent == MAX_CONCURRENT_QUERIES
         assert stack.staking.queried_totals[:MAX_TOTALS_PER_REFRESH] == [
             round_id_of(number) for number in reversed(numbers[-MAX_TOTALS_PER_REFRESH:])
-        ], "the newest first"
+        ], "newest first"
         assert [round_totals(known) for known in await get_rounds(stack)] == [
             [0, number] for number in reversed(numbers)
         ]
@@ -130,7 +130,7 @@ async def test_refresh_with_node_behind_waits_for_the_totals(tmp_path: Path) -> 
         stack.staking.totals_by_round[round_id_of(1)] = []
         await stack.rounds.refresh()
         assert round_totals((await get_rounds(stack))[0]) == [None, None], (
-            "its answer would be that of a round without votes"
+            "the response would be that of a round without votes"
         )
         stack.staking.lagging_rounds, stack.staking.totals_by_round[round_id_of(1)] = (
             set(),

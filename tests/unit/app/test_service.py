@@ -66,7 +66,7 @@ async def test_intake_is_open_until_newest_block_is_too_old(harness: ServiceHarn
     del harness.network.nodes["node"]
     await harness.poll(30)
     assert not harness.service.node_pool.has_usable_node
-    assert paused() is None, "a node that is away for a moment"
+    assert paused() is None, "a node is unreachable for a moment"
     await harness.poll(59)
     assert paused() is None
     await harness.poll(2)
@@ -88,7 +88,7 @@ async def test_stalled_node_or_node_of_other_chain_pauses_intake(harness: Servic
     await harness.poll()
     harness.node.chain_id = "other-1"
     await harness.poll()
-    assert harness.service.health.intake_pause_reason() is not None, "it is there, and of no use"
+    assert harness.service.health.intake_pause_reason() is not None, "the node responds but is not usable"
     harness.node.chain_id = "svote-1"
     await harness.poll()
     assert harness.service.health.intake_pause_reason() is None
@@ -108,7 +108,7 @@ async def test_status_is_ok_only_while_shares_are_accepted(
 
     assert "starting" in await refused()
     await harness.poll()
-    assert await refused() == "starting", "no prover yet"
+    assert await refused() == "starting", "no prover is ready yet"
     monkeypatch.setattr(type(harness.service.prover_pool), "is_ready", property(lambda _: True))
     monkeypatch.setattr(harness.service.health, "is_dispatching", True)
     assert (await harness.status()).json()["status"] == "ok"
@@ -133,16 +133,16 @@ async def test_readiness_fails_while_dispatch_is_paused_for_long(
     await harness.poll()
     assert str(health.get_dispatch_gate().pause_reason) == "no chain node is in sync"
     await harness.poll(29)
-    assert dispatch() is None, "a node that is restarted"
+    assert dispatch() is None, "a node restarts"
     await harness.poll(1)
     assert dispatch() == "no chain node is in sync"
-    assert health.intake_pause_reason() is None, "shares are still taken"
+    assert health.intake_pause_reason() is None, "shares are still accepted"
     harness.network.nodes["node"] = harness.node
     await harness.poll()
     assert dispatch() is None
     del harness.network.nodes["node"]
     await harness.poll(29)
-    assert dispatch() is None, "the pause before it is over"
+    assert dispatch() is None, "the pause before it has ended"
 
 
 async def test_failing_route_of_only_node_does_not_pause_dispatch(
@@ -233,7 +233,7 @@ async def test_service_frozen_round_with_waiting_shares_fails_readiness(
     monkeypatch.setattr(service.round_registry, "frozen_shares", lambda: {b"\x07" * 32: 2})
     problems = {check.name: check.problem for check in service.health.run_checks()}
     assert problems["rounds"] == "round 07070707 is frozen with 2 waiting shares"
-    assert service.health.intake_pause_reason() is None, "other rounds go on"
+    assert service.health.intake_pause_reason() is None, "other rounds continue"
 
 
 async def test_service_with_displaced_database_pauses_until_it_is_back(harness: ServiceHarness, tmp_path: Path) -> None:

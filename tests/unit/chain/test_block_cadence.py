@@ -36,7 +36,7 @@ def test_observation_covers_head_after_execution_time() -> None:
     hasty = next_observation(second, "a", head(2, 16.0), 16.21)
     assert hasty.covered_head == head(1, 10.0)
     assert next_observation(hasty, "a", head(2, 16.0), 16.4).covered_head == head(2, 16.0), (
-        "counted from the first look"
+        "counted from the first observation"
     )
 
 
@@ -125,7 +125,7 @@ def test_proves_absence_never_before_wallets_block_is_covered(
                 break
         at += 1.0
     if -1.0 < clock < 1.0:
-        assert proven_at is not None, "it is proven in the end"
+        assert proven_at is not None, "the absence is proven in the end"
 
 
 def key(number: int) -> ArrivalKey:
@@ -140,7 +140,9 @@ def test_first_arrivals_keep_first_until_forgotten_or_old(monkeypatch: pytest.Mo
     assert arrivals.get_or_add(key(2), second, 1.0) is second
     arrivals.forget(key(1))
     assert arrivals.get_or_add(key(1), second, 2.0) is second
-    assert arrivals.get_or_add(key(2), first, 1.0 + block_cadence.ARRIVAL_TTL_SECONDS) is first, "the old one expired"
+    assert arrivals.get_or_add(key(2), first, 1.0 + block_cadence.ARRIVAL_TTL_SECONDS) is first, (
+        "the old arrival expired"
+    )
     monkeypatch.setattr(block_cadence, "MAX_ARRIVALS", 3)
     for number in range(3, 9):
         arrivals.get_or_add(key(number), first, 400.0)

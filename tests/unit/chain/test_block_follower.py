@@ -202,7 +202,7 @@ async def test_follower_waits_for_block_execution() -> None:
     env.node.faults["block_results"] = lambda _: json_response(500, error)
     await env.endpoints.probe_all()
     assert not await env.follower.apply_next_blocks()
-    assert not any("/blocks/100" in path for path in env.node.requests), "its REST would not know better"
+    assert not any("/blocks/100" in path for path in env.node.requests), "REST of the same node has no other data"
     env.node.faults.clear()
     await env.follow()
     assert env.follower.height == 100
@@ -226,7 +226,7 @@ async def test_follower_uses_rest_when_rpc_answer_is_invalid() -> None:
     env.node.faults["block_results"] = lambda _: httpx.Response(500, content=b"<html>")
     await env.follow()
     assert (env.spent, env.follower.height) == ([1], 100)
-    assert env.endpoints.has_usable_node, "its REST is as good as before"
+    assert env.endpoints.has_usable_node, "REST of the node remains usable"
 
 
 @both_transports
@@ -237,7 +237,7 @@ async def test_follower_reports_time_of_newest_processed_block(rpc: bool) -> Non
     await env.follower.apply_next_blocks()
     assert env.follower.height == 108
     if rpc:
-        assert env.follower.chain_time is None, "the head's time is not that of a block in the past"
+        assert env.follower.chain_time is None, "the head's time is not that of an old block"
     else:
         assert env.follower.chain_time == pytest.approx(env.clock.now() - 52 * 5)
     await env.follow()
@@ -307,7 +307,7 @@ async def test_history_pruned_on_all_nodes_is_skipped_and_logged(cursor: int | N
     assert missed_ranges(logs) == [(first, 995 - first)]
     assert env.follower.height == 1000
     assert env.spent == [3]
-    assert env.store.own_nullifiers == {}, "what was sent after the gap is confirmed"
+    assert env.store.own_nullifiers == {}, "reveals sent after the gap are confirmed"
     assert env.follower.stalled_height is None
     assert env.endpoints.has_usable_node, "a pruned node is not at fault"
 
@@ -379,7 +379,7 @@ async def test_history_block_with_invalid_answer_is_not_skipped() -> None:
         with pytest.raises(ChainError):
             await env.follow()
     assert env.store.unread_ranges == [(101, 101)]
-    assert env.endpoints.has_usable_node, "shares that are due are still revealed by this node"
+    assert env.endpoints.has_usable_node, "due shares are still revealed through this node"
     assert (env.follower.height, env.follower.stalled_height) == (1000, 101)
     env.node.faults.clear()
     env.clock.advance(60)
@@ -484,7 +484,7 @@ async def test_round_is_not_closed_before_its_history_is_read() -> None:
     revision = env.rounds.revision
     await env.follow()
     assert await env.rounds.is_closed(ROUND_ID)
-    assert env.rounds.revision > revision, "whoever closes rounds looks again"
+    assert env.rounds.revision > revision, "round closing checks again"
 
 
 async def test_history_is_read_by_one_host_and_visible_to_all() -> None:
@@ -548,7 +548,7 @@ async def test_missed_blocks_check_queries_only_sent_reveals(rpc: bool) -> None:
     named = {
         n for n in range(1, 7) if reveal(n).nullifier.hex() in requests or reveal(n).tx_hash().hex().upper() in requests
     }
-    assert named == {1, 2, 3, 4}, "what did not leave us is not named"
+    assert named == {1, 2, 3, 4}, "unsent nullifiers are not queried"
 
 
 @pytest.mark.rule("R12")
@@ -560,7 +560,7 @@ async def test_missed_blocks_check_queries_spent_nullifiers_later() -> None:
     await env.follow()
     env.node.height = 1000
     await env.follow()
-    assert env.spent == [], "all blocks were seen: a node's word is not needed, and confirms nothing"
+    assert env.spent == [], "all blocks were read: a node's statement is not needed and confirms nothing"
     env.store.meta["chain.gap"] = "900"
     env.follower = BlockFollower(env.store, env.endpoints, env.rounds, clock=env.clock)
     env.node.height = 1010
@@ -740,7 +740,7 @@ async def test_reveal_forged_by_one_of_two_nodes_is_not_confirmed(rpc: bool) -> 
     assert env.store.spent == []
     assert env.follower.disputed_height == 99
     assert [log["height"] for log in logs if log["event"] == "block_disputed"] == [99]
-    assert env.follower.height == 100, "later blocks are followed"
+    assert env.follower.height == 100, "later blocks are read"
     env.others[0].add_transaction(99, reveal(1).to_tx(), reveal_result(1))
     await env.follow_for(1)
     assert env.store.own_nullifiers == {}

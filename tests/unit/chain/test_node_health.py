@@ -36,8 +36,10 @@ def test_pause_regular_block_is_probed_when_expected(seconds: float) -> None:
     shown = [10 + seconds * number for number in range(60)]
     probed_at, waits = simulate_probes(shown, 1.0)
     assert len(waits) == len(shown)
-    assert max(waits[4:]) <= PROBE_FRACTION, "half an interval on average if it were not expected"
-    assert len(probed_at) <= 1.1 * len(shown) * ceil(seconds) + 5, "no more than by the interval, once it is known when"
+    assert max(waits[4:]) <= PROBE_FRACTION, "without the prediction the average is half an interval"
+    assert len(probed_at) <= 1.1 * len(shown) * ceil(seconds) + 5, (
+        "no more probes than at the fixed interval, once the block times are known"
+    )
 
 
 def test_pause_irregular_block_is_probed_within_interval() -> None:
@@ -50,7 +52,7 @@ def test_pause_irregular_block_is_probed_within_interval() -> None:
     assert len(waits) == len(shown)
     assert max(waits) <= 1.0 + 1e-6
     assert median(waits) < 0.5
-    assert len(probed_at) <= at + 3 * len(shown), "three more a block"
+    assert len(probed_at) <= at + 3 * len(shown), "three more per block"
 
 
 def test_pause_longer_than_block_time_is_interval() -> None:

@@ -38,7 +38,7 @@ async def test_fresh_lists_nodes_in_configured_order() -> None:
     assert [log["endpoint"] for log in logs if log["event"] == "node_fresh"] == ["a:1317", "b:1317"]
     with capture_logs() as logs:
         await endpoints.probe_all()
-    assert logs == [], "one log line per change of state"
+    assert logs == [], "one log entry per change of state"
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ async def test_fresh_lists_slow_node_last(monkeypatch: pytest.MonkeyPatch) -> No
         with anyio.fail_after(5):
             while node_names(endpoints) != ["b:1317", "a:1317"]:
                 await anyio.sleep(0.005)
-    assert node_names(endpoints) == ["b:1317"], "it timed out"
+    assert node_names(endpoints) == ["b:1317"], "the call timed out"
     network.nodes["a"].hangs = False
     await endpoints.probe_all()
     assert node_names(endpoints) == ["a:1317", "b:1317"]
@@ -125,7 +125,7 @@ async def test_reset_node_is_not_fresh_until_caught_up() -> None:
     await endpoints.probe_all()
     node.height = 460
     await endpoints.probe_all()
-    assert endpoints.has_usable_node, "nodes behind one address differ by a few blocks"
+    assert endpoints.has_usable_node, "nodes behind one address may differ by a few blocks"
     node.height = 7
     await endpoints.probe_all()
     assert endpoints.unusable_reasons()["a:1317"] == "height decreased from 463 to 7"
@@ -147,7 +147,7 @@ async def test_head_far_above_other_node_is_ignored_and_reported() -> None:
     assert (endpoints.head.height, endpoints.newest_height) == (463, 463)
     a.height = 464
     await endpoints.probe_all()
-    assert node_names(endpoints) == ["a:1317", "b:1317"], "nothing is remembered of the wrong height"
+    assert node_names(endpoints) == ["a:1317", "b:1317"], "the wrong height is not remembered"
 
 
 async def test_head_of_lone_node_is_bounded_by_last_agreed_head() -> None:
@@ -161,7 +161,7 @@ async def test_head_of_lone_node_is_bounded_by_last_agreed_head() -> None:
         clock.advance(1)
         a.height += 90
         await endpoints.probe_all()
-    assert endpoints.head is None, "a lone node cannot move the bound step by step"
+    assert endpoints.head is None, "a single node cannot raise the bound in steps"
     assert endpoints.newest_height < 463 + 100 + 50 / 0.1
     network.nodes["b"] = b
     b.height = a.height
@@ -253,12 +253,12 @@ async def test_pool_backs_off_unanswering_node_and_calls_next() -> None:
     assert [(log["endpoint"], log["reason"]) for log in logs] == [("a:1317", "no answer within 5 s")]
     before = len(requests)
     await endpoints.call(lambda client: client.rounds())
-    assert len(requests) == before, "it rests: others are not delayed by it again"
+    assert len(requests) == before, "the node is in backoff and does not delay others"
     for delay in (1, 2, 4, 8, 16, 30, 30):
         assert node_names(endpoints) == ["b:1317"]
         await endpoints.probe_all()
         clock.advance(delay - 0.1)
-        assert node_names(endpoints) == ["b:1317"], "a good probe does not end its rest"
+        assert node_names(endpoints) == ["b:1317"], "a successful probe does not end the backoff"
         clock.advance(0.1)
         await endpoints.probe_all()
         assert node_names(endpoints) == ["a:1317", "b:1317"]
@@ -270,7 +270,7 @@ async def test_pool_backs_off_unanswering_node_and_calls_next() -> None:
     network.nodes["a"].faults["rounds"] = refuse_connection
     await endpoints.call(lambda client: client.rounds())
     clock.advance(1)
-    assert node_names(endpoints) == ["a:1317", "b:1317"], "after a success it is 1 s again"
+    assert node_names(endpoints) == ["a:1317", "b:1317"], "after a success the backoff is 1 s again"
 
 
 @pytest.mark.parametrize(
@@ -297,9 +297,9 @@ async def test_pool_uses_node_for_other_requests_when_one_fails(response: httpx.
             assert node_names(endpoints) == ["a:1317", "b:1317"]
             clock.advance(5)
             await endpoints.probe_all()
-    assert await endpoints.call_node(get_node_name) == "a:1317", "other questions go to it first"
+    assert await endpoints.call_node(get_node_name) == "a:1317", "other requests go to it first"
     reported = [(log["event"], log["endpoint"]) for log in logs]
-    assert reported == [("node_answer_invalid", "a:1317")], "logged once while it repeats"
+    assert reported == [("node_answer_invalid", "a:1317")], "logged once while it persists"
 
 
 async def test_pool_with_one_node_stays_usable_when_one_request_fails() -> None:
@@ -427,16 +427,16 @@ async def test_probe_without_new_block_requests_head_only() -> None:
     clock.advance(1)
     node.height += 1
     assert await probed_paths() == ["latest", "syncing"]
-    assert await probed_paths() == ["latest", "status"], "the RPC has not shown this block yet"
+    assert await probed_paths() == ["latest", "status"], "the RPC has not reported this block yet"
     assert await probed_paths() == ["latest"]
     clock.advance(SYNC_STATUS_SECONDS)
-    assert await probed_paths() == everything, "its word is old"
+    assert await probed_paths() == everything, "the report is outdated"
     assert await probed_paths() == ["latest"]
 
     node.height, node.syncing = node.height + 1, True
     assert await probed_paths() == ["latest", "syncing"]
     assert not endpoints.has_usable_node
-    assert await probed_paths() == everything, "while it is catching up, that may end at any time"
+    assert await probed_paths() == everything, "a node that is catching up may finish at any time"
     node.syncing = False
     assert await probed_paths() == everything
     assert endpoints.has_usable_node
@@ -445,7 +445,7 @@ async def test_probe_without_new_block_requests_head_only() -> None:
     node.faults["latest"] = lambda _: httpx.Response(502)
     assert await probed_paths() == ["latest"]
     del node.faults["latest"]
-    assert await probed_paths() == everything, "what it was before it failed is not what it is now"
+    assert await probed_paths() == everything, "the state before the failure is no longer valid"
 
 
 async def test_syncing_node_or_lost_rpc_is_detected_in_five_seconds() -> None:

@@ -37,14 +37,14 @@ class Environment:
 
 async def test_follower_syncs_on_each_block_and_once_after() -> None:
     env = Environment()
-    assert await env.follower.sync_once(), "nothing is known yet, nothing is wrong"
+    assert await env.follower.sync_once(), "nothing is known yet and nothing is wrong"
     assert not env.follower.is_ready
     assert await env.poll()
     assert env.follower.is_ready
     assert env.trees.size(ROUND_ID) == 3
     assert env.count_syncs() == 1
     assert await env.follower.sync_once()
-    assert env.count_syncs() == 1, "not before a poll has passed"
+    assert env.count_syncs() == 1, "not before the poll interval has passed"
     for _ in range(5):
         assert await env.poll()
     assert env.count_syncs() == 2
@@ -134,7 +134,7 @@ async def test_wait_next_sync_returns_after_next_scheduled_sync() -> None:
             before = env.count_syncs()
             await env.poll()
             await anyio.wait_all_tasks_blocked()
-            assert env.count_syncs() == before, "in step with the newest block: nothing was asked"
+            assert env.count_syncs() == before, "in sync with the newest block: no request is made"
             assert released == []
             env.node.height += 1
             await env.poll()

@@ -34,7 +34,7 @@ def test_round_argument_accepts_unique_prefix() -> None:
     assert parse_round("77FFEE") == parse_round(ROUNDS[2].upper()) == ROUNDS[2]
     assert parse_round(ROUNDS[1][:9]) == ROUNDS[1]
     assert parse_round("") == ""
-    assert parse_round("ab" * 32) == "ab" * 32, "a whole name is looked at by who answers"
+    assert parse_round("ab" * 32) == "ab" * 32, "a complete reference is checked by the server"
 
 
 @pytest.mark.parametrize("text", ["77ffe", "77ffeg", "../../..", ROUNDS[0][:8]])

@@ -141,7 +141,7 @@ def test_root_command_leaves_service_as_owner_of_all_files(database: Path, folde
     assert set(file_owners(folder).values()) == {SERVICE_UID}, file_owners(folder)
     assert {"copy.db", "copy.db.lock", "shares", "backup.age", "queue.db.before-restore-1"} <= set(file_owners(folder))
     output = create_backup(database, tmp_path)
-    assert output.stat().st_uid == 0, "what root names elsewhere is root's"
+    assert output.stat().st_uid == 0, "files that root names elsewhere belong to root"
 
 
 def test_export_after_interrupted_export_reports_leftover_file(
@@ -210,7 +210,7 @@ def test_acting_as_owner_follows_links_of_root(folder: Path, tmp_path: Path) -> 
         assert resolved == folder / "file"
         assert (os.getuid(), os.geteuid()) == (0, SERVICE_UID)
         with acting_as_owner(tmp_path / "file"):
-            assert os.geteuid() == SERVICE_UID, "root's rights do not return within"
+            assert os.geteuid() == SERVICE_UID, "root's privileges do not return within the call"
         with pytest.raises(PermissionError):
             (tmp_path / "file").touch()
     assert (os.geteuid(), os.getegid(), os.getgroups()) == (0, 0, groups)

@@ -146,7 +146,7 @@ def test_archive_is_used_only_when_completely_valid(
         assert run_command("proof", "export", "07" * 32, "--from", "archive") == 5
         return
     assert run_command(*archive) == 1
-    assert run_command("proof", "export", NULLIFIER) == 6, "the chain is asked instead, and not there"
+    assert run_command("proof", "export", NULLIFIER) == 6, "the chain is queried instead and unreachable"
     assert "archive not usable: " in capsys.readouterr().err
 
 

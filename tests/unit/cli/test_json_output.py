@@ -72,7 +72,7 @@ def run_json(
         assert output.endswith("\n")
         assert output.count("\n") == 1
         if not name.startswith("proof"):  # `proof` prints public data
-            assert not any(secret in output for secret in SECRETS), "no command prints anything of a witness"
+            assert not any(secret in output for secret in SECRETS), "no command prints any part of a witness"
         answer: dict[str, Any] = json.loads(output)
         assert_conforms(name.replace(" ", "-"), answer)
         return answer

@@ -200,7 +200,7 @@ def test_action_on_terminal_asks_for_confirmation(
     assert questions == ["Retry 2 failed shares?"] * 2
     assert "nothing was changed" in capsys.readouterr().err
     assert run_command("queue", "retry") == 0
-    assert len(questions) == 2, "nothing failed, nothing is asked"
+    assert len(questions) == 2, "nothing failed, so no confirmation is requested"
 
 
 def test_action_without_daemon_and_database_exits_not_found(capsys: pytest.CaptureFixture[str]) -> None:
@@ -330,7 +330,7 @@ def test_import_of_returned_moved_shares_requeues_them(
     assert_conforms("queue-import", answer)
     assert (answer["revived"], answer["left"]) == (4, [])
     assert dry_result == {**answer, "dry_run": True}
-    assert read_states(capsys) == {"received": 4}, "all attempts are back, for those that had failed too"
+    assert read_states(capsys) == {"received": 4}, "all attempts are restored, also for failed shares"
     assert read_states(capsys, *other) == {"failed": 4}, "no share is live in both queues"
     assert run_command("queue", "audit", "--json") == 0
     (action, *_) = read_json(capsys)["actions"]
@@ -391,7 +391,7 @@ def test_import_with_wrong_passphrase_is_refused(
         witness = recorded_share(index)
         assert base64.b64encode(witness.primary_blind) not in sealed
         assert ROUND_ID.hex().encode() not in sealed
-    assert run_command("queue", "import", "x.age", "--dry-run") == 3, "it opens, and its shares wait here already"
+    assert run_command("queue", "import", "x.age", "--dry-run") == 3, "the file opens and its shares already wait here"
     monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", "quite another one")
     assert run_command("queue", "import", "x.age", "--yes") == 4
     monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", "short")

@@ -47,7 +47,7 @@ def test_lock_check_changes_nothing(tmp_path: Path) -> None:
     lock.release(clean=False)
     require_single_instance(arguments, {})
     second_lock = FileLock(database)
-    assert not second_lock.acquire(), "that the last daemon did not end in order is still there to see"
+    assert not second_lock.acquire(), "the unclean end of the last daemon is still visible"
     second_lock.release(clean=True)
 
 

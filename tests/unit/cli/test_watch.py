@@ -81,7 +81,7 @@ def test_render_wide_screen_has_one_line_per_round() -> None:
     assert "proof start  median 12 ms, p99 40 ms" in text
     assert "proof sent   median -, p99 25 s" in text
     assert "a.example:1317 ok" in text
-    assert "b.example:1317 newest block is 120 s old [2J" in text, "nothing moves the cursor"
+    assert "b.example:1317 newest block is 120 s old [2J" in text, "no output moves the cursor"
     assert "13:33:10 proof timed out (3)" in text
 
 
@@ -153,20 +153,22 @@ def test_render_low_terminal_drops_idle_rounds_first() -> None:
 
     lines = to_plain_text(many.lines(80, max_lines=23)).splitlines()
     assert len(lines) == 23
-    assert [line.split()[0] for line in lines[3:10:3]] == ["3fa2c9d1", "eeeeeeee", "00000000"], "the next to end first"
-    assert lines[9].split()[7] == "1", "and where something failed before where nothing did"
+    assert [line.split()[0] for line in lines[3:10:3]] == ["3fa2c9d1", "eeeeeeee", "00000000"], (
+        "the next round to end comes first"
+    )
+    assert lines[9].split()[7] == "1", "rounds with failures come before rounds without"
     assert lines[15] == "and 23 more rounds: 0 waiting, 0 failed"
     assert lines[-1].endswith("13:33:10 proof timed out (3)")
 
     lines = to_plain_text(many.lines(80, max_lines=13)).splitlines()
     assert len(lines) == 13
     assert [line.split()[0] for line in lines[1:7]] == ["round", "3fa2c9d1", "due", "now", "eeeeeeee", "and"]
-    assert lines[-3:-1] == render(STATE).splitlines()[-3:-1], "the nodes are seen"
+    assert lines[-3:-1] == render(STATE).splitlines()[-3:-1], "the nodes are visible"
 
     lines = to_plain_text(many.lines(80, max_lines=10)).splitlines()
     assert len(lines) == 10
     assert [line.split()[0] for line in lines[1:4]] == ["round", "3fa2c9d1", "and"]
-    assert lines[3] == "and 30 more rounds: 7 waiting, 1 failed", "and one is always seen"
+    assert lines[3] == "and 30 more rounds: 7 waiting, 1 failed", "one node is always visible"
 
 
 def test_render_omits_closed_rounds_without_shares() -> None:

@@ -66,7 +66,7 @@ async def test_round_end_control_starts_tally() -> None:
         await chain.mine(3)
 
         (row,) = (await chain.get_json(f"{API_PREFIX}/tally-results/{round_id.hex()}"))["results"]
-        assert row["total_value"] == 77 - ballot.shares[15].value, "the tally is of what was counted"
+        assert row["total_value"] == 77 - ballot.shares[15].value, "the tally contains the counted reveals"
 
 
 async def test_proof_with_flipped_bit_is_refused_and_checked_once() -> None:

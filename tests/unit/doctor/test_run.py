@@ -307,9 +307,11 @@ def test_judge_sender_names_sender_and_warns_without_one() -> None:
     assert (line.level, line.message) == (Level.OK, "this host sends (role sender)")
     (line,) = judge_sender(service_status(role="api", sends=False, sender="", database_skew=0.0))
     assert (line.level, line.message) == (Level.WARN, "no host sends now: proven shares are waiting")
-    assert judge_sender(service_status(role="api", sends=False, sender=None, database_skew=0.0)) == [], "not asked yet"
+    assert judge_sender(service_status(role="api", sends=False, sender=None, database_skew=0.0)) == [], (
+        "not queried yet"
+    )
     assert judge_sender(service_status(role="all", sends=False, sender="")) == [], (
-        "a file's lease is a check of its own"
+        "the lease of a file has its own check"
     )
 
 

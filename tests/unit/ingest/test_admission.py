@@ -352,7 +352,7 @@ async def test_intake_end_unconfirmed_accepts_shares_before_both_ends(harness: H
     harness.clock.time = earlier + 1.0
     with pytest.raises(ShareRefused) as caught:
         await harness.intake.admit(share_body(make_share(submit_at=0, share_index=2)))
-    assert caught.value.status == 503, "it is due immediately, and one of the two ends has passed"
+    assert caught.value.status == 503, "the share is due immediately and one of the two end times has passed"
 
 
 @pytest.mark.parametrize("status", [RoundStatus.ACTIVE, RoundStatus.TALLYING])
@@ -374,7 +374,7 @@ async def test_intake_proposals_unconfirmed_answers_429_not_400(harness: Harness
     assert (await harness.expect_refusal(make_share())).status == 429
     harness.chain.rounds[ROUND_ID] = make_round()
     harness.chain.proposal_reports.add(ROUND_ID)
-    assert await harness.intake.admit(share_body(make_share())) is EnqueueResult.QUEUED, "its choice is known"
+    assert await harness.intake.admit(share_body(make_share())) is EnqueueResult.QUEUED, "the choice is known"
 
 
 async def test_admission_pause_during_hold_responds_503(harness: Harness) -> None:
@@ -470,13 +470,13 @@ async def test_admission_two_clients_holding_shares_leave_places_for_others(monk
     monkeypatch.setattr(harness.chain, "wait_next_sync", gate.wait)
     beyond = create_body(tree_position=9)
     async with anyio.create_task_group() as group:
-        assert await gate.hold_shares(harness, group, 100, beyond, b"one") == 15, "half of the places"
-        assert await gate.hold_shares(harness, group, 100, beyond, b"two") == 8, "half of the others"
+        assert await gate.hold_shares(harness, group, 100, beyond, b"one") == 15, "half of the slots"
+        assert await gate.hold_shares(harness, group, 100, beyond, b"two") == 8, "half of the remaining slots"
         assert await gate.hold_shares(harness, group, 1, beyond, b"honest") == 1
         gate.opened.set()
     gate.opened = anyio.Event()
     async with anyio.create_task_group() as group:
-        assert await gate.hold_shares(harness, group, 100, beyond, b"one") == 15, "places are released"
+        assert await gate.hold_shares(harness, group, 100, beyond, b"one") == 15, "the slots are released"
         gate.opened.set()
 
 

@@ -62,7 +62,7 @@ def test_read_shares_mutated_payloads_are_decoded_or_refused() -> None:
     mutated = list(itertools.islice(PayloadMutator(PAYLOADS, random.Random(11)), MUTATED))
     results = proofs.read_shares(mutated)
     accepted = [(posted, read) for posted, read in zip(mutated, results, strict=True) if isinstance(read, ReadShare)]
-    assert accepted, "some mutations change nothing that matters"
+    assert accepted, "some mutations change nothing relevant"
     for posted, share in accepted:
         assert share == decoded(posted)
     for invalid in results:
@@ -125,7 +125,7 @@ def test_read_shares_wallet_variations_are_accepted(posted: bytes, fields: dict[
     assert isinstance(read, ReadShare)
     assert read == decoded(posted)
     assert {name: getattr(read, name) for name in fields} == fields
-    assert "ReadShare(…)" in repr([read]), "nothing of a witness is shown"
+    assert "ReadShare(…)" in repr([read]), "no part of a witness is shown"
 
 
 async def test_validator_wrong_hash_is_refused_after_cached_right_one() -> None:

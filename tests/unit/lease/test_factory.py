@@ -118,7 +118,7 @@ async def test_database_lease_requires_both_and_stores_bucket_token(clock: FakeC
     clock.advance(7.9)
     assert first_lease.is_held
     clock.advance(0.2)
-    assert not first_lease.is_held, "the object's is over; the database's is not yet"
+    assert not first_lease.is_held, "the object's lease has expired, the database's has not"
     assert not await other.acquire()
     clock.advance(10)
     assert await other.acquire()
@@ -155,7 +155,7 @@ async def test_database_outage_keeps_lease_until_expiry_and_releases_bucket(cloc
     with pytest.raises(LeaseError, match="could not release the sender lease"):
         await lease.release()
     assert not lease.is_held
-    assert await lease_for_host(bucket, clock, "b").acquire(), "at once"
+    assert await lease_for_host(bucket, clock, "b").acquire(), "taken over immediately"
 
 
 # A single host with a file, and what wallets and provers see

@@ -148,7 +148,7 @@ async def test_same_store_error_has_same_message() -> None:
         with pytest.raises(BucketError) as caught:
             await bucket.get("a")
         errors.add(str(caught.value))
-    assert len(errors) == 1, "who tells each reason once would tell each try"
+    assert len(errors) == 1, "a log that reports each reason once would report each try"
 
 
 @pytest.mark.parametrize("status", [400, 403, 500])

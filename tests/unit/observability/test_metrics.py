@@ -61,7 +61,7 @@ def parse_samples(text: str) -> Samples:
     for family in parse(text):
         for sample in family.samples:
             key = (sample.name, tuple(sorted(sample.labels.items())))
-            assert key not in samples, f"told twice: {key}"
+            assert key not in samples, f"reported twice: {key}"
             samples[key] = sample.value
     return samples
 

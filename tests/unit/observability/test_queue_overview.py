@@ -64,7 +64,7 @@ def test_overview_busy_provers_never_exceed_slots() -> None:
     overview = build_overview(
         now=1.0, status=partial_state(**{**FACTS, "in_hand": 4}), rounds=[], counts={}, due_ahead={}, failures=[]
     )
-    assert overview["provers"]["busy"] == 2, "two of the four wait their turn"
+    assert overview["provers"]["busy"] == 2, "two of the four wait for a slot"
 
 
 def test_overview_before_first_proof_omits_time_needed() -> None:

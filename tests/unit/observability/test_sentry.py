@@ -147,7 +147,7 @@ async def test_report_never_contains_secrets(
     assert answer.status_code == 500
     reporter.close()
     sent_text = b"".join(project.envelopes).decode()
-    assert len(project.events) == 4, "libraries' lines are not sent"
+    assert len(project.events) == 4, "log entries of libraries are not sent"
     assert CANARY not in sent_text
     assert CANARY not in "".join(project.headers)
     for hidden in ("203.0.113.77", socket.gethostname(), os.environ["HOME"], "share_comms"):
@@ -205,7 +205,7 @@ def test_unreachable_project_blocks_nothing(clock: FakeClock) -> None:
         reporting = threading.Thread(target=report)
         reporting.start()
         reporting.join(PATIENCE_SECONDS)
-        assert not reporting.is_alive(), "what does not fit into the queue is dropped"
+        assert not reporting.is_alive(), "reports that exceed the queue are dropped"
     reporter._client.close(timeout=0.1)
 
 

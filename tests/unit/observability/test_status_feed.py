@@ -85,7 +85,7 @@ async def test_slow_listener_is_dropped_and_others_stay() -> None:
     for number in range(2, 7):
         states.publish(b"%d" % number)
         assert await take_names(quick, 1) == [f"run-{number}"]
-    assert await take_names(slow, 1) == [], "it ended"
+    assert await take_names(slow, 1) == [], "the stream ended"
 
 
 async def test_publish_yields_between_slices_of_listeners() -> None:
@@ -105,7 +105,7 @@ async def test_publish_yields_between_slices_of_listeners() -> None:
         await asyncio.sleep(0)  # a due share yields to the event loop like this
         turns.append(len(served))
     assert max(after - before for before, after in pairwise(turns)) <= WAKE_BATCH_SIZE
-    assert asyncio.get_running_loop().time() - started_at >= 4 * WAKE_PAUSE_SECONDS, "other threads had theirs"
+    assert asyncio.get_running_loop().time() - started_at >= 4 * WAKE_PAUSE_SECONDS, "other threads made progress"
     await asyncio.gather(*listening)
     assert served == ["run-1"] * (5 * WAKE_BATCH_SIZE)
 
@@ -143,7 +143,7 @@ async def test_snapshots_are_taken_only_while_someone_listens() -> None:
             clock.advance(INTERVAL_SECONDS)
             for _ in range(5):
                 await asyncio.sleep(0)
-        assert await waiting == ["run-2"], "an error of the store ends nothing"
+        assert await waiting == ["run-2"], "an error of the store ends no stream"
         assert snapshot_count == 3
         await listener.aclose()  # type: ignore[attr-defined]
         for _ in range(3):

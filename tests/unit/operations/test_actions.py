@@ -124,7 +124,7 @@ async def test_retry_many_shares_uses_batches_and_accepts_posts_between(
         assert await harness.store.enqueue(posted.share, posted.nullifier, now=NOW) is EnqueueResult.QUEUED
         assert await harness.store.is_known(posted.share.key)
         waits.append(len(batch_sizes) - before)
-    assert not action.done(), "the posts were made while the act was under way"
+    assert not action.done(), "the posts happened during the action"
 
     assert (await action)["retried"] == 20_000
     assert max(batch_sizes) == BATCH_SHARES

@@ -157,7 +157,7 @@ async def test_writer_progress_far_ahead_of_chain_is_refused(next_part: int, ref
             await writer.write_next_part()
         assert PROGRESS in caught.value.advice
     else:
-        assert not await writer.write_next_part(), "a node may be some blocks behind the one that was asked before"
+        assert not await writer.write_next_part(), "a node may be some blocks behind the previous one"
     assert writer.collect_status()["behind"] in ({None} if refused else {0})
 
 
@@ -177,7 +177,7 @@ async def test_writer_takeover_by_another_host_continues() -> None:
     assert writer.collect_status() == {"through": 199, "behind": 200, "problem": None}
     is_responsible = False
     assert not await writer.write_next_part()
-    assert writer.collect_status()["through"] == 0, "another host's work"
+    assert writer.collect_status()["through"] == 0, "the other host is responsible"
     assert await create_writer(bucket, blocks).write_next_part()
     is_responsible, blocks.requested_heights = True, []
     assert await writer.write_next_part()

@@ -68,7 +68,7 @@ async def test_attempts_and_delays_survive_restart(tmp_path: Path) -> None:
             if number < 5:
                 assert result[2] == wait
                 async with pipeline.run_dispatcher():
-                    assert pipeline.prover.started_proofs == [], "not before its wait is over, restarted or not"
+                    assert pipeline.prover.started_proofs == [], "not before the wait ends, even after a restart"
             clock.advance(wait)
 
 

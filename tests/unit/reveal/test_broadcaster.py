@@ -147,7 +147,7 @@ async def test_refused_connection_tries_next_node_immediately(pipeline: Pipeline
     pipeline.nodes.replies[FIRST_NODE] = fail_with(httpx.ConnectError)
     await pipeline.broadcaster.send(await pipeline.prepare_message())
     assert pipeline.nodes.posted_to == [FIRST_NODE, SECOND_NODE]
-    assert [endpoint.name for endpoint in pipeline.endpoints.usable_nodes] == [SECOND_NODE], "it rests"
+    assert [endpoint.name for endpoint in pipeline.endpoints.usable_nodes] == [SECOND_NODE], "the node is in backoff"
     assert pipeline.stats.counts["broadcast"] == 1
     assert pipeline.read_send_state()[-2:] == (SECOND_NODE, "ACCEPTED")
 
@@ -166,7 +166,9 @@ async def test_refused_connection_tries_next_node_immediately(pipeline: Pipeline
 async def test_outage_resends_same_bytes_to_other_node_at_next_block(pipeline: Pipeline, answer: NodeReply) -> None:
     pipeline.nodes.replies[FIRST_NODE] = answer
     await pipeline.broadcaster.send(await pipeline.prepare_message())
-    assert pipeline.nodes.posted_to == [FIRST_NODE], "not to another at the same height: it may have been taken"
+    assert pipeline.nodes.posted_to == [FIRST_NODE], (
+        "not to another node at the same height: the first may have accepted it"
+    )
     await pipeline.next_block()
     assert pipeline.nodes.posted_to == [FIRST_NODE, SECOND_NODE]
     assert pipeline.nodes.posts[0][1] == pipeline.nodes.posts[1][1]
@@ -181,7 +183,7 @@ async def test_node_with_bad_response_is_not_first_for_next_share(pipeline: Pipe
     pipeline.clock.advance(31)
     pipeline.show_block()
     await pipeline.broadcaster.send(await pipeline.prepare_message(3))
-    assert pipeline.nodes.posted_to[-1] == FIRST_NODE, "it gets another chance"
+    assert pipeline.nodes.posted_to[-1] == FIRST_NODE, "the node is tried again"
 
 
 async def test_without_fresh_node_nothing_is_sent_or_spent(pipeline: Pipeline) -> None:
@@ -216,7 +218,7 @@ async def test_unconfirmed_after_10_blocks_gets_new_proof_without_attempt(
         for _ in range(9):
             await pipeline.next_block()
         assert len({body for _, body in pipeline.nodes.posts}) == 1, "the same bytes"
-        assert len(pipeline.prover.started_proofs) == 1, "not more than one proof in ten blocks"
+        assert len(pipeline.prover.started_proofs) == 1, "at most one proof in ten blocks"
         await pipeline.next_block()
         await wait_until(lambda: len({body for _, body in pipeline.nodes.posts}) == 2)
         assert len(pipeline.prover.started_proofs) == 2
@@ -231,7 +233,7 @@ async def test_already_spent_response_does_not_confirm(pipeline: Pipeline) -> No
     for _ in range(25):
         await pipeline.next_block()
     assert pipeline.read_share(1, "state, attempts") == (ShareState.BROADCAST, 0)
-    assert len(pipeline.prover.started_proofs) == 1, "another proof could not change it"
+    assert len(pipeline.prover.started_proofs) == 1, "another proof would not change the result"
     sent = len(pipeline.nodes.posts)
     assert await pipeline.count_on_chain(1)
     assert pipeline.read_share(1) is None
@@ -276,11 +278,11 @@ async def test_refused_valid_proof_is_retried_with_other_circuit(pipeline: Pipel
         await pipeline.enqueue(1)
         await wait_until(lambda: pipeline.query_rows("SELECT last_outcome FROM reveals") == [("BAD_PROOF",)])
         await pipeline.settle_dispatcher()
-        assert pipeline.circuits.current == "k10", "one node's word is not the chain's"
+        assert pipeline.circuits.current == "k10", "one node's statement is not the chain's"
         await pipeline.next_block()
         await wait_until(lambda: len(pipeline.prover.started_proofs) == 2)
         await pipeline.settle_dispatcher()
-        assert len(pipeline.nodes.posts) == 2, "one message of a share a height, whichever it is"
+        assert len(pipeline.nodes.posts) == 2, "at most one message of a share per height"
         await pipeline.next_block()
         key = CircuitSelector.storage_key("svote-test")
         await wait_until(lambda: pipeline.query_rows("SELECT value FROM meta WHERE key = ?", key) == [("k11",)])
@@ -331,7 +333,7 @@ async def test_refused_configured_circuit_pauses_queue_without_attempt(tmp_path:
             await pipeline.enqueue(1)
             await wait_until(lambda: pipeline.query_rows("SELECT last_outcome FROM reveals") == [("BAD_PROOF",)])
             await pipeline.settle_dispatcher()
-            assert pipeline.circuits.pause_reason is None, "one node's word is not the chain's"
+            assert pipeline.circuits.pause_reason is None, "one node's statement is not the chain's"
             await pipeline.next_block()
             assert pipeline.circuits.pause_reason is not None
             await pipeline.enqueue(2)
@@ -368,7 +370,7 @@ async def test_queue_paused_by_refusals_tries_one_share_per_block(tmp_path: Path
                 # The shares that the block permitted are proven and sent.
                 await wait_until(lambda: not pipeline.dispatcher._tasks)
                 blocks += 1
-                assert blocks <= 3, "the pause is not waited for"
+                assert blocks <= 3, "it does not wait for the pause"
 
 
 @pytest.mark.rule("R15")
@@ -378,7 +380,7 @@ async def test_permanently_refused_message_fails_and_is_reported(pipeline: Pipel
     with capture_logs() as logs:
         await pipeline.broadcaster.send(share)
         assert pipeline.read_share(1, "state, attempts") == (ShareState.BROADCAST, 0), (
-            "one node's word is not the chain's"
+            "one node's statement is not the chain's"
         )
         await pipeline.next_block()
     assert pipeline.nodes.posted_to == [FIRST_NODE, SECOND_NODE]
@@ -479,7 +481,7 @@ async def test_circuit_trial_sends_one_reveal_per_node_and_others_wait(pipeline:
         await pipeline.next_block()  # the refused ones were already sent at this height
         await wait_until(lambda: sent.count("k11") == 8)
     assert sent == ["k10"] * 2 + ["k11"] * 8
-    assert pipeline.prover.circuits.count("k10") == 2, "nothing is proven in vain meanwhile"
+    assert pipeline.prover.circuits.count("k10") == 2, "nothing is proven during the pause"
     assert set(pipeline.query_rows("SELECT attempts FROM shares")) == {(0,)}
     assert await pipeline.store.get_meta(CircuitSelector.storage_key(CHAIN_ID)) == "k11"
 

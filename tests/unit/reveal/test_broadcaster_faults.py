@@ -113,7 +113,7 @@ async def test_cancelled_send_is_resent_after_restart(tmp_path: Path) -> None:
     async with open_pipeline(tmp_path / "queue.db") as pipeline:
         assert await pipeline.store.recover() == 0
         await pipeline.broadcaster.reconcile(pipeline.height)
-        assert pipeline.nodes.posts == [], "it may have been taken at this height"
+        assert pipeline.nodes.posts == [], "the node may have accepted it at this height"
         await pipeline.next_block()
         assert pipeline.nodes.posted_to == [SECOND_NODE]
         assert pipeline.read_send_state()[0] == 2

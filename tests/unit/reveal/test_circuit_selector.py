@@ -88,7 +88,7 @@ def test_share_refused_with_both_circuits_pauses_queue(clock: FakeClock, meta: F
     auto.record_refused(1, "k11")
     assert auto.pause_reason is not None
     assert "both" in str(auto.pause_reason)
-    assert auto.current == "k10", "and the other one is tried after the pause"
+    assert auto.current == "k10", "the other generation is tried after the pause"
 
 
 @pytest.mark.anyio
@@ -119,7 +119,7 @@ async def test_refused_configured_circuit_pauses_queue_with_reason(clock: FakeCl
     assert by_hand.pause_reason is not None
     assert '"k10"' in str(by_hand.pause_reason)
     clock.advance(PAUSE_SECONDS)
-    assert by_hand.pause_reason is None, "one share tries again now and then: the chain may have upgraded"
+    assert by_hand.pause_reason is None, "one share retries from time to time: the chain may have upgraded"
     by_hand.record_refused(1, "k11")
     await by_hand.record_accepted("k11")
     assert by_hand.pause_reason is None
@@ -138,7 +138,7 @@ async def test_selection_is_tentative_until_chain_accepts_circuit(clock: FakeClo
     assert not auto.is_current_unproven
     assert auto.is_unproven("k10")
     auto.record_refused(2, "k11")
-    assert auto.is_current_unproven, "an upgrade of the chain is found out by one reveal too"
+    assert auto.is_current_unproven, "one reveal detects an upgrade of the chain"
 
 
 def test_configured_or_stored_selection_is_not_tentative(clock: FakeClock, meta: FakeMeta) -> None:
@@ -166,7 +166,7 @@ def test_paused_selector_allows_trial_after_block(setting: str, clock: FakeClock
     for _ in range(2):
         for circuit in ("k10", "k11"):
             selector.record_refused(1, circuit)
-        assert selector.blocked_reason is not None, "a block before the refusal says nothing"
+        assert selector.blocked_reason is not None, "a block before the refusal is no evidence"
         selector.note_block()
         assert selector.blocked_reason is None
         assert selector.pause_reason is not None, "it is reported until a proof is accepted"

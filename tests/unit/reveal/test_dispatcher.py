@@ -62,7 +62,7 @@ async def test_dispatch_waits_when_due_time_exceeds_block_time_by_tolerance(tmp_
         assert await pipeline.count_idle_turns() == 0
         pipeline.show_block(time=START_TIME + 5.0)
         await pipeline.settle_dispatcher()
-        assert pipeline.dispatcher.pause_reason is not None, "a new block shows how far off the clock is"
+        assert pipeline.dispatcher.pause_reason is not None, "a new block shows the clock's error"
         assert sorted(pipeline.prover.positions) == [1, 2]
         pipeline.clock.set_wall_clock(-3600)
         pipeline.clock.advance(121)
@@ -168,7 +168,7 @@ async def test_loop_sleeps_at_most_30_seconds(pipeline: Pipeline) -> None:
             sleeps = pipeline.clock.sleep_count + 1
             pipeline.clock.advance(1)
             await wait_until(partial(has_slept_again, pipeline, sleeps))
-        assert pipeline.gate_checks == turns, "it looks at the clock each second, and at nothing else"
+        assert pipeline.gate_checks == turns, "it reads the clock each second and nothing else"
         pipeline.clock.advance(1)
         await wait_until(lambda: pipeline.gate_checks > turns)
 
@@ -224,14 +224,14 @@ async def test_restart_releases_a_claimed_share_at_its_due_time(tmp_path: Path) 
             await pipeline.advance_when_idle(5)
             await wait_for_length(pipeline.nodes.posts, 1)
         assert pipeline.share_states() == {1: ShareState.WITNESSED, 2: ShareState.BROADCAST}, (
-            "cancelled: left as they are"
+            "cancelled: left unchanged"
         )
     async with open_pipeline(tmp_path / "queue.db", clock=clock) as pipeline:
         assert await pipeline.store.recover() == 1
         assert pipeline.read_share(1, "state, due_ms, attempts") == (ShareState.RECEIVED, (START_TIME + 5) * 1000, 0)
         async with pipeline.run_dispatcher():
             await wait_until(lambda: pipeline.nodes.posts)
-            assert pipeline.prover.positions == [1], "the other's message is on disk: it is not proven again"
+            assert pipeline.prover.positions == [1], "the other share's message is on disk and not proven again"
 
 
 @pytest.mark.parametrize("condition", ["nothing due", "paused", "no round", "held back by the chain"])
@@ -257,7 +257,7 @@ async def test_share_beyond_verified_tree_is_retried_without_spending_an_attempt
         await pipeline.enqueue(5000)
         await wait_until(lambda: pipeline.read_share(5000, "state, stage") == (ShareState.RECEIVED, "tree"))
         await pipeline.settle_dispatcher()
-        assert await pipeline.count_idle_turns() == 0, "not over and over"
+        assert await pipeline.count_idle_turns() == 0, "not repeatedly"
         assert pipeline.read_share(5000, "attempts, due_ms") == (0, (START_TIME + 2) * 1000)
 
 

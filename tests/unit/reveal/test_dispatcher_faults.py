@@ -27,9 +27,7 @@ async def test_error_in_one_share_releases_it_and_blocks_no_other(pipeline: Pipe
     async with pipeline.run_dispatcher():
         await pipeline.enqueue(1, *range(2, 12))
         await wait_for_length(pipeline.nodes.posts, 10)
-        assert pipeline.read_share(1, "state, attempts") == (ShareState.WITNESSED, 0), (
-            "kept out of the way for a moment"
-        )
+        assert pipeline.read_share(1, "state, attempts") == (ShareState.WITNESSED, 0), "delayed for a moment"
         await pipeline.advance_when_idle(2)
         await wait_for_length(pipeline.nodes.posts, 11)
         assert pipeline.read_share(1, "state, attempts, due_ms") == (ShareState.BROADCAST, 0, START_TIME * 1000)
@@ -75,7 +73,7 @@ async def test_dispatch_resumes_after_database_outage(pipeline: Pipeline) -> Non
                 await pipeline.advance_when_idle(1)
             await pipeline.settle_dispatcher()
         errors = [entry["error"] for entry in logs if entry["event"] == "dispatch_failed"]
-        assert errors == ["claim_due failed"], "told once, not once a second"
+        assert errors == ["claim_due failed"], "logged once, not every second"
         assert "release_claim" in pipeline.store.calls
         assert await pipeline.count_idle_turns() == 0
         pipeline.store.failing_calls.clear()

@@ -54,7 +54,7 @@ async def test_round_is_closed_only_by_the_chain(pipeline: Pipeline) -> None:
     pipeline.clock.set_wall_clock(400 * 24 * HOUR_SECONDS)
     for _ in range(3):
         await check_after_block(pipeline)
-    assert pipeline.share_states() == before, "neither our clock nor the end of the vote closes, fails or purges"
+    assert pipeline.share_states() == before, "neither the local clock nor the end of the vote closes, fails or purges"
     assert pipeline.rounds.forgotten == []
     assert [stored.closed_at for stored in await pipeline.store.list_rounds()] == [None]
 
@@ -72,7 +72,7 @@ async def test_closed_round_fails_unconfirmed_shares_reports_once_and_keeps_witn
     ]
     assert pipeline.share_states() == {1: ShareState.FAILED, 2: ShareState.FAILED, 3: ShareState.FAILED}
     assert await pipeline.store.count_shares() == {ROUND: {ShareState.FAILED: 3, ShareState.SUBMITTED: 1}}
-    assert pipeline.stats.counts["expired"] == 2, "the third had failed before"
+    assert pipeline.stats.counts["expired"] == 2, "the third share had failed before"
     assert pipeline.query_rows("SELECT length(primary_blind) FROM shares") == [(32,)] * 3
 
 
@@ -132,7 +132,7 @@ async def test_purge_deletes_the_tombstone_key(pipeline: Pipeline) -> None:
     await pipeline.store.save_rounds([create_round(ROUND)], START_TIME)
     assert await pipeline.store.enqueue(share, nullifier, now=START_TIME) is EnqueueResult.QUEUED
     (after,) = pipeline.query_rows("SELECT mac_key FROM round_keys")
-    assert before != after, "nobody can try out keys on an old backup"
+    assert before != after, "keys cannot be tested on an old backup"
 
 
 async def test_round_closed_before_restart_is_reported_before_purge(pipeline: Pipeline) -> None:

@@ -38,7 +38,7 @@ async def test_prepared_message_uses_newest_verified_root(pipeline: Pipeline) ->
     assert (tx_hash, anchor, circuit) == (RevealMessage.from_tx(message).tx_hash(), ANCHOR.height, "k10")
     assert height == pipeline.height
     assert pipeline.read_share(1, "state, attempts, proved_height") == (ShareState.BROADCAST, 0, pipeline.height)
-    assert pipeline.nodes.posts == [], "sending is somebody else's work"
+    assert pipeline.nodes.posts == [], "sending is the broadcaster's task"
 
 
 @pytest.mark.rule("R11")
@@ -107,7 +107,7 @@ async def test_share_of_dead_worker_is_not_claimed_before_attempt_is_recorded(pi
         await pipeline.enqueue(1)
         await wait_until(lambda: pipeline.read_share(1, "attempts") == (1,))
         await pipeline.settle_dispatcher()
-        assert seen == [(ShareState.RECEIVED, 0, (START_TIME + 2) * 1000)], "not due in between"
+        assert seen == [(ShareState.RECEIVED, 0, (START_TIME + 2) * 1000)], "not due before"
         assert len(pipeline.prover.started_proofs) == 3
         assert pipeline.dispatcher.claimed_count == 0
 
@@ -131,4 +131,4 @@ async def test_lateness_is_measured_from_submit_at_once(pipeline: Pipeline) -> N
     assert pipeline.stats.lateness_start.summary()["max_ms"] == 250.0
     assert pipeline.stats.lateness_start.count == 1
     assert pipeline.stats.counts["proven"] == 1
-    assert pipeline.stats.proving.total_seconds(pipeline.clock.monotonic() + 100) == 0, "no proof is under way"
+    assert pipeline.stats.proving.total_seconds(pipeline.clock.monotonic() + 100) == 0, "no proof is in progress"

@@ -42,9 +42,9 @@ def test_goal_is_met_or_missed(value: float, goal: str, is_met: bool) -> None:
 
 def test_growth_is_logarithmic_slope() -> None:
     assert growth_exponent("each")(RUNS) == [pytest.approx(0.5)]
-    assert growth_exponent("rate", -1)(RUNS) == [pytest.approx(1.0)], "a rate that falls is a cost that grows"
+    assert growth_exponent("rate", -1)(RUNS) == [pytest.approx(1.0)], "a falling rate is a growing cost"
     assert growth_exponent("flat")(RUNS) == [pytest.approx(0.0)]
-    assert growth_exponent("each")(RUNS[:2]) == [], "one size has no slope"
+    assert growth_exponent("each")(RUNS[:2]) == [], "one size gives no slope"
 
 
 def test_largest_queue_is_compared_with_empty_one_of_same_run() -> None:
@@ -83,7 +83,7 @@ def test_plot_growth_draws_curves_with_points_and_leaves_out_the_others() -> Non
         ]
     )
     assert "a path &lt; a root" in svg
-    assert "#1f77b4" in svg, "the colour of the first curve"
+    assert "#1f77b4" in svg, "the color of the first curve"
     assert "#ff7f0e" not in svg, "there is no second curve"
     assert "nothing" not in svg
 

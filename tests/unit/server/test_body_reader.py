@@ -52,10 +52,10 @@ async def test_body_reader_received_small_body_needs_no_wait() -> None:
     scope, receive = create_request(b"from the wire")
     complete_scope = {**scope, "state": {body_module.COMPLETE_BODY_KEY: bytearray(b"here")}}
     assert await BodyReader(uncounted_bytes=3).read(complete_scope, receive) == b"from the wire", (
-        "a large one is counted as it comes"
+        "a large body is counted as it arrives"
     )
     assert await BodyReader().read(complete_scope, receive) == b"here"
-    assert complete_scope["state"][body_module.COMPLETE_BODY_KEY] == b"", "an idle connection keeps no share"
+    assert complete_scope["state"][body_module.COMPLETE_BODY_KEY] == b"", "an idle connection reserves nothing"
 
 
 async def test_body_reader_endless_body_is_refused() -> None:
@@ -133,7 +133,7 @@ async def test_body_reader_large_bodies_do_not_block_small_ones() -> None:
             await reader.read(*create_request(b" " * 5, b" " * 6))
         assert caught.value.status_code == 429
         group.cancel_scope.cancel()
-    assert len(await reader.read(*create_request(b" " * 110))) == 110, "what was given up is free again"
+    assert len(await reader.read(*create_request(b" " * 110))) == 110, "an abandoned reservation is released"
 
 
 async def test_body_reader_client_over_its_budget_is_refused_and_others_are_read() -> None:

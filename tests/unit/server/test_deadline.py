@@ -78,7 +78,7 @@ def test_deadline_moved_later_expires_at_last_time(fixture: DeadlineFixture) -> 
         fixture.loop.advance_to(start / 10)
         fixture.deadline.set(fixture.loop.now + 5)
         assert len(fixture.loop.pending_timers) == 1
-    assert len(fixture.loop.timers) <= 2, "no timer is made for each move"
+    assert len(fixture.loop.timers) <= 2, "no timer is created per move"
     fixture.loop.advance_to(99)
     assert fixture.expirations == [9.9 + 5]
 

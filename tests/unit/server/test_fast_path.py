@@ -240,7 +240,7 @@ SCENARIOS = [*BODIES, *REFUSALS, *ERRORS, *REQUESTS, *TOKENS, *LIMITS]
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 async def test_fast_path_behaves_as_regular_route(scenario: Scenario) -> None:
     layers = await run_scenario(scenario, use_fast_path=False)
-    assert layers.statuses == list(scenario.statuses), "the story is what it says"
+    assert layers.statuses == list(scenario.statuses), "the regular route returns the expected statuses"
     assert await run_scenario(scenario, use_fast_path=True) == layers
 
 

@@ -133,7 +133,7 @@ async def test_connections_of_one_client_are_limited() -> None:
         own_clients.pop().writer.close()
         assert await own_clients[0].request() == b"hello"
         reconnected = await RawClient.connect(port)
-        assert await reconnected.request() == b"hello", "who hangs up makes room"
+        assert await reconnected.request() == b"hello", "a closed connection frees its slot"
         for client in (*own_clients, other, reconnected):
             client.writer.close()
 
@@ -147,16 +147,16 @@ async def test_connections_full_closes_longest_idle_of_busiest_client() -> None:
         slow.writer.write(at_work + b"o")
         unfinished.writer.write(HELLO_REQUEST[:-2])
         other_address = await RawClient.connect(port, source="127.0.0.2")
-        assert await other_address.request() == b"hello", "there is room for a fourth"
+        assert await other_address.request() == b"hello", "a fourth connection is accepted"
 
         third_address = await RawClient.connect(port, source="127.0.0.3")
-        assert await third_address.request() == b"hello", "and the fifth is another client's"
+        assert await third_address.request() == b"hello", "the fifth connection is another client's"
         assert await idle.read_rest() == b""
         three = await RawClient.connect(port, source="127.0.0.4")
         assert await three.request() == b"hello"
-        assert await slow.read_rest() == b"", "a body that does not come is waiting too"
+        assert await slow.read_rest() == b"", "a connection without its body counts as waiting"
         assert parse_error(await (await RawClient.connect(port, source="127.0.0.5")).read_rest())[0] == 503, (
-            "nobody has more"
+            "no client has more connections"
         )
         unfinished.writer.write(b"\r\n")
         for client in (unfinished, other_address, third_address, three):
@@ -172,8 +172,8 @@ async def test_connection_refused_before_request_is_charged_and_counted() -> Non
         assert known.paid == [b"127.0.0.1"] * 3
         responses = [await client.read_rest() for client in [await RawClient.connect(port) for _ in range(4)]]
         assert sorted(map(bool, responses)) == [False, False, False, True]
-        assert len(known.paid) == 3, "to say nothing, or to come when it is full, is no offence"
-        assert known.refusals == [408, 400, 431, 503], "and each is counted"
+        assert len(known.paid) == 3, "silence, or connecting when the server is full, costs nothing"
+        assert known.refusals == [408, 400, 431, 503], "each one is counted"
 
 
 async def test_connection_refused_expect_100_body_may_be_omitted() -> None:
@@ -181,7 +181,7 @@ async def test_connection_refused_expect_100_body_may_be_omitted() -> None:
         client = await RawClient.connect(port)
         head = b"POST /hello HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"
         assert json.loads(await client.request(head))["error"] == "method not allowed"
-        assert await client.read_rest() == b"", "the next request would be taken for the body"
+        assert await client.read_rest() == b"", "the next request would be read as the body"
 
 
 async def test_connection_pipelined_request_outlives_earlier_idle_timer(
@@ -224,12 +224,12 @@ async def test_connection_idle_outlives_head_timeout() -> None:
         idle = await RawClient.connect(port)
         assert await idle.request() == b"hello"
         silent = await RawClient.connect(port)
-        assert await silent.read_rest() == b"", "time for a head has passed"
+        assert await silent.read_rest() == b"", "the head timeout has passed"
         assert await idle.request() == b"hello"
         late_body = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"
         idle.writer.write(late_body)
         assert await (await RawClient.connect(port)).read_rest() == b""
-        assert await idle.request(b"ok") == b"ok", "a body has a time of its own"
+        assert await idle.request(b"ok") == b"ok", "a body has its own timeout"
         idle.writer.close()
 
 
@@ -252,7 +252,7 @@ async def test_connection_endless_head_is_refused_at_limit(start: bytes, chunk: 
                 client.writer.write(chunk * 16)
                 await client.writer.drain()
                 sent += len(chunk) * 16
-        assert sent < 20 << 20, "what fits into the kernel's buffers"
+        assert sent < 20 << 20, "the part that fits into the kernel's buffers"
         await client.read_rest()
 
 
@@ -263,10 +263,12 @@ async def test_connection_large_head_is_431_only_over_limit() -> None:
         assert (status, answer["error"]) == (431, "headers: are larger than 4096 bytes")
         client = await RawClient.connect(port)
         assert await client.request(HELLO_REQUEST[:-2] + b"X: " + b"a" * 3000 + b"\r\n\r\n") == b"hello"
-        assert await client.request(HELLO_REQUEST[:-2] + b"X: " + b"a" * 3000 + b"\r\n\r\n") == b"hello", "each its own"
+        assert await client.request(HELLO_REQUEST[:-2] + b"X: " + b"a" * 3000 + b"\r\n\r\n") == b"hello", (
+            "each request gets its own response"
+        )
         body = b"b" * 100_000
         post = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"
-        assert await client.request(post + body) == body, "a body is no head"
+        assert await client.request(post + body) == body, "a body does not count as a head"
         client.writer.close()
 
 
@@ -317,7 +319,7 @@ def test_server_stop_answers_running_requests_with_503_without_error_log(
             await stalled.reader.readuntil(b"\r\n\r\n")
             stalled.writer.transport.pause_reading()  # type: ignore[attr-defined] # a WriteTransport to its type
             other = await RawClient.connect(port)
-            assert await other.request() == b"hello", "the server has read what came before"
+            assert await other.request() == b"hello", "the server has read the earlier data"
         for client in clients.values():
             async with asyncio.timeout(PATIENCE_SECONDS):
                 answer = await client.read_rest()

@@ -279,7 +279,7 @@ async def test_docs_page_shows_document_without_scripts(tmp_path: Path) -> None:
     assert page.tags.isdisjoint({"script", "style", "iframe", "img", "object", "form"})
     assert "style" not in page.attributes
     assert not {name for name in page.attributes if name.startswith("on")}
-    assert {link for link in page.links if "://" in link} == set(), "nothing from elsewhere"
+    assert {link for link in page.links if "://" in link} == set(), "no resource from another origin"
     targets = {link.removeprefix("#") for link in page.links if link.startswith("#")}
     assert targets <= page.ids
     for path in document["paths"]:
@@ -326,7 +326,7 @@ class ParsedPage(HTMLParser):
             if name in {"href", "src"}:
                 self.links.add(value or "")
             if name == "id":
-                assert value not in self.ids, "one of its own"
+                assert value not in self.ids, "each operation has its own id"
                 self.ids.add(value or "")
 
     def handle_data(self, data: str) -> None:

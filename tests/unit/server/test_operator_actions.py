@@ -219,7 +219,7 @@ async def test_actions_store_error_is_reported(
     assert (answer.status_code, error_text(answer)) == (503, "nothing was written: database or disk is full")
     assert "Free space" in answer.json()["advice"]
     assert await harness.store.count_shares() == {ROUND_ID: {ShareState.FAILED: 1}}, (
-        "nothing is done that is not on record"
+        "no action is performed without an audit entry"
     )
 
 

@@ -102,7 +102,7 @@ def test_token_buckets_never_exceed_burst_and_refill(burst: int, per_second: flo
             buckets.charge(ONE, now)
             passed.append(now)
         else:
-            assert buckets.wait_seconds(ONE, now + wait) == 0, "the time that it tells is true"
+            assert buckets.wait_seconds(ONE, now + wait) == 0, "the reported time is correct"
             assert buckets.wait_seconds(ONE, now + wait * 0.99) > 0
     for first, start in enumerate(passed):
         for last, end in enumerate(passed[first:], first):
@@ -116,7 +116,7 @@ def test_token_buckets_evict_full_buckets_first() -> None:
     for number in range(9):
         buckets.charge(b"full %d" % number, 1.0)
     buckets.charge(b"newcomer", 10.0)
-    assert len(buckets) == 2, "all the others' are full again"
+    assert len(buckets) == 2, "all other buckets are full again"
     for _ in range(100):
         buckets.charge(b"flooder", 10.0)
     assert buckets.wait_seconds(b"flooder", 10.0) > 0
@@ -269,7 +269,7 @@ async def test_rate_limit_trusts_forwarded_address_only_of_proxies() -> None:
     await exhaust_tokens(flood, PROXY, headers={"X-Forwarded-For": "198.51.100.7"})
     assert (await flood.request(PROXY, headers={"X-Forwarded-For": "198.51.100.7"})).status_code == 429
     assert (await flood.request(PROXY, headers={"X-Forwarded-For": "198.51.100.8"})).status_code == 404
-    assert (await flood.request("198.51.100.7")).status_code == 429, "it is the same client without the proxy"
+    assert (await flood.request("198.51.100.7")).status_code == 429, "the same client without the proxy"
 
 
 @pytest.mark.anyio

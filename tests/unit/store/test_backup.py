@@ -216,7 +216,7 @@ async def test_restored_database_continues_from_the_backup(
     assert restore_database(snapshot.image, other_path, set_aside=False) is None
     assert stat.S_IMODE(other_path.stat().st_mode) == 0o600
     lock = FileLock(other_path)
-    assert lock.acquire() is False, "the next start looks the file through"
+    assert lock.acquire() is False, "the next start checks the whole file"
     lock.release(clean=False)
 
     reopened = await open_sqlite_store(other_path)

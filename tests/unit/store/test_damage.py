@@ -164,7 +164,7 @@ async def test_damaged_share_or_message_is_never_sent(
     assert not await reopened.mark_sending(1, height=5, endpoint="one")
     assert not await operation(reopened)
 
-    assert [share.state for share in reported] == [ShareState.BROADCAST], "named once"
+    assert [share.state for share in reported] == [ShareState.BROADCAST], "reported once"
     assert await reopened.count_shares() == {ROUND: {ShareState.BROADCAST: 1}}
 
 
@@ -454,7 +454,7 @@ async def test_list_shares_marks_unreadable_row_and_lists_the_others(store: Sqli
     (bad,) = [entry for entry in listed if entry.damaged]
     assert (bad.ref, bad.round_id, bad.state, bad.note) == (mac.hex()[:12], ROUND, ShareState.RECEIVED, UNREADABLE_NOTE)
     assert len(await store.list_shares(QueueFilter(state=ShareState.RECEIVED), 5)) == 5
-    assert await store.list_shares(QueueFilter(stage="proof"), 99) == [bad], "what cannot be read is always told"
+    assert await store.list_shares(QueueFilter(stage="proof"), 99) == [bad], "unreadable rows are always reported"
     assert await store.list_shares(QueueFilter(round_id=b"2" * 32), 99) == []
 
 

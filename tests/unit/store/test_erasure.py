@@ -64,7 +64,7 @@ async def test_confirmation_erases_all_but_the_spent_nullifier(store: SqliteStor
     assert count_occurrences(path, message) == {}
     assert count_occurrences(path, [posted.nullifier]) == {"queue.db": 1}
     assert read_database_files(path)["queue.db-wal"] == b""
-    assert count_occurrences(path, witness_fragments(make_posted_share(2))), "the search finds what is there"
+    assert count_occurrences(path, witness_fragments(make_posted_share(2))), "the search finds existing data"
 
 
 @pytest.mark.rule("R14")
@@ -189,7 +189,7 @@ def test_scrub_removes_stale_copies_in_page_gaps_only(path: Path) -> None:
     deleted = rewrite_rows(conn)
     meta_rows = conn.execute("SELECT * FROM meta ORDER BY key").fetchall()
     conn.close()
-    assert count_occurrences(path, deleted), "if SQLite no longer leaves any, scrubbing may go"
+    assert count_occurrences(path, deleted), "if SQLite leaves no remains, scrubbing is unnecessary"
     pages = path.stat().st_size // 4096
 
     with path.open("r+b") as file:
@@ -211,7 +211,7 @@ def test_open_after_crash_scrubs_whole_file(path: Path, clock: FakeClock) -> Non
     assert count_occurrences(path, deleted)
 
     open_database(path, clock).close()
-    assert count_occurrences(path, deleted), "after an orderly end nothing is looked for"
+    assert count_occurrences(path, deleted), "after an orderly stop nothing is searched"
 
     Path(f"{path}.lock").write_bytes(b"open\n")
     open_database(path, clock).close()
@@ -230,7 +230,7 @@ async def test_open_after_crash_scrubs_large_file_in_background(
     Path(f"{path}.lock").write_bytes(b"open\n")
 
     store = await open_sqlite_store(path)
-    assert count_occurrences(path, deleted), "the start did not wait for it"
+    assert count_occurrences(path, deleted), "the start did not wait for the scrub"
     await enqueue_shares(store, 1)
     await store.wait_for_erasure()
 
@@ -273,7 +273,7 @@ def test_background_scrub_under_load_uses_a_tenth_of_the_time(
     assert written_and_tended() == 2
     eraser.run_due(idle=True)
     eraser.run_due(idle=True)
-    assert len(slices) == 4, "nobody waits for the writer"
+    assert len(slices) == 4, "no caller waits for the writer"
     database.close()
 
 
@@ -382,4 +382,4 @@ def test_scrub_leaves_other_page_types_unchanged() -> None:
     page[0] = 5
     assert page_gap(bytes(page), 7) == (16, 0x0F00), "an interior page's header is longer"
     page[5:7] = b"\x00\x04"
-    assert page_gap(bytes(page), 7) is None, "cells over the pointers: a damaged page"
+    assert page_gap(bytes(page), 7) is None, "cells overlap the pointers: a damaged page"

@@ -211,7 +211,7 @@ def test_slices_pause_in_proportion_to_their_duration_while_there_are_writes() -
     schedule = after(find_pages)
     schedule.slice_scrubbed(4, began=NOW, now=NOW + 0.1, changes=7)
     end = NOW + 0.1 + SLICE_PAUSE_FACTOR * 0.1
-    assert schedule.slice_due(NOW + 0.1, changes=7), "nothing was written since"
+    assert schedule.slice_due(NOW + 0.1, changes=7), "nothing was written since then"
     assert not schedule.slice_due(end - 0.01, changes=8)
     assert schedule.slice_due(end, changes=8)
-    assert not after().slice_due(end, changes=8), "no page is left"
+    assert not after().slice_due(end, changes=8), "no page remains"

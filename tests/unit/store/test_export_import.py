@@ -101,7 +101,7 @@ async def test_export_with_filter_skips_unusable_shares(store: SqliteStore, path
     selection = select_shares(path)
     assert selection.skipped == {"closed": 1, "damaged": 1}
     assert {share.state for share in selection.shares} == {ShareState.RECEIVED}, (
-        "a message that is damaged is made anew"
+        "a damaged message is discarded and proven again"
     )
     await store.open()
     await store.close()
@@ -114,16 +114,16 @@ async def test_moved_shares_are_idle_until_retried_or_confirmed(store: SqliteSto
 
     counts = await store.mark_moved(selection.versions, note="gone", idle_only=True)
 
-    assert counts == {"moved": 3, "stayed": 2}, "what is being proven or was sent is in hand"
+    assert counts == {"moved": 3, "stayed": 2}, "shares being proven or sent are in progress"
     assert [queued.share for queued in await claim_all_due(store, now=NOW + 99)] == [make_posted_share(6).share], (
-        "only what came since"
+        "only the shares added since"
     )
     assert select_shares(path).skipped == {"moved": 3}
     assert await store.list_matching_failures(QueueFilter(stage=MOVED), limit=9) == [
         FailureGroup(int(NOW * 1000), MOVED, "gone", 3)
     ]
     moved_again = await store.mark_moved(selection.versions, note="gone", idle_only=True)
-    assert moved_again == {"stayed": 5}, "a row that changed since it was read is not touched"
+    assert moved_again == {"stayed": 5}, "a row that changed after it was read is left unchanged"
 
     assert await store.apply_block(9, [(ROUND, make_posted_share(2).nullifier)], now=NOW), (
         "counted by the other machine's reveal"
@@ -172,7 +172,9 @@ async def test_imported_shares_continue_in_their_state(
     assert await count_import_results(target_store, shares, dry_run=True) == {"taken": 5}
     assert await target_store.count_shares() == {}
     assert await count_import_results(target_store, shares) == {"taken": 5}
-    assert await count_import_results(target_store, shares) == {"queued": 4, "failed": 1}, "twice is once"
+    assert await count_import_results(target_store, shares) == {"queued": 4, "failed": 1}, (
+        "a second import changes nothing"
+    )
 
     assert await target_store.count_shares() == {
         ROUND: {ShareState.BROADCAST: 1, ShareState.FAILED: 1, ShareState.RECEIVED: 2},
@@ -181,7 +183,7 @@ async def test_imported_shares_continue_in_their_state(
     (sent,) = await target_store.list_unconfirmed()
     assert (sent.prepared, sent.sends, sent.last_sent_height, sent.last_outcome) == (make_reveal(1), 1, 110, "ACCEPTED")
     assert sent.nullifier == make_posted_share(1).nullifier
-    assert sent.is_first_message, "what was never sent in another form is known to be so there too"
+    assert sent.is_first_message, "a message that was never sent remains marked as unsent"
     (entry,) = await target_store.list_shares(QueueFilter(state=ShareState.FAILED), 9)
     assert (entry.stage, entry.note, entry.attempts) == ("proof", "refused", 1)
     details = await target_store.get_share_details(entry.ref)
@@ -257,9 +259,7 @@ async def test_import_never_makes_share_due_early(target_store: SqliteStore, pat
 
     assert await count_import_results(target_store, with_nullifiers([early, sent, never_sent])) == {"taken": 3}
 
-    assert await target_store.list_unconfirmed() == [], (
-        "a message whose time has not come, or that was never sent, is made anew"
-    )
+    assert await target_store.list_unconfirmed() == [], "a message that is not due or was never sent is proven again"
     assert [queued.share for queued in await claim_all_due(target_store, now=in_an_hour - 1)] == [
         make_posted_share(3).share
     ]

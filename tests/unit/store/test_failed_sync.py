@@ -34,7 +34,7 @@ def test_scrub_after_failed_sync_zeroes_gaps_again(tmp_path: Path, monkeypatch: 
         with pytest.raises(OSError, match="Input"):
             scrub_pages(file.fileno(), {2}, 4096)
         monkeypatch.setattr(os, "fsync", synced.append)
-        assert scrub_pages(file.fileno(), {2}, 4096) == 0, "it looks clean"
+        assert scrub_pages(file.fileno(), {2}, 4096) == 0, "it appears clean"
         assert synced == []
         assert scrub_pages(file.fileno(), {2}, 4096, again=True) == 1
         assert synced == [file.fileno()]
@@ -89,7 +89,7 @@ async def test_open_on_full_disk_succeeds_and_retries_erasure(
         opened = open_database(copied, clock)
     assert opened.eraser.is_pending
     opened.eraser.run_due(idle=True)
-    assert opened.eraser.is_pending, "not at once"
+    assert opened.eraser.is_pending, "not immediately"
     clock.advance(1)
     opened.eraser.run_due(idle=True)
     assert not opened.eraser.is_pending

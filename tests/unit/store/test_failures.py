@@ -191,13 +191,13 @@ def deny_writes(tx: SqliteTransaction, *, refused: bool) -> None:
 async def test_failing_disk_is_reported_and_probed_until_it_recovers(store: SqliteStore, clock: FakeClock) -> None:
     assert store.write_error is None
     await store._writer.run(partial(deny_writes, refused=True))
-    assert store.write_error is None, "nothing was written yet"
+    assert store.write_error is None, "nothing is written yet"
     with pytest.raises(StoreError):
         await enqueue_shares(store, 1)
     assert store.write_error is not None
 
     await store._writer.run(partial(deny_writes, refused=False))
-    assert store.write_error is not None, "a transaction without a change proves nothing"
+    assert store.write_error is not None, "a transaction without a change is no evidence"
     clock.advance(1)
     async with asyncio.timeout(10):
         while store.write_error is not None:
@@ -244,7 +244,7 @@ def test_full_disk_recovers_only_with_room_for_shares(
     assert trouble.is_probe_due
     trouble.record_success()
     assert trouble.reason is not None
-    assert not trouble.is_probe_due, "not at once again"
+    assert not trouble.is_probe_due, "not immediately again"
     free[0] = 256
     trouble.record_success()
     assert trouble.reason is None

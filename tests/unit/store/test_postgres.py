@@ -75,7 +75,7 @@ def test_connection_settings_remote_hostaddr_requires_tls(monkeypatch: pytest.Mo
     monkeypatch.setenv("PGHOSTADDR", "192.0.2.1")
     link = create_connection_settings("postgresql://me@localhost/queue", schema="s", host="one")
     assert "verify-full" in link.conninfo
-    assert "hostaddr=192.0.2.1" in link.conninfo, "what was checked is what libpq gets"
+    assert "hostaddr=192.0.2.1" in link.conninfo, "libpq gets the checked settings"
     assert link.to_display_text() == "postgresql://me@localhost/queue?hostaddr=192.0.2.1"
     monkeypatch.setenv("PGHOST", "a.example,b.example")
     with pytest.raises(StoreError, match="hostaddr with several hosts"):

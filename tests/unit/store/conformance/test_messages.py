@@ -46,7 +46,7 @@ async def test_send_is_recorded_before_and_its_outcome_after(store: Store) -> No
     sent = await store.get_sent_reveal(share_id)
     assert sent is not None
     assert (sent.sends, sent.first_sent_height, sent.last_sent_height) == (2, 110, 113)
-    assert (sent.last_endpoint, sent.last_outcome) == ("two", None), "an old answer is not the new send's"
+    assert (sent.last_endpoint, sent.last_outcome) == ("two", None), "an old response does not belong to the new send"
 
     await store.record_outcome(share_id, outcome="ACCEPTED")
     assert [message.last_outcome for message in await store.list_unconfirmed()] == ["ACCEPTED"]
@@ -72,7 +72,7 @@ HEIGHTS = range(95, 126)
 async def test_follow_up_returns_messages_with_pending_work(store: Store, first: int, last: int) -> None:
     outcomes = [None, *(verdict.name for verdict in Verdict)]
     shares = {await enqueue_and_prepare(store, number): outcome for number, outcome in enumerate(outcomes)}
-    assert set(await store.list_follow_ups(height=0, limit=99)) == set(shares), "they were never sent"
+    assert set(await store.list_follow_ups(height=0, limit=99)) == set(shares), "the messages were never sent"
     for share_id, outcome in shares.items():
         for height in sorted({first, last}):
             await store.mark_sending(share_id, height=height, endpoint="one")
@@ -98,14 +98,14 @@ async def test_follow_up_returns_longest_waiting_first(store: Store) -> None:
 
     assert await store.list_follow_ups(height=115, limit=2) == [ids[1], ids[3]]
     assert await store.list_follow_ups(height=115, limit=9) == [ids[1], ids[3], ids[0]], (
-        "the failed one waits for nobody"
+        "the failed share has no follow-up"
     )
 
 
 async def test_follow_up_with_equal_wait_uses_claim_order(store: Store) -> None:
     await enqueue_shares(store, *range(12))
     claimed = [queued.id for queued in await claim_all_due(store)]
-    assert claimed != sorted(claimed), "the numbers of shares tell the order in which they came"
+    assert claimed != sorted(claimed), "row ids show the order of arrival"
     for share_id in reversed(claimed):
         await store.prepare(share_id, make_reveal(share_id))
 
@@ -146,7 +146,7 @@ async def test_long_note_and_history_are_truncated_but_keep_attempts(store: Stor
 
     assert details is not None
     assert [line.note for line in details.history if line.spent_attempt] == ["x" * 399 + "…"]
-    assert len(details.history) == 52, "the acceptance, the attempt, and the latest fifty"
+    assert len(details.history) == 52, "the acceptance, the attempt and the latest fifty entries"
     assert details.history[-1].note == "59"
     assert details.attempts_by_stage == {"proof": 1}
 

@@ -114,13 +114,13 @@ async def test_retry_failed_keeps_due_time_and_resets_attempts(store: Store, bac
     await store.fail(queued.id, stage="broadcast", note="refused", spend_attempt=True)
 
     assert await retry_matching(store, [queued.id], dry=True) == {"retried": 1}
-    assert backend.query_rows("SELECT state FROM shares") == [(3,)], "a rehearsal changes nothing"
+    assert backend.query_rows("SELECT state FROM shares") == [(3,)], "a dry run changes nothing"
     assert await retry_matching(store, [queued.id]) == {"retried": 1}
     assert await retry_matching(store, [queued.id]) == {}
 
     rows = backend.query_rows("SELECT state, due_ms, attempts, crashes FROM shares")
     assert rows == [(0, (int(NOW) + 5) * 1000, 0, 0)]
-    assert backend.query_rows("SELECT * FROM reveals") == [], "its old message is gone"
+    assert backend.query_rows("SELECT * FROM reveals") == [], "the old message is deleted"
     (reclaimed,) = await claim_all_due(store)
     assert reclaimed.share == make_posted_share(1).with_submit_at(int(NOW) + 5).share
     (entry,) = await store.list_shares(QueueFilter(), 9)
@@ -134,7 +134,7 @@ async def test_retry_failed_in_closed_round_leaves_shares_failed(store: Store) -
     ids = await fail_share(store, 1, 2)
     assert await retry_matching(store, ids, closed=(ROUND,)) == {"closed": 2}
     await store.mark_closed(ROUND, NOW)
-    assert await retry_matching(store, ids) == {"closed": 2}, "the round's own mark says so too"
+    assert await retry_matching(store, ids) == {"closed": 2}, "the round's own mark reports it too"
     assert await store.count_shares() == {ROUND: {ShareState.FAILED: 2}}
 
 

@@ -81,7 +81,7 @@ async def test_import_of_moved_share_requeues_it_at_its_due_time(
     assert {queued.share.tree_position - 70_000 for queued in await claim_all_due(reopened, now=NOW + 49)} == {2, 3}
     (last,) = await claim_all_due(reopened, now=NOW + 50)
     assert last.share == make_posted_share(1, submit_at=int(NOW) + 50).share, (
-        "never before its own time, whatever the file says"
+        "never before its own time, regardless of the file"
     )
     assert (last.attempts, last.crashes, last.proved_height) == (0, 0, 88)
     assert await reopened.verify() == []
@@ -129,7 +129,9 @@ async def test_import_of_moved_share_twice_queues_it_once(store: Store, backend:
     await store.save_rounds([ChainRound()], NOW)
     await enqueue_shares(store, 1, 2)
     await mark_all_moved(store, backend)
-    assert await import_results(store, exported_share(1)) == [ImportResult.RESTORED], "interrupted after the first"
+    assert await import_results(store, exported_share(1)) == [ImportResult.RESTORED], (
+        "interrupted after the first share"
+    )
 
     assert await import_results(store, exported_share(1), exported_share(2)) == [
         ImportResult.QUEUED,
@@ -140,7 +142,7 @@ async def test_import_of_moved_share_twice_queues_it_once(store: Store, backend:
 
     await mark_all_moved(store, backend)
     assert await import_results(store, exported_share(1), exported_share(2)) == [ImportResult.RESTORED] * 2, (
-        "back and forth again"
+        "moved back and forth again"
     )
 
 

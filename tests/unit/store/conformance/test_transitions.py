@@ -101,7 +101,7 @@ async def test_transition_after_round_closed_returns_false(store: Store, name: s
 
     assert not await TRANSITION_CASES[name][0](store)
     assert await store.list_shares(QueueFilter(), 10) == before
-    assert await retry_as_operator(store, 1), "an operator may still have it tried"
+    assert await retry_as_operator(store, 1), "an operator may still retry it"
     assert await current_state(store) is ShareState.RECEIVED
 
 
@@ -141,7 +141,7 @@ async def test_attempts_survive_restart_and_outages_spend_none(
         (queued,) = await claim_all_due(store, now=NOW + 100)
         assert queued.attempts == attempt - 1
         assert await store.retry(queued.id, due_ms=LATER_MS, stage="proof", note=f"failure {attempt}") == attempt
-        assert await claim_all_due(store, now=NOW + 49) == [], "the next time is on disk before it is waited for"
+        assert await claim_all_due(store, now=NOW + 49) == [], "the next time is on disk before the wait begins"
     await store.close()
 
     reopened = await reopen()
