@@ -44,7 +44,10 @@ async def test_erasure_after_confirmation_leaves_only_tombstones(tmp_path: Path)
         assert len(sent) == 16
         for message, digest in sent.items():
             held |= {f"hash {digest.hex()}": digest, f"message {digest.hex()}": message[:200]}
-            held |= {f"hash in hex {digest.hex()}": digest.hex().encode(), "in capitals": digest.hex().upper().encode()}
+            held |= {
+                f"hash in hex {digest.hex()}": digest.hex().encode(),
+                "in upper case": digest.hex().upper().encode(),
+            }
             held[f"proof {digest.hex()}"] = proof_prefix(message)
         assert await wait_for_erasure(helper, held, position) == []
 

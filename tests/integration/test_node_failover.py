@@ -14,17 +14,17 @@ from tests.support.harness import cast_vote, run_helper
 REVEAL_ROUTES = ["reveal-share"]
 NODE_FAULTS: dict[str, dict[str, Any]] = {
     "refuses connections": {"refuse": 1},
-    "answers HTML": {"html": 1},
-    "answers half a JSON": {"half_json": 1},
-    "has lost its consensus": {"status_502": 1},
-    "warms up": {"status_503": 1},
-    "has other roots": {"wrong_root": True},
-    "is of another chain": {"chain_id": "another-chain"},
-    "is stale": {"stale": 30},
-    "answers HTML to reveals": {"routes": REVEAL_ROUTES, "html": 1},
-    "has lost its consensus when a reveal comes": {"routes": REVEAL_ROUTES, "status_502": 1},
-    "says 400 to reveals": {"routes": REVEAL_ROUTES, "status_400": 1},
-    "refuses good proofs": {"routes": REVEAL_ROUTES, "bad_proof": 1},
+    "responds with HTML": {"html": 1},
+    "responds with truncated JSON": {"half_json": 1},
+    "lost its consensus RPC": {"status_502": 1},
+    "starting up": {"status_503": 1},
+    "reports other roots": {"wrong_root": True},
+    "another chain": {"chain_id": "another-chain"},
+    "stale": {"stale": 30},
+    "responds to reveals with HTML": {"routes": REVEAL_ROUTES, "html": 1},
+    "loses its consensus RPC on a reveal": {"routes": REVEAL_ROUTES, "status_502": 1},
+    "responds 400 to reveals": {"routes": REVEAL_ROUTES, "status_400": 1},
+    "rejects valid proofs": {"routes": REVEAL_ROUTES, "bad_proof": 1},
 }
 
 FAULTS_THAT_MAY_ACCEPT = {"html", "half_json", "wrong_root"}

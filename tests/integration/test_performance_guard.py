@@ -157,12 +157,12 @@ def count_steps_by_operation(path: Path, waiting: int, awaiting: int) -> dict[st
         tx = database.tx
         ((new, nullifier),) = generate_shares(ROUND_ID, waiting + awaiting, waiting + awaiting + 1, DUE_TIME)
         with transaction(database):
-            steps = {"taken in": count_steps(tx, lambda: enqueue(tx, new, nullifier, DUE_TIME - 10.0))}
+            steps = {"enqueued": count_steps(tx, lambda: enqueue(tx, new, nullifier, DUE_TIME - 10.0))}
         with transaction(database):
             steps["claimed"] = count_steps(tx, lambda: claim_due(tx, now=DUE_TIME + 1e6, limit=4, rounds=[ROUND_ID]))
-        steps["asked for the next"] = count_steps(tx, lambda: tx.fetch_all("next_due", (ROUND_ID,)))
+        steps["next due time"] = count_steps(tx, lambda: tx.fetch_all("next_due", (ROUND_ID,)))
         steps["a block"] = count_steps(tx, lambda: tx.fetch_all("follow_ups", {"height": 101, "limit": 64}))
-        steps["told ahead"] = count_steps(
+        steps["counted ahead"] = count_steps(
             tx,
             lambda: tx.fetch_all(
                 "due_ahead", {"round_id": ROUND_ID, "now_ms": (DUE_TIME - 7200) * 1000, "minutes": 60}

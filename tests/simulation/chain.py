@@ -175,7 +175,7 @@ class SimChain:
     def _advance_round(self, round_: SimRound, height: int, time: float) -> None:
         if not round_.tallying_height and time >= round_.vote_end_time:
             round_.tallying_height = height
-            self._event_log.record("round is over", round_.round_id, "height", height)
+            self._event_log.record("round ended", round_.round_id, "height", height)
         elif round_.tallying_height and not round_.finalized_height and height >= round_.tallying_height + 3:
             round_.finalized_height = height
         if round_.pending_leaves and not round_.tallying_height:

@@ -138,11 +138,11 @@ class ServiceHost:
             except HelperError as error:
                 self._event_log.record("service ends", repr(error))
                 if "ended unexpectedly" in str(error):
-                    self._event_log.record_violation("a part of the service died", error)
+                    self._event_log.record_violation("a component of the service failed", error)
                     return
                 await asyncio.sleep(RESTART_SECONDS)
             except Exception as error:
-                self._event_log.record_violation("the service died", repr(error), *traceback.format_exception(error))
+                self._event_log.record_violation("the service failed", repr(error), *traceback.format_exception(error))
                 return
 
     async def _run_service_once(self, service_run: ServiceRun) -> None:

@@ -84,7 +84,7 @@ class PromiseChecker:
         self.counts["broadcasts"] += 1
         tracked = self.shares.get(nullifier)
         if tracked is None:
-            self._event_log.record_violation("a reveal of nobody's share", nullifier)
+            self._event_log.record_violation("a reveal of an unknown share", nullifier)
             return
         tolerance = CLOCK_TOLERANCE_SECONDS if now - EPOCH <= self.clock_wrong_until else 0.0
         if now < tracked.share.submit_at - tolerance:
@@ -107,7 +107,7 @@ class PromiseChecker:
         ):
             return
         if not any(first <= at <= last for first, last in self.wrong_height_spans for at in (previous[2], now)):
-            self._event_log.record_violation("proven anew too soon", nullifier, "heights", previous[1], height)
+            self._event_log.record_violation("proven again too early", nullifier, "heights", previous[1], height)
 
     def on_refusal(self, message: RevealMessage) -> None:
         """Record that a node refused this message: a new proof may follow."""
@@ -144,21 +144,21 @@ class PromiseChecker:
         self.spent_attempts[nullifier] += 1
         allowed = self.prover_faults[nullifier] + max(0, self.worker_deaths[nullifier] - FREE_CRASHES)
         if self.spent_attempts[nullifier] > allowed:
-            self._event_log.record_violation("an attempt spent for nothing", nullifier, stage, note)
+            self._event_log.record_violation("an attempt spent without a fault of the share", nullifier, stage, note)
 
     def on_transitions(self, transitions: list[tuple[int, int, int | None, bytes]]) -> None:
         """Check the state transitions of a commit."""
         for share_id, before, after, nullifier in transitions:
             self._nullifier_by_row[share_id] = nullifier
             if after is None:
-                self._event_log.record("row goes", nullifier, "from", ShareState(before).name)
+                self._event_log.record("row deleted", nullifier, "from", ShareState(before).name)
                 self._check_row_deletion(nullifier)
                 continue
-            self._event_log.record("moves", nullifier, "to", ShareState(after).name)
+            self._event_log.record("transition", nullifier, "to", ShareState(after).name)
             if after == ShareState.BROADCAST:
                 self._proven_height[nullifier] = self._chain.height
             if before >= 0 and ShareState(after) not in TRANSITIONS[ShareState(before)]:
-                self._event_log.record_violation("an illegal move", nullifier, before, after)
+                self._event_log.record_violation("an illegal transition", nullifier, before, after)
 
     def _check_row_deletion(self, nullifier: bytes) -> None:
         """Check that a deleted row was confirmed, or its round closed and purged."""
@@ -205,7 +205,7 @@ class PromiseChecker:
                     "an acknowledged share was not counted", spent, "due", known.due_at, "state", states.get(spent)
                 )
             if counted and spent in states and not self._may_have_missed_blocks():
-                self._event_log.record_violation("a witness is left after confirmation", spent)
+                self._event_log.record_violation("a witness remains after confirmation", spent)
             if not counted and sim_round.tallying_height and states.get(spent, 3) != ShareState.FAILED:
                 self._event_log.record_violation(
                     "a closed round's share is neither counted nor failed", spent, states.get(spent)
@@ -234,4 +234,4 @@ class PromiseChecker:
             if round_.tallying_height and alerted[round_.round_id] is None:
                 self._event_log.record_violation("a closed round was not reported", round_.round_id)
             if not round_.tallying_height and alerted[round_.round_id] is not None:
-                self._event_log.record_violation("a round was closed that is open", round_.round_id)
+                self._event_log.record_violation("an open round was closed", round_.round_id)

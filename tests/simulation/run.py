@@ -138,7 +138,7 @@ def _simulate(seed: int, *, verbose: bool) -> SeedResult:
         except StuckError as error:
             violations.append(repr(error))
     for fault in loop.unhandled_errors:
-        violations.append(f"an error that nobody took: {fault.get('message')} {fault.get('exception')!r}")
+        violations.append(f"an unhandled error: {fault.get('message')} {fault.get('exception')!r}")
     event_log = world.event_log
     counts = dict(sorted(world.promise_checker.counts.items()))
     if violations or event_log.violations or verbose:

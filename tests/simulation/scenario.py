@@ -25,8 +25,8 @@ class ServiceFault(Enum):
     DISK_ERROR = "the disk fails"
     SLOW_DISK = "the disk is slow"
     CLOCK = "the clock is wrong"
-    CHAIN_HALTED = "the chain stands still"
-    OUTAGE = "all nodes are away"
+    CHAIN_HALTED = "the chain produces no blocks"
+    OUTAGE = "all nodes are unreachable"
     CONGESTION = "reveals wait in the mempool"
 
 

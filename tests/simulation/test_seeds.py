@@ -86,7 +86,7 @@ def test_checker_new_proof_instead_of_resend_is_reported(monkeypatch: pytest.Mon
         return NextStep.PROVE if step is NextStep.SEND and known["sends"] else step
 
     monkeypatch.setattr(broadcaster, "next_step", hasty)
-    assert finds_violation("proven anew too soon")
+    assert finds_violation("proven again too early")
 
 
 def test_checker_attempt_spent_on_outage_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_checker_attempt_spent_on_outage_is_reported(monkeypatch: pytest.MonkeyP
             await answered(self, reveal, message, outcome, endpoint)
 
     monkeypatch.setattr(Broadcaster, "_handle_outcome", harsh)
-    assert finds_violation("an attempt spent for nothing")
+    assert finds_violation("an attempt spent without a fault of the share")
 
 
 def test_checker_confirmation_by_response_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,4 +131,4 @@ def test_checker_spinning_loop_is_reported(monkeypatch: pytest.MonkeyPatch) -> N
         await self.sleep(0.001)
 
     monkeypatch.setattr(SimClock, "wait", restless)
-    assert finds_violation("somebody spins")
+    assert finds_violation("busy loop")

@@ -222,7 +222,7 @@ class SimLoop(_Loop):  # type: ignore[misc]  # its stub requires thirty methods 
                     self._advance_to_next_timer()
                     pass_limit = self.passes + MAX_PASSES_WITHOUT_PROGRESS
                 elif self.passes > pass_limit:
-                    raise StuckError(f"time stands still at {self.now}: somebody spins")
+                    raise StuckError(f"time does not advance at {self.now}: busy loop")
                 self._run_ready()
             return main.result()
 

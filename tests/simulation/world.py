@@ -180,7 +180,7 @@ class World:
         if original is not None and original.is_queued and outcome is EnqueueResult.QUEUED:
             sim_round = self.chain.rounds[tracked.share.round_id]
             if not sim_round.tallying_height:
-                self.event_log.record_violation("a share was taken twice", tracked.nullifier)
+                self.event_log.record_violation("a share was enqueued twice", tracked.nullifier)
         target = original or tracked
         target.is_queued |= outcome is EnqueueResult.QUEUED
         if target.acknowledged_at is None:
@@ -199,7 +199,7 @@ class World:
             and self.loop.time() > self._false_refusals_until
             and posted_at > committed_at
         ):
-            self.event_log.record_violation("a good share was refused", tracked.nullifier, refusal.field, refusal)
+            self.event_log.record_violation("a valid share was refused", tracked.nullifier, refusal.field, refusal)
 
     async def _reveal_by_other_helper(self, tracked: TrackedShare, at: float) -> None:
         """Reveal the share through another helper."""
@@ -232,13 +232,13 @@ class World:
             service = self.host.service
             if service is None or round_.tallying_height:
                 continue
-            self.event_log.record("operator tries again", nullifier)
+            self.event_log.record("operator retries", nullifier)
             self.promise_checker.on_operator_retry(nullifier)
             try:
                 await self.host.send_request(partial(_retry_share, share_id=share_id))
                 service.dispatcher.wake()
             except (HelperError, UnreachableError) as error:
-                self.event_log.record("not tried again", repr(error))
+                self.event_log.record("retry failed", repr(error))
 
     # Faults
 
@@ -316,7 +316,7 @@ class World:
         left = self._pending_kill[1] - 1
         self._pending_kill = (moment, left)
         if left == 0:
-            self.event_log.record("the kill comes", moment)
+            self.event_log.record("kill", moment)
             self.host.mark_killed()
             self._killed.set()
 
@@ -328,7 +328,7 @@ class World:
         """End the seed with a violation if the dispatch loop spins."""
         self.promise_checker.counts["most passes"] = max(self.promise_checker.counts["most passes"], passes)
         if passes > MAX_PASSES_PER_SECOND * MONITOR_INTERVAL_SECONDS and not self._spinning.done():
-            self.event_log.record_violation("somebody spins", passes)
+            self.event_log.record_violation("busy loop", passes)
             self._spinning.set_result(None)
 
 

@@ -364,17 +364,17 @@ BAD_RESPONSES = {
     "a server without url": httpx.Response(200, content=b'{"version":1,"vote_servers":[{}]}'),
     "a script for a url": httpx.Response(200, content=b'{"version":1,"vote_servers":[{"url":"javascript:alert(1)"}]}'),
     "height": httpx.Response(200, content=b'{"version":1,"vote_servers":[],"snapshot_height":"7"}'),
-    "no browser's JSON": httpx.Response(200, content=b'{"version":NaN,"vote_servers":[]}'),
+    "not strict JSON": httpx.Response(200, content=b'{"version":NaN,"vote_servers":[]}'),
     "too large": httpx.Response(200, content=json.dumps(VALID_CONFIG).encode() + b" " * MAX_CONFIG_BYTES),
     "broken": httpx.ReadTimeout("slow"),
     "to a private name": httpx.Response(302, headers={"location": "https://node.internal/x"}),
     "to a private address": httpx.Response(302, headers={"location": "https://10.0.0.1/x"}),
     "to a name of a private address": httpx.Response(302, headers={"location": "https://inner.example.org/x"}),
     "to plain http": httpx.Response(302, headers={"location": "http://public.example.org/x"}),
-    "to nowhere": httpx.Response(302),
-    "to what is no name": httpx.Response(302, headers={"location": "https://xn--.org/"}),
-    "to nobody": httpx.Response(302, headers={"location": "https://unknown.example.org/"}),
-    "round and round": httpx.Response(302, headers={"location": "https://public.example.org/round"}),
+    "redirect without location": httpx.Response(302),
+    "to an invalid name": httpx.Response(302, headers={"location": "https://xn--.org/"}),
+    "to an unknown host": httpx.Response(302, headers={"location": "https://unknown.example.org/"}),
+    "redirect loop": httpx.Response(302, headers={"location": "https://public.example.org/round"}),
 }
 
 

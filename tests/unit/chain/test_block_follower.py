@@ -293,7 +293,7 @@ def missed_ranges(logs: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
     return [(log["height"], log["count"]) for log in missed]
 
 
-@pytest.mark.parametrize("cursor", [100, None], ids=["stopped for long", "new database"])
+@pytest.mark.parametrize("cursor", [100, None], ids=["long downtime", "new database"])
 async def test_history_pruned_on_all_nodes_is_skipped_and_logged(cursor: int | None) -> None:
     env = Environment(rpc=False, height=1000, cursor=cursor)
     env.node.lowest_height = 995

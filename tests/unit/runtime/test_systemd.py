@@ -146,7 +146,7 @@ def write_config(folder: Path) -> Path:
     return file
 
 
-@pytest.mark.parametrize("disable", [True, False], ids=["reception", "queue"])
+@pytest.mark.parametrize("disable", [True, False], ids=["admin only", "queue"])
 async def test_service_notifies_manager_from_start_to_stop(
     tmp_path: Path, channel: socket.socket, disable: bool
 ) -> None:
@@ -196,7 +196,7 @@ def socket_passing_commands(port: int) -> dict[str, tuple[str, ...]]:
         "os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS='1', LISTEN_FDNAMES='any');"
         "os.execv(sys.argv[2], sys.argv[2:])"
     )
-    launchers: dict[str, tuple[str, ...]] = {"by hand": (sys.executable, "-c", script, str(port))}
+    launchers: dict[str, tuple[str, ...]] = {"inherited": (sys.executable, "-c", script, str(port))}
     if activate := shutil.which("systemd-socket-activate"):
         launchers["systemd"] = (activate, "-l", f"127.0.0.1:{port}", "--fdname=wallets")
     return launchers

@@ -88,9 +88,9 @@ HEAD_END = build_with_length(SMUGGLED_REQUEST).index(b"\r\n\r\n") + 4
 SEGMENTED = {
     "one segment": [build_with_length(SMUGGLED_REQUEST)],
     "body later": split_at(build_with_length(SMUGGLED_REQUEST), HEAD_END),
-    "body in two": split_at(build_with_length(SMUGGLED_REQUEST), HEAD_END, HEAD_END + 10),
-    "head in two": split_at(build_with_length(SMUGGLED_REQUEST), 20, HEAD_END),
-    "cut in the head's end": split_at(build_with_length(SMUGGLED_REQUEST), HEAD_END - 1),
+    "body in two segments": split_at(build_with_length(SMUGGLED_REQUEST), HEAD_END, HEAD_END + 10),
+    "head in two segments": split_at(build_with_length(SMUGGLED_REQUEST), 20, HEAD_END),
+    "split within the head's end": split_at(build_with_length(SMUGGLED_REQUEST), HEAD_END - 1),
     "byte by byte at the boundary": split_at(build_with_length(SMUGGLED_REQUEST), *range(HEAD_END - 5, HEAD_END + 6)),
     "chunked": [build_chunked(SMUGGLED_REQUEST)],
     "chunked, later": split_at(build_chunked(SMUGGLED_REQUEST), build_chunked(b"").index(b"\r\n\r\n") + 4),

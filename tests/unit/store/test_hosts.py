@@ -445,7 +445,7 @@ async def test_claim_unknown_to_its_host_expires(join_host: JoinHost, backend: P
 
 STOP_POINTS: dict[str, Callable[[PostgresTransaction], object]] = {
     "after a statement": lambda tx: tx.get_share(1),
-    "after many at once": lambda tx: tx.execute_many("add_count", [(1, 0, 1), (1, 1, -1), (1, 4, 0)]),
+    "after a batch of statements": lambda tx: tx.execute_many("add_count", [(1, 0, 1), (1, 1, -1), (1, 4, 0)]),
 }
 
 

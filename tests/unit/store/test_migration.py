@@ -426,18 +426,18 @@ async def change_store(store: Store) -> None:
 
 
 TAMPERING_STATEMENTS = {
-    "a time": "UPDATE shares SET due_ms = due_ms - 1 WHERE id = (SELECT max(id) FROM shares)",
+    "a due time": "UPDATE shares SET due_ms = due_ms - 1 WHERE id = (SELECT max(id) FROM shares)",
     "a share": "DELETE FROM shares WHERE state = 3",
     "a tombstone": "DELETE FROM tombstones",
-    "what is spent": "UPDATE spent SET round_no = round_no + 1 WHERE round_no = (SELECT min(round_no) FROM spent)",
+    "a spent nullifier": "UPDATE spent SET round_no = round_no + 1 WHERE round_no = (SELECT min(round_no) FROM spent)",
     "a leaf": "UPDATE tree_leaves SET height = height + 1",
-    "a line of a history": "UPDATE history SET note = 'x'",
-    "a fact": "UPDATE meta SET value = 'chain-2' WHERE key = 'chain_id'",
+    "a history entry": "UPDATE history SET note = 'x'",
+    "a meta value": "UPDATE meta SET value = 'chain-2' WHERE key = 'chain_id'",
     "a round": "UPDATE rounds SET status = status + 1",
     "a message": "UPDATE reveals SET anchor_height = anchor_height + 1",
-    "an act": "UPDATE actions SET who = 'bob'",
-    "what failed before": "UPDATE failed_before SET n = n + 1",
-    "the counts": "UPDATE counters SET n = n + 1 WHERE state = 0",
+    "an action": "UPDATE actions SET who = 'bob'",
+    "purged failures": "UPDATE failed_before SET n = n + 1",
+    "the counters": "UPDATE counters SET n = n + 1 WHERE state = 0",
 }
 BYTE_COLUMNS: dict[type[MigrationEndpoint], str] = {
     SqliteEndpoint: "UPDATE shares SET shares_hash = zeroblob(32)",
