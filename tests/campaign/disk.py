@@ -1,6 +1,6 @@
 """Fills the database's disk, then makes every fsync fail with EIO.
 
-Method. The database is alone on a small tmpfs. While wallets post and shares come due, a ballast file takes every free
+Method. The database is alone on a small tmpfs. While wallets post and shares come due, a filler file takes every free
 byte for a while, and is then deleted. Later every fsync and fdatasync of the service fails with EIO (injected with
 strace) for a while. Wallets keep retrying; one of them posts its own shares and requests the status continuously. The
 long form also kills the helper during each failure and starts it after the disk has recovered.

@@ -68,7 +68,7 @@ CREATE TRIGGER log_send AFTER UPDATE ON {SCHEMA_NAME}.reveals FOR EACH ROW WHEN 
   EXECUTE FUNCTION campaign.log_send();
 """
 """Logs which host records a send and which host holds, or last held, the lease, according to the server. A record
-begun in time may end after the lease: no host takes over before it is committed.
+started in time may end after the lease: no host takes over before it is committed.
 """
 
 

@@ -443,7 +443,7 @@ async def test_gateway_204_of_a_node_has_no_body(http: httpx.AsyncClient, rest: 
         await wait_until(lambda: gateway.active_count == 0)
 
 
-async def test_gateway_length_beside_chunks_is_ignored(http: httpx.AsyncClient) -> None:
+async def test_gateway_length_of_chunked_response_is_ignored(http: httpx.AsyncClient) -> None:
     chunked = b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
     async with run_node(respond_with(b"200 OK", chunked)) as node, run_gateway(node.url) as (base, _):
         answer = await http.get(f"{base}{API_PREFIX}/rounds")

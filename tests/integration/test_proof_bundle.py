@@ -51,7 +51,7 @@ def config_without_rpc(helper: HelperProcess) -> Path:
 
 
 @pytest.mark.anyio
-async def test_proof_export_of_confirmed_reveal_asks_no_node_for_nullifier(
+async def test_proof_export_of_confirmed_reveal_sends_no_node_the_nullifier(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable, text in CREDENTIALS_ENV.items():

@@ -16,7 +16,7 @@ from tests.support.secrets import LEAVES_BEYOND_HEIGHTS, sensitive_values
 
 @pytest.mark.anyio
 @pytest.mark.rule("R1", "R2", "R4", "R6")
-async def test_reveal_at_due_times_gives_correct_tally(tmp_path: Path) -> None:
+async def test_reveal_at_due_times_yields_correct_tally(tmp_path: Path) -> None:
     async with run_chain_and_helper(tmp_path, "--stand-in-proofs", program=STAND_IN_PROGRAM) as (chain, helper):
         round_id = await chain.open_round(seconds=45)
         await chain.delegate(round_id, LEAVES_BEYOND_HEIGHTS)

@@ -379,7 +379,7 @@ BAD_RESPONSES = {
 
 
 @pytest.mark.parametrize("page", list(BAD_RESPONSES.values()), ids=list(BAD_RESPONSES))
-async def test_refresh_bad_response_keeps_good_copy(tmp_path: Path, page: httpx.Response | Exception) -> None:
+async def test_refresh_invalid_response_keeps_valid_copy(tmp_path: Path, page: httpx.Response | Exception) -> None:
     published = json.dumps(VALID_CONFIG).encode()
     async with open_admin_stack(tmp_path / "admin.db") as stack:
         stack.web.responses["https://public.example.org/round"] = httpx.Response(

@@ -246,7 +246,7 @@ async def test_get_pending_when_full_is_paged(tmp_path: Path, moniker: str, url:
 
 
 @pytest.mark.parametrize("page", ["0", "-1", "x", "", "1.5", "10001", "9" * 5000, "²"])
-async def test_get_pending_with_bad_page_is_refused(tmp_path: Path, page: str) -> None:
+async def test_get_pending_with_invalid_page_is_refused(tmp_path: Path, page: str) -> None:
     async with open_admin_stack(tmp_path / "admin.db") as stack:
         answer = await stack.client.get("/pending-validators", params={"page": page})
         assert (answer.status_code, answer.json()) == (400, {"error": "page: must be a number from 1 to 10000"})
@@ -435,7 +435,7 @@ async def test_register_with_invalid_signature_queries_and_stores_nothing(tmp_pa
         assert stack.registry.published == before
 
 
-async def test_run_with_node_that_hangs_stops_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_run_with_node_that_hangs_stops_immediately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_admin_stack(tmp_path / "admin.db") as stack:
         is_requested = asyncio.Event()
 

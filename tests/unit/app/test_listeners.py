@@ -46,7 +46,7 @@ def test_published_addresses_with_several_endpoints_are_the_first_safe_one(endpo
     assert published_addresses(config) == (PUBLIC, f"{PUBLIC}:26657")
 
 
-def test_published_addresses_set_for_publication_come_first() -> None:
+def test_published_addresses_from_settings_are_first() -> None:
     own = {"chain_rest": "https://rest.example.org/api", "chain_rpc": "https://rpc.example.org"}
     config = settings(chain={"endpoints": [PUBLIC], "rpc": [PUBLIC]}, ui=own)
     assert published_addresses(config) == (own["chain_rest"], own["chain_rpc"])

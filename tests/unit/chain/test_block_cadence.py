@@ -132,7 +132,7 @@ def key(number: int) -> ArrivalKey:
     return ArrivalKey(bytes(32), number, bytes(32))
 
 
-def test_first_arrivals_keep_first_until_forgotten_or_old(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_arrivals_keep_first_until_removed_or_expired(monkeypatch: pytest.MonkeyPatch) -> None:
     arrivals = FirstArrivals()
     first, second = ShareArrival(1.0, 1, 0.0), ShareArrival(2.0, 2, 0.0)
     assert arrivals.get_or_add(key(1), first, 0.0) is first

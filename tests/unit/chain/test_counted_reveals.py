@@ -1,4 +1,4 @@
-"""Whether a reveal was counted in a block, decided alike by every reader of the chain."""
+"""Whether a reveal was counted in a block, decided in the same way by every reader of the chain."""
 
 from __future__ import annotations
 

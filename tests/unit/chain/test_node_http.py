@@ -47,7 +47,7 @@ class Tarpit(httpx.AsyncBaseTransport):
     ],
 )
 @pytest.mark.rule("R11")
-async def test_broadcast_outcome_says_whether_bytes_were_sent(error: Exception, verdict: Verdict) -> None:
+async def test_broadcast_outcome_reports_whether_bytes_were_sent(error: Exception, verdict: Verdict) -> None:
     outcome = await ChainClient("http://node", transport=httpx.MockTransport(failing_handler(error))).broadcast(MESSAGE)
     assert outcome.verdict is verdict
     assert outcome.may_be_sent is (verdict is Verdict.AMBIGUOUS)

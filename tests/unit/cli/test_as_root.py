@@ -246,7 +246,7 @@ class PathSwapper:
 FILE_CALLS = ("open", "stat", "lstat", "fstat", "readlink", "seteuid")
 
 
-def test_acting_as_owner_while_directory_and_link_are_swapped_never_acts_as_third_user(
+def test_acting_as_owner_while_directory_and_link_swap_is_never_a_third_user(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tests every choice of up to two swaps among the system calls that root makes before the body."""

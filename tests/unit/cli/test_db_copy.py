@@ -145,7 +145,7 @@ def test_db_copy_round_trip_prints_result(copy_setup: CopySetup, capsys: pytest.
     assert read_json(capsys)["state"] == "undone"
 
 
-def test_db_copy_beside_running_helper_only_copies(copy_setup: CopySetup, capsys: pytest.CaptureFixture[str]) -> None:
+def test_db_copy_with_running_helper_only_copies(copy_setup: CopySetup, capsys: pytest.CaptureFixture[str]) -> None:
     async def while_it_runs(store: SqliteStore) -> None:
         await enqueue_some(store)
         assert run_command("db", "copy", "--to", copy_setup.address, "--yes", "--json") == 3

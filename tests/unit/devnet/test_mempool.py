@@ -62,7 +62,7 @@ async def test_same_bytes_are_admitted_again_while_round_is_open() -> None:
         assert (await chain.send_reveal(reveal)).status_code == 422
 
 
-async def test_block_size_is_limited_and_rest_stays_in_mempool() -> None:
+async def test_block_size_is_limited_and_other_reveals_stay_in_mempool() -> None:
     async with run_chain(max_reveals=5) as chain:
         ballot, _ = await chain.cast_vote(await chain.create_round())
         await asyncio.gather(*(chain.send_reveal(chain.create_stand_in_reveal(ballot, index)) for index in range(16)))

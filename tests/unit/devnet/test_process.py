@@ -157,7 +157,7 @@ async def test_devnet_extra_nodes_have_own_ports_and_faults() -> None:
         assert statuses[0]["node_info"]["network"] == ready["chain_id"]
 
 
-async def test_devnet_timer_makes_blocks() -> None:
+async def test_devnet_timer_produces_blocks() -> None:
     async with run_devnet("--stand-in-proofs", "--block-seconds", "0.05") as (_, ready):
         async with httpx.AsyncClient(base_url=ready["rest"]) as http:
             created = (await http.post("/devnet/rounds", json={"status": 1})).json()

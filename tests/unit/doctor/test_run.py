@@ -77,7 +77,7 @@ async def test_examine_without_anything_reports_each_subject() -> None:
     assert results["prover"].message == "skipped (--skip-proof)"
 
 
-async def test_examine_reports_each_invalid_setting_and_uses_the_rest(tmp_path: Path) -> None:
+async def test_examine_reports_each_invalid_setting_and_uses_valid_ones(tmp_path: Path) -> None:
     config = config_with_node(
         f'[helper]\nprot = 3\nport = "x"\ndb_path = "{tmp_path}/none/queue.db"\napi_token = "weak"'
     )
@@ -187,7 +187,7 @@ async def test_examine_with_damaged_database_reports_it(
     assert any(message in finding.message for finding in bad), bad
 
 
-async def test_read_file_without_permission_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_read_file_without_permission_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "svote-helper.db"
     path.write_bytes(b"SQLite format 3\0")
     monkeypatch.setattr("helper.doctor.database.os.access", lambda _path, _mode: False)

@@ -65,7 +65,7 @@ async def test_lease_is_held_until_expiry_less_margin() -> None:
     assert first.holder == "b"
 
 
-async def test_renewed_lease_is_never_taken() -> None:
+async def test_renewed_lease_is_never_acquired() -> None:
     bucket, clock = create_released_bucket(), FakeClock()
     first, second = lease_for_host(bucket, clock), lease_for_host(bucket, clock, "b")
     assert await first.acquire()
@@ -103,7 +103,7 @@ async def test_restarted_holder_waits_for_expiry() -> None:
     assert await again.acquire()
 
 
-async def test_concurrent_acquire_gives_lease_to_one() -> None:
+async def test_concurrent_acquire_succeeds_on_one_host() -> None:
     class BarrierBucket(MemoryBucket):
         """A bucket where both clients read before either writes."""
 
@@ -477,7 +477,7 @@ async def test_simulated_hosts_never_hold_lease_together(seed: int) -> None:
     assert simulation.held_seconds > 60
 
 
-async def test_takeover_takes_15_seconds_and_request_rate_is_documented() -> None:
+async def test_takeover_time_and_request_rate_are_documented() -> None:
     simulation = Simulation(1)
     await simulation.advance(30, until=lambda: bool(simulation.holders))
     before = dict(simulation.bucket.request_counts)

@@ -148,7 +148,7 @@ async def test_metrics_export_least_slack_across_rounds() -> None:
     assert samples["helper_oldest_due_seconds", ()] == 0
 
 
-async def test_metrics_without_store_or_queue_export_the_rest() -> None:
+async def test_metrics_without_store_or_queue_export_remaining_series() -> None:
     samples = await scrape(figures(counts=None))
     assert ("helper_shares", (("state", "received"),)) not in samples
     assert samples["helper_ready", ()] == 0

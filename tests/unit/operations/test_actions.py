@@ -155,7 +155,7 @@ async def test_action_failure_is_recorded_with_partial_counts(
     ) -> Counter[str]:
         if len(ids) < BATCH_SHARES:
             raise StoreError("the disk is full")
-        return await retry_failed(self, ids, *filters, **options)  # type: ignore[arg-type]  # passed on as it came
+        return await retry_failed(self, ids, *filters, **options)  # type: ignore[arg-type]  # passed on unchanged
 
     monkeypatch.setattr(SqliteStore, "retry_failed", retry_once)
     with pytest.raises(StoreError):

@@ -315,7 +315,7 @@ async def test_writer_skips_long_gap() -> None:
     assert writer.archived_height == 41 * PART_BLOCKS - 1
 
 
-async def test_writer_skips_pruned_block_after_node_is_away_one_hour() -> None:
+async def test_writer_skips_pruned_block_after_node_is_unreachable_one_hour() -> None:
     bucket, clock, blocks = MemoryBucket(), AdvancingClock(), FakeRevealSource()
     blocks.lowest_height, blocks.are_all_nodes_usable = 101, False
     writer = create_writer(bucket, blocks, clock)

@@ -175,7 +175,7 @@ async def test_outage_resends_same_bytes_to_other_node_at_next_block(pipeline: P
     assert pipeline.read_share(1, "state, attempts") == (ShareState.BROADCAST, 0)
 
 
-async def test_node_with_bad_response_is_not_first_for_next_share(pipeline: Pipeline) -> None:
+async def test_node_with_invalid_response_is_not_first_for_next_share(pipeline: Pipeline) -> None:
     pipeline.nodes.replies[FIRST_NODE] = fail_with(httpx.ReadTimeout)
     await pipeline.broadcaster.send(await pipeline.prepare_message(1))
     await pipeline.broadcaster.send(await pipeline.prepare_message(2))

@@ -124,7 +124,7 @@ async def test_notify_abstract_socket_address() -> None:
         assert await receive_message(abstract) == ["READY=1"]
 
 
-def test_socket_activation_without_manager_takes_none() -> None:
+def test_socket_activation_without_manager_uses_no_sockets() -> None:
     assert adopt_inherited_listener({}, 7) is None
     assert adopt_inherited_listener({"LISTEN_PID": "8", "LISTEN_FDS": "1"}, 7) is None
     assert adopt_inherited_listener({"LISTEN_PID": "7", "LISTEN_FDS": "0"}, 7) is None

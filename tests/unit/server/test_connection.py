@@ -37,7 +37,7 @@ UPGRADES = [
 
 
 def build_post(body: bytes, *headers: bytes, upgrade: tuple[bytes, bytes] = UPGRADES[0]) -> bytes:
-    """A request to `/echo` that asks for an upgrade."""
+    """A request to `/echo` with an `Upgrade` header."""
     lines = [b"POST /echo HTTP/1.1", b"Host: x", b"Connection: " + upgrade[0], b"Upgrade: " + upgrade[1], *headers]
     return b"\r\n".join([*lines, b"", b""]) + body
 
@@ -367,12 +367,12 @@ async def test_refused_connection_is_closed_when_the_client_closes(earlier: byte
             await asyncio.sleep(0.01)
 
 
-async def test_request_with_bad_body_is_refused_while_the_app_reads_it() -> None:
+async def test_request_with_invalid_body_is_refused_while_the_app_reads_it() -> None:
     async with run_server(LIMITS) as port:
         assert parse_error(await exchange(port, [BAD_BODY[:-9], BAD_BODY[-9:] + HELLO_REQUEST]))[0] == 400
 
 
-async def test_request_with_bad_body_gets_no_second_response() -> None:
+async def test_request_with_invalid_body_gets_no_second_response() -> None:
     async with run_server(LIMITS) as port:
         client = await RawClient.connect(port)
         assert await client.request(BAD_BODY.replace(b"/echo", b"/early")[:-9]) == b"hello"
@@ -475,7 +475,7 @@ def test_half_closed_connection_ends_at_its_deadline(loop: LoopFactory, kind: st
 
 
 @LOOPS
-def test_stream_ends_before_the_deadline_when_the_client_is_gone(loop: LoopFactory) -> None:
+def test_stream_ends_before_the_deadline_when_the_client_disconnects(loop: LoopFactory) -> None:
     async def test() -> None:
         endless = EndlessRoutes()
         async with run_server(ConnectionLimits(half_closed_seconds=3600), endless=endless) as port:

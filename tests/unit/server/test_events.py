@@ -65,7 +65,7 @@ async def read_until(client: socket.socket, text: bytes, pause: float = 0.0) -> 
         received = received[-100:] + data
 
 
-async def test_events_client_that_does_not_read_is_dropped_alone(
+async def test_events_client_that_does_not_read_is_the_only_one_dropped(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     feed = StatusFeed(fail_snapshot, clock=FakeClock(), run_id="run")

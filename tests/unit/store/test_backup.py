@@ -257,7 +257,7 @@ async def test_restore_over_existing_database_sets_it_aside_with_its_wal(
     assert await reopened.count_shares() == {ROUND: {ShareState.RECEIVED: 1}}
 
 
-async def test_restore_beside_orphaned_wal_does_not_apply_it(store: SqliteStore, path: Path) -> None:
+async def test_restore_with_orphaned_wal_does_not_apply_it(store: SqliteStore, path: Path) -> None:
     snapshot = await snapshot_with_shares(store, path, 1)
     wal = read_database_files(path)["queue.db-wal"]
     await store.close()

@@ -76,7 +76,7 @@ REFUSED: list[tuple[Callable[[Path], object], type[StoreError], str]] = [
 
 @pytest.mark.parametrize("operation", USES)
 @pytest.mark.parametrize(("make", "kind", "text"), REFUSED, ids=["text", "foreign", "newer", "no-version"])
-async def test_every_use_refuses_a_foreign_file_with_the_same_words(
+async def test_every_operation_refuses_foreign_file_with_same_error(
     path: Path, operation: Use, make: Callable[[Path], object], kind: type[StoreError], text: str
 ) -> None:
     make(path)

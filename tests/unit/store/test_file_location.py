@@ -256,7 +256,7 @@ def test_open_bind_mounted_file_after_crash_is_refused(path: Path, tmp_path: Pat
 # ---------------------------------------------------------------------- moved while it is in use
 
 
-async def test_open_after_crash_without_database_is_refused_and_moving_back_recovers_all_shares(
+async def test_open_after_crash_without_database_is_refused_until_it_is_moved_back(
     path: Path, tmp_path: Path, open_sqlite_store: StoreOpener
 ) -> None:
     moved_path = tmp_path / "aside.db"
@@ -354,7 +354,7 @@ async def test_open_after_crash_of_copies_succeeds_whatever_their_inodes(
     assert await number_of_shares(await open_sqlite_store(path)) == 5
 
 
-async def test_open_after_crash_with_restored_snapshot_beside_log_is_refused(path: Path) -> None:
+async def test_open_after_crash_with_restored_snapshot_and_old_log_is_refused(path: Path) -> None:
     with run_writer(path) as writer:
         assert writer.enqueue(*range(5)) == "stored"
         image = take_snapshot(path, SystemClock()).image

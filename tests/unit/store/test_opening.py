@@ -54,7 +54,7 @@ async def test_open_creates_private_files_under_any_umask(path: Path) -> None:
     assert modes == dict.fromkeys(["queue.db", "queue.db-shm", "queue.db-wal", "queue.db.lock"], 0o600)
 
 
-async def test_open_of_readable_file_makes_it_private(open_sqlite_store: StoreOpener, path: Path) -> None:
+async def test_open_of_readable_file_restricts_its_mode(open_sqlite_store: StoreOpener, path: Path) -> None:
     first = await open_sqlite_store(path)
     await first.close()
     path.chmod(0o644)

@@ -118,7 +118,7 @@ def test_a_new_database_needs_no_migration(path: Path) -> None:
     assert (result.is_needed, result.before.schema) == (False, latest_version())
 
 
-async def test_migration_beside_running_daemon_is_refused(store: SqliteStore, path: Path) -> None:
+async def test_migration_with_running_daemon_is_refused(store: SqliteStore, path: Path) -> None:
     with pytest.raises(StoreLocked):
         refuse_running(path)
     with pytest.raises(StoreLocked):
@@ -151,7 +151,7 @@ def test_migration_of_other_files_is_refused(path: Path) -> None:
         try_migration(path, SystemClock())
 
 
-async def test_a_damaged_row_stays_one_and_is_reported(old_database: Path) -> None:
+async def test_damaged_row_stays_damaged_and_is_reported(old_database: Path) -> None:
     with open_closed_database(old_database) as conn:
         conn.execute(
             "UPDATE shares SET submit_at = submit_at + 1 WHERE tree_position = ?",

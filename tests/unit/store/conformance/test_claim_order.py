@@ -23,7 +23,7 @@ async def test_claim_due_immediate_shares_keeps_arrival_order(store: Store) -> N
 
 
 @pytest.mark.rule("R5")
-async def test_claim_due_shares_of_one_second_come_in_shuffled_order(store: Store) -> None:
+async def test_claim_due_shares_of_one_second_are_shuffled(store: Store) -> None:
     await enqueue_shares(store, *range(64), submit_at=DUE_SECOND)
 
     claimed = await claim_all_due(store, now=DUE_SECOND, limit=64)

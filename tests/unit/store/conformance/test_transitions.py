@@ -68,7 +68,7 @@ async def current_state(store: Store) -> ShareState:
 
 
 @pytest.mark.parametrize(("name", "state"), list(product(TRANSITION_CASES, LIVE_STATES)))
-async def test_transition_is_made_only_from_legal_states(store: Store, name: str, state: ShareState) -> None:
+async def test_transition_succeeds_only_from_legal_states(store: Store, name: str, state: ShareState) -> None:
     transition, legal, target = TRANSITION_CASES[name]
     await create_share_in_state(store, state)
 
