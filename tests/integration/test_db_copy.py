@@ -26,7 +26,7 @@ CLUSTERS = ["cluster"] if find_binaries() is not None else []
 
 
 @asynccontextmanager
-async def run_copy_beside_helper(helper: HelperProcess, target: str, arrived: Any) -> AsyncIterator[None]:
+async def run_concurrent_copy(helper: HelperProcess, target: str, arrived: Any) -> AsyncIterator[None]:
     """Start a migration during operation. It must finish after the helper is killed at the end of the block."""
     arguments = ("db", "copy", "--to", target, "--wait", "--yes", "--json", "--config", str(helper.config))
     copying = asyncio.create_task(run_command_line(helper.config.parent, *arguments))
@@ -66,7 +66,7 @@ async def test_db_copy_to_shared_database_and_back_keeps_claimed_shares(
         await helper.wait_until_confirmed(before)
         with suspend_processes(await helper.worker_pids()):
             under_way = await cast_vote(chain, helper, round_id, proposal=2, times=ballot.immediate_times())
-            async with run_copy_beside_helper(helper, cluster.url, has_all):
+            async with run_concurrent_copy(helper, cluster.url, has_all):
                 pass
 
     left = HelperProcess(tmp_path, http, chain, program=STAND_IN_PROGRAM, store=store_settings)
@@ -77,7 +77,7 @@ async def test_db_copy_to_shared_database_and_back_keeps_claimed_shares(
     async with run_helper(tmp_path, http, chain, store=shared) as helper:
         await helper.wait_until_confirmed(before)
         await helper.wait_until_confirmed(under_way)
-        async with run_copy_beside_helper(helper, "sqlite", lambda: True):
+        async with run_concurrent_copy(helper, "sqlite", lambda: True):
             after = await cast_vote(chain, helper, round_id, proposal=3)
 
     async with run_helper(tmp_path, http, chain, store=store_settings) as helper:

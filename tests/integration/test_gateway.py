@@ -256,26 +256,26 @@ async def test_gateway_endless_response_is_cut_off_visibly(http: httpx.AsyncClie
 
 
 async def test_gateway_stalled_response_is_cut_off_visibly(http: httpx.AsyncClient) -> None:
-    async def stall(writer: asyncio.StreamWriter) -> None:
+    async def stall_body(writer: asyncio.StreamWriter) -> None:
         writer.write(RESPONSE_HEAD + b"Content-Length: 100\r\n\r\n[")
         await writer.drain()
         await asyncio.Event().wait()
 
-    async with run_node(stall) as node, run_gateway(node.url, timeout=0.3) as (base, gateway):
+    async with run_node(stall_body) as node, run_gateway(node.url, timeout=0.3) as (base, gateway):
         with pytest.raises(httpx.HTTPError):
             await http.get(f"{base}{API_PREFIX}/rounds")
         await wait_until(lambda: gateway.active_count == 0)
 
 
 async def test_gateway_slow_response_is_cut_off(http: httpx.AsyncClient) -> None:
-    async def drips(writer: asyncio.StreamWriter) -> None:
+    async def drip_body(writer: asyncio.StreamWriter) -> None:
         writer.write(RESPONSE_HEAD + b"Content-Length: 100000\r\n\r\n")
         while True:
             writer.write(b" ")
             await writer.drain()
             await asyncio.sleep(0.05)
 
-    async with run_node(drips) as node, run_gateway(node.url, response_seconds=0.5) as (base, gateway):
+    async with run_node(drip_body) as node, run_gateway(node.url, response_seconds=0.5) as (base, gateway):
         with pytest.raises(httpx.HTTPError):
             await http.get(f"{base}{API_PREFIX}/rounds")
         await wait_until(lambda: gateway.active_count == 0)

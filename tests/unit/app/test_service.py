@@ -189,11 +189,11 @@ async def test_ended_component_ends_service_with_error(
 ) -> None:
     harness = ServiceHarness(tmp_path, monkeypatch)
 
-    async def ends() -> None:
+    async def end_component() -> None:
         if error is not None:
             raise error
 
-    monkeypatch.setattr(getattr(harness.service, part), "run", ends)
+    monkeypatch.setattr(getattr(harness.service, part), "run", end_component)
     monkeypatch.setattr(harness.service.prover_pool, "wait_ready", wait_forever)
     if part != "prover_pool":
         monkeypatch.setattr(harness.service.prover_pool, "run", wait_forever)

@@ -94,27 +94,27 @@ async def test_follower_probe_without_block_skips_sync_but_failed_sync_retries(
     monkeypatch.setattr(env.follower, "sync_once", counted)
     env.endpoints.subscribe_to_probes(lambda head: probes.append(head.height if head is not None else 0))
 
-    async def second() -> None:
+    async def advance_second() -> None:
         env.clock.advance(1)
         await anyio.wait_all_tasks_blocked()
 
     with anyio.fail_after(10):
         async with anyio.create_task_group() as group:
             group.start_soon(env.follower.run)
-            while env.count_syncs() < 2:  # On the block, and once after it.
-                await second()
+            while env.count_syncs() < 2:  # with the block and once after it
+                await advance_second()
             check_count, probe_count = len(checks), len(probes)
             for _ in range(5):
-                await second()
+                await advance_second()
             assert len(probes) > probe_count
             assert len(checks) == check_count
             env.node.faults["/rounds"] = lambda _: httpx.Response(500, content=b"<html>")
             env.node.height += 1
             while checks[-1]:
-                await second()
+                await advance_second()
             env.node.faults.clear()
             while env.trees.synced_height != env.node.height:
-                await second()
+                await advance_second()
             group.cancel_scope.cancel()
 
 

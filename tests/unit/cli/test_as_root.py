@@ -256,13 +256,13 @@ def test_acting_as_owner_while_directory_and_link_swap_is_never_a_third_user(
     pending: list[int] = []
     calls = 0
 
-    def hooked(original: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_call(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
             nonlocal calls
             calls += 1
             if pending and calls == pending[0]:
                 pending.pop(0)
-                with rights_of_root():
+                with root_privileges():
                     swapper.swap()
             return original(*args, **options)
 
@@ -271,7 +271,7 @@ def test_acting_as_owner_while_directory_and_link_swap_is_never_a_third_user(
     originals = {name: getattr(os, name) for name in FILE_CALLS}
 
     @contextmanager
-    def rights_of_root() -> Iterator[None]:
+    def root_privileges() -> Iterator[None]:
         before = os.geteuid()
         originals["seteuid"](0)
         try:
@@ -290,7 +290,7 @@ def test_acting_as_owner_while_directory_and_link_swap_is_never_a_third_user(
             return None
 
     for name in FILE_CALLS:
-        monkeypatch.setattr(os, name, hooked(originals[name]))
+        monkeypatch.setattr(os, name, wrap_call(originals[name]))
     try:
         assert attempt() == SERVICE_UID
         most, outcomes = calls, set()

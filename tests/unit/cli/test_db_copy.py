@@ -146,7 +146,7 @@ def test_db_copy_round_trip_prints_result(copy_setup: CopySetup, capsys: pytest.
 
 
 def test_db_copy_with_running_helper_only_copies(copy_setup: CopySetup, capsys: pytest.CaptureFixture[str]) -> None:
-    async def while_it_runs(store: SqliteStore) -> None:
+    async def enqueue_meanwhile(store: SqliteStore) -> None:
         await enqueue_some(store)
         assert run_command("db", "copy", "--to", copy_setup.address, "--yes", "--json") == 3
         output = capsys.readouterr()
@@ -154,7 +154,7 @@ def test_db_copy_with_running_helper_only_copies(copy_setup: CopySetup, capsys: 
         assert "stop it" in output.err
         await enqueue_shares(store, 4)
 
-    copy_setup.with_store(while_it_runs)
+    copy_setup.with_store(enqueue_meanwhile)
     assert run_command("db", "copy", "--to", copy_setup.address, "--yes", "--json") == 0
     answer = read_json(capsys)
     assert (answer["state"], answer["live"], answer["written"]) == ("moved", 3, 1)

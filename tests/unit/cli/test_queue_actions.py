@@ -352,11 +352,11 @@ def test_export_move_is_stored_before_file_is_renamed(
 ) -> None:
     seen: list[dict[str, int]] = []
 
-    def never(_written: Path, _path: Path) -> None:
+    def fail_replace(_written: Path, _path: Path) -> None:
         seen.append(read_states(capsys))
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(backup, "_replace_file", never)
+    monkeypatch.setattr(backup, "_replace_file", fail_replace)
     assert run_command("queue", "export", "--output", "x.age", "--move", "--yes") == 1
     assert seen == [{"failed": 4}]
     assert not Path("x.age").exists()

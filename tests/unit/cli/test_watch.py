@@ -237,12 +237,12 @@ def feed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeFeed]:
     serving.server.server_close()
 
 
-class EnoughError(Exception):
+class ExpectedOutputError(Exception):
     """Raised once the test has seen the expected output."""
 
 
-def raise_enough(_seconds: float) -> None:
-    raise EnoughError
+def stop_watch(_seconds: float) -> None:
+    raise ExpectedOutputError
 
 
 def replace_sleep(monkeypatch: pytest.MonkeyPatch, sleep: Callable[[float], None]) -> None:
@@ -252,14 +252,14 @@ def replace_sleep(monkeypatch: pytest.MonkeyPatch, sleep: Callable[[float], None
 
 def test_watch_yields_states_and_end_of_stream(feed: FakeFeed, monkeypatch: pytest.MonkeyPatch) -> None:
     feed.states = [STATE, changed_state(height=1235)]
-    replace_sleep(monkeypatch, raise_enough)
+    replace_sleep(monkeypatch, stop_watch)
     stream = stream_states(Path("helper.sock"))
     assert list(itertools.islice(stream, 3)) == [
         StateEvent(STATE),
         StateEvent(changed_state(height=1235)),
         StreamLost("the helper ended the stream"),
     ]
-    with pytest.raises(EnoughError):
+    with pytest.raises(ExpectedOutputError):
         next(stream)
 
 

@@ -17,7 +17,7 @@ from tests.support.fakes import START_TIME, wait_until
 from tests.support.queue_pipeline import Pipeline, open_pipeline
 
 
-class Held(LocalLease):
+class FakeLease(LocalLease):
     """A lease that a test grants and revokes."""
 
     def __init__(self) -> None:
@@ -25,8 +25,8 @@ class Held(LocalLease):
 
 
 @pytest.fixture
-def lease() -> Held:
-    return Held()
+def lease() -> FakeLease:
+    return FakeLease()
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ async def pipeline(tmp_path: Path) -> AsyncIterator[Pipeline]:
 
 @asynccontextmanager
 async def run_send_loop(
-    pipeline: Pipeline, lease: Held, paused: list[PauseReason] | None = None
+    pipeline: Pipeline, lease: FakeLease, paused: list[PauseReason] | None = None
 ) -> AsyncIterator[SendLoop]:
     """Run a send loop next to a dispatcher that only proves."""
     pipeline.dispatcher._broadcaster = None
@@ -62,7 +62,7 @@ def enqueue_and_prepare(pipeline: Pipeline, number: int) -> bool:
 
 
 async def test_send_loop_sends_prepared_share_within_a_second_without_notification(
-    pipeline: Pipeline, lease: Held
+    pipeline: Pipeline, lease: FakeLease
 ) -> None:
     async with run_send_loop(pipeline, lease), pipeline.run_dispatcher():
         await pipeline.enqueue(1, 2, 3)
@@ -75,7 +75,7 @@ async def test_send_loop_sends_prepared_share_within_a_second_without_notificati
     assert len(pipeline.nodes.posts) == 3
 
 
-async def test_send_loop_notified_sends_immediately(pipeline: Pipeline, lease: Held) -> None:
+async def test_send_loop_notified_sends_immediately(pipeline: Pipeline, lease: FakeLease) -> None:
     async with run_send_loop(pipeline, lease) as loop, pipeline.run_dispatcher():
         await pipeline.enqueue(1)
         await wait_until(lambda: enqueue_and_prepare(pipeline, 1))
@@ -83,7 +83,7 @@ async def test_send_loop_notified_sends_immediately(pipeline: Pipeline, lease: H
         await wait_until(lambda: len(pipeline.nodes.posts) == 1)
 
 
-async def test_send_loop_sends_more_than_concurrency_limit(pipeline: Pipeline, lease: Held) -> None:
+async def test_send_loop_sends_more_than_concurrency_limit(pipeline: Pipeline, lease: FakeLease) -> None:
     async with run_send_loop(pipeline, lease) as loop, pipeline.run_dispatcher():
         await pipeline.enqueue(*range(1, 81))
         await wait_until(lambda: enqueue_and_prepare(pipeline, 80))
@@ -92,7 +92,7 @@ async def test_send_loop_sends_more_than_concurrency_limit(pipeline: Pipeline, l
     assert len({row[0] for row in pipeline.query_rows("SELECT share_id FROM reveals WHERE sends = 1")}) == 80
 
 
-async def test_send_loop_waits_for_lease(pipeline: Pipeline, lease: Held) -> None:
+async def test_send_loop_waits_for_lease(pipeline: Pipeline, lease: FakeLease) -> None:
     lease.is_held = False
     async with run_send_loop(pipeline, lease) as loop, pipeline.run_dispatcher():
         await pipeline.enqueue(1, 2)
@@ -107,17 +107,17 @@ async def test_send_loop_waits_for_lease(pipeline: Pipeline, lease: Held) -> Non
         await wait_until(lambda: len(pipeline.nodes.posts) == 2)
 
 
-def lose_lease(lease: Held) -> None:
+def lose_lease(lease: FakeLease) -> None:
     lease.is_held = False
 
 
-def lose_and_regain_lease(lease: Held) -> None:
+def lose_and_regain_lease(lease: FakeLease) -> None:
     lease.fence += 2  # another host held it in between, and may have sent this share or proven it again
 
 
 @pytest.mark.parametrize("lose", [lose_lease, lose_and_regain_lease])
 async def test_lease_change_while_recording_send_prevents_it(
-    pipeline: Pipeline, lease: Held, monkeypatch: pytest.MonkeyPatch, lose: Callable[[Held], None]
+    pipeline: Pipeline, lease: FakeLease, monkeypatch: pytest.MonkeyPatch, lose: Callable[[FakeLease], None]
 ) -> None:
     mark = pipeline.store.mark_sending
     marked: list[int] = []
@@ -142,7 +142,7 @@ async def test_lease_change_while_recording_send_prevents_it(
         await wait_until(lambda: len(pipeline.nodes.posts) == 1)
 
 
-async def test_paused_queue_holds_back_unsent_shares(pipeline: Pipeline, lease: Held) -> None:
+async def test_paused_queue_holds_back_unsent_shares(pipeline: Pipeline, lease: FakeLease) -> None:
     paused = [PauseCause.CLOCK_OFF_CHAIN.reason()]
     async with run_send_loop(pipeline, lease, paused) as loop, pipeline.run_dispatcher():
         await pipeline.enqueue(1, submit_at=START_TIME)

@@ -203,11 +203,11 @@ async def test_outage_duration_does_not_prove_holder_alive(
 async def test_lease_lost_to_unknown_holder_is_reported_as_unknown(
     clock: FakeClock, lease_store: FakeLeaseStore, lease: FakeLease, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def nobodys() -> bool:
+    async def acquire_nothing() -> bool:
         lease_store.record_call("acquire")
         return False
 
-    monkeypatch.setattr(lease, "acquire", nobodys)
+    monkeypatch.setattr(lease, "acquire", acquire_nothing)
     with capture_logs() as logs:
         beginning = asyncio.create_task(LeaseKeeper(lease, clock=clock).acquire_at_start())
         await advance_until(clock, 20, beginning.done)

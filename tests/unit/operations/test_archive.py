@@ -227,12 +227,12 @@ async def test_writer_long_failure_continues_at_next_check() -> None:
 
 
 async def test_writer_refused_write_is_not_retried_immediately() -> None:
-    class Shut(MemoryBucket):
+    class RefusingBucket(MemoryBucket):
         async def put(self, name: str, body: bytes) -> None:
             self.request_counts["put"] += 1
             raise BucketRefused("Forbidden")
 
-    bucket, blocks = Shut(), FakeRevealSource()
+    bucket, blocks = RefusingBucket(), FakeRevealSource()
     blocks.reveals_by_height = {105: [FIRST]}
     with pytest.raises(BucketRefused):
         await create_writer(bucket, blocks).write_next_part()
@@ -351,7 +351,7 @@ async def test_find_bundle_altered_archive_is_refused() -> None:
         with pytest.raises(ProofBundleError, match=error):
             await find_bundle(bucket, CIRCUITS, nullifier, [ROUND])
 
-    def restated(**changes: object) -> bytes:
+    def changed_index(**changes: object) -> bytes:
         entry = find_entry(intact.objects[index].body, nullifier)
         assert entry is not None
         return encode_index([entry.model_copy(update=changes)])
@@ -369,10 +369,10 @@ async def test_find_bundle_altered_archive_is_refused() -> None:
     other = bucket.objects[bundle_name(ROUND, SECOND.tx_hash)]
     bucket.objects[name] = other
     await refused(bucket, "hash does not match")
-    bucket.objects[index] = StoredObject(restated(sha256=sha256(other.body).hexdigest()), '"x"')
+    bucket.objects[index] = StoredObject(changed_index(sha256=sha256(other.body).hexdigest()), '"x"')
     await refused(bucket, "content does not match")
     bucket = await create_written_archive()
-    bucket.objects[index] = StoredObject(restated(height=106), '"x"')
+    bucket.objects[index] = StoredObject(changed_index(height=106), '"x"')
     await refused(bucket, "content does not match")
     bucket.objects[index] = StoredObject(bucket.objects[index].body.replace(b'"height"', b'"hight"'), '"x"')
     await refused(bucket, "invalid line")

@@ -490,11 +490,11 @@ async def test_circuit_trial_without_response_uses_next_share(pipeline: Pipeline
     pipeline.circuits.select_initial(CHAIN_ID, "", None)
     heights: list[int] = []
 
-    async def once_away(body: dict[str, Any]) -> httpx.Response:
+    async def fail_first_send(body: dict[str, Any]) -> httpx.Response:
         heights.append(1)
         return await (reply_with(502, error="no consensus engine") if len(heights) == 1 else ACCEPTED_REPLY)(body)
 
-    pipeline.set_replies(once_away)
+    pipeline.set_replies(fail_first_send)
     async with pipeline.run_dispatcher():
         await pipeline.enqueue(1, 2, 3)
         await wait_until(lambda: len(heights) == 3)

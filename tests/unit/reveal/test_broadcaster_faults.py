@@ -57,10 +57,10 @@ async def test_hanging_node_delays_only_sends_in_flight(pipeline: Pipeline) -> N
 
 
 async def test_error_with_one_unconfirmed_reveal_does_not_stop_others(pipeline: Pipeline) -> None:
-    async def surprise(body: dict[str, Any]) -> httpx.Response:
+    async def raise_bug(body: dict[str, Any]) -> httpx.Response:
         raise RuntimeError("a bug")
 
-    pipeline.set_replies(surprise)
+    pipeline.set_replies(raise_bug)
     await pipeline.prepare_message(1)
     with capture_logs() as logs:
         await pipeline.broadcaster.reconcile(pipeline.height)
@@ -102,11 +102,11 @@ async def test_cancelled_send_is_resent_after_restart(tmp_path: Path) -> None:
     async with open_pipeline(tmp_path / "queue.db") as pipeline:
         held = asyncio.Event()
 
-        async def never(body: dict[str, Any]) -> httpx.Response:
+        async def hold_forever(body: dict[str, Any]) -> httpx.Response:
             await held.wait()
             return await ACCEPTED_REPLY(body)
 
-        pipeline.nodes.replies[FIRST_NODE] = never
+        pipeline.nodes.replies[FIRST_NODE] = hold_forever
         async with pipeline.run_dispatcher():
             await pipeline.enqueue(1)
             await wait_for_length(pipeline.nodes.posts, 1)

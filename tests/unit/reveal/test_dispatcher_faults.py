@@ -82,11 +82,11 @@ async def test_dispatch_resumes_after_database_outage(pipeline: Pipeline) -> Non
 
 
 async def test_loop_survives_unexpected_errors(pipeline: Pipeline) -> None:
-    def surprise() -> None:
+    def raise_bug() -> None:
         raise RuntimeError("a bug")
 
     async with pipeline.run_dispatcher():
-        pipeline.store.after_call["next_due_ms"] = surprise
+        pipeline.store.after_call["next_due_ms"] = raise_bug
         with capture_logs() as logs:
             await pipeline.settle_dispatcher()
         assert [entry["event"] for entry in logs] == ["dispatch_failed"]

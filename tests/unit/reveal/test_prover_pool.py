@@ -47,7 +47,7 @@ async def run_pool(workers: int = 1, timeout: float = 0.0) -> AsyncIterator[Prov
         await asyncio.gather(runner, return_exceptions=True)
 
 
-async def is_gone(pid: int) -> None:
+async def wait_until_exited(pid: int) -> None:
     """Return once no process has this id (the test's own time limit ends the wait)."""
     while True:
         try:
@@ -90,7 +90,7 @@ async def test_hanging_worker_is_killed_and_replaced() -> None:
         (pid,) = pool.pids
         with pytest.raises(ProverTimeout):
             await pool.prove(create_job(prover_worker.PROPOSAL_HANGS))
-        await is_gone(pid)
+        await wait_until_exited(pid)
         assert (await pool.prove(create_job())).proof.startswith(STAND_IN_PREFIX)
 
 
@@ -111,7 +111,7 @@ async def test_killed_idle_worker_is_replaced_transparently() -> None:
     async with run_pool() as pool:
         (idle,) = pool.pids
         os.kill(idle, signal.SIGKILL)
-        await is_gone(idle)
+        await wait_until_exited(idle)
         proof = None
         while proof is None:
             try:
@@ -239,4 +239,4 @@ async def test_workers_end_when_service_is_killed() -> None:
         service.kill()
         service.communicate()
     for pid in pids:
-        await is_gone(pid)
+        await wait_until_exited(pid)

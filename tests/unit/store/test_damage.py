@@ -448,7 +448,7 @@ async def test_list_shares_marks_unreadable_row_and_lists_the_others(store: Sqli
     listed = await store.list_shares(QueueFilter(), 99)
 
     assert [entry for entry in listed if not entry.damaged] == [
-        entry for entry in expected if entry.ref in sound_entries(listed)
+        entry for entry in expected if entry.ref in intact_entries(listed)
     ]
     assert len(listed) == 30
     (bad,) = [entry for entry in listed if entry.damaged]
@@ -458,7 +458,7 @@ async def test_list_shares_marks_unreadable_row_and_lists_the_others(store: Sqli
     assert await store.list_shares(QueueFilter(round_id=b"2" * 32), 99) == []
 
 
-def sound_entries(entries: list[QueueEntry]) -> set[str]:
+def intact_entries(entries: list[QueueEntry]) -> set[str]:
     return {entry.ref for entry in entries if not entry.damaged}
 
 

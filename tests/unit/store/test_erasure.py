@@ -260,17 +260,17 @@ def test_background_scrub_under_load_uses_a_tenth_of_the_time(
 
     monkeypatch.setattr(erasure, "scrub_pages", scrub)
 
-    def written_and_tended() -> int:
+    def write_and_run_eraser() -> int:
         conn.execute("UPDATE meta SET row_check = randomblob(8) WHERE key = (SELECT min(key) FROM meta)")
         eraser.run_due(idle=True)
         return len(slices)
 
-    assert written_and_tended() == 1
-    assert written_and_tended() == 1
+    assert write_and_run_eraser() == 1
+    assert write_and_run_eraser() == 1
     clock.advance(0.8)
-    assert written_and_tended() == 1
+    assert write_and_run_eraser() == 1
     clock.advance(0.2)
-    assert written_and_tended() == 2
+    assert write_and_run_eraser() == 2
     eraser.run_due(idle=True)
     eraser.run_due(idle=True)
     assert len(slices) == 4, "no caller waits for the writer"

@@ -298,29 +298,29 @@ async def test_notifications_reach_all_hosts(
     backend: PostgresBackend, clock: FakeClock, reported: list[DamagedShare], join_host: JoinHost
 ) -> None:
     received: list[str] = []
-    listening = backend.create_store(clock, reported.append, host="ears")
+    listening = backend.create_store(clock, reported.append, host="listener")
     listening.listen(received.append)
     await listening.open()
 
-    async def hears(*receives: str) -> None:
+    async def expect_received(*expected: str) -> None:
         async with asyncio.timeout(TIMEOUT_SECONDS):
-            while received[-len(receives) :] != [*receives]:
+            while received[-len(expected) :] != [*expected]:
                 await asyncio.sleep(0.01)
 
     try:
         host_a = await join_host("one")
-        await hears("")
+        await expect_received("")
         await enqueue_shares(host_a, 1, submit_at=int(NOW) + 3600)
         await enqueue_shares(host_a, 2)
-        await hears("", "due")
+        await expect_received("", "due")
         (queued,) = await claim_all_due(host_a)
         await host_a.prepare(queued.id, make_reveal(2))
-        await hears("", "due", "prepared")
-        listener_filter = "application_name = 'ears' AND query LIKE 'LISTEN%'"
+        await expect_received("", "due", "prepared")
+        listener_filter = "application_name = 'listener' AND query LIKE 'LISTEN%'"
         backend.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {listener_filter}")
-        await hears("prepared", "")
+        await expect_received("prepared", "")
         await enqueue_shares(host_a, 3)
-        await hears("", "due")
+        await expect_received("", "due")
     finally:
         await listening.close()
 
