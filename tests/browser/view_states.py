@@ -90,7 +90,7 @@ async def validators(browser_tab: BrowserTab) -> None:
 
 async def no_match(browser_tab: BrowserTab) -> None:
     await validators(browser_tab)
-    await browser_tab.page.get_by_label("Search").fill("nobody")
+    await browser_tab.page.get_by_label("Search").fill("unknown")
     await browser_tab.wait_for_text("No match")
 
 

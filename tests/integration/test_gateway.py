@@ -146,7 +146,7 @@ async def test_gateway_without_queue_forwards_requests(
     helper = HelperProcess(tmp_path, http, chain, helper=disabled, admin=disabled, gateway=GATEWAY_CONFIG)
     await helper.start()
     try:
-        async with helper.timeout("passes on"):
+        async with helper.timeout("forwards requests"):
             while (answer := await http.get(f"{helper.url}{API_PREFIX}/rounds")).status_code == 503:
                 await asyncio.sleep(0.05)
         assert answer.status_code == 200

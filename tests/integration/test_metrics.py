@@ -66,7 +66,7 @@ async def test_metrics_cover_dashboard_and_alert_queries(
     metrics = {"enable": True, "port": int(address.rpartition(":")[2])}
     away: dict[str, Any] = {
         "s3": {"endpoint": f"http://127.0.0.1:{find_free_port()}"},
-        "archive": {"place": "s3://nobody/here"},
+        "archive": {"place": "s3://bucket/archive"},
     }
     async with run_helper(tmp_path, http, chain, nodes=2, env=CREDENTIALS_ENV, metrics=metrics, **away) as helper:
         round_id = await chain.open_round()

@@ -112,11 +112,11 @@ async def test_duplicate_is_detected_after_close_restart_and_outage(
         await assert_all_duplicates(helper, confirmed, waiting)
         await chain.clear_faults()
         await helper.wait_until(
-            "is in step", lambda facts: not any(endpoint["reason"] for endpoint in facts["endpoints"])
+            "is in sync", lambda facts: not any(endpoint["reason"] for endpoint in facts["endpoints"])
         )
         async with helper.timeout("knows that the round is tallied"):
             while helper.query_rows("SELECT status FROM rounds ORDER BY seen_ms DESC LIMIT 1") != [(2,)]:
-                await helper.wait_until("goes on", lambda facts: facts["height"])
+                await helper.wait_until("continues", lambda facts: facts["height"])
         await assert_all_duplicates(helper, confirmed, waiting)
         assert await helper.stop() == 0
         await helper.start()

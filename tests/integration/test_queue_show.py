@@ -75,7 +75,7 @@ async def test_queue_show_failed_attempt_has_times_and_stage(
         first, second = counted[:2]
         assert second["at"] - first["at"] >= 2, "2^1 s after the first failure"
         assert details["due"] >= second["at"] + 3.9, "2^2 s after the second"
-        assert "told to" in first["note"]
+        assert "failure requested" in first["note"]
         assert details["transaction"] is None
         assert details["state"] in {"received", "witnessed"}
         assert share["ref"] in text

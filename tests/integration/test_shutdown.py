@@ -27,7 +27,7 @@ async def test_sigterm_during_work_shuts_down_and_loses_no_share(
         await helper.wait_until_ready()
         round_id = await chain.open_round()
         vote = await cast_vote(chain, helper, round_id, times=ballot.immediate_times())
-        await helper.wait_until("is at work", lambda facts: facts["in_hand"] and facts["counts"].get("broadcast"))
+        await helper.wait_until("is processing", lambda facts: facts["in_hand"] and facts["counts"].get("broadcast"))
         workers = await helper.worker_pids()
         assert workers
         started_at = time.monotonic()
@@ -56,7 +56,7 @@ async def test_killed_service_leaves_no_worker(tmp_path: Path, http: httpx.Async
         await helper.wait_until_ready()
         round_id = await chain.open_round()
         await cast_vote(chain, helper, round_id, times=ballot.immediate_times())
-        await helper.wait_until("is at work", lambda facts: facts["in_hand"])
+        await helper.wait_until("is processing", lambda facts: facts["in_hand"])
         workers = await helper.worker_pids()
     finally:
         await helper.kill()

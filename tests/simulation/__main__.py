@@ -18,8 +18,8 @@ from tests.simulation.runner import run_seeds
 def main() -> int:
     """Run the seeds named on the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description="Play seeds of the simulation.")
-    parser.add_argument("--seed", type=int, help="play one seed")
-    parser.add_argument("--seeds", default="0-999", metavar="A-B", help="play these seeds (default: 0-999)")
+    parser.add_argument("--seed", type=int, help="run one seed")
+    parser.add_argument("--seeds", default="0-999", metavar="A-B", help="run these seeds (default: 0-999)")
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
     parser.add_argument("--story", action="store_true", help="print what happened, with the product's own log")
     options = parser.parse_args()

@@ -18,9 +18,9 @@ class ProverFault(Enum):
 
     WORKER_DIES = "workers die"
     WORKER_HANGS = "workers hang"
-    WORKER_REFUSES = "workers refuse"
-    INVALID_PROOF = "proofs are no proofs"
-    SLOW_PROOF = "proofs take long"
+    WORKER_REFUSES = "workers reject jobs"
+    INVALID_PROOF = "proofs are invalid"
+    SLOW_PROOF = "proofs are slow"
     NO_START = "no worker starts"
 
 

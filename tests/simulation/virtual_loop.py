@@ -232,7 +232,7 @@ class SimLoop(_Loop):  # type: ignore[misc]  # its stub requires thirty methods 
         while timers and not timers[0][3]:
             heappop(timers)
         if not timers:
-            raise StuckError(f"nothing will ever happen again at {self.now}")
+            raise StuckError(f"no event is pending at {self.now}")
         now = self.now = max(self.now, timers[0][0])
         if now >= self._window_end:
             self._pass_callback(self.passes - self._passes_at_window_start)

@@ -87,7 +87,7 @@ class FakeNodes:
 
     async def call(self, fn: Callable[[ChainClient], Awaitable[T]]) -> T:
         if self.is_unreachable:
-            self.queried_addresses.append("nobody")
+            self.queried_addresses.append("unreachable")
             raise ChainUnavailable("away")
         return await fn(cast(ChainClient, self))
 
@@ -110,7 +110,7 @@ class FakeWeb(httpx.AsyncBaseTransport):
         self.requested_urls.append(url)
         self.cookies.append(request.headers.get("cookie"))
         self.connections.append((request.url.host, request.extensions.get("sni_hostname")))
-        response = self.responses.get(url, httpx.ConnectError("nobody"))
+        response = self.responses.get(url, httpx.ConnectError("unknown host"))
         if isinstance(response, Exception):
             raise response
         return httpx.Response(response.status_code, headers=response.headers, stream=httpx.ByteStream(response.content))

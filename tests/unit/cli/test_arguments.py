@@ -75,7 +75,7 @@ def test_time_argument_invalid_is_refused(text: str) -> None:
 
 def test_stats_are_printed_one_per_line(capsys: pytest.CaptureFixture[str]) -> None:
     service = {
-        "checks": [{"name": "store", "problem": None}, {"name": "chain", "problem": "no node is in step"}],
+        "checks": [{"name": "store", "problem": None}, {"name": "chain", "problem": "no chain node is in sync"}],
         "endpoints": [{"name": "a:80", "reason": None, "height": 7, "block_age": 1.024}],
         "provers": {"pids": [5, 6], "deaths": {}},
         "clock_skew": 0.46818,
@@ -88,7 +88,7 @@ def test_stats_are_printed_one_per_line(capsys: pytest.CaptureFixture[str]) -> N
     print_stats({"total": total, **empty, "service": service})
     assert capsys.readouterr().out.splitlines()[4:] == [
         "checks.store\tok",
-        "checks.chain\tno node is in step",
+        "checks.chain\tno chain node is in sync",
         "endpoints.a:80\tok, height 7, block age 1.0",
         "provers.pids\t5, 6",
         "provers.deaths\t-",

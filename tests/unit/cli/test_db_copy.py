@@ -243,7 +243,7 @@ def test_db_copy_invalid_call_exit_code(
     copy_setup.with_store(enqueue_some)
     (copy_setup.folder / "open.key").touch()
     (copy_setup.folder / "open.key").chmod(0o644)
-    (copy_setup.folder / "text.db").write_text("not a database, but some notes of somebody's")
+    (copy_setup.folder / "text.db").write_text("not a database, only some notes")
     resolved = [copy_setup.address if argument == "ADDRESS" else argument for argument in arguments]
     assert run_command("db", "copy", *resolved, "--yes") == code
     assert re.search(message, capsys.readouterr().err)

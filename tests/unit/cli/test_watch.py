@@ -107,7 +107,7 @@ def test_render_never_exceeds_terminal_size(width: int, height: int) -> None:
     out = io.StringIO()
     console = Console(file=out, width=width, height=height, force_terminal=True, no_color=True, legacy_windows=False)
     many = changed_state(rounds=[ROUND] * 7, paused="a reason that is longer than any terminal is wide " * 5)
-    console.print(Screen(many, "nobody answers " * 20))
+    console.print(Screen(many, "not reachable. " * 20))
     lines = [line for line in out.getvalue().splitlines() if line.strip()]
     assert len(lines) < height
     assert all(len(strip_escapes(line)) <= width for line in lines)
@@ -124,13 +124,13 @@ def strip_escapes(line: str) -> str:
 
 
 def test_render_shows_pause_reason_first() -> None:
-    assert render(changed_state(paused="no node is in step")).splitlines()[:2] == [
+    assert render(changed_state(paused="no chain node is in sync")).splitlines()[:2] == [
         "paused  height 1234  circuit k10  2026-11-21 13:33:20 UTC",
-        "no node is in step",
+        "no chain node is in sync",
     ]
     assert render(changed_state(ready=False)).startswith("starting")
-    gone = render(STATE, gone="nobody answers on helper.sock").splitlines()
-    assert gone[:2] == ["helper not reachable; retrying", "nobody answers on helper.sock"]
+    gone = render(STATE, gone="no response on helper.sock").splitlines()
+    assert gone[:2] == ["helper not reachable; retrying", "no response on helper.sock"]
     assert gone[2].startswith("was ready")
     assert render(None, gone="x").splitlines()[1:] == ["x"]
 

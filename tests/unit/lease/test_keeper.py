@@ -32,7 +32,7 @@ class FakeLeaseStore:
     def record_call(self, name: str) -> None:
         self.calls.append(name)
         if self.is_unavailable:
-            raise LeaseError("nobody answers")
+            raise LeaseError("no response")
 
 
 class FakeLease:

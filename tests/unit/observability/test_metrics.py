@@ -36,7 +36,7 @@ ROUND, LATER_ROUND = b"\x01" * 32, b"\x02" * 32
 FACTS: dict[str, Any] = {
     "ready": True,
     "intake_paused": None,
-    "paused": "no node is in step",
+    "paused": "no chain node is in sync",
     "checks": [{"name": "store", "problem": None}, {"name": "chain", "problem": "no node"}],
     "provers": {"workers": 2, "pids": [1, 2], "deaths": {"died": 3}, "self_test_seconds": 1.0},
     "proof": {"p50_ms": 500.0},

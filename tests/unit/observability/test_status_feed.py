@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def fail_snapshot() -> object:
-    raise AssertionError("nobody listens")
+    raise AssertionError("no listener")
 
 
 def create_feed(clock: FakeClock | None = None, history: int = 4) -> StatusFeed:

@@ -207,7 +207,7 @@ async def test_accepted_but_unconfirmed_message_goes_to_other_node_after_3_block
 
 @pytest.mark.rule("R8")
 @pytest.mark.parametrize(
-    "answer", [ACCEPTED_REPLY, refuse_with("nothing that we know"), refuse_with("invalid anchor height")]
+    "answer", [ACCEPTED_REPLY, refuse_with("an unknown message"), refuse_with("invalid anchor height")]
 )
 async def test_unconfirmed_after_10_blocks_gets_new_proof_without_attempt(
     pipeline: Pipeline, answer: NodeReply

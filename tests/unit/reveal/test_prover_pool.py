@@ -125,7 +125,7 @@ async def test_killed_idle_worker_is_replaced_transparently() -> None:
 async def test_refused_witness_keeps_worker_alive() -> None:
     async with run_pool() as pool:
         before = pool.pids
-        with pytest.raises(ProofFailed, match="told to"):
+        with pytest.raises(ProofFailed, match="failure requested"):
             await pool.prove(create_job(prover_worker.PROPOSAL_REFUSED))
         await pool.prove(create_job())
         assert pool.pids == before

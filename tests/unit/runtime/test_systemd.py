@@ -111,7 +111,7 @@ async def test_notify_without_manager_does_nothing(tmp_path: Path) -> None:
     manager.notify("READY=1")
 
     async def alive() -> str:
-        raise AssertionError("nobody asked")
+        raise AssertionError("unexpected call")
 
     await manager.run_heartbeat(alive)
 

@@ -60,7 +60,7 @@ class EndlessRoutes:
         while (await request.receive())["type"] != "http.disconnect":
             pass
         self.disconnects += 1
-        return Response(b"nobody reads this")
+        return Response(b"not read")
 
     async def _pieces(self) -> AsyncIterator[bytes]:
         try:

@@ -24,7 +24,7 @@ LARGE_EVENT = b"x" * (1 << 18)
 
 
 async def fail_snapshot() -> object:
-    raise AssertionError("no state is made in these tests")
+    raise AssertionError("no state is created in these tests")
 
 
 @contextlib.asynccontextmanager

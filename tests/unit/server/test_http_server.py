@@ -306,7 +306,7 @@ def test_server_stop_answers_running_requests_with_503_without_error_log(
     monkeypatch.setattr("helper.server.http_server.STOP_GRACE_SECONDS", 0.2)
     unfinished = {
         "waiting for a body": b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\no",
-        "at work": b"GET /pause/3600 HTTP/1.1\r\nHost: x\r\n\r\n",
+        "processing": b"GET /pause/3600 HTTP/1.1\r\nHost: x\r\n\r\n",
         "pipelined": b"GET /pause/3600 HTTP/1.1\r\nHost: x\r\n\r\n" * 5,
     }
 

@@ -271,7 +271,7 @@ async def test_import_keeps_long_history(store: SqliteStore, path: Path, target_
     await enqueue_shares(store, 1)
     for number in range(60):
         (queued,) = await claim_all_due(store)
-        await store.requeue(queued.id, stage="tree", note=f"look {number}")
+        await store.requeue(queued.id, stage="tree", note=f"attempt {number}")
     (share,) = select_shares(path).shares
     assert len(share.history) == 50
     await count_import_results(target_store, with_nullifiers([share]))
