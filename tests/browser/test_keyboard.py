@@ -39,7 +39,7 @@ async def collect_tab_stops(page: Page, max_stops: int) -> list[dict[str, Any]]:
 
     Stops after `max_stops` + 1 entries, so that callers detect additional stops.
     """
-    await page.evaluate(KEYS_SCRIPT, "begin")
+    await page.evaluate(KEYS_SCRIPT, "reset")
     stops: list[dict[str, Any]] = []
     while len(stops) <= max_stops:
         await page.keyboard.press("Tab")
@@ -65,7 +65,7 @@ async def test_shift_tab_visits_same_stops_in_reverse(browser_tab: BrowserTab) -
     await VIEW_STATES["reviewed"](browser_tab)
     page = browser_tab.page
     forward = [stop["name"] for stop in await collect_tab_stops(page, 60)]
-    await page.evaluate(KEYS_SCRIPT, "begin")
+    await page.evaluate(KEYS_SCRIPT, "reset")
     for _ in forward:
         await page.keyboard.press("Tab")
     backward = []

@@ -24,9 +24,9 @@ def parse(body: Any, *, production: bool = True) -> None:
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_signed_text_equals_recorded(entry: dict[str, str]) -> None:
     body = {**json.loads(entry["data"]), "signature": entry["signature"], "pub_key": entry["pub_key"]}
-    found = parse_registration(json.dumps(body).encode(), now=NOW, production=True)
-    assert found.request.signed_text() == entry["data"].encode()
-    assert found.signature == base64.b64decode(entry["signature"])
+    registration = parse_registration(json.dumps(body).encode(), now=NOW, production=True)
+    assert registration.request.signed_text() == entry["data"].encode()
+    assert registration.signature == base64.b64decode(entry["signature"])
 
 
 def test_parse_empty_url_and_unknown_fields_are_accepted() -> None:

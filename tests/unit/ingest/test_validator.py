@@ -145,12 +145,12 @@ class RecordingChecks(FakeChecks):
         self.batches: list[int] = []
         self.threads: set[str] = set()
         self.proceed = threading.Event()
-        self.begun: Callable[[], None] = lambda: None
+        self.on_batch: Callable[[], None] = lambda: None
 
     def read_shares(self, bodies: Sequence[bytes]) -> list[ReadShare | InvalidShare]:
         self.batches.append(len(bodies))
         self.threads.add(threading.current_thread().name)
-        self.begun()
+        self.on_batch()
         assert self.proceed.wait(30)
         return super().read_shares(bodies)
 

@@ -328,18 +328,18 @@ class HostClock(SlicedWait):
     """A host's clocks: wall clock offset and clock rate; sleeps do not end while the host is stopped."""
 
     def __init__(self, real_clock: FakeClock, *, skew: float, pace: float) -> None:
-        self._world, self._skew, self._pace = real_clock, skew, pace
+        self._real_clock, self._skew, self._pace = real_clock, skew, pace
         self.is_running = asyncio.Event()
         self.is_running.set()
 
     def now(self) -> float:
-        return self._world.now() + self._skew
+        return self._real_clock.now() + self._skew
 
     def monotonic(self) -> float:
-        return self._world.monotonic() * self._pace
+        return self._real_clock.monotonic() * self._pace
 
     async def sleep(self, seconds: float) -> None:
-        await self._world.sleep(seconds / self._pace)
+        await self._real_clock.sleep(seconds / self._pace)
         await self.is_running.wait()
 
 
@@ -348,32 +348,32 @@ class SharedBucket(MemoryBucket):
 
     TIMEOUT_SECONDS = 2.5
 
-    def __init__(self, real_clock: FakeClock, rng: random.Random, trouble: float) -> None:
+    def __init__(self, real_clock: FakeClock, rng: random.Random, fault_probability: float) -> None:
         super().__init__()
-        self._world, self._dice, self._trouble = real_clock, rng, trouble
-        self._under_way: set[asyncio.Task[object]] = set()
+        self._real_clock, self._rng, self._fault_probability = real_clock, rng, fault_probability
+        self._in_flight: set[asyncio.Task[object]] = set()
 
     async def request(self, kind: str, operation: Callable[[], T]) -> T:
         self.request_counts[kind] += 1
-        bad = self._dice.random() < self._trouble
-        request_delay, response_delay = (self._dice.uniform(0, 3 if bad else 0.2) for _ in range(2))
-        lost = bad and self._dice.random() < 0.3
+        bad = self._rng.random() < self._fault_probability
+        request_delay, response_delay = (self._rng.uniform(0, 3 if bad else 0.2) for _ in range(2))
+        lost = bad and self._rng.random() < 0.3
 
         async def arrive() -> T:
-            await self._world.sleep(request_delay)
+            await self._real_clock.sleep(request_delay)
             if lost:
                 raise BucketError("503")
             return operation()
 
         arriving = asyncio.create_task(arrive())
-        self._under_way.add(arriving)
-        arriving.add_done_callback(self._under_way.discard)
+        self._in_flight.add(arriving)
+        arriving.add_done_callback(self._in_flight.discard)
         arriving.add_done_callback(lambda task: task.cancelled() or task.exception())
         if request_delay + response_delay > self.TIMEOUT_SECONDS:
-            await self._world.sleep(self.TIMEOUT_SECONDS)
+            await self._real_clock.sleep(self.TIMEOUT_SECONDS)
             raise BucketError("no answer")  # the request still arrives
         result = await asyncio.shield(arriving)
-        await self._world.sleep(response_delay)
+        await self._real_clock.sleep(response_delay)
         return result
 
 
@@ -394,10 +394,10 @@ class HostBucket(MemoryBucket):
 class Simulation:
     """Hosts that compete for the lease, in simulated time that advances from event to event."""
 
-    def __init__(self, seed: int, *, trouble: float = 0.0, hosts: int = 3) -> None:
+    def __init__(self, seed: int, *, fault_probability: float = 0.0, hosts: int = 3) -> None:
         self.rng = random.Random(seed)
         self.time = FakeClock()
-        self.bucket = SharedBucket(self.time, self.rng, trouble)
+        self.bucket = SharedBucket(self.time, self.rng, fault_probability)
         self.clocks = [
             HostClock(self.time, skew=self.rng.uniform(-5, 5), pace=self.rng.uniform(0.99, 1.01)) for _ in range(hosts)
         ]
@@ -458,7 +458,7 @@ class Simulation:
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_simulated_hosts_never_hold_lease_together(seed: int) -> None:
-    simulation = Simulation(seed, trouble=0.1)
+    simulation = Simulation(seed, fault_probability=0.1)
     for _ in range(15):
         await simulation.advance(simulation.rng.uniform(5, 25))
         victim = (simulation.holders or [0])[0] if simulation.rng.random() < 0.7 else simulation.rng.randrange(3)
