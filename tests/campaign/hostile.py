@@ -193,14 +193,14 @@ async def _run_floods(env: Environment, cast: Sequence[tuple[Ballot, int]]) -> N
         {"X-Forwarded-For": FORWARDED_ADDRESS},
     ]
     waits = len(env.wallets.ledger.response_seconds)
-    over = asyncio.Event()
+    finished = asyncio.Event()
     async with asyncio.TaskGroup() as group:
-        group.create_task(_repost_until(env, cast, over))
+        group.create_task(_repost_until(env, cast, finished))
         direct, proxied = await asyncio.gather(
             flood(port, FLOODER_ADDRESS, CONNECTIONS, forged_headers, wanted),
             flood(port, PROXY_ADDRESS, CONNECTIONS, proxy_headers, wanted),
         )
-        over.set()
+        finished.set()
     for name, result in (("flood", direct), ("flood through a proxy", proxied)):
         _check_flood(findings, name, result)
     findings.record_figure(

@@ -197,16 +197,16 @@ async def _send_slowly(port: int, source: str, *, initial_bytes: int) -> None:
 
 
 async def _read_slowly(port: int, source: str) -> None:
-    plug = socket.socket()
-    plug.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # a small buffer, so that the server has to wait
-    plug.bind((source, 0))
-    plug.setblocking(False)
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # a small buffer, so that the server has to wait
+    sock.bind((source, 0))
+    sock.setblocking(False)
     try:
-        await asyncio.get_running_loop().sock_connect(plug, (HOST, port))
+        await asyncio.get_running_loop().sock_connect(sock, (HOST, port))
     except OSError:
-        plug.close()
+        sock.close()
         raise
-    reader, writer = await asyncio.open_connection(sock=plug, limit=512)
+    reader, writer = await asyncio.open_connection(sock=sock, limit=512)
     try:
         writer.write(RawRequest("GET", LEAVES_PATH).encode_head())
         while await reader.read(512):

@@ -107,7 +107,7 @@ async def _run_flood(setting: CampaignRun, findings: Findings, helper: HelperPro
         _hostile_addresses(rng),
         iter(range(MAX_REGISTRATIONS + 1, MAX_REGISTRATIONS + 1 + setting.scale(5_000, 400))),
     )
-    over = asyncio.Event()
+    finished = asyncio.Event()
 
     async def send_hostile() -> None:
         connection = ReusedConnection(port, PROXY_ADDRESS)
@@ -122,7 +122,7 @@ async def _run_flood(setting: CampaignRun, findings: Findings, helper: HelperPro
     async def read_pending() -> list[float]:
         waits = list[float]()
         connection = ReusedConnection(port, "127.0.0.5")
-        while not over.is_set():
+        while not finished.is_set():
             started_at = time.monotonic()
             answer = await connection.send(RawRequest("GET", f"{PENDING_PATH}?page={1 + len(waits) % 20}"))
             waits.append(time.monotonic() - started_at if answer is not None and answer.status == 200 else 60.0)
@@ -147,7 +147,7 @@ async def _run_flood(setting: CampaignRun, findings: Findings, helper: HelperPro
     reading = asyncio.create_task(read_pending())
     registering = asyncio.create_task(register_honest())
     await asyncio.gather(registering, *(send_hostile() for _ in range(CONNECTIONS)))
-    over.set()
+    finished.set()
     waits = await reading
     findings.record_figure("hostile registrations", statuses.total())
     findings.record_figure("hostile registrations refused", statuses[429])

@@ -33,20 +33,20 @@ async def run(setting: CampaignRun) -> Findings:
     rng = setting.seeded_random("ends")
     number = setting.scale(500, 8)
     early = set(rng.sample(range(number), int(number * EARLY_PROBABILITY)))
-    at_work = 0
+    interrupted = 0
     # proofs take long enough that most stops interrupt some
     async with create_lifecycle(
         setting, "restarts", number=number, shares=setting.scale(2000, 96), seconds=0.2
     ) as lifecycle:
 
         async def end(run_number: int) -> None:
-            nonlocal at_work
+            nonlocal interrupted
             await lifecycle.wait_until_listening()
             if run_number not in early:
                 await lifecycle.wait_until_ready()
             await asyncio.sleep(rng.uniform(0, STARTUP_SECONDS if run_number in early else LIFE_SECONDS))
             with contextlib.suppress(KeyError):
-                at_work += bool((await lifecycle.helper.service_stats())["in_hand"])
+                interrupted += bool((await lifecycle.helper.service_stats())["in_hand"])
             workers = child_pids(lifecycle.helper.pid)
             started_at = time.monotonic()
             findings.require_equal("exit status", await lifecycle.helper.stop(), 0)
@@ -57,7 +57,7 @@ async def run(setting: CampaignRun) -> Findings:
         await lifecycle.check_promises(findings)
         findings.record_figure("stops", number)
         findings.record_figure("proofs started", lifecycle.started_proofs)
-        findings.require_at_least("stops with shares in progress", at_work, number / 4)
+        findings.require_at_least("stops with shares in progress", interrupted, number / 4)
     return findings
 
 

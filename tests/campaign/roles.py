@@ -131,10 +131,10 @@ class Environment:
         """Wait until another host has taken over a silent host's work."""
         if name.startswith("sends"):
 
-            async def another() -> bool:
+            async def has_other_sender() -> bool:
                 return await self.current_sender() not in {"", name}
 
-            await self.require_within("another host sends", another, self.lease + SLACK_SECONDS)
+            await self.require_within("another host sends", has_other_sender, self.lease + SLACK_SECONDS)
         elif name.startswith("proves"):
 
             async def has_no_claims() -> bool:

@@ -89,7 +89,7 @@ async def read_calls(trace: Path, pid: int) -> list[SystemCall]:
 
 def parse_trace(text: str) -> list[SystemCall]:
     """Return the calls of a trace by their start; unfinished calls are left out."""
-    under_way: dict[int, tuple[int, str]] = {}
+    unfinished: dict[int, tuple[int, str]] = {}
     calls: list[SystemCall] = []
     for number, line in enumerate(text.splitlines()):
         split = _LINE.match(line)
@@ -97,11 +97,11 @@ def parse_trace(text: str) -> list[SystemCall]:
             continue
         pid, rest = int(split[1]), split[2]
         if rest.endswith("<unfinished ...>"):
-            under_way[pid] = number, rest
+            unfinished[pid] = number, rest
             continue
         start = number
         if _RESUMED.match(rest):
-            start, first = under_way.pop(pid, (number, ""))
+            start, first = unfinished.pop(pid, (number, ""))
             rest = first + rest
         if call := _CALL.match(rest):
             file = _HEX.sub(lambda match: chr(int(match[1], 16)), call[2] or "")
