@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 from devnet import ballot
-from tests.campaign.wallet_clients import WalletCrowd
+from tests.campaign.wallet_clients import WalletGroup
 from tests.support.event_clients import cpu_seconds, open_event_clients
 from tests.support.harness import STAND_IN_PROGRAM, run_chain_and_helper, unix_time_in
 
@@ -42,13 +42,13 @@ async def measure(number: int, seconds: int) -> dict[str, float]:
         flags = ("--stand-in-proofs", "--block-seconds", "1")
         async with run_chain_and_helper(Path(name), *flags, program=STAND_IN_PROGRAM, **settings) as (chain, helper):
             round_id = await chain.open_round(seconds=3600)
-            crowd = WalletCrowd(chain, lambda: [helper.url], random.Random(7))
-            votes = await crowd.cast_votes(round_id, seconds // ballot.SHARE_COUNT)
+            wallets = WalletGroup(chain, lambda: [helper.url], random.Random(7))
+            votes = await wallets.cast_votes(round_id, seconds // ballot.SHARE_COUNT)
             await helper.wait_for_leaf(round_id, max(position for _, position in votes))
             shares = len(votes) * ballot.SHARE_COUNT
             start = unix_time_in(15 + shares / 50 + number / 100)
             due = iter(range(shares))
-            await crowd.post_shares(votes, lambda: start + next(due))
+            await wallets.post_shares(votes, lambda: start + next(due))
             await asyncio.sleep((LEAD_SECONDS - time.time()) % 1)
             async with open_event_clients(helper.url, TOKEN, number) as listeners:
                 if time.time() > start:

@@ -34,12 +34,12 @@ def read_recorded_lines(name: str) -> list[dict[str, Any]]:
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     """A PostgreSQL cluster; each test has its own schema in it."""
-    one = Cluster()
+    cluster = Cluster()
     try:
-        one.start()
-        yield one
+        cluster.start()
+        yield cluster
     finally:
-        one.remove()
+        cluster.remove()
 
 
 @pytest.fixture(scope="session")

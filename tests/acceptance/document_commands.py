@@ -34,11 +34,11 @@ class CommandBlock:
 def parse_blocks(page: Path) -> list[CommandBlock]:
     """Return all marked blocks in order. A console block without a mark is an error, because no test would run it."""
     text = page.read_text()
-    found = [
+    blocks = [
         CommandBlock(match["kind"], match["name"], _parse_commands(match["text"])) for match in _BLOCK.finditer(text)
     ]
-    assert text.count("```console") == len(found), "a console block has no mark"
-    return found
+    assert text.count("```console") == len(blocks), "a console block has no marker"
+    return blocks
 
 
 def _parse_commands(text: str) -> tuple[DocumentedCommand, ...]:
@@ -80,7 +80,7 @@ class DocumentShell:
 
     def localize(self, text: str) -> str:
         """Replace the page's names by those of this machine."""
-        return self._variable_names.sub(lambda found: self._path_mapping[found[0]], text)
+        return self._variable_names.sub(lambda match: self._path_mapping[match[0]], text)
 
     def run_command(self, command: DocumentedCommand) -> CommandResult:
         """Run one command and wait for its end."""
@@ -90,7 +90,7 @@ class DocumentShell:
             f"code=$?; declare -p ROUND >{self._variables} 2>/dev/null; exit $code"
         )
         with out.open("wb") as file:
-            ended = subprocess.run(
+            completed = subprocess.run(
                 ["bash", "-c", script],
                 env=self._env,
                 stdin=subprocess.DEVNULL,
@@ -99,7 +99,7 @@ class DocumentShell:
                 timeout=TIMEOUT_SECONDS,
                 check=False,
             )
-        return CommandResult(ended.returncode, out.read_text())
+        return CommandResult(completed.returncode, out.read_text())
 
     @contextmanager
     def start_background(self, command: DocumentedCommand) -> Iterator[subprocess.Popen[bytes]]:

@@ -46,10 +46,10 @@ class SystemdUnit:
         """Return the process id if the service runs."""
         try:
             pid = int((self.run / "pid").read_text())
-            about = Path(f"/proc/{pid}/stat").read_text()
+            stat_text = Path(f"/proc/{pid}/stat").read_text()
         except (OSError, ValueError):
             return None
-        return None if about.rpartition(")")[2].split()[0] in "ZX" else pid
+        return None if stat_text.rpartition(")")[2].split()[0] in "ZX" else pid
 
     def start(self) -> int:
         """Start the service and wait until it is ready. Returns 1 if it exits first."""
@@ -64,7 +64,7 @@ class SystemdUnit:
             copy.chmod(0o400)
         env = {name: value for name, value in os.environ.items() if name == "PATH" or name.startswith("SVOTE_HELPER_")}
         env["CREDENTIALS_DIRECTORY"] = str(self.credentials)
-        env |= dict(one.split("=", 1) for one in self.values("Environment"))
+        env |= dict(assignment.split("=", 1) for assignment in self.values("Environment"))
         address = self.run / "notify"
         address.unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel, (self.run / "journal").open("ab") as journal:
@@ -121,14 +121,14 @@ class SystemdUnit:
 def main(arguments: list[str]) -> int:
     """Run one command. Returns its exit status."""
     places: dict[str, str] = json.loads(Path(arguments[0]).read_text())
-    words = [word for word in arguments[1:] if word not in ("enable", "--now")]
+    words = [argument for argument in arguments[1:] if argument not in ("enable", "--now")]
     if words == ["daemon-reload"]:
         return 0
-    act, name = (["start", *words])[-2:]
+    action, name = (["start", *words])[-2:]
     unit = SystemdUnit(places, name)
-    if act == "restart":
+    if action == "restart":
         return unit.stop() or unit.start()
-    return {"start": unit.start, "stop": unit.stop, "is-active": unit.is_active}[act]()
+    return {"start": unit.start, "stop": unit.stop, "is-active": unit.is_active}[action]()
 
 
 if __name__ == "__main__":

@@ -61,28 +61,28 @@ class DocumentedMachine:
     def run_block(self, block: CommandBlock) -> None:
         """Run a block. Every command must succeed and print what the page shows."""
         for command in block.commands:
-            typed = self.shell.run_command(command)
-            assert typed.exit_code == 0, self._describe_failure(command, typed, f"exit status {typed.exit_code}")
-            missing = self.shell.first_missing_line(command, typed)
-            assert missing is None, self._describe_failure(command, typed, f"not printed: {missing}")
+            result = self.shell.run_command(command)
+            assert result.exit_code == 0, self._describe_failure(command, result, f"exit status {result.exit_code}")
+            missing = self.shell.first_missing_line(command, result)
+            assert missing is None, self._describe_failure(command, result, f"not printed: {missing}")
 
-    def repeat_until(self, block: CommandBlock, *, well: bool) -> None:
+    def repeat_until(self, block: CommandBlock, *, succeeds: bool) -> None:
         """Repeat a block until every command prints what the page shows and has the expected exit status."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
         for command in block.commands:
             while True:
-                typed = self.shell.run_command(command)
-                missing = self.shell.first_missing_line(command, typed)
-                if missing is None and (typed.exit_code == 0) == well:
+                result = self.shell.run_command(command)
+                missing = self.shell.first_missing_line(command, result)
+                if missing is None and (result.exit_code == 0) == succeeds:
                     break
-                why = f"not printed: {missing}" if missing else f"exit status {typed.exit_code}"
-                assert time.monotonic() < deadline, self._describe_failure(command, typed, why)
+                reason = f"not printed: {missing}" if missing else f"exit status {result.exit_code}"
+                assert time.monotonic() < deadline, self._describe_failure(command, result, reason)
                 time.sleep(RETRY_SECONDS)
 
-    def _describe_failure(self, command: DocumentedCommand, typed: CommandResult, why: str) -> str:
+    def _describe_failure(self, command: DocumentedCommand, result: CommandResult, reason: str) -> str:
         journal = self.folder / "run" / "svote-helper" / "journal"
         log = journal.read_text(errors="replace")[-3000:] if journal.exists() else ""
-        return f"{command.command_line}\n{why}\nit printed:\n{typed.output}\njournal:\n{log}"
+        return f"{command.command_line}\n{reason}\nit printed:\n{result.output}\njournal:\n{log}"
 
 
 def build_wheel(folder: Path) -> Path:
@@ -99,7 +99,7 @@ def write_executable(path: Path, *lines: str) -> None:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[DocumentedMachine]:
+def machine(tmp_path: Path) -> Iterator[DocumentedMachine]:
     """A machine without an installation, with its own folders and free ports."""
     dist = build_wheel(tmp_path)
     places = {name: str(tmp_path / name.strip("/")) for name in FOLDERS}
@@ -113,7 +113,7 @@ def site(tmp_path: Path) -> Iterator[DocumentedMachine]:
     write_executable(tools / "systemctl", f'exec {sys.executable} -I {FAKE_SYSTEMCTL} {tmp_path}/places.json "$@"')
     write_executable(tools / "systemd-sysusers", "exit 0")
     environment = "/opt/svote-helper"
-    quicker = {
+    replacements = {
         f"python3 -m venv {environment}": f"{sys.executable} -m venv --without-pip {places[environment]}",
         f"{environment}/bin/pip install": f"{BIN}/uv pip install --offline --python {places[environment]}",
         "svote-helper devnet": f"svote-helper devnet --rest-port {rest} --rpc-port {rpc}",
@@ -127,7 +127,7 @@ def site(tmp_path: Path) -> Iterator[DocumentedMachine]:
         "SVOTE_HELPER_HELPER_MAX_CONCURRENT_PROOFS": "1",
         "SVOTE_HELPER_PROVER_NICE": "0",
     }
-    shell = DocumentShell(dist, env, {**places, **quicker, **{name: str(port) for name, port in ports.items()}})
+    shell = DocumentShell(dist, env, {**places, **replacements, **{name: str(port) for name, port in ports.items()}})
     with mount_small_disk(Path(places["/var/lib/svote-helper"])) as fillable:
         try:
             yield DocumentedMachine(tmp_path, shell, fillable)
@@ -159,11 +159,11 @@ def run_in_background(shell: DocumentShell, block: CommandBlock) -> Iterator[Non
     (command,) = block.commands
     with shell.start_background(command) as process:
         assert process.stdout is not None
-        assert process.stdout.readline(), "it ended at its start"
+        assert process.stdout.readline(), "the process exited during start-up"
         yield
 
 
-def test_operations_page_commands_work(site: DocumentedMachine) -> None:
+def test_operations_page_commands_work(machine: DocumentedMachine) -> None:
     blocks = parse_blocks(PAGE)
     by_name = {(block.kind, block.name): block for block in blocks}
     faults = [block.name for block in blocks if block.kind == "cause"]
@@ -172,18 +172,18 @@ def test_operations_page_commands_work(site: DocumentedMachine) -> None:
     with ExitStack() as stack:
         for block in blocks:
             if block.kind == "background":
-                stack.enter_context(run_in_background(site.shell, block))
+                stack.enter_context(run_in_background(machine.shell, block))
             elif block.kind == "do":
-                site.run_block(block)
+                machine.run_block(block)
             elif block.kind == "until":
-                site.repeat_until(block, well=True)
+                machine.repeat_until(block, succeeds=True)
             elif block.kind == "cause":
-                if block.name == DISK_FULL_FAULT and not site.has_own_disk:
+                if block.name == DISK_FULL_FAULT and not machine.has_own_disk:
                     continue
-                site.run_block(block)
-                site.repeat_until(by_name["see", block.name], well=False)
-                site.run_block(by_name["fix", block.name])
-                site.repeat_until(healthy, well=True)
+                machine.run_block(block)
+                machine.repeat_until(by_name["see", block.name], succeeds=False)
+                machine.run_block(by_name["fix", block.name])
+                machine.repeat_until(healthy, succeeds=True)
 
 
 def find_two_free_ports() -> int:

@@ -99,15 +99,15 @@ class BrowserTab:
 
     async def wait_for_text(self, text: str) -> Locator:
         """Wait until a text is visible."""
-        found = self.page.get_by_text(text).first
-        await found.wait_for()
-        return found
+        locator = self.page.get_by_text(text).first
+        await locator.wait_for()
+        return locator
 
     async def wait_for_heading(self, name: str) -> Locator:
         """Wait for the view with this heading."""
-        found = self.page.get_by_role("heading", level=1, name=name)
-        await found.wait_for()
-        return found
+        locator = self.page.get_by_role("heading", level=1, name=name)
+        await locator.wait_for()
+        return locator
 
     async def press_button(self, name: str) -> None:
         """Press a button."""
@@ -140,9 +140,9 @@ class BrowserTab:
         """Return the accessibility violations that axe-core finds on the current page, with all rules enabled."""
         if not await self.page.evaluate("'axe' in globalThis"):
             await self.page.evaluate(AXE_SCRIPT.read_text())
-        found = await self.page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
+        results = await self.page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
         return [
             f"{rule['id']}: {node['html']} {node['failureSummary']}"
-            for rule in found["violations"]
+            for rule in results["violations"]
             for node in rule["nodes"]
         ]

@@ -34,9 +34,9 @@ async def browser_tab(browser_environment: BrowserEnvironment, browser: Browser)
     """A tab without stored state. Unexpected messages or requests fail the test at its end."""
     context = await browser.new_context(viewport=WIDE_VIEWPORT, locale="en-GB", timezone_id="Europe/Berlin")
     try:
-        visitor = BrowserTab(await context.new_page(), browser_environment.url, browser_environment.vote_server_urls)
-        visitor.start_recording()
-        yield visitor
-        visitor.assert_clean()
+        tab = BrowserTab(await context.new_page(), browser_environment.url, browser_environment.vote_server_urls)
+        tab.start_recording()
+        yield tab
+        tab.assert_clean()
     finally:
         await context.close()

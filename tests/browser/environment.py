@@ -77,7 +77,7 @@ class BrowserEnvironment:
         """Return the pending validators by address."""
         answer = await self.http.get(f"{self.url}/api/pending-validators")
         answer.raise_for_status()
-        return {one["operator_address"]: one for one in answer.json()}
+        return {entry["operator_address"]: entry for entry in answer.json()}
 
     async def bond_validator(self, account: str) -> None:
         """Create a validator's staking record."""

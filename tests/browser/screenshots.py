@@ -52,16 +52,16 @@ async def take_screenshot(
 ) -> None:
     """Take one screenshot of the whole page at its full height."""
     context = await browser.new_context(viewport=size, color_scheme=scheme, locale="en-GB", timezone_id="UTC")
-    visitor = BrowserTab(await context.new_page(), stage.url, stage.vote_server_urls)
-    visitor.start_recording()
+    tab = BrowserTab(await context.new_page(), stage.url, stage.vote_server_urls)
+    tab.start_recording()
     if name == "queue":
         await stage.cast_vote(times_within(12), proposal=2)
-    await view(visitor)
+    await view(tab)
     if name == "queue":
-        await visitor.page.get_by_text("Show as table").click()  # close it again
-        await visitor.page.locator("dl.states .value").nth(3).filter(has_text="7").wait_for()
-    await visitor.page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
-    await visitor.page.screenshot(path=FOLDER / f"{name}.png", full_page=True)
+        await tab.page.get_by_text("Show as table").click()  # close it again
+        await tab.page.locator("dl.states .value").nth(3).filter(has_text="7").wait_for()
+    await tab.page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
+    await tab.page.screenshot(path=FOLDER / f"{name}.png", full_page=True)
     await context.close()
 
 

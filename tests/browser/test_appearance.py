@@ -13,14 +13,14 @@ pytestmark = pytest.mark.anyio
 @pytest.mark.parametrize("scene", VIEW_STATES)
 async def test_view_is_accessible_and_fits_in_every_mode(browser_tab: BrowserTab, scene: str) -> None:
     await VIEW_STATES[scene](browser_tab)
-    found: dict[str, list[str]] = {}
+    violations: dict[str, list[str]] = {}
     async for mode in iterate_modes(browser_tab):
         await browser_tab.page.screenshot(path=ARTIFACTS / f"{scene}-{mode}.png", full_page=True)
-        found[mode] = await browser_tab.find_accessibility_violations()
-        width, room = await browser_tab.page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
-        if width > room:
-            found[mode].append(f"the page is {width} wide, there is room for {room}")
-    assert [f"{mode}: {fault}" for mode, faults in found.items() for fault in faults] == []
+        violations[mode] = await browser_tab.find_accessibility_violations()
+        width, available = await browser_tab.page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+        if width > available:
+            violations[mode].append(f"the page is {width} wide, there is room for {available}")
+    assert [f"{mode}: {fault}" for mode, faults in violations.items() for fault in faults] == []
 
 
 LONG_WORD = "W" * 140
@@ -78,7 +78,7 @@ HOSTILE_DATA = {
 async def test_view_with_hostile_text_keeps_layout(browser_tab: BrowserTab, path: str) -> None:
     """Anyone with a key can choose a validator's name: without spaces, in other scripts, with stacked accents."""
     route, answer = HOSTILE_DATA[path]
-    await browser_tab.page.route(f"**/api/{route}", lambda asked: asked.fulfill(json=answer))
+    await browser_tab.page.route(f"**/api/{route}", lambda intercepted: intercepted.fulfill(json=answer))
     await browser_tab.open_page(path)
     await browser_tab.wait_for_text(LONG_WORD)
     async for mode in iterate_modes(browser_tab):
@@ -113,26 +113,26 @@ async def test_page_with_reduced_motion_has_no_animation(browser_tab: BrowserTab
     """The loading indicator must not move if reduced motion is preferred."""
     page = browser_tab.page
     await page.route("**/api/rounds", lambda _: None)  # a response that never arrives
-    moving = "document.getAnimations().filter(({ playState }) => playState === 'running').length"
+    running_animations = "document.getAnimations().filter(({ playState }) => playState === 'running').length"
     await page.emulate_media(reduced_motion="no-preference")
     await browser_tab.open_page("/rounds")
     await page.locator(".bone").first.wait_for()
-    assert await page.evaluate(moving) > 0
+    assert await page.evaluate(running_animations) > 0
     await page.emulate_media(reduced_motion="reduce")
-    assert await page.evaluate(moving) == 0
+    assert await page.evaluate(running_animations) == 0
     assert await page.locator(".bone").first.is_visible()
 
 
 async def test_color_scheme_choice_persists(browser_tab: BrowserTab) -> None:
     await browser_tab.page.emulate_media(color_scheme="light")
     await browser_tab.open_page("/rounds")
-    paper = "getComputedStyle(document.documentElement).backgroundColor"
-    light = await browser_tab.page.evaluate(paper)
+    background = "getComputedStyle(document.documentElement).backgroundColor"
+    light = await browser_tab.page.evaluate(background)
     await browser_tab.page.get_by_role("radio", name="Dark").check()
-    dark = await browser_tab.page.evaluate(paper)
+    dark = await browser_tab.page.evaluate(background)
     assert dark != light
     await browser_tab.page.reload()
     await browser_tab.wait_for_heading("Rounds")
-    assert await browser_tab.page.evaluate(paper) == dark
+    assert await browser_tab.page.evaluate(background) == dark
     await browser_tab.page.get_by_role("radio", name="System").check()
-    assert await browser_tab.page.evaluate(paper) == light
+    assert await browser_tab.page.evaluate(background) == light

@@ -21,18 +21,18 @@ from tests.browser.environment import BrowserEnvironment
 pytestmark = pytest.mark.anyio
 
 
-async def fill_in_form(visitor: BrowserTab, moniker: str, url: str = "https://helper.example.org") -> None:
-    await visitor.page.get_by_label("Name", exact=True).fill(moniker)
-    await visitor.page.get_by_label("Helper URL").fill(url)
+async def fill_in_form(browser_tab: BrowserTab, moniker: str, url: str = "https://helper.example.org") -> None:
+    await browser_tab.page.get_by_label("Name", exact=True).fill(moniker)
+    await browser_tab.page.get_by_label("Helper URL").fill(url)
 
 
-async def open_review(visitor: BrowserTab, moniker: str) -> dict[str, Any]:
+async def open_review(browser_tab: BrowserTab, moniker: str) -> dict[str, Any]:
     """Fill in the form, connect, and read the text to be signed."""
-    await fill_in_form(visitor, moniker)
-    await visitor.press_button("Connect Keplr")
-    await visitor.wait_for_text("Connected as")
-    await visitor.press_button("Show the text")
-    text = await visitor.page.get_by_role("group", name="text to sign").inner_text()
+    await fill_in_form(browser_tab, moniker)
+    await browser_tab.press_button("Connect Keplr")
+    await browser_tab.wait_for_text("Connected as")
+    await browser_tab.press_button("Show the text")
+    text = await browser_tab.page.get_by_role("group", name="text to sign").inner_text()
     claim: dict[str, Any] = json.loads(text)
     return claim
 
@@ -45,7 +45,7 @@ async def test_registration_is_pending_until_validator_bonds(
     await browser_tab.open_page("/join")
     claim = await open_review(browser_tab, 'Höhle <b>&</b> "quoted" 🗳️')
     assert abs(claim["timestamp"] - time.time()) < 30
-    assert await browser_tab.wallet_requests("signArbitrary") == [], "nothing is signed before the text was seen"
+    assert await browser_tab.wallet_requests("signArbitrary") == [], "nothing is signed before the text was shown"
     await browser_tab.press_button("Sign with Keplr and send")
     await browser_tab.wait_for_heading("Waiting to be bonded")
     await browser_tab.wait_for_text("Expires in")
@@ -116,18 +116,18 @@ async def test_join_shown_command_registers_validator(
     await browser_tab.open_page("/join")
     await fill_in_form(browser_tab, "it's one; command $HOME")
     await browser_tab.page.get_by_role("radio", name="One command").check()
-    shown = await browser_tab.page.get_by_role("group", name="command to register").inner_text()
-    command = shlex.split(shown)
+    command_text = await browser_tab.page.get_by_role("group", name="command to register").inner_text()
+    command = shlex.split(command_text)
     assert command[:5] == ["svote-helper", "admin", "register", "--key-file", "KEY"]
     (key_file := tmp_path / "operator.key").write_text(create_private_key())
-    told = await asyncio.to_thread(
+    completed = await asyncio.to_thread(
         subprocess.run,
         [sys.executable, "-m", "helper", *command[1:4], str(key_file), *command[5:], "--json"],
         capture_output=True,
         check=True,
         text=True,
     )
-    answer = json.loads(told.stdout)
+    answer = json.loads(completed.stdout)
     assert answer["status"] == "pending"
     waiting = (await browser_environment.pending_validators())[answer["operator_address"]]
     assert (waiting["moniker"], waiting["url"]) == ("it's one; command $HOME", "https://helper.example.org")
@@ -149,14 +149,14 @@ async def test_join_pasted_signature_of_other_text_is_refused(
     await browser_tab.page.get_by_label("Signature").fill(printed["signature"])
     await browser_tab.press_button("Send the registration")
     await browser_tab.wait_for_text("Signature: does not verify.")
-    assert "forged" not in [one["moniker"] for one in (await browser_environment.pending_validators()).values()]
+    assert "forged" not in [entry["moniker"] for entry in (await browser_environment.pending_validators()).values()]
 
 
-async def _sign_with_key_tool(visitor: BrowserTab, key: str, text: str) -> dict[str, Any]:
+async def _sign_with_key_tool(browser_tab: BrowserTab, key: str, text: str) -> dict[str, Any]:
     """Return the chain key tool's output for a text, signed by the wallet's code in a separate tab."""
-    tab = await visitor.page.context.new_page()
+    tab = await browser_tab.page.context.new_page()
     try:
-        other = BrowserTab(tab, visitor.origin, visitor.allowed_urls)
+        other = BrowserTab(tab, browser_tab.origin, browser_tab.allowed_urls)
         await other.install_wallet(keys=[key], chains={"any": "sv"})
         await other.open_page("/favicon.ico")
         address = await tab.evaluate("keplr.getKey('any').then(({ bech32Address }) => bech32Address)")
@@ -169,7 +169,7 @@ async def _sign_with_key_tool(visitor: BrowserTab, key: str, text: str) -> dict[
 
 
 @pytest.mark.parametrize(
-    ("conduct", "told"),
+    ("conduct", "expected_texts"),
     [
         ({"locked": True}, ("Keplr is locked", "unlock it with your password")),
         ({"keys": []}, ("Keplr has no account yet", "import your validator's operator key")),
@@ -180,13 +180,13 @@ async def _sign_with_key_tool(visitor: BrowserTab, key: str, text: str) -> dict[
     ids=["locked", "empty", "chain-refused", "access-refused", "another-chain"],
 )
 async def test_join_keplr_connection_error_shows_advice(
-    browser_tab: BrowserTab, conduct: dict[str, Any], told: tuple[str, str]
+    browser_tab: BrowserTab, conduct: dict[str, Any], expected_texts: tuple[str, str]
 ) -> None:
     await browser_tab.install_wallet(**conduct)
     await browser_tab.open_page("/join")
     await fill_in_form(browser_tab, "node")
     await browser_tab.press_button("Connect Keplr")
-    for text in told:
+    for text in expected_texts:
         await browser_tab.wait_for_text(text)
     # After the correction, the same button continues.
     await browser_tab.page.evaluate(
@@ -224,21 +224,21 @@ async def test_join_switched_account_sends_nothing(browser_tab: BrowserTab, when
     await expect(browser_tab.page.get_by_role("group", name="text to sign")).to_have_count(0)
     assert not [url for url in browser_tab.requested_urls if url.endswith("/api/register-validator")]
     again = await open_review(browser_tab, "switching")
-    assert again["operator_address"] != claim["operator_address"], "the text is the new account's"
+    assert again["operator_address"] != claim["operator_address"], "the text is for the new account"
 
 
-@pytest.mark.parametrize(("off", "word"), [(-600, "behind"), (600, "ahead of")])
+@pytest.mark.parametrize(("offset", "direction"), [(-600, "behind"), (600, "ahead of")])
 async def test_join_wrong_clock_is_reported_and_server_time_used(
-    browser_tab: BrowserTab, browser_environment: BrowserEnvironment, off: int, word: str
+    browser_tab: BrowserTab, browser_environment: BrowserEnvironment, offset: int, direction: str
 ) -> None:
-    await browser_tab.page.clock.install(time=time.time() + off)
+    await browser_tab.page.clock.install(time=time.time() + offset)
     await browser_tab.install_wallet()
     await browser_tab.open_page("/join")
     warning = await browser_tab.wait_for_text("This computer's clock is wrong")
-    told = await warning.locator("xpath=..").inner_text()
-    minutes = int(told.split("It is ")[1].split(" min")[0])
+    message = await warning.locator("xpath=..").inner_text()
+    minutes = int(message.split("It is ")[1].split(" min")[0])
     assert abs(minutes - 10) <= 1
-    assert f"{word} the server's" in told
+    assert f"{direction} the server's" in message
     claim = await open_review(browser_tab, "late")
     assert abs(claim["timestamp"] - time.time()) < 30
     await browser_tab.press_button("Sign with Keplr and send")

@@ -30,8 +30,8 @@ TABBED_VIEWS = (
 
 async def read_focus(page: Page) -> dict[str, Any] | None:
     """Return the focused element and its appearance; None if no element has the focus."""
-    found: dict[str, Any] | None = await page.evaluate(KEYS_SCRIPT, "focus")
-    return found
+    focused: dict[str, Any] | None = await page.evaluate(KEYS_SCRIPT, "focus")
+    return focused
 
 
 async def collect_tab_stops(page: Page, max_stops: int) -> list[dict[str, Any]]:
@@ -39,7 +39,7 @@ async def collect_tab_stops(page: Page, max_stops: int) -> list[dict[str, Any]]:
 
     Stops after `max_stops` + 1 entries, so that callers detect additional stops.
     """
-    await page.evaluate(KEYS_SCRIPT, "begin")
+    await page.evaluate(KEYS_SCRIPT, "reset")
     stops: list[dict[str, Any]] = []
     while len(stops) <= max_stops:
         await page.keyboard.press("Tab")
@@ -54,26 +54,26 @@ async def collect_tab_stops(page: Page, max_stops: int) -> list[dict[str, Any]]:
 async def test_tab_reaches_every_control_with_visible_focus(browser_tab: BrowserTab, scene: str) -> None:
     await VIEW_STATES[scene](browser_tab)
     page = browser_tab.page
-    there: list[str] = await page.evaluate(KEYS_SCRIPT, "stops")
-    walked = await collect_tab_stops(page, len(there))
-    assert [stop["name"] for stop in walked] == there
-    assert [stop["name"] for stop in walked if not stop["visible"]] == []
-    assert [stop["name"] for stop in walked if not stop["uncovered"]] == []
+    expected_stops: list[str] = await page.evaluate(KEYS_SCRIPT, "stops")
+    visited = await collect_tab_stops(page, len(expected_stops))
+    assert [stop["name"] for stop in visited] == expected_stops
+    assert [stop["name"] for stop in visited if not stop["visible"]] == []
+    assert [stop["name"] for stop in visited if not stop["uncovered"]] == []
 
 
 async def test_shift_tab_visits_same_stops_in_reverse(browser_tab: BrowserTab) -> None:
     await VIEW_STATES["reviewed"](browser_tab)
     page = browser_tab.page
-    forth = [stop["name"] for stop in await collect_tab_stops(page, 60)]
-    await page.evaluate(KEYS_SCRIPT, "begin")
-    for _ in forth:
+    forward = [stop["name"] for stop in await collect_tab_stops(page, 60)]
+    await page.evaluate(KEYS_SCRIPT, "reset")
+    for _ in forward:
         await page.keyboard.press("Tab")
-    back = []
-    for _ in forth:
+    backward = []
+    for _ in forward:
         stop = await read_focus(page)
-        back.append(stop["name"] if stop else None)
+        backward.append(stop["name"] if stop else None)
         await page.keyboard.press("Shift+Tab")
-    assert back == forth[::-1]
+    assert backward == forward[::-1]
 
 
 class KeyboardUser:
@@ -104,58 +104,58 @@ class KeyboardUser:
 async def test_join_works_with_keyboard_only(browser_tab: BrowserTab, browser_environment: BrowserEnvironment) -> None:
     await browser_tab.install_wallet()
     await browser_tab.open_page("/validators")
-    page, typist = browser_tab.page, KeyboardUser(browser_tab.page)
+    page, keyboard = browser_tab.page, KeyboardUser(browser_tab.page)
     await browser_tab.wait_for_heading("Pending validators")
-    await typist.tab_to("Join")
-    await typist.press_key("Enter")
+    await keyboard.tab_to("Join")
+    await keyboard.press_key("Enter")
     await browser_tab.wait_for_heading("Join the network")
     await page.wait_for_function("document.activeElement.matches('h1')")  # a new view starts at its heading
-    await typist.tab_to("moniker")
-    await typist.type_text("keys only")
-    await typist.tab_to("url")
-    await typist.type_text("https://keys.example.org")
-    await typist.tab_to("Keplr")
-    await typist.press_key("ArrowDown")
+    await keyboard.tab_to("moniker")
+    await keyboard.type_text("keys only")
+    await keyboard.tab_to("url")
+    await keyboard.type_text("https://keys.example.org")
+    await keyboard.tab_to("Keplr")
+    await keyboard.press_key("ArrowDown")
     await page.get_by_label("Operator address").wait_for()
-    await typist.press_key("ArrowUp")
-    await typist.tab_to("Connect Keplr")
-    await typist.press_key("Enter")
+    await keyboard.press_key("ArrowUp")
+    await keyboard.tab_to("Connect Keplr")
+    await keyboard.press_key("Enter")
     await browser_tab.wait_for_text("Connected as")
-    await typist.tab_to("Show the text")
-    await typist.press_key("Space")
+    await keyboard.tab_to("Show the text")
+    await keyboard.press_key("Space")
     await browser_tab.wait_for_text("This exact text is signed")
-    await typist.tab_to("Sign with Keplr and send")
-    await typist.press_key("Enter")
+    await keyboard.tab_to("Sign with Keplr and send")
+    await keyboard.press_key("Enter")
     await browser_tab.wait_for_heading("Waiting to be bonded")
     await page.wait_for_function("document.activeElement.matches('h1')")
-    assert "keys only" in [one["moniker"] for one in (await browser_environment.pending_validators()).values()]
+    assert "keys only" in [entry["moniker"] for entry in (await browser_environment.pending_validators()).values()]
 
 
 async def test_queue_opens_with_keyboard_only(browser_tab: BrowserTab) -> None:
     await browser_tab.open_page("/queue")
-    typist = KeyboardUser(browser_tab.page)
-    await typist.tab_to("Skip to content")
-    await typist.press_key("Enter")
+    keyboard = KeyboardUser(browser_tab.page)
+    await keyboard.tab_to("Skip to content")
+    await keyboard.press_key("Enter")
     await browser_tab.page.wait_for_function("document.activeElement.matches('main')")
-    await typist.tab_to("token")
-    await typist.type_text(TOKEN)
-    await typist.press_key("Enter")
+    await keyboard.tab_to("token")
+    await keyboard.type_text(TOKEN)
+    await keyboard.press_key("Enter")
     await browser_tab.wait_until_live()
-    await typist.tab_to("Show as table")
-    await typist.press_key("Enter")
+    await keyboard.tab_to("Show as table")
+    await keyboard.press_key("Enter")
     await browser_tab.page.get_by_role("columnheader", name="Minutes from now").wait_for()
-    await typist.tab_to("System")
-    await typist.press_key("ArrowRight")
-    await typist.press_key("ArrowRight")
+    await keyboard.tab_to("System")
+    await keyboard.press_key("ArrowRight")
+    await keyboard.press_key("ArrowRight")
     assert await browser_tab.page.evaluate("document.documentElement.dataset.theme") == "dark"
 
 
 async def test_form_error_moves_focus_to_field(browser_tab: BrowserTab) -> None:
     await browser_tab.install_wallet()
     await browser_tab.open_page("/join")
-    typist = KeyboardUser(browser_tab.page)
-    await typist.tab_to("Show the text")
-    await typist.press_key("Enter")
+    keyboard = KeyboardUser(browser_tab.page)
+    await keyboard.tab_to("Show the text")
+    await keyboard.press_key("Enter")
     stop = await read_focus(browser_tab.page)
     assert stop is not None
     assert "moniker" in stop["name"]
@@ -163,5 +163,5 @@ async def test_form_error_moves_focus_to_field(browser_tab: BrowserTab) -> None:
     assert await field.get_attribute("aria-invalid") == "true"
     described = (await field.get_attribute("aria-describedby") or "").split()
     assert "Give your validator a name." in [
-        await browser_tab.page.locator(f"#{one}").inner_text() for one in described
+        await browser_tab.page.locator(f"#{element_id}").inner_text() for element_id in described
     ]

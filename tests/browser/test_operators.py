@@ -30,18 +30,18 @@ async def test_pending_validators_can_be_searched_sorted_and_copied(
     await browser_tab.page.get_by_role("button", name="Name", exact=True).click()
     await expect(browser_tab.page.get_by_role("columnheader", name="Name")).to_have_attribute("aria-sort", "ascending")
     names = await browser_tab.page.locator("td[data-label=Name]").all_inner_texts()
-    assert sorted(names) == sorted(one["moniker"] for one in waiting)
-    ours = [name for name in names if name in WAITING_MONIKERS]
-    assert ours == ["Höhle <&> node", "north-star-07", "Orchard Rising", "Ελιά"]
+    assert sorted(names) == sorted(entry["moniker"] for entry in waiting)
+    own_names = [name for name in names if name in WAITING_MONIKERS]
+    assert own_names == ["Höhle <&> node", "north-star-07", "Orchard Rising", "Ελιά"]
 
     await browser_tab.page.get_by_label("Search").fill("star vote-3 north")
     await browser_tab.wait_for_text("No match")
     await browser_tab.page.get_by_label("Search").fill("orchard vote-1")
     await expect(rows).to_have_count(2)
-    (one,) = [one for one in waiting if one["moniker"] == "Orchard Rising"]
-    await browser_tab.press_button(f"Copy address of {one['moniker']}")
-    assert await browser_tab.page.evaluate("navigator.clipboard.readText()") == one["operator_address"]
-    row = rows.filter(has_text=one["moniker"])
+    (entry,) = [entry for entry in waiting if entry["moniker"] == "Orchard Rising"]
+    await browser_tab.press_button(f"Copy address of {entry['moniker']}")
+    assert await browser_tab.page.evaluate("navigator.clipboard.readText()") == entry["operator_address"]
+    row = rows.filter(has_text=entry["moniker"])
     await expect(row.locator("[data-label='Expires in']")).to_have_text(re.compile(r"^6 d 23 h$|^7 d$"))
 
 
@@ -51,11 +51,11 @@ async def test_network_view_shows_server_status(
     browser_tab.expected_messages.append("ERR_CONNECTION_REFUSED")
     await browser_tab.open_page("/network")
     card = browser_tab.page.get_by_role("listitem")
-    own, silent, attic = (card.filter(has_text=label) for label in ("This helper", "Harbour", "Attic"))
+    own, silent, unchecked = (card.filter(has_text=label) for label in ("This helper", "Harbour", "Attic"))
     await own.get_by_text("Reachable", exact=True).wait_for()
     assert re.fullmatch(r"[\d.,]+ (ms|s)", await own.locator(".latency").inner_text())
     await silent.get_by_text("Not reachable").wait_for()
-    await attic.get_by_text("Not checked").wait_for()
+    await unchecked.get_by_text("Not checked").wait_for()
     await card.filter(has_text="https://pir.example.org").wait_for()
     await browser_tab.wait_for_text("min_wallet")
 
@@ -64,8 +64,8 @@ async def test_network_view_shows_server_status(
     assert (
         json.loads(text) == (await browser_environment.http.get(f"{browser_environment.url}/api/voting-config")).json()
     )
-    asked = {url for url in browser_tab.requested_urls if url.endswith("/status")}
-    assert asked == {f"{browser_environment.url}/shielded-vote/v1/status", *browser_environment.vote_server_urls}
+    requested = {url for url in browser_tab.requested_urls if url.endswith("/status")}
+    assert requested == {f"{browser_environment.url}/shielded-vote/v1/status", *browser_environment.vote_server_urls}
 
 
 async def test_rounds_view_shows_ends_and_totals(
@@ -77,7 +77,7 @@ async def test_rounds_view_shows_ends_and_totals(
     await opened.get_by_text("Open", exact=True).wait_for()
     ends = await opened.locator("time").inner_text()
     assert "UTC" in ends
-    assert re.search(r"GMT\+[12]|CES?T", ends), "the visitor's own time"
+    assert re.search(r"GMT\+[12]|CES?T", ends), "the time in the visitor's time zone"
     for proposal in PROPOSALS:
         await opened.get_by_role("heading", name=str(proposal["title"])).wait_for()
     await expect(opened.get_by_role("table")).to_have_count(0)  # there is no tally before the end of the round
@@ -104,9 +104,9 @@ async def test_queue_view_updates_live(browser_tab: BrowserTab, browser_environm
     before = await read_counts(card)
     assert before["Pending"] > 0
     vote = await browser_environment.cast_vote(times_within(5, after=6))
-    everything = sum(before.values()) + 16
+    total = sum(before.values()) + 16
     async with browser_environment.helper.timeout("shows all shares of a vote"):
-        while sum((await read_counts(card)).values()) < everything:
+        while sum((await read_counts(card)).values()) < total:
             await asyncio.sleep(0.05)
     seen: list[dict[str, Any]] = []
     async with browser_environment.helper.timeout("has revealed a vote"):
@@ -115,11 +115,11 @@ async def test_queue_view_updates_live(browser_tab: BrowserTab, browser_environm
             if not seen or now != seen[-1]:
                 seen.append(now)
             await asyncio.sleep(0.05)
-    assert {sum(state.values()) for state in seen} == {everything}, "none is shown twice, none nowhere"
-    assert max(state["Pending"] for state in seen) > before["Pending"], "they waited"
+    assert {sum(state.values()) for state in seen} == {total}, "each is shown exactly once"
+    assert max(state["Pending"] for state in seen) > before["Pending"], "requests wait between refreshes"
     steps = [state["Confirmed"] for state in seen]
     assert steps == sorted(steps)
-    assert len(set(steps)) > 2, "they came one after another"
+    assert len(set(steps)) > 2, "requests are sequential"
 
     failures = browser_tab.page.get_by_role("region", name="Recent failures")
     await failures.get_by_text("the round closed before it was counted").wait_for()

@@ -42,8 +42,8 @@ def previous_seed_results(*, seed: int, quick: bool) -> Report:
         return {}
     results: list[dict[str, Any]] = json.loads(REPORT.read_text())
     results = [{"store": STORE_NAMES[0], **result} for result in results]  # older reports do not name a store
-    is_held = [one for one in results if (one["seed"], one["quick"], one["held"]) == (seed, quick, True)]
-    return {(one["store"], one["name"]): one for one in is_held}
+    is_held = [result for result in results if (result["seed"], result["quick"], result["held"]) == (seed, quick, True)]
+    return {(result["store"], result["name"]): result for result in is_held}
 
 
 def run_campaign(name: str, *, store: str, seed: int, quick: bool) -> dict[str, Any]:
@@ -58,8 +58,8 @@ def run_campaign(name: str, *, store: str, seed: int, quick: bool) -> dict[str, 
             findings = Findings()
             findings.require_equal("error", f"{type(error).__name__}: {error}", "none")
     seconds = time.monotonic() - started_at
-    error_text = {"name": name, "store": store, "seed": seed, "quick": quick, "code": read_commit(), "seconds": seconds}
-    return {**error_text, **findings.as_json()}
+    run_facts = {"name": name, "store": store, "seed": seed, "quick": quick, "code": read_commit(), "seconds": seconds}
+    return {**run_facts, **findings.as_json()}
 
 
 async def _run(name: str, setting: CampaignRun) -> Findings:
@@ -69,14 +69,14 @@ async def _run(name: str, setting: CampaignRun) -> Findings:
 def format_table(results: list[dict[str, Any]]) -> Table:
     """Return the results as a table with one row per goal."""
     rows = Table(title="Campaigns", title_justify="left")
-    for column in ("campaign", "goal", "promised", "found", ""):
+    for column in ("campaign", "goal", "promised", "measured", ""):
         rows.add_column(column, overflow="fold")
     for result in results:
-        told = f"{result['store']}, {result['seconds']:.0f} s, seed {result['seed']}, {result['code']}"
-        first = f"{result['name']}\n[dim]{told}[/dim]"
-        for goal, found in result["goals"].items():
-            verdict = "[green]held[/green]" if found["held"] else "[red]BROKEN[/red]"
-            rows.add_row(first, goal, found["promise"], str(found["figure"]), verdict)
+        description = f"{result['store']}, {result['seconds']:.0f} s, seed {result['seed']}, {result['code']}"
+        first = f"{result['name']}\n[dim]{description}[/dim]"
+        for goal, outcome in result["goals"].items():
+            verdict = "[green]held[/green]" if outcome["held"] else "[red]BROKEN[/red]"
+            rows.add_row(first, goal, outcome["promise"], str(outcome["figure"]), verdict)
             first = ""
         for figure, value in result["figures"].items():
             rows.add_row("", f"[dim]{figure}[/dim]", "", f"[dim]{value}[/dim]", "")
@@ -98,24 +98,24 @@ def write_report(report: Report) -> None:
 def main() -> int:
     """Run the requested campaigns."""
     parser = argparse.ArgumentParser(prog="make campaign", description=__doc__)
-    parser.add_argument("--store", choices=STORE_NAMES, default=STORE_NAMES[0], help="where helpers keep their queues")
+    parser.add_argument("--store", choices=STORE_NAMES, default=STORE_NAMES[0], help="store of the helpers' queues")
     parser.add_argument(
         "--only", action="append", choices=CAMPAIGN_NAMES, metavar="NAME", help=", ".join(CAMPAIGN_NAMES)
     )
     parser.add_argument("--quick", action="store_true", help="the short forms, as CI runs them")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rest", action="store_true", help="run only what the report does not have yet")
+    parser.add_argument("--rest", action="store_true", help="run only campaigns without a result in the report")
     options = parser.parse_args()
     store, seed, quick = options.store, options.seed, options.quick
     if foreign := set(options.only or ()) - set(campaign_names(store)):
-        parser.error(f"with this store there is nothing to try in: {', '.join(sorted(foreign))} (see registry.py)")
-    found = previous_seed_results(seed=seed, quick=quick) if options.rest else {}
+        parser.error(f"campaigns that do not apply to this store: {', '.join(sorted(foreign))} (see registry.py)")
+    report = previous_seed_results(seed=seed, quick=quick) if options.rest else {}
     for name in options.only or campaign_names(store):
-        if (store, name) not in found:
+        if (store, name) not in report:
             print(f"{name} …", file=sys.stderr, flush=True)
-            found[store, name] = run_campaign(name, store=store, seed=seed, quick=quick)
-            write_report(found)
-    results = sort_report(found)
+            report[store, name] = run_campaign(name, store=store, seed=seed, quick=quick)
+            write_report(report)
+    results = sort_report(report)
     Console().print(format_table(results))
     return 0 if all(result["held"] for result in results) else 1
 

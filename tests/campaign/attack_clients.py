@@ -127,10 +127,10 @@ async def hold_slow_connections(port: int, source: str, connections: int, second
     durations: list[float] = []
     end = time.monotonic() + seconds
 
-    async def hold_repeatedly(way: str) -> None:
-        durations.append(await hold_slow_connection(port, source, way))
+    async def hold_repeatedly(mode: str) -> None:
+        durations.append(await hold_slow_connection(port, source, mode))
         while time.monotonic() < end:
-            durations.append(await hold_slow_connection(port, source, way))
+            durations.append(await hold_slow_connection(port, source, mode))
 
     modes = itertools.islice(itertools.cycle(SLOW_MODES), connections)
     await asyncio.gather(*map(hold_repeatedly, modes))
@@ -185,16 +185,18 @@ async def flood(
     )
 
     async def send_repeatedly() -> None:
-        line = ReusedConnection(port, source)
+        connection = ReusedConnection(port, source)
         while time.monotonic() < end and result.statuses[429] < wanted_rate_limited:
-            ask, disguise = next(requests)
-            answer = await line.send(RawRequest(ask.method, ask.path, ask.body, {**ask.headers, **disguise}))
+            request, headers = next(requests)
+            answer = await connection.send(
+                RawRequest(request.method, request.path, request.body, {**request.headers, **headers})
+            )
             result.statuses[answer.status if answer else 0] += 1
             if answer is not None and answer.status == 429:
                 wait = answer.headers.get("retry-after", "")
                 result.invalid_retry_after += not wait.isdecimal() or int(wait) < 1
                 result.last_retry_after = float(wait) if wait.isdecimal() else 0.0
-        line.close()
+        connection.close()
 
     started_at = time.monotonic()
     await asyncio.gather(*(send_repeatedly() for _ in range(connections)))

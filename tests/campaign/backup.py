@@ -5,7 +5,7 @@ continue for a while, then the helper gets a SIGKILL, every file of its database
 the helper is started. The restored queue is behind the chain: since the backup, some of its shares were sent and some
 counted.
 
-Requirements. Every share acknowledged before the backup began, or after the restored helper started, is counted in the
+Requirements. Every share acknowledged before the backup began, or after the restored helper started, is counted at the
 end; none is early, none counted twice. No share that the chain had counted before the restored helper started is sent
 again: the helper reads the blocks first. The restored file passes every check, immediately and at the end. Neither the
 backup nor any file left by making it contains a secret of the votes in plain text. Shares acknowledged between the
@@ -31,7 +31,7 @@ from helper.observability.stats import percentile
 from tests.campaign import promise_check
 from tests.campaign.campaign import Campaign, CampaignRun, Findings
 from tests.campaign.promise_check import ShareLedger
-from tests.campaign.wallet_clients import WalletCrowd
+from tests.campaign.wallet_clients import WalletGroup
 from tests.support.command import run_command
 from tests.support.devnet import DevChain
 from tests.support.harness import HelperProcess, run_helper
@@ -65,9 +65,9 @@ async def run(setting: CampaignRun) -> Findings:
         try:
             async with run_helper(setting.folder, http, chain, helper={"port": find_free_port()}) as helper:
                 for cycle in range(setting.scale(3, 1)):
-                    crowd = WalletCrowd(chain, lambda: [helper.url], setting.seeded_random(f"cycle {cycle}"))
-                    crowd.ledger = ledger
-                    await _run_cycle(setting, findings, chain, helper, crowd, losses)
+                    wallets = WalletGroup(chain, lambda: [helper.url], setting.seeded_random(f"cycle {cycle}"))
+                    wallets.ledger = ledger
+                    await _run_cycle(setting, findings, chain, helper, wallets, losses)
                 await _check_promises(setting, findings, chain, helper, ledger, losses)
         finally:
             await chain.kill()
@@ -79,27 +79,27 @@ async def _run_cycle(
     findings: Findings,
     chain: DevChain,
     helper: HelperProcess,
-    crowd: WalletCrowd,
+    wallets: WalletGroup,
     losses: RestoreLosses,
 ) -> None:
     rng, total = setting.seeded_random("times"), setting.scale(60, 10)
     round_id = await chain.open_round()
-    votes = await crowd.cast_votes(round_id, total)
+    votes = await wallets.cast_votes(round_id, total)
     await helper.wait_for_leaf(round_id, max(position for _, position in votes))
-    before = len(crowd.ledger.acknowledged_at)
-    begin, window = time.time(), setting.scale(60, 14)
+    before = len(wallets.ledger.acknowledged_at)
+    start, window = time.time(), setting.scale(60, 14)
     posting = asyncio.create_task(
-        crowd.post_shares(votes, lambda: int(begin + rng.uniform(0, window)), posters=8, pause_seconds=0.4)
+        wallets.post_shares(votes, lambda: int(start + rng.uniform(0, window)), posters=8, pause_seconds=0.4)
     )
     try:
-        await _wait_for_acknowledged(helper, crowd.ledger, before + total * SHARES_PER_VOTE // 3)
+        await _wait_for_acknowledged(helper, wallets.ledger, before + total * SHARES_PER_VOTE // 3)
         output = setting.folder / "backup.age"
-        began = time.time()
+        backup_started_at = time.time()
         await _create_backup(setting, findings, helper, output, votes)
-        await _wait_for_acknowledged(helper, crowd.ledger, before + total * SHARES_PER_VOTE // 2)
-        await _wait_for_newer_reveals(helper, chain, began)
+        await _wait_for_acknowledged(helper, wallets.ledger, before + total * SHARES_PER_VOTE // 2)
+        await _wait_for_newer_reveals(helper, chain, backup_started_at)
         await helper.kill()
-        losses.unprotected_spans.append((began, time.time()))
+        losses.unprotected_spans.append((backup_started_at, time.time()))
         await chain.mine(2)
         for file in helper.db.parent.glob(f"{helper.db.name}*"):
             file.unlink()
@@ -108,7 +108,7 @@ async def _run_cycle(
         checked = await run_command("db", "check", "--config", str(helper.config), "--json")
         findings.require_equal("exit status of db check on the restored file", checked.exit_code, 0)
         now = time.time()
-        for nullifier in await promise_check.count_confirmed(chain, crowd.ledger.round_ids):
+        for nullifier in await promise_check.count_confirmed(chain, wallets.ledger.round_ids):
             losses.confirmed_at.setdefault(nullifier, now)
         await helper.start()
         await helper.wait_until_ready()
@@ -126,17 +126,17 @@ async def _create_backup(
     scratch.mkdir(exist_ok=True)
     live = helper.bytes_on_disk()
     known = {path.name for path in setting.folder.iterdir()}
-    ran = await run_command(
+    result = await run_command(
         *("db", "backup", "--config", str(helper.config), "--output", str(output), "--json"),
         env={**ENV, "TMPDIR": str(scratch)},
     )
-    made = ran.json()
-    findings.record_figure("backup, bytes", made["bytes"])
-    findings.record_figure("backup, seconds", ran.seconds)
-    findings.require_at_most("seconds that the backup kept the WAL from being truncated", made["read_seconds"], 1)
-    plain = output.read_bytes()
+    report = result.json()
+    findings.record_figure("backup, bytes", report["bytes"])
+    findings.record_figure("backup, seconds", result.seconds)
+    findings.require_at_most("seconds that the backup delayed the WAL's truncation", report["read_seconds"], 1)
+    data = output.read_bytes()
     secrets = [secret for vote, _ in votes for secret in _collect_secrets(vote)]
-    findings.require_equal("secrets in the plain in the backup", sum(secret in plain for secret in secrets), 0)
+    findings.require_equal("plain-text secrets in the backup", sum(secret in data for secret in secrets), 0)
     # the live queue's files contain them, which shows that the search finds them
     findings.require_at_least("secrets in the live database", sum(secret in live for secret in secrets), 1)
     left = [*scratch.iterdir(), *({path.name for path in setting.folder.iterdir()} - known - {output.name})]
@@ -148,15 +148,15 @@ def _collect_secrets(vote: Ballot) -> list[bytes]:
 
 
 async def _wait_for_acknowledged(helper: HelperProcess, ledger: ShareLedger, number: int) -> None:
-    async with helper.timeout(f"has taken {number} shares"):
+    async with helper.timeout(f"has acknowledged {number} shares"):
         while len(ledger.acknowledged_at) < number:
             await asyncio.sleep(0.05)
 
 
-async def _wait_for_newer_reveals(helper: HelperProcess, chain: DevChain, began: float) -> None:
+async def _wait_for_newer_reveals(helper: HelperProcess, chain: DevChain, since: float) -> None:
     """Wait until one block has counted a reveal sent since the backup."""
     async with helper.timeout("has revealed shares since the backup"):
-        while sum(entry["time"] > began for entry in await chain.broadcasts()) < SHARES_PER_VOTE:
+        while sum(entry["time"] > since for entry in await chain.broadcasts()) < SHARES_PER_VOTE:
             await asyncio.sleep(0.1)
     await chain.mine()
 
@@ -174,29 +174,29 @@ async def _check_promises(
     promised.acknowledged_at = {
         nullifier: at
         for nullifier, at in ledger.acknowledged_at.items()
-        if not any(began <= at <= ended for began, ended in losses.unprotected_spans)
+        if not any(started_at <= at <= ended for started_at, ended in losses.unprotected_spans)
     }
     findings.record_figure(
-        "acknowledged between a backup and the end", len(ledger.acknowledged_at) - len(promised.acknowledged_at)
+        "acknowledged between a backup and the loss", len(ledger.acknowledged_at) - len(promised.acknowledged_at)
     )
     await promise_check.wait_until_drained(chain, promised, setting.scale(180, 60))
     await promise_check.check_promises(findings, chain, promised)
-    again = [
+    resent = [
         entry
         for entry in await promise_check.find_broadcasts(chain, ledger)
         if entry["time"] > losses.confirmed_at.get(entry["nullifier"], float("inf"))
     ]
     findings.require_at_least("shares counted before a restored helper started", len(losses.confirmed_at), 1)
-    findings.require_equal("of them sent again", len(again), 0)
+    findings.require_equal("of them sent again", len(resent), 0)
     counts = await helper.service_counts()
     findings.require_equal("attempts spent", counts.get("failures", 0), 0)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(30):
             while helper.query_rows("SELECT count(*) FROM shares")[0][0]:
                 await asyncio.sleep(0.1)
-    findings.require_equal("live shares left in the end", helper.query_rows("SELECT count(*) FROM shares")[0][0], 0)
+    findings.require_equal("live shares left at the end", helper.query_rows("SELECT count(*) FROM shares")[0][0], 0)
     checked = await run_command("db", "check", "--config", str(helper.config), "--json")
-    findings.require_equal("exit status of db check in the end", checked.exit_code, 0)
+    findings.require_equal("exit status of db check at the end", checked.exit_code, 0)
 
 
 CAMPAIGN = Campaign("backup", run)

@@ -20,18 +20,18 @@ PIECE_LENGTH = 12
 def collect_secrets(vote: Ballot, position: int) -> dict[str, bytes]:
     """Return what may be in the database only, and only until the shares are confirmed."""
     name = vote.commitment.hex()[:8]
-    found = {f"shares hash of {name}": vote.shares_hash}
+    secrets = {f"shares hash of {name}": vote.shares_hash}
     for share, commitment in zip(vote.shares, vote.share_comms, strict=True):
         key = ShareKey(vote.round_id, share.index, vote.proposal_id, position)
         held = {"blind": share.blind, "c1": share.c1, "c2": share.c2, "commitment": commitment, "key": key.encode()}
-        found |= {f"{what} {share.index} of {name}": value for what, value in held.items()}
-    return found
+        secrets |= {f"{what} {share.index} of {name}": value for what, value in held.items()}
+    return secrets
 
 
 def stored_secrets(votes: Votes) -> dict[str, bytes]:
     """Return the secrets that are stored in columns. The share key is only stored as a hash."""
-    found = {name: value for vote, at in votes for name, value in collect_secrets(vote, at).items()}
-    return {name: value for name, value in found.items() if not name.startswith("key")}
+    secrets = {name: value for vote, at in votes for name, value in collect_secrets(vote, at).items()}
+    return {name: value for name, value in secrets.items() if not name.startswith("key")}
 
 
 def collect_nullifiers(votes: Votes) -> dict[str, bytes]:
@@ -64,9 +64,9 @@ class SecretScanner:
 
     def count_in_text(self, text: str) -> int:
         """Count pieces of secrets, and positions, in a text; hex must be all lower or all upper case."""
-        found = self._pieces.intersection(_pieces_of(text))
+        matches = self._pieces.intersection(_pieces_of(text))
         numbers = "".join(char if char.isalnum() or char == "." else " " for char in text).split()
-        return len(found) + sum(number in self._positions for number in numbers)
+        return len(matches) + sum(number in self._positions for number in numbers)
 
     def count_in_bytes(self, data: bytes) -> int:
         """Count secrets and positions in bytes, encoded and unencoded."""
@@ -105,7 +105,7 @@ def malformed_bodies(body: Mapping[str, Any], rng: random.Random) -> list[bytes]
         blind,
     ]
     return [
-        *(json.dumps(one).encode() for one in bodies),
+        *(json.dumps(content).encode() for content in bodies),
         valid_body[: rng.randrange(1, len(valid_body))],
         valid_body + valid_body,
         b"\xff" + valid_body,

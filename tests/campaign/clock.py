@@ -12,7 +12,7 @@ more memory than before.
 
 Injected fault: intake stores a share that is due immediately with the time of its arrival (`now=arrived`), which may
 have been wrong and corrected before intake checked it. Reported: "an hour ahead: drained: False (= True)",
-"acknowledged and not counted: 2 (= 0)", "shares that still wait: 34 (= 32)".
+"acknowledged and not counted: 2 (= 0)", "shares still waiting: 34 (= 32)".
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import httpx
 from devnet.ballot import Ballot
 from tests.campaign import promise_check
 from tests.campaign.campaign import Campaign, CampaignRun, Findings
-from tests.campaign.wallet_clients import WalletCrowd
+from tests.campaign.wallet_clients import WalletGroup
 from tests.support.devnet import DevChain
 from tests.support.harness import HelperProcess, run_helper, unix_time_in
 
@@ -75,8 +75,8 @@ class Environment:
     chain: DevChain
     helper: HelperProcess
     clock: FakeTimeClock
-    crowd: WalletCrowd
-    far_votes: WalletCrowd
+    wallets: WalletGroup
+    far_votes: WalletGroup
 
 
 async def run(setting: CampaignRun) -> Findings:
@@ -95,91 +95,91 @@ async def run(setting: CampaignRun) -> Findings:
             async with run_helper(
                 setting.folder, http, chain, cluster=setting.cluster, env=wrong.env, chain=poll
             ) as helper:
-                crowds = [
-                    WalletCrowd(chain, lambda: [helper.url], setting.seeded_random(name)) for name in ("near", "far")
+                wallet_groups = [
+                    WalletGroup(chain, lambda: [helper.url], setting.seeded_random(name)) for name in ("near", "far")
                 ]
-                await _run_jumps(Environment(setting, findings, chain, helper, wrong, *crowds))
+                await _run_jumps(Environment(setting, findings, chain, helper, wrong, *wallet_groups))
         finally:
             await chain.kill()
     return findings
 
 
-async def _run_jumps(scene: Environment) -> None:
-    setting, findings, chain, helper = scene.setting, scene.findings, scene.chain, scene.helper
-    each, rng = setting.scale(8, 2), setting.seeded_random("times")
-    closed = await _create_closed_round(scene)
+async def _run_jumps(env: Environment) -> None:
+    setting, findings, chain, helper = env.setting, env.findings, env.chain, env.helper
+    votes_per_jump, rng = setting.scale(8, 2), setting.seeded_random("times")
+    closed = await _create_closed_round(env)
     round_id = await chain.open_round(3 * HOUR_SECONDS)
-    far = await scene.far_votes.cast_votes(round_id, setting.scale(8, 2))
-    near = await scene.crowd.cast_votes(round_id, each * len(CLOCK_JUMPS))
-    await helper.wait_for_leaf(round_id, max(position for _, position in (*far, *near)))
-    begin = int(time.time())
-    await scene.far_votes.post_shares(
-        far, lambda: int(begin + rng.uniform(2 * TOLERANCE_SECONDS + 600, HOUR_SECONDS * 1.5))
+    far_votes = await env.far_votes.cast_votes(round_id, setting.scale(8, 2))
+    near_votes = await env.wallets.cast_votes(round_id, votes_per_jump * len(CLOCK_JUMPS))
+    await helper.wait_for_leaf(round_id, max(position for _, position in (*far_votes, *near_votes)))
+    start = int(time.time())
+    await env.far_votes.post_shares(
+        far_votes, lambda: int(start + rng.uniform(2 * TOLERANCE_SECONDS + 600, HOUR_SECONDS * 1.5))
     )
     before = _resident_bytes(helper)
     for number, (name, seconds) in enumerate(CLOCK_JUMPS.items()):
-        await _run_jump(scene, name, seconds, near[each * number : each * (number + 1)])
-    await promise_check.check_promises(findings, chain, scene.crowd.ledger, tolerance=TOLERANCE_SECONDS)
+        await _run_jump(env, name, seconds, near_votes[votes_per_jump * number : votes_per_jump * (number + 1)])
+    await promise_check.check_promises(findings, chain, env.wallets.ledger, tolerance=TOLERANCE_SECONDS)
     spent = await promise_check.count_confirmed(chain, [round_id])
     sent = {entry["nullifier"] for entry in await chain.broadcasts()}
     findings.require_equal(
-        "shares revealed an hour early", len(scene.far_votes.ledger.posted.keys() & (sent | spent.keys())), 0
+        "shares revealed an hour early", len(env.far_votes.ledger.posted.keys() & (sent | spent.keys())), 0
     )
     waiting = helper.query_rows("SELECT count(*) FROM shares WHERE state = 0")[0][0]
-    findings.require_equal("shares that still wait", waiting, len(scene.far_votes.ledger.acknowledged_at))
+    findings.require_equal("shares still waiting", waiting, len(env.far_votes.ledger.acknowledged_at))
     await promise_check.check_no_share_charged(findings, helper, closed=1)
-    kept = helper.query_rows(
+    known = helper.query_rows(
         "SELECT count(*) FROM tombstones JOIN round_keys ON no = round_no WHERE round_id = ?", closed
     )
-    findings.require_equal("shares of the closed round that are still known", kept[0][0], 16)
-    findings.require_at_most(
-        "bytes of memory more than before", _resident_bytes(helper) - before, MAX_MEMORY_GROWTH_BYTES
-    )
+    findings.require_equal("shares of the closed round still known", known[0][0], 16)
+    findings.require_at_most("added bytes of memory", _resident_bytes(helper) - before, MAX_MEMORY_GROWTH_BYTES)
     findings.record_figure("bytes of memory before", before)
 
 
-async def _create_closed_round(scene: Environment) -> bytes:
+async def _create_closed_round(env: Environment) -> bytes:
     """Create a closed round with a counted vote; its purge is a day away."""
-    chain, helper = scene.chain, scene.helper
-    round_id = await chain.open_round(vote_end_time=unix_time_in(scene.setting.scale(15, 8)), tally_blocks=1)
-    vote = await scene.crowd.cast_votes(round_id, 1)
-    await scene.crowd.post_shares(vote, lambda: 0)
+    chain, helper = env.chain, env.helper
+    round_id = await chain.open_round(vote_end_time=unix_time_in(env.setting.scale(15, 8)), tally_blocks=1)
+    vote = await env.wallets.cast_votes(round_id, 1)
+    await env.wallets.post_shares(vote, lambda: 0)
     async with helper.timeout("has closed a round"):
         while not helper.query_rows("SELECT 1 FROM rounds WHERE alerted_ms IS NOT NULL"):
             await asyncio.sleep(0.1)
     return round_id
 
 
-async def _run_jump(scene: Environment, name: str, seconds: int, votes: list[tuple[Ballot, int]]) -> None:
+async def _run_jump(env: Environment, name: str, seconds: int, votes: list[tuple[Ballot, int]]) -> None:
     """Jump and return, with shares due before, during and after the jump."""
-    length = scene.setting.scale(20.0, 2.0)
-    findings, helper, rng = scene.findings, scene.helper, scene.setting.seeded_random(name)
-    half, begin = len(votes) // 2, int(time.time())
-    await scene.crowd.post_shares(votes[:half], lambda: int(begin + rng.uniform(0, 2 + 1.5 * length)))
+    length = env.setting.scale(20.0, 2.0)
+    findings, helper, rng = env.findings, env.helper, env.setting.seeded_random(name)
+    half, start = len(votes) // 2, int(time.time())
+    await env.wallets.post_shares(votes[:half], lambda: int(start + rng.uniform(0, 2 + 1.5 * length)))
     # lasts as long as the jump, and 2 s more
     pause = 2 * (length + 2) / (16 * len(votes[half:]))
-    posting = asyncio.create_task(scene.crowd.post_shares(votes[half:], lambda: 0, posters=2, pause_seconds=pause))
+    posting = asyncio.create_task(env.wallets.post_shares(votes[half:], lambda: 0, posters=2, pause_seconds=pause))
     await asyncio.sleep(1)
-    scene.clock.set_offset(seconds)
-    jumped = time.time()
-    noticed = await _wait_until(lambda facts: facts["intake_paused"] is not None, helper)
-    findings.require_at_most(f"{name}: seconds until it is noticed", noticed - jumped, 5)
-    await asyncio.sleep(max(0.0, jumped + length - time.time()))
-    scene.clock.set_offset(0)
+    env.clock.set_offset(seconds)
+    jumped_at = time.time()
+    detected = await _wait_until(lambda facts: facts["intake_paused"] is not None, helper)
+    findings.require_at_most(f"{name}: seconds until it is detected", detected - jumped_at, 5)
+    await asyncio.sleep(max(0.0, jumped_at + length - time.time()))
+    env.clock.set_offset(0)
     fixed = time.time()
     await posting
-    drained = await promise_check.wait_until_drained(scene.chain, scene.crowd.ledger, 60 + length)
+    drained = await promise_check.wait_until_drained(env.chain, env.wallets.ledger, 60 + length)
     # Shares may become due after the correction; the wait then includes that time.
-    due = max(share.submit_at for share in scene.crowd.ledger.posted.values())
-    findings.require_at_most(f"{name}: seconds from the fix until all is counted", time.time() - max(fixed, due), 30)
+    due = max(share.submit_at for share in env.wallets.ledger.posted.values())
+    findings.require_at_most(
+        f"{name}: seconds from the correction until all shares are counted", time.time() - max(fixed, due), 30
+    )
     findings.require_equal(f"{name}: drained", str(drained), "True")
     normal = await _wait_until(lambda facts: facts["ready"] and facts["paused"] is None, helper)
-    findings.require_at_most(f"{name}: seconds from the fix until it is ready", normal - fixed, 30)
+    findings.require_at_most(f"{name}: seconds from the correction until it is ready", normal - fixed, 30)
 
 
 async def _wait_until(condition: Callable[[dict[str, object]], object], helper: HelperProcess) -> float:
     """Wait up to a minute for a condition; return the Unix time at which it held."""
-    await helper.wait_until("says so", condition)
+    await helper.wait_until("shows the change", condition)
     return time.time()
 
 

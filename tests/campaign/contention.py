@@ -31,7 +31,7 @@ from helper.observability.stats import percentile
 from tests.campaign import promise_check
 from tests.campaign.campaign import Campaign, CampaignRun, Findings
 from tests.campaign.process_lifecycle import DATABASE_LOCKED_TEXT
-from tests.campaign.wallet_clients import WalletCrowd
+from tests.campaign.wallet_clients import WalletGroup
 from tests.support.command import CommandResult, run_command
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, run_chain_and_helper
 from tests.support.postgres import Cluster
@@ -70,30 +70,32 @@ class Observations:
 
 async def run(setting: CampaignRun) -> Findings:
     """Run all clients for a while and check the promises."""
-    findings, seen = Findings(), Observations()
-    place = setting.cluster
-    async with run_chain_and_helper(setting.folder, "--stand-in-proofs", program=STAND_IN_PROGRAM, cluster=place) as (
+    findings, observations = Findings(), Observations()
+    cluster = setting.cluster
+    async with run_chain_and_helper(setting.folder, "--stand-in-proofs", program=STAND_IN_PROGRAM, cluster=cluster) as (
         chain,
         helper,
     ):
-        crowd = WalletCrowd(chain, lambda: [helper.url], setting.seeded_random("crowd"))
+        wallets = WalletGroup(chain, lambda: [helper.url], setting.seeded_random("crowd"))
         round_id = await chain.open_round()
-        votes = await crowd.cast_votes(round_id, setting.scale(300, 24))
+        votes = await wallets.cast_votes(round_id, setting.scale(300, 24))
         await helper.wait_for_leaf(round_id, max(position for _, position in votes))
-        rng, begin, seconds = setting.seeded_random("times"), time.time(), setting.scale(60, 8)
+        rng, start, seconds = setting.seeded_random("times"), time.time(), setting.scale(60, 8)
         pause = seconds * POSTER_COUNT / (len(votes) * SHARES_PER_VOTE)
         end = time.monotonic() + seconds
         async with asyncio.TaskGroup() as group:
-            for other in _start_other_clients(setting, helper, seen):
+            for other in _start_other_clients(setting, helper, observations):
                 group.create_task(_repeat_until(end, other))
             group.create_task(
-                crowd.post_shares(
-                    votes, lambda: int(begin + rng.uniform(0, 1.2 * seconds)), posters=POSTER_COUNT, pause_seconds=pause
+                wallets.post_shares(
+                    votes, lambda: int(start + rng.uniform(0, 1.2 * seconds)), posters=POSTER_COUNT, pause_seconds=pause
                 )
             )
-        await promise_check.wait_until_drained(chain, crowd.ledger, setting.scale(180, 60))
-        _check_results(findings, helper, seen, crowd, MAX_REFUSED["sqlite" if setting.cluster is None else "postgres"])
-        await promise_check.check_promises(findings, chain, crowd.ledger)
+        await promise_check.wait_until_drained(chain, wallets.ledger, setting.scale(180, 60))
+        _check_results(
+            findings, helper, observations, wallets, MAX_REFUSED["sqlite" if setting.cluster is None else "postgres"]
+        )
+        await promise_check.check_promises(findings, chain, wallets.ledger)
         await promise_check.check_no_share_charged(findings, helper)
     return findings
 
@@ -106,51 +108,53 @@ async def _repeat_until(end: float, operation: Callable[[], Awaitable[None]]) ->
 
 
 def _start_other_clients(
-    setting: CampaignRun, helper: HelperProcess, seen: Observations
+    setting: CampaignRun, helper: HelperProcess, observations: Observations
 ) -> list[Callable[[], Awaitable[None]]]:
     """Start all clients except the wallets."""
-    alone = setting.folder / "alone.toml"
-    alone.write_text(f'{helper.config.read_text()}\n[operator]\nsocket = "{setting.folder}/nobody.sock"\n')
+    file_config = setting.folder / "alone.toml"
+    file_config.write_text(f'{helper.config.read_text()}\n[operator]\nsocket = "{setting.folder}/unserved.sock"\n')
 
     async def run_repeatedly(config: Path, source: str) -> None:
         listed = await run_command("queue", "list", "--config", str(config), "--json")
-        seen.record_command(f"queue list ({source})", listed)
+        observations.record_command(f"queue list ({source})", listed)
         if listed.exit_code == 0 and (shares := listed.json()["shares"]):
-            shown = await run_command("queue", "show", shares[-1]["ref"], "--config", str(config), "--json")
+            show_result = await run_command("queue", "show", shares[-1]["ref"], "--config", str(config), "--json")
             # the share may have been confirmed since
-            seen.record_command(
+            observations.record_command(
                 f"queue show ({source})",
-                replace(shown, exit_code=0) if shown.exit_code == NOT_FOUND_EXIT_CODE else shown,
+                replace(show_result, exit_code=0) if show_result.exit_code == NOT_FOUND_EXIT_CODE else show_result,
             )
-        seen.record_command(
+        observations.record_command(
             f"queue stats ({source})", await run_command("queue", "stats", "--config", str(config), "--json")
         )
 
     async def run_operator() -> None:
         await run_repeatedly(helper.config, "daemon")
         if setting.cluster is None:
-            await run_repeatedly(alone, "file")
+            await run_repeatedly(file_config, "file")
 
     async def query_socket() -> None:
         answer = await helper.operator_get("/stats")
-        seen.runs["control socket"] += 1
-        seen.texts.append(str(answer["service"]["paused"]))
+        observations.runs["control socket"] += 1
+        observations.texts.append(str(answer["service"]["paused"]))
         await helper.operator_get("/queue")
         await asyncio.sleep(0.05)
 
     async def run_backups() -> None:
         output = setting.folder / "backup.age"
         arguments = ("db", "backup", "--config", str(helper.config), "--output", str(output), "--json")
-        seen.record_command("db backup", await run_command(*arguments, env=BACKUP_ENV))
-        seen.record_command("db check", await run_command("db", "check", "--config", str(helper.config), "--json"))
+        observations.record_command("db backup", await run_command(*arguments, env=BACKUP_ENV))
+        observations.record_command(
+            "db check", await run_command("db", "check", "--config", str(helper.config), "--json")
+        )
 
     async def run_dumps() -> None:
         assert setting.cluster is not None
-        seen.record_command("pg_dump", await asyncio.to_thread(_run_pg_dump, setting.cluster))
+        observations.record_command("pg_dump", await asyncio.to_thread(_run_pg_dump, setting.cluster))
 
     async def start_second_instance() -> None:
-        seen.second_instance.append(
-            await run_command("serve", "--config", str(alone), "--port", "0", timed_externally=True)
+        observations.second_instance.append(
+            await run_command("serve", "--config", str(file_config), "--port", "0", timed_externally=True)
         )
         await asyncio.sleep(1)
 
@@ -159,37 +163,43 @@ def _start_other_clients(
 
 def _run_pg_dump(cluster: Cluster) -> CommandResult:
     """Make a backup with PostgreSQL's own tool and return its result."""
-    began = time.monotonic()
-    ended = cluster.run("pg_dump", cluster.url)
-    whole = b"database dump complete" in ended.stdout[-200:]
-    said = ended.stderr.decode(errors="replace")
-    return CommandResult(ended.returncode or int(not whole), "", said, time.monotonic() - began)
+    started_at = time.monotonic()
+    completed = cluster.run("pg_dump", cluster.url)
+    complete = b"database dump complete" in completed.stdout[-200:]
+    errors = completed.stderr.decode(errors="replace")
+    return CommandResult(completed.returncode or int(not complete), "", errors, time.monotonic() - started_at)
 
 
 def _check_results(
-    findings: Findings, helper: HelperProcess, seen: Observations, crowd: WalletCrowd, refused_in: float
+    findings: Findings, helper: HelperProcess, observations: Observations, wallets: WalletGroup, refused_in: float
 ) -> None:
-    for name, runs in seen.runs.items():
-        findings.record_figure(f"{name}, times", runs)
-        findings.require_at_least(f"{name} came to its turn", runs, 1)
-    findings.record_figure("POST p99, ms", 1000 * (percentile(crowd.ledger.response_seconds, 0.99) or 0))
-    said = [*seen.texts, *(text for _, text in crowd.refused), helper.log.read_text(errors="replace")]
-    findings.require_equal('"locked" anywhere', sum(word in text for text in said for word in CONTENTION_ERRORS), 0)
-    findings.require_equal("commands that failed", "; ".join(seen.failed) or "none", "none")
+    for name, runs in observations.runs.items():
+        findings.record_figure(f"{name}, number of runs", runs)
+        findings.require_at_least(f"{name}, runs", runs, 1)
+    findings.record_figure("POST p99, ms", 1000 * (percentile(wallets.ledger.response_seconds, 0.99) or 0))
+    texts = [*observations.texts, *(text for _, text in wallets.refused), helper.log.read_text(errors="replace")]
+    findings.require_equal('"locked" anywhere', sum(error in text for text in texts for error in CONTENTION_ERRORS), 0)
+    findings.require_equal("commands that failed", "; ".join(observations.failed) or "none", "none")
     findings.require_equal(
-        "POSTs answered 5xx", sum(crowd.status_counts[code] for code in crowd.status_counts if code >= 500), 0
+        "POSTs answered 5xx", sum(wallets.status_counts[code] for code in wallets.status_counts if code >= 500), 0
     )
-    findings.require_equal("POSTs refused", len(crowd.refused), 0)
-    refused = [ran for ran in seen.second_instance if ran.exit_code == 1 and _reports_other_instance(ran.stderr)]
-    findings.require_at_least("second daemons started", len(seen.second_instance), 1)
-    findings.require_equal("of them not refused", len(seen.second_instance) - len(refused), 0)
+    findings.require_equal("POSTs refused", len(wallets.refused), 0)
+    refused = [
+        result
+        for result in observations.second_instance
+        if result.exit_code == 1 and _reports_other_instance(result.stderr)
+    ]
+    findings.require_at_least("second daemons started", len(observations.second_instance), 1)
+    findings.require_equal("of them not refused", len(observations.second_instance) - len(refused), 0)
     findings.require_at_most(
-        "seconds to refuse a second daemon, at most", max(ran.seconds for ran in seen.second_instance), refused_in
+        "seconds to refuse a second daemon, slowest",
+        max(result.seconds for result in observations.second_instance),
+        refused_in,
     )
 
 
-def _reports_other_instance(told: str) -> bool:
-    return "another daemon" in told or DATABASE_LOCKED_TEXT in told
+def _reports_other_instance(stderr: str) -> bool:
+    return "another daemon" in stderr or DATABASE_LOCKED_TEXT in stderr
 
 
 CAMPAIGN = Campaign("contention", run)

@@ -78,7 +78,7 @@ async def create_database(path: Path) -> None:
         await environment.rounds.sync()
         await environment.trees.sync(100)
         shares = map(create_numbered_share, STORED_NUMBERS)
-        await asyncio.gather(*(store.enqueue(one.share, one.nullifier, now=NOW) for one in shares))
+        await asyncio.gather(*(store.enqueue(posted.share, posted.nullifier, now=NOW) for posted in shares))
         await store.apply_block(
             CHAIN_HEIGHT, [(ROUND_ID, create_numbered_share(number).nullifier) for number in CONFIRMED_NUMBERS], now=NOW
         )
@@ -158,111 +158,116 @@ async def run_helper(path: Path, bit_flip: tuple[int, int] | None = None) -> Run
         path: the database.
         bit_flip: an offset and a bit to flip after the start; None for no flip.
     """
-    around, life = StoreEnvironment(path), RunResult()
-    life.reported_nullifiers = around.reported_nullifiers
+    env, result = StoreEnvironment(path), RunResult()
+    result.reported_nullifiers = env.reported_nullifiers
     try:
-        await around.store.open()
+        await env.store.open()
     except HelperError as error:
-        life.refused = (str(error), error.advice)
-        return life
+        result.refused = (str(error), error.advice)
+        return result
     except Exception as error:
-        life.unhandled.append(f"open: {type(error).__name__}: {error}")
-        return life
+        result.unhandled.append(f"open: {type(error).__name__}: {error}")
+        return result
     try:
         if bit_flip is not None:
-            await _flip_bit(around, path, *bit_flip)
-        await _start_store(life, around)
-        await _process_due(life, around)
-        await _read_operator_views(life, around)
-        await _retry_and_enqueue(life, around)
-        await _run_integrity_check(life, around)
-        await _confirm_all(life, around, path)
+            await _flip_bit(env, path, *bit_flip)
+        await _start_store(result, env)
+        await _process_due(result, env)
+        await _read_operator_views(result, env)
+        await _retry_and_enqueue(result, env)
+        await _run_integrity_check(result, env)
+        await _confirm_all(result, env, path)
     finally:
-        await life.run_step("close", around.store.close())
-        await around.endpoints.aclose()
-    return life
+        await result.run_step("close", env.store.close())
+        await env.endpoints.aclose()
+    return result
 
 
-async def _flip_bit(around: StoreEnvironment, path: Path, at: int, bit: int) -> None:
+async def _flip_bit(env: StoreEnvironment, path: Path, at: int, bit: int) -> None:
     """Flip a bit under an open store and clear its caches."""
     data = bytearray(path.read_bytes())
     data[at] ^= 1 << bit
     path.write_bytes(data)
-    await around.store._writer.run(lambda tx: tx.conn.execute("PRAGMA shrink_memory").fetchall())
+    await env.store._writer.run(lambda tx: tx.conn.execute("PRAGMA shrink_memory").fetchall())
 
 
-async def _start_store(life: RunResult, around: StoreEnvironment) -> None:
-    around.chain.append(CHAIN_HEIGHT, 7, 8, 9)
-    around.chain.publish_to(around.node)
-    await life.run_step("recover", around.store.recover())
-    await life.run_step("rounds", around.rounds.restore())
-    await life.run_step("trees", around.trees.restore())
-    await around.endpoints.probe_all()
-    await life.run_step("sync rounds", around.rounds.sync())
-    await life.run_step("sync trees", around.trees.sync(100))
-    anchor = around.trees.anchor(ROUND_ID)
-    life.tree = anchor is not None and (anchor.height, anchor.root) == (CHAIN_HEIGHT, around.chain.tree.root())
+async def _start_store(result: RunResult, env: StoreEnvironment) -> None:
+    env.chain.append(CHAIN_HEIGHT, 7, 8, 9)
+    env.chain.publish_to(env.node)
+    await result.run_step("recover", env.store.recover())
+    await result.run_step("rounds", env.rounds.restore())
+    await result.run_step("trees", env.trees.restore())
+    await env.endpoints.probe_all()
+    await result.run_step("sync rounds", env.rounds.sync())
+    await result.run_step("sync trees", env.trees.sync(100))
+    anchor = env.trees.anchor(ROUND_ID)
+    result.tree = anchor is not None and (anchor.height, anchor.root) == (CHAIN_HEIGHT, env.chain.tree.root())
 
 
-async def _process_due(life: RunResult, around: StoreEnvironment, now: float = SOON_DUE_AT) -> None:
+async def _process_due(result: RunResult, env: StoreEnvironment, now: float = SOON_DUE_AT) -> None:
     """Process all shares due at a time, and check that none is due before."""
-    active = [share_row.round_id for share_row in around.rounds.active_rounds()]
+    active = [share_row.round_id for share_row in env.rounds.active_rounds()]
     for moment in (now - 0.1, now):
-        while claimed := await life.run_step(
-            "claim", around.store.claim_due(now=moment, limit=LIST_LIMIT, rounds=active)
+        while claimed := await result.run_step(
+            "claim", env.store.claim_due(now=moment, limit=LIST_LIMIT, rounds=active)
         ):
             for queued in claimed:
-                life.early_claims += queued.share.submit_at > moment
-                life.repeated_claims += queued.id in life.claimed
-                life.claimed[queued.id] = queued
-    await life.run_step("next due", around.store.next_due_ms([ROUND_ID]))
-    life.sent_messages.update(
-        {one.share_id: one for one in await life.run_step("unconfirmed", around.store.list_unconfirmed()) or []}
+                result.early_claims += queued.share.submit_at > moment
+                result.repeated_claims += queued.id in result.claimed
+                result.claimed[queued.id] = queued
+    await result.run_step("next due", env.store.next_due_ms([ROUND_ID]))
+    result.sent_messages.update(
+        {
+            message.share_id: message
+            for message in await result.run_step("unconfirmed", env.store.list_unconfirmed()) or []
+        }
     )
 
 
-async def _read_operator_views(life: RunResult, around: StoreEnvironment) -> None:
+async def _read_operator_views(result: RunResult, env: StoreEnvironment) -> None:
     """Read what operators see."""
-    entries = await life.run_step("list", around.store.list_shares(QueueFilter(), LIST_LIMIT)) or []
-    life.listed = [entry.ref for entry in entries]
-    life.failed = {entry.ref for entry in entries if entry.state is ShareState.FAILED}
+    entries = await result.run_step("list", env.store.list_shares(QueueFilter(), LIST_LIMIT)) or []
+    result.listed = [entry.ref for entry in entries]
+    result.failed = {entry.ref for entry in entries if entry.state is ShareState.FAILED}
     for entry in entries:
-        await life.run_step("show", around.store.get_share_details(entry.ref))
-    counts = await life.run_step("counts", around.store.count_shares())
-    life.counts.append((counts or {}).get(ROUND_ID, {}))
-    await life.run_step("unsubmitted", around.store.count_unconfirmed(ROUND_ID))
-    await life.run_step("damaged", around.store.list_damaged())
+        await result.run_step("show", env.store.get_share_details(entry.ref))
+    counts = await result.run_step("counts", env.store.count_shares())
+    result.counts.append((counts or {}).get(ROUND_ID, {}))
+    await result.run_step("unsubmitted", env.store.count_unconfirmed(ROUND_ID))
+    await result.run_step("damaged", env.store.list_damaged())
 
 
-async def _retry_and_enqueue(life: RunResult, around: StoreEnvironment) -> None:
+async def _retry_and_enqueue(result: RunResult, env: StoreEnvironment) -> None:
     """Retry failed shares, and post all old and some new shares."""
     rows = map(row_id_of, FAILED_NUMBERS)
-    await asyncio.gather(*(life.run_step("retry", retry_as_operator(around.store, row)) for row in rows))
-    handed_in = {number: create_numbered_share(number) for number in (*NEW_NUMBERS, *STORED_NUMBERS)}
+    await asyncio.gather(*(result.run_step("retry", retry_as_operator(env.store, row)) for row in rows))
+    posted_shares = {number: create_numbered_share(number) for number in (*NEW_NUMBERS, *STORED_NUMBERS)}
     answers = await asyncio.gather(
         *(
-            life.run_step("enqueue", around.store.enqueue(one.share, one.nullifier, now=NOW))
-            for one in handed_in.values()
+            result.run_step("enqueue", env.store.enqueue(posted.share, posted.nullifier, now=NOW))
+            for posted in posted_shares.values()
         )
     )
-    life.responses = {number: answer for number, answer in zip(handed_in, answers, strict=True) if answer is not None}
+    result.responses = {
+        number: answer for number, answer in zip(posted_shares, answers, strict=True) if answer is not None
+    }
 
 
-async def _run_integrity_check(life: RunResult, around: StoreEnvironment) -> None:
+async def _run_integrity_check(result: RunResult, env: StoreEnvironment) -> None:
     """Run the integrity check and process what is due after it."""
-    before = await around.store._check_integrity()
-    life.problems = await life.run_step("verify", around.store.verify()) or []
-    life.repaired = before != life.problems
-    await _process_due(life, around)
-    await _process_due(life, around, LATER_DUE_AT)
+    before = await env.store._check_integrity()
+    result.problems = await result.run_step("verify", env.store.verify()) or []
+    result.repaired = before != result.problems
+    await _process_due(result, env)
+    await _process_due(result, env, LATER_DUE_AT)
 
 
-async def _confirm_all(life: RunResult, around: StoreEnvironment, path: Path) -> None:
+async def _confirm_all(result: RunResult, env: StoreEnvironment, path: Path) -> None:
     """Confirm every share on the chain."""
-    life.damaged_rows = await _read_damaged_rows(path)
+    result.damaged_rows = await _read_damaged_rows(path)
     block = [(ROUND_ID, create_numbered_share(number).nullifier) for number in (*STORED_NUMBERS, *NEW_NUMBERS)]
-    life.confirmed = len(
-        await life.run_step("apply block", around.store.apply_block(CHAIN_HEIGHT + 1, block, now=NOW)) or []
+    result.confirmed = len(
+        await result.run_step("apply block", env.store.apply_block(CHAIN_HEIGHT + 1, block, now=NOW)) or []
     )
 
 

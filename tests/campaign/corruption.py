@@ -15,7 +15,7 @@ start, prevents nothing else: blocks are applied, the tree equals the chain's, a
 unreadable share hides no other share from the operators' list. Every run ends.
 
 Injected fault that it caught: `load` in helper/store/operations/transitions.py accepted a row without verifying its
-check value. The short form printed "shares or messages handed out that are not as written: 2 (= 0)".
+check value. The short form printed "returned shares or messages that differ from the written ones: 2 (= 0)".
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ PAGE_BYTES = 4096
 HEADER_BYTES = 64
 """Bytes at the start of a page in which every second bit is flipped."""
 PROCESSED_ROWS = {
-    row_id_of(one)
+    row_id_of(number)
     for part in (
         corrupted_database.WAITING_NUMBERS,
         corrupted_database.LATER_NUMBERS,
         corrupted_database.CLAIMED_NUMBERS,
         corrupted_database.FAILED_NUMBERS,
     )
-    for one in part
+    for number in part
 }
 """Rows that a complete run claims for a proof."""
 LIVE_ROWS = PROCESSED_ROWS | {row_id_of(number) for number in corrupted_database.SENT_NUMBERS}
@@ -66,9 +66,9 @@ async def run(setting: CampaignRun) -> Findings:
     with structlog.testing.capture_logs():
         await corrupted_database.create_database(base)
         data = base.read_bytes()
-        whole = await run_helper(Path(shutil.copy(base, setting.folder / "whole.db")))
-        assert whole.claimed.keys() >= PROCESSED_ROWS, "the life is not a whole one"
-        assert classify_result(whole, whole) == "harmless", whole
+        intact = await run_helper(Path(shutil.copy(base, setting.folder / "intact.db")))
+        assert intact.claimed.keys() >= PROCESSED_ROWS, "the run on the intact file is incomplete"
+        assert classify_result(intact, intact) == "harmless", intact
         for number in range(setting.scale(1000, 60)):
             at, bit = rng.randrange(len(data)), rng.randrange(8)
             if number % 2:
@@ -76,20 +76,20 @@ async def run(setting: CampaignRun) -> Findings:
             copy = setting.folder / f"{number}.db"
             running = number % 4 == 3
             copy.write_bytes(data if running else _with_flipped_bit(data, at, bit))
-            life = None
+            result = None
             with suppress(TimeoutError):
                 async with asyncio.timeout(TIMEOUT_SECONDS):
-                    life = await run_helper(copy, (at, bit) if running else None)
-            findings.require_equal("lives that do not come to an end", int(life is None), 0)
-            if life is None:
-                findings.record_figure("the first without an end", f"bit {bit} of byte {at}, running: {running}")
+                    result = await run_helper(copy, (at, bit) if running else None)
+            findings.require_equal("runs that did not end", int(result is None), 0)
+            if result is None:
+                findings.record_figure("first run that did not end", f"bit {bit} of byte {at}, running: {running}")
                 break
-            kinds[classify_result(life, whole)] += 1
-            check_result(findings, life, whole, running=running)
-            if findings.broken_goals and "the first that broke a promise" not in findings.figures:
-                told = f"{life.refused} {life.errors} {life.problems} {life.unhandled}"
+            kinds[classify_result(result, intact)] += 1
+            check_result(findings, result, intact, running=running)
+            if findings.broken_goals and "first run that broke a promise" not in findings.figures:
+                outcome = f"{result.refused} {result.errors} {result.problems} {result.unhandled}"
                 findings.record_figure(
-                    "the first that broke a promise", f"bit {bit} of byte {at}, running: {running}; {told}"
+                    "first run that broke a promise", f"bit {bit} of byte {at}, running: {running}; {outcome}"
                 )
             _remove_database(copy)
     for name, times in sorted(kinds.items()):
@@ -100,55 +100,59 @@ async def run(setting: CampaignRun) -> Findings:
 def classify_result(result: RunResult, expected: RunResult) -> str:
     """Classify the effect of a flipped bit, most severe first."""
     if result.refused is not None:
-        return "refused at the start"
+        return "start refused"
     if result.errors:
-        return "operations refused, with an error that says why"
+        return "operations refused with the reason"
     if result.damaged_rows:
-        return "rows set aside and named, the rest went on"
+        return "rows set aside and reported, all others processed"
     if result.problems or result.repaired:
-        return "damage found by the background check"
-    same = (result.claimed, result.sent_messages, result.listed, result.counts) == (
+        return "damage detected by the integrity check"
+    is_same = (result.claimed, result.sent_messages, result.listed, result.counts) == (
         expected.claimed,
         expected.sent_messages,
         expected.listed,
         expected.counts,
     )
-    return "harmless" if same else "another difference"
+    return "harmless" if is_same else "other difference"
 
 
 def check_result(findings: Findings, result: RunResult, expected: RunResult, *, running: bool) -> None:
     """Compare one run with that on the intact file."""
-    findings.require_equal("errors that are none of the house", len(result.unhandled), 0)
+    findings.require_equal("errors that are not the product's own", len(result.unhandled), 0)
     if result.refused is not None:
-        findings.require_equal("starts refused without the way to restore", int("restore" not in result.refused[1]), 0)
+        findings.require_equal("starts refused without advice to restore", int("restore" not in result.refused[1]), 0)
         return
-    findings.require_equal("shares handed out before their time", result.early_claims, 0)
+    findings.require_equal("shares claimed before their time", result.early_claims, 0)
     findings.require_equal(
-        "shares or messages handed out that are not as written", len(_wrong_rows(result, expected)), 0
+        "returned shares or messages that differ from the written ones", len(_wrong_rows(result, expected)), 0
     )
-    told = bool(result.problems) or any("damaged" in text for text in result.errors.values())
+    is_reported = bool(result.problems) or any("damaged" in text for text in result.errors.values())
     missing = LIVE_ROWS - result.claimed.keys() - result.sent_messages.keys() - result.damaged_rows
-    findings.require_equal("shares neither acted on nor set aside, and nothing said", 0 if told else len(missing), 0)
+    findings.require_equal(
+        "shares neither processed nor set aside, without a report", 0 if is_reported else len(missing), 0
+    )
     hidden = "list" in result.errors and not {"claim", "counts"} & result.errors.keys()
-    findings.require_equal("lists that failed while the queue was worked", int(hidden), 0)
+    findings.require_equal("lists that failed while the queue was processed", int(hidden), 0)
     if not running:
-        again = sum(answer is not expected.responses[number] for number, answer in result.responses.items())
-        findings.require_equal("shares taken twice", again, 0)
-        findings.require_equal("blocks that could not be taken in", int("apply block" in result.errors), 0)
-        findings.require_equal("background checks that failed", int("verify" in result.errors), 0)
-        findings.require_equal("trees that are not the chain's", int(not result.tree), 0)
+        duplicates = sum(answer is not expected.responses[number] for number, answer in result.responses.items())
+        findings.require_equal("shares enqueued twice", duplicates, 0)
+        findings.require_equal("blocks that could not be applied", int("apply block" in result.errors), 0)
+        findings.require_equal("integrity checks that failed", int("verify" in result.errors), 0)
+        findings.require_equal("trees that differ from the chain's", int(not result.tree), 0)
 
 
 def _wrong_rows(result: RunResult, expected: RunResult) -> list[int]:
     """Return rows whose content differs from the intact file; new shares may use other rows."""
     wrong = [
-        number for number, one in result.claimed.items() if number in LIVE_ROWS and one != expected.claimed.get(number)
+        number
+        for number, queued in result.claimed.items()
+        if number in LIVE_ROWS and queued != expected.claimed.get(number)
     ]
-    wrong += [number for number, one in result.claimed.items() if one.share not in EXPECTED_SHARES]
+    wrong += [number for number, queued in result.claimed.items() if queued.share not in EXPECTED_SHARES]
     return wrong + [
         number
-        for number, one in result.sent_messages.items()
-        if _normalize_message(one) != _normalize_message(expected.sent_messages[number])
+        for number, message in result.sent_messages.items()
+        if _normalize_message(message) != _normalize_message(expected.sent_messages[number])
     ]
 
 

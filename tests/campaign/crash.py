@@ -81,19 +81,19 @@ async def _run_series(setting: CampaignRun, series: KillSeries, findings: Findin
         setting, series.name, number=series.kills, shares=series.shares, seconds=0.08, program=series.program
     ) as lifecycle:
         early = set(rng.sample(range(series.kills), int(series.kills * EARLY_PROBABILITY)))
-        away = set(rng.sample(range(series.kills), int(series.kills * OFFLINE_PROBABILITY)))
+        offline = set(rng.sample(range(series.kills), int(series.kills * OFFLINE_PROBABILITY)))
         killed = 0
 
-        async def end(life: int) -> None:
+        async def end(run_number: int) -> None:
             nonlocal killed
-            if life in early:
+            if run_number in early:
                 await asyncio.sleep(rng.uniform(0, STARTUP_SECONDS))
             else:
                 await lifecycle.wait_until_ready()
-                wanted = -(-series.worker_kills * (life + 1) // series.kills) - killed
-                killed += await _kill_workers(lifecycle, rng.uniform(0, series.life_seconds), wanted, rng.random())
+                remaining = -(-series.worker_kills * (run_number + 1) // series.kills) - killed
+                killed += await _kill_workers(lifecycle, rng.uniform(0, series.life_seconds), remaining, rng.random())
             await lifecycle.helper.kill()
-            if life in away:
+            if run_number in offline:
                 await lifecycle.chain.mine(OFFLINE_BLOCKS)
 
         await lifecycle.run_all(end)
@@ -105,7 +105,7 @@ async def _run_series(setting: CampaignRun, series: KillSeries, findings: Findin
             await lifecycle.check_extra_proofs(findings, series.kills + killed)
 
 
-async def _kill_workers(lifecycle: HelperLifecycle, seconds: float, worker_kills: int, where: float) -> int:
+async def _kill_workers(lifecycle: HelperLifecycle, seconds: float, worker_kills: int, fraction: float) -> int:
     """Run for some seconds and kill workers meanwhile; return how many were killed."""
     killed = 0
     for _ in range(worker_kills):
@@ -113,7 +113,7 @@ async def _kill_workers(lifecycle: HelperLifecycle, seconds: float, worker_kills
         await _wait_for_proof(lifecycle)
         workers = await lifecycle.helper.worker_pids()
         if workers:
-            os.kill(workers[int(where * len(workers))], signal.SIGKILL)
+            os.kill(workers[int(fraction * len(workers))], signal.SIGKILL)
             killed += 1
     await asyncio.sleep(seconds / (worker_kills + 1))
     return killed
@@ -130,4 +130,4 @@ async def _wait_for_proof(lifecycle: HelperLifecycle) -> None:
 
 CAMPAIGN = Campaign("crash", run)
 
-assert WORKER_COUNT > 1, "a killed worker must leave another"
+assert WORKER_COUNT > 1, "one worker must remain after a kill"

@@ -1,6 +1,6 @@
 """Fills the database's disk, then makes every fsync fail with EIO.
 
-Method. The database is alone on a small tmpfs. While wallets post and shares come due, a ballast file takes every free
+Method. The database is alone on a small tmpfs. While wallets post and shares come due, a filler file takes every free
 byte for a while, and is then deleted. Later every fsync and fdatasync of the service fails with EIO (injected with
 strace) for a while. Wallets keep retrying; one of them posts its own shares and requests the status continuously. The
 long form also kills the helper during each failure and starts it after the disk has recovered.
@@ -9,7 +9,7 @@ Requirements. Every acknowledged share is counted in the end, none early, none t
 POST and status return only 503, each within a second; no POST that arrives while every fsync fails returns 200. At most
 ten seconds after the end of the failure both return 200 again, without intervention.
 
-Without root (to mount) or strace the goal "can be tried here" is broken.
+Without root (to mount) or strace the goal "requirements are installed" is broken.
 
 Injected fault that it caught: `SqliteWriter._commit` in helper/store/sqlite/writer.py treats a disk error as a
 successful commit. It printed "acknowledged and not counted: 14 (= 0)", "EIO: POSTs answered 200 while every fsync
@@ -37,7 +37,7 @@ from devnet.ballot import Ballot
 from tests.campaign import promise_check
 from tests.campaign.campaign import Campaign, CampaignRun, Findings
 from tests.campaign.promise_check import ShareLedger
-from tests.campaign.wallet_clients import SHARES_PATH, WalletCrowd
+from tests.campaign.wallet_clients import SHARES_PATH, WalletGroup
 from tests.support.devnet import DevChain
 from tests.support.harness import HelperProcess, run_helper
 from tests.support.process import find_free_port
@@ -88,23 +88,25 @@ class SequentialWallet:
     def seconds_until_status(self, what: str, code: int, after: float) -> float:
         """Return seconds from a moment to the first such response to a later request."""
         times = [
-            one.answered_at - after
-            for one in self.responses
-            if one.sent_at >= after and (one.endpoint, one.code) == (what, code)
+            response.answered_at - after
+            for response in self.responses
+            if response.sent_at >= after and (response.endpoint, response.code) == (what, code)
         ]
         return min(times, default=float("inf"))
 
-    def responses_between(self, what: str, begin: float, end: float) -> list[TimedResponse]:
+    def responses_between(self, what: str, start: float, end: float) -> list[TimedResponse]:
         """Return responses to requests sent and answered within a time span."""
         return [
-            one for one in self.responses if one.endpoint == what and begin <= one.sent_at and one.answered_at <= end
+            response
+            for response in self.responses
+            if response.endpoint == what and start <= response.sent_at and response.answered_at <= end
         ]
 
 
 async def run(setting: CampaignRun) -> Findings:
     """Fill the disk, break it, and check the promises."""
     findings, missing = Findings(), _missing_requirement()
-    findings.require_equal("can be tried here", missing, "yes")
+    findings.require_equal("requirements are installed", missing, "yes")
     if missing != "yes":
         return findings
     disk = setting.folder / "disk"
@@ -113,8 +115,8 @@ async def run(setting: CampaignRun) -> Findings:
             chain = DevChain(setting.folder, http, "--block-seconds", "0.3", "--stand-in-proofs")
             await chain.start()
             try:
-                where = {"port": find_free_port(), "db_path": str(disk / "queue.db")}
-                async with run_helper(setting.folder, http, chain, helper=where) as helper:
+                settings = {"port": find_free_port(), "db_path": str(disk / "queue.db")}
+                async with run_helper(setting.folder, http, chain, helper=settings) as helper:
                     await _run_failures(setting, findings, http, chain, helper)
             finally:
                 await chain.kill()
@@ -140,38 +142,44 @@ def _mount_tmpfs(disk: Path) -> Iterator[None]:
 async def _run_failures(
     setting: CampaignRun, findings: Findings, http: httpx.AsyncClient, chain: DevChain, helper: HelperProcess
 ) -> None:
-    crowd = WalletCrowd(chain, lambda: [helper.url], setting.seeded_random("crowd"))
+    wallets = WalletGroup(chain, lambda: [helper.url], setting.seeded_random("crowd"))
     round_id = await chain.open_round()
-    votes = await crowd.cast_votes(round_id, setting.scale(60, 8))
-    own = await crowd.cast_votes(round_id, setting.scale(120, 14))
-    await helper.wait_for_leaf(round_id, max(position for _, position in votes + own))
-    asker = SequentialWallet(helper, http, crowd.ledger, iter([(v, s.index, p) for v, p in own for s in v.shares]))
-    rng, begin, window = setting.seeded_random("times"), time.time(), setting.scale(120, 12)
-    busy = [
-        asyncio.create_task(asker.run()),
+    votes = await wallets.cast_votes(round_id, setting.scale(60, 8))
+    own_votes = await wallets.cast_votes(round_id, setting.scale(120, 14))
+    await helper.wait_for_leaf(round_id, max(position for _, position in votes + own_votes))
+    wallet = SequentialWallet(
+        helper, http, wallets.ledger, iter([(v, s.index, p) for v, p in own_votes for s in v.shares])
+    )
+    rng, start, window = setting.seeded_random("times"), time.time(), setting.scale(120, 12)
+    clients = [
+        asyncio.create_task(wallet.run()),
         asyncio.create_task(
-            crowd.post_shares(
-                votes, lambda: int(begin + rng.uniform(0, window)), posters=8, pause_seconds=setting.scale(0.8, 0.4)
+            wallets.post_shares(
+                votes, lambda: int(start + rng.uniform(0, window)), posters=8, pause_seconds=setting.scale(0.8, 0.4)
             )
         ),
     ]
     try:
         for kill in setting.scale((False, True), (False,)):
-            await _measure_failure(setting, findings, asker, "full", _fill_disk(helper.db.parent), kill=kill)
+            await _measure_failure(setting, findings, wallet, "full", _fill_disk(helper.db.parent), kill=kill)
         for kill in setting.scale((False, True), (False,)):
-            await _measure_failure(setting, findings, asker, "EIO", _fail_fsync(setting, findings, helper), kill=kill)
-        await busy[1]
+            await _measure_failure(setting, findings, wallet, "EIO", _fail_fsync(setting, findings, helper), kill=kill)
+        await clients[1]
     finally:
-        for task in busy:
+        for task in clients:
             task.cancel()
-        await asyncio.gather(*busy, return_exceptions=True)
-    findings.record_figure("POSTs of the one that asks", sum(one.endpoint == "POST" for one in asker.responses))
-    findings.record_figure("of them 503", sum((one.endpoint, one.code) == ("POST", 503) for one in asker.responses))
-    strange = {one.code for one in asker.responses} - {200, 503, 0}
-    findings.require_equal("answers other than 200 and 503", ", ".join(map(str, sorted(strange))) or "none", "none")
-    findings.require_equal("refused for good", len(crowd.refused), 0)
-    await promise_check.wait_until_drained(chain, crowd.ledger, setting.scale(180, 60))
-    await promise_check.check_promises(findings, chain, crowd.ledger)
+        await asyncio.gather(*clients, return_exceptions=True)
+    findings.record_figure(
+        "POSTs of the sequential wallet", sum(response.endpoint == "POST" for response in wallet.responses)
+    )
+    findings.record_figure(
+        "of them 503", sum((response.endpoint, response.code) == ("POST", 503) for response in wallet.responses)
+    )
+    unexpected = {response.code for response in wallet.responses} - {200, 503, 0}
+    findings.require_equal("answers other than 200 and 503", ", ".join(map(str, sorted(unexpected))) or "none", "none")
+    findings.require_equal("permanently refused", len(wallets.refused), 0)
+    await promise_check.wait_until_drained(chain, wallets.ledger, setting.scale(180, 60))
+    await promise_check.check_promises(findings, chain, wallets.ledger)
     await promise_check.check_no_share_charged(findings, helper)
 
 
@@ -186,40 +194,49 @@ async def _measure_failure(
 ) -> None:
     """Measure one failure, from its start to the first 200 after it."""
     helper = wallet.helper
-    async with helper.timeout("takes shares before the trouble"):
+    async with helper.timeout("accepts shares before the failure"):
         await _wait_until(lambda: wallet.responses and wallet.responses[-1].code == 200)
     async with failure:
-        began = time.monotonic()
+        started_at = time.monotonic()
         await asyncio.sleep(setting.scale(15, 3))
         if kill:
             await helper.kill()
-        ended = time.monotonic()
+        ended_at = time.monotonic()
     if kill:
         await helper.start()
-    mended = time.monotonic()
+    recovered_at = time.monotonic()
     # The time bounds apply to the helper's own work; after a kill that includes its start.
-    async with helper.timeout(f"takes shares again after {name}"):
+    async with helper.timeout(f"accepts shares again after {name}"):
         await _wait_until(
             lambda: (
-                wallet.seconds_until_status("POST", 200, mended) + wallet.seconds_until_status("GET", 200, mended)
+                wallet.seconds_until_status("POST", 200, recovered_at)
+                + wallet.seconds_until_status("GET", 200, recovered_at)
                 < float("inf")
             )
         )
-    for what, word in (("POST", "POST"), ("GET", "status")):
+    for what, label in (("POST", "POST"), ("GET", "status")):
         findings.require_at_most(
-            f"{name}: seconds to the first 503 of {word}", wallet.seconds_until_status(what, 503, began), 1
+            f"{name}: seconds to the first 503 of {label}", wallet.seconds_until_status(what, 503, started_at), 1
         )
-        known = began + wallet.seconds_until_status("POST", 503, began)
-        others = [one for one in wallet.responses_between(what, known, ended) if one.code not in (503, 0)]
-        findings.require_equal(f"{name}: other answers of {word} after the first 503", len(others), 0)
+        known = started_at + wallet.seconds_until_status("POST", 503, started_at)
+        others = [
+            response for response in wallet.responses_between(what, known, ended_at) if response.code not in (503, 0)
+        ]
+        findings.require_equal(f"{name}: other answers of {label} after the first 503", len(others), 0)
         findings.require_at_most(
-            f"{name}: seconds to the first 200 of {word} after it", wallet.seconds_until_status(what, 200, mended), 10
+            f"{name}: seconds to the first 200 of {label} after the end",
+            wallet.seconds_until_status(what, 200, recovered_at),
+            10,
         )
-    slowest = max(one.answered_at - one.sent_at for one in wallet.responses_between("POST", began, ended))
-    findings.require_at_most(f"{name}: seconds that a POST waited, at most", slowest, 1)
+    slowest = max(
+        response.answered_at - response.sent_at for response in wallet.responses_between("POST", started_at, ended_at)
+    )
+    findings.require_at_most(f"{name}: seconds of the slowest POST", slowest, 1)
     if name == "EIO":
-        taken = [one for one in wallet.responses_between("POST", began, ended) if one.code == 200]
-        findings.require_equal("EIO: POSTs answered 200 while every fsync failed", len(taken), 0)
+        accepted = [
+            response for response in wallet.responses_between("POST", started_at, ended_at) if response.code == 200
+        ]
+        findings.require_equal("EIO: POSTs answered 200 while every fsync failed", len(accepted), 0)
 
 
 async def _wait_until(condition: object) -> None:
@@ -231,29 +248,29 @@ async def _wait_until(condition: object) -> None:
 @contextlib.asynccontextmanager
 async def _fill_disk(disk: Path) -> AsyncIterator[None]:
     """Fill the disk, including bytes that are freed meanwhile."""
-    ballast = disk / "ballast"
-    eating = asyncio.create_task(_consume_space(ballast))
+    filler = disk / "ballast"
+    filling = asyncio.create_task(_consume_space(filler))
     try:
         await _wait_until(lambda: _free_bytes(disk) == 0)
         yield
     finally:
-        eating.cancel()
-        await asyncio.gather(eating, return_exceptions=True)
-        ballast.unlink()
+        filling.cancel()
+        await asyncio.gather(filling, return_exceptions=True)
+        filler.unlink()
 
 
-async def _consume_space(ballast: Path) -> None:
-    with ballast.open("wb", buffering=0) as file:
+async def _consume_space(filler: Path) -> None:
+    with filler.open("wb", buffering=0) as file:
         while True:
-            while free := _free_bytes(ballast.parent):
+            while free := _free_bytes(filler.parent):
                 with contextlib.suppress(OSError):
                     file.write(bytes(min(free, 2**20)))
             await asyncio.sleep(0.01)
 
 
 def _free_bytes(disk: Path) -> int:
-    about = os.statvfs(disk)
-    return about.f_bfree * about.f_frsize
+    stats = os.statvfs(disk)
+    return stats.f_bfree * stats.f_frsize
 
 
 @contextlib.asynccontextmanager
@@ -269,8 +286,8 @@ async def _fail_fsync(setting: CampaignRun, findings: Findings, helper: HelperPr
     try:
         assert tracer.stderr is not None
         async with asyncio.timeout(30):
-            told = await tracer.stderr.readline()
-        assert b"attached" in told, told
+            message = await tracer.stderr.readline()
+        assert b"attached" in message, message
         yield
     finally:
         with contextlib.suppress(ProcessLookupError):

@@ -11,7 +11,7 @@ in which shares of one second reach the chain, or are counted there, is independ
 them.
 
 Injected faults that it caught. `CommitmentTreeSync.wait_next_sync`, which holds shares beyond the synced tree, began
-with its own sync (`await self.sync(self.synced_height)`): "requests more or fewer a block with POSTs than without, of
+with its own sync (`await self.sync(self.synced_height)`): "difference in requests per block with and without POSTs,
 any kind: 0.9375 (≤ 0.5)". `RoundTree.set_anchor` used the root before the newest as the anchor: "seconds that a newer
 root than a reveal's was known: 1.9823 (≤ 1)".
 """
@@ -38,7 +38,7 @@ from tests.campaign.campaign import Campaign, CampaignRun, Findings
 from tests.campaign.node_observer import anchor_staleness, count_request_groups, count_request_kinds, post_correlation
 from tests.campaign.promise_check import ShareLedger
 from tests.campaign.rank_correlation import chance_bound, first_occurrences, rank_correlation
-from tests.campaign.wallet_clients import WalletCrowd
+from tests.campaign.wallet_clients import WalletGroup
 from tests.support.devnet import DevChain
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, run_chain_and_helper, unix_time_in
 from tests.support.secrets import LEAVES_BEYOND_HEIGHTS, sensitive_values
@@ -71,15 +71,15 @@ PAGE_SIZE = 1000
 async def run(setting: CampaignRun) -> Findings:
     """Record both traffic phases and check them."""
     findings = Findings()
-    place = setting.cluster
-    async with run_chain_and_helper(setting.folder, "--stand-in-proofs", program=STAND_IN_PROGRAM, cluster=place) as (
+    cluster = setting.cluster
+    async with run_chain_and_helper(setting.folder, "--stand-in-proofs", program=STAND_IN_PROGRAM, cluster=cluster) as (
         chain,
         helper,
     ):
         round_id = await chain.open_round()
         await chain.delegate(round_id, LEAVES_BEYOND_HEIGHTS)
         posters, voters = (
-            WalletCrowd(chain, lambda: [helper.url], setting.seeded_random(name)) for name in ("posters", "voters")
+            WalletGroup(chain, lambda: [helper.url], setting.seeded_random(name)) for name in ("posters", "voters")
         )
         posted = await posters.cast_votes(round_id, setting.scale(24, 4))
         await helper.wait_for_leaf(round_id, max(position for _, position in posted))
@@ -103,23 +103,25 @@ async def _compare_traffic(
 ) -> None:
     """Compare an idle span with an equally long one in which wallets post."""
     blocks = setting.scale(120, 16)
-    quiet, _ = await _record_span(chain, blocks, asyncio.sleep(0, list[float]()))
+    idle_log, _ = await _record_span(chain, blocks, asyncio.sleep(0, list[float]()))
     arrivals = _post_arrivals(helper, posted, setting.seeded_random("moments"), blocks * BLOCK_SECONDS)
-    busy, posts = await _record_span(chain, blocks, arrivals)
-    spans = [count_request_kinds(span) for span in (quiet, busy)]
+    busy_log, posts = await _record_span(chain, blocks, arrivals)
+    spans = [count_request_kinds(span) for span in (idle_log, busy_log)]
     more = {kind: abs(spans[1][kind] - spans[0][kind]) / blocks for kind in spans[0] | spans[1]}
-    looks = [count_request_groups(span) for span in (quiet, busy)]
-    near = post_correlation([entry["time"] for entry in busy], posts, busy[0]["time"], busy[-1]["time"], WINDOW_SECONDS)
-    findings.record_figure("POSTs overheard", len(posts))
-    findings.record_figure("requests in a quiet span and in one of POSTs", f"{len(quiet)} and {len(busy)}")
-    findings.require_at_most(
-        "requests more or fewer a block with POSTs than without, of any kind", max(more.values()), 0.5
+    groups = [count_request_groups(span) for span in (idle_log, busy_log)]
+    deviations = post_correlation(
+        [entry["time"] for entry in busy_log], posts, busy_log[0]["time"], busy_log[-1]["time"], WINDOW_SECONDS
     )
-    for what, seen in zip(("quiet", "with POSTs"), looks, strict=True):
-        odd = sum(number for word, number in seen.items() if word not in USUAL_REQUEST_GROUPS)
-        findings.require_at_most(f"looks at the node of another form, {what}", odd / seen.total(), 0.05)
-    findings.require_at_most("requests shortly after a POST, in deviations from chance", near, 4)
-    findings.require_equal("requests with a body", sum(bool(entry["body"]) for entry in busy), 0)
+    findings.record_figure("POSTs while recording", len(posts))
+    findings.record_figure("requests in an idle span and in one with POSTs", f"{len(idle_log)} and {len(busy_log)}")
+    findings.require_at_most(
+        "difference in requests per block with and without POSTs, any kind", max(more.values()), 0.5
+    )
+    for what, group_counts in zip(("idle", "with POSTs"), groups, strict=True):
+        unusual = sum(number for group, number in group_counts.items() if group not in USUAL_REQUEST_GROUPS)
+        findings.require_at_most(f"fraction of unusual request groups, {what}", unusual / group_counts.total(), 0.05)
+    findings.require_at_most("requests shortly after a POST, in deviations from chance", deviations, 4)
+    findings.require_equal("requests with a body", sum(bool(entry["body"]) for entry in busy_log), 0)
 
 
 async def _record_span(
@@ -128,24 +130,24 @@ async def _record_span(
     """Record the requests to the node over some blocks while an activity runs."""
     before = (await chain.request_log())[-1]["seq"]
     end = await chain.newest_height() + blocks
-    done = await activity
+    result = await activity
     while await chain.newest_height() < end:
         await asyncio.sleep(0.02)
-    return [entry for entry in await chain.request_log() if entry["seq"] > before], done
+    return [entry for entry in await chain.request_log() if entry["seq"] > before], result
 
 
 async def _post_arrivals(helper: HelperProcess, votes: Votes, rng: random.Random, seconds: float) -> list[float]:
     """Post new, known and held shares; return the time of each POST."""
-    due, began = unix_time_in(FAR_AHEAD_SECONDS), time.monotonic()
+    due, started_at = unix_time_in(FAR_AHEAD_SECONDS), time.monotonic()
     times: list[float] = []
 
     async def post_arrival(number: int, at: float) -> None:
-        await asyncio.sleep(began + at - time.monotonic())
+        await asyncio.sleep(started_at + at - time.monotonic())
         vote, position = votes[number // 2 % len(votes)]
         share = vote.shares[number // 2 // len(votes) % len(vote.shares)]
-        further = 1000 if rng.random() < 0.3 else 0
+        offset = 1000 if rng.random() < 0.3 else 0
         times.append(time.time())
-        await helper.post_share(ballot.post_body(vote, share, position + further, due))
+        await helper.post_share(ballot.post_body(vote, share, position + offset, due))
 
     number = min(int(seconds * 8), 2 * len(votes) * ballot.SHARE_COUNT)
     moments = sorted(rng.uniform(0, max(1.0, seconds - 2.5)) for _ in range(number))
@@ -157,20 +159,20 @@ async def _post_arrivals(helper: HelperProcess, votes: Votes, rng: random.Random
 
 
 async def _run_reveals(
-    setting: CampaignRun, chain: DevChain, helper: HelperProcess, voters: WalletCrowd, round_id: bytes
+    setting: CampaignRun, chain: DevChain, helper: HelperProcess, voters: WalletGroup, round_id: bytes
 ) -> Votes:
     """Cast votes with shares due in different seconds and in one second, while the tree grows."""
-    spread, together = setting.scale((30, 60), (3, 12))
-    votes = await voters.cast_votes(round_id, spread + together)
+    spread, same_second = setting.scale((30, 60), (3, 12))
+    votes = await voters.cast_votes(round_id, spread + same_second)
     await helper.wait_for_leaf(round_id, max(position for _, position in votes))
     seconds = setting.scale(40, 8)
-    begin, rng = unix_time_in(setting.scale(30, 4)), setting.seeded_random("times")
-    at_once = begin + seconds // 2
+    start, rng = unix_time_in(setting.scale(30, 4)), setting.seeded_random("times")
+    common_due = start + seconds // 2
     growing = asyncio.create_task(_grow_tree(chain, round_id))
     try:
         await asyncio.gather(
-            voters.post_shares(votes[:spread], lambda: begin + rng.randrange(seconds)),
-            voters.post_shares(votes[spread:], lambda: at_once),
+            voters.post_shares(votes[:spread], lambda: start + rng.randrange(seconds)),
+            voters.post_shares(votes[spread:], lambda: common_due),
         )
         await promise_check.wait_until_drained(chain, voters.ledger, 120)
     finally:
@@ -190,16 +192,16 @@ async def _grow_tree(chain: DevChain, round_id: bytes) -> None:
 async def _check_anchors(findings: Findings, chain: DevChain, round_id: bytes, log: Sequence[dict[str, Any]]) -> None:
     """Compare each reveal's anchor with the roots known to the helper."""
     anchors = {}
-    for one in await chain.find_transactions(round_id):
-        message = decode(base64.b64decode(one["tx"]))
+    for transaction in await chain.find_transactions(round_id):
+        message = decode(base64.b64decode(transaction["tx"]))
         assert isinstance(message, Reveal)
         anchors[message.nullifier.hex()] = message.anchor_height
     roots = await _root_times(chain, round_id)
-    asked = sorted(entry["time"] for entry in log if entry["route"] == "tree-latest")
+    queried_at = sorted(entry["time"] for entry in log if entry["route"] == "tree-latest")
     sent: dict[str, float] = {}
     for entry in _broadcast_entries(log):
         sent.setdefault(entry["nullifier"], entry["time"])  # a resent message keeps its anchor
-    stale = [anchor_staleness(anchors[name], at, roots, asked) for name, at in sent.items()]
+    stale = [anchor_staleness(anchors[name], at, roots, queried_at) for name, at in sent.items()]
     findings.record_figure("different anchors", len(set(anchors.values())))
     findings.require_equal("anchors at heights without a root", len(set(anchors.values()) - roots.keys()), 0)
     findings.require_at_most("seconds that a newer root than a reveal's was known", max(stale), GRACE_SECONDS)
@@ -208,8 +210,8 @@ async def _check_anchors(findings: Findings, chain: DevChain, round_id: bytes, l
 async def _root_times(chain: DevChain, round_id: bytes) -> dict[int, float]:
     """Return the block time of every height at which the round got a root."""
     newest, heights = await chain.newest_height(), list[int]()
-    for begin in range(1, newest + 1, PAGE_SIZE):
-        span = {"from_height": begin, "to_height": min(newest, begin + PAGE_SIZE - 1)}
+    for start in range(1, newest + 1, PAGE_SIZE):
+        span = {"from_height": start, "to_height": min(newest, start + PAGE_SIZE - 1)}
         answer = await chain.get(f"/shielded-vote/v1/commitment-tree/{round_id.hex()}/leaves", **span)
         heights += [int(block["height"]) for block in answer.get("blocks", [])]
     return {height: await _block_time(chain, height) for height in heights}
@@ -227,13 +229,13 @@ async def _check_orders(
     (round_id,) = ledger.round_ids
     second, _ = Counter(share.submit_at for share in ledger.posted.values()).most_common(1)[0]
     # Shares that arrived after their second were sent immediately, in order of arrival, as intended.
-    arrived = [name for name, at in ledger.acknowledged_at.items() if at < second == ledger.posted[name].submit_at]
-    heard = _broadcast_entries(log)
+    in_time = [name for name, at in ledger.acknowledged_at.items() if at < second == ledger.posted[name].submit_at]
+    entries = _broadcast_entries(log)
     counted = (await chain.spent_nullifiers(round_id)).keys()
-    bound = chance_bound(len(arrived))
-    findings.require_at_least("shares of one second, posted before it", len(arrived), setting.scale(500, 64))
-    for what, order in {"broadcast": [entry["nullifier"] for entry in heard], "counting": list(counted)}.items():
-        rho = rank_correlation(arrived, first_occurrences(order, arrived))
+    bound = chance_bound(len(in_time))
+    findings.require_at_least("shares due in one second, posted before it", len(in_time), setting.scale(500, 64))
+    for what, order in {"broadcast": [entry["nullifier"] for entry in entries], "counting": list(counted)}.items():
+        rho = rank_correlation(in_time, first_occurrences(order, in_time))
         findings.require_at_most(f"rank correlation of arrival and {what} in a second", abs(rho), bound)
 
 
@@ -247,8 +249,8 @@ def _to_cast_votes(votes: Votes, ledger: ShareLedger | None) -> list[CastVote]:
     never = unix_time_in(FAR_AHEAD_SECONDS)
     times = {} if ledger is None else {name: share.submit_at for name, share in ledger.posted.items()}
 
-    def to_cast_vote(one: BallotShare) -> CastShare:
-        return CastShare(one.index, one.nullifier, times.get(one.nullifier.hex(), never), ())
+    def to_cast_vote(share: BallotShare) -> CastShare:
+        return CastShare(share.index, share.nullifier, times.get(share.nullifier.hex(), never), ())
 
     return [CastVote(vote, position, tuple(map(to_cast_vote, vote.shares))) for vote, position in votes]
 

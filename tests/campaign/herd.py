@@ -1,10 +1,10 @@
 """Thousands of shares due in one second, while other wallets keep posting.
 
-Method. All shares of the herd are posted well before their second, in random order. When it comes, the stand-in prover
+Method. All shares of the herd are posted well before their due time, in random order. From then on the stand-in prover
 makes proofs as fast as it can, and other wallets post shares with later due times until all shares of the herd are
 sent.
 
-Requirements. The first proof begins within 100 ms of the second, wallets are answered as quickly as usual, and the
+Requirements. The first proof begins within 100 ms of the due time, wallets get responses as fast as usual, and the
 order in which shares reach the chain is independent of the order in which they arrived. The short form has too few
 shares to distinguish a correlation of 0.05 from none: its bound is one that independent orders of that length rarely
 exceed.
@@ -23,7 +23,7 @@ from tests.campaign import promise_check
 from tests.campaign.campaign import Campaign, CampaignRun, Findings
 from tests.campaign.promise_check import ShareLedger
 from tests.campaign.rank_correlation import chance_bound, first_occurrences, rank_correlation
-from tests.campaign.wallet_clients import WalletCrowd
+from tests.campaign.wallet_clients import WalletGroup
 from tests.support.devnet import DevChain
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, run_chain_and_helper, unix_time_in
 
@@ -36,27 +36,29 @@ ROUND_SECONDS = 3600
 async def run(setting: CampaignRun) -> Findings:
     """Post the herd, post others while it is processed, and check the promises."""
     findings = Findings()
-    place = setting.cluster
-    async with run_chain_and_helper(setting.folder, "--stand-in-proofs", program=STAND_IN_PROGRAM, cluster=place) as (
+    cluster = setting.cluster
+    async with run_chain_and_helper(setting.folder, "--stand-in-proofs", program=STAND_IN_PROGRAM, cluster=cluster) as (
         chain,
         helper,
     ):
         round_id = await chain.open_round(seconds=ROUND_SECONDS)
         herd, others = (
-            WalletCrowd(chain, lambda: [helper.url], setting.seeded_random(name)) for name in ("herd", "others")
+            WalletGroup(chain, lambda: [helper.url], setting.seeded_random(name)) for name in ("herd", "others")
         )
         votes = await herd.cast_votes(round_id, setting.scale(313, 38))
-        beside = await others.cast_votes(round_id, setting.scale(80, 20))
-        await helper.wait_for_leaf(round_id, max(position for _, position in votes + beside))
-        far = unix_time_in(FAR_AHEAD_SECONDS)
-        began = time.monotonic()
-        await others.post_shares(beside[:5], lambda: far)
-        pace = 5 * SHARES_PER_VOTE / (time.monotonic() - began)
-        due = unix_time_in(2 + 1.3 * len(votes) * SHARES_PER_VOTE / pace)
+        other_votes = await others.cast_votes(round_id, setting.scale(80, 20))
+        await helper.wait_for_leaf(round_id, max(position for _, position in votes + other_votes))
+        far_due = unix_time_in(FAR_AHEAD_SECONDS)
+        started_at = time.monotonic()
+        await others.post_shares(other_votes[:5], lambda: far_due)
+        post_rate = 5 * SHARES_PER_VOTE / (time.monotonic() - started_at)
+        due = unix_time_in(2 + 1.3 * len(votes) * SHARES_PER_VOTE / post_rate)
         await herd.post_shares(votes, lambda: due)
-        findings.require_at_least("seconds from the herd's last POST to its second", due - time.time(), 0)
+        findings.require_at_least("seconds from the herd's last POST to its due time", due - time.time(), 0)
         others.ledger.response_seconds.clear()
-        posting = asyncio.create_task(others.post_shares(beside[5:], lambda: far, posters=4, pause_seconds=0.1))
+        posting = asyncio.create_task(
+            others.post_shares(other_votes[5:], lambda: far_due, posters=4, pause_seconds=0.1)
+        )
         await _wait_until_confirmed(chain, helper, len(votes) * SHARES_PER_VOTE)
         findings.record_figure("shares revealed a second", len(votes) * SHARES_PER_VOTE / (time.time() - due))
         await posting
@@ -84,21 +86,21 @@ async def _check_herd(
     await promise_check.check_promises(findings, chain, herd)
     sent = await promise_check.find_broadcasts(chain, herd)
     start = (await helper.service_stats())["lateness_start"]["min_ms"]
-    findings.require_at_most("ms from the second to the first proof's start", start, 100)
-    findings.record_figure("ms from the second to the first broadcast", 1000 * (min(one["time"] for one in sent) - due))
-    findings.require_at_least("shares posted beside", len(others.response_seconds), 100)
+    findings.require_at_most("ms from the due time to the first proof's start", start, 100)
+    findings.record_figure(
+        "ms from the due time to the first broadcast", 1000 * (min(entry["time"] for entry in sent) - due)
+    )
+    findings.require_at_least("other shares posted meanwhile", len(others.response_seconds), 100)
     findings.require_at_most(
-        "POST p99 beside the herd, ms", 1000 * (percentile(others.response_seconds, 0.99) or 0), 250
+        "POST p99 during the herd, ms", 1000 * (percentile(others.response_seconds, 0.99) or 0), 250
     )
-    findings.require_equal(
-        "broadcasts of shares of a later time", len(await promise_check.find_broadcasts(chain, others)), 0
-    )
+    findings.require_equal("broadcasts of shares due later", len(await promise_check.find_broadcasts(chain, others)), 0)
 
 
 async def _broadcast_order(chain: DevChain, ledger: ShareLedger) -> list[str]:
     """Return the shares in the order in which the node first received them."""
-    heard = sorted(await chain.broadcasts(), key=lambda entry: float(entry["time"]))
-    return first_occurrences((entry["nullifier"] for entry in heard), ledger.acknowledged_at)
+    entries = sorted(await chain.broadcasts(), key=lambda entry: float(entry["time"]))
+    return first_occurrences((entry["nullifier"] for entry in entries), ledger.acknowledged_at)
 
 
 CAMPAIGN = Campaign("herd", run)

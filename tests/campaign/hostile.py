@@ -12,12 +12,12 @@ burst, with a correct Retry-After. Forwarded addresses are accepted from a trust
 refused nothing, duplicates included. Hostile requests cause no 5xx, no undocumented response, no row and no proof. No
 honest share is lost, early or counted twice.
 
-Injected fault: `identify_client` trusts every forwarded address. Reported: "flood, refusals that were not 429: 21107 (≤
-3809.59)". Injected fault: no timeout between the end of the head and the end of the body. Reported: "slow connections,
-longest until cut s: 15.1905 (≤ 10)"; this was an original bug. Injected together: only a 400 costs a token, base64 that
-is not ASCII is not caught, the leaf is not compared. Reported: "flood, refusals that were not 429: 2330 (≤ 1183.86)",
-"errors of the parser that are not its own: 35 (= 0)", "rows of rubbish: 81 (= 0)", "proofs of rubbish: 46 (= 0)".
-Injected fault: an undocumented response of share-status. Reported: "schemathesis, failures: 1 (= 0)".
+Injected fault: `identify_client` trusts every forwarded address. Reported: "flood, refusals that were not 429: 21107
+(≤ 3809.59)". Injected fault: no timeout between the end of the head and the end of the body. Reported: "slow
+connections, longest until closed s: 15.1905 (≤ 10)"; this was an original bug. Injected together: only a 400 costs a
+token, non-ASCII base64 is not caught, the leaf is not compared. Reported: "flood, refusals that were not 429: 2330
+(≤ 1183.86)", "errors of the parser: 35 (= 0)", "rows of hostile shares: 81 (= 0)", "proofs of hostile shares: 46 (=
+0)". Injected fault: an undocumented response of share-status. Reported: "schemathesis, failures: 1 (= 0)".
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from tests.campaign.hostile_gateway import attack_gateway
 from tests.campaign.hostile_registration import attack_registration
 from tests.campaign.mutations import PayloadMutator
 from tests.campaign.schemathesis_run import check_described_operations
-from tests.campaign.wallet_clients import WalletCrowd
+from tests.campaign.wallet_clients import WalletGroup
 from tests.support.devnet import DevChain
 from tests.support.harness import HelperProcess, run_helper
 
@@ -68,7 +68,7 @@ FORWARDED_ADDRESS = "203.0.113.9"
 HONEST_ADDRESS = "127.0.0.1"
 RATE_LIMIT_BURST, RATE_LIMIT_PER_SECOND = 800, 50
 CONNECTIONS = 8
-TOKEN = "of a closed set-up"
+TOKEN = "of a closed deployment"
 LIFTED_LIMITS = {"refused_burst": 10**9, "refused_per_second": 10**9, "api_token": TOKEN}
 
 
@@ -82,34 +82,34 @@ class Environment:
     round_id: bytes
     default_helper: HelperProcess
     unlimited_helper: HelperProcess
-    crowd: WalletCrowd
+    wallets: WalletGroup
 
 
 async def run(setting: CampaignRun) -> Findings:
     """Run the attacks and check the promises."""
     findings = Findings()
-    async with httpx.AsyncClient(timeout=30) as http, _create_environment(setting, findings, http) as scene:
-        cast = await scene.crowd.cast_votes(scene.round_id, setting.scale(40, 6))
-        for helper in (scene.default_helper, scene.unlimited_helper):
-            await helper.wait_for_leaf(scene.round_id, max(position for _, position in cast))
+    async with httpx.AsyncClient(timeout=30) as http, _create_environment(setting, findings, http) as env:
+        cast = await env.wallets.cast_votes(env.round_id, setting.scale(40, 6))
+        for helper in (env.default_helper, env.unlimited_helper):
+            await helper.wait_for_leaf(env.round_id, max(position for _, position in cast))
         if setting.is_quick:
             await asyncio.gather(
-                _run_slow_clients(scene, cast),
-                check_described_operations(findings, setting, scene.unlimited_helper.url, TOKEN),
+                _run_slow_clients(env, cast),
+                check_described_operations(findings, setting, env.unlimited_helper.url, TOKEN),
             )
         else:
-            await _run_slow_clients(scene, cast)
-            await check_described_operations(findings, setting, scene.unlimited_helper.url, TOKEN)
-        await _run_floods(scene, cast)
-        await attack_connections(setting, findings, scene.unlimited_helper, _port_of(scene.unlimited_helper))
-        uncast = await _create_uncast_votes(scene)
-        _parse_mutations(scene)
-        await _post_mutations(scene, uncast)
-        await _post_unknown_leaves(scene, uncast, cast[0][1])
-        await attack_gateway(setting, findings, scene.chain, http)
-        await attack_registration(setting, findings, scene.chain, http)
-        await promise_check.wait_until_drained(scene.chain, scene.crowd.ledger, 60)
-        await _check_promises(scene)
+            await _run_slow_clients(env, cast)
+            await check_described_operations(findings, setting, env.unlimited_helper.url, TOKEN)
+        await _run_floods(env, cast)
+        await attack_connections(setting, findings, env.unlimited_helper, _port_of(env.unlimited_helper))
+        uncast = await _create_uncast_votes(env)
+        _parse_mutations(env)
+        await _post_mutations(env, uncast)
+        await _post_unknown_leaves(env, uncast, cast[0][1])
+        await attack_gateway(setting, findings, env.chain, http)
+        await attack_registration(setting, findings, env.chain, http)
+        await promise_check.wait_until_drained(env.chain, env.wallets.ledger, 60)
+        await _check_promises(env)
     return findings
 
 
@@ -128,14 +128,14 @@ async def _create_environment(
         async with contextlib.AsyncExitStack() as stack:
             kinds: list[dict[str, Any]] = [{"helper": {"trusted_proxies": [PROXY_ADDRESS]}}]
             kinds.append({"helper": LIFTED_LIMITS, **_all_features_config(chain)})
-            usual, lifted = await asyncio.gather(
+            default, unlimited = await asyncio.gather(
                 *(
                     stack.enter_async_context(run_helper(folder, http, chain, cluster=setting.cluster, **sections))
                     for folder, sections in zip(folders, kinds, strict=True)
                 )
             )
-            crowd = WalletCrowd(chain, lambda: [usual.url], setting.seeded_random("votes"))
-            yield Environment(setting, findings, chain, round_id, usual, lifted, crowd)
+            wallets = WalletGroup(chain, lambda: [default.url], setting.seeded_random("votes"))
+            yield Environment(setting, findings, chain, round_id, default, unlimited, wallets)
     finally:
         await chain.kill()
 
@@ -144,7 +144,7 @@ def _all_features_config(chain: DevChain) -> dict[str, Any]:
     """Enable every documented part, except the chain's paths, whose responses come from a node."""
     return {
         "ui": {"enable": True},
-        "operator": {"token": "of operators, who are not here"},
+        "operator": {"token": "of operators"},
         "admin": {"config_url": f"{chain.url}/devnet/voting-config", "mode": "development"},
     }
 
@@ -158,23 +158,23 @@ def _port_of(helper: HelperProcess) -> int:
 # Slow clients
 
 
-async def _run_slow_clients(scene: Environment, cast: Sequence[tuple[Ballot, int]]) -> None:
+async def _run_slow_clients(env: Environment, cast: Sequence[tuple[Ballot, int]]) -> None:
     """Attack with slow clients while honest wallets post."""
-    connections, seconds = scene.setting.scale((500, 60.0), (150, 0.0))
-    before = len(scene.crowd.ledger.response_seconds)
+    connections, seconds = env.setting.scale((500, 60.0), (150, 0.0))
+    before = len(env.wallets.ledger.response_seconds)
     pause = max(seconds, 9.0) / (len(cast) * ballot.SHARE_COUNT / 16) / 2
-    kept, _ = await asyncio.gather(
-        hold_slow_connections(_port_of(scene.default_helper), SLOW_ADDRESS, connections, seconds),
-        scene.crowd.post_shares(cast, lambda: 0, pause_seconds=pause),
+    durations, _ = await asyncio.gather(
+        hold_slow_connections(_port_of(env.default_helper), SLOW_ADDRESS, connections, seconds),
+        env.wallets.post_shares(cast, lambda: 0, pause_seconds=pause),
     )
-    waits = scene.crowd.ledger.response_seconds[before:]
-    scene.findings.record_figure("slow connections", len(kept))
-    scene.findings.require_at_least("slow connections, least seconds", min(kept), 1)
-    scene.findings.require_at_most("slow connections, longest until cut s", max(kept), 10)
-    scene.findings.record_figure("honest POST p50 among slow clients s", percentile(waits, 0.5) or 0.0)
+    waits = env.wallets.ledger.response_seconds[before:]
+    env.findings.record_figure("slow connections", len(durations))
+    env.findings.require_at_least("slow connections, shortest s", min(durations), 1)
+    env.findings.require_at_most("slow connections, longest until closed s", max(durations), 10)
+    env.findings.record_figure("honest POST p50 among slow clients s", percentile(waits, 0.5) or 0.0)
     # of the short form's hundred posts the 99th percentile would be the slowest one
-    rank = scene.setting.scale(99, 95)
-    scene.findings.require_at_most(
+    rank = env.setting.scale(99, 95)
+    env.findings.require_at_most(
         f"honest POST p{rank} among slow clients s", percentile(waits, rank / 100) or 60.0, 0.5
     )
 
@@ -182,40 +182,43 @@ async def _run_slow_clients(scene: Environment, cast: Sequence[tuple[Ballot, int
 # Floods
 
 
-async def _run_floods(scene: Environment, cast: Sequence[tuple[Ballot, int]]) -> None:
+async def _run_floods(env: Environment, cast: Sequence[tuple[Ballot, int]]) -> None:
     """Run two floods while honest wallets repeat their posts."""
-    findings, port = scene.findings, _port_of(scene.default_helper)
-    rng, enough = scene.setting.seeded_random("disguises"), scene.setting.scale(10_000, 300)
-    changing = [{"X-Forwarded-For": f"198.51.100.{rng.randrange(256)}"} for _ in range(100)]
-    disguises = [{}, {"X-Forwarded-For": HONEST_ADDRESS, "Forwarded": f"for={HONEST_ADDRESS}"}, *changing]
-    through = [{"X-Forwarded-For": f"{HONEST_ADDRESS}, {FORWARDED_ADDRESS}"}, {"X-Forwarded-For": FORWARDED_ADDRESS}]
-    waits = len(scene.crowd.ledger.response_seconds)
-    over = asyncio.Event()
+    findings, port = env.findings, _port_of(env.default_helper)
+    rng, wanted = env.setting.seeded_random("disguises"), env.setting.scale(10_000, 300)
+    varying_headers = [{"X-Forwarded-For": f"198.51.100.{rng.randrange(256)}"} for _ in range(100)]
+    forged_headers = [{}, {"X-Forwarded-For": HONEST_ADDRESS, "Forwarded": f"for={HONEST_ADDRESS}"}, *varying_headers]
+    proxy_headers = [
+        {"X-Forwarded-For": f"{HONEST_ADDRESS}, {FORWARDED_ADDRESS}"},
+        {"X-Forwarded-For": FORWARDED_ADDRESS},
+    ]
+    waits = len(env.wallets.ledger.response_seconds)
+    finished = asyncio.Event()
     async with asyncio.TaskGroup() as group:
-        group.create_task(_repost_until(scene, cast, over))
+        group.create_task(_repost_until(env, cast, finished))
         direct, proxied = await asyncio.gather(
-            flood(port, FLOODER_ADDRESS, CONNECTIONS, disguises, enough),
-            flood(port, PROXY_ADDRESS, CONNECTIONS, through, enough),
+            flood(port, FLOODER_ADDRESS, CONNECTIONS, forged_headers, wanted),
+            flood(port, PROXY_ADDRESS, CONNECTIONS, proxy_headers, wanted),
         )
-        over.set()
-    for name, told in (("flood", direct), ("flood through a proxy", proxied)):
-        _check_flood(findings, name, told)
+        finished.set()
+    for name, result in (("flood", direct), ("flood through a proxy", proxied)):
+        _check_flood(findings, name, result)
     findings.record_figure(
-        "honest POST p99 in a flood s", percentile(scene.crowd.ledger.response_seconds[waits:], 0.99) or 0.0
+        "honest POST p99 in a flood s", percentile(env.wallets.ledger.response_seconds[waits:], 0.99) or 0.0
     )
-    line = ReusedConnection(port, FLOODER_ADDRESS)
+    connection = ReusedConnection(port, FLOODER_ADDRESS)
     await asyncio.sleep(direct.last_retry_after)
-    after = await line.send(RawRequest("POST", SHARES_PATH, b"{"))
-    line.close()
-    findings.require_equal("after Retry-After a flooder is heard, status", after.status if after else 0, 400)
+    after = await connection.send(RawRequest("POST", SHARES_PATH, b"{"))
+    connection.close()
+    findings.require_equal("request of a flooder after Retry-After, status", after.status if after else 0, 400)
     other = ReusedConnection(port, PROXY_ADDRESS)
     answer = await other.send(
         RawRequest("GET", "/shielded-vote/v1/status", headers={"X-Forwarded-For": "203.0.113.10"})
     )
     other.close()
     findings.require_equal("another client of the flooded proxy, status", answer.status if answer else 0, 200)
-    refused = sum(count for status, count in scene.crowd.status_counts.items() if status != 200)
-    findings.record_figure("honest POSTs", scene.crowd.status_counts.total())
+    refused = sum(count for status, count in env.wallets.status_counts.items() if status != 200)
+    findings.record_figure("honest POSTs", env.wallets.status_counts.total())
     findings.require_equal("honest POSTs refused", refused, 0)
 
 
@@ -223,65 +226,65 @@ def _check_flood(findings: Findings, name: str, result: FloodResult) -> None:
     most = RATE_LIMIT_BURST + RATE_LIMIT_PER_SECOND * result.seconds + CONNECTIONS
     findings.record_figure(f"{name}, requests", result.statuses.total())
     findings.require_at_most(f"{name}, refusals that were not 429", result.other_refusals, most)
-    findings.require_at_least(f"{name}, refusals that were not 429, no fewer", result.other_refusals, RATE_LIMIT_BURST)
+    findings.require_at_least(f"{name}, refusals that were not 429, at least", result.other_refusals, RATE_LIMIT_BURST)
     findings.require_at_least(f"{name}, 429", result.statuses[429], 1)
     findings.require_equal(f"{name}, 429 without a number in Retry-After", result.invalid_retry_after, 0)
     findings.require_equal(f"{name}, 5xx", sum(result.statuses[status] for status in range(500, 600)), 0)
 
 
-async def _repost_until(scene: Environment, cast: Sequence[tuple[Ballot, int]], finished: asyncio.Event) -> None:
+async def _repost_until(env: Environment, cast: Sequence[tuple[Ballot, int]], finished: asyncio.Event) -> None:
     """Post the same shares repeatedly; each pass completes, so that no connection is aborted while it opens."""
     while not finished.is_set():
-        await scene.crowd.post_shares(cast, lambda: 0)
+        await env.wallets.post_shares(cast, lambda: 0)
 
 
-# Broken payloads
+# Malformed payloads
 
 
-def _parse_mutations(scene: Environment) -> None:
+def _parse_mutations(env: Environment) -> None:
     """Parse malformed payloads without HTTP."""
     payloads = [json.loads(line) for line in RECORDED_SHARES.read_text().splitlines()]
-    mutator = PayloadMutator(payloads, scene.setting.seeded_random("parser"))
-    wanted, strange = scene.setting.scale(1_000_000, 20_000), Counter[str]()
-    taken = 0
-    for payload in itertools.islice(mutator, wanted):
+    mutator = PayloadMutator(payloads, env.setting.seeded_random("parser"))
+    total, errors = env.setting.scale(1_000_000, 20_000), Counter[str]()
+    accepted = 0
+    for payload in itertools.islice(mutator, total):
         try:
             (read,) = proofs.read_shares([payload])
             if isinstance(read, proofs.InvalidShare):
                 invalid_share(read)
             else:
-                taken += 1
+                accepted += 1
         except Exception as error:
-            strange[type(error).__name__] += 1
-    findings = scene.findings
-    findings.record_figure("broken payloads parsed", wanted)
-    findings.require_at_least("of these refused", wanted - taken, wanted / 2)
-    findings.require_equal("errors of the parser", sum(strange.values()), 0)
+            errors[type(error).__name__] += 1
+    findings = env.findings
+    findings.record_figure("malformed payloads parsed", total)
+    findings.require_at_least("of them refused", total - accepted, total / 2)
+    findings.require_equal("errors of the parser", sum(errors.values()), 0)
 
 
-async def _post_mutations(scene: Environment, uncast_votes: Sequence[Ballot]) -> None:
+async def _post_mutations(env: Environment, uncast_votes: Sequence[Ballot]) -> None:
     """Post malformed payloads of votes that are in no tree, so that none may be accepted."""
     payloads = [ballot.post_body(vote, share, 0, 0) for vote in uncast_votes for share in vote.shares[:4]]
-    mutator = PayloadMutator(payloads, scene.setting.seeded_random("http"))
-    told, _ = await _post_bodies(scene, itertools.islice(mutator, scene.setting.scale(2000, 500)), CONNECTIONS)
-    scene.findings.record_figure("broken payloads posted", told.total())
-    scene.findings.require_equal(
-        "broken payloads that were not refused by 400", told.total() - told[400] - told[429], 0
+    mutator = PayloadMutator(payloads, env.setting.seeded_random("http"))
+    statuses, _ = await _post_bodies(env, itertools.islice(mutator, env.setting.scale(2000, 500)), CONNECTIONS)
+    env.findings.record_figure("malformed payloads posted", statuses.total())
+    env.findings.require_equal(
+        "malformed payloads that were not refused by 400", statuses.total() - statuses[400] - statuses[429], 0
     )
 
 
 # Shares in no tree
 
 
-async def _create_uncast_votes(scene: Environment) -> list[Ballot]:
+async def _create_uncast_votes(env: Environment) -> list[Ballot]:
     """Create votes that are never cast."""
-    async with Wallet(scene.chain.url, [], rng=scene.setting.seeded_random("uncast")) as wallet:
-        return [await wallet.seal_ballot(scene.round_id, 1 + number % 3, number % 2, weight=9) for number in range(4)]
+    async with Wallet(env.chain.url, [], rng=env.setting.seeded_random("uncast")) as wallet:
+        return [await wallet.seal_ballot(env.round_id, 1 + number % 3, number % 2, weight=9) for number in range(4)]
 
 
-def _create_well_formed_bodies(scene: Environment, uncast_votes: Sequence[Ballot], leaf: int) -> Iterator[bytes]:
+def _create_well_formed_bodies(env: Environment, uncast_votes: Sequence[Ballot], leaf: int) -> Iterator[bytes]:
     """Create distinct shares at another vote's leaf, beyond the tree, and of no round."""
-    rng = scene.setting.seeded_random("no tree")
+    rng = env.setting.seeded_random("no tree")
     for number in itertools.count():
         vote = uncast_votes[number % len(uncast_votes)]
         share = vote.shares[rng.randrange(ballot.SHARE_COUNT)]
@@ -292,52 +295,57 @@ def _create_well_formed_bodies(scene: Environment, uncast_votes: Sequence[Ballot
         yield json.dumps(body).encode()
 
 
-async def _post_unknown_leaves(scene: Environment, uncast_votes: Sequence[Ballot], leaf: int) -> None:
-    shares = itertools.islice(_create_well_formed_bodies(scene, uncast_votes, leaf), scene.setting.scale(10_000, 800))
-    told, seconds = await _post_bodies(scene, shares, 512)
-    findings = scene.findings
-    findings.record_figure("shares in no tree, told 429", told[429])
-    findings.require_equal("shares in no tree that were not refused", told.total() - told[400] - told[429], 0)
+async def _post_unknown_leaves(env: Environment, uncast_votes: Sequence[Ballot], leaf: int) -> None:
+    shares = itertools.islice(_create_well_formed_bodies(env, uncast_votes, leaf), env.setting.scale(10_000, 800))
+    statuses, seconds = await _post_bodies(env, shares, 512)
+    findings = env.findings
+    findings.record_figure("shares in no tree, 429", statuses[429])
+    findings.require_equal(
+        "shares in no tree that were not refused", statuses.total() - statuses[400] - statuses[429], 0
+    )
     # A share whose leaf or round is missing gets 429 until it is proven that the chain lacks it. The rate depends on
     # the machine, so it is a figure without a goal.
-    findings.record_figure("shares in no tree, refusals a second", round((told[400] + told[429]) / seconds))
+    findings.record_figure("shares in no tree, refusals a second", round((statuses[400] + statuses[429]) / seconds))
 
 
-async def _post_bodies(scene: Environment, bodies: Iterable[bytes], connections: int) -> tuple[Counter[int], float]:
+async def _post_bodies(env: Environment, bodies: Iterable[bytes], connections: int) -> tuple[Counter[int], float]:
     """Post all bodies; return the number of responses by status (0 for none) and the seconds taken."""
-    told, waiting = Counter[int](), iter(bodies)
+    statuses, waiting = Counter[int](), iter(bodies)
 
     async def post_waiting() -> None:
-        line = ReusedConnection(_port_of(scene.unlimited_helper))
+        connection = ReusedConnection(_port_of(env.unlimited_helper))
         for body in waiting:
-            answer: RawResponse | None = await line.send(
+            answer: RawResponse | None = await connection.send(
                 RawRequest("POST", SHARES_PATH, body, {"X-Helper-Token": TOKEN})
             )
-            told[answer.status if answer else 0] += 1
-        line.close()
+            statuses[answer.status if answer else 0] += 1
+        connection.close()
 
-    begun = time.monotonic()
+    started_at = time.monotonic()
     await asyncio.gather(*(post_waiting() for _ in range(connections)))
-    return told, time.monotonic() - begun
+    return statuses, time.monotonic() - started_at
 
 
-async def _check_promises(scene: Environment) -> None:
-    findings = scene.findings
-    await promise_check.check_promises(findings, scene.chain, scene.crowd.ledger)
-    reveals, ours = await scene.chain.broadcasts(), await promise_check.find_broadcasts(scene.chain, scene.crowd.ledger)
-    findings.require_equal("reveals that no honest wallet posted", len(reveals) - len(ours), 0)
-    counts = await scene.unlimited_helper.service_counts()
-    findings.require_equal("proofs of rubbish", counts.get("proven", 0) + counts.get("failures", 0), 0)
+async def _check_promises(env: Environment) -> None:
+    findings = env.findings
+    await promise_check.check_promises(findings, env.chain, env.wallets.ledger)
+    reveals, own = (
+        await env.chain.broadcasts(),
+        await promise_check.find_broadcasts(env.chain, env.wallets.ledger),
+    )
+    findings.require_equal("reveals that no honest wallet posted", len(reveals) - len(own), 0)
+    counts = await env.unlimited_helper.service_counts()
+    findings.require_equal("proofs of hostile shares", counts.get("proven", 0) + counts.get("failures", 0), 0)
     rows = sum(
-        scene.unlimited_helper.query_rows(f"SELECT count(*) FROM {table}")[0][0]
+        env.unlimited_helper.query_rows(f"SELECT count(*) FROM {table}")[0][0]
         for table in ("shares", "tombstones", "history")
     )
-    findings.require_equal("rows of rubbish", rows, 0)
-    findings.require_equal("honest shares refused for good", len(scene.crowd.refused), 0)
-    written = scene.default_helper.log.read_bytes() + scene.default_helper.bytes_on_disk()
+    findings.require_equal("rows of hostile shares", rows, 0)
+    findings.require_equal("honest shares permanently refused", len(env.wallets.refused), 0)
+    written = env.default_helper.log.read_bytes() + env.default_helper.bytes_on_disk()
     addresses = (SLOW_ADDRESS, FLOODER_ADDRESS, FORWARDED_ADDRESS, "198.51.100.")
     findings.require_equal(
-        "client addresses in log and files", sum(written.count(one.encode()) for one in addresses), 0
+        "client addresses in log and files", sum(written.count(address.encode()) for address in addresses), 0
     )
 
 

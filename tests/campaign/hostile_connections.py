@@ -1,9 +1,9 @@
 """Attacks on single connections: smuggling by `Upgrade`, endless pipelines, many headers, log floods.
 
 Injected fault: uvicorn's own handling of `Upgrade`, pipelines, headers and malformed requests. Reported: "smuggling,
-attempts with more than one response: 100 (= 0)", "pipelines, peak memory MB: 373.764 (≤ 150)", "headers, answers other
-than 431: 100 (= 0)", "log flood, lines a second: 258.9592 (≤ 1)"; this was the original behavior. Injected fault: reads
-of 256 KiB and 16 requests parsed ahead. Reported: "many pipelines, added memory MB: 36.316 (≤ 18)"; this was the
+attempts with more than one response: 100 (= 0)", "pipelines, peak memory MB: 373.764 (≤ 150)", "headers, responses
+other than 431: 100 (= 0)", "log flood, lines a second: 258.9592 (≤ 1)"; this was the original behavior. Injected fault:
+reads of 256 KiB and 16 requests parsed ahead. Reported: "many pipelines, added memory MB: 36.316 (≤ 18)"; this was the
 original behavior.
 """
 
@@ -52,7 +52,7 @@ async def attack_connections(setting: CampaignRun, findings: Findings, helper: H
         findings.require_at_most(f"{name}, peak memory MB", _peak_memory_mb(helper), MAX_MEMORY_MB)
         findings.record_figure(f"{name}, honest p99 ms", (percentile(waits, 0.99) or 0.0) * 1000)
         # Ten times the requirement on an idle machine, because campaigns share their machine.
-        findings.require_at_most(f"{name}, honest p95 ms, with room", (percentile(waits, 0.95) or 60.0) * 1000, 500)
+        findings.require_at_most(f"{name}, honest p95 ms", (percentile(waits, 0.95) or 60.0) * 1000, 500)
     await _pipeline_on_many_connections(setting, findings, helper, port)
     await _flood_log(setting, findings, helper, port)
 
@@ -95,7 +95,7 @@ async def _pipeline_on_many_connections(
     findings.require_at_most(
         "many pipelines, added memory MB", _peak_memory_mb(helper) - before, count * MAX_ADDED_LOG_KB / 1000
     )
-    findings.require_equal("many pipelines, honest requests without an answer", sum(wait >= 60 for wait in waits), 0)
+    findings.require_equal("many pipelines, honest requests without a response", sum(wait >= 60 for wait in waits), 0)
     findings.record_figure("many pipelines, honest p99 ms", (percentile(waits, 0.99) or 0.0) * 1000)
 
 
@@ -125,16 +125,16 @@ async def _discard(reader: asyncio.StreamReader) -> None:
 
 async def _send_many_headers(setting: CampaignRun, findings: Findings, port: int) -> None:
     statuses = Counter([await _first_status(port, MANY_HEADERS_REQUEST) for _ in range(setting.scale(1000, 100))])
-    findings.require_equal("headers, answers other than 431", statuses.total() - statuses[431], 0)
+    findings.require_equal("headers, responses other than 431", statuses.total() - statuses[431], 0)
 
 
 async def _flood_log(setting: CampaignRun, findings: Findings, helper: HelperProcess, port: int) -> None:
     """Send malformed requests, and pipelines whose responses are never read."""
-    before, begun = _read_log_lines(helper.log), time.monotonic()
+    before, started_at = _read_log_lines(helper.log), time.monotonic()
     for number in range(setting.scale(4000, 400)):
         await _first_status(port, MALFORMED_REQUESTS[number % len(MALFORMED_REQUESTS)])
     await asyncio.sleep(1)
-    written, seconds = _read_log_lines(helper.log) - before, time.monotonic() - begun
+    written, seconds = _read_log_lines(helper.log) - before, time.monotonic() - started_at
     findings.record_figure("log flood, seconds", seconds)
     findings.require_at_most("log flood, lines a second", written / seconds, 1)
 
@@ -142,15 +142,15 @@ async def _flood_log(setting: CampaignRun, findings: Findings, helper: HelperPro
 async def _measure_honest_client(port: int, attack: Awaitable[None]) -> list[float]:
     """Return the seconds of each request of an honest client during an attack."""
     waits: list[float] = []
-    line, ask = ReusedConnection(port), RawRequest("GET", "/shielded-vote/v1/status")
+    connection, request = ReusedConnection(port), RawRequest("GET", "/shielded-vote/v1/status")
     attacking = asyncio.ensure_future(attack)
     while not attacking.done():
-        begun = time.monotonic()
-        answer = await line.send(ask)
-        waits.append(time.monotonic() - begun if answer is not None and answer.status == 200 else 60.0)
+        started_at = time.monotonic()
+        answer = await connection.send(request)
+        waits.append(time.monotonic() - started_at if answer is not None and answer.status == 200 else 60.0)
         await asyncio.sleep(0.005)
     await attacking
-    line.close()
+    connection.close()
     return waits
 
 
@@ -164,8 +164,8 @@ async def _count_raw_responses(port: int, segments: list[bytes], pause: float) -
                 writer.write(segment)
                 await writer.drain()
                 await asyncio.sleep(pause)
-            while piece := await reader.read(1 << 16):
-                answer += piece
+            while chunk := await reader.read(1 << 16):
+                answer += chunk
     writer.transport.abort()
     return answer.count(b"HTTP/1.1 ")
 

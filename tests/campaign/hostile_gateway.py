@@ -81,20 +81,20 @@ class EndlessNode:
             self.endless_responses -= 1
 
     async def _forward(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection(*self._target)
-        back.write(head)
-        sending = asyncio.create_task(_copy(reader, back))
+        node_reader, node_writer = await asyncio.open_connection(*self._target)
+        node_writer.write(head)
+        sending = asyncio.create_task(_copy(reader, node_writer))
         try:
-            await _copy(there, writer)
+            await _copy(node_reader, writer)
         finally:
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
-            back.transport.abort()
+            node_writer.transport.abort()
 
 
 async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    while piece := await source.read(1 << 16):
-        target.write(piece)
+    while chunk := await source.read(1 << 16):
+        target.write(chunk)
         await target.drain()
 
 
@@ -108,12 +108,12 @@ async def _run_gateway(
     node = EndlessNode(chain.nodes[0]["rest"])
     server = await asyncio.start_server(node.serve, HOST, 0)
     node.url = f"http://{HOST}:{server.sockets[0].getsockname()[1]}"
-    alone = {"disable": True}
-    sections: dict[str, Any] = {"helper": alone, "admin": alone, "gateway": {"enable": True}}
+    disabled = {"disable": True}
+    sections: dict[str, Any] = {"helper": disabled, "admin": disabled, "gateway": {"enable": True}}
     helper = HelperProcess(folder, http, chain, **sections, chain={"endpoints": [node.url], "rpc": [""]})
     try:
         await helper.start()
-        async with helper.timeout("passes on"):
+        async with helper.timeout("forwards requests"):
             while (await http.get(f"{helper.url}{READ_REQUEST.path}")).status_code == 503:
                 await asyncio.sleep(0.05)
         yield node, urlsplit(helper.url).port or 0
@@ -124,7 +124,7 @@ async def _run_gateway(
 
 async def attack_gateway(setting: CampaignRun, findings: Findings, chain: DevChain, http: httpx.AsyncClient) -> None:
     """Attack a dedicated gateway in front of a chain, and record what wallets observe."""
-    wanted = setting.scale(4000, 160)
+    request_count = setting.scale(4000, 160)
     async with _run_gateway(setting, chain, http) as (node, port), asyncio.TaskGroup() as group:
         attack = [
             group.create_task(_repeat_slow_connections(port, source, number))
@@ -135,14 +135,14 @@ async def attack_gateway(setting: CampaignRun, findings: Findings, chain: DevCha
             async with asyncio.timeout(10):
                 while node.endless_responses < MAX_CONCURRENT - len(ATTACKER_ADDRESSES):
                     await asyncio.sleep(0.05)
-        findings.require_at_least("gateway, answers that nobody reads", node.endless_responses, 1)
-        statuses, seconds = await _run_wallets(port, wanted)
+        findings.require_at_least("gateway, responses that are not read", node.endless_responses, 1)
+        statuses, seconds = await _run_wallets(port, request_count)
         for task in attack:
             task.cancel()
     refused = statuses[0] + statuses[429] + statuses[503]
     findings.record_figure("gateway, honest requests", statuses.total())
     findings.require_equal("gateway, honest requests refused", refused, 0)
-    findings.require_equal("gateway, honest reads answered", statuses[200], wanted * 3 // 4)
+    findings.require_equal("gateway, honest reads answered", statuses[200], request_count * 3 // 4)
     findings.require_at_most("gateway, honest request p50 s", percentile(seconds, 0.5) or 60.0, 0.5)
     # Attackers, node and wallets share a process here; its pauses are part of the slowest requests.
     findings.record_figure("gateway, honest request p99 s", percentile(seconds, 0.99) or 60.0)
@@ -151,19 +151,21 @@ async def attack_gateway(setting: CampaignRun, findings: Findings, chain: DevCha
 async def _run_wallets(port: int, request_count: int) -> tuple[Counter[int], list[float]]:
     """Send three reads and a vote in turn; return counts by status (0 for none) and seconds."""
     statuses, seconds = Counter[int](), list[float]()
-    asks = itertools.islice(itertools.cycle((READ_REQUEST, READ_REQUEST, READ_REQUEST, POST_REQUEST)), request_count)
+    requests = itertools.islice(
+        itertools.cycle((READ_REQUEST, READ_REQUEST, READ_REQUEST, POST_REQUEST)), request_count
+    )
 
-    async def one() -> None:
-        line = ReusedConnection(port)
-        for ask in asks:
-            begun = time.monotonic()
-            answer = await line.send(ask)
-            seconds.append(time.monotonic() - begun)
+    async def run_client() -> None:
+        connection = ReusedConnection(port)
+        for request in requests:
+            started_at = time.monotonic()
+            answer = await connection.send(request)
+            seconds.append(time.monotonic() - started_at)
             statuses[answer.status if answer else 0] += 1
             await asyncio.sleep(PAUSE_SECONDS)
-        line.close()
+        connection.close()
 
-    await asyncio.gather(*(one() for _ in range(CONNECTIONS)))
+    await asyncio.gather(*(run_client() for _ in range(CONNECTIONS)))
     return statuses, seconds
 
 
@@ -174,15 +176,16 @@ async def _repeat_slow_connections(port: int, source: str, number: int) -> None:
             if number % 2:
                 await _read_slowly(port, source)
             else:
-                await _send_slowly(port, source, begun=512 << 10 if number % 4 else 1)
+                await _send_slowly(port, source, initial_bytes=512 << 10 if number % 4 else 1)
         await asyncio.sleep(0.05)
 
 
-async def _send_slowly(port: int, source: str, *, begun: int) -> None:
+async def _send_slowly(port: int, source: str, *, initial_bytes: int) -> None:
     reader, writer = await asyncio.open_connection(HOST, port, local_addr=(source, 0))
     try:
         writer.write(
-            RawRequest("POST", CAST_VOTE_PATH, headers={"Content-Length": str(1 << 20)}).encode_head() + b"[" * begun
+            RawRequest("POST", CAST_VOTE_PATH, headers={"Content-Length": str(1 << 20)}).encode_head()
+            + b"[" * initial_bytes
         )
         closed = asyncio.create_task(reader.read())
         while not (await asyncio.wait([closed], timeout=1))[0]:
@@ -194,16 +197,16 @@ async def _send_slowly(port: int, source: str, *, begun: int) -> None:
 
 
 async def _read_slowly(port: int, source: str) -> None:
-    plug = socket.socket()
-    plug.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # a small buffer, so that the server has to wait
-    plug.bind((source, 0))
-    plug.setblocking(False)
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # a small buffer, so that the server has to wait
+    sock.bind((source, 0))
+    sock.setblocking(False)
     try:
-        await asyncio.get_running_loop().sock_connect(plug, (HOST, port))
+        await asyncio.get_running_loop().sock_connect(sock, (HOST, port))
     except OSError:
-        plug.close()
+        sock.close()
         raise
-    reader, writer = await asyncio.open_connection(sock=plug, limit=512)
+    reader, writer = await asyncio.open_connection(sock=sock, limit=512)
     try:
         writer.write(RawRequest("GET", LEAVES_PATH).encode_head())
         while await reader.read(512):

@@ -107,37 +107,39 @@ async def _run_flood(setting: CampaignRun, findings: Findings, helper: HelperPro
         _hostile_addresses(rng),
         iter(range(MAX_REGISTRATIONS + 1, MAX_REGISTRATIONS + 1 + setting.scale(5_000, 400))),
     )
-    over = asyncio.Event()
+    finished = asyncio.Event()
 
     async def send_hostile() -> None:
-        line = ReusedConnection(port, PROXY_ADDRESS)
+        connection = ReusedConnection(port, PROXY_ADDRESS)
         for key in keys:
             body = _signed_registration((key + 1).to_bytes(32, "big"), "attacker")
-            answer = await line.send(RawRequest("POST", REGISTER_PATH, body, {"X-Forwarded-For": next(addresses)}))
+            answer = await connection.send(
+                RawRequest("POST", REGISTER_PATH, body, {"X-Forwarded-For": next(addresses)})
+            )
             statuses[answer.status if answer else 0] += 1
-        line.close()
+        connection.close()
 
     async def read_pending() -> list[float]:
         waits = list[float]()
-        line = ReusedConnection(port, "127.0.0.5")
-        while not over.is_set():
-            begun = time.monotonic()
-            answer = await line.send(RawRequest("GET", f"{PENDING_PATH}?page={1 + len(waits) % 20}"))
-            waits.append(time.monotonic() - begun if answer is not None and answer.status == 200 else 60.0)
+        connection = ReusedConnection(port, "127.0.0.5")
+        while not finished.is_set():
+            started_at = time.monotonic()
+            answer = await connection.send(RawRequest("GET", f"{PENDING_PATH}?page={1 + len(waits) % 20}"))
+            waits.append(time.monotonic() - started_at if answer is not None and answer.status == 200 else 60.0)
             await asyncio.sleep(0.005)
-        line.close()
+        connection.close()
         return waits
 
     async def register_honest() -> set[str]:
-        line, monikers, refused = ReusedConnection(port, PROXY_ADDRESS), set[str](), 0
+        connection, monikers, refused = ReusedConnection(port, PROXY_ADDRESS), set[str](), 0
         for number in range(setting.scale(100, 30)):
             body = _signed_registration(rng.randbytes(32), f"honest {number}")
             client = {"X-Forwarded-For": f"203.{number}.113.9"}
-            answer = await line.send(RawRequest("POST", REGISTER_PATH, body, client))
+            answer = await connection.send(RawRequest("POST", REGISTER_PATH, body, client))
             monikers.add(f"honest {number}")
             refused += answer is None or answer.status != 200
             await asyncio.sleep(setting.scale(0.1, 0.02))
-        line.close()
+        connection.close()
         findings.record_figure("honest registrations", len(monikers))
         findings.require_equal("honest registrations refused", refused, 0)
         return monikers
@@ -145,7 +147,7 @@ async def _run_flood(setting: CampaignRun, findings: Findings, helper: HelperPro
     reading = asyncio.create_task(read_pending())
     registering = asyncio.create_task(register_honest())
     await asyncio.gather(registering, *(send_hostile() for _ in range(CONNECTIONS)))
-    over.set()
+    finished.set()
     waits = await reading
     findings.record_figure("hostile registrations", statuses.total())
     findings.record_figure("hostile registrations refused", statuses[429])
@@ -188,9 +190,9 @@ async def _stop_with_abandoned_requests(findings: Findings, helper: HelperProces
         _, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(f"127.0.1.{number % 20 + 1}", 0))
         writer.write(RawRequest("GET", PENDING_PATH).encode_head())
         writer.close()
-    begun = time.monotonic()
+    started_at = time.monotonic()
     findings.require_equal("stop amid abandoned requests, exit status", await helper.stop(), 0)
-    findings.require_at_most("stop amid abandoned requests s", time.monotonic() - begun, 10)
+    findings.require_at_most("stop amid abandoned requests s", time.monotonic() - started_at, 10)
 
 
 def _check_file(findings: Findings, path: Path) -> None:

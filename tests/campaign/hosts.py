@@ -32,7 +32,7 @@ from tests.unit.store.conformance.backends import PostgresBackend
 from tests.unit.store.fixtures import ROUND, make_posted_share
 
 ROOT: Final = Path(__file__).parents[2]
-_EVENT_KINDS: Final = frozenset({"kept", "stale", "early"})
+_EVENT_KINDS: Final = frozenset({"stored", "stale", "early"})
 HOST_NAMES: Final = ("red", "green", "blue")
 SLACK_SECONDS: Final = 5.0
 """Seconds after its lease within which a silent host's claims are taken over."""
@@ -41,9 +41,9 @@ SLACK_SECONDS: Final = 5.0
 class ProverHost:
     """A prover process, with the events of all its runs."""
 
-    def __init__(self, place: PostgresBackend, name: str, lease: float) -> None:
+    def __init__(self, backend: PostgresBackend, name: str, lease: float) -> None:
         self.name = name
-        self._command = [sys.executable, "-m", "tests.campaign.prover_host", *place.locator[1:], name, str(lease)]
+        self._command = [sys.executable, "-m", "tests.campaign.prover_host", *backend.locator[1:], name, str(lease)]
         self._process: asyncio.subprocess.Process | None = None
         self._reader_task: asyncio.Task[None] | None = None
         self.reported: list[tuple[str, int]] = []
@@ -107,13 +107,13 @@ class SimulatedSender:
         sent = await self._store.list_unconfirmed()
         now = time.time()
         spent = []
-        for one in sent:
-            if await self._store.mark_sending(one.share_id, height=self._height, endpoint="node"):
-                self.early_reveals += now < self._due_times[one.nullifier]
-                if not self.confirmed[one.nullifier]:
-                    self.max_lateness = max(self.max_lateness, now - self._due_times[one.nullifier])
-                    self.confirmed[one.nullifier] += 1
-                spent.append((ROUND, one.nullifier))
+        for message in sent:
+            if await self._store.mark_sending(message.share_id, height=self._height, endpoint="node"):
+                self.early_reveals += now < self._due_times[message.nullifier]
+                if not self.confirmed[message.nullifier]:
+                    self.max_lateness = max(self.max_lateness, now - self._due_times[message.nullifier])
+                    self.confirmed[message.nullifier] += 1
+                spent.append((ROUND, message.nullifier))
         self._height += 1
         if spent:
             await self._store.apply_block(self._height, spent, now=now)
@@ -122,7 +122,9 @@ class SimulatedSender:
 async def run(setting: CampaignRun) -> Findings:
     """Run the hosts, disrupt them, and check the promises."""
     findings = Findings()
-    findings.require_equal("can be tried here", "yes" if find_binaries() is not None else "no PostgreSQL", "yes")
+    findings.require_equal(
+        "requirements are installed", "yes" if find_binaries() is not None else "no PostgreSQL", "yes"
+    )
     if not findings.is_held:
         return findings
     cluster = Cluster()
@@ -136,51 +138,53 @@ async def run(setting: CampaignRun) -> Findings:
 
 async def _run_faults(setting: CampaignRun, findings: Findings, cluster: Cluster) -> None:
     shares, lease = setting.scale(2_000, 160), setting.scale(10.0, 1.0)
-    place = PostgresBackend(cluster.url, "hosts")
+    backend = PostgresBackend(cluster.url, "hosts")
     rng = setting.seeded_random("hurts")
-    store = place.create_store(SystemClock(), print, host="sender", lease=lease)
+    store = backend.create_store(SystemClock(), print, host="sender", lease=lease)
     await store.open()
     due: dict[bytes, float] = {}
     sender = SimulatedSender(store, due)
-    hosts = [ProverHost(place, name, lease) for name in HOST_NAMES]
-    hurts: Counter[str] = Counter()
+    hosts = [ProverHost(backend, name, lease) for name in HOST_NAMES]
+    faults: Counter[str] = Counter()
     async with _run_hosts(hosts, sender):
-        span, begin = setting.scale(400, 12), int(time.time()) + 1
+        span, start = setting.scale(400, 12), int(time.time()) + 1
         for number in range(shares):
-            one = make_posted_share(number, submit_at=begin + rng.randrange(span))
-            due[one.nullifier] = one.share.submit_at
-            await store.enqueue(one.share, one.nullifier, now=time.time())
-        began, silence = time.monotonic(), 0.0
-        with _claim_counter(place) as in_hand:
+            posted = make_posted_share(number, submit_at=start + rng.randrange(span))
+            due[posted.nullifier] = posted.share.submit_at
+            await store.enqueue(posted.share, posted.nullifier, now=time.time())
+        started_at, max_silence = time.monotonic(), 0.0
+        with _claim_counter(backend) as count_claims:
             for number in range(setting.scale(100, 4)):
                 await asyncio.sleep(rng.uniform(0.2, setting.scale(3.0, 0.8)))
-                how, seconds = await _disrupt_host(in_hand, hosts[number % 3], rng, lease, number)
-                hurts[how] += 1
-                silence = max(silence, seconds)
+                disruption, seconds = await _disrupt_host(count_claims, hosts[number % 3], rng, lease, number)
+                faults[disruption] += 1
+                max_silence = max(max_silence, seconds)
         cluster.stop(signal.SIGQUIT)
         cluster.start()
-        back = time.monotonic()
+        restarted_at = time.monotonic()
         await _wait_until_writable(store)
         findings.require_at_most(
-            "seconds until a host writes again after the server's crash", time.monotonic() - back, 10
+            "seconds until a host writes again after the server's crash", time.monotonic() - restarted_at, 10
         )
-        deadline = begin + span + 4 * lease + setting.scale(60, 60)
+        deadline = start + span + 4 * lease + setting.scale(60, 60)
         while len(sender.confirmed) < shares and time.time() < deadline:
             await asyncio.sleep(0.1)
-        findings.record_figure("seconds", time.monotonic() - began)
+        findings.record_figure("seconds", time.monotonic() - started_at)
     counts = await store.count_shares()
     await store.close()
-    said = Counter(word for host in hosts for word, _ in host.reported)
-    kept = Counter(share_id for host in hosts for word, share_id in host.reported if word == "kept")
-    findings.require_at_most("seconds of silence until its shares are another's", silence, lease + SLACK_SECONDS)
-    for what, number in hurts.items():
+    event_counts = Counter(event for host in hosts for event, _ in host.reported)
+    stored = Counter(share_id for host in hosts for event, share_id in host.reported if event == "stored")
+    findings.require_at_most(
+        "seconds until another host has a silent host's shares", max_silence, lease + SLACK_SECONDS
+    )
+    for what, number in faults.items():
         findings.record_figure(what, number)
-    findings.record_figure("writes of late hosts that matched no row", said["stale"])
+    findings.record_figure("late writes that matched no row", event_counts["stale"])
     findings.require_equal("lost", shares - len(sender.confirmed), 0)
-    findings.require_equal("early", sender.early_reveals + said["early"], 0)
-    findings.require_equal("messages kept twice for one share", sum(n > 1 for n in kept.values()), 0)
+    findings.require_equal("early", sender.early_reveals + event_counts["early"], 0)
+    findings.require_equal("messages stored twice for one share", sum(n > 1 for n in stored.values()), 0)
     findings.require_equal("confirmed", counts[ROUND].get(ShareState.SUBMITTED, 0), shares)
-    findings.record_figure("seconds from due to sent, at most", sender.max_lateness)
+    findings.record_figure("seconds from due to sent, maximum", sender.max_lateness)
 
 
 ClaimCounter = Callable[[str], Awaitable[int]]
@@ -195,41 +199,42 @@ async def _disrupt_host(
     Returns:
         What was done, and after how many seconds the host had no claims (0 if it resumed earlier).
     """
-    kill, long = number % 2 == 0, number < 2 or rng.random() < 0.7
-    patience = time.monotonic() + 2
+    kill, is_long = number % 2 == 0, number < 2 or rng.random() < 0.7
+    deadline = time.monotonic() + 2
     host.send_signal(signal.SIGSTOP)
-    while not await count_claims(host.name) and time.monotonic() < patience:
+    while not await count_claims(host.name) and time.monotonic() < deadline:
         host.send_signal(signal.SIGCONT)
         await asyncio.sleep(0.05)
         host.send_signal(signal.SIGSTOP)
-    silent, busy = time.monotonic(), "yes" if await count_claims(host.name) else "none"
+    silent_since, has_claims = time.monotonic(), "yes" if await count_claims(host.name) else "none"
     if kill:
         await host.kill()
-    if not long:
+    if not is_long:
         await asyncio.sleep(lease * 0.3)
-    while long and await count_claims(host.name) and time.monotonic() < silent + 10 * lease:
+    while is_long and await count_claims(host.name) and time.monotonic() < silent_since + 10 * lease:
         await asyncio.sleep(0.05)
-    seconds = time.monotonic() - silent if long else 0
+    seconds = time.monotonic() - silent_since if is_long else 0
     if kill:
         await host.start()
     else:
         host.send_signal(signal.SIGCONT)
-    return f"SIG{'KILL' if kill else 'STOP'} for {'long' if long else 'a moment'}, shares in hand: {busy}", seconds
+    duration = "more" if is_long else "less"
+    return f"SIG{'KILL' if kill else 'STOP'} for {duration} than its lease, claimed shares: {has_claims}", seconds
 
 
 @contextlib.contextmanager
-def _claim_counter(place: PostgresBackend) -> Iterator[ClaimCounter]:
+def _claim_counter(backend: PostgresBackend) -> Iterator[ClaimCounter]:
     """Yield a function that counts a host's claims over a separate connection."""
-    with place.connect() as conn:
+    with backend.connect() as conn:
 
-        def look(host: str) -> int:
-            found = conn.execute("SELECT count(*) FROM claims WHERE host = %s", (host,)).fetchone()
-            return 0 if found is None else int(found[0])
+        def query_count(host: str) -> int:
+            row = conn.execute("SELECT count(*) FROM claims WHERE host = %s", (host,)).fetchone()
+            return 0 if row is None else int(row[0])
 
-        async def in_hand(host: str) -> int:
-            return await asyncio.to_thread(look, host)
+        async def count_claims(host: str) -> int:
+            return await asyncio.to_thread(query_count, host)
 
-        yield in_hand
+        yield count_claims
 
 
 async def _wait_until_writable(store: PostgresStore) -> None:

@@ -7,8 +7,8 @@ Requirements. At most one host holds the lease at any time, no send begins witho
 claimed, and a lost holder is replaced promptly.
 
 Injected fault: a host decided by its own wall clock, from the time that the holder had written, that a lease had
-expired. The short form reported: "moments with two holders: 1 (= 0)", "sends that began while another held it: 57 (=
-0)" and "SIGKILL: seconds until somebody sends: 6.0605 (≤ 6)".
+expired. The short form reported: "moments with two holders: 1 (= 0)", "sends that began while another host held the
+lease: 57 (= 0)" and "SIGKILL: seconds until a host sends: 6.0605 (≤ 6)".
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROOT: Final = Path(__file__).parents[2]
 CLOCK_SKEWS: Final = {"red": -5.0, "green": 0.0, "blue": 5.0}
 SLACK_SECONDS: Final = 5.0
 """Seconds after the end of a lost lease within which another host sends."""
-FAULT_KINDS: Final = ("SIGKILL", "SIGSTOP", "503", "slow", "answers lost")
+FAULT_KINDS: Final = ("SIGKILL", "SIGSTOP", "503", "slow", "lost responses")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,20 +108,20 @@ class SenderHost:
 async def run(setting: CampaignRun) -> Findings:
     """Run the hosts, disrupt them, and check the promises."""
     findings = Findings()
-    lease, hurts = setting.scale(10.0, 1.0), setting.scale(40, len(FAULT_KINDS))
-    began = time.monotonic()
+    lease, fault_count = setting.scale(10.0, 1.0), setting.scale(40, len(FAULT_KINDS))
+    started_at = time.monotonic()
     async with run_object_store(setting.folder) as store, _run_hosts(store, setting.folder, lease) as hosts:
-        await _wait_until("somebody sends", lambda: _current_holder(hosts) is not None)
-        for kind in itertools.islice(itertools.cycle(FAULT_KINDS), hurts):
+        await _wait_until("a host sends", lambda: _current_holder(hosts) is not None)
+        for kind in itertools.islice(itertools.cycle(FAULT_KINDS), fault_count):
             seconds = await _disrupt_hosts(kind, hosts, store, lease)
-            findings.require_at_most(f"{kind}: seconds until somebody sends", seconds, lease + SLACK_SECONDS)
-        lasted = time.monotonic() - began
-    findings.record_figure("seconds", lasted)
-    _check_reports(findings, hosts, hurts)
+            findings.require_at_most(f"{kind}: seconds until a host sends", seconds, lease + SLACK_SECONDS)
+        duration = time.monotonic() - started_at
+    findings.record_figure("seconds", duration)
+    _check_reports(findings, hosts, fault_count)
     return findings
 
 
-def _check_reports(findings: Findings, hosts: list[SenderHost], hurts: int) -> None:
+def _check_reports(findings: Findings, hosts: list[SenderHost], fault_count: int) -> None:
     """Compare the hosts' reports."""
     spans = [(span[0], span[1], host.name) for host in hosts for span in host.held_spans.values()]
     fences = [fence for host in hosts for _, fence in host.held_spans]
@@ -130,26 +130,26 @@ def _check_reports(findings: Findings, hosts: list[SenderHost], hurts: int) -> N
         for other in CLOCK_SKEWS:
             if other != name:
                 others[other].append((first, last))
-    sent = [(host.name, one) for host in hosts for one in host.sent]
+    sent = [(host.name, send) for host in hosts for send in host.sent]
     findings.require_equal("moments with two holders", _count_overlaps([(first, last) for first, last, _ in spans]), 0)
-    findings.require_equal("fences that two holdings had", len(fences) - len(set(fences)), 0)
-    findings.require_at_least("holdings", len(spans), 2)
+    findings.require_equal("fencing tokens used by two terms", len(fences) - len(set(fences)), 0)
+    findings.require_at_least("lease terms", len(spans), 2)
     findings.require_at_least("sends", len(sent), 20)
-    unlooked = sum(not one.claimed_at <= one.lease_checked_at <= one.sent_at for _, one in sent)
-    findings.require_equal("sends without a look at the lease after the claim", unlooked, 0)
-    begun = sum(_is_within(one.lease_checked_at, others[name]) for name, one in sent)
-    findings.require_equal("sends that began while another held it", begun, 0)
-    late = sum(_is_within(one.sent_at, others[name]) for name, one in sent)
-    findings.require_at_most("sends that had begun when their host was stopped", late, hurts)
+    unchecked = sum(not send.claimed_at <= send.lease_checked_at <= send.sent_at for _, send in sent)
+    findings.require_equal("sends without a lease check after the claim", unchecked, 0)
+    conflicting = sum(_is_within(send.lease_checked_at, others[name]) for name, send in sent)
+    findings.require_equal("sends that began while another host held the lease", conflicting, 0)
+    late = sum(_is_within(send.sent_at, others[name]) for name, send in sent)
+    findings.require_at_most("sends in progress when their host was stopped", late, fault_count)
 
 
 def _count_overlaps(spans: list[tuple[float, float]]) -> int:
     """Count the spans that begin before all earlier ones have ended."""
-    found, until = 0, 0.0
+    overlaps, until = 0, 0.0
     for first, last in sorted(spans):
-        found += first <= until
+        overlaps += first <= until
         until = max(until, last)
-    return found
+    return overlaps
 
 
 def _is_within(moment: float, spans: list[tuple[float, float]]) -> bool:
@@ -158,39 +158,42 @@ def _is_within(moment: float, spans: list[tuple[float, float]]) -> bool:
 
 def _current_holder(hosts: list[SenderHost], since: float = 0.0) -> SenderHost | None:
     """Return the latest holder after this moment, or None."""
-    found = max(hosts, key=lambda host: host.last_report)
-    return found if found.last_report > since else None
+    latest = max(hosts, key=lambda host: host.last_report)
+    return latest if latest.last_report > since else None
 
 
 async def _disrupt_hosts(kind: str, hosts: list[SenderHost], store: ObjectStoreProcess, lease: float) -> float:
     """Disrupt the hosts; return the seconds until a host sends again."""
-    victim = _current_holder(hosts)
-    assert victim is not None
-    began = time.monotonic()
+    holder = _current_holder(hosts)
+    assert holder is not None
+    started_at = time.monotonic()
     if kind == "SIGKILL":
-        await victim.kill()
-        await _wait_until("another has it", lambda: _current_holder(hosts, began) is not None)
-        took = time.monotonic() - began
-        await victim.start()
-        return took
+        await holder.kill()
+        await _wait_until("another host holds the lease", lambda: _current_holder(hosts, started_at) is not None)
+        seconds = time.monotonic() - started_at
+        await holder.start()
+        return seconds
     if kind == "SIGSTOP":
-        victim.send_signal(signal.SIGSTOP)
+        holder.send_signal(signal.SIGSTOP)
         try:
-            await _wait_until("another has it", lambda: _current_holder(_other_hosts(hosts, victim), began) is not None)
+            await _wait_until(
+                "another host holds the lease",
+                lambda: _current_holder(_other_hosts(hosts, holder), started_at) is not None,
+            )
         finally:
-            victim.send_signal(signal.SIGCONT)
-        return time.monotonic() - began
+            holder.send_signal(signal.SIGCONT)
+        return time.monotonic() - started_at
     faults: dict[str, dict[str, float]] = {
         "503": {"busy": 10**6},
         "slow": {"slow": lease / 8},
-        "answers lost": {"lost": 10**6},
+        "lost responses": {"lost": 10**6},
     }
     await store.set_faults(**faults[kind])
     await asyncio.sleep(1.5 * lease)
     await store.set_faults()
-    ended = time.monotonic()
-    await _wait_until("somebody sends", lambda: _current_holder(hosts, ended) is not None)
-    return time.monotonic() - ended
+    ended_at = time.monotonic()
+    await _wait_until("a host sends", lambda: _current_holder(hosts, ended_at) is not None)
+    return time.monotonic() - ended_at
 
 
 def _other_hosts(hosts: list[SenderHost], excluded: SenderHost) -> list[SenderHost]:

@@ -6,7 +6,7 @@ monotonic clock:
 
     open                           it is ready
     held FENCE TIME                the lease was reported as held
-    sent CLAIMED LOOKED TIME       the first byte of a reveal would have been sent now; LOOKED is 0 if no lease check
+    sent CLAIMED CHECKED TIME      the first byte of a reveal would have been sent now; CHECKED is 0 if no lease check
                                    after the claim found it held
 """
 
@@ -93,9 +93,9 @@ def report_sends(pipeline: Pipeline, lease: ReportingLease) -> None:
     async def record_claim(share_id: int, *, height: int, endpoint: str) -> bool:
         task = asyncio.current_task()
         lease.checked_at.pop(task, None)
-        done = await mark(share_id, height=height, endpoint=endpoint)
+        is_marked = await mark(share_id, height=height, endpoint=endpoint)
         claimed[task] = time.monotonic()
-        return done
+        return is_marked
 
     async def report_send(body: dict[str, Any]) -> httpx.Response:
         task = asyncio.current_task()
@@ -143,18 +143,18 @@ async def watch_lease(lease: ReportingLease) -> None:
 async def main(url: str, folder: Path, name: str, skew: float, seconds: float) -> None:
     """Run until killed."""
     clock = SkewedClock(skew)
-    place = BucketLocation(BUCKET_NAME, LEASE_OBJECT)
+    location = BucketLocation(BUCKET_NAME, LEASE_OBJECT)
     settings = S3Settings(endpoint=url)
-    lease = ReportingLease(create_s3_lease(settings, place, host=name, clock=clock, env=os.environ, seconds=seconds))
+    lease = ReportingLease(create_s3_lease(settings, location, host=name, clock=clock, env=os.environ, seconds=seconds))
     folder.mkdir(exist_ok=True)
-    async with open_pipeline(folder / f"{os.getpid()}.db", clock=clock) as line, asyncio.TaskGroup() as group:
-        line.broadcaster = line.make_broadcaster(lease=lease)
-        report_sends(line, lease)
+    async with open_pipeline(folder / f"{os.getpid()}.db", clock=clock) as pipeline, asyncio.TaskGroup() as group:
+        pipeline.broadcaster = pipeline.make_broadcaster(lease=lease)
+        report_sends(pipeline, lease)
         print("open", flush=True)
         for part in (
             LeaseKeeper(lease, clock=clock, standby=True).run(),
-            enqueue_and_confirm(line),
-            send_prepared(line),
+            enqueue_and_confirm(pipeline),
+            send_prepared(pipeline),
             watch_lease(lease),
         ):
             group.create_task(part)

@@ -94,32 +94,32 @@ class PayloadMutator:
 
     def _change_bytes(self, payload: bytearray) -> None:
         rng = self._rng
-        begin = rng.randrange(len(payload) + 1)
-        end = min(len(payload), begin + rng.randint(0, 40))
+        start = rng.randrange(len(payload) + 1)
+        end = min(len(payload), start + rng.randint(0, 40))
         match rng.randrange(6):
             case 0:
-                payload[begin : begin + 1] = bytes([rng.randrange(256)])
+                payload[start : start + 1] = bytes([rng.randrange(256)])
             case 1:
-                del payload[begin:end]
+                del payload[start:end]
             case 2:
-                payload[begin:begin] = payload[begin:end] * rng.randint(1, 3)
+                payload[start:start] = payload[start:end] * rng.randint(1, 3)
             case 3:
-                payload[begin:begin] = rng.randbytes(rng.randint(1, 8))
+                payload[start:start] = rng.randbytes(rng.randint(1, 8))
             case 4:
-                payload[begin:begin] = rng.choice(HOSTILE_VALUES)
+                payload[start:start] = rng.choice(HOSTILE_VALUES)
             case _:
-                del payload[begin:]
+                del payload[start:]
 
 
 def _value_slots(payload: dict[str, Any]) -> list[tuple[bytes, bytes, bytes]]:
     """Return for every nested value the text before it, its own, and the text after."""
-    found = []
+    slots = []
     for path, value in _value_paths(payload, ()):
         if path[0] == "all_enc_shares" and len(path) > 1:
             continue  # this value is not read
         before, after = json.dumps(_replace_value(payload, path), ensure_ascii=False).split(f'"{PLACEHOLDER}"')
-        found.append((before.encode(), json.dumps(value).encode(), after.encode()))
-    return found
+        slots.append((before.encode(), json.dumps(value).encode(), after.encode()))
+    return slots
 
 
 def _value_paths(node: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:

@@ -21,17 +21,17 @@ def count_request_groups(log: Iterable[LogEntry]) -> Counter[RequestGroup]:
 
     Groups cut off at either end of the log are left out.
     """
-    found: Counter[RequestGroup] = Counter()
+    counts: Counter[RequestGroup] = Counter()
     ordered = sorted(log, key=lambda entry: float(entry["time"]))
-    for port, begin in GROUP_STARTS.items():
+    for port, first_route in GROUP_STARTS.items():
         groups: list[list[str]] = []
         for route in (str(entry["route"]) for entry in ordered if entry["port"] == port):
-            if route == begin:
+            if route == first_route:
                 groups.append([])
             if groups:
                 groups[-1].append(route)
-        found.update((port, *(route for route, _ in itertools.groupby(look))) for look in groups[:-1])
-    return found
+        counts.update((port, *(route for route, _ in itertools.groupby(group))) for group in groups[:-1])
+    return counts
 
 
 def count_request_kinds(log: Iterable[LogEntry]) -> Counter[RequestGroup]:
@@ -39,32 +39,32 @@ def count_request_kinds(log: Iterable[LogEntry]) -> Counter[RequestGroup]:
     return Counter((str(entry["port"]), str(entry["method"]), str(entry["route"])) for entry in log)
 
 
-def post_correlation(times: Sequence[float], posts: Sequence[float], begin: float, end: float, window: float) -> float:
+def post_correlation(times: Sequence[float], posts: Sequence[float], start: float, end: float, window: float) -> float:
     """Return by how many standard deviations requests shortly after a POST exceed chance.
 
     Args:
         times: request times, Unix seconds.
         posts: times of the POSTs, in order.
-        begin: start of the span.
+        start: start of the span.
         end: end of the span.
         window: seconds after a POST that count as shortly after it.
     """
-    inside = [time for time in times if begin <= time < end]
-    covered, until = 0.0, begin
+    in_span = [time for time in times if start <= time < end]
+    covered, until = 0.0, start
     for post in posts:
         covered += max(0.0, min(post + window, end) - max(post, until))
         until = max(until, post + window)
     requests_near_posts = sum(
-        _last_post_before(posts, time) <= time < _last_post_before(posts, time) + window for time in inside
+        _last_post_before(posts, time) <= time < _last_post_before(posts, time) + window for time in in_span
     )
-    share = covered / (end - begin)
-    return (requests_near_posts - len(inside) * share) / sqrt(max(1.0, len(inside) * share * (1 - share)))
+    share = covered / (end - start)
+    return (requests_near_posts - len(in_span) * share) / sqrt(max(1.0, len(in_span) * share * (1 - share)))
 
 
 def _last_post_before(posts: Sequence[float], time: float) -> float:
     """Return the last POST up to a time, or a time long before if there was none."""
-    place = bisect_right(posts, time)
-    return posts[place - 1] if place else float("-inf")
+    index = bisect_right(posts, time)
+    return posts[index - 1] if index else float("-inf")
 
 
 def anchor_staleness(
@@ -84,5 +84,5 @@ def anchor_staleness(
     newer = [time for height, time in root_times.items() if height > anchor_height]
     if not newer:
         return 0.0
-    place = bisect_right(root_queries, min(newer))
-    return sent_at - root_queries[place] if place < len(root_queries) else 0.0
+    index = bisect_right(root_queries, min(newer))
+    return sent_at - root_queries[index] if index < len(root_queries) else 0.0

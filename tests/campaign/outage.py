@@ -26,7 +26,7 @@ import httpx
 from devnet.ballot import Ballot
 from tests.campaign import promise_check
 from tests.campaign.campaign import Campaign, CampaignRun, Findings
-from tests.campaign.wallet_clients import WalletCrowd
+from tests.campaign.wallet_clients import WalletGroup
 from tests.support.clock import ScaledClock
 from tests.support.devnet import DevChain
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, run_helper
@@ -50,7 +50,7 @@ class Environment:
     chain: DevChain
     helper: HelperProcess
     ports: list[TcpGate]
-    crowd: WalletCrowd
+    wallets: WalletGroup
     refusals: int = 0
 
 
@@ -76,31 +76,31 @@ async def run(setting: CampaignRun) -> Findings:
                     },
                 }
                 program, env = (*STAND_IN_PROGRAM, *flags), {"STANDIN_SECONDS": str(PROOF_SECONDS)}
-                place = setting.cluster
-                if place is not None:
+                cluster = setting.cluster
+                if cluster is not None:
                     sections["store"] = {"lease_seconds": LEASE_SECONDS}
                 async with run_helper(
-                    setting.folder, http, chain, program=program, cluster=place, env=env, **sections
+                    setting.folder, http, chain, program=program, cluster=cluster, env=env, **sections
                 ) as helper:
-                    there = chain.at_node(1)
-                    crowd = WalletCrowd(there, lambda: [helper.url], setting.seeded_random("votes"))
-                    await _run_outage(findings, Environment(setting, clock, there, helper, ports, crowd))
+                    healthy_chain = chain.at_node(1)
+                    wallets = WalletGroup(healthy_chain, lambda: [helper.url], setting.seeded_random("votes"))
+                    await _run_outage(findings, Environment(setting, clock, healthy_chain, helper, ports, wallets))
         finally:
             await chain.kill()
     return findings
 
 
-async def _run_outage(findings: Findings, scene: Environment) -> None:
-    votes, hours = scene.setting.scale((60, 6.0), (4, 0.5))
-    clock, chain, ledger, rng = scene.clock, scene.chain, scene.crowd.ledger, scene.setting.seeded_random("times")
+async def _run_outage(findings: Findings, env: Environment) -> None:
+    votes, hours = env.setting.scale((60, 6.0), (4, 0.5))
+    clock, chain, ledger, rng = env.clock, env.chain, env.wallets.ledger, env.setting.seeded_random("times")
     round_id = await chain.open_round(7 * 24 * 3600)
-    cast = await scene.crowd.cast_votes(round_id, votes + 1)
-    await scene.helper.wait_for_leaf(round_id, max(position for _, position in cast))
-    begin, seconds = clock.now() + clock.scale, hours * 3600
-    await scene.crowd.post_shares(cast[:votes], lambda: int(begin + rng.uniform(0, 1.1 * seconds)), posters=32)
-    await clock.sleep(begin + 0.05 * seconds - clock.now())
-    posting = await _take_offline(scene, seconds, cast[votes:])
-    back = clock.now()
+    cast = await env.wallets.cast_votes(round_id, votes + 1)
+    await env.helper.wait_for_leaf(round_id, max(position for _, position in cast))
+    start, seconds = clock.now() + clock.scale, hours * 3600
+    await env.wallets.post_shares(cast[:votes], lambda: int(start + rng.uniform(0, 1.1 * seconds)), posters=32)
+    await clock.sleep(start + 0.05 * seconds - clock.now())
+    posting = await _take_offline(env, seconds, cast[votes:])
+    recovered_at = clock.now()
     await chain.clear_faults(node=0)
     drained = await promise_check.wait_until_drained(
         chain, ledger, 60 + 2 * len(ledger.posted) / FULL_PROOFS_PER_SECOND
@@ -108,61 +108,61 @@ async def _run_outage(findings: Findings, scene: Environment) -> None:
     await posting
     drained = drained and await promise_check.wait_until_drained(chain, ledger, 60)
     await promise_check.check_promises(findings, chain, ledger)
-    await promise_check.check_no_share_charged(findings, scene.helper)
+    await promise_check.check_no_share_charged(findings, env.helper)
     findings.require_equal("drained", str(drained), "True")
-    findings.require_at_least("times that wallets were told 503", scene.refusals, 1)
+    findings.require_at_least("responses 503 to wallets", env.refusals, 1)
     findings.require_equal("posted and not acknowledged", len(ledger.posted.keys() - ledger.acknowledged_at.keys()), 0)
-    findings.record_figure("hours away", hours)
+    findings.record_figure("hours of outage", hours)
     sent = await promise_check.find_broadcasts(chain, ledger)
     # While valid proofs are refused, one reveal is attempted per block.
-    findings.require_at_least("reveals sent in vain", sum(bool(entry["faults"]) for entry in sent), 3)
-    _check_recovery_speed(findings, [entry for entry in sent if entry["time"] >= back], scene, back)
+    findings.require_at_least("reveals sent during the outage", sum(bool(entry["faults"]) for entry in sent), 3)
+    _check_recovery_speed(findings, [entry for entry in sent if entry["time"] >= recovered_at], env, recovered_at)
 
 
-async def _take_offline(scene: Environment, seconds: float, late_votes: list[tuple[Ballot, int]]) -> asyncio.Task[None]:
+async def _take_offline(env: Environment, seconds: float, late_votes: list[tuple[Ballot, int]]) -> asyncio.Task[None]:
     """Take the node offline while wallets post: closed ports, then errors, then errors for reveals only."""
-    clock, broken = scene.clock, {"status_503": 0.5, "status_502": 1}
+    clock, errors = env.clock, {"status_503": 0.5, "status_502": 1}
     middle, end = clock.now() + seconds / 2, clock.now() + seconds
-    for port in scene.ports:
+    for port in env.ports:
         await port.close_port()
-    posting = asyncio.create_task(scene.crowd.post_shares(late_votes, lambda: 0, posters=4, timeout_seconds=600))
+    posting = asyncio.create_task(env.wallets.post_shares(late_votes, lambda: 0, posters=4, timeout_seconds=600))
     while clock.now() < middle:
-        await _poll_status(scene)
-    await scene.chain.set_faults(node=0, **broken)
-    for port in scene.ports:
+        await _poll_status(env)
+    await env.chain.set_faults(node=0, **errors)
+    for port in env.ports:
         await port.open_port()
     while clock.now() < end - seconds / 5:
-        await _poll_status(scene)
-    await scene.chain.set_faults(node=0, reset=True)
-    await scene.chain.set_faults(node=0, routes=[promise_check.BROADCAST_ROUTE], **broken)
+        await _poll_status(env)
+    await env.chain.set_faults(node=0, reset=True)
+    await env.chain.set_faults(node=0, routes=[promise_check.BROADCAST_ROUTE], **errors)
     while clock.now() < end:
-        await _poll_status(scene)
+        await _poll_status(env)
     return posting
 
 
-async def _poll_status(scene: Environment) -> None:
+async def _poll_status(env: Environment) -> None:
     """Poll whether the helper accepts shares, as wallets do."""
-    answer = await scene.chain.http.get(f"{scene.helper.url}/shielded-vote/v1/status")
-    scene.refusals += answer.status_code == 503
+    answer = await env.chain.http.get(f"{env.helper.url}/shielded-vote/v1/status")
+    env.refusals += answer.status_code == 503
     await asyncio.sleep(0.2)
 
 
 def _check_recovery_speed(
-    findings: Findings, sent: list[dict[str, Any]], scene: Environment, recovered_at: float
+    findings: Findings, sent: list[dict[str, Any]], env: Environment, recovered_at: float
 ) -> None:
     """Check the rate from the first reveal after the outage to the last overdue share."""
-    posted = scene.crowd.ledger.posted
-    firsts: dict[str, float] = {}
+    posted = env.wallets.ledger.posted
+    first_sent_at: dict[str, float] = {}
     for entry in sent:
         if posted[entry["nullifier"]].submit_at <= recovered_at:
-            firsts.setdefault(entry["nullifier"], entry["time"])
-    times = sorted(firsts.values())
-    findings.require_at_least("shares that fell due meanwhile", len(times), 16)
+            first_sent_at.setdefault(entry["nullifier"], entry["time"])
+    times = sorted(first_sent_at.values())
+    findings.require_at_least("shares due during the outage", len(times), 16)
     if not times:
         return
-    findings.require_at_most("seconds of the chain to the first reveal", times[0] - recovered_at, 600)
-    speed = (len(times) - 1) / max((times[-1] - times[0]) / scene.clock.scale, 0.001)
-    findings.require_at_least("reveals a second", speed, FULL_PROOFS_PER_SECOND / 2)
+    findings.require_at_most("seconds of chain time to the first reveal", times[0] - recovered_at, 600)
+    rate = (len(times) - 1) / max((times[-1] - times[0]) / env.clock.scale, 0.001)
+    findings.require_at_least("reveals a second", rate, FULL_PROOFS_PER_SECOND / 2)
 
 
 CAMPAIGN = Campaign("outage", run)

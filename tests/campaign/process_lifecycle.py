@@ -15,7 +15,7 @@ import httpx
 
 from tests.campaign.campaign import CampaignRun, Findings
 from tests.campaign.promise_check import check_promises, count_confirmed, wait_until_drained
-from tests.campaign.wallet_clients import WalletCrowd
+from tests.campaign.wallet_clients import WalletGroup
 from tests.support.devnet import DevChain
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess
 from tests.support.process import find_free_port
@@ -43,19 +43,19 @@ class HelperLifecycle:
     Attributes:
         start_count: number of runs to end, without the last run, which continues.
         proof_log: the file with a byte for each proof that a stand-in prover began.
-        again: how often a start was repeated because the name was still in use.
+        refused_starts: how often a start was repeated because the name was still in use.
     """
 
     helper: HelperProcess
     chain: DevChain
-    crowd: WalletCrowd
+    wallets: WalletGroup
     round_id: bytes
     start_count: int
     votes: int
     proof_log: Path
     seconds: float
     rng: random.Random
-    again: int = 0
+    refused_starts: int = 0
 
     @property
     def started_proofs(self) -> int:
@@ -72,10 +72,10 @@ class HelperLifecycle:
             try:
                 await self.helper.wait_until_listening()
             except AssertionError:
-                ended = self.helper.process is not None and self.helper.process.poll() is not None
-                if not ended or DATABASE_LOCKED_TEXT not in self.helper.log_tail().splitlines()[-1]:
+                has_exited = self.helper.process is not None and self.helper.process.poll() is not None
+                if not has_exited or DATABASE_LOCKED_TEXT not in self.helper.log_tail().splitlines()[-1]:
                     raise
-                self.again += 1
+                self.refused_starts += 1
                 self.spawn()
             else:
                 return
@@ -87,7 +87,7 @@ class HelperLifecycle:
             while True:
                 with contextlib.suppress(AssertionError):
                     await self.helper.wait_until_ready()
-                    await self.helper.wait_until("works its queue", lambda facts: facts["paused"] is None)
+                    await self.helper.wait_until("processes its queue", lambda facts: facts["paused"] is None)
                     return
 
     async def run_all(self, end: Callable[[int], Awaitable[None]]) -> None:
@@ -95,18 +95,18 @@ class HelperLifecycle:
 
         The votes are posted in proportion to the runs, so that each has work on a machine of any speed.
         """
-        votes = await self.crowd.cast_votes(self.round_id, self.votes)
-        begun = 0
+        votes = await self.wallets.cast_votes(self.round_id, self.votes)
+        posted = 0
         async with asyncio.TaskGroup() as group:
-            for life in range(self.start_count):
-                upto = -(-len(votes) * (life + 1) // self.start_count)
-                for vote in votes[begun:upto]:
+            for run_number in range(self.start_count):
+                stop = -(-len(votes) * (run_number + 1) // self.start_count)
+                for vote in votes[posted:stop]:
                     group.create_task(
-                        self.crowd.post_shares([vote], self._draw_due_time, timeout_seconds=START_TIMEOUT_SECONDS)
+                        self.wallets.post_shares([vote], self._draw_due_time, timeout_seconds=START_TIMEOUT_SECONDS)
                     )
-                begun = upto
+                posted = stop
                 self.spawn()
-                await end(life)
+                await end(run_number)
             self.spawn()
             await self.wait_until_ready()
 
@@ -119,32 +119,32 @@ class HelperLifecycle:
 
     async def check_promises(self, findings: Findings) -> None:
         """Check the promises, no spent attempts, no remaining shares, and a sound database."""
-        ledger = self.crowd.ledger
+        ledger = self.wallets.ledger
         await wait_until_drained(self.chain, ledger, DRAIN_TIMEOUT_SECONDS + self.seconds * len(ledger.posted))
         await check_promises(findings, self.chain, ledger)
         findings.require_equal(
             "shares posted and not acknowledged", len(ledger.posted) - len(ledger.acknowledged_at), 0
         )
-        findings.require_equal("shares refused", len(self.crowd.refused), 0)
+        findings.require_equal("shares refused", len(self.wallets.refused), 0)
         with contextlib.suppress(AssertionError):
             async with self.helper.timeout("has erased all shares"):
                 while self.helper.query_rows("SELECT count(*) FROM shares")[0][0]:
                     await asyncio.sleep(0.05)
-        findings.require_equal("exit status of the last life", await self.helper.stop(), 0)
+        findings.require_equal("exit status of the last run", await self.helper.stop(), 0)
         findings.require_equal(
             "shares left in the database", self.helper.query_rows("SELECT count(*) FROM shares")[0][0], 0
         )
         findings.require_equal("integrity_check", self.helper.storage.check_integrity(), "ok")
         spent, allowed = count_attempts(self.helper.log)
         findings.require_equal("attempts spent", spent - allowed, 0)
-        findings.record_figure("lives refused, as the last one's name was not free", self.again)
-        findings.record_figure("attempts that a third death of a worker cost", allowed)
+        findings.record_figure("starts refused while the previous run's name was in use", self.refused_starts)
+        findings.record_figure("attempts spent for a third worker death", allowed)
 
     async def check_extra_proofs(self, findings: Findings, kills: int) -> None:
         """Check that repeated proofs are at most those that kills could interrupt, and not none."""
         extra = self.started_proofs - (await count_confirmed(self.chain, [self.round_id])).total()
         findings.require_at_most("extra proofs", extra, kills * WORKER_COUNT)
-        findings.require_at_least("proofs that a kill cost", extra, 1)
+        findings.require_at_least("proofs repeated after kills", extra, 1)
 
 
 @contextlib.asynccontextmanager
@@ -176,7 +176,7 @@ async def create_lifecycle(
             yield HelperLifecycle(
                 helper=helper,
                 chain=chain,
-                crowd=WalletCrowd(
+                wallets=WalletGroup(
                     chain, lambda: [f"http://127.0.0.1:{port}"], setting.seeded_random(f"{part} wallets")
                 ),
                 round_id=await chain.open_round(),

@@ -78,11 +78,11 @@ def _is_traced(pid: int) -> bool:
 
 def read_core_limits(pids: Iterable[int]) -> set[str]:
     """Return the soft and hard core file limits of these processes."""
-    found = set()
+    limits = set()
     for pid in pids:
-        (line,) = [one for one in Path(f"/proc/{pid}/limits").read_text().splitlines() if "core file" in one]
-        found.update(line.split()[4:6])
-    return found
+        (line,) = [line for line in Path(f"/proc/{pid}/limits").read_text().splitlines() if "core file" in line]
+        limits.update(line.split()[4:6])
+    return limits
 
 
 def abort_process(pid: int) -> None:
@@ -103,10 +103,10 @@ def wait_for_core_dump(pid: int) -> bool:
     return result is not None and result.si_code == os.CLD_DUMPED
 
 
-def find_core_files(folders: Iterable[Path], began: float) -> list[Path]:
+def find_core_files(folders: Iterable[Path], since: float) -> list[Path]:
     """Return core files created in these folders since a time (Unix seconds)."""
-    found = {path for folder in folders for path in folder.glob("*core*") if path.is_file()}
-    return [path for path in found if path.stat().st_mtime >= began and path.name.split(".")[0] == "core"]
+    paths = {path for folder in folders for path in folder.glob("*core*") if path.is_file()}
+    return [path for path in paths if path.stat().st_mtime >= since and path.name.split(".")[0] == "core"]
 
 
 @contextlib.contextmanager

@@ -62,10 +62,10 @@ class ShareLedger:
 
 async def count_confirmed(chain: DevChain, rounds: Iterable[bytes]) -> Counter[str]:
     """Return how often each nullifier (hex) was counted."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for round_id in rounds:
-        found.update(await chain.spent_nullifiers(round_id))
-    return found
+        counts.update(await chain.spent_nullifiers(round_id))
+    return counts
 
 
 async def wait_until_drained(chain: DevChain, ledger: ShareLedger, seconds: float) -> bool:
@@ -95,7 +95,7 @@ async def check_promises(findings: Findings, chain: DevChain, ledger: ShareLedge
     early_by = f" by more than {tolerance:g} s" if tolerance else ""
     findings.require_equal(f"sent before submit_at{early_by}", len(early), 0)
     findings.require_equal("counted twice", sum(times > 1 for times in spent.values()), 0)
-    findings.require_at_least("shares witnessed", len(ledger.acknowledged_at), 1)
+    findings.require_at_least("shares acknowledged", len(ledger.acknowledged_at), 1)
 
 
 async def check_one_broadcast_per_height(findings: Findings, chain: DevChain, ledger: ShareLedger) -> None:
@@ -110,5 +110,7 @@ async def check_no_share_charged(findings: Findings, helper: HelperProcess, *, c
     findings.require_equal("attempts spent", counts.get("failures", 0), 0)
     findings.require_equal("failed", counts.get("failed", 0) + counts.get("expired", 0), 0)
     findings.require_equal("shares set aside", helper.query_rows("SELECT count(*) FROM damaged")[0][0], 0)
-    found = helper.query_rows("SELECT count(*) FROM rounds WHERE closed_ms IS NOT NULL OR alerted_ms IS NOT NULL")[0][0]
-    findings.require_equal("rounds closed", found, closed)
+    closed_rounds = helper.query_rows(
+        "SELECT count(*) FROM rounds WHERE closed_ms IS NOT NULL OR alerted_ms IS NOT NULL"
+    )[0][0]
+    findings.require_equal("rounds closed", closed_rounds, closed)

@@ -28,12 +28,12 @@ async def prove_share(store: PostgresStore, name: str, queued: QueuedShare) -> N
     await asyncio.sleep(PROOF_SECONDS)
     while True:  # no other host may have a claim while this host has it
         try:
-            kept = await store.prepare(queued.id, make_message(queued, name))
+            stored = await store.prepare(queued.id, make_message(queued, name))
         except StoreError as error:
-            print("trouble", queued.id, error, flush=True)
+            print("error", queued.id, error, flush=True)
             await asyncio.sleep(PAUSE_SECONDS)
         else:
-            print("kept" if kept else "stale", queued.id, flush=True)
+            print("stored" if stored else "stale", queued.id, flush=True)
             return
 
 
@@ -46,9 +46,9 @@ async def main(address: str, schema: str, name: str, lease: float) -> None:
     while True:
         try:
             claimed = await store.claim_due(now=time.time(), limit=MAX_CONCURRENT_PROOFS, rounds=[ROUND])
-            await asyncio.gather(*(prove_share(store, name, one) for one in claimed))
+            await asyncio.gather(*(prove_share(store, name, queued) for queued in claimed))
         except StoreError as error:
-            print("trouble", 0, error, flush=True)
+            print("error", 0, error, flush=True)
             claimed = []
         if not claimed:
             await asyncio.sleep(PAUSE_SECONDS)

@@ -14,10 +14,10 @@ order by arrival has fourteen in the shortest form.
 def rank_correlation(first: Sequence[Hashable], second: Sequence[Hashable]) -> float:
     """Return Spearman's rho of two orders: 1 the same, -1 reversed, near 0 independent."""
     n = len(first)
-    place = {thing: rank for rank, thing in enumerate(second)}
-    if len(place) != n or place.keys() != set(first):
-        raise ValueError("these are not two orders of the same things")
-    distance = sum((rank - place[thing]) ** 2 for rank, thing in enumerate(first))
+    ranks = {item: rank for rank, item in enumerate(second)}
+    if len(ranks) != n or ranks.keys() != set(first):
+        raise ValueError("these are not two orders of the same items")
+    distance = sum((rank - ranks[item]) ** 2 for rank, item in enumerate(first))
     return 1 - 6 * distance / (n * (n * n - 1))
 
 

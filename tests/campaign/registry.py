@@ -50,6 +50,6 @@ def campaign_names(store: str) -> tuple[str, ...]:
 
 def load_campaign(name: str) -> Campaign:
     """Return the campaign of this name."""
-    found = importlib.import_module(f"tests.campaign.{name}").CAMPAIGN
-    assert isinstance(found, Campaign)
-    return found
+    campaign = importlib.import_module(f"tests.campaign.{name}").CAMPAIGN
+    assert isinstance(campaign, Campaign)
+    return campaign

@@ -26,7 +26,7 @@ import httpx
 
 from tests.campaign import promise_check
 from tests.campaign.campaign import Campaign, CampaignRun, Findings
-from tests.campaign.wallet_clients import WalletCrowd
+from tests.campaign.wallet_clients import WalletGroup
 from tests.support.devnet import DevChain
 from tests.support.harness import HelperProcess, run_helper
 
@@ -64,24 +64,24 @@ async def run(setting: CampaignRun) -> Findings:
             round_id = await chain.open_round()
             poll = {"poll_seconds": setting.scale(0.5, 0.1)}
             async with run_helper(setting.folder, http, chain, nodes=2, cluster=setting.cluster, chain=poll) as helper:
-                crowd = WalletCrowd(chain, lambda: [helper.url], rng)
-                cast = await crowd.cast_votes(round_id, votes)
+                wallets = WalletGroup(chain, lambda: [helper.url], rng)
+                cast = await wallets.cast_votes(round_id, votes)
                 await helper.wait_for_leaf(round_id, max(position for _, position in cast))
                 await _vary_faults(chain, setting)
-                begin, told = time.time(), StatusObservations()
-                beside = [
+                start, observations = time.time(), StatusObservations()
+                background = [
                     asyncio.create_task(_add_roots(chain, round_id, 4 * float(block_seconds))),
-                    asyncio.create_task(_poll_share_status(helper, chain, crowd.ledger, told)),
+                    asyncio.create_task(_poll_share_status(helper, chain, wallets.ledger, observations)),
                 ]
                 try:
-                    await crowd.post_shares(cast, lambda: int(begin + rng.uniform(0, window)))
-                    await promise_check.wait_until_drained(chain, crowd.ledger, window + setting.scale(240, 60))
-                    await _wait_until_all_confirmed(crowd.ledger, told)
+                    await wallets.post_shares(cast, lambda: int(start + rng.uniform(0, window)))
+                    await promise_check.wait_until_drained(chain, wallets.ledger, window + setting.scale(240, 60))
+                    await _wait_until_all_confirmed(wallets.ledger, observations)
                 finally:
-                    for task in beside:
+                    for task in background:
                         task.cancel()
-                    await asyncio.gather(*beside, return_exceptions=True)
-                await _check_promises(findings, chain, helper, crowd.ledger, told)
+                    await asyncio.gather(*background, return_exceptions=True)
+                await _check_promises(findings, chain, helper, wallets.ledger, observations)
         finally:
             await chain.kill()
     return findings
@@ -110,17 +110,17 @@ async def _poll_share_status(
 ) -> None:
     """Poll every share and compare each "confirmed" with the chain."""
     while True:
-        news = set()
+        newly_confirmed = set()
         for nullifier in ledger.acknowledged_at.keys() - observations.confirmed:
             posted = ledger.posted[nullifier]
             with contextlib.suppress(httpx.HTTPError):
                 if await helper.share_status(posted.round_id, bytes.fromhex(nullifier)) == "confirmed":
-                    news.add(nullifier)
-        if news:
+                    newly_confirmed.add(nullifier)
+        if newly_confirmed:
             observations.wrongly_confirmed |= (
-                news - (await promise_check.count_confirmed(chain, ledger.round_ids)).keys()
+                newly_confirmed - (await promise_check.count_confirmed(chain, ledger.round_ids)).keys()
             )
-            observations.confirmed |= news
+            observations.confirmed |= newly_confirmed
         await asyncio.sleep(0.2)
 
 
@@ -145,11 +145,13 @@ async def _check_promises(
     )
     await promise_check.check_one_broadcast_per_height(findings, chain, ledger)
     await promise_check.check_no_share_charged(findings, helper)
-    struck = Counter(fault for entry in await promise_check.find_broadcasts(chain, ledger) for fault in entry["faults"])
+    fault_counts = Counter(
+        fault for entry in await promise_check.find_broadcasts(chain, ledger) for fault in entry["faults"]
+    )
     for fault in LOST_REPLY_FAULTS:
-        findings.require_at_least(f"broadcasts struck by {fault}", struck[fault], 1)
+        findings.require_at_least(f"broadcasts with fault {fault}", fault_counts[fault], 1)
     counts = await helper.service_counts()
-    findings.require_at_least("answers of a node that lacks the anchor", counts.get("answer_behind", 0), 1)
+    findings.require_at_least("responses of a node that lacks the anchor", counts.get("answer_behind", 0), 1)
 
 
 CAMPAIGN = Campaign("replies", run)

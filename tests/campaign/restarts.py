@@ -33,31 +33,31 @@ async def run(setting: CampaignRun) -> Findings:
     rng = setting.seeded_random("ends")
     number = setting.scale(500, 8)
     early = set(rng.sample(range(number), int(number * EARLY_PROBABILITY)))
-    at_work = 0
+    interrupted = 0
     # proofs take long enough that most stops interrupt some
     async with create_lifecycle(
         setting, "restarts", number=number, shares=setting.scale(2000, 96), seconds=0.2
-    ) as story:
+    ) as lifecycle:
 
-        async def end(life: int) -> None:
-            nonlocal at_work
-            await story.wait_until_listening()
-            if life not in early:
-                await story.wait_until_ready()
-            await asyncio.sleep(rng.uniform(0, STARTUP_SECONDS if life in early else LIFE_SECONDS))
+        async def end(run_number: int) -> None:
+            nonlocal interrupted
+            await lifecycle.wait_until_listening()
+            if run_number not in early:
+                await lifecycle.wait_until_ready()
+            await asyncio.sleep(rng.uniform(0, STARTUP_SECONDS if run_number in early else LIFE_SECONDS))
             with contextlib.suppress(KeyError):
-                at_work += bool((await story.helper.service_stats())["in_hand"])
-            workers = child_pids(story.helper.pid)
-            began = time.monotonic()
-            findings.require_equal("exit status", await story.helper.stop(), 0)
-            findings.require_at_most("seconds to exit", time.monotonic() - began, 10)
+                interrupted += bool((await lifecycle.helper.service_stats())["in_hand"])
+            workers = child_pids(lifecycle.helper.pid)
+            started_at = time.monotonic()
+            findings.require_equal("exit status", await lifecycle.helper.stop(), 0)
+            findings.require_at_most("seconds to exit", time.monotonic() - started_at, 10)
             findings.require_equal("workers left behind", await count_survivors(workers), 0)
 
-        await story.run_all(end)
-        await story.check_promises(findings)
-        findings.record_figure("ends", number)
-        findings.record_figure("proofs begun", story.started_proofs)
-        findings.require_at_least("ends with shares in hand", at_work, number / 4)
+        await lifecycle.run_all(end)
+        await lifecycle.check_promises(findings)
+        findings.record_figure("stops", number)
+        findings.record_figure("proofs started", lifecycle.started_proofs)
+        findings.require_at_least("stops with shares in progress", interrupted, number / 4)
     return findings
 
 

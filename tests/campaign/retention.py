@@ -43,7 +43,7 @@ from tests.campaign.campaign import Campaign, CampaignRun, Findings
 from tests.campaign.canaries import SecretScanner, Votes, collect_nullifiers, malformed_bodies, stored_secrets
 from tests.campaign.postgres_remains import PostgresSearch
 from tests.campaign.sqlite_remains import SqliteSearch
-from tests.campaign.wallet_clients import SHARES_PATH, WalletCrowd
+from tests.campaign.wallet_clients import SHARES_PATH, WalletGroup
 from tests.support.devnet import DevChain
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, unix_time_in
 from tests.support.process import wait_until_gone
@@ -84,34 +84,40 @@ async def _run_checks(
 ) -> None:
     pids = [helper.pid, *await helper.worker_pids()]
     opened = process_monitor.OpenedFiles(pids)
-    said: list[str] = []
-    kept = helper.storage
+    responses: list[str] = []
+    storage = helper.storage
     search = (
-        PostgresSearch(findings, helper, kept) if isinstance(kept, PostgresSchema) else SqliteSearch(findings, helper)
+        PostgresSearch(findings, helper, storage)
+        if isinstance(storage, PostgresSchema)
+        else SqliteSearch(findings, helper)
     )
     async with opened.watch(setting.folder / "trace"):
-        votes, crowd = await _run_waves(search, setting, chain, helper, said)
-    await promise_check.check_promises(findings, chain, crowd.ledger)
-    beside = {path for path in opened.paths if not search.is_database_file(path) and path not in IGNORED_PATHS}
+        votes, wallets = await _run_waves(search, setting, chain, helper, responses)
+    await promise_check.check_promises(findings, chain, wallets.ledger)
+    other_files = {path for path in opened.paths if not search.is_database_file(path) and path not in IGNORED_PATHS}
     validators = str(helper.db.with_name("svote-admin.db"))  # contains no share data; it is searched below
-    beside = {path for path in beside if path != str(helper.log) and not path.startswith(validators)}
-    findings.record_figure("files opened are told by", "strace" if opened.uses_strace else "looking often")
-    findings.require_at_least("files seen to be opened for writing", len(opened.paths), 2)
-    findings.require_equal("files opened for writing beside the databases", ", ".join(sorted(beside)) or "none", "none")
+    other_files = {path for path in other_files if path != str(helper.log) and not path.startswith(validators)}
+    findings.record_figure("open files observed with", "strace" if opened.uses_strace else "polling")
+    findings.require_at_least("files opened for writing", len(opened.paths), 2)
+    findings.require_equal(
+        "files opened for writing other than databases", ", ".join(sorted(other_files)) or "none", "none"
+    )
     await _check_core_dumps(findings, setting, helper, pids, temp)
-    eyes = SecretScanner(
+    scanner = SecretScanner(
         [*stored_secrets(votes).values(), *collect_nullifiers(votes).values()], [at for _, at in votes]
     )
     others = [path for folder in (helper.db.parent, temp) for path in folder.rglob("*") if path.is_file()]
     others = [path for path in others if not search.is_database_file(str(path))]
     findings.require_equal(
-        "hits in other files, the log at debug among them", sum(map(_count_secrets_in_files(eyes), others)), 0
+        "hits in other files, including the debug log", sum(map(_count_secrets_in_files(scanner), others)), 0
     )
     findings.require_at_least("lines of the log", helper.log.read_text().count("\n"), 20)
     findings.require_equal(
-        "hits in answers to operators and wallets, errors among them", sum(map(eyes.count_in_text, set(said))), 0
+        "hits in responses to operators and wallets, including errors",
+        sum(map(scanner.count_in_text, set(responses))),
+        0,
     )
-    findings.require_at_least("answers looked at", len(said), setting.scale(500, 120))
+    findings.require_at_least("responses searched", len(responses), setting.scale(500, 120))
 
 
 def _count_secrets_in_files(scanner: SecretScanner) -> Callable[[Path], int]:
@@ -123,22 +129,24 @@ def _count_secrets_in_files(scanner: SecretScanner) -> Callable[[Path], int]:
 
 async def _run_waves(
     search: RemainsSearch, setting: CampaignRun, chain: DevChain, helper: HelperProcess, responses: list[str]
-) -> tuple[Votes, WalletCrowd]:
+) -> tuple[Votes, WalletGroup]:
     """Post two waves of shares, and search after the confirmation of each."""
     round_id = await chain.open_round()
     await chain.delegate(round_id, FAR_POSITION)
-    crowd = WalletCrowd(chain, lambda: [helper.url], setting.seeded_random("crowd"))
-    votes = await crowd.cast_votes(round_id, setting.scale(13, 3))
+    wallets = WalletGroup(chain, lambda: [helper.url], setting.seeded_random("crowd"))
+    votes = await wallets.cast_votes(round_id, setting.scale(13, 3))
     await helper.wait_for_leaf(round_id, max(position for _, position in votes))
     half = len(votes) // 2
     due, later = (unix_time_in(search.search_seconds + seconds) for seconds in setting.scale((8, 20), (4, 10)))
-    await asyncio.gather(crowd.post_shares(votes[:half], lambda: due), crowd.post_shares(votes[half:], lambda: later))
+    await asyncio.gather(
+        wallets.post_shares(votes[:half], lambda: due), wallets.post_shares(votes[half:], lambda: later)
+    )
     search.check_waiting_shares(votes)
     operators = asyncio.create_task(_query_operator_views(helper, responses))
     try:
         await _post_malformed(helper, votes, setting.seeded_random("wrong"), responses)
         waves = ((votes[:half], len(votes) - half), (votes[half:], 0))
-        seconds = [await _measure_erasure(search, chain, helper, some, 16 * waiting) for some, waiting in waves]
+        seconds = [await _measure_erasure(search, chain, helper, wave, 16 * waiting) for wave, waiting in waves]
     finally:
         operators.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -149,7 +157,7 @@ async def _run_waves(
         search.findings.require_equal(
             f"rows in {table}", helper.query_rows(f"SELECT count(*) FROM {table}")[0][0], rows
         )
-    return votes, crowd
+    return votes, wallets
 
 
 async def _measure_erasure(
@@ -161,9 +169,9 @@ async def _measure_erasure(
     confirmed = time.monotonic()
     public = await _public_values(chain, votes)
     while True:
-        looked = time.monotonic()
-        if not search.find_remains(votes, public, waiting) or looked - confirmed > 4 * PROMISED_ERASURE_SECONDS:
-            return looked - confirmed
+        checked_at = time.monotonic()
+        if not search.find_remains(votes, public, waiting) or checked_at - confirmed > 4 * PROMISED_ERASURE_SECONDS:
+            return checked_at - confirmed
         await asyncio.sleep(0.1)
 
 
@@ -174,22 +182,22 @@ async def _wait_until(helper: HelperProcess, condition: Callable[[], Awaitable[b
 
 
 async def _is_confirmed(helper: HelperProcess, vote: Ballot) -> bool:
-    found = [await helper.share_status(vote.round_id, share.nullifier) for share in vote.shares]
-    return set(found) == {"confirmed"}
+    statuses = [await helper.share_status(vote.round_id, share.nullifier) for share in vote.shares]
+    return set(statuses) == {"confirmed"}
 
 
 async def _public_values(chain: DevChain, votes: Votes) -> dict[str, bytes]:
     """Return public values of the reveals that must not remain in the database: bytes, proofs, hashes."""
-    found: dict[str, bytes] = {}
-    ours = {share.nullifier for vote, _ in votes for share in vote.shares}
-    for one in await chain.find_transactions(votes[0][0].round_id):
-        raw, digest = base64.b64decode(one["tx"]), bytes.fromhex(one["hash"])
+    values: dict[str, bytes] = {}
+    own_nullifiers = {share.nullifier for vote, _ in votes for share in vote.shares}
+    for transaction in await chain.find_transactions(votes[0][0].round_id):
+        raw, digest = base64.b64decode(transaction["tx"]), bytes.fromhex(transaction["hash"])
         reveal = decode(raw)
         assert isinstance(reveal, Reveal)
-        if reveal.nullifier in ours:
-            found |= {f"message {digest.hex()}": raw[:200], f"proof {digest.hex()}": reveal.proof[:64]}
-            found |= {f"hash {digest.hex()}": digest, f"hash in hex {digest.hex()}": digest.hex().upper().encode()}
-    return found
+        if reveal.nullifier in own_nullifiers:
+            values |= {f"message {digest.hex()}": raw[:200], f"proof {digest.hex()}": reveal.proof[:64]}
+            values |= {f"hash {digest.hex()}": digest, f"hash in hex {digest.hex()}": digest.hex().upper().encode()}
+    return values
 
 
 # -------------------------------------------------------------------- responses
@@ -240,9 +248,9 @@ async def _check_core_dumps(
     findings: Findings, setting: CampaignRun, helper: HelperProcess, pids: Sequence[int], temp: Path
 ) -> None:
     """Abort a prover and the service, and check that neither leaves a core file."""
-    began = time.time() - 1
+    since = time.time() - 1
     folders = [helper.db.parent, temp, setting.folder, *(Path(f"/proc/{pid}/cwd").readlink() for pid in pids)]
-    findings.require_equal("limits on core files", ", ".join(process_monitor.read_core_limits(pids)), "0")
+    findings.require_equal("core file limits", ", ".join(process_monitor.read_core_limits(pids)), "0")
     findings.require_equal(
         "owners of their entries in /proc", ", ".join(map(str, process_monitor.proc_owners(pids))), "0"
     )
@@ -257,11 +265,11 @@ async def _check_core_dumps(
     await wait_until_gone(pids[1:])
     process_monitor.abort_process(helper.pid)
     findings.require_equal(
-        "the service left a core file, by its parent's word",
+        "the service left a core file, according to its parent",
         str(process_monitor.wait_for_core_dump(helper.pid)),
         "False",
     )
-    cores = process_monitor.find_core_files(folders, began)
+    cores = process_monitor.find_core_files(folders, since)
     findings.require_equal("core files", ", ".join(map(str, cores)) or "none", "none")
     for path in cores:
         path.unlink()

@@ -6,13 +6,13 @@ host has taken over; SIGSTOP for longer than a lease, and SIGCONT; a crash of th
 every connection to it closed within its next bytes, of a query or of a result; and periods in which all notifications
 between hosts (NOTIFY) are lost.
 
-Requirements. Nothing is lost, early or counted twice, and all shares are confirmed and erased. Each send is noted by
-the host that holds the lease: the database itself records who notes a send and who holds the lease then. The claims of
-a silent host, or its right to send, pass to another host within a lease and 5 s; after a crash of the server reveals
-are sent again within 10 s. No attempt is spent.
+Requirements. Nothing is lost, early or counted twice, and all shares are confirmed and erased. Each send is recorded by
+the host that holds the lease: the database itself logs which host records a send and which holds the lease then. The
+claims of a silent host, or its right to send, pass to another host within a lease and 5 s; after a crash of the server
+reveals are sent again within 10 s. No attempt is spent.
 
 Injected fault: `can_send` and `renew_sender_lease` (queries.sql) did not check the fencing token. The short form
-reported: "sends noted without the lease: 44 (= 0)" and "sends of a share at a height that had one: 43 (≤ 16)".
+reported: "sends recorded without the lease: 44 (= 0)" and "repeated sends of a share at one height: 43 (≤ 16)".
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from devnet.ballot import Ballot
 from tests.campaign import promise_check
 from tests.campaign.campaign import Campaign, CampaignRun, Findings
 from tests.campaign.process_lifecycle import count_attempts
-from tests.campaign.wallet_clients import WalletCrowd
+from tests.campaign.wallet_clients import WalletGroup
 from tests.support.database_proxy import DatabaseProxy
 from tests.support.devnet import DevChain
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess
@@ -53,22 +53,22 @@ MAX_AHEAD_SECONDS: Final = 4.0
 SHARES_PER_VOTE: Final = 16
 POSTER_COUNT: Final = 16
 """Maximum concurrent sends of one host (`helper.reveal.broadcaster.CONCURRENT_RESENDS`)."""
-STOPPED_SENDER: Final = "SIGSTOP: who sends"
+STOPPED_SENDER: Final = "SIGSTOP: sender"
 START_TIMEOUT_SECONDS: Final = 300.0
 """Seconds within which a host must be up, on a shared machine."""
 SEND_LOG_SQL: Final = f"""
 CREATE SCHEMA campaign;
-CREATE TABLE campaign.noted (host TEXT NOT NULL, sender TEXT);
-CREATE FUNCTION campaign.note() RETURNS trigger LANGUAGE plpgsql AS $$
+CREATE TABLE campaign.sends (host TEXT NOT NULL, sender TEXT);
+CREATE FUNCTION campaign.log_send() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-  INSERT INTO campaign.noted VALUES (current_setting('application_name'), (SELECT host FROM {SCHEMA_NAME}.sender));
+  INSERT INTO campaign.sends VALUES (current_setting('application_name'), (SELECT host FROM {SCHEMA_NAME}.sender));
   RETURN NEW;
 END $$;
-CREATE TRIGGER noted AFTER UPDATE ON {SCHEMA_NAME}.reveals FOR EACH ROW WHEN (NEW.sends > OLD.sends)
-  EXECUTE FUNCTION campaign.note();
+CREATE TRIGGER log_send AFTER UPDATE ON {SCHEMA_NAME}.reveals FOR EACH ROW WHEN (NEW.sends > OLD.sends)
+  EXECUTE FUNCTION campaign.log_send();
 """
-"""Records which host notes a send and which host holds, or last held, the lease, according to the server. A note
-begun in time may end after the lease: no host takes over before it is committed.
+"""Logs which host records a send and which host holds, or last held, the lease, according to the server. A record
+started in time may end after the lease: no host takes over before it is committed.
 """
 
 
@@ -78,7 +78,7 @@ class Environment:
 
     Attributes:
         lease: seconds.
-        is_quiet: the longest wait for each condition, in seconds.
+        max_waits: the longest wait for each condition, in seconds.
         query_connection: the campaign's direct connection to the database.
     """
 
@@ -87,11 +87,11 @@ class Environment:
     chain: DevChain
     cluster: Cluster
     proxy: DatabaseProxy
-    crowd: WalletCrowd
+    wallets: WalletGroup
     hosts: dict[str, HelperProcess]
     lease: float
     rng: random.Random
-    is_quiet: dict[str, float] = field(default_factory=dict)
+    max_waits: dict[str, float] = field(default_factory=dict)
     query_connection: psycopg.Connection[tuple[Any, ...]] | None = None
 
     async def query_value(self, query: str, *values: object) -> Any:
@@ -99,8 +99,8 @@ class Environment:
 
         def run_query() -> Any:
             if self.query_connection is None or self.query_connection.closed:
-                way = f"-c search_path={SCHEMA_NAME}"
-                self.query_connection = psycopg.connect(self.cluster.url, options=way, autocommit=True)
+                search_path = f"-c search_path={SCHEMA_NAME}"
+                self.query_connection = psycopg.connect(self.cluster.url, options=search_path, autocommit=True)
             row = self.query_connection.execute(query.encode(), values).fetchone()
             return None if row is None else row[0]
 
@@ -115,32 +115,32 @@ class Environment:
         return int(await self.query_value("SELECT count(*) FROM claims WHERE host = %s", name))
 
     async def count_sends(self) -> int:
-        """Return the number of noted sends."""
-        return int(await self.query_value("SELECT count(*) FROM campaign.noted"))
+        """Return the number of recorded sends."""
+        return int(await self.query_value("SELECT count(*) FROM campaign.sends"))
 
     async def require_within(self, description: str, condition: Callable[[], Awaitable[object]], bound: float) -> None:
         """Wait for a condition and require that it holds within the bound."""
-        began = time.monotonic()
-        while not await condition() and time.monotonic() < began + 10 * bound:
+        started_at = time.monotonic()
+        while not await condition() and time.monotonic() < started_at + 10 * bound:
             await asyncio.sleep(0.1)
         name = f"seconds until {description}"
-        self.is_quiet[name] = max(self.is_quiet.get(name, 0.0), time.monotonic() - began)
-        self.findings.require_at_most(name, self.is_quiet[name], bound)
+        self.max_waits[name] = max(self.max_waits.get(name, 0.0), time.monotonic() - started_at)
+        self.findings.require_at_most(name, self.max_waits[name], bound)
 
     async def wait_for_takeover(self, name: str) -> None:
         """Wait until another host has taken over a silent host's work."""
         if name.startswith("sends"):
 
-            async def another() -> bool:
+            async def has_other_sender() -> bool:
                 return await self.current_sender() not in {"", name}
 
-            await self.require_within("another host sends", another, self.lease + SLACK_SECONDS)
+            await self.require_within("another host sends", has_other_sender, self.lease + SLACK_SECONDS)
         elif name.startswith("proves"):
 
-            async def none() -> bool:
+            async def has_no_claims() -> bool:
                 return await self.count_claims(name) == 0
 
-            await self.require_within("its shares are another's", none, self.lease + SLACK_SECONDS)
+            await self.require_within("another host has its shares", has_no_claims, self.lease + SLACK_SECONDS)
 
     async def start_host(self, name: str) -> None:
         """Start a host; its name may still be in use by its previous run for a moment."""
@@ -162,12 +162,14 @@ class Environment:
 async def run(setting: CampaignRun) -> Findings:
     """Run the hosts, disrupt them, and check the promises."""
     findings = Findings()
-    findings.require_equal("can be tried here", "yes" if find_binaries() is not None else "no PostgreSQL", "yes")
+    findings.require_equal(
+        "requirements are installed", "yes" if find_binaries() is not None else "no PostgreSQL", "yes"
+    )
     if not findings.is_held:
         return findings
-    async with _run_environment(setting, findings) as scene:
-        await _run_faults(scene)
-        await _check_promises(scene)
+    async with _run_environment(setting, findings) as env:
+        await _run_faults(env)
+        await _check_promises(env)
     return findings
 
 
@@ -179,22 +181,24 @@ async def _run_environment(setting: CampaignRun, findings: Findings) -> AsyncIte
         http = await stack.enter_async_context(httpx.AsyncClient(timeout=30))
         stack.callback(cluster.remove)
         await asyncio.to_thread(cluster.start)
-        way = DatabaseProxy(cluster.folder / ".s.PGSQL.5432")
-        await stack.enter_async_context(way.listen())
+        proxy = DatabaseProxy(cluster.folder / ".s.PGSQL.5432")
+        await stack.enter_async_context(proxy.listen())
         chain = DevChain(setting.folder, http, "--block-seconds", "1", "--stand-in-proofs")
         await chain.start()
         stack.push_async_callback(chain.kill)
         lease = setting.scale(10.0, 2.0)
-        hosts = _create_hosts(setting, http, chain, way, lease)
+        hosts = _create_hosts(setting, http, chain, proxy, lease)
         urls = [f"http://127.0.0.1:{port}" for port in _ports_by_host(hosts)]
-        crowd = WalletCrowd(chain, lambda: urls, setting.seeded_random("wallets"))
-        scene = Environment(setting, findings, chain, cluster, way, crowd, hosts, lease, setting.seeded_random("hurts"))
-        stack.push_async_callback(_stop_hosts, scene)
+        wallets = WalletGroup(chain, lambda: urls, setting.seeded_random("wallets"))
+        env = Environment(
+            setting, findings, chain, cluster, proxy, wallets, hosts, lease, setting.seeded_random("hurts")
+        )
+        stack.push_async_callback(_stop_hosts, env)
         first, *others = hosts
-        await scene.start_host(first)  # creates the tables
+        await env.start_host(first)  # creates the tables
         await asyncio.to_thread(_install_send_log, cluster)
-        await asyncio.gather(*map(scene.start_host, others))
-        yield scene
+        await asyncio.gather(*map(env.start_host, others))
+        yield env
 
 
 def _create_hosts(
@@ -211,10 +215,10 @@ def _create_hosts(
         "lease_seconds": lease,
     }
     kinds = {"takes": ("api", setting.scale(2, 1)), "proves": ("prover", 2), "sends": ("sender", 2)}
-    made = {}
+    hosts = {}
     for kind, (role, number) in kinds.items():
-        for one in range(number):
-            name = f"{kind}-{one}"
+        for index in range(number):
+            name = f"{kind}-{index}"
             folder = setting.folder / name
             folder.mkdir()
             sections: dict[str, Any] = {
@@ -223,18 +227,18 @@ def _create_hosts(
                 "sender": {"standby": True},
                 "admin": {"disable": True},
             }
-            made[name] = HelperProcess(folder, http, chain, program=STAND_IN_PROGRAM, **sections)
-    return made
+            hosts[name] = HelperProcess(folder, http, chain, program=STAND_IN_PROGRAM, **sections)
+    return hosts
 
 
 def _ports_by_host(hosts: dict[str, HelperProcess]) -> list[int]:
     """Return the ports that wallets post to."""
-    found = []
+    ports = []
     for name, host in hosts.items():
         if name.startswith("takes"):
             lines = host.config.read_text().splitlines()
-            found += [int(line.removeprefix("port = ")) for line in lines if line.startswith("port = ")]
-    return found
+            ports += [int(line.removeprefix("port = ")) for line in lines if line.startswith("port = ")]
+    return ports
 
 
 def _install_send_log(cluster: Cluster) -> None:
@@ -242,10 +246,10 @@ def _install_send_log(cluster: Cluster) -> None:
         conn.execute(SEND_LOG_SQL.encode())
 
 
-async def _stop_hosts(scene: Environment) -> None:
-    if scene.query_connection is not None:
-        scene.query_connection.close()
-    for host in scene.hosts.values():
+async def _stop_hosts(env: Environment) -> None:
+    if env.query_connection is not None:
+        env.query_connection.close()
+    for host in env.hosts.values():
         if host.process is not None and host.process.poll() is None:
             host.process.send_signal(signal.SIGCONT)
             await host.kill()
@@ -254,145 +258,145 @@ async def _stop_hosts(scene: Environment) -> None:
 # ---------------------------------------------------------------- faults
 
 
-async def _kill_host(scene: Environment, name: str) -> None:
+async def _kill_host(env: Environment, name: str) -> None:
     """Kill a host and restart it immediately or after the takeover."""
-    await scene.hosts[name].kill()
-    if scene.setting.is_quick or scene.rng.random() < 0.5:
-        await scene.wait_for_takeover(name)
-    await scene.start_host(name)
+    await env.hosts[name].kill()
+    if env.setting.is_quick or env.rng.random() < 0.5:
+        await env.wait_for_takeover(name)
+    await env.start_host(name)
 
 
-async def _suspend_host(scene: Environment, name: str) -> None:
+async def _suspend_host(env: Environment, name: str) -> None:
     """Suspend a host for longer than its lease, then resume it."""
-    os.kill(scene.hosts[name].pid, signal.SIGSTOP)
-    await scene.wait_for_takeover(name)
+    os.kill(env.hosts[name].pid, signal.SIGSTOP)
+    await env.wait_for_takeover(name)
     if not name.startswith("sends"):
-        await asyncio.sleep(scene.lease)
-    os.kill(scene.hosts[name].pid, signal.SIGCONT)
+        await asyncio.sleep(env.lease)
+    os.kill(env.hosts[name].pid, signal.SIGCONT)
 
 
-async def _disrupt_sender(scene: Environment, fault: Callable[[Environment, str], Awaitable[None]]) -> None:
+async def _disrupt_sender(env: Environment, fault: Callable[[Environment, str], Awaitable[None]]) -> None:
     """Apply a fault to the host that sends."""
-    while not (name := await scene.current_sender()):
+    while not (name := await env.current_sender()):
         await asyncio.sleep(0.05)
-    await fault(scene, name)
+    await fault(env, name)
 
 
-async def _crash_database(scene: Environment) -> None:
+async def _crash_database(env: Environment) -> None:
     """Crash the server, as a power failure would, and start it."""
-    if scene.query_connection is not None:
-        scene.query_connection.close()
-    await asyncio.to_thread(scene.cluster.stop, signal.SIGQUIT)
-    await asyncio.to_thread(scene.cluster.start)
-    await _require_progress(scene, "reveals are sent after the server's crash")
+    if env.query_connection is not None:
+        env.query_connection.close()
+    await asyncio.to_thread(env.cluster.stop, signal.SIGQUIT)
+    await asyncio.to_thread(env.cluster.start)
+    await _require_progress(env, "reveals are sent after the server's crash")
 
 
-async def _cut_connections(scene: Environment) -> None:
+async def _cut_connections(env: Environment) -> None:
     """Close every connection within its next bytes."""
-    scene.proxy.cut_connections(scene.rng.randrange(1, 400))
-    patience = time.monotonic() + 3  # idle connections stay open
-    while scene.proxy.open_cut_connections and time.monotonic() < patience:
+    env.proxy.cut_connections(env.rng.randrange(1, 400))
+    deadline = time.monotonic() + 3  # idle connections stay open
+    while env.proxy.open_cut_connections and time.monotonic() < deadline:
         await asyncio.sleep(0.01)
-    await _require_progress(scene, "reveals are sent after the cut")
+    await _require_progress(env, "reveals are sent after all connections closed")
 
 
-async def _require_progress(scene: Environment, description: str) -> None:
-    before = await scene.count_sends()
+async def _require_progress(env: Environment, description: str) -> None:
+    before = await env.count_sends()
 
     async def has_progress() -> bool:
-        return await scene.count_sends() > before or not await scene.query_value("SELECT count(*) FROM shares")
+        return await env.count_sends() > before or not await env.query_value("SELECT count(*) FROM shares")
 
-    await scene.require_within(description, has_progress, RESUME_SECONDS)
+    await env.require_within(description, has_progress, RESUME_SECONDS)
 
 
-async def _run_faults(scene: Environment) -> None:
+async def _run_faults(env: Environment) -> None:
     """Apply all faults in random order while votes are posted in proportion."""
-    setting, rng = scene.setting, scene.rng
-    round_id = await scene.chain.open_round()
-    hurts = _draw_faults(scene)
-    votes = await scene.crowd.cast_votes(round_id, setting.scale(125, 6))
+    setting, rng = env.setting, env.rng
+    round_id = await env.chain.open_round()
+    faults = _draw_faults(env)
+    votes = await env.wallets.cast_votes(round_id, setting.scale(125, 6))
     due = setting.seeded_random("times")
-    begun = 0
+    started_at = 0
     async with asyncio.TaskGroup() as group:
 
-        def post(upto: int) -> None:
-            nonlocal begun
-            some: list[tuple[Ballot, int]] = votes[begun:upto]
-            begun = upto
+        def post(stop: int) -> None:
+            nonlocal started_at
+            batch: list[tuple[Ballot, int]] = votes[started_at:stop]
+            started_at = stop
             group.create_task(
-                scene.crowd.post_shares(
-                    some,
+                env.wallets.post_shares(
+                    batch,
                     lambda: int(time.time() + due.uniform(0, MAX_AHEAD_SECONDS)) + 1,
                     timeout_seconds=START_TIMEOUT_SECONDS,
                 )
             )
 
-        for number, (what, hurt) in enumerate(hurts):
-            post(-(-len(votes) * (number + 1) // (len(hurts) + 1)))
-            scene.findings.record_figure(what, int(scene.findings.figures.get(what, 0)) + 1)
+        for number, (what, apply) in enumerate(faults):
+            post(-(-len(votes) * (number + 1) // (len(faults) + 1)))
+            env.findings.record_figure(what, int(env.findings.figures.get(what, 0)) + 1)
             await asyncio.sleep(rng.uniform(0.2, 1.5))
-            scene.proxy.drops_notifications = number % 3 == 1
-            await hurt()
-        scene.proxy.drops_notifications = True  # the remaining work must be done without notifications
+            env.proxy.drops_notifications = number % 3 == 1
+            await apply()
+        env.proxy.drops_notifications = True  # the remaining work must be done without notifications
         post(len(votes))
 
 
-def _draw_faults(scene: Environment) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
+def _draw_faults(env: Environment) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
     """Return all faults with their names, in random order."""
-    setting, rng, names = scene.setting, scene.rng, list(scene.hosts)
+    setting, rng, names = env.setting, env.rng, list(env.hosts)
 
     kills = names * setting.scale(100 // len(names), 0) or ["takes-0", "proves-0"]
     stops = [name for name in names if not name.startswith("sends")] * setting.scale(3, 0) or ["proves-0"]
-    found: list[tuple[str, Callable[[], Awaitable[None]]]] = []
-    found += [(f"SIGKILL: {name.partition('-')[0]}", partial(_kill_host, scene, name)) for name in kills]
-    found += [("SIGKILL: who sends", partial(_disrupt_sender, scene, _kill_host))] * setting.scale(4, 1)
-    found += [(f"SIGSTOP: {name.partition('-')[0]}", partial(_suspend_host, scene, name)) for name in stops]
-    found += [(STOPPED_SENDER, partial(_disrupt_sender, scene, _suspend_host))] * setting.scale(12, 1)
-    found += [("crashes of the server", partial(_crash_database, scene))] * setting.scale(5, 1)
-    found += [("cuts of all connections", partial(_cut_connections, scene))] * setting.scale(20, 1)
-    rng.shuffle(found)
-    return found
+    faults: list[tuple[str, Callable[[], Awaitable[None]]]] = []
+    faults += [(f"SIGKILL: {name.partition('-')[0]}", partial(_kill_host, env, name)) for name in kills]
+    faults += [("SIGKILL: sender", partial(_disrupt_sender, env, _kill_host))] * setting.scale(4, 1)
+    faults += [(f"SIGSTOP: {name.partition('-')[0]}", partial(_suspend_host, env, name)) for name in stops]
+    faults += [(STOPPED_SENDER, partial(_disrupt_sender, env, _suspend_host))] * setting.scale(12, 1)
+    faults += [("crashes of the server", partial(_crash_database, env))] * setting.scale(5, 1)
+    faults += [("closing of all connections", partial(_cut_connections, env))] * setting.scale(20, 1)
+    rng.shuffle(faults)
+    return faults
 
 
 # ---------------------------------------------------------------- results
 
 
-async def _check_promises(scene: Environment) -> None:
-    findings, ledger = scene.findings, scene.crowd.ledger
-    await promise_check.wait_until_drained(scene.chain, ledger, 90 + 0.1 * len(ledger.posted))
-    await promise_check.check_promises(findings, scene.chain, ledger)
+async def _check_promises(env: Environment) -> None:
+    findings, ledger = env.findings, env.wallets.ledger
+    await promise_check.wait_until_drained(env.chain, ledger, 90 + 0.1 * len(ledger.posted))
+    await promise_check.check_promises(findings, env.chain, ledger)
     findings.require_equal("shares posted and not acknowledged", len(ledger.posted) - len(ledger.acknowledged_at), 0)
-    findings.require_equal("shares refused", len(scene.crowd.refused), 0)
-    findings.require_at_least("words between hosts that were lost", scene.proxy.dropped_notifications, 1)
-    findings.require_equal("sends noted without the lease", await _sends_by_other_hosts(scene), 0)
+    findings.require_equal("shares refused", len(env.wallets.refused), 0)
+    findings.require_at_least("lost notifications between hosts", env.proxy.dropped_notifications, 1)
+    findings.require_equal("sends recorded without the lease", await _sends_by_other_hosts(env), 0)
     findings.require_at_least(
-        "hosts that have sent", await scene.query_value("SELECT count(DISTINCT host) FROM campaign.noted"), 2
+        "hosts that have sent", await env.query_value("SELECT count(DISTINCT host) FROM campaign.sends"), 2
     )
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(60):
-            while await scene.query_value("SELECT count(*) FROM shares"):
+            while await env.query_value("SELECT count(*) FROM shares"):
                 await asyncio.sleep(0.1)
-    findings.require_equal("shares left in the database", await scene.query_value("SELECT count(*) FROM shares"), 0)
-    findings.require_equal("shares set aside", await scene.query_value("SELECT count(*) FROM damaged"), 0)
-    for host in scene.hosts.values():
+    findings.require_equal("shares left in the database", await env.query_value("SELECT count(*) FROM shares"), 0)
+    findings.require_equal("shares set aside", await env.query_value("SELECT count(*) FROM damaged"), 0)
+    for host in env.hosts.values():
         findings.require_equal("exit status of a host", await host.stop(), 0)
-    spent = sum(count_attempts(host.log)[0] for host in scene.hosts.values())
+    spent = sum(count_attempts(host.log)[0] for host in env.hosts.values())
     findings.require_equal("attempts spent", spent, 0)
-    await _repeated_sends(scene)
+    await _repeated_sends(env)
 
 
-async def _sends_by_other_hosts(scene: Environment) -> int:
-    """Count sends noted by a host that was not the sender at that moment."""
-    return int(await scene.query_value("SELECT count(*) FROM campaign.noted WHERE host IS DISTINCT FROM sender"))
+async def _sends_by_other_hosts(env: Environment) -> int:
+    """Count sends recorded by a host that was not the sender at that moment."""
+    return int(await env.query_value("SELECT count(*) FROM campaign.sends WHERE host IS DISTINCT FROM sender"))
 
 
-async def _repeated_sends(scene: Environment) -> None:
-    """Limit repeated sends: a host stopped between note and first byte may repeat a share's send."""
-    sent = await promise_check.find_broadcasts(scene.chain, scene.crowd.ledger)
+async def _repeated_sends(env: Environment) -> None:
+    """Limit repeated sends: a host stopped between record and first byte may repeat a share's send."""
+    sent = await promise_check.find_broadcasts(env.chain, env.wallets.ledger)
     pairs = {(entry["nullifier"], entry["height"]) for entry in sent}
-    stops = int(scene.findings.figures.get(STOPPED_SENDER, 0))
-    scene.findings.require_at_most(
-        "sends of a share at a height that had one", len(sent) - len(pairs), POSTER_COUNT * stops
+    stops = int(env.findings.figures.get(STOPPED_SENDER, 0))
+    env.findings.require_at_most(
+        "repeated sends of a share at one height", len(sent) - len(pairs), POSTER_COUNT * stops
     )
 
 

@@ -33,12 +33,14 @@ async def check_described_operations(findings: Findings, setting: CampaignRun, u
         "--report-json-path": str(report),
     }
     status = await _run_schemathesis(setting.folder, [part for option in options.items() for part in option])
-    told = json.loads(report.read_text()) if report.exists() else {}
+    results = json.loads(report.read_text()) if report.exists() else {}
     operations = sum(len(methods) for methods in document["paths"].values())
     findings.require_equal("schemathesis, exit status", status, 0)
-    findings.require_equal("schemathesis, operations tested", told.get("operations", {}).get("tested", 0), operations)
-    findings.record_figure("schemathesis, requests", told.get("test_cases", {}).get("generated", 0))
-    findings.require_equal("schemathesis, failures", len(told.get("failures", ["no report"])), 0)
+    findings.require_equal(
+        "schemathesis, operations tested", results.get("operations", {}).get("tested", 0), operations
+    )
+    findings.record_figure("schemathesis, requests", results.get("test_cases", {}).get("generated", 0))
+    findings.require_equal("schemathesis, failures", len(results.get("failures", ["no report"])), 0)
 
 
 async def _run_schemathesis(folder: Path, flags: list[str]) -> int:
@@ -50,7 +52,7 @@ async def _run_schemathesis(folder: Path, flags: list[str]) -> int:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    told, _ = await process.communicate()
+    output, _ = await process.communicate()
     if process.returncode:
-        print(told.decode(errors="replace")[-6000:], file=sys.stderr)
+        print(output.decode(errors="replace")[-6000:], file=sys.stderr)
     return process.returncode or 0

@@ -41,7 +41,7 @@ class SqliteSearch:
         files = self._helper.bytes_on_disk()
         secrets = {name: value for vote, at in votes for name, value in collect_secrets(vote, at).items()}
         left = find_secrets(files, secrets | public)
-        left += [name for name, one in collect_nullifiers(votes).items() if files.count(one) != 1]
+        left += [name for name, value in collect_nullifiers(votes).items() if files.count(value) != 1]
         return left + [name for _, position in votes for name in columns_containing(self._helper, position)]
 
     def check_after_confirmation(self, votes: Votes, _public: dict[str, bytes]) -> None:
@@ -60,5 +60,7 @@ class SqliteSearch:
             "blinds and nullifiers in the database in hex or base64", len(find_secrets(files, written)), 0
         )
         findings.require_equal(
-            "nullifiers not exactly once in it", sum(files.count(one) != 1 for one in nullifiers.values()), 0
+            "nullifiers not exactly once in the database",
+            sum(files.count(value) != 1 for value in nullifiers.values()),
+            0,
         )

@@ -11,8 +11,8 @@ that falls due after the 503 is dispatched. After the recovery the helper resume
 spent, nothing fails, is closed or purged, and nothing is lost, early or counted twice.
 
 Injected fault: `CommitmentTreeSync.contradiction_reason` always returns None, so that a node with other roots is used
-again after a second. Reported: "all bad: seconds until a POST gets 503: 999.0 (≤ 5)", slowest "wrong root". This was an
-original bug, found when the campaign was written.
+again after a second. Reported: "all faulty: seconds until a POST gets 503: 999.0 (≤ 5)", slowest "wrong root". This was
+an original bug, found when the campaign was written.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from devnet import ballot
 from devnet.ballot import Ballot
 from tests.campaign import promise_check
 from tests.campaign.campaign import Campaign, CampaignRun, Findings
-from tests.campaign.wallet_clients import WalletCrowd
+from tests.campaign.wallet_clients import WalletGroup
 from tests.support.devnet import DevChain
 from tests.support.harness import HelperProcess, run_helper
 
@@ -54,9 +54,9 @@ LANE_COUNT = 4
 PAUSE_LIMIT_SECONDS = 5
 """Seconds within which a POST gets 503 after the last usable node became faulty."""
 NEVER_SECONDS = 999.0
-CONFIRMED_FIGURE = "one bad node: seconds until shares are counted"
-PAUSED_FIGURE = "all bad: seconds until a POST gets 503"
-DRAINED_FIGURE = "mended: seconds until drained"
+CONFIRMED_FIGURE = "one faulty node: seconds until shares are counted"
+PAUSED_FIGURE = "all faulty: seconds until a POST gets 503"
+DRAINED_FIGURE = "recovered: seconds until drained"
 BOUNDS = {CONFIRMED_FIGURE: 3, PAUSED_FIGURE: PAUSE_LIMIT_SECONDS, DRAINED_FIGURE: 10}
 
 
@@ -68,7 +68,7 @@ class FailureScenario:
     findings: Findings
     chain: DevChain
     helper: HelperProcess
-    crowd: WalletCrowd
+    wallets: WalletGroup
     round_id: bytes
     shares: Iterator[tuple[Ballot, int, int]]
     slowest: dict[str, tuple[float, str]]
@@ -80,11 +80,11 @@ class FailureScenario:
         """Post another share; return the status of the response."""
         vote, position, index = next(self.shares)
         share = vote.shares[index]
-        self.crowd.ledger.record_post(share.nullifier, vote.round_id, due, position)
-        began = time.monotonic()
+        self.wallets.ledger.record_post(share.nullifier, vote.round_id, due, position)
+        started_at = time.monotonic()
         answer = await self.helper.post_share(ballot.post_body(vote, share, position, due))
         if answer.status_code == 200:
-            self.crowd.ledger.record_acknowledgment(share.nullifier, time.time(), time.monotonic() - began)
+            self.wallets.ledger.record_acknowledgment(share.nullifier, time.time(), time.monotonic() - started_at)
             self.posted.append(share.nullifier)
         return answer.status_code
 
@@ -98,14 +98,14 @@ class FailureScenario:
         await asyncio.sleep(0.5)
         before = len(self.posted)
         answers = [await self.post_share(0) for _ in range(3)]
-        self.findings.require_equal("one bad node: shares not taken", sum(one != 200 for one in answers), 0)
+        self.findings.require_equal("one faulty node: shares not accepted", sum(status != 200 for status in answers), 0)
         posted = {nullifier.hex() for nullifier in self.posted[before:]}
-        began, seconds = time.time(), NEVER_SECONDS
+        started_at, seconds = time.time(), NEVER_SECONDS
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(30):
                 while posted - (await promise_check.count_confirmed(self.chain, [self.round_id])).keys():
                     await asyncio.sleep(0.1)
-                seconds = time.time() - began
+                seconds = time.time() - started_at
         self.record_slowest(CONFIRMED_FIGURE, seconds, name)
 
     async def check_all_nodes_bad(self, name: str) -> None:
@@ -114,30 +114,31 @@ class FailureScenario:
         limit = PAUSE_LIMIT_SECONDS + (STALE_SECONDS if name == "frozen" else 0)
         for node in range(1, self.nodes):
             await self.chain.set_faults(node=node, **FAULT_SWITCHES[name])
-        began = time.time()
-        while (answer := await self.post_share(0)) == 200 and time.time() - began < limit + 5:
+        started_at = time.time()
+        while (answer := await self.post_share(0)) == 200 and time.time() - started_at < limit + 5:
             await asyncio.sleep(0.4)
-        noticed = time.time()
-        seconds = noticed - began if answer == 503 else NEVER_SECONDS
+        paused_since = time.time()
+        seconds = paused_since - started_at if answer == 503 else NEVER_SECONDS
         self.record_slowest(PAUSED_FIGURE, seconds - (limit - PAUSE_LIMIT_SECONDS), name)
         await asyncio.sleep(pause)
-        mended = time.time()
+        recovered_at = time.time()
         for node in range(self.nodes):
             await self.chain.clear_faults(node=node)
-        firsts: dict[str, float] = {}  # messages sent before are public and may be sent again
-        for entry in await promise_check.find_broadcasts(self.chain, self.crowd.ledger):
-            firsts.setdefault(entry["nullifier"], entry["time"])
+        first_sent_at: dict[str, float] = {}  # messages sent before are public and may be sent again
+        for entry in await promise_check.find_broadcasts(self.chain, self.wallets.ledger):
+            first_sent_at.setdefault(entry["nullifier"], entry["time"])
         # Shares in progress when the nodes became faulty may be sent within those 5 s; shares due later may not.
-        posted = self.crowd.ledger.posted
+        posted = self.wallets.ledger.posted
         late = sum(
-            at < mended and (at > began + limit or (at > noticed and posted[one].submit_at > noticed))
-            for one, at in firsts.items()
+            at < recovered_at
+            and (at > started_at + limit or (at > paused_since and posted[nullifier].submit_at > paused_since))
+            for nullifier, at in first_sent_at.items()
         )
         self.findings.require_equal(f"{name}: shares dispatched while paused", late, 0)
-        due = [self.crowd.ledger.posted[nullifier.hex()].submit_at for nullifier in self.posted]
-        self.due_in_pause += sum(noticed < at < mended for at in due)
-        back = await promise_check.wait_until_drained(self.chain, self.crowd.ledger, 30)
-        self.record_slowest(DRAINED_FIGURE, time.time() - mended if back else NEVER_SECONDS, name)
+        due = [self.wallets.ledger.posted[nullifier.hex()].submit_at for nullifier in self.posted]
+        self.due_in_pause += sum(paused_since < at < recovered_at for at in due)
+        is_drained = await promise_check.wait_until_drained(self.chain, self.wallets.ledger, 30)
+        self.record_slowest(DRAINED_FIGURE, time.time() - recovered_at if is_drained else NEVER_SECONDS, name)
 
 
 async def run(setting: CampaignRun) -> Findings:
@@ -147,10 +148,10 @@ async def run(setting: CampaignRun) -> Findings:
     lanes = [names[number::LANE_COUNT] for number in range(LANE_COUNT)]
     worst: dict[str, tuple[float, str]] = {}
     async with httpx.AsyncClient(timeout=30) as http, asyncio.TaskGroup() as group:
-        for number, some in enumerate(lanes):
+        for number, lane_names in enumerate(lanes):
             folder = setting.folder / f"lane{number}"
             folder.mkdir()
-            group.create_task(_run_lane(setting, findings, worst, folder, http, some))
+            group.create_task(_run_lane(setting, findings, worst, folder, http, lane_names))
     for what, (seconds, name) in worst.items():
         findings.require_at_most(what, seconds, BOUNDS[what])
         findings.record_figure(f"{what}, slowest", name)
@@ -167,33 +168,33 @@ async def _run_lane(
 ) -> None:
     nodes = setting.scale(3, 2)
     flags = ("--block-seconds", "0.25", "--stand-in-proofs", "--extra-nodes", str(nodes))
-    whole = DevChain(folder, http, *flags, "--clock-offset", str(-OLD_BLOCKS))
-    await whole.start()
+    full_chain = DevChain(folder, http, *flags, "--clock-offset", str(-OLD_BLOCKS))
+    await full_chain.start()
     try:
-        chain = whole.at_node(nodes)  # the last node is used by the checks only and never faulty
+        chain = full_chain.at_node(nodes)  # the last node is used by the checks only and never faulty
         await chain.mine(FIRST_BLOCKS)
         await chain.set_faults(clock_offset_seconds=0)
         round_id = await chain.open_round()
         sections: dict[str, Any] = {"chain": {"poll_seconds": 0.1}, "helper": {"max_concurrent_proofs": 1}}
         async with run_helper(folder, http, chain, nodes=nodes, cluster=setting.cluster, **sections) as helper:
-            crowd = WalletCrowd(chain, lambda: [helper.url], setting.seeded_random(f"votes {folder.name}"))
-            votes = await crowd.cast_votes(round_id, len(names) * setting.scale(12, 3))
+            wallets = WalletGroup(chain, lambda: [helper.url], setting.seeded_random(f"votes {folder.name}"))
+            votes = await wallets.cast_votes(round_id, len(names) * setting.scale(12, 3))
             await helper.wait_for_leaf(round_id, max(position for _, position in votes))
             shares = ((vote, position, index) for vote, position in votes for index in range(16))
-            lane = FailureScenario(setting, findings, chain, helper, crowd, round_id, shares, slowest, nodes=nodes)
+            lane = FailureScenario(setting, findings, chain, helper, wallets, round_id, shares, slowest, nodes=nodes)
             for name in names:
                 await lane.check_one_bad_node(name)
-                soon = int(time.time()) + (STALE_SECONDS if name == "frozen" else 0)
+                earliest = int(time.time()) + (STALE_SECONDS if name == "frozen" else 0)
                 # Covers every second until one after the last moment at which the 503 may come: at least one share
                 # falls due in the pause, which is longer than a second.
                 for second in range(setting.scale(13, PAUSE_LIMIT_SECONDS + 1)):
-                    await lane.post_share(soon + 1 + second)
+                    await lane.post_share(earliest + 1 + second)
                 await lane.check_all_nodes_bad(name)
-            await promise_check.check_promises(findings, chain, crowd.ledger)
+            await promise_check.check_promises(findings, chain, wallets.ledger)
             await promise_check.check_no_share_charged(findings, helper)
-            findings.require_at_least("shares due while paused, in a lane", lane.due_in_pause, len(names))
+            findings.require_at_least("shares due while paused, per lane", lane.due_in_pause, len(names))
     finally:
-        await whole.kill()
+        await full_chain.kill()
 
 
 CAMPAIGN = Campaign("stale", run)

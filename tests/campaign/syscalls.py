@@ -89,25 +89,25 @@ async def read_calls(trace: Path, pid: int) -> list[SystemCall]:
 
 def parse_trace(text: str) -> list[SystemCall]:
     """Return the calls of a trace by their start; unfinished calls are left out."""
-    under_way: dict[int, tuple[int, str]] = {}
-    found: list[SystemCall] = []
+    unfinished: dict[int, tuple[int, str]] = {}
+    calls: list[SystemCall] = []
     for number, line in enumerate(text.splitlines()):
         split = _LINE.match(line)
         if split is None:
             continue
         pid, rest = int(split[1]), split[2]
         if rest.endswith("<unfinished ...>"):
-            under_way[pid] = number, rest
+            unfinished[pid] = number, rest
             continue
-        began = number
+        start = number
         if _RESUMED.match(rest):
-            began, first = under_way.pop(pid, (number, ""))
+            start, first = unfinished.pop(pid, (number, ""))
             rest = first + rest
         if call := _CALL.match(rest):
-            file = _HEX.sub(lambda one: chr(int(one[1], 16)), call[2] or "")
-            data = bytes(int(one, 16) for one in _HEX.findall(rest[call.end() :]))
-            found.append(SystemCall(call[1], began, number, pid, file, data))
-    return sorted(found, key=lambda call: call.began_at)
+            file = _HEX.sub(lambda match: chr(int(match[1], 16)), call[2] or "")
+            data = bytes(int(digits, 16) for digits in _HEX.findall(rest[call.end() :]))
+            calls.append(SystemCall(call[1], start, number, pid, file, data))
+    return sorted(calls, key=lambda call: call.began_at)
 
 
 def kill_points(traced_calls: Sequence[SystemCall], database: str) -> list[tuple[str, int]]:

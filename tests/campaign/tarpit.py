@@ -10,7 +10,7 @@ healthy node comes within 2 s of their time. Nothing is lost, early or counted t
 fails.
 
 Injected fault: no call makes a node slow (`helper.chain.node_http.SLOW_CALL_SECONDS = 1e9`), so that all shares due go
-to the tarpit first until its probe has timed out. Reported: "shares that met a tarpit first: 49 (≤ 18)".
+to the tarpit first until its probe has timed out. Reported: "shares sent to a tarpit first: 49 (≤ 18)".
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import httpx
 from helper.observability.stats import percentile
 from tests.campaign import promise_check
 from tests.campaign.campaign import Campaign, CampaignRun, Findings
-from tests.campaign.wallet_clients import WalletCrowd
+from tests.campaign.wallet_clients import WalletGroup
 from tests.support.devnet import DevChain
 from tests.support.harness import run_helper
 from tests.support.tcp_gate import TcpGate, open_gates
@@ -52,32 +52,32 @@ class Observations:
 
 async def run(setting: CampaignRun) -> Findings:
     """Run all scenarios and check the promises."""
-    findings, seen = Findings(), Observations()
+    findings, observations = Findings(), Observations()
     kinds = [TRICKLE, HALF_OPEN]
-    pairs = [(kind, place) for kind in kinds for place in range(NODE_COUNT)]
+    pairs = [(kind, position) for kind in kinds for position in range(NODE_COUNT)]
     turn = setting.seed % 2
     batches = setting.scale(
-        [pairs[:3], pairs[3:]], [[(kinds[(place + turn) % 2], place) for place in range(NODE_COUNT)]]
+        [pairs[:3], pairs[3:]], [[(kinds[(position + turn) % 2], position) for position in range(NODE_COUNT)]]
     )
     async with httpx.AsyncClient(timeout=30) as http:
         for number, batch in enumerate(batches):
             async with asyncio.TaskGroup() as group:
-                for kind, place in batch:
-                    folder = setting.folder / f"{number}-{place}"
+                for kind, position in batch:
+                    folder = setting.folder / f"{number}-{position}"
                     folder.mkdir()
-                    group.create_task(_run_lane(setting, findings, seen, folder, http, kind, place))
-    findings.require_at_least("calls to a tarpit", len(seen.calls), seen.tarpits)
-    findings.require_at_most("longest call to a tarpit, seconds", max(seen.calls, default=0.0), 10.5)
-    findings.require_at_least("shares that met no tarpit", len(seen.other_calls), 64)
-    findings.require_at_most("their lateness, p99, seconds", percentile(seen.other_calls, 0.99) or 0.0, 2)
+                    group.create_task(_run_lane(setting, findings, observations, folder, http, kind, position))
+    findings.require_at_least("calls to a tarpit", len(observations.calls), observations.tarpits)
+    findings.require_at_most("longest call to a tarpit, seconds", max(observations.calls, default=0.0), 10.5)
+    findings.require_at_least("shares not sent to a tarpit first", len(observations.other_calls), 64)
+    findings.require_at_most("their lateness, p99, seconds", percentile(observations.other_calls, 0.99) or 0.0, 2)
     findings.require_at_most(
-        "shares that met a tarpit first",
-        len(seen.detection_seconds),
-        SHARES_PER_SECOND * DETECTION_SECONDS * seen.tarpits,
+        "shares sent to a tarpit first",
+        len(observations.detection_seconds),
+        SHARES_PER_SECOND * DETECTION_SECONDS * observations.tarpits,
     )
-    findings.record_figure("their greatest lateness, seconds", max(seen.detection_seconds, default=0.0))
+    findings.record_figure("their maximum lateness, seconds", max(observations.detection_seconds, default=0.0))
     findings.record_figure(
-        "lateness before, all nodes well, p99, seconds", percentile(seen.latencies_before, 0.99) or 0.0
+        "lateness before the fault, p99, seconds", percentile(observations.latencies_before, 0.99) or 0.0
     )
     return findings
 
@@ -89,62 +89,64 @@ async def _run_lane(
     folder: Path,
     http: httpx.AsyncClient,
     kind: str,
-    place: int,
+    position: int,
 ) -> None:
     """Run a chain and a helper whose node in this position becomes a tarpit of this kind."""
     flags = ("--block-seconds", setting.scale("1", "0.5"), "--extra-nodes", str(NODE_COUNT), "--stand-in-proofs")
-    whole = DevChain(folder, http, *flags)
-    await whole.start()
+    full_chain = DevChain(folder, http, *flags)
+    await full_chain.start()
     try:
-        chain = whole.at_node(NODE_COUNT)  # the last node is used by the checks only
+        chain = full_chain.at_node(NODE_COUNT)  # the last node is used by the checks only
         listed = [(node["rest"], node["rpc"]) for node in chain.nodes[:NODE_COUNT]]
-        async with open_gates(*listed[place]) as ports:
-            listed[place] = (ports[0].url, ports[1].url)
+        async with open_gates(*listed[position]) as ports:
+            listed[position] = (ports[0].url, ports[1].url)
             sections: dict[str, Any] = {
                 "endpoints": [rest for rest, _ in listed],
                 "rpc": [rpc for _, rpc in listed],
                 "poll_seconds": 0.5,
             }
             async with run_helper(folder, http, chain, cluster=setting.cluster, chain=sections) as helper:
-                crowd = WalletCrowd(chain, lambda: [helper.url], setting.seeded_random(f"{kind} {place}"))
-                await _run_tarpit(setting, observations, chain, crowd, ports, kind, place)
-                await promise_check.check_promises(findings, chain, crowd.ledger)
+                wallets = WalletGroup(chain, lambda: [helper.url], setting.seeded_random(f"{kind} {position}"))
+                await _run_tarpit(setting, observations, chain, wallets, ports, kind, position)
+                await promise_check.check_promises(findings, chain, wallets.ledger)
                 await promise_check.check_no_share_charged(findings, helper)
     finally:
-        await whole.kill()
+        await full_chain.kill()
 
 
 async def _run_tarpit(
     setting: CampaignRun,
     observations: Observations,
     chain: DevChain,
-    crowd: WalletCrowd,
+    wallets: WalletGroup,
     ports: list[TcpGate],
     kind: str,
-    place: int,
+    position: int,
 ) -> None:
-    rng, seconds = setting.seeded_random(f"times {kind} {place}"), setting.scale(60, 14)
+    rng, seconds = setting.seeded_random(f"times {kind} {position}"), setting.scale(60, 14)
     round_id = await chain.open_round()
-    votes = await crowd.cast_votes(round_id, round(seconds * SHARES_PER_SECOND / 16))
+    votes = await wallets.cast_votes(round_id, round(seconds * SHARES_PER_SECOND / 16))
     await asyncio.sleep(2)  # wait until the leaves are in the helper's tree
-    began = time.time() + 4
-    await crowd.post_shares(votes, lambda: int(began + rng.uniform(0, seconds)))
-    await asyncio.sleep(began + 3 - time.time())
-    await _make_tarpit(chain, ports, kind, place)
-    turned = time.time()
-    await asyncio.sleep(began + seconds - time.time())
-    await promise_check.wait_until_drained(chain, crowd.ledger, 60)
+    start = time.time() + 4
+    await wallets.post_shares(votes, lambda: int(start + rng.uniform(0, seconds)))
+    await asyncio.sleep(start + 3 - time.time())
+    await _make_tarpit(chain, ports, kind, position)
+    tarpit_since = time.time()
+    await asyncio.sleep(start + seconds - time.time())
+    await promise_check.wait_until_drained(chain, wallets.ledger, 60)
     observations.tarpits += 1
-    _record_latencies(observations, crowd.ledger, await chain.request_log(), ports, kind, f"node{place}", turned)
+    _record_latencies(
+        observations, wallets.ledger, await chain.request_log(), ports, kind, f"node{position}", tarpit_since
+    )
     for port in ports:
         port.is_silent = False
-    await chain.clear_faults(node=place)
+    await chain.clear_faults(node=position)
 
 
-async def _make_tarpit(chain: DevChain, ports: list[TcpGate], kind: str, place: int) -> None:
+async def _make_tarpit(chain: DevChain, ports: list[TcpGate], kind: str, position: int) -> None:
     """Turn a node into a tarpit."""
     if kind == TRICKLE:
-        await chain.set_faults(node=place, trickle=10)
+        await chain.set_faults(node=position, trickle=10)
         return
     for port in ports:
         await port.close_port()
@@ -159,12 +161,12 @@ def _record_latencies(
     ports: list[TcpGate],
     kind: str,
     name: str,
-    turned: float,
+    tarpit_since: float,
 ) -> None:
     """Record the duration of calls to the tarpit and each share's latency at a healthy node."""
-    met: set[str] = set()
-    firsts: dict[str, float] = {}
-    heard = b"".join(bytes(one) for port in ports for one in port.received)
+    delayed: set[str] = set()
+    first_sent_at: dict[str, float] = {}
+    received = b"".join(bytes(buffer) for port in ports for buffer in port.received)
     for entry in requests:
         slow = kind == TRICKLE and entry["node"] == name and entry["ms"] > 5000
         if slow:
@@ -173,20 +175,20 @@ def _record_latencies(
         if nullifier not in ledger.posted:
             continue
         if slow:
-            met.add(nullifier)
-        elif kind == HALF_OPEN or entry["node"] != name or entry["time"] < turned:
-            firsts.setdefault(nullifier, entry["time"])
+            delayed.add(nullifier)
+        elif kind == HALF_OPEN or entry["node"] != name or entry["time"] < tarpit_since:
+            first_sent_at.setdefault(nullifier, entry["time"])
     if kind == HALF_OPEN:
         observations.calls += [held for port in ports for held in port.connection_seconds]
-        met = {one for one in ledger.posted if base64.b64encode(bytes.fromhex(one)) in heard}
+        delayed = {nullifier for nullifier in ledger.posted if base64.b64encode(bytes.fromhex(nullifier)) in received}
     for nullifier, posted in ledger.posted.items():
-        if nullifier not in firsts:
+        if nullifier not in first_sent_at:
             continue  # a trickling tarpit may have received it in full, or it was sent while the node was healthy
-        late = max(0.0, firsts[nullifier] - posted.submit_at)
-        if nullifier not in met and firsts[nullifier] < turned:
+        late = max(0.0, first_sent_at[nullifier] - posted.submit_at)
+        if nullifier not in delayed and first_sent_at[nullifier] < tarpit_since:
             observations.latencies_before.append(late)
         else:
-            (observations.detection_seconds if nullifier in met else observations.other_calls).append(late)
+            (observations.detection_seconds if nullifier in delayed else observations.other_calls).append(late)
 
 
 CAMPAIGN = Campaign("tarpit", run)

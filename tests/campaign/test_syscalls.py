@@ -15,8 +15,8 @@ TRACE = r"""11    pwrite64(4<\x2f\x71\x2d\x77\x61\x6c>, "\x41\x42", 2, 0) = 2
 
 
 def test_parse_trace_orders_calls_by_start_with_their_end() -> None:
-    told = [(call.name, call.pid, call.file, call.data, call.began_at, call.ended_at) for call in parse_trace(TRACE)]
-    assert told == [
+    calls = [(call.name, call.pid, call.file, call.data, call.began_at, call.ended_at) for call in parse_trace(TRACE)]
+    assert calls == [
         ("pwrite64", 11, "/q-wal", b"AB", 0, 0),
         ("fdatasync", 11, "/q-wal", b"", 1, 3),
         ("writev", 7, "socket:[1]", b"ok", 2, 2),

@@ -20,7 +20,7 @@ SHARES_PATH = "/shielded-vote/v1/shares"
 DueTimeSource = Callable[[], int]
 
 
-class WalletCrowd:
+class WalletGroup:
     """Many voters.
 
     Args:

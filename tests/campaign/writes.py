@@ -10,8 +10,8 @@ A kill does not lose data that the kernel already has; a power failure does. The
 of calls: the fdatasync of the WAL that contains a share's row ends before its response begins, and that of its message
 before the first byte of the broadcast.
 
-Injected fault: the migrations without their transaction. The short form reported: "not started again after: pwrite64
-91, pwrite64 42 (= none)". And `PRAGMA synchronous = NORMAL`: "answers before the fdatasync of their row: 3 (= 0)",
+Injected fault: the migrations without their transaction. The short form reported: "not restarted after: pwrite64
+91, pwrite64 42 (= none)". And `PRAGMA synchronous = NORMAL`: "responses before the fdatasync of their row: 3 (= 0)",
 "broadcasts before the fdatasync of their message: 3 (= 0)".
 """
 
@@ -33,7 +33,7 @@ from tests.campaign import syscalls
 from tests.campaign.campaign import Campaign, CampaignRun, Findings
 from tests.campaign.promise_check import ShareLedger, check_promises
 from tests.campaign.syscalls import SystemCall
-from tests.campaign.wallet_clients import WalletCrowd
+from tests.campaign.wallet_clients import WalletGroup
 from tests.support.devnet import DevChain
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess
 from tests.support.process import find_free_port
@@ -79,9 +79,9 @@ class KillEnvironment:
         folder.mkdir()
         port = find_free_port()
         settings = {"port": port, "max_concurrent_proofs": 1}
-        made = HelperProcess(folder, self.http, self.chain, program=STAND_IN_PROGRAM, helper=settings)
-        made.ready_data = {"url": f"http://127.0.0.1:{port}"}
-        return made
+        helper = HelperProcess(folder, self.http, self.chain, program=STAND_IN_PROGRAM, helper=settings)
+        helper.ready_data = {"url": f"http://127.0.0.1:{port}"}
+        return helper
 
 
 async def run(setting: CampaignRun) -> Findings:
@@ -90,31 +90,31 @@ async def run(setting: CampaignRun) -> Findings:
     if not syscalls.is_strace_installed():
         findings.require_equal("strace is installed", "no", "yes")
         return findings
-    async with _create_environment(setting, "trace") as world:
-        every = await _trace_lifecycle(world, findings)
-        await check_promises(findings, world.chain, world.ledger)
-    chosen = every
+    async with _create_environment(setting, "trace") as env:
+        all_points = await _trace_lifecycle(env, findings)
+        await check_promises(findings, env.chain, env.ledger)
+    chosen = all_points
     if setting.is_quick:
-        step = -(-len(every) // QUICK_POINT_COUNT)
-        chosen = every[setting.seeded_random("offset").randrange(step) :: step]
-    tally = KillStatistics()
+        step = -(-len(all_points) // QUICK_POINT_COUNT)
+        chosen = all_points[setting.seeded_random("offset").randrange(step) :: step]
+    statistics = KillStatistics()
     for number, batch in enumerate(_split_batches(chosen)):
-        async with _create_environment(setting, f"batch-{number}") as world:
-            await _run_lanes(world, batch, tally)
-            await check_promises(findings, world.chain, world.ledger)
-    _report(findings, tally, len(every), len(chosen))
+        async with _create_environment(setting, f"batch-{number}") as env:
+            await _run_lanes(env, batch, statistics)
+            await check_promises(findings, env.chain, env.ledger)
+    _report(findings, statistics, len(all_points), len(chosen))
     return findings
 
 
-def _report(findings: Findings, tally: KillStatistics, every: int, chosen: int) -> None:
-    findings.record_figure("writes in a life", every)
-    findings.record_figure("lives that ended before their write", tally.survived)
-    findings.require_at_least("kills", tally.killed, 0.8 * chosen)
-    findings.require_equal("not started again after", ", ".join(tally.not_started) or "none", "none")
-    findings.require_equal("shares not confirmed after a kill", tally.unconfirmed, 0)
-    findings.require_equal("witnesses left on disk", tally.secrets_left, 0)
-    findings.require_equal("databases not sound", "; ".join(tally.corrupt_databases) or "none", "none")
-    findings.require_equal("exit status in the end", " ".join(map(str, sorted(tally.statuses))), "0")
+def _report(findings: Findings, statistics: KillStatistics, point_count: int, chosen: int) -> None:
+    findings.record_figure("writes of a share", point_count)
+    findings.record_figure("runs that ended before their write", statistics.survived)
+    findings.require_at_least("kills", statistics.killed, 0.8 * chosen)
+    findings.require_equal("not restarted after", ", ".join(statistics.not_started) or "none", "none")
+    findings.require_equal("shares not confirmed after a kill", statistics.unconfirmed, 0)
+    findings.require_equal("witnesses left on disk", statistics.secrets_left, 0)
+    findings.require_equal("corrupt databases", "; ".join(statistics.corrupt_databases) or "none", "none")
+    findings.require_equal("exit status at the end", " ".join(map(str, sorted(statistics.statuses))), "0")
 
 
 def _split_batches(chosen: Sequence[KillPoint]) -> list[Sequence[KillPoint]]:
@@ -132,7 +132,7 @@ async def _create_environment(setting: CampaignRun, name: str) -> AsyncIterator[
         try:
             round_id = await chain.open_round()
             rng = setting.seeded_random(name)
-            ((vote, position),) = await WalletCrowd(chain, list, rng).cast_votes(round_id, 1)
+            ((vote, position),) = await WalletGroup(chain, list, rng).cast_votes(round_id, 1)
             yield KillEnvironment(chain, vote, position, ShareLedger(), folder, http, rng)
         finally:
             await chain.kill()
@@ -141,111 +141,111 @@ async def _create_environment(setting: CampaignRun, name: str) -> AsyncIterator[
 # ---------------------------------------------------------------- order of calls
 
 
-async def _trace_lifecycle(world: KillEnvironment, findings: Findings) -> list[KillPoint]:
+async def _trace_lifecycle(env: KillEnvironment, findings: Findings) -> list[KillPoint]:
     """Trace some shares in one helper; return every write of the first share as a kill point."""
-    trace = world.folder / "trace"
-    helper = world.create_helper("traced")
+    trace = env.folder / "trace"
+    helper = env.create_helper("traced")
     helper.spawn(wrapper=syscalls.trace_command(trace))
     try:
         await helper.wait_until_listening()
         for index in range(TRACED_SHARES):
-            await _post_share(world, helper, index)
+            await _post_share(env, helper, index)
             async with helper.timeout("has erased a share"):
-                while not await _wait_until_erased(world, helper, index):
+                while not await _wait_until_erased(env, helper, index):
                     await asyncio.sleep(0.05)
             if index == 0:
                 lines = trace.read_text(errors="replace").count("\n")
         assert await helper.stop() == 0
-        found = await syscalls.read_calls(trace, helper.pid)
+        calls = await syscalls.read_calls(trace, helper.pid)
     finally:
         await helper.kill()
-    late_answers = late_broadcasts = seen = 0
-    for index, answer in zip(range(TRACED_SHARES), _wallet_response_calls(found), strict=True):
-        share = world.vote.shares[index]
-        late_answers += not _is_wal_synced(found, share.blind, answer)
+    late_answers = late_broadcasts = traced = 0
+    for index, answer in zip(range(TRACED_SHARES), _wallet_response_calls(calls), strict=True):
+        share = env.vote.shares[index]
+        late_answers += not _is_wal_synced(calls, share.blind, answer)
         late_broadcasts += not _is_wal_synced(
-            found, b"\x04\x0a\x20" + share.nullifier, _broadcast_call(found, share.nullifier)
+            calls, b"\x04\x0a\x20" + share.nullifier, _broadcast_call(calls, share.nullifier)
         )
-        seen += 1
-    findings.record_figure("shares traced", seen)
-    findings.require_equal("answers before the fdatasync of their row", late_answers, 0)
+        traced += 1
+    findings.record_figure("shares traced", traced)
+    findings.require_equal("responses before the fdatasync of their row", late_answers, 0)
     findings.require_equal("broadcasts before the fdatasync of their message", late_broadcasts, 0)
-    return syscalls.kill_points([call for call in found if call.ended_at < lines], helper.db.name)
+    return syscalls.kill_points([call for call in calls if call.ended_at < lines], helper.db.name)
 
 
-def _wallet_response_calls(found: Sequence[SystemCall]) -> list[SystemCall]:
+def _wallet_response_calls(calls: Sequence[SystemCall]) -> list[SystemCall]:
     """Return the calls that sent responses to wallets, in order."""
-    return [call for call in found if call.file.startswith("socket:") and b'"queued"' in call.data]
+    return [call for call in calls if call.file.startswith("socket:") and b'"queued"' in call.data]
 
 
-def _broadcast_call(found: Sequence[SystemCall], nullifier: bytes) -> SystemCall:
+def _broadcast_call(calls: Sequence[SystemCall], nullifier: bytes) -> SystemCall:
     """Return the call that sent the first byte of the request with this nullifier.
 
     The head may be sent before the body that contains the nullifier.
     """
     name = base64.b64encode(nullifier)
-    sent = [call for call in found if call.file.startswith("socket:")]
+    sent = [call for call in calls if call.file.startswith("socket:")]
     body = next(call for call in sent if name in call.data)
     before = [call for call in sent if call.file == body.file and call.began_at <= body.began_at]
     return next(call for call in reversed(before) if b"/reveal-share" in call.data)
 
 
-def _is_wal_synced(found: Sequence[SystemCall], needle: bytes, sending: SystemCall) -> bool:
+def _is_wal_synced(calls: Sequence[SystemCall], needle: bytes, sending: SystemCall) -> bool:
     """Return whether the WAL with these bytes was synced between their write and the sending."""
-    written = next(call for call in found if call.file.endswith("-wal") and needle in call.data)
+    written = next(call for call in calls if call.file.endswith("-wal") and needle in call.data)
     return any(
         call.name in ("fdatasync", "fsync")
         and call.file == written.file
         and written.ended_at < call.began_at
         and call.ended_at < sending.began_at
-        for call in found
+        for call in calls
     )
 
 
 # ---------------------------------------------------------------- kills
 
 
-async def _run_lanes(world: KillEnvironment, batch: Sequence[KillPoint], tally: KillStatistics) -> None:
+async def _run_lanes(env: KillEnvironment, batch: Sequence[KillPoint], statistics: KillStatistics) -> None:
     queue = iter(enumerate(batch))
 
     async def run_lane() -> None:
         for index, point in queue:
-            await _run_kill(world, index, point, tally)
+            await _run_kill(env, index, point, statistics)
 
     await asyncio.gather(*(run_lane() for _ in range(LANE_COUNT)))
 
 
-async def _run_kill(world: KillEnvironment, index: int, point: KillPoint, tally: KillStatistics) -> None:
+async def _run_kill(env: KillEnvironment, index: int, point: KillPoint, statistics: KillStatistics) -> None:
     """Run one share's life with a kill at this point."""
-    helper = world.create_helper("{}-{}".format(*point))
+    helper = env.create_helper("{}-{}".format(*point))
     helper.spawn(wrapper=syscalls.kill_command(*point))
     try:
-        posting = asyncio.create_task(_post_share(world, helper, index))
+        posting = asyncio.create_task(_post_share(env, helper, index))
         try:
-            if await _wait_for_kill(world, helper, index, point):
-                tally.killed += 1
+            if await _wait_for_kill(env, helper, index, point):
+                statistics.killed += 1
                 if not await _restarts_cleanly(helper):
-                    tally.not_started.append("{} {}".format(*point))
+                    statistics.not_started.append("{} {}".format(*point))
                     return
             else:
-                tally.survived += 1
+                statistics.survived += 1
             await posting
         finally:
             posting.cancel()
         try:
             async with helper.timeout("has confirmed and erased its share", TIMEOUT_SECONDS):
-                while not await _wait_until_erased(world, helper, index):
+                while not await _wait_until_erased(env, helper, index):
                     await asyncio.sleep(0.05)
         except AssertionError:
-            tally.unconfirmed += 1
-        tally.statuses.add(await helper.stop())
+            statistics.unconfirmed += 1
+        statistics.statuses.add(await helper.stop())
     finally:
         await helper.kill()
-    share = world.vote.shares[index]
-    secrets = (share.blind, share.c1, share.c2, b"".join(world.vote.share_comms))
-    tally.secrets_left += any(secret in helper.bytes_on_disk() for secret in secrets)
-    if (said := helper.storage.check_integrity()) != "ok":
-        tally.corrupt_databases.append(f"{point}: {said}")
+    share = env.vote.shares[index]
+    secrets = (share.blind, share.c1, share.c2, b"".join(env.vote.share_comms))
+    statistics.secrets_left += any(secret in helper.bytes_on_disk() for secret in secrets)
+    if (result := helper.storage.check_integrity()) != "ok":
+        statistics.corrupt_databases.append(f"{point}: {result}")
 
 
 async def _restarts_cleanly(helper: HelperProcess) -> bool:
@@ -258,35 +258,35 @@ async def _restarts_cleanly(helper: HelperProcess) -> bool:
     return True
 
 
-async def _wait_for_kill(world: KillEnvironment, helper: HelperProcess, index: int, point: KillPoint) -> bool:
+async def _wait_for_kill(env: KillEnvironment, helper: HelperProcess, index: int, point: KillPoint) -> bool:
     """Wait for the kill; return False if the share was finished before."""
-    async with helper.timeout("is killed, or has lived to the end"):
+    async with helper.timeout("is killed or has erased its share"):
         while True:
             assert helper.process is not None
             status = helper.process.poll()
             if status is not None:
                 assert status == -signal.SIGKILL, f"{point}: ended with {status}\n{helper.log_tail()}"
                 return True
-            if await _wait_until_erased(world, helper, index):
+            if await _wait_until_erased(env, helper, index):
                 return False
             await asyncio.sleep(0.05)
 
 
-async def _post_share(world: KillEnvironment, helper: HelperProcess, index: int) -> None:
+async def _post_share(env: KillEnvironment, helper: HelperProcess, index: int) -> None:
     """Post a share until it is acknowledged, across restarts of its helper."""
-    crowd = WalletCrowd(world.chain, lambda: [helper.url], world.rng)
-    crowd.ledger = world.ledger
-    await crowd.post_shares(
-        [(world.vote, world.position)], lambda: 0, posters=1, timeout_seconds=TIMEOUT_SECONDS, indices=[index]
+    wallets = WalletGroup(env.chain, lambda: [helper.url], env.rng)
+    wallets.ledger = env.ledger
+    await wallets.post_shares(
+        [(env.vote, env.position)], lambda: 0, posters=1, timeout_seconds=TIMEOUT_SECONDS, indices=[index]
     )
 
 
-async def _wait_until_erased(world: KillEnvironment, helper: HelperProcess, index: int) -> bool:
+async def _wait_until_erased(env: KillEnvironment, helper: HelperProcess, index: int) -> bool:
     """Return whether a share is confirmed and its witness is in no file."""
-    share = world.vote.shares[index]
+    share = env.vote.shares[index]
     with contextlib.suppress(httpx.HTTPError, FileNotFoundError):
-        if share.nullifier.hex() in world.ledger.acknowledged_at:
-            confirmed = await helper.share_status(world.vote.round_id, share.nullifier) == "confirmed"
+        if share.nullifier.hex() in env.ledger.acknowledged_at:
+            confirmed = await helper.share_status(env.vote.round_id, share.nullifier) == "confirmed"
             return confirmed and share.blind not in helper.bytes_on_disk()
     return False
 

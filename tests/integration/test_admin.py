@@ -28,7 +28,7 @@ async def read_state_events(
     http: httpx.AsyncClient, url: str, count: int, **headers: str
 ) -> list[tuple[str, dict[str, Any]]]:
     """Read this many events. Returns the name and state of each."""
-    found: list[tuple[str, dict[str, Any]]] = []
+    events: list[tuple[str, dict[str, Any]]] = []
     sent = {"Authorization": f"Bearer {TOKEN}", **headers}
     async with asyncio.timeout(30), http.stream("GET", f"{url}/shielded-vote/v1/events", headers=sent) as stream:
         assert stream.status_code == 200
@@ -39,17 +39,17 @@ async def read_state_events(
             if field == "id":
                 name = value
             elif field == "data":
-                found.append((name, json.loads(value)))
-                if len(found) == count:
+                events.append((name, json.loads(value)))
+                if len(events) == count:
                     break
-    return found
+    return events
 
 
 async def read_registered(http: httpx.AsyncClient, helper: HelperProcess) -> list[dict[str, Any]]:
     answer = await http.get(f"{helper.url}/api/pending-validators")
     assert answer.status_code == 200, answer.text
-    found: list[dict[str, Any]] = answer.json()
-    return found
+    registrations: list[dict[str, Any]] = answer.json()
+    return registrations
 
 
 async def test_validator_is_pending_until_it_bonds(tmp_path: Path, http: httpx.AsyncClient, chain: DevChain) -> None:
@@ -83,9 +83,9 @@ async def test_events_require_operator_token(tmp_path: Path, http: httpx.AsyncCl
         (shown,) = [known for known in state["rounds"] if known["round_id"] == round_id.hex()]
         assert (shown["waiting"], shown["confirmed"], sum(shown["due_per_minute"])) == (16, 0, 16)
         assert shown["due_per_minute"][9:11] in ([0, 16], [16, 0])
-        told = json.dumps(state)
-        assert secrets_in_text(told, collect_secrets(vote)) == []
-        assert all(share.nullifier.hex() not in told for share in vote.shares)
+        text = json.dumps(state)
+        assert secrets_in_text(text, collect_secrets(vote)) == []
+        assert all(share.nullifier.hex() not in text for share in vote.shares)
         (second, _), (third, _) = await read_state_events(http, helper.url, 2, **{"Last-Event-ID": first})
         assert [int(name.rpartition("-")[2]) for name in (second, third)] == [
             int(first.rpartition("-")[2]) + ahead for ahead in (1, 2)
@@ -103,9 +103,9 @@ async def test_service_with_open_event_streams_stops(tmp_path: Path, http: httpx
         async with helper.timeout("has a listener"):
             while not await read_state_events(http, helper.url, 1):
                 await asyncio.sleep(0.1)
-        began = time.monotonic()
+        started_at = time.monotonic()
         assert await helper.stop() == 0
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - started_at < 10
         assert len(await listening) < 1000
 
 
@@ -151,7 +151,7 @@ async def test_admin_without_queue_accepts_registrations(
         )
         assert answer.status_code == 200, answer.text
         assert (await http.get(f"{helper.url}/shielded-vote/v1/status")).status_code == 404
-        assert not helper.db.exists(), "no queue is made"
+        assert not helper.db.exists(), "no queue is created"
         assert await helper.stop() == 0
     finally:
         await helper.kill()

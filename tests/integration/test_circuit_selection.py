@@ -21,13 +21,13 @@ async def post_first_shares(chain: DevChain, helper: HelperProcess, round_id: by
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(("circuit", "version", "begins"), [("k11", "", "k10"), ("k10", "v1.2.0", "k11")])
+@pytest.mark.parametrize(("circuit", "version", "initial_circuit"), [("k11", "", "k10"), ("k10", "v1.2.0", "k11")])
 async def test_circuit_auto_finds_generation_without_spending_attempts(
-    tmp_path: Path, circuit: str, version: str, begins: str
+    tmp_path: Path, circuit: str, version: str, initial_circuit: str
 ) -> None:
     flags = ("--circuit", circuit, "--version", version)
     async with run_chain_and_helper(tmp_path, *flags, helper={"max_concurrent_proofs": 1}) as (chain, helper):
-        assert (await helper.service_stats())["circuit"] == begins
+        assert (await helper.service_stats())["circuit"] == initial_circuit
         round_id = await chain.open_round()
         vote = await post_first_shares(chain, helper, round_id, 2)
         await helper.wait_until_confirmed(vote)
@@ -37,8 +37,8 @@ async def test_circuit_auto_finds_generation_without_spending_attempts(
         assert facts["counts"]["answer_bad_proof"] >= 1
         assert helper.query_rows("SELECT value FROM meta WHERE key LIKE 'circuit:%'") == [(circuit,)]
         await helper.stop()
-        async with run_helper(tmp_path, chain.http, chain) as again:  # stand-ins need no key generation
-            assert (await again.service_stats())["circuit"] == circuit, "remembered for this chain"
+        async with run_helper(tmp_path, chain.http, chain) as restarted:  # stand-ins need no key generation
+            assert (await restarted.service_stats())["circuit"] == circuit, "the generation is stored for this chain"
 
 
 @pytest.mark.anyio

@@ -13,7 +13,7 @@ SHARES = 16
 
 
 @pytest.mark.anyio
-async def test_circuit_trial_with_sixteen_due_shares_sends_one_bad_proof(tmp_path: Path) -> None:
+async def test_circuit_trial_with_sixteen_due_shares_sends_one_invalid_proof(tmp_path: Path) -> None:
     flags = ("--circuit", "k10", "--version", "v1.2.0")  # starts with k11, so the valid proofs are the fast ones
     async with run_chain_and_helper(tmp_path, *flags, helper={"max_concurrent_proofs": 2}) as (chain, helper):
         assert (await helper.service_stats())["circuit"] == "k11"
@@ -21,7 +21,7 @@ async def test_circuit_trial_with_sixteen_due_shares_sends_one_bad_proof(tmp_pat
         vote = await post_first_shares(chain, helper, round_id, SHARES)
         await helper.wait_until_confirmed(vote)
         refused = [entry for entry in await chain.broadcasts() if entry["status"] == 422]
-        assert len(refused) == 1, "the others waited for the first answer"
+        assert len(refused) == 1, "the others waited for the first response"
         facts = await helper.service_stats()
         assert facts["circuit"] == "k10"
         assert facts["counts"]["answer_bad_proof"] == 1

@@ -47,7 +47,7 @@ async def test_kill_loses_no_share_and_counts_none_twice(
         due = unix_time_in(0.5)
         async with Wallet(chain.url, [helper.url], mode="parallel") as wallet:
             vote = await wallet.post_shares(sealed, position, times=ballot.same_second_times(due))
-        assert await helper.wait_for_exit() == -9, "it was killed at its moment"
+        assert await helper.wait_for_exit() == -9, "the service was killed at the chosen moment"
         acknowledged = {share.index for share in vote.shares if share.is_accepted}
         await helper.start()
         await helper.wait_until_ready()

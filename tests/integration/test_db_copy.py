@@ -26,20 +26,20 @@ CLUSTERS = ["cluster"] if find_binaries() is not None else []
 
 
 @asynccontextmanager
-async def run_copy_beside_helper(helper: HelperProcess, to: str, arrived: Any) -> AsyncIterator[None]:
+async def run_concurrent_copy(helper: HelperProcess, target: str, arrived: Any) -> AsyncIterator[None]:
     """Start a migration during operation. It must finish after the helper is killed at the end of the block."""
-    words = ("db", "copy", "--to", to, "--wait", "--yes", "--json", "--config", str(helper.config))
-    moving = asyncio.create_task(run_command_line(helper.config.parent, *words))
+    arguments = ("db", "copy", "--to", target, "--wait", "--yes", "--json", "--config", str(helper.config))
+    copying = asyncio.create_task(run_command_line(helper.config.parent, *arguments))
     async with asyncio.timeout(TIMEOUT_SECONDS):
         while not await asyncio.to_thread(arrived):
-            assert not moving.done(), moving.result()
+            assert not copying.done(), copying.result()
             await asyncio.sleep(0.05)
     yield
     await helper.kill()
-    code, told, said = await moving
-    assert code == 0, said
-    assert_conforms("db-copy", told)
-    assert told["state"] == "moved"
+    code, copied, messages = await copying
+    assert code == 0, messages
+    assert_conforms("db-copy", copied)
+    assert copied["state"] == "moved"
 
 
 @pytest.mark.anyio
@@ -51,8 +51,8 @@ async def test_db_copy_to_shared_database_and_back_keeps_claimed_shares(
     keys, schema = tmp_path / "keys", f"moved_{token_hex(6)}"
     keys.touch(0o600)
     keys.write_text(token_hex(32))
-    alone = {"key_file": str(keys), "schema_name": schema}
-    shared = {**alone, "url": cluster.url, "host": "one"}
+    store_settings = {"key_file": str(keys), "schema_name": schema}
+    shared = {**store_settings, "url": cluster.url, "host": "one"}
 
     def has_all() -> bool:
         with psycopg.connect(cluster.url) as conn:
@@ -60,16 +60,16 @@ async def test_db_copy_to_shared_database_and_back_keeps_claimed_shares(
                 return False
             return conn.execute(f"SELECT count(*) FROM {schema}.shares".encode()).fetchone() == (16,)
 
-    async with run_helper(tmp_path, http, chain, store=alone) as helper:
+    async with run_helper(tmp_path, http, chain, store=store_settings) as helper:
         round_id = await chain.open_round()
         before = await cast_vote(chain, helper, round_id)
         await helper.wait_until_confirmed(before)
         with suspend_processes(await helper.worker_pids()):
             under_way = await cast_vote(chain, helper, round_id, proposal=2, times=ballot.immediate_times())
-            async with run_copy_beside_helper(helper, cluster.url, has_all):
+            async with run_concurrent_copy(helper, cluster.url, has_all):
                 pass
 
-    left = HelperProcess(tmp_path, http, chain, program=STAND_IN_PROGRAM, store=alone)
+    left = HelperProcess(tmp_path, http, chain, program=STAND_IN_PROGRAM, store=store_settings)
     left.spawn()
     assert await left.wait_for_exit() == 1
     assert "was moved to postgresql://" in left.log_tail()
@@ -77,10 +77,10 @@ async def test_db_copy_to_shared_database_and_back_keeps_claimed_shares(
     async with run_helper(tmp_path, http, chain, store=shared) as helper:
         await helper.wait_until_confirmed(before)
         await helper.wait_until_confirmed(under_way)
-        async with run_copy_beside_helper(helper, "sqlite", lambda: True):
+        async with run_concurrent_copy(helper, "sqlite", lambda: True):
             after = await cast_vote(chain, helper, round_id, proposal=3)
 
-    async with run_helper(tmp_path, http, chain, store=alone) as helper:
+    async with run_helper(tmp_path, http, chain, store=store_settings) as helper:
         for vote in (before, under_way, after):
             await helper.wait_until_confirmed(vote)
     nullifiers = [share.nullifier.hex() for vote in (before, under_way, after) for share in vote.shares]

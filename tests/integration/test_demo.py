@@ -33,14 +33,14 @@ RESULT_KEYS = {
 
 def processes_with_environment(mark: str) -> list[str]:
     """Return the command lines of all processes with this text in their environment."""
-    found = []
+    commands = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if mark.encode() in (process / "environ").read_bytes():
-                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                commands.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
         except (PermissionError, FileNotFoundError, ProcessLookupError):
             continue
-    return found
+    return commands
 
 
 @pytest.fixture
@@ -65,12 +65,12 @@ async def test_demo_ends_with_correct_tally_and_no_remains(demo_folder: Path, ci
     )
     try:
         async with asyncio.timeout(300):
-            printed, told = await process.communicate()
+            printed, stderr = await process.communicate()
     finally:
         if process.returncode is None:
             process.terminate()
             await process.wait()
-    assert process.returncode == 0, told.decode()
+    assert process.returncode == 0, stderr.decode()
     assert printed.count(b"\n") == 1
     assert printed.endswith(b"\n")
     outcome = json.loads(printed)
@@ -82,7 +82,7 @@ async def test_demo_ends_with_correct_tally_and_no_remains(demo_folder: Path, ci
     assert outcome["proofs_per_second"] > 0
     assert outcome["lateness_ms_p99"] >= 0
     assert processes_with_environment(mark) == []
-    assert list(demo_folder.iterdir()) == [], "no file is left either"
+    assert list(demo_folder.iterdir()) == [], "no file remains"
 
 
 @pytest.mark.anyio
@@ -94,16 +94,16 @@ async def test_demo_with_keep_serves_page_with_live_data(tmp_path: Path) -> None
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )
-    told: dict[str, str] = {}
+    addresses: dict[str, str] = {}
     try:
         assert process.stderr is not None
         async with asyncio.timeout(300):
             async for line in process.stderr:
                 name, _, value = line.decode().strip().partition(": ")
-                told[name] = value
+                addresses[name] = value
                 if "Ctrl-C" in name:
                     break
-        url, token = told["helper, and its page"], told["operator token, for the page's queue"]
+        url, token = addresses["helper, and its page"], addresses["operator token, for the page's queue"]
         async with asyncio.timeout(60), httpx.AsyncClient(base_url=url, timeout=30) as http:
             page = await http.get("/queue")
             assert page.headers["content-type"].startswith("text/html")

@@ -38,12 +38,12 @@ async def test_doctor_healthy_then_faulty_node_is_reported(
         vote = await cast_vote(chain, helper, round_id, times=ballot.same_second_times(unix_time_in(3000)))
         assert vote.is_accepted
 
-        found = await run_checks(helper)
-        assert all_ok(found.values()), found
-        assert found["helper"].facts["ready"] is True
-        assert found[f"round {round_id.hex()[:8]}"].message.startswith("16 shares left, ")
-        assert found["core files"].message.startswith("the helper writes none")
-        assert found["database"].facts["shares"] == 16
+        results = await run_checks(helper)
+        assert all_ok(results.values()), results
+        assert results["helper"].facts["ready"] is True
+        assert results[f"round {round_id.hex()[:8]}"].message.startswith("16 shares left, ")
+        assert results["core files"].message.startswith("the helper writes none")
+        assert results["database"].facts["shares"] == 16
 
         first = f"node {chain.nodes[0]['rest'].removeprefix('http://')}"
         for switches, message in (
@@ -53,11 +53,11 @@ async def test_doctor_healthy_then_faulty_node_is_reported(
             ({"status_503": 1.0}, "HTTP 503"),
         ):
             await chain.set_faults(**switches)
-            found = await run_checks(helper)
+            results = await run_checks(helper)
             await chain.clear_faults()
-            assert found[first].level is Level.WARN, (switches, found[first])
-            assert message in found[first].message
-            assert found["chain"].level is Level.OK, "the other node is usable"
+            assert results[first].level is Level.WARN, (switches, results[first])
+            assert message in results[first].message
+            assert results["chain"].level is Level.OK, "the other node is usable"
 
         strict = tmp_path / "strict.toml"
         strict.write_text(helper.config.read_text().replace("stale_seconds = 30", "stale_seconds = 2"))
@@ -70,34 +70,34 @@ async def test_doctor_healthy_then_faulty_node_is_reported(
 
         for node in (0, 1):
             await chain.set_faults(node=node, catching_up=True)
-        found = await run_checks(helper)
-        assert (found[first].level, found["chain"].level) == (Level.FAIL, Level.FAIL)
+        results = await run_checks(helper)
+        assert (results[first].level, results["chain"].level) == (Level.FAIL, Level.FAIL)
 
 
 async def test_doctor_json_is_one_line(tmp_path: Path, http: httpx.AsyncClient, chain: DevChain) -> None:
     async with run_helper(tmp_path, http, chain) as helper:
         helper.config.chmod(0o600)
-        ran = await run_command("doctor", "--config", str(helper.config), "--json", "--skip-proof")
-        assert (ran.exit_code, ran.stdout.count("\n"), ran.stderr) == (0, 1, ""), ran
-        told: dict[str, Any] = ran.json()
-        assert told["ok"] is True
-        assert told["seconds"] < MAX_TOTAL_SECONDS
-        assert {finding["level"] for finding in told["findings"]} == {"ok"}
-    ran = await run_command("doctor", "--config", str(helper.config), "--skip-proof")
-    assert ran.exit_code == 3
-    assert "Traceback" not in ran.stderr
-    lines = ran.stdout.splitlines()
+        result = await run_command("doctor", "--config", str(helper.config), "--json", "--skip-proof")
+        assert (result.exit_code, result.stdout.count("\n"), result.stderr) == (0, 1, ""), result
+        report: dict[str, Any] = result.json()
+        assert report["ok"] is True
+        assert report["seconds"] < MAX_TOTAL_SECONDS
+        assert {finding["level"] for finding in report["findings"]} == {"ok"}
+    result = await run_command("doctor", "--config", str(helper.config), "--skip-proof")
+    assert result.exit_code == 3
+    assert "Traceback" not in result.stderr
+    lines = result.stdout.splitlines()
     assert f"warn  helper           not running: no answer on {helper.ready_data['socket']}" in lines
     assert lines[lines.index(lines[1]) + 1].startswith("      -> Start it")
 
 
 async def test_doctor_proof_check_reports_time_or_failure() -> None:
     clock = SystemClock()
-    proved = await run_self_test("k10", nice=0, clock=clock, timeout=TIMEOUT_SECONDS)
-    assert proved.seconds is not None
-    assert proved.start_seconds is not None
-    assert 0 < proved.seconds < proved.start_seconds
-    assert judge_proof(proved, "k10", 2).level is Level.OK
+    proof_result = await run_self_test("k10", nice=0, clock=clock, timeout=TIMEOUT_SECONDS)
+    assert proof_result.seconds is not None
+    assert proof_result.start_seconds is not None
+    assert 0 < proof_result.seconds < proof_result.start_seconds
+    assert judge_proof(proof_result, "k10", 2).level is Level.OK
     late = judge_proof(await run_self_test("k10", nice=0, clock=clock, timeout=0.01), "k10", 2)
     assert (late.level, "timed out" in late.message) == (Level.WARN, True)
     broken = judge_proof(await run_self_test("k12", nice=0, clock=clock, timeout=TIMEOUT_SECONDS), "k12", 2)

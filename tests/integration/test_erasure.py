@@ -34,9 +34,9 @@ async def test_erasure_after_confirmation_leaves_only_tombstones(tmp_path: Path)
         assert set(columns_containing(helper, vote.position)) == {"shares.tree_position"}
         held = collect_secrets(vote)
         waiting = helper.bytes_on_disk()
-        assert all(held[f"blind {index}"] in waiting for index in range(16)), "the search finds what is there"
+        assert all(held[f"blind {index}"] in waiting for index in range(16)), "the search finds existing data"
         assert len(find_outside_public(waiting, position, read_public_blobs(helper))) >= 16, (
-            "and so does that for the position"
+            "the search finds the position"
         )
 
         await helper.wait_until_confirmed(vote)
@@ -44,13 +44,16 @@ async def test_erasure_after_confirmation_leaves_only_tombstones(tmp_path: Path)
         assert len(sent) == 16
         for message, digest in sent.items():
             held |= {f"hash {digest.hex()}": digest, f"message {digest.hex()}": message[:200]}
-            held |= {f"hash in hex {digest.hex()}": digest.hex().encode(), "in capitals": digest.hex().upper().encode()}
+            held |= {
+                f"hash in hex {digest.hex()}": digest.hex().encode(),
+                "in upper case": digest.hex().upper().encode(),
+            }
             held[f"proof {digest.hex()}"] = proof_prefix(message)
         assert await wait_for_erasure(helper, held, position) == []
 
         left = helper.bytes_on_disk()
         for share in vote.shares:
-            assert left.count(share.nullifier) == 1, "once, among all spent ones"
+            assert left.count(share.nullifier) == 1, "exactly once, among all spent nullifiers"
             assert share.nullifier.hex().encode() not in left.lower()
         assert columns_containing(helper, vote.position) == []
         assert helper.query_rows("SELECT count(*) FROM shares") == [(0,)]
@@ -58,14 +61,14 @@ async def test_erasure_after_confirmation_leaves_only_tombstones(tmp_path: Path)
         assert helper.query_rows("SELECT count(*), min(state), max(state) FROM tombstones") == [(16, 2, 2)]
         assert [row[1] for row in helper.query_rows("PRAGMA table_info(tombstones)")] == ["round_no", "mac", "state"]
         held |= {f"nullifier {share.index}": share.nullifier for share in vote.shares}
-        assert secrets_in_text(helper.log.read_text(), held) == [], "nor does the log, at its most talkative"
+        assert secrets_in_text(helper.log.read_text(), held) == [], "the debug log contains no secret"
         assert not re.search(rf"\b{vote.position}\b", helper.log.read_text())
 
 
 async def find_messages(chain: DevChain, round_id: bytes) -> dict[bytes, bytes]:
     """Return the bytes of every reveal on the chain and their transaction hashes."""
-    found = await chain.find_transactions(round_id)
-    return {base64.b64decode(tx["tx"]): bytes.fromhex(tx["hash"]) for tx in found}
+    transactions = await chain.find_transactions(round_id)
+    return {base64.b64decode(tx["tx"]): bytes.fromhex(tx["hash"]) for tx in transactions}
 
 
 def proof_prefix(message: bytes) -> bytes:
@@ -77,7 +80,7 @@ def proof_prefix(message: bytes) -> bytes:
 
 async def wait_for_erasure(helper: HelperProcess, secrets: dict[str, bytes], position: bytes) -> list[str]:
     """Wait until no file contains any of the values. Returns the remaining ones after the promised few seconds."""
-    left = ["not looked yet"]
+    left = ["not searched yet"]
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(8):
             while left:

@@ -35,12 +35,12 @@ def suspend_processes(pids: Sequence[int]) -> Iterator[None]:
 
 async def run_operator_command(helper: HelperProcess, folder: Path, *arguments: str, code: int = 0) -> dict[str, Any]:
     """Run a command with this helper's configuration. Returns its output."""
-    words = ("queue", *arguments, "--config", str(helper.config), "--yes", "--json")
-    ended, told, said = await run_command_line(folder, *words)
-    assert ended == code, said
-    assert_conforms(f"queue-{arguments[0]}", told)
-    assert told["source"] == "daemon"
-    return told
+    arguments = ("queue", *arguments, "--config", str(helper.config), "--yes", "--json")
+    exit_code, answer, messages = await run_command_line(folder, *arguments)
+    assert exit_code == code, messages
+    assert_conforms(f"queue-{arguments[0]}", answer)
+    assert answer["source"] == "daemon"
+    return answer
 
 
 async def count_failed(helper: HelperProcess) -> int:
@@ -54,40 +54,40 @@ async def test_export_move_of_due_shares_imports_elsewhere_or_back(
 ) -> None:
     monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", "correct horse battery")
     (tmp_path / "there").mkdir()
-    async with run_helper(tmp_path, http, chain) as here, run_helper(tmp_path / "there", http, chain) as there:
+    async with run_helper(tmp_path, http, chain) as source, run_helper(tmp_path / "there", http, chain) as target:
         round_id = await chain.open_round()
         await chain.delegate(round_id, LEAVES_BEYOND_HEIGHTS)
-        with suspend_processes(await here.worker_pids()):
-            moved = await cast_vote(chain, here, round_id, proposal=1, times=ballot.immediate_times())
+        with suspend_processes(await source.worker_pids()):
+            moved = await cast_vote(chain, source, round_id, proposal=1, times=ballot.immediate_times())
             assert moved.is_accepted
             exported = await run_operator_command(
-                here, tmp_path, "export", "--move", "--output", "x.age", "--round", round_id.hex()
+                source, tmp_path, "export", "--move", "--output", "x.age", "--round", round_id.hex()
             )
             assert (exported["shares"], exported["moved"] + exported["stayed"]) == (16, 16)
-            assert exported["moved"] > 0, "the provers have a few in hand, no more"
-            assert await count_failed(here) == exported["moved"]
+            assert exported["moved"] > 0, "the provers hold only a few shares"
+            assert await count_failed(source) == exported["moved"]
 
-            imported = await run_operator_command(there, tmp_path, "import", "x.age")
+            imported = await run_operator_command(target, tmp_path, "import", "x.age")
             assert imported["taken"] == 16
-            again = await run_operator_command(there, tmp_path, "import", "x.age", code=3)
-            assert (again["taken"], again["known"] + again["spent"]) == (0, 16)
-            await there.wait_until_confirmed(moved)
-            await here.wait_until_confirmed(moved)
-            assert await count_failed(here) == 0, "what the other machine revealed is a tombstone here"
-            assert (await here.service_counts()).get("broadcast", 0) == 0
+            imported_again = await run_operator_command(target, tmp_path, "import", "x.age", code=3)
+            assert (imported_again["taken"], imported_again["known"] + imported_again["spent"]) == (0, 16)
+            await target.wait_until_confirmed(moved)
+            await source.wait_until_confirmed(moved)
+            assert await count_failed(source) == 0, "shares revealed by the other machine are tombstones"
+            assert (await source.service_counts()).get("broadcast", 0) == 0
 
-            back = await cast_vote(chain, here, round_id, proposal=2, times=ballot.immediate_times())
-            lost = await run_operator_command(here, tmp_path, "export", "--move", "--output", "lost.age")
+            returned_vote = await cast_vote(chain, source, round_id, proposal=2, times=ballot.immediate_times())
+            lost = await run_operator_command(source, tmp_path, "export", "--move", "--output", "lost.age")
             assert lost["moved"] > 0
-            taken_back = await run_operator_command(here, tmp_path, "retry", "--stage", "moved")
-            assert taken_back["retried"] == lost["moved"]
-        await here.wait_until_confirmed(back)
+            returned = await run_operator_command(source, tmp_path, "retry", "--stage", "moved")
+            assert returned["retried"] == lost["moved"]
+        await source.wait_until_confirmed(returned_vote)
 
-        acts = (await here.operator_get("/actions"))["actions"]
-        assert [(one["what"], one["uid"], one["way"]) for one in acts] == [
+        acts = (await source.operator_get("/actions"))["actions"]
+        assert [(action["what"], action["uid"], action["way"]) for action in acts] == [
             (what, os.getuid(), "socket") for what in ("retry", "move", "move")
         ]
-        votes = [moved, back]
+        votes = [moved, returned_vote]
         nullifiers = [share.nullifier.hex() for vote in votes for share in vote.shares]
         assert await chain.spent_nullifiers(round_id) == dict.fromkeys(nullifiers, 1)
         assert (

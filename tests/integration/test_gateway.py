@@ -96,21 +96,21 @@ async def run_gateway(
             BlockHead("test", 7, clock.now()), is_syncing=False, now=clock.now(), started_at=clock.monotonic()
         )
     refusals = RefusalLimiter(clock)
-    made = Gateway(
+    gateway = Gateway(
         GatewayProxy(endpoints, timeout=timeout, limit=limit),
         identify_client=refusals.identify_request,
         body_reader=bodies,
         limits=GatewayLimits(**limits),
     )
-    server = create_server(add_middleware(made.routes(), refusals))
+    server = create_server(add_middleware(gateway.routes(), refusals))
     listener = bind_tcp("127.0.0.1", 0)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}", made
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}", gateway
     finally:
         server.should_exit = True
         await task
-        await made.aclose()
+        await gateway.aclose()
         await endpoints.aclose()
 
 
@@ -134,22 +134,22 @@ async def test_gateway_wallet_votes_through_one_address(
         assert active.json()["round"]["vote_round_id"]
         # only the helper sends reveals
         assert (await http.post(f"{helper.url}{API_PREFIX}/reveal-share", json={})).status_code == 404
-        told = helper.log.read_text()
-        assert "cast-vote" not in told
-        assert vote.ballot.commitment.hex() not in told
+        log_text = helper.log.read_text()
+        assert "cast-vote" not in log_text
+        assert vote.ballot.commitment.hex() not in log_text
 
 
 async def test_gateway_without_queue_forwards_requests(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:
-    alone = {"disable": True}
-    helper = HelperProcess(tmp_path, http, chain, helper=alone, admin=alone, gateway=GATEWAY_CONFIG)
+    disabled = {"disable": True}
+    helper = HelperProcess(tmp_path, http, chain, helper=disabled, admin=disabled, gateway=GATEWAY_CONFIG)
     await helper.start()
     try:
-        async with helper.timeout("passes on"):
-            while (found := await http.get(f"{helper.url}{API_PREFIX}/rounds")).status_code == 503:
+        async with helper.timeout("forwards requests"):
+            while (answer := await http.get(f"{helper.url}{API_PREFIX}/rounds")).status_code == 503:
                 await asyncio.sleep(0.05)
-        assert found.status_code == 200
+        assert answer.status_code == 200
         assert (await http.post(f"{helper.url}{API_PREFIX}/shares", json={})).status_code == 404
     finally:
         await helper.kill()
@@ -166,9 +166,9 @@ async def test_gateway_one_failed_node_is_hidden_and_all_failed_is_503(
             await first.close_port()
             assert (await http.get(f"{helper.url}{API_PREFIX}/rounds", timeout=10)).status_code == 200
             await second.close_port()
-            gone = await http.get(f"{helper.url}{API_PREFIX}/rounds", timeout=10)
-            assert gone.status_code == 503
-            assert gone.json()["status"] == "error"
+            unavailable = await http.get(f"{helper.url}{API_PREFIX}/rounds", timeout=10)
+            assert unavailable.status_code == 503
+            assert unavailable.json()["status"] == "error"
 
 
 async def write_large(writer: asyncio.StreamWriter) -> None:
@@ -194,22 +194,22 @@ async def test_gateway_50_mb_response_is_streamed(http: httpx.AsyncClient) -> No
         size, ends = 0, b""
         async with http.stream("GET", f"{base}{API_PREFIX}/rounds") as answer:
             assert answer.status_code == 200
-            async for piece in answer.aiter_bytes():
-                size += len(piece)
-                ends = piece[-1:]
+            async for chunk in answer.aiter_bytes():
+                size += len(chunk)
+                ends = chunk[-1:]
     assert size == CHUNK_COUNT * (len(RESPONSE_CHUNK) + 1) + 1
     assert ends == b"]"
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert grown < 40_000, f"{grown} kB"  # more than 50,000 if the response were buffered
+    growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert growth < 40_000, f"{growth} kB"  # more than 50,000 if the response were buffered
 
 
 async def test_gateway_client_disconnect_cancels_node_request(http: httpx.AsyncClient) -> None:
-    async with run_node(write_endless) as node, run_gateway(node.url) as (base, made):
+    async with run_node(write_endless) as node, run_gateway(node.url) as (base, gateway):
         async with http.stream("GET", f"{base}{API_PREFIX}/rounds") as answer:
             async for _ in answer.aiter_bytes():
                 break
-            assert (made.active_count, node.open_connections) == (1, 1)
-        await wait_until(lambda: made.active_count == 0 and node.open_connections == 0)
+            assert (gateway.active_count, node.open_connections) == (1, 1)
+        await wait_until(lambda: gateway.active_count == 0 and node.open_connections == 0)
 
 
 async def write_nothing(_: asyncio.StreamWriter) -> None:
@@ -218,13 +218,13 @@ async def write_nothing(_: asyncio.StreamWriter) -> None:
 
 
 async def test_gateway_client_disconnect_before_response_cancels_request() -> None:
-    async with run_node(write_nothing) as node, run_gateway(node.url, timeout=60) as (base, made):
+    async with run_node(write_nothing) as node, run_gateway(node.url, timeout=60) as (base, gateway):
         port = int(base.rpartition(":")[2])
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(f"GET {API_PREFIX}/rounds HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         await wait_until(lambda: len(node.requests) == 1)
         writer.transport.abort()
-        await wait_until(lambda: made.active_count == 0)
+        await wait_until(lambda: gateway.active_count == 0)
 
 
 async def test_gateway_non_reading_client_is_disconnected() -> None:
@@ -238,58 +238,58 @@ async def test_gateway_non_reading_client_is_disconnected() -> None:
             await writer.drain()
             sent += len(RESPONSE_CHUNK)
 
-    async with run_node(counted) as node, run_gateway(node.url, chunk_seconds=0.3) as (base, made):
+    async with run_node(counted) as node, run_gateway(node.url, chunk_seconds=0.3) as (base, gateway):
         port = int(base.rpartition(":")[2])
         _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 10)
         writer.write(f"GET {API_PREFIX}/rounds HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         await wait_until(lambda: len(node.requests) == 1)
-        await wait_until(lambda: made.active_count == 0 and node.open_connections == 0)
+        await wait_until(lambda: gateway.active_count == 0 and node.open_connections == 0)
         assert sent < 24 << 20  # capacity of the socket buffers on the path
         writer.transport.abort()
 
 
 async def test_gateway_endless_response_is_cut_off_visibly(http: httpx.AsyncClient) -> None:
-    async with run_node(write_endless) as node, run_gateway(node.url, limit=1 << 20) as (base, made):
+    async with run_node(write_endless) as node, run_gateway(node.url, limit=1 << 20) as (base, gateway):
         with pytest.raises(httpx.HTTPError):
             await http.get(f"{base}{API_PREFIX}/rounds")
-        await wait_until(lambda: made.active_count == 0 and node.open_connections == 0)
+        await wait_until(lambda: gateway.active_count == 0 and node.open_connections == 0)
 
 
 async def test_gateway_stalled_response_is_cut_off_visibly(http: httpx.AsyncClient) -> None:
-    async def stands(writer: asyncio.StreamWriter) -> None:
+    async def stall_body(writer: asyncio.StreamWriter) -> None:
         writer.write(RESPONSE_HEAD + b"Content-Length: 100\r\n\r\n[")
         await writer.drain()
         await asyncio.Event().wait()
 
-    async with run_node(stands) as node, run_gateway(node.url, timeout=0.3) as (base, made):
+    async with run_node(stall_body) as node, run_gateway(node.url, timeout=0.3) as (base, gateway):
         with pytest.raises(httpx.HTTPError):
             await http.get(f"{base}{API_PREFIX}/rounds")
-        await wait_until(lambda: made.active_count == 0)
+        await wait_until(lambda: gateway.active_count == 0)
 
 
 async def test_gateway_slow_response_is_cut_off(http: httpx.AsyncClient) -> None:
-    async def drips(writer: asyncio.StreamWriter) -> None:
+    async def drip_body(writer: asyncio.StreamWriter) -> None:
         writer.write(RESPONSE_HEAD + b"Content-Length: 100000\r\n\r\n")
         while True:
             writer.write(b" ")
             await writer.drain()
             await asyncio.sleep(0.05)
 
-    async with run_node(drips) as node, run_gateway(node.url, response_seconds=0.5) as (base, made):
+    async with run_node(drip_body) as node, run_gateway(node.url, response_seconds=0.5) as (base, gateway):
         with pytest.raises(httpx.HTTPError):
             await http.get(f"{base}{API_PREFIX}/rounds")
-        await wait_until(lambda: made.active_count == 0)
+        await wait_until(lambda: gateway.active_count == 0)
 
 
 async def test_gateway_serves_64_concurrent_requests(http: httpx.AsyncClient, chain: DevChain) -> None:
     await chain.open_round()
-    async with run_gateway(chain.nodes[0]["rest"], chain.nodes[1]["rest"]) as (base, made):
+    async with run_gateway(chain.nodes[0]["rest"], chain.nodes[1]["rest"]) as (base, gateway):
         limits = httpx.Limits(max_connections=64)
-        async with httpx.AsyncClient(limits=limits, timeout=30) as many:
-            answers = await asyncio.gather(*(many.get(f"{base}{API_PREFIX}/rounds") for _ in range(64)))
+        async with httpx.AsyncClient(limits=limits, timeout=30) as clients:
+            answers = await asyncio.gather(*(clients.get(f"{base}{API_PREFIX}/rounds") for _ in range(64)))
         assert {answer.status_code for answer in answers} == {200}
         assert len({json.dumps(answer.json()) for answer in answers}) == 1
-        assert made.active_count == 0
+        assert gateway.active_count == 0
 
 
 @pytest.mark.parametrize(
@@ -374,24 +374,26 @@ TWO_CLIENTS = ("127.0.0.2", "127.0.0.2", "127.0.0.3", "127.0.0.3")
 async def test_gateway_slow_bodies_from_two_clients_leave_slots_for_others(http: httpx.AsyncClient) -> None:
     async with (
         run_node(write_small) as node,
-        run_gateway(node.url, max_concurrent=4, max_concurrent_per_client=2) as (base, made),
+        run_gateway(node.url, max_concurrent=4, max_concurrent_per_client=2) as (base, gateway),
         open_unfinished_requests(base, SLOW_BODY, *TWO_CLIENTS),
     ):
         # The server reads connections in order: after this response it has read the others too.
         assert (await http.get(f"{base}{API_PREFIX}/nothing")).status_code == 404
         assert (await http.get(f"{base}{API_PREFIX}/rounds")).status_code == 200
         assert (await http.post(f"{base}{API_PREFIX}/cast-vote", json={"some": "vote"})).status_code == 200
-        await wait_until(lambda: made.active_count == 0)
+        await wait_until(lambda: gateway.active_count == 0)
         assert len(node.requests) == 2
 
 
 async def test_gateway_large_slow_bodies_of_one_client_leave_memory_for_others(http: httpx.AsyncClient) -> None:
-    begun = f"POST {API_PREFIX}/cast-vote HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n".encode() + b"[" * 50_000
+    unfinished = (
+        f"POST {API_PREFIX}/cast-vote HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n".encode() + b"[" * 50_000
+    )
     bodies = BodyReader(budget=100_000, client_budget=40_000, uncounted_bytes=16_000)
     async with (
         run_node(write_small) as node,
         run_gateway(node.url, bodies=bodies) as (base, _),
-        open_unfinished_requests(base, begun, *["127.0.0.2"] * 4),
+        open_unfinished_requests(base, unfinished, *["127.0.0.2"] * 4),
     ):
         assert (await http.get(f"{base}{API_PREFIX}/nothing")).status_code == 404
         assert (await http.post(f"{base}{API_PREFIX}/cast-vote", content=b"[" * 50_000)).status_code == 200
@@ -401,12 +403,12 @@ async def test_gateway_body_counts_until_its_request_has_ended(http: httpx.Async
     bodies = BodyReader(budget=100_000, client_budget=40_000, uncounted_bytes=16_000)
     vote = b"[" * 50_000
     sent = f"POST {API_PREFIX}/cast-vote HTTP/1.1\r\nHost: x\r\nContent-Length: {len(vote)}\r\n\r\n".encode() + vote
-    async with run_node(write_nothing) as node, run_gateway(node.url, timeout=60, bodies=bodies) as (base, made):
+    async with run_node(write_nothing) as node, run_gateway(node.url, timeout=60, bodies=bodies) as (base, gateway):
         async with open_unfinished_requests(base, sent, "127.0.0.1"):
             await wait_until(lambda: len(node.requests) == 1)
             node.write_response = write_small
             assert (await http.post(f"{base}{API_PREFIX}/cast-vote", content=vote)).status_code == 429
-        await wait_until(lambda: made.active_count == 0)
+        await wait_until(lambda: gateway.active_count == 0)
         assert (await http.post(f"{base}{API_PREFIX}/cast-vote", content=vote)).status_code == 200
 
 
@@ -433,15 +435,15 @@ async def test_gateway_invalid_status_of_a_node_is_502(http: httpx.AsyncClient, 
 
 @pytest.mark.parametrize("rest", [b"\r\n", b"Content-Length: 2\r\n\r\n{}", b"Transfer-Encoding: chunked\r\n\r\n"])
 async def test_gateway_204_of_a_node_has_no_body(http: httpx.AsyncClient, rest: bytes) -> None:
-    async with run_node(respond_with(b"204 No Content", rest)) as node, run_gateway(node.url) as (base, made):
+    async with run_node(respond_with(b"204 No Content", rest)) as node, run_gateway(node.url) as (base, gateway):
         answer = await http.get(f"{base}{API_PREFIX}/rounds")
         assert (answer.status_code, answer.content) == (204, b"")
         assert not {"content-length", "content-type", "transfer-encoding"} & set(answer.headers)
         assert (await http.get(f"{base}{API_PREFIX}/rounds")).status_code == 204
-        await wait_until(lambda: made.active_count == 0)
+        await wait_until(lambda: gateway.active_count == 0)
 
 
-async def test_gateway_length_beside_chunks_is_ignored(http: httpx.AsyncClient) -> None:
+async def test_gateway_length_of_chunked_response_is_ignored(http: httpx.AsyncClient) -> None:
     chunked = b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
     async with run_node(respond_with(b"200 OK", chunked)) as node, run_gateway(node.url) as (base, _):
         answer = await http.get(f"{base}{API_PREFIX}/rounds")
@@ -450,50 +452,53 @@ async def test_gateway_length_beside_chunks_is_ignored(http: httpx.AsyncClient) 
 
 async def test_gateway_full_of_slow_readers_frees_a_slot_for_another_client(http: httpx.AsyncClient) -> None:
     limits: dict[str, Any] = {"max_concurrent": 4, "max_concurrent_per_client": 2, "chunk_seconds": 60}
-    async with run_node(write_small) as node, run_gateway(node.url, **limits) as (base, made):
+    async with run_node(write_small) as node, run_gateway(node.url, **limits) as (base, gateway):
         node.writers_by_path[UNREAD] = endless = EndlessAnswer()
         async with open_unfinished_requests(base, UNREAD_REQUEST, *TWO_CLIENTS):
             await wait_until(lambda: endless.stalled == 4)
-            assert made.active_count == 4
+            assert gateway.active_count == 4
             assert (await http.get(f"{base}{API_PREFIX}/rounds")).status_code == 200
-            await wait_until(lambda: endless.stalled == made.active_count == 3)
+            await wait_until(lambda: endless.stalled == gateway.active_count == 3)
             assert (await http.post(f"{base}{API_PREFIX}/cast-vote", json={"some": "vote"})).status_code == 200
-        await wait_until(lambda: made.active_count == 0)
+        await wait_until(lambda: gateway.active_count == 0)
 
 
 async def test_gateway_full_with_one_slot_each_refuses_another_client(http: httpx.AsyncClient) -> None:
-    async with run_node(write_small) as node, run_gateway(node.url, max_concurrent=2, chunk_seconds=60) as (base, made):
+    async with (
+        run_node(write_small) as node,
+        run_gateway(node.url, max_concurrent=2, chunk_seconds=60) as (base, gateway),
+    ):
         node.writers_by_path[UNREAD] = endless = EndlessAnswer()
         async with open_unfinished_requests(base, UNREAD_REQUEST, "127.0.0.2", "127.0.0.3"):
             await wait_until(lambda: endless.stalled == 2)
             refused = await http.get(f"{base}{API_PREFIX}/rounds")
             assert refused.status_code == 503
-            assert endless.stalled == made.active_count == 2
-        await wait_until(lambda: made.active_count == 0)
+            assert endless.stalled == gateway.active_count == 2
+        await wait_until(lambda: gateway.active_count == 0)
 
 
 async def test_gateway_full_of_pending_reads_frees_the_oldest_for_another_client(http: httpx.AsyncClient) -> None:
     async with (
         run_node(write_small) as node,
-        run_gateway(node.url, timeout=60, max_concurrent=4, max_concurrent_per_client=2) as (base, made),
+        run_gateway(node.url, timeout=60, max_concurrent=4, max_concurrent_per_client=2) as (base, gateway),
     ):
         node.writers_by_path[UNREAD] = write_nothing
         async with open_unfinished_requests(base, UNREAD_REQUEST, *TWO_CLIENTS):
             await wait_until(lambda: len(node.requests) == 4)
             assert (await http.get(f"{base}{API_PREFIX}/rounds")).status_code == 200
-            await wait_until(lambda: made.active_count == 3)
-        await wait_until(lambda: made.active_count == 0)
+            await wait_until(lambda: gateway.active_count == 3)
+        await wait_until(lambda: gateway.active_count == 0)
 
 
 async def test_gateway_full_of_pending_posts_refuses_another_client_and_cuts_none(http: httpx.AsyncClient) -> None:
     post = f"POST {API_PREFIX}/cast-vote HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{{}}".encode()
     async with (
         run_node(write_small) as node,
-        run_gateway(node.url, timeout=60, max_concurrent=4, max_concurrent_per_client=2) as (base, made),
+        run_gateway(node.url, timeout=60, max_concurrent=4, max_concurrent_per_client=2) as (base, gateway),
     ):
         node.writers_by_path[f"{API_PREFIX}/cast-vote"] = write_nothing
         async with open_unfinished_requests(base, post, *TWO_CLIENTS):
             await wait_until(lambda: len(node.requests) == 4)
             assert (await http.get(f"{base}{API_PREFIX}/rounds")).status_code == 503
-            assert made.active_count == 4
-        await wait_until(lambda: made.active_count == 0)
+            assert gateway.active_count == 4
+        await wait_until(lambda: gateway.active_count == 0)

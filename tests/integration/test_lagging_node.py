@@ -36,9 +36,9 @@ async def test_lagging_node_costs_honest_wallet_no_share(
             await chain.set_faults(stale=lag)  # fault of the helper's node only; the wallet reads the other one
         async with run_helper(tmp_path, http, chain, chain={"poll_seconds": 1.0}) as helper:
             current = chain.at_node(1)
-            reached = await current.newest_height() + BLOCKS_BEFORE_VOTE
+            target_height = await current.newest_height() + BLOCKS_BEFORE_VOTE
             async with asyncio.timeout(10 * BLOCKS_BEFORE_VOTE * block):
-                while await current.newest_height() < reached:
+                while await current.newest_height() < target_height:
                     await asyncio.sleep(0.1)
             async with Wallet(current.url, [], mode="parallel") as wallet:
                 vote = await wallet.seal_ballot(round_id, 1, 1)

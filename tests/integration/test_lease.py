@@ -37,8 +37,8 @@ def host_config(
 
 async def release_lease(store: ObjectStoreProcess) -> None:
     """Store a released lease, so that the first host does not need to wait."""
-    nobody = LeaseRecord(holder=NO_HOLDER, host="", fence=0, beat=0, seconds=LEASE_SECONDS, released=True, written=0)
-    await store.open_bucket_client("queue").put("sender.json", nobody.to_bytes())
+    released = LeaseRecord(holder=NO_HOLDER, host="", fence=0, beat=0, seconds=LEASE_SECONDS, released=True, written=0)
+    await store.open_bucket_client("queue").put("sender.json", released.to_bytes())
 
 
 async def test_restored_copy_is_refused_until_original_stops(
@@ -57,7 +57,7 @@ async def test_restored_copy_is_refused_until_original_stops(
             assert await original.stop() == 0
             shutil.copy(original.db, copy.db)
             await original.start()
-            assert (await original.service_stats())["sends"], "it was stopped properly: nobody waits"
+            assert (await original.service_stats())["sends"], "after an orderly stop the other host does not wait"
 
             copy.spawn()
             assert await copy.wait_for_exit() == 1
@@ -70,6 +70,6 @@ async def test_restored_copy_is_refused_until_original_stops(
             assert (await copy.service_stats())["sender"] == ""
             assert len(vote.shares) == copy.query_rows("SELECT count(*) FROM shares")[0][0]
         finally:
-            for one in (original, copy):
-                if one.process is not None:
-                    await one.kill()
+            for path in (original, copy):
+                if path.process is not None:
+                    await path.kill()

@@ -33,8 +33,8 @@ SEVERAL_HOSTS = {"helper_sends"}
 
 
 def load_alert_rules() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
-    return found
+    rules: list[dict[str, Any]] = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
+    return rules
 
 
 def load_queries() -> Iterator[str]:
@@ -46,17 +46,17 @@ def load_queries() -> Iterator[str]:
 
 def metric_names(query: str) -> set[str]:
     """Return the series that an expression reads; raises for an invalid expression."""
-    found: set[str] = set()
-    todo: list[Any] = [promql_parser.parse(query.replace("$__rate_interval", "5m").replace("$instance", "x"))]
-    while todo:
-        node = todo.pop()
+    series: set[str] = set()
+    pending: list[Any] = [promql_parser.parse(query.replace("$__rate_interval", "5m").replace("$instance", "x"))]
+    while pending:
+        node = pending.pop()
         if isinstance(node, promql_parser.VectorSelector):
-            found.add(str(node.name))
+            series.add(str(node.name))
         for part in ("lhs", "rhs", "expr", "vector_selector", "args"):
             inner = getattr(node, part, None)
-            todo += inner if isinstance(inner, list) else [] if inner is None else [inner]
-    assert found, query
-    return found
+            pending += inner if isinstance(inner, list) else [] if inner is None else [inner]
+    assert series, query
+    return series
 
 
 async def test_metrics_cover_dashboard_and_alert_queries(
@@ -66,7 +66,7 @@ async def test_metrics_cover_dashboard_and_alert_queries(
     metrics = {"enable": True, "port": int(address.rpartition(":")[2])}
     away: dict[str, Any] = {
         "s3": {"endpoint": f"http://127.0.0.1:{find_free_port()}"},
-        "archive": {"place": "s3://nobody/here"},
+        "archive": {"place": "s3://bucket/archive"},
     }
     async with run_helper(tmp_path, http, chain, nodes=2, env=CREDENTIALS_ENV, metrics=metrics, **away) as helper:
         round_id = await chain.open_round()
@@ -82,20 +82,20 @@ async def test_metrics_cover_dashboard_and_alert_queries(
         with socket.create_connection(("127.0.0.1", metrics["port"])) as slow:
             slow.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 20)  # and reads no response
             text = await _read_settled_metrics(http, f"{address}/metrics")
-        told = parse_samples(text)
+        samples = parse_samples(text)
         for name, value in {"queued": 32, "duplicate": 1, "refused": 1}.items():
-            assert told["helper_share_posts_total", (("outcome", name),)] == value
-        assert told["helper_refusals_total", (("status", "404"),)] == 1
-        assert told["helper_proofs_total", ()] == told["helper_confirmed_total", ()] == 16
+            assert samples["helper_share_posts_total", (("outcome", name),)] == value
+        assert samples["helper_refusals_total", (("status", "404"),)] == 1
+        assert samples["helper_proofs_total", ()] == samples["helper_confirmed_total", ()] == 16
         for name in ("start_lateness", "broadcast_lateness", "proof", "confirmation"):
-            assert told[f"helper_{name}_seconds_count", ()] == 16
-        assert told["helper_queue_age_seconds_count", ()] >= 1
-        states = {name: told["helper_shares", (("state", name),)] for name in ("received", "submitted", "failed")}
+            assert samples[f"helper_{name}_seconds_count", ()] == 16
+        assert samples["helper_queue_age_seconds_count", ()] >= 1
+        states = {name: samples["helper_shares", (("state", name),)] for name in ("received", "submitted", "failed")}
         assert states == {"received": 16, "submitted": 16, "failed": 0}
-        assert told["helper_ready", ()] == 1
-        assert told["helper_prover_slots", ()] >= 1
+        assert samples["helper_ready", ()] == 1
+        assert samples["helper_prover_slots", ()] >= 1
 
-        served = {name for name, _ in told}
+        served = {name for name, _ in samples}
         for query in load_queries():
             assert metric_names(query) <= served | PROMETHEUS_OWN | SEVERAL_HOSTS, query
 
@@ -124,20 +124,18 @@ def test_alert_rule_has_severity_summary_and_action(rule: dict[str, Any]) -> Non
 
 
 def test_dashboard_panels_are_complete_and_do_not_overlap() -> None:
-    told = json.loads(DASHBOARD.read_text())
-    ids = [panel["id"] for panel in told["panels"]]
+    dashboard = json.loads(DASHBOARD.read_text())
+    ids = [panel["id"] for panel in dashboard["panels"]]
     assert len(ids) == len(set(ids))
-    taken: set[tuple[int, int]] = set()
-    for panel in told["panels"]:
-        place = panel["gridPos"]
+    occupied: set[tuple[int, int]] = set()
+    for panel in dashboard["panels"]:
+        grid = panel["gridPos"]
         cells = {
-            (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
+            (x, y) for x in range(grid["x"], grid["x"] + grid["w"]) for y in range(grid["y"], grid["y"] + grid["h"])
         }
-        assert not cells & taken, f"{panel['title']} covers another panel"
-        assert place["x"] + place["w"] <= 24
-        taken |= cells
+        assert not cells & occupied, f"{panel['title']} covers another panel"
+        assert grid["x"] + grid["w"] <= 24
+        occupied |= cells
         assert panel["type"] == "row" or panel["targets"]
         for target in panel.get("targets", ()):
-            assert "instance" in target["expr"], "the helper that is chosen"
+            assert "instance" in target["expr"], "queries select the chosen helper"

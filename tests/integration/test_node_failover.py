@@ -14,17 +14,17 @@ from tests.support.harness import cast_vote, run_helper
 REVEAL_ROUTES = ["reveal-share"]
 NODE_FAULTS: dict[str, dict[str, Any]] = {
     "refuses connections": {"refuse": 1},
-    "answers HTML": {"html": 1},
-    "answers half a JSON": {"half_json": 1},
-    "has lost its consensus": {"status_502": 1},
-    "warms up": {"status_503": 1},
-    "has other roots": {"wrong_root": True},
-    "is of another chain": {"chain_id": "another-chain"},
-    "is stale": {"stale": 30},
-    "answers HTML to reveals": {"routes": REVEAL_ROUTES, "html": 1},
-    "has lost its consensus when a reveal comes": {"routes": REVEAL_ROUTES, "status_502": 1},
-    "says 400 to reveals": {"routes": REVEAL_ROUTES, "status_400": 1},
-    "refuses good proofs": {"routes": REVEAL_ROUTES, "bad_proof": 1},
+    "responds with HTML": {"html": 1},
+    "responds with truncated JSON": {"half_json": 1},
+    "lost its consensus RPC": {"status_502": 1},
+    "starting up": {"status_503": 1},
+    "reports other roots": {"wrong_root": True},
+    "another chain": {"chain_id": "another-chain"},
+    "stale": {"stale": 30},
+    "responds to reveals with HTML": {"routes": REVEAL_ROUTES, "html": 1},
+    "loses its consensus RPC on a reveal": {"routes": REVEAL_ROUTES, "status_502": 1},
+    "responds 400 to reveals": {"routes": REVEAL_ROUTES, "status_400": 1},
+    "rejects valid proofs": {"routes": REVEAL_ROUTES, "bad_proof": 1},
 }
 
 FAULTS_THAT_MAY_ACCEPT = {"html", "half_json", "wrong_root"}
@@ -33,29 +33,29 @@ FAULTS_THAT_MAY_ACCEPT = {"html", "half_json", "wrong_root"}
 
 @pytest.mark.anyio
 @pytest.mark.rule("R11")
-@pytest.mark.parametrize("way", NODE_FAULTS)
+@pytest.mark.parametrize("fault", NODE_FAULTS)
 async def test_one_faulty_node_costs_no_attempt(
-    tmp_path: Path, http: httpx.AsyncClient, chain: DevChain, way: str
+    tmp_path: Path, http: httpx.AsyncClient, chain: DevChain, fault: str
 ) -> None:
-    await chain.set_faults(**NODE_FAULTS[way])
+    await chain.set_faults(**NODE_FAULTS[fault])
     sections: dict[str, Any] = {"helper": {"max_concurrent_proofs": 1}, "chain": {"stale_seconds": 3}}
     async with run_helper(tmp_path, http, chain, nodes=2, **sections) as helper:
-        good = chain.at_node(1)
-        round_id = await good.open_round()
-        vote = await cast_vote(good, helper, round_id)
+        healthy_node = chain.at_node(1)
+        round_id = await healthy_node.open_round()
+        vote = await cast_vote(healthy_node, helper, round_id)
         assert vote.is_accepted
         await helper.wait_until_confirmed(vote)
-        assert await good.spent_nullifiers(round_id) == {share.nullifier.hex(): 1 for share in vote.shares}
+        assert await healthy_node.spent_nullifiers(round_id) == {share.nullifier.hex(): 1 for share in vote.shares}
         counts = await helper.service_counts()
         assert counts.get("failures", 0) == counts.get("failed", 0) == 0
         assert helper.query_rows("SELECT count(*) FROM shares") == [(0,)]
         through = {
-            one["nullifier"]
-            for one in await good.broadcasts()
-            if one["node"] == good.ready_data["name"] and one["status"] == 200
+            entry["nullifier"]
+            for entry in await healthy_node.broadcasts()
+            if entry["node"] == healthy_node.ready_data["name"] and entry["status"] == 200
         }
-        if not NODE_FAULTS[way].keys() & FAULTS_THAT_MAY_ACCEPT:
+        if not NODE_FAULTS[fault].keys() & FAULTS_THAT_MAY_ACCEPT:
             assert through >= {share.nullifier.hex() for share in vote.shares}
         log = helper.log.read_text()
-        if "routes" not in NODE_FAULTS[way]:
-            assert chain.nodes[0]["rest"].removeprefix("http://") in log, "the bad one is named"
+        if "routes" not in NODE_FAULTS[fault]:
+            assert chain.nodes[0]["rest"].removeprefix("http://") in log, "the faulty node is named"

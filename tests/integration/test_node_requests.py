@@ -27,17 +27,17 @@ async def post_arrivals(helper: HelperProcess, votes: Sequence[CastVote], posts:
     """Post more shares than the span has blocks: new ones, duplicates, and some that wait for the next sync."""
     due = unix_time_in(FAR_AHEAD_SECONDS)
 
-    async def post_share(vote: CastVote, index: int, *, further: int = 0) -> None:
-        body = ballot.post_body(vote.ballot, vote.ballot.shares[index], vote.position + further, due)
+    async def post_share(vote: CastVote, index: int, *, offset: int = 0) -> None:
+        body = ballot.post_body(vote.ballot, vote.ballot.shares[index], vote.position + offset, due)
         answer = (await helper.post_share(body)).json()
         posts[answer["status"]] += 1
 
     for vote in votes:
         for index in range(0, ballot.SHARE_COUNT, 8):
             batch = range(index, index + 8)
-            await asyncio.gather(*(post_share(vote, one) for one in batch))
+            await asyncio.gather(*(post_share(vote, index) for index in batch))
             await asyncio.gather(
-                *(post_share(vote, one) for one in batch), *(post_share(vote, one, further=9) for one in batch)
+                *(post_share(vote, index) for index in batch), *(post_share(vote, index, offset=9) for index in batch)
             )
 
 
@@ -49,13 +49,13 @@ async def record_requests(
     Returns the requests to the chain during this span, and the span's number of blocks.
     """
     before = (await chain.request_log())[-1]["seq"]
-    begin = await chain.newest_height()
+    start = await chain.newest_height()
     if activity is not None:
         await activity
-    end = max(begin + blocks, await chain.newest_height() + 1)
+    end = max(start + blocks, await chain.newest_height() + 1)
     while await chain.newest_height() < end:
         await asyncio.sleep(0.02)
-    return [entry for entry in await chain.request_log() if entry["seq"] > before], end - begin
+    return [entry for entry in await chain.request_log() if entry["seq"] > before], end - start
 
 
 @pytest.mark.anyio
@@ -74,18 +74,20 @@ async def test_arrivals_cause_no_node_request(tmp_path: Path) -> None:
                 votes.append(CastVote(sealed, await wallet.cast_ballot(sealed), ()))
         await helper.wait_for_leaf(round_id, max(vote.position for vote in votes))
         posts: Counter[str] = Counter()
-        busy, blocks = await record_requests(chain, BLOCKS_PER_SPAN, post_arrivals(helper, votes[1:], posts))
-        quiet, _ = await record_requests(chain, blocks)
+        busy_log, blocks = await record_requests(chain, BLOCKS_PER_SPAN, post_arrivals(helper, votes[1:], posts))
+        idle_log, _ = await record_requests(chain, blocks)
         assert posts == {"queued": 32, "duplicate": 32, "error": 32}
-        assert sum(posts.values()) >= 2 * blocks, "too few arrivals: one request per arrival would not be seen"
-        kinds = [Counter((entry["port"], entry["method"], entry["route"]) for entry in span) for span in (quiet, busy)]
+        assert sum(posts.values()) >= 2 * blocks, "too few arrivals to detect one request per arrival"
+        kinds = [
+            Counter((entry["port"], entry["method"], entry["route"]) for entry in span) for span in (idle_log, busy_log)
+        ]
         assert kinds[0].keys() == kinds[1].keys()
         assert {
             kind: kinds[1][kind] - kinds[0][kind] for kind in kinds[0] if count_difference(kinds, kind) > blocks
         } == {}
-        assert {entry["body"] for entry in busy} == {""}
+        assert {entry["body"] for entry in busy_log} == {""}
         late = unix_time_in(2 * FAR_AHEAD_SECONDS)
-        assert find_leaks(busy, sensitive_values(votes, {}, not_before=late)) == []
+        assert find_leaks(busy_log, sensitive_values(votes, {}, not_before=late)) == []
 
 
 def count_difference(kinds: Sequence[Counter[tuple[str, str, str]]], kind: tuple[str, str, str]) -> int:

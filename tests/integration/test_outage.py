@@ -20,7 +20,7 @@ async def refuse_connections(chain: DevChain) -> None:
 
 async def wait_until_noticed(helper: HelperProcess) -> None:
     """Wait until the helper has detected the outage."""
-    await helper.wait_until("sees the outage", lambda facts: all(one["reason"] for one in facts["endpoints"]))
+    await helper.wait_until("sees the outage", lambda facts: all(endpoint["reason"] for endpoint in facts["endpoints"]))
 
 
 @pytest.mark.anyio
@@ -111,10 +111,12 @@ async def test_duplicate_is_detected_after_close_restart_and_outage(
         await wait_until_noticed(helper)
         await assert_all_duplicates(helper, confirmed, waiting)
         await chain.clear_faults()
-        await helper.wait_until("is in step", lambda facts: not any(one["reason"] for one in facts["endpoints"]))
+        await helper.wait_until(
+            "is in sync", lambda facts: not any(endpoint["reason"] for endpoint in facts["endpoints"])
+        )
         async with helper.timeout("knows that the round is tallied"):
             while helper.query_rows("SELECT status FROM rounds ORDER BY seen_ms DESC LIMIT 1") != [(2,)]:
-                await helper.wait_until("goes on", lambda facts: facts["height"])
+                await helper.wait_until("continues", lambda facts: facts["height"])
         await assert_all_duplicates(helper, confirmed, waiting)
         assert await helper.stop() == 0
         await helper.start()

@@ -66,12 +66,12 @@ def test_enqueue_cpu_stays_within_baseline_ratio(tmp_path: Path) -> None:
         for position, vote in enumerate(votes)
         for share in vote.shares
     ]
-    ours, theirs, ratio = [], [], inf
+    own_seconds, baseline_seconds, ratio = [], [], inf
     for number in range(MAX_ROUNDS):
-        theirs.append(measure_baseline_cpu(bodies))
+        baseline_seconds.append(measure_baseline_cpu(bodies))
         with capture_logs():
-            ours.append(asyncio.run(measure_enqueue_cpu(tmp_path / f"{number}.db", votes, bodies)))
-        ratio = min(ours) / min(theirs)
+            own_seconds.append(asyncio.run(measure_enqueue_cpu(tmp_path / f"{number}.db", votes, bodies)))
+        ratio = min(own_seconds) / min(baseline_seconds)
         if number >= ROUNDS and ratio < ENQUEUE_BASELINE_RATIO * ALLOWED_SLOWDOWN:
             break
 
@@ -94,9 +94,9 @@ async def measure_enqueue_cpu(path: Path, votes: Sequence[Ballot], bodies: Seque
         get_pause_reason=lambda: None,
         get_round_pause_reason=lambda _round_id: None,
     )
-    began = time.process_time()
+    started_at = time.process_time()
     answers = await asyncio.gather(*map(intake.admit, bodies))
-    spent = time.process_time() - began
+    spent = time.process_time() - started_at
     await store.close()
     assert set(answers) == {EnqueueResult.QUEUED}
     return spent
@@ -106,7 +106,7 @@ def measure_baseline_cpu(bodies: Sequence[bytes]) -> float:
     """Return the CPU seconds of comparable work: parsing, hashing, and one database row each."""
     with closing(sqlite3.connect(":memory:")) as conn:
         conn.execute("CREATE TABLE rows (name BLOB UNIQUE, body BLOB)")
-        began = time.process_time()
+        started_at = time.process_time()
         for body in bodies:
             read = orjson.loads(body)
             comms = hashlib.blake2b(body).digest()[:31] + b"\0"
@@ -115,33 +115,36 @@ def measure_baseline_cpu(bodies: Sequence[bytes]) -> float:
             text = json.dumps(read).encode()
             conn.execute("INSERT INTO rows VALUES (?, ?)", (hashlib.sha256(text).digest(), text))
         conn.commit()
-        return time.process_time() - began
+        return time.process_time() - started_at
 
 
 def test_enqueue_batch_uses_few_statements(tmp_path: Path) -> None:
     with open_existing_database(tmp_path / "queue.db") as database, transaction(database) as tx:
-        coming = [
-            EnqueueOperation(*one, now=1.0) for one in generate_shares(ROUND_ID, 0, 3 * SHARES_PER_BATCH, DUE_TIME)
+        operations = [
+            EnqueueOperation(*arguments, now=1.0)
+            for arguments in generate_shares(ROUND_ID, 0, 3 * SHARES_PER_BATCH, DUE_TIME)
         ]
-        enqueue_all(tx, coming[:1])  # creates the round's key
-        few = count_statements(tx, lambda: enqueue_all(tx, coming[SHARES_PER_BATCH : 2 * SHARES_PER_BATCH]))
-        again = count_statements(tx, lambda: enqueue_all(tx, coming[SHARES_PER_BATCH : 2 * SHARES_PER_BATCH]))
-        odd = count_statements(tx, lambda: enqueue_all(tx, coming[2 * SHARES_PER_BATCH : -1]))
+        enqueue_all(tx, operations[:1])  # creates the round's key
+        few = count_statements(tx, lambda: enqueue_all(tx, operations[SHARES_PER_BATCH : 2 * SHARES_PER_BATCH]))
+        second_batch = count_statements(
+            tx, lambda: enqueue_all(tx, operations[SHARES_PER_BATCH : 2 * SHARES_PER_BATCH])
+        )
+        odd_batch = count_statements(tx, lambda: enqueue_all(tx, operations[2 * SHARES_PER_BATCH : -1]))
 
     assert few / SHARES_PER_BATCH <= STATEMENTS_PER_SHARE
-    assert again == few / 2, "none of them is put in a second time"
-    assert odd <= 2 * 6, "a few sizes of statements do for every number"
+    assert second_batch == few / 2, "no row is inserted twice"
+    assert odd_batch <= 2 * 6, "a few statement sizes cover every number of rows"
 
 
 def test_store_steps_do_not_grow_with_queue_size(tmp_path: Path) -> None:
-    small, great = (
+    small, large = (
         count_steps_by_operation(tmp_path / "small.db", SMALL_QUEUE, FEW_AWAITING),
         count_steps_by_operation(tmp_path / "great.db", LARGE_QUEUE, MANY_AWAITING),
     )
 
-    assert {name: great[name] / small[name] < ALLOWED_SLOWDOWN for name in small} == dict.fromkeys(small, True), (
+    assert {name: large[name] / small[name] < ALLOWED_SLOWDOWN for name in small} == dict.fromkeys(small, True), (
         small,
-        great,
+        large,
     )
 
 
@@ -154,12 +157,12 @@ def count_steps_by_operation(path: Path, waiting: int, awaiting: int) -> dict[st
         tx = database.tx
         ((new, nullifier),) = generate_shares(ROUND_ID, waiting + awaiting, waiting + awaiting + 1, DUE_TIME)
         with transaction(database):
-            found = {"taken in": count_steps(tx, lambda: enqueue(tx, new, nullifier, DUE_TIME - 10.0))}
+            steps = {"enqueued": count_steps(tx, lambda: enqueue(tx, new, nullifier, DUE_TIME - 10.0))}
         with transaction(database):
-            found["claimed"] = count_steps(tx, lambda: claim_due(tx, now=DUE_TIME + 1e6, limit=4, rounds=[ROUND_ID]))
-        found["asked for the next"] = count_steps(tx, lambda: tx.fetch_all("next_due", (ROUND_ID,)))
-        found["a block"] = count_steps(tx, lambda: tx.fetch_all("follow_ups", {"height": 101, "limit": 64}))
-        found["told ahead"] = count_steps(
+            steps["claimed"] = count_steps(tx, lambda: claim_due(tx, now=DUE_TIME + 1e6, limit=4, rounds=[ROUND_ID]))
+        steps["next due time"] = count_steps(tx, lambda: tx.fetch_all("next_due", (ROUND_ID,)))
+        steps["a block"] = count_steps(tx, lambda: tx.fetch_all("follow_ups", {"height": 101, "limit": 64}))
+        steps["counted ahead"] = count_steps(
             tx,
             lambda: tx.fetch_all(
                 "due_ahead", {"round_id": ROUND_ID, "now_ms": (DUE_TIME - 7200) * 1000, "minutes": 60}
@@ -167,8 +170,8 @@ def count_steps_by_operation(path: Path, waiting: int, awaiting: int) -> dict[st
         )
         spent = tx.fetch_all("unconfirmed", {"after": 0, "limit": 1})[0][14]
         with transaction(database):
-            found["confirmed"] = count_steps(tx, lambda: apply_block(tx, 101, [(ROUND_ID, spent)], DUE_TIME * 1000))
-    return found
+            steps["confirmed"] = count_steps(tx, lambda: apply_block(tx, 101, [(ROUND_ID, spent)], DUE_TIME * 1000))
+    return steps
 
 
 def insert_awaiting_shares(tx: SqliteTransaction, first: int, count: int) -> None:
@@ -191,15 +194,15 @@ def count_statements(tx: SqliteTransaction, operation: Callable[[], object]) -> 
 
 def count_steps(tx: SqliteTransaction, operation: Callable[[], object]) -> int:
     """Return the number of SQLite VM steps of an operation."""
-    taken = 0
+    steps = 0
 
     def step() -> None:
-        nonlocal taken
-        taken += 1
+        nonlocal steps
+        steps += 1
 
     tx.conn.set_progress_handler(step, 1)
     try:
         operation()
     finally:
         tx.conn.set_progress_handler(None, 0)
-    return taken
+    return steps

@@ -23,8 +23,8 @@ ARCHIVE_CONFIG = {"place": f"s3://{BUCKET_NAME}/proofs", "check_seconds": 1}
 
 async def run_command_line(folder: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
     """Run a command in a separate process. Returns its exit code, the JSON line, and its messages."""
-    kept = "SVOTE_HELPER_BACKUP_PASSPHRASE"
-    env = {key: value for key, value in os.environ.items() if key == kept or not key.startswith("SVOTE_HELPER_")}
+    kept_name = "SVOTE_HELPER_BACKUP_PASSPHRASE"
+    env = {key: value for key, value in os.environ.items() if key == kept_name or not key.startswith("SVOTE_HELPER_")}
     child = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -51,7 +51,7 @@ def config_without_rpc(helper: HelperProcess) -> Path:
 
 
 @pytest.mark.anyio
-async def test_proof_export_of_confirmed_reveal_asks_no_node_for_nullifier(
+async def test_proof_export_of_confirmed_reveal_sends_no_node_the_nullifier(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable, text in CREDENTIALS_ENV.items():
@@ -70,45 +70,45 @@ async def test_proof_export_of_confirmed_reveal_asks_no_node_for_nullifier(
         nullifier, config = share.nullifier.hex(), ("--config", str(helper.config), "--json")
         tx_hash = (await chain.transaction_hashes(round_id))[nullifier].hex().upper()
         from_chain = ("proof", "export", nullifier, "--from", "chain")
-        asked_before = len(await chain.request_log())
+        requests_before = len(await chain.request_log())
 
-        code, told, said = await run_command_line(tmp_path, *from_chain, "--output", "a.zip", *config)
-        assert code == 0, said
-        assert (told["transaction"], told["round"], told["circuit"]) == (tx_hash, round_id.hex(), "k10")
-        assert told["source"] == "chain"
+        code, exported, messages = await run_command_line(tmp_path, *from_chain, "--output", "a.zip", *config)
+        assert code == 0, messages
+        assert (exported["transaction"], exported["round"], exported["circuit"]) == (tx_hash, round_id.hex(), "k10")
+        assert exported["source"] == "chain"
         rest = ("--config", str(config_without_rpc(helper)), "--json")
-        code, again, said = await run_command_line(tmp_path, *from_chain, "--output", "b.zip", *rest)
-        assert (code, again["height"]) == (0, told["height"]), said
+        code, exported_again, messages = await run_command_line(tmp_path, *from_chain, "--output", "b.zip", *rest)
+        assert (code, exported_again["height"]) == (0, exported["height"]), messages
         assert (tmp_path / "a.zip").read_bytes() == (tmp_path / "b.zip").read_bytes()
-        asked = (await chain.request_log())[asked_before:]
-        assert not any(nullifier in json.dumps(entry).lower() for entry in asked)
+        new_requests = (await chain.request_log())[requests_before:]
+        assert not any(nullifier in json.dumps(entry).lower() for entry in new_requests)
 
-        code, verified, said = await run_command_line(tmp_path, "proof", "verify", "a.zip", "--json")
-        assert (code, verified["ok"], verified["online"]) == (0, True, None), said
-        code, verified, said = await run_command_line(tmp_path, "proof", "verify", "a.zip", "--online", *config)
-        assert (code, verified["ok"], verified["online"]) == (0, True, True), said
+        code, verified, messages = await run_command_line(tmp_path, "proof", "verify", "a.zip", "--json")
+        assert (code, verified["ok"], verified["online"]) == (0, True, None), messages
+        code, verified, messages = await run_command_line(tmp_path, "proof", "verify", "a.zip", "--online", *config)
+        assert (code, verified["ok"], verified["online"]) == (0, True, True), messages
 
-        code, looked_up, said = await run_command_line(tmp_path, "tx", "lookup", tx_hash.lower(), *config)
-        assert code == 0, said
-        assert (looked_up["height"], looked_up["code"], looked_up["kind"]) == (told["height"], 0, "reveal")
+        code, looked_up, messages = await run_command_line(tmp_path, "tx", "lookup", tx_hash.lower(), *config)
+        assert code == 0, messages
+        assert (looked_up["height"], looked_up["code"], looked_up["kind"]) == (exported["height"], 0, "reveal")
         assert looked_up["reveal"]["nullifier"] == nullifier
 
-        code, _, said = await run_command_line(
+        code, _, messages = await run_command_line(
             tmp_path, "proof", "export", "07" * 32, "--round", round_id.hex(), *config
         )
-        assert code == 5, said
-        assert "no confirmed reveal" in said
-        code, stats, said = await run_command_line(tmp_path, "queue", "stats", *config)
-        assert (code, stats["total"]["submitted"]) == (0, 16), said
+        assert code == 5, messages
+        assert "no confirmed reveal" in messages
+        code, stats, messages = await run_command_line(tmp_path, "queue", "stats", *config)
+        assert (code, stats["total"]["submitted"]) == (0, 16), messages
         for name, value in (
             ("queue-stats", stats),
             ("tx-lookup", looked_up),
-            ("proof-export", told),
+            ("proof-export", exported),
             ("proof-verify", verified),
         ):
             assert_conforms(name, value)
-        code, rounds, said = await run_command_line(tmp_path, "rounds", *config)
-        assert (code, rounds["source"]) == (0, "daemon"), said
+        code, rounds, messages = await run_command_line(tmp_path, "rounds", *config)
+        assert (code, rounds["source"]) == (0, "daemon"), messages
         assert rounds["rounds"][0]["shares"]["submitted"] == 16
         assert rounds["rounds"][0]["tree_size"] >= 2
 
@@ -127,19 +127,19 @@ async def check_archived_bundle(
     """A bundle is restored exactly as it was written, or not at all."""
     config = ("--config", str(helper.config), "--json")
     export = ("proof", "export", nullifier, "--from")
-    code, told, said = await run_command_line(folder, *export, "archive", "--output", "c.zip", *config)
-    assert (code, told["source"], told["transaction"]) == (0, "archive", tx_hash), said
-    assert_conforms("proof-export", told)
+    code, exported, messages = await run_command_line(folder, *export, "archive", "--output", "c.zip", *config)
+    assert (code, exported["source"], exported["transaction"]) == (0, "archive", tx_hash), messages
+    assert_conforms("proof-export", exported)
     assert (folder / "c.zip").read_bytes() == (folder / "a.zip").read_bytes()
-    code, _, said = await run_command_line(folder, "proof", "export", "07" * 32, "--from", "archive", *config)
-    assert (code, "the archive has no bundle" in said) == (5, True), said
+    code, _, messages = await run_command_line(folder, "proof", "export", "07" * 32, "--from", "archive", *config)
+    assert (code, "the archive has no bundle" in messages) == (5, True), messages
 
     changed = (folder / "c.zip").read_bytes()[:-1] + b"x"
     await store.open_bucket_client("proofs").put(f"{round_id.hex()}/{tx_hash}.zip", changed)
-    code, _, said = await run_command_line(folder, *export, "archive", "--output", "d.zip", *config)
-    assert (code, "hash does not match" in said) == (1, True), said
-    code, told, said = await run_command_line(folder, *export, "auto", "--output", "d.zip", *config)
-    assert (code, told["source"], "archive not usable" in said) == (0, "chain", True), said
+    code, _, messages = await run_command_line(folder, *export, "archive", "--output", "d.zip", *config)
+    assert (code, "hash does not match" in messages) == (1, True), messages
+    code, exported, messages = await run_command_line(folder, *export, "auto", "--output", "d.zip", *config)
+    assert (code, exported["source"], "archive not usable" in messages) == (0, "chain", True), messages
     await store.kill()
-    code, _, said = await run_command_line(folder, *export, "archive", "--output", "e.zip", *config)
-    assert (code, "AWS" in said, "not-a-secret" in said) == (6, False, False), said
+    code, _, messages = await run_command_line(folder, *export, "archive", "--output", "e.zip", *config)
+    assert (code, "AWS" in messages, "not-a-secret" in messages) == (6, False, False), messages

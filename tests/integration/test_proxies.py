@@ -86,11 +86,11 @@ async def read_body(head: str, reader: asyncio.StreamReader) -> None:
 
 @contextlib.asynccontextmanager
 async def run_upstream() -> AsyncIterator[RecordingUpstream]:
-    made = RecordingUpstream()
-    server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
-    made.port = server.sockets[0].getsockname()[1]
+    upstream = RecordingUpstream()
+    server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0)
+    upstream.port = server.sockets[0].getsockname()[1]
     try:
-        yield made
+        yield upstream
     finally:
         server.close()
 
@@ -105,9 +105,9 @@ def replace_parts(text: str, **replacements: str) -> str:
 
 def nginx_command(folder: Path, port: int, upstream_port: int) -> list[str]:
     """Return nginx's command for the example inside a minimal configuration."""
-    made = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=localhost -days 2"
+    openssl = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=localhost -days 2"
     subprocess.run(
-        [*made.split(), "-keyout", "key.pem", "-out", "cert.pem"], cwd=folder, check=True, capture_output=True
+        [*openssl.split(), "-keyout", "key.pem", "-out", "cert.pem"], cwd=folder, check=True, capture_output=True
     )
     example = replace_parts(
         (DEPLOY / "nginx" / "svote-helper.conf").read_text(),
@@ -201,8 +201,8 @@ async def test_proxy_forwards_client_address_and_logs_nothing(name: str, tmp_pat
         assert posted.status_code == 200
         (head,) = helper.received_heads
         lines = [line for line in head.split("\r\n") if "forwarded" in line.partition(":")[0]]
-        told = {line.partition(":")[0]: line.partition(":")[2].strip() for line in lines}
-        assert told["x-forwarded-for"] in {"127.0.0.1", "::1"}
+        headers = {line.partition(":")[0]: line.partition(":")[2].strip() for line in lines}
+        assert headers["x-forwarded-for"] in {"127.0.0.1", "::1"}
         assert "203.0.113.9" not in head
         assert "cookie" not in head
         assert "upgrade" not in head
@@ -212,7 +212,7 @@ async def test_proxy_forwards_client_address_and_logs_nothing(name: str, tmp_pat
         helper.received_heads.clear()
         lost = await client.post("/shielded-vote/v1/cast-vote", json={"some": "vote"})
         assert lost.status_code == 502
-        assert len(helper.received_heads) == 1, "a vote was sent again"
+        assert len(helper.received_heads) == 1, "a vote was resent"
         helper.closes_connection = False
 
         if name == "nginx":  # Caddy leaves this to the helper
@@ -233,20 +233,20 @@ async def test_proxy_large_bodies_and_answers_open_no_file_for_writing(name: str
     tracer = ["strace", "-D", "-f", "-q", "-e", f"trace={FILE_CALLS}", "-s", "256", "-o", str(trace), "--"]
     body = random.Random(7).randbytes(1 << 20)
 
-    async def pieces() -> AsyncIterator[bytes]:
-        for begin in range(0, len(body), 1 << 16):
-            yield body[begin : begin + (1 << 16)]
+    async def chunks() -> AsyncIterator[bytes]:
+        for start in range(0, len(body), 1 << 16):
+            yield body[start : start + (1 << 16)]
 
     async with run_upstream() as helper, run_proxy(name, tmp_path, helper.port, tracer) as client:
         started = len(trace.read_text().splitlines())
         helper.answer = random.Random(8).randbytes(8 << 20)
         path = "/shielded-vote/v1/cast-vote"
-        answers = [await client.post(path, content=content) for content in (body, pieces())]
+        answers = [await client.post(path, content=content) for content in (body, chunks())]
     async with asyncio.timeout(TIMEOUT_SECONDS):
         while not trace.read_text().rstrip().endswith("+++"):  # strace writes the exit last
             await asyncio.sleep(0.05)
     lines = trace.read_text().splitlines()
-    assert started, "strace saw the start"
+    assert started, "strace recorded the start"
     assert [line for line in lines[started:] if OPENED_TO_WRITE.search(line)] == []
     assert [answer.content == helper.answer for answer in answers] == [True, True]
 
@@ -259,9 +259,9 @@ async def test_proxy_large_bodies_and_answers_open_no_file_for_writing(name: str
     ],
 )
 def test_proxy_closes_idle_upstream_connections_before_the_helper(file: str, setting: str) -> None:
-    found = re.search(setting, (DEPLOY / file).read_text())
-    assert found is not None
-    assert int(found[1]) <= KEEP_ALIVE_SECONDS - 5
+    match = re.search(setting, (DEPLOY / file).read_text())
+    assert match is not None
+    assert int(match[1]) <= KEEP_ALIVE_SECONDS - 5
 
 
 # Request smuggling
@@ -303,8 +303,8 @@ async def send_smuggled_request(url: str, smuggled: bytes) -> bytes:
         await asyncio.sleep(0.01)  # send the body in a separate segment
         writer.write(smuggled)
         async with asyncio.timeout(0.05):  # a second response arrives immediately or never
-            while piece := await reader.read(1 << 16):
-                answer += piece
+            while chunk := await reader.read(1 << 16):
+                answer += chunk
     writer.transport.abort()
     return answer
 

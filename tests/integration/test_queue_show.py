@@ -37,8 +37,8 @@ async def show_share(helper: HelperProcess, ref: str) -> tuple[dict[str, Any], s
 async def find_only_share(helper: HelperProcess) -> dict[str, Any]:
     """Return the only share in the queue."""
     (share,) = (await helper.operator_get("/queue"))["shares"]
-    found: dict[str, Any] = share
-    return found
+    only_share: dict[str, Any] = share
+    return only_share
 
 
 def assert_no_witness(vote: CastVote, *texts: str) -> None:
@@ -63,23 +63,23 @@ async def test_queue_show_failed_attempt_has_times_and_stage(
             vote = await wallet.post_shares(sealed, position, times=ballot.same_second_times(due), indices=[0])
         await helper.wait_until("has failed twice", lambda facts: facts["counts"].get("failures", 0) >= 2)
         share = await find_only_share(helper)
-        story, text = await show_share(helper, share["ref"])
-        assert story["submit_at"] == due
-        assert story["received"] <= due
-        assert story["attempts"] == sum(story["attempts_by_stage"].values()) >= 2
-        assert len(story["attempts_by_stage"]) == 1
-        counted = [event for event in story["history"] if event["counted"]]
-        assert len(counted) == story["attempts"]
+        details, text = await show_share(helper, share["ref"])
+        assert details["submit_at"] == due
+        assert details["received"] <= due
+        assert details["attempts"] == sum(details["attempts_by_stage"].values()) >= 2
+        assert len(details["attempts_by_stage"]) == 1
+        counted = [event for event in details["history"] if event["counted"]]
+        assert len(counted) == details["attempts"]
         assert [event["at"] for event in counted] == sorted(event["at"] for event in counted)
         assert counted[0]["at"] >= due
         first, second = counted[:2]
         assert second["at"] - first["at"] >= 2, "2^1 s after the first failure"
-        assert story["due"] >= second["at"] + 3.9, "2^2 s after the second"
-        assert "told to" in first["note"]
-        assert story["transaction"] is None
-        assert story["state"] in {"received", "witnessed"}
+        assert details["due"] >= second["at"] + 3.9, "2^2 s after the second"
+        assert "failure requested" in first["note"]
+        assert details["transaction"] is None
+        assert details["state"] in {"received", "witnessed"}
         assert share["ref"] in text
-        assert_no_witness(vote, json.dumps(story), text)
+        assert_no_witness(vote, json.dumps(details), text)
 
 
 @pytest.mark.anyio
@@ -95,14 +95,14 @@ async def test_queue_show_broadcast_share_has_transaction(
             vote = await wallet.post_shares(sealed, position, times=ballot.immediate_times(), indices=[3])
         await helper.wait_until("has sent it", lambda facts: facts["counts"].get("answer_accepted"))
         share = await find_only_share(helper)
-        story, text = await show_share(helper, share["ref"])
+        details, text = await show_share(helper, share["ref"])
         ((message,),) = helper.query_rows("SELECT message FROM reveals")
-        assert story["state"] == "broadcast"
-        assert story["transaction"]["hash"].lower() == hashlib.sha256(message).hexdigest()
-        assert story["transaction"]["hash"] in text
-        told = json.dumps(story)
-        assert_no_witness(vote, told, text)
-        assert message.hex() not in told
+        assert details["state"] == "broadcast"
+        assert details["transaction"]["hash"].lower() == hashlib.sha256(message).hexdigest()
+        assert details["transaction"]["hash"] in text
+        text_json = json.dumps(details)
+        assert_no_witness(vote, text_json, text)
+        assert message.hex() not in text_json
         await chain.clear_faults()
         await chain.delegate(round_id, 1)  # changes the next message, because stand-in proofs are not random
         await helper.wait_until_confirmed(vote)
@@ -118,5 +118,5 @@ async def test_queue_show_waiting_share_contains_no_witness(
         vote = await cast_vote(chain, helper, round_id, times=ballot.same_second_times(unix_time_in(600)))
         listed = (await helper.operator_get("/queue"))["shares"]
         assert len(listed) == 16
-        stories = [await helper.operator_get(f"/queue/{share['ref']}") for share in listed]
-        assert_no_witness(vote, json.dumps(listed), json.dumps(stories), helper.log.read_text())
+        details_list = [await helper.operator_get(f"/queue/{share['ref']}") for share in listed]
+        assert_no_witness(vote, json.dumps(listed), json.dumps(details_list), helper.log.read_text())

@@ -39,15 +39,13 @@ async def test_queue_watch_follows_queue_and_survives_restart(tmp_path: Path) ->
 
             await helper.kill()
             for screen in (wide, narrow):
-                await screen.wait_for_text("says that it is gone", lambda text: "not reachable" in text)
-                assert round_id.hex()[:8] in screen.text, "what was known last is still there"
+                await screen.wait_for_text("reports the lost connection", lambda text: "not reachable" in text)
+                assert round_id.hex()[:8] in screen.text, "the last known state is still shown"
             await helper.start()
             for screen in (wide, narrow):
-                await screen.wait_for_text(
-                    "follows again", lambda text: "not reachable" not in text and "ready" in text
-                )
+                await screen.wait_for_text("reconnects", lambda text: "not reachable" not in text and "ready" in text)
 
             assert await wide.interrupt() == 0
             assert await narrow.interrupt() == 0
-            assert wide.raw.rstrip().endswith(b"\x1b[?25h\x1b[?1049l"), "the cursor is back, and the screen as it was"
+            assert wide.raw.rstrip().endswith(b"\x1b[?25h\x1b[?1049l"), "the cursor and the screen are restored"
             assert b"Traceback" not in wide.raw + narrow.raw

@@ -49,7 +49,7 @@ def write_text_file(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "says", "advises"),
+    ("damage_file", "error", "advises"),
     [
         (damage_pages, "damaged", "backup"),
         (truncate_file, "damaged", "backup"),
@@ -59,23 +59,23 @@ def write_text_file(path: Path) -> None:
     ],
 )
 def test_serve_with_unusable_database_is_refused(
-    tmp_path: Path, spoil: Callable[[Path], None], says: str, advises: str
+    tmp_path: Path, damage_file: Callable[[Path], None], error: str, advises: str
 ) -> None:
     database = tmp_path / "queue.db"
-    spoil(database)
+    damage_file(database)
     before = database.read_bytes()
     config = tmp_path / "helper.toml"
     config.write_text(f'[helper]\nport = 0\ndb_path = "{database}"\n')
-    ended = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "helper", "serve", "--config", str(config)],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert ended.returncode == 1
-    assert ended.stdout == ""
-    assert says in ended.stderr
-    assert advises in ended.stderr.splitlines()[-1], "what to do is the last line"
-    assert "Traceback" not in ended.stderr
-    assert database.read_bytes() == before, "the file is as it was"
+    assert completed.returncode == 1
+    assert completed.stdout == ""
+    assert error in completed.stderr
+    assert advises in completed.stderr.splitlines()[-1], "the last line is the advice"
+    assert "Traceback" not in completed.stderr
+    assert database.read_bytes() == before, "the file is unchanged"

@@ -16,31 +16,33 @@ from tests.support.secrets import LEAVES_BEYOND_HEIGHTS, sensitive_values
 
 @pytest.mark.anyio
 @pytest.mark.rule("R1", "R2", "R4", "R6")
-async def test_reveal_at_due_times_gives_correct_tally(tmp_path: Path) -> None:
+async def test_reveal_at_due_times_yields_correct_tally(tmp_path: Path) -> None:
     async with run_chain_and_helper(tmp_path, "--stand-in-proofs", program=STAND_IN_PROGRAM) as (chain, helper):
         round_id = await chain.open_round(seconds=45)
         await chain.delegate(round_id, LEAVES_BEYOND_HEIGHTS)
         later = unix_time_in(2)
         timed = await cast_vote(chain, helper, round_id, decision=1, times=ballot.same_second_times(later))
-        at_once = await cast_vote(chain, helper, round_id, proposal=2, decision=0)
+        immediate = await cast_vote(chain, helper, round_id, proposal=2, decision=0)
         assert timed.is_accepted
-        assert at_once.is_accepted
-        for vote in (timed, at_once):
+        assert immediate.is_accepted
+        for vote in (timed, immediate):
             await helper.wait_until_confirmed(vote)
         requests = await chain.request_log()
-        assert find_leaks(requests, sensitive_values([timed, at_once], await chain.transaction_hashes(round_id))) == []
+        assert (
+            find_leaks(requests, sensitive_values([timed, immediate], await chain.transaction_hashes(round_id))) == []
+        )
         first = {
             s.nullifier: min(e["time"] for e in requests if e["nullifier"] == s.nullifier.hex()) for s in timed.shares
         }
         assert min(first.values()) >= later
         assert await chain.spent_nullifiers(round_id) == {
-            s.nullifier.hex(): 1 for s in (*timed.shares, *at_once.shares)
+            s.nullifier.hex(): 1 for s in (*timed.shares, *immediate.shares)
         }
         assert (await helper.service_counts()).get("failures", 0) == 0
         results = await read_tally(chain, round_id)
         assert results == {
             (timed.ballot.proposal_id, 1): timed.ballot.weight,
-            (at_once.ballot.proposal_id, 0): at_once.ballot.weight,
+            (immediate.ballot.proposal_id, 0): immediate.ballot.weight,
         }
 
 
@@ -86,10 +88,10 @@ async def test_share_revealed_by_other_helper_is_confirmed(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:
     """Two helpers have the same shares. The second one sees them confirmed, and no share is confirmed twice."""
-    one, two = tmp_path / "one", tmp_path / "two"
-    one.mkdir()
-    two.mkdir()
-    async with run_helper(one, http, chain) as first, run_helper(two, http, chain) as second:
+    first_folder, second_folder = tmp_path / "one", tmp_path / "two"
+    first_folder.mkdir()
+    second_folder.mkdir()
+    async with run_helper(first_folder, http, chain) as first, run_helper(second_folder, http, chain) as second:
         round_id = await chain.open_round()
         vote = await cast_vote(chain, first, round_id, times=ballot.same_second_times(unix_time_in(2)))
         for share in vote.ballot.shares:

@@ -86,9 +86,9 @@ async def hosts(
     request: pytest.FixtureRequest, tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> AsyncIterator[Hosts]:
     cluster: Cluster = request.getfixturevalue("cluster")
-    made = Hosts(tmp_path, http, chain, cluster.url)
-    yield made
-    for host in made.all_hosts.values():
+    hosts = Hosts(tmp_path, http, chain, cluster.url)
+    yield hosts
+    for host in hosts.all_hosts.values():
         with contextlib.suppress(ProcessLookupError):
             await host.kill()
 
@@ -123,7 +123,7 @@ async def test_three_roles_reveal_vote_and_standby_sender_takes_over(
 
 async def test_only_api_role_accepts_shares(hosts: Hosts, http: httpx.AsyncClient, database: str) -> None:
     proves = await hosts.start_host("proves", "prover")
-    await proves.wait_until("is well", lambda facts: not any(check["problem"] for check in facts["checks"]))
+    await proves.wait_until("is healthy", lambda facts: not any(check["problem"] for check in facts["checks"]))
     assert (await http.get(f"{proves.url}/readyz")).status_code == 200
     for path in ("shares", "status"):
         assert (await http.post(f"{proves.url}/shielded-vote/v1/{path}", json={})).status_code == 404

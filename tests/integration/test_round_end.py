@@ -59,10 +59,10 @@ async def test_extended_round_reveals_shares_due_after_its_first_end(
             while await helper.share_status(round_id, second.shares[0].nullifier) != "confirmed":
                 await asyncio.sleep(0.1)
         assert time.time() >= late
-        rounds = {one["round"]: one for one in (await helper.operator_get("/rounds"))["rounds"]}
+        rounds = {entry["round"]: entry for entry in (await helper.operator_get("/rounds"))["rounds"]}
         assert rounds[round_id.hex()]["frozen"] is None
         assert rounds[other_round.hex()]["frozen"] is None
-        checks = {one["name"]: one for one in (await helper.service_stats())["checks"]}
+        checks = {check["name"]: check for check in (await helper.service_stats())["checks"]}
         assert (checks["rounds"]["problem"], checks["rounds"]["note"]) == (None, None)
 
 
@@ -89,9 +89,9 @@ async def test_round_with_unknown_status_is_closed_and_purged(tmp_path: Path, ht
 
 def _has_note(text: str) -> Callable[[dict[str, Any]], bool]:
     """Return whether a check of the daemon has this text in its problem or note."""
-    return lambda facts: any(text in f"{one['problem']} {one['note']}" for one in facts["checks"])
+    return lambda facts: any(text in f"{check['problem']} {check['note']}" for check in facts["checks"])
 
 
 async def _knows_end(helper: HelperProcess, round_id: bytes, end: int) -> bool:
-    rounds = {one["round"]: one for one in (await helper.operator_get("/rounds"))["rounds"]}
+    rounds = {entry["round"]: entry for entry in (await helper.operator_get("/rounds"))["rounds"]}
     return bool(rounds[round_id.hex()]["ends"] == end)

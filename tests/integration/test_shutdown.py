@@ -27,17 +27,17 @@ async def test_sigterm_during_work_shuts_down_and_loses_no_share(
         await helper.wait_until_ready()
         round_id = await chain.open_round()
         vote = await cast_vote(chain, helper, round_id, times=ballot.immediate_times())
-        await helper.wait_until("is at work", lambda facts: facts["in_hand"] and facts["counts"].get("broadcast"))
+        await helper.wait_until("is processing", lambda facts: facts["in_hand"] and facts["counts"].get("broadcast"))
         workers = await helper.worker_pids()
         assert workers
-        began = time.monotonic()
+        started_at = time.monotonic()
         assert await helper.stop() == 0
-        assert time.monotonic() - began <= 10
+        assert time.monotonic() - started_at <= 10
         await wait_until_gone(workers, 1)
         alive = helper.query_rows("SELECT count(*), max(attempts), max(crashes) FROM shares")
         (tombstones,) = helper.query_rows("SELECT count(*) FROM tombstones")[0]
         assert alive[0][0] + tombstones == 16
-        assert alive[0][0] > 0, "it was stopped in the middle"
+        assert alive[0][0] > 0, "the service was stopped during its work"
         assert alive[0][1:] == (0, 0)
         await helper.start()
         await helper.wait_until_ready()
@@ -56,7 +56,7 @@ async def test_killed_service_leaves_no_worker(tmp_path: Path, http: httpx.Async
         await helper.wait_until_ready()
         round_id = await chain.open_round()
         await cast_vote(chain, helper, round_id, times=ballot.immediate_times())
-        await helper.wait_until("is at work", lambda facts: facts["in_hand"])
+        await helper.wait_until("is processing", lambda facts: facts["in_hand"])
         workers = await helper.worker_pids()
     finally:
         await helper.kill()
@@ -72,10 +72,10 @@ async def test_second_service_on_same_database_is_refused(
         other.mkdir()
         second = HelperProcess(other, http, chain, program=REAL_PROGRAM)
         second.config.write_text(first.config.read_text() + f'[operator]\nsocket = "{other}/helper.sock"\n')
-        began = time.monotonic()
+        started_at = time.monotonic()
         second.spawn()
         assert await second.wait_for_exit() == 1
-        assert time.monotonic() - began <= 10, "most of it is Python starting"
+        assert time.monotonic() - started_at <= 10, "most of the time is Python's start"
         assert "another daemon has this database open" in second.log_tail()
         assert "Traceback" not in second.log_tail()
         round_id = await chain.open_round()

@@ -15,11 +15,11 @@ LEAF_COUNT = 20_000
 @pytest.mark.anyio
 async def test_tree_restore_is_faster_than_sync(tmp_path: Path) -> None:
     leaves = bench.random_leaves(LEAF_COUNT, random.Random(1))
-    made, appending = bench.build_tree(leaves)
-    await bench.save_tree(tmp_path / "queue.db", made, leaves)
+    tree, appending = bench.build_tree(leaves)
+    await bench.save_tree(tmp_path / "queue.db", tree, leaves)
     restored, _, restoring = await bench.restore_tree(tmp_path / "queue.db")
     assert len(restored) == LEAF_COUNT
-    assert restored.root() == made.root()
+    assert restored.root() == tree.root()
     for position, size in ((0, LEAF_COUNT), (LEAF_COUNT - 1, LEAF_COUNT), (1023, 1024), (12_345, 15_000)):
-        assert restored.path(position, size) == made.path(position, size)
-    assert restoring < appending / 2, "a tenth or less, on a machine at rest"
+        assert restored.path(position, size) == tree.path(position, size)
+    assert restoring < appending / 2, "a tenth or less on an idle machine"

@@ -30,8 +30,8 @@ def create_recorded_chain(clock: FakeClock, reveals: list[dict[str, Any]], heigh
         node.add_transaction(int(row["tx"]["height"]), message_from_request(row["request"]).to_tx(), row["tx"])
 
     def replay(names: dict[str, str], key: str) -> None:
-        ask = node.faults.pop(key, None)
-        assert ask is None
+        fault_request = node.faults.pop(key, None)
+        assert fault_request is None
 
         def fault(request: httpx.Request) -> httpx.Response:
             where = request.url.params.get("height") or request.url.path.rsplit("/", 1)[1]
@@ -55,8 +55,8 @@ async def test_follower_over_blocks_finds_all_reveals(rpc: bool, recorded_reveal
     endpoints = FakeNetwork(node=node).create_node_pool(clock, rpc=rpc)
     store = MemoryStore()
     store.heights.append(100)
-    ours = sorted(nullifiers_of_reveals(recorded_reveals))[:3]
-    store.own_nullifiers = {spent: number for number, spent in enumerate(ours, start=1)}
+    own_nullifiers = sorted(nullifiers_of_reveals(recorded_reveals))[:3]
+    store.own_nullifiers = {spent: number for number, spent in enumerate(own_nullifiers, start=1)}
     confirmed: list[int] = []
     blocks: list[int] = []
     rounds = RoundRegistry(store, endpoints, clock=clock)
@@ -72,8 +72,8 @@ async def test_follower_over_blocks_finds_all_reveals(rpc: bool, recorded_reveal
     assert blocks == list(range(101, 121))
     assert sorted(confirmed) == [1, 2, 3]
     assert listener.height == 120
-    asked = [path for path in node.requests if "/tx/" in path]
-    assert len(asked) == (0 if rpc else 16), "every reveal of a block is asked about, or none"
+    lookups = [path for path in node.requests if "/tx/" in path]
+    assert len(lookups) == (0 if rpc else 16), "either every reveal of a block is looked up or none"
 
 
 async def test_follower_with_search_finds_all_reveals(recorded_reveals: list[dict[str, Any]]) -> None:
@@ -84,7 +84,7 @@ async def test_follower_with_search_finds_all_reveals(recorded_reveals: list[dic
     rounds = RoundRegistry(store, endpoints, clock=clock)
     listener = BlockFollower(store, endpoints, rounds, clock=clock)
     await endpoints.probe_all()
-    assert not await listener.apply_next_blocks(), "which rounds are open is not known yet"
+    assert not await listener.apply_next_blocks(), "the open rounds are not known yet"
     await rounds.sync()
     while await listener.apply_next_blocks():
         pass

@@ -150,7 +150,7 @@ def test_recorded_share_new_proof_verifies(
 ) -> None:
     share = round_of_shares[7]
     witness = {name: value for name, value in share.payload.items() if name != "shares_hash"}
-    proved = proofs.prove(circuit, path=tree.path(share.position), position=share.position, **witness)
-    assert (proved.nullifier, proved.root) == (share.statement.nullifier, share.statement.root)
-    assert proved.proof != share.proof
-    assert proofs.verify(circuit, proved.proof, share.statement)
+    proof_result = proofs.prove(circuit, path=tree.path(share.position), position=share.position, **witness)
+    assert (proof_result.nullifier, proof_result.root) == (share.statement.nullifier, share.statement.root)
+    assert proof_result.proof != share.proof
+    assert proofs.verify(circuit, proof_result.proof, share.statement)

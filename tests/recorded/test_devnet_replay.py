@@ -78,22 +78,22 @@ async def chain() -> AsyncIterator[ReplayedChain]:
     await chain.round.close()
 
 
-def find_differences(expected: Any, got: Any, free: set[str], where: str = "$", key: str = "") -> list[str]:
+def find_differences(expected: Any, actual: Any, free: set[str], path: str = "$", key: str = "") -> list[str]:
     """Return where two JSON values differ in shape, or in a value that is not free."""
-    if type(expected) is not type(got):
-        return [f"{where}: {expected!r} became {got!r}"]
+    if type(expected) is not type(actual):
+        return [f"{path}: {expected!r} became {actual!r}"]
     if isinstance(expected, dict):
-        if list(expected) != list(got) and set(expected) != set(got):
-            return [f"{where}: keys {sorted(expected)} became {sorted(got)}"]
-        parts = (find_differences(expected[name], got[name], free, f"{where}.{name}", name) for name in expected)
+        if list(expected) != list(actual) and set(expected) != set(actual):
+            return [f"{path}: keys {sorted(expected)} became {sorted(actual)}"]
+        parts = (find_differences(expected[name], actual[name], free, f"{path}.{name}", name) for name in expected)
         return [problem for part in parts for problem in part]
     if isinstance(expected, list):
-        if len(expected) != len(got):
-            return [f"{where}: {len(expected)} entries became {len(got)}"]
-        pairs = enumerate(zip(expected, got, strict=True))
-        parts = (find_differences(a, b, free, f"{where}[{index}]", key) for index, (a, b) in pairs)
+        if len(expected) != len(actual):
+            return [f"{path}: {len(expected)} entries became {len(actual)}"]
+        pairs = enumerate(zip(expected, actual, strict=True))
+        parts = (find_differences(a, b, free, f"{path}[{index}]", key) for index, (a, b) in pairs)
         return [problem for part in parts for problem in part]
-    return [] if key in free or expected == got else [f"{where}: {expected!r} became {got!r}"]
+    return [] if key in free or expected == actual else [f"{path}: {expected!r} became {actual!r}"]
 
 
 async def check_exchange(chain: ReplayedChain, row: dict[str, Any], service: str, free: set[str]) -> None:
@@ -143,11 +143,11 @@ async def test_devnet_abci_queries_match_recording(chain: ReplayedChain) -> None
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(("theirs", "ours"), [(58, 58), (85, 84)])
-async def test_devnet_vote_events_match_recorded_shape(chain: ReplayedChain, theirs: int, ours: int) -> None:
-    row = next(row for row in OTHER_ROUND if row["path"].endswith(f"={theirs}"))
-    await chain.round.advance(ours)
-    answer = await chain.request("rpc", "GET", f"/block_results?height={ours}", None)
+@pytest.mark.parametrize(("recorded_height", "height"), [(58, 58), (85, 84)])
+async def test_devnet_vote_events_match_recorded_shape(chain: ReplayedChain, recorded_height: int, height: int) -> None:
+    row = next(row for row in OTHER_ROUND if row["path"].endswith(f"={recorded_height}"))
+    await chain.round.advance(height)
+    answer = await chain.request("rpc", "GET", f"/block_results?height={height}", None)
     # Attribute values depend on the round. The comparison covers the attribute names.
     assert find_differences(row["response"], answer.json(), UNCOMPARED_KEYS | {"height", "value"}) == []
 

@@ -109,8 +109,10 @@ def _b64(value: bytes) -> str:
 
 
 async def create_lookup_chain(node: RecordedNode, *, rpc: bool) -> ChainLookups:
-    made = create_nodes(["http://node:1317"], ["http://node:26657"] if rpc else [], transport=httpx.MockTransport(node))
-    endpoints = NodePool(made, clock=FakeClock(NOW))
+    nodes = create_nodes(
+        ["http://node:1317"], ["http://node:26657"] if rpc else [], transport=httpx.MockTransport(node)
+    )
+    endpoints = NodePool(nodes, clock=FakeClock(NOW))
     await endpoints.probe_all()
     assert endpoints.has_usable_node
     node.requests.clear()
@@ -129,10 +131,10 @@ async def test_reveal_lookup_sends_no_nullifier(
 ) -> None:
     node, chain = lookup_chain
     for reveal, height in (RECORDED_REVEALS[0], RECORDED_REVEALS[-1]):
-        found = await chain.find_reveal([ROUND_ID], reveal.nullifier)
-        assert found is not None
-        assert (found.height, found.message) == (height, reveal)
-        assert RevealMessage.from_tx(found.raw) == reveal
+        result = await chain.find_reveal([ROUND_ID], reveal.nullifier)
+        assert result is not None
+        assert (result.height, result.message) == (height, reveal)
+        assert RevealMessage.from_tx(result.raw) == reveal
         assert not any(reveal.nullifier.hex() in url.lower() for url in node.requests)
     assert await chain.find_reveal([ROUND_ID], b"\x07" * 32) is None
     assert await chain.find_reveal([], RECORDED_REVEALS[0][0].nullifier) is None
@@ -144,8 +146,8 @@ async def test_reveal_lookup_searches_given_blocks_only() -> None:
     chain = await create_lookup_chain(node, rpc=True)
     reveal, height = RECORDED_REVEALS[0]
     assert await chain.find_reveal([ROUND_ID], reveal.nullifier, range(height + 1, height + 5)) is None
-    found = await chain.find_reveal([ROUND_ID], reveal.nullifier, range(height - 3, height + 1))
-    assert found is not None
+    result = await chain.find_reveal([ROUND_ID], reveal.nullifier, range(height - 3, height + 1))
+    assert result is not None
     assert not any("tx_search" in url for url in node.requests)
     assert await chain.find_reveal([b"\x01" * 32], reveal.nullifier, range(height, height + 1)) is None
 
@@ -157,27 +159,27 @@ async def test_reveal_lookup_ignores_failed_transaction() -> None:
     node.blocks[height].insert(0, failed)
     chain = await create_lookup_chain(node, rpc=False)
 
-    found = await chain.find_reveal([ROUND_ID], reveal.nullifier)
+    result = await chain.find_reveal([ROUND_ID], reveal.nullifier)
 
-    assert found is not None
-    assert found.raw == reveal.to_tx()
-    told = await chain.find_transaction(sha256(failed).digest())
-    assert told is not None
-    assert (told.height, told.code, told.raw) == (height, 1, failed)
+    assert result is not None
+    assert result.raw == reveal.to_tx()
+    transaction = await chain.find_transaction(sha256(failed).digest())
+    assert transaction is not None
+    assert (transaction.height, transaction.code, transaction.raw) == (height, 1, failed)
 
 
 async def test_transaction_lookup_returns_bytes_if_available() -> None:
     node = RecordedNode(index=True)
     chain = await create_lookup_chain(node, rpc=True)
     reveal, height = RECORDED_REVEALS[0]
-    told = await chain.find_transaction(reveal.tx_hash())
-    assert told is not None
-    assert (told.height, told.code, told.log, told.raw) == (height, 0, "", reveal.to_tx())
+    transaction = await chain.find_transaction(reveal.tx_hash())
+    assert transaction is not None
+    assert (transaction.height, transaction.code, transaction.log, transaction.raw) == (height, 0, "", reveal.to_tx())
     assert await chain.find_transaction(b"\xab" * 32) is None
     node.is_pruned = True
-    told = await chain.find_transaction(reveal.tx_hash())
-    assert told is not None
-    assert told.raw is None
+    transaction = await chain.find_transaction(reveal.tx_hash())
+    assert transaction is not None
+    assert transaction.raw is None
     with pytest.raises(ChainUnavailable):
         await chain.find_reveal([ROUND_ID], reveal.nullifier, range(height, height + 1))
 

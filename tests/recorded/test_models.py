@@ -46,15 +46,15 @@ def create_rpc_client(*names: str) -> RpcClient:
 
 @pytest.mark.parametrize("status", [4, 1, 3])
 async def test_round_status_is_parsed(status: int) -> None:
-    found = await create_client(f"round, status {status}").round(ROUND_ID)
-    assert found is not None
-    assert (found.round_id, found.status, found.vote_end_time) == (ROUND_ID, RoundStatus(status), 1795268195)
-    assert found.created_at_height == 55
-    assert [(p.id, p.options) for p in found.proposals] == [(1, (0, 1)), (2, (0, 1))]
+    round_ = await create_client(f"round, status {status}").round(ROUND_ID)
+    assert round_ is not None
+    assert (round_.round_id, round_.status, round_.vote_end_time) == (ROUND_ID, RoundStatus(status), 1795268195)
+    assert round_.created_at_height == 55
+    assert [(p.id, p.options) for p in round_.proposals] == [(1, (0, 1)), (2, (0, 1))]
 
 
 async def test_rounds_list_and_unknown_round_parse() -> None:
-    assert [found.round_id for found in (await create_client("rounds").rounds()).rounds] == [ROUND_ID]
+    assert [listed.round_id for listed in (await create_client("rounds").rounds()).rounds] == [ROUND_ID]
     assert await create_client("unknown round").round(b"\x11" * 32) is None
 
 
@@ -79,15 +79,15 @@ async def test_node_health_is_parsed() -> None:
     assert await create_client("syncing").is_syncing() is False
     info = await create_client("node info").node_info()
     assert (info.chain_id, info.version) == ("svote-1", "")
-    seen, catching_up = await create_rpc_client("status").status()
-    assert (seen.chain_id, seen.height, catching_up) == ("svote-1", 1283, False)
+    seen, is_syncing = await create_rpc_client("status").status()
+    assert (seen.chain_id, seen.height, is_syncing) == ("svote-1", 1283, False)
 
 
 async def test_validator_is_parsed() -> None:
     address = "svvaloper1p2amg2qs5ze7h6hz85vqzwwg300sdunsy3l6em"
     assert await create_client("one validator").validator_status(address) == "BOND_STATUS_BONDED"
-    nobody = "svvaloper1qqqsyqcyq5rqwzqfpg9scrgwpugpzysnpuylqc"
-    assert await create_client("no such validator").validator_status(nobody) is None
+    unknown_validator = "svvaloper1qqqsyqcyq5rqwzqfpg9scrgwpugpzysnpuylqc"
+    assert await create_client("no such validator").validator_status(unknown_validator) is None
 
 
 def message_from_request(request: dict[str, Any]) -> RevealMessage:
@@ -168,8 +168,8 @@ async def test_search_and_nullifier_query_are_parsed() -> None:
         row = page if request.url.params["page"] == "1" else past
         return httpx.Response(row["status"], content=json.dumps(row["response"]).encode())
 
-    found = await RpcClient("http://node", transport=httpx.MockTransport(search)).search_reveals(ROUND_ID, 1, 200)
-    assert [height for height, _ in found] == [106] * 4
+    reveals = await RpcClient("http://node", transport=httpx.MockTransport(search)).search_reveals(ROUND_ID, 1, 200)
+    assert [height for height, _ in reveals] == [106] * 4
 
     answers = json.loads((RECORDED / "abci-query.json").read_text())
     queries: list[str] = []
@@ -180,7 +180,7 @@ async def test_search_and_nullifier_query_are_parsed() -> None:
         return httpx.Response(200, content=json.dumps(answers[kind]).encode())
 
     node = RpcClient("http://node", transport=httpx.MockTransport(query))
-    assert await node.is_spent(ROUND_ID, found[0][1])
+    assert await node.is_spent(ROUND_ID, reveals[0][1])
     assert not await node.is_spent(ROUND_ID, bytes(32))
     key = b64decode(answers["present"]["result"]["response"]["key"])
     assert queries[0] == f"0x{key.hex()}"
@@ -200,7 +200,7 @@ async def test_broadcast_matches_recorded_exchange(recorded_reveals: list[dict[s
     assert (sent[0].method, sent[0].url.path) == ("POST", "/shielded-vote/v1/reveal-share")
     assert json.loads(sent[0].content) == row["request"]
     other = await chain.broadcast(message_from_request(recorded_reveals[1]["request"]))
-    assert other.verdict is Verdict.AMBIGUOUS, "the node answered with another transaction's hash"
+    assert other.verdict is Verdict.AMBIGUOUS, "the node returned the hash of another transaction"
 
 
 async def test_tx_lookup_is_parsed(recorded_reveals: list[dict[str, Any]]) -> None:

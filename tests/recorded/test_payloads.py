@@ -80,9 +80,9 @@ async def test_recorded_shares_are_accepted_then_duplicates(
     recorded: RecordedHelper, recorded_shares: list[dict[str, Any]]
 ) -> None:
     first = [(await recorded.post(payload)).json() for payload in recorded_shares]
-    again = [(await recorded.post(payload)).json() for payload in recorded_shares]
+    repeated = [(await recorded.post(payload)).json() for payload in recorded_shares]
     assert first == [{"status": "queued"}] * 16
-    assert again == [{"status": "duplicate"}] * 16
+    assert repeated == [{"status": "duplicate"}] * 16
     assert [share.share_index for share in recorded.store.shares] == list(SHARE_INDICES)
 
 
@@ -161,12 +161,12 @@ def broken_payloads(payload: dict[str, Any], other: dict[str, Any]) -> dict[str,
 async def test_broken_payload_is_400_with_field_and_not_stored(
     recorded: RecordedHelper, recorded_shares: list[dict[str, Any]], index: int
 ) -> None:
-    ways = broken_payloads(recorded_shares[index], recorded_shares[(index + 1) % 16])
-    for told, payload in ways.items():
+    payloads = broken_payloads(recorded_shares[index], recorded_shares[(index + 1) % 16])
+    for description, payload in payloads.items():
         recorded.chain.syncs = [lambda: None, lambda: None]
         answer = await recorded.post(payload)
-        assert (answer.status_code, told) == (400, told)
-        assert error_text(answer).startswith(told.rstrip())
+        assert (answer.status_code, description) == (400, description)
+        assert error_text(answer).startswith(description.rstrip())
     assert recorded.store.calls == ["known"]  # only the late share, which is valid except for its time
 
 

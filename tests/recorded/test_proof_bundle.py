@@ -62,9 +62,9 @@ def write_zip(contents: dict[str, bytes], *, method: int = zipfile.ZIP_STORED) -
     written = io.BytesIO()
     with zipfile.ZipFile(written, "w", method) as bundle:
         for name, content in contents.items():
-            about = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
-            about.create_system, about.external_attr, about.compress_type = 3, 0o644 << 16, method
-            bundle.writestr(about, content)
+            info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+            info.create_system, info.external_attr, info.compress_type = 3, 0o644 << 16, method
+            bundle.writestr(info, content)
     return written.getvalue()
 
 
@@ -97,7 +97,7 @@ def with_other_transaction(**changes: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "error"),
     [
         (lambda: with_foreign_parts(root=b"\x01" * 32), "not valid for"),
         (lambda: with_foreign_parts(root=b"\xff" * 32), "invalid encoding"),
@@ -118,9 +118,9 @@ def with_other_transaction(**changes: Any) -> bytes:
         (lambda: with_other_transaction(proof=b""), "not valid for"),
     ],
 )
-def test_verify_complete_bundle_with_false_statement_is_refused(make: Callable[[], bytes], says: str) -> None:
+def test_verify_complete_bundle_with_false_statement_is_refused(make: Callable[[], bytes], error: str) -> None:
     evidence = unpack_bundle(make(), CIRCUITS)
-    with pytest.raises(ProofBundleError, match=says):
+    with pytest.raises(ProofBundleError, match=error):
         verify_bundle(evidence, verify)
 
 
@@ -141,7 +141,7 @@ def zip_with_false_size() -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "error"),
     [
         (lambda: b"", "zip"),
         (lambda: b"PK\x05\x06" + bytes(18), "must contain exactly transaction.bin"),
@@ -196,8 +196,8 @@ def zip_with_false_size() -> bytes:
         (lambda: write_zip({**read_parts(), MANIFEST: read_parts()[MANIFEST].strip()}), "not canonically encoded"),
     ],
 )
-def test_verify_malformed_bundle_is_refused_with_reason(make: Callable[[], bytes], says: str) -> None:
-    with pytest.raises(ProofBundleError, match=says):
+def test_verify_malformed_bundle_is_refused_with_reason(make: Callable[[], bytes], error: str) -> None:
+    with pytest.raises(ProofBundleError, match=error):
         unpack_bundle(make(), CIRCUITS)
 
 
@@ -252,9 +252,9 @@ def test_verify_reveal_with_unknown_field_is_valid() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, len(BUNDLE) - 1), st.integers(1, 255))
-def test_verify_bundle_with_changed_byte_is_refused(at: int, by: int) -> None:
+def test_verify_bundle_with_changed_byte_is_refused(at: int, change: int) -> None:
     broken = bytearray(BUNDLE)
-    broken[at] ^= by
+    broken[at] ^= change
     with pytest.raises(ProofBundleError):
         unpack_bundle(bytes(broken), CIRCUITS)
 

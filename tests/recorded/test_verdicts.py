@@ -77,7 +77,7 @@ def refusal_response(code: int, log: str, status: int = 422) -> Verdict:
         (1, "vote_end_time 1795268195 <= block_time 1795268200", Verdict.ROUND_CLOSED),
         (20, "mempool is full: number of txs 5000", Verdict.UNAVAILABLE),
         (19, "tx already exists in cache", Verdict.ACCEPTED),
-        (1, "something that no version ever said", Verdict.REFUSED),
+        (1, "an error of no known version", Verdict.REFUSED),
         # The log is more specific than the code.
         (5, "invalid zero-knowledge proof: no commitment tree root at height 85", Verdict.BEHIND),
         (5, "nullifier already spent: ab", Verdict.SPENT),
@@ -85,7 +85,7 @@ def refusal_response(code: int, log: str, status: int = 422) -> Verdict:
 )
 def test_verdict_depends_on_code_and_log(code: int, log: str, verdict: Verdict) -> None:
     assert refusal_response(code, log) is verdict
-    assert refusal_response(code, log, status=200) is verdict, "a 200 with a code is that code"
+    assert refusal_response(code, log, status=200) is verdict, "a 200 with a code counts as that code"
 
 
 def test_verdict_of_mempool_duplicate_is_accepted() -> None:

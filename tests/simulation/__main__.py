@@ -18,8 +18,8 @@ from tests.simulation.runner import run_seeds
 def main() -> int:
     """Run the seeds named on the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description="Play seeds of the simulation.")
-    parser.add_argument("--seed", type=int, help="play one seed")
-    parser.add_argument("--seeds", default="0-999", metavar="A-B", help="play these seeds (default: 0-999)")
+    parser.add_argument("--seed", type=int, help="run one seed")
+    parser.add_argument("--seeds", default="0-999", metavar="A-B", help="run these seeds (default: 0-999)")
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
     parser.add_argument("--story", action="store_true", help="print what happened, with the product's own log")
     options = parser.parse_args()
@@ -28,7 +28,7 @@ def main() -> int:
     else:
         first, last = (int(part) for part in options.seeds.split("-"))
         seeds = range(first, last + 1)
-    began = time.monotonic()
+    started_at = time.monotonic()
     failures: dict[int, list[str]] = {}
     virtual = 0.0
     for number, result in enumerate(run_seeds(seeds, jobs=options.jobs, verbose=options.story), start=1):
@@ -39,13 +39,13 @@ def main() -> int:
             print(f"\n=== seed {result.seed}", *result.lines, *result.violations, sep="\n", file=sys.stderr)
         elif number % 100 == 0:
             print(f"{number} of {len(seeds)} seeds, {len(failures)} failed", file=sys.stderr)
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    used = [resource.getrusage(target) for target in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     summary = {
         "seeds": len(seeds),
         "failures": failures,
         "virtual_seconds": round(virtual),
-        "wall_seconds": round(time.monotonic() - began, 1),
-        "cpu_seconds": round(sum(one.ru_utime + one.ru_stime for one in used), 1),
+        "wall_seconds": round(time.monotonic() - started_at, 1),
+        "cpu_seconds": round(sum(usage.ru_utime + usage.ru_stime for usage in used), 1),
     }
     print(json.dumps(summary))
     return 1 if failures else 0

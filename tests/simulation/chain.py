@@ -59,17 +59,17 @@ class SimRound:
 
     def tree_at(self, height: int) -> TreeState | None:
         """Return the newest root at a height."""
-        place = bisect.bisect_right(self.tree_sizes, (height, 1 << 30))
-        if not place:
+        index = bisect.bisect_right(self.tree_sizes, (height, 1 << 30))
+        if not index:
             return None
-        at, size = self.tree_sizes[place - 1]
+        at, size = self.tree_sizes[index - 1]
         return TreeState(size, self.tree.root(size), at)
 
     def root_at_anchor(self, anchor_height: int) -> bytes | None:
         """Return the root stored at exactly this height."""
-        place = bisect.bisect_left(self.tree_sizes, (anchor_height, 0))
-        if place < len(self.tree_sizes) and self.tree_sizes[place][0] == anchor_height:
-            return self.tree.root(self.tree_sizes[place][1])
+        index = bisect.bisect_left(self.tree_sizes, (anchor_height, 0))
+        if index < len(self.tree_sizes) and self.tree_sizes[index][0] == anchor_height:
+            return self.tree.root(self.tree_sizes[index][1])
         return None
 
     def leaves(self, first: int, last: int) -> list[LeafBlock]:
@@ -175,7 +175,7 @@ class SimChain:
     def _advance_round(self, round_: SimRound, height: int, time: float) -> None:
         if not round_.tallying_height and time >= round_.vote_end_time:
             round_.tallying_height = height
-            self._event_log.record("round is over", round_.round_id, "height", height)
+            self._event_log.record("round ended", round_.round_id, "height", height)
         elif round_.tallying_height and not round_.finalized_height and height >= round_.tallying_height + 3:
             round_.finalized_height = height
         if round_.pending_leaves and not round_.tallying_height:
@@ -210,12 +210,12 @@ class SimChain:
 
         Transactions of the newest block are missing until `INDEX_DELAY_SECONDS` have passed.
         """
-        there = [
-            one
-            for one in self.included.get(tx_hash, [])
-            if one.height <= height and self.head(one.height).time <= self.now() - INDEX_DELAY_SECONDS
+        entries = [
+            entry
+            for entry in self.included.get(tx_hash, [])
+            if entry.height <= height and self.head(entry.height).time <= self.now() - INDEX_DELAY_SECONDS
         ]
-        return there[-1] if there else None
+        return entries[-1] if entries else None
 
     def check_reveal(self, message: RevealMessage, height: int, *, time: float) -> Refusal | None:
         """Return why a reveal is refused at a height, or None if it is valid."""

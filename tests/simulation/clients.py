@@ -41,8 +41,8 @@ class _NodeTransport:
         return await self._client.node.receive_reveal(self.message)
 
 
-class ServiceLife:
-    """Kill flag of one service life."""
+class ServiceRun:
+    """Kill flag of one service run."""
 
     is_killed = False
 
@@ -55,9 +55,9 @@ class ServiceLife:
 class _PendingCalls:
     """Calls in flight to a node and one of its endpoints."""
 
-    def __init__(self, node: SimNode, life: ServiceLife, *, rpc: bool = False) -> None:
+    def __init__(self, node: SimNode, service_run: ServiceRun, *, rpc: bool = False) -> None:
         self._node = node
-        self._service_life = life
+        self._service_run = service_run
         self._rpc = rpc
         self._started_at: list[float] = []
 
@@ -68,37 +68,37 @@ class _PendingCalls:
 
     async def reach_node(self) -> SimNode:
         """Return the node once a request from a running service has reached it."""
-        if self._service_life.is_killed:
-            await self._service_life.block_if_killed()
-        began = asyncio.get_running_loop().time()
-        self._started_at.append(began)
+        if self._service_run.is_killed:
+            await self._service_run.block_if_killed()
+        started_at = asyncio.get_running_loop().time()
+        self._started_at.append(started_at)
         try:
             await self._node.simulate_request(rpc=self._rpc)
         finally:
-            self._started_at.remove(began)
+            self._started_at.remove(started_at)
         return self._node
 
     async def run_broadcast(self, call: Coroutine[Any, Any, T]) -> T:
         """Run a broadcast of a running service."""
-        if self._service_life.is_killed:
+        if self._service_run.is_killed:
             call.close()
-            await self._service_life.block_if_killed()
-        began = asyncio.get_running_loop().time()
-        self._started_at.append(began)
+            await self._service_run.block_if_killed()
+        started_at = asyncio.get_running_loop().time()
+        self._started_at.append(started_at)
         try:
             return await call
         finally:
-            self._started_at.remove(began)
+            self._started_at.remove(started_at)
 
 
 class SimClient(ChainClient):
     """`ChainClient` without HTTP. It uses the real interpretation of broadcast responses."""
 
-    def __init__(self, node: SimNode, life: ServiceLife) -> None:
+    def __init__(self, node: SimNode, service_run: ServiceRun) -> None:
         self.node = node
         self.name = node.name
-        self._service_life = life
-        self._calls = _PendingCalls(node, life)
+        self._service_run = service_run
+        self._calls = _PendingCalls(node, service_run)
         self._reach_node = self._calls.reach_node
 
     @property
@@ -113,10 +113,12 @@ class SimClient(ChainClient):
         if node.fault is NodeFault.OTHER_CHAIN:
             return RoundList([], {})
         served_rounds = [
-            one.to_round(node.height) for one in node.chain.rounds.values() if node.has_round(one.round_id)
+            sim_round.to_round(node.height)
+            for sim_round in node.chain.rounds.values()
+            if node.has_round(sim_round.round_id)
         ]
         if node.fault is NodeFault.PENDING:
-            served_rounds = [replace(one, status=RoundStatus.PENDING) for one in served_rounds]
+            served_rounds = [replace(sim_round, status=RoundStatus.PENDING) for sim_round in served_rounds]
         return RoundList(served_rounds, {})
 
     async def tree_latest(self, round_id: bytes) -> TreeState | None:
@@ -140,7 +142,7 @@ class SimClient(ChainClient):
         return (await self._reach_node()).served_head()
 
     async def is_syncing(self) -> bool:
-        await self._service_life.block_if_killed()
+        await self._service_run.block_if_killed()
         return self.node.fault is NodeFault.SYNCING
 
     async def node_info(self) -> NodeInfo:
@@ -165,7 +167,7 @@ class SimClient(ChainClient):
         sender = ChainClient.__new__(ChainClient)
         sender._http = cast(NodeHttp, transport)
         outcome = await self._calls.run_broadcast(sender.broadcast(message))
-        await self._service_life.block_if_killed()
+        await self._service_run.block_if_killed()
         return outcome
 
 
@@ -178,10 +180,10 @@ def _raise_if_pruned(node: SimNode, height: int) -> None:
 class SimRpc(RpcClient):
     """`RpcClient` without HTTP."""
 
-    def __init__(self, node: SimNode, life: ServiceLife) -> None:
+    def __init__(self, node: SimNode, service_run: ServiceRun) -> None:
         self.node = node
         self.name = f"rpc.{node.name}"
-        self._calls = _PendingCalls(node, life, rpc=True)
+        self._calls = _PendingCalls(node, service_run, rpc=True)
         self._reach_node = self._calls.reach_node
 
     @property
@@ -204,14 +206,14 @@ class SimRpc(RpcClient):
 
     async def search_reveals(self, round_id: bytes, first: int, last: int) -> list[tuple[int, bytes]]:
         node = await self._reach_node()
-        found = [(at, one[1]) for one, at in node.chain.confirmed.items() if one[0] == round_id]
-        return sorted((at, nullifier) for at, nullifier in found if first <= at <= min(last, node.height))
+        confirmed = [(at, key[1]) for key, at in node.chain.confirmed.items() if key[0] == round_id]
+        return sorted((at, nullifier) for at, nullifier in confirmed if first <= at <= min(last, node.height))
 
     async def is_spent(self, round_id: bytes, nullifier: bytes) -> bool:
         node = await self._reach_node()
         return node.chain.confirmed.get((round_id, nullifier), 1 << 40) <= node.height
 
 
-def create_node(node: SimNode, life: ServiceLife, *, rpc: bool) -> Node:
-    """Create the clients of a node for one service life."""
-    return Node(SimClient(node, life), SimRpc(node, life) if rpc else None)
+def create_node(node: SimNode, service_run: ServiceRun, *, rpc: bool) -> Node:
+    """Create the clients of a node for one service run."""
+    return Node(SimClient(node, service_run), SimRpc(node, service_run) if rpc else None)

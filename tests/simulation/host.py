@@ -14,7 +14,7 @@ from helper.clock import RECHECK_SECONDS
 from helper.config import Config
 from helper.errors import HelperError
 from tests.simulation.chain import EPOCH
-from tests.simulation.clients import ServiceLife, create_node
+from tests.simulation.clients import ServiceRun, create_node
 from tests.simulation.event_log import EventLog
 from tests.simulation.fakes import SimShareValidator
 from tests.simulation.node import SimNode
@@ -46,10 +46,10 @@ class SimClock:
         """Set the error of the wall time, in seconds."""
         self._offset = offset
         now = self._loop.time()
-        for timeout, began in self._wait_started_at.items():
+        for timeout, started_at in self._wait_started_at.items():
             planned = timeout.when()
             if planned is not None and not timeout.expired():
-                timeout.reschedule(min(planned, now + (began - now) % RECHECK_SECONDS))
+                timeout.reschedule(min(planned, now + (started_at - now) % RECHECK_SECONDS))
 
     def now(self) -> float:
         return EPOCH + self._loop.now + self._offset
@@ -102,7 +102,7 @@ class ServiceHost:
         self.service: Service | None = None
         self.store: SimStore | None = None
         self.start_count = 0
-        self._service_life = ServiceLife()
+        self._service_run = ServiceRun()
         self._owner: object = None
         self._task: asyncio.Task[None] | None = None
         self._requests: set[asyncio.Task[Any]] = set()
@@ -121,35 +121,35 @@ class ServiceHost:
     def start(self) -> None:
         """Start the service; it restarts itself after a disk error."""
         self.start_count += 1
-        self._service_life, self._owner = ServiceLife(), f"life {self.start_count}"
+        self._service_run, self._owner = ServiceRun(), f"run {self.start_count}"
         self._requests = set()
-        self._task = self._create_service_task(self._run_service(self._service_life))
+        self._task = self._create_service_task(self._run_service(self._service_run))
         self._event_log.record("service starts")
 
     def _create_service_task(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Create a task owned by this service life."""
+        """Create a task owned by this service run."""
         return self._loop.create_owned_task(self._owner, coroutine)
 
-    async def _run_service(self, service_life: ServiceLife) -> None:
+    async def _run_service(self, service_run: ServiceRun) -> None:
         while True:
             try:
-                await self._run_service_once(service_life)
+                await self._run_service_once(service_run)
                 return
             except HelperError as error:
                 self._event_log.record("service ends", repr(error))
                 if "ended unexpectedly" in str(error):
-                    self._event_log.record_violation("a part of the service died", error)
+                    self._event_log.record_violation("a component of the service failed", error)
                     return
                 await asyncio.sleep(RESTART_SECONDS)
             except Exception as error:
-                self._event_log.record_violation("the service died", repr(error), *traceback.format_exception(error))
+                self._event_log.record_violation("the service failed", repr(error), *traceback.format_exception(error))
                 return
 
-    async def _run_service_once(self, service_life: ServiceLife) -> None:
+    async def _run_service_once(self, service_run: ServiceRun) -> None:
         store = self.store = SimStore(self.disk, self.clock)
         store.on_attempt_spent = self.on_attempt_spent
         nodes = [
-            create_node(node, service_life, rpc=rpc)
+            create_node(node, service_run, rpc=rpc)
             for node, rpc in zip(self._nodes, self._plan.nodes_with_rpc, strict=True)
         ]
         dependencies = Dependencies(
@@ -199,9 +199,9 @@ class ServiceHost:
 
     def mark_killed(self) -> bool:
         """Mark the service as killed; return False if it does not run."""
-        if not self.is_running or self._service_life.is_killed:
+        if not self.is_running or self._service_run.is_killed:
             return False
-        self._service_life.is_killed = True
+        self._service_run.is_killed = True
         if self.store is not None:
             self.store.inline_writer.is_killed = True
         self._event_log.record("service is killed")
@@ -230,5 +230,5 @@ class ServiceHost:
         await self.clean_up()
 
 
-async def _as_coroutine(work: Awaitable[T]) -> T:
-    return await work
+async def _as_coroutine(awaitable: Awaitable[T]) -> T:
+    return await awaitable

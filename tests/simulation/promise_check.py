@@ -84,7 +84,7 @@ class PromiseChecker:
         self.counts["broadcasts"] += 1
         tracked = self.shares.get(nullifier)
         if tracked is None:
-            self._event_log.record_violation("a reveal of nobody's share", nullifier)
+            self._event_log.record_violation("a reveal of an unknown share", nullifier)
             return
         tolerance = CLOCK_TOLERANCE_SECONDS if now - EPOCH <= self.clock_wrong_until else 0.0
         if now < tracked.share.submit_at - tolerance:
@@ -107,7 +107,7 @@ class PromiseChecker:
         ):
             return
         if not any(first <= at <= last for first, last in self.wrong_height_spans for at in (previous[2], now)):
-            self._event_log.record_violation("proven anew too soon", nullifier, "heights", previous[1], height)
+            self._event_log.record_violation("proven again too early", nullifier, "heights", previous[1], height)
 
     def on_refusal(self, message: RevealMessage) -> None:
         """Record that a node refused this message: a new proof may follow."""
@@ -120,8 +120,8 @@ class PromiseChecker:
     def _check_one_broadcast_per_height(self, nullifier: bytes, height: int, message: RevealMessage) -> None:
         previous = self.broadcasts.get((nullifier, height))
         if previous is not None:
-            same = "the same bytes" if previous == message.tx_hash() else "other bytes"
-            self._event_log.record_violation("broadcast twice at one height", nullifier, "height", height, same)
+            description = "the same bytes" if previous == message.tx_hash() else "other bytes"
+            self._event_log.record_violation("broadcast twice at one height", nullifier, "height", height, description)
         self.broadcasts[nullifier, height] = message.tx_hash()
 
     def on_prover_fault(self, nullifier: bytes, fault: ProverFault) -> None:
@@ -144,21 +144,21 @@ class PromiseChecker:
         self.spent_attempts[nullifier] += 1
         allowed = self.prover_faults[nullifier] + max(0, self.worker_deaths[nullifier] - FREE_CRASHES)
         if self.spent_attempts[nullifier] > allowed:
-            self._event_log.record_violation("an attempt spent for nothing", nullifier, stage, note)
+            self._event_log.record_violation("an attempt spent without a fault of the share", nullifier, stage, note)
 
     def on_transitions(self, transitions: list[tuple[int, int, int | None, bytes]]) -> None:
         """Check the state transitions of a commit."""
         for share_id, before, after, nullifier in transitions:
             self._nullifier_by_row[share_id] = nullifier
             if after is None:
-                self._event_log.record("row goes", nullifier, "from", ShareState(before).name)
+                self._event_log.record("row deleted", nullifier, "from", ShareState(before).name)
                 self._check_row_deletion(nullifier)
                 continue
-            self._event_log.record("moves", nullifier, "to", ShareState(after).name)
+            self._event_log.record("transition", nullifier, "to", ShareState(after).name)
             if after == ShareState.BROADCAST:
                 self._proven_height[nullifier] = self._chain.height
             if before >= 0 and ShareState(after) not in TRANSITIONS[ShareState(before)]:
-                self._event_log.record_violation("an illegal move", nullifier, before, after)
+                self._event_log.record_violation("an illegal transition", nullifier, before, after)
 
     def _check_row_deletion(self, nullifier: bytes) -> None:
         """Check that a deleted row was confirmed, or its round closed and purged."""
@@ -174,15 +174,15 @@ class PromiseChecker:
         ):
             self._event_log.record_violation("purged too early", nullifier)
 
-    # At the end of a service life and of the run
+    # At the end of a service run and of the run
 
     def check_disk(self) -> None:
         """Check that every acknowledged share is stored, confirmed, or purged after its round."""
         stored = {row[0] for row in self._host.disk.query_rows("SELECT nullifier FROM shares")}
         for spent, known in self.shares.items():
             if known.is_queued and spent not in stored and not self._is_confirmed(known):
-                one = self._chain.rounds[known.share.round_id]
-                if not one.tallying_height:
+                sim_round = self._chain.rounds[known.share.round_id]
+                if not sim_round.tallying_height:
                     self._event_log.record_violation("an acknowledged share is lost", spent)
 
     def _is_confirmed(self, tracked: TrackedShare) -> bool:
@@ -194,7 +194,7 @@ class PromiseChecker:
         disk = self._host.disk
         states: dict[bytes, int] = dict(disk.query_rows("SELECT nullifier, state FROM shares"))
         for spent, known in self.shares.items():
-            one = self._chain.rounds[known.share.round_id]
+            sim_round = self._chain.rounds[known.share.round_id]
             if known.acknowledged_at is None:
                 continue
             self.counts["acknowledged"] += 1
@@ -205,8 +205,8 @@ class PromiseChecker:
                     "an acknowledged share was not counted", spent, "due", known.due_at, "state", states.get(spent)
                 )
             if counted and spent in states and not self._may_have_missed_blocks():
-                self._event_log.record_violation("a witness is left after confirmation", spent)
-            if not counted and one.tallying_height and states.get(spent, 3) != ShareState.FAILED:
+                self._event_log.record_violation("a witness remains after confirmation", spent)
+            if not counted and sim_round.tallying_height and states.get(spent, 3) != ShareState.FAILED:
                 self._event_log.record_violation(
                     "a closed round's share is neither counted nor failed", spent, states.get(spent)
                 )
@@ -221,7 +221,9 @@ class PromiseChecker:
 
     def _may_have_missed_blocks(self) -> bool:
         """Return whether blocks may be missing because no node had them."""
-        return not all(self._plan.nodes_with_rpc) and any(one.fault.name == "PRUNED" for one in self._plan.episodes)
+        return not all(self._plan.nodes_with_rpc) and any(
+            episode.fault.name == "PRUNED" for episode in self._plan.episodes
+        )
 
     def _check_closed_rounds(self) -> None:
         sql = "SELECT k.round_id, r.alerted_ms FROM rounds r JOIN round_keys k ON k.no = r.round_no"
@@ -232,4 +234,4 @@ class PromiseChecker:
             if round_.tallying_height and alerted[round_.round_id] is None:
                 self._event_log.record_violation("a closed round was not reported", round_.round_id)
             if not round_.tallying_height and alerted[round_.round_id] is not None:
-                self._event_log.record_violation("a round was closed that is open", round_.round_id)
+                self._event_log.record_violation("an open round was closed", round_.round_id)

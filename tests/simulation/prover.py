@@ -18,14 +18,14 @@ class ProverFault(Enum):
 
     WORKER_DIES = "workers die"
     WORKER_HANGS = "workers hang"
-    WORKER_REFUSES = "workers refuse"
-    INVALID_PROOF = "proofs are no proofs"
-    SLOW_PROOF = "proofs take long"
+    WORKER_REFUSES = "workers reject jobs"
+    INVALID_PROOF = "proofs are invalid"
+    SLOW_PROOF = "proofs are slow"
     NO_START = "no worker starts"
 
 
 class SimProvers:
-    """The machine's provers, shared by all service lives.
+    """The machine's provers, shared by all service runs.
 
     Attributes:
         fault: the active fault, or None.
@@ -39,7 +39,7 @@ class SimProvers:
         self.proof_seconds = seconds
         self.fault: ProverFault | None = None
         self.on_proof_started: Callable[[], None] = lambda: None
-        self.on_fault: Callable[[bytes, ProverFault], None] = lambda nullifier, ill: None
+        self.on_fault: Callable[[bytes, ProverFault], None] = lambda nullifier, fault: None
         self._pids = iter(range(100, 1 << 30))
 
     async def spawn(self, command: Sequence[str], *, threads: int) -> SimWorker:

@@ -125,7 +125,7 @@ def _garbage_collection_paused() -> Iterator[None]:
 
 
 def _simulate(seed: int, *, verbose: bool) -> SeedResult:
-    began = time.perf_counter()
+    started_at = time.perf_counter()
     plan = draw_scenario(seed)
     loop = SimLoop(seeded_random(seed, "loop"), shuffled=plan.is_shuffled)
     world = World(seed, loop, plan)
@@ -138,7 +138,7 @@ def _simulate(seed: int, *, verbose: bool) -> SeedResult:
         except StuckError as error:
             violations.append(repr(error))
     for fault in loop.unhandled_errors:
-        violations.append(f"an error that nobody took: {fault.get('message')} {fault.get('exception')!r}")
+        violations.append(f"an unhandled error: {fault.get('message')} {fault.get('exception')!r}")
     event_log = world.event_log
     counts = dict(sorted(world.promise_checker.counts.items()))
     if violations or event_log.violations or verbose:
@@ -147,4 +147,4 @@ def _simulate(seed: int, *, verbose: bool) -> SeedResult:
     world.disk.close()
     loop.close()
     violations += event_log.violations
-    return SeedResult(seed, violations, digest, loop.time(), time.perf_counter() - began, counts, lines)
+    return SeedResult(seed, violations, digest, loop.time(), time.perf_counter() - started_at, counts, lines)

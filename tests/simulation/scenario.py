@@ -25,8 +25,8 @@ class ServiceFault(Enum):
     DISK_ERROR = "the disk fails"
     SLOW_DISK = "the disk is slow"
     CLOCK = "the clock is wrong"
-    CHAIN_HALTED = "the chain stands still"
-    OUTAGE = "all nodes are away"
+    CHAIN_HALTED = "the chain produces no blocks"
+    OUTAGE = "all nodes are unreachable"
     CONGESTION = "reveals wait in the mempool"
 
 
@@ -51,7 +51,7 @@ class FaultEpisode:
 class RoundPlan:
     """A round: its begin and end, and whether all shares posted in time must be counted."""
 
-    begin: float
+    start: float
     end: int
     requires_all_shares: bool
 
@@ -179,11 +179,11 @@ def _draw_rounds(rng: random.Random, plan: Scenario) -> tuple[RoundPlan, ...]:
     last = plan.duration - SETTLING_SECONDS - 5 * plan.block_interval[1]
     round_plans = []
     for number in range(rng.choice((1, 1, 2))):
-        begin = 0.0 if number == 0 else rng.uniform(0, last / 3)
-        end = int(rng.uniform(max(begin + 200, last * 0.6), last))
+        start = 0.0 if number == 0 else rng.uniform(0, last / 3)
+        end = int(rng.uniform(max(start + 200, last * 0.6), last))
         if rng.random() < 0.1:
             end = int(plan.duration + 3600)  # still open when the run ends
-        round_plans.append(RoundPlan(begin, end, requires_all_shares=rng.random() < 0.75))
+        round_plans.append(RoundPlan(start, end, requires_all_shares=rng.random() < 0.75))
     return tuple(round_plans)
 
 
@@ -224,10 +224,10 @@ def _draw_episodes(rng: random.Random, plan: Scenario, rounds: tuple[RoundPlan, 
     fault_rate = rng.choice((0.0, 1.0, 2.0, 3.0, 5.0))
     number = int(fault_rate * rng.uniform(4, 10))
     last = plan.duration - SETTLING_SECONDS
-    calms = [
-        (one.end - plan.calm_seconds - KILL_TIMEOUT_SECONDS, one.end + 30.0)
-        for one in rounds
-        if one.requires_all_shares
+    calm_spans = [
+        (plan_round.end - plan.calm_seconds - KILL_TIMEOUT_SECONDS, plan_round.end + 30.0)
+        for plan_round in rounds
+        if plan_round.requires_all_shares
     ]
     drawn = [
         _draw_lasting_fault(rng, node, last)
@@ -240,15 +240,17 @@ def _draw_episodes(rng: random.Random, plan: Scenario, rounds: tuple[RoundPlan, 
         drawn += [FaultEpisode(start, start + rng.choice((0.1, 2.0, 30.0)), ServiceFault.CRASH) for start in starts]
     accepted: list[FaultEpisode] = []
     for candidate in drawn:
-        one = candidate if candidate.node not in (None, plan.healthy_node) else _end_before_calm(candidate, calms)
-        if one.start < one.end and not any(_is_overlapping(one, other) for other in accepted):
-            accepted.append(one)
-    return tuple(sorted(accepted, key=lambda one: one.start))
+        episode = (
+            candidate if candidate.node not in (None, plan.healthy_node) else _end_before_calm(candidate, calm_spans)
+        )
+        if episode.start < episode.end and not any(_is_overlapping(episode, other) for other in accepted):
+            accepted.append(episode)
+    return tuple(sorted(accepted, key=lambda episode: episode.start))
 
 
-def _end_before_calm(episode: FaultEpisode, calms: list[tuple[float, float]]) -> FaultEpisode:
+def _end_before_calm(episode: FaultEpisode, calm_spans: list[tuple[float, float]]) -> FaultEpisode:
     """End the episode where a calm begins."""
-    end = min([episode.end, *(begin for begin, over in calms if episode.end > begin and episode.start < over)])
+    end = min([episode.end, *(start for start, over in calm_spans if episode.end > start and episode.start < over)])
     return replace(episode, end=end)
 
 
@@ -276,8 +278,8 @@ def _draw_episode(rng: random.Random, plan: Scenario, last: float) -> FaultEpiso
 
 def _is_overlapping(episode: FaultEpisode, other: FaultEpisode) -> bool:
     """Return whether two episodes affect the same part at the same time."""
-    apart = episode.end <= other.start or other.end <= episode.start
-    return not apart and _affected_part(episode) == _affected_part(other)
+    disjoint = episode.end <= other.start or other.end <= episode.start
+    return not disjoint and _affected_part(episode) == _affected_part(other)
 
 
 def _affected_part(episode: FaultEpisode) -> object:

@@ -240,7 +240,7 @@ class InlineReader(SqliteReader):
 
 
 class SimStore(SqliteStore):
-    """The store of one service life.
+    """The store of one service run.
 
     Attributes:
         on_attempt_spent: called with (share id, stage, note) for each attempt spent.

@@ -39,7 +39,7 @@ def test_seeds_keep_all_promises(first: int) -> None:
     results = list(run_seeds(range(first, first + SEEDS_PER_TEST), jobs=1))
     assert sum(result.counts["counted"] for result in results) >= MIN_CONFIRMED * SEEDS_PER_TEST
     broken = {result.seed: result.violations for result in results if result.violations}
-    assert broken == {}, "see it with: python -m tests.simulation --seed N --story"
+    assert broken == {}, "reproduce with: python -m tests.simulation --seed N --story"
 
 
 def test_same_seed_in_two_processes_gives_same_digest() -> None:
@@ -49,7 +49,7 @@ def test_same_seed_in_two_processes_gives_same_digest() -> None:
         "assert told[0] == told[1]\n"
         "print(told[0])"
     )
-    told = [
+    outputs = [
         subprocess.run(
             [sys.executable, "-c", code],
             env={**os.environ, "PYTHONHASHSEED": hashing},
@@ -59,14 +59,16 @@ def test_same_seed_in_two_processes_gives_same_digest() -> None:
         ).stdout
         for hashing in ("1", "2")
     ]
-    assert told[0] == told[1]
-    assert len(set(json.loads(told[0].replace(b"'", b'"')))) == 5, "and other seeds play otherwise"
+    assert outputs[0] == outputs[1]
+    assert len(set(json.loads(outputs[0].replace(b"'", b'"')))) == 5, "other seeds run differently"
 
 
 def finds_violation(promise: str, first: int = 0) -> bool:
     """Return whether any of the searched seeds, starting at `first`, breaks this promise."""
     return any(
-        promise in told for seed in range(first, first + MAX_SEARCHED_SEEDS) for told in run_seed(seed).violations
+        promise in violation
+        for seed in range(first, first + MAX_SEARCHED_SEEDS)
+        for violation in run_seed(seed).violations
     )
 
 
@@ -79,54 +81,54 @@ def test_checker_early_reveal_is_reported(monkeypatch: pytest.MonkeyPatch) -> No
 def test_checker_new_proof_instead_of_resend_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     next_step = resend_policy.next_step
 
-    def hasty(**known: object) -> NextStep:
+    def prove_instead_of_resend(**known: object) -> NextStep:
         step = next_step(**known)  # type: ignore[arg-type]  # passed on unchanged
         return NextStep.PROVE if step is NextStep.SEND and known["sends"] else step
 
-    monkeypatch.setattr(broadcaster, "next_step", hasty)
-    assert finds_violation("proven anew too soon")
+    monkeypatch.setattr(broadcaster, "next_step", prove_instead_of_resend)
+    assert finds_violation("proven again too early")
 
 
 def test_checker_attempt_spent_on_outage_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    answered = Broadcaster._handle_outcome
+    handle_outcome = Broadcaster._handle_outcome
 
-    async def harsh(
+    async def charge_lost_reply(
         self: Broadcaster, reveal: SentReveal, message: RevealMessage, outcome: BroadcastOutcome, endpoint: Node
     ) -> None:
         if outcome.verdict is Verdict.AMBIGUOUS:
             await self._spend_attempt(reveal, outcome)
         else:
-            await answered(self, reveal, message, outcome, endpoint)
+            await handle_outcome(self, reveal, message, outcome, endpoint)
 
-    monkeypatch.setattr(Broadcaster, "_handle_outcome", harsh)
-    assert finds_violation("an attempt spent for nothing")
+    monkeypatch.setattr(Broadcaster, "_handle_outcome", charge_lost_reply)
+    assert finds_violation("an attempt spent without a fault of the share")
 
 
 def test_checker_confirmation_by_response_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    answered = Broadcaster._handle_outcome
+    handle_outcome = Broadcaster._handle_outcome
 
-    async def credulous(
+    async def confirm_accepted_reply(
         self: Broadcaster, reveal: SentReveal, message: RevealMessage, outcome: BroadcastOutcome, endpoint: Node
     ) -> None:
         if outcome.verdict is Verdict.ACCEPTED:
             await self._store.add_spent([(reveal.round_id, reveal.nullifier)])
-        await answered(self, reveal, message, outcome, endpoint)
+        await handle_outcome(self, reveal, message, outcome, endpoint)
 
-    monkeypatch.setattr(Broadcaster, "_handle_outcome", credulous)
+    monkeypatch.setattr(Broadcaster, "_handle_outcome", confirm_accepted_reply)
     assert finds_violation("submitted though never counted")
 
 
 def test_checker_row_lost_at_restart_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def forgetful(self: SqliteStore) -> int:
+    async def recover_nothing(self: SqliteStore) -> int:
         return 0
 
-    monkeypatch.setattr(SqliteStore, "recover", forgetful)
+    monkeypatch.setattr(SqliteStore, "recover", recover_nothing)
     assert finds_violation("an acknowledged share was not counted", first=40)
 
 
 def test_checker_spinning_loop_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def restless(self: SimClock, event: asyncio.Event, until: float) -> None:
+    async def busy_wait(self: SimClock, event: asyncio.Event, until: float) -> None:
         await self.sleep(0.001)
 
-    monkeypatch.setattr(SimClock, "wait", restless)
-    assert finds_violation("somebody spins")
+    monkeypatch.setattr(SimClock, "wait", busy_wait)
+    assert finds_violation("busy loop")

@@ -45,7 +45,7 @@ class Handle(list[Any]):
 
 
 class SimTask(asyncio.Task[Any]):
-    """A task with a number and an owner: the world (None) or one service life."""
+    """A task with a number and an owner: the world (None) or one service run."""
 
     number: int
     owner: object = None
@@ -133,8 +133,8 @@ class SimLoop(_Loop):  # type: ignore[misc]  # its stub requires thirty methods 
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> Handle:
         handle = Handle((copy_context() if context is None else context, callback, args))
-        tie = self._rng.random() if self._shuffled else 0.0
-        heappush(self._timers, (when, tie, next(self._numbers), handle))
+        tiebreak = self._rng.random() if self._shuffled else 0.0
+        heappush(self._timers, (when, tiebreak, next(self._numbers), handle))
         return handle
 
     def create_future(self) -> asyncio.Future[Any]:
@@ -152,8 +152,8 @@ class SimLoop(_Loop):  # type: ignore[misc]  # its stub requires thirty methods 
         task = SimTask.__new__(SimTask)
         task.number = number
         task.__init__(coro, loop=self, name=None if name is None else str(name))  # type: ignore[misc]
-        maker = _current_task(self)
-        task.owner = owner = maker.owner if maker is not None else self.owner
+        creator = _current_task(self)
+        task.owner = owner = creator.owner if creator is not None else self.owner
         if owner is not None:
             self._track_task(owner, task)
         return task
@@ -163,7 +163,7 @@ class SimLoop(_Loop):  # type: ignore[misc]  # its stub requires thirty methods 
         tasks = self._tasks_by_owner.setdefault(owner, [])
         tasks.append(task)
         if len(tasks) > 200:
-            tasks[:] = [one for one in tasks if not one.done()]
+            tasks[:] = [task for task in tasks if not task.done()]
 
     def create_owned_task(self, owner: object, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Create a task with an owner different from its creator's."""
@@ -222,7 +222,7 @@ class SimLoop(_Loop):  # type: ignore[misc]  # its stub requires thirty methods 
                     self._advance_to_next_timer()
                     pass_limit = self.passes + MAX_PASSES_WITHOUT_PROGRESS
                 elif self.passes > pass_limit:
-                    raise StuckError(f"time stands still at {self.now}: somebody spins")
+                    raise StuckError(f"time does not advance at {self.now}: busy loop")
                 self._run_ready()
             return main.result()
 
@@ -232,7 +232,7 @@ class SimLoop(_Loop):  # type: ignore[misc]  # its stub requires thirty methods 
         while timers and not timers[0][3]:
             heappop(timers)
         if not timers:
-            raise StuckError(f"nothing will ever happen again at {self.now}")
+            raise StuckError(f"no event is pending at {self.now}")
         now = self.now = max(self.now, timers[0][0])
         if now >= self._window_end:
             self._pass_callback(self.passes - self._passes_at_window_start)

@@ -64,7 +64,9 @@ class World:
             node.on_broadcast = self._on_broadcast
             node.on_false_refusal = self.promise_checker.on_false_refusal
             node.on_refusal = self.promise_checker.on_refusal
-        self.rounds = [SimRound(self._rng.randbytes(32), int(EPOCH) + one.end, PROPOSALS) for one in plan.rounds]
+        self.rounds = [
+            SimRound(self._rng.randbytes(32), int(EPOCH) + plan_round.end, PROPOSALS) for plan_round in plan.rounds
+        ]
         self._pending_kill: tuple[str, int] | None = None
         self._killed = asyncio.Event()
         self._restart_lock = asyncio.Lock()
@@ -77,15 +79,17 @@ class World:
         """Run the scenario and check the promises."""
         self.chain.make_block()
         self.loop.report_passes(MONITOR_INTERVAL_SECONDS, self._check_pass_rate)
-        works = [self.chain.run()]
-        works += [self._begin_round(number) for number in range(len(self.rounds))]
-        works += [self._change_circuit(at, circuit) for at, circuit in self.plan.circuits[1:]]
-        works += [self._cast_vote(vote) for vote in self.plan.votes]
-        works += [self._run_episode(one) for one in self.plan.episodes]
-        works += [self._retry_failed_shares(one.end - self.plan.calm_seconds + 20) for one in self.plan.rounds]
-        works.append(self._retry_failed_shares(self.plan.duration - SETTLING_SECONDS + 20))
-        works.append(self._retry_failed_shares(self._rng.uniform(0, self.plan.duration)))
-        tasks = [asyncio.ensure_future(work) for work in works]
+        coroutines = [self.chain.run()]
+        coroutines += [self._begin_round(number) for number in range(len(self.rounds))]
+        coroutines += [self._change_circuit(at, circuit) for at, circuit in self.plan.circuits[1:]]
+        coroutines += [self._cast_vote(vote) for vote in self.plan.votes]
+        coroutines += [self._run_episode(episode) for episode in self.plan.episodes]
+        coroutines += [
+            self._retry_failed_shares(plan_round.end - self.plan.calm_seconds + 20) for plan_round in self.plan.rounds
+        ]
+        coroutines.append(self._retry_failed_shares(self.plan.duration - SETTLING_SECONDS + 20))
+        coroutines.append(self._retry_failed_shares(self._rng.uniform(0, self.plan.duration)))
+        tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
         self.host.start()
         await asyncio.wait([self._spinning], timeout=self.plan.duration)
         await self.host.stop()
@@ -99,10 +103,10 @@ class World:
     # The chain
 
     async def _begin_round(self, number: int) -> None:
-        begin = self.plan.rounds[number].begin
-        await asyncio.sleep(begin)
+        start = self.plan.rounds[number].begin
+        await asyncio.sleep(start)
         self.chain.new_rounds.append(self.rounds[number])
-        if not begin:
+        if not start:
             self.chain.make_block()
 
     async def _change_circuit(self, at: float, circuit: str) -> None:
@@ -128,10 +132,10 @@ class World:
         tracked = TrackedShare(share, ballot.nullifier(posting.index), self.plan.rounds[vote.round_index])
         self.promise_checker.shares[tracked.nullifier] = tracked
         committed_at = self.loop.time()
-        rival = None
+        other_reveal = None
         if posting.rival_delay is not None:
             at = max(self.loop.time(), (posting.submit_at or 0) + posting.rival_delay)
-            rival = asyncio.ensure_future(self._reveal_by_other_helper(tracked, at))
+            other_reveal = asyncio.ensure_future(self._reveal_by_other_helper(tracked, at))
         await asyncio.sleep(posting.delay)
         await self._post_until_answered(tracked, committed_at)
         if posting.repost_delay is not None:
@@ -140,8 +144,8 @@ class World:
             if tracked.acknowledged_at is None:
                 tracked.share = reposted.share  # the first post was refused: only this one can be accepted
             await self._post_until_answered(reposted, committed_at, original=tracked)
-        if rival is not None:
-            await rival
+        if other_reveal is not None:
+            await other_reveal
 
     async def _post_until_answered(
         self, tracked: TrackedShare, committed_at: float, *, original: TrackedShare | None = None
@@ -174,34 +178,34 @@ class World:
     ) -> None:
         self.event_log.record("acknowledged", tracked.nullifier, outcome.value, "due", tracked.share.submit_at - EPOCH)
         if original is not None and original.is_queued and outcome is EnqueueResult.QUEUED:
-            one = self.chain.rounds[tracked.share.round_id]
-            if not one.tallying_height:
-                self.event_log.record_violation("a share was taken twice", tracked.nullifier)
-        mine = original or tracked
-        mine.is_queued |= outcome is EnqueueResult.QUEUED
-        if mine.acknowledged_at is None:
-            mine.acknowledged_at = self.loop.time()
+            sim_round = self.chain.rounds[tracked.share.round_id]
+            if not sim_round.tallying_height:
+                self.event_log.record_violation("a share was enqueued twice", tracked.nullifier)
+        target = original or tracked
+        target.is_queued |= outcome is EnqueueResult.QUEUED
+        if target.acknowledged_at is None:
+            target.acknowledged_at = self.loop.time()
 
     def _check_refusal(
         self, tracked: TrackedShare, refusal: ShareRefused, posted_at: float, committed_at: float
     ) -> None:
         """Check a 400: it must be right, because wallets do not retry it."""
-        one = self.chain.rounds[tracked.share.round_id]
-        is_round_over = one.tallying_height or self.chain.now() >= one.vote_end_time - 1
-        is_late = tracked.share.submit_at > one.vote_end_time
+        sim_round = self.chain.rounds[tracked.share.round_id]
+        is_round_over = sim_round.tallying_height or self.chain.now() >= sim_round.vote_end_time - 1
+        is_late = tracked.share.submit_at > sim_round.vote_end_time
         if (
             not is_round_over
             and not is_late
             and self.loop.time() > self._false_refusals_until
             and posted_at > committed_at
         ):
-            self.event_log.record_violation("a good share was refused", tracked.nullifier, refusal.field, refusal)
+            self.event_log.record_violation("a valid share was refused", tracked.nullifier, refusal.field, refusal)
 
     async def _reveal_by_other_helper(self, tracked: TrackedShare, at: float) -> None:
         """Reveal the share through another helper."""
         await asyncio.sleep(at - self.loop.time())
-        one = self.chain.rounds[tracked.share.round_id]
-        state = one.tree_at(self.chain.height)
+        sim_round = self.chain.rounds[tracked.share.round_id]
+        state = sim_round.tree_at(self.chain.height)
         assert state is not None
         share = tracked.share
         message = RevealMessage(
@@ -228,13 +232,13 @@ class World:
             service = self.host.service
             if service is None or round_.tallying_height:
                 continue
-            self.event_log.record("operator tries again", nullifier)
+            self.event_log.record("operator retries", nullifier)
             self.promise_checker.on_operator_retry(nullifier)
             try:
                 await self.host.send_request(partial(_retry_share, share_id=share_id))
                 service.dispatcher.wake()
             except (HelperError, UnreachableError) as error:
-                self.event_log.record("not tried again", repr(error))
+                self.event_log.record("retry failed", repr(error))
 
     # Faults
 
@@ -312,7 +316,7 @@ class World:
         left = self._pending_kill[1] - 1
         self._pending_kill = (moment, left)
         if left == 0:
-            self.event_log.record("the kill comes", moment)
+            self.event_log.record("kill", moment)
             self.host.mark_killed()
             self._killed.set()
 
@@ -324,7 +328,7 @@ class World:
         """End the seed with a violation if the dispatch loop spins."""
         self.promise_checker.counts["most passes"] = max(self.promise_checker.counts["most passes"], passes)
         if passes > MAX_PASSES_PER_SECOND * MONITOR_INTERVAL_SECONDS and not self._spinning.done():
-            self.event_log.record_violation("somebody spins", passes)
+            self.event_log.record_violation("busy loop", passes)
             self._spinning.set_result(None)
 
 

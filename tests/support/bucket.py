@@ -54,8 +54,8 @@ class MemoryBucket:
 
     async def replace(self, name: str, body: bytes, tag: str) -> str | None:
         def replace_if_unchanged() -> str | None:
-            there = self.objects.get(name)
-            return self._write(name, body) if there is not None and there.etag == tag else None
+            current = self.objects.get(name)
+            return self._write(name, body) if current is not None and current.etag == tag else None
 
         return await self.request("put", replace_if_unchanged)
 

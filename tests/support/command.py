@@ -73,7 +73,7 @@ async def run_command(
             command.
     """
     clean = {key: value for key, value in os.environ.items() if not key.startswith("SVOTE_HELPER_")}
-    began = time.monotonic()
+    started_at = time.monotonic()
     process = await asyncio.create_subprocess_exec(
         *(*(STOPWATCH_COMMAND if timed_externally else ()), sys.executable, "-m", "helper", *arguments),
         stdin=asyncio.subprocess.DEVNULL,
@@ -89,8 +89,8 @@ async def run_command(
             process.kill()
             await process.wait()
         raise
-    seconds, stderr = time.monotonic() - began, err.decode()
+    seconds, stderr = time.monotonic() - started_at, err.decode()
     if timed_externally:
-        stderr, _, taken = stderr.rstrip("\n").rpartition("\n")
-        seconds = float(taken)
+        stderr, _, seconds_text = stderr.rstrip("\n").rpartition("\n")
+        seconds = float(seconds_text)
     return CommandResult(process.returncode or 0, out.decode(), stderr, seconds)

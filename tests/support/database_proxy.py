@@ -57,13 +57,13 @@ class DatabaseProxy:
 
     def cut_connections(self, after_bytes: int) -> None:
         """Cut each open connection after this many further bytes in either direction."""
-        for road in self._connections:
-            road.bytes_left = after_bytes
+        for connection in self._connections:
+            connection.bytes_left = after_bytes
 
     @property
     def open_cut_connections(self) -> int:
         """The number of limited connections that are still open."""
-        return sum(road.bytes_left is not None for road in self._connections)
+        return sum(connection.bytes_left is not None for connection in self._connections)
 
     @contextlib.asynccontextmanager
     async def listen(self) -> AsyncIterator[None]:
@@ -98,8 +98,8 @@ class DatabaseProxy:
     async def _forward_to_server(
         self, connection: _ProxiedConnection, source: asyncio.StreamReader, target: asyncio.StreamWriter
     ) -> None:
-        while piece := await source.read(CHUNK_BYTES):
-            connection.forward(piece, target)
+        while chunk := await source.read(CHUNK_BYTES):
+            connection.forward(chunk, target)
             await target.drain()
 
     async def _forward_to_client(

@@ -97,26 +97,30 @@ class DevChain(ChildProcess):
 
     async def find_transactions(self, round_id: bytes) -> list[dict[str, Any]]:
         """Return all included reveals of a round in `tx_search` format: `hash`, `tx`, `tx_result`."""
-        page, found = 1, list[dict[str, Any]]()
+        page, transactions = 1, list[dict[str, Any]]()
         query = f"\"reveal_share.vote_round_id='{round_id.hex()}'\""
         while True:
             answer = await self.http.get(
                 f"{self.ready_data['rpc']}/tx_search", params={"query": query, "per_page": 100, "page": page}
             )
             if answer.status_code != 200:
-                return found
-            found += answer.json()["result"]["txs"]
+                return transactions
+            transactions += answer.json()["result"]["txs"]
             page += 1
 
     async def transaction_hashes(self, round_id: bytes) -> dict[str, bytes]:
         """Return the hash of the confirmed transaction by nullifier (hex)."""
-        good = [tx for tx in await self.find_transactions(round_id) if tx["tx_result"]["code"] == 0]
-        return {one: bytes.fromhex(tx["hash"]) for tx in good for one in _nullifiers(tx["tx_result"]["events"])}
+        succeeded = [tx for tx in await self.find_transactions(round_id) if tx["tx_result"]["code"] == 0]
+        return {
+            nullifier: bytes.fromhex(tx["hash"])
+            for tx in succeeded
+            for nullifier in _nullifiers(tx["tx_result"]["events"])
+        }
 
     async def spent_nullifiers(self, round_id: bytes) -> dict[str, int]:
         """Return how often each nullifier (hex) was counted by the chain."""
-        good = [tx for tx in await self.find_transactions(round_id) if tx["tx_result"]["code"] == 0]
-        return dict(Counter(one for tx in good for one in _nullifiers(tx["tx_result"]["events"])))
+        succeeded = [tx for tx in await self.find_transactions(round_id) if tx["tx_result"]["code"] == 0]
+        return dict(Counter(nullifier for tx in succeeded for nullifier in _nullifiers(tx["tx_result"]["events"])))
 
 
 def _nullifiers(events: Sequence[Mapping[str, Any]]) -> list[str]:

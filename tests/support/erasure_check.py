@@ -28,13 +28,13 @@ def find_outside_public(files: bytes, pattern: bytes, public: list[bytes]) -> li
     therefore public if 16 bytes around it, starting at it or 13 bytes before, belong to a blob.
     """
     known = b"\0".join(public)
-    found, at = [], files.find(pattern)
+    positions, at = [], files.find(pattern)
     while at >= 0:
         before, after = files[at - 13 : at + 3], files[at : at + 16]
         if before not in known and after not in known:
-            found.append(at)
+            positions.append(at)
         at = files.find(pattern, at + 1)
-    return found
+    return positions
 
 
 def columns_containing(helper: HelperProcess, number: int) -> list[str]:

@@ -114,11 +114,11 @@ async def wait_until_gone(pids: Sequence[int], seconds: float = 10.0) -> None:
 
 def child_pids(pid: int) -> list[int]:
     """Return the running child processes, regardless of the thread that started them."""
-    found: list[int] = []
+    pids: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
-            found += map(int, task.read_text().split())
-    return found
+            pids += map(int, task.read_text().split())
+    return pids
 
 
 def _is_running(pid: int) -> bool:

@@ -50,7 +50,7 @@ class StandInEngine:
             case proposal if proposal == PROPOSAL_HANGS:
                 threading.Event().wait()
             case proposal if proposal == PROPOSAL_REFUSED:
-                raise proofs.ProvingError("told to")
+                raise proofs.ProvingError("failure requested")
         if self._proof_seconds:
             time.sleep(self._proof_seconds)
         round_id, comms = bytes.fromhex(job["round_id"]), bytes.fromhex(job["share_comms"])

@@ -181,11 +181,11 @@ class Pipeline:
         self.height += blocks
         now = self.clock.now()
         for endpoint in self.endpoints.nodes:
-            head, began = endpoint.health.head, self.clock.monotonic()
+            head, started_at = endpoint.health.head, self.clock.monotonic()
             if head is not None:  # a probe before this block
-                endpoint.health.record_probe(head, is_syncing=False, now=now, started_at=began)
+                endpoint.health.record_probe(head, is_syncing=False, now=now, started_at=started_at)
             new = BlockHead(CHAIN_ID, self.height, now if time is None else time)
-            endpoint.health.record_probe(new, is_syncing=False, now=now, started_at=began)
+            endpoint.health.record_probe(new, is_syncing=False, now=now, started_at=started_at)
         self.endpoints.apply_probes()
 
     async def next_block(self) -> None:
@@ -231,14 +231,14 @@ class Pipeline:
 
     def read_share(self, position: int, columns: str = "state") -> tuple[Any, ...] | None:
         """Return columns of one share on disk; None if it is not live."""
-        found = self.query_rows(f"SELECT {columns} FROM shares WHERE tree_position = ?", position)
-        return found[0] if found else None
+        rows = self.query_rows(f"SELECT {columns} FROM shares WHERE tree_position = ?", position)
+        return rows[0] if rows else None
 
     def read_send_state(self) -> tuple[Any, ...]:
         """Return the send state of the only message: count, first and last height, node, outcome."""
         columns = "sends, first_sent_height, last_sent_height, last_endpoint, last_outcome"
-        (found,) = self.query_rows(f"SELECT {columns} FROM reveals")
-        return found
+        (row,) = self.query_rows(f"SELECT {columns} FROM reveals")
+        return row
 
     def share_states(self) -> dict[int, int]:
         """Return the state of every live share by its position."""
@@ -282,11 +282,11 @@ class Pipeline:
 @contextlib.asynccontextmanager
 async def open_pipeline(path: Path, *, clock: CountingClock | None = None, **settings: Any) -> AsyncIterator[Pipeline]:
     """Open a pipeline on a new database with one active round. Closes it at the end."""
-    line = Pipeline(path, clock=clock or CountingClock(float(START_TIME)), **settings)
-    await line.store.open()
+    pipeline = Pipeline(path, clock=clock or CountingClock(float(START_TIME)), **settings)
+    await pipeline.store.open()
     try:
-        await line.store.save_rounds([create_round(ROUND)], line.clock.now())
-        yield line
+        await pipeline.store.save_rounds([create_round(ROUND)], pipeline.clock.now())
+        yield pipeline
     finally:
-        await line.store.close()
-        await line.endpoints.aclose()
+        await pipeline.store.close()
+        await pipeline.endpoints.aclose()

@@ -124,21 +124,21 @@ class PostgresSchema:
 
         Includes tables, indexes, write-ahead log, temporary files and the server's log.
         """
-        found = {}
+        contents = {}
         for path in sorted(self._cluster.folder.rglob("*")):
             with contextlib.suppress(FileNotFoundError):  # the server may delete files at any time
                 if path.is_file():
-                    found[path.relative_to(self._cluster.folder)] = LONG_ZERO_RUN.sub(ZERO_GAP, path.read_bytes())
-        return found
+                    contents[path.relative_to(self._cluster.folder)] = LONG_ZERO_RUN.sub(ZERO_GAP, path.read_bytes())
+        return contents
 
     def table_files(self, table: str) -> set[Path]:
         """Return the files of a table and its indexes; for a table above 1 GB only the first file."""
-        there = self.query_rows(
+        paths = self.query_rows(
             "SELECT pg_relation_filepath(oid) FROM pg_class WHERE oid = ?::regclass"
             " UNION SELECT pg_relation_filepath(indexrelid) FROM pg_index WHERE indrelid = ?::regclass",
             *(table, table),
         )
-        return {Path("data") / path for (path,) in there}
+        return {Path("data") / path for (path,) in paths}
 
     def bytes_on_disk(self) -> bytes:
         """Return the concatenated contents of all files."""
@@ -167,4 +167,4 @@ class PostgresSchema:
                 f"WHERE {in_schema} AND relkind = 'r'".encode(),
                 (self.name,),
             ).fetchall()
-        return "; ".join(f"{table}: {told}" for table, told in problems) or "ok"
+        return "; ".join(f"{table}: {errors}" for table, errors in problems) or "ok"

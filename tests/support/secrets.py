@@ -15,14 +15,14 @@ LEAVES_BEYOND_HEIGHTS = 5000
 
 def collect_secrets(vote: CastVote) -> dict[str, bytes]:
     """Return values that must never be in a log, nor in a file after the confirmation of the vote's shares."""
-    found = {"shares_hash": vote.ballot.shares_hash, "commitments": b"".join(vote.ballot.share_comms)}
+    secrets = {"shares_hash": vote.ballot.shares_hash, "commitments": b"".join(vote.ballot.share_comms)}
     for share in vote.ballot.shares:
-        found[f"blind {share.index}"] = share.blind
-        found[f"c1 {share.index}"] = share.c1
-        found[f"c2 {share.index}"] = share.c2
+        secrets[f"blind {share.index}"] = share.blind
+        secrets[f"c1 {share.index}"] = share.c1
+        secrets[f"c2 {share.index}"] = share.c2
         key = ShareKey(vote.ballot.round_id, share.index, vote.ballot.proposal_id, vote.position)
-        found[f"key {share.index}"] = key.encode()
-    return found
+        secrets[f"key {share.index}"] = key.encode()
+    return secrets
 
 
 def sensitive_values(
@@ -35,11 +35,11 @@ def sensitive_values(
         hashes: hash of the revealing transaction by nullifier (hex).
         not_before: earliest time in Unix seconds, if it is later than the due time.
     """
-    found: list[SensitiveValue] = []
+    sensitive: list[SensitiveValue] = []
     for vote in votes:
         times = {share.index: share.submit_at for share in vote.shares}
         last = max([not_before, *times.values()])
-        found += [
+        sensitive += [
             SensitiveValue("position", vote.position, last),
             SensitiveValue("shares hash", vote.ballot.shares_hash, last),
             SensitiveValue("commitment", vote.ballot.commitment, last),
@@ -47,17 +47,17 @@ def sensitive_values(
         for share in vote.ballot.shares:
             at = max(not_before, times.get(share.index, 0))
             values = {"nullifier": share.nullifier, "c1": share.c1, "c2": share.c2, "blind": share.blind}
-            found += [SensitiveValue(what, value, at) for what, value in values.items()]
+            sensitive += [SensitiveValue(what, value, at) for what, value in values.items()]
             if share.nullifier.hex() in hashes:
-                found.append(SensitiveValue("transaction", hashes[share.nullifier.hex()], at))
-    return found
+                sensitive.append(SensitiveValue("transaction", hashes[share.nullifier.hex()], at))
+    return sensitive
 
 
 def secrets_in_text(text: str, secrets: Mapping[str, bytes]) -> list[str]:
     """Return the names of the secrets in a text: in hex, base64, or Python's bytes notation, also inside JSON."""
-    lower, plain = text.lower(), text.replace("\\\\", "\\")
+    lower, unescaped = text.lower(), text.replace("\\\\", "\\")
     return [
         name
         for name, secret in secrets.items()
-        if secret.hex() in lower or base64.b64encode(secret).decode() in text or repr(secret)[2:-1] in plain
+        if secret.hex() in lower or base64.b64encode(secret).decode() in text or repr(secret)[2:-1] in unescaped
     ]

@@ -36,7 +36,7 @@ KILL_TARGETS: tuple[type, ...] = (SqliteStore, ChainClient, ProverPool)
 def install_kill(moment: str) -> None:
     """Patch the method so that it kills the process."""
     method, when, number = [*moment.split(":"), "1"][:3]
-    owner = next(one for one in KILL_TARGETS if hasattr(one, method))
+    owner = next(owner_class for owner_class in KILL_TARGETS if hasattr(owner_class, method))
     original: Callable[..., Awaitable[Any]] = getattr(owner, method)
     enqueue = SqliteStore.enqueue
     calls, shares = 0, 0
@@ -69,8 +69,8 @@ def use_real_clock_for_skew(store: Any) -> None:
     async def compare_real_clocks() -> float:
         other = copy.copy(store)
         other._clock = SystemClock()
-        told: float = await type(store).measure_clock_skew(other)
-        return told
+        skew: float = await type(store).measure_clock_skew(other)
+        return skew
 
     store.measure_clock_skew = compare_real_clocks
 

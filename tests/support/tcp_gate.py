@@ -71,38 +71,41 @@ class TcpGate:
             writer.transport.abort()
 
     async def _read_silently(self, reader: asyncio.StreamReader) -> None:
-        heard, began = bytearray(), time.monotonic()
-        self.received.append(heard)
+        buffer, started_at = bytearray(), time.monotonic()
+        self.received.append(buffer)
         with contextlib.suppress(OSError):
-            while piece := await reader.read(CHUNK_BYTES):
-                heard += piece
-        self.connection_seconds.append(time.monotonic() - began)
+            while chunk := await reader.read(CHUNK_BYTES):
+                buffer += chunk
+        self.connection_seconds.append(time.monotonic() - started_at)
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
-            there, back = await asyncio.open_connection(*self._target)
-            pumps = [asyncio.ensure_future(_pump(reader, back)), asyncio.ensure_future(_pump(there, writer))]
+            node_reader, node_writer = await asyncio.open_connection(*self._target)
+            pumps = [
+                asyncio.ensure_future(_pump(reader, node_writer)),
+                asyncio.ensure_future(_pump(node_reader, writer)),
+            ]
             try:
                 # An abort of one side, unlike a normal end, must abort the other side.
                 await asyncio.gather(*pumps)
             finally:
                 for pump in pumps:
                     pump.cancel()
-                back.transport.abort()
+                node_writer.transport.abort()
 
 
 async def _pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    while piece := await source.read(CHUNK_BYTES):
-        target.write(piece)
+    while chunk := await source.read(CHUNK_BYTES):
+        target.write(chunk)
         await target.drain()
     target.write_eof()
 
 
 def _bind_socket(port: int) -> socket.socket:
-    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    made.bind(("127.0.0.1", port))
-    return made
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
+    return listener
 
 
 @contextlib.asynccontextmanager

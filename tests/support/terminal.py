@@ -71,9 +71,9 @@ class Terminal:
 
     def _read(self) -> None:
         with contextlib.suppress(BlockingIOError, OSError):  # no data yet, or the other end is closed
-            while piece := os.read(self._master, 65536):
-                self.raw += piece
-                self._stream.feed(piece)
+            while chunk := os.read(self._master, 65536):
+                self.raw += chunk
+                self._stream.feed(chunk)
 
 
 @contextlib.asynccontextmanager

@@ -29,7 +29,7 @@ from helper.store.postgres.connection import create_connection_settings
 REPO_ROOT = Path(__file__).parents[2]
 SYSTEMD = REPO_ROOT / "deploy" / "systemd"
 CONTAINER = REPO_ROOT / "deploy" / "container"
-ANALYZE = [found for found in (shutil.which("systemd-analyze"),) if found]
+ANALYZE = [path for path in (shutil.which("systemd-analyze"),) if path]
 MAX_EXPOSURE = 1.5
 URL = "postgresql://helper@/helper?host=/var/run/postgresql"
 """Database URL of the compose profile."""
@@ -69,11 +69,11 @@ def test_systemd_units_verify_with_low_exposure(tool: str, tmp_path: Path) -> No
     assert float(level) <= MAX_EXPOSURE
 
 
-@pytest.mark.parametrize("tool", [found for found in (shutil.which("systemd-sysusers"),) if found])
+@pytest.mark.parametrize("tool", [path for path in (shutil.which("systemd-sysusers"),) if path])
 def test_sysusers_file_is_accepted(tool: str) -> None:
     file = str(SYSTEMD / "svote-helper.sysusers")
-    tried = subprocess.run([tool, "--dry-run", file], capture_output=True, text=True, check=False)
-    assert tried.returncode == 0, tried.stderr
+    completed = subprocess.run([tool, "--dry-run", file], capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
 
 
 def test_unit_matches_service() -> None:
@@ -102,9 +102,9 @@ def test_socket_unit_matches_service_listeners() -> None:
 def test_container_runs_unprivileged_with_healthcheck() -> None:
     text = re.sub(r"\\\n", " ", (CONTAINER / "Containerfile").read_text())
     lines = [line.split(maxsplit=1) for line in text.splitlines() if line and not line.startswith("#")]
-    told: dict[str, list[str]] = {}
-    for word, rest in lines:
-        told.setdefault(word, []).append(rest)
+    instructions: dict[str, list[str]] = {}
+    for instruction, rest in lines:
+        instructions.setdefault(instruction, []).append(rest)
     known = [
         "ARG",
         "FROM",
@@ -120,13 +120,16 @@ def test_container_runs_unprivileged_with_healthcheck() -> None:
         "ENTRYPOINT",
         "CMD",
     ]
-    assert set(told) == set(known)
-    assert told["USER"] == ["10001:10001"]
-    assert [json.loads(rest) for rest in told["ENTRYPOINT"] + told["CMD"]] == [["svote-helper"], ["serve"]]
-    check = json.loads(told["HEALTHCHECK"][0].partition("CMD ")[2])
+    assert set(instructions) == set(known)
+    assert instructions["USER"] == ["10001:10001"]
+    assert [json.loads(rest) for rest in instructions["ENTRYPOINT"] + instructions["CMD"]] == [
+        ["svote-helper"],
+        ["serve"],
+    ]
+    check = json.loads(instructions["HEALTHCHECK"][0].partition("CMD ")[2])
     assert check == ["svote-helper", "healthcheck"]
     assert {"serve", "healthcheck", "devnet"} <= set(COMMANDS)
-    (environment,) = told["ENV"]
+    (environment,) = instructions["ENV"]
     settings = dict(pair.split("=", 1) for pair in environment.split() if pair.startswith("SVOTE_HELPER_"))
     assert load(None, settings).helper.db_path == "/var/lib/svote-helper/queue.db"
 
@@ -170,9 +173,9 @@ def read_pins(file: Path) -> set[Requirement]:
 
 
 def test_cluster_requirements_are_pinned() -> None:
-    one, several = (read_pins(REPO_ROOT / "requirements" / name) for name in ("base.txt", "postgres.txt"))
-    assert one < several
-    assert {pin.name for pin in several - one} == {"psycopg", "psycopg-binary", "psycopg-pool"}
+    base_pins, several = (read_pins(REPO_ROOT / "requirements" / name) for name in ("base.txt", "postgres.txt"))
+    assert base_pins < several
+    assert {pin.name for pin in several - base_pins} == {"psycopg", "psycopg-binary", "psycopg-pool"}
 
 
 def test_compose_service_writes_only_to_its_volume() -> None:

@@ -33,7 +33,7 @@ BUILT_FILES = (
     ".*_cache",
     ".hypothesis",
 )
-BUILDAH = [found for found in (shutil.which("buildah"),) if found]
+BUILDAH = [path for path in (shutil.which("buildah"),) if path]
 PROGRAMS = ("sh", "cp", "mkdir", "rm", "install", "chmod")
 
 MAKE = """#!/bin/sh
@@ -113,19 +113,19 @@ def test_image_planted_secrets_are_in_no_layer(source_tree: Path, tmp_path: Path
     assert len(bases) == 2
     build = [*buildah, "bud", "--isolation", "chroot", "--pull-never", "--layers"]
     names = [option for name in bases for option in ("-t", name if "/" in name else f"docker.io/library/{name}")]
-    made = subprocess.run(
+    completed = subprocess.run(
         [*build, *names, "-f", str(tmp_path / "Base"), str(base)], capture_output=True, text=True, check=False
     )
-    assert made.returncode == 0, made.stderr
+    assert completed.returncode == 0, completed.stderr
     file = source_tree / "deploy" / "container" / "Containerfile"
-    made = subprocess.run(
+    completed = subprocess.run(
         [*build, "-t", "svote-helper", "-f", str(file), str(source_tree)], capture_output=True, text=True, check=False
     )
-    assert made.returncode == 0, made.stdout + made.stderr
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     layers = tmp_path / "storage" / "vfs" / "dir"
     assert files_with_secret(layers) == []
-    taken = {path.name for path in layers.glob("*/opt/svote-helper/taken")}
-    assert taken, "the stand-in of pip has taken what was built"
+    installed = {path.name for path in layers.glob("*/opt/svote-helper/taken")}
+    assert installed, "the fake pip has installed the built files"
 
 
 def test_image_final_stage_copies_nothing() -> None:
@@ -143,13 +143,13 @@ def test_make_wheel_leaves_planted_secrets_out(source_tree: Path, tmp_path: Path
         (dist / old).parent.mkdir(parents=True, exist_ok=True)
         (dist / old).write_text(SECRET if "token" in old else "")
     command = ["make", f"--old-file={venv}/.deps", "wheel", f"VENV={venv}", f"DIST={dist}"]
-    made = subprocess.run(command, cwd=source_tree, capture_output=True, text=True, check=False)
-    assert made.returncode == 0, made.stderr
+    completed = subprocess.run(command, cwd=source_tree, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
     assert files_with_secret(dist) == []
     packed = {str(path.relative_to(dist)) for path in (dist / "deploy").rglob("*") if path.is_file()}
     planted = {f"deploy/container/{name}" for name in (*NAMES, "helper.toml", "queue.db", "queue.db-wal")}
-    there = {str(path.relative_to(source_tree)) for path in (source_tree / "deploy").rglob("*") if path.is_file()}
-    assert packed == there - planted
+    deployed = {str(path.relative_to(source_tree)) for path in (source_tree / "deploy").rglob("*") if path.is_file()}
+    assert packed == deployed - planted
 
 
 @pytest.mark.parametrize("name", NAMES)

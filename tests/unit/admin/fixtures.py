@@ -87,7 +87,7 @@ class FakeNodes:
 
     async def call(self, fn: Callable[[ChainClient], Awaitable[T]]) -> T:
         if self.is_unreachable:
-            self.queried_addresses.append("nobody")
+            self.queried_addresses.append("unreachable")
             raise ChainUnavailable("away")
         return await fn(cast(ChainClient, self))
 
@@ -110,10 +110,10 @@ class FakeWeb(httpx.AsyncBaseTransport):
         self.requested_urls.append(url)
         self.cookies.append(request.headers.get("cookie"))
         self.connections.append((request.url.host, request.extensions.get("sni_hostname")))
-        found = self.responses.get(url, httpx.ConnectError("nobody"))
-        if isinstance(found, Exception):
-            raise found
-        return httpx.Response(found.status_code, headers=found.headers, stream=httpx.ByteStream(found.content))
+        response = self.responses.get(url, httpx.ConnectError("unknown host"))
+        if isinstance(response, Exception):
+            raise response
+        return httpx.Response(response.status_code, headers=response.headers, stream=httpx.ByteStream(response.content))
 
 
 CONFIG_URL = "https://config.example.org/voting.json"
@@ -169,31 +169,31 @@ class AdminStack:
 
     async def registration_status(self, body: bytes) -> int:
         """Return the status of a registration, bypassing the HTTP client, for thousands of calls."""
-        told: list[int] = []
+        statuses: list[int] = []
 
         async def receive() -> Message:
             return {"type": "http.request", "body": body}
 
         async def send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                told.append(message["status"])
+                statuses.append(message["status"])
 
         scope = {"type": "http", "method": "POST", "path": "/register-validator", "headers": [], "query_string": b""}
         await self._app(scope, receive, send)
-        (status,) = told
+        (status,) = statuses
         return status
 
     async def fetch_pending(self) -> list[dict[str, Any]]:
         """All pending registrations, after one staking check and an update of the published list."""
         await self.registry.check_staking()
         await self.registry.publish()
-        found: list[dict[str, Any]] = []
+        entries: list[dict[str, Any]] = []
         page: str | None = "/pending-validators"
         while page is not None:
             answer = await self.client.get(page)
-            found += answer.json()
+            entries += answer.json()
             page = f"/pending-validators{answer.links['next']['url']}" if "next" in answer.links else None
-        return found
+        return entries
 
 
 @contextlib.asynccontextmanager
@@ -201,11 +201,11 @@ async def open_admin_stack(
     path: Path, *, mode: str = "production", trusted: Sequence[Network] = ()
 ) -> AsyncIterator[AdminStack]:
     """An admin service on an open file."""
-    desk = AdminStack(path, mode=mode, trusted=trusted)
-    await desk.store.open()
+    stack = AdminStack(path, mode=mode, trusted=trusted)
+    await stack.store.open()
     try:
-        await desk.config.restore()
-        async with desk.client:
-            yield desk
+        await stack.config.restore()
+        async with stack.client:
+            yield stack
     finally:
-        await desk.store.close()
+        await stack.store.close()

@@ -40,11 +40,14 @@ def test_verify_with_any_byte_changed_fails(entry: dict[str, str], what: str) ->
     for at in range(len(fields[what])):
         changed = bytearray(fields[what])
         changed[at] ^= 1
-        told = {**fields, what: bytes(changed)}
-        changed_signer = told["signer"].decode("latin-1")
+        changed_fields = {**fields, what: bytes(changed)}
+        changed_signer = changed_fields["signer"].decode("latin-1")
         with pytest.raises(SignatureRefusedError):
             adr036.verify_signature(
-                told["data"], signer=changed_signer, pub_key=told["pub_key"], signature=told["signature"]
+                changed_fields["data"],
+                signer=changed_signer,
+                pub_key=changed_fields["pub_key"],
+                signature=changed_fields["signature"],
             )
 
 
@@ -89,9 +92,9 @@ def test_verify_requires_address_of_key_and_chain() -> None:
     other = adr036.address_of(pub_key, "cosmos")
     with pytest.raises(SignatureRefusedError, match="begin with sv1"):
         adr036.verify_signature(data, signer=other, pub_key=pub_key, signature=signature)
-    stranger, *_ = adr036.sign_data(b"", b"\x07" * 32)
+    other_signer, *_ = adr036.sign_data(b"", b"\x07" * 32)
     with pytest.raises(SignatureRefusedError, match="not the key"):
-        adr036.verify_signature(data, signer=stranger, pub_key=pub_key, signature=signature)
+        adr036.verify_signature(data, signer=other_signer, pub_key=pub_key, signature=signature)
     with pytest.raises(SignatureRefusedError):
         adr036.verify_signature(data, signer=signer.upper(), pub_key=pub_key, signature=signature)
 

@@ -31,15 +31,15 @@ VALID_CONFIG = {
 
 
 async def test_register_signed_is_pending_for_a_week(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
         body = sign_registration(moniker="Höhle <&> node")
-        answer = await desk.register(body)
+        answer = await stack.register(body)
         assert (answer.status_code, answer.json()) == (
             200,
             {"status": "pending", "expires_at": NOW + REGISTRATION_SECONDS},
         )
         assert answer.headers["access-control-allow-origin"] == "*"
-        assert await desk.fetch_pending() == [
+        assert await stack.fetch_pending() == [
             {
                 "operator_address": body["operator_address"],
                 "url": body["url"],
@@ -48,75 +48,75 @@ async def test_register_signed_is_pending_for_a_week(tmp_path: Path) -> None:
                 "expires_at": NOW + REGISTRATION_SECONDS,
             }
         ]
-        desk.clock.advance(REGISTRATION_SECONDS)
-        assert await desk.fetch_pending() == []
-        assert await desk.store.addresses_after("", 10) == []
+        stack.clock.advance(REGISTRATION_SECONDS)
+        assert await stack.fetch_pending() == []
+        assert await stack.store.addresses_after("", 10) == []
 
 
 async def test_register_again_replaces_and_keeps_first_time(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
         first = sign_registration(moniker="first")
-        await desk.register(first)
-        desk.clock.advance(100)
-        answer = await desk.register(sign_registration(moniker="second", url="", timestamp=NOW + 100))
+        await stack.register(first)
+        stack.clock.advance(100)
+        answer = await stack.register(sign_registration(moniker="second", url="", timestamp=NOW + 100))
         assert answer.json()["expires_at"] == NOW + 100 + REGISTRATION_SECONDS
         for older in (
             first,
             sign_registration(moniker="third", timestamp=NOW + 99),
             sign_registration(moniker="x", timestamp=NOW + 100),
         ):
-            answer = await desk.register(older)
+            answer = await stack.register(older)
             assert answer.json() == {"status": "pending", "expires_at": NOW + 100 + REGISTRATION_SECONDS}, (
                 "a replay changes nothing"
             )
-        (waiting,) = await desk.fetch_pending()
+        (waiting,) = await stack.fetch_pending()
         assert (waiting["moniker"], waiting["url"], waiting["requested_at"]) == ("second", "", NOW)
 
 
 async def test_register_bonded_validator_is_not_pending(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
         body = sign_registration()
-        await desk.register(body)
-        assert len(await desk.fetch_pending()) == 1
+        await stack.register(body)
+        assert len(await stack.fetch_pending()) == 1
         operator = adr036.validator_address(body["operator_address"])
-        desk.staking.validators[operator] = "BOND_STATUS_UNBONDED"
-        assert await desk.fetch_pending() == [], "whatever its status"
-        answer = await desk.register(sign_registration(timestamp=NOW + 5))
+        stack.staking.validators[operator] = "BOND_STATUS_UNBONDED"
+        assert await stack.fetch_pending() == [], "whatever its status"
+        answer = await stack.register(sign_registration(timestamp=NOW + 5))
         assert (answer.status_code, answer.json()) == (200, {"status": "registered"})
-        assert set(desk.staking.queried_addresses) == {operator}
+        assert set(stack.staking.queried_addresses) == {operator}
 
 
 async def test_pending_with_chain_unreachable_keeps_all(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
-        desk.staking.is_unreachable = True
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
+        stack.staking.is_unreachable = True
         body = sign_registration()
-        assert (await desk.register(body)).json()["status"] == "pending"
-        desk.staking.validators[adr036.validator_address(body["operator_address"])] = "BOND_STATUS_BONDED"
-        assert len(await desk.fetch_pending()) == 1
-        desk.staking.is_unreachable = False
-        assert await desk.fetch_pending() == []
+        assert (await stack.register(body)).json()["status"] == "pending"
+        stack.staking.validators[adr036.validator_address(body["operator_address"])] = "BOND_STATUS_BONDED"
+        assert len(await stack.fetch_pending()) == 1
+        stack.staking.is_unreachable = False
+        assert await stack.fetch_pending() == []
 
 
 async def test_staking_check_stops_after_unreachable_node(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
         for number in range(3 * MAX_CONCURRENT_QUERIES):
-            await desk.register(sign_registration(bytes([number + 1]) * 32))
-        desk.staking.is_unreachable = True
-        desk.staking.queried_addresses.clear()
-        assert len(await desk.fetch_pending()) == 3 * MAX_CONCURRENT_QUERIES
-        assert len(desk.staking.queried_addresses) == MAX_CONCURRENT_QUERIES
-        desk.staking.is_unreachable = False
-        await desk.fetch_pending()
-        assert len(desk.staking.queried_addresses) == 4 * MAX_CONCURRENT_QUERIES
+            await stack.register(sign_registration(bytes([number + 1]) * 32))
+        stack.staking.is_unreachable = True
+        stack.staking.queried_addresses.clear()
+        assert len(await stack.fetch_pending()) == 3 * MAX_CONCURRENT_QUERIES
+        assert len(stack.staking.queried_addresses) == MAX_CONCURRENT_QUERIES
+        stack.staking.is_unreachable = False
+        await stack.fetch_pending()
+        assert len(stack.staking.queried_addresses) == 4 * MAX_CONCURRENT_QUERIES
 
 
 async def test_pending_survives_restart(tmp_path: Path) -> None:
     path = tmp_path / "admin.db"
-    async with open_admin_stack(path) as desk:
-        await desk.register(sign_registration())
+    async with open_admin_stack(path) as stack:
+        await stack.register(sign_registration())
     assert path.stat().st_mode & 0o777 == 0o600
-    async with open_admin_stack(path) as desk:
-        assert len(await desk.fetch_pending()) == 1
+    async with open_admin_stack(path) as stack:
+        assert len(await stack.fetch_pending()) == 1
 
 
 @pytest.mark.parametrize("field", ["operator_address", "url", "moniker", "timestamp"])
@@ -127,52 +127,52 @@ async def test_register_unsigned_field_is_refused(tmp_path: Path, field: str) ->
         "moniker": "else",
         "timestamp": NOW + 1,
     }
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
-        answer = await desk.register({**sign_registration(), field: other[field]})
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
+        answer = await stack.register({**sign_registration(), field: other[field]})
         assert answer.status_code == 401
         assert set(answer.json()) == {"error"}
-        assert await desk.fetch_pending() == []
+        assert await stack.fetch_pending() == []
 
 
 async def test_register_with_other_prefix_is_refused(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
         _, pub_key, _ = adr036.sign_data(b"", KEY)
-        answer = await desk.register(sign_registration(operator_address=adr036.address_of(pub_key, "cosmos")))
+        answer = await stack.register(sign_registration(operator_address=adr036.address_of(pub_key, "cosmos")))
         assert answer.status_code == 401
         assert "sv1" in answer.json()["error"]
 
 
 async def test_register_private_url_is_accepted_only_in_development(tmp_path: Path) -> None:
     body = sign_registration(url="http://127.0.0.1:8090")
-    async with open_admin_stack(tmp_path / "production.db") as desk:
-        answer = await desk.register(body)
+    async with open_admin_stack(tmp_path / "production.db") as stack:
+        answer = await stack.register(body)
         assert answer.status_code == 400
         assert answer.json()["error"].startswith("url: ")
-    async with open_admin_stack(tmp_path / "development.db", mode="development") as desk:
-        assert (await desk.register(body)).status_code == 200
+    async with open_admin_stack(tmp_path / "development.db", mode="development") as stack:
+        assert (await stack.register(body)).status_code == 200
 
 
 async def test_register_above_rate_limit_is_refused(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
-        answers = [await desk.client.post("/register-validator", content=b"{}") for _ in range(25)]
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
+        answers = [await stack.client.post("/register-validator", content=b"{}") for _ in range(25)]
         assert [answer.status_code for answer in answers] == [400] * 20 + [429] * 5
         wait = int(answers[-1].headers["retry-after"])
-        desk.clock.advance(wait)
-        assert (await desk.client.post("/register-validator", content=b"{}")).status_code == 400
+        stack.clock.advance(wait)
+        assert (await stack.client.post("/register-validator", content=b"{}")).status_code == 400
 
 
 async def test_register_mutated_body_is_refused_without_server_error(tmp_path: Path) -> None:
-    dice = random.Random(5)
+    rng = random.Random(5)
     good = json.dumps(sign_registration(), ensure_ascii=False).encode()
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
         seen: dict[int, int] = {}
         for _ in range(10_000):
-            status = await desk.registration_status(mutate(good, dice))
+            status = await stack.registration_status(mutate(good, rng))
             seen[status] = seen.get(status, 0) + 1
         assert set(seen) == {400, 401}, seen
-        assert seen[401] > 1_000, "many are refused for their signature alone"
-        assert await desk.fetch_pending() == []
-        assert await desk.registration_status(good) == 200, "the one that they come from is not"
+        assert seen[401] > 1_000, "many are refused only for their signature"
+        assert await stack.fetch_pending() == []
+        assert await stack.registration_status(good) == 200, "the original is accepted"
 
 
 ODD_VALUES: list[Any] = [
@@ -226,10 +226,10 @@ def flip_byte(changed: bytearray, rng: random.Random) -> None:
     changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
 
 
-def have_same_fields(one: bytes, other: bytes) -> bool:
+def have_same_fields(first_body: bytes, other: bytes) -> bool:
     """Whether two bodies are equivalent, ignoring whitespace and unused base64 bits."""
     try:
-        first, second = json.loads(one), json.loads(other)
+        first, second = json.loads(first_body), json.loads(other)
         keys = ("signature", "pub_key")
         decoded = all(base64.b64decode(first[key]) == base64.b64decode(second[key]) for key in keys)
         return decoded and all(first[key] == second[key] for key in second if key not in keys)
@@ -240,27 +240,27 @@ def have_same_fields(one: bytes, other: bytes) -> bool:
 async def test_voting_config_is_served_as_published(tmp_path: Path) -> None:
     path = tmp_path / "admin.db"
     published = json.dumps(VALID_CONFIG, indent=3).encode()
-    async with open_admin_stack(path) as desk:
-        assert (await desk.client.get("/voting-config")).status_code == 502, "there never was one"
-        desk.web.responses[CONFIG_URL] = httpx.Response(200, content=published)
-        await desk.config.refresh()
-        answer = await desk.client.get("/voting-config")
+    async with open_admin_stack(path) as stack:
+        assert (await stack.client.get("/voting-config")).status_code == 502, "there is no previous copy"
+        stack.web.responses[CONFIG_URL] = httpx.Response(200, content=published)
+        await stack.config.refresh()
+        answer = await stack.client.get("/voting-config")
         assert (answer.status_code, answer.content) == (200, published)
         assert answer.headers["content-type"] == "application/json"
-    async with open_admin_stack(path) as desk:
-        await desk.config.refresh()
-        assert (await desk.client.get("/voting-config")).content == published, "the last good copy survives"
+    async with open_admin_stack(path) as stack:
+        await stack.config.refresh()
+        assert (await stack.client.get("/voting-config")).content == published, "the last valid copy is kept"
 
 
 async def test_vote_server_origins_follow_the_configuration_and_survive_a_restart(tmp_path: Path) -> None:
     path = tmp_path / "admin.db"
-    async with open_admin_stack(path) as desk:
-        assert list(desk.config.origins) == []
-        desk.web.responses[CONFIG_URL] = httpx.Response(200, content=json.dumps(VALID_CONFIG).encode())
-        await desk.config.refresh()
-        assert list(desk.config.origins) == ["https://a.example.org"]
-    async with open_admin_stack(path) as desk:
-        assert list(desk.config.origins) == ["https://a.example.org"]
+    async with open_admin_stack(path) as stack:
+        assert list(stack.config.origins) == []
+        stack.web.responses[CONFIG_URL] = httpx.Response(200, content=json.dumps(VALID_CONFIG).encode())
+        await stack.config.refresh()
+        assert list(stack.config.origins) == ["https://a.example.org"]
+    async with open_admin_stack(path) as stack:
+        assert list(stack.config.origins) == ["https://a.example.org"]
 
 
 def origins_of(urls: list[str]) -> tuple[str, ...]:
@@ -323,38 +323,38 @@ async def test_refresh_parses_in_a_thread_and_only_what_changed(
         return parse_config(body)
 
     monkeypatch.setattr(voting_config, "parse_config", record)
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
-        desk.web.responses[CONFIG_URL] = httpx.Response(200, content=json.dumps(VALID_CONFIG).encode())
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
+        stack.web.responses[CONFIG_URL] = httpx.Response(200, content=json.dumps(VALID_CONFIG).encode())
         for _ in range(3):
-            desk.clock.advance(60)
-            await desk.config.refresh()
-        assert desk.config.fetched_at == NOW + 180
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
-        assert desk.config.origins == ("https://a.example.org",)
+            stack.clock.advance(60)
+            await stack.config.refresh()
+        assert stack.config.fetched_at == NOW + 180
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
+        assert stack.config.origins == ("https://a.example.org",)
     assert len(threads) == 2, "once when it was new, once after the restart"
     assert threading.main_thread() not in threads
 
 
 async def test_refresh_stores_no_cookies(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
         cookies = [("set-cookie", f"name-{number}={'x' * 100}; Domain=example.org") for number in range(50)]
         moved = [*cookies, ("location", "https://public.example.org/x")]
-        desk.web.responses[CONFIG_URL] = httpx.Response(302, headers=moved)
-        desk.web.responses["https://public.example.org/x"] = httpx.Response(
+        stack.web.responses[CONFIG_URL] = httpx.Response(302, headers=moved)
+        stack.web.responses["https://public.example.org/x"] = httpx.Response(
             200, headers=cookies, content=json.dumps(VALID_CONFIG).encode()
         )
         for _ in range(2):
-            await desk.config.refresh()
-        assert desk.config.body is not None
-        assert len(desk.config._http.cookies.jar) == 0
-        assert desk.web.cookies == [None] * 4
+            await stack.config.refresh()
+        assert stack.config.body is not None
+        assert len(stack.config._http.cookies.jar) == 0
+        assert stack.web.cookies == [None] * 4
 
 
 async def test_restore_of_damaged_copy_is_ignored(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
-        await desk.store.save_config(CONFIG_URL, b'{"version":1,"vote_serv', now=NOW)
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
-        assert (desk.config.body, desk.config.origins) == (None, ())
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
+        await stack.store.save_config(CONFIG_URL, b'{"version":1,"vote_serv', now=NOW)
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
+        assert (stack.config.body, stack.config.origins) == (None, ())
 
 
 BAD_RESPONSES = {
@@ -364,70 +364,70 @@ BAD_RESPONSES = {
     "a server without url": httpx.Response(200, content=b'{"version":1,"vote_servers":[{}]}'),
     "a script for a url": httpx.Response(200, content=b'{"version":1,"vote_servers":[{"url":"javascript:alert(1)"}]}'),
     "height": httpx.Response(200, content=b'{"version":1,"vote_servers":[],"snapshot_height":"7"}'),
-    "no browser's JSON": httpx.Response(200, content=b'{"version":NaN,"vote_servers":[]}'),
+    "not strict JSON": httpx.Response(200, content=b'{"version":NaN,"vote_servers":[]}'),
     "too large": httpx.Response(200, content=json.dumps(VALID_CONFIG).encode() + b" " * MAX_CONFIG_BYTES),
     "broken": httpx.ReadTimeout("slow"),
     "to a private name": httpx.Response(302, headers={"location": "https://node.internal/x"}),
     "to a private address": httpx.Response(302, headers={"location": "https://10.0.0.1/x"}),
     "to a name of a private address": httpx.Response(302, headers={"location": "https://inner.example.org/x"}),
     "to plain http": httpx.Response(302, headers={"location": "http://public.example.org/x"}),
-    "to nowhere": httpx.Response(302),
-    "to what is no name": httpx.Response(302, headers={"location": "https://xn--.org/"}),
-    "to nobody": httpx.Response(302, headers={"location": "https://unknown.example.org/"}),
-    "round and round": httpx.Response(302, headers={"location": "https://public.example.org/round"}),
+    "redirect without location": httpx.Response(302),
+    "to an invalid name": httpx.Response(302, headers={"location": "https://xn--.org/"}),
+    "to an unknown host": httpx.Response(302, headers={"location": "https://unknown.example.org/"}),
+    "redirect loop": httpx.Response(302, headers={"location": "https://public.example.org/round"}),
 }
 
 
 @pytest.mark.parametrize("page", list(BAD_RESPONSES.values()), ids=list(BAD_RESPONSES))
-async def test_refresh_bad_response_keeps_good_copy(tmp_path: Path, page: httpx.Response | Exception) -> None:
+async def test_refresh_invalid_response_keeps_valid_copy(tmp_path: Path, page: httpx.Response | Exception) -> None:
     published = json.dumps(VALID_CONFIG).encode()
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
-        desk.web.responses["https://public.example.org/round"] = httpx.Response(
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
+        stack.web.responses["https://public.example.org/round"] = httpx.Response(
             302, headers={"location": "https://public.example.org/round"}
         )
-        desk.web.responses[CONFIG_URL] = httpx.Response(200, content=published)
-        await desk.config.refresh()
-        desk.web.responses[CONFIG_URL] = page
-        await desk.config.refresh()
-        assert (await desk.client.get("/voting-config")).content == published
-        assert all(("example.org" in url and "inner" not in url) for url in desk.web.requested_urls), (
-            "nobody private was asked"
+        stack.web.responses[CONFIG_URL] = httpx.Response(200, content=published)
+        await stack.config.refresh()
+        stack.web.responses[CONFIG_URL] = page
+        await stack.config.refresh()
+        assert (await stack.client.get("/voting-config")).content == published
+        assert all(("example.org" in url and "inner" not in url) for url in stack.web.requested_urls), (
+            "no private address is contacted"
         )
 
 
 async def test_refresh_follows_redirect_to_public_address(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
-        desk.web.responses[CONFIG_URL] = httpx.Response(302, headers={"location": "https://public.example.org/x"})
-        desk.web.responses["https://public.example.org/x"] = httpx.Response(
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
+        stack.web.responses[CONFIG_URL] = httpx.Response(302, headers={"location": "https://public.example.org/x"})
+        stack.web.responses["https://public.example.org/x"] = httpx.Response(
             200, content=json.dumps(VALID_CONFIG).encode()
         )
-        await desk.config.refresh()
-        assert (await desk.client.get("/voting-config")).json() == VALID_CONFIG
+        await stack.config.refresh()
+        assert (await stack.client.get("/voting-config")).json() == VALID_CONFIG
         # The connection uses the address that was checked: a second lookup could resolve to a private network.
-        assert desk.web.connections == [("config.example.org", None), ("93.184.216.34", "public.example.org")]
+        assert stack.web.connections == [("config.example.org", None), ("93.184.216.34", "public.example.org")]
 
 
 async def test_ui_config_contains_mode(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
-        answer = await desk.client.get("/ui-config")
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
+        answer = await stack.client.get("/ui-config")
         assert answer.json() == {"mode": "production", "dev_pir_controls": False, "precomputed_base_url": ""}
         assert answer.headers["cache-control"] == "no-store"
 
 
 async def test_preflight_wrong_method_and_unknown_path(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
-        preflight = await desk.client.options("/register-validator", headers={"Origin": "https://x.org"})
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
+        preflight = await stack.client.options("/register-validator", headers={"Origin": "https://x.org"})
         assert preflight.status_code == 204
         assert preflight.headers["access-control-allow-methods"] == "GET, POST, OPTIONS"
-        assert (await desk.client.get("/register-validator")).json() == {"error": "method not allowed"}
-        assert (await desk.client.get("/nothing")).json() == {"error": "no such path"}
-        too_large = await desk.client.post("/register-validator", content=b"x" * (1 << 20))
+        assert (await stack.client.get("/register-validator")).json() == {"error": "method not allowed"}
+        assert (await stack.client.get("/nothing")).json() == {"error": "no such path"}
+        too_large = await stack.client.post("/register-validator", content=b"x" * (1 << 20))
         assert (too_large.status_code, set(too_large.json())) == (413, {"error"})
 
 
 async def test_ui_config_contains_chain_facts(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
-        assert (await desk.client.get("/chain")).json() == {
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
+        assert (await stack.client.get("/chain")).json() == {
             "chain_id": "svote-test",
             "rest": "https://node.example.org",
             "rpc": "",

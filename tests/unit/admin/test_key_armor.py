@@ -51,7 +51,7 @@ def test_open_armored_key_with_changed_letter_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("exported", "told"),
+    ("exported", "error"),
     [
         (ARGON2_ARMOR.replace("argon2", "scrypt"), "function: scrypt"),
         (ARGON2_ARMOR.replace("kdf: argon2\n", ""), "function: None"),
@@ -64,7 +64,7 @@ def test_open_armored_key_with_changed_letter_is_refused() -> None:
         ("", "not a private key"),
     ],
 )
-def test_open_malformed_armor_is_distinguished_from_wrong_passphrase(exported: str, told: str) -> None:
-    with pytest.raises(KeyArmorError, match=told) as refused:
+def test_open_malformed_armor_is_distinguished_from_wrong_passphrase(exported: str, error: str) -> None:
+    with pytest.raises(KeyArmorError, match=error) as refused:
         open_key_armor(exported, PASSPHRASE)
     assert not isinstance(refused.value, PassphraseError)

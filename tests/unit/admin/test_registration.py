@@ -24,9 +24,9 @@ def parse(body: Any, *, production: bool = True) -> None:
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_signed_text_equals_recorded(entry: dict[str, str]) -> None:
     body = {**json.loads(entry["data"]), "signature": entry["signature"], "pub_key": entry["pub_key"]}
-    found = parse_registration(json.dumps(body).encode(), now=NOW, production=True)
-    assert found.request.signed_text() == entry["data"].encode()
-    assert found.signature == base64.b64decode(entry["signature"])
+    registration = parse_registration(json.dumps(body).encode(), now=NOW, production=True)
+    assert registration.request.signed_text() == entry["data"].encode()
+    assert registration.signature == base64.b64decode(entry["signature"])
 
 
 def test_parse_empty_url_and_unknown_fields_are_accepted() -> None:
@@ -54,10 +54,10 @@ def test_parse_non_object_is_refused(body: bytes) -> None:
         parse(body)
 
 
-@pytest.mark.parametrize("off", [-301, 301, 10**30, -(10**30), 10**400, -(10**4000)])
-def test_parse_old_or_future_timestamp_is_refused(off: int) -> None:
+@pytest.mark.parametrize("offset", [-301, 301, 10**30, -(10**30), 10**400, -(10**4000)])
+def test_parse_old_or_future_timestamp_is_refused(offset: int) -> None:
     with pytest.raises(RegistrationError, match=r"^timestamp: "):
-        parse(sign_registration(timestamp=NOW + off))
+        parse(sign_registration(timestamp=NOW + offset))
     parse(sign_registration(timestamp=NOW - 300))
     parse(sign_registration(timestamp=NOW + 300))
 

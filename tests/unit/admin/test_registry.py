@@ -46,22 +46,22 @@ def registration_body(number: int) -> dict[str, Any]:
     return sign_registration((number + 1).to_bytes(32, "big"), moniker=f"node {number}")
 
 
-async def list_monikers(desk: AdminStack) -> set[str]:
+async def list_monikers(stack: AdminStack) -> set[str]:
     """Monikers of the pending validators."""
-    return {waiting["moniker"] for waiting in await desk.fetch_pending()}
+    return {waiting["moniker"] for waiting in await stack.fetch_pending()}
 
 
-async def register_many(desk: AdminStack, count: int, *, moniker: str = "node", url: str = "") -> None:
+async def register_many(stack: AdminStack, count: int, *, moniker: str = "node", url: str = "") -> None:
     """Insert registrations below the API."""
     rows = [(f"sv1{number:040d}", url, moniker, NOW + number, NOW + number + 10**6) for number in range(count)]
-    assert desk.store._conn is not None
-    await desk.store._conn.execute("BEGIN")
-    await desk.store._conn.executemany(
+    assert stack.store._conn is not None
+    await stack.store._conn.execute("BEGIN")
+    await stack.store._conn.executemany(
         "INSERT INTO registrations (operator_address, url, moniker, signed_at, requested_at, expires_at)"
         " VALUES (?1, ?2, ?3, ?4, ?4, ?5)",
         rows,
     )
-    await desk.store._conn.execute("COMMIT")
+    await stack.store._conn.execute("COMMIT")
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_limits")
 @pytest.mark.parametrize(
-    ("crowd", "elsewhere"),
+    ("addresses", "elsewhere"),
     [
         (["198.51.100.1", "198.51.100.2", "198.51.100.3", "198.51.100.250"], "198.51.101.1"),
         (["2001:db8:7::1", "2001:db8:7:1::1", "2001:db8:7:2::1", "2001:db8:7:ffff::1"], "2001:db8:8::1"),
@@ -84,79 +84,83 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
         (["198.51.100.1", "::ffff:198.51.100.2", "::ffff:c633:6403", "2002:c633:64fa::1"], "::ffff:198.51.101.1"),
     ],
 )
-async def test_register_with_network_at_its_bound_is_refused(tmp_path: Path, crowd: list[str], elsewhere: str) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
-        for number, address in enumerate(crowd):
-            assert (await desk.register_from(address, registration_body(number))).status_code == 200
-        refused = await desk.register_from(crowd[0], registration_body(4))
+async def test_register_with_network_at_its_bound_is_refused(
+    tmp_path: Path, addresses: list[str], elsewhere: str
+) -> None:
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
+        for number, address in enumerate(addresses):
+            assert (await stack.register_from(address, registration_body(number))).status_code == 200
+        refused = await stack.register_from(addresses[0], registration_body(4))
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "3600")
         assert refused.json() == {"error": "too many pending registrations from this network"}
         again = {**sign_registration((1).to_bytes(32, "big"), moniker="node 0 again", timestamp=NOW + 1)}
-        assert (await desk.register_from(crowd[1], again)).status_code == 200, "it has a place already"
-        assert (await desk.register_from(elsewhere, registration_body(5))).status_code == 200
-        assert await list_monikers(desk) == {"node 0 again", "node 1", "node 2", "node 3", "node 5"}
+        assert (await stack.register_from(addresses[1], again)).status_code == 200, (
+            "the validator is already registered"
+        )
+        assert (await stack.register_from(elsewhere, registration_body(5))).status_code == 200
+        assert await list_monikers(stack) == {"node 0 again", "node 1", "node 2", "node 3", "node 5"}
 
 
 @pytest.mark.usefixtures("small_limits")
 async def test_register_when_full_evicts_newest_of_most_crowded_network(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
-        assert (await desk.register_from("203.0.113.1", registration_body(0))).status_code == 200
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
+        assert (await stack.register_from("203.0.113.1", registration_body(0))).status_code == 200
         for number in range(1, 5):
-            desk.clock.advance(1)
-            assert (await desk.register_from(f"198.51.100.{number}", registration_body(number))).status_code == 200
-        assert (await desk.register_from("203.0.114.1", registration_body(5))).status_code == 200
-        desk.clock.advance(1)
-        assert (await desk.register_from("203.0.115.1", registration_body(6))).status_code == 200
-        assert await list_monikers(desk) == {"node 0", "node 1", "node 2", "node 3", "node 5", "node 6"}
-        assert (await desk.register_from("203.0.116.1", registration_body(7))).status_code == 200
-        assert await list_monikers(desk) == {"node 0", "node 1", "node 2", "node 5", "node 6", "node 7"}
+            stack.clock.advance(1)
+            assert (await stack.register_from(f"198.51.100.{number}", registration_body(number))).status_code == 200
+        assert (await stack.register_from("203.0.114.1", registration_body(5))).status_code == 200
+        stack.clock.advance(1)
+        assert (await stack.register_from("203.0.115.1", registration_body(6))).status_code == 200
+        assert await list_monikers(stack) == {"node 0", "node 1", "node 2", "node 3", "node 5", "node 6"}
+        assert (await stack.register_from("203.0.116.1", registration_body(7))).status_code == 200
+        assert await list_monikers(stack) == {"node 0", "node 1", "node 2", "node 5", "node 6", "node 7"}
 
 
 @pytest.mark.usefixtures("small_limits")
 async def test_register_when_full_refuses_most_crowded_network(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
         for number, address in enumerate(["198.51.100.1", "198.51.100.2", "198.51.100.3"]):
-            await desk.register_from(address, registration_body(number))
+            await stack.register_from(address, registration_body(number))
         for number, address in enumerate(["203.0.113.1", "203.0.114.1", "203.0.115.1"], 3):
-            await desk.register_from(address, registration_body(number))
-        refused = await desk.register_from("198.51.100.9", registration_body(6))
+            await stack.register_from(address, registration_body(number))
+        refused = await stack.register_from("198.51.100.9", registration_body(6))
         assert (refused.status_code, refused.json()) == (429, {"error": "too many pending registrations"})
-        assert await list_monikers(desk) == {f"node {number}" for number in range(6)}
+        assert await list_monikers(stack) == {f"node {number}" for number in range(6)}
 
 
 @pytest.mark.usefixtures("small_limits")
 async def test_register_bonded_validator_when_full_is_registered(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
         for number in range(6):
-            await desk.register_from(f"198.51.{number // 2}.1", registration_body(number))
+            await stack.register_from(f"198.51.{number // 2}.1", registration_body(number))
         bonded = registration_body(9)
-        desk.staking.validators[adr036.validator_address(bonded["operator_address"])] = "BOND_STATUS_BONDED"
-        answer = await desk.register_from("198.51.0.1", bonded)
+        stack.staking.validators[adr036.validator_address(bonded["operator_address"])] = "BOND_STATUS_BONDED"
+        answer = await stack.register_from("198.51.0.1", bonded)
         assert (answer.status_code, answer.json()) == (200, {"status": "registered"})
-        assert await list_monikers(desk) == {f"node {number}" for number in range(6)}
+        assert await list_monikers(stack) == {f"node {number}" for number in range(6)}
 
 
 @pytest.mark.usefixtures("small_limits")
 async def test_register_through_trusted_proxy_counts_the_forwarded_network(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db", trusted=[ip_network("10.0.0.0/8")]) as desk:
+    async with open_admin_stack(tmp_path / "admin.db", trusted=[ip_network("10.0.0.0/8")]) as stack:
         statuses = [
             (
-                await desk.register_from(
+                await stack.register_from(
                     "10.0.0.1", registration_body(number), **{"X-Forwarded-For": f"198.51.100.{number}"}
                 )
             )
             for number in range(5)
         ]
         assert [answer.status_code for answer in statuses] == [200] * 4 + [429]
-        other = await desk.register_from("10.0.0.1", registration_body(5), **{"X-Forwarded-For": "203.0.113.1"})
+        other = await stack.register_from("10.0.0.1", registration_body(5), **{"X-Forwarded-For": "203.0.113.1"})
         assert other.status_code == 200
 
 
 async def test_store_keeps_no_client_address(tmp_path: Path) -> None:
     hashes = []
     for name in ("first.db", "second.db"):
-        async with open_admin_stack(tmp_path / name) as desk:
-            await desk.register_from("198.51.100.77", registration_body(0))
+        async with open_admin_stack(tmp_path / name) as stack:
+            await stack.register_from("198.51.100.77", registration_body(0))
         with sqlite3.connect(tmp_path / name) as conn:
             ((hashed,),) = conn.execute("SELECT network FROM registrations").fetchall()
         conn.close()
@@ -175,13 +179,13 @@ async def test_store_of_version_1_is_migrated(tmp_path: Path) -> None:
         conn.execute("INSERT INTO registrations VALUES (?, '', 'old', 1, 1, 2000000000)", (address,))
     conn.close()
     for expected in ({"old"}, {"old", "node 0"}):
-        async with open_admin_stack(tmp_path / "old.db") as desk:
-            assert await list_monikers(desk) == expected
-            await desk.register_from("198.51.100.77", registration_body(0))
-    migrated, made = schema_of(tmp_path / "old.db"), sqlite3.connect(":memory:")
-    made.executescript((resources.files("admin") / "schema.sql").read_text("utf-8"))
-    made.execute("PRAGMA user_version = 2")
-    assert migrated == columns_of(made)
+        async with open_admin_stack(tmp_path / "old.db") as stack:
+            assert await list_monikers(stack) == expected
+            await stack.register_from("198.51.100.77", registration_body(0))
+    migrated, fresh = schema_of(tmp_path / "old.db"), sqlite3.connect(":memory:")
+    fresh.executescript((resources.files("admin") / "schema.sql").read_text("utf-8"))
+    fresh.execute("PRAGMA user_version = 2")
+    assert migrated == columns_of(fresh)
 
 
 def schema_of(path: Path) -> list[Any]:
@@ -190,28 +194,28 @@ def schema_of(path: Path) -> list[Any]:
 
 def columns_of(conn: sqlite3.Connection) -> list[Any]:
     """Return version, tables with columns, and indexes; close the connection."""
-    found: list[Any] = conn.execute("PRAGMA user_version").fetchall()
+    columns: list[Any] = conn.execute("PRAGMA user_version").fetchall()
     for kind, name in conn.execute("SELECT type, name FROM sqlite_schema ORDER BY type, name").fetchall():
-        found.append((kind, name, conn.execute(f"PRAGMA {kind}_info({name})").fetchall()))
+        columns.append((kind, name, conn.execute(f"PRAGMA {kind}_info({name})").fetchall()))
     conn.close()
-    return found
+    return columns
 
 
 # The published list
 
 
 async def test_get_pending_queries_neither_nodes_nor_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
-        await register_many(desk, 500)
-        await desk.registry.publish()
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
+        await register_many(stack, 500)
+        await stack.registry.publish()
 
         async def refuse(*_: object, **__: object) -> Never:
             raise AssertionError("a GET reached the store")
 
         monkeypatch.setattr(AdminStore, "_rows", refuse)
         for _ in range(20):
-            assert (await desk.client.get("/pending-validators")).headers["x-total-count"] == "500"
-        assert desk.staking.queried_addresses == []
+            assert (await stack.client.get("/pending-validators")).headers["x-total-count"] == "500"
+        assert stack.staking.queried_addresses == []
 
 
 @pytest.mark.parametrize(
@@ -224,27 +228,27 @@ async def test_get_pending_queries_neither_nodes_nor_store(tmp_path: Path, monke
     ],
 )
 async def test_get_pending_when_full_is_paged(tmp_path: Path, moniker: str, url: str) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
-        await register_many(desk, 10_000, moniker=moniker, url=url)
-        await desk.registry.publish()
-        page, found = "", list[str]()
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
+        await register_many(stack, 10_000, moniker=moniker, url=url)
+        await stack.registry.publish()
+        page, monikers = "", list[str]()
         while True:
-            answer = await desk.client.get(f"/pending-validators{page}")
+            answer = await stack.client.get(f"/pending-validators{page}")
             assert len(answer.content) <= PAGE_BYTES <= 64 << 10
             assert answer.headers["x-total-count"] == "10000"
             assert answer.headers["access-control-expose-headers"] == "Link, X-Total-Count"
-            found += [entry["operator_address"] for entry in answer.json()]
+            monikers += [entry["operator_address"] for entry in answer.json()]
             if "next" not in answer.links:
                 break
             page = answer.links["next"]["url"]
-        assert found == [f"sv1{number:040d}" for number in range(10_000)], "each once, the oldest first"
-        assert (await desk.client.get("/pending-validators?page=9999")).json() == []
+        assert monikers == [f"sv1{number:040d}" for number in range(10_000)], "each once, oldest first"
+        assert (await stack.client.get("/pending-validators?page=9999")).json() == []
 
 
 @pytest.mark.parametrize("page", ["0", "-1", "x", "", "1.5", "10001", "9" * 5000, "²"])
-async def test_get_pending_with_bad_page_is_refused(tmp_path: Path, page: str) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
-        answer = await desk.client.get("/pending-validators", params={"page": page})
+async def test_get_pending_with_invalid_page_is_refused(tmp_path: Path, page: str) -> None:
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
+        answer = await stack.client.get("/pending-validators", params={"page": page})
         assert (answer.status_code, answer.json()) == (400, {"error": "page: must be a number from 1 to 10000"})
 
 
@@ -252,9 +256,9 @@ async def test_get_pending_with_bad_page_is_refused(tmp_path: Path, page: str) -
 
 
 @asynccontextmanager
-async def run_registry(desk: AdminStack) -> AsyncIterator[None]:
+async def run_registry(stack: AdminStack) -> AsyncIterator[None]:
     """Run the registry's background work inside the block."""
-    task = asyncio.create_task(desk.registry.run())
+    task = asyncio.create_task(stack.registry.run())
     try:
         yield
     finally:
@@ -270,63 +274,63 @@ async def wait_until(condition: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def count_pending(desk: AdminStack) -> int:
-    return int((await desk.client.get("/pending-validators")).headers["x-total-count"])
+async def count_pending(stack: AdminStack) -> int:
+    return int((await stack.client.get("/pending-validators")).headers["x-total-count"])
 
 
 async def test_run_publishes_registrations_and_removes_bonded_validators(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as desk, run_registry(desk):
+    async with open_admin_stack(tmp_path / "admin.db") as stack, run_registry(stack):
         first, second = registration_body(0), registration_body(1)
-        await desk.register_from("198.51.100.1", first)
-        await wait_until(lambda: has_pending_count(desk, 1))
-        desk.clock.advance(PUBLISH_SECONDS)
-        await desk.register_from("198.51.100.1", second)
-        await wait_until(lambda: has_pending_count(desk, 2))
-        desk.staking.validators[adr036.validator_address(first["operator_address"])] = "BOND_STATUS_UNBONDED"
-        desk.clock.advance(CHECK_SECONDS)
-        await wait_until(lambda: has_pending_count(desk, 1))
-        (remaining,) = (await desk.client.get("/pending-validators")).json()
+        await stack.register_from("198.51.100.1", first)
+        await wait_until(lambda: has_pending_count(stack, 1))
+        stack.clock.advance(PUBLISH_SECONDS)
+        await stack.register_from("198.51.100.1", second)
+        await wait_until(lambda: has_pending_count(stack, 2))
+        stack.staking.validators[adr036.validator_address(first["operator_address"])] = "BOND_STATUS_UNBONDED"
+        stack.clock.advance(CHECK_SECONDS)
+        await wait_until(lambda: has_pending_count(stack, 1))
+        (remaining,) = (await stack.client.get("/pending-validators")).json()
         assert remaining["moniker"] == "node 1"
 
 
-async def has_pending_count(desk: AdminStack, count: int) -> bool:
-    return await count_pending(desk) == count
+async def has_pending_count(stack: AdminStack, count: int) -> bool:
+    return await count_pending(stack) == count
 
 
 async def test_check_staking_queries_a_bounded_number_and_all_in_turn(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
         bodies = [registration_body(number) for number in range(2 * MAX_PER_CHECK + 5)]
         for number, body in enumerate(bodies):
             claim = RegistrationRequest(body["operator_address"], "", "node", NOW)
-            await desk.store.register(claim, network=bytes([number]), now=NOW)
+            await stack.store.register(claim, network=bytes([number]), now=NOW)
         rounds = []
         for _ in range(3):
-            desk.staking.queried_addresses.clear()
-            await desk.registry.check_staking()
-            rounds.append(set(desk.staking.queried_addresses))
-        assert [len(asked) for asked in rounds] == [MAX_PER_CHECK, MAX_PER_CHECK, 5]
+            stack.staking.queried_addresses.clear()
+            await stack.registry.check_staking()
+            rounds.append(set(stack.staking.queried_addresses))
+        assert [len(addresses) for addresses in rounds] == [MAX_PER_CHECK, MAX_PER_CHECK, 5]
         assert rounds[0] | rounds[1] | rounds[2] == {
             adr036.validator_address(body["operator_address"]) for body in bodies
         }
 
 
 async def test_run_with_slow_updates_pauses_in_proportion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
         updates: list[float] = []
-        publish = desk.registry.publish
+        publish = stack.registry.publish
 
         async def publish_slowly() -> None:
             await publish()
-            desk.registry._changed.set()  # registrations arrive all the time
-            desk.clock.advance(2)
-            updates.append(desk.clock.monotonic())
+            stack.registry._changed.set()  # registrations arrive all the time
+            stack.clock.advance(2)
+            updates.append(stack.clock.monotonic())
 
-        monkeypatch.setattr(desk.registry, "publish", publish_slowly)
-        desk.registry._changed.set()
-        async with run_registry(desk), asyncio.timeout(20):
+        monkeypatch.setattr(stack.registry, "publish", publish_slowly)
+        stack.registry._changed.set()
+        async with run_registry(stack), asyncio.timeout(20):
             while len(updates) < 3:
                 await asyncio.sleep(0.01)
-                desk.clock.advance(0.5)
+                stack.clock.advance(0.5)
         busy, total_time = 2 * (len(updates) - 1), updates[-1] - updates[0]
         assert busy / total_time <= 0.1
 
@@ -334,21 +338,21 @@ async def test_run_with_slow_updates_pauses_in_proportion(tmp_path: Path, monkey
 async def test_publish_prepares_the_list_outside_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made_in = set[threading.Thread]()
+    creator_threads = set[threading.Thread]()
 
     make = store.Registration
 
     def record(*row: Any) -> store.Registration:
-        made_in.add(threading.current_thread())
+        creator_threads.add(threading.current_thread())
         return make(*row)
 
     monkeypatch.setattr(store, "Registration", record)
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
-        await register_many(desk, 50)
-        await desk.registry.publish()
-        assert await count_pending(desk) == 50
-    assert made_in
-    assert threading.main_thread() not in made_in
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
+        await register_many(stack, 50)
+        await stack.registry.publish()
+        assert await count_pending(stack) == 50
+    assert creator_threads
+    assert threading.main_thread() not in creator_threads
 
 
 async def test_register_checks_one_signature_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,9 +370,9 @@ async def test_register_checks_one_signature_at_a_time(tmp_path: Path, monkeypat
             running_checks -= 1
 
     monkeypatch.setattr(registry, "_verify", record)
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
         answers = await asyncio.gather(
-            *(desk.client.post("/register-validator", json=registration_body(number)) for number in range(8))
+            *(stack.client.post("/register-validator", json=registration_body(number)) for number in range(8))
         )
         assert [answer.status_code for answer in answers] == [200] * 8
     assert most == 1
@@ -410,41 +414,43 @@ async def main():
 
 asyncio.run(main())
 """
-    done = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", script], capture_output=True, timeout=60)
-    assert done.returncode == 0, done.stderr.decode()
-    status, on_loop = json.loads(done.stdout.splitlines()[-1])
+    completed = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", script], capture_output=True, timeout=60)
+    assert completed.returncode == 0, completed.stderr.decode()
+    status, on_loop = json.loads(completed.stdout.splitlines()[-1])
     assert status == 401, "the moniker is signed with another time"
     assert on_loop == []
 
 
 async def test_register_with_invalid_signature_queries_and_stores_nothing(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
-        before = desk.registry.published
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
+        before = stack.registry.published
         for number in range(30):
-            answer = await desk.register_from(f"198.51.{number}.1", {**registration_body(number), "moniker": "another"})
+            answer = await stack.register_from(
+                f"198.51.{number}.1", {**registration_body(number), "moniker": "another"}
+            )
             assert answer.status_code == 401
-        assert not desk.registry._changed.is_set()
-        assert (desk.staking.queried_addresses, await desk.store.list_pending(now=NOW)) == ([], [])
-        await desk.registry.publish()
-        assert desk.registry.published == before
+        assert not stack.registry._changed.is_set()
+        assert (stack.staking.queried_addresses, await stack.store.list_pending(now=NOW)) == ([], [])
+        await stack.registry.publish()
+        assert stack.registry.published == before
 
 
-async def test_run_with_node_that_hangs_stops_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
-        asked = asyncio.Event()
+async def test_run_with_node_that_hangs_stops_immediately(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
+        is_requested = asyncio.Event()
 
         async def hang(*_: object) -> Never:
-            asked.set()
+            is_requested.set()
             await asyncio.Event().wait()
             raise AssertionError("unreachable")
 
         for number in range(MAX_PER_CHECK):
-            await desk.store.register(
+            await stack.store.register(
                 RegistrationRequest(registration_body(number)["operator_address"], "", "n", NOW), network=b"", now=NOW
             )
-        monkeypatch.setattr(desk.staking, "call", hang)
-        async with run_registry(desk):
+        monkeypatch.setattr(stack.staking, "call", hang)
+        async with run_registry(stack):
             async with asyncio.timeout(10):
-                await asked.wait()
-        await desk.registry.publish()
-        assert await count_pending(desk) == MAX_PER_CHECK, "nobody is dropped"
+                await is_requested.wait()
+        await stack.registry.publish()
+        assert await count_pending(stack) == MAX_PER_CHECK, "no registration is dropped"

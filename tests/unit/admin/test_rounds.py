@@ -38,15 +38,15 @@ def listed_round(number: int, *, status: int = FINALIZED, proposals: int = 1, ti
         "status": status,
         "vote_end_time": 1_795_000_000 + number,
         "created_at_height": number,
-        "proposals": [{"id": 1 + place, "title": title, "options": options} for place in range(proposals)],
+        "proposals": [{"id": 1 + index, "title": title, "options": options} for index in range(proposals)],
     }
 
 
-async def get_rounds(desk: AdminStack) -> list[dict[str, Any]]:
-    answer = await desk.client.get("/rounds")
+async def get_rounds(stack: AdminStack) -> list[dict[str, Any]]:
+    answer = await stack.client.get("/rounds")
     assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-store")
-    found: list[dict[str, Any]] = answer.json()["rounds"]
-    return found
+    entries: list[dict[str, Any]] = answer.json()["rounds"]
+    return entries
 
 
 def round_totals(known: dict[str, Any]) -> list[int | None]:
@@ -54,142 +54,142 @@ def round_totals(known: dict[str, Any]) -> list[int | None]:
 
 
 def read_recorded(name: str) -> Any:
-    (found,) = [line["response"] for line in read_recorded_lines("exchanges.jsonl") if line["name"] == name]
-    return found
+    (response,) = [line["response"] for line in read_recorded_lines("exchanges.jsonl") if line["name"] == name]
+    return response
 
 
 async def test_get_rounds_of_recorded_chain_shows_totals_when_finalized(tmp_path: Path) -> None:
     final, results = read_recorded("rounds")["rounds"][0], read_recorded("tally results")["results"]
     round_id = base64.b64decode(final["vote_round_id"])
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
-        desk.staking.rounds, desk.staking.totals_by_round = [{**final, "status": 2}], {round_id: results}
-        await desk.rounds.refresh()
-        (tallying,) = await get_rounds(desk)
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
+        stack.staking.rounds, stack.staking.totals_by_round = [{**final, "status": 2}], {round_id: results}
+        await stack.rounds.refresh()
+        (tallying,) = await get_rounds(stack)
         assert tallying["proposals"][0]["options"] == [
             {"index": 0, "label": "Support", "total": None},
             {"index": 1, "label": "Oppose", "total": None},
         ]
-        desk.staking.rounds = [final]
-        await desk.rounds.refresh()
-        (known,) = await get_rounds(desk)
+        stack.staking.rounds = [final]
+        await stack.rounds.refresh()
+        (known,) = await get_rounds(stack)
         assert (known["round_id"], known["status"], round_totals(known)) == (round_id.hex(), FINALIZED, [0, 1])
 
 
 async def test_get_rounds_queries_no_node(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
-        assert (await desk.client.get("/rounds")).status_code == 502, "never read"
-        desk.staking.rounds = [listed_round(number) for number in range(MAX_ROUNDS)]
-        await desk.rounds.refresh()
-        before = desk.staking.listing_calls, len(desk.staking.queried_totals)
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
+        assert (await stack.client.get("/rounds")).status_code == 502, "never read"
+        stack.staking.rounds = [listed_round(number) for number in range(MAX_ROUNDS)]
+        await stack.rounds.refresh()
+        before = stack.staking.listing_calls, len(stack.staking.queried_totals)
         for _ in range(20):
-            desk.clock.advance(REFRESH_SECONDS)
-            assert len(await get_rounds(desk)) == MAX_ROUNDS
-        assert (desk.staking.listing_calls, len(desk.staking.queried_totals)) == before
-        desk.staking.is_unreachable = True
-        await desk.rounds.refresh()
-        assert len(await get_rounds(desk)) == MAX_ROUNDS, "what was read last"
+            stack.clock.advance(REFRESH_SECONDS)
+            assert len(await get_rounds(stack)) == MAX_ROUNDS
+        assert (stack.staking.listing_calls, len(stack.staking.queried_totals)) == before
+        stack.staking.is_unreachable = True
+        await stack.rounds.refresh()
+        assert len(await get_rounds(stack)) == MAX_ROUNDS, "the last copy that was read"
 
 
 async def test_refresh_reads_totals_in_bounded_number_and_each_once(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
         numbers = range(2 * MAX_TOTALS_PER_REFRESH + 5)
-        desk.staking.rounds = [listed_round(number) for number in numbers]
+        stack.staking.rounds = [listed_round(number) for number in numbers]
         for number in numbers:
             votes = [{"proposal_id": 1, "vote_decision": 1, "total_value": number}] if number else []
-            desk.staking.totals_by_round[round_id_of(number)] = votes
+            stack.staking.totals_by_round[round_id_of(number)] = votes
         reads = []
         for _ in range(5):
-            before = len(desk.staking.queried_totals)
-            await desk.rounds.refresh()
-            reads.append(len(desk.staking.queried_totals) - before)
+            before = len(stack.staking.queried_totals)
+            await stack.rounds.refresh()
+            reads.append(len(stack.staking.queried_totals) - before)
         assert reads == [MAX_TOTALS_PER_REFRESH, MAX_TOTALS_PER_REFRESH, 5, 0, 0]
-        assert desk.staking.max_concurrent == MAX_CONCURRENT_QUERIES
-        assert desk.staking.queried_totals[:MAX_TOTALS_PER_REFRESH] == [
+        assert stack.staking.max_concurrent == MAX_CONCURRENT_QUERIES
+        assert stack.staking.queried_totals[:MAX_TOTALS_PER_REFRESH] == [
             round_id_of(number) for number in reversed(numbers[-MAX_TOTALS_PER_REFRESH:])
-        ], "the newest first"
-        assert [round_totals(known) for known in await get_rounds(desk)] == [
+        ], "newest first"
+        assert [round_totals(known) for known in await get_rounds(stack)] == [
             [0, number] for number in reversed(numbers)
         ]
 
 
 async def test_refresh_with_totals_that_fail_reads_the_others(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
-        desk.staking.rounds = [listed_round(number) for number in range(MAX_TOTALS_PER_REFRESH + 1)]
-        desk.staking.totals_by_round[round_id_of(0)] = []
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
+        stack.staking.rounds = [listed_round(number) for number in range(MAX_TOTALS_PER_REFRESH + 1)]
+        stack.staking.totals_by_round[round_id_of(0)] = []
         for _ in range(2):
-            await desk.rounds.refresh()
-        *failing, oldest = await get_rounds(desk)
+            await stack.rounds.refresh()
+        *failing, oldest = await get_rounds(stack)
         assert round_totals(oldest) == [0, 0]
         assert {tuple(round_totals(known)) for known in failing} == {(None, None)}
-        assert len(desk.staking.queried_totals) <= 2 * MAX_TOTALS_PER_REFRESH
+        assert len(stack.staking.queried_totals) <= 2 * MAX_TOTALS_PER_REFRESH
 
 
 async def test_refresh_with_node_behind_waits_for_the_totals(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
-        desk.staking.rounds, desk.staking.lagging_rounds = [listed_round(1)], {round_id_of(1)}
-        desk.staking.totals_by_round[round_id_of(1)] = []
-        await desk.rounds.refresh()
-        assert round_totals((await get_rounds(desk))[0]) == [None, None], (
-            "its answer would be that of a round without votes"
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
+        stack.staking.rounds, stack.staking.lagging_rounds = [listed_round(1)], {round_id_of(1)}
+        stack.staking.totals_by_round[round_id_of(1)] = []
+        await stack.rounds.refresh()
+        assert round_totals((await get_rounds(stack))[0]) == [None, None], (
+            "the response would be that of a round without votes"
         )
-        desk.staking.lagging_rounds, desk.staking.totals_by_round[round_id_of(1)] = (
+        stack.staking.lagging_rounds, stack.staking.totals_by_round[round_id_of(1)] = (
             set(),
             [{"proposal_id": 1, "vote_decision": 0, "total_value": 7}],
         )
-        await desk.rounds.refresh()
-        assert round_totals((await get_rounds(desk))[0]) == [7, 0]
+        await stack.rounds.refresh()
+        assert round_totals((await get_rounds(stack))[0]) == [7, 0]
 
 
 async def test_refresh_keeps_totals_of_listed_rounds_and_options_only(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
         for generation in range(4):
             numbers = range(10 * generation, 10 * generation + 10)
-            desk.staking.rounds = [listed_round(number) for number in numbers]
+            stack.staking.rounds = [listed_round(number) for number in numbers]
             for number in numbers:
-                desk.staking.totals_by_round[round_id_of(number)] = [
+                stack.staking.totals_by_round[round_id_of(number)] = [
                     {"proposal_id": proposal, "vote_decision": 1, "total_value": 1} for proposal in range(1000)
                 ]
-            await desk.rounds.refresh()
-            assert set(desk.rounds._totals) == {round_id_of(number) for number in numbers}
-            assert sum(map(len, desk.rounds._totals.values())) == 10
+            await stack.rounds.refresh()
+            assert set(stack.rounds._totals) == {round_id_of(number) for number in numbers}
+            assert sum(map(len, stack.rounds._totals.values())) == 10
 
 
 async def test_refresh_with_huge_rounds_serves_a_bounded_body(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
         huge = listed_round(9, proposals=MAX_BODY_BYTES // 400, title="t" * 400)
         large = [listed_round(10 + number, status=1, proposals=50, title="t" * 400) for number in range(MAX_ROUNDS)]
-        desk.staking.rounds = [*large, huge, listed_round(1)]
-        await desk.rounds.refresh()
-        assert desk.rounds.body is not None
-        assert MAX_BODY_BYTES - 50_000 < len(desk.rounds.body) <= MAX_BODY_BYTES
-        desk.staking.rounds = [huge, listed_round(1)]
-        await desk.rounds.refresh()
-        (known,) = await get_rounds(desk)
+        stack.staking.rounds = [*large, huge, listed_round(1)]
+        await stack.rounds.refresh()
+        assert stack.rounds.body is not None
+        assert MAX_BODY_BYTES - 50_000 < len(stack.rounds.body) <= MAX_BODY_BYTES
+        stack.staking.rounds = [huge, listed_round(1)]
+        await stack.rounds.refresh()
+        (known,) = await get_rounds(stack)
         assert known["round_id"] == round_id_of(1).hex()
-        assert round_id_of(9) not in desk.staking.queried_totals
+        assert round_id_of(9) not in stack.staking.queried_totals
 
 
 async def test_refresh_logs_changes_and_no_start(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
-        desk.staking.rounds = [listed_round(1, status=1)]
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
+        stack.staking.rounds = [listed_round(1, status=1)]
         with capture_logs() as lines:
             for away in (True, True, False, False, True, True, False):
-                desk.staking.is_unreachable = away
-                await desk.rounds.refresh()
+                stack.staking.is_unreachable = away
+                await stack.rounds.refresh()
         assert [line["event"] for line in lines] == ["rounds_unavailable", "rounds_available"]
 
 
 async def test_run_reads_rounds_repeatedly_and_soon_again_at_start(tmp_path: Path) -> None:
-    async with open_admin_stack(tmp_path / "admin.db") as desk:
-        desk.staking.is_unreachable = True
-        task = asyncio.create_task(desk.rounds.run())
+    async with open_admin_stack(tmp_path / "admin.db") as stack:
+        stack.staking.is_unreachable = True
+        task = asyncio.create_task(stack.rounds.run())
         try:
             await asyncio.sleep(0)
-            desk.staking.is_unreachable, desk.staking.rounds = False, [listed_round(1)]
+            stack.staking.is_unreachable, stack.staking.rounds = False, [listed_round(1)]
             for reads, seconds in ((1, INITIAL_REFRESH_SECONDS), (2, REFRESH_SECONDS)):
                 async with asyncio.timeout(20):
-                    while desk.staking.listing_calls < reads or desk.rounds.body is None:
-                        desk.clock.advance(seconds)
+                    while stack.staking.listing_calls < reads or stack.rounds.body is None:
+                        stack.clock.advance(seconds)
                         await asyncio.sleep(0.01)
         finally:
             task.cancel()

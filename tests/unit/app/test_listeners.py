@@ -46,7 +46,7 @@ def test_published_addresses_with_several_endpoints_are_the_first_safe_one(endpo
     assert published_addresses(config) == (PUBLIC, f"{PUBLIC}:26657")
 
 
-def test_published_addresses_set_for_publication_come_first() -> None:
+def test_published_addresses_from_settings_are_first() -> None:
     own = {"chain_rest": "https://rest.example.org/api", "chain_rpc": "https://rpc.example.org"}
     config = settings(chain={"endpoints": [PUBLIC], "rpc": [PUBLIC]}, ui=own)
     assert published_addresses(config) == (own["chain_rest"], own["chain_rpc"])
@@ -73,10 +73,13 @@ async def test_public_routes_with_secrets_in_endpoints_show_none(tmp_path: Path)
     )
     clock = FakeClock()
     endpoints = create_node_pool(config, clock)
-    doors = Listeners(config, node_pool=endpoints, clock=clock)
-    assert doors._admin is not None
-    transport = httpx.ASGITransport(app=doors._wallet_app)
-    async with doors._admin.open_store(), httpx.AsyncClient(transport=transport, base_url="http://helper") as client:
+    listeners = Listeners(config, node_pool=endpoints, clock=clock)
+    assert listeners._admin is not None
+    transport = httpx.ASGITransport(app=listeners._wallet_app)
+    async with (
+        listeners._admin.open_store(),
+        httpx.AsyncClient(transport=transport, base_url="http://helper") as client,
+    ):
         await endpoints.probe_all()  # the node is unreachable; every check knows the reason
         described = (await client.get("/openapi.json")).json()
         paths = [path for path, methods in described["paths"].items() if "get" in methods and "{" not in path]

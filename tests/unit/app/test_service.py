@@ -36,8 +36,8 @@ class ServiceHarness:
         self.network = FakeNetwork(node=self.node)
         monkeypatch.setattr(app_module, "harden_process", list)
         config = Config.model_validate({"helper": {"db_path": str(folder / "q.db"), "port": 0}})
-        edges = Dependencies(nodes=create_nodes(["http://node:1317"], transport=self.network))
-        self.service = Service(config, clock=self.clock, prover_command=("false",), dependencies=edges)
+        dependencies = Dependencies(nodes=create_nodes(["http://node:1317"], transport=self.network))
+        self.service = Service(config, clock=self.clock, prover_command=("false",), dependencies=dependencies)
 
     async def poll(self, seconds: float = 1.0) -> None:
         self.clock.advance(seconds)
@@ -52,10 +52,10 @@ class ServiceHarness:
 
 @pytest.fixture
 async def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ServiceHarness]:
-    house = ServiceHarness(tmp_path, monkeypatch)
-    await house.service.store.open()
-    yield house
-    await house.service.store.close()
+    harness = ServiceHarness(tmp_path, monkeypatch)
+    await harness.service.store.open()
+    yield harness
+    await harness.service.store.close()
 
 
 async def test_intake_is_open_until_newest_block_is_too_old(harness: ServiceHarness) -> None:
@@ -66,7 +66,7 @@ async def test_intake_is_open_until_newest_block_is_too_old(harness: ServiceHarn
     del harness.network.nodes["node"]
     await harness.poll(30)
     assert not harness.service.node_pool.has_usable_node
-    assert paused() is None, "a node that is away for a moment"
+    assert paused() is None, "a node is unreachable for a moment"
     await harness.poll(59)
     assert paused() is None
     await harness.poll(2)
@@ -88,7 +88,7 @@ async def test_stalled_node_or_node_of_other_chain_pauses_intake(harness: Servic
     await harness.poll()
     harness.node.chain_id = "other-1"
     await harness.poll()
-    assert harness.service.health.intake_pause_reason() is not None, "it is there, and of no use"
+    assert harness.service.health.intake_pause_reason() is not None, "the node responds but is not usable"
     harness.node.chain_id = "svote-1"
     await harness.poll()
     assert harness.service.health.intake_pause_reason() is None
@@ -108,7 +108,7 @@ async def test_status_is_ok_only_while_shares_are_accepted(
 
     assert "starting" in await refused()
     await harness.poll()
-    assert await refused() == "starting", "no prover yet"
+    assert await refused() == "starting", "no prover is ready yet"
     monkeypatch.setattr(type(harness.service.prover_pool), "is_ready", property(lambda _: True))
     monkeypatch.setattr(harness.service.health, "is_dispatching", True)
     assert (await harness.status()).json()["status"] == "ok"
@@ -121,28 +121,28 @@ async def test_status_is_ok_only_while_shares_are_accepted(
 async def test_readiness_fails_while_dispatch_is_paused_for_long(
     harness: ServiceHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vitals = harness.service.health
+    health = harness.service.health
     monkeypatch.setattr(type(harness.service.block_follower), "is_ready", property(lambda _: True))
 
     def dispatch() -> str | None:
-        return {check.name: check.problem for check in vitals.run_checks()}["dispatch"]
+        return {check.name: check.problem for check in health.run_checks()}["dispatch"]
 
     await harness.poll()
-    assert (vitals.get_dispatch_gate().pause_reason, dispatch()) == (None, None)
+    assert (health.get_dispatch_gate().pause_reason, dispatch()) == (None, None)
     del harness.network.nodes["node"]
     await harness.poll()
-    assert str(vitals.get_dispatch_gate().pause_reason) == "no chain node is in sync"
+    assert str(health.get_dispatch_gate().pause_reason) == "no chain node is in sync"
     await harness.poll(29)
-    assert dispatch() is None, "a node that is restarted"
+    assert dispatch() is None, "a node restarts"
     await harness.poll(1)
     assert dispatch() == "no chain node is in sync"
-    assert vitals.intake_pause_reason() is None, "shares are still taken"
+    assert health.intake_pause_reason() is None, "shares are still accepted"
     harness.network.nodes["node"] = harness.node
     await harness.poll()
     assert dispatch() is None
     del harness.network.nodes["node"]
     await harness.poll(29)
-    assert dispatch() is None, "the pause before it is over"
+    assert dispatch() is None, "the pause before it has ended"
 
 
 async def test_failing_route_of_only_node_does_not_pause_dispatch(
@@ -160,11 +160,11 @@ async def test_failing_route_of_only_node_does_not_pause_dispatch(
 async def test_error_while_reconciling_reveals_does_not_stop_service(
     harness: ServiceHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks: asyncio.Queue[int] = asyncio.Queue()
+    calls: asyncio.Queue[int] = asyncio.Queue()
 
     async def reconcile(_height: int) -> None:
-        looks.put_nowait(1)
-        if looks.qsize() == 1:
+        calls.put_nowait(1)
+        if calls.qsize() == 1:
             raise ValueError("a mistake of ours")
 
     await harness.poll()
@@ -176,7 +176,7 @@ async def test_error_while_reconciling_reveals_does_not_stop_service(
     async with asyncio.timeout(PATIENCE_SECONDS):
         for number in (1, 2):
             harness.service._on_block(100 + number)
-            while looks.qsize() < number:
+            while calls.qsize() < number:
                 await asyncio.sleep(0)
     assert not task.done()
     task.cancel()
@@ -187,29 +187,29 @@ async def test_error_while_reconciling_reveals_does_not_stop_service(
 async def test_ended_component_ends_service_with_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, error: Exception | None
 ) -> None:
-    house = ServiceHarness(tmp_path, monkeypatch)
+    harness = ServiceHarness(tmp_path, monkeypatch)
 
-    async def ends() -> None:
+    async def end_component() -> None:
         if error is not None:
             raise error
 
-    monkeypatch.setattr(getattr(house.service, part), "run", ends)
-    monkeypatch.setattr(house.service.prover_pool, "wait_ready", wait_forever)
+    monkeypatch.setattr(getattr(harness.service, part), "run", end_component)
+    monkeypatch.setattr(harness.service.prover_pool, "wait_ready", wait_forever)
     if part != "prover_pool":
-        monkeypatch.setattr(house.service.prover_pool, "run", wait_forever)
+        monkeypatch.setattr(harness.service.prover_pool, "run", wait_forever)
     expected: Any = HelperError if error is None else ValueError
     async with asyncio.timeout(PATIENCE_SECONDS):
         with pytest.raises(expected, match=f"{part} ended unexpectedly" if error is None else "mistake"):
-            await house.service.run()
-    assert not house.service.config.socket_path.exists()
+            await harness.service.run()
+    assert not harness.service.config.socket_path.exists()
 
 
 async def test_stop_ends_service_without_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    house = ServiceHarness(tmp_path, monkeypatch)
-    monkeypatch.setattr(house.service.prover_pool, "run", wait_forever)
-    monkeypatch.setattr(house.service.prover_pool, "wait_ready", wait_forever)
+    harness = ServiceHarness(tmp_path, monkeypatch)
+    monkeypatch.setattr(harness.service.prover_pool, "run", wait_forever)
+    monkeypatch.setattr(harness.service.prover_pool, "wait_ready", wait_forever)
     async with asyncio.timeout(PATIENCE_SECONDS):
-        await house.service.run(on_started=lambda _url: house.service.stop())
+        await harness.service.run(on_started=lambda _url: harness.service.stop())
 
 
 async def wait_forever() -> None:
@@ -233,7 +233,7 @@ async def test_service_frozen_round_with_waiting_shares_fails_readiness(
     monkeypatch.setattr(service.round_registry, "frozen_shares", lambda: {b"\x07" * 32: 2})
     problems = {check.name: check.problem for check in service.health.run_checks()}
     assert problems["rounds"] == "round 07070707 is frozen with 2 waiting shares"
-    assert service.health.intake_pause_reason() is None, "other rounds go on"
+    assert service.health.intake_pause_reason() is None, "other rounds continue"
 
 
 async def test_service_with_displaced_database_pauses_until_it_is_back(harness: ServiceHarness, tmp_path: Path) -> None:

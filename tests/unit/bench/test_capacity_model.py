@@ -34,16 +34,16 @@ def test_capacity_of_one_host_is_limited_by_proofs() -> None:
         first_read=0.001,
         other_read=0.0001,
     )
-    found = simulate_cluster(costs, 1, 1.0)
-    assert found.limit == LIMIT_PROOFS
-    assert found.rate == pytest.approx(HOST_CORES / 0.25, rel=0.05)
+    result = simulate_cluster(costs, 1, 1.0)
+    assert result.limit == LIMIT_PROOFS
+    assert result.rate == pytest.approx(HOST_CORES / 0.25, rel=0.05)
 
 
 @pytest.mark.parametrize(("seconds", "most"), [(2.0, 128), (6.0, 256 / 6)])
 def test_capacity_of_many_hosts_is_limited_by_chain(seconds: float, most: float) -> None:
-    found = simulate_cluster(ShareCosts(proof=PROOF_SECONDS), 20, seconds)
-    assert found.limit == LIMIT_CHAIN
-    assert found.rate == pytest.approx(most)
+    result = simulate_cluster(ShareCosts(proof=PROOF_SECONDS), 20, seconds)
+    assert result.limit == LIMIT_CHAIN
+    assert result.rate == pytest.approx(most)
     assert find_saturation(ShareCosts(proof=PROOF_SECONDS), seconds, 20) == (
         -(-int(most) // int(PROOFS_PER_SECOND)),
         LIMIT_CHAIN,
@@ -58,13 +58,13 @@ def test_capacity_of_many_hosts_is_limited_by_chain(seconds: float, most: float)
     ],
 )
 def test_doubled_cost_halves_its_limit(cost: dict[str, float], limit: str, rate: float) -> None:
-    once = simulate_cluster(ShareCosts(proof=PROOF_SECONDS, **cost), 12, 1.0)
-    twice = simulate_cluster(
+    single = simulate_cluster(ShareCosts(proof=PROOF_SECONDS, **cost), 12, 1.0)
+    doubled = simulate_cluster(
         ShareCosts(proof=PROOF_SECONDS, **{name: 2 * value for name, value in cost.items()}), 12, 1.0
     )
-    assert (once.limit, twice.limit) == (limit, limit)
-    assert once.rate == pytest.approx(rate, rel=0.1)
-    assert twice.rate == pytest.approx(rate / 2, rel=0.1)
+    assert (single.limit, doubled.limit) == (limit, limit)
+    assert single.rate == pytest.approx(rate, rel=0.1)
+    assert doubled.rate == pytest.approx(rate / 2, rel=0.1)
 
 
 def test_half_as_fast_sender_supports_half_the_hosts() -> None:
@@ -74,9 +74,9 @@ def test_half_as_fast_sender_supports_half_the_hosts() -> None:
 
 def test_block_reading_cost_grows_with_all_proofs() -> None:
     """Total cost grows with the square of the number of hosts."""
-    found = simulate_cluster(ShareCosts(proof=PROOF_SECONDS, other_read=0.001), 4, 1.0)
-    assert found.limit == LIMIT_PROOFS
-    assert found.utilization[LIMIT_BLOCK_READING] == pytest.approx(4 * PROOFS_PER_SECOND * 4 * 0.001, rel=0.1)
+    result = simulate_cluster(ShareCosts(proof=PROOF_SECONDS, other_read=0.001), 4, 1.0)
+    assert result.limit == LIMIT_PROOFS
+    assert result.utilization[LIMIT_BLOCK_READING] == pytest.approx(4 * PROOFS_PER_SECOND * 4 * 0.001, rel=0.1)
     assert simulate_cluster(ShareCosts(proof=PROOF_SECONDS, other_read=0.001), 16, 1.0).limit == LIMIT_BLOCK_READING
 
 
@@ -97,9 +97,9 @@ def test_costs_require_all_measurements() -> None:
 
 def test_missing_measurements_are_named() -> None:
     for lines in ([], compute_lines({})):
-        table = format_table(lines).splitlines()
-        assert len(table) == 2 + 6
-        assert all(line.endswith("not measured |") for line in table[2:])
+        rows = format_table(lines).splitlines()
+        assert len(rows) == 2 + 6
+        assert all(line.endswith("not measured |") for line in rows[2:])
 
 
 def test_capacity_line_shows_rates_and_bottleneck() -> None:

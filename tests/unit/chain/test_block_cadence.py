@@ -36,7 +36,7 @@ def test_observation_covers_head_after_execution_time() -> None:
     hasty = next_observation(second, "a", head(2, 16.0), 16.21)
     assert hasty.covered_head == head(1, 10.0)
     assert next_observation(hasty, "a", head(2, 16.0), 16.4).covered_head == head(2, 16.0), (
-        "counted from the first look"
+        "counted from the first observation"
     )
 
 
@@ -106,7 +106,7 @@ def test_proves_absence_never_before_wallets_block_is_covered(
     arrived = (40 + moment) * block
     wallets_block = shown_height(arrived, 0.0)
     offsets: list[float] = []
-    look: Observation | None = None
+    observation: Observation | None = None
     arrival: ShareArrival | None = None
     newest, proven_at, at = 0, None, phase
     while at < arrived + (ABSENCE_BLOCKS + 12) * block:
@@ -117,22 +117,22 @@ def test_proves_absence_never_before_wallets_block_is_covered(
             newest = height
             offsets = [*offsets, at + clock - height * block][-16:]
         if height > 0:
-            look = next_observation(look, "a", head(height, height * block), at)
-            if arrival is not None and proves_absence(look, arrival, min(offsets)):
-                assert look.covered_head is not None
-                assert look.covered_head.height >= wallets_block
+            observation = next_observation(observation, "a", head(height, height * block), at)
+            if arrival is not None and proves_absence(observation, arrival, min(offsets)):
+                assert observation.covered_head is not None
+                assert observation.covered_head.height >= wallets_block
                 proven_at = at
                 break
         at += 1.0
     if -1.0 < clock < 1.0:
-        assert proven_at is not None, "it is proven in the end"
+        assert proven_at is not None, "the absence is proven in the end"
 
 
 def key(number: int) -> ArrivalKey:
     return ArrivalKey(bytes(32), number, bytes(32))
 
 
-def test_first_arrivals_keep_first_until_forgotten_or_old(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_arrivals_keep_first_until_removed_or_expired(monkeypatch: pytest.MonkeyPatch) -> None:
     arrivals = FirstArrivals()
     first, second = ShareArrival(1.0, 1, 0.0), ShareArrival(2.0, 2, 0.0)
     assert arrivals.get_or_add(key(1), first, 0.0) is first
@@ -140,7 +140,9 @@ def test_first_arrivals_keep_first_until_forgotten_or_old(monkeypatch: pytest.Mo
     assert arrivals.get_or_add(key(2), second, 1.0) is second
     arrivals.forget(key(1))
     assert arrivals.get_or_add(key(1), second, 2.0) is second
-    assert arrivals.get_or_add(key(2), first, 1.0 + block_cadence.ARRIVAL_TTL_SECONDS) is first, "the old one expired"
+    assert arrivals.get_or_add(key(2), first, 1.0 + block_cadence.ARRIVAL_TTL_SECONDS) is first, (
+        "the old arrival expired"
+    )
     monkeypatch.setattr(block_cadence, "MAX_ARRIVALS", 3)
     for number in range(3, 9):
         arrivals.get_or_add(key(number), first, 400.0)

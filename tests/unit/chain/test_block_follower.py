@@ -78,8 +78,8 @@ async def test_follower_requests_each_block_once_up_to_head(rpc: bool) -> None:
     assert env.follower.height == 100
     before = len(env.node.requests)
     await env.follow()
-    asked = env.node.requests[before:]
-    assert not any("block_results" in path or path.endswith(("/100", "/101")) for path in asked)
+    new_requests = env.node.requests[before:]
+    assert not any("block_results" in path or path.endswith(("/100", "/101")) for path in new_requests)
     env.add_reveal(101, 7)
     env.node.height = 101
     before = len(env.node.requests)
@@ -139,13 +139,13 @@ async def test_follower_applying_block_twice_changes_nothing(rpc: bool) -> None:
     env.store.own_nullifiers = {(ROUND_ID, reveal(1).nullifier): 11}
     await env.follow()
     confirmed: list[int] = []
-    again = BlockFollower(env.store, env.endpoints, env.rounds, clock=env.clock, on_confirmed=confirmed.extend)
+    restarted = BlockFollower(env.store, env.endpoints, env.rounds, clock=env.clock, on_confirmed=confirmed.extend)
     env.store.heights = [90]
-    while await again.apply_next_blocks():
+    while await restarted.apply_next_blocks():
         pass
     assert env.spent == [1]
     assert confirmed == []
-    assert again.height == 100
+    assert restarted.height == 100
 
 
 @both_transports
@@ -154,18 +154,18 @@ async def test_follower_catches_up_in_order_in_batches(rpc: bool) -> None:
     for height in range(101, 161, 7):
         env.add_reveal(height, height)
     await env.endpoints.probe_all()
-    flying, most = 0, 0
+    in_flight, most = 0, 0
     handle = env.node.handle
 
     async def counted(request: httpx.Request) -> httpx.Response:
-        nonlocal flying, most
+        nonlocal in_flight, most
         if "block" not in request.url.path:
             return await handle(request)
-        flying += 1
-        most = max(most, flying)
+        in_flight += 1
+        most = max(most, in_flight)
         await anyio.sleep(0)
         response = await handle(request)
-        flying -= 1
+        in_flight -= 1
         return response
 
     env.node.handle = counted  # type: ignore[method-assign]
@@ -202,7 +202,7 @@ async def test_follower_waits_for_block_execution() -> None:
     env.node.faults["block_results"] = lambda _: json_response(500, error)
     await env.endpoints.probe_all()
     assert not await env.follower.apply_next_blocks()
-    assert not any("/blocks/100" in path for path in env.node.requests), "its REST would not know better"
+    assert not any("/blocks/100" in path for path in env.node.requests), "REST of the same node has no other data"
     env.node.faults.clear()
     await env.follow()
     assert env.follower.height == 100
@@ -226,7 +226,7 @@ async def test_follower_uses_rest_when_rpc_answer_is_invalid() -> None:
     env.node.faults["block_results"] = lambda _: httpx.Response(500, content=b"<html>")
     await env.follow()
     assert (env.spent, env.follower.height) == ([1], 100)
-    assert env.endpoints.has_usable_node, "its REST is as good as before"
+    assert env.endpoints.has_usable_node, "REST of the node remains usable"
 
 
 @both_transports
@@ -237,7 +237,7 @@ async def test_follower_reports_time_of_newest_processed_block(rpc: bool) -> Non
     await env.follower.apply_next_blocks()
     assert env.follower.height == 108
     if rpc:
-        assert env.follower.chain_time is None, "the head's time is not that of a block in the past"
+        assert env.follower.chain_time is None, "the head's time is not that of an old block"
     else:
         assert env.follower.chain_time == pytest.approx(env.clock.now() - 52 * 5)
     await env.follow()
@@ -293,7 +293,7 @@ def missed_ranges(logs: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
     return [(log["height"], log["count"]) for log in missed]
 
 
-@pytest.mark.parametrize("cursor", [100, None], ids=["stopped for long", "new database"])
+@pytest.mark.parametrize("cursor", [100, None], ids=["long downtime", "new database"])
 async def test_history_pruned_on_all_nodes_is_skipped_and_logged(cursor: int | None) -> None:
     env = Environment(rpc=False, height=1000, cursor=cursor)
     env.node.lowest_height = 995
@@ -307,7 +307,7 @@ async def test_history_pruned_on_all_nodes_is_skipped_and_logged(cursor: int | N
     assert missed_ranges(logs) == [(first, 995 - first)]
     assert env.follower.height == 1000
     assert env.spent == [3]
-    assert env.store.own_nullifiers == {}, "what was sent after the gap is confirmed"
+    assert env.store.own_nullifiers == {}, "reveals sent after the gap are confirmed"
     assert env.follower.stalled_height is None
     assert env.endpoints.has_usable_node, "a pruned node is not at fault"
 
@@ -326,8 +326,8 @@ async def test_history_pruned_during_read_is_logged_once() -> None:
     await env.sync_rounds()
     with capture_logs() as logs:
         await env.follow()
-    (left_out,) = missed_ranges(logs)
-    assert left_out[0] == 101
+    (missed_range,) = missed_ranges(logs)
+    assert missed_range[0] == 101
     assert env.follower.height == 1000
     assert env.store.unread_ranges == []
 
@@ -379,7 +379,7 @@ async def test_history_block_with_invalid_answer_is_not_skipped() -> None:
         with pytest.raises(ChainError):
             await env.follow()
     assert env.store.unread_ranges == [(101, 101)]
-    assert env.endpoints.has_usable_node, "shares that are due are still revealed by this node"
+    assert env.endpoints.has_usable_node, "due shares are still revealed through this node"
     assert (env.follower.height, env.follower.stalled_height) == (1000, 101)
     env.node.faults.clear()
     env.clock.advance(60)
@@ -484,7 +484,7 @@ async def test_round_is_not_closed_before_its_history_is_read() -> None:
     revision = env.rounds.revision
     await env.follow()
     assert await env.rounds.is_closed(ROUND_ID)
-    assert env.rounds.revision > revision, "whoever closes rounds looks again"
+    assert env.rounds.revision > revision, "round closing checks again"
 
 
 async def test_history_is_read_by_one_host_and_visible_to_all() -> None:
@@ -544,9 +544,11 @@ async def test_missed_blocks_check_queries_only_sent_reveals(rpc: bool) -> None:
     assert missed_ranges(logs) == [(101, 894)]
     assert sorted(confirmed) == [1, 4]
     assert next(reported for arrived, reported in known if arrived) == [1, 4], "before anything is sent or proven again"
-    asked = " ".join(env.node.requests)
-    named = {n for n in range(1, 7) if reveal(n).nullifier.hex() in asked or reveal(n).tx_hash().hex().upper() in asked}
-    assert named == {1, 2, 3, 4}, "what did not leave us is not named"
+    requests = " ".join(env.node.requests)
+    named = {
+        n for n in range(1, 7) if reveal(n).nullifier.hex() in requests or reveal(n).tx_hash().hex().upper() in requests
+    }
+    assert named == {1, 2, 3, 4}, "unsent nullifiers are not queried"
 
 
 @pytest.mark.rule("R12")
@@ -558,15 +560,15 @@ async def test_missed_blocks_check_queries_spent_nullifiers_later() -> None:
     await env.follow()
     env.node.height = 1000
     await env.follow()
-    assert env.spent == [], "all blocks were seen: a node's word is not needed, and confirms nothing"
+    assert env.spent == [], "all blocks were read: a node's statement is not needed and confirms nothing"
     env.store.meta["chain.gap"] = "900"
     env.follower = BlockFollower(env.store, env.endpoints, env.rounds, clock=env.clock)
     env.node.height = 1010
     await env.follow()
     assert env.spent == [1]
     assert env.store.own_nullifiers == {}
-    asked = " ".join(env.node.requests)
-    assert reveal(3).nullifier.hex() not in asked
+    requests = " ".join(env.node.requests)
+    assert reveal(3).nullifier.hex() not in requests
 
 
 async def test_history_is_not_skipped_before_sent_reveals_are_checked() -> None:
@@ -738,7 +740,7 @@ async def test_reveal_forged_by_one_of_two_nodes_is_not_confirmed(rpc: bool) -> 
     assert env.store.spent == []
     assert env.follower.disputed_height == 99
     assert [log["height"] for log in logs if log["event"] == "block_disputed"] == [99]
-    assert env.follower.height == 100, "later blocks are followed"
+    assert env.follower.height == 100, "later blocks are read"
     env.others[0].add_transaction(99, reveal(1).to_tx(), reveal_result(1))
     await env.follow_for(1)
     assert env.store.own_nullifiers == {}

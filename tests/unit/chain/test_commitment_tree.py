@@ -57,11 +57,11 @@ async def test_tree_sync_growth_preserves_paths_of_older_anchors() -> None:
     assert env.trees.anchor(ROUND_ID) == Anchor(90, 5, chain.tree.root())
     assert env.trees.anchor_at(ROUND_ID, 60) == first
     assert await env.trees.path(ROUND_ID, 1, first) == path
-    asked = env.nodes[0].requests[before:]
-    assert [path.rsplit("/", 1)[1] for path in asked] == ["latest", "leaves?from_height=61&to_height=90"]
+    new_requests = env.nodes[0].requests[before:]
+    assert [path.rsplit("/", 1)[1] for path in new_requests] == ["latest", "leaves?from_height=61&to_height=90"]
     before = len(env.nodes[0].requests)
     await env.trees.sync(101)
-    assert len(env.nodes[0].requests) == before + 1, "nothing new: one question"
+    assert len(env.nodes[0].requests) == before + 1, "nothing is new: one request"
 
 
 async def test_tree_restored_after_restart_is_verified_before_use() -> None:
@@ -79,7 +79,7 @@ async def test_tree_restored_after_restart_is_verified_before_use() -> None:
     await trees.sync(100)
     assert trees.anchor(ROUND_ID) == Anchor(69, 3000, chain.tree.root())
     assert trees.leaf(ROUND_ID, 2999) == encode_leaf(69_299)
-    assert len(env.nodes[0].requests) == before + 1, "no leaf was fetched again"
+    assert len(env.nodes[0].requests) == before + 1, "no leaf is fetched again"
 
 
 @pytest.mark.parametrize("damage", ["leaves", "subtrees", "encoding", "length"])
@@ -104,7 +104,7 @@ async def test_tree_sync_refetches_damaged_stored_tree(damage: str) -> None:
     assert trees.anchor(ROUND_ID) == Anchor(60, 1100, chain.tree.root())
     assert env.nodes_in_backoff() == []
     assert (await env.store.load_leaves(ROUND_ID))[0] == leaves
-    assert logs or damage in ("encoding", "length"), "those are found, and told, when they are read"
+    assert logs or damage in ("encoding", "length"), "missing blocks are found and reported when they are read"
 
 
 def corrupt_node(node: FakeNode, kind: str) -> None:
@@ -173,7 +173,7 @@ async def test_tree_sync_with_only_lying_node_changes_nothing(kind: str) -> None
     env.clock.advance(1)
     chain.publish_to(*env.nodes)
     await env.trees.sync(101)
-    assert env.trees.anchor(ROUND_ID) == Anchor(90, 5, chain.tree.root()), "honest again, and in step again"
+    assert env.trees.anchor(ROUND_ID) == Anchor(90, 5, chain.tree.root()), "the node is honest and in sync again"
 
 
 async def test_tree_contradicted_twice_by_all_nodes_is_blocked() -> None:
@@ -192,7 +192,7 @@ async def test_tree_contradicted_twice_by_all_nodes_is_blocked() -> None:
     env.nodes[0].faults["/commitment-tree/"] = lambda _: httpx.Response(503)
     with pytest.raises(ChainUnavailable):
         await env.trees.sync(101)
-    assert env.trees.contradiction_reason(ROUND_ID), "nobody else has shown it since"
+    assert env.trees.contradiction_reason(ROUND_ID), "no other node has shown it since"
     env.nodes[0].faults.clear()
     env.clock.advance(10)
     chain.publish_to(*env.nodes)
@@ -418,8 +418,8 @@ async def test_tree_sync_failure_of_one_round_does_not_stop_others() -> None:
     assert not env.trees.was_absent(OTHER_ROUND, ShareArrival(0.0, 0, 0.0))
     before = len(env.nodes[0].requests)
     await env.trees.sync(100)
-    asked = env.nodes[0].requests[before:]
-    assert not any(OTHER_ROUND.hex() in path for path in asked), "its next attempt waits"
+    new_requests = env.nodes[0].requests[before:]
+    assert not any(OTHER_ROUND.hex() in path for path in new_requests), "the next attempt is delayed"
     path = f"/commitment-tree/{OTHER_ROUND.hex()}/"
     env.nodes[0].faults[path] = lambda _: httpx.Response(200, content=b'{"tree": {}}')
     env.clock.advance(2)
@@ -438,7 +438,7 @@ async def test_tree_sync_backs_off_while_all_rounds_fail() -> None:
         env.clock.advance(1)
     assert 5 <= sum("/commitment-tree/" in path for path in env.nodes[0].requests) <= 7
     assert env.nodes_in_backoff() == []
-    assert env.trees.contradiction_reason(ROUND_ID) is None, "it shows no tree, so it contradicts none"
+    assert env.trees.contradiction_reason(ROUND_ID) is None, "a node without a tree contradicts none"
     env.nodes[0].faults.clear()
     env.clock.advance(30)
     await env.trees.sync(100)
@@ -508,4 +508,4 @@ async def test_absence_covers_only_blocks_of_the_node_that_listed_rounds() -> No
         await env.rounds.sync(ahead.height)
         await env.trees.sync(ahead.height)
         env.clock.advance(0.5)
-    assert not env.trees.was_absent(UNKNOWN_ROUND, arrival), "the list came from the node that is behind"
+    assert not env.trees.was_absent(UNKNOWN_ROUND, arrival), "the list is from the node that is behind"

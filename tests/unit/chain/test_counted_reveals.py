@@ -1,4 +1,4 @@
-"""Whether a reveal was counted in a block, decided alike by every reader of the chain."""
+"""Whether a reveal was counted in a block, decided in the same way by every reader of the chain."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ async def test_lookup_of_reveal_in_two_blocks_returns_counting_block(
     code: int, log: str, counted_at: int | None
 ) -> None:
     node = chain(FakeClock(), code, log)
-    found = await (await lookups(node)).find_reveal([MESSAGE.round_id], MESSAGE.nullifier, range(300, 330))
-    assert (found.height if found else None) == counted_at
+    result = await (await lookups(node)).find_reveal([MESSAGE.round_id], MESSAGE.nullifier, range(300, 330))
+    assert (result.height if result else None) == counted_at
     assert [await (await lookups(node)).is_counted_in_block(RAW, height) for height in (FIRST, SECOND)] == [
         counted_at == FIRST,
         counted_at == SECOND,
@@ -150,9 +150,9 @@ async def test_lookup_reads_blocks_if_index_has_only_later_failure() -> None:
     node.faults["/tx_search"] = lambda _: json_response(200, {"result": search_result(SECOND, 1, SPENT)})
     shown = {"round": node.rounds[0] | {"vote_round_id": b64encode(MESSAGE.round_id).decode()}}
     node.faults[f"/round/{MESSAGE.round_id.hex()}"] = lambda _: json_response(200, shown)
-    found = await (await lookups(node, rpc=True)).find_reveal([MESSAGE.round_id], MESSAGE.nullifier)
-    assert found is not None
-    assert (found.height, sha256(found.raw).digest()) == (FIRST, MESSAGE.tx_hash())
+    result = await (await lookups(node, rpc=True)).find_reveal([MESSAGE.round_id], MESSAGE.nullifier)
+    assert result is not None
+    assert (result.height, sha256(result.raw).digest()) == (FIRST, MESSAGE.tx_hash())
 
 
 async def test_history_reads_blocks_if_index_has_only_later_failure() -> None:

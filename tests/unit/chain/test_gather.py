@@ -12,20 +12,20 @@ from tests.support.fakes import TIMEOUT_SECONDS
 
 
 async def test_gather_limited_returns_in_order_and_stops_after_error() -> None:
-    begun: list[int] = []
+    started: list[int] = []
 
     async def work(number: int) -> int:
-        begun.append(number)
+        started.append(number)
         if number == 3:
             raise HelperError("three")
         return number * 2
 
     assert await gather_limited([0, 1, 2], work, 2) == [0, 2, 4]
     assert await gather_limited([], work, 2) == []
-    begun.clear()
+    started.clear()
     with pytest.raises(HelperError, match="three"):
         await gather_limited(range(100), work, 1)
-    assert begun == [0, 1, 2, 3]
+    assert started == [0, 1, 2, 3]
 
 
 async def test_gather_limited_runs_exactly_limit_concurrently() -> None:

@@ -19,53 +19,55 @@ AHEAD = 7.0
 
 def simulate_probes(shown: Sequence[float], interval: float) -> tuple[list[float], list[float]]:
     """Probe times of a node that shows its blocks at these times, and the detection delay of each block."""
-    health, now, asked, waits = Health(), shown[0] + 0.4 * interval, [], []
+    health, now, probed_at, waits = Health(), shown[0] + 0.4 * interval, [], []
     while now < shown[-1] + interval:
-        asked.append(now)
+        probed_at.append(now)
         height = sum(at <= now for at in shown)
         if health.head is None or height > health.head.height:
             waits.append(now - shown[height - 1])
         head = BlockHead("c", height, shown[height - 1] - AHEAD)
         health.record_probe(head, is_syncing=False, now=now, started_at=now)
         now += health.next_probe_delay(interval, now)
-    return asked, waits
+    return probed_at, waits
 
 
 @pytest.mark.parametrize("seconds", [1.0, 2.5, 5.0])
 def test_pause_regular_block_is_probed_when_expected(seconds: float) -> None:
     shown = [10 + seconds * number for number in range(60)]
-    asked, waits = simulate_probes(shown, 1.0)
+    probed_at, waits = simulate_probes(shown, 1.0)
     assert len(waits) == len(shown)
-    assert max(waits[4:]) <= PROBE_FRACTION, "half an interval on average if it were not expected"
-    assert len(asked) <= 1.1 * len(shown) * ceil(seconds) + 5, "no more than by the interval, once it is known when"
+    assert max(waits[4:]) <= PROBE_FRACTION, "without the prediction the average is half an interval"
+    assert len(probed_at) <= 1.1 * len(shown) * ceil(seconds) + 5, (
+        "no more probes than at the fixed interval, once the block times are known"
+    )
 
 
 def test_pause_irregular_block_is_probed_within_interval() -> None:
-    dice = random.Random(7)
+    rng = random.Random(7)
     at, shown = 0.0, []
     for _ in range(300):
-        at += dice.uniform(4.0, 7.0)
+        at += rng.uniform(4.0, 7.0)
         shown.append(at)
-    asked, waits = simulate_probes(shown, 1.0)
+    probed_at, waits = simulate_probes(shown, 1.0)
     assert len(waits) == len(shown)
     assert max(waits) <= 1.0 + 1e-6
     assert median(waits) < 0.5
-    assert len(asked) <= at + 3 * len(shown), "three more a block"
+    assert len(probed_at) <= at + 3 * len(shown), "three more per block"
 
 
 def test_pause_longer_than_block_time_is_interval() -> None:
-    asked, _ = simulate_probes([10 + 5.0 * number for number in range(60)], 10.0)
-    assert {round(later - earlier, 6) for earlier, later in pairwise(asked)} == {10.0}
+    probed_at, _ = simulate_probes([10 + 5.0 * number for number in range(60)], 10.0)
+    assert {round(later - earlier, 6) for earlier, later in pairwise(probed_at)} == {10.0}
 
 
 def test_pause_never_below_quarter_of_interval() -> None:
-    dice = random.Random(7)
+    rng = random.Random(7)
     health, now, height = Health(), 0.0, 0
     times = []
     for _ in range(2_000):
         times.append(now)
-        height += dice.choice((-3, 0, 0, 1, 1, 2, 1_000_000))
-        head = BlockHead("c", height, now + dice.choice((0.0, -1.0, 1.0, 1e9, -1e9, dice.uniform(-2, 2))))
+        height += rng.choice((-3, 0, 0, 1, 1, 2, 1_000_000))
+        head = BlockHead("c", height, now + rng.choice((0.0, -1.0, 1.0, 1e9, -1e9, rng.uniform(-2, 2))))
         health.record_probe(head, is_syncing=False, now=now, started_at=now)
         pause = health.next_probe_delay(1.0, now)
         assert PROBE_FRACTION <= pause <= 1.0

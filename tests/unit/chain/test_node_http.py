@@ -47,7 +47,7 @@ class Tarpit(httpx.AsyncBaseTransport):
     ],
 )
 @pytest.mark.rule("R11")
-async def test_broadcast_outcome_says_whether_bytes_were_sent(error: Exception, verdict: Verdict) -> None:
+async def test_broadcast_outcome_reports_whether_bytes_were_sent(error: Exception, verdict: Verdict) -> None:
     outcome = await ChainClient("http://node", transport=httpx.MockTransport(failing_handler(error))).broadcast(MESSAGE)
     assert outcome.verdict is verdict
     assert outcome.may_be_sent is (verdict is Verdict.AMBIGUOUS)
@@ -208,8 +208,8 @@ async def test_node_http_sends_credentials_and_no_cookies() -> None:
     await http.post("/reveal", {"a": 1})
     async with http.stream("GET", "/rounds?x=%2F") as answer:
         assert answer.status == 200
-    asked = [(request.method, str(request.url.copy_with(userinfo=b""))) for request in requests]
-    assert asked == [
+    requests_sent = [(request.method, str(request.url.copy_with(userinfo=b""))) for request in requests]
+    assert requests_sent == [
         ("GET", "http://node/base/status"),
         ("GET", "http://node/base/status"),
         ("GET", "http://node/base/status?height=7"),

@@ -38,7 +38,7 @@ async def test_fresh_lists_nodes_in_configured_order() -> None:
     assert [log["endpoint"] for log in logs if log["event"] == "node_fresh"] == ["a:1317", "b:1317"]
     with capture_logs() as logs:
         await endpoints.probe_all()
-    assert logs == [], "one log line per change of state"
+    assert logs == [], "one log entry per change of state"
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ async def test_fresh_lists_slow_node_last(monkeypatch: pytest.MonkeyPatch) -> No
         with anyio.fail_after(5):
             while node_names(endpoints) != ["b:1317", "a:1317"]:
                 await anyio.sleep(0.005)
-    assert node_names(endpoints) == ["b:1317"], "it timed out"
+    assert node_names(endpoints) == ["b:1317"], "the call timed out"
     network.nodes["a"].hangs = False
     await endpoints.probe_all()
     assert node_names(endpoints) == ["a:1317", "b:1317"]
@@ -125,7 +125,7 @@ async def test_reset_node_is_not_fresh_until_caught_up() -> None:
     await endpoints.probe_all()
     node.height = 460
     await endpoints.probe_all()
-    assert endpoints.has_usable_node, "nodes behind one address differ by a few blocks"
+    assert endpoints.has_usable_node, "nodes behind one address may differ by a few blocks"
     node.height = 7
     await endpoints.probe_all()
     assert endpoints.unusable_reasons()["a:1317"] == "height decreased from 463 to 7"
@@ -147,7 +147,7 @@ async def test_head_far_above_other_node_is_ignored_and_reported() -> None:
     assert (endpoints.head.height, endpoints.newest_height) == (463, 463)
     a.height = 464
     await endpoints.probe_all()
-    assert node_names(endpoints) == ["a:1317", "b:1317"], "nothing is remembered of the wrong height"
+    assert node_names(endpoints) == ["a:1317", "b:1317"], "the wrong height is not remembered"
 
 
 async def test_head_of_lone_node_is_bounded_by_last_agreed_head() -> None:
@@ -161,7 +161,7 @@ async def test_head_of_lone_node_is_bounded_by_last_agreed_head() -> None:
         clock.advance(1)
         a.height += 90
         await endpoints.probe_all()
-    assert endpoints.head is None, "a lone node cannot move the bound step by step"
+    assert endpoints.head is None, "a single node cannot raise the bound in steps"
     assert endpoints.newest_height < 463 + 100 + 50 / 0.1
     network.nodes["b"] = b
     b.height = a.height
@@ -247,18 +247,18 @@ async def test_pool_backs_off_unanswering_node_and_calls_next() -> None:
     endpoints = network.create_node_pool(clock)
     await endpoints.probe_all()
     network.nodes["a"].faults["rounds"] = refuse_connection
-    asked = network.nodes["a"].requests
+    requests = network.nodes["a"].requests
     with capture_logs() as logs:
         assert len((await endpoints.call(lambda client: client.rounds())).rounds) == 1
     assert [(log["endpoint"], log["reason"]) for log in logs] == [("a:1317", "no answer within 5 s")]
-    before = len(asked)
+    before = len(requests)
     await endpoints.call(lambda client: client.rounds())
-    assert len(asked) == before, "it rests: others are not delayed by it again"
-    for rest in (1, 2, 4, 8, 16, 30, 30):
+    assert len(requests) == before, "the node is in backoff and does not delay others"
+    for delay in (1, 2, 4, 8, 16, 30, 30):
         assert node_names(endpoints) == ["b:1317"]
         await endpoints.probe_all()
-        clock.advance(rest - 0.1)
-        assert node_names(endpoints) == ["b:1317"], "a good probe does not end its rest"
+        clock.advance(delay - 0.1)
+        assert node_names(endpoints) == ["b:1317"], "a successful probe does not end the backoff"
         clock.advance(0.1)
         await endpoints.probe_all()
         assert node_names(endpoints) == ["a:1317", "b:1317"]
@@ -270,7 +270,7 @@ async def test_pool_backs_off_unanswering_node_and_calls_next() -> None:
     network.nodes["a"].faults["rounds"] = refuse_connection
     await endpoints.call(lambda client: client.rounds())
     clock.advance(1)
-    assert node_names(endpoints) == ["a:1317", "b:1317"], "after a success it is 1 s again"
+    assert node_names(endpoints) == ["a:1317", "b:1317"], "after a success the backoff is 1 s again"
 
 
 @pytest.mark.parametrize(
@@ -297,9 +297,9 @@ async def test_pool_uses_node_for_other_requests_when_one_fails(response: httpx.
             assert node_names(endpoints) == ["a:1317", "b:1317"]
             clock.advance(5)
             await endpoints.probe_all()
-    assert await endpoints.call_node(get_node_name) == "a:1317", "other questions go to it first"
+    assert await endpoints.call_node(get_node_name) == "a:1317", "other requests go to it first"
     reported = [(log["event"], log["endpoint"]) for log in logs]
-    assert reported == [("node_answer_invalid", "a:1317")], "logged once while it repeats"
+    assert reported == [("node_answer_invalid", "a:1317")], "logged once while it persists"
 
 
 async def test_pool_with_one_node_stays_usable_when_one_request_fails() -> None:
@@ -341,11 +341,11 @@ async def test_call_prefers_nodes_at_min_height() -> None:
     endpoints = FakeNetwork(a=FakeNode(clock, height=463), b=FakeNode(clock, height=464)).create_node_pool(clock)
     await endpoints.probe_all()
 
-    async def who(client: ChainClient) -> str:
+    async def get_name(client: ChainClient) -> str:
         return client.name
 
-    assert await endpoints.call(who) == "a:1317"
-    assert await endpoints.call(who, min_height=464) == "b:1317"
+    assert await endpoints.call(get_name) == "a:1317"
+    assert await endpoints.call(get_name, min_height=464) == "b:1317"
 
 
 async def test_check_slow_node_does_not_delay_others() -> None:
@@ -416,36 +416,36 @@ async def test_probe_without_new_block_requests_head_only() -> None:
     node = FakeNode(clock)
     endpoints = FakeNetwork(a=node).create_node_pool(clock, rpc=True)
 
-    async def asked() -> list[str]:
+    async def probed_paths() -> list[str]:
         before = len(node.requests)
         await endpoints.probe_all()
         return sorted(path.rsplit("/", 1)[-1] for path in node.requests[before:])
 
     everything = ["latest", "status", "syncing"]
-    assert await asked() == everything
-    assert await asked() == ["latest"]
+    assert await probed_paths() == everything
+    assert await probed_paths() == ["latest"]
     clock.advance(1)
     node.height += 1
-    assert await asked() == ["latest", "syncing"]
-    assert await asked() == ["latest", "status"], "the RPC has not shown this block yet"
-    assert await asked() == ["latest"]
+    assert await probed_paths() == ["latest", "syncing"]
+    assert await probed_paths() == ["latest", "status"], "the RPC has not reported this block yet"
+    assert await probed_paths() == ["latest"]
     clock.advance(SYNC_STATUS_SECONDS)
-    assert await asked() == everything, "its word is old"
-    assert await asked() == ["latest"]
+    assert await probed_paths() == everything, "the report is outdated"
+    assert await probed_paths() == ["latest"]
 
     node.height, node.syncing = node.height + 1, True
-    assert await asked() == ["latest", "syncing"]
+    assert await probed_paths() == ["latest", "syncing"]
     assert not endpoints.has_usable_node
-    assert await asked() == everything, "while it is catching up, that may end at any time"
+    assert await probed_paths() == everything, "a node that is catching up may finish at any time"
     node.syncing = False
-    assert await asked() == everything
+    assert await probed_paths() == everything
     assert endpoints.has_usable_node
-    assert await asked() == ["latest"]
+    assert await probed_paths() == ["latest"]
 
     node.faults["latest"] = lambda _: httpx.Response(502)
-    assert await asked() == ["latest"]
+    assert await probed_paths() == ["latest"]
     del node.faults["latest"]
-    assert await asked() == everything, "what it was before it failed is not what it is now"
+    assert await probed_paths() == everything, "the state before the failure is no longer valid"
 
 
 async def test_syncing_node_or_lost_rpc_is_detected_in_five_seconds() -> None:

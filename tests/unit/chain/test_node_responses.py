@@ -146,19 +146,19 @@ def test_parse_invalid_leaves_heads_and_transactions() -> None:
 
 
 async def test_leaves_follows_cursor_and_windows() -> None:
-    asked: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
 
     def handle(request: httpx.Request) -> httpx.Response:
         first, last = int(request.url.params["from_height"]), int(request.url.params["to_height"])
-        asked.append((first, last))
+        ranges.append((first, last))
         assert last - first <= 1000
         leaf = read_recorded("leaves")["response"]["blocks"][0]["leaves"]
-        block = {"height": first, "start_index": len(asked) - 1, "leaves": leaf}
+        block = {"height": first, "start_index": len(ranges) - 1, "leaves": leaf}
         more = {"next_from_height": first + 400} if first + 400 <= last else {}
         return json_response(200, {"blocks": [block], **more})
 
     blocks = await ChainClient("http://node", transport=httpx.MockTransport(handle)).leaves(ROUND_ID, 1, 1500)
-    assert asked == [(1, 1001), (401, 1401), (801, 1500), (1201, 1500)]
+    assert ranges == [(1, 1001), (401, 1401), (801, 1500), (1201, 1500)]
     assert [block.start_index for block in blocks] == [0, 1, 2, 3]
 
 
@@ -234,14 +234,14 @@ class EndlessBody(httpx.AsyncByteStream):
 
 MIB = 1 << 20
 LIMITS: dict[str, tuple[int, Callable[[ChainClient, RpcClient], Awaitable[object]]]] = {
-    "rounds": (8 * MIB, lambda rest, _: rest.rounds()),
-    "listing": (8 * MIB, lambda rest, _: rest.listed_rounds()),
-    "round": (MIB, lambda rest, _: rest.round(ROUND_ID)),
-    "tree": (MIB, lambda rest, _: rest.tree_latest(ROUND_ID)),
-    "leaves": (8 * MIB, lambda rest, _: rest.leaves(ROUND_ID, 1, 1)),
-    "block": (16 * MIB, lambda rest, _: rest.block(5)),
-    "latest block": (16 * MIB, lambda rest, _: rest.latest_block()),
-    "tx": (MIB, lambda rest, _: rest.tx(bytes(32))),
+    "rounds": (8 * MIB, lambda client, _: client.rounds()),
+    "listing": (8 * MIB, lambda client, _: client.listed_rounds()),
+    "round": (MIB, lambda client, _: client.round(ROUND_ID)),
+    "tree": (MIB, lambda client, _: client.tree_latest(ROUND_ID)),
+    "leaves": (8 * MIB, lambda client, _: client.leaves(ROUND_ID, 1, 1)),
+    "block": (16 * MIB, lambda client, _: client.block(5)),
+    "latest block": (16 * MIB, lambda client, _: client.latest_block()),
+    "tx": (MIB, lambda client, _: client.tx(bytes(32))),
     "status": (MIB, lambda _, rpc: rpc.status()),
     "block results": (16 * MIB, lambda _, rpc: rpc.block_results(5)),
     "search": (8 * MIB, lambda _, rpc: rpc.search_reveals(ROUND_ID, 1, 9)),
@@ -251,17 +251,17 @@ LIMITS: dict[str, tuple[int, Callable[[ChainClient, RpcClient], Awaitable[object
 
 @pytest.mark.parametrize("question", LIMITS)
 async def test_node_answer_is_read_up_to_size_limit(question: str) -> None:
-    limit, ask = LIMITS[question]
+    limit, query = LIMITS[question]
     body = EndlessBody()
     transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=body))
     with pytest.raises(ChainResponseError, match=f"longer than {limit} bytes"):
-        await ask(ChainClient("http://node", transport=transport), RpcClient("http://node", transport=transport))
+        await query(ChainClient("http://node", transport=transport), RpcClient("http://node", transport=transport))
     assert body.served_bytes <= limit + (1 << 16)
 
 
 @pytest.mark.parametrize("question", LIMITS)
 async def test_large_node_answer_is_parsed_in_a_thread(question: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, ask = LIMITS[question]
+    _, query = LIMITS[question]
     threads: list[int] = []
 
     def record(body: bytes, what: str) -> object:
@@ -273,7 +273,7 @@ async def test_large_node_answer_is_parsed_in_a_thread(question: str, monkeypatc
     body = b'{"filler":"' + b"x" * 300_000 + b'"}'
     transport = httpx.MockTransport(lambda _: httpx.Response(200, content=body))
     with contextlib.suppress(ChainResponseError):
-        await ask(ChainClient("http://node", transport=transport), RpcClient("http://node", transport=transport))
+        await query(ChainClient("http://node", transport=transport), RpcClient("http://node", transport=transport))
     assert len(threads) == 1
     assert threads[0] != threading.get_ident()
 

@@ -17,7 +17,7 @@ ADDRESS = "svvaloper1tp7fhly84qm6q4hhzmp0nh5frtdugmysz4l4zy"
 
 
 BROKEN_NODES = {
-    "no answer": ({"faults": {"validators": lambda _: httpx.Response(501)}}, ChainResponseError),
+    "no response": ({"faults": {"validators": lambda _: httpx.Response(501)}}, ChainResponseError),
     "away": ({"faults": {"validators": lambda _: httpx.Response(503)}}, ChainUnavailable),
     "silent": ({"hangs": True}, ChainUnavailable),
 }

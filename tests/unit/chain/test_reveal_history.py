@@ -43,8 +43,8 @@ async def test_reveals_returns_counted_reveals_in_block_order() -> None:
     ]
     assert await blocks.reveals(451) == []
     assert (blocks.chain_id, blocks.head, blocks.are_all_nodes_usable) == (CHAIN_ID, 463, True)
-    asked = {path.rsplit("/", 1)[-1] for path in node.requests if "/tx/" in path}
-    assert asked == {sha256(tx).hexdigest().upper() for tx in TXS}
+    looked_up = {path.rsplit("/", 1)[-1] for path in node.requests if "/tx/" in path}
+    assert looked_up == {sha256(tx).hexdigest().upper() for tx in TXS}
     await blocks.aclose()
 
 

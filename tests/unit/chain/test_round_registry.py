@@ -117,9 +117,9 @@ async def test_round_invalid_on_all_nodes_is_frozen_alone(
     assert problem in (env.registry.frozen_reason(ROUND_ID) or "")
     assert env.registry.frozen_reason(OTHER_ID) is None
     assert [active.round_id for active in env.registry.active_rounds()] == [OTHER_ID]
-    assert len(env.endpoints.usable_nodes) == len(hosts), "no node is set aside for it"
+    assert len(env.endpoints.usable_nodes) == len(hosts), "no node is set aside"
     assert (env.registry.get(ROUND_ID), env.store.stored_rounds[ROUND_ID]) == (known, stored)
-    assert env.registry.open_rounds() == env.registry.all_rounds(), "its tree stays"
+    assert env.registry.open_rounds() == env.registry.all_rounds(), "the tree is kept"
 
     env.set_rounds(recorded_round(1), other_round())
     await env.advance_blocks()
@@ -145,7 +145,7 @@ async def test_registry_uses_node_with_correct_round(listed: list[dict[str, Any]
     del env.network.nodes["b"]
     await env.advance_blocks()
     await env.registry.sync()
-    assert env.registry.frozen_reason(ROUND_ID) is not None, "nobody speaks for it"
+    assert env.registry.frozen_reason(ROUND_ID) is not None, "no node reports the round"
     env.network.nodes["b"] = env.nodes["b"]
     await env.advance_blocks()
     await env.registry.sync()
@@ -256,7 +256,7 @@ async def test_round_is_not_closed_by_local_clock(status: int) -> None:
     await env.sync()
     env.registry.record_block(VOTE_END + 10**6)
     assert not await env.registry.is_closed(ROUND_ID)
-    assert not await env.registry.is_closed(b"\x11" * 32), "an unknown round is not a closed one"
+    assert not await env.registry.is_closed(b"\x11" * 32), "an unknown round is not closed"
 
 
 @pytest.mark.rule("R14")
@@ -266,13 +266,13 @@ async def test_round_closing_requires_two_nodes_if_configured() -> None:
     env.nodes["a"].rounds = [closed_round_json()]
     await env.sync()
     env.registry.record_block(VOTE_END + 40)
-    assert not await env.registry.is_closed(ROUND_ID), "the second still says ACTIVE"
+    assert not await env.registry.is_closed(ROUND_ID), "the second node still reports ACTIVE"
     del env.network.nodes["b"]
     await env.advance_blocks()
     env.registry.record_block(VOTE_END + 60)
     with capture_logs() as logs:
         for _ in range(3):
-            assert not await env.registry.is_closed(ROUND_ID), "the second cannot be asked"
+            assert not await env.registry.is_closed(ROUND_ID), "the second node cannot be queried"
     assert [(log["endpoint"], log["log_level"]) for log in logs] == [("b:1317", "warning")]
     assert logs[0]["event"] == "round_closing_unconfirmed"
     env.network.nodes["b"] = env.nodes["b"]
@@ -298,8 +298,8 @@ async def test_round_closing_requests_whole_lists_only() -> None:
     await env.sync()
     env.registry.record_block(VOTE_END + 40)
     assert await env.registry.is_closed(ROUND_ID)
-    asked = env.nodes["a"].requests + env.nodes["b"].requests
-    assert not any(ROUND_ID.hex() in path for path in asked)
+    requests = env.nodes["a"].requests + env.nodes["b"].requests
+    assert not any(ROUND_ID.hex() in path for path in requests)
 
 
 async def test_purged_round_is_not_stored_again() -> None:
@@ -346,12 +346,12 @@ async def test_revision_increases_when_round_may_close() -> None:
     before = env.registry.revision
     await env.sync()
     env.registry.record_block(VOTE_END - 1.0)
-    assert env.registry.revision == before, "no round is over: nothing can be closed"
+    assert env.registry.revision == before, "no round has ended: nothing can be closed"
     env.registry.record_block(VOTE_END + 5.0)
     assert env.registry.revision > before
     before = env.registry.revision
     env.registry.record_block(VOTE_END + 10.0)
-    assert env.registry.revision > before, "it is not closed yet: every block may bring the word that was missing"
+    assert env.registry.revision > before, "not closed yet: any block may bring the missing report"
     before = env.registry.revision
     env.set_rounds(closed_round_json())
     await env.sync()
@@ -359,7 +359,7 @@ async def test_revision_increases_when_round_may_close() -> None:
     assert await env.registry.is_closed(ROUND_ID)
     before = env.registry.revision
     env.registry.record_block(VOTE_END + 15.0)
-    assert env.registry.revision == before, "when it is purged is a matter of time"
+    assert env.registry.revision == before, "the purge depends on time only"
 
 
 async def test_reread_applies_rounds_closed_and_purged_by_other_host() -> None:
@@ -373,13 +373,13 @@ async def test_reread_applies_rounds_closed_and_purged_by_other_host() -> None:
     await other.reload_from_store()
     before = other.revision
     await other.reload_from_store()
-    assert other.revision == before, "nothing is new"
+    assert other.revision == before, "nothing changes"
 
     env.registry.record_block(VOTE_END + 5.0)
     assert await env.registry.is_closed(ROUND_ID)
     await other.reload_from_store()
     assert other.open_rounds() == []
-    assert other.revision > before, "who closed it may be gone before it reported uncounted shares"
+    assert other.revision > before, "the host that closed it may stop before it reports uncounted shares"
 
     env.store.stored_rounds.clear()
     await other.reload_from_store()
@@ -391,11 +391,11 @@ async def test_registry_stores_chain_id() -> None:
     await env.sync()
     assert env.store.meta == {"chain_id": "svote-1"}
 
-    elsewhere = FakeNetwork(a=FakeNode(env.clock, chain_id="other-9")).create_node_pool(env.clock)
-    registry = RoundRegistry(env.store, elsewhere, clock=env.clock)
+    other_chain = FakeNetwork(a=FakeNode(env.clock, chain_id="other-9")).create_node_pool(env.clock)
+    registry = RoundRegistry(env.store, other_chain, clock=env.clock)
     await registry.restore()
-    await elsewhere.probe_all()
-    assert elsewhere.unusable_reasons()["a:1317"] == "serves chain other-9, not svote-1"
+    await other_chain.probe_all()
+    assert other_chain.unusable_reasons()["a:1317"] == "serves chain other-9, not svote-1"
 
     configured = FakeNetwork(a=FakeNode(env.clock)).create_node_pool(env.clock, chain_id="other-9")
     with pytest.raises(WrongChain, match="the database belongs to chain svote-1, not other-9"):
@@ -523,7 +523,7 @@ async def test_round_closes_at_changed_end_once_confirmed() -> None:
     env.set_rounds(round_json_ending_at(VOTE_END + 20, status=3))
     await env.sync()
     env.registry.record_block(VOTE_END + 40)
-    assert not await env.registry.is_closed(ROUND_ID), "the end is not confirmed"
+    assert not await env.registry.is_closed(ROUND_ID), "the end time is not confirmed"
     await env.advance_blocks(CONFIRMING_BLOCKS)
     await env.sync()
     assert await env.registry.is_closed(ROUND_ID)
@@ -547,13 +547,13 @@ async def test_round_with_unknown_status_closes_after_its_end_once_confirmed(hos
     await env.advance_blocks(4)
     if len(hosts) == 1:
         await env.sync()
-        assert env.registry.frozen_reason(ROUND_ID) is not None, "one node, and not for ten blocks since the end"
+        assert env.registry.frozen_reason(ROUND_ID) is not None, "one node, for fewer than ten blocks since the end"
         await env.advance_blocks(CONFIRMING_BLOCKS)
     revision = env.registry.revision
     with capture_logs() as logs:
         await env.sync()
     assert [log["event"] for log in logs] == ["round_closed"]
-    assert env.registry.revision > revision, "retention looks at it"
+    assert env.registry.revision > revision, "retention checks the round"
     assert env.registry.frozen_reason(ROUND_ID) is None
     assert await env.registry.is_closed(ROUND_ID)
     assert env.store.stored_rounds[ROUND_ID].closed_at is not None

@@ -37,14 +37,14 @@ class Environment:
 
 async def test_follower_syncs_on_each_block_and_once_after() -> None:
     env = Environment()
-    assert await env.follower.sync_once(), "nothing is known yet, nothing is wrong"
+    assert await env.follower.sync_once(), "nothing is known yet and nothing is wrong"
     assert not env.follower.is_ready
     assert await env.poll()
     assert env.follower.is_ready
     assert env.trees.size(ROUND_ID) == 3
     assert env.count_syncs() == 1
     assert await env.follower.sync_once()
-    assert env.count_syncs() == 1, "not before a poll has passed"
+    assert env.count_syncs() == 1, "not before the poll interval has passed"
     for _ in range(5):
         assert await env.poll()
     assert env.count_syncs() == 2
@@ -84,37 +84,37 @@ async def test_chain_follower_runs_until_cancelled() -> None:
 async def test_follower_probe_without_block_skips_sync_but_failed_sync_retries(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    env, looks, probes = Environment(), list[bool](), list[int]()
+    env, checks, probes = Environment(), list[bool](), list[int]()
     tick = env.follower.sync_once
 
     async def counted() -> bool:
-        looks.append(await tick())
-        return looks[-1]
+        checks.append(await tick())
+        return checks[-1]
 
     monkeypatch.setattr(env.follower, "sync_once", counted)
     env.endpoints.subscribe_to_probes(lambda head: probes.append(head.height if head is not None else 0))
 
-    async def second() -> None:
+    async def advance_second() -> None:
         env.clock.advance(1)
         await anyio.wait_all_tasks_blocked()
 
     with anyio.fail_after(10):
         async with anyio.create_task_group() as group:
             group.start_soon(env.follower.run)
-            while env.count_syncs() < 2:  # On the block, and once after it.
-                await second()
-            done, probed = len(looks), len(probes)
+            while env.count_syncs() < 2:  # with the block and once after it
+                await advance_second()
+            check_count, probe_count = len(checks), len(probes)
             for _ in range(5):
-                await second()
-            assert len(probes) > probed
-            assert len(looks) == done
+                await advance_second()
+            assert len(probes) > probe_count
+            assert len(checks) == check_count
             env.node.faults["/rounds"] = lambda _: httpx.Response(500, content=b"<html>")
             env.node.height += 1
-            while looks[-1]:
-                await second()
+            while checks[-1]:
+                await advance_second()
             env.node.faults.clear()
             while env.trees.synced_height != env.node.height:
-                await second()
+                await advance_second()
             group.cancel_scope.cancel()
 
 
@@ -134,7 +134,7 @@ async def test_wait_next_sync_returns_after_next_scheduled_sync() -> None:
             before = env.count_syncs()
             await env.poll()
             await anyio.wait_all_tasks_blocked()
-            assert env.count_syncs() == before, "in step with the newest block: nothing was asked"
+            assert env.count_syncs() == before, "in sync with the newest block: no request is made"
             assert released == []
             env.node.height += 1
             await env.poll()

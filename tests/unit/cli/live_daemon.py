@@ -38,8 +38,8 @@ async def round_states() -> list[RoundState]:
 class LiveDaemon:
     """A running daemon."""
 
-    def __init__(self, desk: OperationsHarness, loop: asyncio.AbstractEventLoop) -> None:
-        self.harness = desk
+    def __init__(self, harness: OperationsHarness, loop: asyncio.AbstractEventLoop) -> None:
+        self.harness = harness
         self._loop = loop
 
     def run(self, work: Callable[[OperationsHarness], Awaitable[T]]) -> T:
@@ -61,13 +61,13 @@ def run_live_daemon(database: Path) -> Iterator[LiveDaemon]:
     stop = asyncio.Event()
     ready = threading.Event()
 
-    async def serve(desk: OperationsHarness) -> None:
-        await desk.open()
-        rounds = rounds_route(desk.store, round_states, lambda: NOW)
+    async def serve(harness: OperationsHarness) -> None:
+        await harness.open()
+        rounds = rounds_route(harness.store, round_states, lambda: NOW)
         app = create_operator_app(
-            desk.store,
+            harness.store,
             lambda: partial_state(**SERVICE_STATUS),
-            more_routes=[rounds, *operator_action_routes(desk.operations)],
+            more_routes=[rounds, *operator_action_routes(harness.operations)],
         )
         try:
             with listen_unix(database.parent / "helper.sock") as listener:
@@ -78,7 +78,7 @@ def run_live_daemon(database: Path) -> Iterator[LiveDaemon]:
                 server.should_exit = True
                 await task
         finally:
-            await desk.store.close()
+            await harness.store.close()
 
     serving = asyncio.run_coroutine_threadsafe(serve(live.harness), loop)
     try:

@@ -34,8 +34,8 @@ def key_file(tmp_path: Path) -> Path:
 def test_admin_register_dry_run_prints_verifiable_registration(
     key_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ("register", "--key-file", str(key_file), "--moniker", "Höhle", "--url", "https://a.example.org")
-    assert run_admin_command(*asked, "--show") == 0
+    arguments = ("register", "--key-file", str(key_file), "--moniker", "Höhle", "--url", "https://a.example.org")
+    assert run_admin_command(*arguments, "--show") == 0
     out = capsys.readouterr().out
     body = json.loads(out)
     text = json.dumps(
@@ -54,7 +54,7 @@ def test_admin_register_dry_run_prints_verifiable_registration(
 
 
 @pytest.mark.parametrize(
-    ("status", "told", "code", "said"),
+    ("status", "expected_json", "code", "expected_message"),
     [
         (200, {"status": "registered"}, 0, "is registered: it is already a validator"),
         (200, {"status": "pending", "expires_at": 1_795_872_800}, 0, "2026-11-28 13:33:20 UTC"),
@@ -67,22 +67,22 @@ def test_admin_register_prints_server_response(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     status: int,
-    told: dict[str, Any],
+    expected_json: dict[str, Any],
     code: int,
-    said: str,
+    expected_message: str,
 ) -> None:
-    asked: list[tuple[str, str]] = []
+    requests: list[tuple[str, str]] = []
 
     def answer(_: httpx.HTTPTransport, request: httpx.Request) -> httpx.Response:
-        asked.append((request.method, str(request.url)))
-        return httpx.Response(status, json=told)
+        requests.append((request.method, str(request.url)))
+        return httpx.Response(status, json=expected_json)
 
     monkeypatch.setattr(httpx.HTTPTransport, "handle_request", answer)
     arguments = ("register", "--key-file", str(key_file), "--moniker", "m", "--to", "http://helper.example.org/")
     assert run_admin_command(*arguments) == code
     captured = capsys.readouterr()
-    assert said in captured.out + captured.err
-    assert asked == [("POST", "http://helper.example.org/api/register-validator")]
+    assert expected_message in captured.out + captured.err
+    assert requests == [("POST", "http://helper.example.org/api/register-validator")]
 
 
 def test_admin_pending_with_several_pages_prints_all(

@@ -21,7 +21,7 @@ API = OperatorApi(Path("helper.sock"), Path("queue.db"))
 def rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     def get(_api: OperatorApi, path: str) -> dict[str, Any]:
         assert path == "/rounds"
-        return {"rounds": [{"round": one} for one in ROUNDS]}
+        return {"rounds": [{"round": round_id} for round_id in ROUNDS]}
 
     monkeypatch.setattr(OperatorApi, "get", get)
 
@@ -34,7 +34,7 @@ def test_round_argument_accepts_unique_prefix() -> None:
     assert parse_round("77FFEE") == parse_round(ROUNDS[2].upper()) == ROUNDS[2]
     assert parse_round(ROUNDS[1][:9]) == ROUNDS[1]
     assert parse_round("") == ""
-    assert parse_round("ab" * 32) == "ab" * 32, "a whole name is looked at by who answers"
+    assert parse_round("ab" * 32) == "ab" * 32, "a complete reference is checked by the server"
 
 
 @pytest.mark.parametrize("text", ["77ffe", "77ffeg", "../../..", ROUNDS[0][:8]])
@@ -75,7 +75,7 @@ def test_time_argument_invalid_is_refused(text: str) -> None:
 
 def test_stats_are_printed_one_per_line(capsys: pytest.CaptureFixture[str]) -> None:
     service = {
-        "checks": [{"name": "store", "problem": None}, {"name": "chain", "problem": "no node is in step"}],
+        "checks": [{"name": "store", "problem": None}, {"name": "chain", "problem": "no chain node is in sync"}],
         "endpoints": [{"name": "a:80", "reason": None, "height": 7, "block_age": 1.024}],
         "provers": {"pids": [5, 6], "deaths": {}},
         "clock_skew": 0.46818,
@@ -84,11 +84,11 @@ def test_stats_are_printed_one_per_line(capsys: pytest.CaptureFixture[str]) -> N
         "recent_failures": [{"stage": "proof", "reason": "timed out"}],
     }
     total = dict.fromkeys(("received", "witnessed", "broadcast", "submitted", "failed", "total"), 0)
-    nothing: dict[str, Any] = {"rounds": {}, "failed": [], "failed_before": [], "damaged": []}
-    print_stats({"total": total, **nothing, "service": service})
+    empty: dict[str, Any] = {"rounds": {}, "failed": [], "failed_before": [], "damaged": []}
+    print_stats({"total": total, **empty, "service": service})
     assert capsys.readouterr().out.splitlines()[4:] == [
         "checks.store\tok",
-        "checks.chain\tno node is in step",
+        "checks.chain\tno chain node is in sync",
         "endpoints.a:80\tok, height 7, block age 1.0",
         "provers.pids\t5, 6",
         "provers.deaths\t-",

@@ -42,10 +42,10 @@ def _skip_hardening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """The service user's directory. Others can reach it, unlike pytest's own."""
-    made = Path(tempfile.mkdtemp(prefix="service-"))
-    os.chown(made, SERVICE_UID, SERVICE_UID)
-    yield made
-    shutil.rmtree(made)
+    folder = Path(tempfile.mkdtemp(prefix="service-"))
+    os.chown(folder, SERVICE_UID, SERVICE_UID)
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture
@@ -75,8 +75,8 @@ def target(tmp_path: Path) -> Path:
 
 
 def is_unchanged(target: Path) -> bool:
-    about = target.stat()
-    state = (target.read_text(), about.st_uid, about.st_gid, stat.S_IMODE(about.st_mode))
+    info = target.stat()
+    state = (target.read_text(), info.st_uid, info.st_gid, stat.S_IMODE(info.st_mode))
     return state == ("secret of root\n", 0, 0, 0o600)
 
 
@@ -120,7 +120,7 @@ def test_root_command_with_planted_link_keeps_target_unchanged(
     plant_link(Path(f"{database}{suffix}"), target)
     before = set(tmp_path.iterdir())
 
-    code = run_command(*(str(places.get(word, word)) for word in command.split()))
+    code = run_command(*(str(places.get(argument, argument)) for argument in command.split()))
 
     assert code != 0, "a link is refused"
     assert is_unchanged(target), capsys.readouterr().err
@@ -141,7 +141,7 @@ def test_root_command_leaves_service_as_owner_of_all_files(database: Path, folde
     assert set(file_owners(folder).values()) == {SERVICE_UID}, file_owners(folder)
     assert {"copy.db", "copy.db.lock", "shares", "backup.age", "queue.db.before-restore-1"} <= set(file_owners(folder))
     output = create_backup(database, tmp_path)
-    assert output.stat().st_uid == 0, "what root names elsewhere is root's"
+    assert output.stat().st_uid == 0, "files that root names elsewhere belong to root"
 
 
 def test_export_after_interrupted_export_reports_leftover_file(
@@ -150,8 +150,8 @@ def test_export_after_interrupted_export_reports_leftover_file(
     left = folder / ".shares.12345.partial"
     left.write_bytes(b"sealed")
     assert run_command("queue", "export", "--output", str(folder / "new"), "--db", str(database)) == 0
-    said = capsys.readouterr().err
-    assert f"{left} remains from an interrupted export" in said
+    messages = capsys.readouterr().err
+    assert f"{left} remains from an interrupted export" in messages
     assert left.read_bytes() == b"sealed"
 
 
@@ -185,8 +185,8 @@ def test_root_output_through_planted_link_is_refused(
 ) -> None:
     output = folder / "output"
     plant_link(output, target)
-    words = {"OUT": str(output), "DB": str(database)}
-    assert run_command(*(words.get(word, word) for word in command.split())) != 0
+    places = {"OUT": str(output), "DB": str(database)}
+    assert run_command(*(places.get(argument, argument) for argument in command.split())) != 0
     assert "goes through a link of user 65534" in capsys.readouterr().err
     assert is_unchanged(target)
 
@@ -210,7 +210,7 @@ def test_acting_as_owner_follows_links_of_root(folder: Path, tmp_path: Path) -> 
         assert resolved == folder / "file"
         assert (os.getuid(), os.geteuid()) == (0, SERVICE_UID)
         with acting_as_owner(tmp_path / "file"):
-            assert os.geteuid() == SERVICE_UID, "root's rights do not return within"
+            assert os.geteuid() == SERVICE_UID, "root's privileges do not return within the call"
         with pytest.raises(PermissionError):
             (tmp_path / "file").touch()
     assert (os.geteuid(), os.getegid(), os.getgroups()) == (0, 0, groups)
@@ -226,19 +226,19 @@ def test_acting_as_owner_through_circular_links_is_refused(tmp_path: Path) -> No
 class PathSwapper:
     """A user who swaps a directory and a link to another user's directory during chosen file system calls of root."""
 
-    def __init__(self, place: Path, target: Path) -> None:
-        self._place, self._real = place, place.with_name("real")
-        self._link = place.with_name("link")
+    def __init__(self, location: Path, target: Path) -> None:
+        self._place, self._real = location, location.with_name("real")
+        self._link = location.with_name("link")
         self._real.mkdir()
         os.chown(self._real, SERVICE_UID, SERVICE_UID)
         plant_link(self._link, target)
         self._call = {name: getattr(os, name) for name in ("rename", "unlink")}
         self.is_link = False
-        self._real.rename(place)
+        self._real.rename(location)
 
     def swap(self) -> None:
-        aside = self._real if not self.is_link else self._link
-        self._call["rename"](self._place, aside)
+        hidden = self._real if not self.is_link else self._link
+        self._call["rename"](self._place, hidden)
         self._call["rename"](self._link if not self.is_link else self._real, self._place)
         self.is_link = not self.is_link
 
@@ -246,7 +246,7 @@ class PathSwapper:
 FILE_CALLS = ("open", "stat", "lstat", "fstat", "readlink", "seteuid")
 
 
-def test_acting_as_owner_while_directory_and_link_are_swapped_never_acts_as_third_user(
+def test_acting_as_owner_while_directory_and_link_swap_is_never_a_third_user(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tests every choice of up to two swaps among the system calls that root makes before the body."""
@@ -256,13 +256,13 @@ def test_acting_as_owner_while_directory_and_link_are_swapped_never_acts_as_thir
     pending: list[int] = []
     calls = 0
 
-    def hooked(original: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_call(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
             nonlocal calls
             calls += 1
             if pending and calls == pending[0]:
                 pending.pop(0)
-                with rights_of_root():
+                with root_privileges():
                     swapper.swap()
             return original(*args, **options)
 
@@ -271,7 +271,7 @@ def test_acting_as_owner_while_directory_and_link_are_swapped_never_acts_as_thir
     originals = {name: getattr(os, name) for name in FILE_CALLS}
 
     @contextmanager
-    def rights_of_root() -> Iterator[None]:
+    def root_privileges() -> Iterator[None]:
         before = os.geteuid()
         originals["seteuid"](0)
         try:
@@ -282,15 +282,15 @@ def test_acting_as_owner_while_directory_and_link_are_swapped_never_acts_as_thir
     def attempt() -> int | None:
         try:
             with acting_as_owner(folder / "place" / "file"):
-                acted = os.geteuid()
+                effective_uid = os.geteuid()
                 with suppress(PermissionError), open(folder / "place" / "file", "a"):  # noqa: PTH123
                     pass
-                return acted
+                return effective_uid
         except OSError:
             return None
 
     for name in FILE_CALLS:
-        monkeypatch.setattr(os, name, hooked(originals[name]))
+        monkeypatch.setattr(os, name, wrap_call(originals[name]))
     try:
         assert attempt() == SERVICE_UID
         most, outcomes = calls, set()

@@ -47,7 +47,7 @@ def read_json(capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "code", "message"),
     [
         (("tx", "lookup", "xyz"), 2, "HASH must be 64 hex"),
         (("tx", "lookup", "ab" * 32), 6, "no node is usable"),
@@ -81,10 +81,10 @@ def read_json(capsys: pytest.CaptureFixture[str]) -> Any:
     ],
 )
 def test_verify_result_sets_exit_code_and_message(
-    arguments: tuple[str, ...], code: int, words: str, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...], code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command(*arguments) == code
-    assert words in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_verify_bundle_needs_neither_chain_nor_config(capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,20 +116,20 @@ def test_proof_bundle_does_not_overwrite_existing_path(
     assert Path("junk.zip").read_bytes() == b"junk"
 
 
-@pytest.mark.parametrize("spoilt", ["proof", "hash", "away", None])
+@pytest.mark.parametrize("defect", ["proof", "hash", "away", None])
 def test_archive_is_used_only_when_completely_valid(
-    spoilt: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    defect: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bundle = BUNDLE if spoilt != "proof" else with_foreign_parts(root=b"\x01" * 32)
+    bundle = BUNDLE if defect != "proof" else with_foreign_parts(root=b"\x01" * 32)
     round_id, message = FIRST_EVIDENCE.message.round_id, FIRST_EVIDENCE.message
     entry = IndexEntry(
         height=FIRST_EVIDENCE.height,
         transaction=FIRST_EVIDENCE.tx_hash,
         nullifier=message.nullifier.hex(),
-        sha256=("0" * 64 if spoilt == "hash" else sha256(bundle).hexdigest()),
+        sha256=("0" * 64 if defect == "hash" else sha256(bundle).hexdigest()),
     )
     bucket = MemoryBucket()
-    if spoilt != "away":
+    if defect != "away":
         bucket.objects[bundle_name(round_id, FIRST_EVIDENCE.tx_hash)] = StoredObject(bundle, "1")
     bucket.objects[index_name(round_id, part_of_height(FIRST_EVIDENCE.height))] = StoredObject(
         encode_index([entry]), "2"
@@ -138,7 +138,7 @@ def test_archive_is_used_only_when_completely_valid(
     with Path("helper.toml").open("a") as file:
         file.write('[archive]\nplace = "s3://votes/proofs"\n')
     archive = ("proof", "export", NULLIFIER, "--json", "--from", "archive")
-    if spoilt is None:
+    if defect is None:
         assert run_command(*archive) == 0
         answer = read_json(capsys)
         assert (answer["source"], Path(answer["output"]).read_bytes()) == ("archive", BUNDLE)
@@ -146,7 +146,7 @@ def test_archive_is_used_only_when_completely_valid(
         assert run_command("proof", "export", "07" * 32, "--from", "archive") == 5
         return
     assert run_command(*archive) == 1
-    assert run_command("proof", "export", NULLIFIER) == 6, "the chain is asked instead, and not there"
+    assert run_command("proof", "export", NULLIFIER) == 6, "the chain is queried instead and unreachable"
     assert "archive not usable: " in capsys.readouterr().err
 
 
@@ -180,16 +180,16 @@ def test_rounds_without_daemon_are_read_from_file(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def make() -> None:
-        desk = OperationsHarness(Path("svote-helper.db"))
-        await desk.open()
-        await desk.store.mark_closed(ROUND_ID, END)
-        await desk.store.save_leaves(ROUND_ID, 5, 0, bytes(64))
-        await desk.store.close()
+        harness = OperationsHarness(Path("svote-helper.db"))
+        await harness.open()
+        await harness.store.mark_closed(ROUND_ID, END)
+        await harness.store.save_leaves(ROUND_ID, 5, 0, bytes(64))
+        await harness.store.close()
 
     anyio.run(make)
     monkeypatch.setattr(SystemClock, "now", lambda _clock: END + 5)
     assert run_command("rounds", "--json") == 0
     answer = read_json(capsys)
     assert (answer["source"], answer["now"]) == ("file", END + 5)
-    (one,) = answer["rounds"]
-    assert (one["round"], one["closed"], one["left"], one["tree_size"]) == (ROUND_ID.hex(), True, 0, 2)
+    (entry,) = answer["rounds"]
+    assert (entry["round"], entry["closed"], entry["left"], entry["tree_size"]) == (ROUND_ID.hex(), True, 0, 2)

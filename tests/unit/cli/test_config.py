@@ -35,15 +35,15 @@ def test_init_writes_defaults_and_private_token(capsys: pytest.CaptureFixture[st
     assert run_command("config", "init") == 0
     written = Path("helper.toml")
     assert stat.S_IMODE(written.stat().st_mode) == 0o600
-    made = load(written)
-    assert made.model_copy(update={"operator": Config().operator}) == Config()
-    assert len(made.operator.token) >= 43
-    assert written.read_text() == render_example({("operator", "token"): made.operator.token})
+    config = load(written)
+    assert config.model_copy(update={"operator": Config().operator}) == Config()
+    assert len(config.operator.token) >= 43
+    assert written.read_text() == render_example({("operator", "token"): config.operator.token})
     assert len([line for line in written.read_text().splitlines() if line and line[0] not in "#["]) == 1
-    told = capsys.readouterr()
-    assert (told.out, told.err) == ("", "wrote helper.toml\n")
+    output = capsys.readouterr()
+    assert (output.out, output.err) == ("", "wrote helper.toml\n")
     assert run_command("config", "init", "--output", "other.toml") == 0
-    assert load(Path("other.toml")).operator.token != made.operator.token
+    assert load(Path("other.toml")).operator.token != config.operator.token
 
 
 def test_init_applies_setup_options(capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,9 +54,9 @@ def test_init_applies_setup_options(capsys: pytest.CaptureFixture[str]) -> None:
         "path": "helper.toml",
         "set": ["chain.endpoints", "chain.rpc", "helper.db_path", "operator.token"],
     }
-    made = load(Path("helper.toml"))
-    assert made.chain_nodes == (("http://a:1317", "http://a:26657"), ("http://b:1317", ""))
-    assert made.db_path == Path("/var/lib/svote-helper/queue.db")
+    config = load(Path("helper.toml"))
+    assert config.chain_nodes == (("http://a:1317", "http://a:26657"), ("http://b:1317", ""))
+    assert config.db_path == Path("/var/lib/svote-helper/queue.db")
 
 
 def test_init_with_invalid_values_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,15 +66,15 @@ def test_init_with_invalid_values_writes_nothing(capsys: pytest.CaptureFixture[s
 
 
 def test_init_over_existing_file_requires_force(capsys: pytest.CaptureFixture[str]) -> None:
-    mine = Path("mine.toml")
-    mine.write_text("mine")
-    mine.chmod(0o644)
+    existing = Path("mine.toml")
+    existing.write_text("mine")
+    existing.chmod(0o644)
     assert run_command("config", "init", "--output", "mine.toml") == 1
-    assert mine.read_text() == "mine"
+    assert existing.read_text() == "mine"
     assert "mine.toml already exists" in capsys.readouterr().err
     assert run_command("config", "init", "--output", "mine.toml", "--force") == 0
-    assert load(mine).operator.token
-    assert stat.S_IMODE(mine.stat().st_mode) == 0o600
+    assert load(existing).operator.token
+    assert stat.S_IMODE(existing.stat().st_mode) == 0o600
 
 
 def test_init_into_missing_directory_fails(capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,9 +98,9 @@ def test_show_prints_effective_values_without_secrets(
     assert answer["origins"]["log.level"] == "default"
     assert "hush" not in json.dumps(answer)
     assert run_command("config", "show", "--origin") == 0
-    told = capsys.readouterr().out
-    assert "port = 1  # helper.toml:3\n" in told
-    assert "hush" not in told
+    output = capsys.readouterr().out
+    assert "port = 1  # helper.toml:3\n" in output
+    assert "hush" not in output
     assert run_command("config", "show", "--json") == 0
     assert "origins" not in last_json(capsys)
 
@@ -108,10 +108,10 @@ def test_show_prints_effective_values_without_secrets(
 def test_show_invalid_config_fails(capsys: pytest.CaptureFixture[str]) -> None:
     Path("helper.toml").write_text("[helper]\nprot = 1\n")
     assert run_command("config", "show") == 1
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert "helper.toml:2: helper.prot: unknown key, did you mean helper.port?" in told.err
-    assert "config validate" in told.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "helper.toml:2: helper.prot: unknown key, did you mean helper.port?" in output.err
+    assert "config validate" in output.err
 
 
 def test_validate_reports_all_problems(capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,7 +152,7 @@ class StubNodeQueries:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **nodes: str | None) -> None:
         now = time.time()
-        looks = [
+        lines = [
             NodeReport(
                 name, problem=problem, chain_id="" if problem else "one", height=7, block_time=now, version="v1.3.0"
             )
@@ -160,7 +160,7 @@ class StubNodeQueries:
         ]
 
         async def query_nodes(_nodes: object, _clock: object) -> list[NodeReport]:
-            return looks
+            return lines
 
         monkeypatch.setattr("helper.doctor.chain.query_nodes", query_nodes)
 
@@ -170,9 +170,9 @@ def test_validate_online_reports_every_node(
 ) -> None:
     StubNodeQueries(monkeypatch, a=None)
     assert run_command("config", "validate", "--online") == 0
-    told = capsys.readouterr().err.splitlines()
-    assert told[0].startswith("ok    node a: chain one, height 7")
-    assert told[-1] == "default settings: ok"
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("ok    node a: chain one, height 7")
+    assert lines[-1] == "default settings: ok"
 
     StubNodeQueries(monkeypatch, a=None, b="unreachable")
     assert run_command("config", "validate", "--online", "--json") == 3

@@ -64,7 +64,7 @@ def read_json(capsys: pytest.CaptureFixture[str]) -> Any:
 def test_backup_and_restore_with_passphrase(
     database: Path, key: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output, there = tmp_path / "b.age", tmp_path / "new.db"
+    output, restored_path = tmp_path / "b.age", tmp_path / "new.db"
     assert (
         run_command("db", "backup", "--db", str(database), "--output", str(output), "--passphrase-file", str(key)) == 0
     )
@@ -72,20 +72,20 @@ def test_backup_and_restore_with_passphrase(
     assert stat.S_IMODE(output.stat().st_mode) == 0o600
 
     monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", PASSPHRASE)
-    assert run_command("db", "restore", str(output), "--db", str(there), "--json") == 0
+    assert run_command("db", "restore", str(output), "--db", str(restored_path), "--json") == 0
     assert read_json(capsys) == {
-        "database": str(there),
+        "database": str(restored_path),
         "set_aside": None,
         "schema": latest_version(),
         "live": 2,
         "confirmed": 0,
         "damaged": 0,
     }
-    assert run_command("db", "restore", str(output), "--db", str(there)) == 1
+    assert run_command("db", "restore", str(output), "--db", str(restored_path)) == 1
     assert "already" in capsys.readouterr().err
-    assert run_command("db", "restore", str(output), "--db", str(there), "--force", "--json") == 0
-    assert read_json(capsys)["set_aside"] == f"{there}.before-restore-1"
-    assert run_command("db", "check", "--db", str(there), "--json") == 0
+    assert run_command("db", "restore", str(output), "--db", str(restored_path), "--force", "--json") == 0
+    assert read_json(capsys)["set_aside"] == f"{restored_path}.before-restore-1"
+    assert run_command("db", "check", "--db", str(restored_path), "--json") == 0
     assert read_json(capsys)["ok"] is True
 
 
@@ -108,7 +108,7 @@ def test_backup_and_restore_with_recipient(database: Path, tmp_path: Path, capsy
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "code", "message"),
     [
         (("backup", "--output", "b.age"), 2, "no passphrase"),
         (("backup", "--output", "b.age", "--passphrase-file", "short"), 2, "shorter than 12"),
@@ -128,13 +128,13 @@ def test_backup_and_restore_with_recipient(database: Path, tmp_path: Path, capsy
     ],
 )
 def test_db_command_failure_states_reason(
-    arguments: tuple[str, ...], code: int, words: str, database: Path, key: Path, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...], code: int, message: str, database: Path, key: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("short").write_text("short\n")
-    where = () if "--db" in arguments else ("--db", str(database))
+    options = () if "--db" in arguments else ("--db", str(database))
     before = file_names()
-    assert run_command("db", *arguments, *where) == code
-    assert words in " ".join(capsys.readouterr().err.split())
+    assert run_command("db", *arguments, *options) == code
+    assert message in " ".join(capsys.readouterr().err.split())
     assert file_names() == before
 
 

@@ -65,7 +65,7 @@ class CopySetup:
     def with_store(self, what: Callable[[SqliteStore], Awaitable[None]]) -> None:
         """Run a function on the open store, as in a running daemon."""
 
-        async def go() -> None:
+        async def run_copy() -> None:
             store = SqliteStore(self.file)
             await store.open()
             try:
@@ -73,7 +73,7 @@ class CopySetup:
             finally:
                 await store.close()
 
-        anyio.run(go)
+        anyio.run(run_copy)
 
 
 @pytest.fixture
@@ -106,12 +106,12 @@ def test_db_copy_round_trip_prints_result(copy_setup: CopySetup, capsys: pytest.
     assert (planned["state"], planned["live"], planned["confirmed"]) == ("planned", 2, 1)
 
     assert run_command("db", "copy", "--to", copy_setup.address, "--yes") == 0
-    said = capsys.readouterr()
-    assert "2 live shares, 1 confirmed, compared row by row; the move is finished" in said.out
-    assert re.search(r"settings: \[store\] url = \"postgresql://tests@", said.err)
-    assert f"db copy --erase --from {copy_setup.file}" in said.err
+    output = capsys.readouterr()
+    assert "2 live shares, 1 confirmed, compared row by row; the move is finished" in output.out
+    assert re.search(r"settings: \[store\] url = \"postgresql://tests@", output.err)
+    assert f"db copy --erase --from {copy_setup.file}" in output.err
     assert copy_setup.read_all_rows("postgresql") == before
-    assert make_posted_share(1).share.shares_hash.hex() not in said.out + said.err
+    assert make_posted_share(1).share.shares_hash.hex() not in output.out + output.err
 
     # The source names the new location of the queue in its error.
     with pytest.raises(StoreMoved, match="was moved to postgresql://"):
@@ -121,10 +121,10 @@ def test_db_copy_round_trip_prints_result(copy_setup: CopySetup, capsys: pytest.
     assert run_command("db", "copy", "--to", copy_setup.address, "--yes") == 1
     assert "was moved to" in capsys.readouterr().err
 
-    for after, would in (("--erase", "would be deleted"), ("--undo", "would be used again")):
+    for after, effect in (("--erase", "would be deleted"), ("--undo", "would be used again")):
         assert run_command("db", "copy", after, "--dry-run") == 0
         plan = capsys.readouterr().out
-        assert would in plan
+        assert effect in plan
         assert "would be moved" not in plan
         assert run_command("db", "copy", after, "--dry-run", "--json") == 0
         assert read_json(capsys)["state"] == "planned"
@@ -145,16 +145,16 @@ def test_db_copy_round_trip_prints_result(copy_setup: CopySetup, capsys: pytest.
     assert read_json(capsys)["state"] == "undone"
 
 
-def test_db_copy_beside_running_helper_only_copies(copy_setup: CopySetup, capsys: pytest.CaptureFixture[str]) -> None:
-    async def while_it_runs(store: SqliteStore) -> None:
+def test_db_copy_with_running_helper_only_copies(copy_setup: CopySetup, capsys: pytest.CaptureFixture[str]) -> None:
+    async def enqueue_meanwhile(store: SqliteStore) -> None:
         await enqueue_some(store)
         assert run_command("db", "copy", "--to", copy_setup.address, "--yes", "--json") == 3
-        said = capsys.readouterr()
-        assert json.loads(said.out)["state"] == "copied"
-        assert "stop it" in said.err
+        output = capsys.readouterr()
+        assert json.loads(output.out)["state"] == "copied"
+        assert "stop it" in output.err
         await enqueue_shares(store, 4)
 
-    copy_setup.with_store(while_it_runs)
+    copy_setup.with_store(enqueue_meanwhile)
     assert run_command("db", "copy", "--to", copy_setup.address, "--yes", "--json") == 0
     answer = read_json(capsys)
     assert (answer["state"], answer["live"], answer["written"]) == ("moved", 3, 1)
@@ -166,29 +166,29 @@ def test_db_copy_waits_for_running_helper_to_exit(
     monkeypatch.setattr(db_copy, "CHECK_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(db_copy, "CATCH_UP_CHECKS", 2)
 
-    async def go() -> None:
+    async def run_copy() -> None:
         store = SqliteStore(copy_setup.file)
         await store.open()
         await enqueue_some(store)
-        ended: list[int] = []
+        exit_codes: list[int] = []
 
         async def command() -> None:
-            words = ("db", "copy", "--to", copy_setup.address, "--yes", "--wait")
-            ended.append(await anyio.to_thread.run_sync(run_command, *words))
+            arguments = ("db", "copy", "--to", copy_setup.address, "--yes", "--wait")
+            exit_codes.append(await anyio.to_thread.run_sync(run_command, *arguments))
 
-        said = ""
+        messages = ""
         async with anyio.create_task_group() as group:
             group.start_soon(command)
             with anyio.fail_after(TIMEOUT_SECONDS):
-                while said.count("pass ") < 2:  # the second pass runs while the command waits
+                while messages.count("pass ") < 2:  # the second pass runs while the command waits
                     await anyio.sleep(0.01)
-                    said += capsys.readouterr().err
+                    messages += capsys.readouterr().err
             await enqueue_shares(store, 4)
             await store.close()
-        assert ended == [0]
+        assert exit_codes == [0]
         assert "3 live shares" in capsys.readouterr().out
 
-    anyio.run(go)
+    anyio.run(run_copy)
 
 
 def test_db_copy_resumes_after_kill(copy_setup: CopySetup) -> None:
@@ -198,25 +198,25 @@ def test_db_copy_resumes_after_kill(copy_setup: CopySetup) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     copying = subprocess.Popen(command, env=environment, cwd=copy_setup.folder, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + TIMEOUT_SECONDS
-    while not (kept := count_target_rows(copy_setup)):
+    while not (copied := count_target_rows(copy_setup)):
         assert copying.poll() is None
         assert time.monotonic() < deadline
     os.kill(copying.pid, signal.SIGKILL)
     copying.wait(TIMEOUT_SECONDS)
-    assert 0 < kept < MANY_SHARES
+    assert 0 < copied < MANY_SHARES
     anyio.run(read_counts, copy_setup.file)  # the source is still usable
 
     assert run_command("db", "copy", "--to", copy_setup.address, "--yes") == 0
     assert copy_setup.read_all_rows("postgresql") == before
 
 
-def count_target_rows(here: CopySetup) -> int:
+def count_target_rows(setup: CopySetup) -> int:
     """Count the shares in the target."""
-    with psycopg.connect(here.address) as conn:
-        made = conn.execute("SELECT to_regclass(%s) IS NOT NULL", (f"{here.schema}.shares",)).fetchone()
-        if made != (True,):
+    with psycopg.connect(setup.address) as conn:
+        row_exists = conn.execute("SELECT to_regclass(%s) IS NOT NULL", (f"{setup.schema}.shares",)).fetchone()
+        if row_exists != (True,):
             return 0
-        row = conn.execute(f"SELECT count(*) FROM {here.schema}.shares".encode()).fetchone()
+        row = conn.execute(f"SELECT count(*) FROM {setup.schema}.shares".encode()).fetchone()
     assert row is not None
     return int(row[0])
 
@@ -236,17 +236,17 @@ INVALID_CALLS = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "code", "words"), INVALID_CALLS)
+@pytest.mark.parametrize(("arguments", "code", "message"), INVALID_CALLS)
 def test_db_copy_invalid_call_exit_code(
-    copy_setup: CopySetup, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], code: int, words: str
+    copy_setup: CopySetup, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], code: int, message: str
 ) -> None:
     copy_setup.with_store(enqueue_some)
     (copy_setup.folder / "open.key").touch()
     (copy_setup.folder / "open.key").chmod(0o644)
-    (copy_setup.folder / "text.db").write_text("not a database, but some notes of somebody's")
-    given = [copy_setup.address if word == "ADDRESS" else word for word in arguments]
-    assert run_command("db", "copy", *given, "--yes") == code
-    assert re.search(words, capsys.readouterr().err)
+    (copy_setup.folder / "text.db").write_text("not a database, only some notes")
+    resolved = [copy_setup.address if argument == "ADDRESS" else argument for argument in arguments]
+    assert run_command("db", "copy", *resolved, "--yes") == code
+    assert re.search(message, capsys.readouterr().err)
     copy_setup.with_store(enqueue_some)
 
 

@@ -100,9 +100,9 @@ def test_db_migrate_backs_up_first_and_can_be_restored(
     assert read_schema_version(old_database) == NEW
     assert run_command("db", "migrate", "--db", str(old_database), "--no-backup", "--yes") == 0
     assert f"schema {NEW} is up to date" in capsys.readouterr().out
-    there = tmp_path / "there.db"
-    assert run_command("db", "restore", str(backup), "--identity", str(keys), "--db", str(there)) == 0
-    assert read_schema_version(there) == OLD
+    other_path = tmp_path / "there.db"
+    assert run_command("db", "restore", str(backup), "--identity", str(keys), "--db", str(other_path)) == 0
+    assert read_schema_version(other_path) == OLD
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_db_migrate_with_incomplete_options_changes_nothing(
 
 def test_db_migrate_failed_backup_aborts(old_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before, recipient = old_database.read_bytes(), str(pyrage.x25519.Identity.generate().to_public())
-    nowhere = ["--backup", str(tmp_path / "no" / "b.age"), "--recipient", recipient]
-    assert run_command("db", "migrate", "--db", str(old_database), *nowhere, "--yes") == 1
+    unwritable = ["--backup", str(tmp_path / "no" / "b.age"), "--recipient", recipient]
+    assert run_command("db", "migrate", "--db", str(old_database), *unwritable, "--yes") == 1
     monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", "short")
     assert run_command("db", "migrate", "--db", str(old_database), "--backup", str(tmp_path / "b.age"), "--yes") == 2
     assert old_database.read_bytes() == before

@@ -71,19 +71,19 @@ def port_server() -> Iterator[HTTPServer]:
     yield from run_server(server)  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(("says", "code", "status"), [(READY_STATUS, 0, "ready"), (DEGRADED_STATUS, 3, "degraded")])
+@pytest.mark.parametrize(("expected", "code", "status"), [(READY_STATUS, 0, "ready"), (DEGRADED_STATUS, 3, "degraded")])
 def test_healthcheck_exit_code_follows_daemon_status(
     socket_server: BaseServer,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    says: tuple[int, str],
+    expected: tuple[int, str],
     code: int,
     status: str,
 ) -> None:
-    monkeypatch.setattr(FakeHelperHandler, "response", says)
+    monkeypatch.setattr(FakeHelperHandler, "response", expected)
     assert run_command("healthcheck") == code
-    told = capsys.readouterr()
-    assert (told.out, told.err) == ("", "" if code == 0 else "chain: no node\n")
+    output = capsys.readouterr()
+    assert (output.out, output.err) == ("", "" if code == 0 else "chain: no node\n")
     assert run_command("healthcheck", "--json") == code
     answer = json.loads(capsys.readouterr().out)
     assert (answer["status"], answer["asked"]) == (status, "helper.sock")
@@ -102,10 +102,10 @@ def test_healthcheck_without_daemon_is_unreachable(capsys: pytest.CaptureFixture
     assert run_command("healthcheck") == 6
     assert "no daemon is listening on helper.sock" in capsys.readouterr().err
     assert run_command("healthcheck", "--json") == 6
-    told = capsys.readouterr()
-    answer = json.loads(told.out)
+    output = capsys.readouterr()
+    answer = json.loads(output.out)
     assert (answer["status"], answer["checks"], len(answer["problems"])) == ("unreachable", [], 2)
-    assert told.err == ""
+    assert output.err == ""
     for url in ("nonsense", "https://127.0.0.1:1", "http://"):
         assert run_command("healthcheck", "--url", url) == 6
 
@@ -124,15 +124,15 @@ def test_healthcheck_imports_no_heavy_modules(tmp_path: Path) -> None:
         "heavy = ('httpx', 'helper.config.model', 'uvicorn', 'starlette', 'proofs', 'structlog', 'asyncio', 'rich')\n"
         "print(code, [name for name in heavy if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPO_ROOT)
-    assert done.stdout == "6 []\n"
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPO_ROOT)
+    assert completed.stdout == "6 []\n"
 
 
 def test_healthcheck_needs_no_config_validation(tmp_path: Path) -> None:
     path = tmp_path / "helper.toml"
     path.write_text('[helper]\ndb_path = "/srv/queue.db"\nport = "x"\nnonsense = 1\n')
-    doors = peek_listen_addresses(path, {"SVOTE_HELPER_HELPER_HOST": "::1"})
-    assert (doors.socket, doors.host, doors.port) == (Path("/srv/helper.sock"), "::1", 8090)
+    addresses = peek_listen_addresses(path, {"SVOTE_HELPER_HELPER_HOST": "::1"})
+    assert (addresses.socket, addresses.host, addresses.port) == (Path("/srv/helper.sock"), "::1", 8090)
     path.write_text("[helper\n")
     assert peek_listen_addresses(path, {}) == peek_listen_addresses(None, {})
     assert peek_listen_addresses(None, {"SVOTE_HELPER_OPERATOR_SOCKET": "/run/x.sock"}).socket == Path("/run/x.sock")

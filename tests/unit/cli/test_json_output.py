@@ -39,7 +39,7 @@ def secrets_of(index: int) -> list[str]:
     share = recorded_share(index)
     fields = [share.shares_hash, share.primary_blind, share.c1, share.c2, nullifier_of(share)]
     fields += [share.share_comms[start : start + 32] for start in range(0, 512, 32)]
-    return [spelt for field in fields for spelt in (field.hex(), base64.b64encode(field).decode())]
+    return [encoded for field in fields for encoded in (field.hex(), base64.b64encode(field).decode())]
 
 
 SECRETS = [secret for index in (0, 1, 2, 3, 9) for secret in secrets_of(index)]
@@ -62,39 +62,39 @@ def run_json(
         monkeypatch.setattr(module, "harden_process", list)
     monkeypatch.setattr(log_config, "configure", lambda *_: None)
     monkeypatch.setattr("helper.cli.chain_access.configure", lambda *_: None)
-    monkeypatch.setattr("os.nice", lambda by: by)
+    monkeypatch.setattr("os.nice", lambda increment: increment)
 
-    def asked(name: str, *arguments: str, code: int = 0) -> dict[str, Any]:
+    def run_json(name: str, *arguments: str, code: int = 0) -> dict[str, Any]:
         capsys.readouterr()
         with capture_logs():
             assert run_command(*name.split(), *arguments, "--json") == code
-        told = capsys.readouterr().out
-        assert told.endswith("\n")
-        assert told.count("\n") == 1
+        output = capsys.readouterr().out
+        assert output.endswith("\n")
+        assert output.count("\n") == 1
         if not name.startswith("proof"):  # `proof` prints public data
-            assert not any(secret in told for secret in SECRETS), "no command prints anything of a witness"
-        answer: dict[str, Any] = json.loads(told)
+            assert not any(secret in output for secret in SECRETS), "no command prints any part of a witness"
+        answer: dict[str, Any] = json.loads(output)
         assert_conforms(name.replace(" ", "-"), answer)
         return answer
 
-    return asked
+    return run_json
 
 
 RunJson = Callable[..., dict[str, Any]]
 
 
-async def enqueue_mixed(desk: OperationsHarness) -> None:
+async def enqueue_mixed(harness: OperationsHarness) -> None:
     """Enqueue shares in every state, and purge a round."""
-    await fill_queue(desk)
+    await fill_queue(harness)
     share = recorded_share(9)
-    await desk.store.enqueue(share, nullifier_of(share), now=NOW)
-    (queued,) = await desk.store.claim_due(now=NOW, limit=1, rounds=[ROUND_ID])
-    carried = sent_share(9).reveal
-    assert carried is not None
-    await desk.store.prepare(queued.id, carried.prepared)
-    await desk.store.mark_sending(queued.id, height=5, endpoint="node:80")
-    await desk.operations.record_export(ANN, QueueFilter(), 0, 3)
-    await desk.store.begin_action(ANN, "retry", {})
+    await harness.store.enqueue(share, nullifier_of(share), now=NOW)
+    (queued,) = await harness.store.claim_due(now=NOW, limit=1, rounds=[ROUND_ID])
+    exported_reveal = sent_share(9).reveal
+    assert exported_reveal is not None
+    await harness.store.prepare(queued.id, exported_reveal.prepared)
+    await harness.store.mark_sending(queued.id, height=5, endpoint="node:80")
+    await harness.operations.record_export(ANN, QueueFilter(), 0, 3)
+    await harness.store.begin_action(ANN, "retry", {})
 
 
 def test_json_output_of_queue_commands_with_daemon(run_json: RunJson, tmp_path: Path) -> None:
@@ -105,10 +105,10 @@ def test_json_output_of_queue_commands_with_daemon(run_json: RunJson, tmp_path: 
 
 def test_json_output_of_queue_commands_without_daemon(run_json: RunJson, tmp_path: Path) -> None:
     async def make() -> None:
-        desk = OperationsHarness(tmp_path / "svote-helper.db")
-        await desk.open()
-        await enqueue_mixed(desk)
-        await desk.store.close()
+        harness = OperationsHarness(tmp_path / "svote-helper.db")
+        await harness.open()
+        await enqueue_mixed(harness)
+        await harness.store.close()
 
     anyio.run(make)
     check_queue_commands(run_json, None, "file")
@@ -135,7 +135,7 @@ def check_queue_commands(run_json: RunJson, live: LiveDaemon | None, source: str
     assert run_json("queue retry", "--yes")["retried"] == (4 if live else 5)
     if live is not None:
         live.harness.authority.closed.add(ROUND_ID)
-        live.run(lambda desk: desk.store.mark_alerted(ROUND_ID, END))
+        live.run(lambda harness: harness.store.mark_alerted(ROUND_ID, END))
         purged = run_json("queue purge", "--round", ROUND_ID.hex(), "--yes")
         assert sum(purged[state.name.lower()] for state in ShareState) == 5
 
@@ -185,9 +185,9 @@ def test_untrusted_text_on_stderr_has_no_control_characters(
     Path("bad.zip").write_bytes(with_manifest_changes(**{"\x1b[2J\x07 all is well": 1}))
     assert "all is well" in run_json("proof verify", "bad.zip", code=1)["reason"]
     assert run_command("proof", "verify", "bad.zip") == 1
-    said = capsys.readouterr()
-    assert "all is well" in said.err
-    assert not [char for char in said.out + said.err if not char.isprintable() and char not in "\t\n"]
+    output = capsys.readouterr()
+    assert "all is well" in output.err
+    assert not [char for char in output.out + output.err if not char.isprintable() and char not in "\t\n"]
 
 
 def test_json_output_of_proof_bundle_and_tx(run_json: RunJson, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,9 +202,9 @@ def test_json_output_of_proof_bundle_and_tx(run_json: RunJson, monkeypatch: pyte
     monkeypatch.setattr("helper.cli.proof._find", find)
     run_json("proof export", "ab" * 32, "--output", "b.zip")
 
-    for found in (
+    for printed in (
         IncludedTx(5, 0, "", FIRST_EVIDENCE.transaction),
         IncludedTx(5, 1, "no", b"\x05x"),
         IncludedTx(5, 0, "", None),
     ):
-        assert_conforms("tx-lookup", _transaction_json(found, b"\xab" * 32, "chain-1"))
+        assert_conforms("tx-lookup", _transaction_json(printed, b"\xab" * 32, "chain-1"))

@@ -27,9 +27,9 @@ def run_command(*arguments: str) -> int:
 
 def test_help_lists_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command("--help") == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     for name in ("queue", "config", "version"):
-        assert name in told
+        assert name in output
 
 
 def test_no_arguments_prints_help_and_exits_usage(capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,9 +62,9 @@ def test_app_with_one_command_runs_directly(plugin_module: ModuleType, capsys: p
     app = typer.Typer()
 
     @app.command()
-    def anything(word: str) -> None:
+    def anything(text: str) -> None:
         """Print a word."""
-        typer.echo(word)
+        typer.echo(text)
 
     vars(plugin_module)["app"] = app
     assert run_command("plugged", "hello") == 0
@@ -81,8 +81,8 @@ def test_helper_error_prints_message_and_advice(plugin_module: ModuleType, capsy
 
     vars(plugin_module)["app"] = app
     assert run_command("plugged") == 1
-    told = capsys.readouterr()
-    assert (told.out, told.err) == ("", "it does not work\nDo something.\n")
+    output = capsys.readouterr()
+    assert (output.out, output.err) == ("", "it does not work\nDo something.\n")
 
 
 def test_interrupt_prints_no_traceback(plugin_module: ModuleType) -> None:
@@ -104,17 +104,17 @@ def test_command_imports_no_other_command_and_no_native_code() -> None:
         "create_cli(['config', 'show'])\n"
         "print([n for n in ('httpx', 'uvicorn', 'proofs', 'starlette', 'helper.cli.queue') if n in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert completed.stdout == "[]\n"
 
 
 def test_python_m_helper_runs_cli() -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "helper", "version", "--json"], capture_output=True, text=True, check=True
     )
-    assert json.loads(done.stdout)["circuits"].keys() == {"k10", "k11"}
-    assert done.stdout.count("\n") == 1
-    assert done.stderr == ""
+    assert json.loads(completed.stdout)["circuits"].keys() == {"k10", "k11"}
+    assert completed.stdout.count("\n") == 1
+    assert completed.stderr == ""
 
 
 def test_every_command_has_its_cli_module() -> None:

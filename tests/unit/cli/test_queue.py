@@ -122,12 +122,12 @@ def test_queue_list_in_pipe_prints_plain_lines(daemon: FakeDaemon, capsys: pytes
     for path, value in (("/queue", LIST_RESPONSE), ("/queue/012345", SHOW_RESPONSE), ("/stats", STATS_RESPONSE)):
         daemon.set_response(path, value)
     assert run_command("queue", "list") == 0
-    told = capsys.readouterr()
-    lines = [line.split("\t") for line in told.out.splitlines()]
+    output = capsys.readouterr()
+    lines = [line.split("\t") for line in output.out.splitlines()]
     assert lines[0][0] == "share"
     assert lines[1][:3] == ["0123456789ab", ROUND_ID.hex()[:12], "broadcast"]
     assert lines[2][2:4] == ["broadcast (damaged)", "immediately"]
-    assert told.err == "2 shares, from the daemon\n"
+    assert output.err == "2 shares, from the daemon\n"
     assert run_command("queue", "show", "012345") == 0
     shown = capsys.readouterr().out
     assert "transaction hash\t" + "AB" * 32 in shown
@@ -153,9 +153,9 @@ def test_daemon_refusal_sets_exit_code(
 ) -> None:
     daemon.set_response("/queue", answer, status)
     assert run_command("queue", "list", "--json") == code
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err
 
 
 def test_queue_without_daemon_and_database_exits_not_found(capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,9 +200,9 @@ def test_queue_without_daemon_reads_file(database: Path, capsys: pytest.CaptureF
     assert run_command("queue", "list", "--db", str(database), "--state", "failed", "--json") == 0
     assert last_json(capsys)["shares"] == []
     assert run_command("queue", "show", listed["shares"][0]["ref"][:6], "--json") == 0
-    story = last_json(capsys)
-    assert story.keys() == SHOW_RESPONSE.keys()
-    assert (story["submit_at"], story["vote_end_time"], story["transaction"]) == (END - 60, END, None)
+    details = last_json(capsys)
+    assert details.keys() == SHOW_RESPONSE.keys()
+    assert (details["submit_at"], details["vote_end_time"], details["transaction"]) == (END - 60, END, None)
     assert run_command("queue", "stats", "--json") == 0
     stats = last_json(capsys)
     assert stats["total"]["received"] == 3
@@ -271,7 +271,7 @@ def test_table_on_terminal_with_no_color_has_no_escapes(
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     emit_table(("share", "note"), [("abc", "[red]x[/red]")])
-    told = capsys.readouterr().out
-    assert "[red]x[/red]" in told
-    assert "\t" not in told
-    assert "\x1b[3" not in told
+    output = capsys.readouterr().out
+    assert "[red]x[/red]" in output
+    assert "\t" not in output
+    assert "\x1b[3" not in output

@@ -40,7 +40,7 @@ def _isolated_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     for module in (queue_actions, queue_transfer):
         monkeypatch.setattr(module, "harden_process", list)
     monkeypatch.setattr(log_config, "configure", lambda *_: None)
-    monkeypatch.setattr(os, "nice", lambda by: by)
+    monkeypatch.setattr(os, "nice", lambda increment: increment)
     with capture_logs():
         yield
 
@@ -53,13 +53,13 @@ def fast_sealing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pyrage.passphrase, "decrypt", lambda sealed, passphrase: sealed.removeprefix(mark))
 
 
-async def fill_queue(desk: OperationsHarness, *, fail: int = 2) -> None:
+async def fill_queue(harness: OperationsHarness, *, fail: int = 2) -> None:
     """Enqueue four real shares and fail some of them."""
     for index in range(4):
         share = recorded_share(index, submit_at=0 if index < fail else END - 10)
-        await desk.store.enqueue(share, nullifier_of(share), now=NOW)
-    for queued in await desk.store.claim_due(now=NOW, limit=fail, rounds=[ROUND_ID]):
-        await desk.store.fail(queued.id, stage="proof", note="no", spend_attempt=True)
+        await harness.store.enqueue(share, nullifier_of(share), now=NOW)
+    for queued in await harness.store.claim_due(now=NOW, limit=fail, rounds=[ROUND_ID]):
+        await harness.store.fail(queued.id, stage="proof", note="no", spend_attempt=True)
 
 
 @pytest.fixture(params=["daemon", "file"])
@@ -67,10 +67,10 @@ def source(request: pytest.FixtureRequest) -> Iterator[str]:
     """Four shares, two of them failed, in a running daemon or in a file."""
 
     async def make() -> None:
-        desk = OperationsHarness(DATABASE)
-        await desk.open()
-        await fill_queue(desk)
-        await desk.store.close()
+        harness = OperationsHarness(DATABASE)
+        await harness.open()
+        await fill_queue(harness)
+        await harness.store.close()
 
     anyio.run(make)
     if request.param == "file":
@@ -93,17 +93,17 @@ def read_json(capsys: pytest.CaptureFixture[str]) -> Any:
     return json.loads(out)
 
 
-def read_states(capsys: pytest.CaptureFixture[str], *where: str) -> dict[str, int]:
+def read_states(capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, int]:
     capsys.readouterr()
-    assert run_command("queue", "stats", "--json", *where) == 0
+    assert run_command("queue", "stats", "--json", *options) == 0
     total = read_json(capsys)["total"]
     return {state: number for state, number in total.items() if number and state != "total"}
 
 
-def read_refs(capsys: pytest.CaptureFixture[str], *where: str) -> set[str]:
+def read_refs(capsys: pytest.CaptureFixture[str], *options: str) -> set[str]:
     """References of all shares of a queue."""
     capsys.readouterr()
-    assert run_command("queue", "list", "--json", *where) == 0
+    assert run_command("queue", "list", "--json", *options) == 0
     return {share["ref"] for share in read_json(capsys)["shares"]}
 
 
@@ -112,16 +112,20 @@ def read_refs(capsys: pytest.CaptureFixture[str], *where: str) -> set[str]:
 
 def test_retry_requeues_failed_shares_and_is_audited(source: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command("queue", "retry", "--dry-run", "--json") == 0
-    rehearsed = read_json(capsys)
+    dry_result = read_json(capsys)
     assert run_command("queue", "retry", "--yes", "--json") == 0
     expected = {"source": source, "retried": 2, "closed": 0, "not_failed": 0}
-    assert rehearsed == {**expected, "dry_run": True}
+    assert dry_result == {**expected, "dry_run": True}
     assert read_json(capsys) == {**expected, "dry_run": False}
     assert read_states(capsys) == {"received": 4}
 
     assert run_command("queue", "audit", "--json") == 0
-    (act,) = read_json(capsys)["actions"]
-    assert (act["uid"], act["way"], act["what"]) == (os.getuid(), {"daemon": "socket"}.get(source, "file"), "retry")
+    (action,) = read_json(capsys)["actions"]
+    assert (action["uid"], action["way"], action["what"]) == (
+        os.getuid(),
+        {"daemon": "socket"}.get(source, "file"),
+        "retry",
+    )
     assert run_command("queue", "audit") == 0
     assert "\tretry\t\tretried 2" in capsys.readouterr().out
 
@@ -147,7 +151,7 @@ def test_retry_in_closed_round_fails_with_reason(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "code", "message"),
     [
         (("retry",), 2, "--yes"),
         (("purge", "--round", "00" * 32), 2, "--yes"),
@@ -169,11 +173,11 @@ def test_retry_in_closed_round_fails_with_reason(
     ],
 )
 def test_refused_action_states_reason_and_changes_nothing(
-    source: str, arguments: tuple[str, ...], code: int, words: str, capsys: pytest.CaptureFixture[str]
+    source: str, arguments: tuple[str, ...], code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command("queue", *arguments) == code
     answer = capsys.readouterr()
-    assert words in " ".join(answer.err.split())
+    assert message in " ".join(answer.err.split())
     assert answer.out == ""
     assert read_states(capsys) == {"received": 2, "failed": 2}
     assert run_command("queue", "audit", "--json") == 0
@@ -184,19 +188,19 @@ def test_action_on_terminal_asks_for_confirmation(
     source: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    asked: list[str] = []
+    questions: list[str] = []
     for answer, code in ((False, 1), (True, 0)):
 
         def confirm(text: str, answer: bool = answer, **_: Any) -> bool:
-            asked.append(text)
+            questions.append(text)
             return answer
 
         monkeypatch.setattr("typer.confirm", confirm)
         assert run_command("queue", "retry") == code
-    assert asked == ["Retry 2 failed shares?"] * 2
+    assert questions == ["Retry 2 failed shares?"] * 2
     assert "nothing was changed" in capsys.readouterr().err
     assert run_command("queue", "retry") == 0
-    assert len(asked) == 2, "nothing failed, nothing is asked"
+    assert len(questions) == 2, "nothing failed, so no confirmation is requested"
 
 
 def test_action_without_daemon_and_database_exits_not_found(capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,17 +215,17 @@ def test_action_on_locked_file_is_refused(daemon_with_shares: LiveDaemon, capsys
     Path("helper.toml").write_text('[operator]\nsocket = "elsewhere.sock"\n')
     assert run_command("queue", "retry", "--yes") == 1
     assert "another daemon has this database open" in capsys.readouterr().err
-    assert daemon_with_shares.run(lambda desk: desk.store.count_shares())[ROUND_ID][ShareState.FAILED] == 2
+    assert daemon_with_shares.run(lambda harness: harness.store.count_shares())[ROUND_ID][ShareState.FAILED] == 2
 
 
 # ---------------------------------------------------------------------- purges
 
 
 def test_purge_closed_round_deletes_it(daemon_with_shares: LiveDaemon, capsys: pytest.CaptureFixture[str]) -> None:
-    async def close(desk: OperationsHarness) -> None:
-        desk.authority.closed.add(ROUND_ID)
-        await desk.store.fail_unspent(ROUND_ID, note="closed")
-        await desk.store.mark_alerted(ROUND_ID, NOW)
+    async def close(harness: OperationsHarness) -> None:
+        harness.authority.closed.add(ROUND_ID)
+        await harness.store.fail_unspent(ROUND_ID, note="closed")
+        await harness.store.mark_alerted(ROUND_ID, NOW)
 
     daemon_with_shares.run(close)
     assert run_command("queue", "purge", "--round", ROUND_ID.hex(), "--dry-run") == 0
@@ -241,9 +245,9 @@ def target_machine() -> str:
     """Another machine's database, which knows the round."""
 
     async def make() -> None:
-        desk = OperationsHarness(Path("there.db"))
-        await desk.open()
-        await desk.store.close()
+        harness = OperationsHarness(Path("there.db"))
+        await harness.open()
+        await harness.store.close()
 
     anyio.run(make)
     return "there.db"
@@ -263,8 +267,8 @@ def test_export_copy_is_importable_and_source_keeps_shares(
 
     for number, code in ((4, 0), (0, 3)):
         # with a control socket on which no daemon listens
-        where = ("--db", f"{Path().absolute()}/{target_machine}", *use_other_machine())
-        assert run_command("queue", "import", "x.age", "--yes", "--json", *where) == code
+        options = ("--db", f"{Path().absolute()}/{target_machine}", *use_other_machine())
+        assert run_command("queue", "import", "x.age", "--yes", "--json", *options) == code
         answer = read_json(capsys)
         assert_conforms("queue-import", answer)
         assert (answer["source"], answer["taken"], answer["revived"], answer["known"]) == (
@@ -274,10 +278,10 @@ def test_export_copy_is_importable_and_source_keeps_shares(
             4 - number,
         )
     assert (answer["queued"], answer["failed"]) == (2, 2)
-    assert sorted(one["reason"] for one in answer["left"]) == ["failed", "failed", "queued", "queued"]
-    assert {one["number"] for one in answer["left"]} == {1, 2, 3, 4}
-    assert {one["round"] for one in answer["left"]} == {ROUND_ID.hex()}
-    assert {one["ref"] for one in answer["left"]} == read_refs(capsys, "--db", target_machine, *use_other_machine())
+    assert sorted(entry["reason"] for entry in answer["left"]) == ["failed", "failed", "queued", "queued"]
+    assert {entry["number"] for entry in answer["left"]} == {1, 2, 3, 4}
+    assert {entry["round"] for entry in answer["left"]} == {ROUND_ID.hex()}
+    assert {entry["ref"] for entry in answer["left"]} == read_refs(capsys, "--db", target_machine, *use_other_machine())
     assert (
         read_states(capsys)
         == read_states(capsys, "--db", target_machine, *use_other_machine())
@@ -317,7 +321,7 @@ def test_import_of_returned_moved_shares_requeues_them(
     assert read_states(capsys) == read_states(capsys, *other) == {"failed": 4}
 
     assert run_command("queue", "import", "y.age", "--dry-run", "--json") == 0
-    rehearsed = read_json(capsys)
+    dry_result = read_json(capsys)
     assert read_states(capsys) == {"failed": 4}
     assert run_command("queue", "import", "y.age", "--yes", "--json") == 0
     answer = read_json(capsys)
@@ -325,12 +329,12 @@ def test_import_of_returned_moved_shares_requeues_them(
     assert (answer["source"], answer["taken"]) == (source, 4)
     assert_conforms("queue-import", answer)
     assert (answer["revived"], answer["left"]) == (4, [])
-    assert rehearsed == {**answer, "dry_run": True}
-    assert read_states(capsys) == {"received": 4}, "all attempts are back, for those that had failed too"
+    assert dry_result == {**answer, "dry_run": True}
+    assert read_states(capsys) == {"received": 4}, "all attempts are restored, also for failed shares"
     assert read_states(capsys, *other) == {"failed": 4}, "no share is live in both queues"
     assert run_command("queue", "audit", "--json") == 0
-    (act, *_) = read_json(capsys)["actions"]
-    assert (act["what"], act["outcome"]) == ("import", {"taken": 4, "revived": 4})
+    (action, *_) = read_json(capsys)["actions"]
+    assert (action["what"], action["outcome"]) == ("import", {"taken": 4, "revived": 4})
 
     names = read_refs(capsys)
     assert run_command("queue", "import", "y.age", "--yes") == 3
@@ -348,16 +352,16 @@ def test_export_move_is_stored_before_file_is_renamed(
 ) -> None:
     seen: list[dict[str, int]] = []
 
-    def never(_written: Path, _path: Path) -> None:
+    def fail_replace(_written: Path, _path: Path) -> None:
         seen.append(read_states(capsys))
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(backup, "_replace_file", never)
+    monkeypatch.setattr(backup, "_replace_file", fail_replace)
     assert run_command("queue", "export", "--output", "x.age", "--move", "--yes") == 1
     assert seen == [{"failed": 4}]
     assert not Path("x.age").exists()
-    (kept,) = Path().glob(".x.age*.partial")
-    assert str(kept) in capsys.readouterr().err
+    (partial,) = Path().glob(".x.age*.partial")
+    assert str(partial) in capsys.readouterr().err
     monkeypatch.undo()
 
 
@@ -387,7 +391,7 @@ def test_import_with_wrong_passphrase_is_refused(
         witness = recorded_share(index)
         assert base64.b64encode(witness.primary_blind) not in sealed
         assert ROUND_ID.hex().encode() not in sealed
-    assert run_command("queue", "import", "x.age", "--dry-run") == 3, "it opens, and its shares wait here already"
+    assert run_command("queue", "import", "x.age", "--dry-run") == 3, "the file opens and its shares already wait here"
     monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", "quite another one")
     assert run_command("queue", "import", "x.age", "--yes") == 4
     monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", "short")
@@ -400,9 +404,9 @@ def test_import_with_wrong_passphrase_is_refused(
 @pytest.mark.usefixtures("fast_sealing")
 def test_import_with_unknown_round_exits_degraded(source: str, capsys: pytest.CaptureFixture[str]) -> None:
     async def make() -> None:
-        desk = OperationsHarness(Path("there.db"))
-        await desk.store.open()
-        await desk.store.close()
+        harness = OperationsHarness(Path("there.db"))
+        await harness.store.open()
+        await harness.store.close()
 
     anyio.run(make)
     assert run_command("queue", "export", "--output", "x.age") == 0
@@ -411,7 +415,7 @@ def test_import_with_unknown_round_exits_degraded(source: str, capsys: pytest.Ca
 
 
 def test_export_of_one_listed_share(daemon_with_shares: LiveDaemon, capsys: pytest.CaptureFixture[str]) -> None:
-    entries = daemon_with_shares.run(lambda desk: desk.store.list_shares(QueueFilter(), 9))
+    entries = daemon_with_shares.run(lambda harness: harness.store.list_shares(QueueFilter(), 9))
     assert run_command("queue", "export", entries[0].ref.upper()[:7], "--output", "x.age", "--dry-run", "--json") == 0
     assert read_json(capsys) == {
         "output": "x.age",

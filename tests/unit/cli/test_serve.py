@@ -27,11 +27,11 @@ def test_serve_second_daemon_is_refused_before_loading(tmp_path: Path) -> None:
     lock = FileLock(tmp_path / "q.db")
     lock.acquire()
     late = ("typer", "pydantic", "helper.config.model", "helper.app.service", "proofs", "uvicorn", "structlog")
-    loaded, said = run_refused_serve(write_config(tmp_path), *late)
+    loaded, messages = run_refused_serve(write_config(tmp_path), *late)
     lock.release(clean=False)
     assert loaded == "[]"
-    assert "another daemon has this database open" in said
-    assert "set another db_path" in said
+    assert "another daemon has this database open" in messages
+    assert "set another db_path" in messages
 
 
 def test_lock_check_changes_nothing(tmp_path: Path) -> None:
@@ -46,19 +46,19 @@ def test_lock_check_changes_nothing(tmp_path: Path) -> None:
     lock.mark_open()
     lock.release(clean=False)
     require_single_instance(arguments, {})
-    again = FileLock(database)
-    assert not again.acquire(), "that the last daemon did not end in order is still there to see"
-    again.release(clean=True)
+    second_lock = FileLock(database)
+    assert not second_lock.acquire(), "the unclean end of the last daemon is still visible"
+    second_lock.release(clean=True)
 
 
 @pytest.mark.parametrize("arguments", [("--config", "FILE"), ("--config=FILE", "--port", "0"), ("--db", "DB")])
 def test_lock_check_finds_database_however_it_is_configured(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     names = {"FILE": str(write_config(tmp_path)), "DB": str(tmp_path / "q.db")}
-    given = ["serve", *(arg.replace("FILE", names["FILE"]).replace("DB", names["DB"]) for arg in arguments)]
+    resolved = ["serve", *(arg.replace("FILE", names["FILE"]).replace("DB", names["DB"]) for arg in arguments)]
     lock = FileLock(tmp_path / "q.db")
     lock.acquire()
     with pytest.raises(StoreLocked):
-        require_single_instance(given, {})
+        require_single_instance(resolved, {})
     lock.release(clean=False)
 
 
@@ -77,10 +77,10 @@ def test_lock_check_ignores_other_commands(
 
 
 def test_serve_when_disabled_prints_reason_and_exits(tmp_path: Path) -> None:
-    nothing = write_config(tmp_path, "disable = true\n[admin]\ndisable = true\n")
-    arguments = [sys.executable, "-m", "helper", "serve", "--config", str(nothing)]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
-    assert "disabled" in done.stderr
+    disabled = write_config(tmp_path, "disable = true\n[admin]\ndisable = true\n")
+    arguments = [sys.executable, "-m", "helper", "serve", "--config", str(disabled)]
+    completed = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    assert "disabled" in completed.stderr
 
 
 @pytest.mark.parametrize(

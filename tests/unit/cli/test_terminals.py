@@ -35,12 +35,12 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("queue") / "svote-helper.db"
 
     async def make() -> None:
-        desk = OperationsHarness(path)
-        await desk.open()
+        harness = OperationsHarness(path)
+        await harness.open()
         shares = [make_posted_share(number, round_id=ROUND_ID) for number in range(SHARE_COUNT)]
-        await asyncio.gather(*(desk.store.enqueue(one.share, one.nullifier, now=NOW) for one in shares))
-        await desk.store.fail_unspent(ROUND_ID, note="the node did not answer")
-        await desk.store.close()
+        await asyncio.gather(*(harness.store.enqueue(posted.share, posted.nullifier, now=NOW) for posted in shares))
+        await harness.store.fail_unspent(ROUND_ID, note="the node did not answer")
+        await harness.store.close()
 
     anyio.run(make)
     return path
@@ -65,8 +65,8 @@ def run_shell(script: str, folder: Path, **env: str) -> subprocess.CompletedProc
 
 
 async def test_narrow_terminal_prints_one_value_per_line(database: Path) -> None:
-    where = ("--db", str(database), "--limit", "2")
-    async with run_in_terminal("queue", "list", "--state", "failed", *where, columns=40, lines=60) as narrow:
+    options = ("--db", str(database), "--limit", "2")
+    async with run_in_terminal("queue", "list", "--state", "failed", *options, columns=40, lines=60) as narrow:
         assert await narrow.wait_for_exit() == 0
     lines = narrow.lines
     assert "failed: 2000" in lines
@@ -77,8 +77,8 @@ async def test_narrow_terminal_prints_one_value_per_line(database: Path) -> None
 
 
 async def test_wide_terminal_prints_table(database: Path) -> None:
-    where = ("--db", str(database), "--limit", "2")
-    async with run_in_terminal("queue", "list", *where, columns=140, lines=40) as wide:
+    options = ("--db", str(database), "--limit", "2")
+    async with run_in_terminal("queue", "list", *options, columns=140, lines=40) as wide:
         assert await wide.wait_for_exit() == 0
     assert "┃ share " in wide.text
     assert len(REF.findall(wide.text)) >= 2
@@ -93,21 +93,21 @@ async def test_no_color_disables_escapes(database: Path) -> None:
 
 
 def test_pipe_gets_plain_lines_and_may_close_early(database: Path, tmp_path: Path) -> None:
-    done = run_shell(
+    completed = run_shell(
         f"svote-helper queue list --db {database} --limit {SHARE_COUNT} | head -1; echo ${{PIPESTATUS[1]}} >&2;"
         f" svote-helper queue list --db {database} --limit {SHARE_COUNT} --json | head -c 10 >/dev/null;"
         f" svote-helper queue list --db {database} --limit {SHARE_COUNT} | :",
         tmp_path,
         FORCE_COLOR="1",
     )
-    assert done.stdout == "share\tround\tstate\tsubmit at\tdue\tattempts\tstage\tnote\n"
-    assert "Traceback" not in done.stderr
-    assert "BrokenPipe" not in done.stderr
-    assert "\x1b" not in done.stdout + done.stderr
+    assert completed.stdout == "share\tround\tstate\tsubmit at\tdue\tattempts\tstage\tnote\n"
+    assert "Traceback" not in completed.stderr
+    assert "BrokenPipe" not in completed.stderr
+    assert "\x1b" not in completed.stdout + completed.stderr
 
 
 @pytest.mark.parametrize(
-    ("typed", "offered"),
+    ("line", "offered"),
     [
         ("svote-helper que", {"queue"}),
         ("svote-helper queue re", {"retry"}),
@@ -117,25 +117,25 @@ def test_pipe_gets_plain_lines_and_may_close_early(database: Path, tmp_path: Pat
         ("svote-helper queue list --state ''", {"received", "witnessed", "broadcast", "failed"}),
     ],
 )
-def test_bash_completion_completes_words(tmp_path: Path, typed: str, offered: set[str]) -> None:
-    done = run_shell(
+def test_bash_completion_completes_words(tmp_path: Path, line: str, offered: set[str]) -> None:
+    completed = run_shell(
         "source <(svote-helper completion bash) && complete -p svote-helper >/dev/null &&"
-        f" COMP_WORDS=({typed}) && COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)) &&"
+        f" COMP_WORDS=({line}) && COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)) &&"
         " _svote_helper_completion svote-helper && printf '%s\\n' \"${COMPREPLY[@]}\"",
         tmp_path,
     )
-    assert (set(done.stdout.split()), done.stderr) == (offered, "")
+    assert (set(completed.stdout.split()), completed.stderr) == (offered, "")
 
 
 def test_other_shells_have_completion_scripts(tmp_path: Path) -> None:
-    for shell_name, word in (("zsh", "#compdef svote-helper"), ("fish", "complete --command svote-helper")):
-        done = run_shell(f"svote-helper completion {shell_name}", tmp_path)
-        assert word in done.stdout
-        assert "_SVOTE_HELPER_COMPLETE" in done.stdout
+    for shell_name, marker in (("zsh", "#compdef svote-helper"), ("fish", "complete --command svote-helper")):
+        completed = run_shell(f"svote-helper completion {shell_name}", tmp_path)
+        assert marker in completed.stdout
+        assert "_SVOTE_HELPER_COMPLETE" in completed.stdout
     assert run_shell("svote-helper completion csh", tmp_path).returncode == 2
-    asked = {"_TYPER_COMPLETE_FISH_ACTION": "get-args", "_TYPER_COMPLETE_ARGS": "svote-helper qu"}
-    done = run_shell("svote-helper", tmp_path, _SVOTE_HELPER_COMPLETE="complete_fish", **asked)
-    assert done.stdout == "queue\n", "and no text of another command beside it"
+    environment = {"_TYPER_COMPLETE_FISH_ACTION": "get-args", "_TYPER_COMPLETE_ARGS": "svote-helper qu"}
+    completed = run_shell("svote-helper", tmp_path, _SVOTE_HELPER_COMPLETE="complete_fish", **environment)
+    assert completed.stdout == "queue\n", "no text of another command is printed"
 
 
 def test_json_line_escapes_control_characters_and_round_trips(capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,7 +81,7 @@ def test_render_wide_screen_has_one_line_per_round() -> None:
     assert "proof start  median 12 ms, p99 40 ms" in text
     assert "proof sent   median -, p99 25 s" in text
     assert "a.example:1317 ok" in text
-    assert "b.example:1317 newest block is 120 s old [2J" in text, "nothing moves the cursor"
+    assert "b.example:1317 newest block is 120 s old [2J" in text, "no output moves the cursor"
     assert "13:33:10 proof timed out (3)" in text
 
 
@@ -107,7 +107,7 @@ def test_render_never_exceeds_terminal_size(width: int, height: int) -> None:
     out = io.StringIO()
     console = Console(file=out, width=width, height=height, force_terminal=True, no_color=True, legacy_windows=False)
     many = changed_state(rounds=[ROUND] * 7, paused="a reason that is longer than any terminal is wide " * 5)
-    console.print(Screen(many, "nobody answers " * 20))
+    console.print(Screen(many, "not reachable. " * 20))
     lines = [line for line in out.getvalue().splitlines() if line.strip()]
     assert len(lines) < height
     assert all(len(strip_escapes(line)) <= width for line in lines)
@@ -124,13 +124,13 @@ def strip_escapes(line: str) -> str:
 
 
 def test_render_shows_pause_reason_first() -> None:
-    assert render(changed_state(paused="no node is in step")).splitlines()[:2] == [
+    assert render(changed_state(paused="no chain node is in sync")).splitlines()[:2] == [
         "paused  height 1234  circuit k10  2026-11-21 13:33:20 UTC",
-        "no node is in step",
+        "no chain node is in sync",
     ]
     assert render(changed_state(ready=False)).startswith("starting")
-    gone = render(STATE, gone="nobody answers on helper.sock").splitlines()
-    assert gone[:2] == ["helper not reachable; retrying", "nobody answers on helper.sock"]
+    gone = render(STATE, gone="no response on helper.sock").splitlines()
+    assert gone[:2] == ["helper not reachable; retrying", "no response on helper.sock"]
     assert gone[2].startswith("was ready")
     assert render(None, gone="x").splitlines()[1:] == ["x"]
 
@@ -153,20 +153,22 @@ def test_render_low_terminal_drops_idle_rounds_first() -> None:
 
     lines = to_plain_text(many.lines(80, max_lines=23)).splitlines()
     assert len(lines) == 23
-    assert [line.split()[0] for line in lines[3:10:3]] == ["3fa2c9d1", "eeeeeeee", "00000000"], "the next to end first"
-    assert lines[9].split()[7] == "1", "and where something failed before where nothing did"
+    assert [line.split()[0] for line in lines[3:10:3]] == ["3fa2c9d1", "eeeeeeee", "00000000"], (
+        "the next round to end comes first"
+    )
+    assert lines[9].split()[7] == "1", "rounds with failures come before rounds without"
     assert lines[15] == "and 23 more rounds: 0 waiting, 0 failed"
     assert lines[-1].endswith("13:33:10 proof timed out (3)")
 
     lines = to_plain_text(many.lines(80, max_lines=13)).splitlines()
     assert len(lines) == 13
     assert [line.split()[0] for line in lines[1:7]] == ["round", "3fa2c9d1", "due", "now", "eeeeeeee", "and"]
-    assert lines[-3:-1] == render(STATE).splitlines()[-3:-1], "the nodes are seen"
+    assert lines[-3:-1] == render(STATE).splitlines()[-3:-1], "the nodes are visible"
 
     lines = to_plain_text(many.lines(80, max_lines=10)).splitlines()
     assert len(lines) == 10
     assert [line.split()[0] for line in lines[1:4]] == ["round", "3fa2c9d1", "and"]
-    assert lines[3] == "and 30 more rounds: 7 waiting, 1 failed", "and one is always seen"
+    assert lines[3] == "and 30 more rounds: 7 waiting, 1 failed", "one node is always visible"
 
 
 def test_render_omits_closed_rounds_without_shares() -> None:
@@ -187,9 +189,9 @@ def test_render_progress_bars(values: list[int], text: str) -> None:
 
 
 def test_render_state_as_cells() -> None:
-    found = dict(zip(PIPE_COLUMNS, pipe_cells(STATE), strict=True))
-    assert found["status"] == "ready"
-    assert (found["waiting"], found["confirmed"], found["usable nodes"]) == (412, 1020, "1/2")
+    cells = dict(zip(PIPE_COLUMNS, pipe_cells(STATE), strict=True))
+    assert cells["status"] == "ready"
+    assert (cells["waiting"], cells["confirmed"], cells["usable nodes"]) == (412, 1020, "1/2")
     assert dict(zip(PIPE_COLUMNS, pipe_cells(changed_state(paused="why")), strict=True))["paused"] == "why"
 
 
@@ -235,12 +237,12 @@ def feed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeFeed]:
     serving.server.server_close()
 
 
-class EnoughError(Exception):
+class ExpectedOutputError(Exception):
     """Raised once the test has seen the expected output."""
 
 
-def raise_enough(_seconds: float) -> None:
-    raise EnoughError
+def stop_watch(_seconds: float) -> None:
+    raise ExpectedOutputError
 
 
 def replace_sleep(monkeypatch: pytest.MonkeyPatch, sleep: Callable[[float], None]) -> None:
@@ -250,14 +252,14 @@ def replace_sleep(monkeypatch: pytest.MonkeyPatch, sleep: Callable[[float], None
 
 def test_watch_yields_states_and_end_of_stream(feed: FakeFeed, monkeypatch: pytest.MonkeyPatch) -> None:
     feed.states = [STATE, changed_state(height=1235)]
-    replace_sleep(monkeypatch, raise_enough)
+    replace_sleep(monkeypatch, stop_watch)
     stream = stream_states(Path("helper.sock"))
     assert list(itertools.islice(stream, 3)) == [
         StateEvent(STATE),
         StateEvent(changed_state(height=1235)),
         StreamLost("the helper ended the stream"),
     ]
-    with pytest.raises(EnoughError):
+    with pytest.raises(ExpectedOutputError):
         next(stream)
 
 
@@ -285,10 +287,10 @@ def test_watch_json_prints_one_object_per_line(
     replace_sleep(monkeypatch, raise_interrupt)
     feed.states = [STATE, changed_state(at=NOW + 1.5), changed_state(at=NOW + 2.5, height=1235)]
     assert run_command("queue", "watch", "--json") == 0
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [one["event"] for one in told] == ["state", "state", "gone"]
-    assert [one["state"]["height"] for one in told[:2]] == [1234, 1235]
-    assert told[2] == {"event": "gone", "reason": "the helper ended the stream"}
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [event["event"] for event in events] == ["state", "state", "gone"]
+    assert [event["state"]["height"] for event in events[:2]] == [1234, 1235]
+    assert events[2] == {"event": "gone", "reason": "the helper ended the stream"}
 
 
 def raise_interrupt(_seconds: float) -> None:
@@ -301,11 +303,11 @@ def test_watch_in_pipe_prints_one_line_per_change(
     replace_sleep(monkeypatch, raise_interrupt)
     feed.states = [STATE, STATE, changed_state(paused="x")]
     assert run_command("queue", "watch") == 0
-    told = capsys.readouterr()
-    lines = [line.split("\t") for line in told.out.splitlines()]
+    output = capsys.readouterr()
+    lines = [line.split("\t") for line in output.out.splitlines()]
     assert lines[0] == list(PIPE_COLUMNS)
     assert [line[1] for line in lines[1:]] == ["ready", "paused"]
-    assert told.err == "the helper ended the stream\n"
+    assert output.err == "the helper ended the stream\n"
 
 
 def test_watch_ends_silently_when_reader_closes_pipe(feed: FakeFeed, tmp_path: Path) -> None:

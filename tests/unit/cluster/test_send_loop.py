@@ -17,7 +17,7 @@ from tests.support.fakes import START_TIME, wait_until
 from tests.support.queue_pipeline import Pipeline, open_pipeline
 
 
-class Held(LocalLease):
+class FakeLease(LocalLease):
     """A lease that a test grants and revokes."""
 
     def __init__(self) -> None:
@@ -25,28 +25,28 @@ class Held(LocalLease):
 
 
 @pytest.fixture
-def lease() -> Held:
-    return Held()
+def lease() -> FakeLease:
+    return FakeLease()
 
 
 @pytest.fixture
-async def line(tmp_path: Path) -> AsyncIterator[Pipeline]:
+async def pipeline(tmp_path: Path) -> AsyncIterator[Pipeline]:
     async with open_pipeline(tmp_path / "queue.db") as opened:
         yield opened
 
 
 @asynccontextmanager
 async def run_send_loop(
-    line: Pipeline, lease: Held, paused: list[PauseReason] | None = None
+    pipeline: Pipeline, lease: FakeLease, paused: list[PauseReason] | None = None
 ) -> AsyncIterator[SendLoop]:
     """Run a send loop next to a dispatcher that only proves."""
-    line.dispatcher._broadcaster = None
-    line.broadcaster = line.make_broadcaster(lease=lease)
+    pipeline.dispatcher._broadcaster = None
+    pipeline.broadcaster = pipeline.make_broadcaster(lease=lease)
     loop = SendLoop(
-        broadcaster=line.broadcaster,
-        retention=line.retention,
+        broadcaster=pipeline.broadcaster,
+        retention=pipeline.retention,
         get_pause_reason=lambda: paused[-1] if paused else None,
-        clock=line.clock,
+        clock=pipeline.clock,
     )
     task = asyncio.create_task(loop.run())
     try:
@@ -57,98 +57,100 @@ async def run_send_loop(
             await task
 
 
-def enqueue_and_prepare(line: Pipeline, number: int) -> bool:
-    return list(line.share_states().values()).count(ShareState.BROADCAST) == number
+def enqueue_and_prepare(pipeline: Pipeline, number: int) -> bool:
+    return list(pipeline.share_states().values()).count(ShareState.BROADCAST) == number
 
 
-async def test_send_loop_sends_prepared_share_within_a_second_without_notification(line: Pipeline, lease: Held) -> None:
-    async with run_send_loop(line, lease), line.run_dispatcher():
-        await line.enqueue(1, 2, 3)
-        await wait_until(lambda: enqueue_and_prepare(line, 3))
-        assert line.nodes.posts == []
-        await line.advance_when_idle(1.0)
-        await wait_until(lambda: len(line.nodes.posts) == 3)
-        await line.advance_when_idle(5.0)
-        await line.settle_dispatcher()
-    assert len(line.nodes.posts) == 3
+async def test_send_loop_sends_prepared_share_within_a_second_without_notification(
+    pipeline: Pipeline, lease: FakeLease
+) -> None:
+    async with run_send_loop(pipeline, lease), pipeline.run_dispatcher():
+        await pipeline.enqueue(1, 2, 3)
+        await wait_until(lambda: enqueue_and_prepare(pipeline, 3))
+        assert pipeline.nodes.posts == []
+        await pipeline.advance_when_idle(1.0)
+        await wait_until(lambda: len(pipeline.nodes.posts) == 3)
+        await pipeline.advance_when_idle(5.0)
+        await pipeline.settle_dispatcher()
+    assert len(pipeline.nodes.posts) == 3
 
 
-async def test_send_loop_notified_sends_immediately(line: Pipeline, lease: Held) -> None:
-    async with run_send_loop(line, lease) as loop, line.run_dispatcher():
-        await line.enqueue(1)
-        await wait_until(lambda: enqueue_and_prepare(line, 1))
+async def test_send_loop_notified_sends_immediately(pipeline: Pipeline, lease: FakeLease) -> None:
+    async with run_send_loop(pipeline, lease) as loop, pipeline.run_dispatcher():
+        await pipeline.enqueue(1)
+        await wait_until(lambda: enqueue_and_prepare(pipeline, 1))
         loop.wake()
-        await wait_until(lambda: len(line.nodes.posts) == 1)
+        await wait_until(lambda: len(pipeline.nodes.posts) == 1)
 
 
-async def test_send_loop_sends_more_than_concurrency_limit(line: Pipeline, lease: Held) -> None:
-    async with run_send_loop(line, lease) as loop, line.run_dispatcher():
-        await line.enqueue(*range(1, 81))
-        await wait_until(lambda: enqueue_and_prepare(line, 80))
+async def test_send_loop_sends_more_than_concurrency_limit(pipeline: Pipeline, lease: FakeLease) -> None:
+    async with run_send_loop(pipeline, lease) as loop, pipeline.run_dispatcher():
+        await pipeline.enqueue(*range(1, 81))
+        await wait_until(lambda: enqueue_and_prepare(pipeline, 80))
         loop.wake()
-        await wait_until(lambda: len(line.nodes.posts) == 80)
-    assert len({row[0] for row in line.query_rows("SELECT share_id FROM reveals WHERE sends = 1")}) == 80
+        await wait_until(lambda: len(pipeline.nodes.posts) == 80)
+    assert len({row[0] for row in pipeline.query_rows("SELECT share_id FROM reveals WHERE sends = 1")}) == 80
 
 
-async def test_send_loop_waits_for_lease(line: Pipeline, lease: Held) -> None:
+async def test_send_loop_waits_for_lease(pipeline: Pipeline, lease: FakeLease) -> None:
     lease.is_held = False
-    async with run_send_loop(line, lease) as loop, line.run_dispatcher():
-        await line.enqueue(1, 2)
-        await wait_until(lambda: enqueue_and_prepare(line, 2))
+    async with run_send_loop(pipeline, lease) as loop, pipeline.run_dispatcher():
+        await pipeline.enqueue(1, 2)
+        await wait_until(lambda: enqueue_and_prepare(pipeline, 2))
         loop.wake()
-        await line.advance_when_idle(3.0)
-        await line.next_block()
-        await line.settle_dispatcher()
-        assert line.nodes.posts == []
+        await pipeline.advance_when_idle(3.0)
+        await pipeline.next_block()
+        await pipeline.settle_dispatcher()
+        assert pipeline.nodes.posts == []
         lease.is_held = True
         loop.wake()
-        await wait_until(lambda: len(line.nodes.posts) == 2)
+        await wait_until(lambda: len(pipeline.nodes.posts) == 2)
 
 
-def lose_lease(lease: Held) -> None:
+def lose_lease(lease: FakeLease) -> None:
     lease.is_held = False
 
 
-def lose_and_regain_lease(lease: Held) -> None:
+def lose_and_regain_lease(lease: FakeLease) -> None:
     lease.fence += 2  # another host held it in between, and may have sent this share or proven it again
 
 
-@pytest.mark.parametrize("hurt", [lose_lease, lose_and_regain_lease])
+@pytest.mark.parametrize("lose", [lose_lease, lose_and_regain_lease])
 async def test_lease_change_while_recording_send_prevents_it(
-    line: Pipeline, lease: Held, monkeypatch: pytest.MonkeyPatch, hurt: Callable[[Held], None]
+    pipeline: Pipeline, lease: FakeLease, monkeypatch: pytest.MonkeyPatch, lose: Callable[[FakeLease], None]
 ) -> None:
-    mark = line.store.mark_sending
+    mark = pipeline.store.mark_sending
     marked: list[int] = []
 
     async def slow(share_id: int, *, height: int, endpoint: str) -> bool:
-        done = await mark(share_id, height=height, endpoint=endpoint)
-        hurt(lease)
+        is_marked = await mark(share_id, height=height, endpoint=endpoint)
+        lose(lease)
         marked.append(share_id)
-        return done
+        return is_marked
 
-    monkeypatch.setattr(line.store, "mark_sending", slow)
-    async with run_send_loop(line, lease) as loop, line.run_dispatcher():
-        await line.enqueue(1)
-        await wait_until(lambda: enqueue_and_prepare(line, 1))
+    monkeypatch.setattr(pipeline.store, "mark_sending", slow)
+    async with run_send_loop(pipeline, lease) as loop, pipeline.run_dispatcher():
+        await pipeline.enqueue(1)
+        await wait_until(lambda: enqueue_and_prepare(pipeline, 1))
         loop.wake()
         await wait_until(lambda: marked)
-        await line.settle_dispatcher()
-        assert line.nodes.posts == []
-        monkeypatch.setattr(line.store, "mark_sending", mark)
+        await pipeline.settle_dispatcher()
+        assert pipeline.nodes.posts == []
+        monkeypatch.setattr(pipeline.store, "mark_sending", mark)
         lease.is_held = True
-        await line.next_block()  # it is unknown whether it was sent: it is sent a block later
-        await wait_until(lambda: len(line.nodes.posts) == 1)
+        await pipeline.next_block()  # it is unknown whether it was sent: it is sent a block later
+        await wait_until(lambda: len(pipeline.nodes.posts) == 1)
 
 
-async def test_paused_queue_holds_back_unsent_shares(line: Pipeline, lease: Held) -> None:
+async def test_paused_queue_holds_back_unsent_shares(pipeline: Pipeline, lease: FakeLease) -> None:
     paused = [PauseCause.CLOCK_OFF_CHAIN.reason()]
-    async with run_send_loop(line, lease, paused) as loop, line.run_dispatcher():
-        await line.enqueue(1, submit_at=START_TIME)
-        await wait_until(lambda: enqueue_and_prepare(line, 1))
+    async with run_send_loop(pipeline, lease, paused) as loop, pipeline.run_dispatcher():
+        await pipeline.enqueue(1, submit_at=START_TIME)
+        await wait_until(lambda: enqueue_and_prepare(pipeline, 1))
         loop.wake()
-        await line.advance_when_idle(2.0)
-        await line.settle_dispatcher()
-        assert line.nodes.posts == []
+        await pipeline.advance_when_idle(2.0)
+        await pipeline.settle_dispatcher()
+        assert pipeline.nodes.posts == []
         paused.clear()
         loop.wake()
-        await wait_until(lambda: len(line.nodes.posts) == 1)
+        await wait_until(lambda: len(pipeline.nodes.posts) == 1)

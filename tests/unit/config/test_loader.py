@@ -142,8 +142,8 @@ def test_rpc_addresses_match_endpoints_by_position(
 
 def test_rpc_address_without_endpoint_is_reported_with_other_problems(tmp_path: Path) -> None:
     text = '[helper]\nport = -1\n[chain]\nendpoints = ["http://b:1"]\nrpc = ["http://b:2", "http://x:2"]\n'
-    found = {(p.line, p.key): p.message for p in load_problems(tmp_path, text)}
-    assert found == {
+    problems = {(p.line, p.key): p.message for p in load_problems(tmp_path, text)}
+    assert problems == {
         (2, "helper.port"): "must be at least 0",
         (5, "chain.rpc"): "has 2 entries, more than endpoints (1)",
     }
@@ -231,26 +231,26 @@ level.x = 1
         "SVOTE_HELPER_HELPER_EXPOSE_QUEUE_STATUS": "2",
         "SVOTE_HELPER_CONFIG": "x",
     }
-    found = {(p.line, p.key): p for p in load_problems(tmp_path, text, env)}
-    told = {place: (p.message, p.nearest) for place, p in found.items()}
-    assert told[1, "port"] == ("must be inside a section", "[helper] port")
-    assert told[3, "helper.prot"] == ("unknown key", "helper.port")
-    assert told[4, "helper.host"] == ("must be a string", None)
-    assert told[6, "helper.port"] == ("must be a whole number", None)
-    assert told[7, "helper.max_attempts"] == ("must be at least 1", None)
-    assert told[8, "helper.api_token"] == ("must be a string", None)
-    assert told[10, "chian"] == ("unknown section", "[chain]")
-    assert (13, "chain.endpoints") in told
-    assert told[14, "chain.poll_seconds"] == ("must be a finite number", None)
-    assert told[15, "chain.stale_second"] == ("unknown key", "chain.stale_seconds")
-    assert told[17, "prover.circuit"] == ("must be one of 'auto', 'k10' or 'k11'", None)
-    assert told[18, "prover.max_attempts"] == ("unknown key", "helper.max_attempts")
-    assert told[20, "ui.enable"] == ("must be true or false", None)
-    assert told[22, "log.level"][0].startswith("must be one of")
-    assert told[None, "SVOTE_HELPER_HELPER_PROT"] == ("unknown variable", "SVOTE_HELPER_HELPER_PORT")
-    assert told[None, "helper.disable"] == ("must be true or false", None)
-    assert told[None, "helper.expose_queue_status"] == ("must be true or false", None)
-    assert len(told) == 17
+    problems = {(p.line, p.key): p for p in load_problems(tmp_path, text, env)}
+    messages = {place: (p.message, p.nearest) for place, p in problems.items()}
+    assert messages[1, "port"] == ("must be inside a section", "[helper] port")
+    assert messages[3, "helper.prot"] == ("unknown key", "helper.port")
+    assert messages[4, "helper.host"] == ("must be a string", None)
+    assert messages[6, "helper.port"] == ("must be a whole number", None)
+    assert messages[7, "helper.max_attempts"] == ("must be at least 1", None)
+    assert messages[8, "helper.api_token"] == ("must be a string", None)
+    assert messages[10, "chian"] == ("unknown section", "[chain]")
+    assert (13, "chain.endpoints") in messages
+    assert messages[14, "chain.poll_seconds"] == ("must be a finite number", None)
+    assert messages[15, "chain.stale_second"] == ("unknown key", "chain.stale_seconds")
+    assert messages[17, "prover.circuit"] == ("must be one of 'auto', 'k10' or 'k11'", None)
+    assert messages[18, "prover.max_attempts"] == ("unknown key", "helper.max_attempts")
+    assert messages[20, "ui.enable"] == ("must be true or false", None)
+    assert messages[22, "log.level"][0].startswith("must be one of")
+    assert messages[None, "SVOTE_HELPER_HELPER_PROT"] == ("unknown variable", "SVOTE_HELPER_HELPER_PORT")
+    assert messages[None, "helper.disable"] == ("must be true or false", None)
+    assert messages[None, "helper.expose_queue_status"] == ("must be true or false", None)
+    assert len(messages) == 17
 
 
 def test_load_reports_each_invalid_address_of_list(tmp_path: Path) -> None:
@@ -318,15 +318,15 @@ def test_load_unknown_flag_is_a_programming_error() -> None:
 
 
 def test_find_config_searches_paths_in_order(tmp_path: Path) -> None:
-    named, by_env, here, etc = (tmp_path / name for name in ("named", "env", "here", "etc"))
+    named, by_env, local, etc = (tmp_path / name for name in ("named", "env", "here", "etc"))
     env = {"SVOTE_HELPER_CONFIG": str(by_env)}
-    assert find_file(named, env, [here, etc]) == named
-    assert find_file(None, env, [here, etc]) == by_env
-    assert find_file(None, {}, [here, etc]) is None
+    assert find_file(named, env, [local, etc]) == named
+    assert find_file(None, env, [local, etc]) == by_env
+    assert find_file(None, {}, [local, etc]) is None
     etc.touch()
-    assert find_file(None, {"SVOTE_HELPER_CONFIG": ""}, [here, etc]) == etc
-    here.touch()
-    assert find_file(None, {}, [here, etc]) == here
+    assert find_file(None, {"SVOTE_HELPER_CONFIG": ""}, [local, etc]) == etc
+    local.touch()
+    assert find_file(None, {}, [local, etc]) == local
 
 
 def test_line_lookup_finds_keys_in_every_toml_notation() -> None:
@@ -438,10 +438,10 @@ def test_token_file_without_token_is_reported(tmp_path: Path) -> None:
 
 
 def test_load_conflicting_settings_are_reported_with_lines(tmp_path: Path) -> None:
-    told = load_problems(
+    problems = load_problems(
         tmp_path, '[helper]\nrole = "prover"\n[sender]\nlease = "postgres"\nstandby = true\n[prover]\nnice = 3\n'
     )
-    assert [(problem.line, problem.key) for problem in told] == [
+    assert [(problem.line, problem.key) for problem in problems] == [
         (2, "helper.role"),
         (4, "sender.lease"),
         (5, "sender.standby"),
@@ -455,8 +455,8 @@ def test_database_url_is_validated_and_may_be_in_a_file(tmp_path: Path) -> None:
     assert "must be empty or an address such as postgresql://" in str(problem)
     (problem,) = load_problems(tmp_path, '[store]\nurl = "hush@db"\nkey_file = "keys"\n')
     assert "hush" not in str(problem)
-    told = load_problems(tmp_path, f'[store]\nschema_name = "Public;"\nhost = "{"x" * 64}"\n')
-    assert [problem.key for problem in told] == ["store.schema_name", "store.host"]
+    problems = load_problems(tmp_path, f'[store]\nschema_name = "Public;"\nhost = "{"x" * 64}"\n')
+    assert [problem.key for problem in problems] == ["store.schema_name", "store.host"]
     (tmp_path / "url").write_text("postgresql://helper:hush@db/helper\n")
     config = load(
         write_config(tmp_path, f'[helper]\nrole = "sender"\n[store]\nurl_file = "{tmp_path}/url"\nkey_file = "k"\n')

@@ -30,7 +30,7 @@ TEXTS = {
     PauseCause.BOTH_CIRCUITS_REFUSED.reason(): (
         "the chain refuses valid proofs of both circuits: check whether its nodes work"
     ),
-    PauseCause.REFUSAL_SEEN_BY_SENDER.reason("as told"): "as told",
+    PauseCause.REFUSAL_SEEN_BY_SENDER.reason("a reason"): "a reason",
 }
 
 

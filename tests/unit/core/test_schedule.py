@@ -46,11 +46,11 @@ def test_due_ms_of_zero_or_past_time_is_now(now: float, ago: int) -> None:
 
 @pytest.mark.rule("R6")
 def test_schedule_functions_ignore_random_state() -> None:
-    once = [due_ms(1_800_000_000, 5.0), retry_delay(3), rank(b"k" * 32, b"m" * 32)]
+    values = [due_ms(1_800_000_000, 5.0), retry_delay(3), rank(b"k" * 32, b"m" * 32)]
 
     random.seed(1)
 
-    assert once == [due_ms(1_800_000_000, 5.0), retry_delay(3), rank(b"k" * 32, b"m" * 32)]
+    assert values == [due_ms(1_800_000_000, 5.0), retry_delay(3), rank(b"k" * 32, b"m" * 32)]
 
 
 @pytest.mark.rule("R5")
@@ -61,7 +61,7 @@ def test_rank_within_second_is_independent_of_arrival() -> None:
     mean = (len(arrival) - 1) / 2
     spread = sum((n - mean) ** 2 for n in arrival)
 
-    correlation = sum((place - mean) * (n - mean) for place, n in enumerate(order)) / spread
+    correlation = sum((rank - mean) * (n - mean) for rank, n in enumerate(order)) / spread
 
     assert abs(correlation) < 0.1
     assert len(set(ranks)) == len(ranks)

@@ -35,11 +35,11 @@ class ChainFixture:
     other_clients: list[httpx.AsyncClient]
     now_ns: list[int] = field(default_factory=list)
 
-    async def mine(self, blocks: int = 1, **how: Any) -> dict[str, Any]:
+    async def mine(self, blocks: int = 1, **options: Any) -> dict[str, Any]:
         """Make blocks; by default a second apart."""
         for _ in range(blocks):
-            self.now_ns[0] += 0 if how else 1_000_000_000
-            answer = await self.rest.post("/devnet/mine", json=how)
+            self.now_ns[0] += 0 if options else 1_000_000_000
+            answer = await self.rest.post("/devnet/mine", json=options)
             assert answer.status_code == 200, answer.text
         result: dict[str, Any] = answer.json()
         return result
@@ -64,8 +64,8 @@ class ChainFixture:
         body = {"round_id": round_id.hex(), "vote_commitment": ballot.commitment.hex()}
         sent = await self.rest.post("/devnet/cast", json=body)
         await self.mine()
-        found = await self.rest.get(f"/devnet/cast/{sent.json()['tx_hash']}")
-        return ballot, int(found.json()["vc_position"])
+        answer = await self.rest.get(f"/devnet/cast/{sent.json()['tx_hash']}")
+        return ballot, int(answer.json()["vc_position"])
 
     async def send_reveal(self, reveal: Reveal, node: httpx.AsyncClient | None = None) -> httpx.Response:
         """POST a reveal."""
@@ -92,12 +92,12 @@ class ChainFixture:
         return Reveal(**{**_fields(reveal), "proof": proof})
 
 
-def prove_reveal(net: ChainFixture, ballot: Ballot, position: int, index: int) -> Reveal:
+def prove_reveal(chain: ChainFixture, ballot: Ballot, position: int, index: int) -> Reveal:
     """A reveal with a real proof against the chain's current tree."""
-    round_ = net.devnet.chain.rounds[ballot.round_id]
+    round_ = chain.devnet.chain.rounds[ballot.round_id]
     block, share = round_.leaf_blocks[-1], ballot.shares[index]
-    proved = proofs.prove(
-        net.devnet.verifier.circuit,
+    proof_result = proofs.prove(
+        chain.devnet.verifier.circuit,
         path=round_.tree.path(position, block.start + block.count),
         position=position,
         share_comms=b"".join(ballot.share_comms),
@@ -109,9 +109,9 @@ def prove_reveal(net: ChainFixture, ballot: Ballot, position: int, index: int) -
         vote_decision=ballot.vote_decision,
         round_id=ballot.round_id,
     )
-    assert proved.nullifier == share.nullifier
-    assert proved.root == block.root
-    return Reveal(**{**_fields(create_unproven_reveal(ballot, index, block.height)), "proof": proved.proof})
+    assert proof_result.nullifier == share.nullifier
+    assert proof_result.root == block.root
+    return Reveal(**{**_fields(create_unproven_reveal(ballot, index, block.height)), "proof": proof_result.proof})
 
 
 def create_unproven_reveal(ballot: Ballot, index: int, anchor_height: int) -> Reveal:
@@ -162,13 +162,13 @@ async def run_chain(*, nodes: int = 1, db: Path | None = None, **options: Any) -
     settings = Options(**{"block_seconds": 0, "stand_in": True, "db": db, **options})
     devnet = DevNet(settings, now_ns=lambda: now[0])
     await devnet.start()
-    made = [Node(devnet, f"node{number}") for number in range(nodes)]
-    clients = [create_client(node.rest) for node in made]
+    created_nodes = [Node(devnet, f"node{number}") for number in range(nodes)]
+    clients = [create_client(node.rest) for node in created_nodes]
     try:
-        yield ChainFixture(devnet, made, clients[0], create_client(made[0].rpc), clients[1:], now)
+        yield ChainFixture(devnet, created_nodes, clients[0], create_client(created_nodes[0].rpc), clients[1:], now)
     finally:
-        for each in clients:
-            await each.aclose()
+        for client in clients:
+            await client.aclose()
         await devnet.close()
 
 

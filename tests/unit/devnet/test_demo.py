@@ -21,9 +21,9 @@ OPTIONS = DemoOptions(voters=1)
 
 @pytest.fixture
 async def demo() -> AsyncIterator[Demo]:
-    one = Demo(OPTIONS, {"rest": "http://chain", "rpc": "http://rpc"}, {"url": "http://helper", "sockets": []})
-    real = one._http
-    yield one
+    demo_ = Demo(OPTIONS, {"rest": "http://chain", "rpc": "http://rpc"}, {"url": "http://helper", "sockets": []})
+    real = demo_._http
+    yield demo_
     await real.aclose()
 
 
@@ -34,7 +34,7 @@ async def demo() -> AsyncIterator[Demo]:
         (OPTIONS.share_count - 1, []),
     ],
 )
-async def test_end_round_when_all_shares_are_confirmed_asks_the_chain_at_once(
+async def test_round_end_with_all_shares_confirmed_queries_chain_immediately(
     demo: Demo, monkeypatch: pytest.MonkeyPatch, confirmed: int, posted: list[tuple[str, Any]]
 ) -> None:
     seen: list[tuple[str, Any]] = []

@@ -55,7 +55,7 @@ def test_decode_other_bytes_is_refused(raw: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         (b"{nope", "invalid character 'n' looking for beginning of object key string"),
         (b"", "EOF"),
@@ -67,8 +67,8 @@ def test_decode_other_bytes_is_refused(raw: bytes) -> None:
         (b"[" * 100_000, "max depth"),
     ],
 )
-def test_decode_non_object_body_is_refused_with_go_error_text(body: bytes, said: str) -> None:
-    with pytest.raises(GoJsonError, match=re.escape(said)):
+def test_decode_non_object_body_is_refused_with_go_error_text(body: bytes, message: str) -> None:
+    with pytest.raises(GoJsonError, match=re.escape(message)):
         parse_object(body)
 
 

@@ -19,199 +19,199 @@ SYNCING = "/cosmos/base/tendermint/v1beta1/syncing"
 LATEST = "/cosmos/base/tendermint/v1beta1/blocks/latest"
 
 
-async def height_of(net: ChainFixture, node: httpx.AsyncClient | None = None) -> int:
+async def height_of(chain: ChainFixture, node: httpx.AsyncClient | None = None) -> int:
     """The height that a node reports."""
-    answer = await (node or net.rest).get(LATEST)
+    answer = await (node or chain.rest).get(LATEST)
     return int(answer.json()["block"]["header"]["height"])
 
 
 async def test_dropped_reply_still_takes_effect() -> None:
-    async with run_chain() as net:
-        ballot, _ = await net.cast_vote(await net.create_round())
-        reveal = net.create_stand_in_reveal(ballot, 0)
-        await net.set_faults(routes=["reveal-share"], drop_reply=1, times=1)
+    async with run_chain() as chain:
+        ballot, _ = await chain.cast_vote(await chain.create_round())
+        reveal = chain.create_stand_in_reveal(ballot, 0)
+        await chain.set_faults(routes=["reveal-share"], drop_reply=1, times=1)
         with pytest.raises(httpx.ReadError):
-            await net.send_reveal(reveal)
-        await net.mine()
-        assert net.devnet.stats()["reveals_counted"] == 1
+            await chain.send_reveal(reveal)
+        await chain.mine()
+        assert chain.devnet.stats()["reveals_counted"] == 1
         # The switch has reached its limit.
-        assert (await net.send_reveal(reveal)).status_code == 200
+        assert (await chain.send_reveal(reveal)).status_code == 200
 
 
-@pytest.mark.parametrize(("switch", "acted"), [("status_502", 0), ("status_502_after", 1)])
-async def test_502_comes_before_or_after_effect(switch: str, acted: int) -> None:
-    async with run_chain() as net:
-        ballot, _ = await net.cast_vote(await net.create_round())
+@pytest.mark.parametrize(("switch", "effect_count"), [("status_502", 0), ("status_502_after", 1)])
+async def test_502_comes_before_or_after_effect(switch: str, effect_count: int) -> None:
+    async with run_chain() as chain:
+        ballot, _ = await chain.cast_vote(await chain.create_round())
         switches: dict[str, Any] = {switch: True}
-        await net.set_faults(routes=["reveal-share"], **switches)
-        answer = await net.send_reveal(net.create_stand_in_reveal(ballot, 0))
+        await chain.set_faults(routes=["reveal-share"], **switches)
+        answer = await chain.send_reveal(chain.create_stand_in_reveal(ballot, 0))
         assert answer.status_code == 502
         assert answer.json()["error"].startswith("broadcast failed")
-        await net.mine()
-        assert net.devnet.stats()["reveals_counted"] == acted
-        assert (await net.rest.get(SYNCING)).status_code == 200
+        await chain.mine()
+        assert chain.devnet.stats()["reveals_counted"] == effect_count
+        assert (await chain.rest.get(SYNCING)).status_code == 200
 
 
 async def test_refused_connection_and_warming_keys_have_no_effect() -> None:
-    async with run_chain() as net:
-        ballot, _ = await net.cast_vote(await net.create_round())
-        await net.set_faults(refuse=1)
+    async with run_chain() as chain:
+        ballot, _ = await chain.cast_vote(await chain.create_round())
+        await chain.set_faults(refuse=1)
         with pytest.raises(httpx.ConnectError):
-            await net.send_reveal(net.create_stand_in_reveal(ballot, 0))
-        await net.set_faults(reset=True, status_503=1)
-        assert (await net.send_reveal(net.create_stand_in_reveal(ballot, 0))).status_code == 503
-        await net.mine()
-        assert net.devnet.stats()["reveals_counted"] == 0
+            await chain.send_reveal(chain.create_stand_in_reveal(ballot, 0))
+        await chain.set_faults(reset=True, status_503=1)
+        assert (await chain.send_reveal(chain.create_stand_in_reveal(ballot, 0))).status_code == 503
+        await chain.mine()
+        assert chain.devnet.stats()["reveals_counted"] == 0
 
 
 async def test_response_can_be_html_or_truncated() -> None:
-    async with run_chain() as net:
-        await net.set_faults(routes=["syncing"], html=1)
-        page = await net.rest.get(SYNCING)
+    async with run_chain() as chain:
+        await chain.set_faults(routes=["syncing"], html=1)
+        page = await chain.rest.get(SYNCING)
         assert page.headers["content-type"].startswith("text/html")
-        await net.set_faults(reset=True, routes=["syncing"], half_json=1)
-        half = await net.rest.get(SYNCING)
+        await chain.set_faults(reset=True, routes=["syncing"], half_json=1)
+        half = await chain.rest.get(SYNCING)
         assert half.status_code == 200
         with pytest.raises(json.JSONDecodeError):
             half.json()
 
 
 async def test_latency_and_trickle_delay_response() -> None:
-    async with run_chain() as net:
-        await net.set_faults(routes=["syncing"], latency_ms=40)
-        await net.rest.get(SYNCING)
-        assert net.devnet.request_log.entries_after(0)[-1]["ms"] >= 40
-        await net.set_faults(reset=True, trickle=0.001)
-        answer = await net.rest.get(SYNCING)
+    async with run_chain() as chain:
+        await chain.set_faults(routes=["syncing"], latency_ms=40)
+        await chain.rest.get(SYNCING)
+        assert chain.devnet.request_log.entries_after(0)[-1]["ms"] >= 40
+        await chain.set_faults(reset=True, trickle=0.001)
+        answer = await chain.rest.get(SYNCING)
         assert answer.json() == {"syncing": False}
-        assert net.devnet.request_log.entries_after(0)[-1]["ms"] >= len(answer.content)
+        assert chain.devnet.request_log.entries_after(0)[-1]["ms"] >= len(answer.content)
 
 
 async def test_accepted_reveal_can_be_lost_or_overtaken() -> None:
-    async with run_chain() as net:
-        ballot, _ = await net.cast_vote(await net.create_round())
-        await net.set_faults(routes=["reveal-share"], never_include=1)
-        lost = (await net.send_reveal(net.create_stand_in_reveal(ballot, 0))).json()
-        await net.set_faults(routes=["reveal-share"], reset=True, include_failed=1)
-        beaten = (await net.send_reveal(net.create_stand_in_reveal(ballot, 1))).json()
-        assert lost["code"] == beaten["code"] == 0
-        await net.mine(3)
-        assert (await net.rest.get(f"{API_PREFIX}/tx/{lost['tx_hash']}")).status_code == 404
-        failed = await net.rest.get(f"{API_PREFIX}/tx/{beaten['tx_hash']}")
+    async with run_chain() as chain:
+        ballot, _ = await chain.cast_vote(await chain.create_round())
+        await chain.set_faults(routes=["reveal-share"], never_include=1)
+        lost = (await chain.send_reveal(chain.create_stand_in_reveal(ballot, 0))).json()
+        await chain.set_faults(routes=["reveal-share"], reset=True, include_failed=1)
+        duplicate = (await chain.send_reveal(chain.create_stand_in_reveal(ballot, 1))).json()
+        assert lost["code"] == duplicate["code"] == 0
+        await chain.mine(3)
+        assert (await chain.rest.get(f"{API_PREFIX}/tx/{lost['tx_hash']}")).status_code == 404
+        failed = await chain.rest.get(f"{API_PREFIX}/tx/{duplicate['tx_hash']}")
         assert failed.status_code == 422
         assert "nullifier already spent" in failed.json()["log"]
         # The share is counted through the other helper's transaction.
         query = f"reveal_share.vote_round_id='{ballot.round_id.hex()}'"
-        found = (await net.rpc.get("/tx_search", params={"query": f'"{query}"'})).json()["result"]["txs"]
-        assert len(found) == 1
-        assert found[0]["hash"] != beaten["tx_hash"]
+        transactions = (await chain.rpc.get("/tx_search", params={"query": f'"{query}"'})).json()["result"]["txs"]
+        assert len(transactions) == 1
+        assert transactions[0]["hash"] != duplicate["tx_hash"]
 
 
 async def test_lagging_node_is_behind_the_others() -> None:
-    async with run_chain(nodes=2) as net:
-        other = net.other_clients[0]
-        ballot, _ = await net.cast_vote(await net.create_round())
-        await net.set_faults(other, freeze_blocks=True)
-        at = await height_of(net)
-        await net.send_reveal(net.create_stand_in_reveal(ballot, 0))
-        await net.mine(4)
-        assert (await height_of(net), await height_of(net, other)) == (at + 4, at)
+    async with run_chain(nodes=2) as chain:
+        other = chain.other_clients[0]
+        ballot, _ = await chain.cast_vote(await chain.create_round())
+        await chain.set_faults(other, freeze_blocks=True)
+        at = await height_of(chain)
+        await chain.send_reveal(chain.create_stand_in_reveal(ballot, 0))
+        await chain.mine(4)
+        assert (await height_of(chain), await height_of(chain, other)) == (at + 4, at)
         missing = await other.get(f"/cosmos/base/tendermint/v1beta1/blocks/{at + 1}")
         assert missing.status_code == 400
-        await net.set_faults(other, freeze_blocks=False)
-        assert await height_of(net, other) == at + 4
+        await chain.set_faults(other, freeze_blocks=False)
+        assert await height_of(chain, other) == at + 4
 
 
 async def test_stale_node_serves_old_state() -> None:
-    async with run_chain(nodes=2) as net:
-        other = net.other_clients[0]
-        round_id = await net.create_round()
-        ballot, _ = await net.cast_vote(round_id)
-        sent = (await net.send_reveal(net.create_stand_in_reveal(ballot, 0))).json()
-        await net.mine(10)
-        await net.set_faults(other, stale=10)
-        assert await height_of(net, other) == await height_of(net) - 10
+    async with run_chain(nodes=2) as chain:
+        other = chain.other_clients[0]
+        round_id = await chain.create_round()
+        ballot, _ = await chain.cast_vote(round_id)
+        sent = (await chain.send_reveal(chain.create_stand_in_reveal(ballot, 0))).json()
+        await chain.mine(10)
+        await chain.set_faults(other, stale=10)
+        assert await height_of(chain, other) == await height_of(chain) - 10
         assert (await other.get(f"{API_PREFIX}/tx/{sent['tx_hash']}")).status_code == 404
-        assert (await net.rest.get(f"{API_PREFIX}/tx/{sent['tx_hash']}")).status_code == 200
+        assert (await chain.rest.get(f"{API_PREFIX}/tx/{sent['tx_hash']}")).status_code == 200
         key = f"0102{round_id.hex()}{ballot.shares[0].nullifier.hex()}"
         query = {"path": '"/store/vote/key"', "data": f"0x{key}"}
-        assert (await net.rpc.get("/abci_query", params=query)).json()["result"]["response"]["value"] == "AQ=="
-        await net.set_faults(stale=12)
-        assert (await net.rpc.get("/abci_query", params=query)).json()["result"]["response"]["value"] is None
+        assert (await chain.rpc.get("/abci_query", params=query)).json()["result"]["response"]["value"] == "AQ=="
+        await chain.set_faults(stale=12)
+        assert (await chain.rpc.get("/abci_query", params=query)).json()["result"]["response"]["value"] is None
 
 
 async def test_node_can_roll_back_and_follow_again() -> None:
-    async with run_chain() as net:
-        await net.mine(10)
-        await net.set_faults(reset_height=4)
-        assert await height_of(net) == 4
-        await net.mine(2)
-        assert await height_of(net) == 6
+    async with run_chain() as chain:
+        await chain.mine(10)
+        await chain.set_faults(reset_height=4)
+        assert await height_of(chain) == 4
+        await chain.mine(2)
+        assert await height_of(chain) == 6
 
 
 async def test_node_can_report_wrong_identity() -> None:
-    async with run_chain() as net:
-        round_id = await net.create_round()
-        ballot, _ = await net.cast_vote(round_id)
+    async with run_chain() as chain:
+        round_id = await chain.create_round()
+        ballot, _ = await chain.cast_vote(round_id)
         tree = f"{API_PREFIX}/commitment-tree/{round_id.hex()}/latest"
-        root = (await net.get_json(tree))["tree"]["root"]
-        await net.set_faults(chain_id="another-1", wrong_root=True, catching_up=True, round_status=4)
-        assert (await net.get_json(LATEST))["block"]["header"]["chain_id"] == "another-1"
-        assert (await net.get_json(SYNCING)) == {"syncing": True}
-        status = (await net.rpc.get("/status")).json()["result"]
+        root = (await chain.get_json(tree))["tree"]["root"]
+        await chain.set_faults(chain_id="another-1", wrong_root=True, catching_up=True, round_status=4)
+        assert (await chain.get_json(LATEST))["block"]["header"]["chain_id"] == "another-1"
+        assert (await chain.get_json(SYNCING)) == {"syncing": True}
+        status = (await chain.rpc.get("/status")).json()["result"]
         assert status["sync_info"]["catching_up"] is True
         assert status["node_info"]["network"] == "another-1"
-        assert (await net.get_json(tree))["tree"]["root"] != root
-        assert (await net.get_json(f"{API_PREFIX}/round/{round_id.hex()}"))["round"]["status"] == 4
-        refused = await net.send_reveal(net.create_stand_in_reveal(ballot, 0))
+        assert (await chain.get_json(tree))["tree"]["root"] != root
+        assert (await chain.get_json(f"{API_PREFIX}/round/{round_id.hex()}"))["round"]["status"] == 4
+        refused = await chain.send_reveal(chain.create_stand_in_reveal(ballot, 0))
         assert refused.json()["log"] == "vote round is not active: status is SESSION_STATUS_PENDING"
-        await net.set_faults(round_status=0)
-        assert (await net.rest.get(f"{API_PREFIX}/round/{round_id.hex()}")).status_code == 500
-        assert (await net.send_reveal(net.create_stand_in_reveal(ballot, 0))).json()["code"] == 3
+        await chain.set_faults(round_status=0)
+        assert (await chain.rest.get(f"{API_PREFIX}/round/{round_id.hex()}")).status_code == 500
+        assert (await chain.send_reveal(chain.create_stand_in_reveal(ballot, 0))).json()["code"] == 3
 
 
 async def test_node_can_miss_newest_anchors() -> None:
-    async with run_chain(nodes=2) as net:
-        ballot, _ = await net.cast_vote(await net.create_round())
-        reveal = net.create_stand_in_reveal(ballot, 0)
-        await net.set_faults(net.other_clients[0], routes=["reveal-share"], anchor_unknown=3)
-        behind = await net.send_reveal(reveal, net.other_clients[0])
+    async with run_chain(nodes=2) as chain:
+        ballot, _ = await chain.cast_vote(await chain.create_round())
+        reveal = chain.create_stand_in_reveal(ballot, 0)
+        await chain.set_faults(chain.other_clients[0], routes=["reveal-share"], anchor_unknown=3)
+        behind = await chain.send_reveal(reveal, chain.other_clients[0])
         assert behind.json()["log"].endswith(f"no commitment tree root at height {reveal.anchor_height}")
-        await net.mine(3)
-        assert (await net.send_reveal(reveal, net.other_clients[0])).status_code == 200
+        await chain.mine(3)
+        assert (await chain.send_reveal(reveal, chain.other_clients[0])).status_code == 200
 
 
 async def test_chain_can_halt_and_have_wrong_clock() -> None:
-    async with run_chain() as net:
-        await net.set_faults(clock_offset_seconds=-300, halt_chain=True)
-        await net.mine()
-        header = (await net.get_json(LATEST))["block"]["header"]
-        assert net.devnet.chain.time == START_TIME + 1 - 300
+    async with run_chain() as chain:
+        await chain.set_faults(clock_offset_seconds=-300, halt_chain=True)
+        await chain.mine()
+        header = (await chain.get_json(LATEST))["block"]["header"]
+        assert chain.devnet.chain.time == START_TIME + 1 - 300
         assert header["time"].endswith("Z")
-        assert net.devnet.producer.is_halted
+        assert chain.devnet.producer.is_halted
 
 
 async def test_lagging_node_accepts_spent_nullifier() -> None:
-    async with run_chain(nodes=2) as net:
-        round_id = await net.create_round()
-        ballot, _ = await net.cast_vote(round_id)
-        first = net.create_stand_in_reveal(ballot, 0)
-        await net.set_faults(net.other_clients[0], freeze_blocks=True)
-        await net.send_reveal(first)
-        await net.mine()
-        again = replace_fields(first, proof=first.proof)
-        assert (await net.send_reveal(again, net.other_clients[0])).status_code == 200
+    async with run_chain(nodes=2) as chain:
+        round_id = await chain.create_round()
+        ballot, _ = await chain.cast_vote(round_id)
+        first = chain.create_stand_in_reveal(ballot, 0)
+        await chain.set_faults(chain.other_clients[0], freeze_blocks=True)
+        await chain.send_reveal(first)
+        await chain.mine()
+        resent = replace_fields(first, proof=first.proof)
+        assert (await chain.send_reveal(resent, chain.other_clients[0])).status_code == 200
 
 
 async def test_requests_are_logged_with_their_content(tmp_path: Path) -> None:
     path = tmp_path / "requests.ndjson"
-    async with run_chain(nodes=2, request_log=path) as net:
-        ballot, _ = await net.cast_vote(await net.create_round())
-        await net.set_faults(net.other_clients[0], routes=["syncing"], status_502=1)
-        await net.send_reveal(net.create_stand_in_reveal(ballot, 0))
-        await net.other_clients[0].get(SYNCING + "?probe=1")
-        await net.rpc.get("/status")
-        entries = (await net.get_json("/devnet/requests?after=0"))["requests"]
+    async with run_chain(nodes=2, request_log=path) as chain:
+        ballot, _ = await chain.cast_vote(await chain.create_round())
+        await chain.set_faults(chain.other_clients[0], routes=["syncing"], status_502=1)
+        await chain.send_reveal(chain.create_stand_in_reveal(ballot, 0))
+        await chain.other_clients[0].get(SYNCING + "?probe=1")
+        await chain.rpc.get("/status")
+        entries = (await chain.get_json("/devnet/requests?after=0"))["requests"]
         # Lines are written when the events happen, not at the end.
         assert [json.loads(line) for line in path.read_text().splitlines()] == entries
     reveal, probe, status = entries
@@ -249,8 +249,8 @@ def test_route_fault_overrides_general_fault() -> None:
 
 @pytest.mark.parametrize("body", [{"latency": 5}, {"drop_reply": 2}, {"circuit": "k12"}, {"round_status": 256}])
 async def test_unknown_fault_switches_and_values_are_refused(body: dict[str, Any]) -> None:
-    async with run_chain() as net:
-        answer = await net.rest.post("/devnet/faults", json=body)
+    async with run_chain() as chain:
+        answer = await chain.rest.post("/devnet/faults", json=body)
         assert answer.status_code == 400
         assert next(iter(body)) in answer.json()["error"]
 
@@ -273,18 +273,18 @@ def test_fault_routes_have_names() -> None:
 
 
 async def test_trickle_ends_when_client_disconnects() -> None:
-    async with run_chain() as net:
-        await net.set_faults(trickle=3600)
-        app: Any = net.nodes[0].rest
+    async with run_chain() as chain:
+        await chain.set_faults(trickle=3600)
+        app: Any = chain.nodes[0].rest
         left = asyncio.Event()
         sent: list[Any] = []
         scope = {"type": "http", "method": "GET", "path": SYNCING, "headers": [], "query_string": b""}
         requests = iter([{"type": "http.request", "body": b""}])
 
         async def receive() -> Any:
-            found = next(requests, None)
-            if found is not None:
-                return found
+            request = next(requests, None)
+            if request is not None:
+                return request
             await left.wait()
             return {"type": "http.disconnect"}
 

@@ -40,16 +40,16 @@ REQUESTS = {
 }
 
 
-@pytest.mark.parametrize("dress", REQUESTS)
-def test_leak_check_finds_value_in_every_encoding(dress: str) -> None:
+@pytest.mark.parametrize("encoding", REQUESTS)
+def test_leak_check_finds_value_in_every_encoding(encoding: str) -> None:
     needle = SensitiveValue("nullifier", SECRET, DUE_TIME)
-    (found,) = find_leaks([log_entry(), REQUESTS[dress], log_entry("/z")], [needle])
-    assert found.sensitive_value is needle
-    assert found.request is REQUESTS[dress]
-    late = {**REQUESTS[dress], "time": DUE_TIME}
+    (leak,) = find_leaks([log_entry(), REQUESTS[encoding], log_entry("/z")], [needle])
+    assert leak.sensitive_value is needle
+    assert leak.request is REQUESTS[encoding]
+    late = {**REQUESTS[encoding], "time": DUE_TIME}
     assert find_leaks([late], [needle]) == []
     other = SensitiveValue("nullifier", SECRET[::-1], DUE_TIME)
-    assert find_leaks([REQUESTS[dress]], [other]) == []
+    assert find_leaks([REQUESTS[encoding]], [other]) == []
 
 
 @pytest.mark.parametrize(
@@ -69,5 +69,5 @@ def test_leak_check_finds_position_only_as_whole_number(request_: dict[str, Any]
 
 def test_request_log_keeps_body_and_shortens_proof() -> None:
     body = b'{"share_nullifier":"%s","proof":"%s","proposal_id":1}' % (SECRET_BASE64.encode(), b"A" * 6000)
-    kept = readable_body(body)
-    assert kept == body.decode().replace("A" * 6000, "A" * 1024 + "...")
+    readable = readable_body(body)
+    assert readable == body.decode().replace("A" * 6000, "A" * 1024 + "...")

@@ -15,126 +15,128 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_two_reveals_of_one_share_are_admitted_and_second_fails() -> None:
-    async with run_chain() as net:
-        round_id = await net.create_round()
-        ballot, position = await net.cast_vote(round_id)
-        first = net.create_stand_in_reveal(ballot, 0)
-        await net.cast_vote(round_id)  # a newer root leads to another proof of the same share
-        second = net.create_stand_in_reveal(ballot, 0)
+    async with run_chain() as chain:
+        round_id = await chain.create_round()
+        ballot, position = await chain.cast_vote(round_id)
+        first = chain.create_stand_in_reveal(ballot, 0)
+        await chain.cast_vote(round_id)  # a newer root leads to another proof of the same share
+        second = chain.create_stand_in_reveal(ballot, 0)
         assert position == 1
-        hashes = [(await net.send_reveal(reveal)).json()["tx_hash"] for reveal in (first, second)]
-        await net.mine()
-        winner, loser = [await net.rest.get(f"{API_PREFIX}/tx/{digest}") for digest in hashes]
+        hashes = [(await chain.send_reveal(reveal)).json()["tx_hash"] for reveal in (first, second)]
+        await chain.mine()
+        winner, loser = [await chain.rest.get(f"{API_PREFIX}/tx/{digest}") for digest in hashes]
         assert winner.status_code == 200
         assert loser.status_code == 422
         assert loser.json()["log"] == f"nullifier already spent: {first.nullifier.hex()}"
-        results = (await net.rpc.get(f"/block_results?height={net.devnet.chain.height}")).json()["result"]
+        results = (await chain.rpc.get(f"/block_results?height={chain.devnet.chain.height}")).json()["result"]
         assert [row["code"] for row in results["txs_results"]] == [0, 1]
-        assert net.devnet.stats()["reveals_counted"] == 1
+        assert chain.devnet.stats()["reveals_counted"] == 1
 
 
 async def test_newer_chain_drops_second_reveal_from_block() -> None:
-    async with run_chain(duplicates="filter") as net:
-        round_id = await net.create_round()
-        ballot, _ = await net.cast_vote(round_id)
-        first = net.create_stand_in_reveal(ballot, 0)
-        await net.cast_vote(round_id)
-        await net.send_reveal(first)
-        answer = await net.send_reveal(net.create_stand_in_reveal(ballot, 0))
+    async with run_chain(duplicates="filter") as chain:
+        round_id = await chain.create_round()
+        ballot, _ = await chain.cast_vote(round_id)
+        first = chain.create_stand_in_reveal(ballot, 0)
+        await chain.cast_vote(round_id)
+        await chain.send_reveal(first)
+        answer = await chain.send_reveal(chain.create_stand_in_reveal(ballot, 0))
         assert answer.status_code == 200
         assert answer.json()["log"] == "tx pending in mempool (duplicate submission)"
-        await net.mine(3)
-        assert (await net.rest.get(f"{API_PREFIX}/tx/{answer.json()['tx_hash']}")).status_code == 404
+        await chain.mine(3)
+        assert (await chain.rest.get(f"{API_PREFIX}/tx/{answer.json()['tx_hash']}")).status_code == 404
 
 
 async def test_same_bytes_are_admitted_again_while_round_is_open() -> None:
-    async with run_chain() as net:
-        ballot, _ = await net.cast_vote(await net.create_round(vote_end_time=START_TIME + 60))
-        reveal = net.create_stand_in_reveal(ballot, 0)
-        answers = [(await net.send_reveal(reveal)).json() for _ in range(2)]
-        await net.mine()
-        answers.append((await net.send_reveal(reveal)).json())
+    async with run_chain() as chain:
+        ballot, _ = await chain.cast_vote(await chain.create_round(vote_end_time=START_TIME + 60))
+        reveal = chain.create_stand_in_reveal(ballot, 0)
+        answers = [(await chain.send_reveal(reveal)).json() for _ in range(2)]
+        await chain.mine()
+        answers.append((await chain.send_reveal(reveal)).json())
         assert answers == [answers[0]] * 3
-        assert len(net.devnet.chain.blocks[-1].results) == 1
-        await net.mine()
-        assert not net.devnet.chain.blocks[-1].results
-        await net.mine(time=START_TIME + 60)
-        assert (await net.send_reveal(reveal)).status_code == 422
+        assert len(chain.devnet.chain.blocks[-1].results) == 1
+        await chain.mine()
+        assert not chain.devnet.chain.blocks[-1].results
+        await chain.mine(time=START_TIME + 60)
+        assert (await chain.send_reveal(reveal)).status_code == 422
 
 
-async def test_block_size_is_limited_and_rest_stays_in_mempool() -> None:
-    async with run_chain(max_reveals=5) as net:
-        ballot, _ = await net.cast_vote(await net.create_round())
-        await asyncio.gather(*(net.send_reveal(net.create_stand_in_reveal(ballot, index)) for index in range(16)))
+async def test_block_size_is_limited_and_other_reveals_stay_in_mempool() -> None:
+    async with run_chain(max_reveals=5) as chain:
+        ballot, _ = await chain.cast_vote(await chain.create_round())
+        await asyncio.gather(*(chain.send_reveal(chain.create_stand_in_reveal(ballot, index)) for index in range(16)))
         sizes = []
         for _ in range(4):
-            await net.mine()
-            sizes.append(len(net.devnet.chain.blocks[-1].results))
+            await chain.mine()
+            sizes.append(len(chain.devnet.chain.blocks[-1].results))
         assert sizes == [5, 5, 5, 1]
 
 
 async def test_mempool_is_rechecked_after_each_block() -> None:
-    async with run_chain(max_reveals=1) as net:
-        round_id = await net.create_round()
-        ballot, _ = await net.cast_vote(round_id)
-        first = net.create_stand_in_reveal(ballot, 0)
-        await net.cast_vote(round_id)
-        second = net.create_stand_in_reveal(ballot, 0)
-        await net.send_reveal(first)
-        dropped = (await net.send_reveal(second)).json()["tx_hash"]
-        await net.mine(3)
-        assert (await net.rest.get(f"{API_PREFIX}/tx/{dropped}")).status_code == 404
-        assert (await net.send_reveal(second)).json()["log"].startswith("nullifier already spent")
+    async with run_chain(max_reveals=1) as chain:
+        round_id = await chain.create_round()
+        ballot, _ = await chain.cast_vote(round_id)
+        first = chain.create_stand_in_reveal(ballot, 0)
+        await chain.cast_vote(round_id)
+        second = chain.create_stand_in_reveal(ballot, 0)
+        await chain.send_reveal(first)
+        dropped = (await chain.send_reveal(second)).json()["tx_hash"]
+        await chain.mine(3)
+        assert (await chain.rest.get(f"{API_PREFIX}/tx/{dropped}")).status_code == 404
+        assert (await chain.send_reveal(second)).json()["log"].startswith("nullifier already spent")
 
 
 async def test_slow_check_refuses_reveal_spent_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with run_chain() as net:
-        round_id = await net.create_round()
-        ballot, _ = await net.cast_vote(round_id)
-        first = net.create_stand_in_reveal(ballot, 0)
-        await net.cast_vote(round_id)
-        second = net.create_stand_in_reveal(ballot, 0)
-        checking, go_on = asyncio.Event(), asyncio.Event()
-        check = net.devnet.verifier.check
+    async with run_chain() as chain:
+        round_id = await chain.create_round()
+        ballot, _ = await chain.cast_vote(round_id)
+        first = chain.create_stand_in_reveal(ballot, 0)
+        await chain.cast_vote(round_id)
+        second = chain.create_stand_in_reveal(ballot, 0)
+        checking, resume = asyncio.Event(), asyncio.Event()
+        check = chain.devnet.verifier.check
 
         async def slow(digest: bytes, reveal: Reveal, root: bytes) -> str | None:
             checking.set()
-            await go_on.wait()
+            await resume.wait()
             return await check(digest, reveal, root)
 
-        await net.send_reveal(first)
-        monkeypatch.setattr(net.devnet.verifier, "check", slow)
-        sending = asyncio.create_task(net.send_reveal(second))
+        await chain.send_reveal(first)
+        monkeypatch.setattr(chain.devnet.verifier, "check", slow)
+        sending = asyncio.create_task(chain.send_reveal(second))
         await checking.wait()
-        await net.mine()
-        go_on.set()
+        await chain.mine()
+        resume.set()
         assert (await sending).json()["log"].startswith("nullifier already spent")
 
 
 async def test_restored_chain_has_empty_mempool(tmp_path: Path) -> None:
     path = tmp_path / "chain.db"
-    async with run_chain(db=path) as net:
-        round_id = await net.create_round(vote_end_time=START_TIME + 50)
-        ballot, _ = await net.cast_vote(round_id, weight=77)
+    async with run_chain(db=path) as chain:
+        round_id = await chain.create_round(vote_end_time=START_TIME + 50)
+        ballot, _ = await chain.cast_vote(round_id, weight=77)
         for index in range(15):
-            await net.send_reveal(net.create_stand_in_reveal(ballot, index))
-        await net.mine()
-        lost = net.create_stand_in_reveal(ballot, 15)
-        sent = (await net.send_reveal(lost)).json()["tx_hash"]
-        before = net.devnet.chain
+            await chain.send_reveal(chain.create_stand_in_reveal(ballot, index))
+        await chain.mine()
+        lost = chain.create_stand_in_reveal(ballot, 15)
+        sent = (await chain.send_reveal(lost)).json()["tx_hash"]
+        before = chain.devnet.chain
         # Not closed: the file is as after a kill.
-        async with run_chain(db=path) as again:
-            chain = again.devnet.chain
+        async with run_chain(db=path) as restored:
+            restored_chain = restored.devnet.chain
             # The first block after the restart follows the stored ones.
-            assert [block.hash for block in chain.blocks[: before.height]] == [block.hash for block in before.blocks]
-            assert chain.blocks[-1].last_hash == before.blocks[-1].hash
-            assert chain.rounds[round_id].tree.root() == before.rounds[round_id].tree.root()
-            assert (await again.rest.get(f"{API_PREFIX}/tx/{sent}")).status_code == 404
-            await again.send_reveal(lost)
-            await again.mine()
-            assert (await again.rest.get(f"{API_PREFIX}/tx/{sent}")).status_code == 200
-            await again.mine(4, time=START_TIME + 60)
-            results = (await again.get_json(f"{API_PREFIX}/tally-results/{round_id.hex()}"))["results"]
+            assert [block.hash for block in restored_chain.blocks[: before.height]] == [
+                block.hash for block in before.blocks
+            ]
+            assert restored_chain.blocks[-1].last_hash == before.blocks[-1].hash
+            assert restored_chain.rounds[round_id].tree.root() == before.rounds[round_id].tree.root()
+            assert (await restored.rest.get(f"{API_PREFIX}/tx/{sent}")).status_code == 404
+            await restored.send_reveal(lost)
+            await restored.mine()
+            assert (await restored.rest.get(f"{API_PREFIX}/tx/{sent}")).status_code == 200
+            await restored.mine(4, time=START_TIME + 60)
+            results = (await restored.get_json(f"{API_PREFIX}/tally-results/{round_id.hex()}"))["results"]
             assert results[0]["total_value"] == 77
     async with run_chain(db=path) as third:
         # The totals are read from the file, not decrypted again.
@@ -145,10 +147,10 @@ async def test_restored_chain_has_empty_mempool(tmp_path: Path) -> None:
 
 
 async def test_reveal_with_invalid_statement_is_refused() -> None:
-    async with run_chain(stand_in=False) as net:
-        ballot, _ = await net.cast_vote(await net.create_round())
-        answer = await net.send_reveal(
-            replace_fields(net.create_stand_in_reveal(ballot, 0), proof=bytes(4992), enc_share=bytes(64))
+    async with run_chain(stand_in=False) as chain:
+        ballot, _ = await chain.cast_vote(await chain.create_round())
+        answer = await chain.send_reveal(
+            replace_fields(chain.create_stand_in_reveal(ballot, 0), proof=bytes(4992), enc_share=bytes(64))
         )
         assert answer.status_code == 422
         assert "invalid zero-knowledge proof" in answer.json()["log"]

@@ -40,9 +40,9 @@ async def run_devnet(*flags: str) -> AsyncIterator[tuple[asyncio.subprocess.Proc
         await process.wait()
 
 
-async def mine_block(http: httpx.AsyncClient, **how: Any) -> dict[str, Any]:
+async def mine_block(http: httpx.AsyncClient, **options: Any) -> dict[str, Any]:
     """Make a block."""
-    result: dict[str, Any] = (await http.post("/devnet/mine", json=how)).json()
+    result: dict[str, Any] = (await http.post("/devnet/mine", json=options)).json()
     return result
 
 
@@ -64,7 +64,7 @@ async def prove_reveal(http: httpx.AsyncClient, ballot: Ballot, position: int, i
     tree = proofs.CommitmentTree()
     tree.append(b"".join(base64.b64decode(leaf) for block in blocks for leaf in block["leaves"]))
     share = ballot.shares[index]
-    proved = await asyncio.to_thread(
+    proof_result = await asyncio.to_thread(
         proofs.prove,
         "k10",
         path=tree.path(position, latest["next_index_at_root"]),
@@ -78,15 +78,15 @@ async def prove_reveal(http: httpx.AsyncClient, ballot: Ballot, position: int, i
         vote_decision=ballot.vote_decision,
         round_id=ballot.round_id,
     )
-    assert base64.b64encode(proved.root).decode() == latest["root"]
-    return replace_fields(create_unproven_reveal(ballot, index, latest["height"]), proof=proved.proof)
+    assert base64.b64encode(proof_result.root).decode() == latest["root"]
+    return replace_fields(create_unproven_reveal(ballot, index, latest["height"]), proof=proof_result.proof)
 
 
 async def test_devnet_process_tallies_a_proven_vote() -> None:
     async with run_devnet() as (_, ready), httpx.AsyncClient(base_url=ready["rest"], timeout=60) as http:
-        made = (await http.post("/devnet/rounds", json={"status": 1, "seconds": 900})).json()
+        created = (await http.post("/devnet/rounds", json={"status": 1, "seconds": 900})).json()
         await mine_block(http)
-        round_id = bytes.fromhex(made["vote_round_id"])
+        round_id = bytes.fromhex(created["vote_round_id"])
         ballot, position = await cast_vote(http, ready, round_id, weight=2500)
         reveals = [await prove_reveal(http, ballot, position, index) for index in range(3)]
         first = reveals[0]
@@ -96,14 +96,14 @@ async def test_devnet_process_tallies_a_proven_vote() -> None:
         for reveal in reveals:
             assert (await http.post(f"{API_PREFIX}/reveal-share", json=reveal_body(reveal))).status_code == 200
         at = await mine_block(http)
-        again = replace_fields(first, proof=flipped.proof)
-        spent = await http.post(f"{API_PREFIX}/reveal-share", json=reveal_body(again))
+        resent = replace_fields(first, proof=flipped.proof)
+        spent = await http.post(f"{API_PREFIX}/reveal-share", json=reveal_body(resent))
         assert spent.json()["log"] == f"nullifier already spent: {first.nullifier.hex()}"
         async with httpx.AsyncClient(base_url=ready["rpc"]) as rpc:
             results = (await rpc.get(f"/block_results?height={at['height']}")).json()["result"]
         assert [row["code"] for row in results["txs_results"]] == [0, 0, 0]
         for _ in range(4):
-            await mine_block(http, time=made["vote_end_time"])
+            await mine_block(http, time=created["vote_end_time"])
         tally = (await http.get(f"{API_PREFIX}/tally-results/{round_id.hex()}")).json()["results"]
         revealed = sum(share.value for share in ballot.shares[:3])
         assert [(row["proposal_id"], row.get("vote_decision", 0), row["total_value"]) for row in tally] == [
@@ -130,11 +130,11 @@ async def test_devnet_process_resumes_after_kill(tmp_path: Path) -> None:
     flags = ["--stand-in-proofs", "--db", str(tmp_path / "chain.db"), "--ready-file", str(tmp_path / "ready")]
     async with run_devnet(*flags) as (process, ready), httpx.AsyncClient(base_url=ready["rest"]) as http:
         assert json.loads((tmp_path / "ready").read_text()) == ready
-        made = (await http.post("/devnet/rounds", json={"status": 1})).json()
+        created = (await http.post("/devnet/rounds", json={"status": 1})).json()
         await mine_block(http)
-        await http.post("/devnet/delegate", json={"round_id": made["vote_round_id"], "count": 100})
+        await http.post("/devnet/delegate", json={"round_id": created["vote_round_id"], "count": 100})
         at = await mine_block(http)
-        path = f"{API_PREFIX}/commitment-tree/{made['vote_round_id']}/latest"
+        path = f"{API_PREFIX}/commitment-tree/{created['vote_round_id']}/latest"
         tree = (await http.get(path)).json()
         process.send_signal(signal.SIGKILL)
         await process.wait()
@@ -146,20 +146,22 @@ async def test_devnet_process_resumes_after_kill(tmp_path: Path) -> None:
 
 async def test_devnet_extra_nodes_have_own_ports_and_faults() -> None:
     async with run_devnet("--stand-in-proofs", "--extra-nodes", "1") as (_, ready):
-        one, two = ready["nodes"]
-        assert (one["rest"], one["rpc"]) == (ready["rest"], ready["rpc"])
+        first_node, second_node = ready["nodes"]
+        assert (first_node["rest"], first_node["rpc"]) == (ready["rest"], ready["rpc"])
         async with httpx.AsyncClient() as http:
-            await http.post(two["rest"] + "/devnet/faults", json={"catching_up": True})
-            said = [(await http.get(f"{node['rpc']}/status")).json()["result"] for node in (one, two)]
-        assert [result["sync_info"]["catching_up"] for result in said] == [False, True]
-        assert said[0]["node_info"]["network"] == ready["chain_id"]
+            await http.post(second_node["rest"] + "/devnet/faults", json={"catching_up": True})
+            statuses = [
+                (await http.get(f"{node['rpc']}/status")).json()["result"] for node in (first_node, second_node)
+            ]
+        assert [result["sync_info"]["catching_up"] for result in statuses] == [False, True]
+        assert statuses[0]["node_info"]["network"] == ready["chain_id"]
 
 
-async def test_devnet_timer_makes_blocks() -> None:
+async def test_devnet_timer_produces_blocks() -> None:
     async with run_devnet("--stand-in-proofs", "--block-seconds", "0.05") as (_, ready):
         async with httpx.AsyncClient(base_url=ready["rest"]) as http:
-            made = (await http.post("/devnet/rounds", json={"status": 1})).json()
-            body = {"round_id": made["vote_round_id"], "vote_commitment": "11" * 32, "wait": 30}
+            created = (await http.post("/devnet/rounds", json={"status": 1})).json()
+            body = {"round_id": created["vote_round_id"], "vote_commitment": "11" * 32, "wait": 30}
             # The first vote may be sent before the round's block; either way the response arrives with a block.
             answers = [(await http.post("/devnet/cast", json=body)).json() for _ in range(2)]
         assert answers[1]["height"] > answers[0]["height"]

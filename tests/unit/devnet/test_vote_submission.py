@@ -18,32 +18,32 @@ from tests.unit.devnet.test_wallet import FakeHelper, create_wallet
 pytestmark = pytest.mark.anyio
 
 
-async def mine_continuously(net: ChainFixture) -> None:
+async def mine_continuously(chain: ChainFixture) -> None:
     """Make blocks until cancelled."""
     while True:
-        await net.mine()
+        await chain.mine()
         await asyncio.sleep(0.02)
 
 
 async def test_vote_by_production_routes_is_added_to_tree() -> None:
-    async with run_chain() as net, create_wallet(net, FakeHelper(), uses_control_routes=False) as (wallet, _):
-        round_id = await net.create_round()
-        miner = asyncio.create_task(mine_continuously(net))
+    async with run_chain() as chain, create_wallet(chain, FakeHelper(), uses_control_routes=False) as (wallet, _):
+        round_id = await chain.create_round()
+        miner = asyncio.create_task(mine_continuously(chain))
         try:
             vote = await wallet.cast_vote(round_id, 1, 1, weight=9)
         finally:
             miner.cancel()
         assert vote.is_accepted
         assert vote.position == 2  # after the VAN of the delegation and that of the vote itself
-        assert net.devnet.chain.rounds[round_id].tree.leaf(2) == vote.ballot.commitment
+        assert chain.devnet.chain.rounds[round_id].tree.leaf(2) == vote.ballot.commitment
 
 
 async def test_vote_for_inactive_round_is_refused() -> None:
-    async with run_chain() as net, create_wallet(net, uses_control_routes=False) as (wallet, _):
-        round_id = await net.create_round(status=4)
+    async with run_chain() as chain, create_wallet(chain, uses_control_routes=False) as (wallet, _):
+        round_id = await chain.create_round(status=4)
         ballot = seal_ballot(
             round_id=round_id,
-            ea_pk=net.devnet.chain.rounds[round_id].ea_pk,
+            ea_pk=chain.devnet.chain.rounds[round_id].ea_pk,
             proposal_id=1,
             vote_decision=1,
             weight=1,
@@ -54,7 +54,7 @@ async def test_vote_for_inactive_round_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("route", "field", "value", "told"),
+    ("route", "field", "value", "message"),
     [
         ("cast-vote", "vote_commitment", b64(b"short"), "vote_commitment must be 32 bytes, got 5"),
         ("cast-vote", "vote_commitment", 7, "cannot unmarshal number"),
@@ -64,13 +64,13 @@ async def test_vote_for_inactive_round_is_refused() -> None:
         ("delegate-vote", "spend_auth_sig", b64(bytes(63)), "spend_auth_sig must be 64 bytes, got 63"),
     ],
 )
-async def test_malformed_vote_message_is_bad_request(route: str, field: str, value: object, told: str) -> None:
-    async with run_chain() as net:
-        round_id = await net.create_round()
+async def test_malformed_vote_message_is_bad_request(route: str, field: str, value: object, message: str) -> None:
+    async with run_chain() as chain:
+        round_id = await chain.create_round()
         body: dict[str, Any] = vote_submission.delegation_body(round_id)
         if route == "cast-vote":
             body = vote_submission.cast_vote_body(round_id, proofs.random_field(), proposal_id=1, anchor_height=5)
-        answer = await net.rest.post(f"{API_PREFIX}/{route}", json=body | {field: value})
+        answer = await chain.rest.post(f"{API_PREFIX}/{route}", json=body | {field: value})
         assert answer.status_code == 400
-        assert told in answer.json()["error"]
-        assert (await net.rest.post(f"{API_PREFIX}/{route}", json=body)).json()["code"] == 0
+        assert message in answer.json()["error"]
+        assert (await chain.rest.post(f"{API_PREFIX}/{route}", json=body)).json()["code"] == 0

@@ -45,7 +45,7 @@ class FakeHelper:
 
 @asynccontextmanager
 async def create_wallet(
-    net: ChainFixture, *helpers: FakeHelper, **options: Any
+    chain: ChainFixture, *helpers: FakeHelper, **options: Any
 ) -> AsyncIterator[tuple[Wallet, list[float]]]:
     """A wallet that reaches the chain and the helpers without sockets; the second value is its pauses."""
     pauses: list[float] = []
@@ -53,34 +53,34 @@ async def create_wallet(
     async def sleep(seconds: float) -> None:
         pauses.append(seconds)
 
-    mounts: dict[str, httpx.AsyncBaseTransport | None] = {"http://chain": httpx.ASGITransport(net.nodes[0].rest)}
+    mounts: dict[str, httpx.AsyncBaseTransport | None] = {"http://chain": httpx.ASGITransport(chain.nodes[0].rest)}
     for number, helper in enumerate(helpers):
         mounts[f"http://helper{number}"] = httpx.ASGITransport(helper.app)
     async with httpx.AsyncClient(mounts=mounts) as http:
         urls = [f"http://helper{number}" for number in range(len(helpers))]
-        dice = random.Random(7)
-        yield Wallet("http://chain", urls, http=http, sleep=sleep, rng=dice, **options), pauses
+        rng = random.Random(7)
+        yield Wallet("http://chain", urls, http=http, sleep=sleep, rng=rng, **options), pauses
 
 
-async def mine_until_done(net: ChainFixture, task: asyncio.Task[Any]) -> Any:
+async def mine_until_done(chain: ChainFixture, task: asyncio.Task[Any]) -> Any:
     """Make a block whenever a transaction waits, until the task is done."""
     while not task.done():
-        if net.devnet.admission.has_other_messages:
-            await net.mine()
+        if chain.devnet.admission.has_other_messages:
+            await chain.mine()
         await asyncio.sleep(0)
     return task.result()
 
 
 async def test_vote_has_sixteen_provable_shares_summing_to_weight() -> None:
-    async with run_chain() as net:
-        round_id = await net.create_round(vote_end_time=START_TIME + 100)
+    async with run_chain() as chain:
+        round_id = await chain.create_round(vote_end_time=START_TIME + 100)
         helper = FakeHelper()
-        async with create_wallet(net, helper) as (wallet, _):
+        async with create_wallet(chain, helper) as (wallet, _):
             voting = asyncio.create_task(wallet.cast_vote(round_id, 1, 1, weight=987))
-            vote = await mine_until_done(net, voting)
+            vote = await mine_until_done(chain, voting)
         assert vote.is_accepted
         assert vote.position == 1
-        assert net.devnet.chain.rounds[round_id].tree.leaf(1) == vote.ballot.commitment
+        assert chain.devnet.chain.rounds[round_id].tree.leaf(1) == vote.ballot.commitment
         assert sum(share.value for share in vote.ballot.shares) == 987
         for body, share in zip(helper.bodies, vote.shares, strict=True):
             (checked,) = proofs.read_shares([json.dumps(body).encode()])
@@ -91,20 +91,20 @@ async def test_vote_has_sixteen_provable_shares_summing_to_weight() -> None:
             assert len(body["all_enc_shares"]) == SHARE_COUNT
             assert "submit_at" not in body
         for share in vote.ballot.shares:
-            reveal = net.create_stand_in_reveal(vote.ballot, share.index)
+            reveal = chain.create_stand_in_reveal(vote.ballot, share.index)
             assert isinstance(reveal, Reveal)
-            await net.send_reveal(reveal)
-        await net.mine()
-        await net.mine(4, time=START_TIME + 100)
-        assert net.devnet.chain.rounds[round_id].totals == {(1, 1): 987}
+            await chain.send_reveal(reveal)
+        await chain.mine()
+        await chain.mine(4, time=START_TIME + 100)
+        assert chain.devnet.chain.rounds[round_id].totals == {(1, 1): 987}
 
 
 async def test_share_bodies_have_recorded_fields(recorded_shares: list[dict[str, Any]]) -> None:
-    async with run_chain() as net:
-        round_id = await net.create_round()
-        ballot, position = await net.cast_vote(round_id)
+    async with run_chain() as chain:
+        round_id = await chain.create_round()
+        ballot, position = await chain.cast_vote(round_id)
         helper = FakeHelper()
-        async with create_wallet(net, helper, token="closed") as (wallet, _):
+        async with create_wallet(chain, helper, token="closed") as (wallet, _):
             await wallet.post_shares(ballot, position, times=[0] * SHARE_COUNT)
             vote = await wallet.post_shares(ballot, position, times=same_second_times(1234), indices=[5])
         recorded = recorded_shares[0]
@@ -117,8 +117,8 @@ async def test_share_bodies_have_recorded_fields(recorded_shares: list[dict[str,
 
 
 async def test_wallet_retries_shares_after_retryable_responses() -> None:
-    async with run_chain() as net:
-        ballot, position = await net.cast_vote(await net.create_round())
+    async with run_chain() as chain:
+        ballot, position = await chain.cast_vote(await chain.create_round())
         helper = FakeHelper()
         helper.responses = [
             JSONResponse({"error": "busy"}, 429),
@@ -126,7 +126,7 @@ async def test_wallet_retries_shares_after_retryable_responses() -> None:
             JSONResponse({"status": "queued"}),
             JSONResponse({"status": "error", "error": "no such round"}, 400),
         ]
-        async with create_wallet(net, helper) as (wallet, pauses):
+        async with create_wallet(chain, helper) as (wallet, pauses):
             vote = await wallet.post_shares(ballot, position, times=[0] * SHARE_COUNT, indices=[0, 1])
         first, second = (share.posts[0] for share in vote.shares)
         assert (first.is_accepted, first.attempts, pauses) == (True, 3, [0.2, 0.6])
@@ -135,22 +135,22 @@ async def test_wallet_retries_shares_after_retryable_responses() -> None:
 
 
 async def test_wallet_retries_and_reports_lost_responses() -> None:
-    async with run_chain() as net:
-        ballot, position = await net.cast_vote(await net.create_round())
+    async with run_chain() as chain:
+        ballot, position = await chain.cast_vote(await chain.create_round())
         helper = FakeHelper()
         helper.responses = [httpx.ReadTimeout("slow"), httpx.ReadError("lost"), PlainTextResponse("?", 502)]
-        async with create_wallet(net, helper) as (wallet, _):
+        async with create_wallet(chain, helper) as (wallet, _):
             vote = await wallet.post_shares(ballot, position, times=[0] * SHARE_COUNT, indices=[0])
         (post,) = vote.shares[0].posts
         assert (post.status, post.outcome, post.attempts, post.is_accepted) == (502, "?", 3, False)
 
 
 async def test_wallet_tries_failing_helper_last() -> None:
-    async with run_chain() as net:
-        ballot, position = await net.cast_vote(await net.create_round())
+    async with run_chain() as chain:
+        ballot, position = await chain.cast_vote(await chain.create_round())
         bad, good = FakeHelper(), FakeHelper()
         bad.responses = [JSONResponse({"error": "down"}, 500) for _ in range(100)]
-        async with create_wallet(net, bad, good) as (wallet, _):
+        async with create_wallet(chain, bad, good) as (wallet, _):
             vote = await wallet.post_shares(ballot, position, times=[0] * SHARE_COUNT)
         assert vote.is_accepted
         assert len(good.bodies) == SHARE_COUNT
@@ -159,10 +159,10 @@ async def test_wallet_tries_failing_helper_last() -> None:
 
 
 async def test_wallet_sends_shares_to_several_helpers_concurrently() -> None:
-    async with run_chain() as net:
-        ballot, position = await net.cast_vote(await net.create_round())
+    async with run_chain() as chain:
+        ballot, position = await chain.cast_vote(await chain.create_round())
         helpers = [FakeHelper(), FakeHelper(), FakeHelper()]
-        async with create_wallet(net, *helpers, mode="parallel", copies=2) as (wallet, _):
+        async with create_wallet(chain, *helpers, mode="parallel", copies=2) as (wallet, _):
             vote = await wallet.post_shares(ballot, position, times=[0] * SHARE_COUNT)
         assert vote.is_accepted
         assert sum(len(helper.bodies) for helper in helpers) == 2 * SHARE_COUNT
@@ -170,17 +170,17 @@ async def test_wallet_sends_shares_to_several_helpers_concurrently() -> None:
 
 
 async def test_wallet_failed_vote_states_reason() -> None:
-    async with run_chain() as net:
-        async with create_wallet(net, FakeHelper()) as (wallet, _):
+    async with run_chain() as chain:
+        async with create_wallet(chain, FakeHelper()) as (wallet, _):
             with pytest.raises(WalletError, match="does not accept votes"):
                 await wallet.cast_vote(bytes(32), 1, 1)
-        round_id = await net.create_round(vote_end_time=START_TIME + 10)
-        async with create_wallet(net, FakeHelper()) as (wallet, _):
+        round_id = await chain.create_round(vote_end_time=START_TIME + 10)
+        async with create_wallet(chain, FakeHelper()) as (wallet, _):
             ballot = await wallet.seal_ballot(round_id, 1, 1)
             casting = asyncio.create_task(wallet.cast_ballot(ballot))
-            while not net.devnet.admission.has_other_messages:
+            while not chain.devnet.admission.has_other_messages:
                 await asyncio.sleep(0)
-            await net.mine(time=START_TIME + 10)
+            await chain.mine(time=START_TIME + 10)
             with pytest.raises(WalletError, match="vote_end_time"):
                 await casting
 

@@ -71,8 +71,8 @@ def test_backlog_fails_for_ended_round_with_unconfirmed_shares() -> None:
 
 
 def test_proof_rate_is_limited_by_block_capacity() -> None:
-    quick = ProofRate(seconds_per_proof=0.001, slots=64, block_seconds=5.0)
-    assert quick.per_second == MAX_REVEALS_PER_BLOCK / 5
+    fast = ProofRate(seconds_per_proof=0.001, slots=64, block_seconds=5.0)
+    assert fast.per_second == MAX_REVEALS_PER_BLOCK / 5
     assert ProofRate(None, 2, 5.0).per_second == MAX_REVEALS_PER_BLOCK / 5
     (result,) = judge_backlog([waiting_round(10, 10)], ProofRate(None, 2), NOW)
     assert "proof time was not measured" in result.message

@@ -24,7 +24,7 @@ def by_subject(findings: list[CheckResult]) -> dict[str, CheckResult]:
     return {finding.subject: finding for finding in findings}
 
 
-def test_judge_nodes_reports_values_of_good_node() -> None:
+def test_judge_nodes_reports_values_of_healthy_node() -> None:
     judged = judge_nodes([GOOD], LIMITS)
     node, chain = judged.findings
     assert (node.subject, node.level) == ("node a:1317", Level.OK)
@@ -45,7 +45,9 @@ def test_judge_nodes_reports_values_of_good_node() -> None:
         ({"block_time": NOW + 121}, "121 s ahead of our clock"),
     ],
 )
-def test_judge_nodes_bad_node_fails_alone_and_warns_with_good_one(changes: dict[str, object], message: str) -> None:
+def test_judge_nodes_faulty_node_fails_alone_and_warns_with_healthy_one(
+    changes: dict[str, object], message: str
+) -> None:
     bad = named("b:1317", **changes)
     alone = by_subject(judge_nodes([bad], LIMITS).findings)
     assert alone["node b:1317"].level is Level.FAIL

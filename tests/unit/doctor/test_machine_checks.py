@@ -186,9 +186,9 @@ def test_listen_address_in_use_fails() -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        taken = check_address("the wallet API", "127.0.0.1", port, "[helper]")
-        assert taken.level is Level.FAIL
-        assert f"127.0.0.1:{port}: Address already in use" in taken.message
+        occupied = check_address("the wallet API", "127.0.0.1", port, "[helper]")
+        assert occupied.level is Level.FAIL
+        assert f"127.0.0.1:{port}: Address already in use" in occupied.message
     assert check_address("x", "127.0.0.1", port, "[helper]").level is Level.OK
     assert check_address("x", "192.0.2.1", 0, "[helper]").level is Level.FAIL
     assert "not an address" in check_address("x", "no-such-host.invalid", 0, "[helper]").message

@@ -77,7 +77,7 @@ async def test_examine_without_anything_reports_each_subject() -> None:
     assert results["prover"].message == "skipped (--skip-proof)"
 
 
-async def test_examine_reports_each_invalid_setting_and_uses_the_rest(tmp_path: Path) -> None:
+async def test_examine_reports_each_invalid_setting_and_uses_valid_ones(tmp_path: Path) -> None:
     config = config_with_node(
         f'[helper]\nprot = 3\nport = "x"\ndb_path = "{tmp_path}/none/queue.db"\napi_token = "weak"'
     )
@@ -127,7 +127,7 @@ async def test_examine_reads_and_checks_database(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ui", "level", "said"),
+    ("ui", "level", "message"),
     [
         ("", Level.OK, "no credentials"),
         ("enable = true", Level.WARN, "browser wallets cannot add the chain"),
@@ -140,10 +140,10 @@ async def test_examine_reads_and_checks_database(tmp_path: Path) -> None:
         ),
     ],
 )
-async def test_examine_judges_published_addresses(ui: str, level: Level, said: str) -> None:
+async def test_examine_judges_published_addresses(ui: str, level: Level, message: str) -> None:
     results = (await run_checks(config_with_node(f"[ui]\n{ui}\n")))["published addresses"]
     assert results.level is level
-    assert said in results.message
+    assert message in results.message
     assert "hidden" not in repr(results)
 
 
@@ -187,7 +187,7 @@ async def test_examine_with_damaged_database_reports_it(
     assert any(message in finding.message for finding in bad), bad
 
 
-async def test_read_file_without_permission_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_read_file_without_permission_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "svote-helper.db"
     path.write_bytes(b"SQLite format 3\0")
     monkeypatch.setattr("helper.doctor.database.os.access", lambda _path, _mode: False)
@@ -208,9 +208,9 @@ async def test_examine_with_hanging_check_reports_timeout(monkeypatch: pytest.Mo
     monkeypatch.setattr(run_module, "_FILES_SECONDS", 0.2)
     monkeypatch.setattr("helper.doctor.disk.measure_disk", lambda *_: released.wait())
     try:
-        began = time.monotonic()
+        started_at = time.monotonic()
         report = await run_doctor(write_config(config_with_node()), {}, SystemClock(), skip_proof=True)
-        assert time.monotonic() - began < run_module.MAX_TOTAL_SECONDS
+        assert time.monotonic() - started_at < run_module.MAX_TOTAL_SECONDS
         assert report.has_hung_checks
         results = {finding.subject: finding for finding in report.findings}
         assert "check timed out after" in results["fsync"].message
@@ -307,9 +307,11 @@ def test_judge_sender_names_sender_and_warns_without_one() -> None:
     assert (line.level, line.message) == (Level.OK, "this host sends (role sender)")
     (line,) = judge_sender(service_status(role="api", sends=False, sender="", database_skew=0.0))
     assert (line.level, line.message) == (Level.WARN, "no host sends now: proven shares are waiting")
-    assert judge_sender(service_status(role="api", sends=False, sender=None, database_skew=0.0)) == [], "not asked yet"
+    assert judge_sender(service_status(role="api", sends=False, sender=None, database_skew=0.0)) == [], (
+        "not queried yet"
+    )
     assert judge_sender(service_status(role="all", sends=False, sender="")) == [], (
-        "a file's lease is a check of its own"
+        "the lease of a file has its own check"
     )
 
 

@@ -187,7 +187,7 @@ _BY_FIELDS: frozenset[str] = frozenset(get_args(InvalidReason)[:10])
 
 
 class FakeChecks:
-    """Accepts every share whose fields are valid, whatever its hashes, or raises `error`, or returns `invalid`."""
+    """Accepts every share whose fields are valid, without checking hashes, or raises `error`, or returns `invalid`."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None
@@ -206,6 +206,6 @@ class FakeChecks:
 
 
 def parse_share(body: bytes) -> Share:
-    """The share of a body whose fields are valid, whatever its hashes."""
+    """The share of a body whose fields are valid, without checking hashes."""
     (result,) = FakeChecks().read_shares([body])
     return checked_share(result).share

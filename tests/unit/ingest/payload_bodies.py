@@ -320,20 +320,20 @@ def _documents() -> Iterator[tuple[str, bytes]]:
         yield f"document {text!r}", text.encode()
     yield "document of values", json.dumps(list(create_payload().values())).encode()
     yield "document in a list", json.dumps([create_payload()]).encode()
-    whole = json.dumps(create_payload()).encode()
-    for length in range(1, len(whole), 97):
-        yield f"first {length} bytes", whole[:length]
-    yield "twice", whole + whole
-    yield "garbage after", whole + b" x"
-    yield "byte order mark", b"\xef\xbb\xbf" + whole
-    yield "byte order mark after", whole + b"\xef\xbb\xbf"
-    yield "NUL after", whole + b"\0"
-    yield "form feed before", b"\x0c" + whole
-    yield "no-break space", whole.replace(b": ", b":\xc2\xa0", 1)
+    complete = json.dumps(create_payload()).encode()
+    for length in range(1, len(complete), 97):
+        yield f"first {length} bytes", complete[:length]
+    yield "twice", complete + complete
+    yield "garbage after", complete + b" x"
+    yield "byte order mark", b"\xef\xbb\xbf" + complete
+    yield "byte order mark after", complete + b"\xef\xbb\xbf"
+    yield "NUL after", complete + b"\0"
+    yield "form feed before", b"\x0c" + complete
+    yield "no-break space", complete.replace(b": ", b":\xc2\xa0", 1)
     yield "UTF-16", json.dumps(create_payload()).encode("utf-16")
-    yield "line separator in a name", whole[:-1] + b',"\xe2\x80\xa8":1}'
-    yield "brackets in a name", whole[:-1] + b',"{[,:]}":1, "enc_share":}'
-    yield "quotes in a name", whole[:-1] + b',"\\"enc_share\\"":}'
+    yield "line separator in a name", complete[:-1] + b',"\xe2\x80\xa8":1}'
+    yield "brackets in a name", complete[:-1] + b',"{[,:]}":1, "enc_share":}'
+    yield "quotes in a name", complete[:-1] + b',"\\"enc_share\\"":}'
 
 
 def _encodings() -> Iterator[tuple[str, bytes]]:
@@ -352,8 +352,8 @@ def _large() -> Iterator[tuple[str, bytes]]:
     pads = {"spaces": b" " * SMALL_BODY_BYTES, "member": b',"pad":[' + b"[]," * (SMALL_BODY_BYTES // 3) + b"1]"}
     for kind, pad in pads.items():
         for name in (*OUTER, *INNER, *ENTRIES):
-            for broken in ("null", "true", "1e999", '"\\ud800"', "01", "[1,]", "[" * 20, '"\\q"'):
-                yield f"large, {kind}, {name}: {broken[:8]}", set_text(name, broken)[:-1] + pad + b"}"
+            for invalid in ("null", "true", "1e999", '"\\ud800"', "01", "[1,]", "[" * 20, '"\\q"'):
+                yield f"large, {kind}, {name}: {invalid[:8]}", set_text(name, invalid)[:-1] + pad + b"}"
         for name in ("proposal_id", "enc_share.c1", "share_comms[7]"):
             before = set_text(name, "@@").replace(b"{", b"{" + pad.strip(b",") + b",", 1).replace(b"{,", b"{", 1)
             yield f"large, {kind} first, {name}: invalid", before.replace(b"@@", b"x")

@@ -270,9 +270,9 @@ async def test_admission_missing_leaf_of_closed_round_is_refused_without_waiting
 
 async def test_admission_hold_ends_after_two_seconds(harness: Harness) -> None:
     remove_leaf(harness)
-    began = harness.clock.monotonic()
+    started_at = harness.clock.monotonic()
     assert (await harness.expect_refusal(make_share())).status == 429
-    assert harness.clock.monotonic() - began <= intake_module.MAX_WAIT_SECONDS
+    assert harness.clock.monotonic() - started_at <= intake_module.MAX_WAIT_SECONDS
 
 
 async def test_admission_slow_sync_hold_ends_at_limit(harness: Harness) -> None:
@@ -294,15 +294,17 @@ async def test_admission_lagging_node_responds_429_not_400(harness: Harness) -> 
     assert (await harness.expect_refusal(make_share())).status == 429
 
 
-@pytest.mark.parametrize("kept", [None, COMMITMENT])
-async def test_admission_known_share_without_checked_leaf_is_duplicate(harness: Harness, kept: bytes | None) -> None:
+@pytest.mark.parametrize("checked_leaf", [None, COMMITMENT])
+async def test_admission_known_share_without_checked_leaf_is_duplicate(
+    harness: Harness, checked_leaf: bytes | None
+) -> None:
     remove_leaf(harness)
     harness.pause = PauseCause.STARTING.reason()
     harness.store.known_keys.add(make_share().key)
-    if kept is None:
+    if checked_leaf is None:
         set_round_status(harness, RoundStatus.TALLYING)
     else:
-        harness.chain.unverified_leaves[ROUND_ID, POSITION] = kept
+        harness.chain.unverified_leaves[ROUND_ID, POSITION] = checked_leaf
     assert await harness.intake.admit(share_body(make_share())) is EnqueueResult.DUPLICATE
 
 
@@ -350,7 +352,7 @@ async def test_intake_end_unconfirmed_accepts_shares_before_both_ends(harness: H
     harness.clock.time = earlier + 1.0
     with pytest.raises(ShareRefused) as caught:
         await harness.intake.admit(share_body(make_share(submit_at=0, share_index=2)))
-    assert caught.value.status == 503, "it is due immediately, and one of the two ends has passed"
+    assert caught.value.status == 503, "the share is due immediately and one of the two end times has passed"
 
 
 @pytest.mark.parametrize("status", [RoundStatus.ACTIVE, RoundStatus.TALLYING])
@@ -372,7 +374,7 @@ async def test_intake_proposals_unconfirmed_answers_429_not_400(harness: Harness
     assert (await harness.expect_refusal(make_share())).status == 429
     harness.chain.rounds[ROUND_ID] = make_round()
     harness.chain.proposal_reports.add(ROUND_ID)
-    assert await harness.intake.admit(share_body(make_share())) is EnqueueResult.QUEUED, "its choice is known"
+    assert await harness.intake.admit(share_body(make_share())) is EnqueueResult.QUEUED, "the choice is known"
 
 
 async def test_admission_pause_during_hold_responds_503(harness: Harness) -> None:
@@ -468,13 +470,13 @@ async def test_admission_two_clients_holding_shares_leave_places_for_others(monk
     monkeypatch.setattr(harness.chain, "wait_next_sync", gate.wait)
     beyond = create_body(tree_position=9)
     async with anyio.create_task_group() as group:
-        assert await gate.hold_shares(harness, group, 100, beyond, b"one") == 15, "half of the places"
-        assert await gate.hold_shares(harness, group, 100, beyond, b"two") == 8, "half of the others"
+        assert await gate.hold_shares(harness, group, 100, beyond, b"one") == 15, "half of the slots"
+        assert await gate.hold_shares(harness, group, 100, beyond, b"two") == 8, "half of the remaining slots"
         assert await gate.hold_shares(harness, group, 1, beyond, b"honest") == 1
         gate.opened.set()
     gate.opened = anyio.Event()
     async with anyio.create_task_group() as group:
-        assert await gate.hold_shares(harness, group, 100, beyond, b"one") == 15, "places are released"
+        assert await gate.hold_shares(harness, group, 100, beyond, b"one") == 15, "the slots are released"
         gate.opened.set()
 
 

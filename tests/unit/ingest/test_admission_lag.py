@@ -81,8 +81,8 @@ class LagSimulation(Harness):
 
     async def post_until_answered(self, intake: AdmissionController) -> EnqueueResult | None:
         """Post like a wallet: retry after a 429, never after a 400."""
-        began = self.clock.monotonic()
-        while self.clock.monotonic() < began + PATIENCE_SECONDS:
+        started_at = self.clock.monotonic()
+        while self.clock.monotonic() < started_at + PATIENCE_SECONDS:
             try:
                 return await intake.admit(create_body())
             except ShareRefused as refusal:

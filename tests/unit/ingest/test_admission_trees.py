@@ -145,7 +145,7 @@ async def test_admission_waits_for_leaf_of_next_sync(harness: Harness) -> None:
             before = len(harness.nodes[0].requests)
             harness.trees.record_synced_height(harness.nodes[0].height)
             await anyio.wait_all_tasks_blocked()
-            assert (results, len(harness.nodes[0].requests)) == ([], before), "a look at the head alone decides nothing"
+            assert (results, len(harness.nodes[0].requests)) == ([], before), "the head alone decides nothing"
             harness.votes.publish_to(*harness.nodes)
             await harness.sync()
     assert results == [EnqueueResult.QUEUED]
@@ -167,7 +167,7 @@ async def test_intake_leaf_missing_for_ten_blocks_rejects_retry(
         refusals.append(await harness.expect_refusal(tree_position=99))
     assert refusals[-1] == (400, "tree_position: is beyond the round's tree")
     assert ABSENCE_BLOCKS <= harness.nodes[0].height - before <= ABSENCE_BLOCKS + 3
-    assert (await harness.expect_refusal(tree_position=98))[0] == 429, "another share has an arrival of its own"
+    assert (await harness.expect_refusal(tree_position=98))[0] == 429, "another share has its own arrival"
 
 
 async def test_admission_lagging_node_responds_429(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,5 +186,5 @@ async def test_admission_lagging_node_responds_429(harness: Harness, monkeypatch
     harness.nodes[0].age = 8
     monkeypatch.setattr(harness.trees, "wait_next_sync", behind)
     assert (await harness.expect_refusal(tree_position=99))[0] == 429
-    assert waits == 4, "two seconds"
+    assert waits == 4, "two seconds apart"
     assert ROUND_ID in {known.round_id for known in harness.rounds.active_rounds()}

@@ -44,14 +44,14 @@ INTEGERS = {
 
 def replace_field(name: str, value: Any) -> dict[str, Any]:
     """The first payload with one field, named as in errors, replaced."""
-    whole: dict[str, Any] = json.loads(json.dumps(PAYLOADS[0]))
+    payload: dict[str, Any] = json.loads(json.dumps(PAYLOADS[0]))
     if name.startswith("enc_share."):
-        whole["enc_share"][name.removeprefix("enc_share.")] = value
+        payload["enc_share"][name.removeprefix("enc_share.")] = value
     elif name.startswith("share_comms["):
-        whole["share_comms"][int(name[12:-1])] = value
+        payload["share_comms"][int(name[12:-1])] = value
     else:
-        whole[name] = value
-    return whole
+        payload[name] = value
+    return payload
 
 
 def replace_with_json(name: str, json_text: str) -> bytes:
@@ -100,10 +100,10 @@ def test_parse_share_without_submit_at_returns_zero(changes: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("index", [None, 0, "absent"])
 def test_parse_share_without_share_index_returns_zero(index: Any) -> None:
-    whole = replace_field("enc_share.share_index", index)
+    payload = replace_field("enc_share.share_index", index)
     if index == "absent":
-        del whole["enc_share"]["share_index"]
-    assert parse_share(json.dumps(whole).encode()).share_index == 0
+        del payload["enc_share"]["share_index"]
+    assert parse_share(json.dumps(payload).encode()).share_index == 0
 
 
 def test_parse_share_unknown_fields_are_ignored() -> None:
@@ -124,11 +124,11 @@ def test_parse_share_repeated_name_last_value_counts() -> None:
 @pytest.mark.parametrize("name", [*REQUIRED, "enc_share.c1", "enc_share.c2"])
 @pytest.mark.parametrize("how", ["absent", "null"])
 def test_parse_share_missing_field_is_named(name: str, how: str) -> None:
-    whole = replace_field(name, None)
+    payload = replace_field(name, None)
     if how == "absent":
         inner, _, last = name.rpartition(".")
-        del (whole[inner] if inner else whole)[last]
-    error = refusal_text(whole)
+        del (payload[inner] if inner else payload)[last]
+    error = refusal_text(payload)
     assert (error.field, error.message) == (name, "is missing")
 
 
@@ -141,9 +141,9 @@ def test_parse_share_wrong_type_is_named(name: str, value: Any) -> None:
 @pytest.mark.parametrize(("name", "most"), INTEGERS.items())
 def test_parse_share_integer_out_of_range_is_refused(name: str, most: int) -> None:
     parse_share(json.dumps(replace_field(name, most)).encode())
-    least = 1 if name == "proposal_id" else 0
-    parse_share(json.dumps(replace_field(name, least)).encode())
-    for value in (most + 1, least - 1, 2**64, -(2**63) - 1, 10**40):
+    minimum = 1 if name == "proposal_id" else 0
+    parse_share(json.dumps(replace_field(name, minimum)).encode())
+    for value in (most + 1, minimum - 1, 2**64, -(2**63) - 1, 10**40):
         assert refusal_text(replace_field(name, value)).field == name
 
 
@@ -168,7 +168,7 @@ def test_parse_share_wrong_length_is_reported(name: str, length: int) -> None:
 
 @pytest.mark.parametrize("name", VALUE_FIELDS)
 @pytest.mark.parametrize(
-    "spelt",
+    "encoded",
     [
         encode_base64(b"\xff" * 32).rstrip("="),
         encode_base64(b"\xff" * 32).replace("/", "_"),
@@ -181,8 +181,8 @@ def test_parse_share_wrong_length_is_reported(name: str, length: int) -> None:
         "=" * 44,
     ],
 )
-def test_parse_share_noncanonical_base64_is_refused(name: str, spelt: str) -> None:
-    error = refusal_text(replace_field(name, spelt))
+def test_parse_share_noncanonical_base64_is_refused(name: str, encoded: str) -> None:
+    error = refusal_text(replace_field(name, encoded))
     assert error.field == name
     assert "base64" in error.message
 
@@ -212,10 +212,10 @@ def test_parse_share_invalid_utf8_names_field() -> None:
 
 
 def test_parse_share_truncated_body_is_refused() -> None:
-    whole = create_body()
-    for length in range(0, len(whole), 7):
-        refusal_text(whole[:length])
-    refusal_text(whole[:-1])
+    complete = create_body()
+    for length in range(0, len(complete), 7):
+        refusal_text(complete[:length])
+    refusal_text(complete[:-1])
 
 
 def test_parse_share_error_contains_no_value() -> None:
@@ -235,13 +235,13 @@ _names = st.sampled_from([*REQUIRED, *INTEGERS, *VALUE_FIELDS, "all_enc_shares",
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(_names, _json), min_size=1, max_size=4))
 def test_parse_share_any_field_value_raises_only_wire_error(changes: list[tuple[str, Any]]) -> None:
-    whole = PAYLOADS[1]
+    payload = PAYLOADS[1]
     for name, value in changes:
         if "." not in name and "[" not in name:
-            whole = {**whole, name: value}
+            payload = {**payload, name: value}
         else:
-            whole = {**whole, name.partition("[")[0].partition(".")[0]: value}
-    _parse_or_refuse(json.dumps(whole).encode())
+            payload = {**payload, name.partition("[")[0].partition(".")[0]: value}
+    _parse_or_refuse(json.dumps(payload).encode())
 
 
 @settings(deadline=None)

@@ -62,7 +62,7 @@ def test_read_shares_mutated_payloads_are_decoded_or_refused() -> None:
     mutated = list(itertools.islice(PayloadMutator(PAYLOADS, random.Random(11)), MUTATED))
     results = proofs.read_shares(mutated)
     accepted = [(posted, read) for posted, read in zip(mutated, results, strict=True) if isinstance(read, ReadShare)]
-    assert accepted, "some mutations change nothing that matters"
+    assert accepted, "some mutations change nothing relevant"
     for posted, share in accepted:
         assert share == decoded(posted)
     for invalid in results:
@@ -125,7 +125,7 @@ def test_read_shares_wallet_variations_are_accepted(posted: bytes, fields: dict[
     assert isinstance(read, ReadShare)
     assert read == decoded(posted)
     assert {name: getattr(read, name) for name in fields} == fields
-    assert "ReadShare(…)" in repr([read]), "nothing of a witness is shown"
+    assert "ReadShare(…)" in repr([read]), "no part of a witness is shown"
 
 
 async def test_validator_wrong_hash_is_refused_after_cached_right_one() -> None:
@@ -145,12 +145,12 @@ class RecordingChecks(FakeChecks):
         self.batches: list[int] = []
         self.threads: set[str] = set()
         self.proceed = threading.Event()
-        self.begun: Callable[[], None] = lambda: None
+        self.on_batch: Callable[[], None] = lambda: None
 
     def read_shares(self, bodies: Sequence[bytes]) -> list[ReadShare | InvalidShare]:
         self.batches.append(len(bodies))
         self.threads.add(threading.current_thread().name)
-        self.begun()
+        self.on_batch()
         assert self.proceed.wait(30)
         return super().read_shares(bodies)
 
@@ -160,8 +160,8 @@ async def test_validator_bodies_during_batches_form_next_batch() -> None:
     checker = ShareValidator(checks)
 
     async def post() -> None:
-        found = await checker.validate_body(create_body())
-        assert (found.vote_commitment, found.nullifier) == (COMMITMENT, NULLIFIER)
+        payload = await checker.validate_body(create_body())
+        assert (payload.vote_commitment, payload.nullifier) == (COMMITMENT, NULLIFIER)
 
     first = [2, *[1] * (validator.CONCURRENT_BATCHES - 1)]
     async with anyio.create_task_group() as group:
@@ -191,8 +191,8 @@ async def test_validator_single_body_is_read_on_event_loop() -> None:
 async def test_validator_large_body_does_not_wait_for_batch() -> None:
     checks = RecordingChecks()
     checks.proceed.set()
-    found = await ShareValidator(checks).validate_body(create_body() + b" " * SMALL_BODY_BYTES)
-    assert (found.share, checks.batches) == (parse_share(create_body()), [1])
+    payload = await ShareValidator(checks).validate_body(create_body() + b" " * SMALL_BODY_BYTES)
+    assert (payload.share, checks.batches) == (parse_share(create_body()), [1])
     assert threading.current_thread().name not in checks.threads
 
 
@@ -244,9 +244,9 @@ async def test_validator_large_bodies_share_one_worker_thread() -> None:
 async def test_validator_large_body_is_read_or_refused_as_a_small_one(posted: bytes) -> None:
     checker = ShareValidator(FakeChecks())
     results: list[Share | tuple[str, str]] = []
-    for one in (posted, add_noise(posted)):
+    for body in (posted, add_noise(posted)):
         try:
-            results.append((await checker.validate_body(one)).share)
+            results.append((await checker.validate_body(body)).share)
         except PayloadError as error:
             results.append((error.field, error.message))
     assert results[0] == results[1]
@@ -283,9 +283,9 @@ class FailingBatches(FakeChecks):
 async def test_validator_failed_batch_is_read_one_by_one() -> None:
     checker = ShareValidator(FailingBatches())
     posted = [create_body(), changed_payload(tree_position=...), b"fails"]
-    found, missing, failed = await asyncio.gather(*map(checker.validate_body, posted), return_exceptions=True)
-    assert isinstance(found, CheckedShare)
-    assert found.share == parse_share(create_body())
+    accepted, missing, failed = await asyncio.gather(*map(checker.validate_body, posted), return_exceptions=True)
+    assert isinstance(accepted, CheckedShare)
+    assert accepted.share == parse_share(create_body())
     assert (type(missing), str(missing)) == (PayloadError, "tree_position: is missing")
     assert isinstance(failed, ShareRefused)
     assert (failed.status, str(failed)) == (400, "the share could not be validated")

@@ -49,11 +49,11 @@ def config(**sections: Any) -> Config:
 
 def test_create_lease_for_file_uses_configured_lease(sqlite_store: SqliteStore, clock: FakeClock) -> None:
     assert create_lease(config(), sqlite_store, clock=clock, env={}) is None
-    made = create_lease(
+    created = create_lease(
         config(sender={"lease": LEASE_URL}, store={"lease_seconds": 20}), sqlite_store, clock=clock, env=ENV
     )
-    assert isinstance(made, S3Lease)
-    assert (made.seconds, made.is_held) == (20, False)
+    assert isinstance(created, S3Lease)
+    assert (created.seconds, created.is_held) == (20, False)
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,9 @@ def test_create_lease_for_sending_host_adds_bucket_lease(role: str, place: str, 
 
     store = PostgresBackend(DATABASE_URL, "none").create_store(clock, report)
     settings = config(helper={"role": role}, sender={"lease": place}, store={"url": DATABASE_URL})
-    made = create_lease(settings, store, clock=clock, env=ENV)
-    assert isinstance(made, DatabaseLease)
-    assert isinstance(made._outer, S3Lease) is outer
+    created = create_lease(settings, store, clock=clock, env=ENV)
+    assert isinstance(created, DatabaseLease)
+    assert isinstance(created._outer, S3Lease) is outer
 
 
 # Database and S3 leases
@@ -106,56 +106,56 @@ class FakeSenderTable:
 
 
 async def test_database_lease_requires_both_and_stores_bucket_token(clock: FakeClock) -> None:
-    bucket, place = create_released_bucket(), FakeSenderTable()
-    one, other = (
-        DatabaseLease(place, clock=clock, outer=lease_for_host(bucket, clock)),
+    bucket, table = create_released_bucket(), FakeSenderTable()
+    first_lease, other = (
+        DatabaseLease(table, clock=clock, outer=lease_for_host(bucket, clock)),
         lease_for_host(bucket, clock, "b"),
     )
-    assert await one.acquire()
-    assert (one.is_held, one.fence, place.outer) == (True, 1, 1)
+    assert await first_lease.acquire()
+    assert (first_lease.is_held, first_lease.fence, table.outer) == (True, 1, 1)
     clock.advance(3)
-    assert await one.renew()
+    assert await first_lease.renew()
     clock.advance(7.9)
-    assert one.is_held
+    assert first_lease.is_held
     clock.advance(0.2)
-    assert not one.is_held, "the object's is over; the database's is not yet"
+    assert not first_lease.is_held, "the object's lease has expired, the database's has not"
     assert not await other.acquire()
     clock.advance(10)
     assert await other.acquire()
-    assert not await one.renew()
-    assert not await one.acquire()
-    assert (one.is_held, one.holder) == (False, "b")
+    assert not await first_lease.renew()
+    assert not await first_lease.acquire()
+    assert (first_lease.is_held, first_lease.holder) == (False, "b")
 
 
 async def test_database_holder_blocks_bucket_lease_holder(clock: FakeClock) -> None:
-    bucket, place = create_released_bucket(), FakeSenderTable()
-    one = DatabaseLease(place, clock=clock, outer=lease_for_host(bucket, clock))
-    place.host = "red"
-    assert not await one.acquire()
-    assert (one.is_held, one.holder) == (False, "red")
-    place.host = ""
-    assert await one.acquire()
-    place.host = "red"
-    assert not await one.renew()
-    assert (one.is_held, one.holder) == (False, "red")
+    bucket, table = create_released_bucket(), FakeSenderTable()
+    lease = DatabaseLease(table, clock=clock, outer=lease_for_host(bucket, clock))
+    table.host = "red"
+    assert not await lease.acquire()
+    assert (lease.is_held, lease.holder) == (False, "red")
+    table.host = ""
+    assert await lease.acquire()
+    table.host = "red"
+    assert not await lease.renew()
+    assert (lease.is_held, lease.holder) == (False, "red")
 
 
 async def test_database_outage_keeps_lease_until_expiry_and_releases_bucket(clock: FakeClock) -> None:
-    bucket, place = create_released_bucket(), FakeSenderTable()
-    one = DatabaseLease(place, clock=clock, outer=lease_for_host(bucket, clock))
-    place.is_unavailable = True
+    bucket, table = create_released_bucket(), FakeSenderTable()
+    lease = DatabaseLease(table, clock=clock, outer=lease_for_host(bucket, clock))
+    table.is_unavailable = True
     with pytest.raises(LeaseError, match="could not acquire the sender lease"):
-        await one.acquire()
-    place.is_unavailable = False
-    assert await one.acquire()
-    place.is_unavailable = True
+        await lease.acquire()
+    table.is_unavailable = False
+    assert await lease.acquire()
+    table.is_unavailable = True
     with pytest.raises(LeaseError, match="could not renew the sender lease"):
-        await one.renew()
-    assert one.is_held
+        await lease.renew()
+    assert lease.is_held
     with pytest.raises(LeaseError, match="could not release the sender lease"):
-        await one.release()
-    assert not one.is_held
-    assert await lease_for_host(bucket, clock, "b").acquire(), "at once"
+        await lease.release()
+    assert not lease.is_held
+    assert await lease_for_host(bucket, clock, "b").acquire(), "taken over immediately"
 
 
 # A single host with a file, and what wallets and provers see
@@ -228,13 +228,19 @@ class StubAgreed:
 
 
 async def test_member_facts_follow_sender_host(clock: FakeClock) -> None:
-    place = FakeSharedStore()
-    host = create_member(place, DatabaseLease(FakeSenderTable(), clock=clock), clock, role="api", agreed=StubAgreed())
+    shared_store = FakeSharedStore()
+    host = create_member(
+        shared_store, DatabaseLease(FakeSenderTable(), clock=clock), clock, role="api", agreed=StubAgreed()
+    )
     parts = host.tasks
     parts["clock"].close()
     assert host.facts()["sender"] is None
     agreeing = asyncio.create_task(parts["agreement"])
-    for place.host, place.is_unavailable, known in (("red", False, "red"), ("", False, ""), ("red", True, None)):
+    for shared_store.host, shared_store.is_unavailable, known in (
+        ("red", False, "red"),
+        ("", False, ""),
+        ("red", True, None),
+    ):
         clock.advance(EXCHANGE_INTERVAL_SECONDS)
         await wait_until(partial(reports_sender, host, known))
     agreeing.cancel()
@@ -244,19 +250,19 @@ async def test_member_with_expired_lease_blocks_work_but_not_intake(
     sqlite_store: SqliteStore, clock: FakeClock
 ) -> None:
     bucket: MemoryBucket = create_released_bucket()
-    one = create_member(sqlite_store, lease_for_host(bucket, clock), clock)
-    await one.start()
+    member = create_member(sqlite_store, lease_for_host(bucket, clock), clock)
+    await member.start()
     clock.advance(9)
-    assert one.intake_blocked is None
-    assert "has not answered for so long" in str(one.work_blocked)
+    assert member.intake_blocked is None
+    assert "has not answered for so long" in str(member.work_blocked)
 
 
 async def test_member_alone_ignores_clock_jump(sqlite_store: SqliteStore, clock: FakeClock) -> None:
-    one = create_member(sqlite_store, lease_for_host(create_released_bucket(), clock), clock)
-    await one.start()
+    member = create_member(sqlite_store, lease_for_host(create_released_bucket(), clock), clock)
+    await member.start()
     clock.set_wall_clock(60)
-    assert one.clock_fault is None
-    parts = one.tasks
+    assert member.clock_fault is None
+    parts = member.tasks
     for part in parts.values():
         part.close()
     assert list(parts) == ["lease"]

@@ -32,7 +32,7 @@ class FakeLeaseStore:
     def record_call(self, name: str) -> None:
         self.calls.append(name)
         if self.is_unavailable:
-            raise LeaseError("nobody answers")
+            raise LeaseError("no response")
 
 
 class FakeLease:
@@ -40,8 +40,8 @@ class FakeLease:
 
     seconds = 10.0
 
-    def __init__(self, place: FakeLeaseStore) -> None:
-        self._store = place
+    def __init__(self, store: FakeLeaseStore) -> None:
+        self._store = store
         self.fence = 0
         self.is_held = False
         self.holder = ""
@@ -91,24 +91,24 @@ async def run_keeper(keeper: LeaseKeeper) -> AsyncIterator[asyncio.Task[None]]:
             await task
 
 
-async def advance_until(clock: FakeClock, seconds: float, arrived: Callable[[], object]) -> None:
+async def advance_until(clock: FakeClock, seconds: float, condition: Callable[[], object]) -> None:
     """Advance the clock in steps, each seen by all waiters, until a condition holds."""
     for _ in range(int(seconds * 4)):
-        if arrived():
+        if condition():
             return
         clock.advance(0.25)
         for _ in range(5):
             await asyncio.sleep(0)
-    assert arrived()
+    assert condition()
 
 
 async def test_keeper_acquires_renews_and_releases(
     clock: FakeClock, lease_store: FakeLeaseStore, lease: FakeLease
 ) -> None:
-    taken: list[int] = []
-    keeper = LeaseKeeper(lease, clock=clock, on_acquired=lambda: taken.append(lease.fence))
+    fences: list[int] = []
+    keeper = LeaseKeeper(lease, clock=clock, on_acquired=lambda: fences.append(lease.fence))
     await keeper.acquire_at_start()
-    assert taken == [1]
+    assert fences == [1]
     async with run_keeper(keeper):
         await advance_until(clock, 10, lambda: lease_store.calls.count("renew") == 2)
     assert lease_store.calls == ["acquire", "renew", "renew", "release"]
@@ -192,8 +192,8 @@ async def test_outage_duration_does_not_prove_holder_alive(
     async with run_keeper(keeper) as task:
         await advance_until(clock, 60, lambda: lease_store.calls.count("acquire") >= 40)
         lease_store.is_unavailable = False
-        asked = lease_store.calls.count("acquire")
-        await advance_until(clock, 10.5, lambda: lease_store.calls.count("acquire") >= asked + 10)
+        acquire_count = lease_store.calls.count("acquire")
+        await advance_until(clock, 10.5, lambda: lease_store.calls.count("acquire") >= acquire_count + 10)
         assert not task.done()
         await advance_until(clock, 3, task.done)
         with pytest.raises(LeaseHeld, match="'red' sends"):
@@ -203,18 +203,18 @@ async def test_outage_duration_does_not_prove_holder_alive(
 async def test_lease_lost_to_unknown_holder_is_reported_as_unknown(
     clock: FakeClock, lease_store: FakeLeaseStore, lease: FakeLease, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def nobodys() -> bool:
+    async def acquire_nothing() -> bool:
         lease_store.record_call("acquire")
         return False
 
-    monkeypatch.setattr(lease, "acquire", nobodys)
+    monkeypatch.setattr(lease, "acquire", acquire_nothing)
     with capture_logs() as logs:
         beginning = asyncio.create_task(LeaseKeeper(lease, clock=clock).acquire_at_start())
         await advance_until(clock, 20, beginning.done)
         with pytest.raises(LeaseHeld, match="another host sends for this queue"):
             await beginning
-    (told,) = logs
-    assert (told["reason"], told["advice"]) == ("waiting to learn whether another host sends", "This takes 10 s.")
+    (entry,) = logs
+    assert (entry["reason"], entry["advice"]) == ("waiting to learn whether another host sends", "This takes 10 s.")
 
 
 async def test_host_that_cannot_send_releases_and_reacquires(

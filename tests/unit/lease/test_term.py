@@ -20,9 +20,9 @@ def term(clock: FakeClock) -> Term:
 
 def test_term_starts_before_request_and_ends_before_margin(clock: FakeClock, term: Term) -> None:
     assert not term.is_running
-    asked = term.read_clocks()
+    readings = term.read_clocks()
     clock.advance(3)  # duration of the response
-    term.start(asked)
+    term.start(readings)
     clock.advance(4.9)
     assert term.is_running
     clock.advance(0.1)

@@ -20,10 +20,10 @@ from helper.object_store.credentials import AccessKeys, find_credentials_file, r
     ],
 )
 def test_parse_location_returns_bucket_and_path(text: str, bucket: str, path: str) -> None:
-    place = BucketLocation.parse(text)
-    assert (place.bucket, place.path) == (bucket, path)
-    assert str(place) == text.removesuffix("/")
-    assert BucketLocation.parse(str(place)) == place
+    location = BucketLocation.parse(text)
+    assert (location.bucket, location.path) == (bucket, path)
+    assert str(location) == text.removesuffix("/")
+    assert BucketLocation.parse(str(location)) == location
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_credentials_are_read_from_aws_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "error"),
     [
         ("", "has no section"),
         ("[default]\naws_access_key_id = SECRET\n", "needs aws_access_key_id and"),
@@ -72,21 +72,21 @@ def test_credentials_are_read_from_aws_file(tmp_path: Path) -> None:
     ],
 )
 def test_credentials_file_without_keys_is_refused_without_quoting(
-    tmp_path: Path, content: str | bytes | None, says: str
+    tmp_path: Path, content: str | bytes | None, error: str
 ) -> None:
     file = tmp_path / "credentials"
     if content is not None:
         file.write_bytes(content.encode() if isinstance(content, str) else content)
-    with pytest.raises(ConfigError, match=says) as caught:
+    with pytest.raises(ConfigError, match=error) as caught:
         read_access_keys(file)
     assert "SECRET" not in str(caught.value)
 
 
 def test_credentials_prefer_config_then_systemd_then_environment(tmp_path: Path) -> None:
-    handed = tmp_path / "s3-credentials"
+    credentials = tmp_path / "s3-credentials"
     env = {"CREDENTIALS_DIRECTORY": str(tmp_path), "AWS_SHARED_CREDENTIALS_FILE": "/shared"}
     assert find_credentials_file("", env) == Path("/shared")
-    handed.write_text("")
-    assert find_credentials_file("", env) == handed
+    credentials.write_text("")
+    assert find_credentials_file("", env) == credentials
     assert find_credentials_file("named", env) == Path("named")
     assert find_credentials_file("", {}) is None

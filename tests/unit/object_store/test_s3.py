@@ -23,12 +23,12 @@ from tests.support.s3 import BUCKET_NAME, CREDENTIALS_ENV, ObjectStoreProcess
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStoreProcess]:
     """A running object store."""
-    one = ObjectStoreProcess(tmp_path_factory.mktemp("s3"))
+    process = ObjectStoreProcess(tmp_path_factory.mktemp("s3"))
     try:
-        asyncio.run(one.start())
-        yield one
+        asyncio.run(process.start())
+        yield process
     finally:
-        asyncio.run(one.kill())
+        asyncio.run(process.kill())
 
 
 @pytest.fixture(autouse=True)
@@ -48,14 +48,14 @@ async def put_released_lease(bucket: Bucket) -> None:
 async def test_stopped_client_does_not_block_test_server(store: ObjectStoreProcess) -> None:
     # Regression: with SIGSTOP at this moment, the campaign `lease` waited forever for the test server.
     url = urlsplit(store.url)
-    halves = [
+    partial_requests = [
         b"",
         b"PUT /" + BUCKET_NAME.encode(),
         f"PUT /{BUCKET_NAME}/x HTTP/1.1\r\ncontent-length: 9\r\n\r\nhalf".encode(),
     ]
-    stopped = [await asyncio.open_connection(url.hostname, url.port) for _ in halves]
+    stopped = [await asyncio.open_connection(url.hostname, url.port) for _ in partial_requests]
     try:
-        for half, (_, writer) in zip(halves, stopped, strict=True):
+        for half, (_, writer) in zip(partial_requests, stopped, strict=True):
             writer.write(half)
             await writer.drain()
         bucket: Bucket = store.open_bucket_client("stopped", seconds=5)
@@ -67,36 +67,36 @@ async def test_stopped_client_does_not_block_test_server(store: ObjectStoreProce
 
 
 async def test_objects_are_stored_and_listed_below_prefix(store: ObjectStoreProcess) -> None:
-    one: Bucket = store.open_bucket_client("some/where")
-    assert await one.get("a/1.txt") is None
-    await one.put("a/1.txt", b"first")
-    await one.put("a/1.txt", b"second")
-    await one.put("a/index/2.txt", b"")
-    await one.put("b/3.txt", b"x")
-    await one.put("4.txt", b"x")
-    found = await one.get("a/1.txt")
-    assert found is not None
-    assert (found.body, bool(found.etag)) == (b"second", True)
-    assert await one.list_names("a") == ["a/1.txt", "a/index/2.txt"]
-    assert await one.list_names("a/index") == ["a/index/2.txt"]
-    assert await one.list_names("nothing") == []
-    assert await one.list_folders() == ["a", "b"]
+    bucket: Bucket = store.open_bucket_client("some/where")
+    assert await bucket.get("a/1.txt") is None
+    await bucket.put("a/1.txt", b"first")
+    await bucket.put("a/1.txt", b"second")
+    await bucket.put("a/index/2.txt", b"")
+    await bucket.put("b/3.txt", b"x")
+    await bucket.put("4.txt", b"x")
+    current = await bucket.get("a/1.txt")
+    assert current is not None
+    assert (current.body, bool(current.etag)) == (b"second", True)
+    assert await bucket.list_names("a") == ["a/1.txt", "a/index/2.txt"]
+    assert await bucket.list_names("a/index") == ["a/index/2.txt"]
+    assert await bucket.list_names("nothing") == []
+    assert await bucket.list_folders() == ["a", "b"]
     assert await store.open_bucket_client().list_names("some/where/b") == ["some/where/b/3.txt"]
 
 
 async def test_conditional_write_requires_expected_object(store: ObjectStoreProcess) -> None:
-    one = store.open_bucket_client("conditions")
-    first = await one.create("x", b"1")
+    bucket = store.open_bucket_client("conditions")
+    first = await bucket.create("x", b"1")
     assert first
-    assert await one.create("x", b"2") is None
-    second = await one.replace("x", b"3", first)
+    assert await bucket.create("x", b"2") is None
+    second = await bucket.replace("x", b"3", first)
     assert second
     assert second != first
-    assert await one.replace("x", b"4", first) is None
-    assert await one.replace("not there", b"4", first) is None
-    found = await one.get("x")
-    assert found is not None
-    assert (found.body, found.etag) == (b"3", second)
+    assert await bucket.replace("x", b"4", first) is None
+    assert await bucket.replace("not there", b"4", first) is None
+    current = await bucket.get("x")
+    assert current is not None
+    assert (current.body, current.etag) == (b"3", second)
 
 
 async def test_credentials_file_is_used(
@@ -111,44 +111,44 @@ async def test_credentials_file_is_used(
 
 
 async def test_missing_bucket_is_distinguished_from_missing_object(store: ObjectStoreProcess) -> None:
-    one = store.open_bucket_client(name="another-one")
-    for asked in (one.put("a", b""), one.create("a", b"")):
+    bucket = store.open_bucket_client(name="another-one")
+    for request in (bucket.put("a", b""), bucket.create("a", b"")):
         with pytest.raises(BucketRefused, match="s3://another-one: there is no such bucket"):
-            await asked
+            await request
 
 
 async def test_store_error_message_is_short(store: ObjectStoreProcess) -> None:
-    one = store.open_bucket_client()
+    bucket = store.open_bucket_client()
     await store.set_faults(busy=2)
     with pytest.raises(BucketError, match="write a") as caught:
-        await one.put("a", b"")
+        await bucket.put("a", b"")
     with pytest.raises(BucketError, match="read a"):
-        await one.get("a")
+        await bucket.get("a")
     assert await store.request_counts() == {"PUT": 1, "GET": 1}
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300
     await store.set_faults(slow=0.5)
     with pytest.raises(BucketError):
         await store.open_bucket_client(seconds=0.1).get("a")
-    away = S3Settings(endpoint=f"http://127.0.0.1:{find_free_port()}")
+    unreachable = S3Settings(endpoint=f"http://127.0.0.1:{find_free_port()}")
     with pytest.raises(BucketError):
-        await open_bucket(away, BucketLocation(BUCKET_NAME, ""), clock=SystemClock(), env={}, seconds=1).get("a")
+        await open_bucket(unreachable, BucketLocation(BUCKET_NAME, ""), clock=SystemClock(), env={}, seconds=1).get("a")
 
 
 async def test_same_store_error_has_same_message() -> None:
-    one = open_bucket(
+    bucket = open_bucket(
         S3Settings(endpoint=f"http://127.0.0.1:{find_free_port()}"),
         BucketLocation(BUCKET_NAME, ""),
         clock=SystemClock(),
         env={},
         seconds=5,
     )
-    told = set()
+    errors = set()
     for _ in range(5):
         with pytest.raises(BucketError) as caught:
-            await one.get("a")
-        told.add(str(caught.value))
-    assert len(told) == 1, "who tells each reason once would tell each try"
+            await bucket.get("a")
+        errors.add(str(caught.value))
+    assert len(errors) == 1, "a log that reports each reason once would report each try"
 
 
 @pytest.mark.parametrize("status", [400, 403, 500])
@@ -164,36 +164,36 @@ async def test_store_error_message_contains_only_response_code(status: int) -> N
     server = await asyncio.start_server(refuse, "127.0.0.1", 0)
     async with server:
         address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        one = open_bucket(
+        bucket = open_bucket(
             S3Settings(endpoint=address), BucketLocation(BUCKET_NAME, ""), clock=SystemClock(), env={}, seconds=5
         )
-        for asked in (one.get("a"), one.create("a", b""), one.list_names("a")):
+        for request in (bucket.get("a"), bucket.create("a", b""), bucket.list_names("a")):
             with pytest.raises(BucketError, match=rf"{status}.*\(ExpiredToken\)$") as caught:
-                await asked
+                await request
             assert "AKIA1" not in str(caught.value)
             assert "secret" not in str(caught.value)
 
 
 async def test_access_denied_is_reported(store: ObjectStoreProcess) -> None:
-    one = store.open_bucket_client()
+    bucket = store.open_bucket_client()
     await store.set_faults(shut=3)
-    for asked in (one.put("a", b""), one.get("a"), one.list_names("a")):
+    for request in (bucket.put("a", b""), bucket.get("a"), bucket.list_names("a")):
         with pytest.raises(BucketRefused):
-            await asked
+            await request
 
 
 async def test_conflicting_write_is_rejected_and_lease_retries(store: ObjectStoreProcess) -> None:
-    one = store.open_bucket_client("met")
+    bucket = store.open_bucket_client("met")
     await store.set_faults(met=1)
-    assert await one.create("x", b"1") is None
-    assert await one.get("x") is None
-    tag = await one.create("x", b"1")
+    assert await bucket.create("x", b"1") is None
+    assert await bucket.get("x") is None
+    tag = await bucket.create("x", b"1")
     assert tag
     await store.set_faults(met=1)
-    assert await one.replace("x", b"2", tag) is None
-    assert await one.replace("x", b"3", tag)
-    await put_released_lease(one)
-    lease = S3Lease(one, "sender.json", host="a", clock=SystemClock())
+    assert await bucket.replace("x", b"2", tag) is None
+    assert await bucket.replace("x", b"3", tag)
+    await put_released_lease(bucket)
+    lease = S3Lease(bucket, "sender.json", host="a", clock=SystemClock())
     assert await lease.acquire()
     await store.set_faults(met=1)
     assert await lease.renew()
@@ -217,21 +217,21 @@ async def test_lease_over_s3_is_exclusive(store: ObjectStoreProcess) -> None:
 
     await put_released_lease(store.open_bucket_client("lease"))
     hosts = [lease(name) for name in "abc"]
-    taken = await asyncio.gather(*(one.acquire() for one in hosts))
-    assert sorted(taken) == [False, False, True]
-    winner = hosts[taken.index(True)]
+    acquired = await asyncio.gather(*(lease.acquire() for lease in hosts))
+    assert sorted(acquired) == [False, False, True]
+    winner = hosts[acquired.index(True)]
     await store.set_faults(lost=1)
     with pytest.raises(LeaseError):
         await winner.renew()
     assert await winner.renew()
     assert await store.request_counts() == {"PUT": 3, "GET": 1}
     await winner.release()
-    other = hosts[taken.index(False)]
+    other = hosts[acquired.index(False)]
     assert await other.acquire()
     assert (other.fence, winner.is_held, other.is_held) == (2, False, True)
-    found = await store.open_bucket_client("lease").get("sender.json")
-    assert found is not None
-    assert LeaseRecord.from_bytes(found.body).fence == 2
+    current = await store.open_bucket_client("lease").get("sender.json")
+    assert current is not None
+    assert LeaseRecord.from_bytes(current.body).fence == 2
     async with asyncio.timeout(30):
         while not await winner.acquire():  # the holder no longer renews
             await asyncio.sleep(0.1)
@@ -240,6 +240,6 @@ async def test_lease_over_s3_is_exclusive(store: ObjectStoreProcess) -> None:
 
 async def test_store_ignoring_conditions_is_refused(store: ObjectStoreProcess) -> None:
     await store.set_faults(deaf=True)
-    one = S3Lease(store.open_bucket_client("deaf"), "sender.json", host="a", clock=SystemClock())
+    lease = S3Lease(store.open_bucket_client("deaf"), "sender.json", host="a", clock=SystemClock())
     with pytest.raises(LeaseError, match="ignores If-None-Match"):
-        await one.acquire()
+        await lease.acquire()

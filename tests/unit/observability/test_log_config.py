@@ -89,9 +89,9 @@ def test_helper_errors_keep_text_and_cause(stream: io.StringIO) -> None:
         except OSError as error:
             raise HelperError("the queue cannot be written") from error
     except HelperError as error:
-        told = describe_exception(error)
-    assert told.startswith("HelperError: the queue cannot be written (")
-    assert " <- OSError: No space left on device (" in told
+        description = describe_exception(error)
+    assert description.startswith("HelperError: the queue cannot be written (")
+    assert " <- OSError: No space left on device (" in description
 
 
 def test_library_lines_use_same_format(stream: io.StringIO) -> None:
@@ -101,8 +101,8 @@ def test_library_lines_use_same_format(stream: io.StringIO) -> None:
         raise_with_secret(SECRET)
     except ValueError:
         logging.getLogger("uvicorn.error").exception("Exception in ASGI application")
-    told = read_lines(stream)
-    assert [line["event"] for line in told] == ["Invalid HTTP request received.", "Exception in ASGI application"]
+    entries = read_lines(stream)
+    assert [line["event"] for line in entries] == ["Invalid HTTP request received.", "Exception in ASGI application"]
     assert SECRET not in stream.getvalue()
 
 
@@ -181,9 +181,9 @@ def logged_fields() -> Iterator[tuple[str, str]]:
 
 
 def test_every_logged_field_is_listed() -> None:
-    found = list(logged_fields())
-    assert len(found) > 10
-    assert [(place, name) for place, name in found if name not in ALLOWED_FIELDS | {"exc_info"}] == []
+    fields = list(logged_fields())
+    assert len(fields) > 10
+    assert [(path, name) for path, name in fields if name not in ALLOWED_FIELDS | {"exc_info"}] == []
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ ROUND, LATER_ROUND = b"\x01" * 32, b"\x02" * 32
 FACTS: dict[str, Any] = {
     "ready": True,
     "intake_paused": None,
-    "paused": "no node is in step",
+    "paused": "no chain node is in sync",
     "checks": [{"name": "store", "problem": None}, {"name": "chain", "problem": "no node"}],
     "provers": {"workers": 2, "pids": [1, 2], "deaths": {"died": 3}, "self_test_seconds": 1.0},
     "proof": {"p50_ms": 500.0},
@@ -57,13 +57,13 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def parse_samples(text: str) -> Samples:
-    found: Samples = {}
+    samples: Samples = {}
     for family in parse(text):
         for sample in family.samples:
             key = (sample.name, tuple(sorted(sample.labels.items())))
-            assert key not in found, f"told twice: {key}"
-            found[key] = sample.value
-    return found
+            assert key not in samples, f"reported twice: {key}"
+            samples[key] = sample.value
+    return samples
 
 
 async def scrape(figures: QueueFigures, stats: Stats | None = None) -> Samples:
@@ -87,93 +87,96 @@ async def test_metrics_export_service_counters() -> None:
         stats.count(name, number)
     stats.lateness_start.add_sample(0.02)
     stats.lateness_start.add_sample(7200)
-    told = await scrape(figures(refusals={400: 3, 418: 2, 451: 1}), stats)
-    assert told["helper_share_posts_total", (("outcome", "queued"),)] == 5
-    assert told["helper_share_posts_total", (("outcome", "error"),)] == 0
-    assert told["helper_broadcasts_total", (("verdict", "accepted"),)] == 4
-    assert told["helper_retries_total", (("stage", "proof"),)] == 2
-    assert told["helper_proofs_total", ()] == 7
-    assert told["helper_refusals_total", (("status", "400"),)] == 3
-    assert told["helper_refusals_total", (("status", "other"),)] == 3
-    assert told["helper_prover_deaths_total", (("reason", "died"),)] == 3
-    assert told["helper_proving_seconds_total", ()] == 12.5
-    assert told["helper_start_lateness_seconds_bucket", (("le", "0.01"),)] == 0
-    assert told["helper_start_lateness_seconds_bucket", (("le", "0.025"),)] == 1
-    assert told["helper_start_lateness_seconds_bucket", (("le", "3600"),)] == 1
-    assert told["helper_start_lateness_seconds_bucket", (("le", "+Inf"),)] == 2
-    assert told["helper_start_lateness_seconds_sum", ()] == 7200.02
-    assert "strange" not in repr(told)
+    samples = await scrape(figures(refusals={400: 3, 418: 2, 451: 1}), stats)
+    assert samples["helper_share_posts_total", (("outcome", "queued"),)] == 5
+    assert samples["helper_share_posts_total", (("outcome", "error"),)] == 0
+    assert samples["helper_broadcasts_total", (("verdict", "accepted"),)] == 4
+    assert samples["helper_retries_total", (("stage", "proof"),)] == 2
+    assert samples["helper_proofs_total", ()] == 7
+    assert samples["helper_refusals_total", (("status", "400"),)] == 3
+    assert samples["helper_refusals_total", (("status", "other"),)] == 3
+    assert samples["helper_prover_deaths_total", (("reason", "died"),)] == 3
+    assert samples["helper_proving_seconds_total", ()] == 12.5
+    assert samples["helper_start_lateness_seconds_bucket", (("le", "0.01"),)] == 0
+    assert samples["helper_start_lateness_seconds_bucket", (("le", "0.025"),)] == 1
+    assert samples["helper_start_lateness_seconds_bucket", (("le", "3600"),)] == 1
+    assert samples["helper_start_lateness_seconds_bucket", (("le", "+Inf"),)] == 2
+    assert samples["helper_start_lateness_seconds_sum", ()] == 7200.02
+    assert "strange" not in repr(samples)
 
 
 async def test_metrics_export_current_state() -> None:
-    told = await scrape(figures())
-    assert told["helper_ready", ()] == 0, "a check of /readyz fails"
-    assert told["helper_check", (("check", "store"),)] == 1
-    assert told["helper_paused", (("what", "dispatch"),)] == 1
-    assert told["helper_paused", (("what", "intake"),)] == 0
-    assert told["helper_shares", (("state", "received"),)] == 10
-    assert told["helper_rounds_active", ()] == 1
-    assert told["helper_oldest_due_seconds", ()] == 30
-    assert told["helper_endpoint_fresh", (("endpoint", "a:80"),)] == 1
-    assert told["helper_endpoint_fresh", (("endpoint", "b:80"),)] == 0
-    assert ("helper_endpoint_block_age_seconds", (("endpoint", "b:80"),)) not in told
-    assert told["helper_clock_skew_seconds", ()] == -0.25
-    assert told["helper_backlog_slack_seconds", ()] == 1000 - 12 * 0.5 / 2
-    assert told["process_resident_memory_bytes", ()] > 0
+    samples = await scrape(figures())
+    assert samples["helper_ready", ()] == 0, "a check of /readyz fails"
+    assert samples["helper_check", (("check", "store"),)] == 1
+    assert samples["helper_paused", (("what", "dispatch"),)] == 1
+    assert samples["helper_paused", (("what", "intake"),)] == 0
+    assert samples["helper_shares", (("state", "received"),)] == 10
+    assert samples["helper_rounds_active", ()] == 1
+    assert samples["helper_oldest_due_seconds", ()] == 30
+    assert samples["helper_endpoint_fresh", (("endpoint", "a:80"),)] == 1
+    assert samples["helper_endpoint_fresh", (("endpoint", "b:80"),)] == 0
+    assert ("helper_endpoint_block_age_seconds", (("endpoint", "b:80"),)) not in samples
+    assert samples["helper_clock_skew_seconds", ()] == -0.25
+    assert samples["helper_backlog_slack_seconds", ()] == 1000 - 12 * 0.5 / 2
+    assert samples["process_resident_memory_bytes", ()] > 0
 
 
 async def test_metrics_export_sender_and_archive_where_configured() -> None:
     alone = await scrape(figures())
     assert not [name for name, _ in alone if name in {"helper_sends", "helper_archive_fails", "helper_archive_height"}]
     archive = {"through": 0, "behind": None, "problem": "the store is away"}
-    told = await scrape(figures(service_status={**FACTS, "sends": True, "archive": archive}))
-    assert (told["helper_sends", ()], told["helper_archive_fails", ()]) == (1, 1)
-    assert ("helper_archive_height", ()) not in told
+    samples = await scrape(figures(service_status={**FACTS, "sends": True, "archive": archive}))
+    assert (samples["helper_sends", ()], samples["helper_archive_fails", ()]) == (1, 1)
+    assert ("helper_archive_height", ()) not in samples
     archive = {"through": 399, "behind": 1, "problem": None}
-    told = await scrape(figures(service_status={**FACTS, "sends": False, "archive": archive}))
-    assert (told["helper_sends", ()], told["helper_archive_fails", ()]) == (0, 0)
-    assert (told["helper_archive_height", ()], told["helper_archive_lag_blocks", ()]) == (399, 1)
+    samples = await scrape(figures(service_status={**FACTS, "sends": False, "archive": archive}))
+    assert (samples["helper_sends", ()], samples["helper_archive_fails", ()]) == (0, 0)
+    assert (samples["helper_archive_height", ()], samples["helper_archive_lag_blocks", ()]) == (399, 1)
 
 
 async def test_metrics_export_least_slack_across_rounds() -> None:
     rounds = [Round(ROUND, RoundStatus.ACTIVE, 1100, (), 1), Round(LATER_ROUND, RoundStatus.ACTIVE, 1101, (), 2)]
     counts = {ROUND: {ShareState.RECEIVED: 40}, LATER_ROUND: {ShareState.RECEIVED: 400}}
-    told = await scrape(figures(rounds=rounds, counts=counts))
-    assert told["helper_backlog_slack_seconds", ()] == 101 - 440 * 0.25
+    samples = await scrape(figures(rounds=rounds, counts=counts))
+    assert samples["helper_backlog_slack_seconds", ()] == 101 - 440 * 0.25
     facts = {**FACTS, "proof": {"p50_ms": None}}
     assert (await scrape(figures(service_status=facts)))["helper_backlog_slack_seconds", ()] == 1000 - 12 * 1.0 / 2
-    told = await scrape(figures(counts={}))
-    assert ("helper_backlog_slack_seconds", ()) not in told
-    told = await scrape(figures(oldest_due_ms=None))
-    assert told["helper_oldest_due_seconds", ()] == 0
+    samples = await scrape(figures(counts={}))
+    assert ("helper_backlog_slack_seconds", ()) not in samples
+    samples = await scrape(figures(oldest_due_ms=None))
+    assert samples["helper_oldest_due_seconds", ()] == 0
 
 
-async def test_metrics_without_store_or_queue_export_the_rest() -> None:
-    told = await scrape(figures(counts=None))
-    assert ("helper_shares", (("state", "received"),)) not in told
-    assert told["helper_ready", ()] == 0
+async def test_metrics_without_store_or_queue_export_remaining_series() -> None:
+    samples = await scrape(figures(counts=None))
+    assert ("helper_shares", (("state", "received"),)) not in samples
+    assert samples["helper_ready", ()] == 0
     bare = await scrape(QueueFigures(now=1.0, refusals={404: 1}))
     assert ("helper_ready", ()) not in bare
     assert bare["helper_refusals_total", (("status", "404"),)] == 1
 
 
 async def test_metric_labels_name_no_round_share_or_client() -> None:
-    told = await scrape(figures())
-    labels = {name for _, pairs in told for name, _ in pairs}
+    samples = await scrape(figures())
+    labels = {name for _, pairs in samples for name, _ in pairs}
     known = {"le", "outcome", "verdict", "stage", "status", "reason", "check", "what", "endpoint", "state"}
     assert labels == known | {"version", "python"}
-    assert ROUND.hex() not in repr(told)
-    assert len(told) < 300
+    assert ROUND.hex() not in repr(samples)
+    assert len(samples) < 300
 
 
 async def test_metric_names_follow_conventions() -> None:
     for name, _ in await scrape(figures()):
         assert re.fullmatch(r"(helper|process)_[a-z_]+", name)
-    for one in (*COUNTERS, *HISTOGRAMS):
-        assert one.name.startswith("helper_")
-        assert one.help_text.endswith(".")
+    for family in (*COUNTERS, *HISTOGRAMS):
+        assert family.name.startswith("helper_")
+        assert family.help_text.endswith(".")
     stats = Stats()
-    assert all(getattr(stats, one.stats_attribute).cumulative_counts()[-1] == (float("inf"), 0) for one in HISTOGRAMS)
+    assert all(
+        getattr(stats, histogram.stats_attribute).cumulative_counts()[-1] == (float("inf"), 0)
+        for histogram in HISTOGRAMS
+    )
     assert tuple(sorted(BUCKET_BOUNDS_SECONDS)) == BUCKET_BOUNDS_SECONDS
 
 
@@ -201,10 +204,10 @@ async def test_concurrent_scrapes_share_one_reading() -> None:
         assert reads == 1
         assert len({answer.content for answer in answers}) == 1
         assert answers[0].headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-        openly = await client.get("/metrics", headers={"accept": "application/openmetrics-text;version=1.0.0,*/*"})
+        openmetrics = await client.get("/metrics", headers={"accept": "application/openmetrics-text;version=1.0.0,*/*"})
         assert reads == 1
-        assert openly.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
-        names = {family.name for family in parse_open(openly.text)}
+        assert openmetrics.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+        names = {family.name for family in parse_open(openmetrics.text)}
         assert {"helper_proofs", "helper_proof_seconds", "helper_ready"} <= names
         stats.count("proven")
         clock.advance(REUSE_SECONDS + 0.1)
@@ -312,11 +315,19 @@ async def test_scrape_with_failing_or_hanging_store_completes(monkeypatch: pytes
         refusals={400: 1},
         clock=FakeClock(),
     )
-    found = await reading.read_figures()
-    assert (found.counts, found.oldest_due_ms, found.damaged) == ({ROUND: {ShareState.RECEIVED: 1}}, 5000, 1)
+    figures_read = await reading.read_figures()
+    assert (figures_read.counts, figures_read.oldest_due_ms, figures_read.damaged) == (
+        {ROUND: {ShareState.RECEIVED: 1}},
+        5000,
+        1,
+    )
     store.error = StoreError("the disk is gone")
-    found = await reading.read_figures()
-    assert (found.counts, found.service_status and found.service_status["ready"], found.refusals) == (
+    figures_read = await reading.read_figures()
+    assert (
+        figures_read.counts,
+        figures_read.service_status and figures_read.service_status["ready"],
+        figures_read.refusals,
+    ) == (
         None,
         True,
         {400: 1},

@@ -30,7 +30,7 @@ FACTS: Any = {
 
 
 def test_overview_contains_sums_and_no_single_share() -> None:
-    found = build_overview(
+    overview = build_overview(
         now=1000.0,
         status=partial_state(**FACTS),
         rounds=[Round(ROUND, RoundStatus.ACTIVE, 2000, (), 1), Round(LATER_ROUND, RoundStatus.PENDING, 3000, (), 2)],
@@ -38,7 +38,7 @@ def test_overview_contains_sums_and_no_single_share() -> None:
         due_ahead={ROUND: DueForecast((3, 4, *[0] * 58), 3)},
         failures=[FailureGroup(5000, "broadcast", "the round is over", 4)],
     )
-    later, first = found["rounds"]
+    later, first = overview["rounds"]
     assert later["round_id"] == LATER_ROUND.hex()
     assert first == {
         "round_id": ROUND.hex(),
@@ -53,23 +53,25 @@ def test_overview_contains_sums_and_no_single_share() -> None:
         "later": 3,
         "seconds_needed": 1.2,
     }
-    assert found["paused"] == "the circuit is refused"
-    assert found["provers"] == {"slots": 2, "busy": 1, "seconds_per_proof": 0.2}
-    assert found["endpoints"][1] == {"name": "b:80", "fresh": False, "reason": "stale"}
-    assert found["failures"] == [{"at": 5.0, "stage": "broadcast", "reason": "the round is over", "count": 4}]
-    assert orjson.loads(orjson.dumps(found)) == found
+    assert overview["paused"] == "the circuit is refused"
+    assert overview["provers"] == {"slots": 2, "busy": 1, "seconds_per_proof": 0.2}
+    assert overview["endpoints"][1] == {"name": "b:80", "fresh": False, "reason": "stale"}
+    assert overview["failures"] == [{"at": 5.0, "stage": "broadcast", "reason": "the round is over", "count": 4}]
+    assert orjson.loads(orjson.dumps(overview)) == overview
 
 
 def test_overview_busy_provers_never_exceed_slots() -> None:
-    found = build_overview(
+    overview = build_overview(
         now=1.0, status=partial_state(**{**FACTS, "in_hand": 4}), rounds=[], counts={}, due_ahead={}, failures=[]
     )
-    assert found["provers"]["busy"] == 2, "two of the four wait their turn"
+    assert overview["provers"]["busy"] == 2, "two of the four wait for a slot"
 
 
 def test_overview_before_first_proof_omits_time_needed() -> None:
     facts = {**FACTS, "proof": {"p50_ms": None}}
     known = [Round(ROUND, RoundStatus.ACTIVE, 2000, (), 1)]
-    found = build_overview(now=1.0, status=partial_state(**facts), rounds=known, counts={}, due_ahead={}, failures=[])
-    assert found["rounds"][0]["seconds_needed"] is None
-    assert found["rounds"][0]["due_per_minute"] == [0] * 60
+    overview = build_overview(
+        now=1.0, status=partial_state(**facts), rounds=known, counts={}, due_ahead={}, failures=[]
+    )
+    assert overview["rounds"][0]["seconds_needed"] is None
+    assert overview["rounds"][0]["due_per_minute"] == [0] * 60

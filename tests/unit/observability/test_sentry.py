@@ -86,10 +86,10 @@ def reporter(project: FakeSentryProject, clock: FakeClock) -> Iterator[SentryRep
     """Send the log to the project; restores the configuration."""
     root = logging.getLogger()
     before = (root.handlers[:], root.level)
-    made = create_reporter(project.dsn, clock)
-    configure("debug", "json", io.StringIO(), made.report)
-    yield made
-    made.close()
+    reporter_ = create_reporter(project.dsn, clock)
+    configure("debug", "json", io.StringIO(), reporter_.report)
+    yield reporter_
+    reporter_.close()
     root.handlers[:], level = before
     root.setLevel(level)
     logging.getLogger("helper").setLevel(logging.NOTSET)
@@ -146,12 +146,12 @@ async def test_report_never_contains_secrets(
         answer = await client.post(f"/broken?token={CANARY}", content=CANARY, headers=headers)
     assert answer.status_code == 500
     reporter.close()
-    told = b"".join(project.envelopes).decode()
-    assert len(project.events) == 4, "libraries' lines are not sent"
-    assert CANARY not in told
+    sent_text = b"".join(project.envelopes).decode()
+    assert len(project.events) == 4, "log entries of libraries are not sent"
+    assert CANARY not in sent_text
     assert CANARY not in "".join(project.headers)
     for hidden in ("203.0.113.77", socket.gethostname(), os.environ["HOME"], "share_comms"):
-        assert hidden not in told, hidden
+        assert hidden not in sent_text, hidden
     last = project.events[-1]
     assert last["logentry"]["formatted"] == "request_failed"
     assert last["extra"]["exception"].startswith("KeyError (")
@@ -169,8 +169,8 @@ def test_only_errors_are_reported_once_a_minute_per_kind(
     clock.advance(REPEAT_SECONDS)
     log.error("again and again", count=50)
     reporter.close()
-    told = [(event["logentry"]["formatted"], event["extra"].get("count")) for event in project.events]
-    assert sorted(told, key=str) == [("again and again", 0), ("again and again", 50), ("another", None)]
+    reports = [(event["logentry"]["formatted"], event["extra"].get("count")) for event in project.events]
+    assert sorted(reports, key=str) == [("again and again", 0), ("again and again", 50), ("another", None)]
 
 
 def test_report_drops_data_added_by_library() -> None:
@@ -186,27 +186,27 @@ def test_report_drops_data_added_by_library() -> None:
         "extra": {"reason": "kept", "sys.argv": [CANARY]},
         "user": {"ip_address": CANARY},
     }
-    made = strip_event(event, {})
-    assert CANARY not in repr(made)
-    assert made["extra"] == {"reason": "kept"}
+    stripped = strip_event(event, {})
+    assert CANARY not in repr(stripped)
+    assert stripped["extra"] == {"reason": "kept"}
     assert "request_id" in ALLOWED_FIELDS
 
 
 def test_unreachable_project_blocks_nothing(clock: FakeClock) -> None:
-    with socket.socket() as deaf:
-        deaf.bind(("127.0.0.1", 0))
-        deaf.listen()
-        made = create_reporter(f"http://public@127.0.0.1:{deaf.getsockname()[1]}/7", clock)
+    with socket.socket() as unresponsive:
+        unresponsive.bind(("127.0.0.1", 0))
+        unresponsive.listen()
+        reporter = create_reporter(f"http://public@127.0.0.1:{unresponsive.getsockname()[1]}/7", clock)
 
         def report() -> None:
             for number in range(300):
-                made.report({"event": str(number)})
+                reporter.report({"event": str(number)})
 
-        done = threading.Thread(target=report)
-        done.start()
-        done.join(PATIENCE_SECONDS)
-        assert not done.is_alive(), "what does not fit into the queue is dropped"
-    made._client.close(timeout=0.1)
+        reporting = threading.Thread(target=report)
+        reporting.start()
+        reporting.join(PATIENCE_SECONDS)
+        assert not reporting.is_alive(), "reports that exceed the queue are dropped"
+    reporter._client.close(timeout=0.1)
 
 
 @pytest.mark.parametrize("dsn", ["http://127.0.0.1/", "http://public@127.0.0.1/", "nonsense"])

@@ -44,7 +44,7 @@ def test_busy_time_counts_overlapping_jobs_once() -> None:
     busy.begin(10.0)
     busy.begin(11.0)
     busy.end(12.0)
-    assert busy.total_seconds(13.0) == 3.0, "one is still under way"
+    assert busy.total_seconds(13.0) == 3.0, "one operation is still in progress"
     busy.end(14.0)
     assert busy.total_seconds(100.0) == 4.0
     busy.begin(100.0)

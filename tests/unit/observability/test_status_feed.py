@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def fail_snapshot() -> object:
-    raise AssertionError("nobody listens")
+    raise AssertionError("no listener")
 
 
 def create_feed(clock: FakeClock | None = None, history: int = 4) -> StatusFeed:
@@ -31,13 +31,13 @@ def create_feed(clock: FakeClock | None = None, history: int = 4) -> StatusFeed:
 
 
 async def take_names(states: AsyncIterator[FeedEvent], number: int) -> list[str]:
-    found = []
+    events = []
     async with asyncio.timeout(5):
         async for event in states:
-            found.append(event.event_id)
-            if len(found) == number:
-                return found
-    return found
+            events.append(event.event_id)
+            if len(events) == number:
+                return events
+    return events
 
 
 async def test_new_listener_gets_newest_state_and_later_ones() -> None:
@@ -85,7 +85,7 @@ async def test_slow_listener_is_dropped_and_others_stay() -> None:
     for number in range(2, 7):
         states.publish(b"%d" % number)
         assert await take_names(quick, 1) == [f"run-{number}"]
-    assert await take_names(slow, 1) == [], "it ended"
+    assert await take_names(slow, 1) == [], "the stream ended"
 
 
 async def test_publish_yields_between_slices_of_listeners() -> None:
@@ -98,14 +98,14 @@ async def test_publish_yields_between_slices_of_listeners() -> None:
     listening = [asyncio.ensure_future(listen()) for _ in range(5 * WAKE_BATCH_SIZE)]
     await asyncio.sleep(0)
     assert states.listener_count == 5 * WAKE_BATCH_SIZE
-    began = asyncio.get_running_loop().time()
+    started_at = asyncio.get_running_loop().time()
     states.publish(b"1")
     turns = [0]
     while len(served) < 5 * WAKE_BATCH_SIZE:
         await asyncio.sleep(0)  # a due share yields to the event loop like this
         turns.append(len(served))
     assert max(after - before for before, after in pairwise(turns)) <= WAKE_BATCH_SIZE
-    assert asyncio.get_running_loop().time() - began >= 4 * WAKE_PAUSE_SECONDS, "other threads had theirs"
+    assert asyncio.get_running_loop().time() - started_at >= 4 * WAKE_PAUSE_SECONDS, "other threads made progress"
     await asyncio.gather(*listening)
     assert served == ["run-1"] * (5 * WAKE_BATCH_SIZE)
 
@@ -121,20 +121,20 @@ async def test_close_ends_all_listeners() -> None:
 
 
 async def test_snapshots_are_taken_only_while_someone_listens() -> None:
-    clock, made = FakeClock(), 0
+    clock, snapshot_count = FakeClock(), 0
 
     async def snapshot() -> object:
-        nonlocal made
-        made += 1
-        if made == 2:
+        nonlocal snapshot_count
+        snapshot_count += 1
+        if snapshot_count == 2:
             raise StoreError("broken for a moment")
-        return {"made": made}
+        return {"made": snapshot_count}
 
     states = StatusFeed(snapshot, clock=clock, run_id="run")
     runner = asyncio.create_task(states.run())
     try:
         await asyncio.sleep(0)
-        assert made == 0
+        assert snapshot_count == 0
         listener = states.subscribe()
         first = await anext(listener)
         assert (first.event_id, first.data) == ("run-1", b'{"made":1}')
@@ -143,14 +143,14 @@ async def test_snapshots_are_taken_only_while_someone_listens() -> None:
             clock.advance(INTERVAL_SECONDS)
             for _ in range(5):
                 await asyncio.sleep(0)
-        assert await waiting == ["run-2"], "an error of the store ends nothing"
-        assert made == 3
+        assert await waiting == ["run-2"], "an error of the store ends no stream"
+        assert snapshot_count == 3
         await listener.aclose()  # type: ignore[attr-defined]
         for _ in range(3):
             clock.advance(INTERVAL_SECONDS)
             for _ in range(5):
                 await asyncio.sleep(0)
-        assert made <= 4
+        assert snapshot_count <= 4
     finally:
         runner.cancel()
         with contextlib.suppress(asyncio.CancelledError):

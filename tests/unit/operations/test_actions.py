@@ -26,30 +26,30 @@ ANY_FILTER = QueueFilter()
 
 @pytest.fixture
 async def harness(tmp_path: Path) -> AsyncIterator[OperationsHarness]:
-    one = OperationsHarness(tmp_path / "queue.db")
-    await one.open()
-    yield one
-    await one.store.close()
+    harness_ = OperationsHarness(tmp_path / "queue.db")
+    await harness_.open()
+    yield harness_
+    await harness_.store.close()
 
 
-async def enqueue_failed(desk: OperationsHarness, *numbers: int, stage: str = "proof") -> list[str]:
+async def enqueue_failed(harness: OperationsHarness, *numbers: int, stage: str = "proof") -> list[str]:
     """Enqueue and fail shares; returns their references."""
     for number in numbers:
-        one = make_posted_share(number, round_id=ROUND_ID)
-        await desk.store.enqueue(one.share, one.nullifier, now=NOW)
-    for queued in await desk.store.claim_due(now=NOW, limit=len(numbers), rounds=[ROUND_ID]):
-        await desk.store.fail(queued.id, stage=stage, note="no", spend_attempt=True)
-    return [entry.ref for entry in await desk.store.list_shares(QueueFilter(stage=stage), 99)]
+        posted = make_posted_share(number, round_id=ROUND_ID)
+        await harness.store.enqueue(posted.share, posted.nullifier, now=NOW)
+    for queued in await harness.store.claim_due(now=NOW, limit=len(numbers), rounds=[ROUND_ID]):
+        await harness.store.fail(queued.id, stage=stage, note="no", spend_attempt=True)
+    return [entry.ref for entry in await harness.store.list_shares(QueueFilter(stage=stage), 99)]
 
 
 async def test_retry_failed_shares_wakes_dispatcher(harness: OperationsHarness) -> None:
     await enqueue_failed(harness, 1, 2)
-    told = await harness.operations.retry(ANN, ANY_FILTER)
-    assert told == {"retried": 2, "closed": 0, "not_failed": 0}
+    counts = await harness.operations.retry(ANN, ANY_FILTER)
+    assert counts == {"retried": 2, "closed": 0, "not_failed": 0}
     assert harness.wake_count == 1
     assert await harness.store.count_shares() == {ROUND_ID: {ShareState.RECEIVED: 2}}
-    (act,) = await harness.store.list_actions(limit=5)
-    assert (act.actor, act.name, act.parameters, act.outcome) == (ANN, "retry", {}, {"retried": 2})
+    (action,) = await harness.store.list_actions(limit=5)
+    assert (action.actor, action.name, action.parameters, action.outcome) == (ANN, "retry", {}, {"retried": 2})
 
 
 async def test_retry_dry_run_returns_counts_without_change_or_audit_entry(harness: OperationsHarness) -> None:
@@ -73,12 +73,12 @@ async def test_retry_named_shares_keeps_references_out_of_audit_log(harness: Ope
     await harness.store.enqueue(other.share, other.nullifier, now=NOW)
     waiting = (await harness.store.list_shares(QueueFilter(state=ShareState.RECEIVED), 9))[0].ref
 
-    told = await harness.operations.retry(ANN, QueueFilter(stage="proof"), [refs[0][:6], refs[1], refs[1], waiting])
+    counts = await harness.operations.retry(ANN, QueueFilter(stage="proof"), [refs[0][:6], refs[1], refs[1], waiting])
 
-    assert told == {"retried": 2, "closed": 0, "not_failed": 1}
-    (act,) = await harness.store.list_actions(limit=5)
-    assert act.parameters == {"stage": "proof", "named": 4}
-    assert not any(ref[:6] in repr(act) for ref in (*refs, waiting))
+    assert counts == {"retried": 2, "closed": 0, "not_failed": 1}
+    (action,) = await harness.store.list_actions(limit=5)
+    assert action.parameters == {"stage": "proof", "named": 4}
+    assert not any(ref[:6] in repr(action) for ref in (*refs, waiting))
 
 
 @pytest.mark.parametrize("ref", ["ffffff", "", "../stats"])
@@ -99,44 +99,50 @@ async def test_retry_many_shares_uses_batches_and_accepts_posts_between(
 ) -> None:
     """With 20,000 shares, no batch exceeds the limit, and each POST waits for at most two batches."""
     await fill_failed(harness, 20_000)
-    pieces: list[int] = []
+    batch_sizes: list[int] = []
     retry_failed = SqliteStore.retry_failed
 
-    async def noted(
-        self: SqliteStore, ids: Sequence[int], query: QueueFilter, *, closed: Collection[bytes], note: str, dry_run: bool
+    async def note_batch(
+        self: SqliteStore,
+        ids: Sequence[int],
+        query_filter: QueueFilter,
+        *,
+        closed: Collection[bytes],
+        note: str,
+        dry_run: bool,
     ) -> Counter[str]:
-        pieces.append(len(ids))
-        return await retry_failed(self, ids, query, closed=closed, note=note, dry_run=dry_run)
+        batch_sizes.append(len(ids))
+        return await retry_failed(self, ids, query_filter, closed=closed, note=note, dry_run=dry_run)
 
-    monkeypatch.setattr(SqliteStore, "retry_failed", noted)
-    act = asyncio.create_task(harness.operations.retry(ANN, ANY_FILTER))
+    monkeypatch.setattr(SqliteStore, "retry_failed", note_batch)
+    action = asyncio.create_task(harness.operations.retry(ANN, ANY_FILTER))
     waits: list[int] = []
     for number in range(30):
-        while len(pieces) < 3 * number + 3:
-            assert not act.done(), "the action has ended before its batches"
+        while len(batch_sizes) < 3 * number + 3:
+            assert not action.done(), "the action has ended before its batches"
             await asyncio.sleep(0)
-        one, before = make_posted_share(100_000 + number, round_id=ROUND_ID), len(pieces)
-        assert await harness.store.enqueue(one.share, one.nullifier, now=NOW) is EnqueueResult.QUEUED
-        assert await harness.store.is_known(one.share.key)
-        waits.append(len(pieces) - before)
-    assert not act.done(), "the posts were made while the act was under way"
+        posted, before = make_posted_share(100_000 + number, round_id=ROUND_ID), len(batch_sizes)
+        assert await harness.store.enqueue(posted.share, posted.nullifier, now=NOW) is EnqueueResult.QUEUED
+        assert await harness.store.is_known(posted.share.key)
+        waits.append(len(batch_sizes) - before)
+    assert not action.done(), "the posts happened during the action"
 
-    assert (await act)["retried"] == 20_000
-    assert max(pieces) == BATCH_SHARES
-    assert sum(pieces) == 20_000
+    assert (await action)["retried"] == 20_000
+    assert max(batch_sizes) == BATCH_SHARES
+    assert sum(batch_sizes) == 20_000
     assert max(waits) <= 3
 
 
-async def fill_failed(desk: OperationsHarness, number: int) -> None:
+async def fill_failed(harness: OperationsHarness, number: int) -> None:
     """Insert a number of failed shares in one transaction."""
 
     def fill(tx: Transaction) -> None:
         for n in range(number):
-            one = make_posted_share(n, round_id=ROUND_ID)
-            assert shares.enqueue(tx, one.share, one.nullifier, NOW) is EnqueueResult.QUEUED
+            posted = make_posted_share(n, round_id=ROUND_ID)
+            assert shares.enqueue(tx, posted.share, posted.nullifier, NOW) is EnqueueResult.QUEUED
 
-    await desk.store._writer.run(fill)
-    assert await desk.store.fail_unspent(ROUND_ID, note="failed by the test") == number
+    await harness.store._writer.run(fill)
+    assert await harness.store.fail_unspent(ROUND_ID, note="failed by the test") == number
 
 
 async def test_action_failure_is_recorded_with_partial_counts(
@@ -145,16 +151,18 @@ async def test_action_failure_is_recorded_with_partial_counts(
     await enqueue_failed(harness, *range(BATCH_SHARES + 5))
     retry_failed = SqliteStore.retry_failed
 
-    async def once(self: SqliteStore, ids: Sequence[int], *rest: QueueFilter, **how: object) -> Counter[str]:
+    async def retry_once(
+        self: SqliteStore, ids: Sequence[int], *filters: QueueFilter, **options: object
+    ) -> Counter[str]:
         if len(ids) < BATCH_SHARES:
             raise StoreError("the disk is full")
-        return await retry_failed(self, ids, *rest, **how)  # type: ignore[arg-type]  # passed on as it came
+        return await retry_failed(self, ids, *filters, **options)  # type: ignore[arg-type]  # passed on unchanged
 
-    monkeypatch.setattr(SqliteStore, "retry_failed", once)
+    monkeypatch.setattr(SqliteStore, "retry_failed", retry_once)
     with pytest.raises(StoreError):
         await harness.operations.retry(ANN, ANY_FILTER)
-    (act,) = await harness.store.list_actions(limit=5)
-    assert act.outcome == {"retried": BATCH_SHARES, "error": "the disk is full"}
+    (action,) = await harness.store.list_actions(limit=5)
+    assert action.outcome == {"retried": BATCH_SHARES, "error": "the disk is full"}
 
 
 async def test_action_foreign_error_records_only_its_type(
@@ -168,7 +176,7 @@ async def test_action_foreign_error_records_only_its_type(
     monkeypatch.setattr(SqliteStore, "retry_failed", broken)
     with pytest.raises(RuntimeError):
         await harness.operations.retry(ANN, ANY_FILTER)
-    assert [act.outcome for act in await harness.store.list_actions(limit=5)] == [{"error": "RuntimeError"}]
+    assert [action.outcome for action in await harness.store.list_actions(limit=5)] == [{"error": "RuntimeError"}]
 
 
 async def test_actions_run_one_after_the_other(harness: OperationsHarness) -> None:
@@ -189,15 +197,15 @@ async def test_purge_closed_round_deletes_its_data(harness: OperationsHarness) -
     await harness.store.mark_closed(ROUND_ID, NOW)
     await harness.store.mark_alerted(ROUND_ID, NOW)
 
-    rehearsed = await harness.operations.purge(ANN, ROUND_ID, dry_run=True)
+    dry_result = await harness.operations.purge(ANN, ROUND_ID, dry_run=True)
     assert await harness.store.count_shares() == {ROUND_ID: {ShareState.FAILED: 1, ShareState.SUBMITTED: 1}}
-    told = await harness.operations.purge(ANN, ROUND_ID)
+    counts = await harness.operations.purge(ANN, ROUND_ID)
 
-    assert told == rehearsed == {"received": 0, "witnessed": 0, "submitted": 1, "failed": 1, "broadcast": 0}
+    assert counts == dry_result == {"received": 0, "witnessed": 0, "submitted": 1, "failed": 1, "broadcast": 0}
     assert (await harness.store.count_shares(), await harness.store.list_rounds()) == ({}, [])
     assert harness.authority.forgotten == [ROUND_ID]
-    (act,) = await harness.store.list_actions(limit=5)
-    assert (act.name, act.parameters) == ("purge", {"round": ROUND_ID.hex()})
+    (action,) = await harness.store.list_actions(limit=5)
+    assert (action.name, action.parameters) == ("purge", {"round": ROUND_ID.hex()})
     assert make_posted_share(2, round_id=ROUND_ID).share.primary_blind not in harness.path.read_bytes()
 
 
@@ -224,33 +232,33 @@ async def test_purge_requires_round_closed_by_chain_and_reported(harness: Operat
 # ---------------------------------------------------------------------- export
 
 
-async def read_marks(desk: OperationsHarness) -> list[tuple[int, bytes]]:
-    return [(row[0], row[1]) for row in await desk.store._reader.run("SELECT id, row_check FROM shares ORDER BY id")]
+async def read_marks(harness: OperationsHarness) -> list[tuple[int, bytes]]:
+    return [(row[0], row[1]) for row in await harness.store._reader.run("SELECT id, row_check FROM shares ORDER BY id")]
 
 
 @pytest.mark.parametrize("running", [True, False])
 async def test_hand_over_leaves_claimed_shares_to_running_daemon(tmp_path: Path, running: bool) -> None:
-    desk = OperationsHarness(tmp_path / "queue.db", running=running)
-    await desk.open()
+    harness = OperationsHarness(tmp_path / "queue.db", running=running)
+    await harness.open()
     share = recorded_share(0, submit_at=END - 10)
-    await desk.store.enqueue(share, nullifier_of(share), now=NOW)
-    one = make_posted_share(1, round_id=ROUND_ID)
-    await desk.store.enqueue(one.share, one.nullifier, now=NOW)
-    await desk.store.claim_due(now=NOW, limit=1, rounds=[ROUND_ID])
+    await harness.store.enqueue(share, nullifier_of(share), now=NOW)
+    posted = make_posted_share(1, round_id=ROUND_ID)
+    await harness.store.enqueue(posted.share, posted.nullifier, now=NOW)
+    await harness.store.claim_due(now=NOW, limit=1, rounds=[ROUND_ID])
 
-    told = await desk.operations.move_shares(ANN, ANY_FILTER, 0, await read_marks(desk))
+    counts = await harness.operations.move_shares(ANN, ANY_FILTER, 0, await read_marks(harness))
 
-    assert told == ({"moved": 1, "stayed": 1} if running else {"moved": 2, "stayed": 0})
-    assert len(await desk.store.list_shares(QueueFilter(stage=MOVED), 9)) == told["moved"]
-    (act,) = await desk.store.list_actions(limit=5)
-    assert act.name == "move"
-    await desk.store.close()
+    assert counts == ({"moved": 1, "stayed": 1} if running else {"moved": 2, "stayed": 0})
+    assert len(await harness.store.list_shares(QueueFilter(stage=MOVED), 9)) == counts["moved"]
+    (action,) = await harness.store.list_actions(limit=5)
+    assert action.name == "move"
+    await harness.store.close()
 
 
 async def test_note_export_adds_audit_entry(harness: OperationsHarness) -> None:
     assert await harness.operations.record_export(ANN, QueueFilter(round_id=ROUND_ID, due_before_ms=5000), 2, 7) == {
         "copied": 7
     }
-    (act,) = await harness.store.list_actions(limit=5)
-    assert (act.name, act.outcome) == ("export", {"copied": 7})
-    assert act.parameters == {"round": ROUND_ID.hex(), "due_before": 5, "named": 2}
+    (action,) = await harness.store.list_actions(limit=5)
+    assert (action.name, action.outcome) == ("export", {"copied": 7})
+    assert action.parameters == {"round": ROUND_ID.hex(), "due_before": 5, "named": 2}

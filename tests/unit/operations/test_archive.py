@@ -66,7 +66,10 @@ class FakeRevealSource:
             raise ChainUnavailable("away")
         if height < self.lowest_height:
             raise HeightPrunedError("gone", self.lowest_height if self.reports_lowest_height else None)
-        return [CountedReveal(height, one.transaction, one.message) for one in self.reveals_by_height.get(height, [])]
+        return [
+            CountedReveal(height, reveal.transaction, reveal.message)
+            for reveal in self.reveals_by_height.get(height, [])
+        ]
 
     async def root_at(self, round_id: bytes, height: int) -> bytes | None:
         self.root_requests += 1
@@ -101,9 +104,9 @@ def create_writer(
     clock: FakeClock | None = None,
     rounds: Sequence[Round] | None = None,
 ) -> ArchiveWriter:
-    told = known_rounds() if rounds is None else rounds
+    known = known_rounds() if rounds is None else rounds
     return ArchiveWriter(
-        bucket, blocks, rounds=lambda: told, circuits=CIRCUITS, clock=clock or AdvancingClock(), interval_seconds=60
+        bucket, blocks, rounds=lambda: known, circuits=CIRCUITS, clock=clock or AdvancingClock(), interval_seconds=60
     )
 
 
@@ -115,19 +118,19 @@ async def create_written_archive() -> MemoryBucket:
 
 async def test_writer_writes_part_once_all_its_blocks_exist() -> None:
     bucket, blocks = MemoryBucket(), FakeRevealSource(head=2 * PART_BLOCKS - 2)
-    one = create_writer(bucket, blocks)
-    assert not await one.write_next_part()
-    assert (bucket.objects, one.archived_height) == ({}, 99)
+    writer = create_writer(bucket, blocks)
+    assert not await writer.write_next_part()
+    assert (bucket.objects, writer.archived_height) == ({}, 99)
     blocks.head += 1
-    assert await one.write_next_part()
-    assert not await one.write_next_part()
+    assert await writer.write_next_part()
+    assert not await writer.write_next_part()
     assert sorted(set(blocks.requested_heights)) == list(range(100, 200))
-    assert one.archived_height == 199
-    names = {bundle_name(ROUND, each.tx_hash) for each in (FIRST, SECOND)}
+    assert writer.archived_height == 199
+    names = {bundle_name(ROUND, entry.tx_hash) for entry in (FIRST, SECOND)}
     assert set(bucket.objects) == names | {index_name(ROUND, 1), PROGRESS}
-    found = bucket.objects[bundle_name(ROUND, FIRST.tx_hash)].body
-    assert found == pack_bundle(replace(FIRST, height=105))
-    assert unpack_bundle(found, CIRCUITS).tx_hash == FIRST.tx_hash
+    bundle = bucket.objects[bundle_name(ROUND, FIRST.tx_hash)].body
+    assert bundle == pack_bundle(replace(FIRST, height=105))
+    assert unpack_bundle(bundle, CIRCUITS).tx_hash == FIRST.tx_hash
     assert Progress.from_bytes(bucket.objects[PROGRESS].body).next_part == 2
     assert blocks.root_requests <= 2
 
@@ -139,8 +142,8 @@ async def test_writer_restart_continues_and_writes_equal_bytes() -> None:
     assert min(blocks.requested_heights) == 200
     del bucket.objects[PROGRESS]
     assert await create_writer(bucket, FakeRevealSource()).write_next_part()
-    assert {name: found.body for name, found in bucket.objects.items()} == {
-        name: found.body for name, found in before.items()
+    assert {name: stored.body for name, stored in bucket.objects.items()} == {
+        name: stored.body for name, stored in before.items()
     }
 
 
@@ -148,54 +151,54 @@ async def test_writer_restart_continues_and_writes_equal_bytes() -> None:
 async def test_writer_progress_far_ahead_of_chain_is_refused(next_part: int, refused: bool) -> None:
     bucket, blocks = MemoryBucket(), FakeRevealSource(head=PART_BLOCKS + 99)
     await bucket.put(PROGRESS, Progress(chain_id=CHAIN, next_part=next_part).to_bytes())
-    one = create_writer(bucket, blocks)
+    writer = create_writer(bucket, blocks)
     if refused:
         with pytest.raises(ProofBundleError, match="the archive ends at block") as caught:
-            await one.write_next_part()
+            await writer.write_next_part()
         assert PROGRESS in caught.value.advice
     else:
-        assert not await one.write_next_part(), "a node may be some blocks behind the one that was asked before"
-    assert one.collect_status()["behind"] in ({None} if refused else {0})
+        assert not await writer.write_next_part(), "a node may be some blocks behind the previous one"
+    assert writer.collect_status()["behind"] in ({None} if refused else {0})
 
 
 async def test_writer_takeover_by_another_host_continues() -> None:
-    bucket, blocks, mine = MemoryBucket(), FakeRevealSource(head=4 * PART_BLOCKS - 1), True
-    one = ArchiveWriter(
+    bucket, blocks, is_responsible = MemoryBucket(), FakeRevealSource(head=4 * PART_BLOCKS - 1), True
+    writer = ArchiveWriter(
         bucket,
         blocks,
         rounds=known_rounds,
         circuits=CIRCUITS,
         clock=AdvancingClock(),
         interval_seconds=60,
-        is_writer=lambda: mine,
+        is_writer=lambda: is_responsible,
     )
-    assert one.collect_status() == {"through": 0, "behind": None, "problem": None}
-    assert await one.write_next_part()
-    assert one.collect_status() == {"through": 199, "behind": 200, "problem": None}
-    mine = False
-    assert not await one.write_next_part()
-    assert one.collect_status()["through"] == 0, "another host's work"
+    assert writer.collect_status() == {"through": 0, "behind": None, "problem": None}
+    assert await writer.write_next_part()
+    assert writer.collect_status() == {"through": 199, "behind": 200, "problem": None}
+    is_responsible = False
+    assert not await writer.write_next_part()
+    assert writer.collect_status()["through"] == 0, "the other host is responsible"
     assert await create_writer(bucket, blocks).write_next_part()
-    mine, blocks.requested_heights = True, []
-    assert await one.write_next_part()
+    is_responsible, blocks.requested_heights = True, []
+    assert await writer.write_next_part()
     assert min(blocks.requested_heights) == 300
-    assert one.collect_status() == {"through": 399, "behind": 0, "problem": None}
+    assert writer.collect_status() == {"through": 399, "behind": 0, "problem": None}
 
 
 async def test_writer_starts_at_oldest_known_round() -> None:
     bucket, blocks = MemoryBucket(), FakeRevealSource()
     rounds: list[Round] | None = None
-    one = ArchiveWriter(
+    writer = ArchiveWriter(
         bucket, blocks, rounds=lambda: rounds, circuits=CIRCUITS, clock=AdvancingClock(), interval_seconds=60
     )
-    assert not await one.write_next_part()
+    assert not await writer.write_next_part()
     rounds = known_rounds(created=42)
-    assert await one.write_next_part()
+    assert await writer.write_next_part()
     assert blocks.requested_heights[0] == 1
     assert not await create_writer(bucket, FakeRevealSource(head=0)).write_next_part()
-    nobody = FakeRevealSource()
-    nobody.chain_id = None
-    assert not await create_writer(bucket, nobody).write_next_part()
+    unknown_chain = FakeRevealSource()
+    unknown_chain.chain_id = None
+    assert not await create_writer(bucket, unknown_chain).write_next_part()
     without_rounds = FakeRevealSource(head=3 * PART_BLOCKS)
     assert not await create_writer(MemoryBucket(), without_rounds, rounds=[]).write_next_part()
     assert without_rounds.requested_heights == []
@@ -213,23 +216,23 @@ async def test_writer_long_failure_continues_at_next_check() -> None:
     bucket, clock, blocks = MemoryBucket(), AdvancingClock(), FakeRevealSource()
     bucket.failing_writes = 3
     blocks.reveals_by_height = {105: [FIRST]}
-    one = create_writer(bucket, blocks, clock)
+    writer = create_writer(bucket, blocks, clock)
     with pytest.raises(BucketError):
-        await one.write_next_part()
+        await writer.write_next_part()
     assert bucket.objects == {}
-    asked = len(blocks.requested_heights)
-    assert await one.write_next_part()
+    request_count = len(blocks.requested_heights)
+    assert await writer.write_next_part()
     assert PROGRESS in bucket.objects
-    assert len(blocks.requested_heights) - asked < 100
+    assert len(blocks.requested_heights) - request_count < 100
 
 
 async def test_writer_refused_write_is_not_retried_immediately() -> None:
-    class Shut(MemoryBucket):
+    class RefusingBucket(MemoryBucket):
         async def put(self, name: str, body: bytes) -> None:
             self.request_counts["put"] += 1
             raise BucketRefused("Forbidden")
 
-    bucket, blocks = Shut(), FakeRevealSource()
+    bucket, blocks = RefusingBucket(), FakeRevealSource()
     blocks.reveals_by_height = {105: [FIRST]}
     with pytest.raises(BucketRefused):
         await create_writer(bucket, blocks).write_next_part()
@@ -239,7 +242,7 @@ async def test_writer_refused_write_is_not_retried_immediately() -> None:
 async def test_writer_run_survives_errors_and_logs_each_once() -> None:
     bucket, clock, blocks = MemoryBucket(), AdvancingClock(), FakeRevealSource()
     blocks.is_unreachable = True
-    one = create_writer(bucket, blocks, clock)
+    writer = create_writer(bucket, blocks, clock)
 
     async def until(done: int) -> None:
         async with asyncio.timeout(20):
@@ -247,7 +250,7 @@ async def test_writer_run_survives_errors_and_logs_each_once() -> None:
                 await asyncio.sleep(0)
 
     with capture_logs() as logs:
-        running = asyncio.create_task(one.run())
+        running = asyncio.create_task(writer.run())
         await until(3)
         blocks.is_unreachable = False
         blocks.is_broken = True
@@ -276,22 +279,26 @@ async def test_writer_invalid_reveal_is_skipped() -> None:
     assert [line["event"] for line in logs] == ["archive_started"] + ["archive_reveal_skipped"] * 2
 
 
-@pytest.mark.parametrize("says", [True, False])
-async def test_writer_pruned_blocks_are_skipped_and_logged(says: bool) -> None:
+@pytest.mark.parametrize("reports_height", [True, False])
+async def test_writer_pruned_blocks_are_skipped_and_logged(reports_height: bool) -> None:
     bucket, clock, blocks = MemoryBucket(), AdvancingClock(), FakeRevealSource(head=2 * PART_BLOCKS + 50)
-    blocks.lowest_height, blocks.reports_lowest_height, blocks.are_all_nodes_usable = 150 if says else 103, says, False
-    one = create_writer(bucket, blocks, clock)
+    blocks.lowest_height, blocks.reports_lowest_height, blocks.are_all_nodes_usable = (
+        150 if reports_height else 103,
+        reports_height,
+        False,
+    )
+    writer = create_writer(bucket, blocks, clock)
     with capture_logs() as logs:
         for _ in range(2):
             with pytest.raises(HeightPrunedError):
-                await one.write_next_part()
+                await writer.write_next_part()
         assert bucket.objects == {}
         blocks.are_all_nodes_usable = True
-        assert await one.write_next_part()
+        assert await writer.write_next_part()
     missing = [line for line in logs if line["event"] == "archive_blocks_missing"]
-    assert sum(line["count"] for line in missing) == (50 if says else 3)
-    assert len(missing) == (1 if says else 3)
-    assert (bundle_name(ROUND, FIRST.tx_hash) in bucket.objects) is not says
+    assert sum(line["count"] for line in missing) == (50 if reports_height else 3)
+    assert len(missing) == (1 if reports_height else 3)
+    assert (bundle_name(ROUND, FIRST.tx_hash) in bucket.objects) is not reports_height
     assert bundle_name(ROUND, SECOND.tx_hash) in bucket.objects
 
 
@@ -299,24 +306,24 @@ async def test_writer_skips_long_gap() -> None:
     bucket, blocks = MemoryBucket(), FakeRevealSource(head=50 * PART_BLOCKS)
     blocks.lowest_height = 40 * PART_BLOCKS + 7
     blocks.reveals_by_height = {40 * PART_BLOCKS + 20: [FIRST]}
-    one = create_writer(bucket, blocks)
+    writer = create_writer(bucket, blocks)
     with capture_logs() as logs:
-        assert await one.write_next_part()
-        assert await one.write_next_part()
+        assert await writer.write_next_part()
+        assert await writer.write_next_part()
     assert len([line for line in logs if line["log_level"] == "error"]) == 1
     assert bundle_name(ROUND, FIRST.tx_hash) in bucket.objects
-    assert one.archived_height == 41 * PART_BLOCKS - 1
+    assert writer.archived_height == 41 * PART_BLOCKS - 1
 
 
-async def test_writer_skips_pruned_block_after_node_is_away_one_hour() -> None:
+async def test_writer_skips_pruned_block_after_node_is_unreachable_one_hour() -> None:
     bucket, clock, blocks = MemoryBucket(), AdvancingClock(), FakeRevealSource()
     blocks.lowest_height, blocks.are_all_nodes_usable = 101, False
-    one = create_writer(bucket, blocks, clock)
+    writer = create_writer(bucket, blocks, clock)
     with pytest.raises(HeightPrunedError):
-        await one.write_next_part()
+        await writer.write_next_part()
     clock.advance(3600)
     with capture_logs():
-        assert await one.write_next_part()
+        assert await writer.write_next_part()
 
 
 # Lookup and verification
@@ -327,9 +334,9 @@ async def test_find_bundle_with_and_without_round() -> None:
     bucket.objects[f"{'00' * 32}/index/{'0' * 12}-{'9' * 12}.jsonl"] = StoredObject(b"", '"x"')
     bucket.objects["elsewhere/x"] = StoredObject(b"", '"x"')
     for rounds in ([ROUND], [], [bytes(32), ROUND]):
-        found = await find_bundle(bucket, CIRCUITS, SECOND.message.nullifier, rounds)
-        assert found is not None
-        bundle, evidence = found
+        result = await find_bundle(bucket, CIRCUITS, SECOND.message.nullifier, rounds)
+        assert result is not None
+        bundle, evidence = result
         assert evidence == replace(SECOND, height=160)
         assert bundle == pack_bundle(evidence)
     for rounds in ([bytes(32)], []):
@@ -338,18 +345,18 @@ async def test_find_bundle_with_and_without_round() -> None:
 
 async def test_find_bundle_altered_archive_is_refused() -> None:
     name, index = bundle_name(ROUND, FIRST.tx_hash), index_name(ROUND, 1)
-    wanted = FIRST.message.nullifier
+    nullifier = FIRST.message.nullifier
 
-    async def refused(bucket: MemoryBucket, says: str) -> None:
-        with pytest.raises(ProofBundleError, match=says):
-            await find_bundle(bucket, CIRCUITS, wanted, [ROUND])
+    async def refused(bucket: MemoryBucket, error: str) -> None:
+        with pytest.raises(ProofBundleError, match=error):
+            await find_bundle(bucket, CIRCUITS, nullifier, [ROUND])
 
-    def restated(**changes: object) -> bytes:
-        entry = find_entry(whole.objects[index].body, wanted)
+    def changed_index(**changes: object) -> bytes:
+        entry = find_entry(intact.objects[index].body, nullifier)
         assert entry is not None
         return encode_index([entry.model_copy(update=changes)])
 
-    whole = await create_written_archive()
+    intact = await create_written_archive()
     for number in (0, 100, 4000):
         bucket = await create_written_archive()
         body = bytearray(bucket.objects[name].body)
@@ -362,10 +369,10 @@ async def test_find_bundle_altered_archive_is_refused() -> None:
     other = bucket.objects[bundle_name(ROUND, SECOND.tx_hash)]
     bucket.objects[name] = other
     await refused(bucket, "hash does not match")
-    bucket.objects[index] = StoredObject(restated(sha256=sha256(other.body).hexdigest()), '"x"')
+    bucket.objects[index] = StoredObject(changed_index(sha256=sha256(other.body).hexdigest()), '"x"')
     await refused(bucket, "content does not match")
     bucket = await create_written_archive()
-    bucket.objects[index] = StoredObject(restated(height=106), '"x"')
+    bucket.objects[index] = StoredObject(changed_index(height=106), '"x"')
     await refused(bucket, "content does not match")
     bucket.objects[index] = StoredObject(bucket.objects[index].body.replace(b'"height"', b'"hight"'), '"x"')
     await refused(bucket, "invalid line")
@@ -391,8 +398,8 @@ def test_write_index_is_independent_of_order() -> None:
     ]
     index = encode_index(entries)
     assert index == encode_index(reversed(entries))
-    found = find_entry(index, (7).to_bytes(32, "big"))
-    assert found == entries[6]
+    entry = find_entry(index, (7).to_bytes(32, "big"))
+    assert entry == entries[6]
     assert find_entry(index, bytes(32)) is None
     assert find_entry(b"", bytes(32)) is None
     with pytest.raises(ProofBundleError, match="progress"):

@@ -42,11 +42,11 @@ from tests.unit.store.fixtures import query_rows as sqlite_rows
 
 @pytest.fixture
 async def harness(tmp_path: Path) -> AsyncIterator[OperationsHarness]:
-    one = OperationsHarness(tmp_path / "queue.db")
-    await one.open()
-    await one.store.set_meta("chain_id", "chain-1")
-    yield one
-    await one.store.close()
+    harness_ = OperationsHarness(tmp_path / "queue.db")
+    await harness_.open()
+    await harness_.store.set_meta("chain_id", "chain-1")
+    yield harness_
+    await harness_.store.close()
 
 
 NOTHING_IMPORTED = dict.fromkeys(
@@ -57,7 +57,7 @@ NOTHING_IMPORTED = dict.fromkeys(
 
 def waiting_share(index: int, **changes: Any) -> ExportedShare:
     """A recorded share in state received."""
-    carried = ExportedShare(
+    exported = ExportedShare(
         share=recorded_share(index, submit_at=END - 100),
         received_ms=int(NOW * 1000),
         state=ShareState.RECEIVED,
@@ -69,7 +69,7 @@ def waiting_share(index: int, **changes: Any) -> ExportedShare:
         note="timed out",
         history=(HistoryEntry(int(NOW * 1000), "proof", "timed out", spent_attempt=True),),
     )
-    return replace(carried, **changes)
+    return replace(exported, **changes)
 
 
 def sent_share(index: int, **changes: Any) -> ExportedShare:
@@ -90,31 +90,31 @@ def sent_share(index: int, **changes: Any) -> ExportedShare:
     return waiting_share(index, share=share, due_ms=int(NOW * 1000), state=ShareState.BROADCAST, reveal=reveal)
 
 
-def export_lines(*carried: ExportedShare, chain_id: str | None = "chain-1", shares: int | None = None) -> list[bytes]:
-    head = ExportHeader(chain_id=chain_id, made_at=5, shares=len(carried) if shares is None else shares)
-    return [line.removesuffix(b"\n") for line in (encode_header(head), *map(encode_share_line, carried))]
+def export_lines(*exported: ExportedShare, chain_id: str | None = "chain-1", shares: int | None = None) -> list[bytes]:
+    head = ExportHeader(chain_id=chain_id, made_at=5, shares=len(exported) if shares is None else shares)
+    return [line.removesuffix(b"\n") for line in (encode_header(head), *map(encode_share_line, exported))]
 
 
 def test_read_line_returns_written_share() -> None:
-    for one in (
+    for record in (
         waiting_share(0),
         sent_share(1),
         waiting_share(2, state=ShareState.FAILED),
         waiting_share(3, history=(), proved_height=None),
     ):
-        assert parse_share_line(proofs, encode_share_line(one))[0] == one
+        assert parse_share_line(proofs, encode_share_line(record))[0] == record
     head = ExportHeader(chain_id=None, made_at=5, shares=2)
     assert parse_header(encode_header(head)) == head
 
 
 def test_export_repr_and_errors_hide_witness() -> None:
-    one = sent_share(0)
-    line = json.loads(encode_share_line(one))
+    record = sent_share(0)
+    line = json.loads(encode_share_line(record))
     secrets = [line["share"]["primary_blind"], line["share"]["shares_hash"], line["reveal"]["message"][:64]]
-    assert not any(secret in repr(one) for secret in secrets)
-    for broken in ({**line, "state": "gone"}, {**line, "share": {**line["share"], "proposal_id": 0}}):
+    assert not any(secret in repr(record) for secret in secrets)
+    for invalid in ({**line, "state": "gone"}, {**line, "share": {**line["share"], "proposal_id": 0}}):
         with pytest.raises(ExportFileError) as caught:
-            parse_share_line(proofs, json.dumps(broken).encode())
+            parse_share_line(proofs, json.dumps(invalid).encode())
         assert not any(secret in repr((caught.value, caught.value.__context__)) for secret in secrets)
 
 
@@ -179,9 +179,9 @@ def test_read_line_message_of_another_share_is_refused(change: dict[str, Any]) -
 
 @settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=200), st.integers(0, 2000), st.binary(max_size=3))
-def test_read_line_arbitrary_bytes_give_share_or_error(junk: bytes, cut: int, put: bytes) -> None:
+def test_read_line_arbitrary_bytes_give_share_or_error(junk: bytes, cut: int, inserted: bytes) -> None:
     good = encode_share_line(waiting_share(0))
-    for line in (junk, good[:cut] + put + good[cut + len(put) :]):
+    for line in (junk, good[:cut] + inserted + good[cut + len(inserted) :]):
         try:
             parse_share_line(proofs, line)
         except ExportFileError:
@@ -192,24 +192,24 @@ def test_read_line_arbitrary_bytes_give_share_or_error(junk: bytes, cut: int, pu
 
 
 async def test_import_keeps_state_and_imports_once(harness: OperationsHarness) -> None:
-    carried = [waiting_share(0), sent_share(1), waiting_share(2, state=ShareState.FAILED)]
+    exported = [waiting_share(0), sent_share(1), waiting_share(2, state=ShareState.FAILED)]
 
-    rehearsed = await harness.operations.import_shares(ANN, stream_lines(export_lines(*carried)), dry_run=True)
+    dry_result = await harness.operations.import_shares(ANN, stream_lines(export_lines(*exported)), dry_run=True)
     assert await harness.store.count_shares() == {}
-    told = await harness.operations.import_shares(ANN, stream_lines(export_lines(*carried)))
-    again = await harness.operations.import_shares(ANN, stream_lines(export_lines(*carried)))
+    report = await harness.operations.import_shares(ANN, stream_lines(export_lines(*exported)))
+    second_report = await harness.operations.import_shares(ANN, stream_lines(export_lines(*exported)))
 
-    assert told == rehearsed == ImportReport({**NOTHING_IMPORTED, "taken": 3}, ())
-    assert again.counts == {**NOTHING_IMPORTED, "known": 3, "queued": 2, "failed": 1}
+    assert report == dry_result == ImportReport({**NOTHING_IMPORTED, "taken": 3}, ())
+    assert second_report.counts == {**NOTHING_IMPORTED, "known": 3, "queued": 2, "failed": 1}
     reasons = [ImportResult.QUEUED, ImportResult.QUEUED, ImportResult.FAILED]
-    assert [(one.number, one.reason) for one in again.skipped] == list(enumerate(reasons, 1))
+    assert [(skipped.number, skipped.reason) for skipped in second_report.skipped] == list(enumerate(reasons, 1))
     expected = {ShareState.RECEIVED: 1, ShareState.BROADCAST: 1, ShareState.FAILED: 1}
     assert await harness.store.count_shares() == {ROUND_ID: expected}
-    assert await harness.store.is_known(carried[0].share.key)
+    assert await harness.store.is_known(exported[0].share.key)
     (reveal,) = await harness.store.list_unconfirmed()
-    assert reveal.nullifier == nullifier_of(carried[1].share)
+    assert reveal.nullifier == nullifier_of(exported[1].share)
     assert harness.wake_count == 1
-    assert [act.name for act in await harness.store.list_actions(limit=5)] == ["import", "import"]
+    assert [action.name for action in await harness.store.list_actions(limit=5)] == ["import", "import"]
 
 
 async def test_import_many_skipped_shares_lists_first_and_counts_all(
@@ -218,21 +218,21 @@ async def test_import_many_skipped_shares_lists_first_and_counts_all(
     monkeypatch.setattr("helper.operations.actions.MAX_LISTED_SKIPPED", 2)
     report = await harness.operations.import_shares(ANN, stream_lines([*export_lines(shares=3), b"{}", b"[]", b""]))
     assert report.counts == {**NOTHING_IMPORTED, "invalid": 3}
-    assert [one.number for one in report.skipped] == [1, 2]
+    assert [skipped.number for skipped in report.skipped] == [1, 2]
 
 
 async def test_import_moved_shares_wakes_dispatcher(harness: OperationsHarness) -> None:
     await harness.operations.import_shares(ANN, stream_lines(export_lines(waiting_share(0))))
     rows = sqlite_rows(harness.path, "SELECT id, row_check FROM shares")
     assert await harness.operations.move_shares(ANN, QueueFilter(), 0, rows) == {"moved": 1, "stayed": 0}
-    woken = harness.wake_count
+    wakes_before = harness.wake_count
 
     report = await harness.operations.import_shares(ANN, stream_lines(export_lines(waiting_share(0))))
 
     assert report == ImportReport({**NOTHING_IMPORTED, "taken": 1, "revived": 1}, ())
-    assert harness.wake_count == woken + 1
-    (act, *_) = await harness.store.list_actions(limit=1)
-    assert (act.name, act.outcome) == ("import", {"taken": 1, "revived": 1})
+    assert harness.wake_count == wakes_before + 1
+    (action, *_) = await harness.store.list_actions(limit=1)
+    assert (action.name, action.outcome) == ("import", {"taken": 1, "revived": 1})
 
 
 async def test_import_invalid_shares_are_skipped(harness: OperationsHarness) -> None:
@@ -245,12 +245,12 @@ async def test_import_invalid_shares_are_skipped(harness: OperationsHarness) -> 
         waiting_share(4, share=recorded_share(4, proposal_id=9)),
         sent_share(5, nullifier=b"\x07" * 32),
     ]
-    told = await harness.operations.import_shares(
+    report = await harness.operations.import_shares(
         ANN, stream_lines([*export_lines(*wrong, waiting_share(6), shares=9), b"{}"])
     )
-    assert (told.counts["invalid"], told.counts["taken"]) == (8, 1)
-    assert [one.number for one in told.skipped] == [1, 2, 3, 4, 5, 6, 7, 9]
-    assert {(one.ref, one.reason) for one in told.skipped} == {(None, ImportResult.INVALID)}
+    assert (report.counts["invalid"], report.counts["taken"]) == (8, 1)
+    assert [skipped.number for skipped in report.skipped] == [1, 2, 3, 4, 5, 6, 7, 9]
+    assert {(skipped.ref, skipped.reason) for skipped in report.skipped} == {(None, ImportResult.INVALID)}
 
 
 async def test_import_export_of_another_chain_is_refused(harness: OperationsHarness) -> None:
@@ -268,9 +268,9 @@ async def test_import_truncated_export_keeps_received_shares(harness: Operations
             ANN, stream_lines(export_lines(waiting_share(0), waiting_share(1), shares=number))
         )
     assert await harness.store.count_shares() == {ROUND_ID: {ShareState.RECEIVED: 2}}
-    (act,) = await harness.store.list_actions(limit=5)
-    assert act.outcome is not None
-    assert act.outcome["taken"] == 2
+    (action,) = await harness.store.list_actions(limit=5)
+    assert action.outcome is not None
+    assert action.outcome["taken"] == 2
     with pytest.raises(ExportFileError, match="not a queue export"):
         await harness.operations.import_shares(ANN, stream_lines([]))
 
@@ -278,8 +278,8 @@ async def test_import_truncated_export_keeps_received_shares(harness: Operations
 async def test_split_lines_any_chunking_gives_complete_lines() -> None:
     text = b"one\n\ntwo\nthree\n"
     for size in range(1, len(text) + 1):
-        pieces = [text[start : start + size] for start in range(0, len(text), size)]
-        assert [line async for line in split_lines(stream_lines(pieces))] == [b"one", b"", b"two", b"three"]
-    for pieces in ([b"one"], [b"x" * (MAX_LINE_BYTES + 1)], [b"one\n", b"x" * MAX_LINE_BYTES, b"xx", b"\n"]):
+        chunks = [text[start : start + size] for start in range(0, len(text), size)]
+        assert [line async for line in split_lines(stream_lines(chunks))] == [b"one", b"", b"two", b"three"]
+    for chunks in ([b"one"], [b"x" * (MAX_LINE_BYTES + 1)], [b"one\n", b"x" * MAX_LINE_BYTES, b"xx", b"\n"]):
         with pytest.raises(ExportFileError):
-            assert [line async for line in split_lines(stream_lines(pieces))]
+            assert [line async for line in split_lines(stream_lines(chunks))]

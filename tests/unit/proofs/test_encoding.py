@@ -137,10 +137,10 @@ def test_errors_quote_no_value_and_survive_pickling(vote: Vote) -> None:
         proofs.share_commitment(secret, c1, c2)
     for error in (caught.value, proofs.ShareRuleError("share_comm")):
         _quotes_nothing(f"{error!s} {error!r}", secret)
-        again = pickle.loads(pickle.dumps(error))
-        assert type(again) is type(error)
-        assert vars(again) == vars(error)
-        assert str(again) == str(error)
+        unpickled = pickle.loads(pickle.dumps(error))
+        assert type(unpickled) is type(error)
+        assert vars(unpickled) == vars(error)
+        assert str(unpickled) == str(error)
     for blind in (secret, seeded_element("secret")):
         _quotes_nothing(repr(read(vote, primary_blind=blind)), blind)
 

@@ -22,8 +22,8 @@ def test_shares_hash_is_poseidon_of_the_commitments(vote: Vote) -> None:
 
 
 def test_hash_depends_on_input_length() -> None:
-    one = seeded_element("one")
-    hashes = {proofs.poseidon(one, *[encode_element(0)] * zeros) for zeros in range(16)}
+    element = seeded_element("one")
+    hashes = {proofs.poseidon(element, *[encode_element(0)] * zeros) for zeros in range(16)}
     assert len(hashes) == 16
 
 

@@ -41,7 +41,7 @@ def witness(vote: Vote, tree: proofs.CommitmentTree) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def reveal(circuit: str, vote: Vote, tree: proofs.CommitmentTree, witness: dict[str, Any]) -> ProvenReveal:
-    proved = proofs.prove(circuit, **witness)
+    proof_result = proofs.prove(circuit, **witness)
     c1, c2 = vote.ciphertexts[SHARE_INDEX]
     statement = proofs.Statement(
         nullifier=proofs.share_nullifier(vote.commitment, SHARE_INDEX, vote.blinds[SHARE_INDEX]),
@@ -52,8 +52,8 @@ def reveal(circuit: str, vote: Vote, tree: proofs.CommitmentTree, witness: dict[
         root=tree.root(),
         round_id=vote.round_id,
     )
-    assert (proved.nullifier, proved.root) == (statement.nullifier, statement.root)
-    return ProvenReveal(circuit, proved.proof, statement)
+    assert (proof_result.nullifier, proof_result.root) == (statement.nullifier, statement.root)
+    return ProvenReveal(circuit, proof_result.proof, statement)
 
 
 def test_key_fingerprints_match_protocol(circuit: str) -> None:
@@ -71,8 +71,8 @@ def test_verify_accepts_proof_of_its_statement(reveal: ProvenReveal) -> None:
 def test_repr_contains_no_share_data(reveal: ProvenReveal) -> None:
     statement = reveal.statement
     read = proofs.ReadShare(b"", 0, 0, 0, 0, 0, b"", b"", b"", statement.c1, statement.c2, b"", statement.nullifier)
-    proved = proofs.Proved(reveal.proof, statement.nullifier, statement.root)
-    text = f"{statement!r} {read!r} {proved!r}"
+    proof_result = proofs.Proved(reveal.proof, statement.nullifier, statement.root)
+    text = f"{statement!r} {read!r} {proof_result!r}"
     for value in (statement.nullifier, statement.c1, statement.c2, reveal.proof):
         assert repr(value)[2:-1] not in text
         assert value.hex() not in text
@@ -98,10 +98,10 @@ def test_verify_with_any_changed_input_fails(reveal: ProvenReveal) -> None:
 def test_verify_with_changed_proof_fails(reveal: ProvenReveal) -> None:
     rng = random.Random(reveal.circuit)
     proof = reveal.proof
-    for place in rng.sample(range(len(proof)), 12):
+    for index in rng.sample(range(len(proof)), 12):
         flipped = bytearray(proof)
-        flipped[place] ^= 1 << rng.randrange(8)
-        assert not proofs.verify(reveal.circuit, bytes(flipped), reveal.statement), place
+        flipped[index] ^= 1 << rng.randrange(8)
+        assert not proofs.verify(reveal.circuit, bytes(flipped), reveal.statement), index
     malformed = [
         b"",
         proof[:-1],

@@ -30,9 +30,9 @@ def reference_check(key: bytes, row: tuple[Column, ...]) -> bytes:
     texts = [value for value in row if isinstance(value, bytes)]
     texts += [value.encode("utf-8", "surrogatepass") for value in row if isinstance(value, str)]
     kinds = b"%d:" % len(row) + b"".join(LETTERS[type(value)] for value in row)
-    words = struct.pack(f">{len(numbers) + len(texts)}q", *numbers, *map(len, texts))
-    whole = b"".join((kinds, words, *texts))
-    return blake2b(whole, digest_size=8, key=key, person=b"svote-row").digest()
+    numbers_packed = struct.pack(f">{len(numbers) + len(texts)}q", *numbers, *map(len, texts))
+    data = b"".join((kinds, numbers_packed, *texts))
+    return blake2b(data, digest_size=8, key=key, person=b"svote-row").digest()
 
 
 @given(rows, st.binary(max_size=64))
@@ -41,8 +41,8 @@ def test_row_check_equals_reference(row: tuple[Column, ...], key: bytes) -> None
 
 
 @given(st.lists(rows, max_size=5))
-def test_row_checks_of_batch_equal_single_checks(many: list[tuple[Column, ...]]) -> None:
-    assert row_checks(KEY, list(many)) == [row_check(KEY, row) for row in many]
+def test_row_checks_of_batch_equal_single_checks(rows: list[tuple[Column, ...]]) -> None:
+    assert row_checks(KEY, list(rows)) == [row_check(KEY, row) for row in rows]
 
 
 def test_row_check_depends_on_text_boundaries() -> None:

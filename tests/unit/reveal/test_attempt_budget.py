@@ -16,118 +16,118 @@ from tests.support.queue_pipeline import Pipeline, open_pipeline
 
 
 @pytest.fixture
-async def line(tmp_path: Path) -> AsyncIterator[Pipeline]:
+async def pipeline(tmp_path: Path) -> AsyncIterator[Pipeline]:
     async with open_pipeline(tmp_path / "queue.db") as opened:
         yield opened
 
 
-async def fail_once(line: Pipeline) -> tuple[int, int, int]:
+async def fail_once(pipeline: Pipeline) -> tuple[int, int, int]:
     """Fail one proof; return state, attempts, and the seconds until the next attempt, as on disk."""
-    line.prover.failures[1] = [ProofFailed("the circuit refused")]
-    assert not await line.revealer.prove(await line.claim_due_share())
-    row = line.read_share(1, "state, attempts, due_ms")
+    pipeline.prover.failures[1] = [ProofFailed("the circuit refused")]
+    assert not await pipeline.revealer.prove(await pipeline.claim_due_share())
+    row = pipeline.read_share(1, "state, attempts, due_ms")
     assert row is not None
-    return row[0], row[1], row[2] // 1000 - int(line.clock.now())
+    return row[0], row[1], row[2] // 1000 - int(pipeline.clock.now())
 
 
 @pytest.mark.rule("R11")
-async def test_retry_delays_double_and_fifth_failure_is_final(line: Pipeline) -> None:
-    await line.enqueue(1)
+async def test_retry_delays_double_and_fifth_failure_is_final(pipeline: Pipeline) -> None:
+    await pipeline.enqueue(1)
     for number, wait in ((1, 2), (2, 4), (3, 8), (4, 16)):
-        assert await fail_once(line) == (ShareState.RECEIVED, number, wait)
-        line.clock.advance(wait - 1)
-        assert await line.store.claim_due(now=line.clock.now(), limit=1, rounds=[ROUND]) == []
-        line.clock.advance(1)
-    assert (await fail_once(line))[:2] == (ShareState.FAILED, 5)
+        assert await fail_once(pipeline) == (ShareState.RECEIVED, number, wait)
+        pipeline.clock.advance(wait - 1)
+        assert await pipeline.store.claim_due(now=pipeline.clock.now(), limit=1, rounds=[ROUND]) == []
+        pipeline.clock.advance(1)
+    assert (await fail_once(pipeline))[:2] == (ShareState.FAILED, 5)
 
 
 @pytest.mark.rule("R11")
 @pytest.mark.parametrize("maximum", [1, 3])
 async def test_max_attempts_is_configurable(tmp_path: Path, maximum: int) -> None:
-    async with open_pipeline(tmp_path / "queue.db", maximum=maximum) as line:
-        await line.enqueue(1)
+    async with open_pipeline(tmp_path / "queue.db", maximum=maximum) as pipeline:
+        await pipeline.enqueue(1)
         for number in range(1, maximum):
-            assert (await fail_once(line))[:2] == (ShareState.RECEIVED, number)
-            line.clock.advance(64)
-        assert (await fail_once(line))[:2] == (ShareState.FAILED, maximum)
+            assert (await fail_once(pipeline))[:2] == (ShareState.RECEIVED, number)
+            pipeline.clock.advance(64)
+        assert (await fail_once(pipeline))[:2] == (ShareState.FAILED, maximum)
 
 
 @pytest.mark.rule("R11")
 async def test_attempts_and_delays_survive_restart(tmp_path: Path) -> None:
     clock = CountingClock(float(START_TIME))
     for number, wait in ((1, 2), (2, 4), (3, 8), (4, 16), (5, 0)):
-        async with open_pipeline(tmp_path / "queue.db", clock=clock) as line:
-            await line.store.recover()
-            await line.enqueue(1)  # queued the first time, then a duplicate
-            told = await fail_once(line)
-            assert told[1] == number
-        async with open_pipeline(tmp_path / "queue.db", clock=clock) as line:
-            await line.store.recover()
+        async with open_pipeline(tmp_path / "queue.db", clock=clock) as pipeline:
+            await pipeline.store.recover()
+            await pipeline.enqueue(1)  # queued the first time, then a duplicate
+            result = await fail_once(pipeline)
+            assert result[1] == number
+        async with open_pipeline(tmp_path / "queue.db", clock=clock) as pipeline:
+            await pipeline.store.recover()
             state = ShareState.FAILED if number == 5 else ShareState.RECEIVED
-            assert (line.read_share(1) or ())[0] == state
+            assert (pipeline.read_share(1) or ())[0] == state
             if number < 5:
-                assert told[2] == wait
-                async with line.run_dispatcher():
-                    assert line.prover.started_proofs == [], "not before its wait is over, restarted or not"
+                assert result[2] == wait
+                async with pipeline.run_dispatcher():
+                    assert pipeline.prover.started_proofs == [], "not before the wait ends, even after a restart"
             clock.advance(wait)
 
 
 @pytest.mark.rule("R15")
-async def test_final_failure_is_reported_and_keeps_witness(line: Pipeline) -> None:
-    await line.enqueue(1)
+async def test_final_failure_is_reported_and_keeps_witness(pipeline: Pipeline) -> None:
+    await pipeline.enqueue(1)
     with capture_logs() as logs:
         for _ in range(5):
-            await fail_once(line)
-            line.clock.advance(64)
+            await fail_once(pipeline)
+            pipeline.clock.advance(64)
     errors = [entry for entry in logs if entry["log_level"] == "error"]
     assert [(e["event"], e["stage"], e["reason"]) for e in errors] == [("share_failed", "proof", "the circuit refused")]
-    assert line.stats.counts == {"failed": 1, "failures": 5, "retry_proof": 4}
-    assert await line.store.count_shares() == {ROUND: {ShareState.FAILED: 1}}
-    assert line.read_share(1, "length(primary_blind), length(share_comms)") == (32, 512)
+    assert pipeline.stats.counts == {"failed": 1, "failures": 5, "retry_proof": 4}
+    assert await pipeline.store.count_shares() == {ROUND: {ShareState.FAILED: 1}}
+    assert pipeline.read_share(1, "length(primary_blind), length(share_comms)") == (32, 512)
 
 
 @pytest.mark.rule("R4", "R11")
-async def test_retry_after_clock_set_back_is_not_before_due_time(line: Pipeline) -> None:
-    await line.enqueue(1, submit_at=START_TIME + 100)
-    line.clock.advance(100)
-    queued = await line.claim_due_share()
-    line.clock.set_wall_clock(-90)
-    line.prover.failures[1] = [ProofFailed("the circuit refused")]
-    assert not await line.revealer.prove(queued)
-    assert line.read_share(1, "attempts, due_ms") == (1, (START_TIME + 100) * 1000)
+async def test_retry_after_clock_set_back_is_not_before_due_time(pipeline: Pipeline) -> None:
+    await pipeline.enqueue(1, submit_at=START_TIME + 100)
+    pipeline.clock.advance(100)
+    queued = await pipeline.claim_due_share()
+    pipeline.clock.set_wall_clock(-90)
+    pipeline.prover.failures[1] = [ProofFailed("the circuit refused")]
+    assert not await pipeline.revealer.prove(queued)
+    assert pipeline.read_share(1, "attempts, due_ms") == (1, (START_TIME + 100) * 1000)
 
 
 @pytest.mark.rule("R11")
-async def test_hour_of_node_outage_spends_no_attempt(line: Pipeline) -> None:
-    async with line.run_dispatcher():
-        await line.enqueue(1, submit_at=START_TIME + 100)
+async def test_hour_of_node_outage_spends_no_attempt(pipeline: Pipeline) -> None:
+    async with pipeline.run_dispatcher():
+        await pipeline.enqueue(1, submit_at=START_TIME + 100)
         for _ in range(60):
-            await line.advance_when_idle(60)
-        assert str(line.dispatcher.pause_reason) == "no chain node is in sync"
-        assert line.read_share(1, "state, attempts, due_ms") == (ShareState.RECEIVED, 0, (START_TIME + 100) * 1000)
-        line.show_block()
-        line.dispatcher.wake()
-        await wait_until(lambda: line.nodes.posts)
+            await pipeline.advance_when_idle(60)
+        assert str(pipeline.dispatcher.pause_reason) == "no chain node is in sync"
+        assert pipeline.read_share(1, "state, attempts, due_ms") == (ShareState.RECEIVED, 0, (START_TIME + 100) * 1000)
+        pipeline.show_block()
+        pipeline.dispatcher.wake()
+        await wait_until(lambda: pipeline.nodes.posts)
 
 
 @pytest.mark.rule("R12")
-async def test_share_confirmed_meanwhile_cannot_fail(line: Pipeline) -> None:
-    await line.enqueue(1)
-    queued = await line.claim_due_share()
-    await line.count_on_chain(1)
+async def test_share_confirmed_meanwhile_cannot_fail(pipeline: Pipeline) -> None:
+    await pipeline.enqueue(1)
+    queued = await pipeline.claim_due_share()
+    await pipeline.count_on_chain(1)
     for spent in (0, 4):
-        await line.attempts.spend_attempt(queued.id, spent, "proof", Verdict.BAD_PROOF.value, not_before_ms=0)
-    assert line.read_share(1) is None
-    assert line.stats.counts["failed"] == 0
+        await pipeline.attempts.spend_attempt(queued.id, spent, "proof", Verdict.BAD_PROOF.value, not_before_ms=0)
+    assert pipeline.read_share(1) is None
+    assert pipeline.stats.counts["failed"] == 0
 
 
-async def test_retry_after_clock_years_ahead_is_not_delayed_by_years(line: Pipeline) -> None:
-    await line.enqueue(1)
-    queued = await line.claim_due_share()
-    line.clock.set_wall_clock(10 * 365 * 24 * 3600)
-    line.prover.failures[1] = [ProofFailed("the circuit refused")]
-    assert not await line.revealer.prove(queued)
-    line.clock.set_wall_clock(-10 * 365 * 24 * 3600)
-    row = line.read_share(1, "due_ms")
+async def test_retry_after_clock_years_ahead_is_not_delayed_by_years(pipeline: Pipeline) -> None:
+    await pipeline.enqueue(1)
+    queued = await pipeline.claim_due_share()
+    pipeline.clock.set_wall_clock(10 * 365 * 24 * 3600)
+    pipeline.prover.failures[1] = [ProofFailed("the circuit refused")]
+    assert not await pipeline.revealer.prove(queued)
+    pipeline.clock.set_wall_clock(-10 * 365 * 24 * 3600)
+    row = pipeline.read_share(1, "due_ms")
     assert row is not None
-    assert row[0] // 1000 - int(line.clock.now()) <= 2
+    assert row[0] // 1000 - int(pipeline.clock.now()) <= 2

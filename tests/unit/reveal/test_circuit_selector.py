@@ -47,7 +47,7 @@ def test_node_version_selects_circuit_where_known(version: str, expected: str | 
 
 
 @pytest.mark.parametrize(
-    ("version", "remembered", "expected"),
+    ("version", "stored", "expected"),
     [
         ("v1.2.0", None, "k11"),
         ("", None, "k10"),
@@ -57,10 +57,10 @@ def test_node_version_selects_circuit_where_known(version: str, expected: str | 
     ],
 )
 def test_last_accepted_circuit_is_preferred(
-    clock: FakeClock, meta: FakeMeta, version: str, remembered: str | None, expected: str
+    clock: FakeClock, meta: FakeMeta, version: str, stored: str | None, expected: str
 ) -> None:
     auto = create_selector("auto", clock, meta)
-    auto.select_initial("svote-1", version, remembered)
+    auto.select_initial("svote-1", version, stored)
     assert auto.current == expected
     assert set(auto.required_circuits) == {"k10", "k11"}
 
@@ -75,9 +75,9 @@ async def test_refused_valid_proof_switches_circuit_once_and_is_stored(clock: Fa
     assert auto.current == "k11", "a second refusal of the same generation does not switch back"
     await auto.record_accepted("k11")
     assert meta == {"circuit:svote-1": "k11"}
-    again = create_selector("auto", clock, meta)
-    again.select_initial("svote-1", "", meta[CircuitSelector.storage_key("svote-1")])
-    assert again.current == "k11"
+    restarted = create_selector("auto", clock, meta)
+    restarted.select_initial("svote-1", "", meta[CircuitSelector.storage_key("svote-1")])
+    assert restarted.current == "k11"
 
 
 def test_share_refused_with_both_circuits_pauses_queue(clock: FakeClock, meta: FakeMeta) -> None:
@@ -88,7 +88,7 @@ def test_share_refused_with_both_circuits_pauses_queue(clock: FakeClock, meta: F
     auto.record_refused(1, "k11")
     assert auto.pause_reason is not None
     assert "both" in str(auto.pause_reason)
-    assert auto.current == "k10", "and the other one is tried after the pause"
+    assert auto.current == "k10", "the other generation is tried after the pause"
 
 
 @pytest.mark.anyio
@@ -119,7 +119,7 @@ async def test_refused_configured_circuit_pauses_queue_with_reason(clock: FakeCl
     assert by_hand.pause_reason is not None
     assert '"k10"' in str(by_hand.pause_reason)
     clock.advance(PAUSE_SECONDS)
-    assert by_hand.pause_reason is None, "one share tries again now and then: the chain may have upgraded"
+    assert by_hand.pause_reason is None, "one share retries from time to time: the chain may have upgraded"
     by_hand.record_refused(1, "k11")
     await by_hand.record_accepted("k11")
     assert by_hand.pause_reason is None
@@ -138,15 +138,15 @@ async def test_selection_is_tentative_until_chain_accepts_circuit(clock: FakeClo
     assert not auto.is_current_unproven
     assert auto.is_unproven("k10")
     auto.record_refused(2, "k11")
-    assert auto.is_current_unproven, "an upgrade of the chain is found out by one reveal too"
+    assert auto.is_current_unproven, "one reveal detects an upgrade of the chain"
 
 
 def test_configured_or_stored_selection_is_not_tentative(clock: FakeClock, meta: FakeMeta) -> None:
-    by_hand, remembered = create_selector("k11", clock, meta), create_selector("auto", clock, meta)
+    by_hand, stored = create_selector("k11", clock, meta), create_selector("auto", clock, meta)
     by_hand.select_initial("svote-1", "", None)
-    remembered.select_initial("svote-1", "v1.2.0", "k10")
+    stored.select_initial("svote-1", "v1.2.0", "k10")
     assert not by_hand.is_current_unproven
-    assert not remembered.is_current_unproven
+    assert not stored.is_current_unproven
 
 
 def test_prover_host_reads_accepted_circuit(clock: FakeClock, meta: FakeMeta) -> None:
@@ -166,7 +166,7 @@ def test_paused_selector_allows_trial_after_block(setting: str, clock: FakeClock
     for _ in range(2):
         for circuit in ("k10", "k11"):
             selector.record_refused(1, circuit)
-        assert selector.blocked_reason is not None, "a block before the refusal says nothing"
+        assert selector.blocked_reason is not None, "a block before the refusal is no evidence"
         selector.note_block()
         assert selector.blocked_reason is None
         assert selector.pause_reason is not None, "it is reported until a proof is accepted"

@@ -28,275 +28,281 @@ from tests.support.queue_pipeline import Pipeline, open_pipeline
 
 
 @pytest.fixture
-async def line(tmp_path: Path) -> AsyncIterator[Pipeline]:
+async def pipeline(tmp_path: Path) -> AsyncIterator[Pipeline]:
     async with open_pipeline(tmp_path / "queue.db") as opened:
         yield opened
 
 
-def has_slept_again(line: Pipeline, sleeps: int) -> bool:
-    return line.clock.sleep_count >= sleeps
+def has_slept_again(pipeline: Pipeline, sleeps: int) -> bool:
+    return pipeline.clock.sleep_count >= sleeps
 
 
 @pytest.mark.rule("R1", "R4", "R6")
-async def test_dispatch_starts_at_the_exact_due_second(line: Pipeline) -> None:
-    async with line.run_dispatcher():
-        await line.enqueue(1, submit_at=START_TIME + 10)
-        await line.advance_when_idle(9.875)
-        await line.settle_dispatcher()
-        assert line.prover.started_proofs == []
-        line.clock.advance(0.125)
-        await wait_until(lambda: line.prover.started_proofs)
-        assert line.prover.started_proofs == [(1, START_TIME + 10.0)]
+async def test_dispatch_starts_at_the_exact_due_second(pipeline: Pipeline) -> None:
+    async with pipeline.run_dispatcher():
+        await pipeline.enqueue(1, submit_at=START_TIME + 10)
+        await pipeline.advance_when_idle(9.875)
+        await pipeline.settle_dispatcher()
+        assert pipeline.prover.started_proofs == []
+        pipeline.clock.advance(0.125)
+        await wait_until(lambda: pipeline.prover.started_proofs)
+        assert pipeline.prover.started_proofs == [(1, START_TIME + 10.0)]
 
 
 @pytest.mark.rule("R4")
 async def test_dispatch_waits_when_due_time_exceeds_block_time_by_tolerance(tmp_path: Path) -> None:
-    async with open_pipeline(tmp_path / "queue.db", stale_after=7200.0) as line, line.run_dispatcher():
+    async with open_pipeline(tmp_path / "queue.db", stale_after=7200.0) as pipeline, pipeline.run_dispatcher():
         for position, ahead in ((1, 100), (2, 120), (3, 121), (4, 1800)):
-            await line.enqueue(position, submit_at=START_TIME + ahead)
-        line.clock.set_wall_clock(3600)
-        await line.settle_dispatcher()
-        await wait_for_length(line.nodes.posts, 2)
-        await line.settle_dispatcher()
-        assert sorted(line.prover.positions) == [1, 2], "nothing later than the chain's newest block and 120 s"
-        assert await line.count_idle_turns() == 0
-        line.show_block(time=START_TIME + 5.0)
-        await line.settle_dispatcher()
-        assert line.dispatcher.pause_reason is not None, "a new block shows how far off the clock is"
-        assert sorted(line.prover.positions) == [1, 2]
-        line.clock.set_wall_clock(-3600)
-        line.clock.advance(121)
-        line.show_block()
-        await line.settle_dispatcher()
-        await wait_until(lambda: 3 in line.prover.positions)
-        assert line.prover.positions[2:] == [3]
+            await pipeline.enqueue(position, submit_at=START_TIME + ahead)
+        pipeline.clock.set_wall_clock(3600)
+        await pipeline.settle_dispatcher()
+        await wait_for_length(pipeline.nodes.posts, 2)
+        await pipeline.settle_dispatcher()
+        assert sorted(pipeline.prover.positions) == [1, 2], "nothing later than the chain's newest block and 120 s"
+        assert await pipeline.count_idle_turns() == 0
+        pipeline.show_block(time=START_TIME + 5.0)
+        await pipeline.settle_dispatcher()
+        assert pipeline.dispatcher.pause_reason is not None, "a new block shows the clock's error"
+        assert sorted(pipeline.prover.positions) == [1, 2]
+        pipeline.clock.set_wall_clock(-3600)
+        pipeline.clock.advance(121)
+        pipeline.show_block()
+        await pipeline.settle_dispatcher()
+        await wait_until(lambda: 3 in pipeline.prover.positions)
+        assert pipeline.prover.positions[2:] == [3]
 
 
 @pytest.mark.rule("R4")
-async def test_dispatch_pauses_when_clock_set_forward_makes_all_nodes_stale(line: Pipeline) -> None:
-    async with line.run_dispatcher():
-        await line.enqueue(1, submit_at=START_TIME + 600)
-        line.clock.set_wall_clock(3600)
-        await line.settle_dispatcher()
-        assert str(line.dispatcher.pause_reason) == "no chain node is in sync"
-        assert line.prover.started_proofs == []
+async def test_dispatch_pauses_when_clock_set_forward_makes_all_nodes_stale(pipeline: Pipeline) -> None:
+    async with pipeline.run_dispatcher():
+        await pipeline.enqueue(1, submit_at=START_TIME + 600)
+        pipeline.clock.set_wall_clock(3600)
+        await pipeline.settle_dispatcher()
+        assert str(pipeline.dispatcher.pause_reason) == "no chain node is in sync"
+        assert pipeline.prover.started_proofs == []
 
 
 @pytest.mark.rule("R4")
-async def test_dispatch_is_late_and_never_early_when_clock_is_set_back(line: Pipeline) -> None:
-    async with line.run_dispatcher():
-        await line.enqueue(1, submit_at=START_TIME + 10)
-        await line.advance_when_idle(9)
-        line.clock.set_wall_clock(-60)
-        line.show_block()
-        line.clock.advance(30)
-        await line.settle_dispatcher()
-        assert line.prover.started_proofs == []
-        line.clock.advance(31)
-        await wait_until(lambda: line.prover.started_proofs)
-        assert line.prover.started_proofs == [(1, START_TIME + 10.0)]
+async def test_dispatch_is_late_and_never_early_when_clock_is_set_back(pipeline: Pipeline) -> None:
+    async with pipeline.run_dispatcher():
+        await pipeline.enqueue(1, submit_at=START_TIME + 10)
+        await pipeline.advance_when_idle(9)
+        pipeline.clock.set_wall_clock(-60)
+        pipeline.show_block()
+        pipeline.clock.advance(30)
+        await pipeline.settle_dispatcher()
+        assert pipeline.prover.started_proofs == []
+        pipeline.clock.advance(31)
+        await wait_until(lambda: pipeline.prover.started_proofs)
+        assert pipeline.prover.started_proofs == [(1, START_TIME + 10.0)]
 
 
 @pytest.mark.rule("R5")
-async def test_dispatch_uses_keyed_order_and_limits_concurrency_to_slots(line: Pipeline) -> None:
+async def test_dispatch_uses_keyed_order_and_limits_concurrency_to_slots(pipeline: Pipeline) -> None:
     arrivals = list(range(1, 25))
-    async with line.run_dispatcher():
-        await line.enqueue(*arrivals, submit_at=START_TIME + 5)
-        keyed = [row[0] for row in line.query_rows("SELECT tree_position FROM shares ORDER BY due_ms, rank")]
-        await line.advance_when_idle(5)
-        await wait_for_length(line.nodes.posts, len(arrivals))
-    assert line.prover.positions == keyed
+    async with pipeline.run_dispatcher():
+        await pipeline.enqueue(*arrivals, submit_at=START_TIME + 5)
+        keyed = [row[0] for row in pipeline.query_rows("SELECT tree_position FROM shares ORDER BY due_ms, rank")]
+        await pipeline.advance_when_idle(5)
+        await wait_for_length(pipeline.nodes.posts, len(arrivals))
+    assert pipeline.prover.positions == keyed
     assert keyed != arrivals
-    assert line.prover.max_running == 2, "two slots, both used"
+    assert pipeline.prover.max_running == 2, "two slots, both used"
 
 
 @pytest.mark.rule("R5")
-async def test_dispatch_continues_during_a_slow_proof(line: Pipeline) -> None:
-    slow = line.prover.block(1)
-    async with line.run_dispatcher():
-        await line.enqueue(1)
-        await wait_until(lambda: line.prover.started_proofs)
+async def test_dispatch_continues_during_a_slow_proof(pipeline: Pipeline) -> None:
+    slow = pipeline.prover.block(1)
+    async with pipeline.run_dispatcher():
+        await pipeline.enqueue(1)
+        await wait_until(lambda: pipeline.prover.started_proofs)
         for second in range(1, 9):
-            await line.enqueue(10 + second, submit_at=START_TIME + second)
+            await pipeline.enqueue(10 + second, submit_at=START_TIME + second)
         for second in range(1, 9):
-            await line.advance_when_idle(1)
-            await wait_for_length(line.nodes.posts, second)
-        assert line.prover.started_proofs[1:] == [(10 + second, float(START_TIME + second)) for second in range(1, 9)]
-        assert line.read_share(1) == (ShareState.WITNESSED,)
+            await pipeline.advance_when_idle(1)
+            await wait_for_length(pipeline.nodes.posts, second)
+        assert pipeline.prover.started_proofs[1:] == [
+            (10 + second, float(START_TIME + second)) for second in range(1, 9)
+        ]
+        assert pipeline.read_share(1) == (ShareState.WITNESSED,)
         slow.set()
-        await wait_for_length(line.nodes.posts, 9)
+        await wait_for_length(pipeline.nodes.posts, 9)
 
 
-async def test_dispatch_claims_at_most_two_shares_per_prover(line: Pipeline) -> None:
-    held = [line.prover.block(position) for position in range(1, 11)]
-    async with line.run_dispatcher():
-        await line.enqueue(*range(1, 11))
-        await wait_until(lambda: line.prover.running == 2)
-        await line.settle_dispatcher()
-        assert list(line.share_states().values()).count(ShareState.WITNESSED) == line.dispatcher.claimed_count == 4
-        assert await line.count_idle_turns() == 0
+async def test_dispatch_claims_at_most_two_shares_per_prover(pipeline: Pipeline) -> None:
+    held = [pipeline.prover.block(position) for position in range(1, 11)]
+    async with pipeline.run_dispatcher():
+        await pipeline.enqueue(*range(1, 11))
+        await wait_until(lambda: pipeline.prover.running == 2)
+        await pipeline.settle_dispatcher()
+        assert (
+            list(pipeline.share_states().values()).count(ShareState.WITNESSED) == pipeline.dispatcher.claimed_count == 4
+        )
+        assert await pipeline.count_idle_turns() == 0
         for event in held:
             event.set()
-        await wait_for_length(line.nodes.posts, 10)
-    assert line.dispatcher.claimed_count == 0
+        await wait_for_length(pipeline.nodes.posts, 10)
+    assert pipeline.dispatcher.claimed_count == 0
 
 
 @pytest.mark.rule("R7")
 async def test_loop_runs_alert_purge_dispatch_and_sleep_in_order(
-    line: Pipeline, monkeypatch: pytest.MonkeyPatch
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "RUN_PATIENCE", TIMEOUT_SECONDS)  # on a busy machine the purge takes longer
-    await line.store.save_rounds([create_round(OTHER_ROUND)], START_TIME)
-    await line.store.mark_closed(OTHER_ROUND, START_TIME - 30 * 3600)
-    await line.enqueue(1)
-    line.store.calls.clear()
-    async with line.run_dispatcher():
-        await wait_until(lambda: line.nodes.posts)
-        assert line.store.calls[:4] == ["mark_alerted", "purge", "next_due_ms", "claim_due"]
-    assert line.rounds.forgotten == [OTHER_ROUND]
+    await pipeline.store.save_rounds([create_round(OTHER_ROUND)], START_TIME)
+    await pipeline.store.mark_closed(OTHER_ROUND, START_TIME - 30 * 3600)
+    await pipeline.enqueue(1)
+    pipeline.store.calls.clear()
+    async with pipeline.run_dispatcher():
+        await wait_until(lambda: pipeline.nodes.posts)
+        assert pipeline.store.calls[:4] == ["mark_alerted", "purge", "next_due_ms", "claim_due"]
+    assert pipeline.rounds.forgotten == [OTHER_ROUND]
 
 
 @pytest.mark.rule("R7")
-async def test_loop_sleeps_at_most_30_seconds(line: Pipeline) -> None:
-    async with line.run_dispatcher():
-        turns = line.gate_checks
+async def test_loop_sleeps_at_most_30_seconds(pipeline: Pipeline) -> None:
+    async with pipeline.run_dispatcher():
+        turns = pipeline.gate_checks
         for _ in range(29):
-            sleeps = line.clock.sleep_count + 1
-            line.clock.advance(1)
-            await wait_until(partial(has_slept_again, line, sleeps))
-        assert line.gate_checks == turns, "it looks at the clock each second, and at nothing else"
-        line.clock.advance(1)
-        await wait_until(lambda: line.gate_checks > turns)
+            sleeps = pipeline.clock.sleep_count + 1
+            pipeline.clock.advance(1)
+            await wait_until(partial(has_slept_again, pipeline, sleeps))
+        assert pipeline.gate_checks == turns, "it reads the clock each second and nothing else"
+        pipeline.clock.advance(1)
+        await wait_until(lambda: pipeline.gate_checks > turns)
 
 
 @pytest.mark.rule("R2", "R8")
-async def test_loop_wakes_immediately_for_a_new_share(line: Pipeline) -> None:
-    async with line.run_dispatcher():
-        await line.enqueue(1)
-        await wait_until(lambda: line.nodes.posts)
-        assert line.prover.started_proofs == [(1, float(START_TIME))], "no time has passed"
+async def test_loop_wakes_immediately_for_a_new_share(pipeline: Pipeline) -> None:
+    async with pipeline.run_dispatcher():
+        await pipeline.enqueue(1)
+        await wait_until(lambda: pipeline.nodes.posts)
+        assert pipeline.prover.started_proofs == [(1, float(START_TIME))], "no time has passed"
 
 
 @pytest.mark.rule("R8")
-async def test_loop_dispatches_a_share_enqueued_while_busy(line: Pipeline) -> None:
-    async with line.run_dispatcher():
+async def test_loop_dispatches_a_share_enqueued_while_busy(pipeline: Pipeline) -> None:
+    async with pipeline.run_dispatcher():
         arrival: list[asyncio.Task[None]] = []
-        line.store.after_call["next_due_ms"] = lambda: arrival.append(asyncio.create_task(line.enqueue(1)))
+        pipeline.store.after_call["next_due_ms"] = lambda: arrival.append(asyncio.create_task(pipeline.enqueue(1)))
         # The share is enqueued after the loop has read the next due time, and before it sleeps.
-        await line.settle_dispatcher()
-        await wait_until(lambda: line.nodes.posts)
+        await pipeline.settle_dispatcher()
+        await wait_until(lambda: pipeline.nodes.posts)
 
 
 @pytest.mark.rule("R8", "R11")
-async def test_dispatch_retries_a_share_when_its_delay_ends(line: Pipeline) -> None:
-    line.prover.failures[1] = [ProofFailed("the witness does not fit")]
-    async with line.run_dispatcher():
-        await line.enqueue(1)
-        await wait_until(lambda: line.read_share(1, "attempts") == (1,))
-        await line.advance_when_idle(2)
-        await wait_until(lambda: line.nodes.posts)
-        assert line.prover.started_proofs == [(1, float(START_TIME)), (1, START_TIME + 2.0)]
+async def test_dispatch_retries_a_share_when_its_delay_ends(pipeline: Pipeline) -> None:
+    pipeline.prover.failures[1] = [ProofFailed("the witness does not fit")]
+    async with pipeline.run_dispatcher():
+        await pipeline.enqueue(1)
+        await wait_until(lambda: pipeline.read_share(1, "attempts") == (1,))
+        await pipeline.advance_when_idle(2)
+        await wait_until(lambda: pipeline.nodes.posts)
+        assert pipeline.prover.started_proofs == [(1, float(START_TIME)), (1, START_TIME + 2.0)]
 
 
 @pytest.mark.rule("R4", "R6")
-async def test_dispatch_of_a_share_due_just_after_a_claim_is_not_delayed(line: Pipeline) -> None:
-    async with line.run_dispatcher():
-        await line.enqueue(1, submit_at=START_TIME + 10)
-        line.clock.advance(9.5)
-        line.store.after_call["next_due_ms"] = lambda: line.clock.advance(0.625)
-        await line.settle_dispatcher()
-        line.clock.advance(0.001)
-        await wait_until(lambda: line.prover.started_proofs)
-        assert line.prover.started_proofs[0][1] < START_TIME + 10.2
+async def test_dispatch_of_a_share_due_just_after_a_claim_is_not_delayed(pipeline: Pipeline) -> None:
+    async with pipeline.run_dispatcher():
+        await pipeline.enqueue(1, submit_at=START_TIME + 10)
+        pipeline.clock.advance(9.5)
+        pipeline.store.after_call["next_due_ms"] = lambda: pipeline.clock.advance(0.625)
+        await pipeline.settle_dispatcher()
+        pipeline.clock.advance(0.001)
+        await wait_until(lambda: pipeline.prover.started_proofs)
+        assert pipeline.prover.started_proofs[0][1] < START_TIME + 10.2
 
 
 @pytest.mark.rule("R9")
 async def test_restart_releases_a_claimed_share_at_its_due_time(tmp_path: Path) -> None:
     clock = CountingClock(float(START_TIME))
-    async with open_pipeline(tmp_path / "queue.db", clock=clock) as line:
-        line.prover.block(1)
-        async with line.run_dispatcher():
-            await line.enqueue(1, 2, submit_at=START_TIME + 5)
-            await line.advance_when_idle(5)
-            await wait_for_length(line.nodes.posts, 1)
-        assert line.share_states() == {1: ShareState.WITNESSED, 2: ShareState.BROADCAST}, "cancelled: left as they are"
-    async with open_pipeline(tmp_path / "queue.db", clock=clock) as line:
-        assert await line.store.recover() == 1
-        assert line.read_share(1, "state, due_ms, attempts") == (ShareState.RECEIVED, (START_TIME + 5) * 1000, 0)
-        async with line.run_dispatcher():
-            await wait_until(lambda: line.nodes.posts)
-            assert line.prover.positions == [1], "the other's message is on disk: it is not proven again"
+    async with open_pipeline(tmp_path / "queue.db", clock=clock) as pipeline:
+        pipeline.prover.block(1)
+        async with pipeline.run_dispatcher():
+            await pipeline.enqueue(1, 2, submit_at=START_TIME + 5)
+            await pipeline.advance_when_idle(5)
+            await wait_for_length(pipeline.nodes.posts, 1)
+        assert pipeline.share_states() == {1: ShareState.WITNESSED, 2: ShareState.BROADCAST}, (
+            "cancelled: left unchanged"
+        )
+    async with open_pipeline(tmp_path / "queue.db", clock=clock) as pipeline:
+        assert await pipeline.store.recover() == 1
+        assert pipeline.read_share(1, "state, due_ms, attempts") == (ShareState.RECEIVED, (START_TIME + 5) * 1000, 0)
+        async with pipeline.run_dispatcher():
+            await wait_until(lambda: pipeline.nodes.posts)
+            assert pipeline.prover.positions == [1], "the other share's message is on disk and not proven again"
 
 
-@pytest.mark.parametrize("why", ["nothing due", "paused", "no round", "held back by the chain"])
-async def test_loop_sleeps_when_idle(tmp_path: Path, why: str) -> None:
-    async with open_pipeline(tmp_path / "queue.db", stale_after=7200.0) as line, line.run_dispatcher():
-        await line.enqueue(1, submit_at=START_TIME + 600)
-        if why == "paused":
-            line.circuits.select_initial("svote-test", "", None)
-            line.endpoints.chain_id = "another"
-            line.clock.advance(600)
-        elif why == "no round":
-            line.trees.newest = None
-            line.clock.advance(600)
-        elif why == "held back by the chain":
-            line.clock.set_wall_clock(1000)
-        await line.settle_dispatcher()
-        assert line.prover.started_proofs == []
-        assert await line.count_idle_turns() == 0
+@pytest.mark.parametrize("condition", ["nothing due", "paused", "no round", "held back by the chain"])
+async def test_loop_sleeps_when_idle(tmp_path: Path, condition: str) -> None:
+    async with open_pipeline(tmp_path / "queue.db", stale_after=7200.0) as pipeline, pipeline.run_dispatcher():
+        await pipeline.enqueue(1, submit_at=START_TIME + 600)
+        if condition == "paused":
+            pipeline.circuits.select_initial("svote-test", "", None)
+            pipeline.endpoints.chain_id = "another"
+            pipeline.clock.advance(600)
+        elif condition == "no round":
+            pipeline.trees.newest = None
+            pipeline.clock.advance(600)
+        elif condition == "held back by the chain":
+            pipeline.clock.set_wall_clock(1000)
+        await pipeline.settle_dispatcher()
+        assert pipeline.prover.started_proofs == []
+        assert await pipeline.count_idle_turns() == 0
 
 
-async def test_share_beyond_verified_tree_is_retried_without_spending_an_attempt(line: Pipeline) -> None:
-    async with line.run_dispatcher():
-        await line.enqueue(5000)
-        await wait_until(lambda: line.read_share(5000, "state, stage") == (ShareState.RECEIVED, "tree"))
-        await line.settle_dispatcher()
-        assert await line.count_idle_turns() == 0, "not over and over"
-        assert line.read_share(5000, "attempts, due_ms") == (0, (START_TIME + 2) * 1000)
-
-
-@pytest.mark.rule("R8")
-async def test_new_share_wakes_loop_only_if_due_before_next_iteration(line: Pipeline) -> None:
-    async with line.run_dispatcher():
-        await line.enqueue(1, submit_at=START_TIME + 20)
-        await line.settle_dispatcher()
-        turns = line.gate_checks
-        await line.enqueue(2, 3, submit_at=START_TIME + 25)
-        assert await line.count_idle_turns() == 0
-        await line.enqueue(4, submit_at=START_TIME + 10)
-        await wait_until(lambda: line.gate_checks > turns)
-        await line.settle_dispatcher()
-        line.clock.advance(10)
-        await wait_until(lambda: line.prover.started_proofs == [(4, START_TIME + 10.0)])
-        line.clock.advance(15)
-        await wait_for_length(line.prover.started_proofs, 4)
-        assert sorted(line.prover.positions) == [1, 2, 3, 4]
+async def test_share_beyond_verified_tree_is_retried_without_spending_an_attempt(pipeline: Pipeline) -> None:
+    async with pipeline.run_dispatcher():
+        await pipeline.enqueue(5000)
+        await wait_until(lambda: pipeline.read_share(5000, "state, stage") == (ShareState.RECEIVED, "tree"))
+        await pipeline.settle_dispatcher()
+        assert await pipeline.count_idle_turns() == 0, "not repeatedly"
+        assert pipeline.read_share(5000, "attempts, due_ms") == (0, (START_TIME + 2) * 1000)
 
 
 @pytest.mark.rule("R8")
-async def test_dispatch_waits_until_blocks_since_last_stop_are_read(line: Pipeline) -> None:
+async def test_new_share_wakes_loop_only_if_due_before_next_iteration(pipeline: Pipeline) -> None:
+    async with pipeline.run_dispatcher():
+        await pipeline.enqueue(1, submit_at=START_TIME + 20)
+        await pipeline.settle_dispatcher()
+        turns = pipeline.gate_checks
+        await pipeline.enqueue(2, 3, submit_at=START_TIME + 25)
+        assert await pipeline.count_idle_turns() == 0
+        await pipeline.enqueue(4, submit_at=START_TIME + 10)
+        await wait_until(lambda: pipeline.gate_checks > turns)
+        await pipeline.settle_dispatcher()
+        pipeline.clock.advance(10)
+        await wait_until(lambda: pipeline.prover.started_proofs == [(4, START_TIME + 10.0)])
+        pipeline.clock.advance(15)
+        await wait_for_length(pipeline.prover.started_proofs, 4)
+        assert sorted(pipeline.prover.positions) == [1, 2, 3, 4]
+
+
+@pytest.mark.rule("R8")
+async def test_dispatch_waits_until_blocks_since_last_stop_are_read(pipeline: Pipeline) -> None:
     """A share of a restored database may have been counted after the backup."""
-    line.listener.is_ready = False
-    async with line.run_dispatcher():
-        await line.enqueue(1, 2)
-        await line.settle_dispatcher()
-        assert line.prover.started_proofs == []
-        assert "last stop" in str(line.dispatcher.pause_reason)
-        await line.count_on_chain(1)
-        line.listener.is_ready = True
-        line.dispatcher.wake()
-        await wait_until(lambda: line.prover.started_proofs)
-        assert line.prover.positions == [2]
+    pipeline.listener.is_ready = False
+    async with pipeline.run_dispatcher():
+        await pipeline.enqueue(1, 2)
+        await pipeline.settle_dispatcher()
+        assert pipeline.prover.started_proofs == []
+        assert "last stop" in str(pipeline.dispatcher.pause_reason)
+        await pipeline.count_on_chain(1)
+        pipeline.listener.is_ready = True
+        pipeline.dispatcher.wake()
+        await wait_until(lambda: pipeline.prover.started_proofs)
+        assert pipeline.prover.positions == [2]
 
 
-async def test_dispatch_pauses_when_the_queue_is_not_writable(line: Pipeline) -> None:
-    await line.enqueue(1)
+async def test_dispatch_pauses_when_the_queue_is_not_writable(pipeline: Pipeline) -> None:
+    await pipeline.enqueue(1)
     disk = SimpleNamespace(write_error="no space")
-    line.health._store = cast(Store, disk)
-    async with line.run_dispatcher():
-        await line.settle_dispatcher()
-        assert line.prover.started_proofs == []
-        assert str(line.dispatcher.pause_reason) == "the queue cannot be written"
+    pipeline.health._store = cast(Store, disk)
+    async with pipeline.run_dispatcher():
+        await pipeline.settle_dispatcher()
+        assert pipeline.prover.started_proofs == []
+        assert str(pipeline.dispatcher.pause_reason) == "the queue cannot be written"
         disk.write_error = None
-        line.dispatcher.wake()
-        await wait_until(lambda: line.prover.started_proofs)
+        pipeline.dispatcher.wake()
+        await wait_until(lambda: pipeline.prover.started_proofs)

@@ -16,117 +16,117 @@ from tests.support.queue_pipeline import Pipeline, open_pipeline
 
 
 @pytest.fixture
-async def line(tmp_path: Path) -> AsyncIterator[Pipeline]:
+async def pipeline(tmp_path: Path) -> AsyncIterator[Pipeline]:
     async with open_pipeline(tmp_path / "queue.db") as opened:
         yield opened
 
 
 @pytest.mark.parametrize("fault", [RuntimeError("a bug"), StoreError("the disk is full")])
-async def test_error_in_one_share_releases_it_and_blocks_no_other(line: Pipeline, fault: Exception) -> None:
-    line.prover.failures[1] = [fault]
-    async with line.run_dispatcher():
-        await line.enqueue(1, *range(2, 12))
-        await wait_for_length(line.nodes.posts, 10)
-        assert line.read_share(1, "state, attempts") == (ShareState.WITNESSED, 0), "kept out of the way for a moment"
-        await line.advance_when_idle(2)
-        await wait_for_length(line.nodes.posts, 11)
-        assert line.read_share(1, "state, attempts, due_ms") == (ShareState.BROADCAST, 0, START_TIME * 1000)
+async def test_error_in_one_share_releases_it_and_blocks_no_other(pipeline: Pipeline, fault: Exception) -> None:
+    pipeline.prover.failures[1] = [fault]
+    async with pipeline.run_dispatcher():
+        await pipeline.enqueue(1, *range(2, 12))
+        await wait_for_length(pipeline.nodes.posts, 10)
+        assert pipeline.read_share(1, "state, attempts") == (ShareState.WITNESSED, 0), "delayed for a moment"
+        await pipeline.advance_when_idle(2)
+        await wait_for_length(pipeline.nodes.posts, 11)
+        assert pipeline.read_share(1, "state, attempts, due_ms") == (ShareState.BROADCAST, 0, START_TIME * 1000)
 
 
-async def test_share_with_internal_error_is_not_retried_in_tight_loop(line: Pipeline) -> None:
-    line.prover.failures[1] = [RuntimeError("a bug")] * 5
-    async with line.run_dispatcher():
-        await line.enqueue(1)
+async def test_share_with_internal_error_is_not_retried_in_tight_loop(pipeline: Pipeline) -> None:
+    pipeline.prover.failures[1] = [RuntimeError("a bug")] * 5
+    async with pipeline.run_dispatcher():
+        await pipeline.enqueue(1)
         for tries, wait in enumerate((2, 4, 8, 16), start=1):
-            await wait_for_length(line.prover.started_proofs, tries)
-            await wait_until(lambda: line.dispatcher.claimed_count == 0)
-            await line.settle_dispatcher()
-            assert await line.count_idle_turns() == 0
-            await line.advance_when_idle(wait)
-            line.show_block()
-        await wait_for_length(line.prover.started_proofs, 5)
-        assert line.read_share(1, "attempts") == (0,)
+            await wait_for_length(pipeline.prover.started_proofs, tries)
+            await wait_until(lambda: pipeline.dispatcher.claimed_count == 0)
+            await pipeline.settle_dispatcher()
+            assert await pipeline.count_idle_turns() == 0
+            await pipeline.advance_when_idle(wait)
+            pipeline.show_block()
+        await wait_for_length(pipeline.prover.started_proofs, 5)
+        assert pipeline.read_share(1, "attempts") == (0,)
 
 
-async def test_cancelled_work_is_released(line: Pipeline) -> None:
-    event = line.prover.block(1)
-    async with line.run_dispatcher():
-        await line.enqueue(1)
-        await wait_until(lambda: line.prover.running == 1)
+async def test_cancelled_work_is_released(pipeline: Pipeline) -> None:
+    event = pipeline.prover.block(1)
+    async with pipeline.run_dispatcher():
+        await pipeline.enqueue(1)
+        await wait_until(lambda: pipeline.prover.running == 1)
         (task,) = [task for task in asyncio.all_tasks() if "_reveal" in repr(task.get_coro())]
         task.cancel()
         event.set()
-        await wait_until(lambda: line.dispatcher.claimed_count == 0)
-        await line.advance_when_idle(2)
-        await wait_until(lambda: line.nodes.posts)
+        await wait_until(lambda: pipeline.dispatcher.claimed_count == 0)
+        await pipeline.advance_when_idle(2)
+        await wait_until(lambda: pipeline.nodes.posts)
 
 
-async def test_dispatch_resumes_after_database_outage(line: Pipeline) -> None:
-    line.prover.failures[1] = [RuntimeError("a bug")]
-    async with line.run_dispatcher():
-        await line.enqueue(1)
-        await wait_until(lambda: line.dispatcher.claimed_count == 0 and line.prover.started_proofs)
-        line.store.failing_calls |= {"claim_due", "release_claim"}
+async def test_dispatch_resumes_after_database_outage(pipeline: Pipeline) -> None:
+    pipeline.prover.failures[1] = [RuntimeError("a bug")]
+    async with pipeline.run_dispatcher():
+        await pipeline.enqueue(1)
+        await wait_until(lambda: pipeline.dispatcher.claimed_count == 0 and pipeline.prover.started_proofs)
+        pipeline.store.failing_calls |= {"claim_due", "release_claim"}
         with capture_logs() as logs:
-            await line.enqueue(2)
+            await pipeline.enqueue(2)
             for _ in range(5):
-                await line.advance_when_idle(1)
-            await line.settle_dispatcher()
-        told = [entry["error"] for entry in logs if entry["event"] == "dispatch_failed"]
-        assert told == ["claim_due failed"], "told once, not once a second"
-        assert "release_claim" in line.store.calls
-        assert await line.count_idle_turns() == 0
-        line.store.failing_calls.clear()
-        await line.advance_when_idle(1)
-        await wait_for_length(line.nodes.posts, 2)
+                await pipeline.advance_when_idle(1)
+            await pipeline.settle_dispatcher()
+        errors = [entry["error"] for entry in logs if entry["event"] == "dispatch_failed"]
+        assert errors == ["claim_due failed"], "logged once, not every second"
+        assert "release_claim" in pipeline.store.calls
+        assert await pipeline.count_idle_turns() == 0
+        pipeline.store.failing_calls.clear()
+        await pipeline.advance_when_idle(1)
+        await wait_for_length(pipeline.nodes.posts, 2)
 
 
-async def test_loop_survives_unexpected_errors(line: Pipeline) -> None:
-    def surprise() -> None:
+async def test_loop_survives_unexpected_errors(pipeline: Pipeline) -> None:
+    def raise_bug() -> None:
         raise RuntimeError("a bug")
 
-    async with line.run_dispatcher():
-        line.store.after_call["next_due_ms"] = surprise
+    async with pipeline.run_dispatcher():
+        pipeline.store.after_call["next_due_ms"] = raise_bug
         with capture_logs() as logs:
-            await line.settle_dispatcher()
+            await pipeline.settle_dispatcher()
         assert [entry["event"] for entry in logs] == ["dispatch_failed"]
-        await line.enqueue(1)
-        await wait_until(lambda: line.nodes.posts)
+        await pipeline.enqueue(1)
+        await wait_until(lambda: pipeline.nodes.posts)
 
 
 @pytest.mark.parametrize("fault", [None, ProofFailed("no"), ProverCrashed("killed")])
-async def test_proof_finished_after_round_closed_is_no_error(line: Pipeline, fault: Exception | None) -> None:
-    slow = line.prover.block(1)
+async def test_proof_finished_after_round_closed_is_no_error(pipeline: Pipeline, fault: Exception | None) -> None:
+    slow = pipeline.prover.block(1)
     if fault is not None:
-        line.prover.failures[1] = [fault]
-    async with line.run_dispatcher():
-        await line.enqueue(1)
-        await wait_until(lambda: line.prover.started_proofs)
-        await line.store.fail_unspent(ROUND, note="the round closed")
+        pipeline.prover.failures[1] = [fault]
+    async with pipeline.run_dispatcher():
+        await pipeline.enqueue(1)
+        await wait_until(lambda: pipeline.prover.started_proofs)
+        await pipeline.store.fail_unspent(ROUND, note="the round closed")
         with capture_logs() as logs:
             slow.set()
-            await wait_until(lambda: line.dispatcher.claimed_count == 0)
-            await line.settle_dispatcher()
+            await wait_until(lambda: pipeline.dispatcher.claimed_count == 0)
+            await pipeline.settle_dispatcher()
     assert [entry for entry in logs if entry["log_level"] in ("warning", "error")] == []
-    assert line.read_share(1, "state, attempts, crashes") == (ShareState.FAILED, 0, 0)
-    assert line.nodes.posts == []
+    assert pipeline.read_share(1, "state, attempts, crashes") == (ShareState.FAILED, 0, 0)
+    assert pipeline.nodes.posts == []
 
 
-async def test_slow_node_or_large_purge_does_not_delay_due_share(line: Pipeline) -> None:
-    line.rounds.closing_blocked = asyncio.Event()
-    async with line.run_dispatcher():
-        await line.enqueue(1)
-        await wait_until(lambda: line.nodes.posts)
-        await line.enqueue(2)
-        await wait_for_length(line.nodes.posts, 2)
-        line.rounds.closing_blocked.set()
+async def test_slow_node_or_large_purge_does_not_delay_due_share(pipeline: Pipeline) -> None:
+    pipeline.rounds.closing_blocked = asyncio.Event()
+    async with pipeline.run_dispatcher():
+        await pipeline.enqueue(1)
+        await wait_until(lambda: pipeline.nodes.posts)
+        await pipeline.enqueue(2)
+        await wait_for_length(pipeline.nodes.posts, 2)
+        pipeline.rounds.closing_blocked.set()
 
 
-async def test_retention_error_does_not_stop_dispatch(line: Pipeline) -> None:
-    line.store.failing_calls.add("mark_alerted")
-    await line.store.save_rounds([create_round(OTHER_ROUND)], START_TIME)
-    await line.store.mark_closed(OTHER_ROUND, START_TIME)
-    async with line.run_dispatcher():
-        await line.enqueue(1)
-        await wait_until(lambda: line.nodes.posts)
-    assert "mark_alerted" in line.store.calls
+async def test_retention_error_does_not_stop_dispatch(pipeline: Pipeline) -> None:
+    pipeline.store.failing_calls.add("mark_alerted")
+    await pipeline.store.save_rounds([create_round(OTHER_ROUND)], START_TIME)
+    await pipeline.store.mark_closed(OTHER_ROUND, START_TIME)
+    async with pipeline.run_dispatcher():
+        await pipeline.enqueue(1)
+        await wait_until(lambda: pipeline.nodes.posts)
+    assert "mark_alerted" in pipeline.store.calls

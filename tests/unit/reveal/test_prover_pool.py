@@ -47,7 +47,7 @@ async def run_pool(workers: int = 1, timeout: float = 0.0) -> AsyncIterator[Prov
         await asyncio.gather(runner, return_exceptions=True)
 
 
-async def is_gone(pid: int) -> None:
+async def wait_until_exited(pid: int) -> None:
     """Return once no process has this id (the test's own time limit ends the wait)."""
     while True:
         try:
@@ -61,22 +61,22 @@ async def is_gone(pid: int) -> None:
 async def test_prove_returns_statement_of_witness() -> None:
     started: list[bool] = []
     async with run_pool() as pool:
-        given = create_job()
-        proof = await pool.prove(given, on_start=lambda: started.append(True))
+        job = create_job()
+        proof = await pool.prove(job, on_start=lambda: started.append(True))
         assert started == [True]
         assert proof.root == prover_worker.compute_root(
-            proofs.vote_commitment(given.round_id, proofs.shares_hash(given.share_comms), 1, 1), 0, given.path
+            proofs.vote_commitment(job.round_id, proofs.shares_hash(job.share_comms), 1, 1), 0, job.path
         )
 
         async def accepted(decision: int) -> bool:
             statement = proofs.Statement(
                 nullifier=proof.nullifier,
-                c1=given.c1,
-                c2=given.c2,
+                c1=job.c1,
+                c2=job.c2,
                 proposal_id=1,
                 vote_decision=decision,
                 root=proof.root,
-                round_id=given.round_id,
+                round_id=job.round_id,
             )
             return await pool.verify("k10", proof.proof, statement)
 
@@ -87,10 +87,10 @@ async def test_prove_returns_statement_of_witness() -> None:
 @pytest.mark.anyio
 async def test_hanging_worker_is_killed_and_replaced() -> None:
     async with run_pool(timeout=0.2) as pool:
-        (hung,) = pool.pids
+        (pid,) = pool.pids
         with pytest.raises(ProverTimeout):
             await pool.prove(create_job(prover_worker.PROPOSAL_HANGS))
-        await is_gone(hung)
+        await wait_until_exited(pid)
         assert (await pool.prove(create_job())).proof.startswith(STAND_IN_PREFIX)
 
 
@@ -111,7 +111,7 @@ async def test_killed_idle_worker_is_replaced_transparently() -> None:
     async with run_pool() as pool:
         (idle,) = pool.pids
         os.kill(idle, signal.SIGKILL)
-        await is_gone(idle)
+        await wait_until_exited(idle)
         proof = None
         while proof is None:
             try:
@@ -125,7 +125,7 @@ async def test_killed_idle_worker_is_replaced_transparently() -> None:
 async def test_refused_witness_keeps_worker_alive() -> None:
     async with run_pool() as pool:
         before = pool.pids
-        with pytest.raises(ProofFailed, match="told to"):
+        with pytest.raises(ProofFailed, match="failure requested"):
             await pool.prove(create_job(prover_worker.PROPOSAL_REFUSED))
         await pool.prove(create_job())
         assert pool.pids == before
@@ -239,4 +239,4 @@ async def test_workers_end_when_service_is_killed() -> None:
         service.kill()
         service.communicate()
     for pid in pids:
-        await is_gone(pid)
+        await wait_until_exited(pid)

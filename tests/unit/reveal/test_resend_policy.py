@@ -58,18 +58,18 @@ def test_after_ten_blocks_of_outage_resends_before_new_proof() -> None:
 def test_any_outcomes_give_one_send_per_height_and_one_proof_in_ten_blocks(
     first: int, waits: list[int], outcomes: list[str | None]
 ) -> None:
-    height, sends, last, begun = first, 0, None, None
+    height, sends, last, fault_height = first, 0, None, None
     heights: list[int] = []
     for index, wait in enumerate(waits):
         height += wait
         outcome = outcomes[index % len(outcomes)]
-        move = next_step(sends=sends, first_height=begun, last_height=last, outcome=outcome, height=height)
+        move = next_step(sends=sends, first_height=fault_height, last_height=last, outcome=outcome, height=height)
         if move is NextStep.SEND:
             heights.append(height)
-            begun, last, sends = begun if begun is not None else height, height, sends + 1
+            fault_height, last, sends = fault_height if fault_height is not None else height, height, sends + 1
         elif move is NextStep.PROVE:
-            assert begun is not None
-            assert height - begun >= REPROVE_BLOCKS
-            begun, last, sends = None, None, 0
+            assert fault_height is not None
+            assert height - fault_height >= REPROVE_BLOCKS
+            fault_height, last, sends = None, None, 0
             height += 1
     assert len(heights) == len(set(heights))

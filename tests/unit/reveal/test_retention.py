@@ -19,232 +19,232 @@ from tests.support.queue_pipeline import Pipeline, open_pipeline
 
 
 @pytest.fixture
-async def line(tmp_path: Path) -> AsyncIterator[Pipeline]:
+async def pipeline(tmp_path: Path) -> AsyncIterator[Pipeline]:
     async with open_pipeline(tmp_path / "queue.db", maximum=1) as opened:
         yield opened
 
 
-async def check_after_block(line: Pipeline) -> None:
+async def check_after_block(pipeline: Pipeline) -> None:
     """Check the rounds after a new block, a second or more after the last check."""
-    line.rounds.revision += 1
-    await check_after_second(line)
+    pipeline.rounds.revision += 1
+    await check_after_second(pipeline)
 
 
-async def check_after_second(line: Pipeline) -> None:
+async def check_after_second(pipeline: Pipeline) -> None:
     """Check the rounds a second later, without a new block."""
-    line.clock.advance(1)
-    await line.retention.run_once()
+    pipeline.clock.advance(1)
+    await pipeline.retention.run_once()
 
 
-async def enqueue_mixed(line: Pipeline) -> None:
+async def enqueue_mixed(pipeline: Pipeline) -> None:
     """Four shares of one round: waiting, sent, failed, confirmed."""
     for position in (2, 3, 4):
-        await line.enqueue(position)
+        await pipeline.enqueue(position)
         if position == 3:
-            line.prover.failures[3] = [ProofFailed("the circuit refused")]
-        await line.revealer.prove(await line.claim_due_share())
-    await line.enqueue(1, submit_at=START_TIME + 3600)
-    await line.count_on_chain(4)
-    assert line.share_states() == {1: ShareState.RECEIVED, 2: ShareState.BROADCAST, 3: ShareState.FAILED}
+            pipeline.prover.failures[3] = [ProofFailed("the circuit refused")]
+        await pipeline.revealer.prove(await pipeline.claim_due_share())
+    await pipeline.enqueue(1, submit_at=START_TIME + 3600)
+    await pipeline.count_on_chain(4)
+    assert pipeline.share_states() == {1: ShareState.RECEIVED, 2: ShareState.BROADCAST, 3: ShareState.FAILED}
 
 
-async def test_round_is_closed_only_by_the_chain(line: Pipeline) -> None:
-    await enqueue_mixed(line)
-    before = line.share_states()
-    line.clock.set_wall_clock(400 * 24 * HOUR_SECONDS)
+async def test_round_is_closed_only_by_the_chain(pipeline: Pipeline) -> None:
+    await enqueue_mixed(pipeline)
+    before = pipeline.share_states()
+    pipeline.clock.set_wall_clock(400 * 24 * HOUR_SECONDS)
     for _ in range(3):
-        await check_after_block(line)
-    assert line.share_states() == before, "neither our clock nor the end of the vote closes, fails or purges"
-    assert line.rounds.forgotten == []
-    assert [stored.closed_at for stored in await line.store.list_rounds()] == [None]
+        await check_after_block(pipeline)
+    assert pipeline.share_states() == before, "neither the local clock nor the end of the vote closes, fails or purges"
+    assert pipeline.rounds.forgotten == []
+    assert [stored.closed_at for stored in await pipeline.store.list_rounds()] == [None]
 
 
 @pytest.mark.rule("R15")
-async def test_closed_round_fails_unconfirmed_shares_reports_once_and_keeps_witnesses(line: Pipeline) -> None:
-    await enqueue_mixed(line)
-    line.rounds.closed.add(ROUND)
+async def test_closed_round_fails_unconfirmed_shares_reports_once_and_keeps_witnesses(pipeline: Pipeline) -> None:
+    await enqueue_mixed(pipeline)
+    pipeline.rounds.closed.add(ROUND)
     with capture_logs() as logs:
         for _ in range(3):
-            await check_after_block(line)
+            await check_after_block(pipeline)
     errors = [entry for entry in logs if entry["log_level"] == "error"]
     assert [(e["event"], e["shares"], e["round"]) for e in errors] == [
         ("round_closed_with_unconfirmed_shares", 3, ROUND.hex())
     ]
-    assert line.share_states() == {1: ShareState.FAILED, 2: ShareState.FAILED, 3: ShareState.FAILED}
-    assert await line.store.count_shares() == {ROUND: {ShareState.FAILED: 3, ShareState.SUBMITTED: 1}}
-    assert line.stats.counts["expired"] == 2, "the third had failed before"
-    assert line.query_rows("SELECT length(primary_blind) FROM shares") == [(32,)] * 3
+    assert pipeline.share_states() == {1: ShareState.FAILED, 2: ShareState.FAILED, 3: ShareState.FAILED}
+    assert await pipeline.store.count_shares() == {ROUND: {ShareState.FAILED: 3, ShareState.SUBMITTED: 1}}
+    assert pipeline.stats.counts["expired"] == 2, "the third share had failed before"
+    assert pipeline.query_rows("SELECT length(primary_blind) FROM shares") == [(32,)] * 3
 
 
 @pytest.mark.rule("R15")
-async def test_unconfirmed_shares_are_reported_when_stored_counts_are_zero(line: Pipeline) -> None:
-    await enqueue_mixed(line)
-    with contextlib.closing(sqlite3.connect(line.store.path, isolation_level=None)) as conn:
+async def test_unconfirmed_shares_are_reported_when_stored_counts_are_zero(pipeline: Pipeline) -> None:
+    await enqueue_mixed(pipeline)
+    with contextlib.closing(sqlite3.connect(pipeline.store.path, isolation_level=None)) as conn:
         conn.execute("UPDATE counters SET n = 0")
-    line.rounds.closed.add(ROUND)
+    pipeline.rounds.closed.add(ROUND)
     with capture_logs() as logs:
-        await check_after_block(line)
+        await check_after_block(pipeline)
     assert [entry["shares"] for entry in logs if entry["log_level"] == "error"] == [2]
 
 
-async def test_round_with_all_shares_confirmed_closes_without_error(line: Pipeline) -> None:
-    await line.enqueue(1)
-    await line.count_on_chain(1)
-    line.rounds.closed.add(ROUND)
+async def test_round_with_all_shares_confirmed_closes_without_error(pipeline: Pipeline) -> None:
+    await pipeline.enqueue(1)
+    await pipeline.count_on_chain(1)
+    pipeline.rounds.closed.add(ROUND)
     with capture_logs() as logs:
-        await check_after_block(line)
+        await check_after_block(pipeline)
     assert [(entry["event"], entry["log_level"]) for entry in logs] == [("round_closed", "info")]
 
 
 @pytest.mark.rule("R12")
-async def test_late_block_confirms_a_share_failed_by_round_close(line: Pipeline) -> None:
-    await enqueue_mixed(line)
-    line.rounds.closed.add(ROUND)
-    await check_after_block(line)
-    assert await line.count_on_chain(1)
-    assert sorted(line.share_states()) == [2, 3]
+async def test_late_block_confirms_a_share_failed_by_round_close(pipeline: Pipeline) -> None:
+    await enqueue_mixed(pipeline)
+    pipeline.rounds.closed.add(ROUND)
+    await check_after_block(pipeline)
+    assert await pipeline.count_on_chain(1)
+    assert sorted(pipeline.share_states()) == [2, 3]
 
 
 @pytest.mark.rule("R7", "R14")
-async def test_purge_after_retention_deletes_all_data_of_the_round(line: Pipeline) -> None:
-    await enqueue_mixed(line)
-    line.rounds.closed.add(ROUND)
-    await check_after_block(line)
-    line.clock.advance(24 * HOUR_SECONDS - 2)
-    await check_after_second(line)
-    assert line.store.calls.count("purge") == 0
-    await check_after_second(line)
-    assert [name for name in line.store.calls if name in {"mark_alerted", "purge"}] == ["mark_alerted", "purge"]
-    assert line.rounds.forgotten == [ROUND]
+async def test_purge_after_retention_deletes_all_data_of_the_round(pipeline: Pipeline) -> None:
+    await enqueue_mixed(pipeline)
+    pipeline.rounds.closed.add(ROUND)
+    await check_after_block(pipeline)
+    pipeline.clock.advance(24 * HOUR_SECONDS - 2)
+    await check_after_second(pipeline)
+    assert pipeline.store.calls.count("purge") == 0
+    await check_after_second(pipeline)
+    assert [name for name in pipeline.store.calls if name in {"mark_alerted", "purge"}] == ["mark_alerted", "purge"]
+    assert pipeline.rounds.forgotten == [ROUND]
     for table in ("shares", "reveals", "history", "tombstones", "spent", "round_keys", "rounds"):
-        assert line.query_rows(f"SELECT count(*) FROM {table}") == [(0,)], table
+        assert pipeline.query_rows(f"SELECT count(*) FROM {table}") == [(0,)], table
 
 
 @pytest.mark.rule("R14")
-async def test_purge_deletes_the_tombstone_key(line: Pipeline) -> None:
+async def test_purge_deletes_the_tombstone_key(pipeline: Pipeline) -> None:
     share = create_share(4)
     nullifier = nullifier_of(share.primary_blind)
-    await enqueue_mixed(line)
-    assert await line.store.enqueue(share, nullifier, now=START_TIME) is EnqueueResult.DUPLICATE
-    (before,) = line.query_rows("SELECT mac_key FROM round_keys")
-    await line.store.mark_closed(ROUND, START_TIME - 25 * HOUR_SECONDS)
-    await check_after_block(line)
-    await line.store.save_rounds([create_round(ROUND)], START_TIME)
-    assert await line.store.enqueue(share, nullifier, now=START_TIME) is EnqueueResult.QUEUED
-    (after,) = line.query_rows("SELECT mac_key FROM round_keys")
-    assert before != after, "nobody can try out keys on an old backup"
+    await enqueue_mixed(pipeline)
+    assert await pipeline.store.enqueue(share, nullifier, now=START_TIME) is EnqueueResult.DUPLICATE
+    (before,) = pipeline.query_rows("SELECT mac_key FROM round_keys")
+    await pipeline.store.mark_closed(ROUND, START_TIME - 25 * HOUR_SECONDS)
+    await check_after_block(pipeline)
+    await pipeline.store.save_rounds([create_round(ROUND)], START_TIME)
+    assert await pipeline.store.enqueue(share, nullifier, now=START_TIME) is EnqueueResult.QUEUED
+    (after,) = pipeline.query_rows("SELECT mac_key FROM round_keys")
+    assert before != after, "keys cannot be tested on an old backup"
 
 
-async def test_round_closed_before_restart_is_reported_before_purge(line: Pipeline) -> None:
-    await line.enqueue(1)
-    await line.store.mark_closed(ROUND, START_TIME - 25 * HOUR_SECONDS)
+async def test_round_closed_before_restart_is_reported_before_purge(pipeline: Pipeline) -> None:
+    await pipeline.enqueue(1)
+    await pipeline.store.mark_closed(ROUND, START_TIME - 25 * HOUR_SECONDS)
     with capture_logs() as logs:
-        await check_after_block(line)
+        await check_after_block(pipeline)
     assert [entry["event"] for entry in logs] == [
         "round_closed_with_unconfirmed_shares",
         "round_purged",
     ]
 
 
-async def test_purge_does_not_change_other_rounds(line: Pipeline) -> None:
-    await enqueue_mixed(line)
-    await line.store.save_rounds([create_round(OTHER_ROUND)], START_TIME)
+async def test_purge_does_not_change_other_rounds(pipeline: Pipeline) -> None:
+    await enqueue_mixed(pipeline)
+    await pipeline.store.save_rounds([create_round(OTHER_ROUND)], START_TIME)
     other = create_share(7, round_id=OTHER_ROUND)
-    await line.store.enqueue(other, nullifier_of(other.primary_blind), now=START_TIME)
-    await line.store.mark_closed(ROUND, START_TIME - 25 * HOUR_SECONDS)
-    await check_after_block(line)
-    assert await line.store.count_shares() == {OTHER_ROUND: {ShareState.RECEIVED: 1}}
-    assert line.rounds.forgotten == [ROUND]
+    await pipeline.store.enqueue(other, nullifier_of(other.primary_blind), now=START_TIME)
+    await pipeline.store.mark_closed(ROUND, START_TIME - 25 * HOUR_SECONDS)
+    await check_after_block(pipeline)
+    assert await pipeline.store.count_shares() == {OTHER_ROUND: {ShareState.RECEIVED: 1}}
+    assert pipeline.rounds.forgotten == [ROUND]
 
 
-async def test_rounds_are_checked_at_most_once_a_second(line: Pipeline) -> None:
-    await line.retention.run_once()
-    await line.store.mark_closed(ROUND, START_TIME - 25 * HOUR_SECONDS)
-    line.rounds.revision += 1
-    await line.retention.run_once()
-    assert line.rounds.forgotten == []
-    await check_after_second(line)
-    assert line.rounds.forgotten == [ROUND]
+async def test_rounds_are_checked_at_most_once_a_second(pipeline: Pipeline) -> None:
+    await pipeline.retention.run_once()
+    await pipeline.store.mark_closed(ROUND, START_TIME - 25 * HOUR_SECONDS)
+    pipeline.rounds.revision += 1
+    await pipeline.retention.run_once()
+    assert pipeline.rounds.forgotten == []
+    await check_after_second(pipeline)
+    assert pipeline.rounds.forgotten == [ROUND]
 
 
 async def test_rounds_are_not_read_without_chain_change_or_due_purge(
-    line: Pipeline, monkeypatch: pytest.MonkeyPatch
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await enqueue_mixed(line)
-    line.rounds.closed.add(ROUND)
-    await check_after_block(line)
-    await check_after_block(line)
-    rounds, reads = line.store.list_rounds, 0
+    await enqueue_mixed(pipeline)
+    pipeline.rounds.closed.add(ROUND)
+    await check_after_block(pipeline)
+    await check_after_block(pipeline)
+    rounds, reads = pipeline.store.list_rounds, 0
 
     async def counted() -> list[StoredRound]:
         nonlocal reads
         reads += 1
         return await rounds()
 
-    monkeypatch.setattr(line.store, "list_rounds", counted)
+    monkeypatch.setattr(pipeline.store, "list_rounds", counted)
     for _ in range(50):
-        await check_after_second(line)
+        await check_after_second(pipeline)
     assert reads == 0
-    await check_after_block(line)
+    await check_after_block(pipeline)
     assert reads == 1
 
 
-async def test_failed_check_is_repeated(line: Pipeline) -> None:
-    await enqueue_mixed(line)
-    line.rounds.closed.add(ROUND)
-    line.store.failing_calls.add("mark_alerted")
+async def test_failed_check_is_repeated(pipeline: Pipeline) -> None:
+    await enqueue_mixed(pipeline)
+    pipeline.rounds.closed.add(ROUND)
+    pipeline.store.failing_calls.add("mark_alerted")
     with pytest.raises(StoreError):
-        await check_after_block(line)
-    line.store.failing_calls.clear()
-    await check_after_second(line)
-    assert [stored.alerted_at for stored in await line.store.list_rounds()] == [line.clock.now()]
+        await check_after_block(pipeline)
+    pipeline.store.failing_calls.clear()
+    await check_after_second(pipeline)
+    assert [stored.alerted_at for stored in await pipeline.store.list_rounds()] == [pipeline.clock.now()]
 
 
 @pytest.mark.rule("R14")
-async def test_frozen_round_is_neither_failed_nor_purged(line: Pipeline) -> None:
-    await enqueue_mixed(line)
-    line.rounds.closed.add(ROUND)
-    line.rounds.freeze_reasons[ROUND] = "no longer listed"
-    before = line.share_states()
-    await check_after_block(line)
-    assert line.share_states() == before
-    del line.rounds.freeze_reasons[ROUND]
-    await check_after_block(line)
-    line.rounds.freeze_reasons[ROUND] = "no longer listed"
-    line.clock.advance(25 * HOUR_SECONDS)
-    await check_after_block(line)
-    await check_after_block(line)
-    assert line.rounds.forgotten == []
-    del line.rounds.freeze_reasons[ROUND]
-    await check_after_block(line)
-    assert line.rounds.forgotten == [ROUND]
+async def test_frozen_round_is_neither_failed_nor_purged(pipeline: Pipeline) -> None:
+    await enqueue_mixed(pipeline)
+    pipeline.rounds.closed.add(ROUND)
+    pipeline.rounds.freeze_reasons[ROUND] = "no longer listed"
+    before = pipeline.share_states()
+    await check_after_block(pipeline)
+    assert pipeline.share_states() == before
+    del pipeline.rounds.freeze_reasons[ROUND]
+    await check_after_block(pipeline)
+    pipeline.rounds.freeze_reasons[ROUND] = "no longer listed"
+    pipeline.clock.advance(25 * HOUR_SECONDS)
+    await check_after_block(pipeline)
+    await check_after_block(pipeline)
+    assert pipeline.rounds.forgotten == []
+    del pipeline.rounds.freeze_reasons[ROUND]
+    await check_after_block(pipeline)
+    assert pipeline.rounds.forgotten == [ROUND]
 
 
-async def test_clock_set_years_ahead_purges_nothing(line: Pipeline) -> None:
-    await enqueue_mixed(line)
-    line.rounds.closed.add(ROUND)
-    await check_after_block(line)
-    (stored,) = await line.store.list_rounds()
+async def test_clock_set_years_ahead_purges_nothing(pipeline: Pipeline) -> None:
+    await enqueue_mixed(pipeline)
+    pipeline.rounds.closed.add(ROUND)
+    await check_after_block(pipeline)
+    (stored,) = await pipeline.store.list_rounds()
     assert stored.closed_at is not None
-    assert abs(stored.closed_at - line.clock.now()) < 10
-    line.clock.set_wall_clock(10 * 365 * 24 * HOUR_SECONDS)
+    assert abs(stored.closed_at - pipeline.clock.now()) < 10
+    pipeline.clock.set_wall_clock(10 * 365 * 24 * HOUR_SECONDS)
     for _ in range(3):
-        await check_after_block(line)
-    assert line.rounds.forgotten == []
-    line.clock.advance(24 * HOUR_SECONDS)
-    await check_after_block(line)
-    assert line.rounds.forgotten == [ROUND]
+        await check_after_block(pipeline)
+    assert pipeline.rounds.forgotten == []
+    pipeline.clock.advance(24 * HOUR_SECONDS)
+    await check_after_block(pipeline)
+    assert pipeline.rounds.forgotten == [ROUND]
 
 
-async def test_round_closed_while_clock_is_years_ahead_is_purged_on_time(line: Pipeline) -> None:
-    await enqueue_mixed(line)
-    line.clock.set_wall_clock(10 * 365 * 24 * HOUR_SECONDS)
-    line.rounds.closed.add(ROUND)
-    await check_after_block(line)
-    line.clock.set_wall_clock(-10 * 365 * 24 * HOUR_SECONDS)
-    line.clock.advance(24 * HOUR_SECONDS)
-    await check_after_block(line)
-    assert line.rounds.forgotten == [ROUND]
+async def test_round_closed_while_clock_is_years_ahead_is_purged_on_time(pipeline: Pipeline) -> None:
+    await enqueue_mixed(pipeline)
+    pipeline.clock.set_wall_clock(10 * 365 * 24 * HOUR_SECONDS)
+    pipeline.rounds.closed.add(ROUND)
+    await check_after_block(pipeline)
+    pipeline.clock.set_wall_clock(-10 * 365 * 24 * HOUR_SECONDS)
+    pipeline.clock.advance(24 * HOUR_SECONDS)
+    await check_after_block(pipeline)
+    assert pipeline.rounds.forgotten == [ROUND]
 
 
 OPEN, CLOSED, RETAINED, EXPIRED = RetentionStage

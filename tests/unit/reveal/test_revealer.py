@@ -15,14 +15,14 @@ from tests.support.queue_pipeline import Pipeline, open_pipeline
 
 
 @pytest.fixture
-async def line(tmp_path: Path) -> AsyncIterator[Pipeline]:
+async def pipeline(tmp_path: Path) -> AsyncIterator[Pipeline]:
     async with open_pipeline(tmp_path / "queue.db") as opened:
         yield opened
 
 
-async def test_prepared_message_uses_newest_verified_root(line: Pipeline) -> None:
-    await line.prepare_message(1)
-    ((message, tx_hash, anchor, circuit, height),) = line.query_rows(
+async def test_prepared_message_uses_newest_verified_root(pipeline: Pipeline) -> None:
+    await pipeline.prepare_message(1)
+    ((message, tx_hash, anchor, circuit, height),) = pipeline.query_rows(
         "SELECT message, tx_hash, anchor_height, circuit, height FROM reveals"
     )
     share = create_share(1)
@@ -36,60 +36,60 @@ async def test_prepared_message_uses_newest_verified_root(line: Pipeline) -> Non
         anchor_height=ANCHOR.height,
     )
     assert (tx_hash, anchor, circuit) == (RevealMessage.from_tx(message).tx_hash(), ANCHOR.height, "k10")
-    assert height == line.height
-    assert line.read_share(1, "state, attempts, proved_height") == (ShareState.BROADCAST, 0, line.height)
-    assert line.nodes.posts == [], "sending is somebody else's work"
+    assert height == pipeline.height
+    assert pipeline.read_share(1, "state, attempts, proved_height") == (ShareState.BROADCAST, 0, pipeline.height)
+    assert pipeline.nodes.posts == [], "sending is the broadcaster's task"
 
 
 @pytest.mark.rule("R11")
 @pytest.mark.parametrize("size", [0, 1])
-async def test_share_beyond_tree_is_requeued_without_attempt(line: Pipeline, size: int) -> None:
+async def test_share_beyond_tree_is_requeued_without_attempt(pipeline: Pipeline, size: int) -> None:
     if size == 0:
-        line.trees.newest = None
-    await line.enqueue(1000 if size else 1)
-    assert not await line.revealer.prove(await line.claim_due_share())
+        pipeline.trees.newest = None
+    await pipeline.enqueue(1000 if size else 1)
+    assert not await pipeline.revealer.prove(await pipeline.claim_due_share())
     position = 1000 if size else 1
     expected = (ShareState.RECEIVED, 0, 0, (START_TIME + 2) * 1000)
-    assert line.read_share(position, "state, attempts, crashes, due_ms") == expected
-    assert line.prover.started_proofs == []
+    assert pipeline.read_share(position, "state, attempts, crashes, due_ms") == expected
+    assert pipeline.prover.started_proofs == []
 
 
 @pytest.mark.rule("R11")
 @pytest.mark.parametrize("error", [ProverTimeout("no proof within 60 s"), ProofFailed("the circuit refused")])
-async def test_proof_timeout_or_failure_spends_one_attempt(line: Pipeline, error: HelperError) -> None:
-    line.prover.failures[1] = [error]
-    await line.enqueue(1)
-    assert not await line.revealer.prove(await line.claim_due_share())
-    assert line.read_share(1, "state, attempts, due_ms") == (ShareState.RECEIVED, 1, (START_TIME + 2) * 1000)
+async def test_proof_timeout_or_failure_spends_one_attempt(pipeline: Pipeline, error: HelperError) -> None:
+    pipeline.prover.failures[1] = [error]
+    await pipeline.enqueue(1)
+    assert not await pipeline.revealer.prove(await pipeline.claim_due_share())
+    assert pipeline.read_share(1, "state, attempts, due_ms") == (ShareState.RECEIVED, 1, (START_TIME + 2) * 1000)
 
 
 @pytest.mark.rule("R11")
 @pytest.mark.parametrize("wrong", ["root", "nullifier"])
-async def test_proof_of_other_statement_is_discarded(line: Pipeline, wrong: str) -> None:
-    await line.enqueue(1)
-    queued = await line.claim_due_share()
+async def test_proof_of_other_statement_is_discarded(pipeline: Pipeline, wrong: str) -> None:
+    await pipeline.enqueue(1)
+    queued = await pipeline.claim_due_share()
     if wrong == "root":
-        line.prover.root = b"\xff" * 32
+        pipeline.prover.root = b"\xff" * 32
     else:
         queued = type(queued)(queued.id, create_share(2), queued.nullifier, queued.state, queued.due_ms, 0, 0, None)
-    assert not await line.revealer.prove(queued)
-    assert line.read_share(1, "state, attempts") == (ShareState.RECEIVED, 1)
-    assert line.query_rows("SELECT count(*) FROM reveals") == [(0,)]
+    assert not await pipeline.revealer.prove(queued)
+    assert pipeline.read_share(1, "state, attempts") == (ShareState.RECEIVED, 1)
+    assert pipeline.query_rows("SELECT count(*) FROM reveals") == [(0,)]
 
 
 @pytest.mark.rule("R11")
-async def test_worker_death_spends_attempt_from_third_time(line: Pipeline) -> None:
-    line.prover.failures[1] = [ProverCrashed("killed")] * 6
-    await line.enqueue(1)
-    told = []
+async def test_worker_death_spends_attempt_from_third_time(pipeline: Pipeline) -> None:
+    pipeline.prover.failures[1] = [ProverCrashed("killed")] * 6
+    await pipeline.enqueue(1)
+    notes = []
     for _ in range(6):
-        assert not await line.revealer.prove(await line.claim_due_share())
-        row = line.read_share(1, "state, crashes, attempts, due_ms")
+        assert not await pipeline.revealer.prove(await pipeline.claim_due_share())
+        row = pipeline.read_share(1, "state, crashes, attempts, due_ms")
         assert row is not None
-        told.append((*row[:3], row[3] // 1000 - int(line.clock.now())))
-        line.clock.advance(max(0, told[-1][3]))
+        notes.append((*row[:3], row[3] // 1000 - int(pipeline.clock.now())))
+        pipeline.clock.advance(max(0, notes[-1][3]))
     received = ShareState.RECEIVED
-    assert told == [
+    assert notes == [
         (received, 1, 0, 0),
         (received, 2, 0, 0),
         (received, 3, 1, 2),
@@ -99,36 +99,36 @@ async def test_worker_death_spends_attempt_from_third_time(line: Pipeline) -> No
     ]
 
 
-async def test_share_of_dead_worker_is_not_claimed_before_attempt_is_recorded(line: Pipeline) -> None:
-    line.prover.failures[1] = [ProverCrashed("killed")] * 3
+async def test_share_of_dead_worker_is_not_claimed_before_attempt_is_recorded(pipeline: Pipeline) -> None:
+    pipeline.prover.failures[1] = [ProverCrashed("killed")] * 3
     seen: list[object] = []
-    line.store.after_call["crash 3"] = lambda: seen.append(line.read_share(1, "state, attempts, due_ms"))
-    async with line.run_dispatcher():
-        await line.enqueue(1)
-        await wait_until(lambda: line.read_share(1, "attempts") == (1,))
-        await line.settle_dispatcher()
-        assert seen == [(ShareState.RECEIVED, 0, (START_TIME + 2) * 1000)], "not due in between"
-        assert len(line.prover.started_proofs) == 3
-        assert line.dispatcher.claimed_count == 0
+    pipeline.store.after_call["crash 3"] = lambda: seen.append(pipeline.read_share(1, "state, attempts, due_ms"))
+    async with pipeline.run_dispatcher():
+        await pipeline.enqueue(1)
+        await wait_until(lambda: pipeline.read_share(1, "attempts") == (1,))
+        await pipeline.settle_dispatcher()
+        assert seen == [(ShareState.RECEIVED, 0, (START_TIME + 2) * 1000)], "not due before"
+        assert len(pipeline.prover.started_proofs) == 3
+        assert pipeline.dispatcher.claimed_count == 0
 
 
 @pytest.mark.rule("R12")
-async def test_share_confirmed_during_proof_is_not_prepared(line: Pipeline) -> None:
-    await line.enqueue(1)
-    queued = await line.claim_due_share()
-    await line.count_on_chain(1)
-    assert not await line.revealer.prove(queued)
-    assert line.read_share(1) is None
+async def test_share_confirmed_during_proof_is_not_prepared(pipeline: Pipeline) -> None:
+    await pipeline.enqueue(1)
+    queued = await pipeline.claim_due_share()
+    await pipeline.count_on_chain(1)
+    assert not await pipeline.revealer.prove(queued)
+    assert pipeline.read_share(1) is None
 
 
-async def test_lateness_is_measured_from_submit_at_once(line: Pipeline) -> None:
-    line.prover.failures[1] = [ProofFailed("the circuit refused")]
-    await line.enqueue(1, submit_at=START_TIME + 5)
-    line.clock.advance(5.25)
-    assert not await line.revealer.prove(await line.claim_due_share())
-    line.clock.advance(2)
-    assert await line.revealer.prove(await line.claim_due_share())
-    assert line.stats.lateness_start.summary()["max_ms"] == 250.0
-    assert line.stats.lateness_start.count == 1
-    assert line.stats.counts["proven"] == 1
-    assert line.stats.proving.total_seconds(line.clock.monotonic() + 100) == 0, "no proof is under way"
+async def test_lateness_is_measured_from_submit_at_once(pipeline: Pipeline) -> None:
+    pipeline.prover.failures[1] = [ProofFailed("the circuit refused")]
+    await pipeline.enqueue(1, submit_at=START_TIME + 5)
+    pipeline.clock.advance(5.25)
+    assert not await pipeline.revealer.prove(await pipeline.claim_due_share())
+    pipeline.clock.advance(2)
+    assert await pipeline.revealer.prove(await pipeline.claim_due_share())
+    assert pipeline.stats.lateness_start.summary()["max_ms"] == 250.0
+    assert pipeline.stats.lateness_start.count == 1
+    assert pipeline.stats.counts["proven"] == 1
+    assert pipeline.stats.proving.total_seconds(pipeline.clock.monotonic() + 100) == 0, "no proof is in progress"

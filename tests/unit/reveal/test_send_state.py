@@ -59,7 +59,7 @@ def test_stuck_shares_are_counted_once_each() -> None:
     states.confirm(2)
     assert states.stuck == 0
     states.set_stuck(2, is_stuck=True)
-    assert states.stuck == 0, "nothing is recorded about a share without a state"
+    assert states.stuck == 0, "nothing is recorded for a share without a state"
 
 
 def test_confirmation_drops_the_state_and_returns_the_first_send() -> None:

@@ -18,5 +18,5 @@ print(failures, resource.getrlimit(resource.RLIMIT_CORE), dumpable, oct(os.umask
 
 @pytest.mark.skipif(sys.platform != "linux", reason="dumpable is Linux's word")
 def test_harden_process_disables_core_files_and_debugger() -> None:
-    done = subprocess.run([sys.executable, "-c", CHILD_SCRIPT], capture_output=True, check=True, text=True)
-    assert done.stdout.strip() == "[] (0, 0) 0 0o77"
+    completed = subprocess.run([sys.executable, "-c", CHILD_SCRIPT], capture_output=True, check=True, text=True)
+    assert completed.stdout.strip() == "[] (0, 0) 0 0o77"

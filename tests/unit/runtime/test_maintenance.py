@@ -18,20 +18,20 @@ class FakeStore:
         self.is_unavailable = False
 
     async def delete_old_failure_counts(self) -> int:
-        self.calls.append("swept")
+        self.calls.append("cleaned")
         return 0
 
     async def verify(self) -> list[str]:
         if self.is_unavailable:
             raise StoreError("away", advice="Bring it back.")
-        self.calls.append("looked")
+        self.calls.append("verified")
         return self.findings
 
 
 async def test_maintenance_repeats_and_reports_damage() -> None:
     database, clock = FakeStore(), FakeClock()
-    mine = True
-    running = asyncio.create_task(Maintenance(database, is_responsible=lambda: mine, clock=clock).run())
+    is_responsible = True
+    running = asyncio.create_task(Maintenance(database, is_responsible=lambda: is_responsible, clock=clock).run())
 
     async def after(seconds: float) -> list[str]:
         """Advance the clock; return the database calls and log lines of this time."""
@@ -44,14 +44,14 @@ async def test_maintenance_repeats_and_reports_damage() -> None:
         return database.calls + [line.get("reason") or line["error"] for line in log]
 
     assert await after(FIRST_CHECK_SECONDS - 1) == []
-    assert await after(1) == ["swept", "looked"]
+    assert await after(1) == ["cleaned", "verified"]
     assert await after(CHECK_SECONDS - 1) == []
     database.findings = ["row 7 is not what was written"]
-    assert await after(1) == ["swept", "looked", "row 7 is not what was written"]
+    assert await after(1) == ["cleaned", "verified", "row 7 is not what was written"]
     database.is_unavailable = True
-    assert await after(CHECK_SECONDS) == ["swept", "away"]
-    database.is_unavailable, mine = False, False
+    assert await after(CHECK_SECONDS) == ["cleaned", "away"]
+    database.is_unavailable, is_responsible = False, False
     assert await after(CHECK_SECONDS) == []
-    mine, database.findings = True, []
-    assert await after(CHECK_SECONDS) == ["swept", "looked"]
+    is_responsible, database.findings = True, []
+    assert await after(CHECK_SECONDS) == ["cleaned", "verified"]
     running.cancel()

@@ -11,17 +11,17 @@ from helper.runtime.supervisor import run_until_stopped
 
 
 async def test_long_work_is_abandoned_on_shutdown() -> None:
-    stop, begun, left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    stop, entered, left = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def work() -> None:
-        begun.set()
+        entered.set()
         try:
             await asyncio.Event().wait()
         finally:
             left.set()
 
     waiting = asyncio.create_task(run_until_stopped(stop, work()))
-    await begun.wait()
+    await entered.wait()
     assert not waiting.done()
     stop.set()
     await waiting

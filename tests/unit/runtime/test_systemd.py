@@ -28,10 +28,10 @@ UNREACHABLE_NODE_CONFIG = '[chain]\nendpoints = ["http://127.0.0.1:1"]\n'
 @pytest.fixture
 def channel(tmp_path: Path) -> Iterator[socket.socket]:
     """The manager's notification socket."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as made:
-        made.bind(str(tmp_path / "notify"))
-        made.setblocking(False)
-        yield made
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify_socket:
+        notify_socket.bind(str(tmp_path / "notify"))
+        notify_socket.setblocking(False)
+        yield notify_socket
 
 
 async def receive_message(channel: socket.socket) -> list[str]:
@@ -47,13 +47,13 @@ def create_manager(channel: socket.socket, clock: FakeClock, **more: str) -> Ser
 
 async def test_watchdog_notifies_at_requested_interval(channel: socket.socket) -> None:
     clock = FakeClock()
-    told = create_manager(channel, clock, WATCHDOG_USEC="30000000", WATCHDOG_PID="7")
-    assert told.watchdog_seconds == 30
+    manager = create_manager(channel, clock, WATCHDOG_USEC="30000000", WATCHDOG_PID="7")
+    assert manager.watchdog_seconds == 30
 
     async def alive() -> str:
         return "well"
 
-    task = asyncio.create_task(told.run_heartbeat(alive))
+    task = asyncio.create_task(manager.run_heartbeat(alive))
     for _ in range(3):
         assert await receive_message(channel) == ["WATCHDOG=1", "STATUS=well"]
         clock.advance(9.9)
@@ -66,19 +66,19 @@ async def test_watchdog_notifies_at_requested_interval(channel: socket.socket) -
 
 async def test_watchdog_stops_while_a_check_hangs(channel: socket.socket) -> None:
     clock = FakeClock()
-    told = create_manager(channel, clock, WATCHDOG_USEC="30000")
-    hanging, asked = True, 0
+    manager = create_manager(channel, clock, WATCHDOG_USEC="30000")
+    hanging, probes = True, 0
 
     async def alive() -> str:
-        nonlocal asked
-        asked += 1
+        nonlocal probes
+        probes += 1
         if hanging:
             await asyncio.Event().wait()
         return "well"
 
-    task = asyncio.create_task(told.run_heartbeat(alive))
+    task = asyncio.create_task(manager.run_heartbeat(alive))
     async with asyncio.timeout(TIMEOUT_SECONDS):
-        while asked < 5:
+        while probes < 5:
             clock.advance(1)
             await asyncio.sleep(0.005)
     with pytest.raises(BlockingIOError):
@@ -107,13 +107,13 @@ async def test_notify_without_manager_does_nothing(tmp_path: Path) -> None:
     assert gone.watchdog_seconds is None  # the variable is for another process
     assert env == {}
     gone.notify("READY=1")
-    nobody = ServiceManager({}, 7, FakeClock())
-    nobody.notify("READY=1")
+    manager = ServiceManager({}, 7, FakeClock())
+    manager.notify("READY=1")
 
     async def alive() -> str:
-        raise AssertionError("nobody asked")
+        raise AssertionError("unexpected call")
 
-    await nobody.run_heartbeat(alive)
+    await manager.run_heartbeat(alive)
 
 
 async def test_notify_abstract_socket_address() -> None:
@@ -124,7 +124,7 @@ async def test_notify_abstract_socket_address() -> None:
         assert await receive_message(abstract) == ["READY=1"]
 
 
-def test_socket_activation_without_manager_takes_none() -> None:
+def test_socket_activation_without_manager_uses_no_sockets() -> None:
     assert adopt_inherited_listener({}, 7) is None
     assert adopt_inherited_listener({"LISTEN_PID": "8", "LISTEN_FDS": "1"}, 7) is None
     assert adopt_inherited_listener({"LISTEN_PID": "7", "LISTEN_FDS": "0"}, 7) is None
@@ -141,12 +141,12 @@ def write_config(folder: Path) -> Path:
     """Write the settings of a service that takes no shares and so starts quickly."""
     file = folder / "helper.toml"
     database = folder / "queue.db"
-    beside = "[admin]\ndisable = true\n[ui]\nenable = true\n"
-    file.write_text(f'[helper]\nport = 0\ndb_path = "{database}"\n{UNREACHABLE_NODE_CONFIG}{beside}')
+    disabled_parts = "[admin]\ndisable = true\n[ui]\nenable = true\n"
+    file.write_text(f'[helper]\nport = 0\ndb_path = "{database}"\n{UNREACHABLE_NODE_CONFIG}{disabled_parts}')
     return file
 
 
-@pytest.mark.parametrize("disable", [True, False], ids=["reception", "queue"])
+@pytest.mark.parametrize("disable", [True, False], ids=["admin only", "queue"])
 async def test_service_notifies_manager_from_start_to_stop(
     tmp_path: Path, channel: socket.socket, disable: bool
 ) -> None:
@@ -196,17 +196,17 @@ def socket_passing_commands(port: int) -> dict[str, tuple[str, ...]]:
         "os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS='1', LISTEN_FDNAMES='any');"
         "os.execv(sys.argv[2], sys.argv[2:])"
     )
-    ways: dict[str, tuple[str, ...]] = {"by hand": (sys.executable, "-c", script, str(port))}
+    launchers: dict[str, tuple[str, ...]] = {"inherited": (sys.executable, "-c", script, str(port))}
     if activate := shutil.which("systemd-socket-activate"):
-        ways["systemd"] = (activate, "-l", f"127.0.0.1:{port}", "--fdname=wallets")
-    return ways
+        launchers["systemd"] = (activate, "-l", f"127.0.0.1:{port}", "--fdname=wallets")
+    return launchers
 
 
-@pytest.mark.parametrize("way", socket_passing_commands(0))
-async def test_service_serves_on_passed_socket(tmp_path: Path, way: str) -> None:
+@pytest.mark.parametrize("launcher", socket_passing_commands(0))
+async def test_service_serves_on_passed_socket(tmp_path: Path, launcher: str) -> None:
     port = find_free_port()
     process = ChildProcess("helper", tmp_path, ("-m", "helper", "serve", "--config", str(write_config(tmp_path))))
-    process.spawn(wrapper=socket_passing_commands(port)[way], SVOTE_HELPER_HELPER_DISABLE="true")
+    process.spawn(wrapper=socket_passing_commands(port)[launcher], SVOTE_HELPER_HELPER_DISABLE="true")
     try:
         async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS) as http:
             # The first connection triggers the start under socket activation; it waits in any case.

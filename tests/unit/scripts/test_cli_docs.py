@@ -45,10 +45,10 @@ def test_cli_document_contains_help_text(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert run_command(*path, "--help") == 0
-    told = capsys.readouterr()
-    assert told.out.strip() == render_help(path)
-    assert f"```text\n{told.out.strip()}\n```" in DOCUMENT.read_text()
-    assert told.err == ""
+    output = capsys.readouterr()
+    assert output.out.strip() == render_help(path)
+    assert f"```text\n{output.out.strip()}\n```" in DOCUMENT.read_text()
+    assert output.err == ""
 
 
 def test_cli_document_contains_every_json_schema() -> None:
@@ -82,5 +82,5 @@ def test_documents_name_only_existing_commands(document: Path) -> None:
 
 
 def test_readme_names_commands() -> None:
-    told = {words[0] for words in find_named_commands(ROOT / "README.md")}
-    assert {"serve", "queue", "rounds", "doctor", "proof", "tx", "completion"} <= told
+    named = {words[0] for words in find_named_commands(ROOT / "README.md")}
+    assert {"serve", "queue", "rounds", "doctor", "proof", "tx", "completion"} <= named

@@ -33,26 +33,31 @@ def test_performance_table_matches_measurements() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "goal", "met"),
+    ("value", "goal", "is_met"),
     [(5400, "≥ 5,400", True), (5399, "≥ 5,400", False), (0.5, "≤ 0.5", True), (0.51, "≤ 0.5", False)],
 )
-def test_goal_is_met_or_missed(value: float, goal: str, met: bool) -> None:
-    assert meets_goal(value, goal) is met
+def test_goal_is_met_or_missed(value: float, goal: str, is_met: bool) -> None:
+    assert meets_goal(value, goal) is is_met
 
 
 def test_growth_is_logarithmic_slope() -> None:
     assert growth_exponent("each")(RUNS) == [pytest.approx(0.5)]
-    assert growth_exponent("rate", -1)(RUNS) == [pytest.approx(1.0)], "a rate that falls is a cost that grows"
+    assert growth_exponent("rate", -1)(RUNS) == [pytest.approx(1.0)], "a falling rate is a growing cost"
     assert growth_exponent("flat")(RUNS) == [pytest.approx(0.0)]
-    assert growth_exponent("each")(RUNS[:2]) == [], "one size has no slope"
+    assert growth_exponent("each")(RUNS[:2]) == [], "one size gives no slope"
 
 
 def test_largest_queue_is_compared_with_empty_one_of_same_run() -> None:
     assert of_largest_size("flat")(RUNS) == [3.0]
-    beside = [{"size": 0, "rate": 2.0}, {"size": 9, "rate": 1.0}, {"size": 9, "rate": 2.0}, {"size": 0, "rate": 8.0}]
-    assert relative_to_empty("rate")(beside) == [0.5, 0.25]
+    measurements = [
+        {"size": 0, "rate": 2.0},
+        {"size": 9, "rate": 1.0},
+        {"size": 9, "rate": 2.0},
+        {"size": 0, "rate": 8.0},
+    ]
+    assert relative_to_empty("rate")(measurements) == [0.5, 0.25]
     with pytest.raises(ValueError, match="argument"):
-        relative_to_empty("rate")(beside[1:])
+        relative_to_empty("rate")(measurements[1:])
 
 
 def test_table_line_shows_goal_result_spread_and_verdict() -> None:
@@ -78,7 +83,7 @@ def test_plot_growth_draws_curves_with_points_and_leaves_out_the_others() -> Non
         ]
     )
     assert "a path &lt; a root" in svg
-    assert "#1f77b4" in svg, "the colour of the first curve"
+    assert "#1f77b4" in svg, "the color of the first curve"
     assert "#ff7f0e" not in svg, "there is no second curve"
     assert "nothing" not in svg
 

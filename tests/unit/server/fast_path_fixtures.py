@@ -44,9 +44,9 @@ def build_head(*headers: str, line: str = f"POST {SHARES_PATH} HTTP/1.1") -> byt
     return "\r\n".join((line, "Host: helper", *headers, "", "")).encode("latin-1")
 
 
-def encode_chunked(*pieces: bytes) -> bytes:
+def encode_chunked(*chunks: bytes) -> bytes:
     """Encode a body in chunks."""
-    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in (*pieces, b""))
+    return b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in (*chunks, b""))
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ async def run_scenario(scenario: Scenario, *, use_fast_path: bool) -> ScenarioRe
     with capture_logs() as logs:
         server = create_server(app, client_policy=limits)
         async with asyncio.timeout(PATIENCE_SECONDS), count_served(server) as port:
-            raw, still_open = await send_segments(scenario, port)
+            raw, is_open = await send_segments(scenario, port)
     names = [name.decode() for answer in raw for name in _REQUEST_IDS.findall(answer)]
     assert len(set(names)) == len(names)
     lines = [dict(line) for line in logs]
@@ -131,7 +131,7 @@ async def run_scenario(scenario: Scenario, *, use_fast_path: bool) -> ScenarioRe
     client = limits.identify("127.0.0.1")
     return ScenarioResult(
         responses=[_VARIABLE_HEADERS.sub(b"...", answer) for answer in raw],
-        is_open=still_open,
+        is_open=is_open,
         counts=counts,
         refusals=limits.refusals,
         retry_after=limits.wait_seconds(client) if client is not None else 0.0,
@@ -147,9 +147,9 @@ async def count_served(server: Server) -> AsyncIterator[int]:
     """Serve connections on a port until all have ended, without uvicorn's slow shutdown."""
     server.config.load()
     protocol: Any = server.config.http_protocol_class
-    made = partial(protocol, config=server.config, server_state=server.server_state, app_state={})
+    factory = partial(protocol, config=server.config, server_state=server.server_state, app_state={})
     listener = bind_tcp("127.0.0.1", 0)
-    async with await asyncio.get_running_loop().create_server(made, sock=listener):
+    async with await asyncio.get_running_loop().create_server(factory, sock=listener):
         yield listener.getsockname()[1]
         while server.server_state.connections or server.server_state.tasks:
             await asyncio.sleep(0.002)
@@ -163,26 +163,26 @@ async def send_segments(scenario: Scenario, port: int) -> tuple[list[bytes], boo
             writer.write(piece)
             await writer.drain()
             await asyncio.sleep(0.01)
-    found: list[bytes] = []
+    responses: list[bytes] = []
     if not scenario.disconnects:
         with_body = not scenario.segments[0].startswith(b"HEAD")
         async for answer in read_responses(reader, len(scenario.statuses), with_body):
-            found.append(answer)
-    still_open = False
-    if found:
+            responses.append(answer)
+    is_open = False
+    if responses:
         with contextlib.suppress(ConnectionError):
             writer.write(PROBE_REQUEST)
             async for answer in read_responses(reader, 1, with_body=True):
-                still_open = answer.startswith(b"HTTP/1.1 ")
+                is_open = answer.startswith(b"HTTP/1.1 ")
     writer.close()
-    return found, still_open
+    return responses, is_open
 
 
 async def read_responses(reader: asyncio.StreamReader, number: int, with_body: bool) -> AsyncIterator[bytes]:
     """Read up to this many responses, fewer if the connection ends before."""
     with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
         for _ in range(number):
-            told = await reader.readuntil(b"\r\n\r\n")
-            length = re.search(rb"\r\ncontent-length: (\d+)\r\n", told)
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = re.search(rb"\r\ncontent-length: (\d+)\r\n", head)
             body = await reader.readexactly(int(length[1])) if length is not None and with_body else b""
-            yield told + body
+            yield head + body

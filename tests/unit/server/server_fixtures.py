@@ -60,7 +60,7 @@ class EndlessRoutes:
         while (await request.receive())["type"] != "http.disconnect":
             pass
         self.disconnects += 1
-        return Response(b"nobody reads this")
+        return Response(b"not read")
 
     async def _pieces(self) -> AsyncIterator[bytes]:
         try:
@@ -73,7 +73,7 @@ class EndlessRoutes:
 
 @contextlib.asynccontextmanager
 async def run_server(
-    limits: ConnectionLimits, door: ClientPolicy | None = None, endless: EndlessRoutes | None = None
+    limits: ConnectionLimits, client_policy: ClientPolicy | None = None, endless: EndlessRoutes | None = None
 ) -> AsyncIterator[int]:
     """Run a server with these limits; yields its port."""
     endless = endless or EndlessRoutes()
@@ -89,7 +89,7 @@ async def run_server(
             Route("/pause/{seconds}", pause),
         ]
     )
-    server: Server = create_server(app, limits, client_policy=door)
+    server: Server = create_server(app, limits, client_policy=client_policy)
     listener = bind_tcp("127.0.0.1", 0)
     port: int = listener.getsockname()[1]
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -124,16 +124,16 @@ class RawClient:
     async def read_rest(self) -> bytes:
         """All bytes until the server closes the connection."""
         try:
-            told = await self.reader.read()
+            data = await self.reader.read()
         except ConnectionError:
-            told = b""
+            data = b""
         self.writer.close()
-        return told
+        return data
 
 
-def parse_error(told: bytes) -> tuple[int, dict[str, Any]]:
+def parse_error(response: bytes) -> tuple[int, dict[str, Any]]:
     """Return status and body of a JSON error."""
-    head, _, body = told.partition(b"\r\n\r\n")
+    head, _, body = response.partition(b"\r\n\r\n")
     assert b"content-type: application/json" in head.lower()
     answer = json.loads(body)
     assert set(answer) == {"status", "error"}

@@ -39,8 +39,8 @@ async def endless_body(sent: list[int]) -> AsyncIterator[bytes]:
         yield b" " * 65_536
 
 
-async def stalled_body(begin: bytes) -> AsyncIterator[bytes]:
-    yield begin
+async def stalled_body(prefix: bytes) -> AsyncIterator[bytes]:
+    yield prefix
     await anyio.sleep_forever()
 
 
@@ -50,12 +50,12 @@ async def test_body_reader_joins_chunks() -> None:
 
 async def test_body_reader_received_small_body_needs_no_wait() -> None:
     scope, receive = create_request(b"from the wire")
-    here = {**scope, "state": {body_module.COMPLETE_BODY_KEY: bytearray(b"here")}}
-    assert await BodyReader(uncounted_bytes=3).read(here, receive) == b"from the wire", (
-        "a large one is counted as it comes"
+    complete_scope = {**scope, "state": {body_module.COMPLETE_BODY_KEY: bytearray(b"here")}}
+    assert await BodyReader(uncounted_bytes=3).read(complete_scope, receive) == b"from the wire", (
+        "a large body is counted as it arrives"
     )
-    assert await BodyReader().read(here, receive) == b"here"
-    assert here["state"][body_module.COMPLETE_BODY_KEY] == b"", "an idle connection keeps no share"
+    assert await BodyReader().read(complete_scope, receive) == b"here"
+    assert complete_scope["state"][body_module.COMPLETE_BODY_KEY] == b"", "an idle connection reserves nothing"
 
 
 async def test_body_reader_endless_body_is_refused() -> None:
@@ -115,25 +115,25 @@ async def test_body_reader_total_budget_is_enforced() -> None:
 async def test_body_reader_large_bodies_do_not_block_small_ones() -> None:
     reader = BodyReader(budget=100, uncounted_bytes=10)
     async with anyio.create_task_group() as group:
-        here = anyio.Event()
+        started = anyio.Event()
 
         messages: list[Message] = [{"type": "http.request", "body": b" " * 110, "more_body": True}]
 
         async def receive() -> Message:
             if messages:
                 return messages.pop()
-            here.set()
+            started.set()
             await anyio.sleep_forever()
             raise AssertionError
 
         group.start_soon(reader.read, {"type": "http", "method": "POST", "headers": []}, receive)
-        await here.wait()
+        await started.wait()
         assert len(await reader.read(*create_request(b" " * 5, b" " * 5))) == 10
         with pytest.raises(HTTPException) as caught:
             await reader.read(*create_request(b" " * 5, b" " * 6))
         assert caught.value.status_code == 429
         group.cancel_scope.cancel()
-    assert len(await reader.read(*create_request(b" " * 110))) == 110, "what was given up is free again"
+    assert len(await reader.read(*create_request(b" " * 110))) == 110, "an abandoned reservation is released"
 
 
 async def test_body_reader_client_over_its_budget_is_refused_and_others_are_read() -> None:

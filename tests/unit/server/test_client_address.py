@@ -36,9 +36,9 @@ def test_client_of_untrusted_peer_ignores_headers(headers: list[tuple[bytes, byt
 
 
 def test_client_of_ipv6_address_is_its_64_prefix() -> None:
-    one, other, foreign = "2001:db8:1:2::1", "2001:db8:1:2:ffff::9", "2001:db8:1:3::1"
-    assert identify_client(one, [], PROXIES) == identify_client(other, [], PROXIES) == ipv6_bytes(one)
-    assert identify_client(foreign, [], PROXIES) != ipv6_bytes(one)
+    first, other, foreign = "2001:db8:1:2::1", "2001:db8:1:2:ffff::9", "2001:db8:1:3::1"
+    assert identify_client(first, [], PROXIES) == identify_client(other, [], PROXIES) == ipv6_bytes(first)
+    assert identify_client(foreign, [], PROXIES) != ipv6_bytes(first)
     assert identify_client("fe80::1%eth0", [], PROXIES) == ipv6_bytes("fe80::1")
 
 
@@ -77,7 +77,7 @@ def test_client_of_forwarded_ipv6_address_may_have_port(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("headers", "whose"),
+    ("headers", "client_ip"),
     [
         ([], PROXY),
         (forwarded(""), PROXY),
@@ -91,8 +91,8 @@ def test_client_of_forwarded_ipv6_address_may_have_port(text: str) -> None:
         ([*forwarded("198.51.100.1"), *standard("for=unknown")], PROXY),
     ],
 )
-def test_client_of_invalid_header_is_last_proxy(headers: list[tuple[bytes, bytes]], whose: str) -> None:
-    assert identify_client(PROXY, headers, PROXIES) == ipv4_bytes(whose)
+def test_client_of_invalid_header_is_last_proxy(headers: list[tuple[bytes, bytes]], client_ip: str) -> None:
+    assert identify_client(PROXY, headers, PROXIES) == ipv4_bytes(client_ip)
 
 
 def test_is_trusted_matches_networks() -> None:

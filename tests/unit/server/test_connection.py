@@ -37,7 +37,7 @@ UPGRADES = [
 
 
 def build_post(body: bytes, *headers: bytes, upgrade: tuple[bytes, bytes] = UPGRADES[0]) -> bytes:
-    """A request to `/echo` that asks for an upgrade."""
+    """A request to `/echo` with an `Upgrade` header."""
     lines = [b"POST /echo HTTP/1.1", b"Host: x", b"Connection: " + upgrade[0], b"Upgrade: " + upgrade[1], *headers]
     return b"\r\n".join([*lines, b"", b""]) + body
 
@@ -53,8 +53,8 @@ def build_chunked(*chunks: bytes, trailers: bytes = b"") -> bytes:
 
 def split_at(data: bytes, *cuts: int) -> list[bytes]:
     """The bytes in segments that end at these places."""
-    places = [0, *cuts, len(data)]
-    return [data[begin:end] for begin, end in itertools.pairwise(places) if begin < end]
+    offsets = [0, *cuts, len(data)]
+    return [data[start:end] for start, end in itertools.pairwise(offsets) if start < end]
 
 
 async def exchange(port: int, segments: Sequence[bytes]) -> bytes:
@@ -88,9 +88,9 @@ HEAD_END = build_with_length(SMUGGLED_REQUEST).index(b"\r\n\r\n") + 4
 SEGMENTED = {
     "one segment": [build_with_length(SMUGGLED_REQUEST)],
     "body later": split_at(build_with_length(SMUGGLED_REQUEST), HEAD_END),
-    "body in two": split_at(build_with_length(SMUGGLED_REQUEST), HEAD_END, HEAD_END + 10),
-    "head in two": split_at(build_with_length(SMUGGLED_REQUEST), 20, HEAD_END),
-    "cut in the head's end": split_at(build_with_length(SMUGGLED_REQUEST), HEAD_END - 1),
+    "body in two segments": split_at(build_with_length(SMUGGLED_REQUEST), HEAD_END, HEAD_END + 10),
+    "head in two segments": split_at(build_with_length(SMUGGLED_REQUEST), 20, HEAD_END),
+    "split within the head's end": split_at(build_with_length(SMUGGLED_REQUEST), HEAD_END - 1),
     "byte by byte at the boundary": split_at(build_with_length(SMUGGLED_REQUEST), *range(HEAD_END - 5, HEAD_END + 6)),
     "chunked": [build_chunked(SMUGGLED_REQUEST)],
     "chunked, later": split_at(build_chunked(SMUGGLED_REQUEST), build_chunked(b"").index(b"\r\n\r\n") + 4),
@@ -230,8 +230,8 @@ async def test_pipeline_is_bounded_and_answered_in_order(segment_bytes: int, pip
         client = await RawClient.connect(port)
 
         async def send() -> None:
-            for begin in range(0, len(sent), segment_bytes):
-                client.writer.write(sent[begin : begin + segment_bytes])
+            for start in range(0, len(sent), segment_bytes):
+                client.writer.write(sent[start : start + segment_bytes])
                 await client.writer.drain()
 
         sending = asyncio.create_task(send())
@@ -356,7 +356,7 @@ async def test_bad_request_is_refused_after_the_earlier_responses(
 @pytest.mark.parametrize("earlier", [b"", PAUSE])
 async def test_refused_connection_is_closed_when_the_client_closes(earlier: bytes) -> None:
     def count() -> int:
-        return sum(isinstance(one, BoundedProtocol) for one in gc.get_objects())
+        return sum(isinstance(item, BoundedProtocol) for item in gc.get_objects())
 
     gc.collect()
     before = count()
@@ -367,12 +367,12 @@ async def test_refused_connection_is_closed_when_the_client_closes(earlier: byte
             await asyncio.sleep(0.01)
 
 
-async def test_request_with_bad_body_is_refused_while_the_app_reads_it() -> None:
+async def test_request_with_invalid_body_is_refused_while_the_app_reads_it() -> None:
     async with run_server(LIMITS) as port:
         assert parse_error(await exchange(port, [BAD_BODY[:-9], BAD_BODY[-9:] + HELLO_REQUEST]))[0] == 400
 
 
-async def test_request_with_bad_body_gets_no_second_response() -> None:
+async def test_request_with_invalid_body_gets_no_second_response() -> None:
     async with run_server(LIMITS) as port:
         client = await RawClient.connect(port)
         assert await client.request(BAD_BODY.replace(b"/echo", b"/early")[:-9]) == b"hello"
@@ -475,7 +475,7 @@ def test_half_closed_connection_ends_at_its_deadline(loop: LoopFactory, kind: st
 
 
 @LOOPS
-def test_stream_ends_before_the_deadline_when_the_client_is_gone(loop: LoopFactory) -> None:
+def test_stream_ends_before_the_deadline_when_the_client_disconnects(loop: LoopFactory) -> None:
     async def test() -> None:
         endless = EndlessRoutes()
         async with run_server(ConnectionLimits(half_closed_seconds=3600), endless=endless) as port:

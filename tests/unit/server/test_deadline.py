@@ -78,7 +78,7 @@ def test_deadline_moved_later_expires_at_last_time(fixture: DeadlineFixture) -> 
         fixture.loop.advance_to(start / 10)
         fixture.deadline.set(fixture.loop.now + 5)
         assert len(fixture.loop.pending_timers) == 1
-    assert len(fixture.loop.timers) <= 2, "no timer is made for each move"
+    assert len(fixture.loop.timers) <= 2, "no timer is created per move"
     fixture.loop.advance_to(99)
     assert fixture.expirations == [9.9 + 5]
 
@@ -109,12 +109,12 @@ def test_deadline_cleared_and_set_expires_at_new_time(fixture: DeadlineFixture) 
 
 
 def test_deadline_set_in_callback_expires_again(fixture: DeadlineFixture) -> None:
-    def again() -> None:
+    def set_again() -> None:
         fixture.expirations.append(fixture.loop.now)
         if len(fixture.expirations) < 3:
             deadline.set(fixture.loop.now + 5)
 
-    deadline = Deadline(cast("asyncio.AbstractEventLoop", fixture.loop), again)
+    deadline = Deadline(cast("asyncio.AbstractEventLoop", fixture.loop), set_again)
     deadline.set(5)
     fixture.loop.advance_to(99)
     assert fixture.expirations == [5, 10, 15]

@@ -24,7 +24,7 @@ LARGE_EVENT = b"x" * (1 << 18)
 
 
 async def fail_snapshot() -> object:
-    raise AssertionError("no state is made in these tests")
+    raise AssertionError("no state is created in these tests")
 
 
 @contextlib.asynccontextmanager
@@ -50,40 +50,40 @@ async def open_listener(port: int) -> socket.socket:
     client.setblocking(False)
     loop = asyncio.get_running_loop()
     await loop.sock_connect(client, ("127.0.0.1", port))
-    asked = f"GET {PATH} HTTP/1.1\r\nHost: helper\r\nAuthorization: Bearer token\r\n\r\n"
-    await loop.sock_sendall(client, asked.encode())
+    request = f"GET {PATH} HTTP/1.1\r\nHost: helper\r\nAuthorization: Bearer token\r\n\r\n"
+    await loop.sock_sendall(client, request.encode())
     return client
 
 
 async def read_until(client: socket.socket, text: bytes, pause: float = 0.0) -> None:
     """Read until this is received, with a pause before each read."""
-    told = b""
-    while text not in told:
+    received = b""
+    while text not in received:
         await asyncio.sleep(pause)
-        got = await asyncio.get_running_loop().sock_recv(client, 1 << 18)
-        assert got, f"the connection ended before {text!r}"
-        told = told[-100:] + got
+        data = await asyncio.get_running_loop().sock_recv(client, 1 << 18)
+        assert data, f"the connection ended before {text!r}"
+        received = received[-100:] + data
 
 
-async def test_events_client_that_does_not_read_is_dropped_alone(
+async def test_events_client_that_does_not_read_is_the_only_one_dropped(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     feed = StatusFeed(fail_snapshot, clock=FakeClock(), run_id="run")
     async with serve_feed(feed) as port:
-        with await open_listener(port) as deaf, await open_listener(port) as quick:
+        with await open_listener(port) as stalled, await open_listener(port) as responsive:
             while feed.listener_count < 2:
                 await asyncio.sleep(0.01)
             for number in range(1, 9):
                 feed.publish(LARGE_EVENT)
-                await read_until(quick, b"id: run-%d\n" % number)
-                await read_until(quick, b"x\n\n")
+                await read_until(responsive, b"id: run-%d\n" % number)
+                await read_until(responsive, b"x\n\n")
             while feed.listener_count > 1:
                 await asyncio.sleep(0.01)  # its slot is free
             feed.publish(b"last")
-            await read_until(quick, b"data: last\n\n")
+            await read_until(responsive, b"data: last\n\n")
             with pytest.raises((ConnectionResetError, AssertionError)):
-                await read_until(deaf, b"data: last")
-    assert not any(capfd.readouterr()), "that one does not read is no error of ours"
+                await read_until(stalled, b"data: last")
+    assert not any(capfd.readouterr()), "a client that does not read is not logged as an error"
 
 
 async def test_events_slow_reader_is_not_dropped() -> None:

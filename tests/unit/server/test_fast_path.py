@@ -99,97 +99,97 @@ REFUSALS = [
     for status in (400, 401, 404, 408, 409, 413, 422, 429, 500, 503)
 ]
 ERRORS = [
-    Scenario("an error of the server's own", [VALID_POST], [503], fail_store(StoreError("no"))),
+    Scenario("a server error", [VALID_POST], [503], fail_store(StoreError("no"))),
     Scenario("a full disk", [VALID_POST], [503], fail_store(StoreFull("no"))),
     Scenario("an internal error", [VALID_POST], [500], fail_store(ZeroDivisionError())),
     Scenario(
-        "an internal error, and then others",
+        "an internal error, then other requests",
         [VALID_POST, INVALID_POST, VALID_POST],
         [500, 400, 500],
         fail_store(ZeroDivisionError()),
     ),
-    Scenario(
-        "an exception of another kind", [VALID_POST], [409], fail_check(HTTPException(409, "no", {"X-Odd": "one"}))
-    ),
-    Scenario("an exception with the status's own text", [VALID_POST], [405], fail_check(HTTPException(405))),
-    Scenario("a field that is wrong, late", [VALID_POST], [400], fail_check(PayloadError("submit_at", "is wrong"))),
-    Scenario("a client said to be gone", [VALID_POST], [400], fail_check(ClientDisconnect())),
-    Scenario("a point that is none", [VALID_POST], [400], check_returns(InvalidShare("enc_share.c2", "identity"))),
+    Scenario("an unexpected exception", [VALID_POST], [409], fail_check(HTTPException(409, "no", {"X-Odd": "one"}))),
+    Scenario("an exception with the status text", [VALID_POST], [405], fail_check(HTTPException(405))),
+    Scenario("an invalid field, detected late", [VALID_POST], [400], fail_check(PayloadError("submit_at", "is wrong"))),
+    Scenario("a client reported as disconnected", [VALID_POST], [400], fail_check(ClientDisconnect())),
+    Scenario("an invalid point", [VALID_POST], [400], check_returns(InvalidShare("enc_share.c2", "identity"))),
     Scenario("paused", [VALID_POST], [503], pause_intake),
-    Scenario("paused, and a body that is none", [INVALID_POST, VALID_POST], [400, 503], pause_intake),
+    Scenario("paused, with an invalid body", [INVALID_POST, VALID_POST], [400, 503], pause_intake),
     Scenario("starting", [build_head(line=f"GET {STATUS_PATH} HTTP/1.1"), VALID_POST], [503, 200], set_starting),
-    Scenario("a node that is behind", [VALID_POST], [429], set_lagging),
+    Scenario("a lagging node", [VALID_POST], [429], set_lagging),
     Scenario("another leaf", [VALID_POST], [400], set_other_leaf),
-    Scenario("a round that is over", [VALID_POST], [400], end_round),
-    Scenario("a round that another host closed", [VALID_POST], [400], close_on_other_host),
+    Scenario("an ended round", [VALID_POST], [400], end_round),
+    Scenario("a round closed by another host", [VALID_POST], [400], close_on_other_host),
 ]
 BODIES = [
     Scenario("queued", [VALID_POST], [200]),
-    Scenario("queued, and twice a duplicate", [VALID_POST, VALID_POST, OTHER], [200, 200, 200]),
-    Scenario("no JSON", [INVALID_POST], [400]),
-    Scenario("a field that is wrong", [build_post(create_body(proposal_id="1"))], [400]),
-    Scenario("too late", [build_post(create_body(submit_at=END + 1))], [400]),
+    Scenario("queued, then two duplicates", [VALID_POST, VALID_POST, OTHER], [200, 200, 200]),
+    Scenario("not JSON", [INVALID_POST], [400]),
+    Scenario("an invalid field", [build_post(create_body(proposal_id="1"))], [400]),
+    Scenario("after the round's end", [build_post(create_body(submit_at=END + 1))], [400]),
     Scenario("an empty body", [build_post()], [400]),
     Scenario("no body", [build_head()], [400]),
-    Scenario("a body in pieces", [VALID_POST[:-900], VALID_POST[-900:-1], VALID_POST[-1:]], [200]),
-    Scenario("a head in pieces", [VALID_POST[:9], VALID_POST[9:60], VALID_POST[60:]], [200]),
+    Scenario("a body in segments", [VALID_POST[:-900], VALID_POST[-900:-1], VALID_POST[-1:]], [200]),
+    Scenario("a head in segments", [VALID_POST[:9], VALID_POST[9:60], VALID_POST[60:]], [200]),
     Scenario("a large body", [build_post(PADDED_BODY)], [200]),
-    Scenario("a large body, and then a small one", [build_post(PADDED_BODY), VALID_POST], [200, 200]),
+    Scenario("a large body, then a small one", [build_post(PADDED_BODY), VALID_POST], [200, 200]),
     Scenario(
-        "large bodies that cost more than there is",
+        "large bodies that exceed the tokens",
         [build_post(PADDED_BODY), VALID_POST],
         [200, 429],
         settings={"burst": 1},
     ),
-    Scenario("a large body that is refused", [build_post(PADDED_BODY[:-1])], [400]),
+    Scenario("a refused large body", [build_post(PADDED_BODY[:-1])], [400]),
     Scenario("large bodies beyond the budget", [build_post(PADDED_BODY)], [429], settings={"budget": 1000}),
-    Scenario("a body in chunks", [build_head(CHUNKED) + encode_chunked(create_body())], [200]),
+    Scenario("a chunked body", [build_head(CHUNKED) + encode_chunked(create_body())], [200]),
     Scenario(
-        "a body in chunks that come late",
+        "a chunked body with late chunks",
         [build_head(CHUNKED), encode_chunked(create_body()[:90], create_body()[90:])],
         [200],
     ),
-    Scenario("chunks that are none", [build_head(CHUNKED), b"no number\r\n"], []),
+    Scenario("invalid chunks", [build_head(CHUNKED), b"no number\r\n"], []),
     Scenario("too large", [build_post(b" " * (MAX_BODY_BYTES + 1))], [413]),
-    Scenario("too large in chunks", [build_head(CHUNKED) + encode_chunked(*[b" " * MAX_BODY_BYTES] * 2)], [413]),
-    Scenario("asked whether to go on", [build_post(b"", EXPECT, size=len(create_body())), create_body()], [100, 200]),
-    Scenario("asked, and sent all the same", [build_post(create_body(), EXPECT)], [100, 200]),
-    Scenario("asked, and it is too large", [build_post(b"", EXPECT, size=MAX_BODY_BYTES + 1)], [413]),
-    Scenario("asked, without the token", [build_post(b"", EXPECT, size=100)], [401], settings={"token": TOKEN}),
-    Scenario("too slow", [VALID_POST[:-9]], [408]),
-    Scenario("gone in the midst of it", [VALID_POST[:-9]], [], disconnects=True),
-    Scenario("gone before the answer", [VALID_POST], [], disconnects=True),
-    Scenario("gone before the refusal", [INVALID_POST], [], disconnects=True),
+    Scenario(
+        "a chunked body that is too large", [build_head(CHUNKED) + encode_chunked(*[b" " * MAX_BODY_BYTES] * 2)], [413]
+    ),
+    Scenario("Expect: 100-continue", [build_post(b"", EXPECT, size=len(create_body())), create_body()], [100, 200]),
+    Scenario("Expect, body sent immediately", [build_post(create_body(), EXPECT)], [100, 200]),
+    Scenario("Expect, body too large", [build_post(b"", EXPECT, size=MAX_BODY_BYTES + 1)], [413]),
+    Scenario("Expect, without the token", [build_post(b"", EXPECT, size=100)], [401], settings={"token": TOKEN}),
+    Scenario("a slow body", [VALID_POST[:-9]], [408]),
+    Scenario("disconnected during the body", [VALID_POST[:-9]], [], disconnects=True),
+    Scenario("disconnected before the response", [VALID_POST], [], disconnects=True),
+    Scenario("disconnected before the refusal", [INVALID_POST], [], disconnects=True),
 ]
 REQUESTS = [
     Scenario("GET", [build_head(line=f"GET {SHARES_PATH} HTTP/1.1")], [405]),
     Scenario("HEAD", [build_head(line=f"HEAD {SHARES_PATH} HTTP/1.1")], [405]),
-    Scenario("a preflight", [build_head("Origin: null", line=f"OPTIONS {SHARES_PATH} HTTP/1.1")], [204]),
+    Scenario("a preflight request", [build_head("Origin: null", line=f"OPTIONS {SHARES_PATH} HTTP/1.1")], [204]),
     Scenario("PUT", [request_line(f"PUT {SHARES_PATH} HTTP/1.1")], [405]),
-    Scenario("a slash too many", [request_line(f"POST {SHARES_PATH}/ HTTP/1.1")], [404]),
+    Scenario("a trailing slash", [request_line(f"POST {SHARES_PATH}/ HTTP/1.1")], [404]),
     Scenario("two slashes", [request_line(f"POST /{SHARES_PATH} HTTP/1.1")], [404]),
     Scenario("a query", [request_line(f"POST {SHARES_PATH}?wallet=1&x HTTP/1.1")], [200]),
     Scenario("a path with escapes", [request_line(f"POST {SHARES_PATH[:-1]}%73 HTTP/1.1")], [200]),
-    Scenario("a path with a line's end", [request_line(f"POST {SHARES_PATH}%0A HTTP/1.1")], [200]),
-    Scenario("a path in capitals", [request_line(f"POST {SHARES_PATH.upper()} HTTP/1.1")], [404]),
-    Scenario("a whole address", [request_line(f"POST http://helper{SHARES_PATH} HTTP/1.1")], [200]),
+    Scenario("a path with a line break", [request_line(f"POST {SHARES_PATH}%0A HTTP/1.1")], [200]),
+    Scenario("a path in upper case", [request_line(f"POST {SHARES_PATH.upper()} HTTP/1.1")], [404]),
+    Scenario("an absolute URL", [request_line(f"POST http://helper{SHARES_PATH} HTTP/1.1")], [200]),
     Scenario("HTTP/1.0", [request_line(f"POST {SHARES_PATH} HTTP/1.0")], [200]),
-    Scenario("the last of its connection", [build_post(create_body(), "Connection: close")], [200]),
-    Scenario("a refusal that is the last", [build_post(b"{", "Connection: close")], [400]),
-    Scenario("an upgrade", [build_post(create_body(), "Connection: Upgrade", "Upgrade: websocket")], [200]),
-    Scenario("two at once", [VALID_POST + OTHER], [200, 200]),
+    Scenario("the last request of its connection", [build_post(create_body(), "Connection: close")], [200]),
+    Scenario("a refusal of the last request", [build_post(b"{", "Connection: close")], [400]),
+    Scenario("an Upgrade request", [build_post(create_body(), "Connection: Upgrade", "Upgrade: websocket")], [200]),
+    Scenario("two pipelined requests", [VALID_POST + OTHER], [200, 200]),
     Scenario(
-        "five at once",
+        "five pipelined requests",
         [VALID_POST + INVALID_POST + OTHER + build_head(line=f"GET {STATUS_PATH} HTTP/1.1") + VALID_POST],
         [200, 400, 200, 200, 200],
     ),
-    Scenario("a name that is given", [build_post(create_body(), "X-Request-Id: proxy-0123.4567:89_a")], [200]),
-    Scenario("a name that is given to a refusal", [build_post(b"{", "X-Request-Id: proxy-0123.4567:89_a")], [400]),
+    Scenario("a given request id", [build_post(create_body(), "X-Request-Id: proxy-0123.4567:89_a")], [200]),
+    Scenario("a given request id with a refusal", [build_post(b"{", "X-Request-Id: proxy-0123.4567:89_a")], [400]),
     Scenario(
         "odd headers", [build_post(create_body(), "Content-Type: text/ÿ", "X-Odd:", "x-odd: 2", "Origin: null")], [200]
     ),
-    Scenario("a length that contradicts", [build_post(create_body(), "Content-Length: 7")], [400]),
-    Scenario("no HTTP", [b"\x16\x03\x01 hello\r\n\r\n"], [400]),
+    Scenario("contradicting lengths", [build_post(create_body(), "Content-Length: 7")], [400]),
+    Scenario("not HTTP", [b"\x16\x03\x01 hello\r\n\r\n"], [400]),
 ]
 TOKENS = [
     Scenario(name, [build_post(create_body(), *headers)], [status], settings={"token": TOKEN})
@@ -205,16 +205,16 @@ TOKENS = [
 PROXY = {"burst": 2, "trusted": [ip_network("127.0.0.0/8")]}
 HOME, FOREIGN = "X-Forwarded-For: 192.0.2.1", "X-Forwarded-For: 203.0.113.9"
 LIMITS = [
-    Scenario("good ones cost nothing", [VALID_POST] * 4, [200] * 4, settings={"burst": 1}),
+    Scenario("accepted requests cost nothing", [VALID_POST] * 4, [200] * 4, settings={"burst": 1}),
     Scenario(
-        "refused until nothing is left",
+        "refusals until the bucket is empty",
         [INVALID_POST, VALID_POST, INVALID_POST, VALID_POST],
         [400, 200, 400, 429],
         settings={"burst": 2},
     ),
-    Scenario("come again costs nothing", [VALID_POST] * 3, [429] * 3, set_lagging, settings={"burst": 1}),
-    Scenario("our own errors cost nothing", [VALID_POST] * 3, [500] * 3, fail_store(KeyError()), settings={"burst": 1}),
-    Scenario("all at once", [INVALID_POST * 3 + VALID_POST], [400, 400, 429, 429], settings={"burst": 2}),
+    Scenario("a 429 costs nothing", [VALID_POST] * 3, [429] * 3, set_lagging, settings={"burst": 1}),
+    Scenario("server errors cost nothing", [VALID_POST] * 3, [500] * 3, fail_store(KeyError()), settings={"burst": 1}),
+    Scenario("refusals in one segment", [INVALID_POST * 3 + VALID_POST], [400, 400, 429, 429], settings={"burst": 2}),
     Scenario(
         "clients behind a proxy",
         [
@@ -227,7 +227,7 @@ LIMITS = [
         settings=PROXY,
     ),
     Scenario(
-        "somebody who claims to be another",
+        "a client with a forged address",
         [INVALID_POST, build_post(create_body(), HOME)],
         [400, 429],
         settings={"burst": 1},
@@ -237,20 +237,20 @@ LIMITS = [
 SCENARIOS = [*BODIES, *REFUSALS, *ERRORS, *REQUESTS, *TOKENS, *LIMITS]
 
 
-@pytest.mark.parametrize("story", SCENARIOS, ids=lambda story: story.name)
-async def test_fast_path_behaves_as_regular_route(story: Scenario) -> None:
-    layers = await run_scenario(story, use_fast_path=False)
-    assert layers.statuses == list(story.statuses), "the story is what it says"
-    assert await run_scenario(story, use_fast_path=True) == layers
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+async def test_fast_path_behaves_as_regular_route(scenario: Scenario) -> None:
+    layers = await run_scenario(scenario, use_fast_path=False)
+    assert layers.statuses == list(scenario.statuses), "the regular route returns the expected statuses"
+    assert await run_scenario(scenario, use_fast_path=True) == layers
 
 
 async def test_fast_path_counts_each_outcome_once() -> None:
-    story = Scenario(
-        "of each kind",
+    scenario = Scenario(
+        "one of each kind",
         [VALID_POST, VALID_POST, INVALID_POST, build_head(line=f"GET {SHARES_PATH} HTTP/1.1")],
         [200, 200, 400, 405],
     )
     counted = {"post_queued": 1, "post_duplicate": 1, "post_refused": 1}
     for lane in (False, True):
-        seen = await run_scenario(story, use_fast_path=lane)
-        assert (seen.statuses, seen.counts, seen.stored_count) == (story.statuses, counted, 1)
+        seen = await run_scenario(scenario, use_fast_path=lane)
+        assert (seen.statuses, seen.counts, seen.stored_count) == (scenario.statuses, counted, 1)

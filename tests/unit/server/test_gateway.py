@@ -46,10 +46,10 @@ class GatewayHarness:
 
     def requested_paths(self) -> list[list[str]]:
         """Requests to each node since the last call."""
-        found = [list(node.requests) for node in (self.first, self.second)]
+        requests = [list(node.requests) for node in (self.first, self.second)]
         for node in (self.first, self.second):
             node.requests.clear()
-        return found
+        return requests
 
     def set_response(self, path: str, make: Callable[[httpx.Request], httpx.Response], *nodes: FakeNode) -> None:
         """Set the response of nodes (default the first) to paths with this segment."""
@@ -83,8 +83,8 @@ async def test_gateway_streams_responses_unchanged() -> None:
 
         unknown = json_response(500, read_recorded("unknown round")["response"])
         harness.set_response("/round/", lambda _: unknown)
-        told = await client.get(ROUND)
-        assert (told.status_code, told.json()) == (500, read_recorded("unknown round")["response"])
+        answer = await client.get(ROUND)
+        assert (answer.status_code, answer.json()) == (500, read_recorded("unknown round")["response"])
 
         block = await client.get(LATEST)
         assert block.json()["block"]["header"]["height"] == "463"
@@ -141,9 +141,9 @@ async def test_gateway_forwards_only_the_body_of_votes(path: str) -> None:
 async def test_gateway_forwards_only_listed_query_parameters() -> None:
     leaves = f"{API}/commitment-tree/{ROUND_ID.hex()}/leaves"
     async with running_gateway() as (harness, client):
-        found = await client.get(f"{leaves}?from_height=80&bust=17&to_height=90&to_height=x&who=me%26from_height=1")
-        assert found.status_code == 200
-        assert found.json()["blocks"]
+        answer = await client.get(f"{leaves}?from_height=80&bust=17&to_height=90&to_height=x&who=me%26from_height=1")
+        assert answer.status_code == 200
+        assert answer.json()["blocks"]
         assert harness.requested_paths() == [[f"{leaves}?from_height=80&to_height=90"], []]
 
 
@@ -230,8 +230,8 @@ async def test_gateway_failed_read_is_retried_on_next_node(status: int) -> None:
         assert (await client.get(f"{API}/rounds")).status_code == 200
         assert harness.requested_paths() == [[f"{API}/rounds"], [f"{API}/rounds"]]
         harness.set_response("/rounds", lambda _: json_response(status, {"error": "not now"}), harness.second)
-        told = await client.get(f"{API}/rounds")
-        assert (told.status_code, told.json()) == (status, {"error": "not now"})
+        answer = await client.get(f"{API}/rounds")
+        assert (answer.status_code, answer.json()) == (status, {"error": "not now"})
 
 
 async def test_gateway_hanging_read_is_retried_on_next_node() -> None:
@@ -285,15 +285,15 @@ async def test_gateway_vote_with_lost_response_is_not_retried(make: Callable[[ht
 @pytest.mark.parametrize("status", [422, 429, 503])
 async def test_gateway_forwards_nodes_refusal_of_vote(status: int) -> None:
     async with running_gateway() as (harness, client):
-        told = {"code": 1, "log": "nullifier already spent"}
-        harness.set_response("/cast-vote", lambda _: json_response(status, told))
+        refusal = {"code": 1, "log": "nullifier already spent"}
+        harness.set_response("/cast-vote", lambda _: json_response(status, refusal))
         refused = await client.post(f"{API}/cast-vote", json=VOTE_BODY)
-        assert (refused.status_code, refused.json()) == (status, told)
+        assert (refused.status_code, refused.json()) == (status, refusal)
         assert harness.requested_paths() == [[f"{API}/cast-vote"], []]
 
 
 @pytest.mark.parametrize(
-    "made_answer",
+    "node_response",
     [
         httpx.Response(301, headers={"location": "http://127.0.0.1:1/"}),
         httpx.Response(200, content=b"{}", headers={"content-type": "application/json", "content-encoding": "br"}),
@@ -302,9 +302,9 @@ async def test_gateway_forwards_nodes_refusal_of_vote(status: int) -> None:
     ],
     ids=["a redirect", "compressed", "a page", "no type"],
 )
-async def test_gateway_invalid_node_response_is_502(made_answer: httpx.Response) -> None:
+async def test_gateway_invalid_node_response_is_502(node_response: httpx.Response) -> None:
     async with running_gateway() as (harness, client):
-        harness.set_response("/rounds", lambda _: made_answer, harness.first, harness.second)
+        harness.set_response("/rounds", lambda _: node_response, harness.first, harness.second)
         refused = await client.get(f"{API}/rounds")
         assert refused.status_code == 502
         error_text(refused)
@@ -312,9 +312,9 @@ async def test_gateway_invalid_node_response_is_502(made_answer: httpx.Response)
 
 async def test_gateway_error_without_json_keeps_status() -> None:
     async with running_gateway() as (_, client):
-        told = await client.get(f"{API}/endorsed-rounds/zodl")
-        assert told.status_code == 404
-        error_text(told)
+        answer = await client.get(f"{API}/endorsed-rounds/zodl")
+        assert answer.status_code == 404
+        error_text(answer)
 
 
 async def test_gateway_does_not_forward_node_headers() -> None:
@@ -334,9 +334,9 @@ async def test_gateway_does_not_forward_node_headers() -> None:
 
     async with running_gateway() as (harness, client):
         harness.set_response("/rounds", make, harness.first, harness.second)
-        found = await client.get(f"{API}/rounds")
-        assert len(found.headers.pop("x-request-id")) == 16
-        assert dict(found.headers) == {
+        answer = await client.get(f"{API}/rounds")
+        assert len(answer.headers.pop("x-request-id")) == 16
+        assert dict(answer.headers) == {
             "content-type": "application/json",
             "cache-control": "no-store",
             "x-content-type-options": "nosniff",

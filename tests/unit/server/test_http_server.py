@@ -70,10 +70,10 @@ async def test_connection_slow_head_times_out() -> None:
                     await client.writer.drain()
                     await asyncio.sleep(0.02)
 
-        dripping = asyncio.create_task(drip())
-        told = await client.read_rest()
-        dripping.cancel()
-        assert told == b"" or parse_error(told)[0] == 408
+        drip_task = asyncio.create_task(drip())
+        response = await client.read_rest()
+        drip_task.cancel()
+        assert response == b"" or parse_error(response)[0] == 408
 
 
 @pytest.mark.parametrize("more", [b"\r\n", b"G", HELLO_REQUEST[:-2]])
@@ -122,19 +122,19 @@ class KnownClients:
 async def test_connections_of_one_client_are_limited() -> None:
     limits = ConnectionLimits(head_seconds=60, max_connections=5, max_connections_per_client=2)
     async with run_server(limits, KnownClients()) as port:
-        mine = [await RawClient.connect(port) for _ in range(2)]
-        for client in mine:
+        own_clients = [await RawClient.connect(port) for _ in range(2)]
+        for client in own_clients:
             assert await client.request() == b"hello"
-        told = await (await RawClient.connect(port)).read_rest()
-        assert parse_error(told)[0] == 429
-        assert b"retry-after: 2\r\n" in told
+        response = await (await RawClient.connect(port)).read_rest()
+        assert parse_error(response)[0] == 429
+        assert b"retry-after: 2\r\n" in response
         other = await RawClient.connect(port, source="127.0.0.2")
         assert await other.request() == b"hello"
-        mine.pop().writer.close()
-        assert await mine[0].request() == b"hello"
-        again = await RawClient.connect(port)
-        assert await again.request() == b"hello", "who hangs up makes room"
-        for client in (*mine, other, again):
+        own_clients.pop().writer.close()
+        assert await own_clients[0].request() == b"hello"
+        reconnected = await RawClient.connect(port)
+        assert await reconnected.request() == b"hello", "a closed connection frees its slot"
+        for client in (*own_clients, other, reconnected):
             client.writer.close()
 
 
@@ -142,24 +142,24 @@ async def test_connections_full_closes_longest_idle_of_busiest_client() -> None:
     limits = ConnectionLimits(head_seconds=60, max_connections=4, max_connections_per_client=3)
     async with run_server(limits, KnownClients()) as port:
         at_work = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"
-        idle, slow, begun = [await RawClient.connect(port) for _ in range(3)]
+        idle, slow, unfinished = [await RawClient.connect(port) for _ in range(3)]
         assert await idle.request() == b"hello"
         slow.writer.write(at_work + b"o")
-        begun.writer.write(HELLO_REQUEST[:-2])
-        one = await RawClient.connect(port, source="127.0.0.2")
-        assert await one.request() == b"hello", "there is room for a fourth"
+        unfinished.writer.write(HELLO_REQUEST[:-2])
+        other_address = await RawClient.connect(port, source="127.0.0.2")
+        assert await other_address.request() == b"hello", "a fourth connection is accepted"
 
-        two = await RawClient.connect(port, source="127.0.0.3")
-        assert await two.request() == b"hello", "and the fifth is another client's"
+        third_address = await RawClient.connect(port, source="127.0.0.3")
+        assert await third_address.request() == b"hello", "the fifth connection is another client's"
         assert await idle.read_rest() == b""
         three = await RawClient.connect(port, source="127.0.0.4")
         assert await three.request() == b"hello"
-        assert await slow.read_rest() == b"", "a body that does not come is waiting too"
+        assert await slow.read_rest() == b"", "a connection without its body counts as waiting"
         assert parse_error(await (await RawClient.connect(port, source="127.0.0.5")).read_rest())[0] == 503, (
-            "nobody has more"
+            "no client has more connections"
         )
-        begun.writer.write(b"\r\n")
-        for client in (begun, one, two, three):
+        unfinished.writer.write(b"\r\n")
+        for client in (unfinished, other_address, third_address, three):
             assert await client.request() == b"hello"
             client.writer.close()
 
@@ -167,13 +167,13 @@ async def test_connections_full_closes_longest_idle_of_busiest_client() -> None:
 async def test_connection_refused_before_request_is_charged_and_counted() -> None:
     known = KnownClients()
     async with run_server(SHORT_TIMEOUTS, known) as port:
-        for begun in (b"GET /hel", b"no HTTP\r\n\r\n", HELLO_REQUEST[:-2] + b"X: " + b"a" * 5000):
-            parse_error(await (await RawClient.connect(port, begun)).read_rest())
+        for prefix in (b"GET /hel", b"no HTTP\r\n\r\n", HELLO_REQUEST[:-2] + b"X: " + b"a" * 5000):
+            parse_error(await (await RawClient.connect(port, prefix)).read_rest())
         assert known.paid == [b"127.0.0.1"] * 3
-        told = [await client.read_rest() for client in [await RawClient.connect(port) for _ in range(4)]]
-        assert sorted(map(bool, told)) == [False, False, False, True]
-        assert len(known.paid) == 3, "to say nothing, or to come when it is full, is no offence"
-        assert known.refusals == [408, 400, 431, 503], "and each is counted"
+        responses = [await client.read_rest() for client in [await RawClient.connect(port) for _ in range(4)]]
+        assert sorted(map(bool, responses)) == [False, False, False, True]
+        assert len(known.paid) == 3, "silence, or connecting when the server is full, costs nothing"
+        assert known.refusals == [408, 400, 431, 503], "each one is counted"
 
 
 async def test_connection_refused_expect_100_body_may_be_omitted() -> None:
@@ -181,7 +181,7 @@ async def test_connection_refused_expect_100_body_may_be_omitted() -> None:
         client = await RawClient.connect(port)
         head = b"POST /hello HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"
         assert json.loads(await client.request(head))["error"] == "method not allowed"
-        assert await client.read_rest() == b"", "the next request would be taken for the body"
+        assert await client.read_rest() == b"", "the next request would be read as the body"
 
 
 async def test_connection_pipelined_request_outlives_earlier_idle_timer(
@@ -193,27 +193,27 @@ async def test_connection_pipelined_request_outlives_earlier_idle_timer(
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST /early HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nxx")
         await reader.readuntil(b"\r\n\r\nhello")
-        asks = [f"GET /pause/{seconds} HTTP/1.1\r\nHost: x\r\n\r\n" for seconds in (0.1, 1.5)]
-        writer.write(f"xx{''.join(asks)}".encode())
+        requests = [f"GET /pause/{seconds} HTTP/1.1\r\nHost: x\r\n\r\n" for seconds in (0.1, 1.5)]
+        writer.write(f"xx{''.join(requests)}".encode())
         assert (await reader.read(-1)).count(b"\r\n\r\npaused") == 2
         writer.close()
 
 
 async def test_connection_closed_is_freed_immediately() -> None:
-    def there() -> int:
-        return sum(isinstance(one, BoundedProtocol) for one in gc.get_objects())
+    def count_protocols() -> int:
+        return sum(isinstance(item, BoundedProtocol) for item in gc.get_objects())
 
     async with run_server(PATIENT) as port:
-        before = there()
+        before = count_protocols()
         gc.disable()
         try:
             for _ in range(5):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
                 writer.write(HELLO_REQUEST)
                 await reader.readuntil(b"\r\n\r\nhello")
-                assert there() == before + 1
+                assert count_protocols() == before + 1
                 writer.close()
-                while there() > before:
+                while count_protocols() > before:
                     await asyncio.sleep(0.01)
         finally:
             gc.enable()
@@ -224,12 +224,12 @@ async def test_connection_idle_outlives_head_timeout() -> None:
         idle = await RawClient.connect(port)
         assert await idle.request() == b"hello"
         silent = await RawClient.connect(port)
-        assert await silent.read_rest() == b"", "time for a head has passed"
+        assert await silent.read_rest() == b"", "the head timeout has passed"
         assert await idle.request() == b"hello"
         late_body = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"
         idle.writer.write(late_body)
         assert await (await RawClient.connect(port)).read_rest() == b""
-        assert await idle.request(b"ok") == b"ok", "a body has a time of its own"
+        assert await idle.request(b"ok") == b"ok", "a body has its own timeout"
         idle.writer.close()
 
 
@@ -242,17 +242,17 @@ async def test_connection_idle_outlives_head_timeout() -> None:
         b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n",
     ],
 )
-@pytest.mark.parametrize("piece", [b"a" * 1024, b"X: " + b"a" * 1000 + b"\r\n"])
-async def test_connection_endless_head_is_refused_at_limit(start: bytes, piece: bytes) -> None:
+@pytest.mark.parametrize("chunk", [b"a" * 1024, b"X: " + b"a" * 1000 + b"\r\n"])
+async def test_connection_endless_head_is_refused_at_limit(start: bytes, chunk: bytes) -> None:
     async with run_server(PATIENT) as port:
         client = await RawClient.connect(port, start)
         sent = 0
         with contextlib.suppress(ConnectionError):
             while sent < 100 << 20:
-                client.writer.write(piece * 16)
+                client.writer.write(chunk * 16)
                 await client.writer.drain()
-                sent += len(piece) * 16
-        assert sent < 20 << 20, "what fits into the kernel's buffers"
+                sent += len(chunk) * 16
+        assert sent < 20 << 20, "the part that fits into the kernel's buffers"
         await client.read_rest()
 
 
@@ -263,10 +263,12 @@ async def test_connection_large_head_is_431_only_over_limit() -> None:
         assert (status, answer["error"]) == (431, "headers: are larger than 4096 bytes")
         client = await RawClient.connect(port)
         assert await client.request(HELLO_REQUEST[:-2] + b"X: " + b"a" * 3000 + b"\r\n\r\n") == b"hello"
-        assert await client.request(HELLO_REQUEST[:-2] + b"X: " + b"a" * 3000 + b"\r\n\r\n") == b"hello", "each its own"
+        assert await client.request(HELLO_REQUEST[:-2] + b"X: " + b"a" * 3000 + b"\r\n\r\n") == b"hello", (
+            "each request gets its own response"
+        )
         body = b"b" * 100_000
         post = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"
-        assert await client.request(post + body) == body, "a body is no head"
+        assert await client.request(post + body) == body, "a body does not count as a head"
         client.writer.close()
 
 
@@ -288,9 +290,9 @@ async def test_connections_over_limit_are_refused_and_others_served() -> None:
         clients[0].writer.close()
         await clients[0].writer.wait_closed()
         assert await clients[1].request() == b"hello"
-        again = await RawClient.connect(port)
-        assert await again.request() == b"hello"
-        for client in [again, *clients[1:]]:
+        reconnected = await RawClient.connect(port)
+        assert await reconnected.request() == b"hello"
+        for client in [reconnected, *clients[1:]]:
             client.writer.close()
 
 
@@ -304,7 +306,7 @@ def test_server_stop_answers_running_requests_with_503_without_error_log(
     monkeypatch.setattr("helper.server.http_server.STOP_GRACE_SECONDS", 0.2)
     unfinished = {
         "waiting for a body": b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\no",
-        "at work": b"GET /pause/3600 HTTP/1.1\r\nHost: x\r\n\r\n",
+        "processing": b"GET /pause/3600 HTTP/1.1\r\nHost: x\r\n\r\n",
         "pipelined": b"GET /pause/3600 HTTP/1.1\r\nHost: x\r\n\r\n" * 5,
     }
 
@@ -313,11 +315,11 @@ def test_server_stop_answers_running_requests_with_503_without_error_log(
             clients = {name: await RawClient.connect(port, request) for name, request in unfinished.items()}
             streaming = await RawClient.connect(port, b"GET /endless/stream HTTP/1.1\r\nHost: x\r\n\r\n")
             await streaming.reader.readuntil(b"piece")
-            deaf = await RawClient.connect(port, b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
-            await deaf.reader.readuntil(b"\r\n\r\n")
-            deaf.writer.transport.pause_reading()  # type: ignore[attr-defined] # a WriteTransport to its type
+            stalled = await RawClient.connect(port, b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+            await stalled.reader.readuntil(b"\r\n\r\n")
+            stalled.writer.transport.pause_reading()  # type: ignore[attr-defined] # a WriteTransport to its type
             other = await RawClient.connect(port)
-            assert await other.request() == b"hello", "the server has read what came before"
+            assert await other.request() == b"hello", "the server has read the earlier data"
         for client in clients.values():
             async with asyncio.timeout(PATIENCE_SECONDS):
                 answer = await client.read_rest()
@@ -325,7 +327,7 @@ def test_server_stop_answers_running_requests_with_503_without_error_log(
             assert (status, error["status"]) == (503, "error")
             head = answer.lower().split(b"\r\n\r\n")[0].split(b"\r\n")
             assert {b"connection: close", b"retry-after: 2"} <= set(head)
-        for client in (streaming, deaf, other):
+        for client in (streaming, stalled, other):
             client.writer.transport.abort()
 
     with capture_logs() as lines, asyncio.Runner(loop_factory=loop) as runner:

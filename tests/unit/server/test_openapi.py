@@ -45,19 +45,19 @@ async def read_document(**settings: Any) -> dict[str, Any]:
     async with WalletApp(**settings).create_client() as client:
         answer = await client.get("/openapi.json")
     assert answer.headers["content-type"] == "application/json"
-    told: dict[str, Any] = answer.json()
-    return told
+    document: dict[str, Any] = answer.json()
+    return document
 
 
-def responses(told: dict[str, Any], path: str, method: str = "get") -> dict[str, Any]:
-    found: dict[str, Any] = told["paths"][path][method]["responses"]
-    return found
+def responses(document: dict[str, Any], path: str, method: str = "get") -> dict[str, Any]:
+    responses_by_status: dict[str, Any] = document["paths"][path][method]["responses"]
+    return responses_by_status
 
 
-def conforms(told: dict[str, Any], response: dict[str, Any], answer: Any) -> bool:
+def conforms(document: dict[str, Any], response: dict[str, Any], answer: Any) -> bool:
     """Whether a response matches the document."""
     schema = response["content"]["application/json"]["schema"]
-    return jsonschema_rs.is_valid({**schema, "components": told["components"]}, answer)
+    return jsonschema_rs.is_valid({**schema, "components": document["components"]}, answer)
 
 
 @pytest.mark.parametrize("expose", [False, True])
@@ -73,17 +73,17 @@ async def test_openapi_describes_every_route_and_no_other(expose: bool) -> None:
     assert all(isinstance(route, Route) for route in routes)
     kinds = [route for route in routes if isinstance(route, Route)]
     served = {(route.path, method) for route in kinds for method in route.methods or () if method != "HEAD"}
-    told = await read_document(expose_queue_status=expose, more_routes=[more])
-    assert {(path, method.upper()) for path, one in told["paths"].items() for method in one} == served
+    document = await read_document(expose_queue_status=expose, more_routes=[more])
+    assert {(path, method.upper()) for path, operations in document["paths"].items() for method in operations} == served
     assert (STATUS_PATH, "GET") in served
 
 
 @pytest.mark.parametrize("token", ["", "of a closed set-up"])
 async def test_openapi_document_is_valid(token: str) -> None:
-    told = await read_document(api_token=token, expose_queue_status=True)
-    assert told["openapi"].startswith("3.1")
-    schemathesis.openapi.from_dict(told).validate()
-    for schema in _schemas(told):
+    document = await read_document(api_token=token, expose_queue_status=True)
+    assert document["openapi"].startswith("3.1")
+    schemathesis.openapi.from_dict(document).validate()
+    for schema in _schemas(document):
         jsonschema_rs.meta.validate({"$schema": DIALECT, **schema})
 
 
@@ -92,7 +92,7 @@ def _schemas(node: Any) -> list[Any]:
         return []
     inner = list(node.values()) if isinstance(node, dict) else node
     own = [node["schema"]] if isinstance(node, dict) and "schema" in node else []
-    return own + [found for one in inner for found in _schemas(one)]
+    return own + [nested for schema in inner for nested in _schemas(schema)]
 
 
 async def test_openapi_payload_schema_matches_parser() -> None:
@@ -122,7 +122,7 @@ async def test_openapi_responses_match_document() -> None:
     wallets = WalletApp(expose_queue_status=True)
     path = SHARE_STATUS.format(round_id=ROUND_ID.hex(), nullifier=NULLIFIER.hex())
     async with wallets.create_client() as client:
-        told = (await client.get("/openapi.json")).json()
+        document = (await client.get("/openapi.json")).json()
         exchanges = {
             (SHARES_PATH, "post"): [
                 await client.post(SHARES_PATH, content=content) for content in (create_body(), create_body(), b"{")
@@ -133,20 +133,20 @@ async def test_openapi_responses_match_document() -> None:
         }
     for (route, method), answers in exchanges.items():
         for answer in answers:
-            assert conforms(told, responses(told, route, method)[str(answer.status_code)], answer.json())
-    assert not conforms(told, responses(told, "/shielded-vote/v1/queue-status")["200"], {"ab": {"total": 1}})
-    assert not conforms(told, responses(told, STATUS_PATH)["200"], {"status": "error", "error": "no"})
+            assert conforms(document, responses(document, route, method)[str(answer.status_code)], answer.json())
+    assert not conforms(document, responses(document, "/shielded-vote/v1/queue-status")["200"], {"ab": {"total": 1}})
+    assert not conforms(document, responses(document, STATUS_PATH)["200"], {"status": "error", "error": "no"})
 
 
 async def test_openapi_configured_tokens_are_described() -> None:
-    guarded = await read_document(api_token="of a closed set-up")
-    assert "401" in responses(guarded, SHARES_PATH, "post")
-    assert "401" not in responses(guarded, STATUS_PATH)
-    (scheme,) = guarded["components"]["securitySchemes"].values()
+    protected = await read_document(api_token="of a closed set-up")
+    assert "401" in responses(protected, SHARES_PATH, "post")
+    assert "401" not in responses(protected, STATUS_PATH)
+    (scheme,) = protected["components"]["securitySchemes"].values()
     assert (scheme["in"], scheme["name"]) == ("header", "X-Helper-Token")
     free = await read_document()
     assert "401" not in responses(free, SHARES_PATH, "post")
-    assert "of a closed set-up" not in json.dumps(guarded)
+    assert "of a closed set-up" not in json.dumps(protected)
 
 
 def test_openapi_route_without_operation_is_omitted() -> None:
@@ -167,29 +167,29 @@ def create_complete_routes(folder: Path, **changes: Any) -> Listeners:
     }
     config = Config.model_validate(values)
     clock = FakeClock()
-    doors = Listeners(config, node_pool=NodePool([], clock=clock, chain_id="x-1"), clock=clock)
+    listeners = Listeners(config, node_pool=NodePool([], clock=clock, chain_id="x-1"), clock=clock)
     store = SqliteStore(config.db_path)
     rounds = cast(RoundRegistry, SimpleNamespace(all_rounds=list))
     checks: list[Check] = [Check("store")]
-    doors.add_queue(
+    listeners.add_queue(
         WalletApp().view, store, rounds, read_status=partial_state, run_checks=lambda: checks, stats=Stats()
     )
-    return doors
+    return listeners
 
 
-async def read_document_of(doors: Listeners, path: str = "/openapi.json") -> httpx.Response:
-    transport = httpx.ASGITransport(app=doors._wallet_app)
+async def read_document_of(listeners: Listeners, path: str = "/openapi.json") -> httpx.Response:
+    transport = httpx.ASGITransport(app=listeners._wallet_app)
     async with httpx.AsyncClient(transport=transport, base_url="http://helper") as client:
         return await client.get(path)
 
 
 async def test_openapi_every_wallet_path_is_described(tmp_path: Path) -> None:
-    doors = create_complete_routes(tmp_path)
-    told = (await read_document_of(doors)).json()
-    schemathesis.openapi.from_dict(told).validate()
-    for schema in _schemas(told):
+    listeners = create_complete_routes(tmp_path)
+    document = (await read_document_of(listeners)).json()
+    schemathesis.openapi.from_dict(document).validate()
+    for schema in _schemas(document):
         jsonschema_rs.meta.validate({"$schema": DIALECT, **schema})
-    paths = set(told["paths"])
+    paths = set(document["paths"])
     assert {
         "/shielded-vote/v1/shares",
         "/shielded-vote/v1/events",
@@ -205,15 +205,17 @@ async def test_openapi_every_wallet_path_is_described(tmp_path: Path) -> None:
         "/{path}",
     } <= paths
     served = {("GET", "/{path}")}
-    for route in list_routes(doors):
+    for route in list_routes(listeners):
         served |= {(method, route.path) for method in route.methods or () if method != "HEAD"}
-    described_paths = {(method.upper(), path) for path, one in told["paths"].items() for method in one}
+    described_paths = {
+        (method.upper(), path) for path, operations in document["paths"].items() for method in operations
+    }
     assert described_paths == {(method, path.replace(":path", "")) for method, path in served}
 
 
-def list_routes(doors: Listeners) -> Iterator[Route]:
+def list_routes(listeners: Listeners) -> Iterator[Route]:
     """Every route of the wallets' port, described or not."""
-    app: Any = doors._wallet_app
+    app: Any = listeners._wallet_app
     while not isinstance(app, Starlette):
         app = app._app
     for route in app.routes:
@@ -221,18 +223,20 @@ def list_routes(doors: Listeners) -> Iterator[Route]:
             inner: Any = route.app
             while not isinstance(inner, Starlette):
                 inner = inner._app
-            for one in inner.routes:
-                assert isinstance(one, Route)
-                yield Route(route.path + one.path, one.endpoint, methods=list(one.methods or ()))
+            for nested in inner.routes:
+                assert isinstance(nested, Route)
+                yield Route(route.path + nested.path, nested.endpoint, methods=list(nested.methods or ()))
         else:
             assert isinstance(route, Route)
             yield route
 
 
 async def test_openapi_disabled_routes_are_omitted(tmp_path: Path) -> None:
-    shut = (await read_document_of(create_complete_routes(tmp_path, operator={"token": ""}, gateway={}, ui={}))).json()
-    assert not {"/shielded-vote/v1/events", "/shielded-vote/v1/rounds", "/{path}"} & set(shut["paths"])
-    assert set(shut["components"]["securitySchemes"]) == {"helperToken"}
+    minimal = (
+        await read_document_of(create_complete_routes(tmp_path, operator={"token": ""}, gateway={}, ui={}))
+    ).json()
+    assert not {"/shielded-vote/v1/events", "/shielded-vote/v1/rounds", "/{path}"} & set(minimal["paths"])
+    assert set(minimal["components"]["securitySchemes"]) == {"helperToken"}
     open_ = (await read_document_of(create_complete_routes(tmp_path))).json()
     assert open_["paths"]["/shielded-vote/v1/events"]["get"]["security"] == [{"operatorToken": []}]
     assert "401" in responses(open_, "/shielded-vote/v1/events")
@@ -242,19 +246,19 @@ async def test_openapi_disabled_routes_are_omitted(tmp_path: Path) -> None:
 async def test_openapi_without_queue_describes_other_routes(tmp_path: Path) -> None:
     clock = FakeClock()
     config = Config.model_validate({"helper": {"db_path": str(tmp_path / "q.db"), "disable": True}})
-    doors = Listeners(config, node_pool=NodePool([], clock=clock), clock=clock)
-    told = (await read_document_of(doors)).json()
-    assert "/api/rounds" in told["paths"]
-    assert "/shielded-vote/v1/shares" not in told["paths"]
-    assert (await read_document_of(doors, "/docs")).status_code == 200
+    listeners = Listeners(config, node_pool=NodePool([], clock=clock), clock=clock)
+    document = (await read_document_of(listeners)).json()
+    assert "/api/rounds" in document["paths"]
+    assert "/shielded-vote/v1/shares" not in document["paths"]
+    assert (await read_document_of(listeners, "/docs")).status_code == 200
 
 
 async def test_openapi_health_responses_match_document(tmp_path: Path) -> None:
-    doors = create_complete_routes(tmp_path)
-    told = (await read_document_of(doors)).json()
-    answer = await read_document_of(doors, "/readyz?verbose")
+    listeners = create_complete_routes(tmp_path)
+    document = (await read_document_of(listeners)).json()
+    answer = await read_document_of(listeners, "/readyz?verbose")
     assert answer.text.startswith("[+]store ok")
-    kinds = responses(told, "/readyz")
+    kinds = responses(document, "/readyz")
     assert set(kinds["200"]["content"]) == {"text/plain"}
     assert set(kinds["503"]["content"]) == {"text/plain", "application/json"}
 
@@ -263,43 +267,43 @@ async def test_openapi_health_responses_match_document(tmp_path: Path) -> None:
 
 
 async def test_docs_page_shows_document_without_scripts(tmp_path: Path) -> None:
-    doors = create_complete_routes(tmp_path)
-    told = (await read_document_of(doors)).json()
-    answer = await read_document_of(doors, "/docs")
+    listeners = create_complete_routes(tmp_path)
+    document = (await read_document_of(listeners)).json()
+    answer = await read_document_of(listeners, "/docs")
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     policy = answer.headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; style-src 'self'")
     assert "unsafe" not in policy
-    found = ParsedPage()
-    found.feed(answer.text)
-    assert found.tags.isdisjoint({"script", "style", "iframe", "img", "object", "form"})
-    assert "style" not in found.attributes
-    assert not {name for name in found.attributes if name.startswith("on")}
-    assert {link for link in found.links if "://" in link} == set(), "nothing from elsewhere"
-    targets = {link.removeprefix("#") for link in found.links if link.startswith("#")}
-    assert targets <= found.ids
-    for path in told["paths"]:
-        assert path in found.text
-    assert "primary_blind" in found.text
-    style = await read_document_of(doors, "/docs/style.css")
+    page = ParsedPage()
+    page.feed(answer.text)
+    assert page.tags.isdisjoint({"script", "style", "iframe", "img", "object", "form"})
+    assert "style" not in page.attributes
+    assert not {name for name in page.attributes if name.startswith("on")}
+    assert {link for link in page.links if "://" in link} == set(), "no resource from another origin"
+    targets = {link.removeprefix("#") for link in page.links if link.startswith("#")}
+    assert targets <= page.ids
+    for path in document["paths"]:
+        assert path in page.text
+    assert "primary_blind" in page.text
+    style = await read_document_of(listeners, "/docs/style.css")
     assert (style.status_code, style.headers["content-type"]) == (200, "text/css; charset=utf-8")
     assert "url(" not in style.text
     assert "@import" not in style.text
 
 
 def test_docs_page_escapes_text() -> None:
-    evil = "<script>alert(1)</script>"
-    answer = {"description": evil, "content": {evil: {"schema": {"type": "string", "description": evil}}}}
+    injected = "<script>alert(1)</script>"
+    answer = {"description": injected, "content": {injected: {"schema": {"type": "string", "description": injected}}}}
     operation = {
-        "summary": evil,
-        "parameters": [{"name": evil, "in": "query", "schema": {"enum": [evil]}}],
+        "summary": injected,
+        "parameters": [{"name": injected, "in": "query", "schema": {"enum": [injected]}}],
         "responses": {"200": answer},
     }
-    schema = {"description": evil, "properties": {evil: {"const": evil}}}
+    schema = {"description": injected, "properties": {injected: {"const": injected}}}
     document_ = {
-        "info": {"title": evil, "version": evil, "description": evil},
-        "paths": {f"/{evil}": {"get": operation}},
-        "components": {"schemas": {evil: schema}},
+        "info": {"title": injected, "version": injected, "description": injected},
+        "paths": {f"/{injected}": {"get": operation}},
+        "components": {"schemas": {injected: schema}},
     }
     assert "<script" not in render_page(document_, style="/docs/style.css")
 
@@ -322,7 +326,7 @@ class ParsedPage(HTMLParser):
             if name in {"href", "src"}:
                 self.links.add(value or "")
             if name == "id":
-                assert value not in self.ids, "one of its own"
+                assert value not in self.ids, "each operation has its own id"
                 self.ids.add(value or "")
 
     def handle_data(self, data: str) -> None:

@@ -40,10 +40,10 @@ CURRENT_USER = {"uid": os.getuid(), "who": pwd.getpwuid(os.getuid()).pw_name, "w
 
 @pytest.fixture
 async def harness(tmp_path: Path) -> AsyncIterator[OperationsHarness]:
-    one = OperationsHarness(tmp_path / "queue.db")
-    await one.open()
-    yield one
-    await one.store.close()
+    harness_ = OperationsHarness(tmp_path / "queue.db")
+    await harness_.open()
+    yield harness_
+    await harness_.store.close()
 
 
 @pytest.fixture
@@ -73,10 +73,10 @@ async def daemon(harness: OperationsHarness, tmp_path: Path) -> AsyncIterator[ht
 
 def error_text(answer: httpx.Response) -> str:
     """The text of a refusal; a refused action also has advice."""
-    told = answer.json()
-    assert told.keys() - {"advice"} == {"status", "error"}
-    assert bool(told.get("advice")) is (answer.status_code in {404, 409, 422, 503})
-    return str(told["error"])
+    answer_json = answer.json()
+    assert answer_json.keys() - {"advice"} == {"status", "error"}
+    assert bool(answer_json.get("advice")) is (answer.status_code in {404, 409, 422, 503})
+    return str(answer_json["error"])
 
 
 async def audit(daemon: httpx.AsyncClient) -> list[dict[str, Any]]:
@@ -90,16 +90,16 @@ async def test_actions_retry_is_executed_and_logged_with_user(
 ) -> None:
     await enqueue_failed(harness, 1, 2)
 
-    rehearsed = await daemon.post("/queue/retry", json={"stage": "proof", "dry_run": True})
+    dry_result = await daemon.post("/queue/retry", json={"stage": "proof", "dry_run": True})
     assert await audit(daemon) == []
-    done = await daemon.post("/queue/retry", json={"stage": "proof"})
+    executed = await daemon.post("/queue/retry", json={"stage": "proof"})
 
     expected = {"source": "daemon", "retried": 2, "closed": 0, "not_failed": 0}
-    assert rehearsed.json() == {**expected, "dry_run": True}
-    assert done.json() == {**expected, "dry_run": False}
-    (act,) = await audit(daemon)
+    assert dry_result.json() == {**expected, "dry_run": True}
+    assert executed.json() == {**expected, "dry_run": False}
+    (action,) = await audit(daemon)
     at = {"at": NOW, "ended": NOW, "id": 1}
-    assert act == {**CURRENT_USER, **at, "what": "retry", "wanted": {"stage": "proof"}, "outcome": {"retried": 2}}
+    assert action == {**CURRENT_USER, **at, "what": "retry", "wanted": {"stage": "proof"}, "outcome": {"retried": 2}}
 
 
 async def test_actions_export_is_logged_and_moves_marked_shares(
@@ -116,30 +116,33 @@ async def test_actions_export_is_logged_and_moves_marked_shares(
     assert copied.json() == {"source": "daemon", "dry_run": False, "copied": 2}
     assert moved.json() == {"source": "daemon", "dry_run": False, "moved": 2, "stayed": 0}
     assert (broken.status_code, error_text(broken)) == (400, "marks: must be a multiple of 16 bytes")
-    assert [(act["what"], act["wanted"]) for act in await audit(daemon)] == [("move", {}), ("export", {"named": 2})]
+    assert [(action["what"], action["wanted"]) for action in await audit(daemon)] == [
+        ("move", {}),
+        ("export", {"named": 2}),
+    ]
 
 
 async def test_actions_import_reads_stream(harness: OperationsHarness, daemon: httpx.AsyncClient) -> None:
-    carried = [waiting_share(index) for index in range(3)]
-    body = [encode_header(ExportHeader(chain_id=None, made_at=5, shares=3)), *map(encode_share_line, carried)]
+    exported = [waiting_share(index) for index in range(3)]
+    body = [encode_header(ExportHeader(chain_id=None, made_at=5, shares=3)), *map(encode_share_line, exported)]
 
     async def stream() -> AsyncIterator[bytes]:
-        for piece in body:
-            yield piece
+        for chunk in body:
+            yield chunk
 
-    rehearsed = await daemon.post("/queue/import", params={"dry_run": "1"}, content=stream())
+    dry_result = await daemon.post("/queue/import", params={"dry_run": "1"}, content=stream())
     assert await harness.store.count_shares() == {}
-    done = await daemon.post("/queue/import", content=stream())
+    executed = await daemon.post("/queue/import", content=stream())
     body.pop()
     cut_off = await daemon.post("/queue/import", content=stream())
 
-    nothing = {"source": "daemon", **NOTHING_IMPORTED, "left": []}
-    assert rehearsed.json() == {**nothing, "taken": 3, "dry_run": True}
-    assert done.json() == {**nothing, "taken": 3, "dry_run": False}
+    empty_report = {"source": "daemon", **NOTHING_IMPORTED, "left": []}
+    assert dry_result.json() == {**empty_report, "taken": 3, "dry_run": True}
+    assert executed.json() == {**empty_report, "taken": 3, "dry_run": False}
     assert await harness.store.count_shares() == {ROUND_ID: {ShareState.RECEIVED: 3}}
     assert (cut_off.status_code, error_text(cut_off)) == (422, "the export is truncated: received 2 of 3 shares")
     assert cut_off.json()["advice"]
-    assert not any(carried[0].share.primary_blind.hex() in repr(act) for act in await audit(daemon))
+    assert not any(exported[0].share.primary_blind.hex() in repr(action) for action in await audit(daemon))
 
 
 async def test_actions_long_import_refused_early_gets_response(
@@ -172,8 +175,8 @@ async def test_actions_refused_purge_returns_reason(harness: OperationsHarness, 
 
     harness.authority.closed.add(ROUND_ID)
     await harness.store.mark_alerted(ROUND_ID, NOW)
-    rehearsed = await daemon.post(path, json={"dry_run": True})
-    assert (rehearsed.json()["failed"], rehearsed.json()["dry_run"]) == (1, True)
+    dry_result = await daemon.post(path, json={"dry_run": True})
+    assert (dry_result.json()["failed"], dry_result.json()["dry_run"]) == (1, True)
     assert (await daemon.post(path, json={})).json()["failed"] == 1
     assert await harness.store.count_shares() == {}
 
@@ -216,7 +219,7 @@ async def test_actions_store_error_is_reported(
     assert (answer.status_code, error_text(answer)) == (503, "nothing was written: database or disk is full")
     assert "Free space" in answer.json()["advice"]
     assert await harness.store.count_shares() == {ROUND_ID: {ShareState.FAILED: 1}}, (
-        "nothing is done that is not on record"
+        "no action is performed without an audit entry"
     )
 
 
@@ -231,13 +234,13 @@ async def test_actions_too_large_request_is_refused(daemon: httpx.AsyncClient) -
 
 
 async def test_rounds_list_has_counts(harness: OperationsHarness, daemon: httpx.AsyncClient) -> None:
-    one = make_posted_share(1, round_id=ROUND_ID)
-    await harness.store.enqueue(one.share, one.nullifier, now=NOW)
+    posted = make_posted_share(1, round_id=ROUND_ID)
+    await harness.store.enqueue(posted.share, posted.nullifier, now=NOW)
 
-    told = (await daemon.get("/rounds")).json()
+    answer_json = (await daemon.get("/rounds")).json()
 
-    assert (told["source"], told["now"]) == ("daemon", NOW + 0.5)
-    later, recorded = told["rounds"]
+    assert (answer_json["source"], answer_json["now"]) == ("daemon", NOW + 0.5)
+    later, recorded = answer_json["rounds"]
     assert (later["status"], later["closed"], later["shares"]["total"]) == ("9", True, 0)
     assert recorded == {
         "round": ROUND_ID.hex(),

@@ -131,8 +131,8 @@ async def test_queue_list_shows_waiting_shares(operator_client: OperatorClient) 
 
 async def test_queue_list_applies_filter(operator_client: OperatorClient) -> None:
     await operator_client.get(f"/queue?round={ROUND_ID.hex()}&state=failed&due_before=1795268000&stage=proof&limit=5")
-    wanted = QueueFilter(ROUND_ID, ShareState.FAILED, 1_795_268_000_000, "proof")
-    assert operator_client.queue.query == (wanted, 5)
+    query_filter = QueueFilter(ROUND_ID, ShareState.FAILED, 1_795_268_000_000, "proof")
+    assert operator_client.queue.query == (query_filter, 5)
 
 
 @pytest.mark.parametrize(
@@ -158,11 +158,11 @@ async def test_operator_invalid_parameter_is_400(operator_client: OperatorClient
 
 
 async def test_queue_show_has_times_attempts_and_transaction(operator_client: OperatorClient) -> None:
-    story = (await operator_client.get("/queue/012345")).json()
-    assert story["received"] == END - 600
-    assert story["attempts_by_stage"] == {"proof": 1}
-    assert story["history"][1] == {"at": END - 50 + 0.25, "stage": "proof", "note": "timed out", "counted": True}
-    assert story["transaction"] == {
+    details = (await operator_client.get("/queue/012345")).json()
+    assert details["received"] == END - 600
+    assert details["attempts_by_stage"] == {"proof": 1}
+    assert details["history"][1] == {"at": END - 50 + 0.25, "stage": "proof", "note": "timed out", "counted": True}
+    assert details["transaction"] == {
         "hash": "AB" * 32,
         "anchor_height": 84,
         "circuit": "k11",
@@ -172,7 +172,7 @@ async def test_queue_show_has_times_attempts_and_transaction(operator_client: Op
         "last_endpoint": "http://node",
         "last_outcome": "ambiguous",
     }
-    assert story["cannot_count"] is False
+    assert details["cannot_count"] is False
 
 
 @pytest.mark.rule("R3")
@@ -183,9 +183,9 @@ async def test_queue_show_reports_share_that_cannot_count() -> None:
 
 
 async def test_operator_responses_contain_no_witness(operator_client: OperatorClient) -> None:
-    told = "".join([(await operator_client.get(path)).text for path in ("/queue", "/queue/012345", "/stats")])
+    texts = "".join([(await operator_client.get(path)).text for path in ("/queue", "/queue/012345", "/stats")])
     for secret in ("shares_hash", "share_comms", "primary_blind", "c1", "c2", "nullifier", "message", "position"):
-        assert f'"{secret}"' not in told
+        assert f'"{secret}"' not in texts
 
 
 async def test_queue_show_unknown_share_is_404(operator_client: OperatorClient) -> None:

@@ -110,9 +110,9 @@ async def test_page_wrong_method_of_api_path_is_405(http: httpx.AsyncClient) -> 
     ],
 )
 async def test_page_range_header_is_ignored(http: httpx.AsyncClient, path: str, value: str) -> None:
-    whole = await http.get(path)
+    complete = await http.get(path)
     answer = await http.get(path, headers=[(b"range", value.encode())])
-    assert (answer.status_code, answer.content) == (200, whole.content)
+    assert (answer.status_code, answer.content) == (200, complete.content)
     assert answer.headers["accept-ranges"] == "none"
     assert "content-range" not in answer.headers
 

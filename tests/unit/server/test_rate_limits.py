@@ -102,11 +102,11 @@ def test_token_buckets_never_exceed_burst_and_refill(burst: int, per_second: flo
             buckets.charge(ONE, now)
             passed.append(now)
         else:
-            assert buckets.wait_seconds(ONE, now + wait) == 0, "the time that it tells is true"
+            assert buckets.wait_seconds(ONE, now + wait) == 0, "the reported time is correct"
             assert buckets.wait_seconds(ONE, now + wait * 0.99) > 0
-    for first, begin in enumerate(passed):
+    for first, start in enumerate(passed):
         for last, end in enumerate(passed[first:], first):
-            assert last - first + 1 <= burst + (end - begin) * per_second + 1e-3
+            assert last - first + 1 <= burst + (end - start) * per_second + 1e-3
 
 
 def test_token_buckets_evict_full_buckets_first() -> None:
@@ -116,7 +116,7 @@ def test_token_buckets_evict_full_buckets_first() -> None:
     for number in range(9):
         buckets.charge(b"full %d" % number, 1.0)
     buckets.charge(b"newcomer", 10.0)
-    assert len(buckets) == 2, "all the others' are full again"
+    assert len(buckets) == 2, "all other buckets are full again"
     for _ in range(100):
         buckets.charge(b"flooder", 10.0)
     assert buckets.wait_seconds(b"flooder", 10.0) > 0
@@ -130,8 +130,8 @@ def test_token_buckets_evict_longest_uncharged_client() -> None:
     buckets.charge(names[0], 1.0)
     buckets.charge(names[10], 2.0)
     assert len(buckets) == 9
-    forgotten = [name for name in names if buckets.wait_seconds(name, 2.0) == 0]
-    assert forgotten == [names[1], names[2]]
+    expired = [name for name in names if buckets.wait_seconds(name, 2.0) == 0]
+    assert expired == [names[1], names[2]]
 
 
 def test_token_buckets_number_is_limited() -> None:
@@ -200,7 +200,7 @@ async def test_rate_limit_admitted_request_is_served_without_token() -> None:
     async def app(scope: Scope, _receive: Receive, _send: Send) -> None:
         served.append(scope)
 
-    async def nothing(*_: Any) -> Any:
+    async def do_nothing(*_: Any) -> Any:
         pass
 
     admitted, late = [{"type": "http", "client": (FOREIGN, 1), "headers": []} for _ in range(2)]
@@ -208,7 +208,7 @@ async def test_rate_limit_admitted_request_is_served_without_token() -> None:
     limits.charge(limits.identify_request(admitted) or b"")
     assert not limits.admit_request(late)
     for scope in (late, admitted):
-        await RateLimitMiddleware(app, limits)(scope, nothing, nothing)
+        await RateLimitMiddleware(app, limits)(scope, do_nothing, do_nothing)
     assert served == [admitted]
     assert limits.refusals == {429: 1}
 
@@ -263,13 +263,13 @@ async def test_rate_limit_trusts_forwarded_address_only_of_proxies() -> None:
     flood = RateLimitHarness()
     for spoofed in range(3):
         await flood.request(FOREIGN, headers={"X-Forwarded-For": f"198.51.100.{spoofed}"})
-    spoof = {"X-Forwarded-For": HOME, "Forwarded": f"for={HOME}"}
-    assert (await flood.request(FOREIGN, headers=spoof)).status_code == 429
+    forged = {"X-Forwarded-For": HOME, "Forwarded": f"for={HOME}"}
+    assert (await flood.request(FOREIGN, headers=forged)).status_code == 429
     assert (await flood.request(HOME, path=STATUS_PATH)).status_code == 200
     await exhaust_tokens(flood, PROXY, headers={"X-Forwarded-For": "198.51.100.7"})
     assert (await flood.request(PROXY, headers={"X-Forwarded-For": "198.51.100.7"})).status_code == 429
     assert (await flood.request(PROXY, headers={"X-Forwarded-For": "198.51.100.8"})).status_code == 404
-    assert (await flood.request("198.51.100.7")).status_code == 429, "it is the same client without the proxy"
+    assert (await flood.request("198.51.100.7")).status_code == 429, "the same client without the proxy"
 
 
 @pytest.mark.anyio

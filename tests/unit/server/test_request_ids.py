@@ -72,8 +72,8 @@ async def test_request_ids_incoming_id_is_used_outside_wallet_paths() -> None:
     for path in ("/shielded-vote/v1/broken", "/shielded-vote/v1/share/400"):
         answer, logs = await request_path(path, INCOMING_ID)
         assert answer.headers["x-request-id"] != INCOMING_ID
-        assert INCOMING_ID not in repr(logs), "a proxy's log has it beside the client's address"
-        assert logs[0]["request_id"] == answer.headers["x-request-id"], "the wallet can tell it"
+        assert INCOMING_ID not in repr(logs), "a proxy's log contains it next to the client's address"
+        assert logs[0]["request_id"] == answer.headers["x-request-id"], "the wallet can report it"
 
 
 @pytest.mark.parametrize("name", ["short", "a" * 65, "with space 123", "-begins-badly", "new\x0bline-123", ""])

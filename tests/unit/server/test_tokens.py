@@ -25,8 +25,8 @@ class FakeComparison:
         self.verdict = verdict
         self.compared: list[tuple[bytes, bytes]] = []
 
-    def __call__(self, one: bytes, other: bytes) -> bool:
-        self.compared.append((one, other))
+    def __call__(self, first: bytes, other: bytes) -> bool:
+        self.compared.append((first, other))
         return self.verdict
 
 
@@ -34,15 +34,15 @@ GIVEN = [None, "", "a", TOKEN[:-1], TOKEN + "x", TOKEN, "x" * 10_000, "ÿ"]
 
 
 @pytest.mark.parametrize("verdict", [True, False])
-@pytest.mark.parametrize("given", GIVEN)
+@pytest.mark.parametrize("header_token", GIVEN)
 async def test_tokens_guarded_routes_use_compare_digest(
-    monkeypatch: pytest.MonkeyPatch, given: str | None, verdict: bool
+    monkeypatch: pytest.MonkeyPatch, header_token: str | None, verdict: bool
 ) -> None:
     comparison = FakeComparison(verdict)
     monkeypatch.setattr(hmac, "compare_digest", comparison)
     wallets = WalletApp(api_token=TOKEN, expose_queue_status=True)
-    headers = httpx.Headers({} if given is None else {b"X-Helper-Token": given.encode("latin-1")})
-    asked = 0
+    headers = httpx.Headers({} if header_token is None else {b"X-Helper-Token": header_token.encode("latin-1")})
+    request_count = 0
     async with wallets.create_client() as client:
         paths = (await client.get("/openapi.json")).json()["paths"]
         for path, operations in paths.items():
@@ -50,27 +50,27 @@ async def test_tokens_guarded_routes_use_compare_digest(
                 url = path.format(round_id="ab" * 32, nullifier="cd" * 32)
                 answer = await client.request(method, url, content=create_body(), headers=headers)
                 if "security" in operation:
-                    asked += 1
+                    request_count += 1
                     assert answer.status_code == (200 if verdict else 401)
                 else:
                     assert answer.status_code == 200
-    assert asked == 3
-    assert comparison.compared == [((given or "").encode("latin-1"), TOKEN.encode())] * asked
+    assert request_count == 3
+    assert comparison.compared == [((header_token or "").encode("latin-1"), TOKEN.encode())] * request_count
 
 
 @pytest.mark.parametrize("verdict", [True, False])
-@pytest.mark.parametrize("given", GIVEN)
+@pytest.mark.parametrize("header_token", GIVEN)
 def test_tokens_operator_token_uses_compare_digest(
-    monkeypatch: pytest.MonkeyPatch, given: str | None, verdict: bool
+    monkeypatch: pytest.MonkeyPatch, header_token: str | None, verdict: bool
 ) -> None:
     comparison = FakeComparison(verdict)
     monkeypatch.setattr(hmac, "compare_digest", comparison)
-    headers = [] if given is None else [(b"authorization", b"Bearer " + given.encode("latin-1"))]
-    let_in = bearer_matches(Request({"type": "http", "headers": headers}), TOKEN)
-    assert let_in is (verdict and given is not None)
-    assert comparison.compared == [((given or "").encode("latin-1"), TOKEN.encode())]
+    headers = [] if header_token is None else [(b"authorization", b"Bearer " + header_token.encode("latin-1"))]
+    is_accepted = bearer_matches(Request({"type": "http", "headers": headers}), TOKEN)
+    assert is_accepted is (verdict and header_token is not None)
+    assert comparison.compared == [((header_token or "").encode("latin-1"), TOKEN.encode())]
 
 
 def test_tokens_partial_token_does_not_match() -> None:
     assert middleware.token_matches(TOKEN, TOKEN)
-    assert not any(middleware.token_matches(given, TOKEN) for given in GIVEN if given != TOKEN)
+    assert not any(middleware.token_matches(header_token, TOKEN) for header_token in GIVEN if header_token != TOKEN)

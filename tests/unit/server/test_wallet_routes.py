@@ -135,10 +135,10 @@ async def test_queue_status_is_served_only_if_enabled(wallets: WalletApp) -> Non
     assert shown.json() == {ROUND_ID.hex(): {"total": 1, "pending": 1, "submitted": 0, "failed": 0}}
 
 
-@pytest.mark.parametrize("given", [None, "", "token", TOKEN[:-1], TOKEN + "x", "ÿ\x80"])
-async def test_routes_without_token_are_401_and_read_nothing(given: str | None) -> None:
+@pytest.mark.parametrize("header_token", [None, "", "token", TOKEN[:-1], TOKEN + "x", "ÿ\x80"])
+async def test_routes_without_token_are_401_and_read_nothing(header_token: str | None) -> None:
     wallets = WalletApp(api_token=TOKEN, expose_queue_status=True)
-    headers = httpx.Headers({} if given is None else {b"X-Helper-Token": given.encode()})
+    headers = httpx.Headers({} if header_token is None else {b"X-Helper-Token": header_token.encode()})
     async with wallets.create_client() as client:
         answers = [
             await client.post(SHARES_PATH, content=b"no JSON", headers=headers),
@@ -164,9 +164,9 @@ async def test_routes_with_token_are_served() -> None:
 @pytest.mark.parametrize("path", [SHARES_PATH, STATUS_PATH, SHARE_STATUS, QUEUE_STATUS_PATH])
 async def test_preflight_needs_no_token(path: str) -> None:
     wallets = WalletApp(api_token=TOKEN)
-    asked = {"Origin": "https://wallet.example", "Access-Control-Request-Method": "POST"}
+    preflight = {"Origin": "https://wallet.example", "Access-Control-Request-Method": "POST"}
     async with wallets.create_client() as client:
-        answer = await client.options(path, headers=asked)
+        answer = await client.options(path, headers=preflight)
     assert (answer.status_code, answer.content) == (204, b"")
     assert answer.headers["access-control-allow-origin"] == "*"
     assert {"GET", "POST"} <= set(answer.headers["access-control-allow-methods"].split(", "))
@@ -244,8 +244,8 @@ async def test_shares_hostile_fields_store_nothing(wallets: WalletApp, index: in
                 answer = await client.post(SHARES_PATH, content=json.dumps({**PAYLOADS[index], name: broken}))
                 assert answer.status_code == 400
                 assert error_text(answer).startswith(name)
-            gone = {key: value for key, value in PAYLOADS[index].items() if key != name}
-            assert error_text(await client.post(SHARES_PATH, content=json.dumps(gone))) == f"{name}: is missing"
+            incomplete = {key: value for key, value in PAYLOADS[index].items() if key != name}
+            assert error_text(await client.post(SHARES_PATH, content=json.dumps(incomplete))) == f"{name}: is missing"
     assert wallets.store.calls == []
 
 

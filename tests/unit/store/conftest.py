@@ -33,14 +33,14 @@ async def open_sqlite_store(clock: FakeClock, reported: list[DamagedShare]) -> A
     stores: list[SqliteStore] = []
 
     async def open_store(path: Path) -> SqliteStore:
-        one = SqliteStore(path, clock=clock, on_damaged=reported.append)
-        await one.open()
-        stores.append(one)
-        return one
+        store_ = SqliteStore(path, clock=clock, on_damaged=reported.append)
+        await store_.open()
+        stores.append(store_)
+        return store_
 
     yield open_store
-    for one in stores:
-        await one.close()
+    for store_ in stores:
+        await store_.close()
 
 
 @pytest.fixture

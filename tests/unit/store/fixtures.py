@@ -67,9 +67,9 @@ def make_reveal(number: int) -> PreparedReveal:
     )
 
 
-def make_message(queued: QueuedShare, maker: str) -> PreparedReveal:
+def make_message(queued: QueuedShare, host_name: str) -> PreparedReveal:
     """A message for a claimed share; messages of different makers differ."""
-    message = b"\x04" + queued.nullifier + maker.encode()
+    message = b"\x04" + queued.nullifier + host_name.encode()
     return PreparedReveal(message, hashlib.sha256(message).digest(), anchor_height=100, circuit="k10", height=101)
 
 
@@ -81,8 +81,8 @@ async def retry_as_operator(store: Store, *share_ids: int, note: str = "asked fo
 async def enqueue_shares(store: Store, *numbers: int, submit_at: int = 0, now: float = NOW) -> None:
     """Enqueue the shares with these numbers."""
     for number in numbers:
-        one = make_posted_share(number, submit_at=submit_at)
-        await store.enqueue(one.share, one.nullifier, now=now)
+        posted = make_posted_share(number, submit_at=submit_at)
+        await store.enqueue(posted.share, posted.nullifier, now=now)
 
 
 async def claim_all_due(store: Store, *, limit: int = 100, now: float = NOW + 10) -> list[QueuedShare]:

@@ -50,12 +50,12 @@ async def test_snapshot_of_running_store_contains_wal_content(store: SqliteStore
     share_id = await enqueue_and_prepare(store, 1)
     await enqueue_shares(store, 2, 3)
     await store.apply_block(7, [(ROUND, make_posted_share(3).nullifier)], now=NOW)
-    taken = take_snapshot(path, FakeClock())
+    snapshot = take_snapshot(path, FakeClock())
 
-    assert (taken.contents.live, taken.contents.confirmed, taken.contents.damaged) == (2, 1, 0)
-    assert all(secret in taken.image for number in (1, 2) for secret in secrets_of(number))
+    assert (snapshot.contents.live, snapshot.contents.confirmed, snapshot.contents.damaged) == (2, 1, 0)
+    assert all(secret in snapshot.image for number in (1, 2) for secret in secrets_of(number))
     copy = sqlite3.connect(":memory:")
-    copy.deserialize(taken.image)
+    copy.deserialize(snapshot.image)
     assert copy.execute("SELECT share_id FROM reveals").fetchall() == [(share_id,)]
     copy.close()
 
@@ -78,11 +78,11 @@ async def test_snapshot_after_crash_leaves_files_unchanged(store: SqliteStore, p
     for name, data in read_database_files(path).items():
         if not name.endswith((".lock", "-shm")):
             (crashed / name).write_bytes(data)
-    there = crashed / path.name
-    before = there.read_bytes(), Path(f"{there}-wal").read_bytes()
+    copied = crashed / path.name
+    before = copied.read_bytes(), Path(f"{copied}-wal").read_bytes()
 
-    assert take_snapshot(there, FakeClock()).contents.live == 2
-    assert (there.read_bytes(), Path(f"{there}-wal").read_bytes()) == before
+    assert take_snapshot(copied, FakeClock()).contents.live == 2
+    assert (copied.read_bytes(), Path(f"{copied}-wal").read_bytes()) == before
 
 
 async def test_snapshot_counts_damaged_rows(store: SqliteStore, path: Path) -> None:
@@ -94,11 +94,11 @@ async def test_snapshot_counts_damaged_rows(store: SqliteStore, path: Path) -> N
 
 
 async def test_snapshot_of_foreign_or_damaged_file_is_refused(store: SqliteStore, path: Path, tmp_path: Path) -> None:
-    taken = await snapshot_with_shares(store, path, *range(40))
+    snapshot = await snapshot_with_shares(store, path, *range(40))
     with pytest.raises(StoreForeign, match="not a database"):
         check_image(b"something else", "it")
     with pytest.raises(StoreCorrupt, match="damaged"):
-        check_image(taken.image[: len(taken.image) // 8192 * 4096], "it")
+        check_image(snapshot.image[: len(snapshot.image) // 8192 * 4096], "it")
     other = tmp_path / "other.db"
     with open_closed_database(other) as conn:
         conn.execute("CREATE TABLE t (a)")
@@ -124,13 +124,13 @@ def test_unseal_accepts_only_the_passphrase() -> None:
 
 
 def test_unseal_accepts_only_the_recipient_identity() -> None:
-    mine, other = pyrage.x25519.Identity.generate(), pyrage.x25519.Identity.generate()
-    sealed = encrypt_backup(b"image", recipients=[str(mine.to_public())])
-    assert decrypt_backup(sealed, identities=[str(mine)]) == b"image"
+    own_key, other = pyrage.x25519.Identity.generate(), pyrage.x25519.Identity.generate()
+    sealed = encrypt_backup(b"image", recipients=[str(own_key.to_public())])
+    assert decrypt_backup(sealed, identities=[str(own_key)]) == b"image"
     with pytest.raises(BackupKeyError):
         decrypt_backup(sealed, identities=[str(other)])
     with pytest.raises(BackupKeyError):
-        decrypt_backup(sealed[:-1], identities=[str(mine)])
+        decrypt_backup(sealed[:-1], identities=[str(own_key)])
     with pytest.raises(BackupError, match="invalid identity"):
         decrypt_backup(sealed, identities=["nonsense"])
 
@@ -208,30 +208,30 @@ async def test_restored_database_continues_from_the_backup(
     store: SqliteStore, path: Path, open_sqlite_store: StoreOpener, tmp_path: Path
 ) -> None:
     await store.apply_block(7, [], now=NOW)
-    taken = await snapshot_with_shares(store, path, 1, 2)
+    snapshot = await snapshot_with_shares(store, path, 1, 2)
     await store.apply_block(8, [(ROUND, make_posted_share(1).nullifier)], now=NOW)
 
-    there = tmp_path / "other" / "queue.db"
-    there.parent.mkdir()
-    assert restore_database(taken.image, there, set_aside=False) is None
-    assert stat.S_IMODE(there.stat().st_mode) == 0o600
-    lock = FileLock(there)
-    assert lock.acquire() is False, "the next start looks the file through"
+    other_path = tmp_path / "other" / "queue.db"
+    other_path.parent.mkdir()
+    assert restore_database(snapshot.image, other_path, set_aside=False) is None
+    assert stat.S_IMODE(other_path.stat().st_mode) == 0o600
+    lock = FileLock(other_path)
+    assert lock.acquire() is False, "the next start checks the whole file"
     lock.release(clean=False)
 
-    again = await open_sqlite_store(there)
-    assert await again.count_shares() == {ROUND: {ShareState.RECEIVED: 2}}
-    assert await again.get_cursor() == 7
-    assert len(await claim_all_due(again)) == 2
-    await again.apply_block(8, [(ROUND, make_posted_share(1).nullifier)], now=NOW)
-    await again.wait_for_erasure()
-    assert not any(secret in data for data in read_database_files(there).values() for secret in secrets_of(1))
+    reopened = await open_sqlite_store(other_path)
+    assert await reopened.count_shares() == {ROUND: {ShareState.RECEIVED: 2}}
+    assert await reopened.get_cursor() == 7
+    assert len(await claim_all_due(reopened)) == 2
+    await reopened.apply_block(8, [(ROUND, make_posted_share(1).nullifier)], now=NOW)
+    await reopened.wait_for_erasure()
+    assert not any(secret in data for data in read_database_files(other_path).values() for secret in secrets_of(1))
 
 
 async def test_restore_over_database_of_running_daemon_is_refused(store: SqliteStore, path: Path) -> None:
-    taken = await snapshot_with_shares(store, path, 1)
+    snapshot = await snapshot_with_shares(store, path, 1)
     with pytest.raises(StoreLocked):
-        restore_database(taken.image, path, set_aside=True)
+        restore_database(snapshot.image, path, set_aside=True)
     await enqueue_shares(store, 2)
     assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 2}}
 
@@ -239,7 +239,7 @@ async def test_restore_over_database_of_running_daemon_is_refused(store: SqliteS
 async def test_restore_over_existing_database_sets_it_aside_with_its_wal(
     store: SqliteStore, path: Path, open_sqlite_store: StoreOpener
 ) -> None:
-    taken = await snapshot_with_shares(store, path, 1)
+    snapshot = await snapshot_with_shares(store, path, 1)
     await enqueue_shares(store, 2)
     wal = read_database_files(path)["queue.db-wal"]
     await store.close()
@@ -247,30 +247,30 @@ async def test_restore_over_existing_database_sets_it_aside_with_its_wal(
     before = path.read_bytes()
 
     with pytest.raises(BackupError, match="already"):
-        restore_database(taken.image, path, set_aside=False)
+        restore_database(snapshot.image, path, set_aside=False)
     assert (path.read_bytes(), Path(f"{path}-wal").read_bytes()) == (before, wal)
 
-    aside = restore_database(taken.image, path, set_aside=True)
-    assert aside is not None
-    assert (aside.read_bytes(), Path(f"{aside}-wal").read_bytes()) == (before, wal)
-    again = await open_sqlite_store(path)
-    assert await again.count_shares() == {ROUND: {ShareState.RECEIVED: 1}}
+    old_path = restore_database(snapshot.image, path, set_aside=True)
+    assert old_path is not None
+    assert (old_path.read_bytes(), Path(f"{old_path}-wal").read_bytes()) == (before, wal)
+    reopened = await open_sqlite_store(path)
+    assert await reopened.count_shares() == {ROUND: {ShareState.RECEIVED: 1}}
 
 
-async def test_restore_beside_orphaned_wal_does_not_apply_it(store: SqliteStore, path: Path) -> None:
-    taken = await snapshot_with_shares(store, path, 1)
+async def test_restore_with_orphaned_wal_does_not_apply_it(store: SqliteStore, path: Path) -> None:
+    snapshot = await snapshot_with_shares(store, path, 1)
     wal = read_database_files(path)["queue.db-wal"]
     await store.close()
     path.unlink()
     Path(f"{path}-wal").write_bytes(wal)
     with pytest.raises(BackupError, match="db-wal"):
-        restore_database(taken.image, path, set_aside=False)
+        restore_database(snapshot.image, path, set_aside=False)
 
 
 async def test_open_after_interrupted_restore_is_refused(
     store: SqliteStore, path: Path, open_sqlite_store: StoreOpener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken = await snapshot_with_shares(store, path, 1)
+    snapshot = await snapshot_with_shares(store, path, 1)
     await store.close()
 
     def breaks(*_: object) -> None:
@@ -279,10 +279,10 @@ async def test_open_after_interrupted_restore_is_refused(
     with monkeypatch.context() as patch:
         patch.setattr("helper.store.backup._replace_file", breaks)
         with pytest.raises(BackupError, match="Input/output"):
-            restore_database(taken.image, path, set_aside=True)
+            restore_database(snapshot.image, path, set_aside=True)
     with pytest.raises(StoreCorrupt, match="interrupted"):
         await SqliteStore(path).open()
     assert not [file for file in path.parent.iterdir() if "partial" in file.name]
 
-    restore_database(taken.image, path, set_aside=True)
+    restore_database(snapshot.image, path, set_aside=True)
     assert await (await open_sqlite_store(path)).count_shares() == {ROUND: {ShareState.RECEIVED: 1}}

@@ -36,7 +36,7 @@ def test_ranges_hold_the_same_heights_as_a_set(changes: list[tuple[bool, int, in
         assert expand_ranges(ranges) == expected
         assert count_heights(ranges) == len(expected)
         assert ranges == sorted(ranges)
-        assert all(low[1] + 1 < high[0] for low, high in pairwise(ranges)), "none of them touch"
+        assert all(low[1] + 1 < high[0] for low, high in pairwise(ranges)), "no two ranges are adjacent"
         assert parse_ranges(format_ranges(ranges)) == ranges
 
 

@@ -37,9 +37,9 @@ KEY = b"k" * 32
 
 
 def share_row() -> ShareRow:
-    one, text = make_posted_share(1), "note"
-    share = one.share
-    fields = (share.shares_hash, share.share_comms, share.primary_blind, share.c1, share.c2, one.nullifier)
+    posted, text = make_posted_share(1), "note"
+    share = posted.share
+    fields = (share.shares_hash, share.share_comms, share.primary_blind, share.c1, share.c2, posted.nullifier)
     return ShareRow(
         ROUND, 7, 1, b"m" * 32, 3, 1, 1, 70_001, int(NOW), *fields, int(NOW) * 1000, 2**62, 0, int(NOW) * 1000,
         2, 1, 99, "proof", text,
@@ -119,24 +119,24 @@ async def test_claim_due_reports_and_skips_damaged_row(
     open_sqlite_store: StoreOpener, store: SqliteStore, path: Path, reported: list[DamagedShare], change: str
 ) -> None:
     await enqueue_shares(store, 1, 2, 3, submit_at=int(NOW) + 3)
-    again = await reopen_after_change(open_sqlite_store, store, path, f"UPDATE shares SET {change} WHERE id = 2")
+    reopened = await reopen_after_change(open_sqlite_store, store, path, f"UPDATE shares SET {change} WHERE id = 2")
 
-    claimed = await again.claim_due(now=NOW + 10, limit=3, rounds=[ROUND, b"2" * 32])
+    claimed = await reopened.claim_due(now=NOW + 10, limit=3, rounds=[ROUND, b"2" * 32])
 
     assert [queued.share for queued in sorted(claimed, key=lambda queued: queued.id)] == [
         make_posted_share(1, submit_at=int(NOW) + 3).share,
         make_posted_share(3, submit_at=int(NOW) + 3).share,
     ]
     assert [share.state for share in reported] == [0]
-    assert await again.list_damaged() == reported
-    (entry,) = [entry for entry in await again.list_shares(QueueFilter(), 9) if entry.damaged]
+    assert await reopened.list_damaged() == reported
+    (entry,) = [entry for entry in await reopened.list_shares(QueueFilter(), 9) if entry.damaged]
     assert entry.ref == reported[0].ref
-    assert await again.next_due_ms([ROUND]) is None
-    assert await again.fail_unspent(ROUND, note="closed") == 2
+    assert await reopened.next_due_ms([ROUND]) is None
+    assert await reopened.fail_unspent(ROUND, note="closed") == 2
 
 
 @pytest.mark.parametrize(
-    "act",
+    "operation",
     [
         lambda store: store.requeue(1, stage="t", note="n"),
         lambda store: store.retry(1, due_ms=0, stage="t", note="n"),
@@ -155,17 +155,17 @@ async def test_damaged_share_or_message_is_never_sent(
     store: SqliteStore,
     path: Path,
     reported: list[DamagedShare],
-    act: Callable[[SqliteStore], Awaitable[object]],
+    operation: Callable[[SqliteStore], Awaitable[object]],
     change: str,
 ) -> None:
     await enqueue_and_prepare(store, 1)
-    again = await reopen_after_change(open_sqlite_store, store, path, change)
+    reopened = await reopen_after_change(open_sqlite_store, store, path, change)
 
-    assert not await again.mark_sending(1, height=5, endpoint="one")
-    assert not await act(again)
+    assert not await reopened.mark_sending(1, height=5, endpoint="one")
+    assert not await operation(reopened)
 
-    assert [share.state for share in reported] == [ShareState.BROADCAST], "named once"
-    assert await again.count_shares() == {ROUND: {ShareState.BROADCAST: 1}}
+    assert [share.state for share in reported] == [ShareState.BROADCAST], "reported once"
+    assert await reopened.count_shares() == {ROUND: {ShareState.BROADCAST: 1}}
 
 
 @pytest.mark.rule("R12")
@@ -176,18 +176,18 @@ async def test_damaged_share_with_confirmed_nullifier_becomes_tombstone(
     await enqueue_shares(store, 1, 2)
     await store.close()
     flip_bit(path, change)
-    again = await open_sqlite_store(path)
+    reopened = await open_sqlite_store(path)
 
-    confirmed = await again.apply_block(5, [(ROUND, make_posted_share(n).nullifier) for n in (1, 2)], now=NOW)
+    confirmed = await reopened.apply_block(5, [(ROUND, make_posted_share(n).nullifier) for n in (1, 2)], now=NOW)
 
     assert confirmed == [1, 2]
-    assert await again.list_shares(QueueFilter(), 9) == []
+    assert await reopened.list_shares(QueueFilter(), 9) == []
 
 
 def flip_bit(path: Path, change: str) -> None:
     """Change share 1 without its indexes, as a flipped bit does, by removing them from the schema."""
     with open_closed_database(path) as conn:
-        kept = conn.execute("SELECT rowid, type, name, tbl_name, rootpage, sql FROM sqlite_schema").fetchall()
+        schema_rows = conn.execute("SELECT rowid, type, name, tbl_name, rootpage, sql FROM sqlite_schema").fetchall()
         conn.execute("PRAGMA writable_schema = ON")
         conn.execute("DELETE FROM sqlite_schema WHERE tbl_name = 'shares' AND type <> 'table'")
         conn.execute("UPDATE sqlite_schema SET sql = replace(sql, 'NOT NULL UNIQUE', 'NOT NULL') WHERE name = 'shares'")
@@ -197,7 +197,8 @@ def flip_bit(path: Path, change: str) -> None:
         conn.execute("PRAGMA writable_schema = ON")
         conn.execute("DELETE FROM sqlite_schema")
         conn.executemany(
-            "INSERT INTO sqlite_schema (rowid, type, name, tbl_name, rootpage, sql) VALUES (?, ?, ?, ?, ?, ?)", kept
+            "INSERT INTO sqlite_schema (rowid, type, name, tbl_name, rootpage, sql) VALUES (?, ?, ?, ?, ?, ?)",
+            schema_rows,
         )
 
 
@@ -207,29 +208,29 @@ async def test_random_bit_flips_never_return_a_wrong_share(
     """Two hundred copies with one flipped bit each: refused at the start, or only right shares at the right time."""
     await enqueue_shares(store, *range(30), submit_at=int(NOW) + 3)
     await store.close()
-    whole = path.read_bytes()
+    original = path.read_bytes()
     source = random.Random(3)
     right = {make_posted_share(n, submit_at=int(NOW) + 3).share for n in range(30)}
     outcomes = {"refused": 0, "all": 0, "some": 0}
 
     for number in range(200):
-        damaged = bytearray(whole)
-        damaged[source.randrange(len(whole))] ^= 1 << source.randrange(8)
+        damaged = bytearray(original)
+        damaged[source.randrange(len(original))] ^= 1 << source.randrange(8)
         copy = tmp_path / f"{number}.db"
         copy.write_bytes(damaged)
-        again = SqliteStore(copy, clock=clock, on_damaged=lambda _share: None)
+        reopened = SqliteStore(copy, clock=clock, on_damaged=lambda _share: None)
         try:
-            await again.open()
+            await reopened.open()
         except StoreError:
             outcomes["refused"] += 1
             continue
         try:
-            assert await again.claim_due(now=NOW + 2.9, limit=99, rounds=[ROUND]) == []
-            claimed = await again.claim_due(now=NOW + 3, limit=99, rounds=[ROUND])
+            assert await reopened.claim_due(now=NOW + 2.9, limit=99, rounds=[ROUND]) == []
+            claimed = await reopened.claim_due(now=NOW + 3, limit=99, rounds=[ROUND])
             assert {queued.share for queued in claimed} <= right
             outcomes["all" if len(claimed) == 30 else "some"] += 1
         finally:
-            await again.close()
+            await reopened.close()
 
     assert outcomes["some"] > 10, outcomes
     assert outcomes["all"] > 10, outcomes
@@ -241,27 +242,29 @@ async def test_verify_damaged_index_rebuilds_it(
 ) -> None:
     await enqueue_shares(store, *range(30))
     await damage_index(store, path, index)
-    again = await open_sqlite_store(path)
-    assert await again._check_integrity() != []
+    reopened = await open_sqlite_store(path)
+    assert await reopened._check_integrity() != []
 
-    assert await again.verify() == []
+    assert await reopened.verify() == []
 
-    assert await again._check_integrity() == []
-    assert len(await claim_all_due(again)) == 30
-    assert len(await again.apply_block(5, [(ROUND, make_posted_share(n).nullifier) for n in range(30)], now=NOW)) == 30
+    assert await reopened._check_integrity() == []
+    assert len(await claim_all_due(reopened)) == 30
+    assert (
+        len(await reopened.apply_block(5, [(ROUND, make_posted_share(n).nullifier) for n in range(30)], now=NOW)) == 30
+    )
 
 
-@pytest.mark.parametrize("back", range(1, 16))
+@pytest.mark.parametrize("offset", range(1, 16))
 async def test_claim_due_with_inconsistent_index_continues(
-    open_sqlite_store: StoreOpener, store: SqliteStore, path: Path, back: int
+    open_sqlite_store: StoreOpener, store: SqliteStore, path: Path, offset: int
 ) -> None:
     await enqueue_shares(store, *range(30))
-    await damage_index(store, path, "shares_due", back)
-    again = await open_sqlite_store(path)
+    await damage_index(store, path, "shares_due", offset)
+    reopened = await open_sqlite_store(path)
 
-    claimed = await claim_all_due(again)
-    assert await again.verify() == []
-    claimed += await claim_all_due(again)
+    claimed = await claim_all_due(reopened)
+    assert await reopened.verify() == []
+    claimed += await claim_all_due(reopened)
 
     assert {queued.share for queued in claimed} == {make_posted_share(n).share for n in range(30)}
     assert len(claimed) == 30
@@ -275,15 +278,15 @@ async def test_recover_requeues_shares_missing_from_damaged_index(
     assert len(await claim_all_due(store)) == 6
     ((page,),) = query_rows(path, "SELECT rootpage FROM sqlite_schema WHERE name = 'shares_under_way'")
     await store.close()
-    again = await open_sqlite_store(path)
+    reopened = await open_sqlite_store(path)
     with path.open("r+b") as file:
         file.seek((page - 1) * 4096 + 3)
         file.write(bytes(2))  # no cells
-    await again._writer.run(lambda tx: tx.conn.execute("PRAGMA shrink_memory").fetchall())
+    await reopened._writer.run(lambda tx: tx.conn.execute("PRAGMA shrink_memory").fetchall())
 
-    assert await again.recover() == 6
-    assert await again.recover() == 0
-    assert await again.count_shares() == {ROUND: {ShareState.RECEIVED: 6}}
+    assert await reopened.recover() == 6
+    assert await reopened.recover() == 0
+    assert await reopened.count_shares() == {ROUND: {ShareState.RECEIVED: 6}}
 
 
 async def test_purge_with_dangling_index_entry_completes(
@@ -292,28 +295,28 @@ async def test_purge_with_dangling_index_entry_completes(
     await enqueue_shares(store, 1, 2, 3)
     await store.close()
     change_without_index(path, "shares_due", "DELETE FROM shares WHERE id = 2")
-    again = await open_sqlite_store(path)
+    reopened = await open_sqlite_store(path)
 
     async with asyncio.timeout(20):
-        assert await again.purge(ROUND) == 2
+        assert await reopened.purge(ROUND) == 2
 
-    assert await again.count_shares() == {}
-    assert await again._check_integrity() == []
+    assert await reopened.count_shares() == {}
+    assert await reopened._check_integrity() == []
 
 
 async def test_migration_of_rows_out_of_order_is_refused(store: SqliteStore, path: Path, clock: FakeClock) -> None:
     await enqueue_shares(store, *range(30))
     await store.close()
-    side = SqliteEndpoint(path, clock)
-    side.connect_read_only()
-    assert len(side.read_page(SHARES, SHARES.start or ())) == 30
-    side.close()
+    endpoint = SqliteEndpoint(path, clock)
+    endpoint.connect_read_only()
+    assert len(endpoint.read_page(SHARES, SHARES.start or ())) == 30
+    endpoint.close()
     corrupt_cell_count(path)
 
-    side.connect_read_only()
+    endpoint.connect_read_only()
     with pytest.raises(StoreCorrupt, match=r"queue\.db is damaged: rows of shares are out of order"):
-        side.read_page(SHARES, SHARES.start or ())
-    side.close()
+        endpoint.read_page(SHARES, SHARES.start or ())
+    endpoint.close()
 
 
 def corrupt_cell_count(path: Path) -> None:
@@ -363,11 +366,11 @@ async def test_paging_through_damaged_index_completes(
     data = bytearray(path.read_bytes())
     data[data.index(bytes([8, 5, 1, 1, 9, 1]) + entry) + 9 + place] ^= 16  # the index has 14 for the last
     path.write_bytes(data)
-    again = await open_sqlite_store(path)
+    reopened = await open_sqlite_store(path)
 
     seen: list[int] = []
     async with asyncio.timeout(20):
-        while page := await fetch_page(again, seen[-1] if seen else 0, sent=sent):
+        while page := await fetch_page(reopened, seen[-1] if seen else 0, sent=sent):
             assert page[-1] > max(seen, default=0)
             seen += page
     assert set(range(1, 29)) <= set(seen)
@@ -376,16 +379,16 @@ async def test_paging_through_damaged_index_completes(
 async def fetch_page(store: SqliteStore, after: int, *, sent: bool) -> list[int]:
     """Ids of the next seven shares that were sent, or that failed."""
     if sent:
-        return [one.share_id for one in await store.list_unconfirmed(limit=7, after_id=after)]
+        return [message.share_id for message in await store.list_unconfirmed(limit=7, after_id=after)]
     return await store.list_failed_ids(None, after_id=after, limit=7)
 
 
-async def damage_index(store: SqliteStore, path: Path, index: str, back: int = 4) -> None:
+async def damage_index(store: SqliteStore, path: Path, index: str, offset: int = 4) -> None:
     """Close the store and flip a bit in the entry at the end of an index's first page."""
     ((page,),) = query_rows(path, f"SELECT rootpage FROM sqlite_schema WHERE name = '{index}'")
     await store.close()
     data = bytearray(path.read_bytes())
-    data[page * 4096 - back] ^= 1
+    data[page * 4096 - offset] ^= 1
     path.write_bytes(data)
 
 
@@ -400,9 +403,9 @@ async def make_row_unreadable(store: SqliteStore, path: Path, number: int) -> No
     """Damage the header of a share's row in the file of a running store."""
     await flush_to_file(store)
     data = path.read_bytes()
-    begin = bytes([26, 0, 9, 12 + 2 * 32])  # the row's header: its length, the types of id, round and mac
+    header = bytes([26, 0, 9, 12 + 2 * 32])  # the row's header: its length, the types of id, round and mac
     with path.open("r+b") as file:
-        file.seek(data.rindex(begin, 0, data.index(make_posted_share(number).share.shares_hash)))
+        file.seek(data.rindex(header, 0, data.index(make_posted_share(number).share.shares_hash)))
         file.write(b"\x7f")  # a header of more columns than there are
 
 
@@ -429,31 +432,33 @@ async def test_unconfirmed_with_unreadable_row_returns_the_others(
         await store.prepare(queued.id, make_reveal(queued.id))
     await make_row_unreadable(store, path, 7)
 
-    found = await store.list_unconfirmed()
+    messages = await store.list_unconfirmed()
 
-    assert len(found) == 29
-    assert make_posted_share(7).nullifier not in {one.nullifier for one in found}
+    assert len(messages) == 29
+    assert make_posted_share(7).nullifier not in {message.nullifier for message in messages}
     assert reported == [DamagedShare("", b"", -1)]
 
 
 async def test_list_shares_marks_unreadable_row_and_lists_the_others(store: SqliteStore, path: Path) -> None:
     await enqueue_shares(store, *range(31))
-    whole = await store.list_shares(QueueFilter(), 99)
+    expected = await store.list_shares(QueueFilter(), 99)
     ((mac,),) = query_rows(path, "SELECT mac FROM shares WHERE tree_position = 70007")
     await make_row_unreadable(store, path, 7)
 
-    found = await store.list_shares(QueueFilter(), 99)
+    listed = await store.list_shares(QueueFilter(), 99)
 
-    assert [entry for entry in found if not entry.damaged] == [one for one in whole if one.ref in sound_entries(found)]
-    assert len(found) == 30
-    (bad,) = [entry for entry in found if entry.damaged]
+    assert [entry for entry in listed if not entry.damaged] == [
+        entry for entry in expected if entry.ref in intact_entries(listed)
+    ]
+    assert len(listed) == 30
+    (bad,) = [entry for entry in listed if entry.damaged]
     assert (bad.ref, bad.round_id, bad.state, bad.note) == (mac.hex()[:12], ROUND, ShareState.RECEIVED, UNREADABLE_NOTE)
     assert len(await store.list_shares(QueueFilter(state=ShareState.RECEIVED), 5)) == 5
-    assert await store.list_shares(QueueFilter(stage="proof"), 99) == [bad], "what cannot be read is always told"
+    assert await store.list_shares(QueueFilter(stage="proof"), 99) == [bad], "unreadable rows are always reported"
     assert await store.list_shares(QueueFilter(round_id=b"2" * 32), 99) == []
 
 
-def sound_entries(entries: list[QueueEntry]) -> set[str]:
+def intact_entries(entries: list[QueueEntry]) -> set[str]:
     return {entry.ref for entry in entries if not entry.damaged}
 
 
@@ -461,13 +466,13 @@ async def test_list_shares_with_unreadable_index_lists_all(store: SqliteStore, p
     await enqueue_shares(store, *range(31))
     ((page,),) = query_rows(path, "SELECT rootpage FROM sqlite_schema WHERE name = 'shares_due'")
     await flush_to_file(store)
-    whole = await store.list_shares(QueueFilter(), 99)
+    expected = await store.list_shares(QueueFilter(), 99)
     with path.open("r+b") as file:
         file.seek((page - 1) * 4096)
         file.write(b"\x7f")  # not a page type
 
-    assert await store.list_shares(QueueFilter(), 99) == whole
-    assert await store.list_shares(QueueFilter(round_id=ROUND, state=ShareState.RECEIVED), 99) == whole
+    assert await store.list_shares(QueueFilter(), 99) == expected
+    assert await store.list_shares(QueueFilter(round_id=ROUND, state=ShareState.RECEIVED), 99) == expected
     assert await store.list_shares(QueueFilter(state=ShareState.FAILED), 99) == []
 
 
@@ -477,10 +482,10 @@ async def test_list_shares_marks_unreadable_row_in_progress(store: SqliteStore, 
         await store.prepare(queued.id, make_reveal(queued.id))
     await make_row_unreadable(store, path, 7)
 
-    found = await store.list_shares(QueueFilter(state=ShareState.BROADCAST), 99)
+    listed = await store.list_shares(QueueFilter(state=ShareState.BROADCAST), 99)
 
-    assert len(found) == 30
-    assert [entry.round_id for entry in found if entry.damaged] == [ROUND]
+    assert len(listed) == 30
+    assert [entry.round_id for entry in listed if entry.damaged] == [ROUND]
 
 
 async def test_enqueue_known_share_with_damaged_index_is_duplicate(
@@ -488,13 +493,15 @@ async def test_enqueue_known_share_with_damaged_index_is_duplicate(
 ) -> None:
     await enqueue_shares(store, *range(30))
     await damage_index(store, path, "sqlite_autoindex_shares_1")
-    again = await open_sqlite_store(path)
+    reopened = await open_sqlite_store(path)
 
-    await enqueue_shares(again, *range(30))
+    await enqueue_shares(reopened, *range(30))
 
-    assert await again.count_shares() == {ROUND: {ShareState.RECEIVED: 30}}
-    assert await again.verify() == []
-    assert len(await again.apply_block(5, [(ROUND, make_posted_share(n).nullifier) for n in range(30)], now=NOW)) == 30
+    assert await reopened.count_shares() == {ROUND: {ShareState.RECEIVED: 30}}
+    assert await reopened.verify() == []
+    assert (
+        len(await reopened.apply_block(5, [(ROUND, make_posted_share(n).nullifier) for n in range(30)], now=NOW)) == 30
+    )
 
 
 @pytest.mark.parametrize("change", ["due_ms = due_ms + 99000000", "round_no = 2", "state = 3", "c1 = zeroblob(32)"])
@@ -504,22 +511,22 @@ async def test_background_check_reports_damaged_row_before_rebuild(
     await enqueue_shares(store, 1, 2)
     await store.close()
     flip_bit(path, change)
-    again = await open_sqlite_store(path)
+    reopened = await open_sqlite_store(path)
 
-    assert await again.verify() == []
+    assert await reopened.verify() == []
 
     assert len(reported) == 1
     assert query_rows(path, "SELECT share_id FROM damaged") == [(1,)]
-    assert [queued.share for queued in await claim_all_due(again)] == [make_posted_share(2).share]
+    assert [queued.share for queued in await claim_all_due(reopened)] == [make_posted_share(2).share]
 
 
 async def test_background_check_reports_damaged_message(
     open_sqlite_store: StoreOpener, store: SqliteStore, path: Path, reported: list[DamagedShare]
 ) -> None:
     await enqueue_and_prepare(store, 1)
-    again = await reopen_after_change(open_sqlite_store, store, path, "UPDATE reveals SET message = x'0401'")
+    reopened = await reopen_after_change(open_sqlite_store, store, path, "UPDATE reveals SET message = x'0401'")
 
-    assert await again.verify() == []
+    assert await reopened.verify() == []
 
     assert [share.state for share in reported] == [ShareState.BROADCAST]
 

@@ -37,8 +37,8 @@ PAGE_BYTES = 4096
 def witness_fragments(posted: PostedShare) -> list[bytes]:
     """What must be erased: both ends of every field, because a partial overwrite may leave either."""
     share = posted.share
-    whole = [share.shares_hash, share.share_comms, share.primary_blind, share.c1, share.c2]
-    return [part for field in whole for part in (field[:12], field[-12:])]
+    fields = [share.shares_hash, share.share_comms, share.primary_blind, share.c1, share.c2]
+    return [part for field in fields for part in (field[:12], field[-12:])]
 
 
 def count_occurrences(path: Path, canaries: list[bytes]) -> dict[str, int]:
@@ -51,39 +51,39 @@ def count_occurrences(path: Path, canaries: list[bytes]) -> dict[str, int]:
 async def test_confirmation_erases_all_but_the_spent_nullifier(store: SqliteStore, path: Path) -> None:
     await enqueue_and_prepare(store, 1)
     await enqueue_shares(store, 2)
-    one, sent = make_posted_share(1), make_reveal(1)
+    posted, sent = make_posted_share(1), make_reveal(1)
     message = [sent.message[50:62], sent.message[-12:], sent.tx_hash]
-    assert count_occurrences(path, witness_fragments(one))
+    assert count_occurrences(path, witness_fragments(posted))
     assert count_occurrences(path, message)
-    assert count_occurrences(path, [one.nullifier])
+    assert count_occurrences(path, [posted.nullifier])
 
-    await store.apply_block(9, [(ROUND, one.nullifier)], now=NOW)
+    await store.apply_block(9, [(ROUND, posted.nullifier)], now=NOW)
     await store.wait_for_erasure()
 
-    assert count_occurrences(path, witness_fragments(one)) == {}
+    assert count_occurrences(path, witness_fragments(posted)) == {}
     assert count_occurrences(path, message) == {}
-    assert count_occurrences(path, [one.nullifier]) == {"queue.db": 1}
+    assert count_occurrences(path, [posted.nullifier]) == {"queue.db": 1}
     assert read_database_files(path)["queue.db-wal"] == b""
-    assert count_occurrences(path, witness_fragments(make_posted_share(2))), "the search finds what is there"
+    assert count_occurrences(path, witness_fragments(make_posted_share(2))), "the search finds existing data"
 
 
 @pytest.mark.rule("R14")
 async def test_own_spent_nullifiers_are_stored_like_all_others(store: SqliteStore, path: Path) -> None:
     await enqueue_shares(store, 1)
-    ours, theirs = make_posted_share(1).nullifier, make_posted_share(99).nullifier
-    await store.apply_block(9, [(ROUND, ours), (ROUND, theirs)], now=NOW)
+    own, foreign = make_posted_share(1).nullifier, make_posted_share(99).nullifier
+    await store.apply_block(9, [(ROUND, own), (ROUND, foreign)], now=NOW)
     await store.close()
 
     conn = sqlite3.connect(path)
     try:
         columns = [row[1] for row in conn.execute("PRAGMA table_info(spent)")]
-        kept = conn.execute("SELECT * FROM spent").fetchall()
-        graves = conn.execute("SELECT * FROM tombstones").fetchall()
+        spent = conn.execute("SELECT * FROM spent").fetchall()
+        tombstones = conn.execute("SELECT * FROM tombstones").fetchall()
     finally:
         conn.close()
     assert columns == ["round_no", "nullifier"]
-    assert sorted(kept) == sorted([(1, ours), (1, theirs)])
-    assert [(no, len(mac), state) for no, mac, state in graves] == [(1, 32, 2)]
+    assert sorted(spent) == sorted([(1, own), (1, foreign)])
+    assert [(no, len(mac), state) for no, mac, state in tombstones] == [(1, 32, 2)]
 
 
 @pytest.mark.rule("R14")
@@ -98,17 +98,19 @@ async def test_confirmation_of_some_of_many_shares_erases_every_page(store: Sqli
         for queued in claimed:
             note = "x" * source.randrange(200)
             await store.requeue(queued.id, due_ms=int(NOW) * 1000 - source.randrange(10**6), stage="t", note=note)
-    gone = source.sample(sorted(ids), 250)
+    removed = source.sample(sorted(ids), 250)
 
-    await store.add_spent([(ROUND, make_posted_share(number).nullifier) for number in gone])
+    await store.add_spent([(ROUND, make_posted_share(number).nullifier) for number in removed])
     await store.wait_for_erasure()
 
     assert (
-        count_occurrences(path, [canary for number in gone for canary in witness_fragments(make_posted_share(number))])
+        count_occurrences(
+            path, [canary for number in removed for canary in witness_fragments(make_posted_share(number))]
+        )
         == {}
     )
-    found = count_occurrences(path, [make_posted_share(number).nullifier for number in gone])
-    assert found == {"queue.db": len(gone)}
+    occurrences = count_occurrences(path, [make_posted_share(number).nullifier for number in removed])
+    assert occurrences == {"queue.db": len(removed)}
     assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 250, ShareState.SUBMITTED: 250}}
 
 
@@ -128,12 +130,12 @@ async def test_purge_erases_its_round_and_keeps_others(store: SqliteStore, path:
     assert await store.purge(ROUND) == 300
     await store.wait_for_erasure()
 
-    everything = [
+    all_rows = [
         canary
         for n in range(300)
         for canary in [*witness_fragments(make_posted_share(n)), make_posted_share(n).nullifier]
     ]
-    assert count_occurrences(path, [*everything, make_reveal(1).tx_hash, ROUND, key, b"leaf" * 3, b"node" * 3]) == {}
+    assert count_occurrences(path, [*all_rows, make_reveal(1).tx_hash, ROUND, key, b"leaf" * 3, b"node" * 3]) == {}
     assert await store.count_shares() == {OTHER_ROUND: {ShareState.RECEIVED: 1}}
     assert not await store.is_known(make_posted_share(1).share.key)
     assert not await store.is_spent(ROUND, make_posted_share(1).nullifier)
@@ -175,19 +177,19 @@ def rewrite_rows(conn: sqlite3.Connection) -> list[bytes]:
     for _ in range(4000):
         key = f"{source.randrange(1500)}"
         conn.execute("UPDATE meta SET value = ? WHERE key = ?", (contents[key] + "x" * source.randrange(120), key))
-    gone = source.sample(sorted(contents), 700)
-    conn.executemany("DELETE FROM meta WHERE key = ?", [(key,) for key in gone])
+    removed = source.sample(sorted(contents), 700)
+    conn.executemany("DELETE FROM meta WHERE key = ?", [(key,) for key in removed])
     conn.commit()
-    return [part.encode() for key in gone for part in (contents[key][:24], contents[key][-24:])]
+    return [part.encode() for key in removed for part in (contents[key][:24], contents[key][-24:])]
 
 
 def test_scrub_removes_stale_copies_in_page_gaps_only(path: Path) -> None:
     conn = sqlite3.connect(path)
     conn.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT, row_check BLOB) WITHOUT ROWID")
     deleted = rewrite_rows(conn)
-    kept = conn.execute("SELECT * FROM meta ORDER BY key").fetchall()
+    meta_rows = conn.execute("SELECT * FROM meta ORDER BY key").fetchall()
     conn.close()
-    assert count_occurrences(path, deleted), "if SQLite no longer leaves any, scrubbing may go"
+    assert count_occurrences(path, deleted), "if SQLite leaves no remains, scrubbing is unnecessary"
     pages = path.stat().st_size // 4096
 
     with path.open("r+b") as file:
@@ -196,7 +198,7 @@ def test_scrub_removes_stale_copies_in_page_gaps_only(path: Path) -> None:
 
     assert count_occurrences(path, deleted) == {}
     conn = sqlite3.connect(path)
-    assert conn.execute("SELECT * FROM meta ORDER BY key").fetchall() == kept
+    assert conn.execute("SELECT * FROM meta ORDER BY key").fetchall() == meta_rows
     assert conn.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     conn.close()
 
@@ -209,7 +211,7 @@ def test_open_after_crash_scrubs_whole_file(path: Path, clock: FakeClock) -> Non
     assert count_occurrences(path, deleted)
 
     open_database(path, clock).close()
-    assert count_occurrences(path, deleted), "after an orderly end nothing is looked for"
+    assert count_occurrences(path, deleted), "after an orderly stop nothing is searched"
 
     Path(f"{path}.lock").write_bytes(b"open\n")
     open_database(path, clock).close()
@@ -228,7 +230,7 @@ async def test_open_after_crash_scrubs_large_file_in_background(
     Path(f"{path}.lock").write_bytes(b"open\n")
 
     store = await open_sqlite_store(path)
-    assert count_occurrences(path, deleted), "the start did not wait for it"
+    assert count_occurrences(path, deleted), "the start did not wait for the scrub"
     await enqueue_shares(store, 1)
     await store.wait_for_erasure()
 
@@ -258,20 +260,20 @@ def test_background_scrub_under_load_uses_a_tenth_of_the_time(
 
     monkeypatch.setattr(erasure, "scrub_pages", scrub)
 
-    def written_and_tended() -> int:
+    def write_and_run_eraser() -> int:
         conn.execute("UPDATE meta SET row_check = randomblob(8) WHERE key = (SELECT min(key) FROM meta)")
         eraser.run_due(idle=True)
         return len(slices)
 
-    assert written_and_tended() == 1
-    assert written_and_tended() == 1
+    assert write_and_run_eraser() == 1
+    assert write_and_run_eraser() == 1
     clock.advance(0.8)
-    assert written_and_tended() == 1
+    assert write_and_run_eraser() == 1
     clock.advance(0.2)
-    assert written_and_tended() == 2
+    assert write_and_run_eraser() == 2
     eraser.run_due(idle=True)
     eraser.run_due(idle=True)
-    assert len(slices) == 4, "nobody waits for the writer"
+    assert len(slices) == 4, "no caller waits for the writer"
     database.close()
 
 
@@ -305,15 +307,15 @@ def test_note_stale_uses_newest_copy_of_page(tmp_path: Path) -> None:
     wal = tmp_path / "wal"
     wal.write_bytes(bytes(32) + b"".join(number.to_bytes(4, "big") + bytes(20) + page for number, page in frames))
 
-    found = {3, 7}
-    note_stale(found, wal, range(3), PAGE_BYTES)
-    assert found == {2, 4, 7}
-    note_stale(found, wal, range(3, len(frames)), PAGE_BYTES)
-    assert found == {4, 6, 7}
+    stale_pages = {3, 7}
+    note_stale(stale_pages, wal, range(3), PAGE_BYTES)
+    assert stale_pages == {2, 4, 7}
+    note_stale(stale_pages, wal, range(3, len(frames)), PAGE_BYTES)
+    assert stale_pages == {4, 6, 7}
     with pytest.raises(OSError, match="shorter"):
-        note_stale(found, wal, range(len(frames), len(frames) + 1), PAGE_BYTES)
+        note_stale(stale_pages, wal, range(len(frames), len(frames) + 1), PAGE_BYTES)
     with pytest.raises(OSError, match="No such file"):
-        note_stale(found, tmp_path / "none", range(1), PAGE_BYTES)
+        note_stale(stale_pages, tmp_path / "none", range(1), PAGE_BYTES)
 
 
 @pytest.mark.rule("R14")
@@ -380,4 +382,4 @@ def test_scrub_leaves_other_page_types_unchanged() -> None:
     page[0] = 5
     assert page_gap(bytes(page), 7) == (16, 0x0F00), "an interior page's header is longer"
     page[5:7] = b"\x00\x04"
-    assert page_gap(bytes(page), 7) is None, "cells over the pointers: a damaged page"
+    assert page_gap(bytes(page), 7) is None, "cells overlap the pointers: a damaged page"

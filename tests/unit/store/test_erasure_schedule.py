@@ -28,7 +28,7 @@ def deleted(schedule: ErasureSchedule) -> None:
     schedule.rows_deleted(NOW)
 
 
-def found(schedule: ErasureSchedule) -> None:
+def find_pages(schedule: ErasureSchedule) -> None:
     schedule.pages_unscrubbed(5)
 
 
@@ -69,14 +69,14 @@ def after(*steps: Step) -> ErasureSchedule:
         (
             [],
             CLEAN,
-            {deleted: PENDING, found: SCRUBBING, written: CLEAN, erased: CLEAN, blocked: CLEAN, failed: FAILED},
+            {deleted: PENDING, find_pages: SCRUBBING, written: CLEAN, erased: CLEAN, blocked: CLEAN, failed: FAILED},
         ),
         (
-            [found],
+            [find_pages],
             SCRUBBING,
             {
                 deleted: PENDING,
-                found: SCRUBBING,
+                find_pages: SCRUBBING,
                 sliced: SCRUBBING,
                 scrubbed: CLEAN,
                 written: SCRUBBING,
@@ -88,30 +88,30 @@ def after(*steps: Step) -> ErasureSchedule:
         (
             [deleted],
             PENDING,
-            {deleted: PENDING, found: PENDING, written: PENDING, erased: CLEAN, blocked: BLOCKED, failed: FAILED},
+            {deleted: PENDING, find_pages: PENDING, written: PENDING, erased: CLEAN, blocked: BLOCKED, failed: FAILED},
         ),
         (
-            [deleted, found],
+            [deleted, find_pages],
             PENDING,
             {sliced: PENDING, scrubbed: PENDING, erased: SCRUBBING, blocked: BLOCKED, failed: FAILED},
         ),
         (
             [deleted, blocked],
             BLOCKED,
-            {deleted: BLOCKED, found: BLOCKED, written: BLOCKED, erased: CLEAN, blocked: BLOCKED, failed: FAILED},
+            {deleted: BLOCKED, find_pages: BLOCKED, written: BLOCKED, erased: CLEAN, blocked: BLOCKED, failed: FAILED},
         ),
         (
-            [found, deleted, blocked],
+            [find_pages, deleted, blocked],
             BLOCKED,
             {sliced: BLOCKED, scrubbed: BLOCKED, erased: SCRUBBING},
         ),
         (
             [failed],
             FAILED,
-            {deleted: FAILED, found: FAILED, written: CLEAN, erased: CLEAN, blocked: CLEAN, failed: FAILED},
+            {deleted: FAILED, find_pages: FAILED, written: CLEAN, erased: CLEAN, blocked: CLEAN, failed: FAILED},
         ),
         (
-            [found, failed],
+            [find_pages, failed],
             FAILED,
             {sliced: FAILED, scrubbed: FAILED, written: SCRUBBING, erased: SCRUBBING, blocked: SCRUBBING},
         ),
@@ -134,15 +134,15 @@ def test_transition_from_each_state_leads_to_the_state_of_the_table(
     [
         ([], False, None),
         ([failed], False, None),
-        ([found], True, SLICE_PAUSE),
+        ([find_pages], True, SLICE_PAUSE),
         ([deleted], True, RETRY_SECONDS),
-        ([deleted, found], True, RETRY_SECONDS),
+        ([deleted, find_pages], True, RETRY_SECONDS),
         ([deleted, blocked], True, RETRY_SECONDS),
         ([deleted, failed], True, RETRY_SECONDS),
         ([deleted, erased], False, None),
-        ([deleted, found, erased], True, SLICE_PAUSE),
-        ([deleted, found, scrubbed, written], True, RETRY_SECONDS),
-        ([found, scrubbed], False, None),
+        ([deleted, find_pages, erased], True, SLICE_PAUSE),
+        ([deleted, find_pages, scrubbed, written], True, RETRY_SECONDS),
+        ([find_pages, scrubbed], False, None),
     ],
 )
 def test_pending_and_longest_wait_depend_on_what_is_left(
@@ -166,8 +166,8 @@ def test_pending_and_longest_wait_depend_on_what_is_left(
         ([deleted, blocked], 0.0, True, 0, Action.ERASE),
         ([deleted, blocked], ERASE_WITHIN_SECONDS - 0.01, False, 0, Action.NONE),
         ([deleted, blocked], ERASE_WITHIN_SECONDS, False, 0, Action.ERASE),
-        ([found], 0.0, True, 0, Action.WRITE_BACK),
-        ([found], 0.0, False, 0, Action.NONE),
+        ([find_pages], 0.0, True, 0, Action.WRITE_BACK),
+        ([find_pages], 0.0, False, 0, Action.NONE),
         ([failed], ERROR_RETRY_SECONDS - 0.01, True, CHANGES_PER_CHECKPOINT, Action.NONE),
         ([failed], ERROR_RETRY_SECONDS, True, CHANGES_PER_CHECKPOINT, Action.WRITE_BACK),
         ([deleted, failed], ERROR_RETRY_SECONDS - 0.01, True, 0, Action.NONE),
@@ -208,10 +208,10 @@ def test_checkpoint_restarts_the_count_of_changes() -> None:
 
 
 def test_slices_pause_in_proportion_to_their_duration_while_there_are_writes() -> None:
-    schedule = after(found)
+    schedule = after(find_pages)
     schedule.slice_scrubbed(4, began=NOW, now=NOW + 0.1, changes=7)
     end = NOW + 0.1 + SLICE_PAUSE_FACTOR * 0.1
-    assert schedule.slice_due(NOW + 0.1, changes=7), "nothing was written since"
+    assert schedule.slice_due(NOW + 0.1, changes=7), "nothing was written since then"
     assert not schedule.slice_due(end - 0.01, changes=8)
     assert schedule.slice_due(end, changes=8)
-    assert not after().slice_due(end, changes=8), "no page is left"
+    assert not after().slice_due(end, changes=8), "no page remains"

@@ -56,11 +56,11 @@ async def enqueue_one_of_each(store: SqliteStore) -> None:
 async def test_export_contains_each_share_with_its_state(store: SqliteStore, path: Path) -> None:
     await enqueue_one_of_each(store)
 
-    found = select_shares(path)
+    selection = select_shares(path)
 
-    assert found.chain_id == "chain-1"
-    by_number = {one.share.tree_position - 70_000: one for one in found.shares}
-    assert {number: one.state for number, one in by_number.items()} == {
+    assert selection.chain_id == "chain-1"
+    by_number = {share.share.tree_position - 70_000: share for share in selection.shares}
+    assert {number: share.state for number, share in by_number.items()} == {
         1: ShareState.BROADCAST,
         2: ShareState.FAILED,
         3: ShareState.RECEIVED,
@@ -81,7 +81,7 @@ async def test_export_contains_each_share_with_its_state(store: SqliteStore, pat
         "accepted",
         "",
     )
-    assert found.skipped == {}
+    assert selection.skipped == {}
 
 
 async def test_export_with_filter_skips_unusable_shares(store: SqliteStore, path: Path) -> None:
@@ -98,30 +98,32 @@ async def test_export_with_filter_skips_unusable_shares(store: SqliteStore, path
     with open_closed_database(path) as conn:
         conn.execute("UPDATE shares SET attempts = 9 WHERE state = 3")
         conn.execute("UPDATE reveals SET sends = 2")
-    found = select_shares(path)
-    assert found.skipped == {"closed": 1, "damaged": 1}
-    assert {one.state for one in found.shares} == {ShareState.RECEIVED}, "a message that is damaged is made anew"
+    selection = select_shares(path)
+    assert selection.skipped == {"closed": 1, "damaged": 1}
+    assert {share.state for share in selection.shares} == {ShareState.RECEIVED}, (
+        "a damaged message is discarded and proven again"
+    )
     await store.open()
     await store.close()
 
 
 async def test_moved_shares_are_idle_until_retried_or_confirmed(store: SqliteStore, path: Path) -> None:
     await enqueue_one_of_each(store)
-    found = select_shares(path)
+    selection = select_shares(path)
     await enqueue_shares(store, 6)
 
-    counts = await store.mark_moved(found.versions, note="gone", idle_only=True)
+    counts = await store.mark_moved(selection.versions, note="gone", idle_only=True)
 
-    assert counts == {"moved": 3, "stayed": 2}, "what is being proven or was sent is in hand"
-    assert [one.share for one in await claim_all_due(store, now=NOW + 99)] == [make_posted_share(6).share], (
-        "only what came since"
+    assert counts == {"moved": 3, "stayed": 2}, "shares being proven or sent are in progress"
+    assert [queued.share for queued in await claim_all_due(store, now=NOW + 99)] == [make_posted_share(6).share], (
+        "only the shares added since"
     )
     assert select_shares(path).skipped == {"moved": 3}
     assert await store.list_matching_failures(QueueFilter(stage=MOVED), limit=9) == [
         FailureGroup(int(NOW * 1000), MOVED, "gone", 3)
     ]
-    again = await store.mark_moved(found.versions, note="gone", idle_only=True)
-    assert again == {"stayed": 5}, "a row that changed since it was read is not touched"
+    moved_again = await store.mark_moved(selection.versions, note="gone", idle_only=True)
+    assert moved_again == {"stayed": 5}, "a row that changed after it was read is left unchanged"
 
     assert await store.apply_block(9, [(ROUND, make_posted_share(2).nullifier)], now=NOW), (
         "counted by the other machine's reveal"
@@ -133,20 +135,22 @@ async def test_moved_shares_are_idle_until_retried_or_confirmed(store: SqliteSto
 # ---------------------------------------------------------------------- import
 
 
-def with_nullifiers(carried: list[ExportedShare]) -> list[ValidatedShare]:
+def with_nullifiers(exported: list[ExportedShare]) -> list[ValidatedShare]:
     """Each share with the nullifier computed from its hashes."""
     return [
-        (one, make_posted_share(one.share.tree_position - 70_000, round_id=one.share.round_id).nullifier)
-        for one in carried
+        (share, make_posted_share(share.share.tree_position - 70_000, round_id=share.share.round_id).nullifier)
+        for share in exported
     ]
 
 
 async def count_import_results(
-    store: SqliteStore, checked_shares: list[ValidatedShare], *, dry: bool = False
+    store: SqliteStore, checked_shares: list[ValidatedShare], *, dry_run: bool = False
 ) -> dict[str, int]:
     """The number of shares with each result."""
     return dict(
-        Counter(one.result for one in await store.import_shares(checked_shares, note="from there", dry_run=dry))
+        Counter(
+            result.result for result in await store.import_shares(checked_shares, note="from there", dry_run=dry_run)
+        )
     )
 
 
@@ -163,12 +167,14 @@ async def test_imported_shares_continue_in_their_state(
     store: SqliteStore, path: Path, target_store: SqliteStore
 ) -> None:
     await enqueue_one_of_each(store)
-    lot = with_nullifiers(select_shares(path).shares)
+    shares = with_nullifiers(select_shares(path).shares)
 
-    assert await count_import_results(target_store, lot, dry=True) == {"taken": 5}
+    assert await count_import_results(target_store, shares, dry_run=True) == {"taken": 5}
     assert await target_store.count_shares() == {}
-    assert await count_import_results(target_store, lot) == {"taken": 5}
-    assert await count_import_results(target_store, lot) == {"queued": 4, "failed": 1}, "twice is once"
+    assert await count_import_results(target_store, shares) == {"taken": 5}
+    assert await count_import_results(target_store, shares) == {"queued": 4, "failed": 1}, (
+        "a second import changes nothing"
+    )
 
     assert await target_store.count_shares() == {
         ROUND: {ShareState.BROADCAST: 1, ShareState.FAILED: 1, ShareState.RECEIVED: 2},
@@ -177,17 +183,17 @@ async def test_imported_shares_continue_in_their_state(
     (sent,) = await target_store.list_unconfirmed()
     assert (sent.prepared, sent.sends, sent.last_sent_height, sent.last_outcome) == (make_reveal(1), 1, 110, "ACCEPTED")
     assert sent.nullifier == make_posted_share(1).nullifier
-    assert sent.is_first_message, "what was never sent in another form is known to be so there too"
+    assert sent.is_first_message, "a message that was never sent remains marked as unsent"
     (entry,) = await target_store.list_shares(QueueFilter(state=ShareState.FAILED), 9)
     assert (entry.stage, entry.note, entry.attempts) == ("proof", "refused", 1)
-    story = await target_store.get_share_details(entry.ref)
-    assert story is not None
-    assert [(line.stage, line.note) for line in story.history] == [
+    details = await target_store.get_share_details(entry.ref)
+    assert details is not None
+    assert [(line.stage, line.note) for line in details.history] == [
         ("accepted", ""),
         ("proof", "refused"),
         ("import", "from there"),
     ]
-    assert {one.share for one in await claim_all_due(target_store, now=NOW + 99)} == {
+    assert {queued.share for queued in await claim_all_due(target_store, now=NOW + 99)} == {
         make_posted_share(3).share,
         make_posted_share(4, submit_at=int(NOW) + 50).share,
     }
@@ -215,10 +221,10 @@ async def test_import_skips_known_spent_closed_and_unknown_shares(
     await enqueue_shares(target_store, 2)
     await target_store.apply_block(6, [(ROUND, make_posted_share(2).nullifier)], now=NOW)
     await target_store.mark_closed(OTHER_ROUND, NOW)
-    strange = replace(select_shares(path).shares[0], share=make_posted_share(9, round_id=b"?" * 32).share)
+    unknown_round = replace(select_shares(path).shares[0], share=make_posted_share(9, round_id=b"?" * 32).share)
 
     counts = await count_import_results(
-        target_store, [*with_nullifiers(select_shares(path).shares), (strange, b"n" * 32)]
+        target_store, [*with_nullifiers(select_shares(path).shares), (unknown_round, b"n" * 32)]
     )
 
     assert counts == {"taken": 1, "queued": 1, "confirmed": 2, "closed": 1, "unknown": 1}
@@ -253,10 +259,10 @@ async def test_import_never_makes_share_due_early(target_store: SqliteStore, pat
 
     assert await count_import_results(target_store, with_nullifiers([early, sent, never_sent])) == {"taken": 3}
 
-    assert await target_store.list_unconfirmed() == [], (
-        "a message whose time has not come, or that was never sent, is made anew"
-    )
-    assert [one.share for one in await claim_all_due(target_store, now=in_an_hour - 1)] == [make_posted_share(3).share]
+    assert await target_store.list_unconfirmed() == [], "a message that is not due or was never sent is proven again"
+    assert [queued.share for queued in await claim_all_due(target_store, now=in_an_hour - 1)] == [
+        make_posted_share(3).share
+    ]
     assert len(await claim_all_due(target_store, now=in_an_hour)) == 2
 
 
@@ -265,14 +271,14 @@ async def test_import_keeps_long_history(store: SqliteStore, path: Path, target_
     await enqueue_shares(store, 1)
     for number in range(60):
         (queued,) = await claim_all_due(store)
-        await store.requeue(queued.id, stage="tree", note=f"look {number}")
-    (one,) = select_shares(path).shares
-    assert len(one.history) == 50
-    await count_import_results(target_store, with_nullifiers([one]))
+        await store.requeue(queued.id, stage="tree", note=f"attempt {number}")
+    (share,) = select_shares(path).shares
+    assert len(share.history) == 50
+    await count_import_results(target_store, with_nullifiers([share]))
 
     (entry,) = await target_store.list_shares(QueueFilter(), 9)
-    story = await target_store.get_share_details(entry.ref)
-    assert story is not None
-    assert story.history[1:-1] == one.history
-    assert isinstance(story.history[-1], HistoryEntry)
+    details = await target_store.get_share_details(entry.ref)
+    assert details is not None
+    assert details.history[1:-1] == share.history
+    assert isinstance(details.history[-1], HistoryEntry)
     assert query_rows(path, "SELECT count(*) FROM shares") == [(1,)]

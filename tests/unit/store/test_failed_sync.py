@@ -34,7 +34,7 @@ def test_scrub_after_failed_sync_zeroes_gaps_again(tmp_path: Path, monkeypatch: 
         with pytest.raises(OSError, match="Input"):
             scrub_pages(file.fileno(), {2}, 4096)
         monkeypatch.setattr(os, "fsync", synced.append)
-        assert scrub_pages(file.fileno(), {2}, 4096) == 0, "it looks clean"
+        assert scrub_pages(file.fileno(), {2}, 4096) == 0, "it appears clean"
         assert synced == []
         assert scrub_pages(file.fileno(), {2}, 4096, again=True) == 1
         assert synced == [file.fileno()]
@@ -43,18 +43,18 @@ def test_scrub_after_failed_sync_zeroes_gaps_again(tmp_path: Path, monkeypatch: 
 async def copy_as_crashed(store: SqliteStore, path: Path) -> Path:
     """The files of a daemon that was killed with commits in its WAL."""
     await enqueue_shares(store, 1, 2)
-    there = path.parent / "crashed" / path.name
-    there.parent.mkdir()
+    copied = path.parent / "crashed" / path.name
+    copied.parent.mkdir()
     for name, data in read_database_files(path).items():
         if not name.endswith("-shm"):
-            (there.parent / name).write_bytes(data)
-    return there
+            (copied.parent / name).write_bytes(data)
+    return copied
 
 
 async def test_open_after_crash_checkpoints_wal_first(store: SqliteStore, path: Path, clock: FakeClock) -> None:
-    there = await copy_as_crashed(store, path)
-    opened = open_database(there, clock)
-    assert Path(f"{there}-wal").stat().st_size == 0
+    copied = await copy_as_crashed(store, path)
+    opened = open_database(copied, clock)
+    assert Path(f"{copied}-wal").stat().st_size == 0
     opened.close()
 
 
@@ -68,13 +68,13 @@ async def test_open_after_crash_with_failing_sync_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also after a clean shutdown on a failing disk, which leaves a WAL."""
-    there = await copy_as_crashed(store, path)
-    Path(f"{there}.lock").write_text(mark)
+    copied = await copy_as_crashed(store, path)
+    Path(f"{copied}.lock").write_text(mark)
     with monkeypatch.context() as patch:
         patch.setattr("helper.store.sqlite.erasure.scrub_pages", raise_io_error)
         with pytest.raises(StoreError, match="could not be written back"):
-            open_database(there, clock)
-    assert await (await open_sqlite_store(there)).count_shares() == {ROUND: {ShareState.RECEIVED: 2}}
+            open_database(copied, clock)
+    assert await (await open_sqlite_store(copied)).count_shares() == {ROUND: {ShareState.RECEIVED: 2}}
 
 
 async def test_open_on_full_disk_succeeds_and_retries_erasure(
@@ -83,13 +83,13 @@ async def test_open_on_full_disk_succeeds_and_retries_erasure(
     def full(*_: object, **__: object) -> NoReturn:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    there = await copy_as_crashed(store, path)
+    copied = await copy_as_crashed(store, path)
     with monkeypatch.context() as patch:
         patch.setattr("helper.store.sqlite.erasure.scrub_pages", full)
-        opened = open_database(there, clock)
+        opened = open_database(copied, clock)
     assert opened.eraser.is_pending
     opened.eraser.run_due(idle=True)
-    assert opened.eraser.is_pending, "not at once"
+    assert opened.eraser.is_pending, "not immediately"
     clock.advance(1)
     opened.eraser.run_due(idle=True)
     assert not opened.eraser.is_pending

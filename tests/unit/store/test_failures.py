@@ -69,9 +69,9 @@ async def test_full_disk_fails_whole_batch(store: SqliteStore) -> None:
         return_exceptions=True,
     )
 
-    kept = sum(outcome is EnqueueResult.QUEUED for outcome in outcomes)
-    assert sum(isinstance(outcome, StoreFull) for outcome in outcomes) == 300 - kept
-    assert (await store.count_shares()).get(ROUND, {}) == ({ShareState.RECEIVED: kept} if kept else {})
+    queued_count = sum(outcome is EnqueueResult.QUEUED for outcome in outcomes)
+    assert sum(isinstance(outcome, StoreFull) for outcome in outcomes) == 300 - queued_count
+    assert (await store.count_shares()).get(ROUND, {}) == ({ShareState.RECEIVED: queued_count} if queued_count else {})
 
 
 async def test_refused_operation_does_not_affect_its_batch(store: SqliteStore) -> None:
@@ -104,10 +104,10 @@ async def test_failing_operation_is_rolled_back_and_others_rerun(store: SqliteSt
 
 
 async def test_share_violating_schema_is_refused_alone(store: SqliteStore) -> None:
-    one = make_posted_share(1)
+    posted = make_posted_share(1)
 
     results = await asyncio.gather(
-        store.enqueue(one.share, b"short", now=NOW),
+        store.enqueue(posted.share, b"short", now=NOW),
         store.enqueue(make_posted_share(2).share, make_posted_share(2).nullifier, now=NOW),
         return_exceptions=True,
     )
@@ -115,7 +115,7 @@ async def test_share_violating_schema_is_refused_alone(store: SqliteStore) -> No
     assert isinstance(results[0], StoreError)
     assert "schema" in str(results[0])
     assert results[1] is EnqueueResult.QUEUED
-    assert not await store.is_known(one.share.key)
+    assert not await store.is_known(posted.share.key)
 
 
 async def test_writer_fault_is_reported_and_writer_continues(
@@ -143,7 +143,7 @@ async def test_cancelled_open_releases_the_file(tmp_path: Path) -> None:
     opening.cancel()
     with pytest.raises(asyncio.CancelledError):
         await opening
-    thread = next((one for one in threading.enumerate() if one.name == "store-writer"), None)
+    thread = next((candidate for candidate in threading.enumerate() if candidate.name == "store-writer"), None)
     if thread is not None:
         await asyncio.to_thread(thread.join)
 
@@ -191,13 +191,13 @@ def deny_writes(tx: SqliteTransaction, *, refused: bool) -> None:
 async def test_failing_disk_is_reported_and_probed_until_it_recovers(store: SqliteStore, clock: FakeClock) -> None:
     assert store.write_error is None
     await store._writer.run(partial(deny_writes, refused=True))
-    assert store.write_error is None, "nothing was written yet"
+    assert store.write_error is None, "nothing is written yet"
     with pytest.raises(StoreError):
         await enqueue_shares(store, 1)
     assert store.write_error is not None
 
     await store._writer.run(partial(deny_writes, refused=False))
-    assert store.write_error is not None, "a transaction without a change proves nothing"
+    assert store.write_error is not None, "a transaction without a change is no evidence"
     clock.advance(1)
     async with asyncio.timeout(10):
         while store.write_error is not None:
@@ -224,8 +224,8 @@ async def test_operation_error_is_not_a_disk_fault(store: SqliteStore) -> None:
 
 
 def test_disk_full_is_reported_only_for_full_disk() -> None:
-    full, broken = OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EIO, "Input/output error")
-    assert (is_disk_full(full), is_disk_full(broken), is_disk_full(ValueError())) == (True, False, False)
+    full, io_error = OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EIO, "Input/output error")
+    assert (is_disk_full(full), is_disk_full(io_error), is_disk_full(ValueError())) == (True, False, False)
 
 
 def test_full_disk_recovers_only_with_room_for_shares(
@@ -233,8 +233,8 @@ def test_full_disk_recovers_only_with_room_for_shares(
 ) -> None:
     """A small commit fits where shares do not, which would make the status alternate."""
     free = [0]
-    about = SimpleNamespace(f_frsize=4096)
-    monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(**vars(about), f_bavail=free[0]))
+    stats = SimpleNamespace(f_frsize=4096)
+    monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(**vars(stats), f_bavail=free[0]))
     trouble = DiskHealth(tmp_path / "queue.db", clock)
     full = sqlite3.OperationalError("database or disk is full")
     full.sqlite_errorcode = sqlite3.SQLITE_FULL
@@ -244,7 +244,7 @@ def test_full_disk_recovers_only_with_room_for_shares(
     assert trouble.is_probe_due
     trouble.record_success()
     assert trouble.reason is not None
-    assert not trouble.is_probe_due, "not at once again"
+    assert not trouble.is_probe_due, "not immediately again"
     free[0] = 256
     trouble.record_success()
     assert trouble.reason is None

@@ -74,44 +74,44 @@ REFUSED: list[tuple[Callable[[Path], object], type[StoreError], str]] = [
 ]
 
 
-@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("operation", USES)
 @pytest.mark.parametrize(("make", "kind", "text"), REFUSED, ids=["text", "foreign", "newer", "no-version"])
-async def test_every_use_refuses_a_foreign_file_with_the_same_words(
-    path: Path, use: Use, make: Callable[[Path], object], kind: type[StoreError], text: str
+async def test_every_operation_refuses_foreign_file_with_same_error(
+    path: Path, operation: Use, make: Callable[[Path], object], kind: type[StoreError], text: str
 ) -> None:
     make(path)
     before = path.read_bytes()
 
     with pytest.raises(kind) as refused:
-        await use(path)
+        await operation(path)
 
     assert str(refused.value).startswith(f"{path} {text}")
     assert refused.value.advice
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("use", [by_operator_query, by_migration])
+@pytest.mark.parametrize("operation", [by_operator_query, by_migration])
 async def test_older_database_is_refused_by_what_reads_the_latest_schema_only(
-    path: Path, use: Use, monkeypatch: pytest.MonkeyPatch
+    path: Path, operation: Use, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_database(path, CLOCK).close()
     add_migration(monkeypatch)
     before = read_database_files(path)[path.name]
 
     with pytest.raises(StoreForeign, match=rf"older version \(its schema is {latest_version() - 1}") as refused:
-        await use(path)
+        await operation(path)
 
     assert "svote-helper db migrate" in refused.value.advice
     assert read_database_files(path)[path.name] == before
 
 
-@pytest.mark.parametrize("use", [by_operator_query, by_doctor, by_migration])
-async def test_empty_file_is_a_new_database_for_the_daemon_only(path: Path, use: Use) -> None:
+@pytest.mark.parametrize("operation", [by_operator_query, by_doctor, by_migration])
+async def test_empty_file_is_a_new_database_for_the_daemon_only(path: Path, operation: Use) -> None:
     path.touch()
     with pytest.raises(StoreForeign, match="is an empty database"):
-        await use(path)
+        await operation(path)
     await by_daemon(path)
-    await use(path)
+    await operation(path)
 
 
 def test_examine_of_empty_image_is_refused() -> None:

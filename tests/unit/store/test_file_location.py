@@ -212,12 +212,12 @@ async def test_read_hard_link_is_refused(path: Path, tmp_path: Path, open_sqlite
     link.hardlink_to(path)
     clock = SystemClock()
 
-    async def outlook(database: Path) -> None:
+    async def summarize(database: Path) -> None:
         async with open_queue_file(database) as queue:
             await queue.summarize_rounds(now=0.0)
 
     with pytest.raises(StoreDisplaced, match="has 2 names"):
-        await outlook(link)
+        await summarize(link)
     for read in (
         lambda: take_snapshot(link, clock),
         lambda: quick_check(link, clock, seconds=PATIENCE_SECONDS),
@@ -237,32 +237,32 @@ def test_open_bind_mounted_file_after_crash_is_refused(path: Path, tmp_path: Pat
         assert writer.enqueue(*range(5)) == "stored"
         writer.crash()
     script = f"mount --bind {path} {mounted} || exit 77; exec {sys.executable} -c '{OPEN_SCRIPT}' {mounted}"
-    ended = subprocess.run(
+    completed = subprocess.run(
         ["unshare", "--mount", "sh", "-c", script],
         capture_output=True,
         text=True,
         check=False,
         timeout=PATIENCE_SECONDS,
     )
-    if ended.returncode not in (0, 1) or "Operation not permitted" in ended.stderr:
-        pytest.skip(f"this user may not mount: {ended.stderr}")
-    assert ended.stdout.splitlines()[0].endswith(
+    if completed.returncode not in (0, 1) or "Operation not permitted" in completed.stderr:
+        pytest.skip(f"this user may not mount: {completed.stderr}")
+    assert completed.stdout.splitlines()[0].endswith(
         "is a mount point: its write-ahead log would not be beside the file that is mounted there"
     )
-    assert "Mount the directory" in ended.stdout
+    assert "Mount the directory" in completed.stdout
     assert sorted(file.name for file in mounted.parent.iterdir()) == ["queue.db", "queue.db.lock"]
 
 
 # ---------------------------------------------------------------------- moved while it is in use
 
 
-async def test_open_after_crash_without_database_is_refused_and_moving_back_recovers_all_shares(
+async def test_open_after_crash_without_database_is_refused_until_it_is_moved_back(
     path: Path, tmp_path: Path, open_sqlite_store: StoreOpener
 ) -> None:
-    aside = tmp_path / "aside.db"
+    moved_path = tmp_path / "aside.db"
     with run_writer(path) as writer:
         assert writer.enqueue(*range(12)) == "stored"
-        path.rename(aside)
+        path.rename(moved_path)
         assert writer.enqueue(*range(12, 24), command="unwatched") == "stored"
         writer.crash()
     log = Path(f"{path}-wal").read_bytes()
@@ -275,7 +275,7 @@ async def test_open_after_crash_without_database_is_refused_and_moving_back_reco
         assert f"Move the database file back to {path}" in caught.value.advice
     assert (Path(f"{path}-wal").read_bytes(), path.exists()) == (log, False)
 
-    aside.rename(path)
+    moved_path.rename(path)
     assert await number_of_shares(await open_sqlite_store(path)) == 24
 
 
@@ -296,12 +296,12 @@ async def test_open_after_crash_with_empty_file_in_place_of_database_is_refused(
 async def test_open_after_crash_with_another_database_in_place_is_refused(
     path: Path, tmp_path: Path, open_sqlite_store: StoreOpener
 ) -> None:
-    old, aside = tmp_path / "old.db", tmp_path / "aside.db"
+    old, moved_path = tmp_path / "old.db", tmp_path / "aside.db"
     await (await open_sqlite_store(path)).close()
     shutil.copy(path, old)
     with run_writer(path) as writer:
         assert writer.enqueue(*range(5)) == "stored"
-        path.rename(aside)
+        path.rename(moved_path)
         shutil.copy(old, path)
         writer.crash()
     before = read_database_files(path)
@@ -310,21 +310,21 @@ async def test_open_after_crash_with_another_database_in_place_is_refused(
         await SqliteStore(path).open()
     assert read_database_files(path) == before
 
-    aside.replace(path)
+    moved_path.replace(path)
     assert await number_of_shares(await open_sqlite_store(path)) == 5
 
 
 async def test_open_after_crash_without_log_is_refused(
     path: Path, tmp_path: Path, open_sqlite_store: StoreOpener
 ) -> None:
-    log, aside = Path(f"{path}-wal"), tmp_path / "aside-wal"
+    log, moved_log = Path(f"{path}-wal"), tmp_path / "aside-wal"
     with run_writer(path) as writer:
         assert writer.enqueue(*range(5)) == "stored"
         writer.crash()
-    log.rename(aside)
+    log.rename(moved_log)
     with pytest.raises(StoreDisplaced, match=r"queue\.db-wal is missing"):
         await SqliteStore(path).open()
-    aside.rename(log)
+    moved_log.rename(log)
     assert await number_of_shares(await open_sqlite_store(path)) == 5
 
 
@@ -354,7 +354,7 @@ async def test_open_after_crash_of_copies_succeeds_whatever_their_inodes(
     assert await number_of_shares(await open_sqlite_store(path)) == 5
 
 
-async def test_open_after_crash_with_restored_snapshot_beside_log_is_refused(path: Path) -> None:
+async def test_open_after_crash_with_restored_snapshot_and_old_log_is_refused(path: Path) -> None:
     with run_writer(path) as writer:
         assert writer.enqueue(*range(5)) == "stored"
         image = take_snapshot(path, SystemClock()).image
@@ -397,8 +397,8 @@ async def test_write_after_file_was_moved_is_refused_until_it_is_back(
     store: SqliteStore, path: Path, tmp_path: Path, suffix: str, reason: str
 ) -> None:
     await enqueue_shares(store, 1)
-    moved, aside = Path(f"{path}{suffix}"), tmp_path / "aside"
-    moved.rename(aside)
+    moved, renamed = Path(f"{path}{suffix}"), tmp_path / "aside"
+    moved.rename(renamed)
 
     with structlog.testing.capture_logs() as logged, pytest.raises(StoreDisplaced, match="no longer at its path"):
         await enqueue_shares(store, 2)
@@ -407,7 +407,7 @@ async def test_write_after_file_was_moved_is_refused_until_it_is_back(
     assert store.write_error == reason
     assert await number_of_shares(store) == 1
 
-    aside.rename(moved)
+    renamed.rename(moved)
     await wait_until(lambda: store.write_error is None)
     await enqueue_shares(store, 3)
     assert await number_of_shares(store) == 2
@@ -419,11 +419,11 @@ async def test_idle_store_notices_that_its_database_was_replaced(
     assert LOCATION_CHECK_SECONDS <= 10
     monkeypatch.setattr("helper.store.disk_health.LOCATION_CHECK_SECONDS", 0.01)
     await enqueue_shares(store, 1)
-    aside = tmp_path / "aside"
-    path.rename(aside)
-    path.write_bytes(aside.read_bytes())
+    renamed = tmp_path / "aside"
+    path.rename(renamed)
+    path.write_bytes(renamed.read_bytes())
     await wait_until(lambda: store.write_error == DATABASE_DISPLACED_TEXT)
-    aside.replace(path)
+    renamed.replace(path)
     await wait_until(lambda: store.write_error is None)
 
 
@@ -443,16 +443,16 @@ async def test_write_after_symlink_changed_is_refused(
 async def test_close_after_database_was_moved_keeps_its_log(
     path: Path, tmp_path: Path, open_sqlite_store: StoreOpener
 ) -> None:
-    aside = tmp_path / "aside.db"
+    moved_path = tmp_path / "aside.db"
     with run_writer(path) as writer:
         assert writer.enqueue(*range(5)) == "stored"
-        path.rename(aside)
+        path.rename(moved_path)
         assert writer.enqueue(*range(5, 12), command="unwatched") == "stored"
         writer.stop()
 
     with pytest.raises(StoreDisplaced):
         await SqliteStore(path).open()
-    aside.rename(path)
+    moved_path.rename(path)
     assert await number_of_shares(await open_sqlite_store(path)) == 12
 
 
@@ -480,6 +480,6 @@ def test_restore_without_database_keeps_the_log_of_a_crash_aside(path: Path) -> 
     path.unlink()
     with pytest.raises(BackupError, match="already"):
         restore_database(b"image", path, set_aside=False)
-    aside = restore_database(b"image", path, set_aside=True)
-    assert aside is not None
-    assert Path(f"{aside}-wal").stat().st_size > 0
+    old_path = restore_database(b"image", path, set_aside=True)
+    assert old_path is not None
+    assert Path(f"{old_path}-wal").stat().st_size > 0

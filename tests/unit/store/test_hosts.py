@@ -56,14 +56,14 @@ async def join_host(
 
     async def open_host(host: str) -> PostgresStore:
         # Long enough that no lease expires on a busy machine; tests expire them by hand.
-        one = backend.create_store(clock, reported.append, host=host, lease=600)
-        await one.open()
-        stores.append(one)
-        return one
+        store_ = backend.create_store(clock, reported.append, host=host, lease=600)
+        await store_.open()
+        stores.append(store_)
+        return store_
 
     yield open_host
-    for one in stores:
-        await one.close()
+    for store_ in stores:
+        await store_.close()
 
 
 def wait_for_lock_waiter(backend: PostgresBackend) -> None:
@@ -84,15 +84,15 @@ def expire_claims(backend: PostgresBackend) -> None:
 
 
 async def test_claim_by_two_hosts_is_disjoint_and_keeps_order(join_host: JoinHost) -> None:
-    one, two = await join_host("one"), await join_host("two")
-    await enqueue_shares(one, *range(40), submit_at=int(NOW) + 5)
+    host_a, host_b = await join_host("one"), await join_host("two")
+    await enqueue_shares(host_a, *range(40), submit_at=int(NOW) + 5)
 
-    taken = [await claim_all_due(host, limit=1) for _ in range(20) for host in (one, two)]
+    claims = [await claim_all_due(host, limit=1) for _ in range(20) for host in (host_a, host_b)]
 
-    ids = [share.id for some in taken for share in some]
+    ids = [share.id for batch in claims for share in batch]
     assert len(set(ids)) == 40
-    again = await join_host("three")
-    ranks = [row[0] for row in await again._operator_reader.run(b"SELECT id FROM shares ORDER BY due_ms, rank")]
+    rejoined = await join_host("three")
+    ranks = [row[0] for row in await rejoined._operator_reader.run(b"SELECT id FROM shares ORDER BY due_ms, rank")]
     assert ids == ranks
 
 
@@ -100,67 +100,67 @@ async def test_concurrent_claims_take_each_share_once(join_host: JoinHost) -> No
     hosts = [await join_host(name) for name in ("one", "two", "three")]
     await enqueue_shares(hosts[0], *range(90))
 
-    taken = await asyncio.gather(*(claim_all_due(host, limit=10) for _ in range(4) for host in hosts))
-    rest = await claim_all_due(hosts[0])
+    claims = await asyncio.gather(*(claim_all_due(host, limit=10) for _ in range(4) for host in hosts))
+    remaining = await claim_all_due(hosts[0])
 
-    ids = [share.id for some in (*taken, rest) for share in some]
+    ids = [share.id for batch in (*claims, remaining) for share in batch]
     assert len(ids) == len(set(ids)) == 90
 
 
 async def test_enqueue_same_share_on_two_hosts_queues_one(join_host: JoinHost) -> None:
-    one, two = await join_host("one"), await join_host("two")
+    host_a, host_b = await join_host("one"), await join_host("two")
     shares = [make_posted_share(number) for number in range(40)]
 
-    told = await asyncio.gather(
-        *(host.enqueue(share.share, share.nullifier, now=NOW) for share in shares for host in (one, two))
+    outcomes = await asyncio.gather(
+        *(host.enqueue(share.share, share.nullifier, now=NOW) for share in shares for host in (host_a, host_b))
     )
 
-    assert told.count(EnqueueResult.QUEUED) == told.count(EnqueueResult.DUPLICATE) == 40
-    assert await one.count_shares() == await two.count_shares() == {ROUND: {ShareState.RECEIVED: 40}}
+    assert outcomes.count(EnqueueResult.QUEUED) == outcomes.count(EnqueueResult.DUPLICATE) == 40
+    assert await host_a.count_shares() == await host_b.count_shares() == {ROUND: {ShareState.RECEIVED: 40}}
 
 
 async def test_apply_block_already_applied_does_not_wait(backend: PostgresBackend, join_host: JoinHost) -> None:
-    one, two = await join_host("one"), await join_host("two")
-    await enqueue_shares(one, 1)
+    host_a, host_b = await join_host("one"), await join_host("two")
+    await enqueue_shares(host_a, 1)
     spent = [(ROUND, make_posted_share(number).nullifier) for number in (1, 2)]
-    assert len(await one.apply_block(5, spent, now=NOW)) == 1
+    assert len(await host_a.apply_block(5, spent, now=NOW)) == 1
 
     with backend.connect() as conn:  # as a host that applies the next block
         conn.execute("SELECT pg_advisory_lock(hashtext(current_schema()), 1)")
         async with asyncio.timeout(TIMEOUT_SECONDS / 2):
-            assert await two.apply_block(5, spent, now=NOW) == []
-            assert await two.apply_block(4, [], now=NOW) == []
-            assert await two.add_spent(spent) == []
-        held = asyncio.create_task(two.apply_block(6, [(ROUND, make_posted_share(3).nullifier), *spent], now=NOW))
+            assert await host_b.apply_block(5, spent, now=NOW) == []
+            assert await host_b.apply_block(4, [], now=NOW) == []
+            assert await host_b.add_spent(spent) == []
+        held = asyncio.create_task(host_b.apply_block(6, [(ROUND, make_posted_share(3).nullifier), *spent], now=NOW))
         await asyncio.to_thread(wait_for_lock_waiter, backend)
         conn.execute("SELECT pg_advisory_unlock_all()")
     assert await held == []
-    assert await one.is_spent(ROUND, make_posted_share(3).nullifier)
-    assert await one.get_cursor() == 6
+    assert await host_a.is_spent(ROUND, make_posted_share(3).nullifier)
+    assert await host_a.get_cursor() == 6
 
 
 async def test_apply_block_on_all_hosts_is_applied_once(join_host: JoinHost) -> None:
     hosts = [await join_host(name) for name in ("one", "two", "three")]
     await enqueue_shares(hosts[0], *range(30))
     spent = [(ROUND, make_posted_share(number).nullifier) for number in range(30)]
-    found = await asyncio.gather(*(host.apply_block(height, spent, now=NOW) for height in (7, 8) for host in hosts))
-    assert sorted(len(one) for one in found) == [0, 0, 0, 0, 0, 30]
+    confirmed = await asyncio.gather(*(host.apply_block(height, spent, now=NOW) for height in (7, 8) for host in hosts))
+    assert sorted(len(shares) for shares in confirmed) == [0, 0, 0, 0, 0, 30]
     assert await hosts[0].count_shares() == {ROUND: {ShareState.SUBMITTED: 30}}
     assert await hosts[0].get_cursor() == 8
 
 
 async def test_share_enqueued_while_confirmed_elsewhere_is_not_left_waiting(join_host: JoinHost) -> None:
-    one, two = await join_host("one"), await join_host("two")
+    host_a, host_b = await join_host("one"), await join_host("two")
     shares = [make_posted_share(number) for number in range(60)]
 
     await asyncio.gather(
-        *(one.enqueue(share.share, share.nullifier, now=NOW) for share in shares),
-        *(two.apply_block(n, [(ROUND, share.nullifier)], now=NOW) for n, share in enumerate(shares)),
+        *(host_a.enqueue(share.share, share.nullifier, now=NOW) for share in shares),
+        *(host_b.apply_block(n, [(ROUND, share.nullifier)], now=NOW) for n, share in enumerate(shares)),
     )
 
-    assert await claim_all_due(one) == []
-    assert set((await two.count_shares()).get(ROUND, {})) <= {ShareState.SUBMITTED}
-    assert await one.get_cursor() == 59
+    assert await claim_all_due(host_a) == []
+    assert set((await host_b.count_shares()).get(ROUND, {})) <= {ShareState.SUBMITTED}
+    assert await host_a.get_cursor() == 59
 
 
 # ---------------------------------------------------------------------- the sender
@@ -174,151 +174,153 @@ def expire_sender_lease(backend: PostgresBackend) -> None:
 async def enqueue_and_prepare(host: PostgresStore, number: int = 1) -> int:
     """Enqueue a share and store its message on this host; return its id."""
     await enqueue_shares(host, number)
-    (mine,) = await claim_all_due(host)
-    assert await host.prepare(mine.id, make_reveal(number))
-    return mine.id
+    (queued,) = await claim_all_due(host)
+    assert await host.prepare(queued.id, make_reveal(number))
+    return queued.id
 
 
 async def test_mark_sending_without_sender_lease_is_refused(join_host: JoinHost, backend: PostgresBackend) -> None:
-    one, two = await join_host("one"), await join_host("two")
-    share = await enqueue_and_prepare(two)
+    host_a, host_b = await join_host("one"), await join_host("two")
+    share = await enqueue_and_prepare(host_b)
     before = [backend.query_rows(f"SELECT * FROM {table}") for table in ("shares", "reveals", "history")]
-    assert not await one.mark_sending(share, height=1, endpoint="node")
+    assert not await host_a.mark_sending(share, height=1, endpoint="node")
 
-    assert await one.acquire_sender_lease()
+    assert await host_a.acquire_sender_lease()
 
-    assert await two.acquire_sender_lease() is None
-    assert await two.get_sender_host() == "one"
-    assert not await two.mark_sending(share, height=1, endpoint="node")
-    assert not await two.requeue(share, stage="broadcast", note="late")
-    assert not await two.retry(share, due_ms=0, stage="broadcast", note="late")
-    assert not await two.fail(share, stage="broadcast", note="late", spend_attempt=True)
+    assert await host_b.acquire_sender_lease() is None
+    assert await host_b.get_sender_host() == "one"
+    assert not await host_b.mark_sending(share, height=1, endpoint="node")
+    assert not await host_b.requeue(share, stage="broadcast", note="late")
+    assert not await host_b.retry(share, due_ms=0, stage="broadcast", note="late")
+    assert not await host_b.fail(share, stage="broadcast", note="late", spend_attempt=True)
     assert [backend.query_rows(f"SELECT * FROM {table}") for table in ("shares", "reveals", "history")] == before
-    assert await one.mark_sending(share, height=1, endpoint="node")
-    await two.record_outcome(share, outcome="ACCEPTED")
+    assert await host_a.mark_sending(share, height=1, endpoint="node")
+    await host_b.record_outcome(share, outcome="ACCEPTED")
     assert backend.query_rows("SELECT sends, last_outcome FROM reveals") == [(1, None)]
 
 
 async def test_mark_sending_with_expired_lease_is_refused(join_host: JoinHost, backend: PostgresBackend) -> None:
-    one, two = await join_host("one"), await join_host("two")
-    share = await enqueue_and_prepare(one)
-    first = await one.acquire_sender_lease()
+    host_a, host_b = await join_host("one"), await join_host("two")
+    share = await enqueue_and_prepare(host_a)
+    first = await host_a.acquire_sender_lease()
     expire_sender_lease(backend)
-    assert not await one.mark_sending(share, height=1, endpoint="node")
-    assert await one.renew_sender_lease()
-    assert await one.mark_sending(share, height=1, endpoint="node")
+    assert not await host_a.mark_sending(share, height=1, endpoint="node")
+    assert await host_a.renew_sender_lease()
+    assert await host_a.mark_sending(share, height=1, endpoint="node")
     expire_sender_lease(backend)
 
-    second = await two.acquire_sender_lease()
+    second = await host_b.acquire_sender_lease()
 
     assert first is not None
     assert second is not None
     assert second > first
-    assert not await one.mark_sending(share, height=2, endpoint="node")
-    assert not await one.renew_sender_lease()
-    await one.release_sender_lease()
-    assert await two.mark_sending(share, height=2, endpoint="node")
-    assert await two.get_sender_host() == "two"
+    assert not await host_a.mark_sending(share, height=2, endpoint="node")
+    assert not await host_a.renew_sender_lease()
+    await host_a.release_sender_lease()
+    assert await host_b.mark_sending(share, height=2, endpoint="node")
+    assert await host_b.get_sender_host() == "two"
 
 
 async def test_take_sender_waits_for_send_being_recorded(join_host: JoinHost, backend: PostgresBackend) -> None:
-    one, two = await join_host("one"), await join_host("two")
-    await one.acquire_sender_lease()
-    noted, go_on = threading.Event(), threading.Event()
+    host_a, host_b = await join_host("one"), await join_host("two")
+    await host_a.acquire_sender_lease()
+    is_noted, resume = threading.Event(), threading.Event()
 
     def note(tx: PostgresTransaction) -> bool:
         sends = tx.can_send()
-        noted.set()
-        assert go_on.wait(TIMEOUT_SECONDS)
+        is_noted.set()
+        assert resume.wait(TIMEOUT_SECONDS)
         return sends
 
-    noting = asyncio.create_task(one._writer.run(note))
-    assert await asyncio.to_thread(noted.wait, TIMEOUT_SECONDS)
+    note_task = asyncio.create_task(host_a._writer.run(note))
+    assert await asyncio.to_thread(is_noted.wait, TIMEOUT_SECONDS)
     # As if the lease expired now: the row is locked, so the new holder has to wait.
-    taking = asyncio.create_task(two.acquire_sender_lease(outer=7))
+    taking = asyncio.create_task(host_b.acquire_sender_lease(outer=7))
     waiting = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'two' AND wait_event_type = 'Lock'"
     async with asyncio.timeout(TIMEOUT_SECONDS):
         while not backend.query_rows(waiting):
             await asyncio.sleep(0.01)
     assert not taking.done()
-    go_on.set()
-    assert await noting
+    resume.set()
+    assert await note_task
     assert await taking is not None
-    assert not await one._writer.run(lambda tx: tx.can_send())
+    assert not await host_a._writer.run(lambda tx: tx.can_send())
 
 
 async def test_sender_lease_survives_restart_and_is_released_on_leave(join_host: JoinHost) -> None:
-    one, two = await join_host("one"), await join_host("two")
-    await one.acquire_sender_lease()
-    await one.close()
-    assert await two.acquire_sender_lease() is None
-    again = await join_host("one")
-    assert await again.acquire_sender_lease() is not None
-    await again.release_sender_lease()
-    assert await again.get_sender_host() == ""
-    assert await two.acquire_sender_lease() is not None
+    host_a, host_b = await join_host("one"), await join_host("two")
+    await host_a.acquire_sender_lease()
+    await host_a.close()
+    assert await host_b.acquire_sender_lease() is None
+    rejoined = await join_host("one")
+    assert await rejoined.acquire_sender_lease() is not None
+    await rejoined.release_sender_lease()
+    assert await rejoined.get_sender_host() == ""
+    assert await host_b.acquire_sender_lease() is not None
 
 
 async def test_outer_fencing_token_overrules_and_never_decreases(join_host: JoinHost) -> None:
-    one, two = await join_host("one"), await join_host("two")
-    assert await one.acquire_sender_lease(outer=5)
-    assert await two.acquire_sender_lease(outer=5) is None
-    assert await two.acquire_sender_lease(outer=4) is None
-    assert await two.acquire_sender_lease(outer=6)
-    assert await one.acquire_sender_lease(outer=5) is None
-    assert not await one.renew_sender_lease()
+    host_a, host_b = await join_host("one"), await join_host("two")
+    assert await host_a.acquire_sender_lease(outer=5)
+    assert await host_b.acquire_sender_lease(outer=5) is None
+    assert await host_b.acquire_sender_lease(outer=4) is None
+    assert await host_b.acquire_sender_lease(outer=6)
+    assert await host_a.acquire_sender_lease(outer=5) is None
+    assert not await host_a.renew_sender_lease()
 
 
 async def test_takeover_by_bucket_lease_fences_former_holder(join_host: JoinHost, clock: FakeClock) -> None:
-    one, two = await join_host("one"), await join_host("two")
-    share, bucket = await enqueue_and_prepare(one), create_released_bucket()
-    places = ((one, "one"), (two, "two"))
-    first, second = (DatabaseLease(at, clock=clock, outer=lease_for_host(bucket, clock, name)) for at, name in places)
+    host_a, host_b = await join_host("one"), await join_host("two")
+    share, bucket = await enqueue_and_prepare(host_a), create_released_bucket()
+    named_hosts = ((host_a, "one"), (host_b, "two"))
+    first, second = (
+        DatabaseLease(at, clock=clock, outer=lease_for_host(bucket, clock, name)) for at, name in named_hosts
+    )
     assert await first.acquire()
-    assert await one.mark_sending(share, height=1, endpoint="node")
+    assert await host_a.mark_sending(share, height=1, endpoint="node")
     assert not await second.acquire()
     assert second.holder == "one"
     clock.advance(10)  # the lease object is not renewed; the database lease would last ten minutes
 
     assert await second.acquire()
 
-    assert not await one.mark_sending(share, height=2, endpoint="node")
-    assert await two.mark_sending(share, height=2, endpoint="node")
+    assert not await host_a.mark_sending(share, height=2, endpoint="node")
+    assert await host_b.mark_sending(share, height=2, endpoint="node")
     assert not await first.renew()
     assert not await first.acquire()
     assert (first.is_held, first.holder) == (False, "two")
     await second.release()
     assert await first.acquire()
-    assert await one.mark_sending(share, height=3, endpoint="node")
+    assert await host_a.mark_sending(share, height=3, endpoint="node")
 
 
 async def test_notifications_reach_all_hosts(
     backend: PostgresBackend, clock: FakeClock, reported: list[DamagedShare], join_host: JoinHost
 ) -> None:
-    heard: list[str] = []
-    listening = backend.create_store(clock, reported.append, host="ears")
-    listening.listen(heard.append)
+    received: list[str] = []
+    listening = backend.create_store(clock, reported.append, host="listener")
+    listening.listen(received.append)
     await listening.open()
 
-    async def hears(*words: str) -> None:
+    async def expect_received(*expected: str) -> None:
         async with asyncio.timeout(TIMEOUT_SECONDS):
-            while heard[-len(words) :] != [*words]:
+            while received[-len(expected) :] != [*expected]:
                 await asyncio.sleep(0.01)
 
     try:
-        one = await join_host("one")
-        await hears("")
-        await enqueue_shares(one, 1, submit_at=int(NOW) + 3600)
-        await enqueue_shares(one, 2)
-        await hears("", "due")
-        (mine,) = await claim_all_due(one)
-        await one.prepare(mine.id, make_reveal(2))
-        await hears("", "due", "prepared")
-        ears = "application_name = 'ears' AND query LIKE 'LISTEN%'"
-        backend.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {ears}")
-        await hears("prepared", "")
-        await enqueue_shares(one, 3)
-        await hears("", "due")
+        host_a = await join_host("one")
+        await expect_received("")
+        await enqueue_shares(host_a, 1, submit_at=int(NOW) + 3600)
+        await enqueue_shares(host_a, 2)
+        await expect_received("", "due")
+        (queued,) = await claim_all_due(host_a)
+        await host_a.prepare(queued.id, make_reveal(2))
+        await expect_received("", "due", "prepared")
+        listener_filter = "application_name = 'listener' AND query LIKE 'LISTEN%'"
+        backend.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {listener_filter}")
+        await expect_received("prepared", "")
+        await enqueue_shares(host_a, 3)
+        await expect_received("", "due")
     finally:
         await listening.close()
 
@@ -327,19 +329,19 @@ async def test_notifications_reach_all_hosts(
 
 
 async def test_claims_of_silent_host_go_to_others_at_due_time(join_host: JoinHost, backend: PostgresBackend) -> None:
-    one, two = await join_host("one"), await join_host("two")
-    await enqueue_shares(one, 1, submit_at=int(NOW) + 3)
-    (mine,) = await claim_all_due(one)
-    assert await claim_all_due(two) == []
+    host_a, host_b = await join_host("one"), await join_host("two")
+    await enqueue_shares(host_a, 1, submit_at=int(NOW) + 3)
+    (queued_a,) = await claim_all_due(host_a)
+    assert await claim_all_due(host_b) == []
     seconds = backend.query_rows("SELECT extract(epoch FROM until)::float8 FROM claims")
-    assert await two.next_due_ms([ROUND]) == pytest.approx(seconds[0][0] * 1000, abs=1)
-    assert await one.next_due_ms([ROUND]) is None
+    assert await host_b.next_due_ms([ROUND]) == pytest.approx(seconds[0][0] * 1000, abs=1)
+    assert await host_a.next_due_ms([ROUND]) is None
 
     expire_claims(backend)
-    (theirs,) = await claim_all_due(two)
+    (queued_b,) = await claim_all_due(host_b)
 
-    assert theirs.share == mine.share
-    assert (theirs.due_ms, theirs.attempts, theirs.crashes) == (mine.due_ms, 0, 0)
+    assert queued_b.share == queued_a.share
+    assert (queued_b.due_ms, queued_b.attempts, queued_b.crashes) == (queued_a.due_ms, 0, 0)
 
 
 LATE_CALLS: dict[str, Callable[[PostgresStore, int], Awaitable[object]]] = {
@@ -356,20 +358,20 @@ LATE_CALLS: dict[str, Callable[[PostgresStore, int], Awaitable[object]]] = {
 async def test_host_with_expired_claim_changes_nothing(
     join_host: JoinHost, backend: PostgresBackend, name: str
 ) -> None:
-    one, two = await join_host("one"), await join_host("two")
-    await enqueue_shares(one, 1)
-    (mine,) = await claim_all_due(one)
+    host_a, host_b = await join_host("one"), await join_host("two")
+    await enqueue_shares(host_a, 1)
+    (queued_a,) = await claim_all_due(host_a)
     expire_claims(backend)
-    (theirs,) = await claim_all_due(two)
-    kept = [backend.query_rows(f"SELECT * FROM {table}") for table in ("shares", "claims", "reveals", "history")]
+    (queued_b,) = await claim_all_due(host_b)
+    rows = [backend.query_rows(f"SELECT * FROM {table}") for table in ("shares", "claims", "reveals", "history")]
 
-    assert not await LATE_CALLS[name](one, mine.id)
+    assert not await LATE_CALLS[name](host_a, queued_a.id)
 
     assert [
         backend.query_rows(f"SELECT * FROM {table}") for table in ("shares", "claims", "reveals", "history")
-    ] == kept
-    assert await two.prepare(theirs.id, make_reveal(2))
-    (sent,) = await one.list_unconfirmed()
+    ] == rows
+    assert await host_b.prepare(queued_b.id, make_reveal(2))
+    (sent,) = await host_a.list_unconfirmed()
     assert sent.prepared == make_reveal(2)
 
 
@@ -377,73 +379,73 @@ async def test_host_with_expired_claim_changes_nothing(
 async def test_released_share_cannot_be_changed_by_former_host(
     join_host: JoinHost, backend: PostgresBackend, name: str
 ) -> None:
-    one, two = await join_host("one"), await join_host("two")
-    await enqueue_shares(one, 1)
-    (mine,) = await claim_all_due(one)
+    host_a, host_b = await join_host("one"), await join_host("two")
+    await enqueue_shares(host_a, 1)
+    (queued,) = await claim_all_due(host_a)
     expire_claims(backend)
-    assert await two.claim_due(now=NOW, limit=1, rounds=[]) == []  # it releases expired claims but claims nothing
-    kept = [backend.query_rows(f"SELECT * FROM {table}") for table in ("shares", "reveals", "history")]
+    assert await host_b.claim_due(now=NOW, limit=1, rounds=[]) == []  # it releases expired claims but claims nothing
+    rows = [backend.query_rows(f"SELECT * FROM {table}") for table in ("shares", "reveals", "history")]
     assert backend.query_rows("SELECT * FROM claims") == []
 
-    assert not await LATE_CALLS[name](one, mine.id)
+    assert not await LATE_CALLS[name](host_a, queued.id)
 
-    assert [backend.query_rows(f"SELECT * FROM {table}") for table in ("shares", "reveals", "history")] == kept
-    (again,) = await claim_all_due(one)
-    assert await one.prepare(again.id, make_reveal(1))
+    assert [backend.query_rows(f"SELECT * FROM {table}") for table in ("shares", "reveals", "history")] == rows
+    (reclaimed,) = await claim_all_due(host_a)
+    assert await host_a.prepare(reclaimed.id, make_reveal(1))
 
 
 async def test_operator_retry_on_any_host_includes_lost_claims(join_host: JoinHost, backend: PostgresBackend) -> None:
-    one, two = await join_host("one"), await join_host("two")
-    await enqueue_shares(one, 1)
-    (mine,) = await claim_all_due(one)
+    host_a, host_b = await join_host("one"), await join_host("two")
+    await enqueue_shares(host_a, 1)
+    (queued_a,) = await claim_all_due(host_a)
     expire_claims(backend)
-    (theirs,) = await claim_all_due(two)
-    assert await two.fail(theirs.id, stage="proof", note="for good", spend_attempt=True)
+    (queued_b,) = await claim_all_due(host_b)
+    assert await host_b.fail(queued_b.id, stage="proof", note="for good", spend_attempt=True)
 
-    told = await one.retry_failed([mine.id], QueueFilter(), closed=(), note="by ann", dry_run=False)
+    counts = await host_a.retry_failed([queued_a.id], QueueFilter(), closed=(), note="by ann", dry_run=False)
 
-    assert told == {"retried": 1}
-    assert await one.count_shares() == {ROUND: {ShareState.RECEIVED: 1}}
+    assert counts == {"retried": 1}
+    assert await host_a.count_shares() == {ROUND: {ShareState.RECEIVED: 1}}
 
 
 async def test_damaged_share_of_silent_host_does_not_block_others(
     join_host: JoinHost, backend: PostgresBackend
 ) -> None:
-    one, two = await join_host("one"), await join_host("two")
-    await enqueue_shares(one, 1, 2)
-    damaged, sound = await claim_all_due(one)
+    host_a, host_b = await join_host("one"), await join_host("two")
+    await enqueue_shares(host_a, 1, 2)
+    damaged, sound = await claim_all_due(host_a)
     expire_claims(backend)
     backend.execute(f"UPDATE claims SET until = until - interval '1 minute' WHERE share_id = {damaged.id}")
     backend.execute(f"UPDATE shares SET attempts = 3 WHERE id = {damaged.id}")
 
-    taken = [share.id for _ in range(3) for share in await claim_all_due(two, limit=1)]
+    claimed_ids = [share.id for _ in range(3) for share in await claim_all_due(host_b, limit=1)]
 
-    assert taken == [sound.id]
+    assert claimed_ids == [sound.id]
 
 
 async def test_host_with_untaken_expired_claim_continues(join_host: JoinHost, backend: PostgresBackend) -> None:
-    one = await join_host("one")
-    await enqueue_shares(one, 1)
-    (mine,) = await claim_all_due(one)
+    host_a = await join_host("one")
+    await enqueue_shares(host_a, 1)
+    (queued,) = await claim_all_due(host_a)
     expire_claims(backend)
-    assert await claim_all_due(one) == []
-    assert await one.prepare(mine.id, make_reveal(1))
+    assert await claim_all_due(host_a) == []
+    assert await host_a.prepare(queued.id, make_reveal(1))
 
 
 async def test_claim_unknown_to_its_host_expires(join_host: JoinHost, backend: PostgresBackend) -> None:
-    one = await join_host("one")
-    await enqueue_shares(one, 1)
-    (mine,) = await claim_all_due(one)
-    one._claims.fences.clear()  # the response of the commit was lost
-    assert await claim_all_due(one) == []
+    host_a = await join_host("one")
+    await enqueue_shares(host_a, 1)
+    (queued,) = await claim_all_due(host_a)
+    host_a._claims.fences.clear()  # the response of the commit was lost
+    assert await claim_all_due(host_a) == []
     expire_claims(backend)
-    (again,) = await claim_all_due(one)
-    assert again.id == mine.id
+    (reclaimed,) = await claim_all_due(host_a)
+    assert reclaimed.id == queued.id
 
 
 STOP_POINTS: dict[str, Callable[[PostgresTransaction], object]] = {
     "after a statement": lambda tx: tx.get_share(1),
-    "after many at once": lambda tx: tx.execute_many("add_count", [(1, 0, 1), (1, 1, -1), (1, 4, 0)]),
+    "after a batch of statements": lambda tx: tx.execute_many("add_count", [(1, 0, 1), (1, 1, -1), (1, 4, 0)]),
 }
 
 
@@ -451,51 +453,51 @@ STOP_POINTS: dict[str, Callable[[PostgresTransaction], object]] = {
 async def test_host_stopped_in_transaction_does_not_block_others(
     join_host: JoinHost, backend: PostgresBackend, clock: FakeClock, where: str
 ) -> None:
-    two = await join_host("two")
-    stopped, go_on = threading.Event(), threading.Event()
+    host_b = await join_host("two")
+    stopped, resume = threading.Event(), threading.Event()
 
     def stop_within(tx: PostgresTransaction) -> None:
         tx.lock_shared()
         assert tx.get_share(1) is not None
         STOP_POINTS[where](tx)
         stopped.set()
-        go_on.wait(TIMEOUT_SECONDS)
+        resume.wait(TIMEOUT_SECONDS)
 
-    one = backend.create_store(clock, print, host="one", lease=1.0)
-    await one.open()
+    host_a = backend.create_store(clock, print, host="one", lease=1.0)
+    await host_a.open()
     try:
-        await enqueue_shares(one, 1)
-        await claim_all_due(one)
-        stopping = asyncio.create_task(one._writer.run(stop_within))
+        await enqueue_shares(host_a, 1)
+        await claim_all_due(host_a)
+        stopping = asyncio.create_task(host_a._writer.run(stop_within))
         assert await asyncio.to_thread(stopped.wait, TIMEOUT_SECONDS)
         expire_claims(backend)
         async with asyncio.timeout(TIMEOUT_SECONDS / 2):
-            while not await claim_all_due(two):
+            while not await claim_all_due(host_b):
                 await asyncio.sleep(0.05)
-            await two.apply_block(5, [], now=NOW)
-        go_on.set()
+            await host_b.apply_block(5, [], now=NOW)
+        resume.set()
         with suppress(StoreError):
             await stopping
-        await enqueue_shares(one, 2)
+        await enqueue_shares(host_a, 2)
     finally:
-        go_on.set()
-        await one.close()
+        resume.set()
+        await host_a.close()
 
 
 async def test_claim_ends_with_work_and_is_not_renewed_for_other_host(
     join_host: JoinHost, backend: PostgresBackend
 ) -> None:
-    one, two = await join_host("one"), await join_host("two")
-    await enqueue_shares(one, 1, 2)
-    first, second = await claim_all_due(one)
-    assert await one.prepare(first.id, make_reveal(1))
+    host_a, host_b = await join_host("one"), await join_host("two")
+    await enqueue_shares(host_a, 1, 2)
+    first, second = await claim_all_due(host_a)
+    assert await host_a.prepare(first.id, make_reveal(1))
     assert backend.query_rows("SELECT share_id, host FROM claims") == [(second.id, "one")]
     expire_claims(backend)
-    await claim_all_due(two)
+    await claim_all_due(host_b)
     (before,) = backend.query_rows("SELECT * FROM claims")
 
     assert (
-        await one._writer.run(
+        await host_a._writer.run(
             lambda tx: tx.execute("renew_host_lease", {"host": "one", "lease": 9.0, "fences": [1, 2, 3]})
         )
         == 0
@@ -521,90 +523,90 @@ async def test_live_host_renews_its_claims(
 
 
 async def test_recover_releases_only_own_claims(join_host: JoinHost, backend: PostgresBackend) -> None:
-    one, two = await join_host("one"), await join_host("two")
-    await enqueue_shares(one, 1, 2)
-    await claim_all_due(one, limit=1)
-    await claim_all_due(two, limit=1)
-    await one.close()
+    host_a, host_b = await join_host("one"), await join_host("two")
+    await enqueue_shares(host_a, 1, 2)
+    await claim_all_due(host_a, limit=1)
+    await claim_all_due(host_b, limit=1)
+    await host_a.close()
 
-    again = await join_host("one")
+    rejoined = await join_host("one")
 
-    assert await again.recover() == 1
-    assert await again.count_shares() == {ROUND: {ShareState.RECEIVED: 1, ShareState.WITNESSED: 1}}
+    assert await rejoined.recover() == 1
+    assert await rejoined.count_shares() == {ROUND: {ShareState.RECEIVED: 1, ShareState.WITNESSED: 1}}
     assert [row[0] for row in backend.query_rows("SELECT host FROM claims")] == ["two"]
 
 
 async def test_round_closure_ends_claims_of_all_hosts(join_host: JoinHost) -> None:
-    one, two = await join_host("one"), await join_host("two")
-    await one.save_rounds([ChainRound()], NOW)
-    await enqueue_shares(one, 1)
-    (mine,) = await claim_all_due(one)
+    host_a, host_b = await join_host("one"), await join_host("two")
+    await host_a.save_rounds([ChainRound()], NOW)
+    await enqueue_shares(host_a, 1)
+    (queued,) = await claim_all_due(host_a)
 
-    assert await two.fail_unspent(ROUND, note="closed") == 1
+    assert await host_b.fail_unspent(ROUND, note="closed") == 1
 
-    assert not await one.requeue(mine.id, stage="tree", note="late")
-    assert await two.purge(ROUND) == 1
-    assert not await one.release_claim(mine.id)
+    assert not await host_a.requeue(queued.id, stage="tree", note="late")
+    assert await host_b.purge(ROUND) == 1
+    assert not await host_a.release_claim(queued.id)
 
 
 async def test_enqueue_on_host_unaware_of_closed_round_is_refused(join_host: JoinHost) -> None:
-    one, two = await join_host("one"), await join_host("two")
-    await one.save_rounds([ChainRound()], NOW)
-    await enqueue_shares(two, 1)
-    await one.mark_closed(ROUND, NOW)
-    assert await one.fail_unspent(ROUND, note="closed") == 1
+    host_a, host_b = await join_host("one"), await join_host("two")
+    await host_a.save_rounds([ChainRound()], NOW)
+    await enqueue_shares(host_b, 1)
+    await host_a.mark_closed(ROUND, NOW)
+    assert await host_a.fail_unspent(ROUND, note="closed") == 1
 
     late, known = make_posted_share(2), make_posted_share(1)
-    assert await two.enqueue(late.share, late.nullifier, now=NOW) is EnqueueResult.CLOSED
-    assert await two.enqueue(known.share, known.nullifier, now=NOW) is EnqueueResult.DUPLICATE
+    assert await host_b.enqueue(late.share, late.nullifier, now=NOW) is EnqueueResult.CLOSED
+    assert await host_b.enqueue(known.share, known.nullifier, now=NOW) is EnqueueResult.DUPLICATE
 
-    assert await one.count_unconfirmed(ROUND) == {ShareState.FAILED: 1}
+    assert await host_a.count_unconfirmed(ROUND) == {ShareState.FAILED: 1}
 
 
 # ---------------------------------------------------------------------- failures
 
 
 async def test_reconnect_keeps_claims(join_host: JoinHost, backend: PostgresBackend) -> None:
-    one = await join_host("one")
-    await enqueue_shares(one, 1)
-    (mine,) = await claim_all_due(one)
+    host_a = await join_host("one")
+    await enqueue_shares(host_a, 1)
+    (queued,) = await claim_all_due(host_a)
 
     backend.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'one'")
     with suppress(StoreError):
-        await enqueue_shares(one, 2)
-    await enqueue_shares(one, 2)
+        await enqueue_shares(host_a, 2)
+    await enqueue_shares(host_a, 2)
 
-    assert await one.prepare(mine.id, make_reveal(1))
-    assert one.write_error is None
-    assert await one.count_shares() == {ROUND: {ShareState.BROADCAST: 1, ShareState.RECEIVED: 1}}
+    assert await host_a.prepare(queued.id, make_reveal(1))
+    assert host_a.write_error is None
+    assert await host_a.count_shares() == {ROUND: {ShareState.BROADCAST: 1, ShareState.RECEIVED: 1}}
 
 
 async def test_full_database_server_is_reported_until_next_write(join_host: JoinHost, backend: PostgresBackend) -> None:
-    one = await join_host("one")
-    await enqueue_shares(one, 1)
+    host_a = await join_host("one")
+    await enqueue_shares(host_a, 1)
     backend.execute("CREATE FUNCTION no_room() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE disk_full; END$$")
     backend.execute("CREATE TRIGGER no_room BEFORE INSERT ON shares EXECUTE FUNCTION no_room()")
 
     with pytest.raises(StoreFull, match="nothing was written"):
-        await enqueue_shares(one, 2)
-    assert "nothing was written" in str(one.write_error)
+        await enqueue_shares(host_a, 2)
+    assert "nothing was written" in str(host_a.write_error)
 
     backend.execute("DROP TRIGGER no_room ON shares")
-    await enqueue_shares(one, 2)
-    assert one.write_error is None
-    assert await one.count_shares() == {ROUND: {ShareState.RECEIVED: 2}}
+    await enqueue_shares(host_a, 2)
+    assert host_a.write_error is None
+    assert await host_a.count_shares() == {ROUND: {ShareState.RECEIVED: 2}}
 
 
 async def test_acknowledged_shares_survive_server_crash(
     backend: PostgresBackend, join_host: JoinHost, request: pytest.FixtureRequest
 ) -> None:
     server: Cluster = request.getfixturevalue("cluster")
-    one = await join_host("one")
+    host_a = await join_host("one")
     answered: list[int] = []
 
     async def post(number: int) -> None:
         with suppress(StoreError):
-            await enqueue_shares(one, number)
+            await enqueue_shares(host_a, number)
             answered.append(number)
 
     posts = [asyncio.create_task(post(number)) for number in range(600)]
@@ -614,13 +616,13 @@ async def test_acknowledged_shares_survive_server_crash(
     server.stop(signal.SIGQUIT)
     await asyncio.gather(*posts)
     with pytest.raises(StoreError, match="is unreachable"):
-        await enqueue_shares(one, 1000)
-    assert one.write_error is not None
+        await enqueue_shares(host_a, 1000)
+    assert host_a.write_error is not None
     server.start()
 
-    await enqueue_shares(one, 1000)
-    assert one.write_error is None
-    known = [await one.is_known(make_posted_share(number).share.key) for number in (*answered, 1000)]
+    await enqueue_shares(host_a, 1000)
+    assert host_a.write_error is None
+    known = [await host_a.is_known(make_posted_share(number).share.key) for number in (*answered, 1000)]
     assert all(known)
 
 
@@ -630,20 +632,20 @@ async def test_acknowledged_shares_survive_server_crash(
 async def test_open_with_host_name_in_use_is_refused(
     join_host: JoinHost, backend: PostgresBackend, clock: FakeClock
 ) -> None:
-    one = await join_host("one")
+    host_a = await join_host("one")
     with pytest.raises(StoreLocked, match="'one'"):
         await backend.create_store(clock, print, host="one").open()
-    await one.close()
+    await host_a.close()
     await (await join_host("one")).close()
 
 
 async def test_refuse_held_name_leaves_name_unchanged(join_host: JoinHost, backend: PostgresBackend) -> None:
     link = create_connection_settings(backend.address, schema=backend.schema, host="one")
     refuse_host_name_in_use(link)
-    one, _ = await join_host("one"), await join_host("another")
+    host_a, _ = await join_host("one"), await join_host("another")
     with pytest.raises(StoreLocked, match="'one'"):
         await asyncio.to_thread(refuse_host_name_in_use, link)
-    await one.close()
+    await host_a.close()
     refuse_host_name_in_use(link)
     await (await join_host("one")).close()
 
@@ -662,29 +664,29 @@ def test_serve_with_host_name_in_use_is_refused_before_loading(backend: Postgres
         f'[helper]\nport = 0\n[store]\nurl = "{backend.address}"\nschema_name = "{backend.schema}"\n'
         f'host = "one"\nkey_file = "{keys}"\n'
     )
-    with backend.connect() as former:
-        former.execute("SELECT pg_advisory_lock(hashtext(%s), hashtext('host one'))", (backend.schema,))
-        loaded, said = run_refused_serve(settings, "helper.app.service", "uvicorn", "httpx", "google.protobuf")
+    with backend.connect() as old_conn:
+        old_conn.execute("SELECT pg_advisory_lock(hashtext(%s), hashtext('host one'))", (backend.schema,))
+        loaded, messages = run_refused_serve(settings, "helper.app.service", "uvicorn", "httpx", "google.protobuf")
     assert loaded == "[]"
-    assert "under the name 'one'" in said
-    assert "a different name on each host" in said
+    assert "under the name 'one'" in messages
+    assert "a different name on each host" in messages
 
 
 async def test_host_name_is_free_shortly_after_holder_exits(join_host: JoinHost, backend: PostgresBackend) -> None:
-    with backend.connect() as former:
-        former.execute("SELECT pg_advisory_lock(hashtext(%s), hashtext('host one'))", (backend.schema,))
+    with backend.connect() as old_conn:
+        old_conn.execute("SELECT pg_advisory_lock(hashtext(%s), hashtext('host one'))", (backend.schema,))
         opening = asyncio.ensure_future(join_host("one"))
         waits = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-        await wait_until(lambda: former.execute(waits).fetchone() is not None)
+        await wait_until(lambda: old_conn.execute(waits).fetchone() is not None)
     await (await opening).close()
 
 
 async def test_open_with_other_key_is_refused_and_keys_rotate(
     backend: PostgresBackend, clock: FakeClock, join_host: JoinHost
 ) -> None:
-    one = await join_host("one")
-    await enqueue_shares(one, 1)
-    await one.close()
+    host_a = await join_host("one")
+    await enqueue_shares(host_a, 1)
+    await host_a.close()
     with pytest.raises(StoreError, match="key"):
         await backend.create_store(clock, print, seals=[b"x" * 32]).open()
 
@@ -695,7 +697,10 @@ async def test_open_with_other_key_is_refused_and_keys_rotate(
         is EnqueueResult.DUPLICATE
     )
     await enqueue_shares(both, 2)
-    assert {one.share for one in await claim_all_due(both)} == {make_posted_share(1).share, make_posted_share(2).share}
+    assert {queued.share for queued in await claim_all_due(both)} == {
+        make_posted_share(1).share,
+        make_posted_share(2).share,
+    }
     assert len(await both.apply_block(1, [(ROUND, make_posted_share(n).nullifier) for n in (1, 2)], now=NOW)) == 2
     await both.close()
     with pytest.raises(StoreError, match="key"):
@@ -743,10 +748,10 @@ async def test_witness_never_reaches_server_disk_in_plain(
     join_host: JoinHost, backend: PostgresBackend, request: pytest.FixtureRequest
 ) -> None:
     server: Cluster = request.getfixturevalue("cluster")
-    one = await join_host("one")
-    await enqueue_shares(one, 901, 902)
-    first, _ = await claim_all_due(one)
-    await one.prepare(first.id, make_reveal(901))
+    host_a = await join_host("one")
+    await enqueue_shares(host_a, 901, 902)
+    first, _ = await claim_all_due(host_a)
+    await host_a.prepare(first.id, make_reveal(901))
     backend.execute("CHECKPOINT")
 
     disk = b"".join(file.read_bytes() for file in server.data_folder.rglob("*") if file.is_file())
@@ -759,10 +764,10 @@ async def test_witness_never_reaches_server_disk_in_plain(
             make_reveal(number).tx_hash,
             make_reveal(number).message[40:80],
         ]
-        found = [n for n, secret in enumerate(secrets) if secret in disk or secret.hex().encode() in disk]
-        assert found == []
-    await one.apply_block(1, [(ROUND, make_posted_share(901).nullifier)], now=NOW)
-    await one.wait_for_erasure()
+        leaked = [n for n, secret in enumerate(secrets) if secret in disk or secret.hex().encode() in disk]
+        assert leaked == []
+    await host_a.apply_block(1, [(ROUND, make_posted_share(901).nullifier)], now=NOW)
+    await host_a.wait_for_erasure()
     assert backend.query_rows("SELECT id FROM shares") == [(2,)]
 
 
@@ -773,16 +778,16 @@ async def test_open_on_server_logging_parameters_is_refused(
     role = f"told_{backend.schema}"
     backend.execute(f"CREATE ROLE {role} LOGIN SUPERUSER")
     backend.execute(f"ALTER ROLE {role} SET log_min_duration_statement = 0")
-    theirs = PostgresBackend(make_conninfo(backend.address, user=role), backend.schema)
+    role_backend = PostgresBackend(make_conninfo(backend.address, user=role), backend.schema)
     with pytest.raises(StoreError, match="log_min_duration_statement") as refused:
-        await theirs.create_store(clock, print).open()
+        await role_backend.create_store(clock, print).open()
     assert "log_parameter_max_length = 0" in refused.value.advice
 
     backend.execute(f"ALTER ROLE {role} SET log_parameter_max_length = 0")
-    one = theirs.create_store(clock, print)
-    await one.open()
-    await enqueue_shares(one, 903)
-    await one.close()
+    host_a = role_backend.create_store(clock, print)
+    await host_a.open()
+    await enqueue_shares(host_a, 903)
+    await host_a.close()
 
     written = (server.folder / "log").read_bytes()
     assert b"FROM tombstones" in written
@@ -790,7 +795,7 @@ async def test_open_on_server_logging_parameters_is_refused(
 
 
 async def test_skew_compares_host_and_database_clock(join_host: JoinHost, clock: FakeClock) -> None:
-    one = await join_host("one")
-    ahead = await one.measure_clock_skew()
+    host_a = await join_host("one")
+    ahead = await host_a.measure_clock_skew()
     clock.advance(100)
-    assert await one.measure_clock_skew() == pytest.approx(ahead - 100, abs=30)
+    assert await host_a.measure_clock_skew() == pytest.approx(ahead - 100, abs=30)

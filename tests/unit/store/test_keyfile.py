@@ -14,9 +14,9 @@ FIRST, SECOND = "ab" * 32, "01" * 32
 
 @pytest.fixture
 def key_file(tmp_path: Path) -> Path:
-    made = tmp_path / "keys"
-    made.touch(0o600)
-    return made
+    keys = tmp_path / "keys"
+    keys.touch(0o600)
+    return keys
 
 
 def test_first_key_seals_and_all_keys_open(key_file: Path) -> None:
@@ -29,9 +29,9 @@ def test_first_key_seals_and_all_keys_open(key_file: Path) -> None:
 @pytest.mark.parametrize("bad", ["", "\n# none\n", FIRST[:-2], FIRST + "00", "zz" * 32, "ab " * 32, "\udcff"])
 def test_invalid_key_file_is_refused_without_quoting_it(key_file: Path, bad: str) -> None:
     key_file.write_bytes(bad.encode("utf-8", "surrogateescape"))
-    with pytest.raises(StoreError, match=r"no key|not a key|not text") as told:
+    with pytest.raises(StoreError, match=r"no key|not a key|not text") as refused:
         read_keyring(key_file)
-    assert not bad.strip() or bad.strip() not in str(told.value)
+    assert not bad.strip() or bad.strip() not in str(refused.value)
 
 
 def test_key_file_readable_by_others_is_refused(key_file: Path) -> None:
@@ -53,5 +53,5 @@ def test_key_file_of_other_owner_advises_chown(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(StoreError, match="cannot be read: Permission denied") as caught:
         read_keyring(tmp_path / "key")
-    assert "openssl" not in caught.value.advice, "shares that wait are lost with the old key"
+    assert "openssl" not in caught.value.advice, "waiting shares are lost with the old key"
     assert "chown" in caught.value.advice

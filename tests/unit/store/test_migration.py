@@ -79,13 +79,13 @@ def create_backend_pair(request: pytest.FixtureRequest, folder: Path) -> tuple[S
     return first, second
 
 
-@pytest.fixture(params=MIXED_KINDS, ids=["-".join(way) for way in MIXED_KINDS])
+@pytest.fixture(params=MIXED_KINDS, ids=["-".join(kinds) for kinds in MIXED_KINDS])
 def backends(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[StoreBackend, StoreBackend]:
     """Source and target of different kinds."""
     return create_backend_pair(request, tmp_path)
 
 
-@pytest.fixture(params=ALL_KINDS, ids=["-".join(way) for way in ALL_KINDS])
+@pytest.fixture(params=ALL_KINDS, ids=["-".join(kinds) for kinds in ALL_KINDS])
 def any_backends(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[StoreBackend, StoreBackend]:
     """Source and target of any kinds, including the same."""
     return create_backend_pair(request, tmp_path)
@@ -96,16 +96,16 @@ async def open_store(clock: FakeClock) -> AsyncIterator[OpenStore]:
     """Opens stores, and closes them at the end."""
     stores: list[Store] = []
 
-    async def open_on(place: StoreBackend) -> Store:
-        one = place.create_store(clock, lambda _: None)
-        await one.open()
-        stores.append(one)
-        await place.prepare_store(one)
-        return one
+    async def open_on(backend: StoreBackend) -> Store:
+        store_ = backend.create_store(clock, lambda _: None)
+        await store_.open()
+        stores.append(store_)
+        await backend.prepare_store(store_)
+        return store_
 
     yield open_on
-    for one in stores:
-        await one.close()
+    for store_ in stores:
+        await store_.close()
 
 
 def create_endpoint(backend: StoreBackend) -> MigrationEndpoint:
@@ -122,41 +122,41 @@ def create_endpoint(backend: StoreBackend) -> MigrationEndpoint:
 def endpoints(backends: tuple[StoreBackend, StoreBackend]) -> Iterator[tuple[MigrationEndpoint, MigrationEndpoint]]:
     both = create_endpoint(backends[0]), create_endpoint(backends[1])
     yield both
-    for one in both:
-        one.close()
+    for end in both:
+        end.close()
 
 
 async def create_filled_queue(open_store: OpenStore, backend: StoreBackend) -> None:
     """Create a queue that no daemon uses."""
-    here = await open_store(backend)
-    await fill_store(here)
-    await here.close()
+    store = await open_store(backend)
+    await fill_store(store)
+    await store.close()
 
 
 def hold_source(migration: Migration) -> None:
     """Lock the source against daemons; a server detects the end of the last connection with a delay."""
-    enough = time.monotonic() + TIMEOUT_SECONDS
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while not migration.try_lock_source():
-        assert time.monotonic() < enough
+        assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
 def begin_held_migration(endpoints: tuple[MigrationEndpoint, MigrationEndpoint]) -> Migration:
     """Begin a migration between two endpoints and lock the source."""
-    one = Migration(*endpoints, clock=FakeClock(), on_progress=lambda _: None)
-    one.begin()
-    hold_source(one)
-    return one
+    migration = Migration(*endpoints, clock=FakeClock(), on_progress=lambda _: None)
+    migration.begin()
+    hold_source(migration)
+    return migration
 
 
 def migrate(source: StoreBackend, target: StoreBackend) -> MigrationResult:
     """Run a complete migration while no daemon uses either end."""
     ends = create_endpoint(source), create_endpoint(target)
     try:
-        one = Migration(*ends, clock=FakeClock(), on_progress=lambda _: None)
-        one.begin()
-        hold_source(one)
-        return one.finish()
+        migration = Migration(*ends, clock=FakeClock(), on_progress=lambda _: None)
+        migration.begin()
+        hold_source(migration)
+        return migration.finish()
     finally:
         for end in ends:
             end.close()
@@ -164,27 +164,27 @@ def migrate(source: StoreBackend, target: StoreBackend) -> MigrationResult:
 
 def read_all_rows(backend: StoreBackend) -> dict[str, list[Any]]:
     """All rows that a migration copies."""
-    side = create_endpoint(backend)
+    endpoint = create_endpoint(backend)
     try:
-        side.connect_read_only()
-        found: dict[str, list[Any]] = {}
+        endpoint.connect_read_only()
+        rows: dict[str, list[Any]] = {}
         for table in TABLES:
             after: Any = table.start or ()
             while after is not None:
-                page = side.read_page(table, after)
-                found.setdefault(table.name, []).extend(page)
+                page = endpoint.read_page(table, after)
+                rows.setdefault(table.name, []).extend(page)
                 after = last_common_key(table, page, [])
-        return found
+        return rows
     finally:
-        side.close()
+        endpoint.close()
 
 
 async def fill_store(store: Store) -> None:
     """Data of every kind: a share in each state, tombstones, trees, audit entries, a purged round."""
     await fail_share(store, 20, note="no leaf")
     await store.purge(ROUND)
-    act = await store.begin_action(ACTOR, "purge", {"round": ROUND.hex()})
-    await store.end_action(act, {"purged": 1})
+    action = await store.begin_action(ACTOR, "purge", {"round": ROUND.hex()})
+    await store.end_action(action, {"purged": 1})
     await store.begin_action(ACTOR, "retry", {})
     await store.save_rounds([ChainRound(), ChainRound(OTHER_ROUND, created_at_height=3)], NOW)
     await store.set_meta("chain_id", "chain-1")
@@ -203,49 +203,51 @@ async def fill_store(store: Store) -> None:
 
 async def list_refs(store: Store) -> list[tuple[str, ShareState]]:
     listed = await store.list_shares(QueueFilter(), 100)
-    return sorted((one.ref, one.state) for one in listed)
+    return sorted((entry.ref, entry.state) for entry in listed)
 
 
 async def test_migration_copies_all_rows_and_retires_source(
     any_backends: tuple[StoreBackend, StoreBackend], open_store: OpenStore
 ) -> None:
     source, target = any_backends
-    here = await open_store(source)
-    await fill_store(here)
-    named, counted = await list_refs(here), await here.count_shares()
-    await here.close()
+    source_store = await open_store(source)
+    await fill_store(source_store)
+    named, counted = await list_refs(source_store), await source_store.count_shares()
+    await source_store.close()
     before = read_all_rows(source)
     assert [name for name, rows in before.items() if not rows] == []
-    assert {one.share.state for one in before["shares"]} == set(ShareState) - {ShareState.SUBMITTED}
+    assert {record.share.state for record in before["shares"]} == set(ShareState) - {ShareState.SUBMITTED}
 
     moved = migrate(source, target)
 
     assert (moved.is_finished, moved.live, moved.confirmed, moved.damaged, moved.uncounted) == (True, 7, 1, [], 0)
     assert read_all_rows(target) == before
-    with pytest.raises(StoreMoved, match="was moved to") as told:
+    with pytest.raises(StoreMoved, match="was moved to") as refused:
         await open_store(source)
-    assert "--undo" in told.value.advice
-    there = await open_store(target)
-    assert await list_refs(there) == named
-    assert await there.count_shares() == counted
-    assert await there.verify() == []
+    assert "--undo" in refused.value.advice
+    target_store = await open_store(target)
+    assert await list_refs(target_store) == named
+    assert await target_store.count_shares() == counted
+    assert await target_store.verify() == []
 
 
 async def test_migrated_claims_are_recovered_as_after_crash(
     backends: tuple[StoreBackend, StoreBackend], open_store: OpenStore
 ) -> None:
     source, target = backends
-    here = await open_store(source)
-    await fill_store(here)
-    (sent,) = await here.list_unconfirmed()
-    await here.close()
+    source_store = await open_store(source)
+    await fill_store(source_store)
+    (sent,) = await source_store.list_unconfirmed()
+    await source_store.close()
     migrate(source, target)
 
-    there = await open_store(target)
-    assert await there.recover() == 1  # the share that was being proven; a share that may have been sent is unchanged
+    target_store = await open_store(target)
+    assert (
+        await target_store.recover() == 1
+    )  # the share that was being proven; a share that may have been sent is unchanged
 
-    assert await there.list_unconfirmed() == [sent]
-    assert await there.count_shares() == {
+    assert await target_store.list_unconfirmed() == [sent]
+    assert await target_store.count_shares() == {
         ROUND: {
             ShareState.RECEIVED: 4,
             ShareState.BROADCAST: 1,
@@ -254,15 +256,15 @@ async def test_migrated_claims_are_recovered_as_after_crash(
         },
         OTHER_ROUND: {ShareState.RECEIVED: 1},
     }
-    claimed = await claim_all_due(there, now=NOW + 60)
+    claimed = await claim_all_due(target_store, now=NOW + 60)
     assert claimed[0].share.tree_position - 70_000 == 3
-    assert sorted(one.share.tree_position - 70_000 for one in claimed) == [3, 4, 5, 6]
+    assert sorted(queued.share.tree_position - 70_000 for queued in claimed) == [3, 4, 5, 6]
     for number in (1, 8):  # known in the target: live, and confirmed
-        one = make_posted_share(number)
-        assert (await there.enqueue(one.share, one.nullifier, now=NOW)).name == "DUPLICATE"
-    await enqueue_shares(there, 30)
-    (fresh,) = await claim_all_due(there, now=NOW + 60)
-    assert fresh.id > max(one.id for one in claimed)
+        posted = make_posted_share(number)
+        assert (await target_store.enqueue(posted.share, posted.nullifier, now=NOW)).name == "DUPLICATE"
+    await enqueue_shares(target_store, 30)
+    (fresh,) = await claim_all_due(target_store, now=NOW + 60)
+    assert fresh.id > max(queued.id for queued in claimed)
 
 
 async def test_round_trip_migration_restores_no_erased_rows(
@@ -271,29 +273,29 @@ async def test_round_trip_migration_restores_no_erased_rows(
     source, target = backends
     await create_filled_queue(open_store, source)
     migrate(source, target)
-    there = await open_store(target)
+    target_store = await open_store(target)
     spent = [(ROUND, make_posted_share(number).nullifier) for number in (1, 3, 4)]
-    assert len(await there.apply_block(120, spent, now=NOW + 70)) == 3
-    await enqueue_shares(there, 40, 41)
-    await there.mark_closed(OTHER_ROUND, NOW)
-    await there.purge(OTHER_ROUND)
-    counted = await there.count_shares()
-    await there.close()
-    stands = read_all_rows(target)
+    assert len(await target_store.apply_block(120, spent, now=NOW + 70)) == 3
+    await enqueue_shares(target_store, 40, 41)
+    await target_store.mark_closed(OTHER_ROUND, NOW)
+    await target_store.purge(OTHER_ROUND)
+    counted = await target_store.count_shares()
+    await target_store.close()
+    expected = read_all_rows(target)
 
     migrate(target, source)
 
-    assert read_all_rows(source) == stands
+    assert read_all_rows(source) == expected
     if isinstance(source, SqliteBackend):
         left = b"".join(file.read_bytes() for file in source.path.parent.iterdir())
         assert make_posted_share(5).share.shares_hash in left
         for number in (1, 3, 4, 7, 8):
-            one = make_posted_share(number, round_id=OTHER_ROUND if number == 7 else ROUND)
-            assert one.share.shares_hash not in left
-    again = await open_store(source)
-    assert await again.count_shares() == counted
-    assert await again.enqueue(make_posted_share(4).share, make_posted_share(4).nullifier, now=NOW) is not None
-    assert await again.count_shares() == counted
+            posted = make_posted_share(number, round_id=OTHER_ROUND if number == 7 else ROUND)
+            assert posted.share.shares_hash not in left
+    reopened = await open_store(source)
+    assert await reopened.count_shares() == counted
+    assert await reopened.enqueue(make_posted_share(4).share, make_posted_share(4).nullifier, now=NOW) is not None
+    assert await reopened.count_shares() == counted
     with pytest.raises(StoreMoved):
         await open_store(target)
 
@@ -303,12 +305,12 @@ def interrupt_after(endpoints: tuple[MigrationEndpoint, MigrationEndpoint], step
     left = itertools.count(steps, -1)
     for end in endpoints:
         for name in ("write_transaction", "read_transaction"):
-            meant = getattr(end, name)
+            original = getattr(end, name)
 
-            def cut(meant: Any = meant) -> Any:
+            def cut(original: Any = original) -> Any:
                 if next(left) <= 0:
                     raise KeyboardInterrupt
-                return meant()
+                return original()
 
             setattr(end, name, cut)
 
@@ -333,14 +335,14 @@ async def test_interrupted_migration_resumes_without_duplicates(
     for steps in itertools.count():
         ends = create_endpoint(source), create_endpoint(target)
         interrupt_after(ends, steps)
-        one = Migration(*ends, clock=FakeClock(), on_progress=lambda _: None)
+        migration = Migration(*ends, clock=FakeClock(), on_progress=lambda _: None)
         with suppress(KeyboardInterrupt):
-            one.begin()
-            hold_source(one)
-            one.finish()
+            migration.begin()
+            hold_source(migration)
+            migration.finish()
         for end in ends:
             end.close()
-        if one.result.is_finished:
+        if migration.result.is_finished:
             break
         cuts += 1
         if steps:
@@ -357,19 +359,19 @@ async def test_migration_interrupted_between_marks_blocks_both_and_resumes(
     source, target = backends
     await create_filled_queue(open_store, source)
     ends = create_endpoint(source), create_endpoint(target)
-    one = begin_held_migration(ends)
+    migration = begin_held_migration(ends)
 
     def cut(*_: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(ends[1], "set_mark", cut)
     with pytest.raises(KeyboardInterrupt):
-        one.finish()
+        migration.finish()
     for end in ends:
         end.close()
-    for place in backends:
+    for backend in backends:
         with pytest.raises(StoreMoved):
-            await open_store(place)
+            await open_store(backend)
 
     assert migrate(source, target).is_finished
     await open_store(target)
@@ -377,35 +379,35 @@ async def test_migration_interrupted_between_marks_blocks_both_and_resumes(
         await open_store(source)
 
 
-async def test_migration_beside_running_daemon_waits_for_its_exit(
+async def test_migration_with_running_daemon_waits_for_its_exit(
     backends: tuple[StoreBackend, StoreBackend],
     endpoints: tuple[MigrationEndpoint, MigrationEndpoint],
     open_store: OpenStore,
 ) -> None:
     source, target = backends
-    here = await open_store(source)
-    await fill_store(here)
-    one = Migration(*endpoints, clock=FakeClock(), on_progress=lambda _: None)
-    with ThreadPoolExecutor(1) as alone:  # a connection belongs to the thread that created it
-        run = partial(asyncio.get_running_loop().run_in_executor, alone)
-        await run(one.begin)
+    source_store = await open_store(source)
+    await fill_store(source_store)
+    migration = Migration(*endpoints, clock=FakeClock(), on_progress=lambda _: None)
+    with ThreadPoolExecutor(1) as executor:  # a connection belongs to the thread that created it
+        run = partial(asyncio.get_running_loop().run_in_executor, executor)
+        await run(migration.begin)
         with pytest.raises((StoreMoved, StoreLocked)):
             await open_store(target)
 
-        working = asyncio.create_task(change_store(here))
-        await run(one.catch_up)
-        await working
-        await run(one.run_live_pass)
-        assert await run(one.run_live_pass) == 0
-        assert not await run(one.try_lock_source)
-        await enqueue_shares(here, 90)
-        assert await run(one.run_live_pass) == 1  # still readable after the failed lock
-        await enqueue_shares(here, 91)
-        await here.close()
-        await run(hold_source, one)
+        change_task = asyncio.create_task(change_store(source_store))
+        await run(migration.catch_up)
+        await change_task
+        await run(migration.run_live_pass)
+        assert await run(migration.run_live_pass) == 0
+        assert not await run(migration.try_lock_source)
+        await enqueue_shares(source_store, 90)
+        assert await run(migration.run_live_pass) == 1  # still readable after the failed lock
+        await enqueue_shares(source_store, 91)
+        await source_store.close()
+        await run(hold_source, migration)
         with pytest.raises(StoreLocked):
             await open_store(source)
-        moved = await run(one.finish)
+        moved = await run(migration.finish)
         for end in endpoints:
             await run(end.close)
 
@@ -424,18 +426,18 @@ async def change_store(store: Store) -> None:
 
 
 TAMPERING_STATEMENTS = {
-    "a time": "UPDATE shares SET due_ms = due_ms - 1 WHERE id = (SELECT max(id) FROM shares)",
+    "a due time": "UPDATE shares SET due_ms = due_ms - 1 WHERE id = (SELECT max(id) FROM shares)",
     "a share": "DELETE FROM shares WHERE state = 3",
     "a tombstone": "DELETE FROM tombstones",
-    "what is spent": "UPDATE spent SET round_no = round_no + 1 WHERE round_no = (SELECT min(round_no) FROM spent)",
+    "a spent nullifier": "UPDATE spent SET round_no = round_no + 1 WHERE round_no = (SELECT min(round_no) FROM spent)",
     "a leaf": "UPDATE tree_leaves SET height = height + 1",
-    "a line of a history": "UPDATE history SET note = 'x'",
-    "a fact": "UPDATE meta SET value = 'chain-2' WHERE key = 'chain_id'",
+    "a history entry": "UPDATE history SET note = 'x'",
+    "a meta value": "UPDATE meta SET value = 'chain-2' WHERE key = 'chain_id'",
     "a round": "UPDATE rounds SET status = status + 1",
     "a message": "UPDATE reveals SET anchor_height = anchor_height + 1",
-    "an act": "UPDATE actions SET who = 'bob'",
-    "what failed before": "UPDATE failed_before SET n = n + 1",
-    "the counts": "UPDATE counters SET n = n + 1 WHERE state = 0",
+    "an action": "UPDATE actions SET who = 'bob'",
+    "purged failures": "UPDATE failed_before SET n = n + 1",
+    "the counters": "UPDATE counters SET n = n + 1 WHERE state = 0",
 }
 BYTE_COLUMNS: dict[type[MigrationEndpoint], str] = {
     SqliteEndpoint: "UPDATE shares SET shares_hash = zeroblob(32)",
@@ -450,16 +452,16 @@ async def test_migration_with_tampered_copy_fails_and_next_run_repairs_it(
     await create_filled_queue(open_store, source)
     for what in [*TAMPERING_STATEMENTS, "a witness"]:
         ends = create_endpoint(source), create_endpoint(target)
-        one = begin_held_migration(ends)
-        ended = ends[1].end_copy
+        migration = begin_held_migration(ends)
+        end_copy = ends[1].end_copy
 
-        def tampered(what: str = what, end: Any = ends[1], ended: Callable[[], None] = ended) -> None:
-            ended()
+        def tampered(what: str = what, end: Any = ends[1], end_copy: Callable[[], None] = end_copy) -> None:
+            end_copy()
             assert end._connection.execute(TAMPERING_STATEMENTS.get(what) or BYTE_COLUMNS[type(end)]).rowcount > 0, what
 
         monkeypatch.setattr(ends[1], "end_copy", tampered)
         with pytest.raises(StoreCopyDiffers, match="differs from"):
-            one.finish()
+            migration.finish()
         for end in ends:
             end.close()
 
@@ -474,10 +476,10 @@ async def test_migration_reports_and_skips_damaged_rows(
     backends: tuple[StoreBackend, StoreBackend], open_store: OpenStore
 ) -> None:
     source, target = backends
-    here = await open_store(source)
-    await fill_store(here)
-    named = await list_refs(here)
-    await here.close()
+    source_store = await open_store(source)
+    await fill_store(source_store)
+    named = await list_refs(source_store)
+    await source_store.close()
     source.execute("UPDATE shares SET due_ms = due_ms + 1 WHERE round_no = (SELECT max(no) FROM round_keys)")
     source.execute("UPDATE reveals SET height = height + 1")
 
@@ -485,29 +487,29 @@ async def test_migration_reports_and_skips_damaged_rows(
 
     assert (moved.live, moved.uncounted) == (5, 0)
     assert len(moved.damaged) == 2
-    there = await open_store(target)
-    left = await list_refs(there)
-    assert {one.ref for one in moved.damaged} == {ref for ref, _ in named} - {ref for ref, _ in left}
-    assert await there.verify() == []
-    assert await there.list_damaged() == []
+    target_store = await open_store(target)
+    left = await list_refs(target_store)
+    assert {entry.ref for entry in moved.damaged} == {ref for ref, _ in named} - {ref for ref, _ in left}
+    assert await target_store.verify() == []
+    assert await target_store.list_damaged() == []
 
 
 async def test_migration_into_other_queue_is_refused(
     backends: tuple[StoreBackend, StoreBackend], open_store: OpenStore
 ) -> None:
     source, target = backends
-    for place in backends:
-        one = await open_store(place)
-        await fill_store(one)
-        await one.close()
+    for backend in backends:
+        store = await open_store(backend)
+        await fill_store(store)
+        await store.close()
     before = read_all_rows(target)
     with pytest.raises(StoreForeign, match="already has another queue"):
         migrate(source, target)
     assert read_all_rows(target) == before
     with pytest.raises(StoreForeign, match="onto itself"):
         migrate(source, source)
-    for place in backends:
-        await open_store(place)
+    for backend in backends:
+        await open_store(backend)
 
 
 async def test_migration_to_target_in_use_is_refused(
@@ -515,10 +517,10 @@ async def test_migration_to_target_in_use_is_refused(
 ) -> None:
     source, target = backends
     await fill_store(await open_store(source))
-    there = await open_store(target)
+    target_store = await open_store(target)
     with pytest.raises(StoreLocked):
         migrate(source, target)
-    await there.close()
+    await target_store.close()
 
 
 async def test_concurrent_migrations_of_one_queue_are_exclusive(
@@ -528,11 +530,11 @@ async def test_concurrent_migrations_of_one_queue_are_exclusive(
     tmp_path: Path,
 ) -> None:
     source, target = backends
-    here = await open_store(source)
-    await fill_store(here)
+    source_store = await open_store(source)
+    await fill_store(source_store)
     slower = Migration(*endpoints, clock=FakeClock(), on_progress=lambda _: None)
     slower.begin()
-    await here.close()
+    await source_store.close()
     (tmp_path / "third").mkdir()
     third = SqliteBackend(tmp_path / "third")
     migrate(source, third)
@@ -550,13 +552,13 @@ async def test_migration_survey_writes_nothing(
 ) -> None:
     source, target = backends
     await fill_store(await open_store(source))
-    told = []
+    estimates = []
     for _ in range(2):
         ends = create_endpoint(source), create_endpoint(target)
-        told.append(Migration(*ends, clock=FakeClock(), on_progress=lambda _: None).estimate())
+        estimates.append(Migration(*ends, clock=FakeClock(), on_progress=lambda _: None).estimate())
         for end in ends:
             end.close()
-    assert [(one.live, one.confirmed, one.is_finished) for one in told] == [(7, 1, False)] * 2
+    assert [(estimate.live, estimate.confirmed, estimate.is_finished) for estimate in estimates] == [(7, 1, False)] * 2
     with pytest.raises(NotFound):
         create_endpoint(target).connect_read_only()
 
@@ -566,23 +568,23 @@ async def test_erase_migrated_source_allows_migration_back(
 ) -> None:
     source, target = backends
     await create_filled_queue(open_store, source)
-    side = create_endpoint(source)
+    endpoint = create_endpoint(source)
     with pytest.raises(StoreForeign, match="not marked"):
-        erase_source(side, on_progress=lambda _: None)
-    side.close()
+        erase_source(endpoint, on_progress=lambda _: None)
+    endpoint.close()
     before = read_all_rows(source)
     migrate(source, target)
-    side = create_endpoint(source)
-    erase_source(side, on_progress=lambda _: None)
-    side.close()
+    endpoint = create_endpoint(source)
+    erase_source(endpoint, on_progress=lambda _: None)
+    endpoint.close()
 
     assert {name for name, rows in read_all_rows(source).items() if rows} == {"meta"}
     if isinstance(source, SqliteBackend):
         left = b"".join(file.read_bytes() for file in source.path.parent.iterdir())
         for number in range(1, 9):
-            one = make_posted_share(number, round_id=OTHER_ROUND if number == 7 else ROUND)
-            assert one.share.shares_hash not in left
-            assert one.nullifier not in left
+            posted = make_posted_share(number, round_id=OTHER_ROUND if number == 7 else ROUND)
+            assert posted.share.shares_hash not in left
+            assert posted.nullifier not in left
     with pytest.raises(StoreMoved):
         await open_store(source)
     migrate(target, source)
@@ -598,12 +600,12 @@ async def test_undo_removes_mark_when_copy_is_lost(
     migrate(source, target)
     with pytest.raises(StoreMoved):
         migrate(source, target)
-    side = create_endpoint(source)
-    assert read_moved_mark(side).other == create_endpoint(target).label
-    undo_migration(side)
+    endpoint = create_endpoint(source)
+    assert read_moved_mark(endpoint).other == create_endpoint(target).label
+    undo_migration(endpoint)
     with pytest.raises(StoreForeign, match="not marked"):
-        undo_migration(side)
-    side.close()
+        undo_migration(endpoint)
+    endpoint.close()
     await open_store(source)
 
 
@@ -622,9 +624,9 @@ async def test_migration_sanitizes_text_only_sqlite_accepts(
         conn.execute("UPDATE history SET note = char(97, 0, 98)")
     moved = migrate(source, target)
     assert moved.damaged == []
-    (there,) = [one for one in read_all_rows(target)["shares"] if one.id == row.id]
-    assert there.share.note == "a\ufffdb"
-    assert all(line[3] == "a\ufffdb" for line in there.history)
+    (record,) = [record for record in read_all_rows(target)["shares"] if record.id == row.id]
+    assert record.share.note == "a\ufffdb"
+    assert all(line[3] == "a\ufffdb" for line in record.history)
 
 
 # ---------------------------------------------------------------------- comparison, without databases
@@ -642,26 +644,28 @@ def test_compare_by_pages_equalizes_tables_with_minimal_changes(
     def page(of: dict[Any, int], after: Any) -> list[Any]:
         return [(*key, value) for key, value in sorted(of.items()) if key > after][:rows]
 
-    there, touched = dict(target), []
+    copied, touched = dict(target), []
     after: Any = table.start
     while after is not None:
-        ours, theirs = page(source, after), page(there, after)
-        last = last_common_key(table, ours, theirs)
+        source_page, target_page = page(source, after), page(copied, after)
+        last = last_common_key(table, source_page, target_page)
         assert last is None or last > after
-        missing, changed, gone = compare(table, rows_up_to(table, ours, last), rows_up_to(table, theirs, last))
+        missing, changed, gone = compare(
+            table, rows_up_to(table, source_page, last), rows_up_to(table, target_page, last)
+        )
         for row in gone:
-            del there[table.key(row)]
-        there |= {table.key(row): row[2] for row in (*missing, *changed)}
+            del copied[table.key(row)]
+        copied |= {table.key(row): row[2] for row in (*missing, *changed)}
         touched += [table.key(row) for row in (*missing, *changed, *gone)]
         after = last
-    assert there == source
+    assert copied == source
     assert sorted(touched) == sorted(key for key in source | target if source.get(key) != target.get(key))
 
 
 def test_every_table_is_migrated_or_rebuilt() -> None:
-    made_anew = {"counters", "damaged"}
+    rebuilt = {"counters", "damaged"}
     with_its_share = {"reveals", "history"}
-    known = {table.name for table in TABLES} | made_anew | with_its_share
+    known = {table.name for table in TABLES} | rebuilt | with_its_share
     assert parse_table_names(migrations()) == known
     assert parse_table_names(postgres_migrations()) == known | {"claims", "sender"}  # a file has one host
 
@@ -671,5 +675,7 @@ def parse_table_names(texts: Iterable[str]) -> set[str]:
 
 
 def test_every_table_has_migration_statements() -> None:
-    names = {f"{word}_{table.name}" for table in TABLES if table is not SHARES for word in ("page", "drop", "write")}
+    names = {
+        f"{prefix}_{table.name}" for table in TABLES if table is not SHARES for prefix in ("page", "drop", "write")
+    }
     assert names <= set(load_copy_statements())

@@ -54,7 +54,7 @@ async def test_open_creates_private_files_under_any_umask(path: Path) -> None:
     assert modes == dict.fromkeys(["queue.db", "queue.db-shm", "queue.db-wal", "queue.db.lock"], 0o600)
 
 
-async def test_open_of_readable_file_makes_it_private(open_sqlite_store: StoreOpener, path: Path) -> None:
+async def test_open_of_readable_file_restricts_its_mode(open_sqlite_store: StoreOpener, path: Path) -> None:
     first = await open_sqlite_store(path)
     await first.close()
     path.chmod(0o644)
@@ -127,7 +127,7 @@ async def test_open_large_database_checks_only_its_end(
     monkeypatch.setattr(opening, "CHECKED_AT_START", 1)
     await enqueue_shares(store, *range(50))
     await store.close()
-    whole = path.read_bytes()
+    original = path.read_bytes()
     with open_closed_database(path) as conn:
         (page,) = conn.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'shares_nullifier'").fetchone()
     with path.open("r+b") as file:
@@ -139,7 +139,7 @@ async def test_open_large_database_checks_only_its_end(
         small.setattr(opening, "CHECKED_AT_START", 64 << 20)
         await expect_refusal(path, StoreCorrupt, "damaged")
 
-    path.write_bytes(whole[: len(whole) // 2])
+    path.write_bytes(original[: len(original) // 2])
     await expect_refusal(path, StoreCorrupt, "its end is missing")
 
 
@@ -264,23 +264,23 @@ async def test_close_finishes_pending_writes(open_sqlite_store: StoreOpener, pat
     await store.close()
     await asyncio.gather(*tasks)
 
-    again = await open_sqlite_store(path)
-    assert await again.count_shares() == {ROUND: {ShareState.RECEIVED: 100}}
+    reopened = await open_sqlite_store(path)
+    assert await reopened.count_shares() == {ROUND: {ShareState.RECEIVED: 100}}
 
 
 async def test_pulse_succeeds_only_while_writer_thread_responds(store: SqliteStore) -> None:
     await store.ping_writer()
-    holding, goes_on = threading.Event(), threading.Event()
+    holding, resume = threading.Event(), threading.Event()
 
     def hold(_tx: SqliteTransaction) -> None:
         holding.set()
-        goes_on.wait(30)
+        resume.wait(30)
 
     held = asyncio.create_task(store._writer.run(hold))
     await asyncio.to_thread(holding.wait, 30)
-    pulse = asyncio.create_task(store.ping_writer())
+    ping = asyncio.create_task(store.ping_writer())
     await asyncio.sleep(0.05)
-    assert not pulse.done()
-    goes_on.set()
-    await pulse
+    assert not ping.done()
+    resume.set()
+    await ping
     await held

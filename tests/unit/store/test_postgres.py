@@ -37,13 +37,13 @@ def test_local_connection_needs_no_tls(address: str) -> None:
 
 @pytest.mark.parametrize("host", REMOTE_DSNS)
 def test_remote_connection_without_verified_tls_is_refused(host: str) -> None:
-    words = create_connection_settings(f"host={host} dbname=queue", schema="s", host="one").conninfo
-    assert "sslmode=verify-full" in words
-    assert "sslrootcert=system" in words
-    kept = create_connection_settings(
+    conninfo = create_connection_settings(f"host={host} dbname=queue", schema="s", host="one").conninfo
+    assert "sslmode=verify-full" in conninfo
+    assert "sslrootcert=system" in conninfo
+    conninfo = create_connection_settings(
         f"host={host} sslmode=verify-ca sslrootcert=ca.pem", schema="s", host="one"
     ).conninfo
-    assert "sslmode=verify-ca" in kept
+    assert "sslmode=verify-ca" in conninfo
     for mode in ("disable", "allow", "prefer", "require"):
         with pytest.raises(StoreError, match=mode):
             create_connection_settings(f"host={host} sslmode={mode}", schema="s", host="one")
@@ -75,7 +75,7 @@ def test_connection_settings_remote_hostaddr_requires_tls(monkeypatch: pytest.Mo
     monkeypatch.setenv("PGHOSTADDR", "192.0.2.1")
     link = create_connection_settings("postgresql://me@localhost/queue", schema="s", host="one")
     assert "verify-full" in link.conninfo
-    assert "hostaddr=192.0.2.1" in link.conninfo, "what was checked is what libpq gets"
+    assert "hostaddr=192.0.2.1" in link.conninfo, "libpq gets the checked settings"
     assert link.to_display_text() == "postgresql://me@localhost/queue?hostaddr=192.0.2.1"
     monkeypatch.setenv("PGHOST", "a.example,b.example")
     with pytest.raises(StoreError, match="hostaddr with several hosts"):
@@ -107,9 +107,9 @@ def test_sealed_row_opens_with_key_and_detects_changes() -> None:
     assert sealed != old.encrypt(b"word")
     assert new.decrypt(sealed) == b"word"
     assert new.nullifier_tags(b"nullifier")[1:] == old.nullifier_tags(b"nullifier")
-    for place in range(4, len(sealed)):
+    for index in range(4, len(sealed)):
         with pytest.raises(DecryptionError):
-            old.decrypt(sealed[:place] + bytes([sealed[place] ^ 1]) + sealed[place + 1 :])
+            old.decrypt(sealed[:index] + bytes([sealed[index] ^ 1]) + sealed[index + 1 :])
     for short in (sealed[:-1], sealed[:8]):
         with pytest.raises(DecryptionError):
             old.decrypt(short)
@@ -130,10 +130,10 @@ def test_both_engines_define_every_statement() -> None:
 
 
 def test_sqlite_store_does_not_import_postgres() -> None:
-    look = (
+    script = (
         "import sys, helper.app.service, helper.store.sqlite.store; print([m for m in sys.modules if 'psycopg' in m])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", look], cwd=Path(__file__).parents[3], check=True, capture_output=True, text=True
+    completed = subprocess.run(
+        [sys.executable, "-c", script], cwd=Path(__file__).parents[3], check=True, capture_output=True, text=True
     )
-    assert done.stdout.strip() == "[]"
+    assert completed.stdout.strip() == "[]"

@@ -84,25 +84,25 @@ async def test_schema_allows_one_row_per_share(store: SqliteStore, path: Path) -
             conn.execute(f"INSERT INTO shares (id, {names}) SELECT 2, {names} FROM shares")
 
 
-@pytest.mark.parametrize(("was", "becomes"), list(product(LIVE_STATES, ShareState)))
+@pytest.mark.parametrize(("old_state", "new_state"), list(product(LIVE_STATES, ShareState)))
 async def test_schema_transitions_match_code(
-    store: SqliteStore, path: Path, was: ShareState, becomes: ShareState
+    store: SqliteStore, path: Path, old_state: ShareState, new_state: ShareState
 ) -> None:
-    await create_share_in_state(store, was)
+    await create_share_in_state(store, old_state)
     await store.close()
 
     with open_closed_database(path) as conn:
-        if becomes is ShareState.BROADCAST and was is not ShareState.BROADCAST:
+        if new_state is ShareState.BROADCAST and old_state is not ShareState.BROADCAST:
             conn.execute(
                 "INSERT INTO reveals (share_id, message, tx_hash, anchor_height, circuit, height, sends, row_check)"
                 " VALUES (1, x'04', zeroblob(32), 1, 'k10', 1, 0, zeroblob(8))"
             )
         change = "UPDATE shares SET state = ? WHERE id = 1"
-        if becomes is was or (becomes in TRANSITIONS[was] and becomes is not ShareState.SUBMITTED):
-            conn.execute(change, (becomes.value,))
+        if new_state is old_state or (new_state in TRANSITIONS[old_state] and new_state is not ShareState.SUBMITTED):
+            conn.execute(change, (new_state.value,))
         else:
             with pytest.raises(sqlite3.IntegrityError):
-                conn.execute(change, (becomes.value,))
+                conn.execute(change, (new_state.value,))
 
 
 async def test_schema_refuses_broadcast_without_stored_message(store: SqliteStore, path: Path) -> None:
@@ -137,13 +137,13 @@ def test_documented_transition_table_matches_schema() -> None:
     assert pairs == {(a.value, b.value) for a, to in TRANSITIONS.items() for b in to if b is not ShareState.SUBMITTED}
 
     text = (Path(__file__).parents[3] / "docs" / "state_machine.md").read_text()
-    told = {
-        (was, becomes)
-        for was, targets in re.findall(r"^\| `(\w+)` \(\d\) \| ([^|]*) \|", text, re.MULTILINE)
-        for becomes in re.findall(r"`(\w+)`", targets)
+    transitions = {
+        (old_state, new_state)
+        for old_state, targets in re.findall(r"^\| `(\w+)` \(\d\) \| ([^|]*) \|", text, re.MULTILINE)
+        for new_state in re.findall(r"`(\w+)`", targets)
     }
     codes = dict(re.findall(r"^\| `(\w+)` \((\d)\) \|", text, re.MULTILINE))
-    assert told == {(a.name.lower(), b.name.lower()) for a, to in TRANSITIONS.items() for b in to}
+    assert transitions == {(a.name.lower(), b.name.lower()) for a, to in TRANSITIONS.items() for b in to}
     assert codes == {state.name.lower(): str(state.value) for state in ShareState}
 
 

@@ -80,7 +80,7 @@ async def test_a_start_upgrades_the_schema_and_continues_with_the_shares(
     await enqueue_shares(store, 1, 3)  # known: share 1 waits, share 3 is confirmed
     assert await store.count_shares() == {ROUND: OLD_STATE_COUNTS}
     assert await retry_as_operator(store, failed_id) == 1
-    assert {one.share for one in await claim_all_due(store, now=NOW + 100)} == {
+    assert {queued.share for queued in await claim_all_due(store, now=NOW + 100)} == {
         make_posted_share(number).share for number in (1, 2, 5)
     }
     await store.close()
@@ -92,9 +92,9 @@ async def test_dry_run_changes_nothing_and_migration_loses_nothing(
     old_database: Path, open_sqlite_store: StoreOpener
 ) -> None:
     before = old_database.read_bytes()
-    trial = try_migration(old_database, SystemClock())
-    assert (trial.is_needed, trial.target) == (True, latest_version())
-    contents = trial.before
+    result = try_migration(old_database, SystemClock())
+    assert (result.is_needed, result.target) == (True, latest_version())
+    contents = result.before
     assert (contents.schema, contents.live, contents.confirmed, contents.damaged) == (latest_version() - 1, 4, 1, 0)
     assert old_database.read_bytes() == before
 
@@ -114,11 +114,11 @@ async def test_backup_before_migration_is_the_old_database(old_database: Path, t
 
 def test_a_new_database_needs_no_migration(path: Path) -> None:
     open_database(path, SystemClock()).close()
-    trial = try_migration(path, SystemClock())
-    assert (trial.is_needed, trial.before.schema) == (False, latest_version())
+    result = try_migration(path, SystemClock())
+    assert (result.is_needed, result.before.schema) == (False, latest_version())
 
 
-async def test_migration_beside_running_daemon_is_refused(store: SqliteStore, path: Path) -> None:
+async def test_migration_with_running_daemon_is_refused(store: SqliteStore, path: Path) -> None:
     with pytest.raises(StoreLocked):
         refuse_running(path)
     with pytest.raises(StoreLocked):
@@ -151,13 +151,13 @@ def test_migration_of_other_files_is_refused(path: Path) -> None:
         try_migration(path, SystemClock())
 
 
-async def test_a_damaged_row_stays_one_and_is_reported(old_database: Path) -> None:
+async def test_damaged_row_stays_damaged_and_is_reported(old_database: Path) -> None:
     with open_closed_database(old_database) as conn:
         conn.execute(
             "UPDATE shares SET submit_at = submit_at + 1 WHERE tree_position = ?",
             (make_posted_share(1).share.tree_position,),
         )
-    trial = try_migration(old_database, SystemClock())
-    assert trial.before.damaged == 1
+    result = try_migration(old_database, SystemClock())
+    assert result.before.damaged == 1
     upgrade_file(old_database, SystemClock())
     assert try_migration(old_database, SystemClock()).before.damaged == 1

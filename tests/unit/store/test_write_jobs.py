@@ -17,7 +17,7 @@ class AddOperation(BatchOperation):
 
     @classmethod
     def run_all(cls, tx: list[int], operations: Sequence[Self]) -> list[int]:
-        tx += [one.number for one in operations]
+        tx += [operation.number for operation in operations]
         return [len(operations)] * len(operations)
 
 

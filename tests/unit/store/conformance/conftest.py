@@ -30,15 +30,15 @@ async def reopen(backend: StoreBackend, clock: FakeClock, reported: list[Damaged
     stores: list[Store] = []
 
     async def open_store() -> Store:
-        one = backend.create_store(clock, reported.append)
-        await one.open()
-        stores.append(one)
-        await backend.prepare_store(one)
-        return one
+        store_ = backend.create_store(clock, reported.append)
+        await store_.open()
+        stores.append(store_)
+        await backend.prepare_store(store_)
+        return store_
 
     yield open_store
-    for one in stores:
-        await one.close()
+    for store_ in stores:
+        await store_.close()
 
 
 @pytest.fixture

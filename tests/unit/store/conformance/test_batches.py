@@ -47,13 +47,13 @@ class IncomingShare:
 
     def to_posted(self, rounds: Sequence[bytes]) -> PostedShare:
         """The share as posted by a wallet."""
-        one = posted_in_round(rounds[self.round], self.key).with_submit_at(self.submit_at)
+        posted = posted_in_round(rounds[self.round], self.key).with_submit_at(self.submit_at)
         nullifier = make_posted_share(self.nullifier).nullifier
         if self.defect == "nullifier":
-            return PostedShare(one.share, nullifier[:5])
+            return PostedShare(posted.share, nullifier[:5])
         if self.defect == "position":
-            return PostedShare(replace(one.share, tree_position=-1), nullifier)
-        return PostedShare(one.share, nullifier)
+            return PostedShare(replace(posted.share, tree_position=-1), nullifier)
+        return PostedShare(posted.share, nullifier)
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ ONE_OF_EACH_OUTCOME = [
 
 @pytest.fixture
 def runner() -> Iterator[asyncio.Runner]:
-    with asyncio.Runner() as one:
-        yield one
+    with asyncio.Runner() as runner_:
+        yield runner_
 
 
 @pytest.mark.rule("R10")
@@ -130,20 +130,22 @@ def test_enqueue_batch_gives_same_outcomes_as_one_by_one(
         st.builds(InitialState, SMALL_SETS, SMALL_SETS, SMALL_SETS, RARELY_TRUE, RARELY_TRUE),
     )
     def compare(batch: list[IncomingShare], before: InitialState) -> None:
-        ways = [[bytes([way, backend]) + next(number).to_bytes(30) for backend in range(ROUNDS)] for way in range(2)]
-        for rounds in ways:
+        groups = [
+            [bytes([group, backend]) + next(number).to_bytes(30) for backend in range(ROUNDS)] for group in range(2)
+        ]
+        for rounds in groups:
             runner.run(prepare_rounds(store, rounds, before))
-        one_by_one = runner.run(enqueue_one_by_one(store, [one.to_posted(ways[0]) for one in batch]))
+        one_by_one = runner.run(enqueue_one_by_one(store, [request.to_posted(groups[0]) for request in batch]))
         commits = store.stats.commits
-        together = runner.run(enqueue_together(store, [one.to_posted(ways[1]) for one in batch]))
+        together = runner.run(enqueue_together(store, [request.to_posted(groups[1]) for request in batch]))
 
         assert together == one_by_one
         if batch and set(together) <= set(EnqueueResult):
             assert store.stats.commits == commits + 1
-        kept = [runner.run(claim_waiting(store, rounds, before)) for rounds in ways]
-        assert kept[1] == kept[0]
+        claims = [runner.run(claim_waiting(store, rounds, before)) for rounds in groups]
+        assert claims[1] == claims[0]
         counts = runner.run(store.count_shares())
-        assert [counts.get(round_id) for round_id in ways[1]] == [counts.get(round_id) for round_id in ways[0]]
+        assert [counts.get(round_id) for round_id in groups[1]] == [counts.get(round_id) for round_id in groups[0]]
         seen.update(together)
 
     try:
@@ -156,27 +158,29 @@ def test_enqueue_batch_gives_same_outcomes_as_one_by_one(
     assert reported == []
 
 
-def can_close_rounds(place: StoreBackend) -> bool:
+def can_close_rounds(backend: StoreBackend) -> bool:
     """Whether another host may close a round."""
-    return place.locator[0] == "postgres"
+    return backend.locator[0] == "postgres"
 
 
 async def prepare_rounds(store: Store, rounds: Sequence[bytes], before: InitialState) -> None:
     """Bring the rounds of a batch to their initial state."""
-    told = rounds[0]
-    await store.save_rounds([ChainRound(told)], NOW)
-    await enqueue_together(store, [posted_in_round(told, number) for number in before.waiting | before.confirmed])
-    await store.add_spent([(told, make_posted_share(number).nullifier) for number in before.confirmed | before.spent])
+    round_id = rounds[0]
+    await store.save_rounds([ChainRound(round_id)], NOW)
+    await enqueue_together(store, [posted_in_round(round_id, number) for number in before.waiting | before.confirmed])
+    await store.add_spent(
+        [(round_id, make_posted_share(number).nullifier) for number in before.confirmed | before.spent]
+    )
     if before.is_closed:
-        await store.mark_closed(told, NOW)
+        await store.mark_closed(round_id, NOW)
     if before.is_damaged:
         await store._writer.run(partial(add_damaged_round, round_id=rounds[1]))
 
 
 def posted_in_round(round_id: bytes, number: int) -> PostedShare:
     """The share with this number: the same in every round, except for the round id."""
-    one = make_posted_share(number)
-    return PostedShare(replace(one.share, round_id=round_id), one.nullifier)
+    posted = make_posted_share(number)
+    return PostedShare(replace(posted.share, round_id=round_id), posted.nullifier)
 
 
 def add_damaged_round(tx: Transaction, round_id: bytes) -> None:
@@ -187,21 +191,21 @@ def add_damaged_round(tx: Transaction, round_id: bytes) -> None:
 
 async def claim_waiting(store: Store, rounds: Sequence[bytes], before: InitialState) -> set[tuple[object, ...]]:
     """Claim the waiting shares; round ids are replaced by indexes."""
-    sound = [round_id for round_id in rounds if not (before.is_damaged and round_id == rounds[1])]
-    claimed = await store.claim_due(now=NOW + 1000, limit=1000, rounds=sound)
+    intact_rounds = [round_id for round_id in rounds if not (before.is_damaged and round_id == rounds[1])]
+    claimed = await store.claim_due(now=NOW + 1000, limit=1000, rounds=intact_rounds)
     return {
-        (rounds.index(one.share.round_id), replace(one, id=0, share=replace(one.share, round_id=ROUND)))
-        for one in claimed
+        (rounds.index(queued.share.round_id), replace(queued, id=0, share=replace(queued.share, round_id=ROUND)))
+        for queued in claimed
     }
 
 
 async def enqueue_one_by_one(store: Store, batch: Sequence[PostedShare]) -> list[Outcome]:
     """Results of shares enqueued one by one."""
-    return [outcome for one in batch for outcome in await enqueue_together(store, [one])]
+    return [outcome for posted in batch for outcome in await enqueue_together(store, [posted])]
 
 
 async def enqueue_together(store: Store, batch: Sequence[PostedShare]) -> list[Outcome]:
     """Results of shares enqueued together."""
-    coming = (store.enqueue(one.share, one.nullifier, now=NOW) for one in batch)
-    outcomes = await asyncio.gather(*coming, return_exceptions=True)
-    return [type(one) if isinstance(one, BaseException) else one for one in outcomes]
+    calls = (store.enqueue(posted.share, posted.nullifier, now=NOW) for posted in batch)
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    return [type(outcome) if isinstance(outcome, BaseException) else outcome for outcome in outcomes]

@@ -52,8 +52,8 @@ async def test_rounds_after_reopen_keep_closed_and_alerted_times(
     await store.save_rounds([ChainRound(status=2)], NOW + 4)
     await store.close()
 
-    again = await reopen()
-    other, first = await again.list_rounds()
+    reopened = await reopen()
+    other, first = await reopened.list_rounds()
     assert other.round_id == OTHER_ROUND
     assert first == StoredRound(
         round_id=ROUND,
@@ -71,8 +71,8 @@ async def test_save_rounds_other_end_replaces_end_and_keeps_marks(reopen: Reopen
     await store.mark_closed(ROUND, NOW + 1)
     await store.save_rounds([ChainRound(vote_end_time=int(NOW) + 900)], NOW + 2)
     await store.close()
-    (kept,) = await (await reopen()).list_rounds()
-    assert (kept.vote_end_time, kept.closed_at) == (int(NOW) + 900, NOW + 1)
+    (stored_round,) = await (await reopen()).list_rounds()
+    assert (stored_round.vote_end_time, stored_round.closed_at) == (int(NOW) + 900, NOW + 1)
 
 
 async def test_apply_block_twice_is_applied_once(store: Store, backend: StoreBackend) -> None:

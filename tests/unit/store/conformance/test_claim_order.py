@@ -23,7 +23,7 @@ async def test_claim_due_immediate_shares_keeps_arrival_order(store: Store) -> N
 
 
 @pytest.mark.rule("R5")
-async def test_claim_due_shares_of_one_second_come_in_shuffled_order(store: Store) -> None:
+async def test_claim_due_shares_of_one_second_are_shuffled(store: Store) -> None:
     await enqueue_shares(store, *range(64), submit_at=DUE_SECOND)
 
     claimed = await claim_all_due(store, now=DUE_SECOND, limit=64)
@@ -46,8 +46,8 @@ async def test_claim_due_before_due_second_claims_nothing(store: Store) -> None:
 
 async def test_claim_due_merges_requested_rounds_by_due_time(store: Store) -> None:
     for second in range(6):
-        one = make_posted_share(second, submit_at=DUE_SECOND + second, round_id=(ROUND, OTHER_ROUND)[second % 2])
-        await store.enqueue(one.share, one.nullifier, now=NOW)
+        posted = make_posted_share(second, submit_at=DUE_SECOND + second, round_id=(ROUND, OTHER_ROUND)[second % 2])
+        await store.enqueue(posted.share, posted.nullifier, now=NOW)
 
     assert await store.next_due_ms([OTHER_ROUND]) == (DUE_SECOND + 1) * 1000
     both = await store.claim_due(now=DUE_SECOND + 60, limit=3, rounds=[OTHER_ROUND, ROUND, b"?" * 32])

@@ -28,14 +28,14 @@ from tests.unit.store.fixtures import (
 
 @pytest.mark.rule("R1")
 async def test_claim_due_returns_all_fields_of_enqueued_share(store: Store) -> None:
-    one = make_posted_share(5, submit_at=int(NOW) + 100)
+    posted = make_posted_share(5, submit_at=int(NOW) + 100)
 
-    assert await store.enqueue(one.share, one.nullifier, now=NOW) is EnqueueResult.QUEUED
+    assert await store.enqueue(posted.share, posted.nullifier, now=NOW) is EnqueueResult.QUEUED
 
     assert await claim_all_due(store, now=NOW + 99.9) == []
     (queued,) = await claim_all_due(store, now=NOW + 100)
-    assert queued.share == one.share
-    assert queued.nullifier == one.nullifier
+    assert queued.share == posted.share
+    assert queued.nullifier == posted.nullifier
     assert queued.state is ShareState.WITNESSED
     assert queued.due_ms == (int(NOW) + 100) * 1000
     assert (queued.attempts, queued.crashes, queued.proved_height) == (0, 0, None)
@@ -44,21 +44,21 @@ async def test_claim_due_returns_all_fields_of_enqueued_share(store: Store) -> N
 @pytest.mark.rule("R10")
 @pytest.mark.parametrize("again_at", [0, int(NOW) + 5, int(NOW) + 500])
 async def test_enqueue_same_share_twice_changes_nothing(store: Store, backend: StoreBackend, again_at: int) -> None:
-    one = make_posted_share(1, submit_at=int(NOW) + 60)
-    await store.enqueue(one.share, one.nullifier, now=NOW)
+    posted = make_posted_share(1, submit_at=int(NOW) + 60)
+    await store.enqueue(posted.share, posted.nullifier, now=NOW)
     before = backend.query_rows("SELECT * FROM shares")
 
-    outcome = await store.enqueue(one.with_submit_at(again_at).share, one.nullifier, now=NOW + 1)
+    outcome = await store.enqueue(posted.with_submit_at(again_at).share, posted.nullifier, now=NOW + 1)
 
     assert outcome is EnqueueResult.DUPLICATE
     assert backend.query_rows("SELECT * FROM shares") == before
-    assert await store.is_known(one.share.key)
+    assert await store.is_known(posted.share.key)
 
 
 @pytest.mark.rule("R10")
 @pytest.mark.parametrize("state", [ShareState.WITNESSED, ShareState.BROADCAST, ShareState.FAILED, ShareState.SUBMITTED])
 async def test_enqueue_known_share_in_every_state_is_duplicate(store: Store, state: ShareState) -> None:
-    one = make_posted_share(1)
+    posted = make_posted_share(1)
     await enqueue_shares(store, 1)
     if state is ShareState.WITNESSED:
         await claim_all_due(store)
@@ -67,34 +67,34 @@ async def test_enqueue_known_share_in_every_state_is_duplicate(store: Store, sta
     elif state is ShareState.BROADCAST:
         await enqueue_and_prepare(store, 1)
     else:
-        await store.apply_block(7, [(ROUND, one.nullifier)], now=NOW)
+        await store.apply_block(7, [(ROUND, posted.nullifier)], now=NOW)
     counts = await store.count_shares()
 
-    assert await store.enqueue(one.with_submit_at(0).share, one.nullifier, now=NOW) is EnqueueResult.DUPLICATE
+    assert await store.enqueue(posted.with_submit_at(0).share, posted.nullifier, now=NOW) is EnqueueResult.DUPLICATE
 
     assert counts == {ROUND: {state: 1}}
     assert await store.count_shares() == counts
-    assert await store.is_known(one.share.key)
+    assert await store.is_known(posted.share.key)
 
 
 async def test_enqueue_unknown_share_with_spent_nullifier_is_duplicate(store: Store) -> None:
-    one = make_posted_share(1)
-    await store.apply_block(7, [(ROUND, one.nullifier)], now=NOW)
+    posted = make_posted_share(1)
+    await store.apply_block(7, [(ROUND, posted.nullifier)], now=NOW)
 
-    assert await store.enqueue(one.share, one.nullifier, now=NOW) is EnqueueResult.DUPLICATE
+    assert await store.enqueue(posted.share, posted.nullifier, now=NOW) is EnqueueResult.DUPLICATE
 
     assert await store.count_shares() == {}
-    assert not await store.is_known(one.share.key)
-    assert await store.is_spent(ROUND, one.nullifier)
-    assert not await store.is_spent(OTHER_ROUND, one.nullifier)
+    assert not await store.is_known(posted.share.key)
+    assert await store.is_spent(ROUND, posted.nullifier)
+    assert not await store.is_spent(OTHER_ROUND, posted.nullifier)
 
 
 async def test_enqueue_same_key_in_other_round_is_another_share(store: Store) -> None:
-    here, there = make_posted_share(1), make_posted_share(1, round_id=OTHER_ROUND)
+    first, second = make_posted_share(1), make_posted_share(1, round_id=OTHER_ROUND)
 
-    assert await store.enqueue(here.share, here.nullifier, now=NOW) is EnqueueResult.QUEUED
-    assert not await store.is_known(there.share.key)
-    assert await store.enqueue(there.share, there.nullifier, now=NOW) is EnqueueResult.QUEUED
+    assert await store.enqueue(first.share, first.nullifier, now=NOW) is EnqueueResult.QUEUED
+    assert not await store.is_known(second.share.key)
+    assert await store.enqueue(second.share, second.nullifier, now=NOW) is EnqueueResult.QUEUED
 
 
 async def test_enqueue_concurrent_shares_use_one_commit_and_survive_reopen(
@@ -110,28 +110,28 @@ async def test_enqueue_concurrent_shares_use_one_commit_and_survive_reopen(
     assert set(outcomes) == {EnqueueResult.QUEUED}
     assert store.stats.commits - before == 1
     await store.close()
-    again = await reopen()
-    assert await again.count_shares() == {ROUND: {ShareState.RECEIVED: 512}}
+    reopened = await reopen()
+    assert await reopened.count_shares() == {ROUND: {ShareState.RECEIVED: 512}}
 
 
 async def test_enqueue_same_share_concurrently_queues_one(store: Store) -> None:
-    one = make_posted_share(1)
+    posted = make_posted_share(1)
 
-    outcomes = await asyncio.gather(*(store.enqueue(one.share, one.nullifier, now=NOW) for _ in range(64)))
+    outcomes = await asyncio.gather(*(store.enqueue(posted.share, posted.nullifier, now=NOW) for _ in range(64)))
 
     assert sorted(outcome.name for outcome in outcomes) == ["DUPLICATE"] * 63 + ["QUEUED"]
 
 
 async def test_enqueue_with_cancelled_caller_still_stores_share(store: Store) -> None:
-    one = make_posted_share(1)
-    task = asyncio.create_task(store.enqueue(one.share, one.nullifier, now=NOW))
+    posted = make_posted_share(1)
+    task = asyncio.create_task(store.enqueue(posted.share, posted.nullifier, now=NOW))
     await asyncio.sleep(0)
     task.cancel()
 
     with pytest.raises(asyncio.CancelledError):
         await task
 
-    assert await store.enqueue(one.share, one.nullifier, now=NOW) is EnqueueResult.DUPLICATE
+    assert await store.enqueue(posted.share, posted.nullifier, now=NOW) is EnqueueResult.DUPLICATE
 
 
 CHILD_SCRIPT = """

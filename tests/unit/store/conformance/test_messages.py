@@ -46,10 +46,10 @@ async def test_send_is_recorded_before_and_its_outcome_after(store: Store) -> No
     sent = await store.get_sent_reveal(share_id)
     assert sent is not None
     assert (sent.sends, sent.first_sent_height, sent.last_sent_height) == (2, 110, 113)
-    assert (sent.last_endpoint, sent.last_outcome) == ("two", None), "an old answer is not the new send's"
+    assert (sent.last_endpoint, sent.last_outcome) == ("two", None), "an old response does not belong to the new send"
 
     await store.record_outcome(share_id, outcome="ACCEPTED")
-    assert [one.last_outcome for one in await store.list_unconfirmed()] == ["ACCEPTED"]
+    assert [message.last_outcome for message in await store.list_unconfirmed()] == ["ACCEPTED"]
 
 
 async def test_mark_sending_outside_broadcast_state_is_refused(store: Store) -> None:
@@ -72,17 +72,17 @@ HEIGHTS = range(95, 126)
 async def test_follow_up_returns_messages_with_pending_work(store: Store, first: int, last: int) -> None:
     outcomes = [None, *(verdict.name for verdict in Verdict)]
     shares = {await enqueue_and_prepare(store, number): outcome for number, outcome in enumerate(outcomes)}
-    assert set(await store.list_follow_ups(height=0, limit=99)) == set(shares), "they were never sent"
+    assert set(await store.list_follow_ups(height=0, limit=99)) == set(shares), "the messages were never sent"
     for share_id, outcome in shares.items():
         for height in sorted({first, last}):
             await store.mark_sending(share_id, height=height, endpoint="one")
         if outcome is not None:
             await store.record_outcome(share_id, outcome=outcome)
 
-    found = {height: set(await store.list_follow_ups(height=height, limit=99)) for height in HEIGHTS}
+    follow_ups = {height: set(await store.list_follow_ups(height=height, limit=99)) for height in HEIGHTS}
 
     step = partial(next_step, sends=2, first_height=first, last_height=last)
-    assert found == {
+    assert follow_ups == {
         height: {
             share for share, outcome in shares.items() if step(outcome=outcome, height=height) is not NextStep.WAIT
         }
@@ -98,14 +98,14 @@ async def test_follow_up_returns_longest_waiting_first(store: Store) -> None:
 
     assert await store.list_follow_ups(height=115, limit=2) == [ids[1], ids[3]]
     assert await store.list_follow_ups(height=115, limit=9) == [ids[1], ids[3], ids[0]], (
-        "the failed one waits for nobody"
+        "the failed share has no follow-up"
     )
 
 
 async def test_follow_up_with_equal_wait_uses_claim_order(store: Store) -> None:
     await enqueue_shares(store, *range(12))
     claimed = [queued.id for queued in await claim_all_due(store)]
-    assert claimed != sorted(claimed), "the numbers of shares tell the order in which they came"
+    assert claimed != sorted(claimed), "row ids show the order of arrival"
     for share_id in reversed(claimed):
         await store.prepare(share_id, make_reveal(share_id))
 
@@ -123,7 +123,7 @@ async def test_unconfirmed_shares_are_paged(store: Store) -> None:
     first = await store.list_unconfirmed(limit=4)
     second = await store.list_unconfirmed(limit=4, after_id=first[-1].share_id)
 
-    assert [one.share_id for one in first + second] == list(range(1, 8))
+    assert [message.share_id for message in first + second] == list(range(1, 8))
     assert await store.list_unconfirmed(after_id=7) == []
 
 
@@ -142,13 +142,13 @@ async def test_long_note_and_history_are_truncated_but_keep_attempts(store: Stor
             await store.requeue(queued.id, stage="tree", note=f"{n}")
 
     (entry,) = await store.list_shares(QueueFilter(), 1)
-    story = await store.get_share_details(entry.ref)
+    details = await store.get_share_details(entry.ref)
 
-    assert story is not None
-    assert [line.note for line in story.history if line.spent_attempt] == ["x" * 399 + "…"]
-    assert len(story.history) == 52, "the acceptance, the attempt, and the latest fifty"
-    assert story.history[-1].note == "59"
-    assert story.attempts_by_stage == {"proof": 1}
+    assert details is not None
+    assert [line.note for line in details.history if line.spent_attempt] == ["x" * 399 + "…"]
+    assert len(details.history) == 52, "the acceptance, the attempt and the latest fifty entries"
+    assert details.history[-1].note == "59"
+    assert details.attempts_by_stage == {"proof": 1}
 
 
 async def test_share_without_message_is_distinguished_from_one_with_message(store: Store) -> None:
@@ -182,13 +182,13 @@ async def test_notes_with_control_characters_are_sanitized_and_spend_attempt(sto
     assert entry.attempts == 1
     assert entry.note == "out of gas   [2J   one two   "
     assert entry.stage.isprintable()
-    story = await store.get_share_details(entry.ref)
-    assert story is not None
-    assert story.history[-1].note == entry.note
+    details = await store.get_share_details(entry.ref)
+    assert details is not None
+    assert details.history[-1].note == entry.note
 
 
 async def test_audit_log_with_control_characters_is_sanitized(store: Store) -> None:
     number = await store.begin_action(Actor(1000, "ann\x1b\udcff\x00", "socket"), "retry", {})
     await store.end_action(number, {"error": "a\x00"})
-    (act,) = await store.list_actions(limit=1)
-    assert act.actor.name == "ann   "
+    (action,) = await store.list_actions(limit=1)
+    assert action.actor.name == "ann   "

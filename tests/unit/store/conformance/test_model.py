@@ -76,8 +76,8 @@ class StoreModel(RuleBasedStateMachine):
             patch.object(secrets, "token_bytes", keys.randbytes),
             patch.object(secrets, "token_hex", lambda size: keys.randbytes(size).hex()),
         ]
-        for one in self._patches:
-            one.start()
+        for patcher in self._patches:
+            patcher.start()
         self._backend = self.create_backend()
         self.clock = FakeClock(NOW)
         self.damaged: list[DamagedShare] = []
@@ -91,9 +91,9 @@ class StoreModel(RuleBasedStateMachine):
         """Create an empty backend."""
         raise NotImplementedError
 
-    def run_until_complete(self, work: Awaitable[T]) -> T:
+    def run_until_complete(self, operation: Awaitable[T]) -> T:
         async def await_work() -> T:
-            return await work
+            return await operation
 
         return self._loop.run_until_complete(await_work())
 
@@ -108,28 +108,28 @@ class StoreModel(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.run_until_complete(self.store.close())
         self._loop.close()
-        for one in self._patches:
-            one.stop()
+        for patcher in self._patches:
+            patcher.stop()
 
     @property
     def now_ms(self) -> int:
         return int(self.clock.now() * 1000)
 
     def apply_transition(
-        self, name: ShareKey, work: Awaitable[object], sources: set[ShareState], target: ShareState
+        self, name: ShareKey, operation: Awaitable[object], sources: set[ShareState], target: ShareState
     ) -> ModelShare | None:
         """Apply a transition: a legal one changes the row, an illegal one is refused without a change."""
-        kept = self.live[name]
-        if kept.state in sources:
-            assert self.run_until_complete(work)
-            kept.state = target
-            kept.failed_by_closure = kept.is_moved = False
-            return kept
-        if kept.failed_by_closure:
-            assert not self.run_until_complete(work)
+        model = self.live[name]
+        if model.state in sources:
+            assert self.run_until_complete(operation)
+            model.state = target
+            model.failed_by_closure = model.is_moved = False
+            return model
+        if model.failed_by_closure:
+            assert not self.run_until_complete(operation)
             return None
-        with pytest.raises(StoreError, match=f"{kept.state.name} cannot become {target.name}"):
-            self.run_until_complete(work)
+        with pytest.raises(StoreError, match=f"{model.state.name} cannot become {target.name}"):
+            self.run_until_complete(operation)
         return None
 
     # Enqueue
@@ -142,8 +142,8 @@ class StoreModel(RuleBasedStateMachine):
     def enqueue_one(self, round_id: bytes, number: int, wait: int | None) -> None:
         name = (round_id, number)
         submit_at = 0 if wait is None else int(self.clock.now()) + wait
-        one = make_posted_share(number, submit_at=submit_at, round_id=round_id)
-        outcome = self.run_until_complete(self.store.enqueue(one.share, one.nullifier, now=self.clock.now()))
+        posted = make_posted_share(number, submit_at=submit_at, round_id=round_id)
+        outcome = self.run_until_complete(self.store.enqueue(posted.share, posted.nullifier, now=self.clock.now()))
         if name in self.live or name in self.confirmed or name in self.spent:
             assert outcome is EnqueueResult.DUPLICATE
             return
@@ -158,112 +158,116 @@ class StoreModel(RuleBasedStateMachine):
     @rule(limit=st.integers(1, 9), rounds=st.sampled_from([(ROUND,), (OTHER_ROUND,), (ROUND, OTHER_ROUND)]))
     def claim(self, limit: int, rounds: tuple[bytes, ...]) -> None:
         due = sorted(
-            kept.due_ms
-            for (round_id, _), kept in self.live.items()
-            if round_id in rounds and kept.state is ShareState.RECEIVED and kept.due_ms <= self.now_ms
+            model.due_ms
+            for (round_id, _), model in self.live.items()
+            if round_id in rounds and model.state is ShareState.RECEIVED and model.due_ms <= self.now_ms
         )
         claimed = self.run_until_complete(self.store.claim_due(now=self.clock.now(), limit=limit, rounds=rounds))
-        assert [one.due_ms for one in claimed] == due[:limit]
-        rows = {kept.share_id: kept for kept in self.live.values()}
-        for one in claimed:
-            kept = rows[one.id]
-            assert (kept.state, one.attempts, one.crashes) == (ShareState.RECEIVED, kept.attempts, kept.crashes)
-            kept.state = ShareState.WITNESSED
+        assert [queued.due_ms for queued in claimed] == due[:limit]
+        rows = {model.share_id: model for model in self.live.values()}
+        for queued in claimed:
+            model = rows[queued.id]
+            assert (model.state, queued.attempts, queued.crashes) == (
+                ShareState.RECEIVED,
+                model.attempts,
+                model.crashes,
+            )
+            model.state = ShareState.WITNESSED
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def prepare(self, data: st.DataObject) -> None:
         if name := self.draw_key(data):
-            work = self.store.prepare(self.live[name].share_id, make_reveal(name[1]))
-            if kept := self.apply_transition(name, work, {ShareState.WITNESSED}, ShareState.BROADCAST):
-                kept.sends = 0
+            operation = self.store.prepare(self.live[name].share_id, make_reveal(name[1]))
+            if model := self.apply_transition(name, operation, {ShareState.WITNESSED}, ShareState.BROADCAST):
+                model.sends = 0
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def send(self, data: st.DataObject) -> None:
         if name := self.draw_key(data):
-            kept = self.live[name]
+            model = self.live[name]
             sent = self.run_until_complete(
-                self.store.mark_sending(kept.share_id, height=self.height, endpoint="node:80")
+                self.store.mark_sending(model.share_id, height=self.height, endpoint="node:80")
             )
-            assert sent is (kept.state is ShareState.BROADCAST)
-            kept.sends += sent
+            assert sent is (model.state is ShareState.BROADCAST)
+            model.sends += sent
 
     @precondition(lambda self: self.live)
     @rule(data=st.data(), wait=st.one_of(st.none(), DELAYS_SECONDS))
     def requeue(self, data: st.DataObject, wait: int | None) -> None:
         if name := self.draw_key(data):
             due_ms = None if wait is None else self.now_ms + wait * 1000
-            work = self.store.requeue(self.live[name].share_id, due_ms=due_ms, stage="tree", note="later")
-            if kept := self.apply_transition(name, work, IN_PROGRESS, ShareState.RECEIVED):
-                kept.due_ms = kept.due_ms if due_ms is None else due_ms
+            operation = self.store.requeue(self.live[name].share_id, due_ms=due_ms, stage="tree", note="later")
+            if model := self.apply_transition(name, operation, IN_PROGRESS, ShareState.RECEIVED):
+                model.due_ms = model.due_ms if due_ms is None else due_ms
 
     @precondition(lambda self: self.live)
     @rule(data=st.data(), wait=DELAYS_SECONDS)
     def record_crash(self, data: st.DataObject, wait: int) -> None:
         if name := self.draw_key(data):
             due_ms = self.now_ms + wait * 1000
-            work = self.store.record_crash(self.live[name].share_id, due_ms=due_ms, note="killed")
-            if kept := self.apply_transition(name, work, {ShareState.WITNESSED}, ShareState.RECEIVED):
-                kept.crashes, kept.due_ms = kept.crashes + 1, due_ms
+            operation = self.store.record_crash(self.live[name].share_id, due_ms=due_ms, note="killed")
+            if model := self.apply_transition(name, operation, {ShareState.WITNESSED}, ShareState.RECEIVED):
+                model.crashes, model.due_ms = model.crashes + 1, due_ms
 
     @precondition(lambda self: self.live)
     @rule(data=st.data(), wait=DELAYS_SECONDS)
     def retry(self, data: st.DataObject, wait: int) -> None:
         if name := self.draw_key(data):
             due_ms = self.now_ms + wait * 1000
-            work = self.store.retry(self.live[name].share_id, due_ms=due_ms, stage="proof", note="failed")
-            if kept := self.apply_transition(name, work, UNFINISHED, ShareState.RECEIVED):
-                kept.attempts, kept.due_ms = kept.attempts + 1, due_ms
+            operation = self.store.retry(self.live[name].share_id, due_ms=due_ms, stage="proof", note="failed")
+            if model := self.apply_transition(name, operation, UNFINISHED, ShareState.RECEIVED):
+                model.attempts, model.due_ms = model.attempts + 1, due_ms
 
     @precondition(lambda self: self.live)
     @rule(data=st.data(), spends=st.booleans())
     def fail(self, data: st.DataObject, spends: bool) -> None:
         if name := self.draw_key(data):
-            work = self.store.fail(self.live[name].share_id, stage="proof", note="for good", spend_attempt=spends)
-            if kept := self.apply_transition(name, work, UNFINISHED, ShareState.FAILED):
-                kept.attempts += spends
+            operation = self.store.fail(self.live[name].share_id, stage="proof", note="for good", spend_attempt=spends)
+            if model := self.apply_transition(name, operation, UNFINISHED, ShareState.FAILED):
+                model.attempts += spends
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def operator_retry(self, data: st.DataObject) -> None:
         if name := self.draw_key(data):
-            kept = self.live[name]
-            retried = self.run_until_complete(retry_as_operator(self.store, kept.share_id))
-            assert retried == (kept.state is ShareState.FAILED)
+            model = self.live[name]
+            retried = self.run_until_complete(retry_as_operator(self.store, model.share_id))
+            assert retried == (model.state is ShareState.FAILED)
             if retried:
-                kept.state, kept.attempts, kept.crashes = ShareState.RECEIVED, 0, 0
-                kept.failed_by_closure = kept.is_moved = False
+                model.state, model.attempts, model.crashes = ShareState.RECEIVED, 0, 0
+                model.failed_by_closure = model.is_moved = False
 
     # Operator actions on many shares
 
     @rule(numbers=st.sets(NUMBERS, min_size=1), closed=st.sampled_from([(), (), (ROUND,)]), dry=RARELY_TRUE)
     def retry_failed(self, numbers: set[int], closed: tuple[bytes, ...], dry: bool) -> None:
         names = [(round_id, number) for round_id in (ROUND, OTHER_ROUND) for number in sorted(numbers)]
-        meant = [self.live[name] for name in names if name in self.live]
+        selected = [self.live[name] for name in names if name in self.live]
         failed = [name for name in names if name in self.live and self.live[name].state is ShareState.FAILED]
-        ids = [kept.share_id for kept in meant]
+        ids = [model.share_id for model in selected]
         counts = self.run_until_complete(
             self.store.retry_failed(ids, QueueFilter(), closed=closed, note="asked for", dry_run=dry)
         )
         retried = [name for name in failed if name[0] not in closed]
         assert (counts["retried"], counts["closed"]) == (len(retried), len(failed) - len(retried))
         for name in [] if dry else retried:
-            kept = self.live[name]
-            kept.state, kept.attempts, kept.crashes = ShareState.RECEIVED, 0, 0
-            kept.failed_by_closure = kept.is_moved = False
+            model = self.live[name]
+            model.state, model.attempts, model.crashes = ShareState.RECEIVED, 0, 0
+            model.failed_by_closure = model.is_moved = False
 
     @rule(numbers=st.sets(NUMBERS, min_size=1), at_rest=st.booleans(), stale=RARELY_TRUE)
     def mark_moved(self, numbers: set[int], at_rest: bool, stale: bool) -> None:
-        meant = [self.live[name] for name in sorted(self.live) if name[1] in numbers]
+        selected = [self.live[name] for name in sorted(self.live) if name[1] in numbers]
         checks = dict(self._backend.query_rows("SELECT id, row_check FROM shares"))
-        marks = [(kept.share_id, b"12345678" if stale else checks[kept.share_id]) for kept in meant]
+        marks = [(model.share_id, b"12345678" if stale else checks[model.share_id]) for model in selected]
         counts = self.run_until_complete(self.store.mark_moved(marks, note="gone", idle_only=at_rest))
         at_rest_states = {ShareState.RECEIVED, ShareState.FAILED}
-        moved = [] if stale else [kept for kept in meant if kept.state in at_rest_states or not at_rest]
-        assert (counts["moved"], counts["stayed"]) == (len(moved), len(meant) - len(moved))
-        for kept in moved:
-            kept.state, kept.failed_by_closure, kept.is_moved = ShareState.FAILED, False, True
+        moved = [] if stale else [model for model in selected if model.state in at_rest_states or not at_rest]
+        assert (counts["moved"], counts["stayed"]) == (len(moved), len(selected) - len(moved))
+        for model in moved:
+            model.state, model.failed_by_closure, model.is_moved = ShareState.FAILED, False, True
 
     @rule(
         round_id=ROUNDS,
@@ -272,49 +276,49 @@ class StoreModel(RuleBasedStateMachine):
         wait=DELAYS_SECONDS,
     )
     def import_shares(self, round_id: bytes, number: int, state: ShareState, wait: int) -> None:
-        name, one = (
+        name, posted = (
             (round_id, number),
             make_posted_share(number, submit_at=int(self.clock.now()) + wait, round_id=round_id),
         )
         sent = ExportedReveal(make_reveal(number), 2, 1, 1, "node:80", None) if state is ShareState.BROADCAST else None
-        carried = ExportedShare(one.share, 5, state, self.now_ms, 3, 1, None, "proof", "as it was", (), sent)
+        exported = ExportedShare(posted.share, 5, state, self.now_ms, 3, 1, None, "proof", "as it was", (), sent)
         known_round = any(stored.round_id == round_id for stored in self.run_until_complete(self.store.list_rounds()))
-        (told,) = self.run_until_complete(
-            self.store.import_shares([(carried, one.nullifier)], note="taken", dry_run=False)
+        (outcome,) = self.run_until_complete(
+            self.store.import_shares([(exported, posted.nullifier)], note="taken", dry_run=False)
         )
-        result, kept = told.result, self.live.get(name)
-        early = state is ShareState.BROADCAST and one.share.submit_at * 1000 > self.now_ms
+        result, model = outcome.result, self.live.get(name)
+        early = state is ShareState.BROADCAST and posted.share.submit_at * 1000 > self.now_ms
         if not known_round:
             assert result is ImportResult.UNKNOWN
         elif name in self.spent:
             assert result is ImportResult.CONFIRMED
-        elif kept is not None and kept.is_moved:
+        elif model is not None and model.is_moved:
             assert result is ImportResult.RESTORED
-            early = early or kept.submit_at * 1000 > self.now_ms
-            kept.state = state if state is ShareState.BROADCAST and not early else ShareState.RECEIVED
-            kept.attempts, kept.crashes, kept.is_moved = 0, 0, False
-            kept.sends = 2 if kept.state is ShareState.BROADCAST else 0
-        elif kept is not None:
-            assert result is (ImportResult.FAILED if kept.state is ShareState.FAILED else ImportResult.QUEUED)
+            early = early or model.submit_at * 1000 > self.now_ms
+            model.state = state if state is ShareState.BROADCAST and not early else ShareState.RECEIVED
+            model.attempts, model.crashes, model.is_moved = 0, 0, False
+            model.sends = 2 if model.state is ShareState.BROADCAST else 0
+        elif model is not None:
+            assert result is (ImportResult.FAILED if model.state is ShareState.FAILED else ImportResult.QUEUED)
         elif name in self.confirmed:
             assert result is ImportResult.CONFIRMED
         else:
             assert result is ImportResult.IMPORTED
             ((row, due_ms),) = self._backend.query_rows("SELECT id, due_ms FROM shares ORDER BY id DESC LIMIT 1")
-            assert due_ms == max(self.now_ms, one.share.submit_at * 1000)
+            assert due_ms == max(self.now_ms, posted.share.submit_at * 1000)
             moved_to = ShareState.RECEIVED if early else state
-            self.live[name] = ModelShare(row, moved_to, due_ms, 3, 1, 2, submit_at=one.share.submit_at)
+            self.live[name] = ModelShare(row, moved_to, due_ms, 3, 1, 2, submit_at=posted.share.submit_at)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         if name := self.draw_key(data):
-            kept = self.live[name]
-            assert self.run_until_complete(self.store.release_claim(kept.share_id)) is (
-                kept.state is ShareState.WITNESSED
+            model = self.live[name]
+            assert self.run_until_complete(self.store.release_claim(model.share_id)) is (
+                model.state is ShareState.WITNESSED
             )
-            if kept.state is ShareState.WITNESSED:
-                kept.state = ShareState.RECEIVED
+            if model.state is ShareState.WITNESSED:
+                model.state = ShareState.RECEIVED
 
     # The chain
 
@@ -335,22 +339,22 @@ class StoreModel(RuleBasedStateMachine):
         if again:
             assert list(self.run_until_complete(self.store.apply_block(self.height, spent, now=self.clock.now()))) == []
 
-    @rule(round_id=ROUNDS, really=RARELY_TRUE)
-    def close_round(self, round_id: bytes, really: bool) -> None:
-        if not really:
+    @rule(round_id=ROUNDS, confirmed=RARELY_TRUE)
+    def close_round(self, round_id: bytes, confirmed: bool) -> None:
+        if not confirmed:
             return
-        mine = [kept for name, kept in self.live.items() if name[0] == round_id and kept.state in UNFINISHED]
-        assert self.run_until_complete(self.store.fail_unspent(round_id, note="closed")) == len(mine)
-        for kept in mine:
-            kept.state, kept.failed_by_closure = ShareState.FAILED, True
+        unfinished = [model for name, model in self.live.items() if name[0] == round_id and model.state in UNFINISHED]
+        assert self.run_until_complete(self.store.fail_unspent(round_id, note="closed")) == len(unfinished)
+        for model in unfinished:
+            model.state, model.failed_by_closure = ShareState.FAILED, True
 
-    @rule(round_id=ROUNDS, really=RARELY_TRUE)
-    def purge(self, round_id: bytes, really: bool) -> None:
-        if not really:
+    @rule(round_id=ROUNDS, confirmed=RARELY_TRUE)
+    def purge(self, round_id: bytes, confirmed: bool) -> None:
+        if not confirmed:
             return
         gone = [name for name in (*self.live, *self.confirmed) if name[0] == round_id]
         assert self.run_until_complete(self.store.purge(round_id)) == len(gone)
-        self.live = {name: kept for name, kept in self.live.items() if name[0] != round_id}
+        self.live = {name: model for name, model in self.live.items() if name[0] != round_id}
         self.confirmed = {name for name in self.confirmed if name[0] != round_id}
         self.spent = {name for name in self.spent if name[0] != round_id}
 
@@ -360,31 +364,31 @@ class StoreModel(RuleBasedStateMachine):
     def time_passes(self, seconds: int) -> None:
         self.clock.advance(seconds)
 
-    @rule(really=RARELY_TRUE)
-    def restart(self, really: bool) -> None:
-        if not really:
+    @rule(confirmed=RARELY_TRUE)
+    def restart(self, confirmed: bool) -> None:
+        if not confirmed:
             return
         self.run_until_complete(self.store.close())
         self.store = self._backend.create_store(self.clock, self.damaged.append)
         self.run_until_complete(self.store.open())
         self.run_until_complete(self._backend.prepare_store(self.store))
-        taken_up = [kept for kept in self.live.values() if kept.state is ShareState.WITNESSED]
-        assert self.run_until_complete(self.store.recover()) == len(taken_up)
-        for kept in taken_up:
-            kept.state = ShareState.RECEIVED
+        witnessed = [model for model in self.live.values() if model.state is ShareState.WITNESSED]
+        assert self.run_until_complete(self.store.recover()) == len(witnessed)
+        for model in witnessed:
+            model.state = ShareState.RECEIVED
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data(), wished=st.sampled_from(ShareState))
-    def refuse_illegal_update(self, data: st.DataObject, wished: ShareState) -> None:
+    @rule(data=st.data(), new_state=st.sampled_from(ShareState))
+    def refuse_illegal_update(self, data: st.DataObject, new_state: ShareState) -> None:
         """The schema refuses illegal transitions from any writer; SUBMITTED is not the state of a row."""
         name = self.draw_key(data)
         if name is None:
             return
-        was = self.live[name].state
-        if wished is not ShareState.SUBMITTED and wished in TRANSITIONS[was] | {was}:
+        old_state = self.live[name].state
+        if new_state is not ShareState.SUBMITTED and new_state in TRANSITIONS[old_state] | {old_state}:
             return
         with pytest.raises((sqlite3.IntegrityError, psycopg.errors.IntegrityError)):
-            self._backend.execute(f"UPDATE shares SET state = {int(wished)} WHERE id = {self.live[name].share_id}")
+            self._backend.execute(f"UPDATE shares SET state = {int(new_state)} WHERE id = {self.live[name].share_id}")
 
     def draw_key(self, data: st.DataObject) -> ShareKey | None:
         """The key of one of the live shares."""
@@ -392,25 +396,25 @@ class StoreModel(RuleBasedStateMachine):
 
     @invariant()
     def store_matches_model(self) -> None:
-        told = {
+        actual = {
             row: (state, due_ms, attempts, crashes, sends)
             for row, state, due_ms, attempts, crashes, sends in self._backend.query_rows(
                 "SELECT s.id, s.state, s.due_ms, s.attempts, s.crashes, r.sends"
                 " FROM shares s LEFT JOIN reveals r ON r.share_id = s.id AND s.state = 4"
             )
         }
-        assert told == {
-            kept.share_id: (
-                kept.state.value,
-                kept.due_ms,
-                kept.attempts,
-                kept.crashes,
-                kept.sends if kept.state is ShareState.BROADCAST else None,
+        assert actual == {
+            model.share_id: (
+                model.state.value,
+                model.due_ms,
+                model.attempts,
+                model.crashes,
+                model.sends if model.state is ShareState.BROADCAST else None,
             )
-            for kept in self.live.values()
+            for model in self.live.values()
         }
         counts: dict[bytes, dict[ShareState, int]] = {}
-        states = [(name[0], kept.state) for name, kept in self.live.items()]
+        states = [(name[0], model.state) for name, model in self.live.items()]
         for round_id, state in states + [(name[0], ShareState.SUBMITTED) for name in self.confirmed]:
             of_round = counts.setdefault(round_id, {})
             of_round[state] = of_round.get(state, 0) + 1

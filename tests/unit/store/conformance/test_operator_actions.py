@@ -29,12 +29,12 @@ TODAY = int(NOW) // DAY
 
 
 async def fail_share(store: Store, *numbers: int, stage: str = "proof", note: str = "no") -> list[int]:
-    """Fail shares for good; return their ids."""
+    """Fail shares permanently; return their ids."""
     await enqueue_shares(store, *numbers)
     claimed = await claim_all_due(store)
-    for one in claimed:
-        await store.fail(one.id, stage=stage, note=note, spend_attempt=True)
-    return [one.id for one in claimed]
+    for queued in claimed:
+        await store.fail(queued.id, stage=stage, note=note, spend_attempt=True)
+    return [queued.id for queued in claimed]
 
 
 async def retry_matching(
@@ -63,16 +63,20 @@ async def test_operator_action_is_recorded_at_begin_and_shows_interruption(
     await store.begin_action(Actor(0, "root", "file"), "purge", {})
     await store.close()
 
-    again = await reopen()
+    reopened = await reopen()
     async with backend.open_offline_readers() as offline:
-        lists = [await reader.list_actions(limit=5) for reader in (again, *offline)]
-    for told in lists:
-        cut_off, whole = told
-        assert (whole.actor, whole.name, whole.parameters) == (ACTOR, "retry", {"round": ROUND.hex(), "named": 3})
-        assert (whole.started_ms, whole.ended_ms) == (int(NOW * 1000), int(NOW * 1000) + 2000)
-        assert whole.outcome == {"retried": 3}
+        lists = [await reader.list_actions(limit=5) for reader in (reopened, *offline)]
+    for actions in lists:
+        cut_off, complete = actions
+        assert (complete.actor, complete.name, complete.parameters) == (
+            ACTOR,
+            "retry",
+            {"round": ROUND.hex(), "named": 3},
+        )
+        assert (complete.started_ms, complete.ended_ms) == (int(NOW * 1000), int(NOW * 1000) + 2000)
+        assert complete.outcome == {"retried": 3}
         assert (cut_off.actor.name, cut_off.ended_ms, cut_off.outcome) == ("root", None, None)
-    assert [act.name for act in await again.list_actions(limit=1)] == ["purge"]
+    assert [action.name for action in await reopened.list_actions(limit=1)] == ["purge"]
 
 
 async def test_audit_log_is_bounded(store: Store, backend: StoreBackend) -> None:
@@ -83,7 +87,7 @@ async def test_audit_log_is_bounded(store: Store, backend: StoreBackend) -> None
     await store.open()
     await store.begin_action(ACTOR, "last", {})
 
-    assert [act.name for act in await store.list_actions(limit=9)] == ["last", "x"]
+    assert [action.name for action in await store.list_actions(limit=9)] == ["last", "x"]
     await store.close()
 
 
@@ -92,7 +96,7 @@ async def test_audit_log_damaged_entry_is_shown_as_damaged(store: Store, backend
     await store.close()
     backend.execute("UPDATE actions SET wanted = '{\"nam'")
     await store.open()
-    assert [act.parameters for act in await store.list_actions(limit=9)] == [{"damaged": True}]
+    assert [action.parameters for action in await store.list_actions(limit=9)] == [{"damaged": True}]
     await store.close()
 
 
@@ -110,19 +114,19 @@ async def test_retry_failed_keeps_due_time_and_resets_attempts(store: Store, bac
     await store.fail(queued.id, stage="broadcast", note="refused", spend_attempt=True)
 
     assert await retry_matching(store, [queued.id], dry=True) == {"retried": 1}
-    assert backend.query_rows("SELECT state FROM shares") == [(3,)], "a rehearsal changes nothing"
+    assert backend.query_rows("SELECT state FROM shares") == [(3,)], "a dry run changes nothing"
     assert await retry_matching(store, [queued.id]) == {"retried": 1}
     assert await retry_matching(store, [queued.id]) == {}
 
-    found = backend.query_rows("SELECT state, due_ms, attempts, crashes FROM shares")
-    assert found == [(0, (int(NOW) + 5) * 1000, 0, 0)]
-    assert backend.query_rows("SELECT * FROM reveals") == [], "its old message is gone"
-    (again,) = await claim_all_due(store)
-    assert again.share == make_posted_share(1).with_submit_at(int(NOW) + 5).share
+    rows = backend.query_rows("SELECT state, due_ms, attempts, crashes FROM shares")
+    assert rows == [(0, (int(NOW) + 5) * 1000, 0, 0)]
+    assert backend.query_rows("SELECT * FROM reveals") == [], "the old message is deleted"
+    (reclaimed,) = await claim_all_due(store)
+    assert reclaimed.share == make_posted_share(1).with_submit_at(int(NOW) + 5).share
     (entry,) = await store.list_shares(QueueFilter(), 9)
-    story = await store.get_share_details(entry.ref)
-    assert story is not None
-    assert ("operator", "by ann") in [(line.stage, line.note) for line in story.history]
+    details = await store.get_share_details(entry.ref)
+    assert details is not None
+    assert ("operator", "by ann") in [(line.stage, line.note) for line in details.history]
 
 
 async def test_retry_failed_in_closed_round_leaves_shares_failed(store: Store) -> None:
@@ -130,7 +134,7 @@ async def test_retry_failed_in_closed_round_leaves_shares_failed(store: Store) -
     ids = await fail_share(store, 1, 2)
     assert await retry_matching(store, ids, closed=(ROUND,)) == {"closed": 2}
     await store.mark_closed(ROUND, NOW)
-    assert await retry_matching(store, ids) == {"closed": 2}, "the round's own mark says so too"
+    assert await retry_matching(store, ids) == {"closed": 2}, "the round's own mark reports it too"
     assert await store.count_shares() == {ROUND: {ShareState.FAILED: 2}}
 
 
@@ -142,13 +146,13 @@ async def test_retry_failed_retries_only_matching_shares(store: Store) -> None:
     assert ids == proof + other
     assert await store.list_failed_ids(ROUND, after_id=proof[0], limit=9) == other
     assert await store.list_failed_ids(OTHER_ROUND, after_id=0, limit=9) == []
-    for wanted in (
+    for query_filter in (
         QueueFilter(stage="tree"),
         QueueFilter(round_id=OTHER_ROUND),
         QueueFilter(due_before_ms=int(NOW * 1000)),
         QueueFilter(state=ShareState.RECEIVED),
     ):
-        assert await retry_matching(store, ids, wanted) == {}
+        assert await retry_matching(store, ids, query_filter) == {}
     assert await retry_matching(store, ids, QueueFilter(stage="broadcast", due_before_ms=int(NOW * 1000) + 1)) == {
         "retried": 1
     }
@@ -182,11 +186,11 @@ async def test_purge_keeps_only_failure_counts_by_stage_and_reason(store: Store,
     await store.purge(ROUND)
 
     assert await store.list_matching_failures(QueueFilter(), limit=9) == []
-    told = [PurgedFailures(TODAY, "proof", "the node said …", 2), PurgedFailures(TODAY, "tree", "no leaf", 1)]
-    assert await store.list_purged_failures() == told
+    expected = [PurgedFailures(TODAY, "proof", "the node said …", 2), PurgedFailures(TODAY, "tree", "no leaf", 1)]
+    assert await store.list_purged_failures() == expected
     async with backend.open_offline_readers() as offline:
         for reader in offline:
-            assert await reader.list_purged_failures() == told
+            assert await reader.list_purged_failures() == expected
 
 
 async def test_past_failures_are_deleted_after_retention_days(store: Store, clock: FakeClock) -> None:
@@ -209,14 +213,14 @@ async def test_past_failures_of_future_days_are_deleted(store: Store, clock: Fak
 
 async def test_past_failures_per_day_are_bounded(store: Store) -> None:
     await enqueue_shares(store, *range(MAX_REASONS_PER_DAY + 3))
-    for one in await claim_all_due(store, limit=1000):
-        await store.fail(one.id, stage="proof", note=f"reason {one.id}", spend_attempt=True)
+    for queued in await claim_all_due(store, limit=1000):
+        await store.fail(queued.id, stage="proof", note=f"reason {queued.id}", spend_attempt=True)
     await store.purge(ROUND)
 
-    told = await store.list_purged_failures()
-    assert len(told) == MAX_REASONS_PER_DAY + 1
-    assert sum(one.count for one in told) == MAX_REASONS_PER_DAY + 3
-    assert [one.count for one in told if (one.stage, one.reason) == OTHER_REASON] == [3]
+    counts = await store.list_purged_failures()
+    assert len(counts) == MAX_REASONS_PER_DAY + 1
+    assert sum(group.count for group in counts) == MAX_REASONS_PER_DAY + 3
+    assert [group.count for group in counts if (group.stage, group.reason) == OTHER_REASON] == [3]
 
 
 async def test_failure_counts_include_damaged_share_as_damaged(store: Store, backend: StoreBackend) -> None:
@@ -225,7 +229,7 @@ async def test_failure_counts_include_damaged_share_as_damaged(store: Store, bac
     backend.execute("UPDATE shares SET note = 'a flipped bit'")
     await store.open()
     await store.purge(ROUND)
-    assert [(one.stage, one.count) for one in await store.list_purged_failures()] == [("damaged", 1)]
+    assert [(group.stage, group.count) for group in await store.list_purged_failures()] == [("damaged", 1)]
     await store.close()
 
 

@@ -40,23 +40,23 @@ async def test_share_details_contain_all_but_the_witness(store: Store, backend: 
 
     async with backend.open_offline_readers() as offline:
         for queue in (store, *offline):
-            story = await queue.get_share_details(entry.ref)
+            details = await queue.get_share_details(entry.ref)
 
-            assert story is not None
-            assert story.entry == entry
-            assert story.received_ms == int(NOW * 1000)
-            assert story.vote_end_time == ChainRound().vote_end_time
-            assert [(line.stage, line.note, line.spent_attempt) for line in story.history] == [
+            assert details is not None
+            assert details.entry == entry
+            assert details.received_ms == int(NOW * 1000)
+            assert details.vote_end_time == ChainRound().vote_end_time
+            assert [(line.stage, line.note, line.spent_attempt) for line in details.history] == [
                 ("accepted", "", False),
                 ("proof", "it failed", True),
                 ("broadcast", "proven with k10, message stored", False),
             ]
-            assert [line.at_ms for line in story.history] == [int(NOW * 1000) + 5000 * n for n in range(3)]
-            assert story.attempts_by_stage == {"proof": 1}
-            assert (story.tx_hash, story.anchor_height, story.circuit) == (make_reveal(1).tx_hash, 100, "k10")
-            assert (story.sends, story.first_sent_height, story.last_sent_height) == (1, 110, 110)
-            assert (story.last_endpoint, story.last_outcome) == ("one", "ACCEPTED")
-            shown = repr(story)
+            assert [line.at_ms for line in details.history] == [int(NOW * 1000) + 5000 * n for n in range(3)]
+            assert details.attempts_by_stage == {"proof": 1}
+            assert (details.tx_hash, details.anchor_height, details.circuit) == (make_reveal(1).tx_hash, 100, "k10")
+            assert (details.sends, details.first_sent_height, details.last_sent_height) == (1, 110, 110)
+            assert (details.last_endpoint, details.last_outcome) == ("one", "ACCEPTED")
+            shown = repr(details)
             for secret in secrets_of(1):
                 assert repr(secret)[2:-1] not in shown
                 assert secret.hex() not in shown
@@ -69,10 +69,10 @@ async def test_share_details_by_unique_prefix_are_found(store: Store) -> None:
     refs = [entry.ref for entry in await store.list_shares(QueueFilter(), 99)]
     assert len(set(refs)) == 40
 
-    story = await store.get_share_details(refs[7][:6].upper())
+    details = await store.get_share_details(refs[7][:6].upper())
 
-    assert story is not None
-    assert story.entry.ref == refs[7]
+    assert details is not None
+    assert details.entry.ref == refs[7]
     assert await store.get_share_details(refs[7][:5]) is None
     assert await store.get_share_details("zzzzzz") is None
     assert await store.get_share_details("0" * 65) is None
@@ -127,6 +127,6 @@ async def test_queue_counts_waiting_by_minute_and_failed_by_reason(store: Store)
         await store.fail(queued.id, stage="proof", note=reason, spend_attempt=True)
 
     assert await store.count_due_ahead(now=NOW) == {ROUND: DueForecast((0,) * 60, 2)}
-    told = {(group.stage, group.note, group.count) for group in await store.list_failures(limit=9)}
-    assert told == {("proof", "refused", 2), ("proof", "no leaf", 2)}
+    failures = {(group.stage, group.note, group.count) for group in await store.list_failures(limit=9)}
+    assert failures == {("proof", "refused", 2), ("proof", "no leaf", 2)}
     assert len(await store.list_failures(limit=1)) == 1

@@ -37,18 +37,18 @@ def exported_share(number: int, **changes: Any) -> ExportedShare:
     return replace(as_received, **changes)
 
 
-async def import_all(store: Store, *exported: ExportedShare, dry: bool = False) -> list[ImportedShare]:
-    checked = [(one, make_posted_share(one.share.tree_position - 70_000).nullifier) for one in exported]
-    return await store.import_shares(checked, note="from there", dry_run=dry)
+async def import_all(store: Store, *exported: ExportedShare, dry_run: bool = False) -> list[ImportedShare]:
+    checked = [(share, make_posted_share(share.share.tree_position - 70_000).nullifier) for share in exported]
+    return await store.import_shares(checked, note="from there", dry_run=dry_run)
 
 
-async def import_results(store: Store, *exported: ExportedShare, dry: bool = False) -> list[ImportResult]:
-    return [one.result for one in await import_all(store, *exported, dry=dry)]
+async def import_results(store: Store, *exported: ExportedShare, dry_run: bool = False) -> list[ImportResult]:
+    return [result.result for result in await import_all(store, *exported, dry_run=dry_run)]
 
 
-async def mark_all_moved(store: Store, place: StoreBackend, *, at_rest: bool = True) -> None:
+async def mark_all_moved(store: Store, backend: StoreBackend, *, at_rest: bool = True) -> None:
     """Mark every share of the store as moved."""
-    marks = place.query_rows("SELECT id, row_check FROM shares ORDER BY id")
+    marks = backend.query_rows("SELECT id, row_check FROM shares ORDER BY id")
     counts = await store.mark_moved(marks, note="gone", idle_only=at_rest)
     assert counts == {"moved": len(marks)}
 
@@ -62,29 +62,29 @@ async def test_import_of_moved_share_requeues_it_at_its_due_time(
     await fail_share(store, 3)
     await mark_all_moved(store, backend)
     entries = {entry.ref for entry in await store.list_shares(QueueFilter(), 9)}
-    lot = [
+    shares = [
         exported_share(1, due_ms=0),
         exported_share(2, due_ms=2**40 * 1000),
         exported_share(3, state=ShareState.FAILED),
     ]
 
-    assert await import_results(store, *lot, dry=True) == [ImportResult.RESTORED] * 3
+    assert await import_results(store, *shares, dry_run=True) == [ImportResult.RESTORED] * 3
     assert await store.count_shares() == {ROUND: {ShareState.FAILED: 3}}
-    done = await import_all(store, *lot)
+    results = await import_all(store, *shares)
 
-    assert [one.result for one in done] == [ImportResult.RESTORED] * 3
-    assert {one.ref for one in done} == entries
-    assert {one.round_id for one in done} == {ROUND}
+    assert [result.result for result in results] == [ImportResult.RESTORED] * 3
+    assert {result.ref for result in results} == entries
+    assert {result.round_id for result in results} == {ROUND}
     assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 3}}
     await store.close()
-    again = await reopen()
-    assert {one.share.tree_position - 70_000 for one in await claim_all_due(again, now=NOW + 49)} == {2, 3}
-    (last,) = await claim_all_due(again, now=NOW + 50)
+    reopened = await reopen()
+    assert {queued.share.tree_position - 70_000 for queued in await claim_all_due(reopened, now=NOW + 49)} == {2, 3}
+    (last,) = await claim_all_due(reopened, now=NOW + 50)
     assert last.share == make_posted_share(1, submit_at=int(NOW) + 50).share, (
-        "never before its own time, whatever the file says"
+        "never before its own time, regardless of the file"
     )
     assert (last.attempts, last.crashes, last.proved_height) == (0, 0, 88)
-    assert await again.verify() == []
+    assert await reopened.verify() == []
 
 
 async def test_import_of_moved_share_keeps_the_history_of_both_machines(store: Store, backend: StoreBackend) -> None:
@@ -97,11 +97,11 @@ async def test_import_of_moved_share_keeps_the_history_of_both_machines(store: S
 
     await import_results(store, exported_share(1, history=(*before.history[1:], REMOTE_HISTORY_ENTRY)))
 
-    story = await store.get_share_details(entry.ref)
-    assert story is not None
-    notes = [line.note for line in story.history]
+    details = await store.get_share_details(entry.ref)
+    assert details is not None
+    notes = [line.note for line in details.history]
     assert notes == [*(line.note for line in before.history), "gone", "no memory", "from there"]
-    assert (story.entry.stage, story.entry.note) == ("import", "from there")
+    assert (details.entry.stage, details.entry.note) == ("import", "from there")
 
 
 async def test_import_of_moved_share_sent_elsewhere_keeps_that_message(store: Store, backend: StoreBackend) -> None:
@@ -119,17 +119,19 @@ async def test_import_of_moved_share_sent_elsewhere_keeps_that_message(store: St
 
     assert await import_results(store, sent, early) == [ImportResult.RESTORED] * 2
 
-    (one,) = await store.list_unconfirmed()
-    assert (one.prepared, one.sends, one.last_sent_height) == (make_reveal(1), 3, 110)
+    (message,) = await store.list_unconfirmed()
+    assert (message.prepared, message.sends, message.last_sent_height) == (make_reveal(1), 3, 110)
     assert await claim_all_due(store, now=NOW + 49) == [], "a file with an earlier time does not make a share early"
-    assert await store.apply_block(120, [(ROUND, make_posted_share(1).nullifier)], now=NOW) == [one.share_id]
+    assert await store.apply_block(120, [(ROUND, make_posted_share(1).nullifier)], now=NOW) == [message.share_id]
 
 
 async def test_import_of_moved_share_twice_queues_it_once(store: Store, backend: StoreBackend) -> None:
     await store.save_rounds([ChainRound()], NOW)
     await enqueue_shares(store, 1, 2)
     await mark_all_moved(store, backend)
-    assert await import_results(store, exported_share(1)) == [ImportResult.RESTORED], "interrupted after the first"
+    assert await import_results(store, exported_share(1)) == [ImportResult.RESTORED], (
+        "interrupted after the first share"
+    )
 
     assert await import_results(store, exported_share(1), exported_share(2)) == [
         ImportResult.QUEUED,
@@ -140,7 +142,7 @@ async def test_import_of_moved_share_twice_queues_it_once(store: Store, backend:
 
     await mark_all_moved(store, backend)
     assert await import_results(store, exported_share(1), exported_share(2)) == [ImportResult.RESTORED] * 2, (
-        "back and forth again"
+        "moved back and forth again"
     )
 
 
@@ -159,11 +161,11 @@ async def test_import_of_known_unmoved_shares_reports_each_reason(
     await store.open()
     await backend.prepare_store(store)
 
-    lot = [exported_share(number) for number in (1, 2, 3, 4, 5)]
+    shares = [exported_share(number) for number in (1, 2, 3, 4, 5)]
     expected = ["failed", "queued", "queued", "confirmed", "damaged"]
-    assert await import_results(store, *lot) == expected
+    assert await import_results(store, *shares) == expected
     await store.mark_closed(ROUND, clock.now())
-    assert await import_results(store, *lot) == ["closed"] * 5
+    assert await import_results(store, *shares) == ["closed"] * 5
     await store.purge(ROUND)
     assert await import_all(store, exported_share(1)) == [ImportedShare(ImportResult.UNKNOWN, None, ROUND)]
     await store.close()

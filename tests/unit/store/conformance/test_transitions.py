@@ -68,17 +68,17 @@ async def current_state(store: Store) -> ShareState:
 
 
 @pytest.mark.parametrize(("name", "state"), list(product(TRANSITION_CASES, LIVE_STATES)))
-async def test_transition_is_made_only_from_legal_states(store: Store, name: str, state: ShareState) -> None:
-    act, legal, target = TRANSITION_CASES[name]
+async def test_transition_succeeds_only_from_legal_states(store: Store, name: str, state: ShareState) -> None:
+    transition, legal, target = TRANSITION_CASES[name]
     await create_share_in_state(store, state)
 
     if state in legal:
-        assert await act(store)
+        assert await transition(store)
         assert await current_state(store) is target
         assert await store.count_shares() == {ROUND: {target: 1}}
     else:
         with pytest.raises(StoreError, match=f"{state.name} cannot become {target.name}"):
-            await act(store)
+            await transition(store)
         assert await current_state(store) is state
         assert await store.count_shares() == {ROUND: {state: 1}}
 
@@ -101,7 +101,7 @@ async def test_transition_after_round_closed_returns_false(store: Store, name: s
 
     assert not await TRANSITION_CASES[name][0](store)
     assert await store.list_shares(QueueFilter(), 10) == before
-    assert await retry_as_operator(store, 1), "an operator may still have it tried"
+    assert await retry_as_operator(store, 1), "an operator may still retry it"
     assert await current_state(store) is ShareState.RECEIVED
 
 
@@ -118,16 +118,16 @@ async def test_spent_nullifier_confirms_share_from_every_state(store: Store, sta
 
 
 def test_transition_table_matches_transition_functions() -> None:
-    made: dict[ShareState, set[ShareState]] = {state: set() for state in ShareState}
+    covered: dict[ShareState, set[ShareState]] = {state: set() for state in ShareState}
     for _, legal, target in TRANSITION_CASES.values():
         for state in legal - {target}:
-            made[state].add(target)
-    made[ShareState.RECEIVED].add(ShareState.WITNESSED)  # claim_due
+            covered[state].add(target)
+    covered[ShareState.RECEIVED].add(ShareState.WITNESSED)  # claim_due
     for state in LIVE_STATES:
-        made[state].add(ShareState.SUBMITTED)  # apply_block
-    made[ShareState.FAILED].add(ShareState.RECEIVED)  # retry_failed
+        covered[state].add(ShareState.SUBMITTED)  # apply_block
+    covered[ShareState.FAILED].add(ShareState.RECEIVED)  # retry_failed
 
-    assert made == {state: set(targets) for state, targets in TRANSITIONS.items()}
+    assert covered == {state: set(targets) for state, targets in TRANSITIONS.items()}
 
 
 @pytest.mark.rule("R11")
@@ -141,11 +141,11 @@ async def test_attempts_survive_restart_and_outages_spend_none(
         (queued,) = await claim_all_due(store, now=NOW + 100)
         assert queued.attempts == attempt - 1
         assert await store.retry(queued.id, due_ms=LATER_MS, stage="proof", note=f"failure {attempt}") == attempt
-        assert await claim_all_due(store, now=NOW + 49) == [], "the next time is on disk before it is waited for"
+        assert await claim_all_due(store, now=NOW + 49) == [], "the next time is on disk before the wait begins"
     await store.close()
 
-    again = await reopen()
-    (queued,) = await claim_all_due(again, now=NOW + 50)
+    reopened = await reopen()
+    (queued,) = await claim_all_due(reopened, now=NOW + 50)
     assert queued.attempts == 3
 
 
@@ -168,12 +168,12 @@ async def test_recover_requeues_witnessed_and_keeps_broadcast_shares(
     await store.prepare(first.id, make_reveal(2))
     await store.close()
 
-    again = await reopen()
-    assert await again.recover() == 1
-    assert await again.recover() == 0
-    assert await again.count_shares() == {ROUND: {ShareState.RECEIVED: 1, ShareState.BROADCAST: 1}}
-    assert await again.next_due_ms([ROUND]) == (int(NOW) + 3) * 1000 == second.due_ms
-    (sent,) = await again.list_unconfirmed()
+    reopened = await reopen()
+    assert await reopened.recover() == 1
+    assert await reopened.recover() == 0
+    assert await reopened.count_shares() == {ROUND: {ShareState.RECEIVED: 1, ShareState.BROADCAST: 1}}
+    assert await reopened.next_due_ms([ROUND]) == (int(NOW) + 3) * 1000 == second.due_ms
+    (sent,) = await reopened.list_unconfirmed()
     assert sent.prepared == make_reveal(2)
 
 
