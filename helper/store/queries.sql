@@ -31,6 +31,9 @@ ORDER BY r.created_at_height, r.round_no;
 -- name: get_meta
 SELECT key, value, row_check FROM meta WHERE key = ?;
 
+-- name: get_marks
+SELECT key, value, row_check FROM meta WHERE key IN ('copy.unfinished', 'copy.moved');
+
 -- name: set_meta
 INSERT INTO meta (key, value, row_check) VALUES (?, ?, ?)
 ON CONFLICT (key) DO UPDATE SET value = excluded.value, row_check = excluded.row_check;

@@ -6,8 +6,8 @@ from collections import Counter
 from typing import NamedTuple, Protocol
 
 from helper.core.share import ShareState
-from helper.errors import StoreCorrupt
 from helper.store.action_rows import Action, PurgedFailures
+from helper.store.meta import ROW_CHECK_KEY, read_key
 from helper.store.operations.actions import read_action
 from helper.store.records import Column, RoundKeyRow, RoundRow
 from helper.store.rows import (
@@ -23,7 +23,7 @@ from helper.store.rows import (
     StoredRound,
 )
 from helper.store.share_listing import ListedShare, Row, list_shares, mac_bounds, to_query_params, to_queue_entry
-from helper.store.transaction import Params, read_meta_value
+from helper.store.transaction import Params
 
 
 class RevealFacts(NamedTuple):
@@ -189,11 +189,9 @@ class QueueReader:
         Raises:
             StoreCorrupt: the key of the row checks is damaged.
         """
-        key = read_meta_value(await self._operator_reader.fetch("get_meta", ("key.rows",)))
-        if key is None:
-            raise StoreCorrupt("the database is damaged: the key of its row checks does not match its own check")
+        key = read_key(await self._operator_reader.fetch("get_meta", (ROW_CHECK_KEY,)), ROW_CHECK_KEY)
         found = [(row[0], RoundRow(*row[1:])) for row in await self._operator_reader.fetch("rounds")]
-        return [row.to_stored_round(round_id) for round_id, row in found if row.is_sound(bytes.fromhex(key))]
+        return [row.to_stored_round(round_id) for round_id, row in found if row.is_sound(key)]
 
     async def count_leaves(self) -> dict[bytes, int]:
         """Return the number of stored leaves by round."""

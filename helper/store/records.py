@@ -16,8 +16,6 @@ from proofs import row_check, row_checks
 Column = int | str | bytes | float | None
 """The value of a column."""
 
-META_CHECK_KEY = b"small facts"
-"""Key of the row checks of `meta`. It is public: it only detects damage, and `meta` contains the secret keys."""
 MAX_NOTE_CHARS = 400
 
 

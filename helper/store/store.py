@@ -16,6 +16,7 @@ from helper.core.share import Share, ShareKey, ShareState
 from helper.errors import StoreCorrupt, StoreError
 from helper.store.action_rows import Actor, ImportedShare, RowVersion, ValidatedShare
 from helper.store.block_ranges import BlockRange, parse_ranges
+from helper.store.meta import read_meta_value
 from helper.store.operations import actions as action_operations
 from helper.store.operations import chain_facts, failure_counts, import_, messages, shares
 from helper.store.operations.chain_facts import LEAF_BYTES
@@ -33,7 +34,7 @@ from helper.store.rows import (
     StoredRound,
 )
 from helper.store.share_listing import Row
-from helper.store.transaction import DatabaseKeys, Transaction, read_meta_value, read_round_key
+from helper.store.transaction import DatabaseKeys, Transaction, read_round_key
 from helper.store.writer_thread import WriterStats
 
 log = structlog.get_logger("helper.store")

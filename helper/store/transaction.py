@@ -12,9 +12,8 @@ from typing import Any
 
 from helper.core.share import ShareKey, ShareState
 from helper.errors import StoreCorrupt
-from helper.store.records import META_CHECK_KEY, RoundKeyRow, ShareRow, is_sound
+from helper.store.records import RoundKeyRow, ShareRow
 from helper.store.rows import DamagedShare, SpentNullifier
-from proofs import row_check
 
 UNREADABLE_SHARE = DamagedShare("", b"", -1)
 """Reported for a share whose row cannot be read at all."""
@@ -69,16 +68,6 @@ def read_round_key(columns: tuple[Any, ...], keys: DatabaseKeys) -> RoundKey:
     if not row.is_sound(keys.row_check):
         raise StoreCorrupt("the database is damaged: the key of a round fails its check")
     return RoundKey(row.no, row.mac_key)
-
-
-def read_meta_value(rows: Sequence[tuple[Any, ...]]) -> str | None:
-    """Return the value of a `meta` row (key, value, row_check); None if there is no row or it is damaged."""
-    return str(rows[0][1]) if rows and is_sound(META_CHECK_KEY, rows[0]) else None
-
-
-def make_meta_row(key: str, value: str) -> tuple[str, str, bytes]:
-    """Return the `meta` row for a key and a value."""
-    return key, value, row_check(META_CHECK_KEY, (key, value))
 
 
 @dataclass(slots=True)

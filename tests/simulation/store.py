@@ -16,10 +16,10 @@ from typing import Any, TypeVar, cast
 
 from helper.clock import Clock
 from helper.errors import StoreError
-from helper.store.disk_health import PROBE_SECONDS
 from helper.store.rows import QueuedShare
 from helper.store.share_listing import Row
 from helper.store.sql_files import queries
+from helper.store.sqlite.disk_health import PROBE_SECONDS
 from helper.store.sqlite.erasure import Eraser
 from helper.store.sqlite.errors import translate
 from helper.store.sqlite.file_location import PathMonitor

@@ -43,9 +43,6 @@ SELECT day, stage, reason, n FROM failed_before;
 -- name: list_set_aside
 SELECT share_id, ref, round_id, state FROM damaged;
 
--- name: get_meta_row
-SELECT key, value, row_check FROM meta WHERE key = ?;
-
 -- ---------------------------------------------------------------- writing
 
 -- name: drop_meta

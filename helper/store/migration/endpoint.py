@@ -11,14 +11,20 @@ from typing import Final
 
 from helper.core.share import ShareState
 from helper.errors import StoreCorrupt
-from helper.store.migration.marks import MigrationMark, read_mark
+from helper.store.meta import (
+    MOVED_KEY,
+    RANK_KEY,
+    ROW_CHECK_KEY,
+    UNFINISHED_KEY,
+    MigrationMark,
+    make_meta_row,
+    read_key,
+    read_mark,
+)
 from helper.store.migration.tables import (
     LOCAL_META_KEYS,
-    MOVED_KEY,
     ROUND_KEYS,
-    ROW_CHECK_KEY,
     SHARES,
-    UNFINISHED_KEY,
     Difference,
     Key,
     LiveShare,
@@ -29,7 +35,7 @@ from helper.store.migration.tables import (
 )
 from helper.store.rows import DamagedShare
 from helper.store.sql_files import parse_statements
-from helper.store.transaction import Params, make_meta_row, read_meta_value
+from helper.store.transaction import Params
 
 _ROUND_STATEMENTS: Final = (
     "drop_round_tombstones",
@@ -162,19 +168,16 @@ class MigrationEndpoint(ABC):
         Raises:
             StoreCorrupt: it is damaged.
         """
-        text = read_meta_value(self.fetch_all("get_meta_row", (ROW_CHECK_KEY,)))
-        if text is None:
-            raise StoreCorrupt(f"{self.label} is damaged: {ROW_CHECK_KEY} failed its check")
-        return bytes.fromhex(text)
+        return read_key(self.fetch_all("get_meta", (ROW_CHECK_KEY,)), ROW_CHECK_KEY, self.label)
 
     def is_fresh(self) -> bool:
         """Return whether the database is empty except for its initial rows."""
         facts = {row[0] for row in self.fetch_all("page_meta")}
-        return not self.read_page(ROUND_KEYS, (-1,)) and facts <= LOCAL_META_KEYS | {ROW_CHECK_KEY, "key.order"}
+        return not self.read_page(ROUND_KEYS, (-1,)) and facts <= LOCAL_META_KEYS | {ROW_CHECK_KEY, RANK_KEY}
 
     def get_mark(self, name: str) -> MigrationMark | None:
         """Return a mark of a migration."""
-        return read_mark(self.fetch_all("get_meta_row", (name,)))
+        return read_mark(self.fetch_all("get_meta", (name,)))
 
     # ------------------------------------------------------------------ writing
 
@@ -187,7 +190,7 @@ class MigrationEndpoint(ABC):
     def begin_copy(self, mark: MigrationMark, facts: Sequence[Row]) -> None:
         """Mark this database as an unfinished target, so that no helper uses it, and copy the source's keys."""
         with self.write_transaction():
-            keys = [row for row in facts if row[0] in {ROW_CHECK_KEY, "key.order"}]
+            keys = [row for row in facts if row[0] in {ROW_CHECK_KEY, RANK_KEY}]
             self.execute_many("drop_meta", [(row[0],) for row in keys])
             self.execute_many("write_meta", keys)
             self.set_mark(UNFINISHED_KEY, mark)

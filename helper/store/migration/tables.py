@@ -12,19 +12,13 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from helper.core.share import ShareState
+from helper.store.meta import MOVED_KEY, RUN_KEY, UNFINISHED_KEY
 from helper.store.records import Column, RevealRow, ShareRow, is_sound
 from proofs import row_check
 
 Row = tuple[Any, ...]
 Key = tuple[Any, ...]
 
-UNFINISHED_KEY: Final = "copy.unfinished"
-"""Key in `meta`: a migration into this database is unfinished."""
-MOVED_KEY: Final = "copy.moved"
-"""Key in `meta`: the queue of this database was moved to another one."""
-RUN_KEY: Final = "file.run"
-"""Key in `meta`: identifies the run that has the file open, or that crashed (see `file_location`)."""
-ROW_CHECK_KEY: Final = "key.rows"
 LOCAL_META_KEYS: Final = frozenset({UNFINISHED_KEY, MOVED_KEY, RUN_KEY, "seal.check"})
 """Keys in `meta` that belong to one database and are not migrated."""
 

@@ -10,11 +10,12 @@ import orjson
 from helper.core.share import ShareState
 from helper.errors import StoreCorrupt, StoreError
 from helper.store.block_ranges import add_range, format_ranges, parse_ranges, remove_range
+from helper.store.meta import make_meta_row, read_meta_value
 from helper.store.operations.failure_counts import DAMAGED_REASON, count_failed
 from helper.store.operations.transitions import CLOSED_STAGE, Transition, apply_transition
 from helper.store.records import RoundRow
 from helper.store.rows import RoundLike, SpentNullifier
-from helper.store.transaction import Transaction, make_meta_row, read_meta_value
+from helper.store.transaction import Transaction
 
 CURSOR_KEY: Final = "chain.cursor"
 UNREAD_KEY: Final = "chain.unread"

@@ -13,8 +13,7 @@ from typing import Final
 
 from helper.clock import Clock
 from helper.errors import StoreCorrupt, StoreError, StoreForeign, StoreFull
-from helper.store.migration.marks import refuse_marked
-from helper.store.migration.tables import MOVED_KEY, RUN_KEY, UNFINISHED_KEY
+from helper.store.meta import RANK_KEY, ROW_CHECK_KEY, RUN_KEY, make_meta_row, read_key, read_meta_value, refuse_marked
 from helper.store.sql_files import queries
 from helper.store.sqlite.erasure import Eraser
 from helper.store.sqlite.errors import is_disk_full, not_a_database, result_code, translate_opening
@@ -22,7 +21,7 @@ from helper.store.sqlite.file_location import PathMonitor, file_size, refuse_inc
 from helper.store.sqlite.file_lock import FileLock, open_regular
 from helper.store.sqlite.schema import check_pages, compare_schema, migrate_schema, read_identity
 from helper.store.sqlite.transaction import SqliteTransaction
-from helper.store.transaction import DatabaseKeys, make_meta_row, read_meta_value, read_round_key
+from helper.store.transaction import DatabaseKeys, read_round_key
 
 BUSY_SECONDS: Final = 5.0
 CHECKED_AT_START: Final = 64 << 20
@@ -142,8 +141,7 @@ def _open_locked(
         compare_schema(conn, str(path))
         keys = _load_keys(conn)
         if not marked:
-            facts = [conn.execute(queries()["get_meta"], (name,)).fetchall() for name in (UNFINISHED_KEY, MOVED_KEY)]
-            refuse_marked(facts[0], facts[1], str(path))
+            refuse_marked(conn.execute(queries()["get_marks"]).fetchall(), str(path))
         for row in conn.execute(queries()["round_keys"]).fetchall():
             read_round_key(row, keys)
         next_id = int(conn.execute(queries()["last_share_id"]).fetchone()[0]) + 1
@@ -264,13 +262,10 @@ def _configure_connection(conn: sqlite3.Connection) -> None:
 def _load_keys(conn: sqlite3.Connection) -> DatabaseKeys:
     """Return the database's own keys; generate them in a new file."""
     keys = []
-    for name in ("key.rows", "key.order"):
+    for name in (ROW_CHECK_KEY, RANK_KEY):
         rows = conn.execute(queries()["get_meta"], (name,)).fetchall()
         if not rows:
             rows = [make_meta_row(name, secrets.token_hex(32))]
             conn.execute(queries()["set_meta"], rows[0])
-        text = read_meta_value(rows)
-        if text is None:
-            raise StoreCorrupt(f"the database is damaged: {name} fails its check")
-        keys.append(bytes.fromhex(text))
+        keys.append(read_key(rows, name))
     return DatabaseKeys(*keys)

@@ -17,8 +17,7 @@ from typing import Any, Final
 import aiosqlite
 
 from helper.errors import StoreError
-from helper.store.migration.marks import refuse_marked
-from helper.store.migration.tables import MOVED_KEY, UNFINISHED_KEY
+from helper.store.meta import refuse_marked
 from helper.store.queue_reader import QueueReader
 from helper.store.share_listing import Row
 from helper.store.sql_files import queries
@@ -119,8 +118,7 @@ async def open_queue_file(path: Path) -> AsyncIterator[QueueReader]:
     await reader.open()
     try:
         FileIdentity(*(await reader.run(IDENTITY_QUERY))[0]).check(str(path), latest_only=True)
-        unfinished, moved = [await reader.fetch("get_meta", (name,)) for name in (UNFINISHED_KEY, MOVED_KEY)]
-        refuse_marked(unfinished, moved, str(path))
+        refuse_marked(await reader.fetch("get_marks"), str(path))
         yield QueueReader(reader)
     finally:
         await reader.close()

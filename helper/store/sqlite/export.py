@@ -11,14 +11,13 @@ from functools import partial
 from typing import Final
 
 from helper.core.share import ShareState
-from helper.errors import StoreCorrupt
 from helper.store.action_rows import MOVED, ExportedReveal, ExportedShare, RowVersion
+from helper.store.meta import ROW_CHECK_KEY, read_key, read_meta_value
 from helper.store.operations.actions import matches_filter
 from helper.store.records import RevealRow, RoundRow, ShareRow
 from helper.store.rows import HistoryEntry, PreparedReveal, QueueFilter
 from helper.store.sql_files import queries
 from helper.store.sqlite.errors import translate
-from helper.store.transaction import read_meta_value
 
 _CHAIN_ID: Final = "chain_id"
 
@@ -62,10 +61,7 @@ def select_for_export(image: bytes, query: QueueFilter, refs: Collection[str] = 
 
 
 def _select_shares(conn: sqlite3.Connection, query: QueueFilter, refs: tuple[str, ...]) -> ExportSelection:
-    key = read_meta_value(conn.execute(queries()["get_meta"], ("key.rows",)).fetchall())
-    if key is None:
-        raise StoreCorrupt("the database is damaged: the key of the row checks fails its check")
-    row_key = bytes.fromhex(key)
+    row_key = read_key(conn.execute(queries()["get_meta"], (ROW_CHECK_KEY,)).fetchall(), ROW_CHECK_KEY)
     selection = ExportSelection(read_meta_value(conn.execute(queries()["get_meta"], (_CHAIN_ID,)).fetchall()))
     closed = set(_closed_rounds(conn, row_key))
     aside = {row[0] for row in conn.execute(queries()["set_aside_ids"])}
