@@ -18,7 +18,7 @@ from helper.clock import Clock
 from helper.errors import StoreError
 from helper.store.rows import QueuedShare
 from helper.store.share_listing import Row
-from helper.store.sql_files import queries
+from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.disk_health import PROBE_SECONDS
 from helper.store.sqlite.erasure import Eraser
 from helper.store.sqlite.errors import translate
@@ -158,7 +158,7 @@ class InlineWriter(SqliteWriter):
             keys = _load_keys(conn)
         except sqlite3.Error as error:
             raise translate(error) from error
-        next_id = int(conn.execute(queries()["last_share_id"]).fetchone()[0]) + 1
+        next_id = int(conn.execute(sqlite_statements()["last_share_id"]).fetchone()[0]) + 1
         tx = SqliteTransaction(keys, conn, next_id)
         self._opened = OpenedDatabase(tx, cast(Eraser, _NoEraser()), cast(FileLock, None), cast(PathMonitor, None))
 

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
-from importlib import resources
 from typing import Final
 
 from helper.core.share import ShareState
@@ -34,7 +33,7 @@ from helper.store.migration.tables import (
     live_shares,
 )
 from helper.store.rows import DamagedShare
-from helper.store.sql_files import parse_statements
+from helper.store.sql_files import read_statements
 from helper.store.transaction import Params
 
 _ROUND_STATEMENTS: Final = (
@@ -57,7 +56,7 @@ _TRANSITIONS: Final = {
 @cache
 def load_copy_statements() -> Mapping[str, str]:
     """Return the statements of `copying.sql` by name."""
-    return parse_statements((resources.files("helper.store.migration") / "copying.sql").read_text("utf-8"))
+    return read_statements("helper.store.migration", "copying.sql")
 
 
 class MigrationEndpoint(ABC):

@@ -17,7 +17,7 @@ from helper.store.postgres.errors import translate
 from helper.store.postgres.keyring import Keyring
 from helper.store.postgres.opening import connect, prepare_schema, require_ready
 from helper.store.postgres.row_encryption import RowEncryption
-from helper.store.postgres.transaction import load_statements
+from helper.store.sql_files import postgres_statements, to_postgres
 from helper.store.transaction import Params
 
 _DECRYPT_AS: Final = {"page_shares": "share_by_id", "page_reveals": "reveal", "page_round_keys": "round_keys"}
@@ -148,7 +148,7 @@ class PostgresEndpoint(MigrationEndpoint):
 
 def _statement(name: str) -> bytes:
     own = load_copy_statements().get(name)
-    return load_statements()[name] if own is None else own.replace("?", "%s").encode()
+    return postgres_statements()[name] if own is None else to_postgres(own)
 
 
 @contextmanager

@@ -14,8 +14,7 @@ from helper.errors import NotFound, StoreCorrupt, StoreError, StoreForeign, Stor
 from helper.store.meta import RANK_KEY, ROW_CHECK_KEY, make_meta_row, read_key, read_meta_value, refuse_marked
 from helper.store.postgres.connection import ConnectionSettings
 from helper.store.postgres.keyring import KEY_ID_BYTES, DecryptionError, Keyring
-from helper.store.postgres.transaction import load_statements
-from helper.store.sql_files import read_migrations
+from helper.store.sql_files import postgres_statements, read_migrations
 from helper.store.transaction import DatabaseKeys
 
 OLDEST_SERVER: Final = 150_000
@@ -136,7 +135,7 @@ def refuse_migrated(conn: Connection, settings: ConnectionSettings) -> None:
     Raises:
         StoreMoved: the queue is in another database.
     """
-    marks = conn.execute(load_statements()["get_marks"]).fetchall()
+    marks = conn.execute(postgres_statements()["get_marks"]).fetchall()
     refuse_marked(marks, f"{settings.to_display_text()}, schema {settings.schema}")
 
 
@@ -158,7 +157,9 @@ def require_ready(conn: Connection, settings: ConnectionSettings, keyring: Keyri
             f"the schema {settings.schema} was written by an older version ({version}, ours is {len(migrations())})",
             advice="Upgrade all hosts to this version first.",
         )
-    _decrypt_probe(read_meta_value(conn.execute(load_statements()["get_meta"], ("seal.check",)).fetchall()), keyring)
+    _decrypt_probe(
+        read_meta_value(conn.execute(postgres_statements()["get_meta"], ("seal.check",)).fetchall()), keyring
+    )
 
 
 def prepare_schema(conn: Connection, settings: ConnectionSettings, keyring: Keyring) -> DatabaseKeys:
@@ -216,7 +217,7 @@ def _check_keyring(conn: Connection, settings: ConnectionSettings, keyring: Keyr
     if stored is not None and stored[: 2 * KEY_ID_BYTES] != fresh[: 2 * KEY_ID_BYTES]:
         _require_key_on_all_hosts(conn, settings, keyring.key_ids[0])
     # From now on, older keys are needed only for rows that were encrypted with them.
-    conn.execute(load_statements()["set_meta"], make_meta_row("seal.check", fresh))
+    conn.execute(postgres_statements()["set_meta"], make_meta_row("seal.check", fresh))
 
 
 def _publish_key_ids(conn: Connection, settings: ConnectionSettings, keyring: Keyring) -> None:
@@ -232,7 +233,9 @@ def _require_key_on_all_hosts(conn: Connection, settings: ConnectionSettings, na
 
     That host could not recognise the nullifiers of these shares in blocks.
     """
-    if conn.execute(load_statements()["hosts_without_key"], {"schema": settings.schema, "name": name.hex()}).fetchall():
+    if conn.execute(
+        postgres_statements()["hosts_without_key"], {"schema": settings.schema, "name": name.hex()}
+    ).fetchall():
         raise StoreError(
             "a running host does not have the first key of this key file and could not read what it encrypts",
             advice="Put the new key second in every host's key file and restart the hosts one by one; then put it "
@@ -251,8 +254,8 @@ def _decrypt_probe(text: str | None, keyring: Keyring) -> None:
 
 def _get_or_store_meta(conn: Connection, name: str, fresh: str) -> list[tuple[Any, ...]]:
     """Return the row of a text; store `fresh` first if there is none."""
-    conn.execute(load_statements()["add_meta"], make_meta_row(name, fresh))
-    return conn.execute(load_statements()["get_meta"], (name,)).fetchall()
+    conn.execute(postgres_statements()["add_meta"], make_meta_row(name, fresh))
+    return conn.execute(postgres_statements()["get_meta"], (name,)).fetchall()
 
 
 def _read_server_setting(conn: Connection, name: str) -> str:

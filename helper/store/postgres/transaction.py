@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import resources
 from itertools import chain
 from typing import Any, Final
 
@@ -15,7 +13,7 @@ from helper.core.share import ShareState
 from helper.store.postgres.row_encryption import RowEncryption
 from helper.store.records import RoundRow, ShareRow
 from helper.store.rows import SpentNullifier
-from helper.store.sql_files import parse_statements
+from helper.store.sql_files import postgres_statements
 from helper.store.transaction import Params, ShareIdentity, Transaction
 
 ID_BATCH: Final = 64
@@ -24,13 +22,6 @@ ID_BATCH: Final = 64
 
 class ExclusiveLockRequired(Exception):
     """An operation must be the only one in its transaction; the writer reruns it alone."""
-
-
-@cache
-def load_statements() -> dict[str, bytes]:
-    """Return the statements of `queries.sql` by name."""
-    text = (resources.files("helper.store.postgres") / "queries.sql").read_text("utf-8")
-    return {name: sql.encode() for name, sql in parse_statements(text).items()}
 
 
 @dataclass(slots=True)
@@ -78,11 +69,11 @@ class PostgresTransaction(Transaction):
     def execute(self, name: str, params: Params = ()) -> int:
         """Run a named statement. Returns the number of changed rows."""
         self.change_count += 1
-        return self.conn.execute(load_statements()[name], self.encryption.encrypt_params(name, params)).rowcount
+        return self.conn.execute(postgres_statements()[name], self.encryption.encrypt_params(name, params)).rowcount
 
     def fetch_all(self, name: str, params: Params = ()) -> list[tuple[Any, ...]]:
         """Return all rows of a named query."""
-        cursor = self.conn.execute(load_statements()[name], self.encryption.encrypt_params(name, params))
+        cursor = self.conn.execute(postgres_statements()[name], self.encryption.encrypt_params(name, params))
         if not (cursor.statusmessage or "").startswith("SELECT"):
             self.change_count += 1
         return self.encryption.decrypt_rows(name, cursor.fetchall())

@@ -20,7 +20,7 @@ from helper.errors import StoreError
 from helper.store.meta import refuse_marked
 from helper.store.queue_reader import QueueReader
 from helper.store.share_listing import Row
-from helper.store.sql_files import queries
+from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.errors import result_code, translate, translate_opening
 from helper.store.sqlite.file_names import read_only_uri
 from helper.store.sqlite.schema import IDENTITY_QUERY, FileIdentity
@@ -66,7 +66,7 @@ class SqliteReader:
         Raises:
             StoreError: the file cannot be read.
         """
-        return await self.run(queries()[name], params)
+        return await self.run(sqlite_statements()[name], params)
 
     async def run(self, sql: str, params: Params = ()) -> list[Row]:
         """Return all rows of a statement that only reads."""

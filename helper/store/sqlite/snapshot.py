@@ -16,7 +16,7 @@ from typing import Final
 from helper.clock import Clock
 from helper.store.meta import ROW_CHECK_KEY, RUN_KEY, read_key
 from helper.store.records import ShareRow
-from helper.store.sql_files import queries
+from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.errors import not_a_database, translate_opening
 from helper.store.sqlite.file_names import read_only_uri
 from helper.store.sqlite.opening import BUSY_SECONDS
@@ -127,12 +127,12 @@ def _read_contents(conn: sqlite3.Connection, name: str) -> Contents:
     check_pages(conn, name, f"integrity_check({_MAX_PROBLEMS})")
     if identity.version == latest_version():
         compare_schema(conn, name)
-    key = read_key(conn.execute(queries()["get_meta"], (ROW_CHECK_KEY,)).fetchall(), ROW_CHECK_KEY, name)
-    aside = {row[0] for row in conn.execute(queries()["set_aside_ids"])}
+    key = read_key(conn.execute(sqlite_statements()["get_meta"], (ROW_CHECK_KEY,)).fetchall(), ROW_CHECK_KEY, name)
+    aside = {row[0] for row in conn.execute(sqlite_statements()["set_aside_ids"])}
     live = damaged = 0
-    for row in conn.execute(queries()["all_shares"]):
+    for row in conn.execute(sqlite_statements()["all_shares"]):
         share = ShareRow(*row)
         live += 1
         damaged += share.id in aside or not share.is_sound(key)
-    ((confirmed,),) = conn.execute(queries()["tombstone_count"]).fetchall()
+    ((confirmed,),) = conn.execute(sqlite_statements()["tombstone_count"]).fetchall()
     return Contents(identity.version, live, confirmed, damaged)

@@ -11,7 +11,7 @@ from typing import Any, Final
 from helper.core.share import ShareState
 from helper.store.records import ShareRow
 from helper.store.rows import SpentNullifier
-from helper.store.sql_files import multi_row_statement, queries
+from helper.store.sql_files import multi_row_statement, sqlite_statements
 from helper.store.sqlite.errors import IndexDamageError, UnreadableRowError, result_code
 from helper.store.transaction import UNREADABLE_SHARE, Params, ShareIdentity, Transaction
 
@@ -35,15 +35,15 @@ class SqliteTransaction(Transaction):
 
     def execute(self, name: str, params: Params = ()) -> int:
         """Run a named statement. Returns the number of changed rows."""
-        return self.conn.execute(queries()[name], params).rowcount
+        return self.conn.execute(sqlite_statements()[name], params).rowcount
 
     def fetch_all(self, name: str, params: Params = ()) -> list[tuple[Any, ...]]:
         """Return all rows of a named query."""
-        return self.conn.execute(queries()[name], params).fetchall()
+        return self.conn.execute(sqlite_statements()[name], params).fetchall()
 
     def execute_many(self, name: str, rows: Iterable[Params]) -> None:
         """Run a named statement once per row."""
-        self.conn.executemany(queries()[name], rows)
+        self.conn.executemany(sqlite_statements()[name], rows)
 
     def allocate_id(self) -> int:
         """Return a new share id."""
