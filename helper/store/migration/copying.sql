@@ -62,15 +62,6 @@ DELETE FROM tombstones WHERE round_no = ?;
 -- name: drop_round_spent
 DELETE FROM spent WHERE round_no = ?;
 
--- name: drop_round_leaves
-DELETE FROM tree_leaves WHERE round_no = ?;
-
--- name: drop_round_subtrees
-DELETE FROM tree_subtrees WHERE round_no = ?;
-
--- name: drop_round_counters
-DELETE FROM counters WHERE round_no = ?;
-
 -- name: drop_rounds
 DELETE FROM rounds WHERE round_no = ?;
 
@@ -90,9 +81,6 @@ DELETE FROM shares WHERE id = ?;
 
 -- name: drop_mac
 DELETE FROM shares WHERE mac = ?;
-
--- name: delete_set_aside
-DELETE FROM damaged WHERE share_id = ?;
 
 -- name: copy_share
 UPDATE shares SET state = ? WHERE id = ?;

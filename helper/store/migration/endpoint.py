@@ -39,9 +39,9 @@ from helper.store.transaction import Params
 _ROUND_STATEMENTS: Final = (
     "drop_round_tombstones",
     "drop_round_spent",
-    "drop_round_leaves",
-    "drop_round_subtrees",
-    "drop_round_counters",
+    "drop_leaves",
+    "drop_subtrees",
+    "purge_counters",
     "drop_rounds",
 )
 _TRANSITIONS: Final = {
@@ -216,14 +216,14 @@ class MigrationEndpoint(ABC):
             # One row per statement, because SQLite writes large statement journals to a file.
             ids = self.fetch_all("share_ids_of_round", key)
             self.execute_many("drop_shares", ids)
-            self.execute_many("delete_set_aside", ids)
+            self.execute_many("drop_damaged", ids)
             for name in _ROUND_STATEMENTS:
                 self.execute_many(name, [key])
 
     def _write_shares(self, dropped: Sequence[Key], fresh: Sequence[LiveShare]) -> None:
         if dropped:
             self.execute_many("drop_shares", dropped)
-            self.execute_many("delete_set_aside", dropped)
+            self.execute_many("drop_damaged", dropped)
         if not fresh:
             return
         # An earlier copy may have stored the same share under another number.
