@@ -125,53 +125,49 @@ class Transaction(ABC):
     def handle_index_damage(self) -> None:
         """Handle an index that disagrees with its row: request a reindex, or continue if it was already done."""
 
-    # ------------------------------------------------------------------ coordination of hosts that share a database
+    # ------------------------------------------------------------------ coordination of hosts; by default there is one
 
-    @abstractmethod
-    def lock_shared(self) -> None:
+    def lock_shared(self) -> None:  # noqa: B027 - nothing to do
         """Acquire a shared lock until the commit: no other host changes rounds or spent nullifiers."""
 
-    @abstractmethod
-    def lock_exclusive(self) -> None:
+    def lock_exclusive(self) -> None:  # noqa: B027
         """Acquire an exclusive lock until the commit: no other host enqueues shares or changes rounds or nullifiers."""
 
-    @abstractmethod
-    def is_round_closed(self, round_no: int) -> bool:
+    def is_round_closed(self, round_no: int) -> bool:  # noqa: ARG002
         """Return whether another host has closed a round. Call this after `lock_shared`.
 
         A share that is enqueued after its round was closed would never be reported.
         """
+        return False
 
-    @abstractmethod
-    def are_all_spent(self, spent: Sequence[SpentNullifier]) -> bool:
+    def are_all_spent(self, spent: Sequence[SpentNullifier]) -> bool:  # noqa: ARG002
         """Return whether another host has already applied all of these nullifiers."""
+        return False
 
-    @abstractmethod
-    def acquire_claim(self, share_id: int) -> None:
+    def acquire_claim(self, share_id: int) -> None:  # noqa: B027
         """Claim a share for this host."""
 
-    @abstractmethod
-    def release_claim(self, share_id: int) -> None:
+    def release_claim(self, share_id: int) -> None:  # noqa: B027
         """Remove the claim on a share."""
 
-    @abstractmethod
-    def has_claim(self, row: ShareRow) -> bool:
+    def has_claim(self, row: ShareRow) -> bool:  # noqa: ARG002
         """Return whether this host still holds the claim on a share. Another host may have claimed it since."""
+        return True
 
-    @abstractmethod
-    def expired_claims(self, limit: int) -> list[int]:
+    def expired_claims(self, limit: int) -> list[int]:  # noqa: ARG002
         """Return shares whose claim has expired, at most `limit`."""
+        return []
 
-    @abstractmethod
     def orphaned_claims(self, limit: int) -> list[int]:
         """Return shares that this host had claimed when it last stopped, at most `limit`."""
+        params = {"state": ShareState.WITNESSED.value, "limit": limit}
+        return [row[0] for row in self.fetch_all("shares_in_state", params)]
 
-    @abstractmethod
     def can_send(self) -> bool:
         """Return whether this host holds the sender lease, and holds it until the commit."""
+        return True
 
-    @abstractmethod
-    def notify(self, payload: str) -> None:
+    def notify(self, payload: str) -> None:  # noqa: B027
         """Notify all hosts after the commit; repeated notifications of a transaction coalesce."""
 
     # ------------------------------------------------------------------ common to all databases
