@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final
 
 import structlog
 
@@ -34,12 +34,10 @@ from helper.store.rows import (
     StoredRound,
 )
 from helper.store.share_listing import Row
-from helper.store.transaction import DatabaseKeys, Transaction, read_round_key
-from helper.store.writer_thread import WriterStats
+from helper.store.transaction import read_round_key
+from helper.store.writer_thread import WriterStats, WriterThread
 
 log = structlog.get_logger("helper.store")
-
-T = TypeVar("T")
 
 BATCH_SHARES: Final = 200
 """Shares that one transaction of a longer operation changes. Short transactions do not delay POST requests."""
@@ -55,23 +53,6 @@ def report_damaged(share: DamagedShare) -> None:
         reason="the row is damaged on disk",
         advice="Other helpers of the round may still reveal it; restore a backup to reveal it here.",
     )
-
-
-class OperationRunner(Protocol):
-    """Runs operations on one database, each in a transaction."""
-
-    @property
-    def keys(self) -> DatabaseKeys:
-        """The database's own keys, while it is open."""
-        ...
-
-    async def run(self, op: Callable[[Transaction], T], *, after_erasure: bool = False) -> T:
-        """Run an operation and return its result once it is on disk. It completes even if the caller is cancelled.
-
-        Raises:
-            StoreError: none of its changes were stored.
-        """
-        ...
 
 
 class Store(QueueReader, ABC):
@@ -90,7 +71,7 @@ class Store(QueueReader, ABC):
         operator_reader: runs the reads of operators, which may take long.
     """
 
-    def __init__(self, clock: Clock, writer: OperationRunner, reader: RowReader, operator_reader: RowReader) -> None:
+    def __init__(self, clock: Clock, writer: WriterThread[Any], reader: RowReader, operator_reader: RowReader) -> None:
         super().__init__(operator_reader)
         self._clock = clock
         self._writer = writer
@@ -115,21 +96,6 @@ class Store(QueueReader, ABC):
     async def close(self) -> None:
         """Complete the operations that were submitted, and close the database."""
 
-    @property
-    @abstractmethod
-    def write_error(self) -> str | None:
-        """Reason why the last changes could not be stored, None if they were stored."""
-
-    @property
-    @abstractmethod
-    def stats(self) -> WriterStats:
-        """Counters of the writing thread since the start."""
-
-    @property
-    @abstractmethod
-    def is_shared(self) -> bool:
-        """Whether other hosts may work on the same queue."""
-
     @abstractmethod
     async def wait_for_erasure(self) -> None:
         """Wait until all data deleted before this call is erased from the files."""
@@ -138,26 +104,44 @@ class Store(QueueReader, ABC):
     async def verify(self) -> list[str]:
         """Check the entire database and set aside damaged shares. Returns descriptions of the remaining problems."""
 
-    @abstractmethod
-    async def get_sender_host(self) -> str:
-        """Return the host that holds the sender lease; "" if none does, or if no other host can work on the queue."""
+    @property
+    def write_error(self) -> str | None:
+        """Reason why the last changes could not be stored, None if they were stored."""
+        return self._writer.write_error
 
-    @abstractmethod
-    async def measure_clock_skew(self) -> float:
-        """Return the seconds that the database's clock is ahead of this host's; 0 if they are the same clock."""
-
-    @abstractmethod
-    def listen(self, callback: Callable[[str], None]) -> None:
-        """Register a callback for notifications of other hosts, called on the event loop.
-
-        The notifications are `DUE_NOTIFICATION` and `PREPARED_NOTIFICATION`. A notification is only a wake-up signal
-        and may be lost; the payload "" means that some may have been lost.
-        """
+    @property
+    def stats(self) -> WriterStats:
+        """Counters of the writer thread since the start."""
+        return self._writer.stats
 
     async def ping_writer(self) -> None:
         """Return once the writer thread has run, regardless of the state of the disk."""
         with suppress(StoreError):
             await self._writer.run(lambda _tx: None)
+
+    # ------------------------------------------------------------------ other hosts; by default there are none
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other hosts may work on the same queue."""
+        return False
+
+    async def get_sender_host(self) -> str:
+        """Return the host that holds the sender lease; "" if none does, or if no other host can work on the queue."""
+        return ""
+
+    async def measure_clock_skew(self) -> float:
+        """Return the seconds that the database's clock is ahead of this host's; 0 if they are the same clock."""
+        return 0.0
+
+    def listen(self, callback: Callable[[str], None]) -> None:
+        """Register a callback for notifications of other hosts, called on the event loop. Call this before `open`.
+
+        The notifications are `DUE_NOTIFICATION` and `PREPARED_NOTIFICATION`. A notification is only a wake-up signal
+        and may be lost; the payload "" means that some may have been lost.
+        """
+
+    # ------------------------------------------------------------------ start-up and maintenance
 
     async def recover(self) -> int:
         """On start, return every WITNESSED share to RECEIVED with its own due time. Returns how many."""

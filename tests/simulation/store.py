@@ -129,7 +129,6 @@ class _NoEraser:
     """Eraser of a database without a write-ahead log."""
 
     is_pending = False
-    erasure_count = 0
 
     def record_deletion(self) -> None:
         """Do nothing."""
@@ -159,6 +158,7 @@ class InlineWriter(SqliteWriter):
         except sqlite3.Error as error:
             raise translate(error) from error
         next_id = int(conn.execute(sqlite_statements()["last_share_id"]).fetchone()[0]) + 1
+        self._keys = keys
         tx = SqliteTransaction(keys, conn, next_id)
         self._opened = OpenedDatabase(tx, cast(Eraser, _NoEraser()), cast(FileLock, None), cast(PathMonitor, None))
 

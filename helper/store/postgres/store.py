@@ -21,7 +21,6 @@ from helper.store.postgres.transaction import ClaimState, ExclusiveLockRequired,
 from helper.store.postgres.writer import PostgresWriter
 from helper.store.rows import DamagedShare
 from helper.store.store import Store, report_damaged
-from helper.store.writer_thread import WriterStats
 
 log = structlog.get_logger("helper.store")
 
@@ -185,16 +184,6 @@ class PostgresStore(Store):
     def listen(self, callback: Callable[[str], None]) -> None:
         """Register a callback before `open`. It is called with "" if notifications may have been lost."""
         self._listener.add_callback(callback)
-
-    @property
-    def write_error(self) -> str | None:
-        """Reason why the last changes could not be stored, None if they were stored."""
-        return self._writer.write_error
-
-    @property
-    def stats(self) -> WriterStats:
-        """Counters of the writing thread since the start."""
-        return self._writer.stats
 
 
 def renew_claims(tx: PostgresTransaction) -> int:

@@ -41,7 +41,6 @@ class Eraser:
         clock: only its monotonic time is used.
 
     Attributes:
-        erasure_count: number of complete erasures.
         scrubbed_gaps: number of gaps with stale bytes that were scrubbed.
     """
 
@@ -57,7 +56,6 @@ class Eraser:
         self._examined = (b"", 0)  # the WAL's header, and the number of its frames that were examined
         self._is_cache_stale = False  # the connection's cache may hold stale bytes that were scrubbed in the file
         self._schedule = ErasureSchedule()
-        self.erasure_count = 0
         self.scrubbed_gaps = 0
 
     @property
@@ -140,7 +138,6 @@ class Eraser:
             self._schedule.written_back()
         elif is_complete:
             self._schedule.erased()
-            self.erasure_count += 1
         else:
             self._schedule.blocked_by_reader(began)
         return is_complete
