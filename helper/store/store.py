@@ -6,8 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import Any, Final
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import structlog
 
@@ -38,6 +37,9 @@ from helper.store.transaction import read_round_key
 from helper.store.writer_thread import WriterStats, WriterThread
 
 log = structlog.get_logger("helper.store")
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 BATCH_SHARES: Final = 200
 """Shares that one transaction of a longer operation changes. Short transactions do not delay POST requests."""
@@ -79,6 +81,10 @@ class Store(QueueReader, ABC):
 
     def _now_ms(self) -> int:
         return int(self._clock.now() * 1000)
+
+    async def _run(self, op: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run an operation with these arguments; see `WriterThread.run`."""
+        return await self._writer.run(lambda tx: op(tx, *args, **kwargs))
 
     # ------------------------------------------------------------------ the database
 
@@ -146,17 +152,14 @@ class Store(QueueReader, ABC):
     async def recover(self) -> int:
         """On start, return every WITNESSED share to RECEIVED with its own due time. Returns how many."""
         total = 0
-        while requeued := await self._writer.run(
-            partial(shares.requeue_orphaned_batch, at_ms=self._now_ms(), limit=BATCH_SHARES)
-        ):
+        while requeued := await self._run(shares.requeue_orphaned_batch, self._now_ms(), BATCH_SHARES):
             total += requeued
         return total
 
     async def _check_rows(self) -> None:
         after: int | None = 0
         while after is not None:
-            op = partial(messages.check_batch, at_ms=self._now_ms(), after=after, limit=CHECK_BATCH_SHARES)
-            after = await self._writer.run(op)
+            after = await self._run(messages.check_batch, self._now_ms(), after, CHECK_BATCH_SHARES)
 
     # ------------------------------------------------------------------ wallets
 
@@ -198,7 +201,7 @@ class Store(QueueReader, ABC):
 
         Rows that fail their check are set aside and never returned.
         """
-        return await self._writer.run(partial(shares.claim_due, now=now, limit=limit, rounds=tuple(rounds)))
+        return await self._run(shares.claim_due, now=now, limit=limit, rounds=tuple(rounds))
 
     async def next_due_ms(self, rounds: Collection[bytes]) -> int | None:
         """Return the earliest due time (unix ms) of the waiting shares of `rounds`, None if there are none."""
@@ -210,45 +213,43 @@ class Store(QueueReader, ABC):
 
         If `due_ms` is None, its due time is unchanged.
         """
-        return await self._writer.run(shares.requeue(share_id, self._now_ms(), due_ms, stage, note))
+        return await self._run(shares.requeue, share_id, self._now_ms(), due_ms, stage=stage, note=note)
 
     async def release_claim(self, share_id: int) -> bool:
         """WITNESSED -> RECEIVED with its own due time, after an internal error; no change in any other state."""
-        return await self._writer.run(partial(shares.release_claim, share_id=share_id, at_ms=self._now_ms()))
+        return await self._run(shares.release_claim, share_id, self._now_ms())
 
     async def record_crash(self, share_id: int, *, due_ms: int, note: str) -> int:
         """WITNESSED -> RECEIVED after a prover worker died on it. Returns its crashes so far."""
-        return await self._writer.run(shares.record_crash(share_id, self._now_ms(), due_ms, note))
+        return await self._run(shares.record_crash, share_id, self._now_ms(), due_ms, note)
 
     async def retry(self, share_id: int, *, due_ms: int, stage: str, note: str) -> int:
         """Any working state -> RECEIVED at `due_ms`, spending an attempt. Returns its attempts so far.
 
         A share that is already RECEIVED (after a crash) stays so; the attempt and the due time are stored.
         """
-        return await self._writer.run(shares.retry(share_id, self._now_ms(), due_ms, stage, note))
+        return await self._run(shares.retry, share_id, self._now_ms(), due_ms, stage=stage, note=note)
 
     async def fail(self, share_id: int, *, stage: str, note: str, spend_attempt: bool) -> bool:
         """RECEIVED, WITNESSED or BROADCAST -> FAILED. The witness stays until the round is purged."""
-        op = shares.fail(share_id, self._now_ms(), stage, note, spend_attempt=spend_attempt)
-        return await self._writer.run(op)
+        return await self._run(
+            shares.fail, share_id, self._now_ms(), stage=stage, note=note, spend_attempt=spend_attempt
+        )
 
     async def prepare(self, share_id: int, prepared: PreparedReveal) -> bool:
         """Store a share's message before it is sent: WITNESSED -> BROADCAST."""
-        op = partial(messages.prepare, share_id=share_id, prepared=prepared, at_ms=self._now_ms())
-        return await self._writer.run(op)
+        return await self._run(messages.prepare, share_id, prepared, self._now_ms())
 
     async def mark_sending(self, share_id: int, *, height: int, endpoint: str) -> bool:
         """Record that sending starts, before the first byte leaves.
 
         Returns False if the share is not in BROADCAST or this host may not send it.
         """
-        op = partial(messages.mark_sending, share_id=share_id, height=height, endpoint=endpoint, at_ms=self._now_ms())
-        return await self._writer.run(op)
+        return await self._run(messages.mark_sending, share_id, self._now_ms(), height, endpoint)
 
     async def record_outcome(self, share_id: int, *, outcome: str) -> None:
         """Record the result of the latest send, if the share is still in BROADCAST and this host may send it."""
-        op = partial(messages.record_outcome, share_id=share_id, outcome=outcome, at_ms=self._now_ms())
-        await self._writer.run(op)
+        await self._run(messages.record_outcome, share_id, self._now_ms(), outcome)
 
     async def get_sent_reveal(self, share_id: int) -> SentReveal | None:
         """Return the stored message of a share in BROADCAST, None if it is in another state."""
@@ -282,20 +283,19 @@ class Store(QueueReader, ABC):
             return await self._reader.fetch(name, params)
         except StoreCorrupt:
             # A row is unreadable. The writer sets it aside, so that the others can be read.
-            await self._writer.run(partial(messages.check_broadcast_shares, at_ms=self._now_ms()))
+            await self._run(messages.check_broadcast_shares, self._now_ms())
             return await self._reader.fetch(name, params)
 
     async def _set_aside(self, share_ids: list[int]) -> None:
         """Make the writer check rows that a read found damaged, because reads cannot set them aside."""
         if share_ids:
-            op = partial(messages.set_aside, share_ids=share_ids, at_ms=self._now_ms())
-            await self._writer.run(op)
+            await self._run(messages.set_aside, share_ids, self._now_ms())
 
     # ------------------------------------------------------------------ rounds
 
     async def save_rounds(self, rounds: Sequence[RoundLike], now: float) -> None:
         """Store rounds as the chain lists them; their closed and alerted marks are unchanged."""
-        await self._writer.run(partial(chain_facts.save_rounds, rounds=tuple(rounds), at_ms=int(now * 1000)))
+        await self._run(chain_facts.save_rounds, tuple(rounds), int(now * 1000))
 
     async def list_rounds(self) -> list[StoredRound]:
         """Return all stored rounds, the oldest first. A damaged row is omitted until the chain lists the round."""
@@ -304,27 +304,20 @@ class Store(QueueReader, ABC):
 
     async def mark_closed(self, round_id: bytes, now: float) -> None:
         """Record that the chain has closed the round; an earlier mark is unchanged."""
-        await self._writer.run(partial(chain_facts.mark_closed, round_id=round_id, at_ms=int(now * 1000)))
+        await self._run(chain_facts.mark_closed, round_id, int(now * 1000))
 
     async def mark_alerted(self, round_id: bytes, now: float) -> None:
         """Record that unsubmitted shares of the round were reported; an earlier mark is unchanged."""
-        await self._writer.run(partial(chain_facts.mark_alerted, round_id=round_id, at_ms=int(now * 1000)))
+        await self._run(chain_facts.mark_alerted, round_id, int(now * 1000))
 
     async def fail_unspent(self, round_id: bytes, *, note: str) -> int:
         """Fail all shares of a closed round that are not confirmed. Returns how many."""
         total = 0
-        while True:
-            op = partial(
-                chain_facts.fail_unconfirmed_batch,
-                round_id=round_id,
-                note=note,
-                at_ms=self._now_ms(),
-                limit=BATCH_SHARES,
-            )
-            closed = await self._writer.run(op)
-            if not closed:
-                return total
-            total += closed
+        while failed := await self._run(
+            chain_facts.fail_unconfirmed_batch, round_id, note, self._now_ms(), BATCH_SHARES
+        ):
+            total += failed
+        return total
 
     async def count_unconfirmed(self, round_id: bytes) -> dict[ShareState, int]:
         """Return the number of shares of the round that are not confirmed, by state."""
@@ -337,14 +330,13 @@ class Store(QueueReader, ABC):
         """
         total, done = 0, False
         while not done:
-            op = partial(chain_facts.purge_batch, round_id=round_id, at_ms=self._now_ms(), limit=BATCH_SHARES)
-            erased, done = await self._writer.run(op)
+            erased, done = await self._run(chain_facts.purge_batch, round_id, self._now_ms(), BATCH_SHARES)
             total += erased
         return total
 
     async def delete_old_failure_counts(self) -> int:
         """Delete failure counts of purged rounds that are older than their retention. Returns how many rows."""
-        return await self._writer.run(partial(failure_counts.delete_old_counts, at_ms=self._now_ms()))
+        return await self._run(failure_counts.delete_old_counts, self._now_ms())
 
     # ------------------------------------------------------------------ blocks
 
@@ -353,12 +345,11 @@ class Store(QueueReader, ABC):
 
         Idempotent; the cursor never moves back. Returns the ids of the shares that this call confirmed.
         """
-        op = partial(chain_facts.apply_block, height=height, spent=tuple(spent), at_ms=int(now * 1000))
-        return await self._writer.run(op)
+        return await self._run(chain_facts.apply_block, height, tuple(spent), int(now * 1000))
 
     async def add_spent(self, spent: Sequence[SpentNullifier]) -> list[int]:
         """Like `apply_block`, without moving the cursor."""
-        return await self._writer.run(partial(chain_facts.add_spent, spent=tuple(spent), at_ms=self._now_ms()))
+        return await self._run(chain_facts.add_spent, tuple(spent), self._now_ms())
 
     async def get_cursor(self) -> int | None:
         """Return the cursor, None before the first block.
@@ -374,22 +365,21 @@ class Store(QueueReader, ABC):
         Nothing changes if the cursor is at `height` or above. In a database without a cursor, the blocks from `first`
         to `height` are recorded.
         """
-        await self._writer.run(partial(chain_facts.skip_to, height=height, first=first))
+        await self._run(chain_facts.skip_to, height, first)
 
     async def rewind_to(self, height: int, *, first: int) -> None:
         """Move the cursor down to `height` and record the blocks from `first` to it as unread.
 
         Blocks above `height` are no longer recorded as unread. Nothing changes if the cursor is at `height` or below.
         """
-        await self._writer.run(partial(chain_facts.rewind_to, height=height, first=first))
+        await self._run(chain_facts.rewind_to, height, first)
 
     async def apply_unread(self, first: int, last: int, spent: Sequence[SpentNullifier], *, now: float) -> list[int]:
         """Apply the nullifiers of the unread blocks from `first` to `last`, and record these blocks as read.
 
         Idempotent; the cursor does not move. Returns the ids of the shares that this call confirmed.
         """
-        op = partial(chain_facts.apply_unread, first=first, last=last, spent=tuple(spent), at_ms=int(now * 1000))
-        return await self._writer.run(op)
+        return await self._run(chain_facts.apply_unread, first, last, tuple(spent), int(now * 1000))
 
     async def list_unread_blocks(self) -> list[BlockRange]:
         """Return the ranges of blocks up to the cursor that are not read yet, ascending and disjoint."""
@@ -403,8 +393,7 @@ class Store(QueueReader, ABC):
         Raises:
             StoreError: they contradict the stored leaves, or leave a gap.
         """
-        op = partial(chain_facts.save_leaves, round_id=round_id, height=height, start=start_index, leaves=leaves)
-        await self._writer.run(op)
+        await self._run(chain_facts.save_leaves, round_id, height, start_index, leaves)
 
     async def load_leaves(self, round_id: bytes) -> tuple[bytes, int]:
         """Return the leaves of a round's tree up to the first gap, and the height of their last block (0 if none)."""
@@ -420,8 +409,7 @@ class Store(QueueReader, ABC):
 
     async def save_subtrees(self, round_id: bytes, first_index: int, subtrees: bytes) -> None:
         """Store the inner nodes of complete subtrees (each 1023 × 32 bytes), from subtree `first_index` on."""
-        op = partial(chain_facts.save_subtrees, round_id=round_id, first_index=first_index, subtrees=subtrees)
-        await self._writer.run(op)
+        await self._run(chain_facts.save_subtrees, round_id, first_index, subtrees)
 
     async def load_subtrees(self, round_id: bytes) -> bytes:
         """Return the inner nodes of the subtrees 0, 1, … up to the first that is missing."""
@@ -430,7 +418,7 @@ class Store(QueueReader, ABC):
 
     async def delete_tree(self, round_id: bytes) -> None:
         """Delete the leaves and subtrees of a round."""
-        await self._writer.run(partial(chain_facts.delete_tree, round_id=round_id))
+        await self._run(chain_facts.delete_tree, round_id)
 
     # ------------------------------------------------------------------ metadata
 
@@ -440,21 +428,17 @@ class Store(QueueReader, ABC):
 
     async def set_meta(self, key: str, value: str) -> None:
         """Store a text."""
-        await self._writer.run(partial(chain_facts.set_meta, key=key, value=value))
+        await self._run(chain_facts.set_meta, key, value)
 
     # ------------------------------------------------------------------ operator actions
 
     async def begin_action(self, actor: Actor, name: str, parameters: Mapping[str, Any]) -> int:
         """Record in the audit log that an action begins. Call this before its first change. Returns its number."""
-        op = partial(
-            action_operations.begin_action, actor=actor, name=name, parameters=dict(parameters), at_ms=self._now_ms()
-        )
-        return await self._writer.run(op)
+        return await self._run(action_operations.begin_action, actor, name, dict(parameters), self._now_ms())
 
     async def end_action(self, number: int, outcome: Mapping[str, Any]) -> None:
         """Record the outcome of an action."""
-        op = partial(action_operations.end_action, number=number, outcome=dict(outcome), at_ms=self._now_ms())
-        await self._writer.run(op)
+        await self._run(action_operations.end_action, number, dict(outcome), self._now_ms())
 
     async def retry_failed(
         self, ids: Sequence[int], query: QueueFilter, *, closed: Collection[bytes], note: str, dry_run: bool
@@ -471,16 +455,15 @@ class Store(QueueReader, ABC):
         Returns:
             How many were `retried`, and how many stay failed because their round is `closed`.
         """
-        op = partial(
+        return await self._run(
             action_operations.retry_failed,
-            ids=tuple(ids),
-            query=query,
+            tuple(ids),
+            query,
             closed=frozenset(closed),
             note=note,
             at_ms=self._now_ms(),
             dry_run=dry_run,
         )
-        return await self._writer.run(op)
 
     async def mark_moved(self, versions: Sequence[RowVersion], *, note: str, idle_only: bool) -> Counter[str]:
         """Fail shares that an export moves to another machine (stage `MOVED`), unless their row has changed.
@@ -493,10 +476,7 @@ class Store(QueueReader, ABC):
         Returns:
             How many were `moved`, and how many `stayed`.
         """
-        op = partial(
-            action_operations.mark_moved, versions=tuple(versions), note=note, at_ms=self._now_ms(), idle_only=idle_only
-        )
-        return await self._writer.run(op)
+        return await self._run(action_operations.mark_moved, tuple(versions), note, self._now_ms(), idle_only=idle_only)
 
     async def import_shares(self, shares: Sequence[ValidatedShare], *, note: str, dry_run: bool) -> list[ImportedShare]:
         """Import shares of another machine's export. No share is due before its `submit_at`.
@@ -504,8 +484,7 @@ class Store(QueueReader, ABC):
         Returns:
             The results in the order of `shares`.
         """
-        op = partial(import_.import_shares, shares=tuple(shares), note=note, at_ms=self._now_ms(), dry_run=dry_run)
-        return await self._writer.run(op)
+        return await self._run(import_.import_shares, tuple(shares), note, self._now_ms(), dry_run=dry_run)
 
 
 def _follow_up_sort_key(row: Row) -> tuple[int, ...]:

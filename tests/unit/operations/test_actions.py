@@ -132,7 +132,7 @@ async def fill_failed(desk: OperationsHarness, number: int) -> None:
     def fill(tx: Transaction) -> None:
         for n in range(number):
             one = make_posted_share(n, round_id=ROUND_ID)
-            assert shares.enqueue(tx, one.share, one.nullifier, NOW) is EnqueueResult.QUEUED
+            assert shares.EnqueueOperation(one.share, one.nullifier, NOW)(tx) is EnqueueResult.QUEUED
 
     await desk.store._writer.run(fill)
     assert await desk.store.fail_unspent(ROUND_ID, note="failed by the test") == number
