@@ -17,6 +17,7 @@ Column = int | str | bytes | float | None
 """The value of a column."""
 
 MAX_NOTE_CHARS = 400
+MAX_STAGE_CHARS = 32
 
 
 def truncate_text(text: str, limit: int = MAX_NOTE_CHARS) -> str:

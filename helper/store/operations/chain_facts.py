@@ -156,10 +156,11 @@ def skip_to(tx: Transaction, height: int, first: int) -> None:
         first: the lowest height to record in a database that has no cursor yet.
     """
     tx.lock_exclusive()
-    if _has_reached(tx, height):
-        return
-    cursor = read_meta_value(tx.fetch_all("get_meta", (CURSOR_KEY,)))
-    first = first if cursor is None else int(cursor) + 1
+    cursor = _read_cursor(tx)
+    if cursor is not None:
+        if cursor >= height:
+            return
+        first = cursor + 1
     if first <= height:
         set_meta(tx, UNREAD_KEY, format_ranges(add_range(_read_unread_ranges(tx), first, height)))
     set_meta(tx, CURSOR_KEY, str(height))
@@ -171,10 +172,10 @@ def rewind_to(tx: Transaction, height: int, first: int) -> None:
     Blocks above `height` are no longer recorded as unread. Nothing changes if the cursor is at `height` or below.
     """
     tx.lock_exclusive()
-    cursor = read_meta_value(tx.fetch_all("get_meta", (CURSOR_KEY,)))
-    if cursor is None or int(cursor) <= height:
+    cursor = _read_cursor(tx)
+    if cursor is None or cursor <= height:
         return
-    ranges = remove_range(_read_unread_ranges(tx), height + 1, int(cursor))
+    ranges = remove_range(_read_unread_ranges(tx), height + 1, cursor)
     if first <= height:
         ranges = add_range(ranges, first, height)
     set_meta(tx, UNREAD_KEY, format_ranges(ranges))
@@ -193,10 +194,15 @@ def _read_unread_ranges(tx: Transaction) -> list[tuple[int, int]]:
     return parse_ranges(read_meta_value(tx.fetch_all("get_meta", (UNREAD_KEY,))))
 
 
+def _read_cursor(tx: Transaction) -> int | None:
+    text = read_meta_value(tx.fetch_all("get_meta", (CURSOR_KEY,)))
+    return None if text is None else int(text)
+
+
 def _has_reached(tx: Transaction, height: int) -> bool:
     """Return whether the cursor is at a height or above it."""
-    cursor = read_meta_value(tx.fetch_all("get_meta", (CURSOR_KEY,)))
-    return cursor is not None and int(cursor) >= height
+    cursor = _read_cursor(tx)
+    return cursor is not None and cursor >= height
 
 
 # ---------------------------------------------------------------------- commitment trees

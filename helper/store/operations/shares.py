@@ -55,14 +55,16 @@ def enqueue_all(tx: Transaction, operations: Sequence[EnqueueOperation]) -> list
     taken = tx.find_taken(identities)
     outcomes, rows = [], []
     in_batch: set[bytes | tuple[int, bytes]] = set()
-    for index, (operation, (round_no, mac, nullifier)) in enumerate(zip(operations, identities, strict=True)):
+    for index, (operation, identity) in enumerate(zip(operations, identities, strict=True)):
+        round_no, mac, nullifier = identity
         if index in taken or mac in in_batch or (round_no, nullifier) in in_batch:
             outcomes.append(EnqueueResult.DUPLICATE)
         elif tx.is_round_closed(round_no):
             outcomes.append(EnqueueResult.CLOSED)
         else:
             in_batch |= {mac, (round_no, nullifier)}
-            rows.append(_create_row(tx, operation, round_no, mac))
+            now_ms, due = int(operation.now * 1000), due_ms(operation.share.submit_at, operation.now)
+            rows.append(create_row(tx, operation.share, identity, received_ms=now_ms, due_at_ms=due))
             outcomes.append(EnqueueResult.QUEUED)
     tx.add_shares(add_row_checks(tx.keys.row_check, rows))
     if any(row.due_ms <= row.received_ms + NOTIFY_WITHIN_MS for row in rows):
@@ -77,9 +79,9 @@ def _identify(tx: Transaction, operation: EnqueueOperation) -> ShareIdentity:
     return key.no, key.mac(operation.share.key), operation.nullifier
 
 
-def _create_row(tx: Transaction, operation: EnqueueOperation, round_no: int, mac: bytes) -> ShareRow:
-    """Return the row of a new share, without its check."""
-    share = operation.share
+def create_row(tx: Transaction, share: Share, identity: ShareIdentity, *, received_ms: int, due_at_ms: int) -> ShareRow:
+    """Return the row of a new share in RECEIVED, without its check."""
+    round_no, mac, nullifier = identity
     return ShareRow(  # mostly positional, because keyword arguments take twice as long
         share.round_id,
         tx.allocate_id(),
@@ -95,11 +97,11 @@ def _create_row(tx: Transaction, operation: EnqueueOperation, round_no: int, mac
         share.primary_blind,
         share.c1,
         share.c2,
-        operation.nullifier,
-        int(operation.now * 1000),
+        nullifier,
+        received_ms,
         rank(tx.keys.rank, mac),
         _RECEIVED,
-        due_ms(share.submit_at, operation.now),
+        due_at_ms,
         attempts=0,
         crashes=0,
         proved_height=None,
