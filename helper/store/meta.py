@@ -10,7 +10,7 @@ import orjson
 
 from helper.core.time_text import format_time
 from helper.errors import StoreCorrupt, StoreMoved
-from helper.store.records import is_sound
+from helper.store.records import Row, is_sound
 from proofs import row_check
 
 ROW_CHECK_KEY: Final = "key.rows"
@@ -31,12 +31,12 @@ def make_meta_row(name: str, value: str) -> tuple[str, str, bytes]:
     return name, value, row_check(_CHECK_KEY, (name, value))
 
 
-def read_meta_value(rows: Sequence[tuple[Any, ...]]) -> str | None:
+def read_meta_value(rows: Sequence[Row]) -> str | None:
     """Return the text in the result of the query `get_meta`; None if there is no row or it is damaged."""
     return str(rows[0][1]) if rows and is_sound(_CHECK_KEY, rows[0]) else None
 
 
-def read_key(rows: Sequence[tuple[Any, ...]], name: str, label: str = "the database") -> bytes:
+def read_key(rows: Sequence[Row], name: str, label: str = "the database") -> bytes:
     """Return a key in the result of the query `get_meta`.
 
     Raises:
@@ -67,7 +67,7 @@ class MigrationMark:
         return orjson.dumps(asdict(self)).decode()
 
 
-def read_mark(rows: Sequence[tuple[Any, ...]]) -> MigrationMark | None:
+def read_mark(rows: Sequence[Row]) -> MigrationMark | None:
     """Parse a mark. An unreadable one is returned as a mark with unknown fields, so that it still blocks use."""
     if not rows:
         return None
@@ -79,7 +79,7 @@ def read_mark(rows: Sequence[tuple[Any, ...]]) -> MigrationMark | None:
         return MigrationMark(_UNREADABLE, _UNREADABLE, 0)
 
 
-def refuse_marked(rows: Sequence[tuple[Any, ...]], label: str) -> None:
+def refuse_marked(rows: Sequence[Row], label: str) -> None:
     """Refuse to use a database that a migration has marked.
 
     Args:

@@ -9,7 +9,7 @@ from helper.core.share import ShareState
 from helper.store.action_rows import Action, PurgedFailures
 from helper.store.meta import ROW_CHECK_KEY, read_key
 from helper.store.operations.actions import read_action
-from helper.store.records import Column, RoundKeyRow, RoundRow
+from helper.store.records import Column, RoundKeyRow, RoundRow, Row
 from helper.store.rows import (
     MINUTES_AHEAD,
     DamagedShare,
@@ -22,7 +22,7 @@ from helper.store.rows import (
     ShareDetails,
     StoredRound,
 )
-from helper.store.share_listing import ListedShare, Row, list_shares, mac_bounds, to_query_params, to_queue_entry
+from helper.store.share_listing import ListedShare, list_shares, mac_bounds, to_query_params, to_queue_entry
 from helper.store.transaction import Params
 
 
@@ -101,14 +101,7 @@ class QueueReader:
             vote_end_time=share.vote_end_time,
             history=(HistoryEntry(share.received_ms, "accepted", "", spent_attempt=False), *history),
             attempts_by_stage=dict(Counter(line.stage for line in history if line.spent_attempt)),
-            tx_hash=reveal.tx_hash,
-            anchor_height=reveal.anchor_height,
-            circuit=reveal.circuit,
-            sends=reveal.sends,
-            first_sent_height=reveal.first_sent_height,
-            last_sent_height=reveal.last_sent_height,
-            last_endpoint=reveal.last_endpoint,
-            last_outcome=reveal.last_outcome,
+            **reveal._asdict(),
         )
 
     async def find_share_ids(self, ref: str) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hmac import compare_digest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -13,6 +13,8 @@ from helper.core.text import clean_text
 from helper.store.rows import DamagedShare, PreparedReveal, QueuedShare, SentReveal, StoredRound
 from proofs import row_check, row_checks
 
+Row = tuple[Any, ...]
+"""The row of a query, of a type that its caller knows."""
 Column = int | str | bytes | float | None
 """The value of a column."""
 

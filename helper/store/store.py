@@ -20,7 +20,7 @@ from helper.store.operations import actions as action_operations
 from helper.store.operations import chain_facts, failure_counts, import_, messages, shares
 from helper.store.operations.chain_facts import LEAF_BYTES
 from helper.store.queue_reader import QueueReader, RowReader
-from helper.store.records import RoundRow
+from helper.store.records import RoundRow, Row
 from helper.store.rows import (
     DamagedShare,
     EnqueueResult,
@@ -32,7 +32,6 @@ from helper.store.rows import (
     SpentNullifier,
     StoredRound,
 )
-from helper.store.share_listing import Row
 from helper.store.transaction import read_round_key
 from helper.store.writer_thread import WriterStats, WriterThread
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from helper.core.share import ShareKey, ShareState
 from helper.errors import StoreCorrupt
-from helper.store.records import RoundKeyRow, ShareRow
+from helper.store.records import RoundKeyRow, Row, ShareRow
 from helper.store.rows import DamagedShare, SpentNullifier
 
 UNREADABLE_SHARE = DamagedShare("", b"", -1)
@@ -58,7 +58,7 @@ class DatabaseKeys:
     rank: bytes = field(repr=False)
 
 
-def read_round_key(columns: tuple[Any, ...], keys: DatabaseKeys) -> RoundKey:
+def read_round_key(columns: Row, keys: DatabaseKeys) -> RoundKey:
     """Return the key of a round from its row in `round_keys`.
 
     Raises:
@@ -94,7 +94,7 @@ class Transaction(ABC):
         """Run a named statement. Returns the number of changed rows."""
 
     @abstractmethod
-    def fetch_all(self, name: str, params: Params = ()) -> list[tuple[Any, ...]]:
+    def fetch_all(self, name: str, params: Params = ()) -> list[Row]:
         """Return all rows of a named query."""
 
     @abstractmethod
@@ -172,7 +172,7 @@ class Transaction(ABC):
 
     # ------------------------------------------------------------------ common to all databases
 
-    def fetch_one(self, name: str, params: Params = ()) -> tuple[Any, ...] | None:
+    def fetch_one(self, name: str, params: Params = ()) -> Row | None:
         """Return the first row of a named query, None without rows. Reads all rows, so that the query is complete."""
         rows = self.fetch_all(name, params)
         return rows[0] if rows else None

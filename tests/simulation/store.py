@@ -16,8 +16,8 @@ from typing import Any, TypeVar, cast
 
 from helper.clock import Clock
 from helper.errors import StoreError
+from helper.store.records import Row
 from helper.store.rows import QueuedShare
-from helper.store.share_listing import Row
 from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.disk_health import PROBE_SECONDS
 from helper.store.sqlite.erasure import Eraser

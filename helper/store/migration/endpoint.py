@@ -27,11 +27,11 @@ from helper.store.migration.tables import (
     Difference,
     Key,
     LiveShare,
-    Row,
     Table,
     is_ascending,
     live_shares,
 )
+from helper.store.records import Row
 from helper.store.rows import DamagedShare
 from helper.store.sql_files import read_statements
 from helper.store.transaction import Params

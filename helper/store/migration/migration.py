@@ -19,7 +19,7 @@ from helper.core.share import ShareState
 from helper.errors import NotFound, StoreCopyDiffers, StoreForeign, StoreLocked
 from helper.store.meta import MOVED_KEY, UNFINISHED_KEY, MigrationMark, refuse_marked
 from helper.store.migration.endpoint import MigrationEndpoint
-from helper.store.migration.table_pass import PassStats, run_pass
+from helper.store.migration.table_pass import PassStats, TablePass
 from helper.store.migration.tables import SHARES, TOMBSTONES
 from helper.store.rows import DamagedShare
 
@@ -198,7 +198,8 @@ class Migration:
 
     def _run_pass(self, *, write: bool) -> PassStats:
         began = self._clock.monotonic()
-        stats = run_pass(self._source, self._target, write=write, report=self._create_progress_report(began))
+        report = self._create_progress_report(began)
+        stats = TablePass(self._source, self._target, write=write, report=report).run()
         result, changed = self._result, sum(stats.rows_differing.values())
         result.damaged = stats.damaged
         result.live, result.confirmed = stats.rows_read[SHARES.name], stats.rows_read[TOMBSTONES.name]

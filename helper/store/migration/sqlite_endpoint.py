@@ -13,7 +13,8 @@ from helper.clock import Clock
 from helper.errors import NotFound
 from helper.runtime.privileges import acting_as_owner
 from helper.store.migration.endpoint import MigrationEndpoint, load_copy_statements
-from helper.store.migration.tables import Row, replace_nul_in_row
+from helper.store.migration.tables import replace_nul_in_row
+from helper.store.records import Row
 from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.errors import translate, translate_opening
 from helper.store.sqlite.file_names import read_only_uri

@@ -13,10 +13,9 @@ from typing import Any, Final, NamedTuple
 
 from helper.core.share import ShareState
 from helper.store.meta import MOVED_KEY, RUN_KEY, UNFINISHED_KEY
-from helper.store.records import Column, RevealRow, ShareRow, is_sound
+from helper.store.records import Column, RevealRow, Row, ShareRow, is_sound
 from proofs import row_check
 
-Row = tuple[Any, ...]
 Key = tuple[Any, ...]
 
 LOCAL_META_KEYS: Final = frozenset({UNFINISHED_KEY, MOVED_KEY, RUN_KEY, "seal.check"})

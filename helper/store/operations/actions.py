@@ -16,7 +16,7 @@ from helper.core.share import ShareState
 from helper.store.action_rows import MOVED, Action, Actor, RowVersion
 from helper.store.operations.chain_facts import read_round
 from helper.store.operations.transitions import Transition, apply_transition, apply_transition_to_row, load_row
-from helper.store.records import ShareRow, truncate_text
+from helper.store.records import Row, ShareRow, truncate_text
 from helper.store.rows import QueueFilter
 from helper.store.transaction import Transaction
 
@@ -54,7 +54,7 @@ def end_action(tx: Transaction, number: int, outcome: Mapping[str, Any], at_ms: 
     tx.execute("end_action", (at_ms, orjson.dumps(dict(outcome)).decode(), number))
 
 
-def read_action(row: tuple[Any, ...]) -> Action:
+def read_action(row: Row) -> Action:
     """Return an audit log entry from a row of the query `actions`."""
     number, uid, user, channel, started_ms, name, parameters, ended_ms, outcome = row
     return Action(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import psycopg
 import structlog
@@ -16,6 +16,7 @@ from psycopg import sql
 
 from helper.core.recent import LoggedProblem
 from helper.store.postgres.connection import ConnectionSettings
+from helper.store.records import Row
 
 log = structlog.get_logger("helper.store")
 
@@ -61,7 +62,7 @@ class NotificationListener:
                     )
             await asyncio.sleep(RECONNECT_SECONDS)
 
-    async def _receive(self, conn: psycopg.AsyncConnection[tuple[Any, ...]]) -> None:
+    async def _receive(self, conn: psycopg.AsyncConnection[Row]) -> None:
         self._dispatch("")
         async for notice in conn.notifies():
             self._dispatch(notice.payload)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from contextlib import suppress
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
 import psycopg
 from psycopg import sql
@@ -14,6 +14,7 @@ from helper.errors import NotFound, StoreCorrupt, StoreError, StoreForeign, Stor
 from helper.store.meta import RANK_KEY, ROW_CHECK_KEY, make_meta_row, read_key, read_meta_value, refuse_marked
 from helper.store.postgres.connection import ConnectionSettings
 from helper.store.postgres.keyring import KEY_ID_BYTES, DecryptionError, Keyring
+from helper.store.records import Row
 from helper.store.sql_files import postgres_statements, read_migrations
 from helper.store.transaction import DatabaseKeys
 
@@ -31,7 +32,7 @@ _PROBE_TEXT: Final = b"svote-helper"
 _NAME_LOCK_SECONDS: Final = 1
 """Lock timeout for the host name."""
 
-Connection = psycopg.Connection[tuple[Any, ...]]
+Connection = psycopg.Connection[Row]
 
 
 @cache
@@ -252,7 +253,7 @@ def _decrypt_probe(text: str | None, keyring: Keyring) -> None:
         raise StoreCorrupt("the database is damaged: its key check value failed")
 
 
-def _get_or_store_meta(conn: Connection, name: str, fresh: str) -> list[tuple[Any, ...]]:
+def _get_or_store_meta(conn: Connection, name: str, fresh: str) -> list[Row]:
     """Return the row of a text; store `fresh` first if there is none."""
     conn.execute(postgres_statements()["add_meta"], make_meta_row(name, fresh))
     return conn.execute(postgres_statements()["get_meta"], (name,)).fetchall()

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from helper.store.postgres.keyring import DecryptionError, Keyring
-from helper.store.records import RevealRow, RoundKeyRow, ShareRow
+from helper.store.records import RevealRow, RoundKeyRow, Row, ShareRow
 from helper.store.share_listing import ListedShare
 from helper.store.transaction import Params
 
@@ -21,7 +21,6 @@ _NUMBER_COUNT: Final = 6
 _PLAINTEXT: Final = struct.Struct(_NUMBERS.format + "32s512s32s32s32s32s")
 _HASH_BYTES: Final = 32
 
-Row = tuple[Any, ...]
 EncryptedParams = tuple[Any, ...] | Mapping[str, Any]
 
 

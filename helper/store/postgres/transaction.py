@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Final
+from typing import Final
 
 import psycopg
 
 from helper.core.share import ShareState
 from helper.store.postgres.row_encryption import RowEncryption
-from helper.store.records import RoundRow, ShareRow
+from helper.store.records import RoundRow, Row, ShareRow
 from helper.store.rows import SpentNullifier
 from helper.store.sql_files import postgres_statements
 from helper.store.transaction import Params, ShareIdentity, Transaction
@@ -53,7 +53,7 @@ class PostgresTransaction(Transaction):
         change_count: number of statements so far that were not plain queries.
     """
 
-    conn: psycopg.Connection[tuple[Any, ...]]
+    conn: psycopg.Connection[Row]
     encryption: RowEncryption
     claims: ClaimState
     is_single_operation: bool = False
@@ -71,7 +71,7 @@ class PostgresTransaction(Transaction):
         self.change_count += 1
         return self.conn.execute(postgres_statements()[name], self.encryption.encrypt_params(name, params)).rowcount
 
-    def fetch_all(self, name: str, params: Params = ()) -> list[tuple[Any, ...]]:
+    def fetch_all(self, name: str, params: Params = ()) -> list[Row]:
         """Return all rows of a named query."""
         cursor = self.conn.execute(postgres_statements()[name], self.encryption.encrypt_params(name, params))
         if not (cursor.statusmessage or "").startswith("SELECT"):

@@ -16,6 +16,7 @@ import structlog
 from helper.clock import Clock
 from helper.store.sqlite.erasure_schedule import Action, ErasureSchedule, ErasureState
 from helper.store.sqlite.errors import is_disk_full
+from helper.store.sqlite.file_location import wal_path
 from helper.store.sqlite.page_scrubber import note_stale, scrub_pages
 from proofs import LOG_HEADER
 
@@ -47,7 +48,7 @@ class Eraser:
     def __init__(self, conn: sqlite3.Connection, path: Path, clock: Clock) -> None:
         self._conn = conn
         self._clock = clock
-        self._wal = Path(f"{path}-wal")
+        self._wal = wal_path(path)
         # Closing any descriptor of the file releases SQLite's own locks on it, so this one stays open until every
         # connection of the process is closed.
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -19,9 +19,10 @@ import aiosqlite
 from helper.errors import StoreError
 from helper.store.meta import refuse_marked
 from helper.store.queue_reader import QueueReader
-from helper.store.share_listing import Row
+from helper.store.records import Row
 from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.errors import result_code, translate, translate_opening
+from helper.store.sqlite.file_location import file_size, wal_path
 from helper.store.sqlite.file_names import read_only_uri
 from helper.store.sqlite.schema import IDENTITY_QUERY, FileIdentity
 from helper.store.transaction import Params
@@ -48,7 +49,7 @@ class SqliteReader:
                 self._conn = await _connect(self._path)
             except sqlite3.OperationalError as error:
                 # In a read-only directory SQLite cannot open the WAL's shared memory; without a WAL it is not needed.
-                if result_code(error) not in _OPEN_FAILURE_CODES or _has_wal(self._path):
+                if result_code(error) not in _OPEN_FAILURE_CODES or file_size(wal_path(self._path)) > 0:
                     raise
                 self._conn = await _connect(self._path, "&immutable=1")
         except (sqlite3.Error, UnicodeDecodeError) as error:
@@ -97,12 +98,6 @@ def _open_file(uri: str) -> sqlite3.Connection:
         conn.close()
         raise
     return conn
-
-
-def _has_wal(path: Path) -> bool:
-    with suppress(FileNotFoundError):
-        return Path(f"{path}-wal").stat().st_size > 0
-    return False
 
 
 @asynccontextmanager

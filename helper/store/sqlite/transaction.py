@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
-from helper.store.records import ShareRow
+from helper.store.records import Row, ShareRow
 from helper.store.sql_files import multi_row_statement, sqlite_statements
 from helper.store.sqlite.errors import IndexDamageError, UnreadableRowError, result_code
 from helper.store.transaction import UNREADABLE_SHARE, Params, ShareIdentity, Transaction
@@ -35,7 +35,7 @@ class SqliteTransaction(Transaction):
         """Run a named statement. Returns the number of changed rows."""
         return self.conn.execute(sqlite_statements()[name], params).rowcount
 
-    def fetch_all(self, name: str, params: Params = ()) -> list[tuple[Any, ...]]:
+    def fetch_all(self, name: str, params: Params = ()) -> list[Row]:
         """Return all rows of a named query."""
         return self.conn.execute(sqlite_statements()[name], params).fetchall()
 
@@ -58,7 +58,7 @@ class SqliteTransaction(Transaction):
         for _ in self._execute_multi_row("add_share", [row.to_columns() for row in rows]):
             pass
 
-    def _execute_multi_row(self, name: str, rows: Sequence[Sequence[Any]]) -> Iterator[list[tuple[Any, ...]]]:
+    def _execute_multi_row(self, name: str, rows: Sequence[Sequence[Any]]) -> Iterator[list[Row]]:
         """Run a named one-row statement for many rows; yields the result of each execution.
 
         The number of rows of each execution is a power of two, so only a few statements are prepared.
