@@ -24,6 +24,7 @@ from helper.store.migration.tables import (
     LOCAL_META_KEYS,
     ROUND_KEYS,
     SHARES,
+    TABLES,
     Difference,
     Key,
     LiveShare,
@@ -55,8 +56,9 @@ _TRANSITIONS: Final = {
 
 @cache
 def load_copy_statements() -> Mapping[str, str]:
-    """Return the statements of `copying.sql` by name."""
-    return read_statements("helper.store.migration", "copying.sql")
+    """Return the statements that only a migration runs, by name."""
+    generated = {name: sql for table in TABLES if table is not SHARES for name, sql in table.statements().items()}
+    return generated | read_statements("helper.store.migration", "copying.sql")
 
 
 class MigrationEndpoint(ABC):
@@ -105,7 +107,7 @@ class MigrationEndpoint(ABC):
 
     @abstractmethod
     def fetch_all(self, name: str, params: Params = ()) -> list[Row]:
-        """Return all rows of a query of `copying.sql`, decrypted."""
+        """Return all rows of a named query, decrypted."""
 
     @abstractmethod
     def execute_many(self, name: str, rows: Sequence[Row]) -> None:
