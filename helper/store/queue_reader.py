@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from helper.core.share import ShareState
 from helper.store.action_rows import Action, PurgedFailures
@@ -18,25 +18,13 @@ from helper.store.rows import (
     HistoryEntry,
     QueueEntry,
     QueueFilter,
+    RevealFacts,
     RoundSummary,
     ShareDetails,
     StoredRound,
 )
 from helper.store.share_listing import ListedShare, list_shares, mac_bounds, to_query_params, to_queue_entry
 from helper.store.transaction import Params
-
-
-class RevealFacts(NamedTuple):
-    """A row of the query `reveal_facts`."""
-
-    tx_hash: bytes | None = None
-    anchor_height: int | None = None
-    circuit: str | None = None
-    sends: int = 0
-    first_sent_height: int | None = None
-    last_sent_height: int | None = None
-    last_endpoint: str | None = None
-    last_outcome: str | None = None
 
 
 class RowReader(Protocol):
@@ -94,14 +82,13 @@ class QueueReader:
             if entry.state is ShareState.BROADCAST
             else []
         )
-        reveal = RevealFacts(*rows[0]) if rows else RevealFacts()
         return ShareDetails(
             entry=entry,
             received_ms=share.received_ms,
             vote_end_time=share.vote_end_time,
             history=(HistoryEntry(share.received_ms, "accepted", "", spent_attempt=False), *history),
             attempts_by_stage=dict(Counter(line.stage for line in history if line.spent_attempt)),
-            **reveal._asdict(),
+            reveal=RevealFacts(*rows[0]) if rows else None,
         )
 
     async def find_share_ids(self, ref: str) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from helper.core.share import ShareState
-from helper.store.rows import DueForecast, QueueFilter
+from helper.store.rows import DueForecast, QueueFilter, RevealFacts
 from helper.store.store import Store
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import StoreBackend
@@ -53,9 +53,7 @@ async def test_share_details_contain_all_but_the_witness(store: Store, backend: 
             ]
             assert [line.at_ms for line in story.history] == [int(NOW * 1000) + 5000 * n for n in range(3)]
             assert story.attempts_by_stage == {"proof": 1}
-            assert (story.tx_hash, story.anchor_height, story.circuit) == (make_reveal(1).tx_hash, 100, "k10")
-            assert (story.sends, story.first_sent_height, story.last_sent_height) == (1, 110, 110)
-            assert (story.last_endpoint, story.last_outcome) == ("one", "ACCEPTED")
+            assert story.reveal == RevealFacts(make_reveal(1).tx_hash, 100, "k10", 1, 110, 110, "one", "ACCEPTED")
             shown = repr(story)
             for secret in secrets_of(1):
                 assert repr(secret)[2:-1] not in shown
