@@ -470,7 +470,7 @@ class Store(QueueReader, ABC):
         Args:
             versions: the rows as they were exported.
             note: text of the history entry.
-            idle_only: only shares that are not being processed (RECEIVED, FAILED).
+            idle_only: only shares in RECEIVED or FAILED. Set while a daemon runs, which may be processing the others.
 
         Returns:
             How many were `moved`, and how many `stayed`.

@@ -90,19 +90,7 @@ def retry_failed(
     at_ms: int,
     dry_run: bool,
 ) -> Counter[str]:
-    """FAILED -> RECEIVED at their own due time with attempts reset, unless their round is closed.
-
-    Args:
-        ids: live shares; those that have not failed or do not match are skipped.
-        query: the filter that they must match.
-        closed: closed rounds, in addition to those marked closed in the store.
-        note: text of the history entry.
-        at_ms: unix milliseconds now.
-        dry_run: only count.
-
-    Returns:
-        How many were `retried`, and how many were skipped because their round is `closed`.
-    """
+    """FAILED -> RECEIVED with attempts reset, unless their round is closed; see `Store.retry_failed`."""
     counts: Counter[str] = Counter()
     for share_id in ids:
         row = load_row(tx, share_id, at_ms)
@@ -169,17 +157,7 @@ def is_marked_closed(tx: Transaction, round_no: int) -> bool:
 def mark_moved(
     tx: Transaction, versions: Sequence[RowVersion], note: str, at_ms: int, *, idle_only: bool
 ) -> Counter[str]:
-    """Fail shares that were exported to another machine, with the stage `MOVED`.
-
-    Args:
-        versions: the rows as they were exported; a row that has changed since then is not moved.
-        note: text of the history entry.
-        at_ms: unix milliseconds now.
-        idle_only: move only shares in RECEIVED or FAILED. Set while a daemon runs, which may be processing the others.
-
-    Returns:
-        How many were `moved`, and how many `stayed`.
-    """
+    """Fail shares that were exported to another machine; see `Store.mark_moved`."""
     counts: Counter[str] = Counter()
     sources = _IDLE_STATES if idle_only else _LIVE_STATES
     change = Transition(sources, ShareState.FAILED, MOVED, note, at_ms, ignore_claim=True)

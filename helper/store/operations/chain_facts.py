@@ -135,7 +135,7 @@ def _delete_share(tx: Transaction, share_id: int, round_no: int, state: int) -> 
 
 
 def apply_block(tx: Transaction, height: int, spent: Sequence[SpentNullifier], at_ms: int) -> list[int]:
-    """Apply the nullifiers of a block and advance the cursor to it. The cursor never moves back.
+    """Apply the nullifiers of a block and advance the cursor to it; see `Store.apply_block`.
 
     Every host reads every block. If another host has applied it already, no exclusive lock is taken.
     """
@@ -149,12 +149,7 @@ def apply_block(tx: Transaction, height: int, spent: Sequence[SpentNullifier], a
 
 
 def skip_to(tx: Transaction, height: int, first: int) -> None:
-    """Advance the cursor to `height` and record the skipped blocks as unread.
-
-    Args:
-        height: the new cursor; nothing changes if the cursor is at `height` or above.
-        first: the lowest height to record in a database that has no cursor yet.
-    """
+    """Advance the cursor to `height` and record the skipped blocks as unread; see `Store.skip_to`."""
     tx.lock_exclusive()
     cursor = _read_cursor(tx)
     if cursor is not None:
@@ -167,10 +162,7 @@ def skip_to(tx: Transaction, height: int, first: int) -> None:
 
 
 def rewind_to(tx: Transaction, height: int, first: int) -> None:
-    """Move the cursor down to `height` and record the blocks from `first` to it as unread.
-
-    Blocks above `height` are no longer recorded as unread. Nothing changes if the cursor is at `height` or below.
-    """
+    """Move the cursor down to `height` and record the blocks from `first` to it as unread; see `Store.rewind_to`."""
     tx.lock_exclusive()
     cursor = _read_cursor(tx)
     if cursor is None or cursor <= height:
