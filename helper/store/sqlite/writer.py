@@ -26,10 +26,24 @@ from helper.store.sqlite.opening import OpenedDatabase, open_database
 from helper.store.sqlite.schema import latest_version
 from helper.store.sqlite.transaction import SqliteTransaction
 from helper.store.transaction import UNREADABLE_SHARE
-from helper.store.write_jobs import BatchFailedError, WriteJob, call_on_loop, deliver_results, split_batch
+from helper.store.write_jobs import WriteJob, call_on_loop, deliver_results, split_batch
 from helper.store.writer_thread import WriterThread
 
 log = structlog.get_logger("helper.store")
+
+
+class BatchFailedError(Exception):
+    """The transaction was rolled back; no change was stored.
+
+    Args:
+        cause: the error.
+        is_batch_wide: whether the error affects every operation, so that running them individually is pointless.
+    """
+
+    def __init__(self, cause: Exception, *, is_batch_wide: bool) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+        self.is_batch_wide = is_batch_wide
 
 
 class SqliteWriter(WriterThread[SqliteTransaction]):
