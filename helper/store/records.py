@@ -45,7 +45,7 @@ class RoundKeyRow(NamedTuple):
     mac_key: bytes
     row_check: bytes = b""
 
-    def sealed(self, key: bytes) -> RoundKeyRow:
+    def with_check(self, key: bytes) -> RoundKeyRow:
         """Return the same row with its check."""
         return self._replace(row_check=row_check(key, self[:-1]))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
@@ -252,9 +252,7 @@ class Store(QueueReader, ABC):
 
     async def get_sent_reveal(self, share_id: int) -> SentReveal | None:
         """Return the stored message of a share in BROADCAST, None if it is in another state."""
-        found = await self._reader.fetch("sent_reveal", (share_id,))
-        sound, damaged = messages.read_sent(found, self._writer.keys.row_check)
-        await self._set_aside(damaged)
+        sound = await self._read_sent(await self._reader.fetch("sent_reveal", (share_id,)))
         return sound[0] if sound else None
 
     async def list_follow_ups(self, *, height: int, limit: int) -> list[int]:
@@ -270,9 +268,7 @@ class Store(QueueReader, ABC):
     async def list_unconfirmed(self, *, limit: int = 1000, after_id: int = 0) -> list[SentReveal]:
         """Return the shares in BROADCAST with an id above `after_id`, by id; empty only if there are no more."""
         while found := await self._read_in_broadcast("unconfirmed", {"limit": limit, "after": after_id}):
-            sound, damaged = messages.read_sent(found, self._writer.keys.row_check)
-            await self._set_aside(damaged)
-            if sound:
+            if sound := await self._read_sent(found):
                 return sound
             after_id = found[-1][1]
         return []
@@ -285,10 +281,12 @@ class Store(QueueReader, ABC):
             await self._run(messages.check_broadcast_shares, self._now_ms())
             return await self._reader.fetch(name, params)
 
-    async def _set_aside(self, share_ids: list[int]) -> None:
-        """Make the writer check rows that a read found damaged, because reads cannot set them aside."""
-        if share_ids:
-            await self._run(messages.set_aside, share_ids, self._now_ms())
+    async def _read_sent(self, rows: Iterable[Row]) -> list[SentReveal]:
+        """Convert rows to messages. The writer sets damaged ones aside, because reads cannot."""
+        sound, damaged = messages.read_sent(rows, self._writer.keys.row_check)
+        if damaged:
+            await self._run(messages.set_aside, damaged, self._now_ms())
+        return sound
 
     # ------------------------------------------------------------------ rounds
 

@@ -201,7 +201,7 @@ class Transaction(ABC):
         if round_key is None:
             mac_key = secrets.token_bytes(32)
             (last,) = self.fetch_one("last_round_no") or (0,)
-            row = RoundKeyRow(last + 1, round_id, mac_key).sealed(self.keys.row_check)
+            row = RoundKeyRow(last + 1, round_id, mac_key).with_check(self.keys.row_check)
             if not self.execute("add_round_key", row):
                 return self.ensure_round(round_id)  # another host was first
             round_key = self._rounds[round_id] = RoundKey(row.no, mac_key)

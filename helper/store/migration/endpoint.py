@@ -75,9 +75,9 @@ class MigrationEndpoint(ABC):
         """Name for messages, without a password."""
 
     @property
-    @abstractmethod
     def cli_value(self) -> str:
         """Value for `--from` and `--to`."""
+        return self.label
 
     @property
     @abstractmethod

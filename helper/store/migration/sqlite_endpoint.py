@@ -49,11 +49,6 @@ class SqliteEndpoint(MigrationEndpoint):
         return str(self._path.resolve())
 
     @property
-    def cli_value(self) -> str:
-        """The absolute path."""
-        return self.label
-
-    @property
     def config_text(self) -> str:
         """The configuration of a single host."""
         return f'[helper] db_path = "{self.label}", and no [store] url'

@@ -25,20 +25,15 @@ RECONNECT_SECONDS: Final = 1.0
 
 
 class NotificationListener:
-    """Forwards notifications to the registered callbacks."""
+    """Forwards notifications to callbacks.
+
+    Attributes:
+        callbacks: called with each payload, and with "" if notifications may have been lost.
+    """
 
     def __init__(self, settings: ConnectionSettings) -> None:
         self._settings = settings
-        self._callbacks: list[Callable[[str], None]] = []
-
-    @property
-    def has_callbacks(self) -> bool:
-        """Whether a callback is registered."""
-        return bool(self._callbacks)
-
-    def add_callback(self, callback: Callable[[str], None]) -> None:
-        """Register a callback. It is called with each payload, and with "" if notifications may have been lost."""
-        self._callbacks.append(callback)
+        self.callbacks: list[Callable[[str], None]] = []
 
     async def run(self) -> None:
         """Listen until cancelled."""
@@ -68,5 +63,5 @@ class NotificationListener:
             self._dispatch(notice.payload)
 
     def _dispatch(self, payload: str) -> None:
-        for callback in self._callbacks:
+        for callback in self.callbacks:
             callback(payload)

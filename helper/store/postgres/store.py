@@ -88,7 +88,7 @@ class PostgresStore(Store):
             await self.close()
             raise
         self._renewal_task = asyncio.create_task(self._renew_claims(), name="store-leases")
-        if self._listener.has_callbacks:
+        if self._listener.callbacks:
             self._listener_task = asyncio.create_task(self._listener.run(), name="store-listener")
 
     async def close(self) -> None:
@@ -182,7 +182,7 @@ class PostgresStore(Store):
 
     def listen(self, callback: Callable[[str], None]) -> None:
         """Register a callback before `open`. It is called with "" if notifications may have been lost."""
-        self._listener.add_callback(callback)
+        self._listener.callbacks.append(callback)
 
 
 def renew_claims(tx: PostgresTransaction) -> int:
