@@ -12,7 +12,7 @@ from typing import Any
 
 from helper.core.share import ShareKey, ShareState
 from helper.errors import StoreCorrupt
-from helper.store.records import RoundKeyRow, Row, ShareRow
+from helper.store.records import RoundKeyRow, RoundRow, Row, ShareRow
 from helper.store.rows import DamagedShare, SpentNullifier
 
 UNREADABLE_SHARE = DamagedShare("", b"", -1)
@@ -206,6 +206,12 @@ class Transaction(ABC):
                 return self.ensure_round(round_id)  # another host was first
             round_key = self._rounds[round_id] = RoundKey(row.no, mac_key)
         return round_key
+
+    def read_round(self, round_no: int) -> RoundRow | None:
+        """Return a stored round; None if there is none or its row is damaged."""
+        columns = self.fetch_one("round", (round_no,))
+        row = None if columns is None else RoundRow(*columns)
+        return row if row is not None and row.is_sound(self.keys.row_check) else None
 
     def adjust_count(self, round_no: int, state: ShareState | int, change: int) -> None:
         """Add to the counter of a round's shares in a state; written by `flush_counts`."""

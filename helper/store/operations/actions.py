@@ -14,7 +14,6 @@ import orjson
 
 from helper.core.share import ShareState
 from helper.store.action_rows import MOVED, Action, Actor, RowVersion
-from helper.store.operations.chain_facts import read_round
 from helper.store.operations.transitions import Transition, apply_transition, apply_transition_to_row, load_row
 from helper.store.records import Row, ShareRow, truncate_text
 from helper.store.rows import QueueFilter
@@ -147,7 +146,7 @@ def matches_filter(row: ShareRow, query: QueueFilter) -> bool:
 
 def is_marked_closed(tx: Transaction, round_no: int) -> bool:
     """Return whether the store has marked a round as closed by the chain."""
-    stored = read_round(tx, round_no)
+    stored = tx.read_round(round_no)
     return stored is not None and stored.closed_ms is not None
 
 

@@ -30,7 +30,7 @@ def save_rounds(tx: Transaction, rounds: Sequence[RoundLike], at_ms: int) -> Non
     tx.lock_exclusive()
     for listed in rounds:
         round_no = tx.ensure_round(listed.round_id).no
-        stored = read_round(tx, round_no)
+        stored = tx.read_round(round_no)
         proposals = [[proposal.id, list(proposal.options)] for proposal in listed.proposals]
         row = RoundRow(
             round_no=round_no,
@@ -49,7 +49,7 @@ def mark_closed(tx: Transaction, round_id: bytes, at_ms: int) -> None:
     """Record that the chain has closed a round; an earlier mark is unchanged."""
     tx.lock_exclusive()
     key = tx.round_key(round_id)
-    stored = None if key is None else read_round(tx, key.no)
+    stored = None if key is None else tx.read_round(key.no)
     if stored is not None and stored.closed_ms is None:
         tx.execute("save_round", stored._replace(closed_ms=at_ms).with_check(tx.keys.row_check))
 
@@ -58,16 +58,9 @@ def mark_alerted(tx: Transaction, round_id: bytes, at_ms: int) -> None:
     """Record that a round's unsubmitted shares were reported; an earlier mark is unchanged."""
     tx.lock_exclusive()
     key = tx.round_key(round_id)
-    stored = None if key is None else read_round(tx, key.no)
+    stored = None if key is None else tx.read_round(key.no)
     if stored is not None and stored.alerted_ms is None:
         tx.execute("save_round", stored._replace(alerted_ms=at_ms).with_check(tx.keys.row_check))
-
-
-def read_round(tx: Transaction, round_no: int) -> RoundRow | None:
-    """Return the stored round; None if there is none or its row is damaged."""
-    columns = tx.fetch_one("round", (round_no,))
-    row = None if columns is None else RoundRow(*columns)
-    return row if row is not None and row.is_sound(tx.keys.row_check) else None
 
 
 def set_meta(tx: Transaction, key: str, value: str) -> None:

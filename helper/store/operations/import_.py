@@ -11,7 +11,6 @@ from typing import Final
 from helper.core.share import ShareState
 from helper.store.action_rows import MOVED, ExportedShare, ImportedShare, ImportResult, ValidatedShare
 from helper.store.operations.actions import requeue_failed
-from helper.store.operations.chain_facts import read_round
 from helper.store.operations.shares import create_row
 from helper.store.operations.transitions import add_history, load_row, update_row
 from helper.store.records import MAX_STAGE_CHARS, RevealRow, ShareRow, share_ref, truncate_text
@@ -47,7 +46,7 @@ def _import_share(
 ) -> ImportedShare:
     round_id = exported.share.round_id
     key = tx.round_key(round_id)
-    stored_round = None if key is None else read_round(tx, key.no)
+    stored_round = None if key is None else tx.read_round(key.no)
     if key is None or stored_round is None:
         return ImportedShare(ImportResult.UNKNOWN, round_id=round_id)
     mac = key.mac(exported.share.key)

@@ -11,7 +11,7 @@ import psycopg
 
 from helper.core.share import ShareState
 from helper.store.postgres.row_encryption import RowEncryption
-from helper.store.records import RoundRow, Row, ShareRow
+from helper.store.records import Row, ShareRow
 from helper.store.rows import SpentNullifier
 from helper.store.sql_files import postgres_statements
 from helper.store.transaction import Params, ShareIdentity, Transaction
@@ -157,9 +157,8 @@ class PostgresTransaction(Transaction):
         """Return whether a round is closed. The result cannot change before the commit, so it is queried only once."""
         closed = self._closed.get(round_no)
         if closed is None:
-            columns = self.fetch_one("round", (round_no,))
-            row = None if columns is None else RoundRow(*columns)
-            closed = row is not None and row.is_sound(self.keys.row_check) and row.closed_ms is not None
+            row = self.read_round(round_no)
+            closed = row is not None and row.closed_ms is not None
             self._closed[round_no] = closed
         return closed
 
