@@ -21,7 +21,7 @@ import httpx
 from bench.fill_database import generate_shares, open_existing_database, transaction
 from helper.chain.reveal_transaction import RevealMessage
 from helper.store.operations.messages import mark_sending, prepare, record_outcome
-from helper.store.operations.shares import claim_due, enqueue
+from helper.store.operations.shares import EnqueueOperation, claim_due
 from helper.store.rows import PreparedReveal
 from tests.support.devnet import DevChain
 from tests.support.event_clients import cpu_seconds
@@ -42,7 +42,7 @@ def insert_sent_shares(path: Path, round_id: bytes, first: int, last: int, heigh
     with open_existing_database(path) as database:
         with transaction(database) as tx:
             for share, nullifier in generate_shares(round_id, first, last, past - 86_400):
-                enqueue(tx, share, nullifier, past - 100_000.0)
+                EnqueueOperation(share, nullifier, past - 100_000.0)(tx)
         with transaction(database) as tx:
             for queued in claim_due(tx, now=float(past), limit=last - first, rounds=[round_id]):
                 message = RevealMessage(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from helper.clock import SystemClock
 from helper.core.share import Share
-from helper.store.operations.shares import enqueue
+from helper.store.operations.shares import EnqueueOperation
 from helper.store.sqlite.opening import OpenedDatabase, open_database
 from helper.store.sqlite.transaction import SqliteTransaction
 
@@ -80,7 +80,7 @@ def insert_shares(path: Path, round_id: bytes, count: int, *, due: int, first: i
                 for share, nullifier in generate_shares(
                     round_id, start, min(first + count, start + SHARES_PER_TRANSACTION), due
                 ):
-                    enqueue(tx, share, nullifier, due - 1000.0)
+                    EnqueueOperation(share, nullifier, due - 1000.0)(tx)
 
 
 def delete_newer_shares(path: Path, *, after: int) -> None:

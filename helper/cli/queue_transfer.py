@@ -33,7 +33,7 @@ from helper.runtime.privileges import acting_as_owner
 from helper.server import views
 
 if TYPE_CHECKING:
-    from helper.store.operations.export import ExportSelection
+    from helper.store.sqlite.export import ExportSelection
 
 
 def export(
@@ -88,7 +88,7 @@ def export(
 def _select(database: Path, options: Mapping[str, str], refs: list[str]) -> ExportSelection:
     """Select shares from a snapshot of the database."""
     # imported here, so that the help loads no native code
-    from helper.store.operations.export import select_for_export  # noqa: PLC0415
+    from helper.store.sqlite.export import select_for_export  # noqa: PLC0415
     from helper.store.sqlite.snapshot import take_snapshot  # noqa: PLC0415
 
     conditions = views.parse_filter(*options.values())

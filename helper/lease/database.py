@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, Protocol
 
 from helper.clock import Clock
@@ -70,15 +72,11 @@ class DatabaseLease:
             self.holder = self._outer.holder
             return False
         requested_at = self._term.read_clocks()
-        try:
+        with _database_errors("acquire"):
             fence = await self._store.acquire_sender_lease(None if self._outer is None else self._outer.fence)
             if fence is None:
                 self.holder = await self._store.get_sender_host()
                 return False
-        except StoreError as error:
-            raise LeaseError(
-                f"could not acquire the sender lease in the database: {error}", advice=error.advice
-            ) from error
         self.fence, self.holder = fence, ""
         self._term.start(requested_at)
         return True
@@ -90,27 +88,31 @@ class DatabaseLease:
             self.holder = self._outer.holder
             return False
         requested_at = self._term.read_clocks()
-        try:
+        with _database_errors("renew"):
             if await self._store.renew_sender_lease():
                 self._term.start(requested_at)
                 return True
             self._term.end()
             self.holder = await self._store.get_sender_host()
-        except StoreError as error:
-            raise LeaseError(
-                f"could not renew the sender lease in the database: {error}", advice=error.advice
-            ) from error
         return False
 
     async def release(self) -> None:
         """Release the lease immediately, and the outer lease."""
         self._term.end()
         try:
-            await self._store.release_sender_lease()
-        except StoreError as error:
-            raise LeaseError(
-                f"could not release the sender lease in the database: {error}", advice=error.advice
-            ) from error
+            with _database_errors("release"):
+                await self._store.release_sender_lease()
         finally:
             if self._outer is not None:
                 await self._outer.release()
+
+
+@contextmanager
+def _database_errors(action: str) -> Iterator[None]:
+    """Convert an error of the database to a `LeaseError`."""
+    try:
+        yield
+    except StoreError as error:
+        raise LeaseError(
+            f"could not {action} the sender lease in the database: {error}", advice=error.advice
+        ) from error

@@ -64,40 +64,25 @@ class S3Lease:
     ) -> None:
         if seconds > MAX_LEASE_SECONDS:
             raise ValueError(f"a lease of {seconds} s is longer than {MAX_LEASE_SECONDS} s")
+        self.seconds = seconds
+        self.fence = 0
+        self.holder = ""
         self._bucket = bucket
         self._name = name
         self._host = host[:256]
         self._clock = clock
-        self._seconds = seconds
         self._term = Term(clock, seconds=seconds, margin=seconds * MARGIN_FRACTION)
         self._observation = LeaseObservation()
         self._process_id = secrets.token_hex(16)
         self._tag = ""  # ETag of this process's version, "" without a lease
         self._unconfirmed: list[bytes] = []  # own versions since the last answered write; any may have been stored
-        self._fence = 0
         self._beat = 0
-        self._holder = ""
         self._conditions_checked = False
-
-    @property
-    def seconds(self) -> float:
-        """See `Lease`."""
-        return self._seconds
 
     @property
     def is_held(self) -> bool:
         """See `Lease`."""
         return self._term.is_running
-
-    @property
-    def fence(self) -> int:
-        """See `Lease`."""
-        return self._fence
-
-    @property
-    def holder(self) -> str:
-        """See `Lease`."""
-        return self._holder
 
     async def acquire(self) -> bool:
         """Acquire the lease if no host holds it.
@@ -119,9 +104,9 @@ class S3Lease:
                     return False
                 record = self._parse_record(found)
                 if not self._is_free(found, record):
-                    self._holder = record.host
+                    self.holder = record.host
                     return False
-                fence = max(self._fence, record.fence) + 1
+                fence = max(self.fence, record.fence) + 1
                 requested_at = self._term.read_clocks()
                 if tag := await self._write(found.etag, self._create_record(fence)):
                     self._start_term(tag, fence, requested_at)
@@ -135,8 +120,8 @@ class S3Lease:
                 if not self._tag:
                     return False
                 requested_at = self._term.read_clocks()
-                if tag := await self._write(self._tag, self._create_record(self._fence)):
-                    self._start_term(tag, self._fence, requested_at)
+                if tag := await self._write(self._tag, self._create_record(self.fence)):
+                    self._start_term(tag, self.fence, requested_at)
                     return True
                 await self._check_ownership()
         if self._tag:
@@ -150,7 +135,7 @@ class S3Lease:
             for _ in range(_WRITE_ATTEMPTS):
                 if not self._tag:
                     return
-                if await self._write(self._tag, self._create_record(self._fence, released=True)):
+                if await self._write(self._tag, self._create_record(self.fence, released=True)):
                     self._tag = ""
                     self._unconfirmed.clear()
                     return
@@ -162,13 +147,13 @@ class S3Lease:
     def _time_limit(self) -> Iterator[None]:
         """Limit all requests of a call together to the validity of a lease."""
         try:
-            with anyio.fail_after(self._seconds):
+            with anyio.fail_after(self.seconds):
                 yield
         except TimeoutError:
-            raise LeaseError(f"the object store did not answer within {self._seconds:g} s") from None
+            raise LeaseError(f"the object store did not answer within {self.seconds:g} s") from None
 
     def _start_term(self, tag: str, fence: int, requested_at: Moment) -> None:
-        self._tag, self._fence, self._holder = tag, fence, ""
+        self._tag, self.fence, self.holder = tag, fence, ""
         self._unconfirmed.clear()
         self._term.start(requested_at)
 
@@ -176,7 +161,7 @@ class S3Lease:
         """Return whether the lease has expired, was released, or is this process's own."""
         # Compare the bytes, not the process identifier: a clone of a running machine has the same identifier.
         ours = found.etag == self._tag or found.body in self._unconfirmed
-        return ours or self._observation.is_expired(record, self._seconds, self._clock.monotonic())
+        return ours or self._observation.is_expired(record, self.seconds, self._clock.monotonic())
 
     async def _create_without_holder(self) -> None:
         """Create the missing object without a holder. It expires like the lease of a host that has just crashed.
@@ -184,13 +169,13 @@ class S3Lease:
         Its fencing token is the unix time, which is greater than any token of a deleted object: tokens grow by far
         less than one a second.
         """
-        fence = max(self._fence, int(self._clock.now()), 1)
+        fence = max(self.fence, int(self._clock.now()), 1)
         record = LeaseRecord(
-            holder=NO_HOLDER, host="", fence=fence, beat=0, seconds=self._seconds, written=self._clock.now()
+            holder=NO_HOLDER, host="", fence=fence, beat=0, seconds=self.seconds, written=self._clock.now()
         )
         if tag := await self._write("", record):
             self._observation.record_version(tag, self._clock.monotonic())
-        self._tag, self._holder = "", ""
+        self._tag, self.holder = "", ""
         self._term.end()
 
     async def _check_ownership(self) -> None:
@@ -199,11 +184,11 @@ class S3Lease:
         self._tag = ""
         if found is not None:
             record = self._parse_record(found)
-            if found.etag == before or (found.body in self._unconfirmed and record.fence == self._fence):
+            if found.etag == before or (found.body in self._unconfirmed and record.fence == self.fence):
                 self._tag = found.etag
                 return
         self._term.end()
-        self._holder = "" if found is None else record.host
+        self.holder = "" if found is None else record.host
 
     async def _fetch(self) -> StoredObject | None:
         try:
@@ -231,7 +216,7 @@ class S3Lease:
             host=self._host,
             fence=fence,
             beat=self._beat,
-            seconds=self._seconds,
+            seconds=self.seconds,
             released=released,
             written=self._clock.now(),
         )

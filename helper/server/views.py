@@ -208,17 +208,18 @@ def _due_ms(text: str) -> int:
 
 def _transaction(story: ShareDetails) -> dict[str, Any] | None:
     """The share's transaction, None if there is none."""
-    if story.tx_hash is None:
+    reveal = story.reveal
+    if reveal is None or reveal.tx_hash is None:
         return None
     return {
-        "hash": story.tx_hash.hex().upper(),
-        "anchor_height": story.anchor_height,
-        "circuit": story.circuit,
-        "sends": story.sends,
-        "first_sent_height": story.first_sent_height,
-        "last_sent_height": story.last_sent_height,
-        "last_endpoint": story.last_endpoint,
-        "last_outcome": story.last_outcome,
+        "hash": reveal.tx_hash.hex().upper(),
+        "anchor_height": reveal.anchor_height,
+        "circuit": reveal.circuit,
+        "sends": reveal.sends,
+        "first_sent_height": reveal.first_sent_height,
+        "last_sent_height": reveal.last_sent_height,
+        "last_endpoint": reveal.last_endpoint,
+        "last_outcome": reveal.last_outcome,
     }
 
 

@@ -6,16 +6,12 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from helper.clock import Clock
 from helper.config import Config
 from helper.errors import StoreError
 from helper.store.sqlite.store import SqliteStore
 from helper.store.store import Store
-
-if TYPE_CHECKING:
-    from helper.store.postgres import PostgresStore
 
 
 def create_store(config: Config, clock: Clock) -> Store:
@@ -24,15 +20,8 @@ def create_store(config: Config, clock: Clock) -> Store:
     Raises:
         StoreError: its URL or its keys are not valid, or a required package is not installed.
     """
-    return create_shared_store(config, clock) if config.store.url else SqliteStore(config.db_path)
-
-
-def create_shared_store(config: Config, clock: Clock) -> PostgresStore:
-    """Return the PostgreSQL store at `[store] url`, not yet open.
-
-    Raises:
-        StoreError: its URL or its keys are not valid, or a required package is not installed.
-    """
+    if not config.store.url:
+        return SqliteStore(config.db_path)
     with require_postgres_packages():
         # Imported here: a helper with a SQLite file does not need these packages.
         from helper.store.postgres import PostgresStore  # noqa: PLC0415

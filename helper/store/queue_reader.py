@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from helper.core.share import ShareState
-from helper.errors import StoreCorrupt
 from helper.store.action_rows import Action, PurgedFailures
+from helper.store.meta import ROW_CHECK_KEY, read_key
 from helper.store.operations.actions import read_action
-from helper.store.records import Column, RoundKeyRow, RoundRow
+from helper.store.records import Column, RoundKeyRow, RoundRow, Row
 from helper.store.rows import (
     MINUTES_AHEAD,
     DamagedShare,
@@ -18,25 +18,13 @@ from helper.store.rows import (
     HistoryEntry,
     QueueEntry,
     QueueFilter,
+    RevealFacts,
     RoundSummary,
     ShareDetails,
     StoredRound,
 )
-from helper.store.share_listing import ListedShare, Row, list_shares, mac_bounds, to_query_params, to_queue_entry
-from helper.store.transaction import Params, read_meta_value
-
-
-class RevealFacts(NamedTuple):
-    """A row of the query `reveal_facts`."""
-
-    tx_hash: bytes | None = None
-    anchor_height: int | None = None
-    circuit: str | None = None
-    sends: int = 0
-    first_sent_height: int | None = None
-    last_sent_height: int | None = None
-    last_endpoint: str | None = None
-    last_outcome: str | None = None
+from helper.store.share_listing import ListedShare, list_shares, mac_bounds, to_query_params, to_queue_entry
+from helper.store.transaction import Params
 
 
 class RowReader(Protocol):
@@ -94,21 +82,13 @@ class QueueReader:
             if entry.state is ShareState.BROADCAST
             else []
         )
-        reveal = RevealFacts(*rows[0]) if rows else RevealFacts()
         return ShareDetails(
             entry=entry,
             received_ms=share.received_ms,
             vote_end_time=share.vote_end_time,
             history=(HistoryEntry(share.received_ms, "accepted", "", spent_attempt=False), *history),
             attempts_by_stage=dict(Counter(line.stage for line in history if line.spent_attempt)),
-            tx_hash=reveal.tx_hash,
-            anchor_height=reveal.anchor_height,
-            circuit=reveal.circuit,
-            sends=reveal.sends,
-            first_sent_height=reveal.first_sent_height,
-            last_sent_height=reveal.last_sent_height,
-            last_endpoint=reveal.last_endpoint,
-            last_outcome=reveal.last_outcome,
+            reveal=RevealFacts(*rows[0]) if rows else None,
         )
 
     async def find_share_ids(self, ref: str) -> list[int]:
@@ -189,11 +169,9 @@ class QueueReader:
         Raises:
             StoreCorrupt: the key of the row checks is damaged.
         """
-        key = read_meta_value(await self._operator_reader.fetch("get_meta", ("key.rows",)))
-        if key is None:
-            raise StoreCorrupt("the database is damaged: the key of its row checks does not match its own check")
+        key = read_key(await self._operator_reader.fetch("get_meta", (ROW_CHECK_KEY,)), ROW_CHECK_KEY)
         found = [(row[0], RoundRow(*row[1:])) for row in await self._operator_reader.fetch("rounds")]
-        return [row.to_stored_round(round_id) for round_id, row in found if row.is_sound(bytes.fromhex(key))]
+        return [row.to_stored_round(round_id) for round_id, row in found if row.is_sound(key)]
 
     async def count_leaves(self) -> dict[bytes, int]:
         """Return the number of stored leaves by round."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hmac import compare_digest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -13,12 +13,13 @@ from helper.core.text import clean_text
 from helper.store.rows import DamagedShare, PreparedReveal, QueuedShare, SentReveal, StoredRound
 from proofs import row_check, row_checks
 
+Row = tuple[Any, ...]
+"""The row of a query, of a type that its caller knows."""
 Column = int | str | bytes | float | None
 """The value of a column."""
 
-META_CHECK_KEY = b"small facts"
-"""Key of the row checks of `meta`. It is public: it only detects damage, and `meta` contains the secret keys."""
 MAX_NOTE_CHARS = 400
+MAX_STAGE_CHARS = 32
 
 
 def truncate_text(text: str, limit: int = MAX_NOTE_CHARS) -> str:
@@ -44,7 +45,7 @@ class RoundKeyRow(NamedTuple):
     mac_key: bytes
     row_check: bytes = b""
 
-    def sealed(self, key: bytes) -> RoundKeyRow:
+    def with_check(self, key: bytes) -> RoundKeyRow:
         """Return the same row with its check."""
         return self._replace(row_check=row_check(key, self[:-1]))
 

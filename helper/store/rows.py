@@ -252,6 +252,31 @@ class HistoryEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class RevealFacts:
+    """The message of a share for operators, without its bytes.
+
+    Attributes:
+        tx_hash: 32 bytes, None if the row is damaged.
+        anchor_height: height of the tree root of the proof.
+        circuit: circuit of the proof.
+        sends: number of sends that were started.
+        first_sent_height: chain height at the first send, None before it.
+        last_sent_height: chain height at the latest send.
+        last_endpoint: endpoint of the latest send.
+        last_outcome: result of the latest send.
+    """
+
+    tx_hash: bytes | None
+    anchor_height: int
+    circuit: str
+    sends: int
+    first_sent_height: int | None
+    last_sent_height: int | None
+    last_endpoint: str | None
+    last_outcome: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class ShareDetails:
     """Details of one live share for operators.
 
@@ -261,14 +286,7 @@ class ShareDetails:
         vote_end_time: unix second at which voting ends, None if the round is not known.
         history: its events, oldest first; the latest part of a very long history.
         attempts_by_stage: attempts spent, by stage.
-        tx_hash: 32 bytes while a message is on disk, else None.
-        anchor_height: height of the tree root of the proof, with `tx_hash`.
-        circuit: circuit of the proof, with `tx_hash`.
-        sends: number of sends that were started.
-        first_sent_height: chain height at the first send.
-        last_sent_height: chain height at the latest send.
-        last_endpoint: endpoint of the latest send.
-        last_outcome: result of the latest send.
+        reveal: its message, if it may have been sent.
     """
 
     entry: QueueEntry
@@ -276,14 +294,7 @@ class ShareDetails:
     vote_end_time: int | None
     history: tuple[HistoryEntry, ...]
     attempts_by_stage: dict[str, int]
-    tx_hash: bytes | None = None
-    anchor_height: int | None = None
-    circuit: str | None = None
-    sends: int = 0
-    first_sent_height: int | None = None
-    last_sent_height: int | None = None
-    last_endpoint: str | None = None
-    last_outcome: str | None = None
+    reveal: RevealFacts | None = None
 
 
 MINUTES_AHEAD = 60

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from helper.core.share import ShareState
 from helper.errors import StoreCorrupt
-from helper.store.records import Column, share_ref
+from helper.store.records import Column, Row, share_ref
 from helper.store.rows import MIN_REF_CHARS, QueueEntry, QueueFilter
 from helper.store.transaction import Params
 
-Row = tuple[Any, ...]
 Fetch = Callable[[str, Params], Awaitable[list[Row]]]
 """Runs a named query and returns all its rows."""
 

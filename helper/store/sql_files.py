@@ -1,4 +1,4 @@
-"""Loads the SQL files of this package: named queries and numbered migrations."""
+"""Loads the SQL files of this package: named statements and numbered migrations."""
 
 from __future__ import annotations
 
@@ -7,37 +7,50 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 from itertools import repeat
-from types import MappingProxyType
 
 _NAME_PREFIX = "-- name: "
+_NAMED_PARAMETER = re.compile(r":(\w+)")
 _VALUES_ROW = re.compile(r"VALUES (\((?:\?, )*\?\))")
 
 
 @cache
-def queries() -> Mapping[str, str]:
-    """Return the statements of `queries.sql` by name."""
-    return parse_statements((resources.files("helper.store") / "queries.sql").read_text("utf-8"))
+def sqlite_statements() -> Mapping[str, str]:
+    """Return the statements of the store on SQLite, by name."""
+    return read_statements("helper.store") | read_statements("helper.store.sqlite")
+
+
+@cache
+def postgres_statements() -> Mapping[str, bytes]:
+    """Return the statements of the store on PostgreSQL, by name."""
+    shared = {name: to_postgres(sql) for name, sql in read_statements("helper.store").items()}
+    own = {name: sql.encode() for name, sql in read_statements("helper.store.postgres").items()}
+    return shared | own
+
+
+def to_postgres(sql: str) -> bytes:
+    """Convert the parameters of a statement that is equal on both databases."""
+    return _NAMED_PARAMETER.sub(r"%(\1)s", sql).replace("?", "%s").encode()
 
 
 @cache
 def multi_row_statement(name: str, rows: int) -> str:
-    """Return a statement of `queries.sql` that inserts one row of values, extended to `rows` rows."""
-    return _VALUES_ROW.sub(lambda row: "VALUES " + ", ".join(repeat(row[1], rows)), queries()[name])
+    """Return a statement on SQLite that takes one row of values, extended to `rows` rows."""
+    return _VALUES_ROW.sub(lambda row: "VALUES " + ", ".join(repeat(row[1], rows)), sqlite_statements()[name])
 
 
-def parse_statements(text: str) -> Mapping[str, str]:
+def read_statements(package: str, file: str = "queries.sql") -> dict[str, str]:
     """Return the statements of a file by name, each on one line, without comments and the closing semicolon.
 
     A comment must be on its own line. Otherwise it would comment out the rest of the joined statement.
     """
     statements: dict[str, list[str]] = {}
     current: list[str] = []
-    for line in text.splitlines():
+    for line in (resources.files(package) / file).read_text("utf-8").splitlines():
         if line.startswith(_NAME_PREFIX):
             current = statements[line.removeprefix(_NAME_PREFIX).strip()] = []
         elif line and not line.startswith("--"):
             current.append(line.strip())
-    return MappingProxyType({name: " ".join(lines).removesuffix(";") for name, lines in statements.items()})
+    return {name: " ".join(lines).removesuffix(";") for name, lines in statements.items()}
 
 
 def read_migrations(package: str) -> tuple[str, ...]:

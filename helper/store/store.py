@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import structlog
 
@@ -16,11 +15,12 @@ from helper.core.share import Share, ShareKey, ShareState
 from helper.errors import StoreCorrupt, StoreError
 from helper.store.action_rows import Actor, ImportedShare, RowVersion, ValidatedShare
 from helper.store.block_ranges import BlockRange, parse_ranges
+from helper.store.meta import read_meta_value
 from helper.store.operations import actions as action_operations
 from helper.store.operations import chain_facts, failure_counts, import_, messages, shares
 from helper.store.operations.chain_facts import LEAF_BYTES
 from helper.store.queue_reader import QueueReader, RowReader
-from helper.store.records import RoundRow
+from helper.store.records import RoundRow, Row
 from helper.store.rows import (
     DamagedShare,
     EnqueueResult,
@@ -32,12 +32,12 @@ from helper.store.rows import (
     SpentNullifier,
     StoredRound,
 )
-from helper.store.share_listing import Row
-from helper.store.transaction import DatabaseKeys, Transaction, read_meta_value, read_round_key
-from helper.store.writer_thread import WriterStats
+from helper.store.transaction import read_round_key
+from helper.store.writer_thread import WriterStats, WriterThread
 
 log = structlog.get_logger("helper.store")
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 BATCH_SHARES: Final = 200
@@ -56,23 +56,6 @@ def report_damaged(share: DamagedShare) -> None:
     )
 
 
-class OperationRunner(Protocol):
-    """Runs operations on one database, each in a transaction."""
-
-    @property
-    def keys(self) -> DatabaseKeys:
-        """The database's own keys, while it is open."""
-        ...
-
-    async def run(self, op: Callable[[Transaction], T], *, after_erasure: bool = False) -> T:
-        """Run an operation and return its result once it is on disk. It completes even if the caller is cancelled.
-
-        Raises:
-            StoreError: none of its changes were stored.
-        """
-        ...
-
-
 class Store(QueueReader, ABC):
     """The queue: shares, prepared messages, rounds, trees, spent nullifiers and the audit log.
 
@@ -89,7 +72,7 @@ class Store(QueueReader, ABC):
         operator_reader: runs the reads of operators, which may take long.
     """
 
-    def __init__(self, clock: Clock, writer: OperationRunner, reader: RowReader, operator_reader: RowReader) -> None:
+    def __init__(self, clock: Clock, writer: WriterThread[Any], reader: RowReader, operator_reader: RowReader) -> None:
         super().__init__(operator_reader)
         self._clock = clock
         self._writer = writer
@@ -97,6 +80,10 @@ class Store(QueueReader, ABC):
 
     def _now_ms(self) -> int:
         return int(self._clock.now() * 1000)
+
+    async def _run(self, op: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run an operation with these arguments; see `WriterThread.run`."""
+        return await self._writer.run(lambda tx: op(tx, *args, **kwargs))
 
     # ------------------------------------------------------------------ the database
 
@@ -114,21 +101,6 @@ class Store(QueueReader, ABC):
     async def close(self) -> None:
         """Complete the operations that were submitted, and close the database."""
 
-    @property
-    @abstractmethod
-    def write_error(self) -> str | None:
-        """Reason why the last changes could not be stored, None if they were stored."""
-
-    @property
-    @abstractmethod
-    def stats(self) -> WriterStats:
-        """Counters of the writing thread since the start."""
-
-    @property
-    @abstractmethod
-    def is_shared(self) -> bool:
-        """Whether other hosts may work on the same queue."""
-
     @abstractmethod
     async def wait_for_erasure(self) -> None:
         """Wait until all data deleted before this call is erased from the files."""
@@ -137,41 +109,56 @@ class Store(QueueReader, ABC):
     async def verify(self) -> list[str]:
         """Check the entire database and set aside damaged shares. Returns descriptions of the remaining problems."""
 
-    @abstractmethod
-    async def get_sender_host(self) -> str:
-        """Return the host that holds the sender lease; "" if none does, or if no other host can work on the queue."""
+    @property
+    def write_error(self) -> str | None:
+        """Reason why the last changes could not be stored, None if they were stored."""
+        return self._writer.write_error
 
-    @abstractmethod
-    async def measure_clock_skew(self) -> float:
-        """Return the seconds that the database's clock is ahead of this host's; 0 if they are the same clock."""
-
-    @abstractmethod
-    def listen(self, callback: Callable[[str], None]) -> None:
-        """Register a callback for notifications of other hosts, called on the event loop.
-
-        The notifications are `DUE_NOTIFICATION` and `PREPARED_NOTIFICATION`. A notification is only a wake-up signal
-        and may be lost; the payload "" means that some may have been lost.
-        """
+    @property
+    def stats(self) -> WriterStats:
+        """Counters of the writer thread since the start."""
+        return self._writer.stats
 
     async def ping_writer(self) -> None:
         """Return once the writer thread has run, regardless of the state of the disk."""
         with suppress(StoreError):
             await self._writer.run(lambda _tx: None)
 
+    # ------------------------------------------------------------------ other hosts; by default there are none
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other hosts may work on the same queue."""
+        return False
+
+    async def get_sender_host(self) -> str:
+        """Return the host that holds the sender lease; "" if none does, or if no other host can work on the queue."""
+        return ""
+
+    async def measure_clock_skew(self) -> float:
+        """Return the seconds that the database's clock is ahead of this host's; 0 if they are the same clock."""
+        return 0.0
+
+    def listen(self, callback: Callable[[str], None]) -> None:
+        """Register a callback for notifications of other hosts, called on the event loop. Call this before `open`.
+
+        The notifications are `DUE_NOTIFICATION` and `PREPARED_NOTIFICATION`. A notification is only a wake-up signal
+        and may be lost; the payload "" means that some may have been lost.
+        """
+
+    # ------------------------------------------------------------------ start-up and maintenance
+
     async def recover(self) -> int:
         """On start, return every WITNESSED share to RECEIVED with its own due time. Returns how many."""
         total = 0
-        while requeued := await self._writer.run(
-            partial(shares.requeue_orphaned_batch, at_ms=self._now_ms(), limit=BATCH_SHARES)
-        ):
+        while requeued := await self._run(shares.requeue_orphaned_batch, self._now_ms(), BATCH_SHARES):
             total += requeued
         return total
 
     async def _check_rows(self) -> None:
         after: int | None = 0
         while after is not None:
-            op = partial(messages.check_batch, at_ms=self._now_ms(), after=after, limit=CHECK_BATCH_SHARES)
-            after = await self._writer.run(op)
+            after = await self._run(messages.check_batch, self._now_ms(), after, CHECK_BATCH_SHARES)
 
     # ------------------------------------------------------------------ wallets
 
@@ -213,7 +200,7 @@ class Store(QueueReader, ABC):
 
         Rows that fail their check are set aside and never returned.
         """
-        return await self._writer.run(partial(shares.claim_due, now=now, limit=limit, rounds=tuple(rounds)))
+        return await self._run(shares.claim_due, now=now, limit=limit, rounds=tuple(rounds))
 
     async def next_due_ms(self, rounds: Collection[bytes]) -> int | None:
         """Return the earliest due time (unix ms) of the waiting shares of `rounds`, None if there are none."""
@@ -225,51 +212,47 @@ class Store(QueueReader, ABC):
 
         If `due_ms` is None, its due time is unchanged.
         """
-        return await self._writer.run(shares.requeue(share_id, self._now_ms(), due_ms, stage, note))
+        return await self._run(shares.requeue, share_id, self._now_ms(), due_ms, stage=stage, note=note)
 
     async def release_claim(self, share_id: int) -> bool:
         """WITNESSED -> RECEIVED with its own due time, after an internal error; no change in any other state."""
-        return await self._writer.run(partial(shares.release_claim, share_id=share_id, at_ms=self._now_ms()))
+        return await self._run(shares.release_claim, share_id, self._now_ms())
 
     async def record_crash(self, share_id: int, *, due_ms: int, note: str) -> int:
         """WITNESSED -> RECEIVED after a prover worker died on it. Returns its crashes so far."""
-        return await self._writer.run(shares.record_crash(share_id, self._now_ms(), due_ms, note))
+        return await self._run(shares.record_crash, share_id, self._now_ms(), due_ms, note)
 
     async def retry(self, share_id: int, *, due_ms: int, stage: str, note: str) -> int:
         """Any working state -> RECEIVED at `due_ms`, spending an attempt. Returns its attempts so far.
 
         A share that is already RECEIVED (after a crash) stays so; the attempt and the due time are stored.
         """
-        return await self._writer.run(shares.retry(share_id, self._now_ms(), due_ms, stage, note))
+        return await self._run(shares.retry, share_id, self._now_ms(), due_ms, stage=stage, note=note)
 
     async def fail(self, share_id: int, *, stage: str, note: str, spend_attempt: bool) -> bool:
         """RECEIVED, WITNESSED or BROADCAST -> FAILED. The witness stays until the round is purged."""
-        op = shares.fail(share_id, self._now_ms(), stage, note, spend_attempt=spend_attempt)
-        return await self._writer.run(op)
+        return await self._run(
+            shares.fail, share_id, self._now_ms(), stage=stage, note=note, spend_attempt=spend_attempt
+        )
 
     async def prepare(self, share_id: int, prepared: PreparedReveal) -> bool:
         """Store a share's message before it is sent: WITNESSED -> BROADCAST."""
-        op = partial(messages.prepare, share_id=share_id, prepared=prepared, at_ms=self._now_ms())
-        return await self._writer.run(op)
+        return await self._run(messages.prepare, share_id, prepared, self._now_ms())
 
     async def mark_sending(self, share_id: int, *, height: int, endpoint: str) -> bool:
         """Record that sending starts, before the first byte leaves.
 
         Returns False if the share is not in BROADCAST or this host may not send it.
         """
-        op = partial(messages.mark_sending, share_id=share_id, height=height, endpoint=endpoint, at_ms=self._now_ms())
-        return await self._writer.run(op)
+        return await self._run(messages.mark_sending, share_id, self._now_ms(), height, endpoint)
 
     async def record_outcome(self, share_id: int, *, outcome: str) -> None:
         """Record the result of the latest send, if the share is still in BROADCAST and this host may send it."""
-        op = partial(messages.record_outcome, share_id=share_id, outcome=outcome, at_ms=self._now_ms())
-        await self._writer.run(op)
+        await self._run(messages.record_outcome, share_id, self._now_ms(), outcome)
 
     async def get_sent_reveal(self, share_id: int) -> SentReveal | None:
         """Return the stored message of a share in BROADCAST, None if it is in another state."""
-        found = await self._reader.fetch("sent_reveal", (share_id,))
-        sound, damaged = messages.read_sent(found, self._writer.keys.row_check)
-        await self._set_aside(damaged)
+        sound = await self._read_sent(await self._reader.fetch("sent_reveal", (share_id,)))
         return sound[0] if sound else None
 
     async def list_follow_ups(self, *, height: int, limit: int) -> list[int]:
@@ -285,9 +268,7 @@ class Store(QueueReader, ABC):
     async def list_unconfirmed(self, *, limit: int = 1000, after_id: int = 0) -> list[SentReveal]:
         """Return the shares in BROADCAST with an id above `after_id`, by id; empty only if there are no more."""
         while found := await self._read_in_broadcast("unconfirmed", {"limit": limit, "after": after_id}):
-            sound, damaged = messages.read_sent(found, self._writer.keys.row_check)
-            await self._set_aside(damaged)
-            if sound:
+            if sound := await self._read_sent(found):
                 return sound
             after_id = found[-1][1]
         return []
@@ -297,20 +278,21 @@ class Store(QueueReader, ABC):
             return await self._reader.fetch(name, params)
         except StoreCorrupt:
             # A row is unreadable. The writer sets it aside, so that the others can be read.
-            await self._writer.run(partial(messages.check_broadcast_shares, at_ms=self._now_ms()))
+            await self._run(messages.check_broadcast_shares, self._now_ms())
             return await self._reader.fetch(name, params)
 
-    async def _set_aside(self, share_ids: list[int]) -> None:
-        """Make the writer check rows that a read found damaged, because reads cannot set them aside."""
-        if share_ids:
-            op = partial(messages.set_aside, share_ids=share_ids, at_ms=self._now_ms())
-            await self._writer.run(op)
+    async def _read_sent(self, rows: Iterable[Row]) -> list[SentReveal]:
+        """Convert rows to messages. The writer sets damaged ones aside, because reads cannot."""
+        sound, damaged = messages.read_sent(rows, self._writer.keys.row_check)
+        if damaged:
+            await self._run(messages.set_aside, damaged, self._now_ms())
+        return sound
 
     # ------------------------------------------------------------------ rounds
 
     async def save_rounds(self, rounds: Sequence[RoundLike], now: float) -> None:
         """Store rounds as the chain lists them; their closed and alerted marks are unchanged."""
-        await self._writer.run(partial(chain_facts.save_rounds, rounds=tuple(rounds), at_ms=int(now * 1000)))
+        await self._run(chain_facts.save_rounds, tuple(rounds), int(now * 1000))
 
     async def list_rounds(self) -> list[StoredRound]:
         """Return all stored rounds, the oldest first. A damaged row is omitted until the chain lists the round."""
@@ -319,27 +301,20 @@ class Store(QueueReader, ABC):
 
     async def mark_closed(self, round_id: bytes, now: float) -> None:
         """Record that the chain has closed the round; an earlier mark is unchanged."""
-        await self._writer.run(partial(chain_facts.mark_closed, round_id=round_id, at_ms=int(now * 1000)))
+        await self._run(chain_facts.mark_closed, round_id, int(now * 1000))
 
     async def mark_alerted(self, round_id: bytes, now: float) -> None:
         """Record that unsubmitted shares of the round were reported; an earlier mark is unchanged."""
-        await self._writer.run(partial(chain_facts.mark_alerted, round_id=round_id, at_ms=int(now * 1000)))
+        await self._run(chain_facts.mark_alerted, round_id, int(now * 1000))
 
     async def fail_unspent(self, round_id: bytes, *, note: str) -> int:
         """Fail all shares of a closed round that are not confirmed. Returns how many."""
         total = 0
-        while True:
-            op = partial(
-                chain_facts.fail_unconfirmed_batch,
-                round_id=round_id,
-                note=note,
-                at_ms=self._now_ms(),
-                limit=BATCH_SHARES,
-            )
-            closed = await self._writer.run(op)
-            if not closed:
-                return total
-            total += closed
+        while failed := await self._run(
+            chain_facts.fail_unconfirmed_batch, round_id, note, self._now_ms(), BATCH_SHARES
+        ):
+            total += failed
+        return total
 
     async def count_unconfirmed(self, round_id: bytes) -> dict[ShareState, int]:
         """Return the number of shares of the round that are not confirmed, by state."""
@@ -352,14 +327,13 @@ class Store(QueueReader, ABC):
         """
         total, done = 0, False
         while not done:
-            op = partial(chain_facts.purge_batch, round_id=round_id, at_ms=self._now_ms(), limit=BATCH_SHARES)
-            erased, done = await self._writer.run(op)
+            erased, done = await self._run(chain_facts.purge_batch, round_id, self._now_ms(), BATCH_SHARES)
             total += erased
         return total
 
     async def delete_old_failure_counts(self) -> int:
         """Delete failure counts of purged rounds that are older than their retention. Returns how many rows."""
-        return await self._writer.run(partial(failure_counts.delete_old_counts, at_ms=self._now_ms()))
+        return await self._run(failure_counts.delete_old_counts, self._now_ms())
 
     # ------------------------------------------------------------------ blocks
 
@@ -368,12 +342,11 @@ class Store(QueueReader, ABC):
 
         Idempotent; the cursor never moves back. Returns the ids of the shares that this call confirmed.
         """
-        op = partial(chain_facts.apply_block, height=height, spent=tuple(spent), at_ms=int(now * 1000))
-        return await self._writer.run(op)
+        return await self._run(chain_facts.apply_block, height, tuple(spent), int(now * 1000))
 
     async def add_spent(self, spent: Sequence[SpentNullifier]) -> list[int]:
         """Like `apply_block`, without moving the cursor."""
-        return await self._writer.run(partial(chain_facts.add_spent, spent=tuple(spent), at_ms=self._now_ms()))
+        return await self._run(chain_facts.add_spent, tuple(spent), self._now_ms())
 
     async def get_cursor(self) -> int | None:
         """Return the cursor, None before the first block.
@@ -389,22 +362,21 @@ class Store(QueueReader, ABC):
         Nothing changes if the cursor is at `height` or above. In a database without a cursor, the blocks from `first`
         to `height` are recorded.
         """
-        await self._writer.run(partial(chain_facts.skip_to, height=height, first=first))
+        await self._run(chain_facts.skip_to, height, first)
 
     async def rewind_to(self, height: int, *, first: int) -> None:
         """Move the cursor down to `height` and record the blocks from `first` to it as unread.
 
         Blocks above `height` are no longer recorded as unread. Nothing changes if the cursor is at `height` or below.
         """
-        await self._writer.run(partial(chain_facts.rewind_to, height=height, first=first))
+        await self._run(chain_facts.rewind_to, height, first)
 
     async def apply_unread(self, first: int, last: int, spent: Sequence[SpentNullifier], *, now: float) -> list[int]:
         """Apply the nullifiers of the unread blocks from `first` to `last`, and record these blocks as read.
 
         Idempotent; the cursor does not move. Returns the ids of the shares that this call confirmed.
         """
-        op = partial(chain_facts.apply_unread, first=first, last=last, spent=tuple(spent), at_ms=int(now * 1000))
-        return await self._writer.run(op)
+        return await self._run(chain_facts.apply_unread, first, last, tuple(spent), int(now * 1000))
 
     async def list_unread_blocks(self) -> list[BlockRange]:
         """Return the ranges of blocks up to the cursor that are not read yet, ascending and disjoint."""
@@ -418,8 +390,7 @@ class Store(QueueReader, ABC):
         Raises:
             StoreError: they contradict the stored leaves, or leave a gap.
         """
-        op = partial(chain_facts.save_leaves, round_id=round_id, height=height, start=start_index, leaves=leaves)
-        await self._writer.run(op)
+        await self._run(chain_facts.save_leaves, round_id, height, start_index, leaves)
 
     async def load_leaves(self, round_id: bytes) -> tuple[bytes, int]:
         """Return the leaves of a round's tree up to the first gap, and the height of their last block (0 if none)."""
@@ -435,8 +406,7 @@ class Store(QueueReader, ABC):
 
     async def save_subtrees(self, round_id: bytes, first_index: int, subtrees: bytes) -> None:
         """Store the inner nodes of complete subtrees (each 1023 × 32 bytes), from subtree `first_index` on."""
-        op = partial(chain_facts.save_subtrees, round_id=round_id, first_index=first_index, subtrees=subtrees)
-        await self._writer.run(op)
+        await self._run(chain_facts.save_subtrees, round_id, first_index, subtrees)
 
     async def load_subtrees(self, round_id: bytes) -> bytes:
         """Return the inner nodes of the subtrees 0, 1, … up to the first that is missing."""
@@ -445,7 +415,7 @@ class Store(QueueReader, ABC):
 
     async def delete_tree(self, round_id: bytes) -> None:
         """Delete the leaves and subtrees of a round."""
-        await self._writer.run(partial(chain_facts.delete_tree, round_id=round_id))
+        await self._run(chain_facts.delete_tree, round_id)
 
     # ------------------------------------------------------------------ metadata
 
@@ -455,21 +425,17 @@ class Store(QueueReader, ABC):
 
     async def set_meta(self, key: str, value: str) -> None:
         """Store a text."""
-        await self._writer.run(partial(chain_facts.set_meta, key=key, value=value))
+        await self._run(chain_facts.set_meta, key, value)
 
     # ------------------------------------------------------------------ operator actions
 
     async def begin_action(self, actor: Actor, name: str, parameters: Mapping[str, Any]) -> int:
         """Record in the audit log that an action begins. Call this before its first change. Returns its number."""
-        op = partial(
-            action_operations.begin_action, actor=actor, name=name, parameters=dict(parameters), at_ms=self._now_ms()
-        )
-        return await self._writer.run(op)
+        return await self._run(action_operations.begin_action, actor, name, dict(parameters), self._now_ms())
 
     async def end_action(self, number: int, outcome: Mapping[str, Any]) -> None:
         """Record the outcome of an action."""
-        op = partial(action_operations.end_action, number=number, outcome=dict(outcome), at_ms=self._now_ms())
-        await self._writer.run(op)
+        await self._run(action_operations.end_action, number, dict(outcome), self._now_ms())
 
     async def retry_failed(
         self, ids: Sequence[int], query: QueueFilter, *, closed: Collection[bytes], note: str, dry_run: bool
@@ -486,16 +452,15 @@ class Store(QueueReader, ABC):
         Returns:
             How many were `retried`, and how many stay failed because their round is `closed`.
         """
-        op = partial(
+        return await self._run(
             action_operations.retry_failed,
-            ids=tuple(ids),
-            query=query,
+            tuple(ids),
+            query,
             closed=frozenset(closed),
             note=note,
             at_ms=self._now_ms(),
             dry_run=dry_run,
         )
-        return await self._writer.run(op)
 
     async def mark_moved(self, versions: Sequence[RowVersion], *, note: str, idle_only: bool) -> Counter[str]:
         """Fail shares that an export moves to another machine (stage `MOVED`), unless their row has changed.
@@ -503,15 +468,12 @@ class Store(QueueReader, ABC):
         Args:
             versions: the rows as they were exported.
             note: text of the history entry.
-            idle_only: only shares that are not being processed (RECEIVED, FAILED).
+            idle_only: only shares in RECEIVED or FAILED. Set while a daemon runs, which may be processing the others.
 
         Returns:
             How many were `moved`, and how many `stayed`.
         """
-        op = partial(
-            action_operations.mark_moved, versions=tuple(versions), note=note, at_ms=self._now_ms(), idle_only=idle_only
-        )
-        return await self._writer.run(op)
+        return await self._run(action_operations.mark_moved, tuple(versions), note, self._now_ms(), idle_only=idle_only)
 
     async def import_shares(self, shares: Sequence[ValidatedShare], *, note: str, dry_run: bool) -> list[ImportedShare]:
         """Import shares of another machine's export. No share is due before its `submit_at`.
@@ -519,8 +481,7 @@ class Store(QueueReader, ABC):
         Returns:
             The results in the order of `shares`.
         """
-        op = partial(import_.import_shares, shares=tuple(shares), note=note, at_ms=self._now_ms(), dry_run=dry_run)
-        return await self._writer.run(op)
+        return await self._run(import_.import_shares, tuple(shares), note, self._now_ms(), dry_run=dry_run)
 
 
 def _follow_up_sort_key(row: Row) -> tuple[int, ...]:

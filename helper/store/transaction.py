@@ -12,9 +12,8 @@ from typing import Any
 
 from helper.core.share import ShareKey, ShareState
 from helper.errors import StoreCorrupt
-from helper.store.records import META_CHECK_KEY, RoundKeyRow, ShareRow, is_sound
+from helper.store.records import RoundKeyRow, RoundRow, Row, ShareRow
 from helper.store.rows import DamagedShare, SpentNullifier
-from proofs import row_check
 
 UNREADABLE_SHARE = DamagedShare("", b"", -1)
 """Reported for a share whose row cannot be read at all."""
@@ -59,7 +58,7 @@ class DatabaseKeys:
     rank: bytes = field(repr=False)
 
 
-def read_round_key(columns: tuple[Any, ...], keys: DatabaseKeys) -> RoundKey:
+def read_round_key(columns: Row, keys: DatabaseKeys) -> RoundKey:
     """Return the key of a round from its row in `round_keys`.
 
     Raises:
@@ -69,16 +68,6 @@ def read_round_key(columns: tuple[Any, ...], keys: DatabaseKeys) -> RoundKey:
     if not row.is_sound(keys.row_check):
         raise StoreCorrupt("the database is damaged: the key of a round fails its check")
     return RoundKey(row.no, row.mac_key)
-
-
-def read_meta_value(rows: Sequence[tuple[Any, ...]]) -> str | None:
-    """Return the value of a `meta` row (key, value, row_check); None if there is no row or it is damaged."""
-    return str(rows[0][1]) if rows and is_sound(META_CHECK_KEY, rows[0]) else None
-
-
-def make_meta_row(key: str, value: str) -> tuple[str, str, bytes]:
-    """Return the `meta` row for a key and a value."""
-    return key, value, row_check(META_CHECK_KEY, (key, value))
 
 
 @dataclass(slots=True)
@@ -105,7 +94,7 @@ class Transaction(ABC):
         """Run a named statement. Returns the number of changed rows."""
 
     @abstractmethod
-    def fetch_all(self, name: str, params: Params = ()) -> list[tuple[Any, ...]]:
+    def fetch_all(self, name: str, params: Params = ()) -> list[Row]:
         """Return all rows of a named query."""
 
     @abstractmethod
@@ -136,58 +125,54 @@ class Transaction(ABC):
     def handle_index_damage(self) -> None:
         """Handle an index that disagrees with its row: request a reindex, or continue if it was already done."""
 
-    # ------------------------------------------------------------------ coordination of hosts that share a database
+    # ------------------------------------------------------------------ coordination of hosts; by default there is one
 
-    @abstractmethod
-    def lock_shared(self) -> None:
+    def lock_shared(self) -> None:  # noqa: B027 - nothing to do
         """Acquire a shared lock until the commit: no other host changes rounds or spent nullifiers."""
 
-    @abstractmethod
-    def lock_exclusive(self) -> None:
+    def lock_exclusive(self) -> None:  # noqa: B027
         """Acquire an exclusive lock until the commit: no other host enqueues shares or changes rounds or nullifiers."""
 
-    @abstractmethod
-    def is_round_closed(self, round_no: int) -> bool:
+    def is_round_closed(self, round_no: int) -> bool:  # noqa: ARG002
         """Return whether another host has closed a round. Call this after `lock_shared`.
 
         A share that is enqueued after its round was closed would never be reported.
         """
+        return False
 
-    @abstractmethod
-    def are_all_spent(self, spent: Sequence[SpentNullifier]) -> bool:
+    def are_all_spent(self, spent: Sequence[SpentNullifier]) -> bool:  # noqa: ARG002
         """Return whether another host has already applied all of these nullifiers."""
+        return False
 
-    @abstractmethod
-    def acquire_claim(self, share_id: int) -> None:
+    def acquire_claim(self, share_id: int) -> None:  # noqa: B027
         """Claim a share for this host."""
 
-    @abstractmethod
-    def release_claim(self, share_id: int) -> None:
+    def release_claim(self, share_id: int) -> None:  # noqa: B027
         """Remove the claim on a share."""
 
-    @abstractmethod
-    def has_claim(self, row: ShareRow) -> bool:
+    def has_claim(self, row: ShareRow) -> bool:  # noqa: ARG002
         """Return whether this host still holds the claim on a share. Another host may have claimed it since."""
+        return True
 
-    @abstractmethod
-    def expired_claims(self, limit: int) -> list[int]:
+    def expired_claims(self, limit: int) -> list[int]:  # noqa: ARG002
         """Return shares whose claim has expired, at most `limit`."""
+        return []
 
-    @abstractmethod
     def orphaned_claims(self, limit: int) -> list[int]:
         """Return shares that this host had claimed when it last stopped, at most `limit`."""
+        params = {"state": ShareState.WITNESSED.value, "limit": limit}
+        return [row[0] for row in self.fetch_all("shares_in_state", params)]
 
-    @abstractmethod
     def can_send(self) -> bool:
         """Return whether this host holds the sender lease, and holds it until the commit."""
+        return True
 
-    @abstractmethod
-    def notify(self, payload: str) -> None:
+    def notify(self, payload: str) -> None:  # noqa: B027
         """Notify all hosts after the commit; repeated notifications of a transaction coalesce."""
 
     # ------------------------------------------------------------------ common to all databases
 
-    def fetch_one(self, name: str, params: Params = ()) -> tuple[Any, ...] | None:
+    def fetch_one(self, name: str, params: Params = ()) -> Row | None:
         """Return the first row of a named query, None without rows. Reads all rows, so that the query is complete."""
         rows = self.fetch_all(name, params)
         return rows[0] if rows else None
@@ -216,11 +201,17 @@ class Transaction(ABC):
         if round_key is None:
             mac_key = secrets.token_bytes(32)
             (last,) = self.fetch_one("last_round_no") or (0,)
-            row = RoundKeyRow(last + 1, round_id, mac_key).sealed(self.keys.row_check)
+            row = RoundKeyRow(last + 1, round_id, mac_key).with_check(self.keys.row_check)
             if not self.execute("add_round_key", row):
                 return self.ensure_round(round_id)  # another host was first
             round_key = self._rounds[round_id] = RoundKey(row.no, mac_key)
         return round_key
+
+    def read_round(self, round_no: int) -> RoundRow | None:
+        """Return a stored round; None if there is none or its row is damaged."""
+        columns = self.fetch_one("round", (round_no,))
+        row = None if columns is None else RoundRow(*columns)
+        return row if row is not None and row.is_sound(self.keys.row_check) else None
 
     def adjust_count(self, round_no: int, state: ShareState | int, change: int) -> None:
         """Add to the counter of a round's shares in a state; written by `flush_counts`."""

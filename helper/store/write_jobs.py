@@ -60,20 +60,6 @@ def run_part(tx: Any, part: Sequence[WriteJob]) -> None:
         part[0].value = op(tx)
 
 
-class BatchFailedError(Exception):
-    """The transaction was rolled back; no change was stored.
-
-    Args:
-        cause: the error.
-        is_batch_wide: whether the error affects every operation, so that running them individually is pointless.
-    """
-
-    def __init__(self, cause: Exception, *, is_batch_wide: bool) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-        self.is_batch_wide = is_batch_wide
-
-
 def deliver_results(jobs: Iterable[WriteJob]) -> None:
     """Deliver results to the callers, with one wake-up per event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[WriteJob]] = {}
@@ -86,18 +72,14 @@ def deliver_results(jobs: Iterable[WriteJob]) -> None:
 def resolve_futures(jobs: list[WriteJob]) -> None:
     """Resolve the futures that were not cancelled. Runs on the event loop."""
     for job in jobs:
-        if not job.future.done():
-            if job.error is None:
-                job.future.set_result(job.value)
-            else:
-                job.future.set_exception(job.error)
+        resolve_future(job.future, job.error, job.value)
 
 
-def resolve_future(future: asyncio.Future[None], error: Exception | None) -> None:
-    """Resolve a future that was not cancelled. Runs on the event loop."""
+def resolve_future(future: asyncio.Future[Any], error: BaseException | None, value: Any = None) -> None:
+    """Resolve a future, unless it was cancelled. Runs on the event loop."""
     if not future.done():
         if error is None:
-            future.set_result(None)
+            future.set_result(value)
         else:
             future.set_exception(error)
 

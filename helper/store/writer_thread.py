@@ -16,11 +16,11 @@ from typing import Final, Generic, TypeVar
 
 from helper.errors import StoreError
 from helper.store.rows import DamagedShare
-from helper.store.transaction import DatabaseKeys
+from helper.store.transaction import DatabaseKeys, Transaction
 from helper.store.write_jobs import WriteJob, call_on_loop, resolve_future, run_part
 
 T = TypeVar("T")
-TransactionT = TypeVar("TransactionT")
+TransactionT = TypeVar("TransactionT", bound=Transaction)
 
 MAX_BATCH: Final = 512
 """Maximum number of operations per batch, so that the first one does not wait long for its commit."""
@@ -51,15 +51,20 @@ class WriterThread(ABC, Generic[TransactionT]):
         self._jobs: queue.SimpleQueue[list[WriteJob] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._stopped: asyncio.Future[None] | None = None
+        self._keys: DatabaseKeys | None = None
         self.stats = WriterStats()
 
     @property
     def keys(self) -> DatabaseKeys:
         """The database's own keys, while it is open."""
-        keys = self._get_keys()
-        if keys is None:
+        if self._keys is None:
             raise _not_open_error()
-        return keys
+        return self._keys
+
+    @property
+    @abstractmethod
+    def write_error(self) -> str | None:
+        """Reason why the last changes could not be stored, None if they were stored."""
 
     async def start(self) -> None:
         """Start the thread and open the database on it. Raises whatever opening raises."""
@@ -170,19 +175,17 @@ class WriterThread(ABC, Generic[TransactionT]):
             else:
                 part[0].error = self._translate(error)
 
-    def _report_damaged(self, damaged: list[DamagedShare]) -> None:
+    def _report_damaged(self, tx: TransactionT, loop: asyncio.AbstractEventLoop) -> None:
+        """Report the rows that a committed transaction has set aside."""
+        damaged, tx.damaged_shares = tx.damaged_shares, []
         for share in damaged:
-            self._on_damaged(share)
+            call_on_loop(loop, self._on_damaged, share)
 
     # ------------------------------------------------------------------ implemented by each engine
 
     @abstractmethod
-    def _get_keys(self) -> DatabaseKeys | None:
-        """Return the database's own keys, None before it is opened."""
-
-    @abstractmethod
     def _open(self) -> None:
-        """Open the database; `start` raises what this raises."""
+        """Open the database and set `_keys`; `start` raises what this raises."""
 
     @abstractmethod
     def _run_batches(self) -> None:

@@ -30,7 +30,7 @@ from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import ShareValidator
 from helper.store.operations.chain_facts import apply_block
 from helper.store.operations.messages import mark_sending, prepare, record_outcome
-from helper.store.operations.shares import EnqueueOperation, claim_due, enqueue, enqueue_all
+from helper.store.operations.shares import EnqueueOperation, claim_due, enqueue_all
 from helper.store.rows import EnqueueResult, PreparedReveal
 from helper.store.sqlite.store import SqliteStore
 from helper.store.sqlite.transaction import SqliteTransaction
@@ -157,7 +157,7 @@ def count_steps_by_operation(path: Path, waiting: int, awaiting: int) -> dict[st
         tx = database.tx
         ((new, nullifier),) = generate_shares(ROUND_ID, waiting + awaiting, waiting + awaiting + 1, DUE_TIME)
         with transaction(database):
-            steps = {"enqueued": count_steps(tx, lambda: enqueue(tx, new, nullifier, DUE_TIME - 10.0))}
+            steps = {"enqueued": count_steps(tx, lambda: EnqueueOperation(new, nullifier, DUE_TIME - 10.0)(tx))}
         with transaction(database):
             steps["claimed"] = count_steps(tx, lambda: claim_due(tx, now=DUE_TIME + 1e6, limit=4, rounds=[ROUND_ID]))
         steps["next due time"] = count_steps(tx, lambda: tx.fetch_all("next_due", (ROUND_ID,)))
@@ -177,7 +177,7 @@ def count_steps_by_operation(path: Path, waiting: int, awaiting: int) -> dict[st
 def insert_awaiting_shares(tx: SqliteTransaction, first: int, count: int) -> None:
     """Insert shares whose messages were sent at height 100."""
     for share, nullifier in generate_shares(ROUND_ID, first, first + count, DUE_TIME - 1_000_000):
-        enqueue(tx, share, nullifier, 1.0)
+        EnqueueOperation(share, nullifier, 1.0)(tx)
     for queued in claim_due(tx, now=DUE_TIME - 500_000.0, limit=count, rounds=[ROUND_ID]):
         prepare(tx, queued.id, PreparedReveal(b"m" * 5_000, b"h" * 32, 99, "k10", 99), DUE_TIME * 1000)
         mark_sending(tx, queued.id, DUE_TIME * 1000, 100, "node")

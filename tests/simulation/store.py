@@ -16,10 +16,10 @@ from typing import Any, TypeVar, cast
 
 from helper.clock import Clock
 from helper.errors import StoreError
-from helper.store.disk_health import PROBE_SECONDS
+from helper.store.records import Row
 from helper.store.rows import QueuedShare
-from helper.store.share_listing import Row
-from helper.store.sql_files import queries
+from helper.store.sql_files import sqlite_statements
+from helper.store.sqlite.disk_health import PROBE_SECONDS
 from helper.store.sqlite.erasure import Eraser
 from helper.store.sqlite.errors import translate
 from helper.store.sqlite.file_location import PathMonitor
@@ -129,7 +129,6 @@ class _NoEraser:
     """Eraser of a database without a write-ahead log."""
 
     is_pending = False
-    erasure_count = 0
 
     def record_deletion(self) -> None:
         """Do nothing."""
@@ -158,7 +157,8 @@ class InlineWriter(SqliteWriter):
             keys = _load_keys(conn)
         except sqlite3.Error as error:
             raise translate(error) from error
-        next_id = int(conn.execute(queries()["last_share_id"]).fetchone()[0]) + 1
+        next_id = int(conn.execute(sqlite_statements()["last_share_id"]).fetchone()[0]) + 1
+        self._keys = keys
         tx = SqliteTransaction(keys, conn, next_id)
         self._opened = OpenedDatabase(tx, cast(Eraser, _NoEraser()), cast(FileLock, None), cast(PathMonitor, None))
 

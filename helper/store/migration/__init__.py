@@ -8,7 +8,6 @@ tables.py             the migrated tables, and the comparison of pages
 endpoint.py           a database that is migrated from or to
 sqlite_endpoint.py    a SQLite file
 postgres_endpoint.py  a PostgreSQL schema
-marks.py              marks that a migration leaves in a database
 source_cleanup.py     erasing or reactivating the source
 factory.py            endpoints from command-line arguments
 """

@@ -6,37 +6,43 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
-from importlib import resources
 from typing import Final
 
 from helper.core.share import ShareState
 from helper.errors import StoreCorrupt
-from helper.store.migration.marks import MigrationMark, read_mark
+from helper.store.meta import (
+    MOVED_KEY,
+    RANK_KEY,
+    ROW_CHECK_KEY,
+    UNFINISHED_KEY,
+    MigrationMark,
+    make_meta_row,
+    read_key,
+    read_mark,
+)
 from helper.store.migration.tables import (
     LOCAL_META_KEYS,
-    MOVED_KEY,
     ROUND_KEYS,
-    ROW_CHECK_KEY,
     SHARES,
-    UNFINISHED_KEY,
+    TABLES,
     Difference,
     Key,
     LiveShare,
-    Row,
     Table,
     is_ascending,
     live_shares,
 )
+from helper.store.records import Row
 from helper.store.rows import DamagedShare
-from helper.store.sql_files import parse_statements
-from helper.store.transaction import Params, make_meta_row, read_meta_value
+from helper.store.sql_files import read_statements
+from helper.store.transaction import Params
 
 _ROUND_STATEMENTS: Final = (
     "drop_round_tombstones",
     "drop_round_spent",
-    "drop_round_leaves",
-    "drop_round_subtrees",
-    "drop_round_counters",
+    "drop_leaves",
+    "drop_subtrees",
+    "purge_counters",
     "drop_rounds",
 )
 _TRANSITIONS: Final = {
@@ -50,8 +56,9 @@ _TRANSITIONS: Final = {
 
 @cache
 def load_copy_statements() -> Mapping[str, str]:
-    """Return the statements of `copying.sql` by name."""
-    return parse_statements((resources.files("helper.store.migration") / "copying.sql").read_text("utf-8"))
+    """Return the statements that only a migration runs, by name."""
+    generated = {name: sql for table in TABLES if table is not SHARES for name, sql in table.statements().items()}
+    return generated | read_statements("helper.store.migration", "copying.sql")
 
 
 class MigrationEndpoint(ABC):
@@ -68,9 +75,9 @@ class MigrationEndpoint(ABC):
         """Name for messages, without a password."""
 
     @property
-    @abstractmethod
     def cli_value(self) -> str:
         """Value for `--from` and `--to`."""
+        return self.label
 
     @property
     @abstractmethod
@@ -100,7 +107,7 @@ class MigrationEndpoint(ABC):
 
     @abstractmethod
     def fetch_all(self, name: str, params: Params = ()) -> list[Row]:
-        """Return all rows of a query of `copying.sql`, decrypted."""
+        """Return all rows of a named query, decrypted."""
 
     @abstractmethod
     def execute_many(self, name: str, rows: Sequence[Row]) -> None:
@@ -162,19 +169,16 @@ class MigrationEndpoint(ABC):
         Raises:
             StoreCorrupt: it is damaged.
         """
-        text = read_meta_value(self.fetch_all("get_meta_row", (ROW_CHECK_KEY,)))
-        if text is None:
-            raise StoreCorrupt(f"{self.label} is damaged: {ROW_CHECK_KEY} failed its check")
-        return bytes.fromhex(text)
+        return read_key(self.fetch_all("get_meta", (ROW_CHECK_KEY,)), ROW_CHECK_KEY, self.label)
 
     def is_fresh(self) -> bool:
         """Return whether the database is empty except for its initial rows."""
         facts = {row[0] for row in self.fetch_all("page_meta")}
-        return not self.read_page(ROUND_KEYS, (-1,)) and facts <= LOCAL_META_KEYS | {ROW_CHECK_KEY, "key.order"}
+        return not self.read_page(ROUND_KEYS, (-1,)) and facts <= LOCAL_META_KEYS | {ROW_CHECK_KEY, RANK_KEY}
 
     def get_mark(self, name: str) -> MigrationMark | None:
         """Return a mark of a migration."""
-        return read_mark(self.fetch_all("get_meta_row", (name,)))
+        return read_mark(self.fetch_all("get_meta", (name,)))
 
     # ------------------------------------------------------------------ writing
 
@@ -187,7 +191,7 @@ class MigrationEndpoint(ABC):
     def begin_copy(self, mark: MigrationMark, facts: Sequence[Row]) -> None:
         """Mark this database as an unfinished target, so that no helper uses it, and copy the source's keys."""
         with self.write_transaction():
-            keys = [row for row in facts if row[0] in {ROW_CHECK_KEY, "key.order"}]
+            keys = [row for row in facts if row[0] in {ROW_CHECK_KEY, RANK_KEY}]
             self.execute_many("drop_meta", [(row[0],) for row in keys])
             self.execute_many("write_meta", keys)
             self.set_mark(UNFINISHED_KEY, mark)
@@ -214,14 +218,14 @@ class MigrationEndpoint(ABC):
             # One row per statement, because SQLite writes large statement journals to a file.
             ids = self.fetch_all("share_ids_of_round", key)
             self.execute_many("drop_shares", ids)
-            self.execute_many("delete_set_aside", ids)
+            self.execute_many("drop_damaged", ids)
             for name in _ROUND_STATEMENTS:
                 self.execute_many(name, [key])
 
     def _write_shares(self, dropped: Sequence[Key], fresh: Sequence[LiveShare]) -> None:
         if dropped:
             self.execute_many("drop_shares", dropped)
-            self.execute_many("delete_set_aside", dropped)
+            self.execute_many("drop_damaged", dropped)
         if not fresh:
             return
         # An earlier copy may have stored the same share under another number.

@@ -17,16 +17,10 @@ from typing import Final
 from helper.clock import Clock
 from helper.core.share import ShareState
 from helper.errors import NotFound, StoreCopyDiffers, StoreForeign, StoreLocked
+from helper.store.meta import MOVED_KEY, UNFINISHED_KEY, MigrationMark, refuse_marked
 from helper.store.migration.endpoint import MigrationEndpoint
-from helper.store.migration.marks import MigrationMark, refuse_marked
-from helper.store.migration.table_pass import PassStats, run_pass
-from helper.store.migration.tables import (
-    MOVED_KEY,
-    SHARES,
-    TOMBSTONES,
-    UNFINISHED_KEY,
-    Row,
-)
+from helper.store.migration.table_pass import PassStats, TablePass
+from helper.store.migration.tables import SHARES, TOMBSTONES
 from helper.store.rows import DamagedShare
 
 MAX_FINAL_DIFFERENCES: Final = 1000
@@ -158,7 +152,7 @@ class Migration:
         """Refuse a marked source, unless this migration marked it as moved and was interrupted directly afterwards."""
         moved = self._source.get_mark(MOVED_KEY)
         if moved is None or mark is None or moved.id != mark.id:
-            _refuse_source(self._source)
+            refuse_marked(self._source.fetch_all("get_marks"), self._source.label)
 
     def run_live_pass(self) -> int:
         """Make one pass while a helper uses the source. Returns the number of differing rows."""
@@ -204,7 +198,8 @@ class Migration:
 
     def _run_pass(self, *, write: bool) -> PassStats:
         began = self._clock.monotonic()
-        stats = run_pass(self._source, self._target, write=write, report=self._create_progress_report(began))
+        report = self._create_progress_report(began)
+        stats = TablePass(self._source, self._target, write=write, report=report).run()
         result, changed = self._result, sum(stats.rows_differing.values())
         result.damaged = stats.damaged
         result.live, result.confirmed = stats.rows_read[SHARES.name], stats.rows_read[TOMBSTONES.name]
@@ -242,8 +237,3 @@ class Migration:
             raise StoreCopyDiffers(f"{self._target.label} differs from {self._source.label}: {', '.join(differing)}")
         counted = sum(self._source.read_counters().values())
         self._result.uncounted = counted - sum(expected.values()) - len(stats.damaged)
-
-
-def _refuse_source(source: MigrationEndpoint) -> None:
-    rows: list[list[Row]] = [source.fetch_all("get_meta_row", (name,)) for name in (UNFINISHED_KEY, MOVED_KEY)]
-    refuse_marked(rows[0], rows[1], source.label)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Final
+from typing import Final
 
 import psycopg
 
 from helper.errors import StoreLocked
 from helper.store.migration.endpoint import MigrationEndpoint, load_copy_statements
-from helper.store.migration.tables import Row
 from helper.store.postgres.connection import ConnectionSettings
 from helper.store.postgres.errors import translate
 from helper.store.postgres.keyring import Keyring
 from helper.store.postgres.opening import connect, prepare_schema, require_ready
 from helper.store.postgres.row_encryption import RowEncryption
-from helper.store.postgres.transaction import load_statements
+from helper.store.records import Row
+from helper.store.sql_files import postgres_statements, to_postgres
 from helper.store.transaction import Params
 
 _DECRYPT_AS: Final = {"page_shares": "share_by_id", "page_reveals": "reveal", "page_round_keys": "round_keys"}
@@ -42,7 +42,7 @@ class PostgresEndpoint(MigrationEndpoint):
         self._settings = settings
         self._keyring = keyring
         self._encryption = RowEncryption(keyring)
-        self._conn: psycopg.Connection[tuple[Any, ...]] | None = None
+        self._conn: psycopg.Connection[Row] | None = None
         self._is_locked = False
 
     @property
@@ -110,7 +110,7 @@ class PostgresEndpoint(MigrationEndpoint):
     # ------------------------------------------------------------------ statements
 
     @property
-    def _connection(self) -> psycopg.Connection[tuple[Any, ...]]:
+    def _connection(self) -> psycopg.Connection[Row]:
         assert self._conn is not None
         return self._conn
 
@@ -148,7 +148,7 @@ class PostgresEndpoint(MigrationEndpoint):
 
 def _statement(name: str) -> bytes:
     own = load_copy_statements().get(name)
-    return load_statements()[name] if own is None else own.replace("?", "%s").encode()
+    return postgres_statements()[name] if own is None else to_postgres(own)
 
 
 @contextmanager

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from helper.errors import StoreForeign
+from helper.store.meta import MOVED_KEY, UNFINISHED_KEY, MigrationMark
 from helper.store.migration.endpoint import MigrationEndpoint
-from helper.store.migration.marks import MigrationMark
 from helper.store.migration.migration import ProgressCallback
-from helper.store.migration.tables import META, MOVED_KEY, TABLES, UNFINISHED_KEY, Difference
+from helper.store.migration.tables import META, TABLES, Difference
 
 
 def read_moved_mark(source: MigrationEndpoint) -> MigrationMark:

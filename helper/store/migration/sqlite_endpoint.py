@@ -13,8 +13,9 @@ from helper.clock import Clock
 from helper.errors import NotFound
 from helper.runtime.privileges import acting_as_owner
 from helper.store.migration.endpoint import MigrationEndpoint, load_copy_statements
-from helper.store.migration.tables import Row, replace_nul_in_row
-from helper.store.sql_files import queries
+from helper.store.migration.tables import replace_nul_in_row
+from helper.store.records import Row
+from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.errors import translate, translate_opening
 from helper.store.sqlite.file_names import read_only_uri
 from helper.store.sqlite.opening import BUSY_SECONDS, OpenedDatabase, open_database
@@ -46,11 +47,6 @@ class SqliteEndpoint(MigrationEndpoint):
     def label(self) -> str:
         """The absolute path."""
         return str(self._path.resolve())
-
-    @property
-    def cli_value(self) -> str:
-        """The absolute path."""
-        return self.label
 
     @property
     def config_text(self) -> str:
@@ -165,7 +161,7 @@ class SqliteEndpoint(MigrationEndpoint):
 
 
 def _statement(name: str) -> str:
-    return load_copy_statements().get(name) or queries()[name]
+    return load_copy_statements().get(name) or sqlite_statements()[name]
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from helper.store.migration.tables import (
     TABLES,
     Key,
     LiveShare,
-    Row,
     Table,
     compare,
     count_by_state,
@@ -22,6 +21,7 @@ from helper.store.migration.tables import (
     make_portable,
     rows_up_to,
 )
+from helper.store.records import Row
 from helper.store.rows import DamagedShare
 
 
@@ -42,24 +42,16 @@ class PassStats:
     counts: Counter[tuple[int, int]] = field(default_factory=Counter)
 
 
-def run_pass(
-    source: MigrationEndpoint, target: MigrationEndpoint, *, write: bool, report: Callable[[str, int], None]
-) -> PassStats:
-    """Compare all tables once.
+class TablePass:
+    """Compares all tables once.
 
     Args:
         source: may change during the pass; the next pass finds rows that this pass missed.
         target: must be locked.
         write: apply the differences to the target; otherwise only count them.
         report: called after each page with the table name and the number of rows read from it so far.
-
-    Raises:
-        StoreError: a database could not be read or written. Rows written before remain for the next pass.
     """
-    return _TablePass(source, target, write=write, report=report).run()
 
-
-class _TablePass:
     def __init__(
         self, source: MigrationEndpoint, target: MigrationEndpoint, *, write: bool, report: Callable[[str, int], None]
     ) -> None:
@@ -73,6 +65,11 @@ class _TablePass:
         self._stats = PassStats()
 
     def run(self) -> PassStats:
+        """Make the pass.
+
+        Raises:
+            StoreError: a database could not be read or written. Rows written before remain for the next pass.
+        """
         for table in TABLES:
             self._pass_table(table)
         return self._stats

@@ -12,19 +12,12 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from helper.core.share import ShareState
-from helper.store.records import Column, RevealRow, ShareRow, is_sound
+from helper.store.meta import MOVED_KEY, RUN_KEY, UNFINISHED_KEY
+from helper.store.records import Column, RevealRow, RoundRow, Row, ShareRow, is_sound
 from proofs import row_check
 
-Row = tuple[Any, ...]
 Key = tuple[Any, ...]
 
-UNFINISHED_KEY: Final = "copy.unfinished"
-"""Key in `meta`: a migration into this database is unfinished."""
-MOVED_KEY: Final = "copy.moved"
-"""Key in `meta`: the queue of this database was moved to another one."""
-RUN_KEY: Final = "file.run"
-"""Key in `meta`: identifies the run that has the file open, or that crashed (see `file_location`)."""
-ROW_CHECK_KEY: Final = "key.rows"
 LOCAL_META_KEYS: Final = frozenset({UNFINISHED_KEY, MOVED_KEY, RUN_KEY, "seal.check"})
 """Keys in `meta` that belong to one database and are not migrated."""
 
@@ -35,6 +28,7 @@ class Table:
 
     Attributes:
         name: name of the table.
+        columns: its columns, beginning with its key.
         width: number of key columns.
         start: a key before all others; None if the table is read in one page.
         rows: rows per page.
@@ -42,6 +36,7 @@ class Table:
     """
 
     name: str
+    columns: str
     width: int
     start: Key | None
     rows: int
@@ -51,22 +46,41 @@ class Table:
         """Return the key of a row."""
         return row[: self.width]
 
+    def statements(self) -> dict[str, str]:
+        """Return the statements that read a page, delete a row by its key, and insert a row."""
+        columns = self.columns.split(", ")
+        key = columns[: self.width]
+        page = ""
+        if self.start is not None:
+            page = f" WHERE ({', '.join(key)}) > ({_placeholders(key)}) ORDER BY {', '.join(key)} LIMIT ?"
+        is_row = " AND ".join(f"{column} = ?" for column in key)
+        return {
+            f"page_{self.name}": f"SELECT {self.columns} FROM {self.name}{page}",  # noqa: S608 - constants
+            f"drop_{self.name}": f"DELETE FROM {self.name} WHERE {is_row}",  # noqa: S608
+            f"write_{self.name}": f"INSERT INTO {self.name} ({self.columns}) VALUES ({_placeholders(columns)})",  # noqa: S608
+        }
 
-META: Final = Table("meta", 1, None, 0)
-ROUND_KEYS: Final = Table("round_keys", 1, (-1,), 1000)
-SHARES: Final = Table("shares", 1, (0,), 500, round_column=1)
-TOMBSTONES: Final = Table("tombstones", 2, (-1, b""), 5000, round_column=0)
+
+def _placeholders(columns: Sequence[str]) -> str:
+    return ", ".join("?" for _ in columns)
+
+
+META: Final = Table("meta", "key, value, row_check", 1, None, 0)
+ROUND_KEYS: Final = Table("round_keys", "no, round_id, mac_key, row_check", 1, (-1,), 1000)
+SHARES: Final = Table("shares", "id", 1, (0,), 500, round_column=1)
+"""A row also has a message and a history, so `copying.sql` has its statements."""
+TOMBSTONES: Final = Table("tombstones", "round_no, mac", 2, (-1, b""), 5000, round_column=0)
 TABLES: Final = (
     META,
     ROUND_KEYS,
-    Table("rounds", 1, (-1,), 1000, round_column=0),
+    Table("rounds", ", ".join(RoundRow._fields), 1, (-1,), 1000, round_column=0),
     SHARES,
     TOMBSTONES,
-    Table("spent", 2, (-1, b""), 5000, round_column=0),
-    Table("tree_leaves", 2, (-1, -1), 256, round_column=0),
-    Table("tree_subtrees", 2, (-1, -1), 32, round_column=0),
-    Table("actions", 1, (-1,), 1000),
-    Table("failed_before", 3, None, 0),
+    Table("spent", "round_no, nullifier", 2, (-1, b""), 5000, round_column=0),
+    Table("tree_leaves", "round_no, start_index, height, leaves", 2, (-1, -1), 256, round_column=0),
+    Table("tree_subtrees", "round_no, idx, nodes", 2, (-1, -1), 32, round_column=0),
+    Table("actions", "id, begun_ms, uid, who, way, what, wanted, ended_ms, outcome", 1, (-1,), 1000),
+    Table("failed_before", "day, stage, reason, n", 3, None, 0),
 )
 """In the order in which rows can be inserted: referenced tables first."""
 

@@ -14,9 +14,8 @@ import orjson
 
 from helper.core.share import ShareState
 from helper.store.action_rows import MOVED, Action, Actor, RowVersion
-from helper.store.operations.chain_facts import read_round
 from helper.store.operations.transitions import Transition, apply_transition, apply_transition_to_row, load_row
-from helper.store.records import ShareRow, truncate_text
+from helper.store.records import Row, ShareRow, truncate_text
 from helper.store.rows import QueueFilter
 from helper.store.transaction import Transaction
 
@@ -54,7 +53,7 @@ def end_action(tx: Transaction, number: int, outcome: Mapping[str, Any], at_ms: 
     tx.execute("end_action", (at_ms, orjson.dumps(dict(outcome)).decode(), number))
 
 
-def read_action(row: tuple[Any, ...]) -> Action:
+def read_action(row: Row) -> Action:
     """Return an audit log entry from a row of the query `actions`."""
     number, uid, user, channel, started_ms, name, parameters, ended_ms, outcome = row
     return Action(
@@ -90,19 +89,7 @@ def retry_failed(
     at_ms: int,
     dry_run: bool,
 ) -> Counter[str]:
-    """FAILED -> RECEIVED at their own due time with attempts reset, unless their round is closed.
-
-    Args:
-        ids: live shares; those that have not failed or do not match are skipped.
-        query: the filter that they must match.
-        closed: closed rounds, in addition to those marked closed in the store.
-        note: text of the history entry.
-        at_ms: unix milliseconds now.
-        dry_run: only count.
-
-    Returns:
-        How many were `retried`, and how many were skipped because their round is `closed`.
-    """
+    """FAILED -> RECEIVED with attempts reset, unless their round is closed; see `Store.retry_failed`."""
     counts: Counter[str] = Counter()
     for share_id in ids:
         row = load_row(tx, share_id, at_ms)
@@ -159,7 +146,7 @@ def matches_filter(row: ShareRow, query: QueueFilter) -> bool:
 
 def is_marked_closed(tx: Transaction, round_no: int) -> bool:
     """Return whether the store has marked a round as closed by the chain."""
-    stored = read_round(tx, round_no)
+    stored = tx.read_round(round_no)
     return stored is not None and stored.closed_ms is not None
 
 
@@ -169,17 +156,7 @@ def is_marked_closed(tx: Transaction, round_no: int) -> bool:
 def mark_moved(
     tx: Transaction, versions: Sequence[RowVersion], note: str, at_ms: int, *, idle_only: bool
 ) -> Counter[str]:
-    """Fail shares that were exported to another machine, with the stage `MOVED`.
-
-    Args:
-        versions: the rows as they were exported; a row that has changed since then is not moved.
-        note: text of the history entry.
-        at_ms: unix milliseconds now.
-        idle_only: move only shares in RECEIVED or FAILED. Set while a daemon runs, which may be processing the others.
-
-    Returns:
-        How many were `moved`, and how many `stayed`.
-    """
+    """Fail shares that were exported to another machine; see `Store.mark_moved`."""
     counts: Counter[str] = Counter()
     sources = _IDLE_STATES if idle_only else _LIVE_STATES
     change = Transition(sources, ShareState.FAILED, MOVED, note, at_ms, ignore_claim=True)

@@ -10,11 +10,12 @@ import orjson
 from helper.core.share import ShareState
 from helper.errors import StoreCorrupt, StoreError
 from helper.store.block_ranges import add_range, format_ranges, parse_ranges, remove_range
+from helper.store.meta import make_meta_row, read_meta_value
 from helper.store.operations.failure_counts import DAMAGED_REASON, count_failed
 from helper.store.operations.transitions import CLOSED_STAGE, Transition, apply_transition
 from helper.store.records import RoundRow
 from helper.store.rows import RoundLike, SpentNullifier
-from helper.store.transaction import Transaction, make_meta_row, read_meta_value
+from helper.store.transaction import Transaction
 
 CURSOR_KEY: Final = "chain.cursor"
 UNREAD_KEY: Final = "chain.unread"
@@ -29,7 +30,7 @@ def save_rounds(tx: Transaction, rounds: Sequence[RoundLike], at_ms: int) -> Non
     tx.lock_exclusive()
     for listed in rounds:
         round_no = tx.ensure_round(listed.round_id).no
-        stored = read_round(tx, round_no)
+        stored = tx.read_round(round_no)
         proposals = [[proposal.id, list(proposal.options)] for proposal in listed.proposals]
         row = RoundRow(
             round_no=round_no,
@@ -48,7 +49,7 @@ def mark_closed(tx: Transaction, round_id: bytes, at_ms: int) -> None:
     """Record that the chain has closed a round; an earlier mark is unchanged."""
     tx.lock_exclusive()
     key = tx.round_key(round_id)
-    stored = None if key is None else read_round(tx, key.no)
+    stored = None if key is None else tx.read_round(key.no)
     if stored is not None and stored.closed_ms is None:
         tx.execute("save_round", stored._replace(closed_ms=at_ms).with_check(tx.keys.row_check))
 
@@ -57,16 +58,9 @@ def mark_alerted(tx: Transaction, round_id: bytes, at_ms: int) -> None:
     """Record that a round's unsubmitted shares were reported; an earlier mark is unchanged."""
     tx.lock_exclusive()
     key = tx.round_key(round_id)
-    stored = None if key is None else read_round(tx, key.no)
+    stored = None if key is None else tx.read_round(key.no)
     if stored is not None and stored.alerted_ms is None:
         tx.execute("save_round", stored._replace(alerted_ms=at_ms).with_check(tx.keys.row_check))
-
-
-def read_round(tx: Transaction, round_no: int) -> RoundRow | None:
-    """Return the stored round; None if there is none or its row is damaged."""
-    columns = tx.fetch_one("round", (round_no,))
-    row = None if columns is None else RoundRow(*columns)
-    return row if row is not None and row.is_sound(tx.keys.row_check) else None
 
 
 def set_meta(tx: Transaction, key: str, value: str) -> None:
@@ -134,7 +128,7 @@ def _delete_share(tx: Transaction, share_id: int, round_no: int, state: int) -> 
 
 
 def apply_block(tx: Transaction, height: int, spent: Sequence[SpentNullifier], at_ms: int) -> list[int]:
-    """Apply the nullifiers of a block and advance the cursor to it. The cursor never moves back.
+    """Apply the nullifiers of a block and advance the cursor to it; see `Store.apply_block`.
 
     Every host reads every block. If another host has applied it already, no exclusive lock is taken.
     """
@@ -148,32 +142,25 @@ def apply_block(tx: Transaction, height: int, spent: Sequence[SpentNullifier], a
 
 
 def skip_to(tx: Transaction, height: int, first: int) -> None:
-    """Advance the cursor to `height` and record the skipped blocks as unread.
-
-    Args:
-        height: the new cursor; nothing changes if the cursor is at `height` or above.
-        first: the lowest height to record in a database that has no cursor yet.
-    """
+    """Advance the cursor to `height` and record the skipped blocks as unread; see `Store.skip_to`."""
     tx.lock_exclusive()
-    if _has_reached(tx, height):
-        return
-    cursor = read_meta_value(tx.fetch_all("get_meta", (CURSOR_KEY,)))
-    first = first if cursor is None else int(cursor) + 1
+    cursor = _read_cursor(tx)
+    if cursor is not None:
+        if cursor >= height:
+            return
+        first = cursor + 1
     if first <= height:
         set_meta(tx, UNREAD_KEY, format_ranges(add_range(_read_unread_ranges(tx), first, height)))
     set_meta(tx, CURSOR_KEY, str(height))
 
 
 def rewind_to(tx: Transaction, height: int, first: int) -> None:
-    """Move the cursor down to `height` and record the blocks from `first` to it as unread.
-
-    Blocks above `height` are no longer recorded as unread. Nothing changes if the cursor is at `height` or below.
-    """
+    """Move the cursor down to `height` and record the blocks from `first` to it as unread; see `Store.rewind_to`."""
     tx.lock_exclusive()
-    cursor = read_meta_value(tx.fetch_all("get_meta", (CURSOR_KEY,)))
-    if cursor is None or int(cursor) <= height:
+    cursor = _read_cursor(tx)
+    if cursor is None or cursor <= height:
         return
-    ranges = remove_range(_read_unread_ranges(tx), height + 1, int(cursor))
+    ranges = remove_range(_read_unread_ranges(tx), height + 1, cursor)
     if first <= height:
         ranges = add_range(ranges, first, height)
     set_meta(tx, UNREAD_KEY, format_ranges(ranges))
@@ -192,10 +179,15 @@ def _read_unread_ranges(tx: Transaction) -> list[tuple[int, int]]:
     return parse_ranges(read_meta_value(tx.fetch_all("get_meta", (UNREAD_KEY,))))
 
 
+def _read_cursor(tx: Transaction) -> int | None:
+    text = read_meta_value(tx.fetch_all("get_meta", (CURSOR_KEY,)))
+    return None if text is None else int(text)
+
+
 def _has_reached(tx: Transaction, height: int) -> bool:
     """Return whether the cursor is at a height or above it."""
-    cursor = read_meta_value(tx.fetch_all("get_meta", (CURSOR_KEY,)))
-    return cursor is not None and int(cursor) >= height
+    cursor = _read_cursor(tx)
+    return cursor is not None and cursor >= height
 
 
 # ---------------------------------------------------------------------- commitment trees

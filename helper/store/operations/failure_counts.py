@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
-from helper.store.records import truncate_text
+from helper.store.records import MAX_STAGE_CHARS, truncate_text
 from helper.store.transaction import Transaction
 
 RETENTION_DAYS: Final = 14
@@ -20,7 +20,6 @@ MAX_REASONS_PER_DAY: Final = 100
 OTHER_REASON: Final = ("other", "further reasons")
 DAMAGED_REASON: Final = ("damaged", "its row could not be read")
 _DAY_MS: Final = 86_400_000
-_STAGE_CHARS: Final = 32
 _IDENTIFYING_TEXT: Final = re.compile(r"[0-9A-Fa-f]{12,}|[A-Za-z0-9+/]{40,}={0,2}")
 """Text that could identify a share, such as a hash or a field in a node's error message."""
 
@@ -34,7 +33,7 @@ def count_failed(tx: Transaction, failed: Iterable[tuple[str, str]], at_ms: int)
     """
     day = at_ms // _DAY_MS
     kinds = Counter(
-        (truncate_text(_redact(stage), _STAGE_CHARS), truncate_text(_redact(note))) for stage, note in failed
+        (truncate_text(_redact(stage), MAX_STAGE_CHARS), truncate_text(_redact(note))) for stage, note in failed
     )
     for (stage, reason), number in kinds.items():
         kind: dict[str, int | str] = {"day": day, "stage": stage, "reason": reason}

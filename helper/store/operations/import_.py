@@ -8,18 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from helper.core.schedule import rank
 from helper.core.share import ShareState
 from helper.store.action_rows import MOVED, ExportedShare, ImportedShare, ImportResult, ValidatedShare
 from helper.store.operations.actions import requeue_failed
-from helper.store.operations.chain_facts import read_round
-from helper.store.operations.transitions import load_row, update_row
-from helper.store.records import Column, RevealRow, ShareRow, share_ref, truncate_text
+from helper.store.operations.shares import create_row
+from helper.store.operations.transitions import add_history, load_row, update_row
+from helper.store.records import MAX_STAGE_CHARS, RevealRow, ShareRow, share_ref, truncate_text
 from helper.store.rows import HistoryEntry
-from helper.store.transaction import RoundKey, Transaction
+from helper.store.transaction import RoundKey, ShareIdentity, Transaction
 
 IMPORT_STAGE: Final = "import"
-_STAGE_CHARS: Final = 32
 
 
 def import_shares(
@@ -48,7 +46,7 @@ def _import_share(
 ) -> ImportedShare:
     round_id = exported.share.round_id
     key = tx.round_key(round_id)
-    stored_round = None if key is None else read_round(tx, key.no)
+    stored_round = None if key is None else tx.read_round(key.no)
     if key is None or stored_round is None:
         return ImportedShare(ImportResult.UNKNOWN, round_id=round_id)
     mac = key.mac(exported.share.key)
@@ -63,12 +61,11 @@ def _import_share(
         if isinstance(known, ShareRow) and not dry_run:
             _requeue_moved(tx, known, exported, note, at_ms)
     elif not dry_run:
-        row = _create_row(tx, key, exported, nullifier)
+        row = _create_row(tx, (key.no, mac, nullifier), exported)
         tx.add_shares([row])
         tx.adjust_count(key.no, ShareState.RECEIVED, 1)
-        for entry in exported.history:
-            _add_history(tx, row.id, entry)
-        _add_history(tx, row.id, HistoryEntry(at_ms, IMPORT_STAGE, note, spent_attempt=False))
+        for entry in (*exported.history, HistoryEntry(at_ms, IMPORT_STAGE, note, spent_attempt=False)):
+            add_history(tx, row.id, entry)
         _restore_state(tx, row, exported, at_ms)
     return ImportedShare(result, share_ref(mac), round_id)
 
@@ -94,41 +91,22 @@ def _requeue_moved(tx: Transaction, row: ShareRow, exported: ExportedShare, note
     stored = {HistoryEntry(entry_at_ms, stage, text, bool(counted)) for entry_at_ms, stage, text, counted in rows}
     for entry in exported.history:
         if entry not in stored:
-            _add_history(tx, row.id, entry)
+            add_history(tx, row.id, entry)
     requeued = requeue_failed(tx, row, IMPORT_STAGE, note, at_ms, proved_height=exported.proved_height)
     # The file may have another submit_at for the same share; the value acknowledged here applies.
     if exported.state is ShareState.BROADCAST and row.submit_at * 1000 <= at_ms:
         _restore_state(tx, requeued, exported, at_ms)
 
 
-def _create_row(tx: Transaction, key: RoundKey, exported: ExportedShare, nullifier: bytes) -> ShareRow:
+def _create_row(tx: Transaction, identity: ShareIdentity, exported: ExportedShare) -> ShareRow:
     """Return the row of a new share, in RECEIVED."""
-    share, mac = exported.share, key.mac(exported.share.key)
-    return ShareRow(
-        round_id=share.round_id,
-        id=tx.allocate_id(),
-        round_no=key.no,
-        mac=mac,
-        share_index=share.share_index,
-        proposal_id=share.proposal_id,
-        vote_decision=share.vote_decision,
-        tree_position=share.tree_position,
-        submit_at=share.submit_at,
-        shares_hash=share.shares_hash,
-        share_comms=share.share_comms,
-        primary_blind=share.primary_blind,
-        c1=share.c1,
-        c2=share.c2,
-        nullifier=nullifier,
-        received_ms=exported.received_ms,
-        rank=rank(tx.keys.rank, mac),
-        state=ShareState.RECEIVED.value,
-        # Never before submit_at, whatever the file says.
-        due_ms=max(exported.due_ms, share.submit_at * 1000),
+    due_ms = max(exported.due_ms, exported.share.submit_at * 1000)  # never before submit_at, whatever the file says
+    row = create_row(tx, exported.share, identity, received_ms=exported.received_ms, due_at_ms=due_ms)
+    return row._replace(
         attempts=exported.attempts,
         crashes=exported.crashes,
         proved_height=exported.proved_height,
-        stage=truncate_text(exported.stage, _STAGE_CHARS),
+        stage=truncate_text(exported.stage, MAX_STAGE_CHARS),
         note=truncate_text(exported.note),
     ).with_check(tx.keys.row_check)
 
@@ -174,14 +152,3 @@ def _add_reveal(tx: Transaction, share_id: int, exported: ExportedShare) -> None
 
 def _truncate_or_none(text: str | None) -> str | None:
     return None if text is None else truncate_text(text)
-
-
-def _add_history(tx: Transaction, share_id: int, entry: HistoryEntry) -> None:
-    params: dict[str, Column] = {
-        "id": share_id,
-        "at_ms": entry.at_ms,
-        "stage": truncate_text(entry.stage, _STAGE_CHARS),
-        "note": truncate_text(entry.note),
-        "counted": int(entry.spent_attempt),
-    }
-    tx.fetch_one("add_history", params)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 from helper.core.share import ShareState
 from helper.store.operations.transitions import (
@@ -13,7 +13,7 @@ from helper.store.operations.transitions import (
     load_row,
     load_row_for,
 )
-from helper.store.records import RevealRow, ShareRow, truncate_text
+from helper.store.records import RevealRow, Row, ShareRow, truncate_text
 from helper.store.rows import PreparedReveal, SentReveal
 from helper.store.transaction import Transaction
 
@@ -73,7 +73,7 @@ def record_outcome(tx: Transaction, share_id: int, at_ms: int, outcome: str) -> 
         _update_reveal(tx, reveal._replace(last_outcome=truncate_text(outcome)))
 
 
-def read_sent(rows: Iterable[tuple[Any, ...]], row_key: bytes) -> tuple[list[SentReveal], list[int]]:
+def read_sent(rows: Iterable[Row], row_key: bytes) -> tuple[list[SentReveal], list[int]]:
     """Convert rows of the query `unconfirmed` to messages.
 
     Args:

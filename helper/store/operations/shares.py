@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -45,29 +45,26 @@ class EnqueueOperation(BatchOperation):
         return enqueue_all(tx, operations)
 
 
-def enqueue(tx: Transaction, share: Share, nullifier: bytes, now: float) -> EnqueueResult:
-    """Store a share; see `enqueue_all`."""
-    return enqueue_all(tx, [EnqueueOperation(share, nullifier, now)])[0]
-
-
 def enqueue_all(tx: Transaction, operations: Sequence[EnqueueOperation]) -> list[EnqueueResult]:
     """Store shares, unless the key is known, the nullifier is spent, or another host has closed the round.
 
-    The results equal those of sequential `enqueue` calls, but many shares need only one query and one statement.
+    The results equal those of enqueueing them one by one, but many shares need only one query and one statement.
     """
     tx.lock_shared()
     identities = [_identify(tx, operation) for operation in operations]
     taken = tx.find_taken(identities)
     outcomes, rows = [], []
     in_batch: set[bytes | tuple[int, bytes]] = set()
-    for index, (operation, (round_no, mac, nullifier)) in enumerate(zip(operations, identities, strict=True)):
+    for index, (operation, identity) in enumerate(zip(operations, identities, strict=True)):
+        round_no, mac, nullifier = identity
         if index in taken or mac in in_batch or (round_no, nullifier) in in_batch:
             outcomes.append(EnqueueResult.DUPLICATE)
         elif tx.is_round_closed(round_no):
             outcomes.append(EnqueueResult.CLOSED)
         else:
             in_batch |= {mac, (round_no, nullifier)}
-            rows.append(_create_row(tx, operation, round_no, mac))
+            now_ms, due = int(operation.now * 1000), due_ms(operation.share.submit_at, operation.now)
+            rows.append(create_row(tx, operation.share, identity, received_ms=now_ms, due_at_ms=due))
             outcomes.append(EnqueueResult.QUEUED)
     tx.add_shares(add_row_checks(tx.keys.row_check, rows))
     if any(row.due_ms <= row.received_ms + NOTIFY_WITHIN_MS for row in rows):
@@ -82,9 +79,9 @@ def _identify(tx: Transaction, operation: EnqueueOperation) -> ShareIdentity:
     return key.no, key.mac(operation.share.key), operation.nullifier
 
 
-def _create_row(tx: Transaction, operation: EnqueueOperation, round_no: int, mac: bytes) -> ShareRow:
-    """Return the row of a new share, without its check."""
-    share = operation.share
+def create_row(tx: Transaction, share: Share, identity: ShareIdentity, *, received_ms: int, due_at_ms: int) -> ShareRow:
+    """Return the row of a new share in RECEIVED, without its check."""
+    round_no, mac, nullifier = identity
     return ShareRow(  # mostly positional, because keyword arguments take twice as long
         share.round_id,
         tx.allocate_id(),
@@ -100,11 +97,11 @@ def _create_row(tx: Transaction, operation: EnqueueOperation, round_no: int, mac
         share.primary_blind,
         share.c1,
         share.c2,
-        operation.nullifier,
-        int(operation.now * 1000),
+        nullifier,
+        received_ms,
         rank(tx.keys.rank, mac),
         _RECEIVED,
-        due_ms(share.submit_at, operation.now),
+        due_at_ms,
         attempts=0,
         crashes=0,
         proved_height=None,
@@ -172,38 +169,30 @@ def _claim_row(tx: Transaction, row: ShareRow) -> QueuedShare:
 # ---------------------------------------------------------------------- transitions
 
 
-def requeue(share_id: int, at_ms: int, due_ms: int | None, stage: str, note: str) -> Callable[[Transaction], bool]:
+def requeue(tx: Transaction, share_id: int, at_ms: int, due_ms: int | None, *, stage: str, note: str) -> bool:
     """WITNESSED or BROADCAST -> RECEIVED without spending an attempt."""
     change = Transition(_CLAIMED, ShareState.RECEIVED, stage, note, at_ms, due_ms)
-    return lambda tx: apply_transition(tx, share_id, change) is not None
+    return apply_transition(tx, share_id, change) is not None
 
 
-def record_crash(share_id: int, at_ms: int, due_ms: int, note: str) -> Callable[[Transaction], int]:
-    """WITNESSED -> RECEIVED, recording a crash; the operation returns the crashes so far."""
+def record_crash(tx: Transaction, share_id: int, at_ms: int, due_ms: int, note: str) -> int:
+    """WITNESSED -> RECEIVED, recording a crash. Returns the crashes so far."""
     change = Transition(frozenset({ShareState.WITNESSED}), ShareState.RECEIVED, "proof", note, at_ms, due_ms, crashes=1)
-
-    def op(tx: Transaction) -> int:
-        row = apply_transition(tx, share_id, change)
-        return 0 if row is None else row.crashes
-
-    return op
+    row = apply_transition(tx, share_id, change)
+    return 0 if row is None else row.crashes
 
 
-def retry(share_id: int, at_ms: int, due_ms: int, stage: str, note: str) -> Callable[[Transaction], int]:
-    """Any working state -> RECEIVED, spending an attempt; the operation returns the attempts so far."""
+def retry(tx: Transaction, share_id: int, at_ms: int, due_ms: int, *, stage: str, note: str) -> int:
+    """Any working state -> RECEIVED, spending an attempt. Returns the attempts so far."""
     change = Transition(_WORKING, ShareState.RECEIVED, stage, note, at_ms, due_ms, attempts=1)
-
-    def op(tx: Transaction) -> int:
-        row = apply_transition(tx, share_id, change)
-        return 0 if row is None else row.attempts
-
-    return op
+    row = apply_transition(tx, share_id, change)
+    return 0 if row is None else row.attempts
 
 
-def fail(share_id: int, at_ms: int, stage: str, note: str, *, spend_attempt: bool) -> Callable[[Transaction], bool]:
+def fail(tx: Transaction, share_id: int, at_ms: int, *, stage: str, note: str, spend_attempt: bool) -> bool:
     """Any working state -> FAILED."""
     change = Transition(_WORKING, ShareState.FAILED, stage, note, at_ms, attempts=int(spend_attempt))
-    return lambda tx: apply_transition(tx, share_id, change) is not None
+    return apply_transition(tx, share_id, change) is not None
 
 
 def release_claim(tx: Transaction, share_id: int, at_ms: int) -> bool:

@@ -7,14 +7,14 @@ from typing import Final
 
 from helper.core.share import TRANSITIONS, ShareState
 from helper.errors import StoreError
-from helper.store.records import ShareRow, truncate_text
+from helper.store.records import MAX_STAGE_CHARS, Column, ShareRow, truncate_text
+from helper.store.rows import HistoryEntry
 from helper.store.transaction import Transaction
 
 MAX_HISTORY_ENTRIES: Final = 50
 """History entries stored per share. Older ones are deleted, except those that spent an attempt."""
 CLOSED_STAGE: Final = "closed"
 """The stage of a share that failed because it was not confirmed when its round was closed."""
-_STAGE_CHARS: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +75,14 @@ def apply_transition_to_row(tx: Transaction, row: ShareRow, change: Transition) 
         attempts=0 if change.attempts is None else row.attempts + change.attempts,
         crashes=0 if change.attempts is None else row.crashes + change.crashes,
         proved_height=row.proved_height if change.proved_height is None else change.proved_height,
-        stage=truncate_text(change.stage, _STAGE_CHARS),
+        stage=truncate_text(change.stage, MAX_STAGE_CHARS),
         note=truncate_text(change.note),
     )
     new_row = update_row(tx, row, new_row)
-    _add_history(tx, new_row, change.at_ms, counted=bool(change.attempts))
+    entry = HistoryEntry(change.at_ms, change.stage, change.note, spent_attempt=bool(change.attempts))
+    number = add_history(tx, row.id, entry)
+    if number > MAX_HISTORY_ENTRIES:
+        tx.execute("trim_history", (row.id, number - MAX_HISTORY_ENTRIES))
     return new_row
 
 
@@ -161,11 +164,14 @@ def update_row(tx: Transaction, before: ShareRow, row: ShareRow) -> ShareRow:
     return row
 
 
-def _add_history(tx: Transaction, row: ShareRow, at_ms: int, *, counted: bool) -> None:
-    """Add a history entry, and delete entries beyond `MAX_HISTORY_ENTRIES`."""
-    added = tx.fetch_one(
-        "add_history",
-        {"id": row.id, "at_ms": at_ms, "stage": row.stage, "note": row.note, "counted": int(counted)},
-    )
-    if added is not None and added[0] > MAX_HISTORY_ENTRIES:
-        tx.execute("trim_history", (row.id, added[0] - MAX_HISTORY_ENTRIES))
+def add_history(tx: Transaction, share_id: int, entry: HistoryEntry) -> int:
+    """Add a history entry. Returns its number in the history of the share."""
+    params: dict[str, Column] = {
+        "id": share_id,
+        "at_ms": entry.at_ms,
+        "stage": truncate_text(entry.stage, MAX_STAGE_CHARS),
+        "note": truncate_text(entry.note),
+        "counted": int(entry.spent_attempt),
+    }
+    ((number,),) = tx.fetch_all("add_history", params)
+    return int(number)

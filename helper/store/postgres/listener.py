@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import psycopg
 import structlog
@@ -16,6 +16,7 @@ from psycopg import sql
 
 from helper.core.recent import LoggedProblem
 from helper.store.postgres.connection import ConnectionSettings
+from helper.store.records import Row
 
 log = structlog.get_logger("helper.store")
 
@@ -24,20 +25,15 @@ RECONNECT_SECONDS: Final = 1.0
 
 
 class NotificationListener:
-    """Forwards notifications to the registered callbacks."""
+    """Forwards notifications to callbacks.
+
+    Attributes:
+        callbacks: called with each payload, and with "" if notifications may have been lost.
+    """
 
     def __init__(self, settings: ConnectionSettings) -> None:
         self._settings = settings
-        self._callbacks: list[Callable[[str], None]] = []
-
-    @property
-    def has_callbacks(self) -> bool:
-        """Whether a callback is registered."""
-        return bool(self._callbacks)
-
-    def add_callback(self, callback: Callable[[str], None]) -> None:
-        """Register a callback. It is called with each payload, and with "" if notifications may have been lost."""
-        self._callbacks.append(callback)
+        self.callbacks: list[Callable[[str], None]] = []
 
     async def run(self) -> None:
         """Listen until cancelled."""
@@ -61,11 +57,11 @@ class NotificationListener:
                     )
             await asyncio.sleep(RECONNECT_SECONDS)
 
-    async def _receive(self, conn: psycopg.AsyncConnection[tuple[Any, ...]]) -> None:
+    async def _receive(self, conn: psycopg.AsyncConnection[Row]) -> None:
         self._dispatch("")
         async for notice in conn.notifies():
             self._dispatch(notice.payload)
 
     def _dispatch(self, payload: str) -> None:
-        for callback in self._callbacks:
+        for callback in self.callbacks:
             callback(payload)

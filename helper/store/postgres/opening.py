@@ -5,19 +5,18 @@ from __future__ import annotations
 import secrets
 from contextlib import suppress
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
 import psycopg
 from psycopg import sql
 
 from helper.errors import NotFound, StoreCorrupt, StoreError, StoreForeign, StoreLocked
-from helper.store.migration.marks import refuse_marked
-from helper.store.migration.tables import MOVED_KEY, UNFINISHED_KEY
+from helper.store.meta import RANK_KEY, ROW_CHECK_KEY, make_meta_row, read_key, read_meta_value, refuse_marked
 from helper.store.postgres.connection import ConnectionSettings
 from helper.store.postgres.keyring import KEY_ID_BYTES, DecryptionError, Keyring
-from helper.store.postgres.transaction import load_statements
-from helper.store.sql_files import read_migrations
-from helper.store.transaction import DatabaseKeys, make_meta_row, read_meta_value
+from helper.store.records import Row
+from helper.store.sql_files import postgres_statements, read_migrations
+from helper.store.transaction import DatabaseKeys
 
 OLDEST_SERVER: Final = 150_000
 _STATEMENT_LOGS: Final = (
@@ -33,7 +32,7 @@ _PROBE_TEXT: Final = b"svote-helper"
 _NAME_LOCK_SECONDS: Final = 1
 """Lock timeout for the host name."""
 
-Connection = psycopg.Connection[tuple[Any, ...]]
+Connection = psycopg.Connection[Row]
 
 
 @cache
@@ -137,10 +136,8 @@ def refuse_migrated(conn: Connection, settings: ConnectionSettings) -> None:
     Raises:
         StoreMoved: the queue is in another database.
     """
-    unfinished, moved = (
-        conn.execute(load_statements()["get_meta"], (name,)).fetchall() for name in (UNFINISHED_KEY, MOVED_KEY)
-    )
-    refuse_marked(unfinished, moved, f"{settings.to_display_text()}, schema {settings.schema}")
+    marks = conn.execute(postgres_statements()["get_marks"]).fetchall()
+    refuse_marked(marks, f"{settings.to_display_text()}, schema {settings.schema}")
 
 
 def require_ready(conn: Connection, settings: ConnectionSettings, keyring: Keyring) -> None:
@@ -161,7 +158,9 @@ def require_ready(conn: Connection, settings: ConnectionSettings, keyring: Keyri
             f"the schema {settings.schema} was written by an older version ({version}, ours is {len(migrations())})",
             advice="Upgrade all hosts to this version first.",
         )
-    _decrypt_probe(read_meta_value(conn.execute(load_statements()["get_meta"], ("seal.check",)).fetchall()), keyring)
+    _decrypt_probe(
+        read_meta_value(conn.execute(postgres_statements()["get_meta"], ("seal.check",)).fetchall()), keyring
+    )
 
 
 def prepare_schema(conn: Connection, settings: ConnectionSettings, keyring: Keyring) -> DatabaseKeys:
@@ -177,7 +176,7 @@ def prepare_schema(conn: Connection, settings: ConnectionSettings, keyring: Keyr
         conn.execute("SELECT pg_advisory_xact_lock(hashtext(%s), 2)", (settings.schema,))
         conn.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(settings.schema)))
         _migrate(conn, settings)
-        keys = DatabaseKeys(_load_key(conn, "key.rows"), _load_key(conn, "key.order"))
+        keys = DatabaseKeys(_load_key(conn, ROW_CHECK_KEY), _load_key(conn, RANK_KEY))
         _check_keyring(conn, settings, keyring)
     return keys
 
@@ -208,21 +207,18 @@ def _read_version(conn: Connection, link: ConnectionSettings) -> int:
 
 
 def _load_key(conn: Connection, name: str) -> bytes:
-    text = _get_or_store_meta(conn, name, secrets.token_hex(32))
-    if text is None:
-        raise StoreCorrupt(f"the database is damaged: {name} failed its check")
-    return bytes.fromhex(text)
+    return read_key(_get_or_store_meta(conn, name, secrets.token_hex(32)), name)
 
 
 def _check_keyring(conn: Connection, settings: ConnectionSettings, keyring: Keyring) -> None:
     """Refuse a key file that cannot decrypt the other hosts' rows, or that encrypts with a key they lack."""
-    stored = _get_or_store_meta(conn, "seal.check", keyring.encrypt(_PROBE_TEXT).hex())
+    stored = read_meta_value(_get_or_store_meta(conn, "seal.check", keyring.encrypt(_PROBE_TEXT).hex()))
     _decrypt_probe(stored, keyring)
     fresh = keyring.encrypt(_PROBE_TEXT).hex()
     if stored is not None and stored[: 2 * KEY_ID_BYTES] != fresh[: 2 * KEY_ID_BYTES]:
         _require_key_on_all_hosts(conn, settings, keyring.key_ids[0])
     # From now on, older keys are needed only for rows that were encrypted with them.
-    conn.execute(load_statements()["set_meta"], make_meta_row("seal.check", fresh))
+    conn.execute(postgres_statements()["set_meta"], make_meta_row("seal.check", fresh))
 
 
 def _publish_key_ids(conn: Connection, settings: ConnectionSettings, keyring: Keyring) -> None:
@@ -238,7 +234,9 @@ def _require_key_on_all_hosts(conn: Connection, settings: ConnectionSettings, na
 
     That host could not recognise the nullifiers of these shares in blocks.
     """
-    if conn.execute(load_statements()["hosts_without_key"], {"schema": settings.schema, "name": name.hex()}).fetchall():
+    if conn.execute(
+        postgres_statements()["hosts_without_key"], {"schema": settings.schema, "name": name.hex()}
+    ).fetchall():
         raise StoreError(
             "a running host does not have the first key of this key file and could not read what it encrypts",
             advice="Put the new key second in every host's key file and restart the hosts one by one; then put it "
@@ -255,10 +253,10 @@ def _decrypt_probe(text: str | None, keyring: Keyring) -> None:
         raise StoreCorrupt("the database is damaged: its key check value failed")
 
 
-def _get_or_store_meta(conn: Connection, name: str, fresh: str) -> str | None:
-    """Return a stored text; store `fresh` first if there is none."""
-    conn.execute(load_statements()["add_meta"], make_meta_row(name, fresh))
-    return read_meta_value(conn.execute(load_statements()["get_meta"], (name,)).fetchall())
+def _get_or_store_meta(conn: Connection, name: str, fresh: str) -> list[Row]:
+    """Return the row of a text; store `fresh` first if there is none."""
+    conn.execute(postgres_statements()["add_meta"], make_meta_row(name, fresh))
+    return conn.execute(postgres_statements()["get_meta"], (name,)).fetchall()
 
 
 def _read_server_setting(conn: Connection, name: str) -> str:

@@ -1,5 +1,5 @@
--- All statements of the PostgreSQL store. Statements that SQLite has too have the same names as in `../queries.sql`.
--- Times and limits are parameters, except for leases, which use the database's clock.
+-- Statements of the store that differ on SQLite or exist only on PostgreSQL; see `../queries.sql`. Leases use the
+-- database's clock.
 
 -- ---------------------------------------------------------------- coordination of hosts
 
@@ -85,9 +85,6 @@ SELECT extract(epoch FROM clock_timestamp())::float8;
 -- name: round_key
 SELECT no, round_id, mac_key, row_check FROM round_keys WHERE round_id = %s;
 
--- name: round_keys
-SELECT no, round_id, mac_key, row_check FROM round_keys ORDER BY no;
-
 -- name: last_round_no
 SELECT nextval('round_no') - 1;
 
@@ -102,20 +99,6 @@ ON CONFLICT (round_no) DO UPDATE SET
   status = excluded.status, vote_end_time = excluded.vote_end_time, created_at_height = excluded.created_at_height,
   proposals = excluded.proposals, seen_ms = excluded.seen_ms, closed_ms = excluded.closed_ms,
   alerted_ms = excluded.alerted_ms, row_check = excluded.row_check;
-
--- name: round
-SELECT * FROM rounds WHERE round_no = %s;
-
--- name: rounds
-SELECT k.round_id, r.* FROM rounds r JOIN round_keys k ON k.no = r.round_no
-ORDER BY r.created_at_height, r.round_no;
-
--- name: get_meta
-SELECT key, value, row_check FROM meta WHERE key = %s;
-
--- name: set_meta
-INSERT INTO meta (key, value, row_check) VALUES (%s, %s, %s)
-ON CONFLICT (key) DO UPDATE SET value = excluded.value, row_check = excluded.row_check;
 
 -- name: add_meta
 INSERT INTO meta (key, value, row_check) VALUES (%s, %s, %s) ON CONFLICT (key) DO NOTHING;
@@ -149,15 +132,6 @@ WHERE EXISTS (SELECT 1 FROM shares WHERE mac = a.mac)
   )
   OR EXISTS (SELECT 1 FROM tombstones WHERE round_no = a.round_no AND mac = a.mac)
   OR EXISTS (SELECT 1 FROM spent WHERE round_no = a.round_no AND nullifier = a.nullifier);
-
--- name: has_tombstone
-SELECT 1 FROM tombstones WHERE round_no = %s AND mac = %s;
-
--- name: get_share_id
-SELECT id FROM shares WHERE mac = %s;
-
--- name: is_spent
-SELECT 1 FROM spent WHERE round_no = %s AND nullifier = %s;
 
 -- name: add_share
 INSERT INTO shares (
@@ -200,22 +174,6 @@ SELECT least(
      AND c.share_id NOT IN (SELECT share_id FROM damaged)))
 FROM round_keys k WHERE k.round_id = %s;
 
--- name: change_share
-UPDATE shares SET
-  state = %(state)s, due_ms = %(due_ms)s, attempts = %(attempts)s, crashes = %(crashes)s,
-  proved_height = %(proved_height)s, stage = %(stage)s, note = %(note)s, row_check = %(row_check)s
-WHERE id = %(id)s AND state = %(was)s;
-
--- name: is_set_aside
-SELECT state FROM damaged WHERE share_id = %s;
-
--- name: set_aside
-INSERT INTO damaged (share_id, found_ms, ref, round_id, state) VALUES (%s, %s, %s, %s, %s)
-ON CONFLICT (share_id) DO NOTHING;
-
--- name: drop_damaged
-DELETE FROM damaged WHERE share_id = %s;
-
 -- name: shares_in_state
 SELECT id FROM shares
 WHERE state = %(state)s AND state <> 0 AND id NOT IN (SELECT share_id FROM damaged)
@@ -227,49 +185,10 @@ SELECT 0 WHERE %(state)s::bigint IS NOT NULL;
 -- name: share_ids
 SELECT id FROM shares WHERE id > %(after)s ORDER BY id LIMIT nullif(%(limit)s::bigint, -1);
 
--- name: round_waiting
-SELECT id FROM shares WHERE round_no = %(round_no)s AND state = 0 LIMIT %(limit)s;
-
--- name: round_waiting_verified
-SELECT id FROM shares
-WHERE round_no = %(round_no)s AND state = 0 AND id NOT IN (SELECT share_id FROM damaged) LIMIT %(limit)s;
-
--- name: round_in_progress_verified
-SELECT id FROM shares
-WHERE state <> 0 AND state IN (1, 4) AND round_no = %(round_no)s AND id NOT IN (SELECT share_id FROM damaged)
-LIMIT %(limit)s;
-
--- name: round_not_waiting
-SELECT id, state FROM shares WHERE state <> 0 AND state IN (1, 3, 4) AND round_no = %(round_no)s LIMIT %(limit)s;
-
--- name: delete_share
-DELETE FROM shares WHERE id = %s;
-
--- name: add_history
-INSERT INTO history (share_id, n, at_ms, stage, note, counted)
-VALUES (%(id)s, (SELECT coalesce(max(n), 0) + 1 FROM history WHERE share_id = %(id)s), %(at_ms)s, %(stage)s, %(note)s,
-  %(counted)s)
-RETURNING n;
-
--- name: trim_history
-DELETE FROM history WHERE share_id = %s AND n <= %s AND counted = 0;
-
 -- ---------------------------------------------------------------- reveals
 
 -- name: add_reveal
 INSERT INTO reveals VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s);
-
--- name: reveal
-SELECT * FROM reveals WHERE share_id = %s;
-
--- name: change_reveal
-UPDATE reveals SET
-  sends = %(sends)s, first_sent_height = %(first_sent_height)s, last_sent_height = %(last_sent_height)s,
-  last_endpoint = %(last_endpoint)s, last_outcome = %(last_outcome)s, row_check = %(row_check)s
-WHERE share_id = %(share_id)s;
-
--- name: drop_reveal
-DELETE FROM reveals WHERE share_id = %s;
 
 -- name: unconfirmed
 SELECT k.round_id, s.*, r.*, (SELECT count(*) FROM history h WHERE h.share_id = s.id),
@@ -316,57 +235,13 @@ SELECT count(*) FROM unnest(%s::bytea[], %s::bytea[]) AS told (round_id, nullifi
 JOIN round_keys k ON k.round_id = told.round_id
 JOIN spent s ON s.round_no = k.no AND s.nullifier = told.nullifier;
 
--- name: insert_tombstone
-INSERT INTO tombstones (round_no, mac) VALUES (%s, %s) ON CONFLICT DO NOTHING;
-
--- name: last_leaves
-SELECT start_index, height, length(leaves) / 32 FROM tree_leaves
-WHERE round_no = %s ORDER BY start_index DESC LIMIT 1;
-
--- name: leaves_between
-SELECT start_index, leaves FROM tree_leaves
-WHERE round_no = %(round_no)s AND start_index < %(stop)s AND start_index + length(leaves) / 32 > %(start)s
-ORDER BY start_index;
-
--- name: add_leaves
-INSERT INTO tree_leaves (round_no, start_index, height, leaves) VALUES (%s, %s, %s, %s);
-
 -- name: load_leaves
 SELECT l.start_index, l.height, l.leaves FROM tree_leaves l JOIN round_keys k ON k.no = l.round_no
 WHERE k.round_id = %s ORDER BY l.start_index;
 
--- name: add_subtree
-INSERT INTO tree_subtrees (round_no, idx, nodes) VALUES (%s, %s, %s)
-ON CONFLICT (round_no, idx) DO UPDATE SET nodes = excluded.nodes WHERE tree_subtrees.nodes <> excluded.nodes;
-
 -- name: load_subtrees
 SELECT t.idx, t.nodes FROM tree_subtrees t JOIN round_keys k ON k.no = t.round_no
 WHERE k.round_id = %s ORDER BY t.idx;
-
--- name: drop_leaves
-DELETE FROM tree_leaves WHERE round_no = %s;
-
--- name: drop_subtrees
-DELETE FROM tree_subtrees WHERE round_no = %s;
-
--- ---------------------------------------------------------------- purge
-
--- name: purge_tombstones
-DELETE FROM tombstones WHERE round_no = %(round_no)s AND mac IN (
-  SELECT mac FROM tombstones WHERE round_no = %(round_no)s LIMIT %(limit)s);
-
--- name: purge_spent
-DELETE FROM spent WHERE round_no = %(round_no)s AND nullifier IN (
-  SELECT nullifier FROM spent WHERE round_no = %(round_no)s LIMIT %(limit)s);
-
--- name: purge_counters
-DELETE FROM counters WHERE round_no = %s;
-
--- name: purge_round
-DELETE FROM rounds WHERE round_no = %s;
-
--- name: purge_round_key
-DELETE FROM round_keys WHERE no = %s;
 
 -- ---------------------------------------------------------------- operators
 
@@ -388,24 +263,15 @@ WHERE s.state <> 0 AND s.state = %(state)s AND (%(round_id)s::bytea IS NULL OR k
   AND s.due_ms < %(due_before_ms)s AND (%(stage)s::text IS NULL OR s.stage = %(stage)s)
 ORDER BY s.due_ms, s.rank LIMIT %(limit)s;
 
--- name: all_round_ids
-SELECT round_id FROM round_keys ORDER BY no;
-
 -- name: shares_by_prefix
 SELECT s.mac, k.round_id, s.state, NULL, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
   s.id IN (SELECT share_id FROM damaged), s.id, NULL, r.vote_end_time, s.witness
 FROM shares s JOIN round_keys k ON k.no = s.round_no LEFT JOIN rounds r ON r.round_no = s.round_no
 WHERE s.mac BETWEEN %s AND %s LIMIT 2;
 
--- name: history
-SELECT at_ms, stage, note, counted FROM history WHERE share_id = %s ORDER BY n;
-
 -- name: reveal_facts
 SELECT message, anchor_height, circuit, sends, first_sent_height, last_sent_height, last_endpoint, last_outcome
 FROM reveals WHERE share_id = %s;
-
--- name: damaged
-SELECT ref, round_id, state FROM damaged ORDER BY share_id;
 
 -- name: due_ahead
 SELECT greatest(0, (due_ms - %(now_ms)s) / 60000), count(*) FROM shares
@@ -416,34 +282,17 @@ UNION ALL
 SELECT -1, sum(n)::bigint FROM counters
 WHERE round_no = (SELECT no FROM round_keys WHERE round_id = %(round_id)s) AND state = 0 HAVING sum(n) > 0;
 
--- name: failures
-SELECT max((SELECT coalesce(max(at_ms), 0) FROM history h WHERE h.share_id = s.id)) AS latest, s.stage, s.note, count(*)
-FROM shares s WHERE s.state <> 0 AND s.state = 3
-GROUP BY s.stage, s.note ORDER BY latest DESC LIMIT %(limit)s;
-
 -- ---------------------------------------------------------------- operator actions
 
 -- name: begin_action
 INSERT INTO actions (id, begun_ms, uid, who, way, what, wanted)
 SELECT coalesce(max(id), 0) + 1, %s, %s, %s, %s, %s, %s FROM actions RETURNING id;
 
--- name: end_action
-UPDATE actions SET ended_ms = %s, outcome = %s WHERE id = %s;
-
--- name: trim_actions
-DELETE FROM actions WHERE id <= %s;
-
--- name: actions
-SELECT id, uid, who, way, begun_ms, what, wanted, ended_ms, outcome FROM actions ORDER BY id DESC LIMIT %s;
-
 -- name: failed_ids
 SELECT id FROM shares WHERE state <> 0 AND state = 3
   AND (%(round_no)s::bigint IS NULL OR round_no = %(round_no)s) AND id > %(after)s
   AND id NOT IN (SELECT share_id FROM damaged)
 ORDER BY id LIMIT %(limit)s;
-
--- name: ids_by_prefix
-SELECT id FROM shares WHERE mac BETWEEN %s AND %s LIMIT 2;
 
 -- name: failed_groups
 SELECT max((SELECT coalesce(max(at_ms), 0) FROM history h WHERE h.share_id = s.id)) AS latest, s.stage, s.note, count(*)
@@ -452,26 +301,6 @@ WHERE s.state <> 0 AND s.state = 3 AND (%(round_id)s::bytea IS NULL OR k.round_i
   AND s.due_ms < %(due_before_ms)s AND (%(stage)s::text IS NULL OR s.stage = %(stage)s)
 GROUP BY s.stage, s.note ORDER BY latest DESC LIMIT %(limit)s;
 
--- name: add_purged_failure
-INSERT INTO failed_before (day, stage, reason, n) VALUES (%(day)s, %(stage)s, %(reason)s, %(n)s)
-ON CONFLICT (day, stage, reason) DO UPDATE SET n = failed_before.n + excluded.n;
-
--- name: has_purged_failure
-SELECT 1 FROM failed_before WHERE day = %(day)s AND stage = %(stage)s AND reason = %(reason)s;
-
--- name: count_purged_failure_kinds
-SELECT count(*) FROM failed_before WHERE day = %s;
-
--- name: delete_old_purged_failures
-DELETE FROM failed_before WHERE day < %(first)s OR day > %(last)s;
-
--- name: purged_failures
-SELECT day, stage, reason, n FROM failed_before ORDER BY day DESC, stage, reason;
-
 -- name: tree_sizes
 SELECT k.round_id, coalesce(max(l.start_index + length(l.leaves) / 32), 0)
 FROM round_keys k LEFT JOIN tree_leaves l ON l.round_no = k.no GROUP BY k.round_id;
-
--- name: rounds_of_spent
-SELECT k.round_id FROM round_keys k WHERE EXISTS (
-  SELECT 1 FROM spent s WHERE s.round_no = k.no AND s.nullifier = %s);

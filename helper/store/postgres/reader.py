@@ -12,8 +12,8 @@ from helper.errors import StoreError, StoreUnreachable
 from helper.store.postgres.connection import CONNECT_SECONDS, ConnectionSettings
 from helper.store.postgres.errors import is_connection_lost, translate
 from helper.store.postgres.row_encryption import RowEncryption
-from helper.store.postgres.transaction import load_statements
-from helper.store.share_listing import Row
+from helper.store.records import Row
+from helper.store.sql_files import postgres_statements
 from helper.store.transaction import Params
 
 CONNECTIONS: Final = 4
@@ -29,7 +29,7 @@ class PostgresReader:
     def __init__(self, settings: ConnectionSettings, encryption: RowEncryption) -> None:
         self._settings = settings
         self._encryption = encryption
-        self._pool: AsyncConnectionPool[psycopg.AsyncConnection[tuple[Any, ...]]] | None = None
+        self._pool: AsyncConnectionPool[psycopg.AsyncConnection[Row]] | None = None
 
     async def open(self) -> None:
         """Open the pool.
@@ -65,7 +65,7 @@ class PostgresReader:
         Raises:
             StoreError: the database cannot be read.
         """
-        rows = await self.run(load_statements()[name], self._encryption.encrypt_params(name, params))
+        rows = await self.run(postgres_statements()[name], self._encryption.encrypt_params(name, params))
         return self._encryption.decrypt_rows(name, rows)
 
     async def run(self, sql: bytes, params: Any = None) -> list[Row]:
@@ -83,9 +83,7 @@ class PostgresReader:
             raise translate(error) from error
 
 
-async def _run(
-    pool: AsyncConnectionPool[psycopg.AsyncConnection[tuple[Any, ...]]], sql: bytes, params: Any
-) -> list[Row]:
+async def _run(pool: AsyncConnectionPool[psycopg.AsyncConnection[Row]], sql: bytes, params: Any) -> list[Row]:
     async with pool.connection() as conn:
         cursor = await conn.execute(sql, params)
         return [] if cursor.description is None else await cursor.fetchall()

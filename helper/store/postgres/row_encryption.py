@@ -12,16 +12,15 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from helper.store.postgres.keyring import DecryptionError, Keyring
-from helper.store.records import RevealRow, RoundKeyRow, ShareRow
+from helper.store.records import RevealRow, RoundKeyRow, Row, ShareRow
 from helper.store.share_listing import ListedShare
 from helper.store.transaction import Params
 
 _NUMBERS: Final = struct.Struct(">BIBIqq")
 _NUMBER_COUNT: Final = 6
-_BLOB_BYTES: Final = (32, 512, 32, 32, 32, 32)
+_PLAINTEXT: Final = struct.Struct(_NUMBERS.format + "32s512s32s32s32s32s")
 _HASH_BYTES: Final = 32
 
-Row = tuple[Any, ...]
 EncryptedParams = tuple[Any, ...] | Mapping[str, Any]
 
 
@@ -29,7 +28,7 @@ class Witness(NamedTuple):
     """Columns of a share that are encrypted together.
 
     Damaged columns are decrypted as -1 or empty, so that the row check fails. The plaintext has the fields in this
-    order: `_NUMBERS`, then byte strings of `_BLOB_BYTES`.
+    order, as in `_PLAINTEXT`.
     """
 
     share_index: int = -1
@@ -45,11 +44,6 @@ class Witness(NamedTuple):
     c2: bytes = b""
     nullifier: bytes = b""
 
-    @classmethod
-    def of(cls, row: ShareRow) -> Witness:
-        """Return the witness of a share."""
-        return cls._make(_read_witness(row))
-
     def encode(self) -> bytes:
         """Return the plaintext."""
         return b"".join((_NUMBERS.pack(*self[:_NUMBER_COUNT]), *self[_NUMBER_COUNT:]))
@@ -57,56 +51,16 @@ class Witness(NamedTuple):
     @classmethod
     def decode(cls, plain: bytes) -> Witness:
         """Return the witness of a plaintext; the defaults if its length is wrong."""
-        if len(plain) != _NUMBERS.size + sum(_BLOB_BYTES):
-            return cls()
-        blobs, start = [], _NUMBERS.size
-        for length in _BLOB_BYTES:
-            blobs.append(plain[start : start + length])
-            start += length
-        return cls(*_NUMBERS.unpack_from(plain), *blobs)
+        return cls._make(_PLAINTEXT.unpack(plain)) if len(plain) == _PLAINTEXT.size else cls()
 
 
+_WITNESS_START: Final = ShareRow._fields.index("share_index")
+_WITNESS_END: Final = _WITNESS_START + len(Witness._fields)
+"""In `shares`, the columns `tag` and `witness` take the place of these columns of `ShareRow`."""
 _read_witness: Final = attrgetter(*Witness._fields)
-
-
-class EncryptedShare(NamedTuple):
-    """A live share: its round id, then the columns of `shares` in table order."""
-
-    round_id: bytes
-    id: int
-    round_no: int
-    mac: bytes
-    tag: bytes
-    witness: bytes
-    rank: int
-    state: int
-    due_ms: int
-    attempts: int
-    crashes: int
-    proved_height: int | None
-    stage: str
-    note: str
-    row_check: bytes
-
-
-class EncryptedReveal(NamedTuple):
-    """A stored message: the columns of `reveals` in table order. `message` begins with the transaction hash."""
-
-    share_id: int
-    message: bytes
-    anchor_height: int
-    circuit: str
-    height: int
-    sends: int
-    first_sent_height: int | None
-    last_sent_height: int | None
-    last_endpoint: str | None
-    last_outcome: str | None
-    row_check: bytes
-
-
-_SHARE_COLUMNS: Final = len(EncryptedShare._fields)
-_SHARE_AND_REVEAL_COLUMNS: Final = _SHARE_COLUMNS + len(EncryptedReveal._fields)
+_witness_in_row_order: Final = attrgetter(*ShareRow._fields[_WITNESS_START:_WITNESS_END])
+_SHARE_COLUMNS: Final = len(ShareRow._fields) - len(Witness._fields) + 2
+_SHARE_AND_REVEAL_COLUMNS: Final = _SHARE_COLUMNS + len(RevealRow._fields) - 1
 _NO_REVEAL: Final = (None,) * len(RevealRow._fields)
 """The columns of a missing message in a LEFT JOIN."""
 
@@ -158,40 +112,14 @@ class RowEncryption:
 
     def encrypt_share(self, row: ShareRow) -> Row:
         """Return the values for the columns of `shares`."""
-        encrypted = EncryptedShare(
-            round_id=row.round_id,
-            id=row.id,
-            round_no=row.round_no,
-            mac=row.mac,
-            tag=self._keyring.nullifier_tags(row.nullifier)[0],
-            witness=self._keyring.encrypt(Witness.of(row).encode()),
-            rank=row.rank,
-            state=row.state,
-            due_ms=row.due_ms,
-            attempts=row.attempts,
-            crashes=row.crashes,
-            proved_height=row.proved_height,
-            stage=row.stage,
-            note=row.note,
-            row_check=row.row_check,
-        )
-        return encrypted[1:]
+        tag = self._keyring.nullifier_tags(row.nullifier)[0]
+        witness = self._keyring.encrypt(Witness._make(_read_witness(row)).encode())
+        return (*row[1:_WITNESS_START], tag, witness, *row[_WITNESS_END:])
 
-    def _encrypted_reveal(self, columns: Row) -> EncryptedReveal:
-        row = RevealRow(*columns)
-        return EncryptedReveal(
-            share_id=row.share_id,
-            message=self._keyring.encrypt(row.tx_hash + row.message),
-            anchor_height=row.anchor_height,
-            circuit=row.circuit,
-            height=row.height,
-            sends=row.sends,
-            first_sent_height=row.first_sent_height,
-            last_sent_height=row.last_sent_height,
-            last_endpoint=row.last_endpoint,
-            last_outcome=row.last_outcome,
-            row_check=row.row_check,
-        )
+    def _encrypted_reveal(self, columns: Row) -> Row:
+        """Return the values for the columns of `reveals`, whose message begins with the transaction hash."""
+        share_id, message, tx_hash, *others = columns
+        return (share_id, self._keyring.encrypt(tx_hash + message), *others)
 
     def _encrypted_round_key(self, columns: Row) -> RoundKeyRow:
         row = RoundKeyRow(*columns)
@@ -207,59 +135,19 @@ class RowEncryption:
             return b""
 
     def _decrypt_share(self, columns: Row) -> ShareRow:
-        row = EncryptedShare(*columns)
-        witness = Witness.decode(self._open(row.witness))
-        return ShareRow(
-            round_id=row.round_id,
-            id=row.id,
-            round_no=row.round_no,
-            mac=row.mac,
-            share_index=witness.share_index,
-            proposal_id=witness.proposal_id,
-            vote_decision=witness.vote_decision,
-            tree_position=witness.tree_position,
-            submit_at=witness.submit_at,
-            shares_hash=witness.shares_hash,
-            share_comms=witness.share_comms,
-            primary_blind=witness.primary_blind,
-            c1=witness.c1,
-            c2=witness.c2,
-            nullifier=witness.nullifier,
-            received_ms=witness.received_ms,
-            rank=row.rank,
-            state=row.state,
-            due_ms=row.due_ms,
-            attempts=row.attempts,
-            crashes=row.crashes,
-            proved_height=row.proved_height,
-            stage=row.stage,
-            note=row.note,
-            row_check=row.row_check,
-        )
+        witness = Witness.decode(self._open(columns[_WITNESS_START + 1]))
+        return ShareRow(*columns[:_WITNESS_START], *_witness_in_row_order(witness), *columns[_WITNESS_START + 2 :])
 
     def _hash_and_message(self, sealed: bytes) -> tuple[bytes, bytes]:
         plain = self._open(sealed)
         return plain[:_HASH_BYTES], plain[_HASH_BYTES:]
 
     def _decrypt_reveal(self, columns: Row) -> Row:
-        row = EncryptedReveal(*columns)
-        if row.share_id is None:
+        share_id, sealed, *others = columns
+        if share_id is None:
             return _NO_REVEAL
-        tx_hash, message = self._hash_and_message(row.message)
-        return RevealRow(
-            share_id=row.share_id,
-            message=message,
-            tx_hash=tx_hash,
-            anchor_height=row.anchor_height,
-            circuit=row.circuit,
-            height=row.height,
-            sends=row.sends,
-            first_sent_height=row.first_sent_height,
-            last_sent_height=row.last_sent_height,
-            last_endpoint=row.last_endpoint,
-            last_outcome=row.last_outcome,
-            row_check=row.row_check,
-        )
+        tx_hash, message = self._hash_and_message(sealed)
+        return (share_id, message, tx_hash, *others)
 
     def _decrypt_round_key(self, columns: Row) -> RoundKeyRow:
         row = RoundKeyRow(*columns)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 import structlog
@@ -21,7 +20,6 @@ from helper.store.postgres.transaction import ClaimState, ExclusiveLockRequired,
 from helper.store.postgres.writer import PostgresWriter
 from helper.store.rows import DamagedShare
 from helper.store.store import Store, report_damaged
-from helper.store.writer_thread import WriterStats
 
 log = structlog.get_logger("helper.store")
 
@@ -90,7 +88,7 @@ class PostgresStore(Store):
             await self.close()
             raise
         self._renewal_task = asyncio.create_task(self._renew_claims(), name="store-leases")
-        if self._listener.has_callbacks:
+        if self._listener.callbacks:
             self._listener_task = asyncio.create_task(self._listener.run(), name="store-listener")
 
     async def close(self) -> None:
@@ -109,7 +107,7 @@ class PostgresStore(Store):
             await asyncio.sleep(self._claims.lease_seconds / _RENEWALS_PER_LEASE)
             if self._claims.fences:
                 try:
-                    await self._writer.run(renew_claims)
+                    await self._run(renew_claims)
                 except StoreError as error:
                     log.warning("claim_renewal_failed", error=str(error))
 
@@ -129,14 +127,14 @@ class PostgresStore(Store):
         Returns:
             The fencing token, greater than all earlier ones; None if another host holds the lease.
         """
-        fence = await self._writer.run(partial(acquire_sender_lease, outer=outer))
+        fence = await self._run(acquire_sender_lease, outer)
         self._claims.sender_fence = fence or 0
         return fence
 
     async def renew_sender_lease(self) -> bool:
         """Renew the sender lease. Returns False if another host has acquired it."""
         fence = self._claims.sender_fence
-        renewed = fence != 0 and await self._writer.run(partial(renew_sender_lease, fence=fence))
+        renewed = fence != 0 and await self._run(renew_sender_lease, fence)
         if not renewed and self._claims.sender_fence == fence:
             self._claims.sender_fence = 0
         return renewed
@@ -145,7 +143,7 @@ class PostgresStore(Store):
         """Release the sender lease, so that another host need not wait."""
         fence, self._claims.sender_fence = self._claims.sender_fence, 0
         if fence:
-            await self._writer.run(partial(release_sender_lease, fence=fence))
+            await self._run(release_sender_lease, fence)
 
     async def get_sender_host(self) -> str:
         """Return the host that holds the sender lease, "" if none does."""
@@ -184,17 +182,7 @@ class PostgresStore(Store):
 
     def listen(self, callback: Callable[[str], None]) -> None:
         """Register a callback before `open`. It is called with "" if notifications may have been lost."""
-        self._listener.add_callback(callback)
-
-    @property
-    def write_error(self) -> str | None:
-        """Reason why the last changes could not be stored, None if they were stored."""
-        return self._writer.write_error
-
-    @property
-    def stats(self) -> WriterStats:
-        """Counters of the writing thread since the start."""
-        return self._writer.stats
+        self._listener.callbacks.append(callback)
 
 
 def renew_claims(tx: PostgresTransaction) -> int:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import resources
 from itertools import chain
-from typing import Any, Final
+from typing import Final
 
 import psycopg
 
 from helper.core.share import ShareState
 from helper.store.postgres.row_encryption import RowEncryption
-from helper.store.records import RoundRow, ShareRow
+from helper.store.records import Row, ShareRow
 from helper.store.rows import SpentNullifier
-from helper.store.sql_files import parse_statements
+from helper.store.sql_files import postgres_statements
 from helper.store.transaction import Params, ShareIdentity, Transaction
 
 ID_BATCH: Final = 64
@@ -24,13 +22,6 @@ ID_BATCH: Final = 64
 
 class ExclusiveLockRequired(Exception):
     """An operation must be the only one in its transaction; the writer reruns it alone."""
-
-
-@cache
-def load_statements() -> dict[str, bytes]:
-    """Return the statements of `queries.sql` by name."""
-    text = (resources.files("helper.store.postgres") / "queries.sql").read_text("utf-8")
-    return {name: sql.encode() for name, sql in parse_statements(text).items()}
 
 
 @dataclass(slots=True)
@@ -62,7 +53,7 @@ class PostgresTransaction(Transaction):
         change_count: number of statements so far that were not plain queries.
     """
 
-    conn: psycopg.Connection[tuple[Any, ...]]
+    conn: psycopg.Connection[Row]
     encryption: RowEncryption
     claims: ClaimState
     is_single_operation: bool = False
@@ -78,11 +69,11 @@ class PostgresTransaction(Transaction):
     def execute(self, name: str, params: Params = ()) -> int:
         """Run a named statement. Returns the number of changed rows."""
         self.change_count += 1
-        return self.conn.execute(load_statements()[name], self.encryption.encrypt_params(name, params)).rowcount
+        return self.conn.execute(postgres_statements()[name], self.encryption.encrypt_params(name, params)).rowcount
 
-    def fetch_all(self, name: str, params: Params = ()) -> list[tuple[Any, ...]]:
+    def fetch_all(self, name: str, params: Params = ()) -> list[Row]:
         """Return all rows of a named query."""
-        cursor = self.conn.execute(load_statements()[name], self.encryption.encrypt_params(name, params))
+        cursor = self.conn.execute(postgres_statements()[name], self.encryption.encrypt_params(name, params))
         if not (cursor.statusmessage or "").startswith("SELECT"):
             self.change_count += 1
         return self.encryption.decrypt_rows(name, cursor.fetchall())
@@ -166,9 +157,8 @@ class PostgresTransaction(Transaction):
         """Return whether a round is closed. The result cannot change before the commit, so it is queried only once."""
         closed = self._closed.get(round_no)
         if closed is None:
-            columns = self.fetch_one("round", (round_no,))
-            row = None if columns is None else RoundRow(*columns)
-            closed = row is not None and row.is_sound(self.keys.row_check) and row.closed_ms is not None
+            row = self.read_round(round_no)
+            closed = row is not None and row.closed_ms is not None
             self._closed[round_no] = closed
         return closed
 

@@ -25,8 +25,7 @@ from helper.store.postgres.opening import acquire_host_lock, acquire_host_name, 
 from helper.store.postgres.row_encryption import RowEncryption
 from helper.store.postgres.transaction import ClaimState, ExclusiveLockRequired, PostgresTransaction
 from helper.store.rows import DamagedShare
-from helper.store.transaction import DatabaseKeys
-from helper.store.write_jobs import WriteJob, call_on_loop, deliver_results, split_batch
+from helper.store.write_jobs import WriteJob, deliver_results, split_batch
 from helper.store.writer_thread import WriterThread
 
 log = structlog.get_logger("helper.store")
@@ -44,8 +43,6 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
         claims: the claims of this host.
         on_damaged: called on the event loop with each row that was set aside.
 
-    Attributes:
-        write_error: reason why the last batch could not be committed, None if it was committed.
     """
 
     def __init__(
@@ -59,14 +56,15 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
         self._settings = settings
         self._keyring = keyring
         self._claims = claims
-        self._keys: DatabaseKeys | None = None
         self._tx: PostgresTransaction | None = None
-        self.write_error: str | None = None
+        self._write_error: str | None = None
+
+    @property
+    def write_error(self) -> str | None:
+        """Reason why the last batch could not be committed, None if it was committed."""
+        return self._write_error
 
     # ------------------------------------------------------------------ the thread
-
-    def _get_keys(self) -> DatabaseKeys | None:
-        return self._keys
 
     def _open(self) -> None:
         try:
@@ -126,12 +124,10 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
             self._roll_back()
             self._retry_or_fail(error, batch, done, in_doubt=in_doubt)
             return
-        self.write_error = None
+        self._write_error = None
         self.stats.commits += 1
         self.stats.operations += len(batch)
-        if tx.damaged_shares:
-            damaged, tx.damaged_shares = tx.damaged_shares, []
-            call_on_loop(batch[0].loop, self._report_damaged, damaged)
+        self._report_damaged(tx, batch[0].loop)
         tx.has_deleted_rows = False
         deliver_results(batch)
 
@@ -172,7 +168,7 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
     def _fail_batch(self, batch: list[WriteJob], error: Exception) -> None:
         translated = translate(error)
         if isinstance(translated, StoreUnreachable | StoreFull):
-            self.write_error = str(translated)
+            self._write_error = str(translated)
         for job in batch:
             job.value, job.error = None, translated
         deliver_results(batch)

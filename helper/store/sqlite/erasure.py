@@ -16,6 +16,7 @@ import structlog
 from helper.clock import Clock
 from helper.store.sqlite.erasure_schedule import Action, ErasureSchedule, ErasureState
 from helper.store.sqlite.errors import is_disk_full
+from helper.store.sqlite.file_location import wal_path
 from helper.store.sqlite.page_scrubber import note_stale, scrub_pages
 from proofs import LOG_HEADER
 
@@ -41,14 +42,13 @@ class Eraser:
         clock: only its monotonic time is used.
 
     Attributes:
-        erasure_count: number of complete erasures.
         scrubbed_gaps: number of gaps with stale bytes that were scrubbed.
     """
 
     def __init__(self, conn: sqlite3.Connection, path: Path, clock: Clock) -> None:
         self._conn = conn
         self._clock = clock
-        self._wal = Path(f"{path}-wal")
+        self._wal = wal_path(path)
         # Closing any descriptor of the file releases SQLite's own locks on it, so this one stays open until every
         # connection of the process is closed.
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -57,7 +57,6 @@ class Eraser:
         self._examined = (b"", 0)  # the WAL's header, and the number of its frames that were examined
         self._is_cache_stale = False  # the connection's cache may hold stale bytes that were scrubbed in the file
         self._schedule = ErasureSchedule()
-        self.erasure_count = 0
         self.scrubbed_gaps = 0
 
     @property
@@ -140,7 +139,6 @@ class Eraser:
             self._schedule.written_back()
         elif is_complete:
             self._schedule.erased()
-            self.erasure_count += 1
         else:
             self._schedule.blocked_by_reader(began)
         return is_complete

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from helper.errors import StoreDisplaced
-from helper.store.migration.tables import RUN_KEY
-from helper.store.sql_files import queries
+from helper.store.meta import RUN_KEY, read_meta_value
+from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.file_lock import FileLock
-from helper.store.transaction import read_meta_value
 
 DATABASE_DISPLACED_TEXT: Final = "the database file is no longer at its path"
 WAL_DISPLACED_TEXT: Final = "the database's write-ahead log is no longer at its path"
@@ -93,7 +92,7 @@ def _has_other_run(database: Path, run: str) -> bool:
         with closing(sqlite3.connect(uri, uri=True)) as conn:
             if conn.execute("SELECT 1 FROM sqlite_schema WHERE name = 'meta'").fetchone() is None:
                 return True
-            if read_meta_value(conn.execute(queries()["get_meta"], (RUN_KEY,)).fetchall()) == run:
+            if read_meta_value(conn.execute(sqlite_statements()["get_meta"], (RUN_KEY,)).fetchall()) == run:
                 return False
             return [row[0] for row in conn.execute("PRAGMA integrity_check('meta')")] == ["ok"]
     except sqlite3.Error:

@@ -13,16 +13,15 @@ from typing import Final
 
 from helper.clock import Clock
 from helper.errors import StoreCorrupt, StoreError, StoreForeign, StoreFull
-from helper.store.migration.marks import refuse_marked
-from helper.store.migration.tables import MOVED_KEY, RUN_KEY, UNFINISHED_KEY
-from helper.store.sql_files import queries
+from helper.store.meta import RANK_KEY, ROW_CHECK_KEY, RUN_KEY, make_meta_row, read_key, read_meta_value, refuse_marked
+from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.erasure import Eraser
 from helper.store.sqlite.errors import is_disk_full, not_a_database, result_code, translate_opening
 from helper.store.sqlite.file_location import PathMonitor, file_size, refuse_incomplete, wal_path
 from helper.store.sqlite.file_lock import FileLock, open_regular
 from helper.store.sqlite.schema import check_pages, compare_schema, migrate_schema, read_identity
 from helper.store.sqlite.transaction import SqliteTransaction
-from helper.store.transaction import DatabaseKeys, make_meta_row, read_meta_value, read_round_key
+from helper.store.transaction import DatabaseKeys, read_round_key
 
 BUSY_SECONDS: Final = 5.0
 CHECKED_AT_START: Final = 64 << 20
@@ -142,11 +141,10 @@ def _open_locked(
         compare_schema(conn, str(path))
         keys = _load_keys(conn)
         if not marked:
-            facts = [conn.execute(queries()["get_meta"], (name,)).fetchall() for name in (UNFINISHED_KEY, MOVED_KEY)]
-            refuse_marked(facts[0], facts[1], str(path))
-        for row in conn.execute(queries()["round_keys"]).fetchall():
+            refuse_marked(conn.execute(sqlite_statements()["get_marks"]).fetchall(), str(path))
+        for row in conn.execute(sqlite_statements()["round_keys"]).fetchall():
             read_round_key(row, keys)
-        next_id = int(conn.execute(queries()["last_share_id"]).fetchone()[0]) + 1
+        next_id = int(conn.execute(sqlite_statements()["last_share_id"]).fetchone()[0]) + 1
         if lock.crashed_run is None:  # otherwise the record of the crash applies until this run ends cleanly
             lock.mark_open()
         run = _write_run_id(conn, lock.crashed_run)
@@ -180,9 +178,9 @@ def _write_run_id(conn: sqlite3.Connection, recorded: str | None) -> str | None:
         The identifier; None if the disk is full.
     """
     run = recorded or secrets.token_hex(_RUN_BYTES)
-    if read_meta_value(conn.execute(queries()["get_meta"], (RUN_KEY,)).fetchall()) != run:
+    if read_meta_value(conn.execute(sqlite_statements()["get_meta"], (RUN_KEY,)).fetchall()) != run:
         try:
-            conn.execute(queries()["set_meta"], make_meta_row(RUN_KEY, run))
+            conn.execute(sqlite_statements()["set_meta"], make_meta_row(RUN_KEY, run))
         except sqlite3.Error as error:
             if not is_disk_full(error):
                 raise
@@ -264,13 +262,10 @@ def _configure_connection(conn: sqlite3.Connection) -> None:
 def _load_keys(conn: sqlite3.Connection) -> DatabaseKeys:
     """Return the database's own keys; generate them in a new file."""
     keys = []
-    for name in ("key.rows", "key.order"):
-        rows = conn.execute(queries()["get_meta"], (name,)).fetchall()
+    for name in (ROW_CHECK_KEY, RANK_KEY):
+        rows = conn.execute(sqlite_statements()["get_meta"], (name,)).fetchall()
         if not rows:
             rows = [make_meta_row(name, secrets.token_hex(32))]
-            conn.execute(queries()["set_meta"], rows[0])
-        text = read_meta_value(rows)
-        if text is None:
-            raise StoreCorrupt(f"the database is damaged: {name} fails its check")
-        keys.append(bytes.fromhex(text))
+            conn.execute(sqlite_statements()["set_meta"], rows[0])
+        keys.append(read_key(rows, name))
     return DatabaseKeys(*keys)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -17,12 +17,12 @@ from typing import Any, Final
 import aiosqlite
 
 from helper.errors import StoreError
-from helper.store.migration.marks import refuse_marked
-from helper.store.migration.tables import MOVED_KEY, UNFINISHED_KEY
+from helper.store.meta import refuse_marked
 from helper.store.queue_reader import QueueReader
-from helper.store.share_listing import Row
-from helper.store.sql_files import queries
+from helper.store.records import Row
+from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.errors import result_code, translate, translate_opening
+from helper.store.sqlite.file_location import file_size, wal_path
 from helper.store.sqlite.file_names import read_only_uri
 from helper.store.sqlite.schema import IDENTITY_QUERY, FileIdentity
 from helper.store.transaction import Params
@@ -49,7 +49,7 @@ class SqliteReader:
                 self._conn = await _connect(self._path)
             except sqlite3.OperationalError as error:
                 # In a read-only directory SQLite cannot open the WAL's shared memory; without a WAL it is not needed.
-                if result_code(error) not in _OPEN_FAILURE_CODES or _has_wal(self._path):
+                if result_code(error) not in _OPEN_FAILURE_CODES or file_size(wal_path(self._path)) > 0:
                     raise
                 self._conn = await _connect(self._path, "&immutable=1")
         except (sqlite3.Error, UnicodeDecodeError) as error:
@@ -67,7 +67,7 @@ class SqliteReader:
         Raises:
             StoreError: the file cannot be read.
         """
-        return await self.run(queries()[name], params)
+        return await self.run(sqlite_statements()[name], params)
 
     async def run(self, sql: str, params: Params = ()) -> list[Row]:
         """Return all rows of a statement that only reads."""
@@ -100,12 +100,6 @@ def _open_file(uri: str) -> sqlite3.Connection:
     return conn
 
 
-def _has_wal(path: Path) -> bool:
-    with suppress(FileNotFoundError):
-        return Path(f"{path}-wal").stat().st_size > 0
-    return False
-
-
 @asynccontextmanager
 async def open_queue_file(path: Path) -> AsyncIterator[QueueReader]:
     """Open a database file read-only for operator commands, without the daemon.
@@ -119,8 +113,7 @@ async def open_queue_file(path: Path) -> AsyncIterator[QueueReader]:
     await reader.open()
     try:
         FileIdentity(*(await reader.run(IDENTITY_QUERY))[0]).check(str(path), latest_only=True)
-        unfinished, moved = [await reader.fetch("get_meta", (name,)) for name in (UNFINISHED_KEY, MOVED_KEY)]
-        refuse_marked(unfinished, moved, str(path))
+        refuse_marked(await reader.fetch("get_marks"), str(path))
         yield QueueReader(reader)
     finally:
         await reader.close()

@@ -14,15 +14,13 @@ from pathlib import Path
 from typing import Final
 
 from helper.clock import Clock
-from helper.errors import StoreCorrupt
-from helper.store.migration.tables import RUN_KEY
+from helper.store.meta import ROW_CHECK_KEY, RUN_KEY, read_key
 from helper.store.records import ShareRow
-from helper.store.sql_files import queries
+from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.errors import not_a_database, translate_opening
 from helper.store.sqlite.file_names import read_only_uri
 from helper.store.sqlite.opening import BUSY_SECONDS
 from helper.store.sqlite.schema import check_pages, compare_schema, latest_version, read_identity
-from helper.store.transaction import read_meta_value
 
 _VERSIONS: Final = slice(18, 20)
 _ROLLBACK_JOURNAL: Final = b"\x01\x01"
@@ -129,14 +127,12 @@ def _read_contents(conn: sqlite3.Connection, name: str) -> Contents:
     check_pages(conn, name, f"integrity_check({_MAX_PROBLEMS})")
     if identity.version == latest_version():
         compare_schema(conn, name)
-    key = read_meta_value(conn.execute(queries()["get_meta"], ("key.rows",)).fetchall())
-    if key is None:
-        raise StoreCorrupt(f"{name} is damaged: the key of the row checks fails its check")
-    aside = {row[0] for row in conn.execute(queries()["set_aside_ids"])}
+    key = read_key(conn.execute(sqlite_statements()["get_meta"], (ROW_CHECK_KEY,)).fetchall(), ROW_CHECK_KEY, name)
+    aside = {row[0] for row in conn.execute(sqlite_statements()["set_aside_ids"])}
     live = damaged = 0
-    for row in conn.execute(queries()["all_shares"]):
+    for row in conn.execute(sqlite_statements()["all_shares"]):
         share = ShareRow(*row)
         live += 1
-        damaged += share.id in aside or not share.is_sound(bytes.fromhex(key))
-    ((confirmed,),) = conn.execute(queries()["tombstone_count"]).fetchall()
+        damaged += share.id in aside or not share.is_sound(key)
+    ((confirmed,),) = conn.execute(sqlite_statements()["tombstone_count"]).fetchall()
     return Contents(identity.version, live, confirmed, damaged)

@@ -12,7 +12,6 @@ from helper.store.sqlite.reader import SqliteReader
 from helper.store.sqlite.transaction import SqliteTransaction
 from helper.store.sqlite.writer import SqliteWriter
 from helper.store.store import Store, report_damaged
-from helper.store.writer_thread import WriterStats
 
 
 def reindex(tx: SqliteTransaction) -> None:
@@ -84,29 +83,3 @@ class SqliteStore(Store):
         except StoreCorrupt as error:
             return [str(error)]
         return [] if problems == ["ok"] else problems
-
-    @property
-    def is_shared(self) -> bool:
-        """False: only one daemon can use the file."""
-        return False
-
-    async def get_sender_host(self) -> str:
-        """Return an empty string: no other host works on the file."""
-        return ""
-
-    async def measure_clock_skew(self) -> float:
-        """Return 0: all times are from this host's clock."""
-        return 0.0
-
-    def listen(self, callback: Callable[[str], None]) -> None:
-        """Do nothing: there are no other hosts."""
-
-    @property
-    def write_error(self) -> str | None:
-        """Reason why the database cannot be written, None if it can; rechecked every half second."""
-        return self._writer.disk_health.displaced or self._writer.disk_health.reason
-
-    @property
-    def stats(self) -> WriterStats:
-        """Counters of the writer thread since the start."""
-        return self._writer.stats

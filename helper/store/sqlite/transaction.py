@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
-from helper.core.share import ShareState
-from helper.store.records import ShareRow
-from helper.store.rows import SpentNullifier
-from helper.store.sql_files import multi_row_statement, queries
+from helper.store.records import Row, ShareRow
+from helper.store.sql_files import multi_row_statement, sqlite_statements
 from helper.store.sqlite.errors import IndexDamageError, UnreadableRowError, result_code
 from helper.store.transaction import UNREADABLE_SHARE, Params, ShareIdentity, Transaction
 
@@ -35,15 +33,15 @@ class SqliteTransaction(Transaction):
 
     def execute(self, name: str, params: Params = ()) -> int:
         """Run a named statement. Returns the number of changed rows."""
-        return self.conn.execute(queries()[name], params).rowcount
+        return self.conn.execute(sqlite_statements()[name], params).rowcount
 
-    def fetch_all(self, name: str, params: Params = ()) -> list[tuple[Any, ...]]:
+    def fetch_all(self, name: str, params: Params = ()) -> list[Row]:
         """Return all rows of a named query."""
-        return self.conn.execute(queries()[name], params).fetchall()
+        return self.conn.execute(sqlite_statements()[name], params).fetchall()
 
     def execute_many(self, name: str, rows: Iterable[Params]) -> None:
         """Run a named statement once per row."""
-        self.conn.executemany(queries()[name], rows)
+        self.conn.executemany(sqlite_statements()[name], rows)
 
     def allocate_id(self) -> int:
         """Return a new share id."""
@@ -60,7 +58,7 @@ class SqliteTransaction(Transaction):
         for _ in self._execute_multi_row("add_share", [row.to_columns() for row in rows]):
             pass
 
-    def _execute_multi_row(self, name: str, rows: Sequence[Sequence[Any]]) -> Iterator[list[tuple[Any, ...]]]:
+    def _execute_multi_row(self, name: str, rows: Sequence[Sequence[Any]]) -> Iterator[list[Row]]:
         """Run a named one-row statement for many rows; yields the result of each execution.
 
         The number of rows of each execution is a power of two, so only a few statements are prepared.
@@ -71,46 +69,6 @@ class SqliteTransaction(Transaction):
             values = list(chain.from_iterable(rows[start : start + size]))
             yield self.conn.execute(multi_row_statement(name, size), values).fetchall()
             start += size
-
-    def lock_shared(self) -> None:
-        """Do nothing: only this thread writes."""
-
-    def lock_exclusive(self) -> None:
-        """Do nothing: only this thread writes."""
-
-    def is_round_closed(self, round_no: int) -> bool:  # noqa: ARG002 (for several hosts)
-        """Return False: after closing a round, this host's admission rejects its shares."""
-        return False
-
-    def are_all_spent(self, spent: Sequence[SpentNullifier]) -> bool:  # noqa: ARG002 (for several hosts)
-        """Return False: there is no other host."""
-        return False
-
-    def acquire_claim(self, share_id: int) -> None:
-        """Do nothing: the state is the claim."""
-
-    def release_claim(self, share_id: int) -> None:
-        """Do nothing: the state is the claim."""
-
-    def has_claim(self, row: ShareRow) -> bool:  # noqa: ARG002 (for several hosts)
-        """Return True: there is no other host."""
-        return True
-
-    def expired_claims(self, limit: int) -> list[int]:  # noqa: ARG002 (for several hosts)
-        """Return an empty list: claims do not expire in a file."""
-        return []
-
-    def orphaned_claims(self, limit: int) -> list[int]:
-        """Return shares in WITNESSED: no other host works on them."""
-        params = {"state": ShareState.WITNESSED.value, "limit": limit}
-        return [row[0] for row in self.fetch_all("shares_in_state", params)]
-
-    def can_send(self) -> bool:
-        """Return True: there is no other host."""
-        return True
-
-    def notify(self, payload: str) -> None:
-        """Do nothing: there is no other host."""
 
     def get_share(self, share_id: int) -> ShareRow | None:
         """Return a share's row, damaged or not; None if it does not exist or was set aside as unreadable.

@@ -19,17 +19,31 @@ import structlog
 
 from helper.clock import Clock
 from helper.errors import StoreCorrupt, StoreDisplaced, StoreError
-from helper.store.disk_health import DiskHealth
 from helper.store.rows import DamagedShare
+from helper.store.sqlite.disk_health import DiskHealth
 from helper.store.sqlite.errors import UnreadableRowError, is_damage, is_environment_error, translate
 from helper.store.sqlite.opening import OpenedDatabase, open_database
 from helper.store.sqlite.schema import latest_version
 from helper.store.sqlite.transaction import SqliteTransaction
-from helper.store.transaction import UNREADABLE_SHARE, DatabaseKeys
-from helper.store.write_jobs import BatchFailedError, WriteJob, call_on_loop, deliver_results, split_batch
+from helper.store.transaction import UNREADABLE_SHARE
+from helper.store.write_jobs import WriteJob, call_on_loop, deliver_results, split_batch
 from helper.store.writer_thread import WriterThread
 
 log = structlog.get_logger("helper.store")
+
+
+class BatchFailedError(Exception):
+    """The transaction was rolled back; no change was stored.
+
+    Args:
+        cause: the error.
+        is_batch_wide: whether the error affects every operation, so that running them individually is pointless.
+    """
+
+    def __init__(self, cause: Exception, *, is_batch_wide: bool) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+        self.is_batch_wide = is_batch_wide
 
 
 class SqliteWriter(WriterThread[SqliteTransaction]):
@@ -53,17 +67,15 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
         self.disk_health = DiskHealth(path, clock)
 
     @property
-    def erasure_count(self) -> int:
-        """Number of complete erasures of deleted data."""
-        return 0 if self._opened is None else self._opened.eraser.erasure_count
+    def write_error(self) -> str | None:
+        """Reason why the database cannot be written, None if it can; rechecked every half second."""
+        return self.disk_health.displaced or self.disk_health.reason
 
     # ------------------------------------------------------------------ the thread
 
-    def _get_keys(self) -> DatabaseKeys | None:
-        return None if self._opened is None else self._opened.tx.keys
-
     def _open(self) -> None:
         self._opened = open_database(self._path, self._clock)
+        self._keys = self._opened.tx.keys
 
     def _close(self) -> None:
         if self._opened is None:
@@ -127,7 +139,7 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
         tx.set_aside(share_id, UNREADABLE_SHARE, int(self._clock.now() * 1000))
         tx.conn.execute("COMMIT")
         tx.damaged_shares.clear()
-        call_on_loop(loop, self._report_damaged, [UNREADABLE_SHARE])
+        call_on_loop(loop, self._on_damaged, UNREADABLE_SHARE)
 
     def _rebuild_indexes(self, tx: SqliteTransaction) -> bool:
         """Rebuild all indexes, at most once per start. A row that disagrees with an index cannot be changed.
@@ -196,9 +208,7 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
         if opened.tx.has_deleted_rows:
             opened.tx.has_deleted_rows = False
             opened.eraser.record_deletion()
-        if opened.tx.damaged_shares:
-            damaged, opened.tx.damaged_shares = opened.tx.damaged_shares, []
-            call_on_loop(batch[0].loop, self._report_damaged, damaged)
+        self._report_damaged(opened.tx, batch[0].loop)
         pending = opened.eraser.is_pending
         self._jobs_awaiting_erasure += [job for job in batch if job.after_erasure and pending]
         deliver_results(job for job in batch if not (job.after_erasure and pending))

@@ -139,7 +139,7 @@ async def fill_failed(harness: OperationsHarness, number: int) -> None:
     def fill(tx: Transaction) -> None:
         for n in range(number):
             posted = make_posted_share(n, round_id=ROUND_ID)
-            assert shares.enqueue(tx, posted.share, posted.nullifier, NOW) is EnqueueResult.QUEUED
+            assert shares.EnqueueOperation(posted.share, posted.nullifier, NOW)(tx) is EnqueueResult.QUEUED
 
     await harness.store._writer.run(fill)
     assert await harness.store.fail_unspent(ROUND_ID, note="failed by the test") == number

@@ -13,7 +13,15 @@ from helper.server import views
 from helper.server.routes.operator import create_operator_app
 from helper.store.action_rows import PurgedFailures
 from helper.store.queue_reader import QueueReader
-from helper.store.rows import DamagedShare, FailureGroup, HistoryEntry, QueueEntry, QueueFilter, ShareDetails
+from helper.store.rows import (
+    DamagedShare,
+    FailureGroup,
+    HistoryEntry,
+    QueueEntry,
+    QueueFilter,
+    RevealFacts,
+    ShareDetails,
+)
 from tests.support.service_state import partial_state
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.server.wallet_fixtures import error_text
@@ -46,14 +54,7 @@ STORY = ShareDetails(
         HistoryEntry((END - 50) * 1000 + 250, "proof", "timed out", spent_attempt=True),
     ),
     attempts_by_stage={"proof": 1},
-    tx_hash=b"\xab" * 32,
-    anchor_height=84,
-    circuit="k11",
-    sends=2,
-    first_sent_height=90,
-    last_sent_height=93,
-    last_endpoint="http://node",
-    last_outcome="ambiguous",
+    reveal=RevealFacts(b"\xab" * 32, 84, "k11", 2, 90, 93, "http://node", "ambiguous"),
 )
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from helper.core.share import ShareState
 from helper.store.action_rows import MOVED, ExportedReveal, ExportedShare, ValidatedShare
-from helper.store.operations.export import ExportSelection, select_for_export
 from helper.store.rows import FailureGroup, HistoryEntry, QueueFilter
+from helper.store.sqlite.export import ExportSelection, select_for_export
 from helper.store.sqlite.snapshot import take_snapshot
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock

@@ -18,8 +18,8 @@ from helper.clock import SystemClock
 from helper.core.share import ShareState
 from helper.errors import BackupError, StoreDisplaced, StoreLocked
 from helper.store.backup import restore_database
-from helper.store.disk_health import LOCATION_CHECK_SECONDS
 from helper.store.migration.sqlite_endpoint import SqliteEndpoint
+from helper.store.sqlite.disk_health import LOCATION_CHECK_SECONDS
 from helper.store.sqlite.file_check import quick_check
 from helper.store.sqlite.file_location import DATABASE_DISPLACED_TEXT, WAL_DISPLACED_TEXT
 from helper.store.sqlite.file_lock import FileLock
@@ -417,7 +417,7 @@ async def test_idle_store_notices_that_its_database_was_replaced(
     store: SqliteStore, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert LOCATION_CHECK_SECONDS <= 10
-    monkeypatch.setattr("helper.store.disk_health.LOCATION_CHECK_SECONDS", 0.01)
+    monkeypatch.setattr("helper.store.sqlite.disk_health.LOCATION_CHECK_SECONDS", 0.01)
     await enqueue_shares(store, 1)
     renamed = tmp_path / "aside"
     path.rename(renamed)

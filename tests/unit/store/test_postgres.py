@@ -11,8 +11,7 @@ import pytest
 from helper.errors import StoreError
 from helper.store.postgres.connection import create_connection_settings
 from helper.store.postgres.keyring import DecryptionError, Keyring
-from helper.store.postgres.transaction import load_statements
-from helper.store.sql_files import queries
+from helper.store.sql_files import postgres_statements, sqlite_statements
 
 LOCAL_DSNS = [
     "postgresql:///queue",
@@ -125,8 +124,8 @@ def test_both_engines_define_every_statement() -> None:
         "all_shares", "tombstone_count", "set_aside_ids", "last_share_id", "waiting_ids", "in_progress_ids",
         "list_share", "get_mac_by_index",
     }  # fmt: skip
-    assert set(queries()) - set(load_statements()) == only_a_file_has
-    assert [name for name, sql in load_statements().items() if b"--" in sql] == []
+    assert set(sqlite_statements()) - set(postgres_statements()) == only_a_file_has
+    assert [name for name, sql in postgres_statements().items() if b"--" in sql] == []
 
 
 def test_sqlite_store_does_not_import_postgres() -> None:

@@ -10,7 +10,7 @@ import pytest
 from helper.core.share import ShareState
 from helper.errors import StoreError, StoreForeign
 from helper.store.rows import QueueFilter
-from helper.store.sql_files import queries
+from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.reader import open_queue_file
 from helper.store.sqlite.store import SqliteStore
 from tests.unit.store.fixtures import ROUND, enqueue_shares, open_closed_database, read_database_files
@@ -83,7 +83,7 @@ async def test_hot_queries_use_an_index_without_sorting(store: SqliteStore, path
     conn = sqlite3.connect(path)
     hot = ("due_shares", "next_due", "find_taken", "unconfirmed", "follow_ups", "shares_of_nullifier", "share_by_id")
     for name in hot:
-        sql = queries()[name]
+        sql = sqlite_statements()[name]
         names = {"round_no": 1, "now_ms": 1, "limit": 1, "mac": b"", "nullifier": b"", "after": 0, "height": 1}
         params = names if ":" in sql else (b"",) * sql.count("?")
         plan = " / ".join(row[3] for row in conn.execute(f"EXPLAIN QUERY PLAN {sql}", params))
@@ -95,6 +95,6 @@ async def test_hot_queries_use_an_index_without_sorting(store: SqliteStore, path
     conn.close()
 
 
-@pytest.mark.parametrize("name", queries())
+@pytest.mark.parametrize("name", sqlite_statements())
 def test_sql_comments_do_not_hide_statement_ends(name: str) -> None:
-    assert "--" not in queries()[name]
+    assert "--" not in sqlite_statements()[name]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from helper.core.share import ShareState
-from helper.store.rows import DueForecast, QueueFilter
+from helper.store.rows import DueForecast, QueueFilter, RevealFacts
 from helper.store.store import Store
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import StoreBackend
@@ -53,9 +53,7 @@ async def test_share_details_contain_all_but_the_witness(store: Store, backend: 
             ]
             assert [line.at_ms for line in details.history] == [int(NOW * 1000) + 5000 * n for n in range(3)]
             assert details.attempts_by_stage == {"proof": 1}
-            assert (details.tx_hash, details.anchor_height, details.circuit) == (make_reveal(1).tx_hash, 100, "k10")
-            assert (details.sends, details.first_sent_height, details.last_sent_height) == (1, 110, 110)
-            assert (details.last_endpoint, details.last_outcome) == ("one", "ACCEPTED")
+            assert details.reveal == RevealFacts(make_reveal(1).tx_hash, 100, "k10", 1, 110, 110, "one", "ACCEPTED")
             shown = repr(details)
             for secret in secrets_of(1):
                 assert repr(secret)[2:-1] not in shown

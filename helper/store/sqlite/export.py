@@ -11,14 +11,13 @@ from functools import partial
 from typing import Final
 
 from helper.core.share import ShareState
-from helper.errors import StoreCorrupt
 from helper.store.action_rows import MOVED, ExportedReveal, ExportedShare, RowVersion
+from helper.store.meta import ROW_CHECK_KEY, read_key, read_meta_value
 from helper.store.operations.actions import matches_filter
 from helper.store.records import RevealRow, RoundRow, ShareRow
 from helper.store.rows import HistoryEntry, PreparedReveal, QueueFilter
-from helper.store.sql_files import queries
+from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.errors import translate
-from helper.store.transaction import read_meta_value
 
 _CHAIN_ID: Final = "chain_id"
 
@@ -62,14 +61,11 @@ def select_for_export(image: bytes, query: QueueFilter, refs: Collection[str] = 
 
 
 def _select_shares(conn: sqlite3.Connection, query: QueueFilter, refs: tuple[str, ...]) -> ExportSelection:
-    key = read_meta_value(conn.execute(queries()["get_meta"], ("key.rows",)).fetchall())
-    if key is None:
-        raise StoreCorrupt("the database is damaged: the key of the row checks fails its check")
-    row_key = bytes.fromhex(key)
-    selection = ExportSelection(read_meta_value(conn.execute(queries()["get_meta"], (_CHAIN_ID,)).fetchall()))
+    row_key = read_key(conn.execute(sqlite_statements()["get_meta"], (ROW_CHECK_KEY,)).fetchall(), ROW_CHECK_KEY)
+    selection = ExportSelection(read_meta_value(conn.execute(sqlite_statements()["get_meta"], (_CHAIN_ID,)).fetchall()))
     closed = set(_closed_rounds(conn, row_key))
-    aside = {row[0] for row in conn.execute(queries()["set_aside_ids"])}
-    for columns in conn.execute(queries()["all_shares"]):
+    aside = {row[0] for row in conn.execute(sqlite_statements()["set_aside_ids"])}
+    for columns in conn.execute(sqlite_statements()["all_shares"]):
         row = ShareRow(*columns)
         if row.id in aside or not row.is_sound(row_key):
             selection.skipped["damaged"] += 1
@@ -79,7 +75,7 @@ def _select_shares(conn: sqlite3.Connection, query: QueueFilter, refs: tuple[str
 
 
 def _closed_rounds(conn: sqlite3.Connection, row_key: bytes) -> Iterator[bytes]:
-    for round_id, *columns in conn.execute(queries()["rounds"]):
+    for round_id, *columns in conn.execute(sqlite_statements()["rounds"]):
         row = RoundRow(*columns)
         if row.is_sound(row_key) and row.closed_ms is not None:
             yield round_id
@@ -115,7 +111,7 @@ def _export_share(conn: sqlite3.Connection, row: ShareRow, row_key: bytes) -> Ex
         note=row.note,
         history=tuple(
             HistoryEntry(at_ms, stage, note, bool(counted))
-            for at_ms, stage, note, counted in conn.execute(queries()["history"], (row.id,))
+            for at_ms, stage, note, counted in conn.execute(sqlite_statements()["history"], (row.id,))
         ),
         reveal=reveal,
     )
@@ -123,7 +119,7 @@ def _export_share(conn: sqlite3.Connection, row: ShareRow, row_key: bytes) -> Ex
 
 def _read_reveal(conn: sqlite3.Connection, share_id: int, row_key: bytes) -> ExportedReveal | None:
     """Return the message of a share, None if it is damaged."""
-    columns = conn.execute(queries()["reveal"], (share_id,)).fetchone()
+    columns = conn.execute(sqlite_statements()["reveal"], (share_id,)).fetchone()
     row = None if columns is None else RevealRow(*columns)
     if row is None or not row.is_sound(row_key):
         return None

@@ -1,4 +1,4 @@
-"""Marks of a migration in a database: unfinished copy, or queue moved to another database. No I/O."""
+"""Rows of the table `meta`: texts with a check, the database's own keys, and the marks of a migration. Pure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,43 @@ from typing import Any, Final
 import orjson
 
 from helper.core.time_text import format_time
-from helper.errors import StoreMoved
-from helper.store.transaction import read_meta_value
+from helper.errors import StoreCorrupt, StoreMoved
+from helper.store.records import Row, is_sound
+from proofs import row_check
 
+ROW_CHECK_KEY: Final = "key.rows"
+RANK_KEY: Final = "key.order"
+RUN_KEY: Final = "file.run"
+"""Identifies the run that has the file open, or that crashed (see `sqlite/file_location.py`)."""
+UNFINISHED_KEY: Final = "copy.unfinished"
+"""A migration into this database is unfinished."""
+MOVED_KEY: Final = "copy.moved"
+"""The queue of this database was moved to another one."""
+_CHECK_KEY: Final = b"small facts"
+"""Key of the row checks of `meta`. It is public: it only detects damage, and `meta` contains the secret keys."""
 _UNREADABLE: Final = "?"
+
+
+def make_meta_row(name: str, value: str) -> tuple[str, str, bytes]:
+    """Return the row of a text."""
+    return name, value, row_check(_CHECK_KEY, (name, value))
+
+
+def read_meta_value(rows: Sequence[Row]) -> str | None:
+    """Return the text in the result of the query `get_meta`; None if there is no row or it is damaged."""
+    return str(rows[0][1]) if rows and is_sound(_CHECK_KEY, rows[0]) else None
+
+
+def read_key(rows: Sequence[Row], name: str, label: str = "the database") -> bytes:
+    """Return a key in the result of the query `get_meta`.
+
+    Raises:
+        StoreCorrupt: there is no row or it is damaged; the message names the key and the database.
+    """
+    text = read_meta_value(rows)
+    if text is None:
+        raise StoreCorrupt(f"{label} is damaged: {name} failed its check")
+    return bytes.fromhex(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +67,7 @@ class MigrationMark:
         return orjson.dumps(asdict(self)).decode()
 
 
-def read_mark(rows: Sequence[tuple[Any, ...]]) -> MigrationMark | None:
+def read_mark(rows: Sequence[Row]) -> MigrationMark | None:
     """Parse a mark. An unreadable one is returned as a mark with unknown fields, so that it still blocks use."""
     if not rows:
         return None
@@ -46,18 +79,18 @@ def read_mark(rows: Sequence[tuple[Any, ...]]) -> MigrationMark | None:
         return MigrationMark(_UNREADABLE, _UNREADABLE, 0)
 
 
-def refuse_marked(unfinished: Sequence[tuple[Any, ...]], moved: Sequence[tuple[Any, ...]], label: str) -> None:
+def refuse_marked(rows: Sequence[Row], label: str) -> None:
     """Refuse to use a database that a migration has marked.
 
     Args:
-        unfinished: rows of `meta` with the key `UNFINISHED_KEY`.
-        moved: rows of `meta` with the key `MOVED_KEY`.
+        rows: result of the query `get_marks`.
         label: name of the database for messages.
 
     Raises:
         StoreMoved: it is marked; the message says where the queue is.
     """
-    mark = read_mark(moved)
+    marks = {row[0]: read_mark([row]) for row in rows}
+    mark = marks.get(MOVED_KEY)
     if mark is not None:
         raise StoreMoved(
             f"the queue of {label} was moved to {mark.other} at {format_time(mark.at)} UTC",
@@ -65,7 +98,7 @@ def refuse_marked(unfinished: Sequence[tuple[Any, ...]], moved: Sequence[tuple[A
             "the queue back, run `svote-helper db copy --to` with that database as the source. Only if that database "
             "is permanently lost, run `svote-helper db copy --undo`.",
         )
-    mark = read_mark(unfinished)
+    mark = marks.get(UNFINISHED_KEY)
     if mark is not None:
         raise StoreMoved(
             f"{label} holds an unfinished copy of {mark.other}",

@@ -1,0 +1,228 @@
+-- Statements of the store that differ on PostgreSQL or exist only on SQLite; see `../queries.sql`.
+
+-- ---------------------------------------------------------------- rounds and small facts
+
+-- Rounds are few, and + avoids the index: a damaged index would hide a round with all its shares.
+
+-- name: round_key
+SELECT no, round_id, mac_key, row_check FROM round_keys WHERE +round_id = ?;
+
+-- name: last_round_no
+SELECT coalesce(max(no), 0) FROM round_keys;
+
+-- name: add_round_key
+INSERT INTO round_keys (no, round_id, mac_key, row_check) VALUES (?, ?, ?, ?);
+
+-- name: save_round
+INSERT OR REPLACE INTO rounds (
+  round_no, status, vote_end_time, created_at_height, proposals, seen_ms, closed_ms, alerted_ms, row_check
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: add_count
+INSERT INTO counters (round_no, state, n) VALUES (?, ?, ?)
+ON CONFLICT (round_no, state) DO UPDATE SET n = n + excluded.n;
+
+-- name: counts
+SELECT k.round_id, c.state, c.n FROM counters c JOIN round_keys k ON k.no = c.round_no WHERE c.n > 0;
+
+-- name: round_counts
+SELECT c.state, c.n FROM counters c JOIN round_keys k ON k.no = c.round_no
+WHERE +k.round_id = ? AND c.state <> 2 AND c.n > 0;
+
+-- ---------------------------------------------------------------- shares: enqueue
+
+-- name: last_share_id
+SELECT coalesce(max(id), 0) FROM shares;
+
+-- Also compares the nullifiers: if the index of the macs is damaged, a known share must not be stored again.
+
+-- name: find_taken
+WITH asked (place, round_no, mac, nullifier) AS (VALUES (?, ?, ?, ?))
+SELECT place FROM asked AS a
+WHERE EXISTS (SELECT 1 FROM shares WHERE mac = a.mac)
+  OR EXISTS (SELECT 1 FROM shares WHERE nullifier = a.nullifier AND round_no = a.round_no)
+  OR EXISTS (SELECT 1 FROM tombstones WHERE round_no = a.round_no AND mac = a.mac)
+  OR EXISTS (SELECT 1 FROM spent WHERE round_no = a.round_no AND nullifier = a.nullifier);
+
+-- name: add_share
+INSERT INTO shares (
+  id, round_no, mac, share_index, proposal_id, vote_decision, tree_position, submit_at, shares_hash, share_comms,
+  primary_blind, c1, c2, nullifier, received_ms, rank, state, due_ms, attempts, crashes, proved_height, stage, note,
+  row_check
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- ---------------------------------------------------------------- shares: processing
+
+-- name: share_by_id
+SELECT k.round_id, s.* FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no WHERE s.id = ?;
+
+-- name: all_shares
+SELECT k.round_id, s.* FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no;
+
+-- name: tombstone_count
+SELECT count(*) FROM tombstones;
+
+-- name: set_aside_ids
+SELECT share_id FROM damaged;
+
+-- name: due_shares
+SELECT due_ms, rank, id FROM shares
+WHERE round_no = :round_no AND state = 0 AND due_ms <= :now_ms
+  AND id NOT IN (SELECT share_id FROM damaged)
+ORDER BY due_ms, rank LIMIT :limit;
+
+-- In a damaged index, NULL would sort before all due times and hide them.
+
+-- name: next_due
+SELECT due_ms FROM shares
+WHERE round_no = (SELECT no FROM round_keys WHERE +round_id = ?) AND state = 0
+  AND id NOT IN (SELECT share_id FROM damaged)
+  AND due_ms IS NOT NULL
+ORDER BY due_ms LIMIT 1;
+
+-- name: shares_in_state
+SELECT id FROM shares
+WHERE state = :state AND state <> 0 AND id NOT IN (SELECT share_id FROM damaged)
+ORDER BY id LIMIT :limit;
+
+-- Whether more shares are counted in a state than are set aside. If no other share is found, the index hides some.
+
+-- name: has_unindexed_share
+SELECT coalesce(sum(n), 0) > (SELECT count(*) FROM damaged WHERE state IN (:state, -1)) FROM counters WHERE state = :state;
+
+-- The condition on :after is tested for the start of the scan and again for each row (+). On a damaged page, rows can be
+-- out of order, and paging by the last id would return the same rows forever.
+
+-- name: share_ids
+SELECT id FROM shares WHERE id > :after AND +id > :after ORDER BY id LIMIT :limit;
+
+-- ---------------------------------------------------------------- reveals
+
+-- name: add_reveal
+INSERT INTO reveals VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: unconfirmed
+SELECT k.round_id, s.*, r.*, (SELECT count(*) FROM history h WHERE h.share_id = s.id),
+  (SELECT count(*) FROM history h WHERE h.share_id = s.id AND h.stage = 'broadcast')
+FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no LEFT JOIN reveals r ON r.share_id = s.id
+WHERE s.state = 4 AND s.state <> 0 AND s.id > :after AND +s.id > :after AND s.id NOT IN (SELECT share_id FROM damaged)
+ORDER BY s.id LIMIT :limit;
+
+-- Uses the index `reveals_follow_up`: the expression must be identical. A failed share may still have its message.
+
+-- name: follow_ups
+SELECT share_id, CASE
+    WHEN sends = 0 THEN 0
+    WHEN last_outcome IS NULL OR last_outcome IN ('AMBIGUOUS', 'UNAVAILABLE', 'BEHIND', 'BAD_PROOF', 'PERMANENT')
+      THEN last_sent_height + 1
+    WHEN last_outcome = 'SPENT' OR last_sent_height >= first_sent_height + 10 THEN last_sent_height + 3
+    ELSE min(last_sent_height + 3, max(last_sent_height + 1, first_sent_height + 10))
+  END AS at_height,
+  (SELECT due_ms FROM shares WHERE id = share_id), (SELECT rank FROM shares WHERE id = share_id)
+FROM reveals
+WHERE at_height <= :height AND (SELECT state FROM shares WHERE id = share_id) = 4
+  AND share_id NOT IN (SELECT share_id FROM damaged)
+ORDER BY at_height LIMIT :limit;
+
+-- name: sent_reveal
+SELECT k.round_id, s.*, r.*, (SELECT count(*) FROM history h WHERE h.share_id = s.id),
+  (SELECT count(*) FROM history h WHERE h.share_id = s.id AND h.stage = 'broadcast')
+FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no LEFT JOIN reveals r ON r.share_id = s.id
+WHERE s.id = ? AND s.state = 4 AND s.id NOT IN (SELECT share_id FROM damaged);
+
+-- ---------------------------------------------------------------- chain facts
+
+-- name: add_spent
+INSERT INTO spent (round_no, nullifier) VALUES (?, ?) ON CONFLICT DO NOTHING;
+
+-- name: shares_of_nullifier
+SELECT id FROM shares WHERE nullifier = ? ORDER BY id;
+
+-- name: load_leaves
+SELECT l.start_index, l.height, l.leaves FROM tree_leaves l JOIN round_keys k ON k.no = l.round_no
+WHERE +k.round_id = ? ORDER BY l.start_index;
+
+-- name: load_subtrees
+SELECT t.idx, t.nodes FROM tree_subtrees t JOIN round_keys k ON k.no = t.round_no
+WHERE +k.round_id = ? ORDER BY t.idx;
+
+-- ---------------------------------------------------------------- operators
+
+-- name: list_waiting
+SELECT s.mac, :round_id, s.state, s.submit_at, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
+  s.id IN (SELECT share_id FROM damaged)
+FROM shares s
+WHERE s.round_no = (SELECT no FROM round_keys WHERE +round_id = :round_id) AND s.state = 0
+  AND s.due_ms < :due_before_ms AND (:stage IS NULL OR s.stage = :stage)
+ORDER BY s.due_ms, s.rank LIMIT :limit;
+
+-- name: list_in_progress
+SELECT s.mac, k.round_id, s.state, s.submit_at, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
+  s.id IN (SELECT share_id FROM damaged)
+FROM shares s JOIN round_keys k ON k.no = s.round_no
+WHERE s.state <> 0 AND s.state = :state AND (:round_id IS NULL OR k.round_id = :round_id)
+  AND s.due_ms < :due_before_ms AND (:stage IS NULL OR s.stage = :stage)
+ORDER BY s.due_ms, s.rank LIMIT :limit;
+
+-- For reading shares individually if one is unreadable. These two read only indexes.
+
+-- name: waiting_ids
+SELECT id, due_ms FROM shares
+WHERE round_no = (SELECT no FROM round_keys WHERE +round_id = :round_id) AND state = 0
+ORDER BY due_ms, rank;
+
+-- name: in_progress_ids
+SELECT s.id, k.round_id FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no
+WHERE s.state <> 0 AND s.state = :state AND (:round_id IS NULL OR k.round_id = :round_id) ORDER BY s.id;
+
+-- name: list_share
+SELECT s.mac, k.round_id, s.state, s.submit_at, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
+  s.id IN (SELECT share_id FROM damaged)
+FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no WHERE s.id = ?;
+
+-- name: get_mac_by_index
+SELECT mac FROM shares INDEXED BY sqlite_autoindex_shares_1 WHERE +id = ?;
+
+-- name: shares_by_prefix
+SELECT s.mac, k.round_id, s.state, s.submit_at, s.due_ms, s.attempts, s.crashes, s.stage, s.note,
+  s.id IN (SELECT share_id FROM damaged), s.id, s.received_ms, r.vote_end_time
+FROM shares s JOIN round_keys k ON k.no = s.round_no LEFT JOIN rounds r ON r.round_no = s.round_no
+WHERE s.mac BETWEEN ? AND ? LIMIT 2;
+
+-- name: reveal_facts
+SELECT tx_hash, anchor_height, circuit, sends, first_sent_height, last_sent_height, last_endpoint, last_outcome
+FROM reveals WHERE share_id = ?;
+
+-- The near due times by minute, and the total as minute -1, so that later ones are not read individually.
+
+-- name: due_ahead
+SELECT max(0, (due_ms - :now_ms) / 60000), count(*) FROM shares
+WHERE round_no = (SELECT no FROM round_keys WHERE +round_id = :round_id) AND state = 0
+  AND due_ms < :now_ms + 60000 * :minutes
+GROUP BY 1
+UNION ALL
+SELECT -1, n FROM counters
+WHERE round_no = (SELECT no FROM round_keys WHERE +round_id = :round_id) AND state = 0;
+
+-- ---------------------------------------------------------------- operator actions
+
+-- name: begin_action
+INSERT INTO actions (begun_ms, uid, who, way, what, wanted) VALUES (?, ?, ?, ?, ?, ?) RETURNING id;
+
+-- Reads only the index. A row is checked when an operation uses it.
+
+-- name: failed_ids
+SELECT id FROM shares WHERE state <> 0 AND state = 3
+  AND (:round_no IS NULL OR round_no = :round_no) AND id > :after AND +id > :after AND id NOT IN (SELECT share_id FROM damaged)
+ORDER BY id LIMIT :limit;
+
+-- name: failed_groups
+SELECT max((SELECT coalesce(max(at_ms), 0) FROM history h WHERE h.share_id = s.id)) AS latest, s.stage, s.note, count(*)
+FROM shares s JOIN round_keys k ON k.no = s.round_no
+WHERE s.state <> 0 AND s.state = 3 AND (:round_id IS NULL OR k.round_id = :round_id)
+  AND s.due_ms < :due_before_ms AND (:stage IS NULL OR s.stage = :stage)
+GROUP BY s.stage, s.note ORDER BY latest DESC LIMIT :limit;
+
+-- name: tree_sizes
+SELECT k.round_id, coalesce(max(l.start_index + length(l.leaves) / 32), 0)
+FROM round_keys k LEFT JOIN tree_leaves l ON l.round_no = k.no GROUP BY k.no;
