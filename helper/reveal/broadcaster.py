@@ -6,12 +6,11 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
 
 import structlog
 
 import proofs
-from helper.chain.commitment_tree import Anchor
+from helper.chain.commitment_tree import CommitmentTreeSync
 from helper.chain.node_pool import Node, NodePool
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.verdicts import AttemptCost, BroadcastOutcome, Verdict, classify_refusal
@@ -24,6 +23,7 @@ from helper.observability.error_log import log_error
 from helper.observability.stats import Stats
 from helper.reveal.attempt_budget import AttemptBudget
 from helper.reveal.circuit_selector import TRIAL_WAIT_SECONDS, CircuitSelector
+from helper.reveal.prover.pool import ProverPool
 from helper.reveal.resend_policy import NEXT_BLOCK_VERDICTS, NextStep, next_step
 from helper.reveal.send_state import SendStates
 from helper.store.rows import SentReveal
@@ -49,22 +49,6 @@ VERDICT_LOG_SECONDS = 60.0
 """A verdict from a node is logged again if it did not occur for this many seconds."""
 
 
-class Trees(Protocol):
-    """The verified commitment trees (`helper.chain.commitment_tree.CommitmentTreeSync`)."""
-
-    def anchor_at(self, round_id: bytes, height: int) -> Anchor | None:
-        """Return the root that was verified at a height since the start."""
-        ...
-
-
-class Verifier(Protocol):
-    """Checks proofs (`helper.reveal.prover.pool.ProverPool`)."""
-
-    async def verify(self, circuit: str, proof: bytes, statement: proofs.Statement) -> bool:
-        """Return whether the proof is valid for these public inputs."""
-        ...
-
-
 class Broadcaster:
     """Sends prepared messages to the chain, at most once per share and block height.
 
@@ -76,9 +60,9 @@ class Broadcaster:
         self,
         *,
         store: Store,
-        trees: Trees,
+        trees: CommitmentTreeSync,
         node_pool: NodePool,
-        verifier: Verifier,
+        verifier: ProverPool,
         circuits: CircuitSelector,
         attempts: AttemptBudget,
         clock: Clock,

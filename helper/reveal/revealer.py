@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
-
 import structlog
 
-from helper.chain.commitment_tree import Anchor
+from helper.chain.commitment_tree import Anchor, CommitmentTreeSync
 from helper.chain.node_pool import NodePool
 from helper.chain.reveal_transaction import RevealMessage
 from helper.clock import Clock
@@ -16,6 +13,7 @@ from helper.observability.stats import Stats
 from helper.reveal.attempt_budget import AttemptBudget
 from helper.reveal.circuit_selector import CircuitSelector
 from helper.reveal.prover.job import Proof, ProofJob
+from helper.reveal.prover.pool import ProverPool
 from helper.store.rows import PreparedReveal, QueuedShare
 from helper.store.store import Store
 
@@ -27,26 +25,6 @@ TREE_RETRY_SECONDS = 2.0
 """Seconds until a share is retried whose leaf is not under a verified root yet."""
 
 
-class Trees(Protocol):
-    """The verified commitment trees (`helper.chain.commitment_tree.CommitmentTreeSync`)."""
-
-    def anchor(self, round_id: bytes) -> Anchor | None:
-        """Return the newest verified root of a round."""
-        ...
-
-    async def path(self, round_id: bytes, position: int, anchor: Anchor) -> bytes:
-        """Return the 24 siblings of a leaf under an anchor's root."""
-        ...
-
-
-class Prover(Protocol):
-    """Makes proofs (`helper.reveal.prover.pool.ProverPool`)."""
-
-    async def prove(self, job: ProofJob, *, on_start: Callable[[], None] = ...) -> Proof:
-        """Make one proof; call `on_start` when a worker starts the job."""
-        ...
-
-
 class Revealer:
     """Proves claimed shares and stores their messages."""
 
@@ -54,9 +32,9 @@ class Revealer:
         self,
         *,
         store: Store,
-        trees: Trees,
+        trees: CommitmentTreeSync,
         node_pool: NodePool,
-        prover: Prover,
+        prover: ProverPool,
         circuits: CircuitSelector,
         attempts: AttemptBudget,
         clock: Clock,

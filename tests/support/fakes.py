@@ -13,11 +13,13 @@ from typing import Any
 import httpx
 
 import proofs
-from helper.chain.commitment_tree import Anchor
+from helper.chain.commitment_tree import Anchor, CommitmentTreeSync
 from helper.chain.models import Round, RoundStatus
+from helper.chain.round_registry import RoundRegistry
 from helper.core.pause import PauseReason
 from helper.core.share import Share
 from helper.reveal.prover.job import Proof, ProofJob
+from helper.reveal.prover.pool import ProverPool
 from tests.support.clock import FakeClock
 
 START_TIME = 1_795_268_000
@@ -78,7 +80,7 @@ class CountingClock(FakeClock):
             self.sleeper_count -= 1
 
 
-class FakeProver:
+class FakeProver(ProverPool):
     """Proves and verifies immediately with limited concurrency. Tests can block or fail the proofs of a share."""
 
     def __init__(self, clock: FakeClock, slots: int) -> None:
@@ -127,7 +129,7 @@ class FakeProver:
 
 
 @dataclass
-class FakeTrees:
+class FakeTrees(CommitmentTreeSync):
     """One tree per round, all equal."""
 
     newest: Anchor | None = ANCHOR
@@ -147,7 +149,7 @@ class FakeTrees:
 
 
 @dataclass
-class FakeRounds:
+class FakeRounds(RoundRegistry):
     """Rounds that the test closes."""
 
     end: int = START_TIME + 24 * 3600
