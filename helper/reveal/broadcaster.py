@@ -13,7 +13,7 @@ import proofs
 from helper.chain.commitment_tree import CommitmentTreeSync
 from helper.chain.node_pool import Node, NodePool
 from helper.chain.reveal_transaction import RevealMessage
-from helper.chain.verdicts import AttemptCost, BroadcastOutcome, Verdict, classify_refusal
+from helper.chain.verdicts import MESSAGE_REFUSALS, BroadcastOutcome, Verdict, classify_refusal
 from helper.clock import Clock
 from helper.core.recent import RecentKeys
 from helper.errors import ChainError, ProverError
@@ -308,7 +308,7 @@ class Broadcaster:
         if outcome.verdict is Verdict.ACCEPTED:
             self._refusals_by_circuit.pop(reveal.prepared.circuit, None)
             await self._circuits.record_accepted(reveal.prepared.circuit)
-        elif outcome.verdict.cost is AttemptCost.NONE:
+        elif outcome.verdict not in MESSAGE_REFUSALS:
             if self._logged_verdicts.remember((node.name, outcome.verdict), self._clock.monotonic()):
                 log.info(
                     "reveal_not_accepted",
