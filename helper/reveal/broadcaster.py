@@ -181,7 +181,13 @@ class Broadcaster:
             self._states.release(share_id)
 
     async def _run_next_step(self, reveal: SentReveal, height: int) -> None:
-        step = _next_step_of(reveal, height)
+        step = next_step(
+            sends=reveal.sends,
+            first_height=reveal.first_sent_height,
+            last_height=reveal.last_sent_height,
+            outcome=reveal.last_outcome,
+            height=height,
+        )
         if step is NextStep.SEND:
             await self._send(reveal)
         elif step is NextStep.PROVE:
@@ -412,13 +418,3 @@ class Broadcaster:
             return await self._verifier.verify(reveal.prepared.circuit, message.proof, statement)
         except ProverError:
             return True
-
-
-def _next_step_of(reveal: SentReveal, height: int) -> NextStep:
-    return next_step(
-        sends=reveal.sends,
-        first_height=reveal.first_sent_height,
-        last_height=reveal.last_sent_height,
-        outcome=reveal.last_outcome,
-        height=height,
-    )
