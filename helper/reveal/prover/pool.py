@@ -18,10 +18,10 @@ import structlog
 
 import proofs
 from helper.clock import Clock
+from helper.core.share import Share
 from helper.errors import ProofFailed, ProverCrashed, ProverError, ProverTimeout
 from helper.reveal.circuit_selector import PROOF_COST
 from helper.reveal.prover.frames import Frame
-from helper.reveal.prover.job import Proof, ProofJob
 from helper.reveal.prover.process import Spawn, Worker, WorkerCommand, WorkerProcess
 
 log = structlog.get_logger("helper.reveal")
@@ -36,6 +36,16 @@ RESTART_DELAYS_SECONDS = (0.0, 0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds before a start, by the number of consecutive failed starts; the last value repeats."""
 
 DEFAULT_COMMAND: WorkerCommand = (sys.executable, "-m", "helper.reveal.prover.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """A proof and the two public inputs that the prover computed."""
+
+    proof: bytes
+    nullifier: bytes
+    root: bytes
+    seconds: float
 
 
 @dataclass(slots=True)
@@ -156,11 +166,15 @@ class ProverPool:
             await _wait_all(tasks)
             self._cancel_queued()
 
-    async def prove(self, job: ProofJob, *, on_start: Callable[[], None] = lambda: None) -> Proof:
+    async def prove(
+        self, circuit: str, share: Share, path: bytes, *, on_start: Callable[[], None] = lambda: None
+    ) -> Proof:
         """Make one proof.
 
         Args:
-            job: the witness and the public inputs.
+            circuit: the generation.
+            share: the witness and the public inputs.
+            path: the 24 siblings of the share's leaf, leaf level first.
             on_start: called when a worker starts the job (not when it is queued).
 
         Raises:
@@ -175,7 +189,21 @@ class ProverPool:
             started_at = self._clock.monotonic()
             on_start()
 
-        reply = await self._request(job.to_frame(), note_start)
+        request = {
+            "op": "prove",
+            "circuit": circuit,
+            "path": path,
+            "position": share.tree_position,
+            "share_comms": share.share_comms,
+            "primary_blind": share.primary_blind,
+            "c1": share.c1,
+            "c2": share.c2,
+            "share_index": share.share_index,
+            "proposal_id": share.proposal_id,
+            "vote_decision": share.vote_decision,
+            "round_id": share.round_id,
+        }
+        reply = await self._request(request, note_start)
         return Proof(
             proof=bytes.fromhex(reply["proof"]),
             nullifier=bytes.fromhex(reply["nullifier"]),
