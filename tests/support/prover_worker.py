@@ -16,13 +16,13 @@ from pathlib import Path
 import proofs
 from devnet.stand_in_proofs import create_stand_in_proof
 from helper.reveal.prover.frames import Frame
-from helper.reveal.prover.worker import main
+from helper.reveal.prover.worker import CircuitEngine, main
 
 PROPOSAL_CRASHES, PROPOSAL_HANGS, PROPOSAL_REFUSED = 41, 42, 43
 """Proposal ids that make the worker crash, hang, or refuse the witness."""
 
 
-class StandInEngine:
+class StandInEngine(CircuitEngine):
     """Computes the real statement (hashes and tree); only the proof is a stand-in."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from helper.core.share import Share
 from helper.errors import ProofFailed, ProverCrashed, ProverError, ProverTimeout
 from helper.reveal.circuit_selector import PROOF_COST
 from helper.reveal.prover.frames import Frame
-from helper.reveal.prover.process import Spawn, Worker, WorkerCommand, WorkerProcess
+from helper.reveal.prover.process import Spawn, WorkerCommand, WorkerProcess
 
 log = structlog.get_logger("helper.reveal")
 
@@ -265,7 +265,7 @@ class ProverPool:
         """Threads of a proof: one, unless there are more cores than workers."""
         return max(1, (os.cpu_count() or 1) // self._workers)
 
-    async def _start_worker(self, slot: int, process: Worker) -> bool:
+    async def _start_worker(self, slot: int, process: WorkerProcess) -> bool:
         request = {"op": "start", "circuits": list(self._circuits), "nice": self._nice}
         reply = await process.exchange(request, START_TIMEOUT_SECONDS)
         if reply.get("error") == "circuit":
@@ -287,7 +287,7 @@ class ProverPool:
         log.info("prover_ready", slot=slot, seconds=round(self._self_tests[slot], 3))
         return True
 
-    async def _run_next_task(self, process: Worker) -> None:
+    async def _run_next_task(self, process: WorkerProcess) -> None:
         task = await self._next_task(process)
         if task.future.cancelled():
             return
@@ -304,7 +304,7 @@ class ProverPool:
         if not task.future.done():
             task.future.set_result(reply)
 
-    async def _next_task(self, process: Worker) -> _Task:
+    async def _next_task(self, process: WorkerProcess) -> _Task:
         """Wait for the next job; raise ProverCrashed if the idle worker exits first."""
         getter = asyncio.ensure_future(self._queue.get())
         ended = asyncio.ensure_future(process.wait_ended())

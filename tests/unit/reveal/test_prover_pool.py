@@ -20,7 +20,7 @@ from helper.clock import SystemClock
 from helper.errors import ProofFailed, ProverCrashed, ProverError, ProverTimeout
 from helper.reveal.prover.frames import Frame
 from helper.reveal.prover.pool import Proof, ProverPool
-from helper.reveal.prover.process import WorkerCommand
+from helper.reveal.prover.process import WorkerCommand, WorkerProcess
 from tests.support import prover_worker
 from tests.support.fakes import create_provable_share
 
@@ -167,10 +167,13 @@ async def test_proof_timeout_is_a_minute_or_fifty_self_tests() -> None:
         assert pool.proof_timeout("k11") == 7.5
 
 
-class SlowSelfTestWorker:
+class SlowSelfTestWorker(WorkerProcess):
     """A worker whose self-test took two seconds; it gets no further jobs."""
 
     pid = 1
+
+    def __init__(self) -> None:
+        """Start no process."""
 
     async def exchange(self, frame: Frame, timeout: float) -> Frame:
         return {"fingerprints": {}, "self_test_seconds": 2.0}
