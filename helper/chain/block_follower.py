@@ -23,8 +23,8 @@ from helper.chain.catch_up import (
     Read,
     SkipTo,
     Wait,
+    is_left_to_history,
     is_thorough,
-    missing_at_head,
     next_follow_step,
 )
 from helper.chain.copy_quorum import CopyQuorum
@@ -269,13 +269,13 @@ class BlockFollower:
         """Handle an existing block that is not available.
 
         If no node has it, or after repeated failures, it is left to the history reader, so that the follower continues
-        with later blocks. Returns whether it was left.
+        with later blocks. An attempt counts only if a node is in sync. Returns whether the block was left.
         """
-        missing = missing_at_head(error, self._failures, is_usable=self._node_pool.has_usable_node)
-        self._failures = missing.failures
-        if missing.is_skipped:
-            await self._skip(SkipTo(height))
-            return True
+        if self._node_pool.has_usable_node:
+            self._failures += 1
+            if is_left_to_history(error, self._failures):
+                await self._skip(SkipTo(height))
+                return True
         if error is not None:
             raise error
         return False

@@ -614,6 +614,23 @@ async def test_follower_outage_is_not_reported_as_stall() -> None:
     assert env.follower.stalled_height is None
 
 
+async def test_attempts_count_only_while_a_node_is_in_sync() -> None:
+    env = Environment(rpc=False, height=1000, cursor=100)
+
+    def refuse_connection(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("connection refused", request=request)
+
+    await env.endpoints.probe_all()
+    while env.follower.height != 998:
+        await env.follower.apply_next_blocks()
+    env.node.faults["/blocks/"] = refuse_connection
+    for _ in range(MAX_ATTEMPTS + 1):
+        env.endpoints.nodes[0].health.backoff_until = 0.0
+        with pytest.raises(ChainError):
+            await env.follower.apply_next_blocks()
+    assert (env.follower.height, env.endpoints.has_usable_node) == (998, False)
+
+
 async def test_follower_run_continues_after_errors() -> None:
     env = Environment(rpc=True, cursor=98)
     apply = env.store.apply_block
