@@ -28,7 +28,6 @@ from helper.chain.models import BlockHead
 from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.chain.rpc_client import CountedNullifier
-from helper.clock import Clock
 from helper.errors import ChainError, HelperError
 from helper.store.block_ranges import BlockRange, count_heights
 from helper.store.store import Store
@@ -49,7 +48,6 @@ class HistoryReader:
         store: stores the nullifiers and the unread blocks.
         node_pool: the node pool.
         rounds: the round registry; searches cover its open rounds.
-        clock: source of time.
         quorum: decides whether one node's copy of a block is enough.
         missed_blocks: checks sent reveals by nullifier if blocks are missing on all nodes.
         is_leader: whether this host reads; with a shared database, only one host does.
@@ -67,7 +65,6 @@ class HistoryReader:
         node_pool: NodePool,
         rounds: RoundRegistry,
         *,
-        clock: Clock,
         quorum: CopyQuorum,
         missed_blocks: MissedBlocksCheck,
         is_leader: Callable[[], bool],
@@ -78,7 +75,7 @@ class HistoryReader:
         self._store = store
         self._node_pool = node_pool
         self._rounds = rounds
-        self._clock = clock
+        self._clock = node_pool.clock
         self._quorum = quorum
         self._source = BlockSource(node_pool, quorum, uses_backoff=False)
         self._missed_blocks = missed_blocks

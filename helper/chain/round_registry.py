@@ -40,7 +40,6 @@ from helper.chain.round_changes import (
     revert_changes,
 )
 from helper.chain.round_record import RoundRecord
-from helper.clock import Clock
 from helper.core.share import ShareState
 from helper.errors import ChainError, ChainResponseError, WrongChain
 from helper.store.store import Store
@@ -99,10 +98,10 @@ class RoundRegistry:
             round is over and not closed, and a round that is new, changed, frozen, unfrozen or closed by another host.
     """
 
-    def __init__(self, store: Store, node_pool: NodePool, *, clock: Clock) -> None:
+    def __init__(self, store: Store, node_pool: NodePool) -> None:
         self._store = store
         self._node_pool = node_pool
-        self._clock = clock
+        self._clock = node_pool.clock
         self._log = structlog.get_logger("helper.chain")
         self._records: dict[bytes, RoundRecord] = {}  # those over when first listed in the order of their listing
         self._stored: list[RoundRecord] = []  # the stored rounds, oldest first
