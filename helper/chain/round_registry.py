@@ -29,17 +29,16 @@ from helper.chain.block_cadence import Observation, next_observation
 from helper.chain.models import BlockHead, Proposal, Round, RoundList, RoundStatus, UnknownStatusRound
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool
-from helper.chain.round_changes import (
+from helper.chain.round_record import (
     CONFIRMING_BLOCKS,
     CONFIRMING_NODES,
     ENDED_STATUSES,
     ReportedValue,
     RoundField,
+    RoundRecord,
     apply_change,
     describe_value,
-    revert_changes,
 )
-from helper.chain.round_record import RoundRecord
 from helper.core.share import ShareState
 from helper.errors import ChainError, ChainResponseError, WrongChain
 from helper.store.store import Store
@@ -297,7 +296,7 @@ class RoundRegistry:
         self._add_past_rounds(answer.round_list.rounds)
         # Only `_confirm_changes` changes fields that need a confirmation.
         listed = [(self._record(reported.round_id), reported) for reported in answer.round_list.rounds]
-        updates = [(record, revert_changes(record.stored, reported)) for record, reported in listed]
+        updates = [(record, record.revert_changes(reported)) for record, reported in listed]
         await self._save([update for record, update in updates if record.is_update(update)], answer.node.height)
         self._records = {round_id: record for round_id, record in self._records.items() if record.is_needed}
         if answer.head is not None:
@@ -406,7 +405,7 @@ class RoundRegistry:
         changed = False
         for record in [record for record in self._known() if record.is_open or record.is_past]:
             for field in (RoundField.END, RoundField.STATUS, RoundField.PROPOSALS):
-                value = record.reported.find_confirmed(field, heights, blocks=self._blocks_needed(record, field))
+                value = record.find_confirmed(field, heights, blocks=self._blocks_needed(record, field))
                 if value is None or record.known is None:
                     continue
                 known, height = record.known, max(heights.values())
@@ -459,7 +458,7 @@ class RoundRegistry:
         for record in [record for record in self._stored if record.is_open]:
             if not record.has_ended(self._chain_time) or record.unconfirmed:
                 continue
-            status = record.reported.find_confirmed(RoundField.UNKNOWN_STATUS, heights)
+            status = record.find_confirmed(RoundField.UNKNOWN_STATUS, heights)
             if status is None:
                 continue
             await self._mark_closed(record)

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from helper.chain import round_registry
 from helper.chain.models import RoundStatus
 from helper.chain.node_pool import NodePool
-from helper.chain.round_changes import CONFIRMING_BLOCKS
+from helper.chain.round_record import CONFIRMING_BLOCKS
 from helper.chain.round_registry import RoundRegistry
 from helper.errors import ChainUnavailable, WrongChain
 from tests.support.clock import FakeClock
