@@ -163,21 +163,18 @@ class RoundRegistry:
 
     def get(self, round_id: bytes) -> Round | None:
         """The round, None if the chain has not listed it. Includes frozen rounds and rounds over when first listed."""
-        record = self._records.get(round_id)
-        return None if record is None else record.known
+        return self._find(round_id).known
 
     def frozen_reason(self, round_id: bytes) -> str | None:
         """Why no share of the round may be accepted, revealed or purged now, None if they may.
 
         Also covers rounds that were only ever listed with invalid data.
         """
-        record = self._records.get(round_id)
-        return None if record is None else record.frozen
+        return self._find(round_id).frozen
 
     def unconfirmed_end(self, round_id: bytes) -> int | None:
         """A changed `vote_end_time` that is reported and not confirmed, None if there is none."""
-        record = self._records.get(round_id)
-        end = None if record is None else record.unconfirmed.get(RoundField.END)
+        end = self._find(round_id).unconfirmed.get(RoundField.END)
         return end if isinstance(end, int) else None
 
     def has_unconfirmed_status(self, round_id: bytes) -> bool:
@@ -185,15 +182,12 @@ class RoundRegistry:
 
         Also true if the only known status is not confirmed.
         """
-        record = self._records.get(round_id)
-        if record is None:
-            return False
+        record = self._find(round_id)
         return not self._is_end_confirmed(record) if record.is_past else RoundField.STATUS in record.unconfirmed
 
     def has_unconfirmed_proposals(self, round_id: bytes) -> bool:
         """Whether changed proposals of the round are reported and not confirmed."""
-        record = self._records.get(round_id)
-        return record is not None and RoundField.PROPOSALS in record.unconfirmed
+        return RoundField.PROPOSALS in self._find(round_id).unconfirmed
 
     def latest_end(self, known: Round) -> int:
         """The later of the round's known end and an unconfirmed one, in unix seconds."""
@@ -270,13 +264,11 @@ class RoundRegistry:
         Raises:
             StoreError: the closed mark could not be stored.
         """
-        record = self._records.get(round_id)
-        if record is not None and record.frozen is not None:
+        if self._find(round_id).frozen is not None:
             return False
-        if record is None or not record.is_closed:
+        if not self._find(round_id).is_closed:
             await self._confirm_closings()
-            record = self._records.get(round_id)
-        return record is not None and record.is_closed
+        return self._find(round_id).is_closed
 
     async def sync(self, head: int = 0) -> None:
         """Read the list of rounds from the nodes and store what is new.
@@ -318,11 +310,13 @@ class RoundRegistry:
             self._insert_round(reported)
             self.revision += 1
 
+    def _find(self, round_id: bytes) -> RoundRecord:
+        """The record of a round; an empty record that is not stored if there is none."""
+        return self._records.get(round_id) or RoundRecord(round_id)
+
     def _record(self, round_id: bytes) -> RoundRecord:
         """The record of a round; created if there is none."""
-        record = self._records.get(round_id)
-        if record is None:
-            record = self._records[round_id] = RoundRecord(round_id)
+        record = self._records[round_id] = self._find(round_id)
         return record
 
     def _known(self) -> list[RoundRecord]:
