@@ -69,6 +69,7 @@ class ProverPool:
         spawn: starts a worker.
 
     Attributes:
+        workers: number of concurrent proofs.
         fingerprints: fingerprints of the loaded keys, by circuit.
         unexpected_exits: number of unexpected ends of workers: `died` (exited) and `timeout` (killed after a timeout).
     """
@@ -84,7 +85,7 @@ class ProverPool:
         command: WorkerCommand = DEFAULT_COMMAND,
         spawn: Spawn = WorkerProcess.spawn,
     ) -> None:
-        self._workers = workers
+        self.workers = workers
         self._circuits = tuple(circuits)
         self._clock = clock
         self._nice = nice
@@ -99,11 +100,6 @@ class ProverPool:
         self._pids: dict[int, int] = {}
         self.fingerprints: dict[str, str] = {}
         self.unexpected_exits: Counter[str] = Counter()
-
-    @property
-    def workers(self) -> int:
-        """Number of concurrent proofs."""
-        return self._workers
 
     @property
     def is_ready(self) -> bool:
@@ -157,7 +153,7 @@ class ProverPool:
             ProverError: a circuit's keys do not match their fingerprint.
         """
         self._fatal_error = asyncio.get_running_loop().create_future()
-        tasks = [asyncio.create_task(self._run_slot(slot)) for slot in range(self._workers)]
+        tasks = [asyncio.create_task(self._run_slot(slot)) for slot in range(self.workers)]
         try:
             await self._fatal_error
         finally:
@@ -263,7 +259,7 @@ class ProverPool:
 
     def _threads(self) -> int:
         """Threads of a proof: one, unless there are more cores than workers."""
-        return max(1, (os.cpu_count() or 1) // self._workers)
+        return max(1, (os.cpu_count() or 1) // self.workers)
 
     async def _start_worker(self, slot: int, process: WorkerProcess) -> bool:
         request = {"op": "start", "circuits": list(self._circuits), "nice": self._nice}
