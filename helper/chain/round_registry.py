@@ -395,7 +395,7 @@ class RoundRegistry:
 
     async def _confirm_changes(self) -> bool:
         """Apply the changes that enough nodes report. Returns whether there was one."""
-        heights = {endpoint.name: endpoint.height for endpoint in self._node_pool.nodes}
+        heights = {node.name: node.height for node in self._node_pool.nodes}
         changed = False
         for record in [record for record in self._known() if record.is_open or record.is_past]:
             for field in (RoundField.END, RoundField.STATUS, RoundField.PROPOSALS):
@@ -448,7 +448,7 @@ class RoundRegistry:
 
     async def _close_unknown_status(self) -> None:
         """Close rounds past their end whose unknown status enough nodes report."""
-        heights = {endpoint.name: endpoint.height for endpoint in self._node_pool.nodes}
+        heights = {node.name: node.height for node in self._node_pool.nodes}
         for record in [record for record in self._stored if record.is_open]:
             if not record.has_ended(self._chain_time) or record.unconfirmed:
                 continue
