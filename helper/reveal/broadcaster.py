@@ -11,6 +11,7 @@ import structlog
 
 import proofs
 from helper.chain.commitment_tree import CommitmentTreeSync
+from helper.chain.gather import gather_limited
 from helper.chain.node_pool import Node, NodePool
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.verdicts import MESSAGE_REFUSALS, BroadcastOutcome, Verdict, classify_refusal
@@ -81,9 +82,8 @@ class Broadcaster:
         self._states = SendStates(STATES_KEPT)
         self._avoided_until: dict[str, float] = {}  # by node: until when, monotonic
         self._trial_lock = asyncio.Lock()  # held by the reveal that tries a circuit
-        self._refusals_by_circuit: dict[
-            str, dict[str, int]
-        ] = {}  # by circuit: nodes that refused a proof, and the last such share
+        # By circuit: the nodes that refused a proof of it, and the last such share.
+        self._refusals_by_circuit: dict[str, dict[str, int]] = {}
         self._sending_since = clock.monotonic()
         self._logged_verdicts = RecentKeys(VERDICT_LOG_SECONDS)  # by node and verdict
         self._subscribers: list[Callable[[], None]] = []
@@ -146,24 +146,18 @@ class Broadcaster:
 
     async def _follow_up_all(self, share_ids: Sequence[int], handle: Callable[[SentReveal], Awaitable[None]]) -> None:
         """Follow up reveals concurrently, at most `CONCURRENT_RESENDS` at a time."""
-        slots = asyncio.Semaphore(CONCURRENT_RESENDS)
-        async with asyncio.TaskGroup() as group:
-            for share_id in share_ids:
-                if not self._states.get(share_id).is_in_flight:
-                    await slots.acquire()
-                    group.create_task(self._follow_up(share_id, handle, slots))
 
-    async def _follow_up(
-        self, share_id: int, handle: Callable[[SentReveal], Awaitable[None]], slots: asyncio.Semaphore
-    ) -> None:
-        try:
-            await self._run_exclusively(share_id, handle)
-            self._states.set_stuck(share_id, is_stuck=False)
-        except Exception as error:
-            self._states.set_stuck(share_id, is_stuck=True)
-            log_error(log, "follow_up_failed", error)
-        finally:
-            slots.release()
+        async def follow_up(share_id: int) -> None:
+            if self._states.get(share_id).is_in_flight:
+                return
+            try:
+                await self._run_exclusively(share_id, handle)
+                self._states.set_stuck(share_id, is_stuck=False)
+            except Exception as error:
+                self._states.set_stuck(share_id, is_stuck=True)
+                log_error(log, "follow_up_failed", error)
+
+        await gather_limited(share_ids, follow_up, CONCURRENT_RESENDS)
 
     async def _run_exclusively(self, share_id: int, handle: Callable[[SentReveal], Awaitable[None]]) -> None:
         """Run `handle` on a share's message.
