@@ -301,7 +301,7 @@ class NodePool:
         """
         answers, reasons = [], []
         for node in sorted(self.usable_nodes, key=lambda e: e.health.head is None or e.health.head.height < min_height):
-            if self._unusable_reason(node.health) is not None:
+            if self._create_reason_check()(node.health) is not None:
                 continue  # Another call has put it in backoff since.
             try:
                 result = await fn(node)
@@ -471,9 +471,6 @@ class NodePool:
         """Create a function that returns why a service is not usable now."""
         now, monotonic = self.clock.now(), self.clock.monotonic()
         return partial(Health.unusable_reason, chain_id=self.chain_id, limits=self.limits, now=now, monotonic=monotonic)
-
-    def _unusable_reason(self, health: Health) -> str | None:
-        return self._create_reason_check()(health)
 
     def _head_offsets(self) -> list[float]:
         healths = [e.health for e in self.nodes if e.health.error is None and not e.health.is_syncing]
