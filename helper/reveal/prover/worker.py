@@ -18,6 +18,7 @@ from typing import IO
 import proofs
 from helper.reveal.prover import frames
 from helper.reveal.prover.frames import Frame
+from helper.reveal.prover.selftest import create_sample_job, create_sample_statement
 from helper.runtime.hardening import harden_process
 
 
@@ -30,8 +31,6 @@ class CircuitEngine:
 
     def self_test(self, circuit: str) -> float:
         """Prove a sample share and verify the proof. Returns the seconds that proving took."""
-        from helper.reveal.prover.selftest import create_sample_job, create_sample_statement  # noqa: PLC0415 - needed once, at start
-
         job = create_sample_job()
         started = time.perf_counter()
         proved = proofs.prove(circuit, **job)
