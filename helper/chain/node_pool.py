@@ -34,9 +34,6 @@ __all__ = ["Node", "NodePool", "create_node_pool", "create_nodes"]
 
 T = TypeVar("T")
 
-MAX_HEIGHT = 2**62
-"""A height above every block."""
-
 _MAX_HEADS = 256
 _FAULT_LOG_SECONDS = 60.0  # an invalid response to a request is logged again after this long without one
 
@@ -182,6 +179,11 @@ class NodePool:
         return max(self._block_times, default=0)
 
     @property
+    def newest_time(self) -> float | None:
+        """The time of the block at `newest_height`; None before the first."""
+        return self._block_times.get(self.newest_height)
+
+    @property
     def smallest_offset(self) -> float:
         """Upper bound, in seconds, of local clock minus chain clock.
 
@@ -235,7 +237,7 @@ class NodePool:
 
         Use it for times that are stored: a clock that was set years ahead must not delay them by years.
         """
-        now, newest = self.clock.now(), self.time_at(MAX_HEIGHT)
+        now, newest = self.clock.now(), self.newest_time
         max_difference = max(self.limits.stale_after, self.limits.clock_skew)
         return now if newest is None or abs(now - newest) <= max_difference else newest
 
