@@ -49,7 +49,6 @@ class BlockFollower:
 
     Args:
         store: stores cursor and nullifiers.
-        node_pool: the node pool.
         rounds: the round registry, which receives the chain's time.
         is_leader: whether this host reads the history; with a shared database, only one host does.
         on_block: called with each height reached, and when `is_ready` becomes true.

@@ -46,7 +46,6 @@ class HistoryReader:
 
     Args:
         store: stores the nullifiers and the unread blocks.
-        node_pool: the node pool.
         rounds: the round registry; searches cover its open rounds.
         quorum: decides whether one node's copy of a block is enough.
         missed_blocks: checks sent reveals by nullifier if blocks are missing on all nodes.

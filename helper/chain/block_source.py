@@ -29,7 +29,6 @@ class BlockSource:
     about these shares.
 
     Args:
-        node_pool: the node pool.
         quorum: decides whether one copy of a block is enough.
         uses_backoff: whether errors put a node into backoff. Old blocks are read without backoff, because a node that
             cannot return them is still valid for due shares.
@@ -46,7 +45,6 @@ class BlockSource:
         Returns None while no node has the block or the result of one of its reveals.
 
         Args:
-            height: the height of the block.
             always_try_rest: use REST even if an RPC reports "not yet", because some nodes do not store results of
                 executed blocks.
 

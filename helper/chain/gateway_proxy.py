@@ -48,7 +48,6 @@ class GatewayProxy:
     """Forwards requests to the nodes of a pool.
 
     Args:
-        node_pool: the node pool.
         timeout: maximum seconds until the response head, and between two chunks of the body.
         connections: maximum number of connections to each node.
         limit: maximum length of a response in bytes.

@@ -27,7 +27,6 @@ class ReadOnlyNodePool:
     """Calls the usable nodes of a pool without affecting their health.
 
     Args:
-        node_pool: the node pool.
         timeout: timeout of a call to one node, in seconds.
         transport: replaces the network in tests.
 

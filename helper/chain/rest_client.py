@@ -129,7 +129,6 @@ class ChainClient(NodeHttp):
         The span of a request is halved while a page is longer than `PAGE_LIMIT_BYTES`.
 
         Args:
-            round_id: the round.
             from_height: the first height.
             to_height: the last height, included.
             max_count: maximum number of leaves; more are an error.

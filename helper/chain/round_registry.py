@@ -62,10 +62,8 @@ class _RoundsReport:
     """A node's list of rounds, compared with the known rounds.
 
     Attributes:
-        node: the node.
         head: its newest block before the request; None before the first.
         requested_at: when the request was sent, monotonic seconds.
-        round_list: the list.
         invalid: why a listed round is not plausible, by round id.
         changes: fields whose listed value differs from the known one, by round id.
     """
