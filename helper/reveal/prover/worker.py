@@ -58,16 +58,20 @@ class CircuitEngine:
 
     def verify(self, job: Frame) -> Frame:
         """Check one proof against its public inputs."""
-        statement = proofs.Statement(
-            nullifier=bytes.fromhex(job["nullifier"]),
-            c1=bytes.fromhex(job["c1"]),
-            c2=bytes.fromhex(job["c2"]),
-            proposal_id=job["proposal_id"],
-            vote_decision=job["vote_decision"],
-            root=bytes.fromhex(job["root"]),
-            round_id=bytes.fromhex(job["round_id"]),
-        )
-        return {"ok": proofs.verify(job["circuit"], bytes.fromhex(job["proof"]), statement)}
+        return {"ok": proofs.verify(job["circuit"], bytes.fromhex(job["proof"]), parse_statement(job))}
+
+
+def parse_statement(job: Frame) -> proofs.Statement:
+    """Parse the public inputs of a request to check a proof."""
+    return proofs.Statement(
+        nullifier=bytes.fromhex(job["nullifier"]),
+        c1=bytes.fromhex(job["c1"]),
+        c2=bytes.fromhex(job["c2"]),
+        proposal_id=job["proposal_id"],
+        vote_decision=job["vote_decision"],
+        root=bytes.fromhex(job["root"]),
+        round_id=bytes.fromhex(job["round_id"]),
+    )
 
 
 def main(engine: CircuitEngine) -> None:
