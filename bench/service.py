@@ -29,10 +29,9 @@ from devnet.ballot import Ballot
 from devnet.wallet import Wallet
 from helper.clock import SystemClock
 from helper.observability.stats import percentile
-from helper.reveal.prover.job import ProofJob
 from helper.reveal.prover.pool import ProverPool
-from helper.reveal.prover.selftest import create_sample_job
 from tests.support.event_clients import cpu_seconds
+from tests.support.fakes import create_provable_share
 from tests.support.harness import HelperProcess, run_chain_and_helper, unix_time_in
 
 CORE_COUNT = os.cpu_count() or 1
@@ -53,9 +52,9 @@ async def measure_raw_rate(circuit: str, count: int) -> float:
     try:
         await asyncio.sleep(0)
         await pool.wait_ready()
-        jobs = [ProofJob(circuit=circuit, **create_sample_job()) for _ in range(count)]
+        shares = [create_provable_share() for _ in range(count)]
         began = time.perf_counter()
-        await asyncio.gather(*(pool.prove(job) for job in jobs))
+        await asyncio.gather(*(pool.prove(circuit, share, path) for share, path in shares))
         return count / (time.perf_counter() - began)
     finally:
         runner.cancel()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from helper.chain.block_follower import BlockFollower
 from helper.chain.commitment_tree import CommitmentTreeSync
 from helper.chain.models import RoundStatus
-from helper.chain.node_pool import MAX_HEIGHT, NodePool
+from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.chain.sync import ChainSync
 from helper.clock import Clock
@@ -158,7 +158,7 @@ class ServiceHealth:
         """Why the chain's state is not known well enough to admit shares, or None."""
         if not self._chain_follower.is_ready:
             return PauseCause.CHAIN_NOT_READ.reason()
-        newest = self._node_pool.time_at(MAX_HEIGHT)
+        newest = self._node_pool.newest_time
         is_current = newest is not None and -self._max_ahead <= self._clock.now() - newest <= self._stale_after
         return None if is_current and not self._node_pool.is_out_of_sync else PauseCause.NO_NODE_IN_SYNC.reason()
 
@@ -264,7 +264,7 @@ class ServiceHealth:
             "circuit": self._circuit_selector.current,
             "chain_id": self._node_pool.chain_id,
             "clock_skew": self._node_pool.clock_skew,
-            "block_age": self._age_of(self._node_pool.time_at(MAX_HEIGHT)),
+            "block_age": self._age_of(self._node_pool.newest_time),
             "tree_lag": self._tree_lag(),
             "unread_blocks": self._block_follower.history.unread_count,
             "endpoints": [

@@ -88,7 +88,7 @@ class Service:
         self.store = dependencies.store or create_store(config, self.clock)
         self.lease = create_lease(config, self.store, clock=self.clock, env=os.environ)
         self.node_pool = create_node_pool(config, self.clock, dependencies.nodes)
-        self.round_registry = RoundRegistry(self.store, self.node_pool, clock=self.clock)
+        self.round_registry = RoundRegistry(self.store, self.node_pool)
         self.tree_sync = CommitmentTreeSync(self.store, self.node_pool, self.round_registry)
         self.circuit_selector = CircuitSelector(
             config.prover.circuit, clock=self.clock, store_accepted=self.store.set_meta
@@ -134,7 +134,6 @@ class Service:
             self.store,
             self.node_pool,
             self.round_registry,
-            clock=self.clock,
             is_leader=self._is_leader,
             on_block=self._on_block,
             on_confirmed=self._on_confirmed,

@@ -23,8 +23,8 @@ from helper.chain.catch_up import (
     Read,
     SkipTo,
     Wait,
+    is_left_to_history,
     is_thorough,
-    missing_at_head,
     next_follow_step,
 )
 from helper.chain.copy_quorum import CopyQuorum
@@ -33,7 +33,6 @@ from helper.chain.models import BlockHead
 from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.chain.rpc_client import BlockResults
-from helper.clock import Clock
 from helper.errors import ChainError, HelperError
 from helper.store.store import Store
 
@@ -50,9 +49,7 @@ class BlockFollower:
 
     Args:
         store: stores cursor and nullifiers.
-        node_pool: the node pool.
         rounds: the round registry, which receives the chain's time.
-        clock: source of time.
         is_leader: whether this host reads the history; with a shared database, only one host does.
         on_block: called with each height reached, and when `is_ready` becomes true.
         on_confirmed: called with the row ids of confirmed shares, never with an empty list.
@@ -69,7 +66,6 @@ class BlockFollower:
         node_pool: NodePool,
         rounds: RoundRegistry,
         *,
-        clock: Clock,
         is_leader: Callable[[], bool] = lambda: True,
         on_block: Callable[[int], None] = lambda _height: None,
         on_confirmed: Callable[[list[int]], None] = lambda _ids: None,
@@ -80,7 +76,7 @@ class BlockFollower:
         self._quorum = CopyQuorum(node_pool)
         self._source = BlockSource(node_pool, self._quorum)
         self._missed_blocks = MissedBlocksCheck(store, node_pool, self._quorum)
-        self._clock = clock
+        self._clock = node_pool.clock
         self._on_block = on_block
         self._on_confirmed = on_confirmed
         self._log = structlog.get_logger("helper.chain")
@@ -99,7 +95,6 @@ class BlockFollower:
             store,
             node_pool,
             rounds,
-            clock=clock,
             quorum=self._quorum,
             missed_blocks=self._missed_blocks,
             is_leader=is_leader,
@@ -269,13 +264,13 @@ class BlockFollower:
         """Handle an existing block that is not available.
 
         If no node has it, or after repeated failures, it is left to the history reader, so that the follower continues
-        with later blocks. Returns whether it was left.
+        with later blocks. An attempt counts only if a node is in sync. Returns whether the block was left.
         """
-        missing = missing_at_head(error, self._failures, is_usable=self._node_pool.has_usable_node)
-        self._failures = missing.failures
-        if missing.is_skipped:
-            await self._skip(SkipTo(height))
-            return True
+        if self._node_pool.has_usable_node:
+            self._failures += 1
+            if is_left_to_history(error, self._failures):
+                await self._skip(SkipTo(height))
+                return True
         if error is not None:
             raise error
         return False

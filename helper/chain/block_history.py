@@ -17,17 +17,17 @@ from helper.chain.block_source import BlockSource
 from helper.chain.catch_up import (
     CONCURRENT_BLOCKS,
     INDEX_LAG_BLOCKS,
+    MAX_ATTEMPTS,
+    is_pruned_everywhere,
     is_thorough,
-    missing_in_history,
     next_history_read,
 )
-from helper.chain.copy_quorum import CopyQuorum
+from helper.chain.copy_quorum import CopyQuorum, SecondCopyMissingError
 from helper.chain.missed_blocks import MissedBlocksCheck
 from helper.chain.models import BlockHead
 from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.chain.rpc_client import CountedNullifier
-from helper.clock import Clock
 from helper.errors import ChainError, HelperError
 from helper.store.block_ranges import BlockRange, count_heights
 from helper.store.store import Store
@@ -46,9 +46,7 @@ class HistoryReader:
 
     Args:
         store: stores the nullifiers and the unread blocks.
-        node_pool: the node pool.
         rounds: the round registry; searches cover its open rounds.
-        clock: source of time.
         quorum: decides whether one node's copy of a block is enough.
         missed_blocks: checks sent reveals by nullifier if blocks are missing on all nodes.
         is_leader: whether this host reads; with a shared database, only one host does.
@@ -66,7 +64,6 @@ class HistoryReader:
         node_pool: NodePool,
         rounds: RoundRegistry,
         *,
-        clock: Clock,
         quorum: CopyQuorum,
         missed_blocks: MissedBlocksCheck,
         is_leader: Callable[[], bool],
@@ -77,7 +74,7 @@ class HistoryReader:
         self._store = store
         self._node_pool = node_pool
         self._rounds = rounds
-        self._clock = clock
+        self._clock = node_pool.clock
         self._quorum = quorum
         self._source = BlockSource(node_pool, quorum, uses_backoff=False)
         self._missed_blocks = missed_blocks
@@ -215,21 +212,19 @@ class HistoryReader:
 
     async def _handle_missing(self, height: int, error: ChainError | None) -> bool:
         """Handle an unavailable block. Returns whether it was skipped because every node has pruned it."""
-        rpcs = sum(endpoint.rpc is not None for endpoint in self._node_pool.nodes)
-        missing = missing_in_history(
-            error,
-            self._failures,
-            is_usable=self._node_pool.has_usable_node,
-            all_asked=len(self._node_pool.usable_nodes) == len(self._node_pool.nodes)
-            and len(self._node_pool.usable_rpc_nodes) == rpcs,
-        )
-        self._failures = missing.failures
-        if missing.is_stalled and self.stalled_height != height:
-            self.stalled_height = height
-            log.error("block_missing", height=height, reason=str(error or "no node has this block yet"))
-        if missing.is_skipped:
-            await self._skip_missing(height)
-            return True
+        # An attempt counts only if a node is in sync, and no second node is being waited for.
+        if self._node_pool.has_usable_node and not isinstance(error, SecondCopyMissingError):
+            self._failures += 1
+            if self._failures >= MAX_ATTEMPTS and self.stalled_height != height:
+                self.stalled_height = height
+                log.error("block_missing", height=height, reason=str(error or "no node has this block yet"))
+            pool = self._node_pool
+            all_asked = len(pool.usable_nodes) == len(pool.nodes) and len(pool.usable_rpc_nodes) == sum(
+                node.rpc is not None for node in pool.nodes
+            )
+            if is_pruned_everywhere(error, self._failures, all_asked=all_asked):
+                await self._skip_missing(height)
+                return True
         if error is not None:
             raise error
         return False

@@ -5,7 +5,7 @@ With a consensus RPC this takes one request; with REST, one for the block and on
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import NoReturn
 
@@ -29,7 +29,6 @@ class BlockSource:
     about these shares.
 
     Args:
-        node_pool: the node pool.
         quorum: decides whether one copy of a block is enough.
         uses_backoff: whether errors put a node into backoff. Old blocks are read without backoff, because a node that
             cannot return them is still valid for due shares.
@@ -46,7 +45,6 @@ class BlockSource:
         Returns None while no node has the block or the result of one of its reveals.
 
         Args:
-            height: the height of the block.
             always_try_rest: use REST even if an RPC reports "not yet", because some nodes do not store results of
                 executed blocks.
 
@@ -61,19 +59,20 @@ class BlockSource:
         pruned: list[HeightPrunedError] = []
         has_answer = is_pending = False
         copies: list[tuple[Node, BlockResults]] = []
-        sources = list(self._list_sources())
+        sources = [(node, node.rpc) for node in self._node_pool.usable_rpc_nodes]
+        sources += [(node, None) for node in self._node_pool.usable_nodes]
         while sources:
             node, rpc = sources.pop(0)
-            if is_pending and not rpc and not always_try_rest and not copies:
+            if is_pending and rpc is None and not always_try_rest and not copies:
                 break
             try:
-                results = await (self._fetch_by_rpc if rpc else self._fetch_by_rest)(node, height)
+                results = await (self._fetch_by_rest(node, height) if rpc is None else rpc.block_results(height))
             except HeightPrunedError as error:
                 pruned.append(error)
                 continue
             except ChainError as error:
                 if self._uses_backoff:
-                    self._node_pool.record_error(node, error, rpc=rpc)
+                    self._node_pool.record_error(node, error, rpc=rpc is not None)
                 last_error, has_answer = error, has_answer or not isinstance(error, ChainUnavailable)
                 continue
             if results is None:
@@ -137,16 +136,6 @@ class BlockSource:
         if not self._quorum.accept_single_copy(height):
             raise SecondCopyMissingError(f"block {height}: no second node has shown its reveals yet")
         return copies[0][1]
-
-    def _list_sources(self) -> Iterator[tuple[Node, bool]]:
-        for node in self._node_pool.usable_rpc_nodes:
-            yield node, True
-        for node in self._node_pool.usable_nodes:
-            yield node, False
-
-    async def _fetch_by_rpc(self, node: Node, height: int) -> BlockResults | None:
-        assert node.rpc is not None
-        return await node.rpc.block_results(height)
 
     async def _fetch_by_rest(self, node: Node, height: int) -> BlockResults | None:
         """Fetch a block and the result of every reveal in it.

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from helper.chain.copy_quorum import SecondCopyMissingError
 from helper.chain.head_bounds import SLACK_BLOCKS
 from helper.chain.models import Round, RoundStatus
 from helper.chain.rest_client import HeightPrunedError
@@ -133,55 +132,30 @@ def next_history_read(unread: Sequence[BlockRange], failures: int) -> HistoryRea
     return HistoryRead(window, range(last, max(first, last - CONCURRENT_BLOCKS + 1) - 1, -1))
 
 
-@dataclass(frozen=True, slots=True)
-class MissingBlock:
-    """What follows when an existing block cannot be read.
-
-    Attributes:
-        failures: failed attempts at the block, including this one if it counts.
-        is_stalled: whether the block is reported.
-        is_skipped: whether the reader continues without the block: the follower leaves it to the history reader, which
-            abandons a block that every node has pruned.
-    """
-
-    failures: int
-    is_stalled: bool
-    is_skipped: bool
-
-
-def missing_at_head(problem: ChainError | None, failures: int, *, is_usable: bool) -> MissingBlock:
-    """Decide what the block follower does about a block that it cannot read.
+def is_left_to_history(problem: ChainError | None, failures: int) -> bool:
+    """Whether the block follower leaves a block that it cannot read to the history reader.
 
     Args:
         problem: why no node returns it, None if a node does not have it or a result in it yet.
-        failures: failed attempts before this one.
-        is_usable: whether any node is in sync; if not, the attempt does not count.
+        failures: failed attempts at the block, including this one.
     """
-    if not is_usable:
-        return MissingBlock(failures, is_stalled=False, is_skipped=False)
-    is_skipped = failures + 1 >= MAX_ATTEMPTS or isinstance(problem, HeightPrunedError)
-    return MissingBlock(failures + 1, is_stalled=False, is_skipped=is_skipped)
+    return failures >= MAX_ATTEMPTS or isinstance(problem, HeightPrunedError)
 
 
-def missing_in_history(problem: ChainError | None, failures: int, *, is_usable: bool, all_asked: bool) -> MissingBlock:
-    """Decide what the history reader does about a block that it cannot read.
+def is_pruned_everywhere(problem: ChainError | None, failures: int, *, all_asked: bool) -> bool:
+    """Whether the history reader abandons a block that it cannot read, because every node has pruned it.
 
-    A block is abandoned only if every node has pruned it. This is certain immediately if every configured node was
-    queried and one reports its lowest height; otherwise only after `MAX_ATTEMPTS` attempts.
+    This is certain immediately if every configured node was queried and one reports its lowest height; otherwise only
+    after `MAX_ATTEMPTS` attempts.
 
     Args:
-        problem: as for `missing_at_head`.
-        failures: failed attempts before this one.
-        is_usable: as for `missing_at_head`.
+        problem: as for `is_left_to_history`.
+        failures: as for `is_left_to_history`.
         all_asked: whether every service of every configured node was queried.
     """
-    if not is_usable or isinstance(problem, SecondCopyMissingError):
-        return MissingBlock(failures, is_stalled=False, is_skipped=False)
-    is_stalled = failures + 1 >= MAX_ATTEMPTS
-    is_gone = isinstance(problem, HeightPrunedError) and (
-        is_stalled or (all_asked and problem.lowest_height is not None)
+    return isinstance(problem, HeightPrunedError) and (
+        failures >= MAX_ATTEMPTS or (all_asked and problem.lowest_height is not None)
     )
-    return MissingBlock(failures + 1, is_stalled, is_gone)
 
 
 def is_thorough(failures: int) -> bool:

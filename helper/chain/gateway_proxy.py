@@ -48,7 +48,6 @@ class GatewayProxy:
     """Forwards requests to the nodes of a pool.
 
     Args:
-        node_pool: the node pool.
         timeout: maximum seconds until the response head, and between two chunks of the body.
         connections: maximum number of connections to each node.
         limit: maximum length of a response in bytes.
@@ -67,8 +66,8 @@ class GatewayProxy:
         self._node_pool = node_pool
         self._limit = limit
         self._clients = {
-            endpoint: NodeHttp(endpoint.client.url, timeout=timeout, connections=connections, transport=transport)
-            for endpoint in node_pool.nodes
+            node: NodeHttp(node.client.url, timeout=timeout, connections=connections, transport=transport)
+            for node in node_pool.nodes
         }
 
     async def aclose(self) -> None:
@@ -113,7 +112,7 @@ class GatewayProxy:
 
     def _ordered_nodes(self) -> list[Node]:
         """The usable nodes in order. Those with a slow request in progress come last."""
-        return sorted(self._node_pool.usable_nodes, key=lambda endpoint: self._clients[endpoint].is_slow)
+        return sorted(self._node_pool.usable_nodes, key=lambda node: self._clients[node].is_slow)
 
 
 def _may_have_arrived(request: ProxyRequest, error: ChainError) -> bool:

@@ -20,14 +20,9 @@ _EARLIEST_CHAIN: Final = 1_546_300_800.0
 """Unix time (2019) before which no supported chain started; the bound if nothing else is known."""
 
 
-def max_height_difference(first: BlockHead, second: BlockHead) -> float:
-    """The maximum difference of two heads' heights, given their times."""
-    return SLACK_BLOCKS + abs(first.time - second.time) / MIN_BLOCK_SECONDS
-
-
 def can_share_chain(first: BlockHead, second: BlockHead) -> bool:
-    """Whether two heads can be of the same chain."""
-    return abs(first.height - second.height) <= max_height_difference(first, second)
+    """Whether two heads can be of the same chain, given the difference of their times."""
+    return abs(first.height - second.height) <= SLACK_BLOCKS + abs(first.time - second.time) / MIN_BLOCK_SECONDS
 
 
 class HeadBounds:

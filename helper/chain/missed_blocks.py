@@ -6,11 +6,11 @@ reveals. These are public, so the requests reveal nothing; nullifiers of waiting
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 
 from helper.chain.copy_quorum import CopyQuorum
 from helper.chain.counted_reveals import shows_spent
+from helper.chain.gather import gather_limited
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool
 from helper.chain.rpc_client import CountedNullifier
@@ -79,24 +79,16 @@ class MissedBlocksCheck:
         return confirmed
 
     async def _find_counted(self, reveals: Sequence[SentReveal], *, must_answer: bool) -> list[CountedNullifier]:
-        counted: list[CountedNullifier] = []
-        errors: list[ChainError] = []
-        slots = asyncio.Semaphore(_CONCURRENCY)
+        async def is_counted(reveal: SentReveal) -> bool:
+            try:
+                return await self._is_counted(reveal)
+            except ChainError:
+                if must_answer:
+                    raise
+                return False
 
-        async def check_reveal(reveal: SentReveal) -> None:
-            async with slots:
-                try:
-                    if await self._is_counted(reveal):
-                        counted.append((reveal.round_id, reveal.nullifier))
-                except ChainError as error:
-                    errors.append(error)
-
-        async with asyncio.TaskGroup() as group:
-            for reveal in reveals:
-                group.create_task(check_reveal(reveal))
-        if errors and must_answer:
-            raise errors[0]
-        return counted
+        results = await gather_limited(reveals, is_counted, _CONCURRENCY)
+        return [(r.round_id, r.nullifier) for r, counted in zip(reveals, results, strict=True) if counted]
 
     async def _is_counted(self, reveal: SentReveal) -> bool:
         """Whether a reveal was counted, as reported by nodes.

@@ -63,15 +63,11 @@ class TreeState:
 
 @dataclass(frozen=True, slots=True)
 class LeafBlock:
-    """The leaves (32 bytes each, joined) that one block appended from `start_index` on.
-
-    `root` is the root after this block if the node reports it (newer chains), else None.
-    """
+    """The leaves (32 bytes each, joined) that one block appended from `start_index` on."""
 
     height: int
     start_index: int
     leaves: bytes
-    root: bytes | None = None
 
     @property
     def end_index(self) -> int:
@@ -251,7 +247,6 @@ def _parse_leaf_block(fields: Fields) -> LeafBlock:
         height=fields.uint("height", maximum=2**62),
         start_index=fields.uint("start_index", maximum=MAX_LEAVES),
         leaves=b"".join(leaves),
-        root=fields.base64_bytes("root", 32) if fields.has("root") else None,
     )
 
 

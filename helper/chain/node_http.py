@@ -158,7 +158,7 @@ class NodeHttp:
 
     Attributes:
         name: host and port, without credentials, for logs.
-        url: the base URL, with its credentials.
+        url: the base URL, with its credentials; never logged.
     """
 
     def __init__(

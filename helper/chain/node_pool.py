@@ -34,9 +34,6 @@ __all__ = ["Node", "NodePool", "create_node_pool", "create_nodes"]
 
 T = TypeVar("T")
 
-MAX_HEIGHT = 2**62
-"""A height above every block."""
-
 _MAX_HEADS = 256
 _FAULT_LOG_SECONDS = 60.0  # an invalid response to a request is logged again after this long without one
 
@@ -118,25 +115,25 @@ class NodePool:
     def usable_nodes(self) -> list[Node]:
         """The nodes that may be called now, in the configured order. Nodes with a slow call in progress come last."""
         reason = self._create_reason_check()
-        usable = [endpoint for endpoint in self.nodes if reason(endpoint.health) is None]
+        usable = [node for node in self.nodes if reason(node.health) is None]
         if len(usable) > 1:
-            usable.sort(key=lambda endpoint: endpoint.client.is_slow)
+            usable.sort(key=lambda node: node.client.is_slow)
         return usable
 
     @property
     def usable_rpc_nodes(self) -> list[Node]:
         """The nodes whose consensus RPC may be called now."""
         reason = self._create_reason_check()
-        usable = [e for e in self.nodes if e.rpc is not None and reason(e.rpc_health) is None]
+        usable = [node for node in self.nodes if node.rpc is not None and reason(node.rpc_health) is None]
         if len(usable) > 1:
-            usable.sort(key=lambda endpoint: endpoint.rpc is not None and endpoint.rpc.is_slow)
+            usable.sort(key=lambda node: node.rpc is not None and node.rpc.is_slow)
         return usable
 
     @property
     def has_usable_node(self) -> bool:
         """Whether any node is usable."""
         reason = self._create_reason_check()
-        return any(reason(endpoint.health) is None for endpoint in self.nodes)
+        return any(reason(node.health) is None for node in self.nodes)
 
     @property
     def in_sync_count(self) -> int:
@@ -152,7 +149,7 @@ class NodePool:
         Unlike an unreachable node, this does not resolve by waiting.
         """
         now = self.clock.monotonic()
-        healths = [endpoint.health for endpoint in self.nodes]
+        healths = [node.health for node in self.nodes]
         answering = all(h.error is None and h.head is not None and now >= h.backoff_until for h in healths)
         return answering and not self.has_usable_node
 
@@ -182,6 +179,11 @@ class NodePool:
         return max(self._block_times, default=0)
 
     @property
+    def newest_time(self) -> float | None:
+        """The time of the block at `newest_height`; None before the first."""
+        return self._block_times.get(self.newest_height)
+
+    @property
     def smallest_offset(self) -> float:
         """Upper bound, in seconds, of local clock minus chain clock.
 
@@ -190,7 +192,7 @@ class NodePool:
         ahead. Infinity before the first head.
         """
         now = self.clock.now()
-        heads = [(health.head, health.offsets) for health in (endpoint.health for endpoint in self.nodes)]
+        heads = [(health.head, health.offsets) for health in (node.health for node in self.nodes)]
         usable = [
             offsets
             for head, offsets in heads
@@ -219,7 +221,7 @@ class NodePool:
     def unusable_reasons(self) -> dict[str, str | None]:
         """Why each node is not usable, by name; None for usable nodes."""
         reason = self._create_reason_check()
-        return {endpoint.name: reason(endpoint.health) for endpoint in self.nodes}
+        return {node.name: reason(node.health) for node in self.nodes}
 
     def time_at(self, height: int) -> float | None:
         """The time of the newest block up to `height` that a node has reported as its head."""
@@ -235,7 +237,7 @@ class NodePool:
 
         Use it for times that are stored: a clock that was set years ahead must not delay them by years.
         """
-        now, newest = self.clock.now(), self.time_at(MAX_HEIGHT)
+        now, newest = self.clock.now(), self.newest_time
         max_difference = max(self.limits.stale_after, self.limits.clock_skew)
         return now if newest is None or abs(now - newest) <= max_difference else newest
 
@@ -275,7 +277,7 @@ class NodePool:
 
     async def call(self, fn: Callable[[ChainClient], Awaitable[T]], *, min_height: int = 0) -> T:
         """Call `fn` with the client of each usable node in order until one succeeds. See `call_until`."""
-        return await self.call_node(lambda endpoint: fn(endpoint.client), min_height=min_height)
+        return await self.call_node(lambda node: fn(node.client), min_height=min_height)
 
     async def call_node(self, fn: Callable[[Node], Awaitable[T]], *, min_height: int = 0) -> T:
         """Like `call`, but `fn` receives the node."""
@@ -301,7 +303,7 @@ class NodePool:
         """
         answers, reasons = [], []
         for node in sorted(self.usable_nodes, key=lambda e: e.health.head is None or e.health.head.height < min_height):
-            if self._unusable_reason(node.health) is not None:
+            if self._create_reason_check()(node.health) is not None:
                 continue  # Another call has put it in backoff since.
             try:
                 result = await fn(node)
@@ -471,9 +473,6 @@ class NodePool:
         """Create a function that returns why a service is not usable now."""
         now, monotonic = self.clock.now(), self.clock.monotonic()
         return partial(Health.unusable_reason, chain_id=self.chain_id, limits=self.limits, now=now, monotonic=monotonic)
-
-    def _unusable_reason(self, health: Health) -> str | None:
-        return self._create_reason_check()(health)
 
     def _head_offsets(self) -> list[float]:
         healths = [e.health for e in self.nodes if e.health.error is None and not e.health.is_syncing]

@@ -27,12 +27,11 @@ class ReadOnlyNodePool:
     """Calls the usable nodes of a pool without affecting their health.
 
     Args:
-        node_pool: the node pool.
         timeout: timeout of a call to one node, in seconds.
         transport: replaces the network in tests.
 
     Attributes:
-        endpoints: the node pool, whose health decides which nodes are called.
+        node_pool: the node pool, whose health decides which nodes are called.
     """
 
     def __init__(
@@ -42,12 +41,10 @@ class ReadOnlyNodePool:
         timeout: float = DEFAULT_TIMEOUT_SECONDS,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self.endpoints = node_pool
+        self.node_pool = node_pool
         self._clients = {
-            endpoint: ChainClient(
-                endpoint.client.url, timeout=timeout, transport=transport, connections=MAX_CONNECTIONS
-            )
-            for endpoint in node_pool.nodes
+            node: ChainClient(node.client.url, timeout=timeout, transport=transport, connections=MAX_CONNECTIONS)
+            for node in node_pool.nodes
         }
 
     async def aclose(self) -> None:
@@ -63,7 +60,7 @@ class ReadOnlyNodePool:
             ChainResponseError: no node succeeded, and at least one returned an invalid response.
             ChainUnavailable: no node responded.
         """
-        clients = [self._clients[endpoint] for endpoint in self.endpoints.usable_nodes]
+        clients = [self._clients[node] for node in self.node_pool.usable_nodes]
         errors: dict[str, ChainError] = {}
         for client in sorted(clients, key=lambda client: client.is_slow):
             try:

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-import httpx
-
 from helper.chain.json_fields import Fields, loads
 from helper.chain.models import (
     MAX_LEAVES,
@@ -37,8 +35,6 @@ from helper.chain.models import (
 from helper.chain.node_http import (
     BLOCK_LIMIT_BYTES,
     DEFAULT_LIMIT_BYTES,
-    DEFAULT_TIMEOUT_SECONDS,
-    MAX_CONNECTIONS,
     PAGE_LIMIT_BYTES,
     NodeHttp,
     NodeResponse,
@@ -75,37 +71,12 @@ class HeightPrunedError(ChainResponseError):
         self.lowest_height = int(match.group(1)) if lowest_height is None and match else lowest_height
 
 
-class ChainClient:
+class ChainClient(NodeHttp):
     """Client for one node's REST API.
 
     Every method except `broadcast` raises `ChainUnavailable` if the node did not respond and `ChainResponseError` if
     its response is invalid. `timeout` applies to each request.
-
-    Attributes:
-        name: host and port, for logs.
-        url: the configured URL; may contain credentials, so it is never logged.
     """
-
-    def __init__(
-        self,
-        url: str,
-        *,
-        timeout: float = DEFAULT_TIMEOUT_SECONDS,
-        transport: httpx.AsyncBaseTransport | None = None,
-        connections: int = MAX_CONNECTIONS,
-    ) -> None:
-        self._http = NodeHttp(url, timeout=timeout, transport=transport, connections=connections)
-        self.name = self._http.name
-        self.url = url
-
-    async def aclose(self) -> None:
-        """Close all connections."""
-        await self._http.aclose()
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether a call has been in progress for a long time."""
-        return self._http.is_slow
 
     async def rounds(self) -> RoundList:
         """All rounds of the chain."""
@@ -122,7 +93,7 @@ class ChainClient:
                 raise InvalidResponse("round: the node returned another round")
             return parsed
 
-        return await parse_response(await self._http.get(f"{_VOTE_PREFIX}/round/{round_id.hex()}"), parse)
+        return await parse_response(await self.get(f"{_VOTE_PREFIX}/round/{round_id.hex()}"), parse)
 
     async def listed_rounds(self) -> list[ListedRound]:
         """All rounds with titles and labels, for display."""
@@ -147,7 +118,7 @@ class ChainClient:
                 return None
             return parse_tree_at(_parse_body(answer, "tree"), height)
 
-        answer = await self._http.get(f"{_VOTE_PREFIX}/commitment-tree/{round_id.hex()}/{height}")
+        answer = await self.get(f"{_VOTE_PREFIX}/commitment-tree/{round_id.hex()}/{height}")
         return await parse_response(answer, parse)
 
     async def leaves(
@@ -158,7 +129,6 @@ class ChainClient:
         The span of a request is halved while a page is longer than `PAGE_LIMIT_BYTES`.
 
         Args:
-            round_id: the round.
             from_height: the first height.
             to_height: the last height, included.
             max_count: maximum number of leaves; more are an error.
@@ -223,9 +193,7 @@ class ChainClient:
                 raise InvalidResponse(f"block: height {block.head.height} was returned for {height}")
             return block
 
-        return await parse_response(
-            await self._http.get(f"{_COSMOS_PREFIX}/blocks/{height}", limit=BLOCK_LIMIT_BYTES), parse
-        )
+        return await parse_response(await self.get(f"{_COSMOS_PREFIX}/blocks/{height}", limit=BLOCK_LIMIT_BYTES), parse)
 
     async def tx(self, tx_hash: bytes) -> TxResult | None:
         """The result of a public transaction, None if the node does not know it."""
@@ -235,12 +203,12 @@ class ChainClient:
                 return None
             return parse_tx(loads(answer.body, "tx") if answer.status == 422 else _parse_body(answer, "tx"))
 
-        return await parse_response(await self._http.get(f"{_VOTE_PREFIX}/tx/{tx_hash.hex().upper()}"), parse)
+        return await parse_response(await self.get(f"{_VOTE_PREFIX}/tx/{tx_hash.hex().upper()}"), parse)
 
     async def broadcast(self, message: RevealMessage) -> BroadcastOutcome:
         """Send a reveal. Errors of the node or the network are not raised but part of the outcome."""
         try:
-            answer = await self._http.post(f"{_VOTE_PREFIX}/reveal-share", message.to_json())
+            answer = await self.post(f"{_VOTE_PREFIX}/reveal-share", message.to_json())
         except NoResponse as error:
             return replace(classify_response(None, None, error.sent), log=str(error))
         except ChainResponseError as error:
@@ -257,7 +225,7 @@ class ChainClient:
         """The staking status of a validator (`BOND_STATUS_…`), None if it has no staking record."""
         if not operator_address.isascii() or not operator_address.isalnum():
             raise ValueError("not an operator address")
-        answer = await self._http.get(f"/cosmos/staking/v1beta1/validators/{operator_address}")
+        answer = await self.get(f"/cosmos/staking/v1beta1/validators/{operator_address}")
         if answer.status == 404:
             if Fields(loads(answer.body, "validator"), "validator").uint("code") == 5:
                 return None
@@ -272,7 +240,7 @@ class ChainClient:
         params: dict[str, str] | None = None,
         limit: int = DEFAULT_LIMIT_BYTES,
     ) -> T:
-        answer = await self._http.get(path, params, limit=limit)
+        answer = await self.get(path, params, limit=limit)
         what = path.rsplit("/", 1)[-1]
         return await parse_response(answer, lambda answer: parse(_parse_body(answer, what)))
 

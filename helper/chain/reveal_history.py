@@ -34,7 +34,7 @@ class RevealHistory:
 
     def __init__(self, pool: ReadOnlyNodePool) -> None:
         self._pool = pool
-        self._node_pool = pool.endpoints
+        self._node_pool = pool.node_pool
         self._slots = anyio.Semaphore(CONCURRENT_REQUESTS)
 
     async def aclose(self) -> None:

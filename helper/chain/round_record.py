@@ -1,26 +1,69 @@
-"""State of one round, and its comparison with a node's report. Pure."""
+"""State of one round, and the changes of it that nodes report. Pure.
+
+A change takes effect only once enough nodes report it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Final
 
-from helper.chain.models import BlockHead, Round, RoundStatus, UnknownStatusRound
-from helper.chain.round_changes import (
-    ENDED_STATUSES,
-    ReportedChanges,
-    ReportedValue,
-    RoundField,
-    describe_value,
-    find_proposals_change,
-    find_status_change,
-)
+from helper.chain.models import BlockHead, Proposal, Round, RoundStatus, UnknownStatusRound
+
+CONFIRMING_NODES: Final = 2
+"""Nodes that must report the same change where at least as many are configured."""
+CONFIRMING_BLOCKS: Final = 10
+"""Blocks for which the only configured node must report the same change."""
+ENDED_STATUSES: Final = (RoundStatus.TALLYING, RoundStatus.FINALIZED)
+"""The statuses of a round that accepts no more votes."""
 
 # The order in which a round's status moves.
 _STATUS_ORDER = {RoundStatus.PENDING: 0, RoundStatus.ACTIVE: 1, RoundStatus.TALLYING: 2, RoundStatus.FINALIZED: 3}
 
 _MAX_LAG_BLOCKS: Final = 3
 """A node up to this many blocks below the height of a change may legitimately not show the change yet."""
+
+ReportedValue = RoundStatus | int | tuple[Proposal, ...]
+"""A reported status, `vote_end_time` or list of proposals."""
+
+
+class RoundField(StrEnum):
+    """The fields of a round that one node alone cannot change."""
+
+    END = "vote_end_time"
+    STATUS = "status"
+    PROPOSALS = "proposals"
+    UNKNOWN_STATUS = "unknown status"
+
+
+def apply_change(known: Round, field: RoundField, value: ReportedValue) -> Round:
+    """The round with a confirmed change."""
+    if isinstance(value, RoundStatus):
+        return replace(known, status=value)
+    if isinstance(value, tuple):
+        return replace(known, proposals=value)
+    assert field is RoundField.END
+    return replace(known, vote_end_time=value)
+
+
+def describe_value(field: RoundField, value: ReportedValue) -> str:
+    """Describe a field and its value for messages."""
+    if isinstance(value, RoundStatus):
+        return f"{field} {value.name}"
+    if isinstance(value, tuple):
+        return f"{len(value)} {field}" if value else f"no {field}"
+    return f"{field} {value}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """The value that a node reports, and the node's height when it first did."""
+
+    value: ReportedValue
+    since_height: int
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +84,6 @@ class RoundRecord:
         frozen: why none of its shares may be accepted, revealed or purged, None if they may.
         frozen_shares: number of its waiting shares, 0 while it is not frozen.
         unconfirmed: changes in the last list that are not confirmed.
-        reported: the changes that each node reports.
         is_wait_logged: whether the missing confirmation of its end was logged.
     """
 
@@ -58,8 +100,8 @@ class RoundRecord:
     frozen: str | None = None
     frozen_shares: int = 0
     unconfirmed: dict[RoundField, ReportedValue] = field(default_factory=dict)
-    reported: ReportedChanges = field(default_factory=ReportedChanges)
     is_wait_logged: bool = False
+    _reports: dict[tuple[RoundField, str], _Report] = field(default_factory=dict)  # by field and node
 
     @property
     def stored(self) -> Round | None:
@@ -92,7 +134,8 @@ class RoundRecord:
         """Whether the round is over, as known or as any node reports."""
         if self.known is not None and self.known.status in ENDED_STATUSES:
             return True
-        return any(status in ENDED_STATUSES for status in self.reported.values(RoundField.STATUS))
+        statuses = [report.value for (changed, _), report in self._reports.items() if changed is RoundField.STATUS]
+        return any(status in ENDED_STATUSES for status in statuses)
 
     def has_ended(self, chain_time: float | None) -> bool:
         """Whether a block at or after the round's end was processed."""
@@ -134,10 +177,10 @@ class RoundRecord:
         if not self.is_past and height >= self.changed_height + _MAX_LAG_BLOCKS:
             if listed.vote_end_time != self.known.vote_end_time:
                 changes[RoundField.END] = listed.vote_end_time
-            proposals = find_proposals_change(self.known, listed) if isinstance(listed, Round) else None
+            proposals = _find_proposals_change(self.known, listed) if isinstance(listed, Round) else None
             if proposals is not None:
                 changes[RoundField.PROPOSALS] = proposals
-        status = find_status_change(self.known.status, listed.status) if isinstance(listed, Round) else None
+        status = _find_status_change(self.known.status, listed.status) if isinstance(listed, Round) else None
         if status is None or (self.is_past and status in ENDED_STATUSES):
             return changes
         is_back = _STATUS_ORDER[status] < _STATUS_ORDER[self.known.status]
@@ -160,15 +203,53 @@ class RoundRecord:
             self.over_reporters.add(node)
 
     def note_changes(self, node: str, changes: dict[RoundField, ReportedValue], height: int) -> None:
-        """Replace the changes that a node at this height reports."""
+        """Replace the changes that a node at this height reports. In memory only; a restart starts over."""
         for changed in RoundField:
-            self.reported.record(changed, node, changes.get(changed), height)
+            value, known = changes.get(changed), self._reports.get((changed, node))
+            if value is None:
+                self._reports.pop((changed, node), None)
+            elif known is None or known.value != value:
+                self._reports[changed, node] = _Report(value, height)
+
+    def find_confirmed(
+        self, changed: RoundField, heights: Mapping[str, int], *, blocks: int = CONFIRMING_BLOCKS
+    ) -> ReportedValue | None:
+        """The value that enough nodes report, or None.
+
+        None as well if the nodes report more than one value.
+
+        Args:
+            changed: the field of the round.
+            heights: the present height of every configured node, by name.
+            blocks: blocks for which the only configured node must have reported it.
+        """
+        reports = {
+            node: report for (name, node), report in self._reports.items() if name is changed and node in heights
+        }
+        if len(heights) < CONFIRMING_NODES:
+            lasting_values = [r.value for node, r in reports.items() if heights[node] >= r.since_height + blocks]
+            return lasting_values[0] if lasting_values else None
+        agreed = [v for v, count in Counter(r.value for r in reports.values()).items() if count >= CONFIRMING_NODES]
+        return agreed[0] if len(agreed) == 1 else None
+
+    def revert_changes(self, listed: Round) -> Round:
+        """The listed round with the known values of all fields that need a confirmation."""
+        known = self.stored
+        if known is None:
+            return listed
+        is_change = _find_status_change(known.status, listed.status) is not None or listed.status is RoundStatus.PENDING
+        return replace(
+            listed,
+            vote_end_time=known.vote_end_time,
+            status=known.status if is_change else listed.status,
+            proposals=known.proposals if _find_proposals_change(known, listed) is not None else listed.proposals,
+        )
 
     def note_confirmed(self, changed: RoundField, height: int) -> None:
         """Record that a change was confirmed at a height."""
         self.changed_height = height
         self.unconfirmed.pop(changed, None)
-        self.reported.forget(changed)
+        self._reports = {key: report for key, report in self._reports.items() if key[0] is not changed}
         if changed is RoundField.END:
             self.over_reporters.clear()
 
@@ -178,7 +259,7 @@ class RoundRecord:
         self.known = self.known if self.is_past else None
         self.over_reporters.clear()
         self.unconfirmed.clear()
-        self.reported = ReportedChanges()
+        self._reports.clear()
 
     def describe_unconfirmed(self, changed: RoundField, value: ReportedValue) -> str:
         """Describe an unconfirmed change for messages."""
@@ -186,3 +267,21 @@ class RoundRecord:
             return f"vote_end_time {value} reported and not confirmed; {self.known.vote_end_time} is known"
         status = f"; {self.known.status.name} is known" if changed is RoundField.STATUS and self.known else ""
         return f"{describe_value(changed, value)} reported and not confirmed{status}"
+
+
+def _find_status_change(known: RoundStatus, reported: RoundStatus) -> RoundStatus | None:
+    """The status that a node reports as a change, None if it reports none.
+
+    A pending round becomes active immediately, because wallets do not retry a refused share. For an active round, the
+    status is reduced to TALLYING, so that nodes a few blocks apart report the same change.
+    """
+    if reported is known or reported is RoundStatus.PENDING:
+        return None
+    if (known, reported) == (RoundStatus.PENDING, RoundStatus.ACTIVE):
+        return None
+    return RoundStatus.TALLYING if reported in ENDED_STATUSES and known not in ENDED_STATUSES else reported
+
+
+def _find_proposals_change(known: Round, reported: Round) -> tuple[Proposal, ...] | None:
+    """Reported proposals that differ from the known ones, or None."""
+    return reported.proposals if known.proposals and reported.proposals != known.proposals else None

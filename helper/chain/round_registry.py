@@ -29,18 +29,16 @@ from helper.chain.block_cadence import Observation, next_observation
 from helper.chain.models import BlockHead, Proposal, Round, RoundList, RoundStatus, UnknownStatusRound
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool
-from helper.chain.round_changes import (
+from helper.chain.round_record import (
     CONFIRMING_BLOCKS,
     CONFIRMING_NODES,
     ENDED_STATUSES,
     ReportedValue,
     RoundField,
+    RoundRecord,
     apply_change,
     describe_value,
-    revert_changes,
 )
-from helper.chain.round_record import RoundRecord
-from helper.clock import Clock
 from helper.core.share import ShareState
 from helper.errors import ChainError, ChainResponseError, WrongChain
 from helper.store.store import Store
@@ -64,10 +62,8 @@ class _RoundsReport:
     """A node's list of rounds, compared with the known rounds.
 
     Attributes:
-        node: the node.
         head: its newest block before the request; None before the first.
         requested_at: when the request was sent, monotonic seconds.
-        round_list: the list.
         invalid: why a listed round is not plausible, by round id.
         changes: fields whose listed value differs from the known one, by round id.
     """
@@ -99,10 +95,10 @@ class RoundRegistry:
             round is over and not closed, and a round that is new, changed, frozen, unfrozen or closed by another host.
     """
 
-    def __init__(self, store: Store, node_pool: NodePool, *, clock: Clock) -> None:
+    def __init__(self, store: Store, node_pool: NodePool) -> None:
         self._store = store
         self._node_pool = node_pool
-        self._clock = clock
+        self._clock = node_pool.clock
         self._log = structlog.get_logger("helper.chain")
         self._records: dict[bytes, RoundRecord] = {}  # those over when first listed in the order of their listing
         self._stored: list[RoundRecord] = []  # the stored rounds, oldest first
@@ -165,21 +161,18 @@ class RoundRegistry:
 
     def get(self, round_id: bytes) -> Round | None:
         """The round, None if the chain has not listed it. Includes frozen rounds and rounds over when first listed."""
-        record = self._records.get(round_id)
-        return None if record is None else record.known
+        return self._find(round_id).known
 
     def frozen_reason(self, round_id: bytes) -> str | None:
         """Why no share of the round may be accepted, revealed or purged now, None if they may.
 
         Also covers rounds that were only ever listed with invalid data.
         """
-        record = self._records.get(round_id)
-        return None if record is None else record.frozen
+        return self._find(round_id).frozen
 
     def unconfirmed_end(self, round_id: bytes) -> int | None:
         """A changed `vote_end_time` that is reported and not confirmed, None if there is none."""
-        record = self._records.get(round_id)
-        end = None if record is None else record.unconfirmed.get(RoundField.END)
+        end = self._find(round_id).unconfirmed.get(RoundField.END)
         return end if isinstance(end, int) else None
 
     def has_unconfirmed_status(self, round_id: bytes) -> bool:
@@ -187,15 +180,12 @@ class RoundRegistry:
 
         Also true if the only known status is not confirmed.
         """
-        record = self._records.get(round_id)
-        if record is None:
-            return False
+        record = self._find(round_id)
         return not self._is_end_confirmed(record) if record.is_past else RoundField.STATUS in record.unconfirmed
 
     def has_unconfirmed_proposals(self, round_id: bytes) -> bool:
         """Whether changed proposals of the round are reported and not confirmed."""
-        record = self._records.get(round_id)
-        return record is not None and RoundField.PROPOSALS in record.unconfirmed
+        return RoundField.PROPOSALS in self._find(round_id).unconfirmed
 
     def latest_end(self, known: Round) -> int:
         """The later of the round's known end and an unconfirmed one, in unix seconds."""
@@ -272,13 +262,11 @@ class RoundRegistry:
         Raises:
             StoreError: the closed mark could not be stored.
         """
-        record = self._records.get(round_id)
-        if record is not None and record.frozen is not None:
+        if self._find(round_id).frozen is not None:
             return False
-        if record is None or not record.is_closed:
+        if not self._find(round_id).is_closed:
             await self._confirm_closings()
-            record = self._records.get(round_id)
-        return record is not None and record.is_closed
+        return self._find(round_id).is_closed
 
     async def sync(self, head: int = 0) -> None:
         """Read the list of rounds from the nodes and store what is new.
@@ -298,7 +286,7 @@ class RoundRegistry:
         self._add_past_rounds(answer.round_list.rounds)
         # Only `_confirm_changes` changes fields that need a confirmation.
         listed = [(self._record(reported.round_id), reported) for reported in answer.round_list.rounds]
-        updates = [(record, revert_changes(record.stored, reported)) for record, reported in listed]
+        updates = [(record, record.revert_changes(reported)) for record, reported in listed]
         await self._save([update for record, update in updates if record.is_update(update)], answer.node.height)
         self._records = {round_id: record for round_id, record in self._records.items() if record.is_needed}
         if answer.head is not None:
@@ -320,11 +308,13 @@ class RoundRegistry:
             self._insert_round(reported)
             self.revision += 1
 
+    def _find(self, round_id: bytes) -> RoundRecord:
+        """The record of a round; an empty record that is not stored if there is none."""
+        return self._records.get(round_id) or RoundRecord(round_id)
+
     def _record(self, round_id: bytes) -> RoundRecord:
         """The record of a round; created if there is none."""
-        record = self._records.get(round_id)
-        if record is None:
-            record = self._records[round_id] = RoundRecord(round_id)
+        record = self._records[round_id] = self._find(round_id)
         return record
 
     def _known(self) -> list[RoundRecord]:
@@ -403,11 +393,11 @@ class RoundRegistry:
 
     async def _confirm_changes(self) -> bool:
         """Apply the changes that enough nodes report. Returns whether there was one."""
-        heights = {endpoint.name: endpoint.height for endpoint in self._node_pool.nodes}
+        heights = {node.name: node.height for node in self._node_pool.nodes}
         changed = False
         for record in [record for record in self._known() if record.is_open or record.is_past]:
             for field in (RoundField.END, RoundField.STATUS, RoundField.PROPOSALS):
-                value = record.reported.find_confirmed(field, heights, blocks=self._blocks_needed(record, field))
+                value = record.find_confirmed(field, heights, blocks=self._blocks_needed(record, field))
                 if value is None or record.known is None:
                     continue
                 known, height = record.known, max(heights.values())
@@ -456,11 +446,11 @@ class RoundRegistry:
 
     async def _close_unknown_status(self) -> None:
         """Close rounds past their end whose unknown status enough nodes report."""
-        heights = {endpoint.name: endpoint.height for endpoint in self._node_pool.nodes}
+        heights = {node.name: node.height for node in self._node_pool.nodes}
         for record in [record for record in self._stored if record.is_open]:
             if not record.has_ended(self._chain_time) or record.unconfirmed:
                 continue
-            status = record.reported.find_confirmed(RoundField.UNKNOWN_STATUS, heights)
+            status = record.find_confirmed(RoundField.UNKNOWN_STATUS, heights)
             if status is None:
                 continue
             await self._mark_closed(record)

@@ -9,15 +9,12 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-import httpx
-
 from helper.chain.counted_reveals import shows_spent
 from helper.chain.json_fields import Fields, loads
 from helper.chain.models import BlockHead, TxResult, create_head
 from helper.chain.node_http import (
     BLOCK_LIMIT_BYTES,
     DEFAULT_LIMIT_BYTES,
-    DEFAULT_TIMEOUT_SECONDS,
     PAGE_LIMIT_BYTES,
     NodeHttp,
     NodeResponse,
@@ -55,27 +52,8 @@ class BlockResults:
     time: float | None = None
 
 
-class RpcClient:
-    """Client for one node's consensus RPC. Raises the same errors as `ChainClient`.
-
-    Attributes:
-        name: host and port, for logs.
-    """
-
-    def __init__(
-        self, url: str, *, timeout: float = DEFAULT_TIMEOUT_SECONDS, transport: httpx.AsyncBaseTransport | None = None
-    ) -> None:
-        self._http = NodeHttp(url, timeout=timeout, transport=transport)
-        self.name = self._http.name
-
-    async def aclose(self) -> None:
-        """Close all connections."""
-        await self._http.aclose()
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether a call has been in progress for a long time."""
-        return self._http.is_slow
+class RpcClient(NodeHttp):
+    """Client for one node's consensus RPC. Raises the same errors as `ChainClient`."""
 
     async def status(self) -> tuple[BlockHead, bool]:
         """The newest block, and whether the node is syncing."""
@@ -167,7 +145,7 @@ class RpcClient:
     async def _call(
         self, path: str, params: dict[str, str], parse: Callable[[Fields], T], *, limit: int = DEFAULT_LIMIT_BYTES
     ) -> T:
-        answer = await self._http.get(path, params, limit=limit)
+        answer = await self.get(path, params, limit=limit)
         return await parse_response(answer, lambda answer: parse(_parse_result(answer, path[1:])))
 
 

@@ -14,14 +14,6 @@ from helper.chain.json_fields import Fields, loads
 from helper.errors import ChainResponseError
 
 
-class AttemptCost(Enum):
-    """Cost of an outcome for the share: nothing, one attempt, or final failure."""
-
-    NONE = "none"
-    ATTEMPT = "attempt"
-    FINAL = "final"
-
-
 class Verdict(Enum):
     """Meaning of a response. None confirms a share or closes a round; only blocks do."""
 
@@ -48,16 +40,9 @@ class Verdict(Enum):
     PERMANENT = "permanent"
     """The message can never be accepted: its fields are invalid."""
 
-    @property
-    def cost(self) -> AttemptCost:
-        """Cost of the verdict for the share."""
-        return _VERDICT_COSTS.get(self, AttemptCost.NONE)
 
-
-_VERDICT_COSTS = {
-    Verdict.BAD_PROOF: AttemptCost.ATTEMPT,
-    Verdict.PERMANENT: AttemptCost.FINAL,
-}
+MESSAGE_REFUSALS = frozenset({Verdict.BAD_PROOF, Verdict.PERMANENT})
+"""Refusals of the message itself. Only these can cost an attempt, and only if every node confirms them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from proofs import InvalidReason
@@ -48,26 +48,6 @@ class PayloadError(Exception):
         self.message = message
 
 
-class Field(Protocol):
-    """A field type."""
-
-    @property
-    def is_optional(self) -> bool:
-        """Whether the field may be absent."""
-        ...
-
-    def schema(self) -> Schema:
-        """JSON Schema of the field (draft 2020-12, as in OpenAPI 3.1)."""
-        ...
-
-    def messages(self, actual: int | None) -> Messages:
-        """Error texts of this type, by reason.
-
-        `actual` is the number of entries or bytes that a text names.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class IntegerField:
     """An integer from `minimum` to `maximum`; optional if it has a default."""
@@ -76,11 +56,6 @@ class IntegerField:
     minimum: int
     maximum: int
     default: int | None = None
-
-    @property
-    def is_optional(self) -> bool:
-        """Whether it has a default."""
-        return self.default is not None
 
     def schema(self) -> Schema:
         """The schema: an integer with bounds."""
@@ -105,7 +80,6 @@ class Base64Field:
     """32 bytes in base64."""
 
     description: str
-    is_optional: bool = False
 
     def schema(self) -> Schema:
         """The schema: a string with a pattern."""
@@ -126,7 +100,6 @@ class HexField:
 
     description: str
     allows_upper_case: bool = False
-    is_optional: bool = False
 
     @property
     def pattern(self) -> re.Pattern[str]:
@@ -150,7 +123,6 @@ class ArrayField:
     description: str
     count: int
     item: Base64Field
-    is_optional: bool = False
 
     def schema(self) -> Schema:
         """The schema: an array of a fixed length."""
@@ -172,20 +144,30 @@ class ObjectField:
     description: str
     fields: Mapping[str, Field]
     kind: str = "an object"
-    is_optional: bool = False
 
     def schema(self) -> Schema:
         """The schema: an object. Unknown names are ignored, so additional properties are allowed."""
         return {
             "type": "object",
             "properties": {key: field.schema() for key, field in self.fields.items()},
-            "required": [key for key, field in self.fields.items() if not field.is_optional],
+            "required": [
+                key
+                for key, field in self.fields.items()
+                if not (isinstance(field, IntegerField) and field.default is not None)
+            ],
             "description": self.description,
         }
 
     def messages(self, _actual: int | None) -> Messages:
         """Not an object."""
         return {"type": f"must be {self.kind}"}
+
+
+Field = IntegerField | Base64Field | HexField | ArrayField | ObjectField
+"""A field type. `schema` is its JSON Schema (draft 2020-12, as in OpenAPI 3.1).
+
+`messages` are its error texts by reason; `actual` is the number of entries or bytes that a text names.
+"""
 
 
 def error_message(field: Field | None, reason: InvalidReason, actual: int | None = None) -> str:

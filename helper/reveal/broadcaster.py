@@ -6,15 +6,15 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
 
 import structlog
 
 import proofs
-from helper.chain.commitment_tree import Anchor
+from helper.chain.commitment_tree import CommitmentTreeSync
+from helper.chain.gather import gather_limited
 from helper.chain.node_pool import Node, NodePool
 from helper.chain.reveal_transaction import RevealMessage
-from helper.chain.verdicts import AttemptCost, BroadcastOutcome, Verdict, classify_refusal
+from helper.chain.verdicts import MESSAGE_REFUSALS, BroadcastOutcome, Verdict, classify_refusal
 from helper.clock import Clock
 from helper.core.recent import RecentKeys
 from helper.errors import ChainError, ProverError
@@ -24,6 +24,7 @@ from helper.observability.error_log import log_error
 from helper.observability.stats import Stats
 from helper.reveal.attempt_budget import AttemptBudget
 from helper.reveal.circuit_selector import TRIAL_WAIT_SECONDS, CircuitSelector
+from helper.reveal.prover.pool import ProverPool
 from helper.reveal.resend_policy import NEXT_BLOCK_VERDICTS, NextStep, next_step
 from helper.reveal.send_state import SendStates
 from helper.store.rows import SentReveal
@@ -49,22 +50,6 @@ VERDICT_LOG_SECONDS = 60.0
 """A verdict from a node is logged again if it did not occur for this many seconds."""
 
 
-class Trees(Protocol):
-    """The verified commitment trees (`helper.chain.commitment_tree.CommitmentTreeSync`)."""
-
-    def anchor_at(self, round_id: bytes, height: int) -> Anchor | None:
-        """Return the root that was verified at a height since the start."""
-        ...
-
-
-class Verifier(Protocol):
-    """Checks proofs (`helper.reveal.prover.pool.ProverPool`)."""
-
-    async def verify(self, circuit: str, proof: bytes, statement: proofs.Statement) -> bool:
-        """Return whether the proof is valid for these public inputs."""
-        ...
-
-
 class Broadcaster:
     """Sends prepared messages to the chain, at most once per share and block height.
 
@@ -76,9 +61,9 @@ class Broadcaster:
         self,
         *,
         store: Store,
-        trees: Trees,
+        trees: CommitmentTreeSync,
         node_pool: NodePool,
-        verifier: Verifier,
+        verifier: ProverPool,
         circuits: CircuitSelector,
         attempts: AttemptBudget,
         clock: Clock,
@@ -97,9 +82,8 @@ class Broadcaster:
         self._states = SendStates(STATES_KEPT)
         self._avoided_until: dict[str, float] = {}  # by node: until when, monotonic
         self._trial_lock = asyncio.Lock()  # held by the reveal that tries a circuit
-        self._refusals_by_circuit: dict[
-            str, dict[str, int]
-        ] = {}  # by circuit: nodes that refused a proof, and the last such share
+        # By circuit: the nodes that refused a proof of it, and the last such share.
+        self._refusals_by_circuit: dict[str, dict[str, int]] = {}
         self._sending_since = clock.monotonic()
         self._logged_verdicts = RecentKeys(VERDICT_LOG_SECONDS)  # by node and verdict
         self._subscribers: list[Callable[[], None]] = []
@@ -162,24 +146,18 @@ class Broadcaster:
 
     async def _follow_up_all(self, share_ids: Sequence[int], handle: Callable[[SentReveal], Awaitable[None]]) -> None:
         """Follow up reveals concurrently, at most `CONCURRENT_RESENDS` at a time."""
-        slots = asyncio.Semaphore(CONCURRENT_RESENDS)
-        async with asyncio.TaskGroup() as group:
-            for share_id in share_ids:
-                if not self._states.get(share_id).is_in_flight:
-                    await slots.acquire()
-                    group.create_task(self._follow_up(share_id, handle, slots))
 
-    async def _follow_up(
-        self, share_id: int, handle: Callable[[SentReveal], Awaitable[None]], slots: asyncio.Semaphore
-    ) -> None:
-        try:
-            await self._run_exclusively(share_id, handle)
-            self._states.set_stuck(share_id, is_stuck=False)
-        except Exception as error:
-            self._states.set_stuck(share_id, is_stuck=True)
-            log_error(log, "follow_up_failed", error)
-        finally:
-            slots.release()
+        async def follow_up(share_id: int) -> None:
+            if self._states.get(share_id).is_in_flight:
+                return
+            try:
+                await self._run_exclusively(share_id, handle)
+                self._states.set_stuck(share_id, is_stuck=False)
+            except Exception as error:
+                self._states.set_stuck(share_id, is_stuck=True)
+                log_error(log, "follow_up_failed", error)
+
+        await gather_limited(share_ids, follow_up, CONCURRENT_RESENDS)
 
     async def _run_exclusively(self, share_id: int, handle: Callable[[SentReveal], Awaitable[None]]) -> None:
         """Run `handle` on a share's message.
@@ -197,7 +175,13 @@ class Broadcaster:
             self._states.release(share_id)
 
     async def _run_next_step(self, reveal: SentReveal, height: int) -> None:
-        step = _next_step_of(reveal, height)
+        step = next_step(
+            sends=reveal.sends,
+            first_height=reveal.first_sent_height,
+            last_height=reveal.last_sent_height,
+            outcome=reveal.last_outcome,
+            height=height,
+        )
         if step is NextStep.SEND:
             await self._send(reveal)
         elif step is NextStep.PROVE:
@@ -324,7 +308,7 @@ class Broadcaster:
         if outcome.verdict is Verdict.ACCEPTED:
             self._refusals_by_circuit.pop(reveal.prepared.circuit, None)
             await self._circuits.record_accepted(reveal.prepared.circuit)
-        elif outcome.verdict.cost is AttemptCost.NONE:
+        elif outcome.verdict not in MESSAGE_REFUSALS:
             if self._logged_verdicts.remember((node.name, outcome.verdict), self._clock.monotonic()):
                 log.info(
                     "reveal_not_accepted",
@@ -428,13 +412,3 @@ class Broadcaster:
             return await self._verifier.verify(reveal.prepared.circuit, message.proof, statement)
         except ProverError:
             return True
-
-
-def _next_step_of(reveal: SentReveal, height: int) -> NextStep:
-    return next_step(
-        sends=reveal.sends,
-        first_height=reveal.first_sent_height,
-        last_height=reveal.last_sent_height,
-        outcome=reveal.last_outcome,
-        height=height,
-    )

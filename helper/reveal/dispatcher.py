@@ -60,6 +60,10 @@ class Dispatcher:
         broadcaster: sends each prepared share; None if another host sends.
         retention: handles closed rounds before each dispatch; None if the send loop does this.
         max_sleep: longest sleep in seconds. Other hosts may enqueue or release shares without waking this one.
+
+    Attributes:
+        claimed_count: number of shares that are claimed for the provers.
+        pause_reason: why dispatch is paused, or None.
     """
 
     def __init__(
@@ -85,7 +89,7 @@ class Dispatcher:
         self._clock = clock
         self._stats = stats
         self._wake_event = asyncio.Event()
-        self._claimed = 0
+        self.claimed_count = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._claims_to_release: dict[int, float] = {}  # by share: when its claim is released, monotonic
         self._error_counts: dict[int, int] = {}  # by share: consecutive internal errors
@@ -111,11 +115,6 @@ class Dispatcher:
         """
         if due_time < self._sleep_until:
             self._wake_event.set()
-
-    @property
-    def claimed_count(self) -> int:
-        """Number of shares that are claimed for the provers."""
-        return self._claimed
 
     async def run(self) -> None:
         """Process the queue until cancelled. The next start releases the shares that are still claimed."""
@@ -160,7 +159,7 @@ class Dispatcher:
         while True:
             gate = self._get_gate()
             self._note_pause(gate.pause_reason)
-            free = self._slots * CLAIMS_PER_PROVER - self._claimed
+            free = self._slots * CLAIMS_PER_PROVER - self.claimed_count
             if gate.pause_reason is not None or not gate.round_ids or free <= 0:
                 return math.inf
             if gate.is_one_at_a_time:
@@ -203,7 +202,7 @@ class Dispatcher:
             self.pause_reason = reason
 
     def _start_reveal(self, queued: QueuedShare) -> None:
-        self._claimed += 1
+        self.claimed_count += 1
         task = asyncio.create_task(self._reveal(queued))
         self._tasks.add(task)
         task.add_done_callback(self._on_reveal_end)
@@ -219,7 +218,7 @@ class Dispatcher:
             try:
                 prepared = await self._revealer.prove(queued)
             finally:
-                self._claimed -= 1
+                self.claimed_count -= 1
                 self.wake()
             if prepared and self._broadcaster is not None:
                 await self._broadcaster.send(queued.id)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from helper.chain.verdicts import Verdict
+from helper.chain.verdicts import MESSAGE_REFUSALS, Verdict
 
 INCLUSION_WAIT_BLOCKS = 3
 """Blocks to wait for the inclusion of an accepted message before it is resent."""
@@ -19,8 +19,6 @@ REPROVE_BLOCKS = 10
 
 NEXT_BLOCK_VERDICTS = frozenset({Verdict.AMBIGUOUS, Verdict.UNAVAILABLE, Verdict.BEHIND})
 """Verdicts that are not about the message itself: the same bytes are resent one block later."""
-SINGLE_NODE_REFUSALS = frozenset({Verdict.BAD_PROOF, Verdict.PERMANENT})
-"""Verdicts that every node must confirm: the same bytes are sent to another node one block later."""
 
 
 class NextStep(Enum):
@@ -59,4 +57,5 @@ def next_step(
     return NextStep.SEND if has_waited else NextStep.WAIT
 
 
-_NEXT_BLOCK_OUTCOMES = frozenset(verdict.name for verdict in NEXT_BLOCK_VERDICTS | SINGLE_NODE_REFUSALS)
+# Every node must confirm a refusal of the message, so it is sent to another node one block later.
+_NEXT_BLOCK_OUTCOMES = frozenset(verdict.name for verdict in NEXT_BLOCK_VERDICTS | MESSAGE_REFUSALS)

@@ -6,10 +6,10 @@ import asyncio
 import math
 from dataclasses import replace
 from enum import Enum
-from typing import Protocol
 
 import structlog
 
+from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
 from helper.core.share import ShareState
 from helper.lease import Lease
@@ -55,32 +55,6 @@ def retention_stage(
     return RetentionStage.EXPIRED if has_expired else RetentionStage.RETAINED
 
 
-class Rounds(Protocol):
-    """Decides which rounds are closed (`helper.chain.round_registry.RoundRegistry`).
-
-    Attributes:
-        revision: increases with every change that may close a round or permit its purge.
-    """
-
-    revision: int
-
-    def chain_now(self) -> float | None:
-        """Return the chain's time in unix seconds, None if unknown. The local clock may be wrong by years."""
-        ...
-
-    def frozen_reason(self, round_id: bytes) -> str | None:
-        """Return why the round must not be changed now, or None."""
-        ...
-
-    async def is_closed(self, round_id: bytes) -> bool:
-        """Return whether the chain has closed the round permanently."""
-        ...
-
-    def forget(self, round_id: bytes) -> None:
-        """Drop a purged round."""
-        ...
-
-
 class Retention:
     """Reports and purges closed rounds.
 
@@ -94,7 +68,7 @@ class Retention:
         self,
         *,
         store: Store,
-        rounds: Rounds,
+        rounds: RoundRegistry,
         clock: Clock,
         stats: Stats,
         purge_after: float,

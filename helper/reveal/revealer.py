@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
-
 import structlog
 
-from helper.chain.commitment_tree import Anchor
+from helper.chain.commitment_tree import Anchor, CommitmentTreeSync
 from helper.chain.node_pool import NodePool
 from helper.chain.reveal_transaction import RevealMessage
 from helper.clock import Clock
@@ -15,7 +12,7 @@ from helper.errors import ProofFailed, ProverCrashed, ProverTimeout
 from helper.observability.stats import Stats
 from helper.reveal.attempt_budget import AttemptBudget
 from helper.reveal.circuit_selector import CircuitSelector
-from helper.reveal.prover.job import Proof, ProofJob
+from helper.reveal.prover.pool import Proof, ProverPool
 from helper.store.rows import PreparedReveal, QueuedShare
 from helper.store.store import Store
 
@@ -27,26 +24,6 @@ TREE_RETRY_SECONDS = 2.0
 """Seconds until a share is retried whose leaf is not under a verified root yet."""
 
 
-class Trees(Protocol):
-    """The verified commitment trees (`helper.chain.commitment_tree.CommitmentTreeSync`)."""
-
-    def anchor(self, round_id: bytes) -> Anchor | None:
-        """Return the newest verified root of a round."""
-        ...
-
-    async def path(self, round_id: bytes, position: int, anchor: Anchor) -> bytes:
-        """Return the 24 siblings of a leaf under an anchor's root."""
-        ...
-
-
-class Prover(Protocol):
-    """Makes proofs (`helper.reveal.prover.pool.ProverPool`)."""
-
-    async def prove(self, job: ProofJob, *, on_start: Callable[[], None] = ...) -> Proof:
-        """Make one proof; call `on_start` when a worker starts the job."""
-        ...
-
-
 class Revealer:
     """Proves claimed shares and stores their messages."""
 
@@ -54,9 +31,9 @@ class Revealer:
         self,
         *,
         store: Store,
-        trees: Trees,
+        trees: CommitmentTreeSync,
         node_pool: NodePool,
-        prover: Prover,
+        prover: ProverPool,
         circuits: CircuitSelector,
         attempts: AttemptBudget,
         clock: Clock,
@@ -85,7 +62,7 @@ class Revealer:
             return False
         circuit = self._circuits.current
         path = await self._trees.path(share.round_id, share.tree_position, anchor)
-        proof = await self._make_proof(queued, _create_job(queued, circuit, path))
+        proof = await self._make_proof(queued, circuit, path)
         if proof is None:
             return False
         if (proof.nullifier, proof.root) != (queued.nullifier, anchor.root):
@@ -93,7 +70,7 @@ class Revealer:
             return False
         return await self._store.prepare(queued.id, self._create_prepared(queued, circuit, anchor, proof))
 
-    async def _make_proof(self, queued: QueuedShare, job: ProofJob) -> Proof | None:
+    async def _make_proof(self, queued: QueuedShare, circuit: str, path: bytes) -> Proof | None:
         is_proving = False
 
         def on_start() -> None:
@@ -102,7 +79,7 @@ class Revealer:
             self._note_start(queued)
 
         try:
-            proof = await self._prover.prove(job, on_start=on_start)
+            proof = await self._prover.prove(circuit, queued.share, path, on_start=on_start)
         except ProverCrashed as error:
             await self._record_crash(queued, str(error))
             return None
@@ -164,20 +141,3 @@ class Revealer:
             circuit=circuit,
             height=anchor.height if head is None else head.height,
         )
-
-
-def _create_job(queued: QueuedShare, circuit: str, path: bytes) -> ProofJob:
-    share = queued.share
-    return ProofJob(
-        circuit=circuit,
-        path=path,
-        position=share.tree_position,
-        share_comms=share.share_comms,
-        primary_blind=share.primary_blind,
-        c1=share.c1,
-        c2=share.c2,
-        share_index=share.share_index,
-        proposal_id=share.proposal_id,
-        vote_decision=share.vote_decision,
-        round_id=share.round_id,
-    )

@@ -60,7 +60,7 @@ class StoreEnvironment:
         self.endpoints: NodePool = FakeNetwork(a=self.node).create_node_pool(self.clock)
         self.reported_nullifiers: list[DamagedShare] = []
         self.store = SqliteStore(path, clock=self.clock, on_damaged=self.reported_nullifiers.append)
-        self.rounds = RoundRegistry(self.store, self.endpoints, clock=self.clock)
+        self.rounds = RoundRegistry(self.store, self.endpoints)
         self.trees = CommitmentTreeSync(self.store, self.endpoints, self.rounds)
         self.chain = FakeTree()
         for height in range(60, CHAIN_HEIGHT):

@@ -59,10 +59,8 @@ async def test_follower_over_blocks_finds_all_reveals(rpc: bool, recorded_reveal
     store.own_nullifiers = {spent: number for number, spent in enumerate(own_nullifiers, start=1)}
     confirmed: list[int] = []
     blocks: list[int] = []
-    rounds = RoundRegistry(store, endpoints, clock=clock)
-    listener = BlockFollower(
-        store, endpoints, rounds, clock=clock, on_block=blocks.append, on_confirmed=confirmed.extend
-    )
+    rounds = RoundRegistry(store, endpoints)
+    listener = BlockFollower(store, endpoints, rounds, on_block=blocks.append, on_confirmed=confirmed.extend)
     await endpoints.probe_all()
     while await listener.apply_next_blocks():
         pass
@@ -81,8 +79,8 @@ async def test_follower_with_search_finds_all_reveals(recorded_reveals: list[dic
     node = create_recorded_chain(clock, recorded_reveals, height=5000)
     endpoints = FakeNetwork(node=node).create_node_pool(clock, rpc=True)
     store = MemoryStore()
-    rounds = RoundRegistry(store, endpoints, clock=clock)
-    listener = BlockFollower(store, endpoints, rounds, clock=clock)
+    rounds = RoundRegistry(store, endpoints)
+    listener = BlockFollower(store, endpoints, rounds)
     await endpoints.probe_all()
     assert not await listener.apply_next_blocks(), "the open rounds are not known yet"
     await rounds.sync()
@@ -101,8 +99,8 @@ async def test_follower_from_round_start_finds_all_reveals(recorded_reveals: lis
     node = create_recorded_chain(clock, recorded_reveals)
     endpoints = FakeNetwork(node=node).create_node_pool(clock)
     store = MemoryStore()
-    rounds = RoundRegistry(store, endpoints, clock=clock)
-    listener = BlockFollower(store, endpoints, rounds, clock=clock)
+    rounds = RoundRegistry(store, endpoints)
+    listener = BlockFollower(store, endpoints, rounds)
     await endpoints.probe_all()
     await rounds.sync()
     while await listener.apply_next_blocks():

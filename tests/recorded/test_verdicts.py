@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from helper.chain.verdicts import REFUSALS, AttemptCost, Verdict, classify_response
+from helper.chain.verdicts import MESSAGE_REFUSALS, REFUSALS, Verdict, classify_response
 from tests.conftest import read_recorded_lines
 
 VERDICT_BY_EXCHANGE = {
@@ -46,16 +46,10 @@ def test_recorded_acceptance_has_accepted_verdict(recorded_reveals: list[dict[st
 
 
 @pytest.mark.rule("R11", "R12")
-def test_verdict_has_expected_cost() -> None:
-    costs = {verdict: verdict.cost for verdict in Verdict}
-    attempts = {verdict for verdict, cost in costs.items() if cost is AttemptCost.ATTEMPT}
-    assert attempts == {Verdict.BAD_PROOF}
-    assert [verdict for verdict, cost in costs.items() if cost is AttemptCost.FINAL] == [Verdict.PERMANENT]
-    # All other verdicts are not caused by the proof: an outage, a reveal by another helper, the end of a round, a
+def test_only_refusals_of_the_message_can_cost_an_attempt() -> None:
+    # All other verdicts are not caused by the message: an outage, a reveal by another helper, the end of a round, a
     # refusal without a verdict on the proof.
-    assert {cost for verdict, cost in costs.items() if verdict not in (Verdict.BAD_PROOF, Verdict.PERMANENT)} == {
-        AttemptCost.NONE
-    }
+    assert {Verdict.BAD_PROOF, Verdict.PERMANENT} == MESSAGE_REFUSALS
 
 
 def refusal_response(code: int, log: str, status: int = 422) -> Verdict:

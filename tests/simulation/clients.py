@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from helper.chain.models import (
     MAX_LEAVES,
@@ -20,7 +20,7 @@ from helper.chain.models import (
     TxResult,
 )
 from helper.chain.node import Node
-from helper.chain.node_http import SLOW_CALL_SECONDS, NodeHttp, NodeResponse
+from helper.chain.node_http import SLOW_CALL_SECONDS, NodeResponse
 from helper.chain.rest_client import ChainClient, HeightPrunedError
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.rpc_client import BlockResults, RpcClient
@@ -29,16 +29,15 @@ from tests.simulation.node import NodeFault, SimNode
 T = TypeVar("T")
 
 
-class _NodeTransport:
-    """Transport that `ChainClient.broadcast` posts through."""
+class _Sender(ChainClient):
+    """Posts one reveal to a node."""
 
-    def __init__(self, client: SimClient) -> None:
-        self._client = client
-        self.message: RevealMessage | None = None
+    def __init__(self, node: SimNode, message: RevealMessage) -> None:
+        self._node = node
+        self._message = message
 
     async def post(self, path: str, body: dict[str, object]) -> NodeResponse:
-        assert self.message is not None
-        return await self._client.node.receive_reveal(self.message)
+        return await self._node.receive_reveal(self._message)
 
 
 class ServiceRun:
@@ -162,11 +161,7 @@ class SimClient(ChainClient):
         return node.chain.find_indexed(tx_hash, node.height)
 
     async def broadcast(self, message: RevealMessage) -> Any:
-        transport = _NodeTransport(self)
-        transport.message = message
-        sender = ChainClient.__new__(ChainClient)
-        sender._http = cast(NodeHttp, transport)
-        outcome = await self._calls.run_broadcast(sender.broadcast(message))
+        outcome = await self._calls.run_broadcast(_Sender(self.node, message).broadcast(message))
         await self._service_run.block_if_killed()
         return outcome
 

@@ -10,6 +10,7 @@ from enum import Enum
 import proofs
 from helper.errors import ProverCrashed, ProverTimeout
 from helper.reveal.prover.frames import Frame
+from helper.reveal.prover.process import WorkerProcess
 from tests.simulation.fakes import commitment, is_valid_proof, nullifier, prove, shares_hash
 
 
@@ -50,7 +51,7 @@ class SimProvers:
         return SimWorker(self, next(self._pids))
 
 
-class SimWorker:
+class SimWorker(WorkerProcess):
     """A simulated prover worker."""
 
     def __init__(self, provers: SimProvers, pid: int) -> None:

@@ -13,11 +13,13 @@ from typing import Any
 import httpx
 
 import proofs
-from helper.chain.commitment_tree import Anchor
+from helper.chain.commitment_tree import Anchor, CommitmentTreeSync
 from helper.chain.models import Round, RoundStatus
+from helper.chain.round_registry import RoundRegistry
 from helper.core.pause import PauseReason
 from helper.core.share import Share
-from helper.reveal.prover.job import Proof, ProofJob
+from helper.reveal.prover.pool import Proof, ProverPool
+from helper.reveal.prover.selftest import create_sample_job
 from tests.support.clock import FakeClock
 
 START_TIME = 1_795_268_000
@@ -43,6 +45,13 @@ def create_share(position: int, submit_at: int = 0, round_id: bytes = ROUND) -> 
         share_comms=rng.randbytes(512),
         **blobs,
     )
+
+
+def create_provable_share(proposal_id: int = 1) -> tuple[Share, bytes]:
+    """Create a share with a valid witness, and its path in a tree with one leaf."""
+    witness = {**create_sample_job(), "proposal_id": proposal_id}
+    path, position = witness.pop("path"), witness.pop("position")
+    return Share(**witness, tree_position=position, submit_at=0, shares_hash=bytes(32)), path
 
 
 def nullifier_of(blind: bytes) -> bytes:
@@ -78,7 +87,7 @@ class CountingClock(FakeClock):
             self.sleeper_count -= 1
 
 
-class FakeProver:
+class FakeProver(ProverPool):
     """Proves and verifies immediately with limited concurrency. Tests can block or fail the proofs of a share."""
 
     def __init__(self, clock: FakeClock, slots: int) -> None:
@@ -102,21 +111,24 @@ class FakeProver:
         """Make a share's proofs wait for the returned event."""
         return self.blocked.setdefault(position, asyncio.Event())
 
-    async def prove(self, job: ProofJob, *, on_start: Callable[[], None] = lambda: None) -> Proof:
+    async def prove(
+        self, circuit: str, share: Share, path: bytes, *, on_start: Callable[[], None] = lambda: None
+    ) -> Proof:
+        position = share.tree_position
         async with self._free:
             self.running += 1
             self.max_running = max(self.max_running, self.running)
-            self.started_proofs.append((job.position, self._clock.now()))
-            self.circuits.append(job.circuit)
+            self.started_proofs.append((position, self._clock.now()))
+            self.circuits.append(circuit)
             on_start()
             try:
                 await asyncio.sleep(0)
-                if job.position in self.blocked:
-                    await self.blocked[job.position].wait()
-                if self.failures.get(job.position):
-                    raise self.failures[job.position].pop(0)
+                if position in self.blocked:
+                    await self.blocked[position].wait()
+                if self.failures.get(position):
+                    raise self.failures[position].pop(0)
                 return Proof(
-                    b"proof of %d" % len(self.started_proofs), nullifier_of(job.primary_blind), self.root, seconds=0.1
+                    b"proof of %d" % len(self.started_proofs), nullifier_of(share.primary_blind), self.root, seconds=0.1
                 )
             finally:
                 self.running -= 1
@@ -127,7 +139,7 @@ class FakeProver:
 
 
 @dataclass
-class FakeTrees:
+class FakeTrees(CommitmentTreeSync):
     """One tree per round, all equal."""
 
     newest: Anchor | None = ANCHOR
@@ -147,7 +159,7 @@ class FakeTrees:
 
 
 @dataclass
-class FakeRounds:
+class FakeRounds(RoundRegistry):
     """Rounds that the test closes."""
 
     end: int = START_TIME + 24 * 3600

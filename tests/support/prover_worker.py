@@ -16,13 +16,13 @@ from pathlib import Path
 import proofs
 from devnet.stand_in_proofs import create_stand_in_proof
 from helper.reveal.prover.frames import Frame
-from helper.reveal.prover.worker import main
+from helper.reveal.prover.worker import CircuitEngine, main, parse_statement
 
 PROPOSAL_CRASHES, PROPOSAL_HANGS, PROPOSAL_REFUSED = 41, 42, 43
 """Proposal ids that make the worker crash, hang, or refuse the witness."""
 
 
-class StandInEngine:
+class StandInEngine(CircuitEngine):
     """Computes the real statement (hashes and tree); only the proof is a stand-in."""
 
     def __init__(self) -> None:
@@ -73,16 +73,7 @@ class StandInEngine:
 
     def verify(self, job: Frame) -> Frame:
         """Return whether the stand-in proof belongs to this statement."""
-        statement = proofs.Statement(
-            nullifier=bytes.fromhex(job["nullifier"]),
-            c1=bytes.fromhex(job["c1"]),
-            c2=bytes.fromhex(job["c2"]),
-            proposal_id=job["proposal_id"],
-            vote_decision=job["vote_decision"],
-            root=bytes.fromhex(job["root"]),
-            round_id=bytes.fromhex(job["round_id"]),
-        )
-        return {"ok": bytes.fromhex(job["proof"]) == create_stand_in_proof(statement)}
+        return {"ok": bytes.fromhex(job["proof"]) == create_stand_in_proof(parse_statement(job))}
 
 
 def compute_root(leaf: bytes, position: int, path: bytes) -> bytes:

@@ -13,10 +13,8 @@ from typing import Any, cast
 
 from helper.app.health import ServiceHealth
 from helper.chain.block_follower import BlockFollower
-from helper.chain.commitment_tree import CommitmentTreeSync
 from helper.chain.models import BlockHead
 from helper.chain.node_pool import NodePool, create_nodes
-from helper.chain.round_registry import RoundRegistry
 from helper.chain.sync import ChainSync
 from helper.errors import StoreError
 from helper.observability.stats import Stats
@@ -24,7 +22,6 @@ from helper.reveal.attempt_budget import AttemptBudget
 from helper.reveal.broadcaster import Broadcaster
 from helper.reveal.circuit_selector import CircuitSelector
 from helper.reveal.dispatcher import Dispatcher, DispatchGate
-from helper.reveal.prover.pool import ProverPool
 from helper.reveal.retention import Retention
 from helper.reveal.revealer import Revealer
 from helper.store.rows import QueuedShare
@@ -146,12 +143,12 @@ class Pipeline:
         self.health = ServiceHealth(
             store=self.store,
             node_pool=self.endpoints,
-            round_registry=cast(RoundRegistry, self.rounds),
-            tree_sync=cast(CommitmentTreeSync, self.trees),
+            round_registry=self.rounds,
+            tree_sync=self.trees,
             chain_follower=cast(ChainSync, None),
             block_follower=cast(BlockFollower, self.listener),
             circuit_selector=self.circuits,
-            prover_pool=cast(ProverPool, self.prover),
+            prover_pool=self.prover,
             stats=self.stats,
             clock=clock,
             stale_after=90,

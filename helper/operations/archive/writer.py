@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
-from typing import Final, Protocol
+from typing import Final
 
 import anyio.to_thread
 import structlog
@@ -18,6 +18,7 @@ from helper.chain.counted_reveals import CountedReveal
 from helper.chain.gather import gather_limited
 from helper.chain.models import Round
 from helper.chain.rest_client import HeightPrunedError
+from helper.chain.reveal_history import RevealHistory
 from helper.clock import Clock
 from helper.errors import BucketError, BucketRefused, HelperError, ProofBundleError
 from helper.object_store.bucket import Bucket
@@ -50,43 +51,12 @@ PRUNED_TIMEOUT_SECONDS: Final = 3600.0
 """Seconds after which a block is skipped if the reachable nodes have pruned it and the others stay unreachable."""
 
 
-class RevealSource(Protocol):
-    """Source of confirmed reveals. `helper.chain.reveal_history.RevealHistory` in production."""
-
-    @property
-    def chain_id(self) -> str | None:
-        """The chain id, None while unknown."""
-        ...
-
-    @property
-    def head(self) -> int:
-        """The newest height, 0 while unknown."""
-        ...
-
-    @property
-    def are_all_nodes_usable(self) -> bool:
-        """Whether all nodes are reachable."""
-        ...
-
-    async def reveals(self, height: int) -> list[CountedReveal]:
-        """Return the confirmed reveals of a block."""
-        ...
-
-    async def root_at(self, round_id: bytes, height: int) -> bytes | None:
-        """Return the root of a round's commitment tree at a height."""
-        ...
-
-    async def aclose(self) -> None:
-        """Close all connections."""
-        ...
-
-
 class ArchiveWriter:
     """Writes the archive. Two writers produce the same objects with the same content.
 
     Args:
         bucket: the archive's bucket.
-        reveal_source: the source of confirmed reveals.
+        history: reads the confirmed reveals; closed with the writer.
         rounds: the chain's rounds, None while unknown.
         circuits: the known circuits.
         clock: the time.
@@ -97,7 +67,7 @@ class ArchiveWriter:
     def __init__(
         self,
         bucket: Bucket,
-        reveal_source: RevealSource,
+        history: RevealHistory,
         *,
         rounds: Callable[[], Sequence[Round] | None],
         circuits: Mapping[str, CircuitInfo],
@@ -106,7 +76,7 @@ class ArchiveWriter:
         is_writer: Callable[[], bool] = lambda: True,
     ) -> None:
         self._bucket = bucket
-        self._reveal_source = reveal_source
+        self._history = history
         self._rounds = rounds
         self._circuits = circuits
         self._clock = clock
@@ -127,7 +97,7 @@ class ArchiveWriter:
 
     def collect_status(self) -> ArchiveState:
         """Progress, lag and current problem, for operators."""
-        head = self._reveal_source.head
+        head = self._history.head
         return {
             "through": self.archived_height,
             "behind": max(0, head - self.archived_height) if self.archived_height and head else None,
@@ -150,7 +120,7 @@ class ArchiveWriter:
                 await self._clock.sleep(BATCH_PAUSE_SECONDS if progressed else self._interval_seconds)
         finally:
             with anyio.CancelScope(shield=True):
-                await self._reveal_source.aclose()
+                await self._history.aclose()
 
     def _report_problem(self, reason: str, advice: str) -> None:
         """Log a problem when it first occurs."""
@@ -164,8 +134,8 @@ class ArchiveWriter:
         Raises:
             HelperError: the archive cannot be written, or the chain cannot be read.
         """
-        chain_id = self._reveal_source.chain_id
-        if chain_id is None or not self._reveal_source.head:
+        chain_id = self._history.chain_id
+        if chain_id is None or not self._history.head:
             return False
         if not self._is_writer():
             self._clear_part()
@@ -177,7 +147,7 @@ class ArchiveWriter:
             return False
         self._next_part = max(self._next_part, part_of_height(self._lowest_height))
         heights = part_heights(self._next_part)
-        if heights[-1] > self._reveal_source.head:
+        if heights[-1] > self._history.head:
             return False
         await self._write_part(self._next_part, heights, chain_id)
         await self._put_object(
@@ -204,9 +174,9 @@ class ArchiveWriter:
         if stored is not None:
             part = Progress.from_bytes(stored.body).next_part
             end = part_heights(part)[0] - 1
-            if end > self._reveal_source.head + PART_BLOCKS:  # a smaller difference may be a node that is behind
+            if end > self._history.head + PART_BLOCKS:  # a smaller difference may be a node that is behind
                 raise ProofBundleError(
-                    f"the archive ends at block {end}, but the chain is at block {self._reveal_source.head}",
+                    f"the archive ends at block {end}, but the chain is at block {self._history.head}",
                     advice=f"If the chain was restarted with the same id, set [archive] place to a new path. "
                     f"If {name} was altered, delete it.",
                 )
@@ -214,7 +184,7 @@ class ArchiveWriter:
         rounds = self._rounds()
         if rounds is None:
             return None
-        start = min((known.created_at_height for known in rounds), default=self._reveal_source.head)
+        start = min((known.created_at_height for known in rounds), default=self._history.head)
         log.info("archive_started", height=start, chain_id=chain_id)
         return part_of_height(start)
 
@@ -241,7 +211,7 @@ class ArchiveWriter:
         reveals: list[CountedReveal] = []
         if height >= self._lowest_height:
             try:
-                reveals = await self._reveal_source.reveals(height)
+                reveals = await self._history.reveals(height)
             except HeightPrunedError as error:
                 self._skip_pruned(height, error)
         written = await gather_limited(reveals, lambda reveal: self._write_reveal(reveal, chain_id), CONCURRENCY)
@@ -273,7 +243,7 @@ class ArchiveWriter:
     async def _get_root(self, round_id: bytes, height: int) -> bytes:
         key = round_id, height
         if key not in self._roots:
-            self._roots[key] = await self._reveal_source.root_at(round_id, height)
+            self._roots[key] = await self._history.root_at(round_id, height)
         root = self._roots[key]
         if root is None:
             raise ProofBundleError(f"no node has the round's root at the anchor height {height}")
@@ -301,11 +271,11 @@ class ArchiveWriter:
         now = self._clock.monotonic()
         if self._pruned is None or height < self._pruned[0]:
             self._pruned = (height, now)
-        if not self._reveal_source.are_all_nodes_usable and now - self._pruned[1] < PRUNED_TIMEOUT_SECONDS:
+        if not self._history.are_all_nodes_usable and now - self._pruned[1] < PRUNED_TIMEOUT_SECONDS:
             raise error
         lowest = (
             error.lowest_height
-            if error.lowest_height is not None and height < error.lowest_height <= self._reveal_source.head
+            if error.lowest_height is not None and height < error.lowest_height <= self._history.head
             else height + 1
         )
         if lowest <= self._lowest_height:

@@ -18,11 +18,11 @@ import structlog
 
 import proofs
 from helper.clock import Clock
+from helper.core.share import Share
 from helper.errors import ProofFailed, ProverCrashed, ProverError, ProverTimeout
 from helper.reveal.circuit_selector import PROOF_COST
 from helper.reveal.prover.frames import Frame
-from helper.reveal.prover.job import Proof, ProofJob
-from helper.reveal.prover.process import Spawn, Worker, WorkerCommand, WorkerProcess
+from helper.reveal.prover.process import Spawn, WorkerCommand, WorkerProcess
 
 log = structlog.get_logger("helper.reveal")
 
@@ -36,6 +36,16 @@ RESTART_DELAYS_SECONDS = (0.0, 0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 """Seconds before a start, by the number of consecutive failed starts; the last value repeats."""
 
 DEFAULT_COMMAND: WorkerCommand = (sys.executable, "-m", "helper.reveal.prover.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """A proof and the two public inputs that the prover computed."""
+
+    proof: bytes
+    nullifier: bytes
+    root: bytes
+    seconds: float
 
 
 @dataclass(slots=True)
@@ -59,6 +69,7 @@ class ProverPool:
         spawn: starts a worker.
 
     Attributes:
+        workers: number of concurrent proofs.
         fingerprints: fingerprints of the loaded keys, by circuit.
         unexpected_exits: number of unexpected ends of workers: `died` (exited) and `timeout` (killed after a timeout).
     """
@@ -74,7 +85,7 @@ class ProverPool:
         command: WorkerCommand = DEFAULT_COMMAND,
         spawn: Spawn = WorkerProcess.spawn,
     ) -> None:
-        self._workers = workers
+        self.workers = workers
         self._circuits = tuple(circuits)
         self._clock = clock
         self._nice = nice
@@ -89,11 +100,6 @@ class ProverPool:
         self._pids: dict[int, int] = {}
         self.fingerprints: dict[str, str] = {}
         self.unexpected_exits: Counter[str] = Counter()
-
-    @property
-    def workers(self) -> int:
-        """Number of concurrent proofs."""
-        return self._workers
 
     @property
     def is_ready(self) -> bool:
@@ -147,7 +153,7 @@ class ProverPool:
             ProverError: a circuit's keys do not match their fingerprint.
         """
         self._fatal_error = asyncio.get_running_loop().create_future()
-        tasks = [asyncio.create_task(self._run_slot(slot)) for slot in range(self._workers)]
+        tasks = [asyncio.create_task(self._run_slot(slot)) for slot in range(self.workers)]
         try:
             await self._fatal_error
         finally:
@@ -156,11 +162,15 @@ class ProverPool:
             await _wait_all(tasks)
             self._cancel_queued()
 
-    async def prove(self, job: ProofJob, *, on_start: Callable[[], None] = lambda: None) -> Proof:
+    async def prove(
+        self, circuit: str, share: Share, path: bytes, *, on_start: Callable[[], None] = lambda: None
+    ) -> Proof:
         """Make one proof.
 
         Args:
-            job: the witness and the public inputs.
+            circuit: the generation.
+            share: the witness and the public inputs.
+            path: the 24 siblings of the share's leaf, leaf level first.
             on_start: called when a worker starts the job (not when it is queued).
 
         Raises:
@@ -175,7 +185,21 @@ class ProverPool:
             started_at = self._clock.monotonic()
             on_start()
 
-        reply = await self._request(job.to_frame(), note_start)
+        request = {
+            "op": "prove",
+            "circuit": circuit,
+            "path": path,
+            "position": share.tree_position,
+            "share_comms": share.share_comms,
+            "primary_blind": share.primary_blind,
+            "c1": share.c1,
+            "c2": share.c2,
+            "share_index": share.share_index,
+            "proposal_id": share.proposal_id,
+            "vote_decision": share.vote_decision,
+            "round_id": share.round_id,
+        }
+        reply = await self._request(request, note_start)
         return Proof(
             proof=bytes.fromhex(reply["proof"]),
             nullifier=bytes.fromhex(reply["nullifier"]),
@@ -235,9 +259,9 @@ class ProverPool:
 
     def _threads(self) -> int:
         """Threads of a proof: one, unless there are more cores than workers."""
-        return max(1, (os.cpu_count() or 1) // self._workers)
+        return max(1, (os.cpu_count() or 1) // self.workers)
 
-    async def _start_worker(self, slot: int, process: Worker) -> bool:
+    async def _start_worker(self, slot: int, process: WorkerProcess) -> bool:
         request = {"op": "start", "circuits": list(self._circuits), "nice": self._nice}
         reply = await process.exchange(request, START_TIMEOUT_SECONDS)
         if reply.get("error") == "circuit":
@@ -259,7 +283,7 @@ class ProverPool:
         log.info("prover_ready", slot=slot, seconds=round(self._self_tests[slot], 3))
         return True
 
-    async def _run_next_task(self, process: Worker) -> None:
+    async def _run_next_task(self, process: WorkerProcess) -> None:
         task = await self._next_task(process)
         if task.future.cancelled():
             return
@@ -276,7 +300,7 @@ class ProverPool:
         if not task.future.done():
             task.future.set_result(reply)
 
-    async def _next_task(self, process: Worker) -> _Task:
+    async def _next_task(self, process: WorkerProcess) -> _Task:
         """Wait for the next job; raise ProverCrashed if the idle worker exits first."""
         getter = asyncio.ensure_future(self._queue.get())
         ended = asyncio.ensure_future(process.wait_ended())

@@ -16,31 +16,10 @@ WorkerCommand = Sequence[str]
 """The program and arguments that start a worker."""
 
 
-class Worker(Protocol):
-    """A running worker: `WorkerProcess`, or its substitute in the simulation."""
-
-    @property
-    def pid(self) -> int:
-        """Process id."""
-        ...
-
-    async def wait_ended(self) -> int:
-        """Wait for the worker's end and return its exit status."""
-        ...
-
-    async def exchange(self, frame: Frame, timeout: float) -> Frame:
-        """Send a request and return the reply. Raises ProverTimeout or ProverCrashed."""
-        ...
-
-    async def kill(self) -> None:
-        """Kill the worker and wait for its end."""
-        ...
-
-
 class Spawn(Protocol):
     """Starts a worker (`WorkerProcess.spawn`)."""
 
-    async def __call__(self, command: WorkerCommand, *, threads: int) -> Worker:
+    async def __call__(self, command: WorkerCommand, *, threads: int) -> WorkerProcess:
         """Start a worker whose proofs use `threads` threads. Raises OSError."""
         ...
 

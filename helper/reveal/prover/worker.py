@@ -13,45 +13,24 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from typing import IO, Protocol
+from typing import IO
 
 import proofs
 from helper.reveal.prover import frames
 from helper.reveal.prover.frames import Frame
+from helper.reveal.prover.selftest import create_sample_job, create_sample_statement
 from helper.runtime.hardening import harden_process
 
 
-class Engine(Protocol):
-    """Makes and checks proofs: `CircuitEngine`, or a fast substitute in tests."""
-
-    def create_keys(self, circuits: list[str]) -> Mapping[str, str]:
-        """Create the keys of the circuits and return their fingerprints."""
-        ...
-
-    def self_test(self, circuit: str) -> float:
-        """Make and check one proof; return the seconds that proving took."""
-        ...
-
-    def prove(self, job: Frame) -> Frame:
-        """Make one proof."""
-        ...
-
-    def verify(self, job: Frame) -> Frame:
-        """Check one proof."""
-        ...
-
-
 class CircuitEngine:
-    """The Halo 2 circuits."""
+    """The Halo 2 circuits. Tests substitute a fast engine."""
 
     def create_keys(self, circuits: list[str]) -> Mapping[str, str]:
-        """Create the keys and check their fingerprints. Raises `proofs.CircuitError` if they differ."""
+        """Create the keys and return their fingerprints. Raises `proofs.CircuitError` if one is wrong."""
         return {name: proofs.warm(name) for name in circuits}
 
     def self_test(self, circuit: str) -> float:
-        """Prove a sample share against a tree with one leaf, and verify the proof."""
-        from helper.reveal.prover.selftest import create_sample_job, create_sample_statement  # noqa: PLC0415 - needed once, at start
-
+        """Prove a sample share and verify the proof. Returns the seconds that proving took."""
         job = create_sample_job()
         started = time.perf_counter()
         proved = proofs.prove(circuit, **job)
@@ -79,19 +58,23 @@ class CircuitEngine:
 
     def verify(self, job: Frame) -> Frame:
         """Check one proof against its public inputs."""
-        statement = proofs.Statement(
-            nullifier=bytes.fromhex(job["nullifier"]),
-            c1=bytes.fromhex(job["c1"]),
-            c2=bytes.fromhex(job["c2"]),
-            proposal_id=job["proposal_id"],
-            vote_decision=job["vote_decision"],
-            root=bytes.fromhex(job["root"]),
-            round_id=bytes.fromhex(job["round_id"]),
-        )
-        return {"ok": proofs.verify(job["circuit"], bytes.fromhex(job["proof"]), statement)}
+        return {"ok": proofs.verify(job["circuit"], bytes.fromhex(job["proof"]), parse_statement(job))}
 
 
-def main(engine: Engine) -> None:
+def parse_statement(job: Frame) -> proofs.Statement:
+    """Parse the public inputs of a request to check a proof."""
+    return proofs.Statement(
+        nullifier=bytes.fromhex(job["nullifier"]),
+        c1=bytes.fromhex(job["c1"]),
+        c2=bytes.fromhex(job["c2"]),
+        proposal_id=job["proposal_id"],
+        vote_decision=job["vote_decision"],
+        root=bytes.fromhex(job["root"]),
+        round_id=bytes.fromhex(job["round_id"]),
+    )
+
+
+def main(engine: CircuitEngine) -> None:
     """Process request frames from standard input until it ends; write replies to standard output."""
     harden_process()
     inbox: queue.SimpleQueue[Frame] = queue.SimpleQueue()
@@ -116,7 +99,7 @@ def _write_reply(stream: IO[bytes], frame: Frame) -> None:
         os._exit(0)
 
 
-def _create_reply(engine: Engine, frame: Frame) -> Frame:
+def _create_reply(engine: CircuitEngine, frame: Frame) -> Frame:
     try:
         return _handle_request(engine, frame)
     except proofs.CircuitError as error:
@@ -127,7 +110,7 @@ def _create_reply(engine: Engine, frame: Frame) -> Frame:
         return {"error": "protocol", "message": type(error).__name__}
 
 
-def _handle_request(engine: Engine, frame: Frame) -> Frame:
+def _handle_request(engine: CircuitEngine, frame: Frame) -> Frame:
     match frame["op"]:
         case "start":
             os.nice(frame["nice"])

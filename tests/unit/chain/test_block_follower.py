@@ -45,8 +45,12 @@ class Environment:
         self.store = MemoryStore()
         if cursor is not None:
             self.store.heights.append(cursor)
-        self.rounds = RoundRegistry(self.store, self.endpoints, clock=self.clock)
-        self.follower = BlockFollower(self.store, self.endpoints, self.rounds, clock=self.clock)
+        self.rounds = RoundRegistry(self.store, self.endpoints)
+        self.follower = BlockFollower(self.store, self.endpoints, self.rounds)
+
+    def restart(self, **callbacks: Any) -> None:
+        """Create the follower of a restarted process."""
+        self.follower = BlockFollower(self.store, self.endpoints, self.rounds, **callbacks)
 
     def add_reveal(self, height: int, number: int, code: int = 0) -> None:
         self.node.add_transaction(height, reveal(number).to_tx(), reveal_result(number, code))
@@ -139,7 +143,7 @@ async def test_follower_applying_block_twice_changes_nothing(rpc: bool) -> None:
     env.store.own_nullifiers = {(ROUND_ID, reveal(1).nullifier): 11}
     await env.follow()
     confirmed: list[int] = []
-    restarted = BlockFollower(env.store, env.endpoints, env.rounds, clock=env.clock, on_confirmed=confirmed.extend)
+    restarted = BlockFollower(env.store, env.endpoints, env.rounds, on_confirmed=confirmed.extend)
     env.store.heights = [90]
     while await restarted.apply_next_blocks():
         pass
@@ -275,7 +279,7 @@ async def test_history_of_pruned_node_is_searched_in_windows() -> None:
     env.node.lowest_height = 4900
     env.store.own_nullifiers = {(ROUND_ID, reveal(1).nullifier): 11}
     confirmed: list[int] = []
-    env.follower = BlockFollower(env.store, env.endpoints, env.rounds, clock=env.clock, on_confirmed=confirmed.extend)
+    env.restart(on_confirmed=confirmed.extend)
     await env.sync_rounds()
     with capture_logs() as logs:
         await env.follow()
@@ -355,8 +359,8 @@ async def test_history_waits_for_unreachable_node_that_may_have_blocks() -> None
     archive = FakeNode(env.clock, height=1000)
     env.network.nodes["archive"] = archive
     env.endpoints = env.network.create_node_pool(env.clock)
-    env.rounds = RoundRegistry(env.store, env.endpoints, clock=env.clock)
-    env.follower = BlockFollower(env.store, env.endpoints, env.rounds, clock=env.clock)
+    env.rounds = RoundRegistry(env.store, env.endpoints)
+    env.restart()
     del env.network.nodes["archive"]
     await env.sync_rounds()
     for _ in range(MAX_ATTEMPTS - 1):
@@ -438,7 +442,7 @@ async def test_history_resumes_after_restart_with_second_gap() -> None:
     await env.follower.history.read_next_blocks()
     env.node.height = 600
     env.clock.advance(1000)
-    env.follower = BlockFollower(env.store, env.endpoints, env.rounds, clock=env.clock)
+    env.restart()
     await env.endpoints.probe_all()
     while await env.follower.apply_next_blocks():
         pass
@@ -452,7 +456,7 @@ async def test_history_resumes_after_restart_with_second_gap() -> None:
 async def test_dispatch_wait_for_history_is_bounded() -> None:
     env = Environment(rpc=False, height=30_000, cursor=100)
     reported: list[int] = []
-    env.follower = BlockFollower(env.store, env.endpoints, env.rounds, clock=env.clock, on_block=reported.append)
+    env.restart(on_block=reported.append)
     await env.endpoints.probe_all()
     with anyio.fail_after(10):
         async with anyio.create_task_group() as group:
@@ -489,7 +493,7 @@ async def test_round_is_not_closed_before_its_history_is_read() -> None:
 
 async def test_history_is_read_by_one_host_and_visible_to_all() -> None:
     env = Environment(rpc=False, height=400, cursor=100)
-    other = BlockFollower(env.store, env.endpoints, env.rounds, clock=env.clock, is_leader=lambda: False)
+    other = BlockFollower(env.store, env.endpoints, env.rounds, is_leader=lambda: False)
     await env.endpoints.probe_all()
     for listener in (env.follower, other):
         while await listener.apply_next_blocks():
@@ -530,11 +534,7 @@ async def test_missed_blocks_check_queries_only_sent_reveals(rpc: bool) -> None:
             env.node.spent_nullifiers.add(reveal(number).nullifier)
     confirmed: list[int] = []
     known: list[tuple[bool, list[int]]] = []
-    env.follower = BlockFollower(
-        env.store,
-        env.endpoints,
-        env.rounds,
-        clock=env.clock,
+    env.restart(
         on_confirmed=confirmed.extend,
         on_block=lambda _: known.append((env.follower.is_ready, sorted(confirmed))),
     )
@@ -562,7 +562,7 @@ async def test_missed_blocks_check_queries_spent_nullifiers_later() -> None:
     await env.follow()
     assert env.spent == [], "all blocks were read: a node's statement is not needed and confirms nothing"
     env.store.meta["chain.gap"] = "900"
-    env.follower = BlockFollower(env.store, env.endpoints, env.rounds, clock=env.clock)
+    env.restart()
     env.node.height = 1010
     await env.follow()
     assert env.spent == [1]
@@ -591,11 +591,7 @@ async def test_caught_up_requires_newest_block() -> None:
     env = Environment(rpc=True, height=160, cursor=100)
     assert not env.follower.is_caught_up
     calls: list[tuple[int, bool]] = []
-    env.follower = BlockFollower(
-        env.store,
-        env.endpoints,
-        env.rounds,
-        clock=env.clock,
+    env.restart(
         on_block=lambda height: calls.append((height, env.follower.is_caught_up)),
     )
     await env.follow()
@@ -614,6 +610,23 @@ async def test_follower_outage_is_not_reported_as_stall() -> None:
         await env.endpoints.probe_all()
         assert not await env.follower.apply_next_blocks()
     assert env.follower.stalled_height is None
+
+
+async def test_attempts_count_only_while_a_node_is_in_sync() -> None:
+    env = Environment(rpc=False, height=1000, cursor=100)
+
+    def refuse_connection(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("connection refused", request=request)
+
+    await env.endpoints.probe_all()
+    while env.follower.height != 998:
+        await env.follower.apply_next_blocks()
+    env.node.faults["/blocks/"] = refuse_connection
+    for _ in range(MAX_ATTEMPTS + 1):
+        env.endpoints.nodes[0].health.backoff_until = 0.0
+        with pytest.raises(ChainError):
+            await env.follower.apply_next_blocks()
+    assert (env.follower.height, env.endpoints.has_usable_node) == (998, False)
 
 
 async def test_follower_run_continues_after_errors() -> None:
@@ -645,11 +658,7 @@ async def test_follower_run_continues_after_errors() -> None:
 async def test_arrived_is_set_when_head_is_first_reached() -> None:
     env = Environment(rpc=True, height=160, cursor=100)
     calls: list[tuple[int, bool]] = []
-    env.follower = BlockFollower(
-        env.store,
-        env.endpoints,
-        env.rounds,
-        clock=env.clock,
+    env.restart(
         on_block=lambda height: calls.append((height, env.follower.is_ready)),
     )
     await env.follow()
@@ -673,7 +682,7 @@ async def test_arrived_uses_first_head_not_newest() -> None:
 async def test_arrived_is_reported_when_no_block_was_missed() -> None:
     env = Environment(rpc=True, height=100, cursor=100)
     reported: list[int] = []
-    env.follower = BlockFollower(env.store, env.endpoints, env.rounds, clock=env.clock, on_block=reported.append)
+    env.restart(on_block=reported.append)
     await env.follow()
     await env.follow()
     assert (env.follower.is_ready, reported) == (True, [100])
@@ -683,8 +692,8 @@ async def test_follower_implausible_head_of_one_node_does_not_move_cursor() -> N
     env = Environment(rpc=False, height=100, cursor=98)
     env.network.nodes["other"] = FakeNode(env.clock, height=2**60)
     env.endpoints = env.network.create_node_pool(env.clock)
-    env.rounds = RoundRegistry(env.store, env.endpoints, clock=env.clock)
-    env.follower = BlockFollower(env.store, env.endpoints, env.rounds, clock=env.clock)
+    env.rounds = RoundRegistry(env.store, env.endpoints)
+    env.restart()
     await env.sync_rounds()
     await env.follow()
     assert await env.store.get_cursor() == 100
@@ -718,9 +727,9 @@ class NodePairEnvironment(Environment):
         self.others = [FakeNode(self.clock, height=height) for _ in others or ("other",)]
         self.network.nodes |= dict(zip(others or ("other",), self.others, strict=True))
         self.endpoints = self.network.create_node_pool(self.clock, rpc=rpc)
-        self.rounds = RoundRegistry(self.store, self.endpoints, clock=self.clock)
+        self.rounds = RoundRegistry(self.store, self.endpoints)
         self.store.own_nullifiers = {(ROUND_ID, reveal(1).nullifier): 11}
-        self.follower = BlockFollower(self.store, self.endpoints, self.rounds, clock=self.clock)
+        self.follower = BlockFollower(self.store, self.endpoints, self.rounds)
 
     async def follow_for(self, seconds: int) -> None:
         """Follow for this many seconds, ignoring errors."""

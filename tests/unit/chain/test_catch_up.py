@@ -16,14 +16,13 @@ from helper.chain.catch_up import (
     CursorAboveHead,
     FollowStep,
     HistoryRead,
-    MissingBlock,
     MoveBack,
     Read,
     SkipTo,
     Wait,
+    is_left_to_history,
+    is_pruned_everywhere,
     is_thorough,
-    missing_at_head,
-    missing_in_history,
     next_follow_step,
     next_history_read,
 )
@@ -110,40 +109,32 @@ ONE_COPY = SecondCopyMissingError("no second node")
 
 
 @pytest.mark.parametrize(
-    ("problem", "failures", "is_usable", "missing"),
+    ("problem", "failures", "is_left"),
     [
-        (UNKNOWN, 0, True, MissingBlock(1, is_stalled=False, is_skipped=False)),
-        (UNKNOWN, MAX_ATTEMPTS - 1, True, MissingBlock(MAX_ATTEMPTS, is_stalled=False, is_skipped=True)),
-        (UNKNOWN, MAX_ATTEMPTS - 1, False, MissingBlock(MAX_ATTEMPTS - 1, is_stalled=False, is_skipped=False)),
-        (AWAY, MAX_ATTEMPTS - 2, True, MissingBlock(MAX_ATTEMPTS - 1, is_stalled=False, is_skipped=False)),
-        (ONE_COPY, MAX_ATTEMPTS - 1, True, MissingBlock(MAX_ATTEMPTS, is_stalled=False, is_skipped=True)),
-        (GONE, 0, True, MissingBlock(1, is_stalled=False, is_skipped=True)),
-        (GONE, 0, False, MissingBlock(0, is_stalled=False, is_skipped=False)),
+        (UNKNOWN, 1, False),
+        (UNKNOWN, MAX_ATTEMPTS, True),
+        (AWAY, MAX_ATTEMPTS - 1, False),
+        (ONE_COPY, MAX_ATTEMPTS, True),
+        (GONE, 1, True),
     ],
 )
-def test_missing_at_head(problem: ChainError | None, failures: int, is_usable: bool, missing: MissingBlock) -> None:
-    assert missing_at_head(problem, failures, is_usable=is_usable) == missing
+def test_is_left_to_history(problem: ChainError | None, failures: int, is_left: bool) -> None:
+    assert is_left_to_history(problem, failures) is is_left
 
 
 @pytest.mark.parametrize(
-    ("problem", "failures", "is_usable", "all_asked", "missing"),
+    ("problem", "failures", "all_asked", "is_pruned"),
     [
-        (UNKNOWN, 0, True, True, MissingBlock(1, is_stalled=False, is_skipped=False)),
-        (UNKNOWN, MAX_ATTEMPTS - 1, True, True, MissingBlock(MAX_ATTEMPTS, is_stalled=True, is_skipped=False)),
-        (AWAY, MAX_ATTEMPTS, True, True, MissingBlock(MAX_ATTEMPTS + 1, is_stalled=True, is_skipped=False)),
-        (AWAY, MAX_ATTEMPTS, False, True, MissingBlock(MAX_ATTEMPTS, is_stalled=False, is_skipped=False)),
-        (ONE_COPY, MAX_ATTEMPTS, True, True, MissingBlock(MAX_ATTEMPTS, is_stalled=False, is_skipped=False)),
-        (GONE_BELOW, 0, True, True, MissingBlock(1, is_stalled=False, is_skipped=True)),
-        (GONE_BELOW, 0, True, False, MissingBlock(1, is_stalled=False, is_skipped=False)),
-        (GONE, 0, True, True, MissingBlock(1, is_stalled=False, is_skipped=False)),
-        (GONE, MAX_ATTEMPTS - 1, True, False, MissingBlock(MAX_ATTEMPTS, is_stalled=True, is_skipped=True)),
-        (GONE_BELOW, MAX_ATTEMPTS, False, True, MissingBlock(MAX_ATTEMPTS, is_stalled=False, is_skipped=False)),
+        (UNKNOWN, MAX_ATTEMPTS, True, False),
+        (AWAY, MAX_ATTEMPTS + 1, True, False),
+        (GONE_BELOW, 1, True, True),
+        (GONE_BELOW, 1, False, False),
+        (GONE, 1, True, False),
+        (GONE, MAX_ATTEMPTS, False, True),
     ],
 )
-def test_missing_in_history(
-    problem: ChainError | None, failures: int, is_usable: bool, all_asked: bool, missing: MissingBlock
-) -> None:
-    assert missing_in_history(problem, failures, is_usable=is_usable, all_asked=all_asked) == missing
+def test_is_pruned_everywhere(problem: ChainError | None, failures: int, all_asked: bool, is_pruned: bool) -> None:
+    assert is_pruned_everywhere(problem, failures, all_asked=all_asked) is is_pruned
 
 
 def test_is_thorough_from_half_of_the_tries_on() -> None:

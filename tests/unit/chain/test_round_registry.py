@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from helper.chain import round_registry
 from helper.chain.models import RoundStatus
 from helper.chain.node_pool import NodePool
-from helper.chain.round_changes import CONFIRMING_BLOCKS
+from helper.chain.round_record import CONFIRMING_BLOCKS
 from helper.chain.round_registry import RoundRegistry
 from helper.errors import ChainUnavailable, WrongChain
 from tests.support.clock import FakeClock
@@ -27,7 +27,7 @@ class Environment:
         self.network = FakeNetwork(**self.nodes)
         self.endpoints: NodePool = self.network.create_node_pool(self.clock, **settings)
         self.store = MemoryStore()
-        self.registry = RoundRegistry(self.store, self.endpoints, clock=self.clock)
+        self.registry = RoundRegistry(self.store, self.endpoints)
 
     def set_rounds(self, *rounds: dict[str, Any]) -> None:
         for node in self.nodes.values():
@@ -56,7 +56,7 @@ async def test_registry_stores_and_restores_rounds() -> None:
     assert env.registry.active_rounds() == [known]
     assert known.proposals[1].options == (0, 1)
 
-    after_restart = RoundRegistry(env.store, env.endpoints, clock=env.clock)
+    after_restart = RoundRegistry(env.store, env.endpoints)
     await after_restart.restore()
     again = after_restart.get(ROUND_ID)
     assert again is not None
@@ -243,7 +243,7 @@ async def test_round_closes_by_processed_block_and_status(status: int) -> None:
     assert env.store.stored_rounds[ROUND_ID].closed_at == VOTE_END, "by the chain's time"
     assert env.registry.open_rounds() == []
 
-    after_restart = RoundRegistry(env.store, env.endpoints, clock=env.clock)
+    after_restart = RoundRegistry(env.store, env.endpoints)
     await after_restart.restore()
     assert await after_restart.is_closed(ROUND_ID)
 
@@ -313,7 +313,7 @@ async def test_purged_round_is_not_stored_again() -> None:
     assert env.registry.get(ROUND_ID) is None
     assert env.store.stored_rounds == {}
 
-    after_restart = RoundRegistry(env.store, env.endpoints, clock=env.clock)
+    after_restart = RoundRegistry(env.store, env.endpoints)
     await after_restart.restore()
     with capture_logs() as logs:
         await after_restart.sync()
@@ -365,7 +365,7 @@ async def test_revision_increases_when_round_may_close() -> None:
 async def test_reread_applies_rounds_closed_and_purged_by_other_host() -> None:
     env = Environment(now=VOTE_END + 50)
     await env.sync()
-    other = RoundRegistry(env.store, env.endpoints, clock=env.clock)
+    other = RoundRegistry(env.store, env.endpoints)
     await other.restore()
     env.set_rounds(closed_round_json())
     await env.sync()
@@ -392,14 +392,14 @@ async def test_registry_stores_chain_id() -> None:
     assert env.store.meta == {"chain_id": "svote-1"}
 
     other_chain = FakeNetwork(a=FakeNode(env.clock, chain_id="other-9")).create_node_pool(env.clock)
-    registry = RoundRegistry(env.store, other_chain, clock=env.clock)
+    registry = RoundRegistry(env.store, other_chain)
     await registry.restore()
     await other_chain.probe_all()
     assert other_chain.unusable_reasons()["a:1317"] == "serves chain other-9, not svote-1"
 
     configured = FakeNetwork(a=FakeNode(env.clock)).create_node_pool(env.clock, chain_id="other-9")
     with pytest.raises(WrongChain, match="the database belongs to chain svote-1, not other-9"):
-        await RoundRegistry(env.store, configured, clock=env.clock).restore()
+        await RoundRegistry(env.store, configured).restore()
 
 
 def round_json_ending_at(end: int, status: int = 1) -> dict[str, Any]:
@@ -431,7 +431,7 @@ async def test_end_reported_by_two_nodes_is_applied_and_stored(end: int) -> None
     assert env.store.stored_rounds[ROUND_ID].vote_end_time == end
     assert len(env.endpoints.usable_nodes) == 2
 
-    after_restart = RoundRegistry(env.store, env.endpoints, clock=env.clock)
+    after_restart = RoundRegistry(env.store, env.endpoints)
     await after_restart.restore()
     assert stored_end(after_restart) == end
 
@@ -508,7 +508,7 @@ async def test_end_of_slightly_lagging_node_is_not_reported() -> None:
 async def test_end_confirmed_by_other_host_is_applied() -> None:
     env = Environment("a", "b")
     await sync_active(env)
-    other = RoundRegistry(env.store, env.endpoints, clock=env.clock)
+    other = RoundRegistry(env.store, env.endpoints)
     await other.restore()
     env.set_rounds(round_json_ending_at(LATER))
     await env.sync()

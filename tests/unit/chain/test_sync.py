@@ -22,7 +22,7 @@ class Environment:
         self.node = FakeNode(self.clock, height=100)
         self.endpoints = FakeNetwork(node=self.node).create_node_pool(self.clock)
         self.store = MemoryStore()
-        self.rounds = RoundRegistry(self.store, self.endpoints, clock=self.clock)
+        self.rounds = RoundRegistry(self.store, self.endpoints)
         self.trees = CommitmentTreeSync(self.store, self.endpoints, self.rounds)
         self.follower = ChainSync(node_pool=self.endpoints, rounds=self.rounds, trees=self.trees)
 

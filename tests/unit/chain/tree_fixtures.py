@@ -48,7 +48,7 @@ class TreeEnvironment:
         self.network = FakeNetwork(**dict(zip(hosts or ("a",), self.nodes, strict=True)))
         self.endpoints = self.network.create_node_pool(self.clock)
         self.store = MemoryStore()
-        self.rounds = RoundRegistry(self.store, self.endpoints, clock=self.clock)
+        self.rounds = RoundRegistry(self.store, self.endpoints)
         self.trees = CommitmentTreeSync(self.store, self.endpoints, self.rounds)
 
     async def start(self) -> None:

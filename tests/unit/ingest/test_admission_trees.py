@@ -62,7 +62,7 @@ class Harness(TreeEnvironment):
         await self.trees.sync(self.nodes[0].height)
 
     async def restart(self) -> None:
-        self.rounds = RoundRegistry(self.store, self.endpoints, clock=self.clock)
+        self.rounds = RoundRegistry(self.store, self.endpoints)
         await self.rounds.restore()
         await self.recreate_trees()
         self.start_intake()

@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from helper.chain.counted_reveals import CountedReveal
 from helper.chain.models import Round, RoundStatus
 from helper.chain.rest_client import HeightPrunedError
+from helper.chain.reveal_history import RevealHistory
 from helper.errors import BucketError, BucketRefused, ChainUnavailable, ProofBundleError
 from helper.object_store.bucket import StoredObject
 from helper.operations.archive.object_names import (
@@ -43,13 +44,15 @@ ROUND = FIRST.message.round_id
 PROGRESS = progress_name(CHAIN)
 
 
-class FakeRevealSource:
+class FakeHistory(RevealHistory):
     """A fake chain with two recorded reveals at heights that the test sets."""
 
+    chain_id: str | None = CHAIN
+    head: int = 0
+    are_all_nodes_usable: bool = True
+
     def __init__(self, head: int = 2 * PART_BLOCKS + 50) -> None:
-        self.chain_id: str | None = CHAIN
         self.head = head
-        self.are_all_nodes_usable = True
         self.reveals_by_height = {105: [FIRST], 160: [SECOND]}
         self.lowest_height = 1
         self.reports_lowest_height = True
@@ -100,7 +103,7 @@ def known_rounds(created: int = 100) -> list[Round]:
 
 def create_writer(
     bucket: MemoryBucket,
-    blocks: FakeRevealSource,
+    blocks: FakeHistory,
     clock: FakeClock | None = None,
     rounds: Sequence[Round] | None = None,
 ) -> ArchiveWriter:
@@ -112,12 +115,12 @@ def create_writer(
 
 async def create_written_archive() -> MemoryBucket:
     bucket = MemoryBucket()
-    assert await create_writer(bucket, FakeRevealSource()).write_next_part()
+    assert await create_writer(bucket, FakeHistory()).write_next_part()
     return bucket
 
 
 async def test_writer_writes_part_once_all_its_blocks_exist() -> None:
-    bucket, blocks = MemoryBucket(), FakeRevealSource(head=2 * PART_BLOCKS - 2)
+    bucket, blocks = MemoryBucket(), FakeHistory(head=2 * PART_BLOCKS - 2)
     writer = create_writer(bucket, blocks)
     assert not await writer.write_next_part()
     assert (bucket.objects, writer.archived_height) == ({}, 99)
@@ -136,12 +139,12 @@ async def test_writer_writes_part_once_all_its_blocks_exist() -> None:
 
 
 async def test_writer_restart_continues_and_writes_equal_bytes() -> None:
-    bucket, blocks = await create_written_archive(), FakeRevealSource(head=3 * PART_BLOCKS - 1)
+    bucket, blocks = await create_written_archive(), FakeHistory(head=3 * PART_BLOCKS - 1)
     before = dict(bucket.objects)
     assert await create_writer(bucket, blocks).write_next_part()
     assert min(blocks.requested_heights) == 200
     del bucket.objects[PROGRESS]
-    assert await create_writer(bucket, FakeRevealSource()).write_next_part()
+    assert await create_writer(bucket, FakeHistory()).write_next_part()
     assert {name: stored.body for name, stored in bucket.objects.items()} == {
         name: stored.body for name, stored in before.items()
     }
@@ -149,7 +152,7 @@ async def test_writer_restart_continues_and_writes_equal_bytes() -> None:
 
 @pytest.mark.parametrize(("next_part", "refused"), [(2**60, True), (4, True), (3, False)])
 async def test_writer_progress_far_ahead_of_chain_is_refused(next_part: int, refused: bool) -> None:
-    bucket, blocks = MemoryBucket(), FakeRevealSource(head=PART_BLOCKS + 99)
+    bucket, blocks = MemoryBucket(), FakeHistory(head=PART_BLOCKS + 99)
     await bucket.put(PROGRESS, Progress(chain_id=CHAIN, next_part=next_part).to_bytes())
     writer = create_writer(bucket, blocks)
     if refused:
@@ -162,7 +165,7 @@ async def test_writer_progress_far_ahead_of_chain_is_refused(next_part: int, ref
 
 
 async def test_writer_takeover_by_another_host_continues() -> None:
-    bucket, blocks, is_responsible = MemoryBucket(), FakeRevealSource(head=4 * PART_BLOCKS - 1), True
+    bucket, blocks, is_responsible = MemoryBucket(), FakeHistory(head=4 * PART_BLOCKS - 1), True
     writer = ArchiveWriter(
         bucket,
         blocks,
@@ -186,7 +189,7 @@ async def test_writer_takeover_by_another_host_continues() -> None:
 
 
 async def test_writer_starts_at_oldest_known_round() -> None:
-    bucket, blocks = MemoryBucket(), FakeRevealSource()
+    bucket, blocks = MemoryBucket(), FakeHistory()
     rounds: list[Round] | None = None
     writer = ArchiveWriter(
         bucket, blocks, rounds=lambda: rounds, circuits=CIRCUITS, clock=AdvancingClock(), interval_seconds=60
@@ -195,17 +198,17 @@ async def test_writer_starts_at_oldest_known_round() -> None:
     rounds = known_rounds(created=42)
     assert await writer.write_next_part()
     assert blocks.requested_heights[0] == 1
-    assert not await create_writer(bucket, FakeRevealSource(head=0)).write_next_part()
-    unknown_chain = FakeRevealSource()
+    assert not await create_writer(bucket, FakeHistory(head=0)).write_next_part()
+    unknown_chain = FakeHistory()
     unknown_chain.chain_id = None
     assert not await create_writer(bucket, unknown_chain).write_next_part()
-    without_rounds = FakeRevealSource(head=3 * PART_BLOCKS)
+    without_rounds = FakeHistory(head=3 * PART_BLOCKS)
     assert not await create_writer(MemoryBucket(), without_rounds, rounds=[]).write_next_part()
     assert without_rounds.requested_heights == []
 
 
 async def test_writer_write_failure_is_retried_twice() -> None:
-    bucket, clock, blocks = MemoryBucket(), AdvancingClock(), FakeRevealSource()
+    bucket, clock, blocks = MemoryBucket(), AdvancingClock(), FakeHistory()
     bucket.failing_writes = 2
     blocks.reveals_by_height = {105: [FIRST]}
     assert await create_writer(bucket, blocks, clock).write_next_part()
@@ -213,7 +216,7 @@ async def test_writer_write_failure_is_retried_twice() -> None:
 
 
 async def test_writer_long_failure_continues_at_next_check() -> None:
-    bucket, clock, blocks = MemoryBucket(), AdvancingClock(), FakeRevealSource()
+    bucket, clock, blocks = MemoryBucket(), AdvancingClock(), FakeHistory()
     bucket.failing_writes = 3
     blocks.reveals_by_height = {105: [FIRST]}
     writer = create_writer(bucket, blocks, clock)
@@ -232,7 +235,7 @@ async def test_writer_refused_write_is_not_retried_immediately() -> None:
             self.request_counts["put"] += 1
             raise BucketRefused("Forbidden")
 
-    bucket, blocks = RefusingBucket(), FakeRevealSource()
+    bucket, blocks = RefusingBucket(), FakeHistory()
     blocks.reveals_by_height = {105: [FIRST]}
     with pytest.raises(BucketRefused):
         await create_writer(bucket, blocks).write_next_part()
@@ -240,7 +243,7 @@ async def test_writer_refused_write_is_not_retried_immediately() -> None:
 
 
 async def test_writer_run_survives_errors_and_logs_each_once() -> None:
-    bucket, clock, blocks = MemoryBucket(), AdvancingClock(), FakeRevealSource()
+    bucket, clock, blocks = MemoryBucket(), AdvancingClock(), FakeHistory()
     blocks.is_unreachable = True
     writer = create_writer(bucket, blocks, clock)
 
@@ -271,7 +274,7 @@ async def test_writer_run_survives_errors_and_logs_each_once() -> None:
 
 
 async def test_writer_invalid_reveal_is_skipped() -> None:
-    bucket, blocks = MemoryBucket(), FakeRevealSource()
+    bucket, blocks = MemoryBucket(), FakeHistory()
     blocks.root = None
     with capture_logs() as logs:
         assert await create_writer(bucket, blocks).write_next_part()
@@ -281,7 +284,7 @@ async def test_writer_invalid_reveal_is_skipped() -> None:
 
 @pytest.mark.parametrize("reports_height", [True, False])
 async def test_writer_pruned_blocks_are_skipped_and_logged(reports_height: bool) -> None:
-    bucket, clock, blocks = MemoryBucket(), AdvancingClock(), FakeRevealSource(head=2 * PART_BLOCKS + 50)
+    bucket, clock, blocks = MemoryBucket(), AdvancingClock(), FakeHistory(head=2 * PART_BLOCKS + 50)
     blocks.lowest_height, blocks.reports_lowest_height, blocks.are_all_nodes_usable = (
         150 if reports_height else 103,
         reports_height,
@@ -303,7 +306,7 @@ async def test_writer_pruned_blocks_are_skipped_and_logged(reports_height: bool)
 
 
 async def test_writer_skips_long_gap() -> None:
-    bucket, blocks = MemoryBucket(), FakeRevealSource(head=50 * PART_BLOCKS)
+    bucket, blocks = MemoryBucket(), FakeHistory(head=50 * PART_BLOCKS)
     blocks.lowest_height = 40 * PART_BLOCKS + 7
     blocks.reveals_by_height = {40 * PART_BLOCKS + 20: [FIRST]}
     writer = create_writer(bucket, blocks)
@@ -316,7 +319,7 @@ async def test_writer_skips_long_gap() -> None:
 
 
 async def test_writer_skips_pruned_block_after_node_is_unreachable_one_hour() -> None:
-    bucket, clock, blocks = MemoryBucket(), AdvancingClock(), FakeRevealSource()
+    bucket, clock, blocks = MemoryBucket(), AdvancingClock(), FakeHistory()
     blocks.lowest_height, blocks.are_all_nodes_usable = 101, False
     writer = create_writer(bucket, blocks, clock)
     with pytest.raises(HeightPrunedError):

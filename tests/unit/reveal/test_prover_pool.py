@@ -19,18 +19,17 @@ from devnet.stand_in_proofs import STAND_IN_PREFIX
 from helper.clock import SystemClock
 from helper.errors import ProofFailed, ProverCrashed, ProverError, ProverTimeout
 from helper.reveal.prover.frames import Frame
-from helper.reveal.prover.job import ProofJob
-from helper.reveal.prover.pool import ProverPool
-from helper.reveal.prover.process import WorkerCommand
-from helper.reveal.prover.selftest import create_sample_job
+from helper.reveal.prover.pool import Proof, ProverPool
+from helper.reveal.prover.process import WorkerCommand, WorkerProcess
 from tests.support import prover_worker
+from tests.support.fakes import create_provable_share
 
 COMMAND = (sys.executable, "-m", "tests.support.prover_worker")
 
 
-def create_job(proposal_id: int = 1) -> ProofJob:
-    """A job for a valid share of this proposal."""
-    return ProofJob(circuit="k10", **{**create_sample_job(), "proposal_id": proposal_id})
+async def make_proof(pool: ProverPool, proposal_id: int = 1) -> Proof:
+    """Prove a valid share of this proposal."""
+    return await pool.prove("k10", *create_provable_share(proposal_id))
 
 
 @asynccontextmanager
@@ -61,22 +60,22 @@ async def wait_until_exited(pid: int) -> None:
 async def test_prove_returns_statement_of_witness() -> None:
     started: list[bool] = []
     async with run_pool() as pool:
-        job = create_job()
-        proof = await pool.prove(job, on_start=lambda: started.append(True))
+        share, path = create_provable_share()
+        proof = await pool.prove("k10", share, path, on_start=lambda: started.append(True))
         assert started == [True]
         assert proof.root == prover_worker.compute_root(
-            proofs.vote_commitment(job.round_id, proofs.shares_hash(job.share_comms), 1, 1), 0, job.path
+            proofs.vote_commitment(share.round_id, proofs.shares_hash(share.share_comms), 1, 1), 0, path
         )
 
         async def accepted(decision: int) -> bool:
             statement = proofs.Statement(
                 nullifier=proof.nullifier,
-                c1=job.c1,
-                c2=job.c2,
+                c1=share.c1,
+                c2=share.c2,
                 proposal_id=1,
                 vote_decision=decision,
                 root=proof.root,
-                round_id=job.round_id,
+                round_id=share.round_id,
             )
             return await pool.verify("k10", proof.proof, statement)
 
@@ -89,18 +88,18 @@ async def test_hanging_worker_is_killed_and_replaced() -> None:
     async with run_pool(timeout=0.2) as pool:
         (pid,) = pool.pids
         with pytest.raises(ProverTimeout):
-            await pool.prove(create_job(prover_worker.PROPOSAL_HANGS))
+            await make_proof(pool, prover_worker.PROPOSAL_HANGS)
         await wait_until_exited(pid)
-        assert (await pool.prove(create_job())).proof.startswith(STAND_IN_PREFIX)
+        assert (await make_proof(pool)).proof.startswith(STAND_IN_PREFIX)
 
 
 @pytest.mark.anyio
 async def test_dying_worker_fails_only_its_job() -> None:
     async with run_pool(workers=2) as pool:
         results = await asyncio.gather(
-            pool.prove(create_job(prover_worker.PROPOSAL_CRASHES)),
-            pool.prove(create_job()),
-            pool.prove(create_job()),
+            make_proof(pool, prover_worker.PROPOSAL_CRASHES),
+            make_proof(pool),
+            make_proof(pool),
             return_exceptions=True,
         )
         assert [type(result).__name__ for result in results] == ["ProverCrashed", "Proof", "Proof"]
@@ -115,7 +114,7 @@ async def test_killed_idle_worker_is_replaced_transparently() -> None:
         proof = None
         while proof is None:
             try:
-                proof = await pool.prove(create_job())
+                proof = await make_proof(pool)
             except ProverCrashed:  # the job reached the dying worker; the dispatcher would handle the error
                 continue
         assert pool.pids != [idle]
@@ -126,8 +125,8 @@ async def test_refused_witness_keeps_worker_alive() -> None:
     async with run_pool() as pool:
         before = pool.pids
         with pytest.raises(ProofFailed, match="failure requested"):
-            await pool.prove(create_job(prover_worker.PROPOSAL_REFUSED))
-        await pool.prove(create_job())
+            await make_proof(pool, prover_worker.PROPOSAL_REFUSED)
+        await make_proof(pool)
         assert pool.pids == before
 
 
@@ -154,7 +153,7 @@ async def test_worker_start_is_retried_after_failure(tmp_path: Path) -> None:
         partial.replace(program)
         async with asyncio.timeout(60):
             await pool.wait_ready()
-        assert (await pool.prove(create_job())).proof.startswith(STAND_IN_PREFIX)
+        assert (await make_proof(pool)).proof.startswith(STAND_IN_PREFIX)
     finally:
         runner.cancel()
         await asyncio.gather(runner, return_exceptions=True)
@@ -168,10 +167,13 @@ async def test_proof_timeout_is_a_minute_or_fifty_self_tests() -> None:
         assert pool.proof_timeout("k11") == 7.5
 
 
-class SlowSelfTestWorker:
+class SlowSelfTestWorker(WorkerProcess):
     """A worker whose self-test took two seconds; it gets no further jobs."""
 
     pid = 1
+
+    def __init__(self) -> None:
+        """Start no process."""
 
     async def exchange(self, frame: Frame, timeout: float) -> Frame:
         return {"fingerprints": {}, "self_test_seconds": 2.0}
