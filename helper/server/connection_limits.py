@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -35,36 +35,6 @@ class ConnectionLimits:
     max_headers: int = 100
     max_connections: int = 4096
     max_connections_per_client: int = 1024
-
-
-class ClientPolicy(Protocol):
-    """Identifies clients and charges them for refused connections."""
-
-    def identify(self, peer_address: str | None) -> bytes | None:
-        """Return the client of a peer address; None for a peer without limits (trusted proxy, unix socket)."""
-        ...
-
-    def charge(self, client: bytes) -> None:
-        """Charge a client whose connection was refused before a request."""
-        ...
-
-    def count_refusal(self, status: int) -> None:
-        """Count a connection that was refused with this status."""
-        ...
-
-
-class NoClientPolicy:
-    """Policy without client limits."""
-
-    def identify(self, peer_address: str | None) -> bytes | None:  # noqa: ARG002 (required by the protocol)
-        """Return None: no peer has limits."""
-        return None
-
-    def charge(self, client: bytes) -> None:
-        """Do nothing."""
-
-    def count_refusal(self, status: int) -> None:
-        """Do nothing."""
 
 
 class ClientConnections(Generic[T]):

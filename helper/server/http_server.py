@@ -16,7 +16,8 @@ from starlette.types import ASGIApp
 
 from helper.errors import HelperError
 from helper.server.connection import BoundedProtocol
-from helper.server.connection_limits import ClientConnections, ClientPolicy, ConnectionLimits, NoClientPolicy
+from helper.server.connection_limits import ClientConnections, ConnectionLimits
+from helper.server.rate_limits import RefusalLimiter
 from helper.server.uvicorn_adapter import Server, ServerTimes
 
 STOP_GRACE_SECONDS = 5
@@ -35,21 +36,16 @@ MIN_CONNECTIONS = 64
 
 
 def create_server(
-    app: ASGIApp, limits: ConnectionLimits | None = None, *, client_policy: ClientPolicy | None = None
+    app: ASGIApp, limits: ConnectionLimits | None = None, *, limiter: RefusalLimiter | None = None
 ) -> Server:
     """Create a server for one app. Start it with `serve(sockets=[…])`, stop it with `should_exit = True`.
 
     Args:
         app: the ASGI application.
         limits: limits of connections; default `connection_limits()`.
-        client_policy: identifies clients; None for no limits per client.
+        limiter: identifies clients and charges them for refused requests; None for no limits per client.
     """
-    protocol = partial(
-        BoundedProtocol,
-        limits or connection_limits(),
-        client_policy or NoClientPolicy(),
-        ClientConnections[BoundedProtocol](),
-    )
+    protocol = partial(BoundedProtocol, limits or connection_limits(), limiter, ClientConnections[BoundedProtocol]())
     times = ServerTimes(keep_alive=KEEP_ALIVE_SECONDS, stop_grace=STOP_GRACE_SECONDS, stop_flush=STOP_FLUSH_SECONDS)
     return Server(app, protocol, times=times, backlog=BACKLOG)
 

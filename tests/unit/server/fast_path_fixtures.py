@@ -120,7 +120,7 @@ async def run_scenario(scenario: Scenario, *, use_fast_path: bool) -> ScenarioRe
     }
     app = create_app(view, **parts) if use_fast_path else add_middleware(wallet_app_routes(view, **parts), limits)
     with capture_logs() as logs:
-        server = create_server(app, client_policy=limits)
+        server = create_server(app, limiter=limits)
         async with asyncio.timeout(PATIENCE_SECONDS), count_served(server) as port:
             raw, still_open = await send_segments(scenario, port)
     names = [name.decode() for answer in raw for name in _REQUEST_IDS.findall(answer)]

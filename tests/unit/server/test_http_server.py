@@ -29,6 +29,8 @@ from helper.server.http_server import (
     connection_limits,
     listen_unix,
 )
+from helper.server.rate_limits import RefusalLimiter
+from tests.support.clock import FakeClock
 from tests.unit.server.server_fixtures import HELLO_REQUEST, PATIENCE_SECONDS, RawClient, parse_error, run_server
 
 pytestmark = pytest.mark.anyio
@@ -102,26 +104,9 @@ async def test_connection_slow_head_and_body_times_out() -> None:
         assert await client.read_rest() == b""
 
 
-class KnownClients:
-    """Identifies each client by its address."""
-
-    def __init__(self) -> None:
-        self.paid: list[bytes] = []
-        self.refusals: list[int] = []
-
-    def identify(self, peer: str | None) -> bytes | None:
-        return peer.encode() if peer else None
-
-    def charge(self, client: bytes) -> None:
-        self.paid.append(client)
-
-    def count_refusal(self, status: int) -> None:
-        self.refusals.append(status)
-
-
 async def test_connections_of_one_client_are_limited() -> None:
     limits = ConnectionLimits(head_seconds=60, max_connections=5, max_connections_per_client=2)
-    async with run_server(limits, KnownClients()) as port:
+    async with run_server(limits, RefusalLimiter(FakeClock())) as port:
         mine = [await RawClient.connect(port) for _ in range(2)]
         for client in mine:
             assert await client.request() == b"hello"
@@ -140,7 +125,7 @@ async def test_connections_of_one_client_are_limited() -> None:
 
 async def test_connections_full_closes_longest_idle_of_busiest_client() -> None:
     limits = ConnectionLimits(head_seconds=60, max_connections=4, max_connections_per_client=3)
-    async with run_server(limits, KnownClients()) as port:
+    async with run_server(limits, RefusalLimiter(FakeClock())) as port:
         at_work = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"
         idle, slow, begun = [await RawClient.connect(port) for _ in range(3)]
         assert await idle.request() == b"hello"
@@ -165,15 +150,17 @@ async def test_connections_full_closes_longest_idle_of_busiest_client() -> None:
 
 
 async def test_connection_refused_before_request_is_charged_and_counted() -> None:
-    known = KnownClients()
-    async with run_server(SHORT_TIMEOUTS, known) as port:
+    limiter = RefusalLimiter(FakeClock(), burst=1, per_second=1)
+    async with run_server(SHORT_TIMEOUTS, limiter) as port:
         for begun in (b"GET /hel", b"no HTTP\r\n\r\n", HELLO_REQUEST[:-2] + b"X: " + b"a" * 5000):
             parse_error(await (await RawClient.connect(port, begun)).read_rest())
-        assert known.paid == [b"127.0.0.1"] * 3
+        known = limiter.identify("127.0.0.1")
+        assert known is not None
+        assert limiter.wait_seconds(known) == 3, "each was charged"
         told = [await client.read_rest() for client in [await RawClient.connect(port) for _ in range(4)]]
         assert sorted(map(bool, told)) == [False, False, False, True]
-        assert len(known.paid) == 3, "to say nothing, or to come when it is full, is no offence"
-        assert known.refusals == [408, 400, 431, 503], "and each is counted"
+        assert limiter.wait_seconds(known) == 3, "to say nothing, or to come when it is full, is no offence"
+        assert limiter.refusals == {408: 1, 400: 1, 431: 1, 503: 1}, "and each is counted"
 
 
 async def test_connection_refused_expect_100_body_may_be_omitted() -> None:
