@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from helper.app.dependencies import Dependencies
 from helper.app.service import Service
-from helper.clock import RECHECK_SECONDS
+from helper.clock import RECHECK_SECONDS, Clock
 from helper.config import Config
 from helper.errors import HelperError
 from tests.simulation.chain import EPOCH
@@ -34,7 +34,7 @@ class UnreachableError(Exception):
     """The service does not answer."""
 
 
-class SimClock:
+class SimClock(Clock):
     """Clock of the service. Its wall time can be set wrong."""
 
     def __init__(self, loop: SimLoop) -> None:
@@ -61,7 +61,7 @@ class SimClock:
         await asyncio.sleep(max(0.0, seconds))
 
     async def wait(self, event: asyncio.Event, until: float) -> None:
-        """Wait as `SlicedWait` does, without a timer for each slice.
+        """Wait as `Clock.wait` does, without a timer for each slice.
 
         The end of a slice matters only after the clock was set.
         """
