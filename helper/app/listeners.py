@@ -32,7 +32,7 @@ from helper.observability.health_checks import Check
 from helper.observability.queue_observer import QueueFigures, QueueObserver, StatusSource
 from helper.observability.stats import Stats
 from helper.observability.status_feed import StatusFeed
-from helper.server.application import add_docs_routes, add_middleware, create_app
+from helper.server.application import create_app
 from helper.server.http_server import base_url, bind_tcp, control_limits, create_server, listen_unix
 from helper.server.rate_limits import RefusalLimiter
 from helper.server.routes.events import events_route, overview_routes
@@ -77,7 +77,7 @@ class Listeners:
         self._stats = Stats()
         self._read_figures: Callable[[], Awaitable[QueueFigures]] = self._read_refusals
         self._feed: StatusFeed | None = None
-        self._wallet_app: ASGIApp = add_middleware(add_docs_routes([], self._common_routes()), self._limiter)
+        self._wallet_app = create_app(None, limiter=self._limiter, more_routes=self._common_routes())
         self._operator_app: ASGIApp | None = None
 
     def add_queue(
@@ -106,20 +106,15 @@ class Listeners:
         observer = QueueObserver(store, round_registry, read_status, refusals=self._limiter.refusals, clock=self._clock)
         self._read_figures, self._stats = observer.read_figures, stats
         self._feed = StatusFeed(observer.read_overview, clock=self._clock, run_id=secrets.token_hex(4))
-        settings = self._config.helper
-        more_routes = [events_route(self._feed, self._config.operator.token), *self._common_routes()]
-        if view is None:
-            token = self._config.operator.token
-            self._wallet_app = add_middleware(add_docs_routes([], more_routes, operator_token=token), self._limiter)
-        else:
-            self._wallet_app = create_app(
-                view,
-                api_token=settings.api_token,
-                expose_queue_status=settings.expose_queue_status,
-                limiter=self._limiter,
-                more_routes=more_routes,
-                operator_token=self._config.operator.token,
-            )
+        operator_token = self._config.operator.token
+        self._wallet_app = create_app(
+            view,
+            api_token=self._config.helper.api_token,
+            expose_queue_status=self._config.helper.expose_queue_status,
+            limiter=self._limiter,
+            more_routes=[events_route(self._feed, operator_token), *self._common_routes()],
+            operator_token=operator_token,
+        )
         operator_routes = [
             *more_operator_routes,
             *overview_routes(self._feed, observer.read_overview),

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any, Final, Literal
 
 from pydantic import TypeAdapter
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
 from helper.ingest.payload import ErrorAnswer
 from helper.ingest.schema import Field, ObjectField
-from helper.server.middleware import TOKEN_HEADER, JsonResponse
-
-PATH: Final = "/openapi.json"
+from helper.server.middleware import TOKEN_HEADER
 
 COMMON_ERROR_STATUSES: Final = (400, 408, 429, 431, 500, 503)
 """Error statuses of every operation; most of them are sent before routing."""
@@ -49,7 +45,6 @@ _JSON: Final = "application/json"
 _CONVERTER_PARAMETER: Final = re.compile(r"\{(\w+):\w+\}")
 """A path parameter with a converter, in Starlette's notation: `{path:path}`."""
 
-Handler = Callable[[Request], Awaitable[Response]]
 TokenHolder = Literal["wallets", "operators"]
 """Holders of tokens."""
 
@@ -102,35 +97,13 @@ class ApiMount(Mount):
         self.described_routes = tuple(described_routes)
 
 
-class ApiDescription:
-    """The OpenAPI document of an application, including the document's route. Generated on first use.
+def generate_document(routes: Iterable[BaseRoute], *, authorized_roles: Iterable[TokenHolder]) -> dict[str, Any]:
+    """Generate the document as plain JSON.
 
     Args:
+        routes: those of type ApiRoute or ApiMount are described.
         authorized_roles: holders whose tokens are configured.
     """
-
-    def __init__(self, authorized_roles: Iterable[TokenHolder]) -> None:
-        self._authorized_roles = frozenset(authorized_roles)
-        self._routes: Sequence[BaseRoute] = ()
-        self._document: dict[str, Any] | None = None
-        self.route = ApiRoute(PATH, self._serve, "GET", Operation("OpenAPI document of this API.", dict[str, Any]))
-
-    def set_routes(self, routes: Sequence[BaseRoute]) -> None:
-        """Set the routes; those of type ApiRoute or ApiMount are described."""
-        self._routes = routes
-
-    def get_document(self) -> dict[str, Any]:
-        """The document as plain JSON."""
-        if self._document is None:
-            self._document = generate_document(self._routes, authorized_roles=self._authorized_roles)
-        return self._document
-
-    async def _serve(self, _request: Request) -> Response:
-        return JsonResponse(self.get_document())
-
-
-def generate_document(routes: Iterable[BaseRoute], *, authorized_roles: Iterable[TokenHolder]) -> dict[str, Any]:
-    """Generate the document as plain JSON."""
     configured = frozenset(authorized_roles)
     described = [(path, route) for path, route in _described_routes(routes) if _is_enabled(route.operation, configured)]
     schema_of, schemas = _response_schemas([route.operation for _, route in described])

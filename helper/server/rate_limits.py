@@ -2,7 +2,7 @@
 
 A refused request costs its client a token; an accepted one is free. A flood of invalid requests thus empties the
 sender's bucket, while sixteen shares posted together cost nothing. A posted share that is larger than any real share
-costs a token for each further 16 KiB, even if it is accepted (`helper.server.routes.wallet.Taking`). A client with an
+costs a token for each further 16 KiB, even if it is accepted (`ShareSubmission`). A client with an
 empty bucket gets 429 with `Retry-After` before its request body is read. Clients and buckets are not logged or stored.
 """
 
