@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from helper.app.dependencies import Dependencies
 from helper.app.service import Service
 from helper.clock import RECHECK_SECONDS, Clock
 from helper.config import Config
@@ -152,10 +151,14 @@ class ServiceHost:
             create_node(node, service_life, rpc=rpc)
             for node, rpc in zip(self._nodes, self._plan.nodes_with_rpc, strict=True)
         ]
-        dependencies = Dependencies(
-            store=store, nodes=nodes, spawn_worker=self._provers.spawn, share_checks=SimShareValidator()
+        service = Service(
+            self._create_config(),
+            clock=self.clock,
+            store=store,
+            nodes=nodes,
+            spawn_worker=self._provers.spawn,
+            share_checks=SimShareValidator(),
         )
-        service = Service(self._create_config(), clock=self.clock, dependencies=dependencies)
         try:
             async with service.open_queue():
                 self.service = service
