@@ -11,7 +11,7 @@ import contextlib
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import structlog
 
@@ -35,7 +35,7 @@ from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import Checks, ShareValidator
 from helper.lease import Lease
 from helper.lease.factory import create_lease
-from helper.observability.service_state import RunningState, ServiceState
+from helper.observability.service_state import ServiceState
 from helper.observability.stats import Stats
 from helper.operations.actions import Operations
 from helper.operations.archive.factory import create_archive_writer
@@ -332,19 +332,14 @@ class Service:
         )
 
     def _collect_status(self) -> ServiceState:
-        running: RunningState = {
+        state: ServiceState = {
             **self.health.collect_status(),
             "paused": text_of(self._pause_reason()),
             "height": self.block_follower.height,
             "in_hand": self.dispatcher.claimed_count,
         }
-        state = cast(ServiceState, running)
         if self.cluster is not None:
-            state["role"] = self.config.helper.role
-            cluster = self.cluster.facts()
-            state["sends"], state["sender"] = cluster["sends"], cluster["sender"]
-            if "database_skew" in cluster:
-                state["database_skew"] = cluster["database_skew"]
+            state = {**state, "role": self.config.helper.role, **self.cluster.facts()}
         if self.archive_writer is not None:
             state["archive"] = self.archive_writer.collect_status()
         return state

@@ -105,17 +105,12 @@ class ArchiveState(TypedDict):
     problem: str | None
 
 
-class RunningState(HealthState):
-    """State that every running service reports."""
+class ServiceState(HealthState):
+    """State of the running service, with the optional keys for a cluster and an archive."""
 
     paused: str | None
     height: int | None
     in_hand: int
-
-
-class ServiceState(RunningState):
-    """State of the running service, with the optional keys for a cluster and an archive."""
-
     role: NotRequired[str]
     sends: NotRequired[bool]
     sender: NotRequired[str | None]
