@@ -29,7 +29,8 @@ from helper.clock import Clock
 from helper.config import Config
 from helper.core.pause import PauseCause
 from helper.observability.health_checks import Check
-from helper.observability.queue_observer import QueueFigures, QueueObserver, StatusSource
+from helper.observability.queue_observer import QueueFigures, QueueObserver
+from helper.observability.service_state import StatusSource
 from helper.observability.stats import Stats
 from helper.observability.status_feed import StatusFeed
 from helper.server.application import create_app

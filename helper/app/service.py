@@ -50,10 +50,10 @@ from helper.reveal.revealer import Revealer
 from helper.runtime.hardening import harden_process
 from helper.runtime.maintenance import Maintenance
 from helper.runtime.supervisor import run_until_stopped, supervise
-from helper.server.action_views import RoundState
 from helper.server.routes.operator import round_states, rounds_route
 from helper.server.routes.operator_actions import operator_action_routes
 from helper.server.routes.wallet import WalletView
+from helper.server.views import RoundState
 from helper.store.factory import create_store
 from helper.store.operations.messages import PREPARED_NOTIFICATION
 from helper.store.operations.shares import DUE_NOTIFICATION

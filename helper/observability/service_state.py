@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 if TYPE_CHECKING:  # commands import this module and must not load ctypes, which is slow to import
@@ -116,3 +117,7 @@ class ServiceState(HealthState):
     sender: NotRequired[str | None]
     database_skew: NotRequired[float]
     archive: NotRequired[ArchiveState]
+
+
+StatusSource = Callable[[], ServiceState]
+"""Returns the state of the running service."""
