@@ -37,7 +37,7 @@ from helper.server.application import create_app
 from helper.server.http_server import base_url, bind_tcp, control_limits, create_server, listen_unix
 from helper.server.rate_limits import RefusalLimiter
 from helper.server.routes.events import events_route, overview_routes
-from helper.server.routes.gateway import MAX_CONCURRENT, Gateway
+from helper.server.routes.gateway import Gateway, GatewayLimits
 from helper.server.routes.health import CheckRunner, health_routes
 from helper.server.routes.operator import create_operator_app
 from helper.server.routes.page import Page
@@ -204,8 +204,9 @@ class Listeners:
         return QueueFigures(now=self._clock.now(), refusals=self._limiter.refusals)
 
     def _create_gateway(self, node_pool: NodePool) -> Gateway:
-        proxy = GatewayProxy(node_pool, timeout=self._config.chain.timeout_seconds, connections=MAX_CONCURRENT)
-        return Gateway(proxy, identify_client=self._limiter.identify_request)
+        limits, timeout = GatewayLimits(), self._config.chain.timeout_seconds
+        proxy = GatewayProxy(node_pool, timeout=timeout, connections=limits.max_concurrent)
+        return Gateway(proxy, identify_client=self._limiter.identify_request, limits=limits)
 
 
 def published_addresses(config: Config) -> tuple[str, str]:
