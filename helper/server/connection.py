@@ -7,6 +7,7 @@ client may leave a response unread, the length of a pipeline, and the number of 
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from helper.ingest.payload import SMALL_BODY_BYTES, error_body
 from helper.server import peer_credentials
 from helper.server.body_reader import COMPLETE_BODY_KEY, DRAIN_BYTES, DRAIN_SECONDS
 from helper.server.connection_input import SmallReads, ends_at_most_one_head, piece_end
-from helper.server.connection_limits import ClientConnections, ConnectionLimits
+from helper.server.connection_limits import ConnectionLimits
 from helper.server.deadline import Deadline, StallTimer
 from helper.server.middleware import RETRY_AFTER_SECONDS, CorsMiddleware, error_response
 from helper.server.rate_limits import RefusalLimiter, costs_token
@@ -61,7 +62,7 @@ class BoundedProtocol(HttpConnection):
     Args:
         limits: limits of connections.
         limiter: identifies clients and charges them for refused requests; None for no limits per client.
-        clients: all connections of the listener by client.
+        clients: open connections of the listener by client; clients without connections are removed.
         arguments: for uvicorn's protocol.
         options: for uvicorn's protocol.
     """
@@ -70,7 +71,7 @@ class BoundedProtocol(HttpConnection):
         self,
         limits: ConnectionLimits,
         limiter: RefusalLimiter | None,
-        clients: ClientConnections[BoundedProtocol],
+        clients: defaultdict[bytes, set[BoundedProtocol]],
         *arguments: Any,
         **options: Any,
     ) -> None:
@@ -104,7 +105,10 @@ class BoundedProtocol(HttpConnection):
             {peer_credentials.PEER_KEY: peer_credentials.read_peer(transport), ABORT_KEY: self.transport.abort}
         )
         self._client = None if self._limiter is None else self._limiter.identify(self.peer_address)
-        own_count = 0 if self._client is None else self._clients.add(self._client, self)
+        own_count = 0
+        if self._client is not None:
+            self._clients[self._client].add(self)
+            own_count = len(self._clients[self._client])
         if own_count > self.limits.max_connections_per_client:
             self._refuse(HTTPStatus.TOO_MANY_REQUESTS, "too many connections from this client; retry later")
         elif self.open_connections > self.limits.max_connections and not self._close_idle_connection(own_count):
@@ -119,7 +123,9 @@ class BoundedProtocol(HttpConnection):
         self._stall_timer.stop()
         self._unparsed = b""
         if self._client is not None:
-            self._clients.remove(self._client, self)
+            self._clients[self._client].discard(self)
+            if not self._clients[self._client]:
+                del self._clients[self._client]
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -330,7 +336,7 @@ class BoundedProtocol(HttpConnection):
         Aborts none if the new connection's client has as many. Without this, a few clients at their limit could block
         all others.
         """
-        busiest = self._clients.most()
+        busiest = max(self._clients.values(), key=len, default=set())
         idle = [connection for connection in busiest if connection.is_waiting_for_client()]
         if len(busiest) <= own_count or not idle:
             return False

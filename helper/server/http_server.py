@@ -7,6 +7,7 @@ import os
 import resource
 import socket
 import stat
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,7 @@ from starlette.types import ASGIApp
 
 from helper.errors import HelperError
 from helper.server.connection import BoundedProtocol
-from helper.server.connection_limits import ClientConnections, ConnectionLimits
+from helper.server.connection_limits import ConnectionLimits
 from helper.server.rate_limits import RefusalLimiter
 from helper.server.uvicorn_adapter import Server, ServerTimes
 
@@ -45,7 +46,8 @@ def create_server(
         limits: limits of connections; default `connection_limits()`.
         limiter: identifies clients and charges them for refused requests; None for no limits per client.
     """
-    protocol = partial(BoundedProtocol, limits or connection_limits(), limiter, ClientConnections[BoundedProtocol]())
+    clients: defaultdict[bytes, set[BoundedProtocol]] = defaultdict(set)
+    protocol = partial(BoundedProtocol, limits or connection_limits(), limiter, clients)
     times = ServerTimes(keep_alive=KEEP_ALIVE_SECONDS, stop_grace=STOP_GRACE_SECONDS, stop_flush=STOP_FLUSH_SECONDS)
     return Server(app, protocol, times=times, backlog=BACKLOG)
 
