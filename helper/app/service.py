@@ -48,13 +48,13 @@ from helper.reveal.prover.process import Spawn, WorkerCommand, WorkerProcess
 from helper.reveal.retention import Retention
 from helper.reveal.revealer import Revealer
 from helper.runtime.hardening import harden_process
-from helper.runtime.maintenance import Maintenance
 from helper.runtime.supervisor import run_until_stopped, supervise
 from helper.server.routes.operator import round_states, rounds_route
 from helper.server.routes.operator_actions import operator_action_routes
 from helper.server.routes.wallet import WalletView
 from helper.server.views import RoundState
 from helper.store.factory import create_store
+from helper.store.maintenance import run_maintenance
 from helper.store.operations.messages import PREPARED_NOTIFICATION
 from helper.store.operations.shares import DUE_NOTIFICATION
 from helper.store.store import Store
@@ -239,7 +239,6 @@ class Service:
             clock=self.clock,
             env=os.environ,
         )
-        self.maintenance = Maintenance(self.store, is_responsible=self._is_leader, clock=self.clock)
         self.wallet_view = WalletView(
             admission=self.admission,
             store=self.store,
@@ -368,7 +367,10 @@ class Service:
         if self.role.can_process:
             components |= {"prover_pool": self.prover_pool.run(), "dispatcher": self._run_dispatch()}
         if self.role.can_send:
-            components |= {"reconciler": self._reconcile_after_blocks(), "database check": self.maintenance.run()}
+            components |= {
+                "reconciler": self._reconcile_after_blocks(),
+                "database check": run_maintenance(self.store, is_responsible=self._is_leader, clock=self.clock),
+            }
             if self.archive_writer is not None:
                 components["archive"] = self.archive_writer.run()
         try:
