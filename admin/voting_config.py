@@ -162,8 +162,6 @@ class VotingConfig:
         self._problem = LoggedProblem()
         self.body: bytes | None = None
         """The last valid copy as published, None if there is none."""
-        self.fetched_at: int | None = None
-        """Time of its last fetch, Unix seconds."""
         self.origins: tuple[str, ...] = ()
         """Origins of its vote servers, see `PublishedConfig`."""
 
@@ -173,7 +171,7 @@ class VotingConfig:
         if stored is None:
             return
         try:
-            self._replace(await asyncio.to_thread(parse_config, stored.body), stored.fetched_at)
+            self._replace(await asyncio.to_thread(parse_config, stored))
         except InvalidConfigError as error:  # a damaged row, or one that an older version accepted
             log.warning("stored_voting_config_ignored", reason=str(error))
 
@@ -196,20 +194,17 @@ class VotingConfig:
             if self._problem.note(str(error)):
                 log.warning("voting_config_refresh_failed", reason=str(error))
             return
-        now = self._clock.now()
-        if config is None:
-            self.fetched_at = int(now)
-        else:
+        if config is not None:
             try:
-                await self._store.save_config(self._url, body, now=now)
+                await self._store.save_config(self._url, body, now=self._clock.now())
             except HelperError as error:
                 log_error(log, "voting_config_not_stored", error)
-            self._replace(config, int(now))
+            self._replace(config)
         if self._problem.clear():
             log.info("voting_config_refreshed")
 
-    def _replace(self, config: PublishedConfig, fetched_at: int) -> None:
-        self.body, self.origins, self.fetched_at = config.body, config.origins, fetched_at
+    def _replace(self, config: PublishedConfig) -> None:
+        self.body, self.origins = config.body, config.origins
 
     async def _fetch(self) -> bytes:
         try:
