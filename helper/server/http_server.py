@@ -154,8 +154,19 @@ def _file_identity(path: Path) -> tuple[int, int]:
 
 
 def connection_limits() -> ConnectionLimits:
-    """Default limits within this process's file descriptors; one client gets a quarter of the connections."""
-    connections = available_connections()
+    """Default limits, with fewer connections if the limit of open files requires it; one client gets a quarter of them.
+
+    Raises the soft limit of open files as far as necessary and permitted.
+    """
+    requested = ConnectionLimits().max_connections
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = requested + RESERVED_FILE_DESCRIPTORS
+    if soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    available = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FILE_DESCRIPTORS
+    connections = max(MIN_CONNECTIONS, min(requested, available))
     return ConnectionLimits(
         max_connections=connections, max_connections_per_client=max(MIN_CONNECTIONS, connections // 4)
     )
@@ -164,19 +175,3 @@ def connection_limits() -> ConnectionLimits:
 def control_limits() -> ConnectionLimits:
     """Limits of the control socket. Receiving an import may take minutes: its shares are validated as they arrive."""
     return replace(connection_limits(), request_seconds=IMPORT_TIMEOUT_SECONDS)
-
-
-def available_connections(requested: int = ConnectionLimits().max_connections) -> int:
-    """Maximum number of connections: `requested`, or fewer if the limit of open files requires it.
-
-    Raises the soft limit of open files as far as necessary and permitted.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = requested + RESERVED_FILE_DESCRIPTORS
-    if soft < needed:
-        soft = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return max(
-        MIN_CONNECTIONS, min(requested, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FILE_DESCRIPTORS)
-    )

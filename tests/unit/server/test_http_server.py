@@ -25,7 +25,6 @@ from helper.server.connection_limits import ConnectionLimits
 from helper.server.http_server import (
     MIN_CONNECTIONS,
     RESERVED_FILE_DESCRIPTORS,
-    available_connections,
     connection_limits,
     listen_unix,
 )
@@ -325,10 +324,10 @@ def test_connection_limit_fits_open_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
-        limit = available_connections(4096)
-        assert connection_limits().max_connections_per_client == max(MIN_CONNECTIONS, limit // 4)
+        limits = connection_limits()
+        assert limits.max_connections_per_client == max(MIN_CONNECTIONS, limits.max_connections // 4)
         now = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        assert limit == min(4096, now - RESERVED_FILE_DESCRIPTORS)
+        assert limits.max_connections == min(4096, now - RESERVED_FILE_DESCRIPTORS)
         assert now == 4096 + RESERVED_FILE_DESCRIPTORS or now == hard
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
