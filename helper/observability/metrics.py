@@ -105,8 +105,9 @@ class Metrics(Collector):
 
 def _service_metrics(status: ServiceState) -> Iterator[Metric]:
     """Readiness, provers, clock and chain height."""
-    yield _gauge("helper_ready", "Whether the service is ready.", all(_check_states(status).values()))
-    yield _labelled_gauge("helper_check", "Whether a readiness check passes.", "check", _check_states(status))
+    checks = {check["name"]: check["problem"] is None for check in status["checks"]}
+    yield _gauge("helper_ready", "Whether the service is ready.", all(checks.values()))
+    yield _labelled_gauge("helper_check", "Whether a readiness check passes.", "check", checks)
     paused = {"intake": status["intake_paused"] is not None, "dispatch": status["paused"] is not None}
     yield _labelled_gauge("helper_paused", "Whether intake or dispatch of shares is paused.", "what", paused)
     provers = status["provers"]
@@ -133,10 +134,6 @@ def _lease_and_archive_metrics(status: ServiceState) -> Iterator[Metric]:
         if archive["behind"] is not None:
             yield _gauge("helper_archive_height", "Height of the newest archived block.", archive["through"])
             yield _gauge("helper_archive_lag_blocks", "Blocks not yet archived.", archive["behind"])
-
-
-def _check_states(status: ServiceState) -> dict[str, bool]:
-    return {check["name"]: check["problem"] is None for check in status["checks"]}
 
 
 def _node_metrics(status: ServiceState) -> Iterator[Metric]:

@@ -34,19 +34,16 @@ _REFUSALS: Final = {
 _RETRY_AFTER: Final = {
     "Retry-After": {"description": "Seconds to wait.", "required": True, "schema": {"type": "integer", "minimum": 1}}
 }
-_WALLET_SCHEME: Final = "helperToken"
-_OPERATOR_SCHEME: Final = "operatorToken"
-_SCHEMES: Final[Mapping[str, Mapping[str, str]]] = {
-    _WALLET_SCHEME: {"type": "apiKey", "in": "header", "name": TOKEN_HEADER},
-    _OPERATOR_SCHEME: {"type": "http", "scheme": "bearer"},
+TokenHolder = Literal["wallets", "operators"]
+_SCHEMES: Final[Mapping[TokenHolder, tuple[str, Mapping[str, str]]]] = {
+    "wallets": ("helperToken", {"type": "apiKey", "in": "header", "name": TOKEN_HEADER}),
+    "operators": ("operatorToken", {"type": "http", "scheme": "bearer"}),
 }
+"""Name and definition of the security scheme of each holder of a token."""
 _COMPONENTS: Final = "#/components/schemas/{model}"
 _JSON: Final = "application/json"
 _CONVERTER_PARAMETER: Final = re.compile(r"\{(\w+):\w+\}")
 """A path parameter with a converter, in Starlette's notation: `{path:path}`."""
-
-TokenHolder = Literal["wallets", "operators"]
-"""Holders of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +107,8 @@ def generate_document(routes: Iterable[BaseRoute], *, authorized_roles: Iterable
     paths: dict[str, dict[str, Any]] = {}
     for path, route in described:
         paths.setdefault(path, {})[route.method.lower()] = _describe_operation(route.operation, schema_of, configured)
-    used = {_security_scheme(route.operation, configured) for _, route in described} - {None}
-    schemes = {name: dict(scheme) for name, scheme in _SCHEMES.items() if name in used}
+    used = configured.intersection(route.operation.authorized_role for _, route in described)
+    schemes = {name: dict(scheme) for holder, (name, scheme) in _SCHEMES.items() if holder in used}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -140,9 +137,9 @@ def _is_enabled(operation: Operation, configured: frozenset[TokenHolder]) -> boo
 
 
 def _security_scheme(operation: Operation, configured: frozenset[TokenHolder]) -> str | None:
-    if operation.authorized_role is None or operation.authorized_role not in configured:
-        return None
-    return _WALLET_SCHEME if operation.authorized_role == "wallets" else _OPERATOR_SCHEME
+    """The name of the security scheme; None if no token is required."""
+    role = operation.authorized_role
+    return None if role is None or role not in configured else _SCHEMES[role][0]
 
 
 def _response_schemas(operations: Sequence[Operation]) -> tuple[Callable[[Any], Any], dict[str, Any]]:
