@@ -157,7 +157,7 @@ class Listeners:
             if self._gateway is not None:
                 stack.push_async_callback(self._gateway.aclose)
             wallets = stack.enter_context(contextlib.closing(wallet_socket or bind_tcp(settings.host, settings.port)))
-            servers: list[tuple[Server, Any]] = [(create_server(self._wallet_app, limiter=self._limiter), wallets)]
+            servers = [(create_server(self._wallet_app, limiter=self._limiter), wallets)]
             if self._operator_app is not None:
                 control = stack.enter_context(listen_unix(self._config.socket_path))
                 servers.append((create_server(self._operator_app, control_limits()), control))
