@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from http import HTTPStatus
 from math import ceil
 from typing import Any, Final
 
-import orjson
 import structlog
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from admin import schemas
 from admin.adr036 import SignatureRefusedError
 from admin.registration import MAX_BODY_BYTES, RegistrationError, parse_registration
-from admin.registry import AlreadyRegistered, RegistrationRegistry
+from admin.registry import RegistrationRegistry
 from admin.rounds import RoundsView
 from admin.schemas import ChainFacts, UiConfig
 from admin.store import RegistryFullError
@@ -30,7 +28,7 @@ from helper.clock import Clock
 from helper.errors import StoreError
 from helper.server.body_reader import BodyReader
 from helper.server.client_address import Network
-from helper.server.middleware import log_refusal
+from helper.server.middleware import CorsMiddleware, JsonResponse, handle_disconnect, http_error_text, log_refusal
 from helper.server.openapi import ApiRoute
 from helper.server.rate_limits import RefusalLimiter
 from helper.server.request_ids import get_request_id
@@ -51,6 +49,7 @@ BURST_REGISTRATIONS: Final = 20
 REGISTRATIONS_PER_SECOND: Final = 0.2
 """Registrations per second and client after the burst."""
 _NO_STORE: Final = {"Cache-Control": "no-store"}
+_STATUS_TEXTS: Final = {404: "no such path", 405: "method not allowed"}
 
 
 class AdminRoutes:
@@ -94,11 +93,11 @@ class AdminRoutes:
         handlers: dict[Any, Any] = {
             HTTPException: _handle_http_exception,
             StoreError: _handle_store_error,
-            ClientDisconnect: _handle_disconnect,
+            ClientDisconnect: handle_disconnect,
         }
         app = Starlette(routes=routes, exception_handlers=handlers)
         app.router.redirect_slashes = False
-        return _CorsMiddleware(app)
+        return CorsMiddleware(app, prefixes=("",), headers=_CORS_HEADERS, preflight=_PREFLIGHT_HEADERS)
 
     def routes(self) -> list[ApiRoute]:
         """Return the routes with their OpenAPI descriptions."""
@@ -138,9 +137,9 @@ class AdminRoutes:
             return _error_response(status, str(error))
         except RegistryFullError as error:
             return _error_response(429, str(error), {"Retry-After": "3600"})
-        if isinstance(result, AlreadyRegistered):
-            return _json_response({"status": "registered"})
-        return _json_response({"status": "pending", "expires_at": result.expires_at})
+        if result is None:
+            return JsonResponse({"status": "registered"})
+        return JsonResponse({"status": "pending", "expires_at": result.expires_at})
 
     async def pending(self, request: Request) -> Response:
         """Return a page of the pending registrations. The `Link` header points to the next page."""
@@ -157,7 +156,7 @@ class AdminRoutes:
 
     async def chain(self, _request: Request) -> Response:
         """Return the chain's data that a browser wallet needs to add it."""
-        return _json_response(asdict(self._get_chain_facts()), _NO_STORE)
+        return JsonResponse(asdict(self._get_chain_facts()), headers=_NO_STORE)
 
     async def rounds(self, _request: Request) -> Response:
         """Return the chain's rounds as last read; 502 if none were read yet."""
@@ -167,51 +166,20 @@ class AdminRoutes:
 
     async def ui_config(self, _request: Request) -> Response:
         """Return the page's configuration."""
-        return _json_response(asdict(self._ui), _NO_STORE)
+        return JsonResponse(asdict(self._ui), headers=_NO_STORE)
 
 
-class _CorsMiddleware:
-    """Allows all origins (CORS). Safe because the routes use no credentials."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *_CORS_HEADERS]
-            await send(message)
-
-        if scope["type"] == "http" and scope["method"] == "OPTIONS":
-            await Response(status_code=204, headers=_PREFLIGHT_HEADERS)(scope, receive, send_with_headers)
-            return
-        await self._app(scope, receive, send_with_headers)
-
-
-def _json_response(value: Any, headers: dict[str, str] | None = None, status: int = 200) -> Response:
-    return Response(orjson.dumps(value), status, headers, media_type="application/json")
-
-
-def _error_response(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
-    return _json_response({"error": message}, headers, status)
+def _error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    return JsonResponse({"error": message}, status, headers)
 
 
 async def _handle_http_exception(request: Request, error: HTTPException) -> Response:
-    has_detail = error.detail != HTTPStatus(error.status_code).phrase
-    text = (
-        error.detail
-        if has_detail
-        else {404: "no such path", 405: "method not allowed"}.get(error.status_code, error.detail)
-    )
+    text = http_error_text(error, _STATUS_TEXTS)
     log_refusal(request, error.status_code, text)
-    return _error_response(error.status_code, text, dict(error.headers or {}))
+    return _error_response(error.status_code, text, error.headers)
 
 
 async def _handle_store_error(request: Request, error: StoreError) -> Response:
     name = get_request_id(request.scope)
     log.error("registrations_unavailable", error=str(error), advice=error.advice, request_id=name)
     return _error_response(503, "registrations cannot be stored now; retry later")
-
-
-async def _handle_disconnect(_request: Request, _: ClientDisconnect) -> Response:
-    return _error_response(400, "the request ended early")

@@ -16,7 +16,9 @@ from admin.registration import RegistrationRequest, SignedRegistration
 from admin.store import MAX_REGISTRATIONS, AdminStore, Registration
 from helper.chain.rest_client import ChainClient
 from helper.clock import Clock
+from helper.core.recent import LoggedProblem
 from helper.errors import ChainError, HelperError
+from helper.observability.error_log import log_error
 from helper.server.client_address import client_network
 
 log = structlog.get_logger("helper.admin")
@@ -45,11 +47,6 @@ class ChainQueries(Protocol):
     async def call(self, fn: Callable[[ChainClient], Awaitable[T]]) -> T:
         """Query the usable nodes in order until one responds; raises ChainError if none does."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class AlreadyRegistered:
-    """The validator already has a staking record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +82,12 @@ class RegistrationRegistry:
         self._signature_slot = asyncio.Semaphore(1)
         self._changed = asyncio.Event()
         self._last_checked = ""
-        self._is_failing = False
+        self._problem = LoggedProblem()
         self.published = PublishedList((b"[]",), 0)
         """The list as last prepared by `publish`."""
 
-    async def register(self, signed: SignedRegistration, *, client: bytes | None) -> Registration | AlreadyRegistered:
-        """Store a registration unless its validator has a staking record.
+    async def register(self, signed: SignedRegistration, *, client: bytes | None) -> Registration | None:
+        """Store a registration; return None if its validator already has a staking record.
 
         If no node responds, the registration is stored. A request that is not newer than the stored registration of its
         address changes nothing, and the stored registration is returned.
@@ -110,7 +107,7 @@ class RegistrationRegistry:
         if await self._has_staking_record(request.operator_address):
             if await self._store.delete_registrations([request.operator_address]):
                 self._changed.set()
-            return AlreadyRegistered()
+            return None
         network = client_network(client) if client is not None else b""
         registration = await self._store.register(request, network=network, now=self._clock.now())
         self._changed.set()
@@ -170,13 +167,11 @@ class RegistrationRegistry:
         try:
             await work()
         except HelperError as error:
-            if not self._is_failing:
-                log.error("registrations_unavailable", error=str(error), advice=error.advice)
-            self._is_failing = True
+            if self._problem.note():
+                log_error(log, "registrations_unavailable", error)
             return False
-        if self._is_failing:
+        if self._problem.clear():
             log.info("registrations_available")
-        self._is_failing = False
         return True
 
     async def _has_staking_record(self, account: str) -> bool | None:

@@ -16,6 +16,7 @@ from helper.chain.models import RoundStatus
 from helper.chain.rest_client import ChainClient
 from helper.chain.round_listing import ListedRound, OptionTotal
 from helper.clock import Clock
+from helper.core.recent import LoggedProblem
 from helper.errors import ChainError, ChainResponseError, ChainUnavailable
 
 log = structlog.get_logger("helper.admin")
@@ -62,7 +63,7 @@ class RoundsView:
         self._totals: dict[bytes, RoundTotals] = {}
         # finalized rounds without totals, in the order in which they are read
         self._missing_totals: list[ListedRound] = []
-        self._problem = ""
+        self._problem = LoggedProblem()
         self.body: bytes | None = None
         """Response body, see `admin.schemas.RoundsResponse`; None until the first refresh succeeds."""
 
@@ -147,12 +148,11 @@ class RoundsView:
 
     def _report_problem(self, problem: str) -> None:
         """Log when the rounds become unavailable or available again."""
-        if bool(problem) != bool(self._problem):
-            if problem:
-                log.info("rounds_unavailable", reason=problem)
-            else:
+        if not problem:
+            if self._problem.clear():
                 log.info("rounds_available")
-        self._problem = problem
+        elif self._problem.note():
+            log.info("rounds_unavailable", reason=problem)
 
 
 def _prepare_response(listed: Iterable[ListedRound], totals: Mapping[bytes, RoundTotals]) -> _PreparedResponse:

@@ -50,14 +50,6 @@ class Registration:
     expires_at: int
 
 
-@dataclass(frozen=True, slots=True)
-class StoredConfig:
-    """A voting configuration as published, and the time of its fetch (Unix seconds)."""
-
-    body: bytes
-    fetched_at: int
-
-
 class AdminStore:
     """The database file. One connection; changes run one after the other."""
 
@@ -212,10 +204,10 @@ class AdminStore:
                 int(now),
             )
 
-    async def load_config(self, source: str) -> StoredConfig | None:
+    async def load_config(self, source: str) -> bytes | None:
         """Return the last valid configuration from this URL."""
-        row = await self._fetch_row("SELECT body, fetched_at FROM voting_config WHERE source = ?", source)
-        return None if row is None else StoredConfig(*row)
+        row = await self._fetch_row("SELECT body FROM voting_config WHERE source = ?", source)
+        return None if row is None else bytes(row[0])
 
     async def _evict_if_full(self, network: bytes) -> None:
         """Evict a registration if the store is full.

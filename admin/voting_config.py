@@ -18,7 +18,9 @@ import structlog
 from admin.store import AdminStore
 from admin.url_policy import MAX_URL_CHARS, UrlNotAllowedError, check_url, is_public
 from helper.clock import Clock
+from helper.core.recent import LoggedProblem
 from helper.errors import HelperError
+from helper.observability.error_log import log_error
 from helper.runtime.http_client import create_async_client
 
 log = structlog.get_logger("helper.admin")
@@ -157,11 +159,9 @@ class VotingConfig:
         self._clock = clock
         self._resolve = resolve or _system_resolve
         self._http = create_async_client(transport=transport, timeout=FETCH_TIMEOUT_SECONDS)
-        self._problem = ""
+        self._problem = LoggedProblem()
         self.body: bytes | None = None
         """The last valid copy as published, None if there is none."""
-        self.fetched_at: int | None = None
-        """Time of its last fetch, Unix seconds."""
         self.origins: tuple[str, ...] = ()
         """Origins of its vote servers, see `PublishedConfig`."""
 
@@ -171,7 +171,7 @@ class VotingConfig:
         if stored is None:
             return
         try:
-            self._replace(await asyncio.to_thread(parse_config, stored.body), stored.fetched_at)
+            self._replace(await asyncio.to_thread(parse_config, stored))
         except InvalidConfigError as error:  # a damaged row, or one that an older version accepted
             log.warning("stored_voting_config_ignored", reason=str(error))
 
@@ -191,21 +191,20 @@ class VotingConfig:
             body = await self._fetch()
             config = None if body == self.body else await asyncio.to_thread(parse_config, body)
         except InvalidConfigError as error:
-            self._report_problem(str(error))
+            if self._problem.note(str(error)):
+                log.warning("voting_config_refresh_failed", reason=str(error))
             return
-        now = self._clock.now()
-        if config is None:
-            self.fetched_at = int(now)
-        else:
+        if config is not None:
             try:
-                await self._store.save_config(self._url, body, now=now)
+                await self._store.save_config(self._url, body, now=self._clock.now())
             except HelperError as error:
-                log.error("voting_config_not_stored", error=str(error), advice=error.advice)
-            self._replace(config, int(now))
-        self._report_problem("")
+                log_error(log, "voting_config_not_stored", error)
+            self._replace(config)
+        if self._problem.clear():
+            log.info("voting_config_refreshed")
 
-    def _replace(self, config: PublishedConfig, fetched_at: int) -> None:
-        self.body, self.origins, self.fetched_at = config.body, config.origins, fetched_at
+    def _replace(self, config: PublishedConfig) -> None:
+        self.body, self.origins = config.body, config.origins
 
     async def _fetch(self) -> bytes:
         try:
@@ -252,15 +251,6 @@ class VotingConfig:
         if not addresses or not all(is_public(ipaddress.ip_address(address)) for address in addresses):
             raise InvalidConfigError("redirect to a private network")
         return target, addresses[0]
-
-    def _report_problem(self, problem: str) -> None:
-        """Log a change of the problem."""
-        if problem != self._problem:
-            if problem:
-                log.warning("voting_config_refresh_failed", reason=problem)
-            else:
-                log.info("voting_config_refreshed")
-        self._problem = problem
 
 
 async def _system_resolve(host: str, port: int) -> Sequence[str]:

@@ -9,48 +9,31 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from typing import Protocol
 
 RECHECK_SECONDS = 1.0
 """Interval in seconds at which a wait for a wall time rereads the clock, because it may have been set."""
 
 
-class Clock(Protocol):
+class Clock(ABC):
     """A source of time that tests and simulations can replace."""
 
+    @abstractmethod
     def now(self) -> float:
         """Return the wall time in unix seconds. It jumps if the machine's clock is set."""
-        ...
 
+    @abstractmethod
     def monotonic(self) -> float:
         """Return seconds since an arbitrary start; never decreases."""
-        ...
 
+    @abstractmethod
     async def sleep(self, seconds: float) -> None:
         """Sleep for a number of (monotonic) seconds; zero or less only yields to other tasks."""
-        ...
 
     async def wait(self, event: asyncio.Event, until: float) -> None:
         """Wait for an event or a wall time in unix seconds, whichever comes first.
 
-        If the wall clock is set meanwhile, this takes effect within `RECHECK_SECONDS`.
+        The wall clock is reread every `RECHECK_SECONDS`, so a change of it takes effect within this time.
         """
-        ...
-
-
-class SlicedWait(ABC):
-    """Implements `Clock.wait` by rereading the wall clock every `RECHECK_SECONDS`."""
-
-    @abstractmethod
-    def now(self) -> float:
-        """See `Clock`."""
-
-    @abstractmethod
-    async def sleep(self, seconds: float) -> None:
-        """See `Clock`."""
-
-    async def wait(self, event: asyncio.Event, until: float) -> None:
-        """See `Clock`."""
         event_set = asyncio.ensure_future(event.wait())
         try:
             while not event.is_set() and (remaining := until - self.now()) > 0:
@@ -63,15 +46,15 @@ class SlicedWait(ABC):
             event_set.cancel()
 
 
-class SystemClock(SlicedWait):
+class SystemClock(Clock):
     """The machine's clocks."""
 
     def now(self) -> float:
-        """Return the wall time in unix seconds."""
+        """Return the wall time."""
         return time.time()
 
     def monotonic(self) -> float:
-        """Return seconds since an arbitrary start."""
+        """Return the monotonic time."""
         return time.monotonic()
 
     async def sleep(self, seconds: float) -> None:

@@ -29,14 +29,15 @@ from helper.clock import Clock
 from helper.config import Config
 from helper.core.pause import PauseCause
 from helper.observability.health_checks import Check
-from helper.observability.queue_observer import QueueFigures, QueueObserver, StatusSource
+from helper.observability.queue_observer import QueueFigures, QueueObserver
+from helper.observability.service_state import StatusSource
 from helper.observability.stats import Stats
 from helper.observability.status_feed import StatusFeed
-from helper.server.application import add_docs_routes, add_middleware, create_app
+from helper.server.application import create_app
 from helper.server.http_server import base_url, bind_tcp, control_limits, create_server, listen_unix
 from helper.server.rate_limits import RefusalLimiter
 from helper.server.routes.events import events_route, overview_routes
-from helper.server.routes.gateway import MAX_CONCURRENT, Gateway
+from helper.server.routes.gateway import Gateway, GatewayLimits
 from helper.server.routes.health import CheckRunner, health_routes
 from helper.server.routes.operator import create_operator_app
 from helper.server.routes.page import Page
@@ -77,7 +78,7 @@ class Listeners:
         self._stats = Stats()
         self._read_figures: Callable[[], Awaitable[QueueFigures]] = self._read_refusals
         self._feed: StatusFeed | None = None
-        self._wallet_app: ASGIApp = add_middleware(add_docs_routes([], self._common_routes()), self._limiter)
+        self._wallet_app = create_app(None, limiter=self._limiter, more_routes=self._common_routes())
         self._operator_app: ASGIApp | None = None
 
     def add_queue(
@@ -106,20 +107,15 @@ class Listeners:
         observer = QueueObserver(store, round_registry, read_status, refusals=self._limiter.refusals, clock=self._clock)
         self._read_figures, self._stats = observer.read_figures, stats
         self._feed = StatusFeed(observer.read_overview, clock=self._clock, run_id=secrets.token_hex(4))
-        settings = self._config.helper
-        more_routes = [events_route(self._feed, self._config.operator.token), *self._common_routes()]
-        if view is None:
-            token = self._config.operator.token
-            self._wallet_app = add_middleware(add_docs_routes([], more_routes, operator_token=token), self._limiter)
-        else:
-            self._wallet_app = create_app(
-                view,
-                api_token=settings.api_token,
-                expose_queue_status=settings.expose_queue_status,
-                limiter=self._limiter,
-                more_routes=more_routes,
-                operator_token=self._config.operator.token,
-            )
+        operator_token = self._config.operator.token
+        self._wallet_app = create_app(
+            view,
+            api_token=self._config.helper.api_token,
+            expose_queue_status=self._config.helper.expose_queue_status,
+            limiter=self._limiter,
+            more_routes=[events_route(self._feed, operator_token), *self._common_routes()],
+            operator_token=operator_token,
+        )
         operator_routes = [
             *more_operator_routes,
             *overview_routes(self._feed, observer.read_overview),
@@ -161,9 +157,7 @@ class Listeners:
             if self._gateway is not None:
                 stack.push_async_callback(self._gateway.aclose)
             wallets = stack.enter_context(contextlib.closing(wallet_socket or bind_tcp(settings.host, settings.port)))
-            servers: list[tuple[Server, Any]] = [
-                (create_server(self._wallet_app, client_policy=self._limiter), wallets)
-            ]
+            servers = [(create_server(self._wallet_app, limiter=self._limiter), wallets)]
             if self._operator_app is not None:
                 control = stack.enter_context(listen_unix(self._config.socket_path))
                 servers.append((create_server(self._operator_app, control_limits()), control))
@@ -210,8 +204,9 @@ class Listeners:
         return QueueFigures(now=self._clock.now(), refusals=self._limiter.refusals)
 
     def _create_gateway(self, node_pool: NodePool) -> Gateway:
-        proxy = GatewayProxy(node_pool, timeout=self._config.chain.timeout_seconds, connections=MAX_CONCURRENT)
-        return Gateway(proxy, identify_client=self._limiter.identify_request)
+        limits, timeout = GatewayLimits(), self._config.chain.timeout_seconds
+        proxy = GatewayProxy(node_pool, timeout=timeout, connections=limits.max_concurrent)
+        return Gateway(proxy, identify_client=self._limiter.identify_request, limits=limits)
 
 
 def published_addresses(config: Config) -> tuple[str, str]:

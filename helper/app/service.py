@@ -11,15 +11,16 @@ import contextlib
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import structlog
 
-from helper.app.dependencies import Dependencies
+import proofs
 from helper.app.health import ServiceHealth
 from helper.app.listeners import Listeners
 from helper.chain.block_follower import BlockFollower
 from helper.chain.commitment_tree import CommitmentTreeSync
+from helper.chain.node import Node
 from helper.chain.node_pool import create_node_pool
 from helper.chain.round_registry import RoundRegistry
 from helper.chain.sync import ChainSync
@@ -31,10 +32,10 @@ from helper.core.pause import PauseReason, text_of
 from helper.core.roles import ROLES
 from helper.errors import HelperError
 from helper.ingest.admission import AdmissionController
-from helper.ingest.validator import ShareValidator
+from helper.ingest.validator import Checks, ShareValidator
 from helper.lease import Lease
 from helper.lease.factory import create_lease
-from helper.observability.service_state import RunningState, ServiceState
+from helper.observability.service_state import ServiceState
 from helper.observability.stats import Stats
 from helper.operations.actions import Operations
 from helper.operations.archive.factory import create_archive_writer
@@ -43,19 +44,20 @@ from helper.reveal.broadcaster import Broadcaster
 from helper.reveal.circuit_selector import CircuitSelector
 from helper.reveal.dispatcher import MAX_SLEEP_SECONDS, Dispatcher
 from helper.reveal.prover.pool import DEFAULT_COMMAND, ProverPool
-from helper.reveal.prover.process import WorkerCommand
+from helper.reveal.prover.process import Spawn, WorkerCommand, WorkerProcess
 from helper.reveal.retention import Retention
 from helper.reveal.revealer import Revealer
 from helper.runtime.hardening import harden_process
-from helper.runtime.maintenance import Maintenance
 from helper.runtime.supervisor import run_until_stopped, supervise
-from helper.server.action_views import RoundState
 from helper.server.routes.operator import round_states, rounds_route
 from helper.server.routes.operator_actions import operator_action_routes
 from helper.server.routes.wallet import WalletView
+from helper.server.views import RoundState
 from helper.store.factory import create_store
+from helper.store.maintenance import run_maintenance
 from helper.store.operations.messages import PREPARED_NOTIFICATION
 from helper.store.operations.shares import DUE_NOTIFICATION
+from helper.store.store import Store
 
 log = structlog.get_logger("helper.app")
 
@@ -63,13 +65,16 @@ HOUR_SECONDS = 3600.0
 
 
 class Service:
-    """The complete helper, created from its settings.
+    """The complete helper, created from its settings. Tests and the simulation replace the other arguments.
 
     Args:
         config: validated settings.
         clock: the clock; the system's if None.
-        prover_command: the command line of a prover worker; tests use a faster prover.
-        dependencies: external dependencies; the real ones if None. The simulation replaces them.
+        store: the queue; None opens the configured database.
+        nodes: the chain's nodes; None connects to the configured ones.
+        prover_command: the command line of a prover worker.
+        spawn_worker: starts a prover worker.
+        share_checks: validates shares.
     """
 
     def __init__(
@@ -77,17 +82,19 @@ class Service:
         config: Config,
         *,
         clock: Clock | None = None,
+        store: Store | None = None,
+        nodes: Sequence[Node] | None = None,
         prover_command: WorkerCommand = DEFAULT_COMMAND,
-        dependencies: Dependencies | None = None,
+        spawn_worker: Spawn = WorkerProcess.spawn,
+        share_checks: Checks = proofs,
     ) -> None:
-        dependencies = dependencies or Dependencies()
         self.config = config
         self.clock = clock or SystemClock()
         self.stats = Stats()
         self.role = ROLES[config.helper.role]
-        self.store = dependencies.store or create_store(config, self.clock)
+        self.store = store or create_store(config, self.clock)
         self.lease = create_lease(config, self.store, clock=self.clock, env=os.environ)
-        self.node_pool = create_node_pool(config, self.clock, dependencies.nodes)
+        self.node_pool = create_node_pool(config, self.clock, nodes)
         self.round_registry = RoundRegistry(self.store, self.node_pool)
         self.tree_sync = CommitmentTreeSync(self.store, self.node_pool, self.round_registry)
         self.circuit_selector = CircuitSelector(
@@ -101,9 +108,9 @@ class Service:
             nice=config.prover.nice,
             timeout=config.prover.timeout_seconds,
             command=prover_command,
-            spawn=dependencies.spawn_worker,
+            spawn=spawn_worker,
         )
-        self._share_checks = dependencies.share_checks
+        self._share_checks = share_checks
         self._new_block = asyncio.Event()
         self._stop = asyncio.Event()
         self.cluster = None if self.lease is None else self._create_cluster_member(self.lease)
@@ -231,7 +238,6 @@ class Service:
             clock=self.clock,
             env=os.environ,
         )
-        self.maintenance = Maintenance(self.store, is_responsible=self._is_leader, clock=self.clock)
         self.wallet_view = WalletView(
             admission=self.admission,
             store=self.store,
@@ -324,19 +330,14 @@ class Service:
         )
 
     def _collect_status(self) -> ServiceState:
-        running: RunningState = {
+        state: ServiceState = {
             **self.health.collect_status(),
             "paused": text_of(self._pause_reason()),
             "height": self.block_follower.height,
             "in_hand": self.dispatcher.claimed_count,
         }
-        state = cast(ServiceState, running)
         if self.cluster is not None:
-            state["role"] = self.config.helper.role
-            cluster = self.cluster.facts()
-            state["sends"], state["sender"] = cluster["sends"], cluster["sender"]
-            if "database_skew" in cluster:
-                state["database_skew"] = cluster["database_skew"]
+            state = {**state, "role": self.config.helper.role, **self.cluster.facts()}
         if self.archive_writer is not None:
             state["archive"] = self.archive_writer.collect_status()
         return state
@@ -365,7 +366,10 @@ class Service:
         if self.role.can_process:
             components |= {"prover_pool": self.prover_pool.run(), "dispatcher": self._run_dispatch()}
         if self.role.can_send:
-            components |= {"reconciler": self._reconcile_after_blocks(), "database check": self.maintenance.run()}
+            components |= {
+                "reconciler": self._reconcile_after_blocks(),
+                "database check": run_maintenance(self.store, is_responsible=self._is_leader, clock=self.clock),
+            }
             if self.archive_writer is not None:
                 components["archive"] = self.archive_writer.run()
         try:

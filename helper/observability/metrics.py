@@ -18,7 +18,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from helper.chain.models import Round
+from helper.chain.models import Round, RoundStatus
 from helper.clock import Clock
 from helper.core.share import ShareState
 from helper.observability.log_config import count_dropped_fields
@@ -29,11 +29,10 @@ from helper.observability.stats import Stats, Timings
 
 REUSE_SECONDS: Final = 0.5
 """Seconds for which a reading is reused."""
-_ACTIVE_STATUS: Final = 1
 
 
-class Metrics:
-    """Registry of all metrics and their text form.
+class Metrics(Collector):
+    """All metrics and their text form.
 
     Args:
         stats: counters and timings of the service.
@@ -42,14 +41,15 @@ class Metrics:
     """
 
     def __init__(self, stats: Stats, read_figures: Callable[[], Awaitable[QueueFigures]], *, clock: Clock) -> None:
+        self._stats = stats
         self._read_figures = read_figures
         self._clock = clock
         self._lock = asyncio.Lock()
         self._read_at = float("-inf")
         self._texts: dict[bool, bytes] = {}
-        self._collector = _FiguresCollector(stats)
+        self._figures = QueueFigures(now=0.0)
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self._collector)
+        self._registry.register(self)
         ProcessCollector(registry=self._registry)
 
     async def render(self, accept: str) -> tuple[bytes, str]:
@@ -57,7 +57,7 @@ class Metrics:
         use_openmetrics = "application/openmetrics-text" in accept
         async with self._lock:
             if self._clock.monotonic() - self._read_at > REUSE_SECONDS:
-                self._collector.figures = await self._read_figures()
+                self._figures = await self._read_figures()
                 self._read_at = self._clock.monotonic()
                 self._texts = {}
             if use_openmetrics not in self._texts:
@@ -66,16 +66,8 @@ class Metrics:
             content_type = openmetrics.CONTENT_TYPE_LATEST if use_openmetrics else CONTENT_TYPE_PLAIN_0_0_4
             return self._texts[use_openmetrics], content_type
 
-
-class _FiguresCollector(Collector):
-    """Creates the metric families from the latest reading."""
-
-    def __init__(self, stats: Stats) -> None:
-        self._stats = stats
-        self.figures = QueueFigures(now=0.0)
-
     def collect(self) -> Iterator[Metric]:
-        """Yield all metric families."""
+        """Yield all metric families, from the latest reading. The registry calls this."""
         labels = {"version": metadata.version("svote-helper"), "python": platform.python_version()}
         build = GaugeMetricFamily("helper_build_info", "Version information.", labels=list(labels))
         build.add_metric(list(labels.values()), 1)
@@ -83,21 +75,21 @@ class _FiguresCollector(Collector):
         yield from self._counters()
         for histogram in HISTOGRAMS:
             yield _histogram(histogram.name, histogram.help_text, getattr(self._stats, histogram.stats_attribute))
-        if self.figures.service_status is not None:
-            yield from _service_metrics(self.figures.service_status)
-            yield from _lease_and_archive_metrics(self.figures.service_status)
-            yield from _node_metrics(self.figures.service_status)
-        yield from _queue_metrics(self.figures)
+        if self._figures.service_status is not None:
+            yield from _service_metrics(self._figures.service_status)
+            yield from _lease_and_archive_metrics(self._figures.service_status)
+            yield from _node_metrics(self._figures.service_status)
+        yield from _queue_metrics(self._figures)
 
     def _counters(self) -> Iterator[Metric]:
         for counter in COUNTERS:
             counts = {value: self._stats.counts[source] for value, source in counter.sources.items()}
             yield _counter(counter.name, counter.help_text, counter.label, counts)
-        refusals = self.figures.refusals
+        refusals = self._figures.refusals
         by_status = {str(status): refusals.get(status, 0) for status in LABELLED_STATUSES}
         by_status["other"] = sum(number for status, number in refusals.items() if status not in LABELLED_STATUSES)
         yield _counter("helper_refusals", "Responses with status 400 or above on the wallet API.", "status", by_status)
-        facts = self.figures.service_status
+        facts = self._figures.service_status
         deaths = facts["provers"]["deaths"] if facts is not None else {}
         counts = {reason: deaths.get(reason, 0) for reason in ("died", "timeout")}
         yield _counter("helper_prover_deaths", "Unexpected exits of prover workers by reason.", "reason", counts)
@@ -113,8 +105,9 @@ class _FiguresCollector(Collector):
 
 def _service_metrics(status: ServiceState) -> Iterator[Metric]:
     """Readiness, provers, clock and chain height."""
-    yield _gauge("helper_ready", "Whether the service is ready.", all(_check_states(status).values()))
-    yield _labelled_gauge("helper_check", "Whether a readiness check passes.", "check", _check_states(status))
+    checks = {check["name"]: check["problem"] is None for check in status["checks"]}
+    yield _gauge("helper_ready", "Whether the service is ready.", all(checks.values()))
+    yield _labelled_gauge("helper_check", "Whether a readiness check passes.", "check", checks)
     paused = {"intake": status["intake_paused"] is not None, "dispatch": status["paused"] is not None}
     yield _labelled_gauge("helper_paused", "Whether intake or dispatch of shares is paused.", "what", paused)
     provers = status["provers"]
@@ -143,10 +136,6 @@ def _lease_and_archive_metrics(status: ServiceState) -> Iterator[Metric]:
             yield _gauge("helper_archive_lag_blocks", "Blocks not yet archived.", archive["behind"])
 
 
-def _check_states(status: ServiceState) -> dict[str, bool]:
-    return {check["name"]: check["problem"] is None for check in status["checks"]}
-
-
 def _node_metrics(status: ServiceState) -> Iterator[Metric]:
     """State of the nodes, labelled with their configured hosts."""
     nodes = {node["name"]: node for node in status["endpoints"]}
@@ -167,7 +156,7 @@ def _queue_metrics(figures: QueueFigures) -> Iterator[Metric]:
     }
     yield _labelled_gauge("helper_shares", "Shares by state, in all stored rounds.", "state", totals)
     yield _gauge("helper_damaged_rows", "Damaged database rows that were set aside.", figures.damaged)
-    active = [known for known in figures.rounds if int(known.status) == _ACTIVE_STATUS]
+    active = [known for known in figures.rounds if known.status is RoundStatus.ACTIVE]
     yield _gauge("helper_rounds_active", "Rounds with status ACTIVE.", len(active))
     due_ms = figures.oldest_due_ms
     overdue = 0.0 if due_ms is None else max(0.0, figures.now - due_ms / 1000)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -14,7 +14,7 @@ from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
 from helper.errors import HelperError
 from helper.observability.queue_overview import Counts, Overview, build_overview
-from helper.observability.service_state import ServiceState
+from helper.observability.service_state import ServiceState, StatusSource
 from helper.store.store import Store
 
 log = structlog.get_logger("helper.observability")
@@ -22,8 +22,6 @@ log = structlog.get_logger("helper.observability")
 MAX_FAILURES: Final = 20
 STORE_TIMEOUT_SECONDS: Final = 2.0
 """Timeout in seconds for reads of the store, so that a scrape succeeds even if the disk hangs."""
-
-StatusSource = Callable[[], ServiceState]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 if TYPE_CHECKING:  # commands import this module and must not load ctypes, which is slow to import
@@ -105,19 +106,18 @@ class ArchiveState(TypedDict):
     problem: str | None
 
 
-class RunningState(HealthState):
-    """State that every running service reports."""
+class ServiceState(HealthState):
+    """State of the running service, with the optional keys for a cluster and an archive."""
 
     paused: str | None
     height: int | None
     in_hand: int
-
-
-class ServiceState(RunningState):
-    """State of the running service, with the optional keys for a cluster and an archive."""
-
     role: NotRequired[str]
     sends: NotRequired[bool]
     sender: NotRequired[str | None]
     database_skew: NotRequired[float]
     archive: NotRequired[ArchiveState]
+
+
+StatusSource = Callable[[], ServiceState]
+"""Returns the state of the running service."""

@@ -1,1 +1,1 @@
-"""Process-level services: supervisor, systemd, hardening, maintenance, HTTP clients."""
+"""Process-level services: supervisor, systemd, hardening, privileges, HTTP clients."""

@@ -22,7 +22,7 @@ async def supervise(
     Raises:
         HelperError: a task ended unexpectedly. If it failed, its own error is raised.
     """
-    stopping = asyncio.create_task(_wait_for_stop(stop))
+    stopping: asyncio.Task[Any] = asyncio.create_task(stop.wait())
     tasks = [stopping, *(asyncio.create_task(part, name=name) for name, part in coroutines.items())]
     try:
         done, _ = await asyncio.wait([*tasks, *servers], return_when=asyncio.FIRST_COMPLETED)
@@ -38,7 +38,7 @@ async def supervise(
 
 async def run_until_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
     """Run `work`, and cancel it once `stop` is set. Errors of `work` are raised."""
-    working, stopping = asyncio.create_task(work), asyncio.create_task(_wait_for_stop(stop))
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
         if working.done():
@@ -47,7 +47,3 @@ async def run_until_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, None]
         for task in (working, stopping):
             task.cancel()
         await asyncio.gather(working, stopping, return_exceptions=True)
-
-
-async def _wait_for_stop(stop: asyncio.Event) -> None:
-    await stop.wait()

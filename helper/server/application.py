@@ -10,15 +10,14 @@ from starlette.types import ASGIApp
 from helper.server.body_reader import BodyReader
 from helper.server.fast_path import FastPath
 from helper.server.middleware import CorsMiddleware, ErrorMiddleware, json_application
-from helper.server.openapi import ApiDescription, TokenHolder
 from helper.server.rate_limits import RateLimitMiddleware, RefusalLimiter
 from helper.server.request_ids import RequestIdMiddleware
-from helper.server.routes.docs import docs_routes
-from helper.server.routes.wallet import Taking, WalletView, wallet_routes
+from helper.server.routes.docs import add_docs_routes
+from helper.server.routes.wallet import ShareSubmission, WalletView, wallet_routes
 
 
 def create_app(
-    view: WalletView,
+    view: WalletView | None,
     *,
     api_token: str = "",
     expose_queue_status: bool = False,
@@ -27,10 +26,10 @@ def create_app(
     more_routes: Sequence[BaseRoute] = (),
     operator_token: str = "",
 ) -> ASGIApp:
-    """Create the wallets' application.
+    """Create the application on the wallets' port.
 
     Args:
-        view: the services that the routes use.
+        view: the services that the wallets' routes use; None for an application without these routes.
         api_token: token that wallets must send in X-Helper-Token; empty for none.
         expose_queue_status: whether `/queue-status` is served.
         body_reader: reads request bodies within limits.
@@ -38,56 +37,12 @@ def create_app(
         more_routes: routes of other packages, matched after the wallets' routes.
         operator_token: token of operators for `more_routes`; empty disables these routes.
     """
-    body_reader = body_reader or BodyReader()
-    app = add_middleware(
-        wallet_app_routes(
-            view,
-            api_token=api_token,
-            expose_queue_status=expose_queue_status,
-            body_reader=body_reader,
-            limiter=limiter,
-            more_routes=more_routes,
-            operator_token=operator_token,
-        ),
-        limiter,
-    )
-    return FastPath(app, Taking(view, api_token=api_token, body_reader=body_reader, limiter=limiter), limiter)
-
-
-def wallet_app_routes(
-    view: WalletView,
-    *,
-    api_token: str,
-    expose_queue_status: bool,
-    body_reader: BodyReader,
-    more_routes: Sequence[BaseRoute],
-    limiter: RefusalLimiter | None = None,
-    operator_token: str = "",
-) -> list[BaseRoute]:
-    """The routes of the wallets' application in matching order, with their documentation routes."""
-    wallets = wallet_routes(
-        view, api_token=api_token, expose_queue_status=expose_queue_status, body_reader=body_reader, limiter=limiter
-    )
-    return add_docs_routes([*wallets], more_routes, api_token=api_token, operator_token=operator_token)
-
-
-def add_docs_routes(
-    routes: Sequence[BaseRoute], more_routes: Sequence[BaseRoute] = (), *, api_token: str = "", operator_token: str = ""
-) -> list[BaseRoute]:
-    """Add `/openapi.json` and `/docs`, which describe all routes.
-
-    Args:
-        routes: matched first.
-        more_routes: matched last; one of them may match every path.
-        api_token: the wallets' token; empty for none.
-        operator_token: the operators' token; empty for none.
-    """
-    tokens: dict[TokenHolder, str] = {"wallets": api_token, "operators": operator_token}
-    description = ApiDescription(holder for holder, token in tokens.items() if token)
-    own = [description.route, *docs_routes(description.get_document)]
-    all_routes = [*routes, *own, *more_routes]
-    description.set_routes(all_routes)
-    return all_routes
+    if view is None:
+        return add_middleware(add_docs_routes([], more_routes, operator_token=operator_token), limiter)
+    submission = ShareSubmission(view, api_token=api_token, body_reader=body_reader or BodyReader(), limiter=limiter)
+    wallets = wallet_routes(view, submission, api_token=api_token, expose_queue_status=expose_queue_status)
+    routes = add_docs_routes(wallets, more_routes, api_token=api_token, operator_token=operator_token)
+    return FastPath(add_middleware(routes, limiter), submission, limiter)
 
 
 def add_middleware(routes: Sequence[BaseRoute], limiter: RefusalLimiter | None = None) -> ASGIApp:

@@ -7,6 +7,7 @@ client may leave a response unread, the length of a pipeline, and the number of 
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -18,10 +19,10 @@ from helper.ingest.payload import SMALL_BODY_BYTES, error_body
 from helper.server import peer_credentials
 from helper.server.body_reader import COMPLETE_BODY_KEY, DRAIN_BYTES, DRAIN_SECONDS
 from helper.server.connection_input import SmallReads, ends_at_most_one_head, piece_end
-from helper.server.connection_limits import ClientConnections, ClientPolicy, ConnectionLimits
+from helper.server.connection_limits import ConnectionLimits
 from helper.server.deadline import Deadline, StallTimer
 from helper.server.middleware import RETRY_AFTER_SECONDS, CorsMiddleware, error_response
-from helper.server.rate_limits import costs_token
+from helper.server.rate_limits import RefusalLimiter, costs_token
 from helper.server.uvicorn_adapter import ConnectRefusedError, HttpConnection
 
 ABORT_KEY: Final = "cut"
@@ -60,8 +61,8 @@ class BoundedProtocol(HttpConnection):
 
     Args:
         limits: limits of connections.
-        door: identifies clients and charges them for refused connections.
-        clients: all connections of the listener by client.
+        limiter: identifies clients and charges them for refused requests; None for no limits per client.
+        clients: open connections of the listener by client; clients without connections are removed.
         arguments: for uvicorn's protocol.
         options: for uvicorn's protocol.
     """
@@ -69,14 +70,14 @@ class BoundedProtocol(HttpConnection):
     def __init__(
         self,
         limits: ConnectionLimits,
-        door: ClientPolicy,
-        clients: ClientConnections[BoundedProtocol],
+        limiter: RefusalLimiter | None,
+        clients: defaultdict[bytes, set[BoundedProtocol]],
         *arguments: Any,
         **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
         self.limits = limits
-        self.client_policy = door
+        self._limiter = limiter
         self._clients = clients
         self._client: bytes | None = None
         # deadline of the current request, or of the wait for the first request
@@ -103,8 +104,11 @@ class BoundedProtocol(HttpConnection):
         self.add_state(
             {peer_credentials.PEER_KEY: peer_credentials.read_peer(transport), ABORT_KEY: self.transport.abort}
         )
-        self._client = self.client_policy.identify(self.peer_address)
-        own_count = 0 if self._client is None else self._clients.add(self._client, self)
+        self._client = None if self._limiter is None else self._limiter.identify(self.peer_address)
+        own_count = 0
+        if self._client is not None:
+            self._clients[self._client].add(self)
+            own_count = len(self._clients[self._client])
         if own_count > self.limits.max_connections_per_client:
             self._refuse(HTTPStatus.TOO_MANY_REQUESTS, "too many connections from this client; retry later")
         elif self.open_connections > self.limits.max_connections and not self._close_idle_connection(own_count):
@@ -119,7 +123,9 @@ class BoundedProtocol(HttpConnection):
         self._stall_timer.stop()
         self._unparsed = b""
         if self._client is not None:
-            self._clients.remove(self._client, self)
+            self._clients[self._client].discard(self)
+            if not self._clients[self._client]:
+                del self._clients[self._client]
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -247,7 +253,7 @@ class BoundedProtocol(HttpConnection):
 
     async def respond_cancelled(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Respond 503 because the service stops."""
-        self.client_policy.count_refusal(HTTPStatus.SERVICE_UNAVAILABLE.value)
+        self._count_refusal(HTTPStatus.SERVICE_UNAVAILABLE)
         await _STOPPING_RESPONSE(scope, receive, send)
 
     # ------------------------------------------------------------------ pipeline
@@ -330,7 +336,7 @@ class BoundedProtocol(HttpConnection):
         Aborts none if the new connection's client has as many. Without this, a few clients at their limit could block
         all others.
         """
-        busiest = self._clients.most()
+        busiest = max(self._clients.values(), key=len, default=set())
         idle = [connection for connection in busiest if connection.is_waiting_for_client()]
         if len(busiest) <= own_count or not idle:
             return False
@@ -368,11 +374,9 @@ class BoundedProtocol(HttpConnection):
             self.resume_reading()  # a dropped request may have paused it
 
     def _record_refusal(self, status: HTTPStatus, message: str) -> bytes:
-        """Count a refusal, charge the client for it, and return the response."""
+        """Count a refusal and return the response."""
         self._request_deadline.clear()
-        self.client_policy.count_refusal(status.value)
-        if self._client is not None and costs_token(status):
-            self.client_policy.charge(self._client)
+        self._count_refusal(status)
         body = orjson.dumps(error_body(message))
         retry_after = f"retry-after: {RETRY_AFTER_SECONDS}\r\n" if status == HTTPStatus.TOO_MANY_REQUESTS else ""
         head = (
@@ -380,6 +384,14 @@ class BoundedProtocol(HttpConnection):
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         return head.encode() + body
+
+    def _count_refusal(self, status: HTTPStatus) -> None:
+        """Count a refusal and charge the client for it."""
+        if self._limiter is None:
+            return
+        self._limiter.count_refusal(status)
+        if self._client is not None and costs_token(status):
+            self._limiter.charge(self._client)
 
     def _send_last_response(self, response: bytes) -> None:
         """Send a response, then discard input until the client closes; at most `DRAIN_BYTES` and `DRAIN_SECONDS`.

@@ -1,12 +1,8 @@
-"""Limits of a listener's connections, and the open connections of each client."""
+"""Limits of a listener's connections. Fast to import, because commands do."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,55 +31,3 @@ class ConnectionLimits:
     max_headers: int = 100
     max_connections: int = 4096
     max_connections_per_client: int = 1024
-
-
-class ClientPolicy(Protocol):
-    """Identifies clients and charges them for refused connections."""
-
-    def identify(self, peer_address: str | None) -> bytes | None:
-        """Return the client of a peer address; None for a peer without limits (trusted proxy, unix socket)."""
-        ...
-
-    def charge(self, client: bytes) -> None:
-        """Charge a client whose connection was refused before a request."""
-        ...
-
-    def count_refusal(self, status: int) -> None:
-        """Count a connection that was refused with this status."""
-        ...
-
-
-class NoClientPolicy:
-    """Policy without client limits."""
-
-    def identify(self, peer_address: str | None) -> bytes | None:  # noqa: ARG002 (required by the protocol)
-        """Return None: no peer has limits."""
-        return None
-
-    def charge(self, client: bytes) -> None:
-        """Do nothing."""
-
-    def count_refusal(self, status: int) -> None:
-        """Do nothing."""
-
-
-class ClientConnections(Generic[T]):
-    """Open connections of one listener, by client."""
-
-    def __init__(self) -> None:
-        self._connections: defaultdict[bytes, set[T]] = defaultdict(set)
-
-    def add(self, client: bytes, connection: T) -> int:
-        """Add a connection; return how many its client has now."""
-        self._connections[client].add(connection)
-        return len(self._connections[client])
-
-    def remove(self, client: bytes, connection: T) -> None:
-        """Remove a connection."""
-        self._connections[client].discard(connection)
-        if not self._connections[client]:
-            del self._connections[client]
-
-    def most(self) -> set[T]:
-        """The connections of the client with the most."""
-        return max(self._connections.values(), key=len, default=set())

@@ -2,7 +2,7 @@
 
 It calls the same validation functions as the regular route and sends a precomputed response. Refused shares and other
 paths fall through to the application. For a refused share the application raises the same exception without reading or
-enqueuing anything a second time (`helper.server.routes.wallet.Taking`). It responds, logs and charges as usual.
+enqueuing anything a second time (`ShareSubmission`). It responds, logs and charges as usual.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from helper.server.middleware import CORS_HEADERS
 from helper.server.rate_limits import RefusalLimiter
 from helper.server.request_ids import REQUEST_ID_HEADER_BYTES, generate_request_ids
-from helper.server.routes.wallet import SHARES_PATH, Taking, accepted_response
+from helper.server.routes.wallet import SHARES_PATH, ShareSubmission, accepted_response
 from helper.store.rows import EnqueueResult
 
 
@@ -21,13 +21,13 @@ class FastPath:
 
     Args:
         app: the regular application: the wallets' routes with their middleware.
-        taking: accepts shares, as in the regular route.
+        submission: accepts shares, as in the regular route.
         limiter: limits refused requests of each client; None for no limit.
     """
 
-    def __init__(self, app: ASGIApp, taking: Taking, limiter: RefusalLimiter | None) -> None:
+    def __init__(self, app: ASGIApp, submission: ShareSubmission, limiter: RefusalLimiter | None) -> None:
         self._app = app
-        self._submission = taking
+        self._submission = submission
         self._limiter = limiter
         self._request_ids = generate_request_ids()
         self._responses = {

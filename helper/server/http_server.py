@@ -7,6 +7,7 @@ import os
 import resource
 import socket
 import stat
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,8 @@ from starlette.types import ASGIApp
 
 from helper.errors import HelperError
 from helper.server.connection import BoundedProtocol
-from helper.server.connection_limits import ClientConnections, ClientPolicy, ConnectionLimits, NoClientPolicy
+from helper.server.connection_limits import ConnectionLimits
+from helper.server.rate_limits import RefusalLimiter
 from helper.server.uvicorn_adapter import Server, ServerTimes
 
 STOP_GRACE_SECONDS = 5
@@ -35,21 +37,17 @@ MIN_CONNECTIONS = 64
 
 
 def create_server(
-    app: ASGIApp, limits: ConnectionLimits | None = None, *, client_policy: ClientPolicy | None = None
+    app: ASGIApp, limits: ConnectionLimits | None = None, *, limiter: RefusalLimiter | None = None
 ) -> Server:
     """Create a server for one app. Start it with `serve(sockets=[…])`, stop it with `should_exit = True`.
 
     Args:
         app: the ASGI application.
         limits: limits of connections; default `connection_limits()`.
-        client_policy: identifies clients; None for no limits per client.
+        limiter: identifies clients and charges them for refused requests; None for no limits per client.
     """
-    protocol = partial(
-        BoundedProtocol,
-        limits or connection_limits(),
-        client_policy or NoClientPolicy(),
-        ClientConnections[BoundedProtocol](),
-    )
+    clients: defaultdict[bytes, set[BoundedProtocol]] = defaultdict(set)
+    protocol = partial(BoundedProtocol, limits or connection_limits(), limiter, clients)
     times = ServerTimes(keep_alive=KEEP_ALIVE_SECONDS, stop_grace=STOP_GRACE_SECONDS, stop_flush=STOP_FLUSH_SECONDS)
     return Server(app, protocol, times=times, backlog=BACKLOG)
 
@@ -156,8 +154,19 @@ def _file_identity(path: Path) -> tuple[int, int]:
 
 
 def connection_limits() -> ConnectionLimits:
-    """Default limits within this process's file descriptors; one client gets a quarter of the connections."""
-    connections = available_connections()
+    """Default limits, with fewer connections if the limit of open files requires it; one client gets a quarter of them.
+
+    Raises the soft limit of open files as far as necessary and permitted.
+    """
+    requested = ConnectionLimits().max_connections
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = requested + RESERVED_FILE_DESCRIPTORS
+    if soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    available = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FILE_DESCRIPTORS
+    connections = max(MIN_CONNECTIONS, min(requested, available))
     return ConnectionLimits(
         max_connections=connections, max_connections_per_client=max(MIN_CONNECTIONS, connections // 4)
     )
@@ -166,19 +175,3 @@ def connection_limits() -> ConnectionLimits:
 def control_limits() -> ConnectionLimits:
     """Limits of the control socket. Receiving an import may take minutes: its shares are validated as they arrive."""
     return replace(connection_limits(), request_seconds=IMPORT_TIMEOUT_SECONDS)
-
-
-def available_connections(requested: int = ConnectionLimits().max_connections) -> int:
-    """Maximum number of connections: `requested`, or fewer if the limit of open files requires it.
-
-    Raises the soft limit of open files as far as necessary and permitted.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = requested + RESERVED_FILE_DESCRIPTORS
-    if soft < needed:
-        soft = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return max(
-        MIN_CONNECTIONS, min(requested, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVED_FILE_DESCRIPTORS)
-    )

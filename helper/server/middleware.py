@@ -73,10 +73,15 @@ def log_refusal(request: Request, status: int, reason: str) -> None:
 async def handle_http_exception(request: Request, error: Exception) -> Response:
     """Respond to an HTTPException of a route, or of Starlette (unknown path, wrong method)."""
     assert isinstance(error, HTTPException)
-    has_detail = error.detail != HTTPStatus(error.status_code).phrase
-    text = error.detail if has_detail else _STATUS_TEXTS.get(error.status_code, error.detail)
+    text = http_error_text(error, _STATUS_TEXTS)
     log_refusal(request, error.status_code, text)
     return error_response(error.status_code, text, error.headers)
+
+
+def http_error_text(error: HTTPException, texts: Mapping[int, str]) -> str:
+    """The text of a route's exception; for one of Starlette, which has the status's phrase, that of `texts`."""
+    is_phrase = error.detail == HTTPStatus(error.status_code).phrase
+    return texts.get(error.status_code, error.detail) if is_phrase else error.detail
 
 
 async def handle_wire_error(request: Request, error: Exception) -> Response:
@@ -150,11 +155,26 @@ class ErrorMiddleware:
 
 
 class CorsMiddleware:
-    """Allows all origins on the wallets' paths. No credentials are involved, so this exposes nothing."""
+    """Allows all origins on some paths. No credentials are involved, so this exposes nothing.
 
-    def __init__(self, app: ASGIApp, prefixes: tuple[str, ...] = CORS_PREFIXES) -> None:
+    Args:
+        app: the application.
+        prefixes: beginnings of these paths.
+        headers: added to each response.
+        preflight: headers of the response to a preflight request.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        prefixes: tuple[str, ...] = CORS_PREFIXES,
+        headers: Sequence[tuple[bytes, bytes]] = CORS_HEADERS,
+        preflight: Mapping[str, str] = _PREFLIGHT,
+    ) -> None:
         self._app = app
         self._prefixes = prefixes
+        self._headers = headers
+        self._preflight = preflight
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; answer preflight requests directly."""
@@ -164,11 +184,11 @@ class CorsMiddleware:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *CORS_HEADERS]
+                message["headers"] = [*message["headers"], *self._headers]
             await send(message)
 
         if scope["method"] == "OPTIONS":
-            await Response(status_code=204, headers=_PREFLIGHT)(scope, receive, send_with_headers)
+            await Response(status_code=204, headers=self._preflight)(scope, receive, send_with_headers)
             return
         await self._app(scope, receive, send_with_headers)
 

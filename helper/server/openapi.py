@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any, Final, Literal
 
 from pydantic import TypeAdapter
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
 from helper.ingest.payload import ErrorAnswer
 from helper.ingest.schema import Field, ObjectField
-from helper.server.middleware import TOKEN_HEADER, JsonResponse
-
-PATH: Final = "/openapi.json"
+from helper.server.middleware import TOKEN_HEADER
 
 COMMON_ERROR_STATUSES: Final = (400, 408, 429, 431, 500, 503)
 """Error statuses of every operation; most of them are sent before routing."""
@@ -38,20 +34,16 @@ _REFUSALS: Final = {
 _RETRY_AFTER: Final = {
     "Retry-After": {"description": "Seconds to wait.", "required": True, "schema": {"type": "integer", "minimum": 1}}
 }
-_WALLET_SCHEME: Final = "helperToken"
-_OPERATOR_SCHEME: Final = "operatorToken"
-_SCHEMES: Final[Mapping[str, Mapping[str, str]]] = {
-    _WALLET_SCHEME: {"type": "apiKey", "in": "header", "name": TOKEN_HEADER},
-    _OPERATOR_SCHEME: {"type": "http", "scheme": "bearer"},
+TokenHolder = Literal["wallets", "operators"]
+_SCHEMES: Final[Mapping[TokenHolder, tuple[str, Mapping[str, str]]]] = {
+    "wallets": ("helperToken", {"type": "apiKey", "in": "header", "name": TOKEN_HEADER}),
+    "operators": ("operatorToken", {"type": "http", "scheme": "bearer"}),
 }
+"""Name and definition of the security scheme of each holder of a token."""
 _COMPONENTS: Final = "#/components/schemas/{model}"
 _JSON: Final = "application/json"
 _CONVERTER_PARAMETER: Final = re.compile(r"\{(\w+):\w+\}")
 """A path parameter with a converter, in Starlette's notation: `{path:path}`."""
-
-Handler = Callable[[Request], Awaitable[Response]]
-TokenHolder = Literal["wallets", "operators"]
-"""Holders of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,43 +94,21 @@ class ApiMount(Mount):
         self.described_routes = tuple(described_routes)
 
 
-class ApiDescription:
-    """The OpenAPI document of an application, including the document's route. Generated on first use.
+def generate_document(routes: Iterable[BaseRoute], *, authorized_roles: Iterable[TokenHolder]) -> dict[str, Any]:
+    """Generate the document as plain JSON.
 
     Args:
+        routes: those of type ApiRoute or ApiMount are described.
         authorized_roles: holders whose tokens are configured.
     """
-
-    def __init__(self, authorized_roles: Iterable[TokenHolder]) -> None:
-        self._authorized_roles = frozenset(authorized_roles)
-        self._routes: Sequence[BaseRoute] = ()
-        self._document: dict[str, Any] | None = None
-        self.route = ApiRoute(PATH, self._serve, "GET", Operation("OpenAPI document of this API.", dict[str, Any]))
-
-    def set_routes(self, routes: Sequence[BaseRoute]) -> None:
-        """Set the routes; those of type ApiRoute or ApiMount are described."""
-        self._routes = routes
-
-    def get_document(self) -> dict[str, Any]:
-        """The document as plain JSON."""
-        if self._document is None:
-            self._document = generate_document(self._routes, authorized_roles=self._authorized_roles)
-        return self._document
-
-    async def _serve(self, _request: Request) -> Response:
-        return JsonResponse(self.get_document())
-
-
-def generate_document(routes: Iterable[BaseRoute], *, authorized_roles: Iterable[TokenHolder]) -> dict[str, Any]:
-    """Generate the document as plain JSON."""
     configured = frozenset(authorized_roles)
     described = [(path, route) for path, route in _described_routes(routes) if _is_enabled(route.operation, configured)]
     schema_of, schemas = _response_schemas([route.operation for _, route in described])
     paths: dict[str, dict[str, Any]] = {}
     for path, route in described:
         paths.setdefault(path, {})[route.method.lower()] = _describe_operation(route.operation, schema_of, configured)
-    used = {_security_scheme(route.operation, configured) for _, route in described} - {None}
-    schemes = {name: dict(scheme) for name, scheme in _SCHEMES.items() if name in used}
+    used = configured.intersection(route.operation.authorized_role for _, route in described)
+    schemes = {name: dict(scheme) for holder, (name, scheme) in _SCHEMES.items() if holder in used}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -167,9 +137,9 @@ def _is_enabled(operation: Operation, configured: frozenset[TokenHolder]) -> boo
 
 
 def _security_scheme(operation: Operation, configured: frozenset[TokenHolder]) -> str | None:
-    if operation.authorized_role is None or operation.authorized_role not in configured:
-        return None
-    return _WALLET_SCHEME if operation.authorized_role == "wallets" else _OPERATOR_SCHEME
+    """The name of the security scheme; None if no token is required."""
+    role = operation.authorized_role
+    return None if role is None or role not in configured else _SCHEMES[role][0]
 
 
 def _response_schemas(operations: Sequence[Operation]) -> tuple[Callable[[Any], Any], dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 A refused request costs its client a token; an accepted one is free. A flood of invalid requests thus empties the
 sender's bucket, while sixteen shares posted together cost nothing. A posted share that is larger than any real share
-costs a token for each further 16 KiB, even if it is accepted (`helper.server.routes.wallet.Taking`). A client with an
+costs a token for each further 16 KiB, even if it is accepted (`ShareSubmission`). A client with an
 empty bucket gets 429 with `Retry-After` before its request body is read. Clients and buckets are not logged or stored.
 """
 
@@ -151,7 +151,9 @@ class RateLimitMiddleware:
         client = self._limiter.identify_request(scope)
         if client is not None and _ADMITTED_KEY not in scope and (wait := self._limiter.wait_seconds(client)) > 0:
             self._limiter.count_refusal(429)
-            await _too_many_refusals(ceil(wait))(scope, receive, send)
+            seconds = ceil(wait)
+            message = f"too many refused requests; retry in {seconds} s"
+            await error_response(429, message, {"Retry-After": str(seconds)})(scope, receive, send)
             return
 
         async def send_and_charge(message: Message) -> None:
@@ -172,8 +174,3 @@ def exempt_from_charge(scope: Scope) -> None:
 def costs_token(status: int) -> bool:
     """Whether a status costs a token: client errors do, except 429."""
     return 400 <= status < 500 and status != 429
-
-
-def _too_many_refusals(seconds: int) -> ASGIApp:
-    message = f"too many refused requests; retry in {seconds} s"
-    return error_response(429, message, {"Retry-After": str(seconds)})

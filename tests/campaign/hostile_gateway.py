@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from helper.observability.stats import percentile
-from helper.server.routes.gateway import MAX_CONCURRENT, MAX_CONCURRENT_PER_CLIENT
+from helper.server.routes.gateway import GatewayLimits
 from tests.campaign.attack_clients import CONNECTION_ERRORS, HOST, RawRequest, ReusedConnection
 from tests.campaign.campaign import CampaignRun, Findings
 from tests.support.devnet import DevChain
@@ -41,6 +41,7 @@ READ_REQUEST = RawRequest("GET", f"{API_PREFIX}/rounds")
 POST_REQUEST = RawRequest(
     "POST", CAST_VOTE_PATH, b'{"pad":"' + b"A" * 20_000 + b'"}', {"Content-Type": "application/json"}
 )
+GATEWAY_LIMITS = GatewayLimits()
 CONNECTIONS = 4
 PAUSE_SECONDS = 0.02
 """Seconds between two requests of a connection: refused votes cost tokens, of which 50 per second are refilled."""
@@ -129,11 +130,11 @@ async def attack_gateway(setting: CampaignRun, findings: Findings, chain: DevCha
         attack = [
             group.create_task(_repeat_slow_connections(port, source, number))
             for source in ATTACKER_ADDRESSES
-            for number in range(2 * MAX_CONCURRENT_PER_CLIENT)
+            for number in range(2 * GATEWAY_LIMITS.max_concurrent_per_client)
         ]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(10):
-                while node.endless_responses < MAX_CONCURRENT - len(ATTACKER_ADDRESSES):
+                while node.endless_responses < GATEWAY_LIMITS.max_concurrent - len(ATTACKER_ADDRESSES):
                     await asyncio.sleep(0.05)
         findings.require_at_least("gateway, responses that are not read", node.endless_responses, 1)
         statuses, seconds = await _run_wallets(port, request_count)

@@ -8,9 +8,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from helper.app.dependencies import Dependencies
 from helper.app.service import Service
-from helper.clock import RECHECK_SECONDS
+from helper.clock import RECHECK_SECONDS, Clock
 from helper.config import Config
 from helper.errors import HelperError
 from tests.simulation.chain import EPOCH
@@ -34,7 +33,7 @@ class UnreachableError(Exception):
     """The service does not answer."""
 
 
-class SimClock:
+class SimClock(Clock):
     """Clock of the service. Its wall time can be set wrong."""
 
     def __init__(self, loop: SimLoop) -> None:
@@ -61,7 +60,7 @@ class SimClock:
         await asyncio.sleep(max(0.0, seconds))
 
     async def wait(self, event: asyncio.Event, until: float) -> None:
-        """Wait as `SlicedWait` does, without a timer for each slice.
+        """Wait as `Clock.wait` does, without a timer for each slice.
 
         The end of a slice matters only after the clock was set.
         """
@@ -152,10 +151,14 @@ class ServiceHost:
             create_node(node, service_run, rpc=rpc)
             for node, rpc in zip(self._nodes, self._plan.nodes_with_rpc, strict=True)
         ]
-        dependencies = Dependencies(
-            store=store, nodes=nodes, spawn_worker=self._provers.spawn, share_checks=SimShareValidator()
+        service = Service(
+            self._create_config(),
+            clock=self.clock,
+            store=store,
+            nodes=nodes,
+            spawn_worker=self._provers.spawn,
+            share_checks=SimShareValidator(),
         )
-        service = Service(self._create_config(), clock=self.clock, dependencies=dependencies)
         try:
             async with service.open_queue():
                 self.service = service

@@ -1,19 +1,19 @@
-"""The simulated clock waits exactly as long as the product's sliced wait."""
+"""The simulated clock waits exactly as long as `Clock.wait`."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 
-from helper.clock import Clock, SlicedWait
+from helper.clock import Clock
 from tests.simulation.host import SimClock
 from tests.simulation.virtual_loop import SimLoop
 
 CASE_COUNT = 300
 
 
-class PollingClock(SlicedWait):
-    """The product's sliced wait on simulated time."""
+class PollingClock(Clock):
+    """The product's wait on simulated time."""
 
     def __init__(self, clock: SimClock) -> None:
         self._clock = clock
@@ -55,7 +55,7 @@ async def _compare_waits(loop: SimLoop, rng: random.Random) -> None:
         assert abs(simulated - expected) < 1e-4
 
 
-def test_sim_clock_wait_ends_when_sliced_wait_ends() -> None:
+def test_sim_clock_wait_ends_when_clock_wait_ends() -> None:
     loop = SimLoop(random.Random("loop"))
     loop.run_until_complete(_compare_waits(loop, random.Random("clock")))
     assert loop.unhandled_errors == []

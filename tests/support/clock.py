@@ -7,10 +7,10 @@ import heapq
 import itertools
 import time
 
-from helper.clock import SlicedWait
+from helper.clock import Clock
 
 
-class FakeClock(SlicedWait):
+class FakeClock(Clock):
     """Wall and monotonic time moved by hand. Sleepers wake in the order of their deadlines."""
 
     def __init__(self, now: float = 1_795_268_000.0) -> None:
@@ -46,7 +46,7 @@ class FakeClock(SlicedWait):
         self._now += seconds
 
 
-class ScaledClock(SlicedWait):
+class ScaledClock(Clock):
     """The machine's clock, `scale` times as fast since `origin` (Unix seconds). The dev chain has the same clock."""
 
     def __init__(self, scale: float, origin: float) -> None:

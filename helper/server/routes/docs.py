@@ -1,21 +1,25 @@
-"""`GET /docs`: API documentation as HTML, rendered from the OpenAPI document.
+"""`GET /openapi.json`, and `GET /docs`: the same document as HTML.
 
 The page has no scripts and no external resources, so it works offline and under a strict Content-Security-Policy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute
 
 from helper.server.docs_html import render_page
-from helper.server.openapi import ApiRoute, Operation
+from helper.server.middleware import JsonResponse
+from helper.server.openapi import ApiRoute, Operation, TokenHolder, generate_document
 
 PATH: Final = "/docs"
+DOCUMENT_PATH: Final = "/openapi.json"
 STYLE_PATH: Final = "/docs/style.css"
 
 _STYLE_FILE: Final = Path(__file__).with_name("docs.css")
@@ -29,26 +33,51 @@ _HEADERS: Final = {
     "Cache-Control": "no-cache",
 }
 
+DOCUMENT: Final = Operation("OpenAPI document of this API.", dict[str, Any])
+PAGE: Final = Operation("API documentation as HTML.", str, media_type="text/html")
+STYLE: Final = Operation("Style sheet of the documentation.", str, media_type="text/css")
 
-def docs_routes(document: Callable[[], dict[str, Any]]) -> list[ApiRoute]:
-    """The routes of the page and its style sheet.
+
+def add_docs_routes(
+    routes: Sequence[BaseRoute], more_routes: Sequence[BaseRoute] = (), *, api_token: str = "", operator_token: str = ""
+) -> list[BaseRoute]:
+    """Add the routes of the documentation, which describes all routes.
 
     Args:
-        document: returns the OpenAPI document.
+        routes: matched first.
+        more_routes: matched last; one of them may match every path.
+        api_token: the wallets' token; empty for none.
+        operator_token: the operators' token; empty for none.
     """
-    rendered: dict[str, bytes] = {}
+    tokens: dict[TokenHolder, str] = {"wallets": api_token, "operators": operator_token}
+
+    @cache
+    def get_document() -> dict[str, Any]:
+        return generate_document(all_routes, authorized_roles=[holder for holder, token in tokens.items() if token])
+
+    @cache
+    def render_html() -> bytes:
+        return render_page(get_document(), style=STYLE_PATH).encode()
+
+    async def document(_request: Request) -> Response:
+        return JsonResponse(get_document())
 
     async def html(_request: Request) -> Response:
-        if PATH not in rendered:
-            rendered[PATH] = render_page(document(), style=STYLE_PATH).encode()
-        return Response(rendered[PATH], media_type="text/html", headers=_HEADERS)
+        return Response(render_html(), media_type="text/html", headers=_HEADERS)
 
     async def style(_request: Request) -> Response:
-        if STYLE_PATH not in rendered:
-            rendered[STYLE_PATH] = _STYLE_FILE.read_bytes()
-        return Response(rendered[STYLE_PATH], media_type="text/css", headers=_HEADERS)
+        return Response(_read_style(), media_type="text/css", headers=_HEADERS)
 
-    return [
-        ApiRoute(PATH, html, "GET", Operation("API documentation as HTML.", str, media_type="text/html")),
-        ApiRoute(STYLE_PATH, style, "GET", Operation("Style sheet of the documentation.", str, media_type="text/css")),
+    all_routes: list[BaseRoute] = [
+        *routes,
+        ApiRoute(DOCUMENT_PATH, document, "GET", DOCUMENT),
+        ApiRoute(PATH, html, "GET", PAGE),
+        ApiRoute(STYLE_PATH, style, "GET", STYLE),
+        *more_routes,
     ]
+    return all_routes
+
+
+@cache
+def _read_style() -> bytes:
+    return _STYLE_FILE.read_bytes()

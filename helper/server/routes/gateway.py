@@ -37,15 +37,6 @@ from helper.server.rate_limits import exempt_from_charge
 
 log = structlog.get_logger("helper.server")
 
-MAX_CONCURRENT: Final = 128
-"""Concurrent requests to nodes, of all clients."""
-MAX_CONCURRENT_PER_CLIENT: Final = 64
-"""Concurrent requests to nodes, of one client."""
-RESPONSE_SECONDS: Final = 300.0
-"""Maximum seconds until the last byte of a response is sent. Allows a large page over a slow connection."""
-CHUNK_SECONDS: Final = 10.0
-"""Seconds in which a client must read a chunk of a response (at most 64 KiB)."""
-
 _VOTE: Final = "/shielded-vote/v1"
 _TENDERMINT: Final = "/cosmos/base/tendermint/v1beta1"
 _STAKING: Final = "/cosmos/staking/v1beta1"
@@ -86,12 +77,19 @@ _HEIGHT_PARAMETER: Final = re.compile(rb"(?:^|&)((?:from_height|to_height)=[0-9]
 
 @dataclass(frozen=True, slots=True)
 class GatewayLimits:
-    """Limits of the gateway; see the constants of the same names."""
+    """Limits of the gateway.
 
-    max_concurrent: int = MAX_CONCURRENT
-    max_concurrent_per_client: int = MAX_CONCURRENT_PER_CLIENT
-    response_seconds: float = RESPONSE_SECONDS
-    chunk_seconds: float = CHUNK_SECONDS
+    Attributes:
+        max_concurrent: concurrent requests to nodes, of all clients.
+        max_concurrent_per_client: concurrent requests to nodes, of one client.
+        response_seconds: until the last byte of a response is sent. Allows a large page over a slow connection.
+        chunk_seconds: in which a client must read a chunk of a response (at most 64 KiB).
+    """
+
+    max_concurrent: int = 128
+    max_concurrent_per_client: int = 64
+    response_seconds: float = 300.0
+    chunk_seconds: float = 10.0
 
 
 class Gateway:
@@ -193,13 +191,12 @@ class _GatewayRoute(ApiRoute):
         super().__init__(path, gateway.serve, method, _describe_operation(path, method))
         pattern = "".join(_PLACEHOLDERS.get(part) or re.escape(part) for part in re.split(r"(\{[a-z]+\})", path))
         self._raw_pattern = re.compile(pattern.encode())
-        self._method = method
         self._gateway = gateway
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Forward the request if the raw path and the method match."""
-        if scope["method"] != self._method:
-            raise HTTPException(405, headers={"Allow": self._method})
+        if scope["method"] != self.method:
+            raise HTTPException(405, headers={"Allow": self.method})
         if self._raw_pattern.fullmatch(scope.get("raw_path", b"")) is None:
             raise HTTPException(404)
         await self._gateway.serve(scope, receive, send)

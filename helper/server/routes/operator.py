@@ -18,17 +18,16 @@ from starlette.types import ASGIApp
 from helper.core.share import ShareState
 from helper.errors import ActionRefused, ExportFileError, HelperError, NotFound
 from helper.ingest.payload import error_body
-from helper.observability.service_state import ServiceState
-from helper.server import action_views, views
-from helper.server.action_views import RoundState
+from helper.observability.service_state import StatusSource
+from helper.server import views
 from helper.server.middleware import JsonResponse, internal_application
+from helper.server.views import RoundState
 from helper.store.queue_reader import QueueReader
 from helper.store.rows import QueueFilter
 
 if TYPE_CHECKING:
     from helper.chain.round_registry import RoundRegistry
 
-StatusSource = Callable[[], ServiceState]
 RoundStatesSource = Callable[[], Awaitable[Iterable[RoundState]]]
 T = TypeVar("T")
 
@@ -45,30 +44,14 @@ def create_operator_app(
 ) -> ASGIApp:
     """Create the operators' application.
 
+    It serves `GET /queue?round=&state=&due_before=&stage=&limit=`, `/queue/{ref}`, `/stats`, `/spent/{nullifier}`,
+    `/actions` and `more_routes`.
+
     Args:
         queue: the operators' reads of the store.
         service_status: state of the running service (node health, timings, pauses) as plain JSON; None if none runs.
         source: `source` in the responses.
         more_routes: routes of other modules.
-    """
-    routes = [*operator_routes(queue, service_status, source=source), *more_routes]
-    return internal_application(routes, {HelperError: helper_error})
-
-
-async def helper_error(_request: Request, error: Exception) -> Response:
-    """Respond to an error of the helper with its text and advice."""
-    assert isinstance(error, HelperError)
-    status = next(status for kind, status in _STATUSES.items() if isinstance(error, kind))
-    return JsonResponse({**error_body(str(error)), "advice": error.advice}, status)
-
-
-def operator_routes(queue: QueueReader, service_status: StatusSource | None, *, source: views.Source) -> list[Route]:
-    """`GET /queue?round=&state=&due_before=&stage=&limit=`, `/queue/{ref}`, `/stats`, `/spent/{nullifier}`, `/actions`.
-
-    Args:
-        queue: the operators' reads of the store.
-        service_status: state of the running service; None if none runs.
-        source: `source` in the responses.
     """
 
     async def list_shares(request: Request) -> Response:
@@ -110,16 +93,25 @@ def operator_routes(queue: QueueReader, service_status: StatusSource | None, *, 
         return JsonResponse({"source": source, "rounds": [round_id.hex() for round_id in rounds]})
 
     async def actions(request: Request) -> Response:
-        limit = parsed(views.parse_limit, request.query_params.get("limit"), action_views.DEFAULT_ACTION_LIMIT)
-        return JsonResponse(action_views.actions_json(await queue.list_actions(limit=limit), source=source))
+        limit = parsed(views.parse_limit, request.query_params.get("limit"), views.DEFAULT_ACTION_LIMIT)
+        return JsonResponse(views.actions_json(await queue.list_actions(limit=limit), source=source))
 
-    return [
+    routes: list[BaseRoute] = [
         Route("/queue", list_shares, methods=["GET"]),
         Route("/queue/{ref}", show, methods=["GET"]),
         Route("/stats", stats, methods=["GET"]),
         Route("/spent/{nullifier}", spent, methods=["GET"]),
         Route("/actions", actions, methods=["GET"]),
+        *more_routes,
     ]
+    return internal_application(routes, {HelperError: _handle_error})
+
+
+async def _handle_error(_request: Request, error: Exception) -> Response:
+    """Respond to an error of the helper with its text and advice."""
+    assert isinstance(error, HelperError)
+    status = next(status for kind, status in _STATUSES.items() if isinstance(error, kind))
+    return JsonResponse({**error_body(str(error)), "advice": error.advice}, status)
 
 
 def rounds_route(
@@ -136,7 +128,7 @@ def rounds_route(
 
     async def all_rounds(_request: Request) -> Response:
         states = await rounds()
-        return JsonResponse(action_views.rounds_json(states, await queue.count_shares(), now=now(), source=source))
+        return JsonResponse(views.rounds_json(states, await queue.count_shares(), now=now(), source=source))
 
     return Route("/rounds", all_rounds, methods=["GET"])
 

@@ -24,6 +24,7 @@ _IMMUTABLE: Final = "public, max-age=31536000, immutable"
 """`Cache-Control` of files in /assets: their names change with their content."""
 _NO_CACHE: Final = "no-cache"
 _HEADERS: Final = {
+    "Accept-Ranges": "none",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -96,9 +97,7 @@ class Page:
     async def _serve(self, request: Request) -> Response:
         path: str = request.path_params["path"]
         response = await self._find_file(path, request)
-        response.headers["Accept-Ranges"] = "none"
-        for name, value in _HEADERS.items():
-            response.headers[name] = value
+        response.headers.update(_HEADERS)
         response.headers["Content-Security-Policy"] = _content_security_policy(self._connect_to())
         is_asset = response.status_code < 400 and path.startswith("assets/")
         response.headers["Cache-Control"] = _IMMUTABLE if is_asset else _NO_CACHE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from math import ceil
 from typing import Final
@@ -22,16 +22,17 @@ from helper.ingest.payload import SMALL_BODY_BYTES
 from helper.ingest.schema import PayloadError
 from helper.server.body_reader import BodyReader
 from helper.server.middleware import JsonResponse, check_token, error_response
-from helper.server.openapi import ApiRoute, Handler, Operation
+from helper.server.openapi import ApiRoute, Operation
 from helper.server.rate_limits import RefusalLimiter
 from helper.store.rows import EnqueueResult
 from helper.store.store import Store
 
 PREFIX: Final = "/shielded-vote/v1"
 SHARES_PATH: Final = f"{PREFIX}/shares"
+SHARE_STATUS_PATH: Final = f"{PREFIX}/share-status/{{round_id}}/{{nullifier}}"
 STARTING_MESSAGE: Final = "starting"
 _RAISED_KEY: Final = "svote-helper.raised"
-"""Key in a request's scope of the exception that `Taking` raised."""
+"""Key in a request's scope of the exception that `ShareSubmission` raised."""
 _OUTCOMES_BY_STATUS: Final = {
     400: "refused",
     401: "unauthorised",
@@ -41,6 +42,8 @@ _OUTCOMES_BY_STATUS: Final = {
     429: "come_again",
     503: "unavailable",
 }
+
+Handler = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ QUEUE_STATUS: Final = Operation(
 )
 
 
-class Taking:
+class ShareSubmission:
     """Accepts the share of a request and counts the outcome.
 
     Args:
@@ -146,19 +149,12 @@ def accepted_response(outcome: EnqueueResult) -> JsonResponse:
 
 
 def wallet_routes(
-    view: WalletView,
-    *,
-    api_token: str,
-    expose_queue_status: bool,
-    body_reader: BodyReader,
-    limiter: RefusalLimiter | None = None,
+    view: WalletView, submission: ShareSubmission, *, api_token: str, expose_queue_status: bool
 ) -> list[ApiRoute]:
     """The wallets' routes; an empty `api_token` requires no token."""
 
-    taking = Taking(view, api_token=api_token, body_reader=body_reader, limiter=limiter)
-
     async def post_share(request: Request) -> Response:
-        return accepted_response(await taking(request.scope, request.receive))
+        return accepted_response(await submission(request.scope, request.receive))
 
     async def share_status(request: Request) -> Response:
         round_id = payload.parse_hex32("round_id", request.path_params["round_id"])
@@ -177,29 +173,20 @@ def wallet_routes(
         return JsonResponse(payload.queue_status_body(await view.store.count_shares()))
 
     def require_token(handler: Handler) -> Handler:
-        return add_token_check(handler, api_token)
+        async def checked(request: Request) -> Response:
+            check_token(request.scope, api_token)
+            return await handler(request)
 
-    share_path = "/share-status/{round_id}/{nullifier}"
+        return checked if api_token else handler
+
     routes = [
         ApiRoute(SHARES_PATH, post_share, "POST", POST_SHARE),
-        ApiRoute(f"{PREFIX}{share_path}", require_token(share_status), "GET", SHARE_STATUS),
+        ApiRoute(SHARE_STATUS_PATH, require_token(share_status), "GET", SHARE_STATUS),
         ApiRoute(f"{PREFIX}/status", status, "GET", STATUS),
     ]
     if expose_queue_status:
         routes.append(ApiRoute(f"{PREFIX}/queue-status", require_token(queue_status), "GET", QUEUE_STATUS))
     return routes
-
-
-def add_token_check(handler: Handler, token: str) -> Handler:
-    """Add a token check to a handler: 401 before the body is read. An empty token adds none."""
-    if not token:
-        return handler
-
-    async def checked(request: Request) -> Response:
-        check_token(request.scope, token)
-        return await handler(request)
-
-    return checked
 
 
 def _classify_error(error: Exception) -> str:

@@ -11,7 +11,6 @@ import httpx
 import pytest
 
 from helper.app import service as app_module
-from helper.app.dependencies import Dependencies
 from helper.app.service import Service
 from helper.chain.node_pool import create_nodes
 from helper.config import Config
@@ -36,8 +35,8 @@ class ServiceHarness:
         self.network = FakeNetwork(node=self.node)
         monkeypatch.setattr(app_module, "harden_process", list)
         config = Config.model_validate({"helper": {"db_path": str(folder / "q.db"), "port": 0}})
-        dependencies = Dependencies(nodes=create_nodes(["http://node:1317"], transport=self.network))
-        self.service = Service(config, clock=self.clock, prover_command=("false",), dependencies=dependencies)
+        nodes = create_nodes(["http://node:1317"], transport=self.network)
+        self.service = Service(config, clock=self.clock, nodes=nodes, prover_command=("false",))
 
     async def poll(self, seconds: float = 1.0) -> None:
         self.clock.advance(seconds)

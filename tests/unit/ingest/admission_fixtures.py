@@ -13,7 +13,7 @@ from helper.chain.block_cadence import ShareArrival
 from helper.chain.commitment_tree import CommitmentTreeSync
 from helper.chain.models import Proposal, Round, RoundStatus
 from helper.chain.round_registry import RoundRegistry
-from helper.clock import SlicedWait
+from helper.clock import Clock
 from helper.core.pause import PauseCause, PauseReason
 from helper.core.share import Share, ShareKey, ShareState
 from helper.ingest.validator import checked_share
@@ -48,7 +48,7 @@ def make_round(status: RoundStatus = RoundStatus.ACTIVE, *, height: int = 50, ro
     return Round(round_id, status, END, proposals, height)
 
 
-class FakeClock(SlicedWait):
+class FakeClock(Clock):
     """A clock that moves only when it is advanced."""
 
     def __init__(self) -> None:

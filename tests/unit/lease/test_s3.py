@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import pytest
 
-from helper.clock import SlicedWait
+from helper.clock import Clock
 from helper.errors import BucketError, BucketRefused, ConfigError, LeaseError
 from helper.lease import Lease
 from helper.lease.record import LeaseObservation, LeaseRecord
@@ -324,7 +324,7 @@ def test_observation_waits_for_longer_of_both_durations() -> None:
 # Simulation of hosts
 
 
-class HostClock(SlicedWait):
+class HostClock(Clock):
     """A host's clocks: wall clock offset and clock rate; sleeps do not end while the host is stopped."""
 
     def __init__(self, real_clock: FakeClock, *, skew: float, pace: float) -> None:

@@ -13,10 +13,11 @@ from typing import Any
 
 from structlog.testing import capture_logs
 
-from helper.server.application import add_middleware, create_app, wallet_app_routes
+from helper.server.application import add_middleware, create_app
 from helper.server.body_reader import BodyReader
 from helper.server.http_server import bind_tcp, create_server
 from helper.server.rate_limits import RefusalLimiter
+from helper.server.routes.wallet import ShareSubmission, wallet_routes
 from helper.server.uvicorn_adapter import Server
 from tests.unit.server.wallet_fixtures import SHARES_PATH, STATUS_PATH, WalletApp
 
@@ -111,16 +112,16 @@ async def run_scenario(scenario: Scenario, *, use_fast_path: bool) -> ScenarioRe
         wallets.clock, burst=settings["burst"], per_second=0.01, trusted_networks=settings["trusted"]
     )
     view = replace(wallets.view, count_outcome=lambda outcome: counts.update([outcome]))
-    parts: dict[str, Any] = {
-        "api_token": settings["token"],
-        "expose_queue_status": False,
-        "body_reader": BodyReader(max_bytes=MAX_BODY_BYTES, timeout_seconds=0.3, budget=settings["budget"]),
-        "limiter": limits,
-        "more_routes": (),
-    }
-    app = create_app(view, **parts) if use_fast_path else add_middleware(wallet_app_routes(view, **parts), limits)
+    token = settings["token"]
+    bodies = BodyReader(max_bytes=MAX_BODY_BYTES, timeout_seconds=0.3, budget=settings["budget"])
+    if use_fast_path:
+        app = create_app(view, api_token=token, body_reader=bodies, limiter=limits)
+    else:
+        submission = ShareSubmission(view, api_token=token, body_reader=bodies, limiter=limits)
+        routes = wallet_routes(view, submission, api_token=token, expose_queue_status=False)
+        app = add_middleware(routes, limits)
     with capture_logs() as logs:
-        server = create_server(app, client_policy=limits)
+        server = create_server(app, limiter=limits)
         async with asyncio.timeout(PATIENCE_SECONDS), count_served(server) as port:
             raw, is_open = await send_segments(scenario, port)
     names = [name.decode() for answer in raw for name in _REQUEST_IDS.findall(answer)]

@@ -13,8 +13,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from helper.server.application import add_middleware
-from helper.server.connection_limits import ClientPolicy, ConnectionLimits
+from helper.server.connection_limits import ConnectionLimits
 from helper.server.http_server import bind_tcp, create_server
+from helper.server.rate_limits import RefusalLimiter
 from helper.server.uvicorn_adapter import Server
 
 PATIENCE_SECONDS = 20.0
@@ -73,7 +74,7 @@ class EndlessRoutes:
 
 @contextlib.asynccontextmanager
 async def run_server(
-    limits: ConnectionLimits, client_policy: ClientPolicy | None = None, endless: EndlessRoutes | None = None
+    limits: ConnectionLimits, limiter: RefusalLimiter | None = None, endless: EndlessRoutes | None = None
 ) -> AsyncIterator[int]:
     """Run a server with these limits; yields its port."""
     endless = endless or EndlessRoutes()
@@ -89,7 +90,7 @@ async def run_server(
             Route("/pause/{seconds}", pause),
         ]
     )
-    server: Server = create_server(app, limits, client_policy=client_policy)
+    server: Server = create_server(app, limits, limiter=limiter)
     listener = bind_tcp("127.0.0.1", 0)
     port: int = listener.getsockname()[1]
     async with asyncio.timeout(PATIENCE_SECONDS):

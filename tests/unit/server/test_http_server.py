@@ -25,10 +25,11 @@ from helper.server.connection_limits import ConnectionLimits
 from helper.server.http_server import (
     MIN_CONNECTIONS,
     RESERVED_FILE_DESCRIPTORS,
-    available_connections,
     connection_limits,
     listen_unix,
 )
+from helper.server.rate_limits import RefusalLimiter
+from tests.support.clock import FakeClock
 from tests.unit.server.server_fixtures import HELLO_REQUEST, PATIENCE_SECONDS, RawClient, parse_error, run_server
 
 pytestmark = pytest.mark.anyio
@@ -102,26 +103,9 @@ async def test_connection_slow_head_and_body_times_out() -> None:
         assert await client.read_rest() == b""
 
 
-class KnownClients:
-    """Identifies each client by its address."""
-
-    def __init__(self) -> None:
-        self.paid: list[bytes] = []
-        self.refusals: list[int] = []
-
-    def identify(self, peer: str | None) -> bytes | None:
-        return peer.encode() if peer else None
-
-    def charge(self, client: bytes) -> None:
-        self.paid.append(client)
-
-    def count_refusal(self, status: int) -> None:
-        self.refusals.append(status)
-
-
 async def test_connections_of_one_client_are_limited() -> None:
     limits = ConnectionLimits(head_seconds=60, max_connections=5, max_connections_per_client=2)
-    async with run_server(limits, KnownClients()) as port:
+    async with run_server(limits, RefusalLimiter(FakeClock())) as port:
         own_clients = [await RawClient.connect(port) for _ in range(2)]
         for client in own_clients:
             assert await client.request() == b"hello"
@@ -140,7 +124,7 @@ async def test_connections_of_one_client_are_limited() -> None:
 
 async def test_connections_full_closes_longest_idle_of_busiest_client() -> None:
     limits = ConnectionLimits(head_seconds=60, max_connections=4, max_connections_per_client=3)
-    async with run_server(limits, KnownClients()) as port:
+    async with run_server(limits, RefusalLimiter(FakeClock())) as port:
         at_work = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n"
         idle, slow, unfinished = [await RawClient.connect(port) for _ in range(3)]
         assert await idle.request() == b"hello"
@@ -165,15 +149,17 @@ async def test_connections_full_closes_longest_idle_of_busiest_client() -> None:
 
 
 async def test_connection_refused_before_request_is_charged_and_counted() -> None:
-    known = KnownClients()
-    async with run_server(SHORT_TIMEOUTS, known) as port:
+    limiter = RefusalLimiter(FakeClock(), burst=1, per_second=1)
+    async with run_server(SHORT_TIMEOUTS, limiter) as port:
         for prefix in (b"GET /hel", b"no HTTP\r\n\r\n", HELLO_REQUEST[:-2] + b"X: " + b"a" * 5000):
             parse_error(await (await RawClient.connect(port, prefix)).read_rest())
-        assert known.paid == [b"127.0.0.1"] * 3
+        known = limiter.identify("127.0.0.1")
+        assert known is not None
+        assert limiter.wait_seconds(known) == 3, "each was charged"
         responses = [await client.read_rest() for client in [await RawClient.connect(port) for _ in range(4)]]
         assert sorted(map(bool, responses)) == [False, False, False, True]
-        assert len(known.paid) == 3, "silence, or connecting when the server is full, costs nothing"
-        assert known.refusals == [408, 400, 431, 503], "each one is counted"
+        assert limiter.wait_seconds(known) == 3, "silence, or connecting when the server is full, costs nothing"
+        assert limiter.refusals == {408: 1, 400: 1, 431: 1, 503: 1}, "each one is counted"
 
 
 async def test_connection_refused_expect_100_body_may_be_omitted() -> None:
@@ -340,10 +326,10 @@ def test_connection_limit_fits_open_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
-        limit = available_connections(4096)
-        assert connection_limits().max_connections_per_client == max(MIN_CONNECTIONS, limit // 4)
+        limits = connection_limits()
+        assert limits.max_connections_per_client == max(MIN_CONNECTIONS, limits.max_connections // 4)
         now = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        assert limit == min(4096, now - RESERVED_FILE_DESCRIPTORS)
+        assert limits.max_connections == min(4096, now - RESERVED_FILE_DESCRIPTORS)
         assert now == 4096 + RESERVED_FILE_DESCRIPTORS or now == hard
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

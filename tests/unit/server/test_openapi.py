@@ -24,10 +24,11 @@ from helper.chain.round_registry import RoundRegistry
 from helper.config import Config
 from helper.observability.health_checks import Check
 from helper.observability.stats import Stats
-from helper.server.application import wallet_app_routes
 from helper.server.body_reader import BodyReader
 from helper.server.docs_html import render_page
 from helper.server.openapi import ApiRoute, Operation, generate_document
+from helper.server.routes.docs import add_docs_routes
+from helper.server.routes.wallet import ShareSubmission, wallet_routes
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
 from tests.support.service_state import partial_state
@@ -67,9 +68,9 @@ async def test_openapi_describes_every_route_and_no_other(expose: bool) -> None:
 
     more = ApiRoute("/more/{name}", anything, "GET", Operation("More.", dict[str, int]))
     wallets = WalletApp()
-    routes = wallet_app_routes(
-        wallets.view, api_token="", expose_queue_status=expose, body_reader=BodyReader(), more_routes=[more]
-    )
+    submission = ShareSubmission(wallets.view, api_token="", body_reader=BodyReader())
+    own = wallet_routes(wallets.view, submission, api_token="", expose_queue_status=expose)
+    routes = add_docs_routes(own, [more])
     assert all(isinstance(route, Route) for route in routes)
     kinds = [route for route in routes if isinstance(route, Route)]
     served = {(route.path, method) for route in kinds for method in route.methods or () if method != "HEAD"}

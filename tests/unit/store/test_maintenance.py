@@ -7,11 +7,12 @@ import asyncio
 from structlog.testing import capture_logs
 
 from helper.errors import StoreError
-from helper.runtime.maintenance import CHECK_SECONDS, FIRST_CHECK_SECONDS, Maintenance
+from helper.store.maintenance import CHECK_SECONDS, FIRST_CHECK_SECONDS, run_maintenance
 from tests.support.clock import FakeClock
+from tests.support.partial_store import PartialStore
 
 
-class FakeStore:
+class FakeStore(PartialStore):
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.findings: list[str] = []
@@ -31,7 +32,7 @@ class FakeStore:
 async def test_maintenance_repeats_and_reports_damage() -> None:
     database, clock = FakeStore(), FakeClock()
     is_responsible = True
-    running = asyncio.create_task(Maintenance(database, is_responsible=lambda: is_responsible, clock=clock).run())
+    running = asyncio.create_task(run_maintenance(database, is_responsible=lambda: is_responsible, clock=clock))
 
     async def after(seconds: float) -> list[str]:
         """Advance the clock; return the database calls and log lines of this time."""
