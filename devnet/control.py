@@ -205,7 +205,7 @@ async def post_faults(request: Request) -> Response:
 
 async def get_faults(request: Request) -> Response:
     """This node's fault rules."""
-    return json_response(request.app.state.faults.shown())
+    return json_response(request.app.state.faults.to_json())
 
 
 async def get_requests(request: Request) -> Response:

@@ -25,6 +25,13 @@ async def height_of(net: ChainFixture, node: httpx.AsyncClient | None = None) ->
     return int(answer.json()["block"]["header"]["height"])
 
 
+async def test_fault_rules_can_be_read() -> None:
+    async with run_chain() as net:
+        assert await net.get_json("/devnet/faults") == {}
+        await net.set_faults(routes=["syncing"], status_502=1, times=2)
+        assert await net.get_json("/devnet/faults") == {"syncing": {"status_502": 1, "times_left": {"status_502": 2}}}
+
+
 async def test_dropped_reply_still_takes_effect() -> None:
     async with run_chain() as net:
         ballot, _ = await net.cast_vote(await net.create_round())
