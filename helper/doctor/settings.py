@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from helper.config import Config, Problem, find_file, load_valid_settings
+from helper.config.value_text import SECRET_SETTINGS
 from helper.doctor.result import CheckResult, fail, ok, warn
-
-SECRET_KEYS: Final = frozenset({"helper.api_token", "operator.token", "helper.sentry_dsn", "store.url"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +35,8 @@ def read_settings(config_file: Path | None, env: Mapping[str, str]) -> DoctorSet
     path = find_file(config_file, env)
     loaded, problems = load_valid_settings(path, env)
     readable = all(problem.key or problem.source != str(path) for problem in problems)
-    secret = any(
-        origin.kind == "file" and origin.detail.startswith(f"{path}:") and name in SECRET_KEYS
-        for name, origin in loaded.origins.items()
-    )
+    secret_origins = [loaded.origins[f"{section}.{key}"] for section, key in SECRET_SETTINGS]
+    secret = any(origin.kind == "file" and origin.detail.startswith(f"{path}:") for origin in secret_origins)
     return DoctorSettings(loaded.config, path, readable, secret, tuple(_judge_settings(path, problems)))
 
 
