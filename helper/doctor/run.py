@@ -105,22 +105,26 @@ class _Doctor:
         """Run all checks and return their results in display order."""
         helper = await self._run_guarded("helper", self._check_helper, _DAEMON_SECONDS)
         checks: list[tuple[str, AsyncCheck, float]] = [
-            ("sqlite", _run_inline(lambda: [database.judge_sqlite(sqlite_version())]), _FILES_SECONDS),
+            ("sqlite", self._run_in_thread(lambda: [database.judge_sqlite(sqlite_version())]), _FILES_SECONDS),
             ("database", self._check_database, _FILES_SECONDS),
             ("integrity", self._check_integrity, _FILES_SECONDS),
             ("file modes", self._run_in_thread(self._check_modes), _FILES_SECONDS),
             ("fsync", self._run_in_thread(self._check_disk), _FILES_SECONDS),
             ("nodes", self._check_nodes, _NODES_SECONDS),
             ("prover", self._check_prover, MAX_TOTAL_SECONDS),
-            ("tokens", _run_inline(self._check_tokens), _FILES_SECONDS),
+            ("tokens", self._run_in_thread(self._check_tokens), _FILES_SECONDS),
             ("process", self._run_in_thread(self._check_process), _FILES_SECONDS),
             ("address", self._run_in_thread(self._check_addresses), _FILES_SECONDS),
             ("page", self._run_in_thread(self._check_page), _FILES_SECONDS),
-            (publication.SUBJECT, _run_inline(lambda: [publication.judge_publication(self.config)]), _FILES_SECONDS),
+            (
+                publication.SUBJECT,
+                self._run_in_thread(lambda: [publication.judge_publication(self.config)]),
+                _FILES_SECONDS,
+            ),
         ]
         results = await asyncio.gather(*(self._run_guarded(*check) for check in checks))
         for subject, check in (("circuit", self._check_circuit), ("backlog", self._check_backlog)):
-            results.append(await self._run_guarded(subject, _run_inline(check), _FILES_SECONDS))
+            results.append(await self._run_guarded(subject, self._run_in_thread(check), _FILES_SECONDS))
         return [*self.settings.findings, *helper, *(finding for part in results for finding in part)]
 
     # ---------------------------------------------------------------- execution
@@ -315,12 +319,3 @@ class _Doctor:
         if self.self_test is not None and self.self_test.seconds is not None:
             return self.self_test.seconds
         return service.self_test_seconds
-
-
-def _run_inline(check: Callable[[], list[CheckResult]]) -> AsyncCheck:
-    """Make an asynchronous check of a non-blocking function."""
-
-    async def run_check() -> list[CheckResult]:
-        return check()
-
-    return run_check
