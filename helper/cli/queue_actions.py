@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -53,16 +53,12 @@ def retry(
     api, refs = OperatorApi.of(config, db), shares or []
     with map_errors_to_exit_codes():
         filter_query = build_filter_query(api, round_id, state, due_before, stage, now=SystemClock().now())
-
-    def perform(*, dry_run: bool) -> dict[str, Any]:
-        return api.post("/queue/retry", {**filter_query, "refs": refs, "dry_run": dry_run})
-
-    with map_errors_to_exit_codes():
-        response = perform(dry_run=True) if dry_run or not yes else {"retried": 0}
-        if not dry_run:
-            if response["retried"]:
-                confirm_or_exit(f"Retry {response['retried']} failed shares?", yes=yes)
-            response = perform(dry_run=False)
+        request = {**filter_query, "refs": refs}
+        if not yes and not dry_run:
+            number = api.post("/queue/retry", {**request, "dry_run": True})["retried"]
+            if number:
+                confirm_or_exit(f"Retry {number} failed shares?", yes=yes)
+        response = api.post("/queue/retry", {**request, "dry_run": dry_run})
     if json:
         emit_json(response)
     else:
@@ -94,16 +90,11 @@ def purge(
         path = f"/rounds/{views.parse_round(round_id).hex()}/purge"
     harden_process()
 
-    def perform(*, dry: bool) -> dict[str, Any]:
-        return api.post(path, {"dry_run": dry})
-
     with map_errors_to_exit_codes():
-        response = perform(dry=True) if dry_run or not yes else {}
-        if not dry_run:
-            if not yes:
-                queue_output.print_purged(response)
+        if not yes and not dry_run:
+            queue_output.print_purged(api.post(path, {"dry_run": True}))
             confirm_or_exit("Delete all data of this round?", yes=yes)
-            response = perform(dry=False)
+        response = api.post(path, {"dry_run": dry_run})
     if json:
         emit_json(response)
     else:

@@ -168,16 +168,14 @@ def import_(
     harden_process()
     lines = _decrypt_export(file, passphrase_file)
 
-    def perform(*, dry: bool) -> dict[str, Any]:
-        return api.post("/queue/import", (line + b"\n" for line in lines), {"dry_run": "1"} if dry else {})
+    def perform(*, preview: bool) -> dict[str, Any]:
+        return api.post("/queue/import", (line + b"\n" for line in lines), {"dry_run": "1"} if preview else {})
 
     with map_errors_to_exit_codes():
-        response = perform(dry=True) if dry_run or not yes else {}
-        if not dry_run:
-            if not yes:
-                queue_output.print_imported(response)
+        if not yes and not dry_run:
+            queue_output.print_imported(perform(preview=True))
             confirm_or_exit("Import these shares?", yes=yes)
-            response = perform(dry=False)
+        response = perform(preview=dry_run)
     if json:
         emit_json(response)
     else:
