@@ -14,7 +14,12 @@ from helper.cli.db_copy import copy
 from helper.cli.db_migrate import migrate
 from helper.cli.options import ConfigOption, DbOption, JsonOption
 from helper.cli.output import ExitCode, emit_json, fail, print_message
-from helper.cli.passphrase import PassphraseOption, map_file_errors_to_exit_codes, read_passphrase
+from helper.cli.passphrase import (
+    PassphraseOption,
+    map_file_errors_to_exit_codes,
+    read_new_passphrase,
+    read_passphrase,
+)
 from helper.cli.settings import database_file
 from helper.clock import SystemClock
 from helper.runtime.hardening import harden_process
@@ -44,16 +49,15 @@ def backup(
     json: JsonOption = False,
 ) -> None:
     """Write an encrypted backup; the helper may be running. `age -d` can also decrypt it."""
-    database = _require_database_file(config, db, must_exist=True)
+    harden_process()
+    database = database_file(config, db)
     if recipient and passphrase_file is not None:
         fail("give --recipient or --passphrase-file, not both", ExitCode.USAGE)
-    passphrase = "" if recipient else read_passphrase(passphrase_file, new=True)
+    passphrase = "" if recipient else read_new_passphrase(passphrase_file)
     # imported here, so that the help loads no native code
-    from helper.store.backup import MIN_PASSPHRASE_CHARS, encrypt_backup, write_backup  # noqa: PLC0415
+    from helper.store.backup import encrypt_backup, write_backup  # noqa: PLC0415
     from helper.store.sqlite.snapshot import take_snapshot  # noqa: PLC0415
 
-    if not recipient and len(passphrase) < MIN_PASSPHRASE_CHARS:
-        fail(f"the passphrase is shorter than {MIN_PASSPHRASE_CHARS} characters", ExitCode.USAGE)
     with map_file_errors_to_exit_codes():
         with acting_as_owner(database):
             snapshot = take_snapshot(database, SystemClock())
@@ -90,7 +94,8 @@ def restore(
     json: JsonOption = False,
 ) -> None:
     """Restore a backup; the helper must not be running."""
-    database = _require_database_file(config, db, must_exist=False)
+    harden_process()
+    database = database_file(config, db, must_exist=False)
     from helper.store import backup as backups  # noqa: PLC0415
     from helper.store.sqlite.snapshot import check_image  # noqa: PLC0415
 
@@ -125,13 +130,13 @@ def check(
     """Check the whole database, or a backup without restoring it; the helper may be running."""
     from helper.store.sqlite.snapshot import check_image, take_snapshot  # noqa: PLC0415
 
+    harden_process()
     with map_file_errors_to_exit_codes():
         if backup_file is None:
-            path = _require_database_file(config, db, must_exist=True)
+            path = database_file(config, db)
             with acting_as_owner(path):
                 contents = take_snapshot(path, SystemClock()).contents
         else:
-            harden_process()
             path = backup_file
             contents = check_image(_open_backup(path, identity, passphrase_file), str(path))
     if json:
@@ -147,15 +152,6 @@ app.command()(migrate)
 app.command()(copy)
 
 
-def _require_database_file(config: Path | None, db: Path | None, *, must_exist: bool) -> Path:
-    """Return the database's path, and harden this process, which will read witnesses."""
-    harden_process()
-    database = database_file(config, db)
-    if must_exist and not database.exists():
-        fail(f"database {database} does not exist", ExitCode.NOT_FOUND)
-    return database
-
-
 def _open_backup(file: Path, identity: Path | None, passphrase_file: Path | None) -> bytes:
     """Decrypt a backup; returns the database image."""
     from helper.store.backup import decrypt_backup, needs_passphrase, require_backup_header  # noqa: PLC0415
@@ -163,13 +159,8 @@ def _open_backup(file: Path, identity: Path | None, passphrase_file: Path | None
     sealed = file.read_bytes()
     require_backup_header(sealed, str(file))
     if needs_passphrase(sealed):
-        return decrypt_backup(sealed, passphrase=read_passphrase(passphrase_file, new=False))
+        return decrypt_backup(sealed, passphrase=read_passphrase(passphrase_file))
     if identity is None:
         fail("this backup is encrypted to a recipient: give --identity", ExitCode.USAGE)
-    return decrypt_backup(
-        sealed, identities=[line for line in _read_lines(identity) if line.startswith(_IDENTITY_PREFIX)]
-    )
-
-
-def _read_lines(file: Path) -> list[str]:
-    return file.read_text("utf-8").splitlines()
+    lines = identity.read_text("utf-8").splitlines()
+    return decrypt_backup(sealed, identities=[line for line in lines if line.startswith(_IDENTITY_PREFIX)])

@@ -10,7 +10,7 @@ import typer
 from helper.cli.confirm import DryRunOption, YesOption, confirm_or_exit, require_confirmation
 from helper.cli.options import ConfigOption, DbOption, JsonOption
 from helper.cli.output import ExitCode, emit_json, fail, print_message
-from helper.cli.passphrase import PassphraseOption, map_file_errors_to_exit_codes, read_passphrase
+from helper.cli.passphrase import PassphraseOption, map_file_errors_to_exit_codes, read_new_passphrase
 from helper.cli.settings import database_file
 from helper.clock import SystemClock
 from helper.runtime.hardening import harden_process
@@ -46,8 +46,6 @@ def migrate(
     require_confirmation(yes=yes, dry_run=dry_run)
     harden_process()
     database = database_file(config, db)
-    if not database.exists():
-        fail(f"database {database} does not exist", ExitCode.NOT_FOUND)
     # imported here, so that the help loads no native code
     from helper.store.sqlite import schema_upgrade  # noqa: PLC0415
 
@@ -81,11 +79,9 @@ def migrate(
 
 
 def _back_up(image: bytes, output: Path, recipients: list[str], passphrase_file: Path | None) -> None:
-    from helper.store.backup import MIN_PASSPHRASE_CHARS, encrypt_backup, write_backup  # noqa: PLC0415
+    from helper.store.backup import encrypt_backup, write_backup  # noqa: PLC0415
 
-    passphrase = "" if recipients else read_passphrase(passphrase_file, new=True)
-    if not recipients and len(passphrase) < MIN_PASSPHRASE_CHARS:
-        fail(f"the passphrase is shorter than {MIN_PASSPHRASE_CHARS} characters", ExitCode.USAGE)
+    passphrase = "" if recipients else read_new_passphrase(passphrase_file)
     write_backup(output, encrypt_backup(image, passphrase=passphrase, recipients=recipients))
     print_message(f"backed up to {output}")
 

@@ -24,7 +24,12 @@ from helper.cli.options import (
     StateOption,
 )
 from helper.cli.output import ExitCode, emit_json, fail, map_errors_to_exit_codes, print_message
-from helper.cli.passphrase import PassphraseOption, map_file_errors_to_exit_codes, read_passphrase
+from helper.cli.passphrase import (
+    PassphraseOption,
+    map_file_errors_to_exit_codes,
+    read_new_passphrase,
+    read_passphrase,
+)
 from helper.cli.queue_actions import RefsArgument
 from helper.cli.settings import database_file
 from helper.clock import SystemClock
@@ -60,7 +65,7 @@ def export(
     """
     if move:
         require_confirmation(yes=yes, dry_run=dry_run)
-    database_file(config, db)  # ends the command if the queue is in a shared database, which cannot be exported
+    database_file(config, db, must_exist=False)  # ends the command for a shared database, which cannot be exported
     api, refs = OperatorApi.of(config, db), [ref.lower() for ref in shares or []]
     harden_process()
     with map_errors_to_exit_codes(), map_file_errors_to_exit_codes():
@@ -75,7 +80,7 @@ def export(
     if not dry_run:
         if move:
             confirm_or_exit(f"Move {number} shares, so that this machine stops processing them?", yes=yes)
-        sealed = _encrypt_selection(selection, read_passphrase(passphrase_file, new=True))
+        sealed = _encrypt_selection(selection, read_new_passphrase(passphrase_file))
         body = {**filter_query, "named": len(refs), "shares": number, **(_marks(selection) if move else {})}
         with map_errors_to_exit_codes(), map_file_errors_to_exit_codes():
             result |= {"bytes": len(sealed), **_write_and_record(api, output, sealed, body, move=move)}
@@ -101,10 +106,8 @@ def _select(database: Path, options: Mapping[str, str], refs: list[str]) -> Expo
 
 def _encrypt_selection(selection: ExportSelection, passphrase: str) -> bytes:
     from helper.operations.export_format import ExportHeader, encode_header, encode_share_line  # noqa: PLC0415
-    from helper.store.backup import MIN_PASSPHRASE_CHARS, encrypt_backup  # noqa: PLC0415
+    from helper.store.backup import encrypt_backup  # noqa: PLC0415
 
-    if len(passphrase) < MIN_PASSPHRASE_CHARS:
-        fail(f"the passphrase is shorter than {MIN_PASSPHRASE_CHARS} characters", ExitCode.USAGE)
     # key derivation takes a second of CPU; a running helper has priority
     os.nice(10)
     made_at = int(SystemClock().now())
@@ -193,4 +196,4 @@ def _decrypt_export(file: Path, passphrase_file: Path | None) -> list[bytes]:
         require_backup_header(sealed, str(file))
         if not needs_passphrase(sealed):
             fail(f"{file} is not an export of a queue: it is not encrypted with a passphrase")
-        return decrypt_backup(sealed, passphrase=read_passphrase(passphrase_file, new=False)).splitlines()
+        return decrypt_backup(sealed, passphrase=read_passphrase(passphrase_file)).splitlines()
