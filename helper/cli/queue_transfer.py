@@ -11,26 +11,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from helper.cli import queue_output
-from helper.cli.arguments import build_filter_query
 from helper.cli.confirm import DryRunOption, YesOption, confirm_or_exit, require_confirmation
-from helper.cli.operator_api import OperatorApi
-from helper.cli.options import (
-    ConfigOption,
-    DbOption,
+from helper.cli.filters import (
     DueBeforeOption,
-    JsonOption,
+    RefsArgument,
     RoundOption,
     StageOption,
     StateOption,
+    build_filter_query,
 )
-from helper.cli.output import ExitCode, emit_json, fail, map_errors_to_exit_codes, print_message
+from helper.cli.operator_api import OperatorApi
+from helper.cli.options import ConfigOption, DbOption, JsonOption
+from helper.cli.output import ExitCode, emit, fail, map_errors_to_exit_codes, print_message
 from helper.cli.passphrase import (
     PassphraseOption,
     map_file_errors_to_exit_codes,
     read_new_passphrase,
     read_passphrase,
 )
-from helper.cli.queue_actions import RefsArgument
 from helper.cli.settings import database_file
 from helper.clock import SystemClock
 from helper.runtime.hardening import harden_process
@@ -70,7 +68,7 @@ def export(
     harden_process()
     with map_errors_to_exit_codes(), map_file_errors_to_exit_codes():
         api.require_database()
-        filter_query = build_filter_query(api, round_id, state, due_before, stage, now=SystemClock().now())
+        filter_query = build_filter_query(api, round_id, state, due_before, stage)
         selection = _select(api.database, filter_query, refs)
     number = len(selection.shares)
     skipped = {why: selection.skipped[why] for why in ("damaged", "closed", "moved")}
@@ -84,10 +82,7 @@ def export(
         body = {**filter_query, "named": len(refs), "shares": number, **(_marks(selection) if move else {})}
         with map_errors_to_exit_codes(), map_file_errors_to_exit_codes():
             result |= {"bytes": len(sealed), **_write_and_record(api, output, sealed, body, move=move)}
-    if json:
-        emit_json(result)
-    else:
-        queue_output.print_exported(result)
+    emit(result, queue_output.print_exported, json=json)
 
 
 def _select(database: Path, options: Mapping[str, str], refs: list[str]) -> ExportSelection:
@@ -179,10 +174,7 @@ def import_(
             queue_output.print_imported(perform(preview=True))
             confirm_or_exit("Import these shares?", yes=yes)
         response = perform(preview=dry_run)
-    if json:
-        emit_json(response)
-    else:
-        queue_output.print_imported(response)
+    emit(response, queue_output.print_imported, json=json)
     if response["left"]:
         raise typer.Exit(ExitCode.DEGRADED)
 

@@ -20,7 +20,7 @@ import orjson
 import pytest
 from rich.console import Console
 
-from helper.cli.status_stream import StateEvent, StreamLost, stream_states
+from helper.cli.queue_watch import StateEvent, StreamLost, stream_states
 from helper.cli.watch_screen import PIPE_COLUMNS, Screen, bar_chart, pipe_cells, to_plain_text
 from helper.server.control_client import (
     DaemonNotRunningError,
@@ -245,7 +245,7 @@ def raise_enough(_seconds: float) -> None:
 
 def replace_sleep(monkeypatch: pytest.MonkeyPatch, sleep: Callable[[float], None]) -> None:
     """Replace the sleep between two connection attempts."""
-    monkeypatch.setattr("helper.cli.status_stream.time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr("helper.cli.queue_watch.time", SimpleNamespace(sleep=sleep))
 
 
 def test_watch_yields_states_and_end_of_stream(feed: FakeFeed, monkeypatch: pytest.MonkeyPatch) -> None:
