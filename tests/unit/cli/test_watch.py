@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import ThreadingUnixStreamServer
@@ -19,9 +19,10 @@ from typing import Any
 import orjson
 import pytest
 from rich.console import Console
+from rich.text import Text
 
 from helper.cli.queue_watch import StateEvent, StreamLost, stream_states
-from helper.cli.watch_screen import PIPE_COLUMNS, Screen, bar_chart, pipe_cells, to_plain_text
+from helper.cli.watch_screen import PIPE_COLUMNS, Screen, bar_chart, pipe_cells
 from helper.server.control_client import (
     DaemonNotRunningError,
     DaemonUnresponsiveError,
@@ -63,6 +64,10 @@ STATE: dict[str, Any] = {
 
 def changed_state(**changes: Any) -> dict[str, Any]:
     return {**STATE, **changes}
+
+
+def to_plain_text(lines: Iterable[Text]) -> str:
+    return "\n".join(line.plain for line in lines)
 
 
 def render(state: dict[str, Any] | None, width: int = 80, gone: str | None = None) -> str:
