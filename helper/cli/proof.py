@@ -200,15 +200,15 @@ async def _search_archive(config: Path | None, search: Search) -> ProofBundle | 
             if required:
                 raise ConfigError("[archive] place is not set")
             return None
-        match = await find_bundle(bucket, CIRCUITS, search.nullifier, search.round_ids)
-        if match is not None:
-            verify_bundle(match[1], verify)
+        bundle = await find_bundle(bucket, CIRCUITS, search.nullifier, search.round_ids)
+        if bundle is not None:
+            verify_bundle(bundle, verify)
+        return bundle
     except (BucketError, ProofBundleError) as error:
         if required:
             raise
         print_message(f"archive not usable: {error}")
         return None
-    return None if match is None else match[1]
 
 
 async def _search_chain(config: Path | None, search: Search) -> ProofBundle:
