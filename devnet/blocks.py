@@ -137,7 +137,7 @@ def rpc_status(view: NodeView) -> dict[str, Any]:
             "earliest_app_hash": EMPTY_HASH.hex().upper(),
             "earliest_block_height": "1",
             "earliest_block_time": rfc3339_nano(first.time_ns),
-            "catching_up": view.decision.catching_up,
+            "catching_up": view.switches.catching_up,
         },
         "validator_info": {
             "address": CONSENSUS_ADDRESS.hex().upper(),

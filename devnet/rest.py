@@ -161,13 +161,13 @@ async def post_reveal(request: Request) -> Response:
     view = get_view(request)
     devnet: DevNet = request.app.state.devnet
     fates = {"never_include": Fate.NEVER, "include_failed": Fate.OVERTAKEN}
-    fate = next((fates[name] for name in view.decision.fates), Fate.NORMAL)
+    fate = fates.get(view.fate or "", Fate.NORMAL)
     accepted = await devnet.admission.submit_reveal(
         reveal,
         height=view.height,
         max_anchor_height=view.max_anchor_height,
         fate=fate,
-        status=view.decision.round_status,
+        status=view.switches.round_status,
     )
     shown: dict[str, Any] = {"tx_hash": accepted.hash.hex().upper(), "code": accepted.code}
     if accepted.log:

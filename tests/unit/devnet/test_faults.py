@@ -249,7 +249,7 @@ def test_route_fault_overrides_general_fault() -> None:
     faults.apply_request(FaultRequest(routes=["tx"], refuse=0, latency_ms=5), 1)
     assert faults.decide("round", 1, lambda _: 1).response_fault == "refuse"
     assert faults.decide("tx", 1, lambda _: 1).response_fault is None
-    assert faults.decide("tx", 1, lambda _: 1).latency_ms == 5
+    assert faults.decide("tx", 1, lambda _: 1).switches.latency_ms == 5
     faults.apply_request(FaultRequest(reset=True), 1)
     assert faults.to_json() == {}
 
