@@ -51,7 +51,7 @@ def read_settings(config_file: Path | None, env: Mapping[str, str]) -> DoctorSet
     loaded, problems = load_valid_settings(path, env)
     readable = all(problem.key or problem.source != str(path) for problem in problems)
     secret_origins = [loaded.origins[f"{section}.{key}"] for section, key in SECRET_SETTINGS]
-    secret = any(origin.kind == "file" and origin.detail.startswith(f"{path}:") for origin in secret_origins)
+    secret = any(origin.kind == "file" and origin.source == str(path) for origin in secret_origins)
     return DoctorSettings(loaded.config, path, readable, secret, tuple(_judge_settings(path, problems)))
 
 
