@@ -38,6 +38,8 @@ MAX_CONCURRENT_VOTES = 8
 MAX_CONCURRENT_CASTS = 256
 """Votes cast concurrently. Each batch waits for a block."""
 ROUND_SECONDS = 7200
+PRODUCTION_SETTINGS: dict[str, Any] = {"log": {"level": "info"}, "chain": {"poll_seconds": 1}}
+"""Logging and polling as in production."""
 
 
 def _seal_votes(round_id: bytes, ea_pk: bytes, seed: int) -> list[Ballot]:
@@ -111,8 +113,7 @@ async def measure(votes: int, seconds: int) -> dict[str, float]:
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        settings: dict[str, Any] = {"log": {"level": "info"}, "chain": {"poll_seconds": 1}}
-        async with run_chain_and_helper(folder, "--block-seconds", "1", **settings) as (chain, helper):
+        async with run_chain_and_helper(folder, "--block-seconds", "1", **PRODUCTION_SETTINGS) as (chain, helper):
             round_id = await chain.open_round(seconds=ROUND_SECONDS)
             cast = await cast_votes(chain, round_id, votes)
             posted, alone = folder / "bodies", folder / "alone"

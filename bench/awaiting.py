@@ -14,10 +14,10 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import httpx
 
+from bench.accept import PRODUCTION_SETTINGS
 from bench.fill_database import generate_shares, open_existing_database, transaction
 from helper.chain.reveal_transaction import RevealMessage
 from helper.store.operations.messages import mark_sending, prepare, record_outcome
@@ -33,7 +33,6 @@ IDLE_BLOCKS = 2
 """Blocks during which sent shares only wait."""
 BUSY_BLOCKS = 3
 PROOF_BYTES = 4992
-SETTINGS: dict[str, Any] = {"log": {"level": "info"}, "chain": {"poll_seconds": 1}}
 
 
 def insert_sent_shares(path: Path, round_id: bytes, first: int, last: int, height: int) -> None:
@@ -76,7 +75,7 @@ async def measure(size: int) -> dict[str, float]:
         async with httpx.AsyncClient(timeout=30) as http:
             chain = DevChain(folder, http, "--stand-in-proofs", "--block-seconds", str(BLOCK_SECONDS))
             await chain.start()
-            helper = HelperProcess(folder, http, chain, program=STAND_IN_PROGRAM, **SETTINGS)
+            helper = HelperProcess(folder, http, chain, program=STAND_IN_PROGRAM, **PRODUCTION_SETTINGS)
             try:
                 round_id = await chain.open_round(seconds=3600)
                 await helper.start()

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from bench.accept import CONNECTIONS, ROUND_SECONDS, cast_votes, interleave_bodies, run_load
+from bench.accept import CONNECTIONS, PRODUCTION_SETTINGS, ROUND_SECONDS, cast_votes, interleave_bodies, run_load
 from bench.cluster_host import server_cpu_seconds
 from tests.support.devnet import DevChain
 from tests.support.event_clients import cpu_seconds
@@ -91,8 +91,7 @@ def _create_hosts(
     for index in range(number):
         host_folder = folder / f"host {index}"
         host_folder.mkdir()
-        settings: dict[str, Any] = {"log": {"level": "info"}, "chain": {"poll_seconds": 1}}
-        settings["store"] = {**store, "host": f"host {index}"}
+        settings = {**PRODUCTION_SETTINGS, "store": {**store, "host": f"host {index}"}}
         hosts.append(
             HelperProcess(host_folder, http, chain, program=STAND_IN_PROGRAM, helper={"role": "api"}, **settings)
         )

@@ -15,8 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
-from typing import Any
 
+from bench.accept import PRODUCTION_SETTINGS
 from devnet import ballot
 from tests.campaign.wallet_clients import WalletGroup
 from tests.support.event_clients import cpu_seconds, open_event_clients
@@ -34,11 +34,7 @@ which shares become due. This is the worst case for them.
 async def measure(number: int, seconds: int) -> dict[str, float]:
     """Run once: one share due per second for this many seconds, with this many clients."""
     with tempfile.TemporaryDirectory() as name:
-        settings: dict[str, Any] = {
-            "operator": {"token": TOKEN},
-            "log": {"level": "info"},
-            "chain": {"poll_seconds": 1},
-        }
+        settings = {"operator": {"token": TOKEN}, **PRODUCTION_SETTINGS}
         flags = ("--stand-in-proofs", "--block-seconds", "1")
         async with run_chain_and_helper(Path(name), *flags, program=STAND_IN_PROGRAM, **settings) as (chain, helper):
             round_id = await chain.open_round(seconds=3600)

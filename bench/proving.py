@@ -1,4 +1,4 @@
-"""Measure the cost of proofs on this machine: `python bench/proving.py [--quick] [--circuit NAME]`.
+"""Measure the cost of proofs on this machine: `python -m bench.proving [--quick] [--circuit NAME]`.
 
 Prints JSON. For each circuit:
 
@@ -19,44 +19,11 @@ import subprocess
 import sys
 import time
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import proofs
-
-SHARE_INDEX = 3
-
-
-def create_reveal() -> tuple[dict[str, Any], proofs.Statement]:
-    """Create the witness and statement of one share in a tree with one vote."""
-    _, public = proofs.elgamal_keygen(b"bench")
-    round_id = proofs.random_field()
-    blinds = [proofs.random_field() for _ in range(16)]
-    ciphertexts = [proofs.elgamal_encrypt(public, value) for value in range(16)]
-    pairs = zip(blinds, ciphertexts, strict=True)
-    comms = b"".join(proofs.share_commitment(blind, c1, c2) for blind, (c1, c2) in pairs)
-    commitment = proofs.vote_commitment(round_id, proofs.shares_hash(comms), 1, 1)
-    tree = proofs.CommitmentTree()
-    tree.append(commitment)
-    blind, (c1, c2) = blinds[SHARE_INDEX], ciphertexts[SHARE_INDEX]
-    shared: dict[str, Any] = {
-        "c1": c1,
-        "c2": c2,
-        "proposal_id": 1,
-        "vote_decision": 1,
-        "round_id": round_id,
-    }
-    witness = {
-        **shared,
-        "path": tree.path(0),
-        "position": 0,
-        "share_comms": comms,
-        "primary_blind": blind,
-        "share_index": SHARE_INDEX,
-    }
-    nullifier = proofs.share_nullifier(commitment, SHARE_INDEX, blind)
-    return witness, proofs.Statement(**shared, nullifier=nullifier, root=tree.root())
+from helper.reveal.prover.selftest import create_sample_job, create_sample_statement
 
 
 def run_worker(circuit: str, count: int) -> None:
@@ -64,8 +31,8 @@ def run_worker(circuit: str, count: int) -> None:
     cpu = time.process_time()
     proofs.warm(circuit)
     keygen_cpu = time.process_time() - cpu
-    witness, statement = create_reveal()
-    proofs.prove(circuit, **witness)  # the first proof fills caches
+    witness = create_sample_job()
+    statement = create_sample_statement(witness, proofs.prove(circuit, **witness))  # the first proof fills caches
     print("ready", flush=True)
     sys.stdin.readline()
     started = time.perf_counter()
@@ -93,7 +60,7 @@ def run_worker(circuit: str, count: int) -> None:
 
 def run_workers(circuit: str, count: int, *, processes: int, threads: int) -> list[dict[str, Any]]:
     """Run workers that prove concurrently. Returns their reports."""
-    command = [sys.executable, str(Path(__file__).resolve()), "--worker", circuit, "--count", str(count)]
+    command = [sys.executable, "-m", "bench.proving", "--worker", circuit, "--count", str(count)]
     environment = {**os.environ, "RAYON_NUM_THREADS": str(threads)}
     start = partial(
         subprocess.Popen[str],

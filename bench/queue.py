@@ -29,7 +29,7 @@ from typing import Any
 
 import httpx
 
-from bench.accept import ROUND_SECONDS, cast_votes, interleave_bodies, run_load
+from bench.accept import CONNECTIONS, PRODUCTION_SETTINGS, ROUND_SECONDS, cast_votes, interleave_bodies, run_load
 from bench.fill_database import delete_newer_shares, insert_shares
 from devnet import ballot
 from devnet.ballot import Ballot
@@ -37,8 +37,6 @@ from tests.support.devnet import DevChain
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, unix_time_in
 
 QUEUE_SIZES = (10_000, 100_000, 1_000_000)
-SETTINGS: dict[str, Any] = {"log": {"level": "info"}, "chain": {"poll_seconds": 1}}
-CONNECTIONS = 64
 EXTRA_PAIRS = 2
 """Additional runs with the largest size and the empty queue, because short load measurements vary by a fifth."""
 LONE_SHARES = 8
@@ -74,7 +72,7 @@ class QueueBench:
 
     def create_helper(self) -> HelperProcess:
         """Create the service without starting it."""
-        return HelperProcess(self.folder, self.http, self.chain, program=STAND_IN_PROGRAM, **SETTINGS)
+        return HelperProcess(self.folder, self.http, self.chain, program=STAND_IN_PROGRAM, **PRODUCTION_SETTINGS)
 
     @contextlib.asynccontextmanager
     async def run_service(self, times: dict[str, float], name: str) -> AsyncIterator[HelperProcess]:

@@ -24,6 +24,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.accept import PRODUCTION_SETTINGS
 from devnet import ballot
 from devnet.ballot import Ballot
 from devnet.wallet import Wallet
@@ -77,11 +78,7 @@ async def measure_backlog(circuit: str, shares: int) -> dict[str, float]:
     rate_before = await measure_raw_rate(circuit, raw)
     with tempfile.TemporaryDirectory() as name:
         flags = ("--circuit", circuit, "--block-seconds", "1")
-        # Logging and polling have production settings.
-        async with run_chain_and_helper(Path(name), *flags, log={"level": "info"}, chain={"poll_seconds": 1}) as (
-            chain,
-            helper,
-        ):
+        async with run_chain_and_helper(Path(name), *flags, **PRODUCTION_SETTINGS) as (chain, helper):
             round_id = await chain.open_round(seconds=3600)
             async with Wallet(chain.url, [helper.url], mode="parallel") as wallet:
                 votes = await cast_sealed_votes(wallet, round_id, shares)
@@ -123,11 +120,8 @@ async def _wait_until_confirmed(helper: HelperProcess, shares: int, rate: float)
 async def measure_lone_shares(circuit: str, shares: int) -> dict[str, float]:
     """Run once: one share per second on an otherwise idle service, then an idle period."""
     with tempfile.TemporaryDirectory() as name:
-        settings: dict[str, Any] = {"log": {"level": "info"}, "chain": {"poll_seconds": 1}}
-        async with run_chain_and_helper(Path(name), "--circuit", circuit, "--block-seconds", "5", **settings) as (
-            chain,
-            helper,
-        ):
+        flags = ("--circuit", circuit, "--block-seconds", "5")
+        async with run_chain_and_helper(Path(name), *flags, **PRODUCTION_SETTINGS) as (chain, helper):
             round_id = await chain.open_round(seconds=3600)
             async with Wallet(chain.url, [helper.url], mode="parallel") as wallet:
                 votes = await cast_sealed_votes(wallet, round_id, shares)
@@ -156,11 +150,8 @@ async def measure_lone_shares(circuit: str, shares: int) -> dict[str, float]:
 async def measure_posts(circuit: str, shares: int) -> dict[str, float]:
     """Run once: a backlog keeps every core proving. Shares are posted at 20 per second in every other phase."""
     with tempfile.TemporaryDirectory() as name:
-        settings: dict[str, Any] = {"log": {"level": "info"}, "chain": {"poll_seconds": 1}}
-        async with run_chain_and_helper(Path(name), "--circuit", circuit, "--block-seconds", "1", **settings) as (
-            chain,
-            helper,
-        ):
+        flags = ("--circuit", circuit, "--block-seconds", "1")
+        async with run_chain_and_helper(Path(name), *flags, **PRODUCTION_SETTINGS) as (chain, helper):
             round_id = await chain.open_round(seconds=3600)
             async with Wallet(chain.url, [helper.url], mode="parallel") as wallet:
                 busy = await cast_sealed_votes(wallet, round_id, shares)

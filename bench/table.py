@@ -12,7 +12,6 @@ from statistics import median
 from typing import Any
 
 RunFigures = Mapping[str, float]
-MILLION = 1_000_000
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,5 @@ format, so that the helper can be tested without a network. From lower to higher
     server.py  cli.py               process and command line
     ballot.py  vote_submission.py  wallet.py    wallets with real encryption and retry behavior
     leak_check.py                   finds values in requests that were sent too early
-    recorded.py                     the recorded round as a state of the chain
     postgres.py                     temporary PostgreSQL cluster
 """

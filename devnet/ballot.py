@@ -7,7 +7,6 @@ committed to with its own blind, and the commitments hash to the leaf that is ap
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,13 +110,6 @@ def same_second_times(due_time: int) -> list[int]:
 def spread_times(start: float, seconds: float, rng: random.Random) -> list[int]:
     """A random second of the window for every share."""
     return [int(start + rng.uniform(0, seconds)) for _ in range(SHARE_COUNT)]
-
-
-def validate_times(times: Sequence[int]) -> list[int]:
-    """Return the times as a list; raises ValueError unless there are 16."""
-    if len(times) != SHARE_COUNT:
-        raise ValueError(f"a vote has {SHARE_COUNT} shares, got {len(times)} times")
-    return list(times)
 
 
 def _ciphertext(share: BallotShare) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""JSON encodings of blocks and results for REST API and consensus RPC."""
+"""JSON encodings of blocks, results and validators for REST API and consensus RPC."""
 
 from __future__ import annotations
 
@@ -137,13 +137,45 @@ def rpc_status(view: NodeView) -> dict[str, Any]:
             "earliest_app_hash": EMPTY_HASH.hex().upper(),
             "earliest_block_height": "1",
             "earliest_block_time": rfc3339_nano(first.time_ns),
-            "catching_up": view.decision.catching_up,
+            "catching_up": view.switches.catching_up,
         },
         "validator_info": {
             "address": CONSENSUS_ADDRESS.hex().upper(),
             "pub_key": {"type": "tendermint/PubKeyEd25519", "value": b64(CONSENSUS_KEY)},
             "voting_power": "10",
         },
+    }
+
+
+def validator_json(address: str, moniker: str, status: str, time: str) -> dict[str, Any]:
+    """Create a validator in the staking module's format."""
+    bonded = status == "BOND_STATUS_BONDED"
+    key = hashlib.sha256(address.encode()).digest()
+    rates = {
+        "rate": "0.100000000000000000",
+        "max_rate": "0.200000000000000000",
+        "max_change_rate": "0.010000000000000000",
+    }
+    return {
+        "operator_address": address,
+        "consensus_pubkey": {"@type": "/cosmos.crypto.ed25519.PubKey", "key": b64(key)},
+        "jailed": False,
+        "status": status,
+        "tokens": "10000000" if bonded else "0",
+        "delegator_shares": "10000000.000000000000000000" if bonded else "0.000000000000000000",
+        "description": {
+            "moniker": moniker,
+            "identity": "",
+            "website": "",
+            "security_contact": "",
+            "details": "",
+        },
+        "unbonding_height": "0",
+        "unbonding_time": "1970-01-01T00:00:00Z",
+        "commission": {"commission_rates": rates, "update_time": time},
+        "min_self_delegation": "1",
+        "unbonding_on_hold_ref_count": "0",
+        "unbonding_ids": [],
     }
 
 

@@ -16,13 +16,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import proofs
-from devnet.blocks import rfc3339_nano
+from devnet.blocks import rfc3339_nano, validator_json
 from devnet.chain import TxResult
 from devnet.faults import FaultRequest, FaultRules
 from devnet.network import DevNet
 from devnet.responses import create_error, json_response
 from devnet.tx import Cast, Delegation, EndRound, EndTimeChange, NewRound, encode
-from devnet.validators import validator_json
 
 _DEFAULT_PROPOSALS: list[dict[str, Any]] = [
     {"title": "Proposal A", "description": "First proposal", "options": ["Support", "Oppose"]},
@@ -205,7 +204,7 @@ async def post_faults(request: Request) -> Response:
 
 async def get_faults(request: Request) -> Response:
     """This node's fault rules."""
-    return json_response(request.app.state.faults.shown())
+    return json_response(request.app.state.faults.to_json())
 
 
 async def get_requests(request: Request) -> Response:

@@ -17,7 +17,7 @@ _STAKING = "/cosmos/staking/v1beta1"
 
 async def get_syncing(request: Request) -> Response:
     """Whether the node is catching up."""
-    return json_response({"syncing": get_view(request).decision.catching_up})
+    return json_response({"syncing": get_view(request).switches.catching_up})
 
 
 async def get_latest_block(request: Request) -> Response:

@@ -81,24 +81,17 @@ class FaultRule:
 
 @dataclass(frozen=True)
 class FaultDecision:
-    """The faults of one request."""
+    """The faults of one request, the height up to which the node serves the chain, and the other switches."""
 
+    height: int
     response_fault: str | None = None
-    fates: tuple[str, ...] = ()
-    latency_ms: float = 0
-    trickle: float = 0
-    height: int = 0
-    hide_tx: bool = False
-    catching_up: bool = False
-    chain_id: str | None = None
-    wrong_root: bool = False
-    round_status: int | None = None
-    anchor_unknown: int = 0
+    fate: str | None = None
+    switches: Switches = field(default_factory=Switches)
 
     @property
     def fault_names(self) -> list[str]:
         """The faults that occurred, for the request log."""
-        return [*([self.response_fault] if self.response_fault else []), *self.fates]
+        return [name for name in (self.response_fault, self.fate) if name is not None]
 
 
 class FaultRules:
@@ -145,27 +138,20 @@ class FaultRules:
     def decide(self, route: str, newest_height: int, height_before: Callable[[float], int]) -> FaultDecision:
         """Draw the faults of one request. `height_before(seconds)` is the chain's height that long ago."""
         if not self.rules:
-            return FaultDecision(height=newest_height)
+            return FaultDecision(newest_height)
         ending = next(
             (name for name in (*FAULTS_BEFORE_HANDLING, *FAULTS_AFTER_HANDLING) if self._draw_fault(route, name)), None
         )
         # A request that ends before it acts is never in a block.
-        fates = (
-            () if ending in FAULTS_BEFORE_HANDLING else tuple(name for name in FATES if self._draw_fault(route, name))
-        )
-        return FaultDecision(
-            response_fault=ending,
-            fates=fates[:1],
-            latency_ms=self._switch_value(route, "latency_ms", 0),
-            trickle=self._switch_value(route, "trickle", 0),
-            height=self._served_height(route, newest_height, height_before),
-            hide_tx=self._switch_value(route, "hide_tx", False),
-            catching_up=self._switch_value(route, "catching_up", False),
-            chain_id=self._switch_value(route, "chain_id", None),
-            wrong_root=self._switch_value(route, "wrong_root", False),
-            round_status=self._switch_value(route, "round_status", None),
-            anchor_unknown=self._switch_value(route, "anchor_unknown", 0),
-        )
+        fates = [] if ending in FAULTS_BEFORE_HANDLING else [name for name in FATES if self._draw_fault(route, name)]
+        switches = self._switches(route)
+        height = self._served_height(route, switches, newest_height, height_before)
+        return FaultDecision(height, ending, fates[0] if fates else None, switches)
+
+    def _switches(self, route: str) -> Switches:
+        """The switches of a route; those that its rule omits are of the rule for all routes."""
+        rules = [self.rules[key].switches for key in (_ALL_ROUTES, route) if key in self.rules]
+        return Switches.model_construct(**{name: value for rule in rules for name, value in rule.items()})
 
     def _find_rule(self, route: str, name: str) -> FaultRule | None:
         """The rule with this switch: that of the route, else that of all routes."""
@@ -174,10 +160,6 @@ class FaultRules:
             if rule is not None and name in rule.switches:
                 return rule
         return None
-
-    def _switch_value(self, route: str, name: str, default: Any) -> Any:
-        rule = self._find_rule(route, name)
-        return default if rule is None else rule.switches[name]
 
     def _draw_fault(self, route: str, name: str) -> bool:
         """Draw one probabilistic fault and count it against its limit."""
@@ -188,16 +170,17 @@ class FaultRules:
             rule.times_left[name] -= 1
         return True
 
-    def _served_height(self, route: str, newest_height: int, height_before: Callable[[float], int]) -> int:
+    def _served_height(
+        self, route: str, switches: Switches, newest_height: int, height_before: Callable[[float], int]
+    ) -> int:
         """The height up to which the node serves the chain in this request."""
         height = newest_height
         frozen = self._find_rule(route, "freeze_blocks")
-        if frozen is not None and frozen.switches["freeze_blocks"]:
+        if frozen is not None and switches.freeze_blocks:
             height = min(height, frozen.frozen_at)
-        stale = self._switch_value(route, "stale", 0)
-        if stale:
-            height = min(height, height_before(stale))
+        if switches.stale:
+            height = min(height, height_before(switches.stale))
         reset = self._find_rule(route, "reset_height")
-        if reset is not None and reset.switches["reset_height"]:
-            height = min(height, reset.switches["reset_height"] + newest_height - reset.reset_at)
+        if reset is not None and switches.reset_height:
+            height = min(height, switches.reset_height + newest_height - reset.reset_at)
         return max(height, 1)

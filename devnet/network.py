@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from devnet.admission import Admission
-from devnet.blocks import rfc3339_nano
+from devnet.blocks import rfc3339_nano, validator_json
 from devnet.chain import Chain, state_counts
 from devnet.journal import Journal
 from devnet.producer import BlockProducer
 from devnet.proof_verifier import ProofVerifier
 from devnet.requestlog import RequestLog
 from devnet.rounds import VALIDATOR_ADDRESS
-from devnet.validators import validator_json
 
 VERSIONS = {"k10": "v1.3.0", "k11": "v1.2.0"}
 

@@ -8,9 +8,10 @@ from starlette.types import ASGIApp
 
 from devnet import control, cosmos, rest, rpc, votes
 from devnet.faults import FaultRules
+from devnet.gojson import GoJsonError
 from devnet.network import DevNet
 from devnet.request_gate import FaultMiddleware
-from devnet.responses import ResponseError, handle_response_error
+from devnet.responses import ResponseError, handle_json_error, handle_response_error
 
 _TREE = {"latest": "tree-latest", "leaves": "tree-leaves"}
 _COSMOS = ("syncing", "blocks", "node_info", "validators")
@@ -27,7 +28,8 @@ class Node:
 
     def _create_app(self, devnet: DevNet, port: str, routes: list[Route]) -> ASGIApp:
         """Create the application of one port."""
-        app = Starlette(routes=routes, exception_handlers={ResponseError: handle_response_error})
+        handlers = {ResponseError: handle_response_error, GoJsonError: handle_json_error}
+        app = Starlette(routes=routes, exception_handlers=handlers)
         app.state.devnet = devnet
         app.state.faults = self.faults
         return FaultMiddleware(

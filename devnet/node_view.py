@@ -14,14 +14,15 @@ class NodeView:
 
     def __init__(self, chain: Chain, decision: FaultDecision) -> None:
         self.chain = chain
-        self.decision = decision
+        self.fate = decision.fate
+        self.switches = decision.switches
         self.height = min(decision.height, chain.height)
-        self.chain_id = decision.chain_id or chain.chain_id
+        self.chain_id = decision.switches.chain_id or chain.chain_id
 
     @property
     def max_anchor_height(self) -> int:
         """The height up to which this node knows roots in CheckTx."""
-        return self.height - self.decision.anchor_unknown
+        return self.height - self.switches.anchor_unknown
 
     def block(self, height: int) -> Block | None:
         """A block, None for a future height."""
@@ -34,8 +35,8 @@ class NodeView:
     def status(self, round_: Round) -> int | None:
         """A round's status on this node; None if the node does not know it."""
         known = round_.status_at(self.height)
-        if known is not None and self.decision.round_status is not None:
-            return self.decision.round_status or None
+        if known is not None and self.switches.round_status is not None:
+            return self.switches.round_status or None
         return known
 
     def round(self, round_id: bytes) -> tuple[Round, int] | None:
@@ -57,7 +58,7 @@ class NodeView:
 
     def served_root(self, block: LeafBlock) -> bytes:
         """A block's root as served by this node."""
-        if not self.decision.wrong_root:
+        if not self.switches.wrong_root:
             return block.root
         wrong = bytearray(hashlib.sha256(b"wrong" + block.root).digest())
         wrong[31] &= 0x3F
@@ -66,7 +67,7 @@ class NodeView:
     def transaction(self, digest: bytes) -> TxResult | None:
         """An included transaction."""
         result = self.chain.transactions.get(digest)
-        hidden = self.decision.hide_tx or result is None or result.height > self.height
+        hidden = self.switches.hide_tx or result is None or result.height > self.height
         return None if hidden else result
 
     def reveals(self, round_id: bytes) -> list[TxResult]:

@@ -23,13 +23,26 @@ from devnet.gojson import dumps
 from devnet.node_view import NodeView
 from devnet.requestlog import RequestLog, readable_body
 
-_BROADCAST_FAILED = {"error": 'broadcast failed: HTTP POST to CometBFT: Post "http://localhost:26657": EOF'}
-_KEYS_WARMING_UP = {"error": "verifying keys are warming up"}
-_MALFORMED_REQUEST = {"error": "invalid request body: unexpected end of JSON input"}
-_BAD_PROOF = {"code": 1, "log": "invalid zero-knowledge proof: constraint system is not satisfied"}
-_HTML_BODY = b"<html><head><title>Welcome</title></head><body><h1>It works!</h1></body></html>"
 _JSON_HEADERS = [(b"content-type", b"application/json")]
 _HTML_HEADERS = [(b"content-type", b"text/html; charset=utf-8")]
+_BROADCAST_FAILED = {"error": 'broadcast failed: HTTP POST to CometBFT: Post "http://localhost:26657": EOF'}
+_FAULT_RESPONSES = {
+    "status_502": (502, _JSON_HEADERS, dumps(_BROADCAST_FAILED)),
+    "status_502_after": (502, _JSON_HEADERS, dumps(_BROADCAST_FAILED)),
+    "status_503": (503, _JSON_HEADERS, dumps({"error": "verifying keys are warming up"})),
+    "status_400": (400, _JSON_HEADERS, dumps({"error": "invalid request body: unexpected end of JSON input"})),
+    "bad_proof": (
+        422,
+        _JSON_HEADERS,
+        dumps({"code": 1, "log": "invalid zero-knowledge proof: constraint system is not satisfied"}),
+    ),
+    "html": (
+        200,
+        _HTML_HEADERS,
+        b"<html><head><title>Welcome</title></head><body><h1>It works!</h1></body></html>",
+    ),
+}
+"""Responses that replace that of the application: status, headers and body."""
 
 
 class BufferedResponse:
@@ -47,10 +60,6 @@ class BufferedResponse:
             self.headers = [(k, v) for k, v in message.get("headers", []) if k.lower() != b"content-length"]
         else:
             self.body += message.get("body", b"")
-
-    def replace(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-        """Replace the response."""
-        self.status, self.body, self.headers = status, body, headers
 
 
 class FaultMiddleware:
@@ -117,8 +126,8 @@ class FaultMiddleware:
     ) -> int | None:
         """Handle a request with its faults. Returns the status sent, None if the connection was aborted."""
         state = scope.setdefault("state", {})
-        if decision.latency_ms:
-            await asyncio.sleep(decision.latency_ms / 1000)
+        if decision.switches.latency_ms:
+            await asyncio.sleep(decision.switches.latency_ms / 1000)
         if decision.response_fault == "refuse":
             await _abort_connection(state, httpx.ConnectError("the dev chain refused the connection"))
             return None
@@ -129,22 +138,14 @@ class FaultMiddleware:
         if decision.response_fault == "drop_reply":
             await _abort_connection(state, httpx.ReadError("the dev chain dropped the reply"))
             return None
-        if decision.response_fault in ("status_502", "status_502_after"):
-            answer.replace(502, dumps(_BROADCAST_FAILED), _JSON_HEADERS)
-        elif decision.response_fault == "status_503":
-            answer.replace(503, dumps(_KEYS_WARMING_UP), _JSON_HEADERS)
-        elif decision.response_fault == "status_400":
-            answer.replace(400, dumps(_MALFORMED_REQUEST), _JSON_HEADERS)
-        elif decision.response_fault == "bad_proof":
-            answer.replace(422, dumps(_BAD_PROOF), _JSON_HEADERS)
-        elif decision.response_fault == "html":
-            answer.replace(200, _HTML_BODY, _HTML_HEADERS)
+        if decision.response_fault in _FAULT_RESPONSES:
+            answer.status, answer.headers, answer.body = _FAULT_RESPONSES[decision.response_fault]
         elif decision.response_fault == "half_json":
-            answer.replace(answer.status, answer.body[: len(answer.body) // 2], answer.headers)
+            answer.body = answer.body[: len(answer.body) // 2]
         headers = [*answer.headers, (b"content-length", str(len(answer.body)).encode())]
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-        if decision.trickle:
-            await _send_slowly(answer.body, receive, send, decision.trickle)
+        if decision.switches.trickle:
+            await _send_slowly(answer.body, receive, send, decision.switches.trickle)
         else:
             await send({"type": "http.response.body", "body": answer.body})
         return answer.status

@@ -29,6 +29,11 @@ def create_error(status: int, text: str) -> ResponseError:
     return ResponseError(status, {"error": text})
 
 
+def create_field_error(text: str) -> ResponseError:
+    """Create the error for a message with an invalid field."""
+    return create_error(400, f"validation failed: invalid message field: {text}")
+
+
 def create_grpc_error(code: str, text: str) -> ResponseError:
     """Create an error of a gRPC query: always HTTP 500, with the code twice in the text."""
     return create_error(500, f"rpc error: code = {code} desc = rpc error: code = {code} desc = {text}")
@@ -45,3 +50,8 @@ async def handle_response_error(_: Request, raised: Exception) -> Response:
     """Starlette exception handler for `ResponseError`."""
     assert isinstance(raised, ResponseError)
     return json_response(raised.body, raised.status)
+
+
+async def handle_json_error(_: Request, raised: Exception) -> Response:
+    """Starlette exception handler for `GoJsonError`: the body of the request is invalid."""
+    return json_response({"error": f"invalid JSON: {raised}"}, 400)

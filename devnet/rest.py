@@ -11,9 +11,9 @@ from starlette.routing import Route
 
 from devnet.admission import Fate
 from devnet.blocks import tx_events
-from devnet.gojson import GoJsonError, b64, omit_zero, parse_object, take_bytes, take_uint
+from devnet.gojson import b64, omit_zero, parse_object, take_bytes, take_uint
 from devnet.network import DevNet
-from devnet.responses import create_error, create_grpc_error, get_view, json_response
+from devnet.responses import create_error, create_field_error, create_grpc_error, get_view, json_response
 from devnet.rounds import ACTIVE, FINALIZED, LeafBlock, Round
 from devnet.tx import Reveal
 
@@ -161,13 +161,13 @@ async def post_reveal(request: Request) -> Response:
     view = get_view(request)
     devnet: DevNet = request.app.state.devnet
     fates = {"never_include": Fate.NEVER, "include_failed": Fate.OVERTAKEN}
-    fate = next((fates[name] for name in view.decision.fates), Fate.NORMAL)
+    fate = fates.get(view.fate or "", Fate.NORMAL)
     accepted = await devnet.admission.submit_reveal(
         reveal,
         height=view.height,
         max_anchor_height=view.max_anchor_height,
         fate=fate,
-        status=view.decision.round_status,
+        status=view.switches.round_status,
     )
     shown: dict[str, Any] = {"tx_hash": accepted.hash.hex().upper(), "code": accepted.code}
     if accepted.log:
@@ -225,22 +225,19 @@ def _leaf_block_json(round_: Round, block: LeafBlock, root: str) -> dict[str, An
 
 def _parse_reveal(body: bytes) -> Reveal:
     """Parse a reveal, or raise the chain's 400."""
-    try:
-        fields = parse_object(body)
-        reveal = Reveal(
-            nullifier=take_bytes(fields, "share_nullifier"),
-            enc_share=take_bytes(fields, "enc_share"),
-            proposal_id=take_uint(fields, "proposal_id", 32),
-            vote_decision=take_uint(fields, "vote_decision", 32),
-            proof=take_bytes(fields, "proof"),
-            round_id=take_bytes(fields, "vote_round_id"),
-            anchor_height=take_uint(fields, "vote_comm_tree_anchor_height", 64),
-        )
-    except GoJsonError as wrong:
-        raise create_error(400, f"invalid JSON: {wrong}") from None
+    fields = parse_object(body)
+    reveal = Reveal(
+        nullifier=take_bytes(fields, "share_nullifier"),
+        enc_share=take_bytes(fields, "enc_share"),
+        proposal_id=take_uint(fields, "proposal_id", 32),
+        vote_decision=take_uint(fields, "vote_decision", 32),
+        proof=take_bytes(fields, "proof"),
+        round_id=take_bytes(fields, "vote_round_id"),
+        anchor_height=take_uint(fields, "vote_comm_tree_anchor_height", 64),
+    )
     problem = _find_invalid_field(reveal)
     if problem:
-        raise create_error(400, f"validation failed: invalid message field: {problem}")
+        raise create_field_error(problem)
     return reveal
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, fields
+from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
@@ -19,26 +19,6 @@ from google.protobuf.message import DecodeError
 TAG_ROUND, TAG_DELEGATE, TAG_CAST, TAG_REVEAL = 0x01, 0x02, 0x03, 0x04
 TAG_END_ROUND = 0x7F
 TAG_END_TIME = 0x7E
-_FIELD = descriptor_pb2.FieldDescriptorProto
-_BYTES, _UINT32, _UINT64 = _FIELD.TYPE_BYTES, _FIELD.TYPE_UINT32, _FIELD.TYPE_UINT64
-
-_MESSAGES: dict[str, tuple[tuple[str, int, bool], ...]] = {
-    "MsgRevealShare": (
-        ("share_nullifier", _BYTES, False),
-        ("enc_share", _BYTES, False),
-        ("proposal_id", _UINT32, False),
-        ("vote_decision", _UINT32, False),
-        ("proof", _BYTES, False),
-        ("vote_round_id", _BYTES, False),
-        ("anchor_height", _UINT64, False),
-    ),
-    "MsgDelegateVote": (("vote_round_id", _BYTES, False), ("leaves", _BYTES, True)),
-    "MsgCastVote": (
-        ("vote_round_id", _BYTES, False),
-        ("authority_note", _BYTES, False),
-        ("vote_commitments", _BYTES, True),
-    ),
-}
 
 
 class TxError(ValueError):
@@ -105,37 +85,30 @@ def tx_hash(tx: bytes) -> bytes:
     return hashlib.sha256(tx).digest()
 
 
+_FIELD = descriptor_pb2.FieldDescriptorProto
+_BYTES, _UINT32, _UINT64 = _FIELD.TYPE_BYTES, _FIELD.TYPE_UINT32, _FIELD.TYPE_UINT64
+_PROTOBUF_MESSAGES: dict[int, tuple[str, type[Any], tuple[Any, ...]]] = {
+    TAG_DELEGATE: ("MsgDelegateVote", Delegation, (_BYTES, _BYTES)),
+    TAG_CAST: ("MsgCastVote", Cast, (_BYTES, _BYTES, _BYTES)),
+    TAG_REVEAL: ("MsgRevealShare", Reveal, (_BYTES, _BYTES, _UINT32, _UINT32, _BYTES, _BYTES, _UINT64)),
+}
+"""Messages in protobuf by tag: name, class, and the types of its fields, which are numbered in their order."""
+_REPEATED_FIELDS = ("leaves", "vote_commitments")
+
+
 def encode(message: Message) -> bytes:
     """Encode a transaction. Zero values are omitted, as in proto3."""
     match message:
-        case Reveal():
-            return _pack(
-                TAG_REVEAL,
-                "MsgRevealShare",
-                share_nullifier=message.nullifier,
-                enc_share=message.enc_share,
-                proposal_id=message.proposal_id,
-                vote_decision=message.vote_decision,
-                proof=message.proof,
-                vote_round_id=message.round_id,
-                anchor_height=message.anchor_height,
-            )
-        case Delegation():
-            return _pack(TAG_DELEGATE, "MsgDelegateVote", vote_round_id=message.round_id, leaves=list(message.leaves))
-        case Cast():
-            return _pack(
-                TAG_CAST,
-                "MsgCastVote",
-                vote_round_id=message.round_id,
-                authority_note=message.authority_note,
-                vote_commitments=list(message.vote_commitments),
-            )
         case NewRound():
             return bytes([TAG_ROUND]) + json.dumps(message.fields, sort_keys=True).encode()
         case EndRound():
             return bytes([TAG_END_ROUND]) + json.dumps({"vote_round_id": message.round_id.hex()}).encode()
         case EndTimeChange(round_id, end):
             return bytes([TAG_END_TIME]) + json.dumps([round_id.hex(), end]).encode()
+    tag = next(tag for tag, (_, kind, _) in _PROTOBUF_MESSAGES.items() if isinstance(message, kind))
+    values = {field.name: getattr(message, field.name) for field in fields(message)}
+    encoded: bytes = _PROTOBUF_CLASSES[tag](**values).SerializeToString(deterministic=True)
+    return bytes([tag]) + encoded
 
 
 def decode(tx: bytes) -> Message:
@@ -144,34 +117,25 @@ def decode(tx: bytes) -> Message:
         raise TxError("empty transaction")
     tag, body = tx[0], tx[1:]
     try:
-        match tag:
-            case 0x04:
-                parsed = _parse("MsgRevealShare", body)
-                return Reveal(
-                    parsed.share_nullifier,
-                    parsed.enc_share,
-                    parsed.proposal_id,
-                    parsed.vote_decision,
-                    parsed.proof,
-                    parsed.vote_round_id,
-                    parsed.anchor_height,
-                )
-            case 0x02:
-                parsed = _parse("MsgDelegateVote", body)
-                return Delegation(parsed.vote_round_id, tuple(parsed.leaves))
-            case 0x03:
-                parsed = _parse("MsgCastVote", body)
-                return Cast(parsed.vote_round_id, parsed.authority_note, tuple(parsed.vote_commitments))
-            case 0x01:
-                return NewRound(json.loads(body))
-            case 0x7F:
-                return EndRound(bytes.fromhex(json.loads(body)["vote_round_id"]))
-            case 0x7E:
-                round_id, end = json.loads(body)
-                return EndTimeChange(bytes.fromhex(round_id), int(end))
+        if tag in _PROTOBUF_MESSAGES:
+            return _decode_protobuf(tag, body)
+        if tag == TAG_ROUND:
+            return NewRound(json.loads(body))
+        if tag == TAG_END_ROUND:
+            return EndRound(bytes.fromhex(json.loads(body)["vote_round_id"]))
+        if tag == TAG_END_TIME:
+            round_id, end = json.loads(body)
+            return EndTimeChange(bytes.fromhex(round_id), int(end))
     except (DecodeError, ValueError, KeyError, TypeError) as error:
         raise TxError(f"tx parse error: {error}") from None
     raise TxError(f"unknown transaction tag 0x{tag:02x}")
+
+
+def _decode_protobuf(tag: int, body: bytes) -> Message:
+    parsed, kind = _PROTOBUF_CLASSES[tag].FromString(body), _PROTOBUF_MESSAGES[tag][1]
+    values = {field.name: getattr(parsed, field.name) for field in fields(kind)}
+    message: Message = kind(**{name: tuple(v) if name in _REPEATED_FIELDS else v for name, v in values.items()})
+    return message
 
 
 def create_competing_transaction(tx: bytes) -> bytes:
@@ -182,26 +146,20 @@ def create_competing_transaction(tx: bytes) -> bytes:
     return tx + b"\xf8\x01\x01"
 
 
-def _create_message_classes() -> dict[str, Any]:
+def _create_protobuf_classes() -> dict[int, Any]:
     """Create the message classes from a descriptor in a separate pool."""
     file = descriptor_pb2.FileDescriptorProto(name="devnet/svote.proto", package="svote.v1", syntax="proto3")
-    for name, fields in _MESSAGES.items():
+    for name, kind, types in _PROTOBUF_MESSAGES.values():
         message = file.message_type.add(name=name)
-        for number, (field, kind, repeated) in enumerate(fields, 1):
-            label = _FIELD.LABEL_REPEATED if repeated else _FIELD.LABEL_OPTIONAL
-            message.field.add(name=field, number=number, label=label, type=cast(Any, kind))
+        for number, (field, type_) in enumerate(zip(fields(kind), types, strict=True), 1):
+            label = _FIELD.LABEL_REPEATED if field.name in _REPEATED_FIELDS else _FIELD.LABEL_OPTIONAL
+            message.field.add(name=field.name, number=number, label=label, type=type_)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"svote.v1.{name}")) for name in _MESSAGES}
+    return {
+        tag: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"svote.v1.{name}"))
+        for tag, (name, _, _) in _PROTOBUF_MESSAGES.items()
+    }
 
 
-_MESSAGE_CLASSES = _create_message_classes()
-
-
-def _pack(tag: int, name: str, **fields: Any) -> bytes:
-    """Encode tag and message."""
-    return bytes([tag]) + cast(bytes, _MESSAGE_CLASSES[name](**fields).SerializeToString(deterministic=True))
-
-
-def _parse(name: str, body: bytes) -> Any:
-    return _MESSAGE_CLASSES[name].FromString(body)
+_PROTOBUF_CLASSES = _create_protobuf_classes()

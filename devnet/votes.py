@@ -14,9 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from devnet.gojson import GoJsonError, parse_object, take_bytes, take_uint
+from devnet.gojson import parse_object, take_bytes, take_uint
 from devnet.network import DevNet
-from devnet.responses import create_error, get_view, json_response
+from devnet.responses import create_field_error, get_view, json_response
 from devnet.rounds import ACTIVE, STATUS_NAMES
 from devnet.tx import Cast, Delegation, encode
 
@@ -43,10 +43,10 @@ _MAX_PROOF_BYTES: Final = 8192
 
 async def post_cast_vote(request: Request) -> Response:
     """Cast a vote: append the vote commitment and the voter's new authority note in the next block."""
-    fields = _parse_body(await request.body())
+    fields = parse_object(await request.body())
     found = _decode_fields(fields, _CAST_BYTES)
     if take_uint(fields, "vote_comm_tree_anchor_height", 64) == 0:
-        raise _invalid_field_error("vote_comm_tree_anchor_height cannot be zero")
+        raise create_field_error("vote_comm_tree_anchor_height cannot be zero")
     take_uint(fields, "proposal_id", 32)
     message = Cast(found["vote_round_id"], found["vote_authority_note_new"], (found["vote_commitment"],))
     return _submit(request, found["vote_round_id"], encode(message))
@@ -54,7 +54,7 @@ async def post_cast_vote(request: Request) -> Response:
 
 async def post_delegate_vote(request: Request) -> Response:
     """Delegate: append a voter's first authority note in the next block."""
-    found = _decode_fields(_parse_body(await request.body()), _DELEGATE_BYTES)
+    found = _decode_fields(parse_object(await request.body()), _DELEGATE_BYTES)
     return _submit(request, found["vote_round_id"], encode(Delegation(found["vote_round_id"], (found["van_cmx"],))))
 
 
@@ -75,28 +75,14 @@ def _submit(request: Request, round_id: bytes, raw: bytes) -> Response:
     return json_response({"tx_hash": devnet.admission.submit_message(raw).hex().upper(), "code": 0})
 
 
-def _parse_body(body: bytes) -> dict[str, Any]:
-    try:
-        return parse_object(body)
-    except GoJsonError as wrong:
-        raise create_error(400, f"invalid JSON: {wrong}") from None
-
-
 def _decode_fields(fields: Mapping[str, Any], lengths: Mapping[str, int]) -> dict[str, bytes]:
     """Decode the fields of fixed length and check that there is a proof."""
     found = {}
-    try:
-        for name, length in lengths.items():
-            found[name] = take_bytes(fields, name)
-            if len(found[name]) != length:
-                raise _invalid_field_error(f"{name} must be {length} bytes, got {len(found[name])}")
-        proof = take_bytes(fields, "proof")
-    except GoJsonError as wrong:
-        raise create_error(400, f"invalid JSON: {wrong}") from None
+    for name, length in lengths.items():
+        found[name] = take_bytes(fields, name)
+        if len(found[name]) != length:
+            raise create_field_error(f"{name} must be {length} bytes, got {len(found[name])}")
+    proof = take_bytes(fields, "proof")
     if not 1 <= len(proof) <= _MAX_PROOF_BYTES:
-        raise _invalid_field_error(f"proof must be 1..{_MAX_PROOF_BYTES} bytes, got {len(proof)}")
+        raise create_field_error(f"proof must be 1..{_MAX_PROOF_BYTES} bytes, got {len(proof)}")
     return found
-
-
-def _invalid_field_error(text: str) -> Exception:
-    return create_error(400, f"validation failed: invalid message field: {text}")

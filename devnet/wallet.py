@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import httpx
 
-from devnet.ballot import SHARE_COUNT, Ballot, BallotShare, immediate_times, post_body, seal_ballot, validate_times
+from devnet.ballot import SHARE_COUNT, Ballot, BallotShare, immediate_times, post_body, seal_ballot
 from devnet.vote_submission import CastingError, delegate_and_cast
 
 _RETRIED_STATUSES = frozenset({429, 500, 502, 503, 504})
@@ -187,13 +187,14 @@ class Wallet:
         indices: Sequence[int] = range(SHARE_COUNT),
     ) -> CastVote:
         """Post shares, each to `copies` helpers. Late voters post index 0 only."""
-        at = validate_times(times)
+        if len(times) != SHARE_COUNT:
+            raise ValueError(f"a vote has {SHARE_COUNT} shares, got {len(times)} times")
         chosen = [ballot.shares[index] for index in indices]
         if self.mode == "parallel":
-            waiting = [self._post_share(ballot, share, position, at[share.index]) for share in chosen]
+            waiting = [self._post_share(ballot, share, position, times[share.index]) for share in chosen]
             posted = list(await asyncio.gather(*waiting))
         else:
-            posted = [await self._post_share(ballot, share, position, at[share.index]) for share in chosen]
+            posted = [await self._post_share(ballot, share, position, times[share.index]) for share in chosen]
         return CastVote(ballot, position, tuple(posted))
 
     async def _post_share(self, ballot: Ballot, share: BallotShare, position: int, submit_at: int) -> CastShare:
@@ -236,22 +237,6 @@ class Wallet:
         if self._failures[helper] >= 3:
             self._failures[helper] = 0
             self._penalized_until[helper] = asyncio.get_running_loop().time() + _PENALTY_SECONDS
-
-
-async def cast_vote(
-    chain_url: str,
-    helper_urls: Sequence[str],
-    round_id: bytes,
-    proposal_id: int,
-    vote_decision: int,
-    *,
-    weight: int | None = None,
-    times: Sequence[int] | None = None,
-    mode: PostingMode = "sequential",
-) -> CastVote:
-    """Cast one vote with a new wallet; see `Wallet.cast_vote`."""
-    async with Wallet(chain_url, helper_urls, mode=mode) as wallet:
-        return await wallet.cast_vote(round_id, proposal_id, vote_decision, weight=weight, times=times)
 
 
 def _response_status(response: httpx.Response) -> str:

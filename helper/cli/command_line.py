@@ -71,7 +71,7 @@ def create_completing_cli(env: Mapping[str, str]) -> typer.Typer:
     with_options = typer.Typer(add_completion=True)
     with_options.command()(_root_callback)
     typer.main.get_command(with_options)
-    typed = _typed_words(env) or []
+    typed = _typed_words(env)
     if any(argument in COMMANDS for argument in typed):
         return create_cli(typed)
     cli = create_cli(["completion"])
@@ -96,10 +96,8 @@ def _add_command(cli: typer.Typer, name: str) -> None:
         cli.add_typer(app, name=name, no_args_is_help=True)
 
 
-def _typed_words(env: Mapping[str, str]) -> list[str] | None:
-    """Return the arguments before the one being completed, or None if this is no completion."""
-    if COMPLETION_VARIABLE not in env:
-        return None
+def _typed_words(env: Mapping[str, str]) -> list[str]:
+    """Return the arguments before the one being completed."""
     if "COMP_WORDS" in env:
         words, cursor = env["COMP_WORDS"].split(), env.get("COMP_CWORD", "")
         return words[1 : int(cursor)] if cursor.isdecimal() else words[1:]

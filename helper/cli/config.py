@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -16,7 +17,7 @@ from helper.cli.settings import read_settings
 from helper.config import Config, Loaded, Problem, SettingsError, load
 from helper.config.example import render_example
 from helper.config.value_text import SECTIONS, to_display_value, to_toml
-from helper.doctor.result import CheckResult, all_ok, result_json
+from helper.doctor.result import CheckResult, all_ok
 from helper.runtime.privileges import acting_as_owner
 
 app = typer.Typer(help="Create, show and validate settings.")
@@ -116,11 +117,10 @@ def validate(
         if finding.advice:
             print_message(f"      -> {finding.advice}")
     if json:
-        result: dict[str, Any] = {
-            "ok": code is ExitCode.OK,
-            "problems": [_problem_json(problem) for problem in problems],
-        }
-        emit_json({**result, **({"online": [result_json(finding) for finding in findings]} if online else {})})
+        result: dict[str, Any] = {"ok": code is ExitCode.OK, "problems": list(map(asdict, problems))}
+        if online:
+            result["online"] = list(map(asdict, findings))
+        emit_json(result)
     elif not problems:
         print_message(f"{path or 'default settings'}: ok")
     if code is not ExitCode.OK:
@@ -160,13 +160,3 @@ def _settings_json(loaded: Loaded, *, origin: bool) -> dict[str, Any]:
     if origin:
         result["origins"] = {name: str(where) for name, where in loaded.origins.items()}
     return result
-
-
-def _problem_json(problem: Problem) -> dict[str, Any]:
-    return {
-        "source": problem.source,
-        "line": problem.line,
-        "key": problem.key,
-        "message": problem.message,
-        "nearest": problem.nearest,
-    }

@@ -6,15 +6,20 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
+from helper.cli.confirm import DryRunOption, YesOption, confirm_or_exit, require_confirmation
 from helper.cli.db_copy import copy
-from helper.cli.db_migrate import migrate
 from helper.cli.options import ConfigOption, DbOption, JsonOption
 from helper.cli.output import ExitCode, emit_json, fail, print_message
-from helper.cli.passphrase import PassphraseOption, map_file_errors_to_exit_codes, read_passphrase
+from helper.cli.passphrase import (
+    PassphraseOption,
+    map_file_errors_to_exit_codes,
+    read_new_passphrase,
+    read_passphrase,
+)
 from helper.cli.settings import database_file
 from helper.clock import SystemClock
 from helper.runtime.hardening import harden_process
@@ -44,16 +49,15 @@ def backup(
     json: JsonOption = False,
 ) -> None:
     """Write an encrypted backup; the helper may be running. `age -d` can also decrypt it."""
-    database = _require_database_file(config, db, must_exist=True)
+    harden_process()
+    database = database_file(config, db)
     if recipient and passphrase_file is not None:
         fail("give --recipient or --passphrase-file, not both", ExitCode.USAGE)
-    passphrase = "" if recipient else read_passphrase(passphrase_file, new=True)
+    passphrase = "" if recipient else read_new_passphrase(passphrase_file)
     # imported here, so that the help loads no native code
-    from helper.store.backup import MIN_PASSPHRASE_CHARS, encrypt_backup, write_backup  # noqa: PLC0415
+    from helper.store.backup import encrypt_backup, write_backup  # noqa: PLC0415
     from helper.store.sqlite.snapshot import take_snapshot  # noqa: PLC0415
 
-    if not recipient and len(passphrase) < MIN_PASSPHRASE_CHARS:
-        fail(f"the passphrase is shorter than {MIN_PASSPHRASE_CHARS} characters", ExitCode.USAGE)
     with map_file_errors_to_exit_codes():
         with acting_as_owner(database):
             snapshot = take_snapshot(database, SystemClock())
@@ -90,7 +94,8 @@ def restore(
     json: JsonOption = False,
 ) -> None:
     """Restore a backup; the helper must not be running."""
-    database = _require_database_file(config, db, must_exist=False)
+    harden_process()
+    database = database_file(config, db, must_exist=False)
     from helper.store import backup as backups  # noqa: PLC0415
     from helper.store.sqlite.snapshot import check_image  # noqa: PLC0415
 
@@ -125,13 +130,13 @@ def check(
     """Check the whole database, or a backup without restoring it; the helper may be running."""
     from helper.store.sqlite.snapshot import check_image, take_snapshot  # noqa: PLC0415
 
+    harden_process()
     with map_file_errors_to_exit_codes():
         if backup_file is None:
-            path = _require_database_file(config, db, must_exist=True)
+            path = database_file(config, db)
             with acting_as_owner(path):
                 contents = take_snapshot(path, SystemClock()).contents
         else:
-            harden_process()
             path = backup_file
             contents = check_image(_open_backup(path, identity, passphrase_file), str(path))
     if json:
@@ -143,17 +148,69 @@ def check(
         raise typer.Exit(ExitCode.DEGRADED)
 
 
-app.command()(migrate)
-app.command()(copy)
+@app.command()
+def migrate(
+    *,
+    backup: Annotated[
+        Path | None, typer.Option("--backup", help="File for the backup that is made first.", show_default=False)
+    ] = None,
+    recipient: Annotated[
+        list[str] | None,
+        typer.Option(help="Encrypt the backup to this age recipient (age1…) instead of a passphrase; may be repeated."),
+    ] = None,
+    passphrase_file: PassphraseOption = None,
+    no_backup: Annotated[
+        bool, typer.Option("--no-backup", help="Make no backup; the migration cannot be undone.")
+    ] = False,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    config: ConfigOption = None,
+    db: DbOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Upgrade the schema of an older database; the helper must not be running.
 
-
-def _require_database_file(config: Path | None, db: Path | None, *, must_exist: bool) -> Path:
-    """Return the database's path, and harden this process, which will read witnesses."""
+    The next start of the helper does the same, without a backup. The migration is tried on a copy in memory first;
+    --dry-run shows the result of that and changes nothing.
+    """
+    if not dry_run and (backup is None) != no_backup:
+        fail("give --backup FILE or --no-backup, or --dry-run to preview", ExitCode.USAGE)
+    require_confirmation(yes=yes, dry_run=dry_run)
     harden_process()
     database = database_file(config, db)
-    if must_exist and not database.exists():
-        fail(f"database {database} does not exist", ExitCode.NOT_FOUND)
-    return database
+    # imported here, so that the help loads no native code
+    from helper.store.sqlite import schema_upgrade  # noqa: PLC0415
+
+    with map_file_errors_to_exit_codes():
+        with acting_as_owner(database):
+            if not dry_run:
+                schema_upgrade.refuse_running(database)
+            trial = schema_upgrade.try_migration(database, SystemClock())
+        result: dict[str, Any] = {
+            "database": str(database),
+            "schema": trial.before.schema,
+            "target": trial.target,
+            "live": trial.before.live,
+            "confirmed": trial.before.confirmed,
+            "damaged": trial.before.damaged,
+            "backup": None,
+            "migrated": False,
+        }
+        if trial.is_needed and not dry_run:
+            confirm_or_exit(f"Migrate {database} from schema {trial.before.schema} to {trial.target}?", yes=yes)
+            if backup is not None:
+                _back_up(trial.image, backup, recipient or [], passphrase_file)
+                result["backup"] = str(backup)
+            with acting_as_owner(database):
+                schema_upgrade.upgrade_file(database, SystemClock())
+            result["migrated"] = True
+    if json:
+        emit_json(result)
+    else:
+        typer.echo(_summarize_migration(result, needed=trial.is_needed))
+
+
+app.command()(copy)
 
 
 def _open_backup(file: Path, identity: Path | None, passphrase_file: Path | None) -> bytes:
@@ -163,13 +220,24 @@ def _open_backup(file: Path, identity: Path | None, passphrase_file: Path | None
     sealed = file.read_bytes()
     require_backup_header(sealed, str(file))
     if needs_passphrase(sealed):
-        return decrypt_backup(sealed, passphrase=read_passphrase(passphrase_file, new=False))
+        return decrypt_backup(sealed, passphrase=read_passphrase(passphrase_file))
     if identity is None:
         fail("this backup is encrypted to a recipient: give --identity", ExitCode.USAGE)
-    return decrypt_backup(
-        sealed, identities=[line for line in _read_lines(identity) if line.startswith(_IDENTITY_PREFIX)]
-    )
+    lines = identity.read_text("utf-8").splitlines()
+    return decrypt_backup(sealed, identities=[line for line in lines if line.startswith(_IDENTITY_PREFIX)])
 
 
-def _read_lines(file: Path) -> list[str]:
-    return file.read_text("utf-8").splitlines()
+def _back_up(image: bytes, output: Path, recipients: list[str], passphrase_file: Path | None) -> None:
+    from helper.store.backup import encrypt_backup, write_backup  # noqa: PLC0415
+
+    passphrase = "" if recipients else read_new_passphrase(passphrase_file)
+    write_backup(output, encrypt_backup(image, passphrase=passphrase, recipients=recipients))
+    print_message(f"backed up to {output}")
+
+
+def _summarize_migration(result: dict[str, Any], *, needed: bool) -> str:
+    counts = f"{result['live']} live shares, {result['confirmed']} confirmed"
+    if not needed:
+        return f"{result['database']}: schema {result['schema']} is up to date, {counts}"
+    change = "migrated from" if result["migrated"] else "would be migrated from"
+    return f"{result['database']}: {change} schema {result['schema']} to {result['target']}, {counts}"

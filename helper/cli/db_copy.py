@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -111,9 +111,7 @@ def _move(
 
     clock = SystemClock()
     source, target = create_endpoints(origin, to, settings, clock)
-    with ExitStack() as stack:
-        for endpoint in (source, target):
-            stack.enter_context(closing(endpoint))
+    with closing(source), closing(target):
         migration = Migration(source, target, clock=clock, on_progress=print_message)
         if dry_run:
             return _migration_json("planned", source, target.label, migration.estimate()), ExitCode.OK

@@ -6,13 +6,14 @@ import asyncio
 import os
 import sys
 import textwrap
+from dataclasses import asdict
 from typing import Annotated, Final
 
 import typer
 
 from helper.cli.options import ConfigOption, JsonOption
 from helper.cli.output import ExitCode, emit_json, format_one_line, print_message, supports_colours, terminal_width
-from helper.doctor.result import CheckResult, Level, all_ok, result_json
+from helper.doctor.result import CheckResult, Level, all_ok
 
 app = typer.Typer()
 
@@ -44,7 +45,7 @@ def doctor(
                 "ok": all_ok(report.findings),
                 "counts": counts,
                 "seconds": round(report.seconds, 2),
-                "findings": [result_json(finding) for finding in report.findings],
+                "findings": list(map(asdict, report.findings)),
             }
         )
     else:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import typer
 
 from helper.cli.options import ConfigOption, JsonOption
-from helper.cli.output import ExitCode, emit_json, fail, print_message
+from helper.cli.output import ExitCode, emit_json, print_message
 from helper.config import find_file, peek_listen_addresses
 from helper.observability.health_checks import Check, parse_checks
 from helper.server.control_client import (
@@ -56,14 +56,9 @@ def healthcheck(
             continue
         checks = parse_checks(body.decode(errors="replace"))
         if checks:
-            _report_and_exit(address, ExitCode.OK if status == 200 else ExitCode.DEGRADED, checks, json=json)
+            _report_and_exit(ExitCode.OK if status == 200 else ExitCode.DEGRADED, address, checks, json=json)
         problems.append(f"{address}: HTTP {status}, not a response of this helper")
-    if json:
-        emit_json(
-            {"status": _STATUS_BY_EXIT_CODE[ExitCode.UNREACHABLE], "asked": None, "checks": [], "problems": problems}
-        )
-        raise typer.Exit(ExitCode.UNREACHABLE)
-    fail("\n".join(problems), ExitCode.UNREACHABLE)
+    _report_and_exit(ExitCode.UNREACHABLE, problems=problems, json=json)
 
 
 def _request_readiness(address: str, timeout: float) -> tuple[int, bytes]:
@@ -76,19 +71,27 @@ def _request_readiness(address: str, timeout: float) -> tuple[int, bytes]:
     return request_tcp(parts.hostname, parts.port or 80, parts.path.rstrip("/") + _READY_TARGET, timeout=timeout)
 
 
-def _report_and_exit(address: str, code: ExitCode, checks: Sequence[Check], *, json: bool) -> NoReturn:
+def _report_and_exit(
+    code: ExitCode,
+    address: str | None = None,
+    checks: Sequence[Check] = (),
+    problems: Sequence[str] = (),
+    *,
+    json: bool,
+) -> NoReturn:
     if json:
         emit_json(
             {
                 "status": _STATUS_BY_EXIT_CODE[code],
                 "asked": address,
-                "checks": [asdict(check) for check in checks],
-                "problems": [],
+                "checks": list(map(asdict, checks)),
+                "problems": problems,
             }
         )
-    for check in checks:
-        if check.problem is not None and not json:
-            print_message(f"{check.name}: {check.problem}")
+    else:
+        failed = [f"{check.name}: {check.problem}" for check in checks if check.problem is not None]
+        for line in (*failed, *problems):
+            print_message(line)
     raise typer.Exit(code)
 
 

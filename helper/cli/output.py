@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any, Final, NoReturn
@@ -31,6 +31,14 @@ class ExitCode(IntEnum):
     NOT_AUTHORISED = 4
     NOT_FOUND = 5
     UNREACHABLE = 6
+
+
+def emit(result: dict[str, Any], print_text: Callable[[dict[str, Any]], None], *, json: bool) -> None:
+    """Write the result of a command, as JSON or as text."""
+    if json:
+        emit_json(result)
+    else:
+        print_text(result)
 
 
 def emit_json(value: Any) -> None:
@@ -111,6 +119,11 @@ def _format_records(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> It
             yield ""
         for name, value in zip(columns, row, strict=True):
             yield f"{name}: {value}"
+
+
+def emit_fields(fields: Mapping[str, Any]) -> None:
+    """Print fields as a table of names and values."""
+    emit_table(("field", "value"), [(name.replace("_", " "), value) for name, value in fields.items()])
 
 
 def format_one_line(value: object) -> str:

@@ -25,8 +25,18 @@ PassphraseOption = Annotated[
 ]
 
 
-def read_passphrase(file: Path | None, *, new: bool) -> str:
-    """Read the passphrase from the file, the environment or a prompt. Prompts twice for a new one."""
+def read_new_passphrase(file: Path | None) -> str:
+    """Read a passphrase to encrypt with, prompting twice. Ends the command if it is too short."""
+    from helper.store.backup import MIN_PASSPHRASE_CHARS  # noqa: PLC0415 - loads native code
+
+    passphrase = read_passphrase(file, confirm=True)
+    if len(passphrase) < MIN_PASSPHRASE_CHARS:
+        fail(f"the passphrase is shorter than {MIN_PASSPHRASE_CHARS} characters", ExitCode.USAGE)
+    return passphrase
+
+
+def read_passphrase(file: Path | None, *, confirm: bool = False) -> str:
+    """Read the passphrase from the file, the environment or a prompt, which can ask for it twice."""
     if file is not None:
         with map_file_errors_to_exit_codes():
             return next(iter(file.read_text("utf-8").splitlines()), "")
@@ -35,7 +45,7 @@ def read_passphrase(file: Path | None, *, new: bool) -> str:
         return from_env
     if not sys.stdin.isatty():
         fail(f"no passphrase: give --passphrase-file or ${ENV_BACKUP_PASSPHRASE}", ExitCode.USAGE)
-    entered: str = typer.prompt("Passphrase", hide_input=True, confirmation_prompt=new, err=True)
+    entered: str = typer.prompt("Passphrase", hide_input=True, confirmation_prompt=confirm, err=True)
     return entered
 
 

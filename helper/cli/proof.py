@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import anyio
 import typer
 
-from helper.cli.arguments import resolve_round
+from helper.cli.filters import resolve_round
 from helper.cli.operator_api import OperatorApi
 from helper.cli.options import ConfigOption, DbOption, JsonOption
-from helper.cli.output import emit_json, emit_table, fail, map_errors_to_exit_codes, print_message
+from helper.cli.output import emit, emit_fields, fail, map_errors_to_exit_codes, print_message
 from helper.cli.passphrase import map_file_errors_to_exit_codes
 from helper.errors import BucketError, ConfigError, HelperError, NotFound, ProofBundleError
 from helper.runtime.privileges import acting_as_owner
@@ -101,9 +101,8 @@ def export(
         except FileExistsError:
             if real.read_bytes() != bundle:
                 fail(f"{path} already exists with other content")
-    _print_result(
-        {"output": str(path), "bytes": len(bundle), "source": source.value, **_bundle_fields(proof_bundle)}, json=json
-    )
+    result = {"output": str(path), "bytes": len(bundle), "source": source.value, **_bundle_fields(proof_bundle)}
+    emit(result, emit_fields, json=json)
 
 
 @app.command()
@@ -139,7 +138,7 @@ def verify(
             result["online"] = True
     except ProofBundleError as error:
         result |= {"ok": False, "reason": str(error)}
-    _print_result(result, json=json)
+    emit(result, emit_fields, json=json)
     if not result["ok"]:
         fail(f"rejected: {result['reason']}")
 
@@ -201,15 +200,15 @@ async def _search_archive(config: Path | None, search: Search) -> ProofBundle | 
             if required:
                 raise ConfigError("[archive] place is not set")
             return None
-        match = await find_bundle(bucket, CIRCUITS, search.nullifier, search.round_ids)
-        if match is not None:
-            verify_bundle(match[1], verify)
+        bundle = await find_bundle(bucket, CIRCUITS, search.nullifier, search.round_ids)
+        if bundle is not None:
+            verify_bundle(bundle, verify)
+        return bundle
     except (BucketError, ProofBundleError) as error:
         if required:
             raise
         print_message(f"archive not usable: {error}")
         return None
-    return None if match is None else match[1]
 
 
 async def _search_chain(config: Path | None, search: Search) -> ProofBundle:
@@ -275,10 +274,3 @@ def _bundle_fields(proof_bundle: ProofBundle) -> dict[str, Any]:
         "circuit": proof_bundle.circuit.name,
         "fingerprint": proof_bundle.circuit.fingerprint,
     }
-
-
-def _print_result(result: dict[str, Any], *, json: bool) -> None:
-    if json:
-        emit_json(result)
-    else:
-        emit_table(("field", "value"), [(name.replace("_", " "), value) for name, value in result.items()])

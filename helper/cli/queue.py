@@ -6,21 +6,24 @@ from typing import Annotated
 
 import typer
 
-from helper.cli import queue_actions, queue_output, queue_transfer
-from helper.cli.arguments import build_filter_query
-from helper.cli.operator_api import OperatorApi
-from helper.cli.options import (
-    ConfigOption,
-    DbOption,
+from helper.cli import queue_output
+from helper.cli.confirm import DryRunOption, YesOption, confirm_or_exit, require_confirmation
+from helper.cli.filters import (
     DueBeforeOption,
-    JsonOption,
+    RefsArgument,
     RoundOption,
     StageOption,
     StateOption,
+    build_filter_query,
+    resolve_round,
 )
-from helper.cli.output import emit_json, map_errors_to_exit_codes
+from helper.cli.operator_api import OperatorApi
+from helper.cli.options import ConfigOption, DbOption, JsonOption
+from helper.cli.output import ExitCode, emit, map_errors_to_exit_codes
+from helper.cli.queue_transfer import export, import_
 from helper.cli.queue_watch import watch
-from helper.clock import SystemClock
+from helper.runtime.hardening import harden_process
+from helper.server import views
 
 app = typer.Typer(help="Inspect and manage queued shares.")
 
@@ -40,12 +43,9 @@ def list_shares(
     """List shares in order of due time. With --state failed, show failure reasons first."""
     api = OperatorApi.of(config, db)
     with map_errors_to_exit_codes():
-        query = build_filter_query(api, round_id, state, due_before, stage, now=SystemClock().now())
+        query = build_filter_query(api, round_id, state, due_before, stage)
         response = api.get("/queue", {**query, "limit": limit})
-    if json:
-        emit_json(response)
-    else:
-        queue_output.print_list(response)
+    emit(response, queue_output.print_list, json=json)
 
 
 @app.command()
@@ -60,10 +60,7 @@ def show(
         raise typer.BadParameter("a share's name consists of hex characters", param_hint="REF")
     with map_errors_to_exit_codes():
         response = OperatorApi.of(config, db).get(f"/queue/{ref.lower()}")
-    if json:
-        emit_json(response)
-    else:
-        queue_output.print_story(response)
+    emit(response, queue_output.print_story, json=json)
 
 
 @app.command()
@@ -71,15 +68,89 @@ def stats(config: ConfigOption = None, db: DbOption = None, json: JsonOption = F
     """Show shares by round and state, failures, and the state of the helper if it runs."""
     with map_errors_to_exit_codes():
         response = OperatorApi.of(config, db).get("/stats")
-    if json:
-        emit_json(response)
-    else:
-        queue_output.print_stats(response)
+    emit(response, queue_output.print_stats, json=json)
 
 
 app.command()(watch)
-app.command()(queue_actions.retry)
-app.command()(queue_transfer.export)
-app.command("import")(queue_transfer.import_)
-app.command()(queue_actions.purge)
-app.command()(queue_actions.audit)
+
+
+@app.command()
+def retry(
+    *,
+    shares: RefsArgument = None,
+    round_id: RoundOption = "",
+    state: StateOption = "",
+    due_before: DueBeforeOption = "",
+    stage: StageOption = "",
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    config: ConfigOption = None,
+    db: DbOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Retry failed shares, all or selected, at their due times with a full attempt budget.
+
+    Shares of closed rounds are not changed. Uses the running helper, or the database if none runs.
+    """
+    require_confirmation(yes=yes, dry_run=dry_run)
+    api, refs = OperatorApi.of(config, db), shares or []
+    with map_errors_to_exit_codes():
+        filter_query = build_filter_query(api, round_id, state, due_before, stage)
+        request = {**filter_query, "refs": refs}
+        if not yes and not dry_run:
+            number = api.post("/queue/retry", {**request, "dry_run": True})["retried"]
+            if number:
+                confirm_or_exit(f"Retry {number} failed shares?", yes=yes)
+        response = api.post("/queue/retry", {**request, "dry_run": dry_run})
+    emit(response, queue_output.print_retried, json=json)
+    if response["closed"] and not response["retried"]:
+        raise typer.Exit(ExitCode.FAILURE)
+
+
+app.command()(export)
+app.command("import")(import_)
+
+
+@app.command()
+def purge(
+    *,
+    round_id: Annotated[
+        str, typer.Option("--round", help="Round (hex, or a prefix of at least 6 characters).", show_default=False)
+    ],
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    config: ConfigOption = None,
+    db: DbOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Delete all data of a closed round before the retention period ends.
+
+    Only for a round that the chain has closed. Uses the running helper, or the database if none runs; then the helper
+    must have found the round closed before it stopped.
+    """
+    require_confirmation(yes=yes, dry_run=dry_run)
+    api = OperatorApi.of(config, db)
+    with map_errors_to_exit_codes():
+        round_id = resolve_round(api, round_id)
+        path = f"/rounds/{views.parse_round(round_id).hex()}/purge"
+    harden_process()
+
+    with map_errors_to_exit_codes():
+        if not yes and not dry_run:
+            queue_output.print_purged(api.post(path, {"dry_run": True}))
+            confirm_or_exit("Delete all data of this round?", yes=yes)
+        response = api.post(path, {"dry_run": dry_run})
+    emit(response, queue_output.print_purged, json=json)
+
+
+@app.command()
+def audit(
+    limit: Annotated[str, typer.Option(help="Maximum number of rows.")] = "50",
+    config: ConfigOption = None,
+    db: DbOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show the audit log of operator actions, latest first: user, time, action, result."""
+    with map_errors_to_exit_codes():
+        response = OperatorApi.of(config, db).get("/actions", {"limit": limit})
+    emit(response, queue_output.print_audit, json=json)

@@ -181,6 +181,8 @@ def print_audit(response: Mapping[str, Any]) -> None:
             for action in response["actions"]
         ],
     )
+    if not response["actions"]:
+        print_message("no actions yet")
 
 
 def _format_pairs(values: Mapping[str, Any]) -> str:

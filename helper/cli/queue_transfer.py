@@ -11,21 +11,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from helper.cli import queue_output
-from helper.cli.arguments import build_filter_query
 from helper.cli.confirm import DryRunOption, YesOption, confirm_or_exit, require_confirmation
-from helper.cli.operator_api import OperatorApi
-from helper.cli.options import (
-    ConfigOption,
-    DbOption,
+from helper.cli.filters import (
     DueBeforeOption,
-    JsonOption,
+    RefsArgument,
     RoundOption,
     StageOption,
     StateOption,
+    build_filter_query,
 )
-from helper.cli.output import ExitCode, emit_json, fail, map_errors_to_exit_codes, print_message
-from helper.cli.passphrase import PassphraseOption, map_file_errors_to_exit_codes, read_passphrase
-from helper.cli.queue_actions import RefsArgument
+from helper.cli.operator_api import OperatorApi
+from helper.cli.options import ConfigOption, DbOption, JsonOption
+from helper.cli.output import ExitCode, emit, fail, map_errors_to_exit_codes, print_message
+from helper.cli.passphrase import (
+    PassphraseOption,
+    map_file_errors_to_exit_codes,
+    read_new_passphrase,
+    read_passphrase,
+)
 from helper.cli.settings import database_file
 from helper.clock import SystemClock
 from helper.runtime.hardening import harden_process
@@ -60,12 +63,12 @@ def export(
     """
     if move:
         require_confirmation(yes=yes, dry_run=dry_run)
-    database_file(config, db)  # ends the command if the queue is in a shared database, which cannot be exported
+    database_file(config, db, must_exist=False)  # ends the command for a shared database, which cannot be exported
     api, refs = OperatorApi.of(config, db), [ref.lower() for ref in shares or []]
     harden_process()
     with map_errors_to_exit_codes(), map_file_errors_to_exit_codes():
         api.require_database()
-        filter_query = build_filter_query(api, round_id, state, due_before, stage, now=SystemClock().now())
+        filter_query = build_filter_query(api, round_id, state, due_before, stage)
         selection = _select(api.database, filter_query, refs)
     number = len(selection.shares)
     skipped = {why: selection.skipped[why] for why in ("damaged", "closed", "moved")}
@@ -75,14 +78,11 @@ def export(
     if not dry_run:
         if move:
             confirm_or_exit(f"Move {number} shares, so that this machine stops processing them?", yes=yes)
-        sealed = _encrypt_selection(selection, read_passphrase(passphrase_file, new=True))
+        sealed = _encrypt_selection(selection, read_new_passphrase(passphrase_file))
         body = {**filter_query, "named": len(refs), "shares": number, **(_marks(selection) if move else {})}
         with map_errors_to_exit_codes(), map_file_errors_to_exit_codes():
             result |= {"bytes": len(sealed), **_write_and_record(api, output, sealed, body, move=move)}
-    if json:
-        emit_json(result)
-    else:
-        queue_output.print_exported(result)
+    emit(result, queue_output.print_exported, json=json)
 
 
 def _select(database: Path, options: Mapping[str, str], refs: list[str]) -> ExportSelection:
@@ -101,10 +101,8 @@ def _select(database: Path, options: Mapping[str, str], refs: list[str]) -> Expo
 
 def _encrypt_selection(selection: ExportSelection, passphrase: str) -> bytes:
     from helper.operations.export_format import ExportHeader, encode_header, encode_share_line  # noqa: PLC0415
-    from helper.store.backup import MIN_PASSPHRASE_CHARS, encrypt_backup  # noqa: PLC0415
+    from helper.store.backup import encrypt_backup  # noqa: PLC0415
 
-    if len(passphrase) < MIN_PASSPHRASE_CHARS:
-        fail(f"the passphrase is shorter than {MIN_PASSPHRASE_CHARS} characters", ExitCode.USAGE)
     # key derivation takes a second of CPU; a running helper has priority
     os.nice(10)
     made_at = int(SystemClock().now())
@@ -168,20 +166,15 @@ def import_(
     harden_process()
     lines = _decrypt_export(file, passphrase_file)
 
-    def perform(*, dry: bool) -> dict[str, Any]:
-        return api.post("/queue/import", (line + b"\n" for line in lines), {"dry_run": "1"} if dry else {})
+    def perform(*, preview: bool) -> dict[str, Any]:
+        return api.post("/queue/import", (line + b"\n" for line in lines), {"dry_run": "1"} if preview else {})
 
     with map_errors_to_exit_codes():
-        response = perform(dry=True) if dry_run or not yes else {}
-        if not dry_run:
-            if not yes:
-                queue_output.print_imported(response)
+        if not yes and not dry_run:
+            queue_output.print_imported(perform(preview=True))
             confirm_or_exit("Import these shares?", yes=yes)
-            response = perform(dry=False)
-    if json:
-        emit_json(response)
-    else:
-        queue_output.print_imported(response)
+        response = perform(preview=dry_run)
+    emit(response, queue_output.print_imported, json=json)
     if response["left"]:
         raise typer.Exit(ExitCode.DEGRADED)
 
@@ -195,4 +188,4 @@ def _decrypt_export(file: Path, passphrase_file: Path | None) -> list[bytes]:
         require_backup_header(sealed, str(file))
         if not needs_passphrase(sealed):
             fail(f"{file} is not an export of a queue: it is not encrypted with a passphrase")
-        return decrypt_backup(sealed, passphrase=read_passphrase(passphrase_file, new=False)).splitlines()
+        return decrypt_backup(sealed, passphrase=read_passphrase(passphrase_file)).splitlines()

@@ -1,10 +1,17 @@
-"""`svote-helper queue watch`: live view of the queue, as a screen, lines or JSON."""
+"""`svote-helper queue watch`: live view of the queue, as a screen, lines or JSON.
+
+Follows the stream of queue states from the daemon, and reconnects whenever it is interrupted.
+"""
 
 from __future__ import annotations
 
+import json as jsonlib
 import os
 import sys
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -12,12 +19,18 @@ import typer
 from helper.cli.operator_api import OperatorApi
 from helper.cli.options import ConfigOption, DbOption
 from helper.cli.output import ExitCode, encode_json_line, fail, format_one_line, print_message
-from helper.cli.status_stream import StateEvent, StreamLost, drop_time, stream_states
+from helper.server.control_client import DaemonNotRunningError, DaemonUnresponsiveError, stream_control_socket
 
 JsonLinesOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object per line for each change (NDJSON).")
 ]
 
+SILENCE_TIMEOUT_SECONDS: Final = 10.0
+"""Seconds without data after which the daemon is unreachable; it sends a state each second."""
+RECONNECT_PAUSE_SECONDS: Final = 1.0
+"""Seconds between two connection attempts."""
+
+_DATA_PREFIX: Final = b"data: "
 _DUMB_TERMINALS: Final = frozenset({"", "dumb", "unknown"})
 
 
@@ -42,23 +55,69 @@ def watch(config: ConfigOption = None, db: DbOption = None, json: JsonLinesOptio
         raise typer.Exit(ExitCode.OK) from None
 
 
+# ---------------------------------------------------------------- the stream
+
+
+@dataclass(frozen=True, slots=True)
+class StateEvent:
+    """A queue state: `helper.observability.queue_overview` as JSON."""
+
+    state: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLost:
+    """The stream is interrupted, and why."""
+
+    reason: str
+
+
+def stream_states(socket: Path) -> Iterator[StateEvent | StreamLost]:
+    """Yield the daemon's states without end. Reconnects whenever the stream is interrupted.
+
+    Raises:
+        PermissionError: this user may not use the socket.
+    """
+    while True:
+        try:
+            yield from map(
+                StateEvent, _parse_states(stream_control_socket(socket, "/events", timeout=SILENCE_TIMEOUT_SECONDS))
+            )
+            yield StreamLost("the helper ended the stream")
+        except (DaemonNotRunningError, DaemonUnresponsiveError) as error:
+            yield StreamLost(str(error))
+        time.sleep(RECONNECT_PAUSE_SECONDS)
+
+
+def _parse_states(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
+    """Parse states from server-sent events, each on one line."""
+    for line in lines:
+        if line.startswith(_DATA_PREFIX):
+            state = jsonlib.loads(line[len(_DATA_PREFIX) :])
+            if isinstance(state, dict):
+                yield state
+
+
 def _filter_changes(stream: Iterator[StateEvent | StreamLost]) -> Iterator[StateEvent | StreamLost]:
     """Yield events that differ from the previous one."""
     previous: object = None
     for event in stream:
-        current: object = drop_time(event.state) if isinstance(event, StateEvent) else event
+        # each state has another time
+        current: object = {**event.state, "at": None} if isinstance(event, StateEvent) else event
         if current != previous:
             previous = current
             yield event
 
 
+# ---------------------------------------------------------------- output
+
+
 def _print_json_lines(stream: Iterator[StateEvent | StreamLost]) -> None:
     for event in _filter_changes(stream):
-        record: dict[str, Any] = (
-            {"event": "gone", "reason": event.reason} if isinstance(event, StreamLost) else {"event": "state"}
-        )
-        if isinstance(event, StateEvent):
-            record["state"] = event.state
+        if isinstance(event, StreamLost):
+            record: dict[str, Any] = {"event": "gone", "reason": event.reason}
+        else:
+            record = {"event": "state", "state": event.state}
         sys.stdout.write(encode_json_line(record))
         sys.stdout.flush()
 

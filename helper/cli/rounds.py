@@ -9,7 +9,7 @@ import typer
 
 from helper.cli.operator_api import OperatorApi
 from helper.cli.options import ConfigOption, DbOption, JsonOption
-from helper.cli.output import emit_json, emit_table, map_errors_to_exit_codes, print_message
+from helper.cli.output import emit, emit_table, map_errors_to_exit_codes, print_message
 from helper.core.time_text import format_duration, format_time
 
 app = typer.Typer()
@@ -23,9 +23,10 @@ def rounds(config: ConfigOption = None, db: DbOption = None, json: JsonOption = 
     """List known rounds: status, end, time left, shares by state, tree size."""
     with map_errors_to_exit_codes():
         response = OperatorApi.of(config, db).get("/rounds")
-    if json:
-        emit_json(response)
-        return
+    emit(response, _print_rounds, json=json)
+
+
+def _print_rounds(response: Mapping[str, Any]) -> None:
     columns = ("round", "status", "ends", "ends (UTC)", "left", *_STATES, "tree")
     emit_table(columns, [_format_row(row) for row in response["rounds"]])
     print_message(f"{len(response['rounds'])} rounds, from the {response['source']}")

@@ -40,7 +40,7 @@ def serve(
         "helper.db_path": None if db is None else str(db),
         "helper.role": role,
     }
-    settings = read_settings(config, {key: value for key, value in flags.items() if value is not None}).config
+    settings = read_settings(config, flags).config
     other_services = (not settings.admin.disable, settings.ui.enable, settings.gateway.enable)
     if settings.helper.disable and not any(other_services):
         print_message("the helper is disabled ([helper] disable = true), and no other service is enabled")

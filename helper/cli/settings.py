@@ -15,14 +15,16 @@ SHARED_ADVICE: Final = (
 )
 
 
-def database_file(config: Path | None, db: Path | None) -> Path:
+def database_file(config: Path | None, db: Path | None, *, must_exist: bool = True) -> Path:
     """Return the queue's database file, from the flag or the settings.
 
-    Ends the command if the settings name a shared database and no flag names a file.
+    Ends the command if the file does not exist, or if the settings name a shared database and no flag names a file.
     """
     settings = read_settings(config, {"helper.db_path": str(db) if db else None}).config
     if settings.store.url and db is None:
         fail(f"the queue is in a shared database ([store] url): {SHARED_ADVICE}", ExitCode.USAGE)
+    if must_exist and not settings.db_path.exists():
+        fail(f"database {settings.db_path} does not exist", ExitCode.NOT_FOUND)
     return settings.db_path
 
 

@@ -9,7 +9,7 @@ import anyio
 import typer
 
 from helper.cli.options import ConfigOption, JsonOption
-from helper.cli.output import ExitCode, emit_json, emit_table, fail, map_errors_to_exit_codes
+from helper.cli.output import ExitCode, emit, emit_fields, fail, map_errors_to_exit_codes
 from helper.server.views import parse_hex32
 
 if TYPE_CHECKING:
@@ -37,14 +37,12 @@ def lookup(
         transaction = anyio.run(_look_up, config, parse_hex32("HASH", tx_hash))
     if transaction is None:
         fail("no node has this transaction in a block", ExitCode.NOT_FOUND)
-    if json:
-        emit_json(transaction)
-        return
-    fields = {
-        **{name: value for name, value in transaction.items() if name != "reveal"},
-        **(transaction["reveal"] or {}),
-    }
-    emit_table(("field", "value"), [(name.replace("_", " "), value) for name, value in fields.items()])
+    emit(transaction, _print_transaction, json=json)
+
+
+def _print_transaction(transaction: dict[str, Any]) -> None:
+    fields = {name: value for name, value in transaction.items() if name != "reveal"}
+    emit_fields({**fields, **(transaction["reveal"] or {})})
 
 
 async def _look_up(config: Path | None, tx_hash: bytes) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -78,7 +78,7 @@ def _header_lines(state: Mapping[str, Any], width: int, *, stale: bool) -> Itera
     if not state["ready"] and not paused:
         status, style = "starting", "bold yellow"
     when = format_time(int(state["at"]))
-    height = _or_dash(state["height"])
+    height = format_one_line(state["height"])
     rest = (
         f"  height {height}  circuit {state['circuit']}  {when} UTC"
         if width >= MIN_WIDE_COLUMNS
@@ -275,16 +275,7 @@ def pipe_cells(state: Mapping[str, Any]) -> tuple[object, ...]:
     return (format_time(int(state["at"])), status, *sums, state["provers"]["busy"], usable, state["paused"])
 
 
-def to_plain_text(lines: Iterable[Text]) -> str:
-    """Return the text of lines, without style."""
-    return "\n".join(line.plain for line in lines)
-
-
 def _milliseconds(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.0f} ms" if value < 10_000 else f"{value / 1000:.0f} s"
-
-
-def _or_dash(value: object) -> object:
-    return "-" if value is None else value

@@ -58,20 +58,22 @@ class SettingsError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Source of a value: its kind, and the file with its line, the variable or the flag."""
+    """Source of a value.
+
+    Attributes:
+        kind: kind of the source.
+        source: the file, the environment variable or the flag.
+        line: line number in the file, from 1; None for other sources.
+    """
 
     kind: Literal["default", "file", "env", "flag"]
-    detail: str = ""
+    source: str
+    line: int | None = None
 
     def __str__(self) -> str:
         """Format as `default`, `helper.toml:3`, `env SVOTE_HELPER_HELPER_PORT` or `flag helper.port`."""
-        return (
-            self.kind
-            if self.kind == "default"
-            else self.detail
-            if self.kind == "file"
-            else f"{self.kind} {self.detail}"
-        )
+        place = self.source if self.line is None else f"{self.source}:{self.line}"
+        return f"env {place}" if self.kind == "env" else place
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,6 @@ class _SettingsReader:
     def __init__(self) -> None:
         self.values: dict[Key, Any] = {}
         self.origins: dict[Key, Origin] = {}
-        self.locations: dict[Key, tuple[str, int | None]] = {}
         self.problems: list[Problem] = []
 
     def add_file(self, path: Path) -> None:
@@ -179,7 +180,7 @@ class _SettingsReader:
                         Problem(source, line, f"{section}.{key}", "unknown key", _suggest_key(section, key))
                     )
                     continue
-                self._set_value((section, key), value, Origin("file", f"{source}:{line}"), (source, line))
+                self._set_value((section, key), value, Origin("file", source, line))
 
     def add_environment(self, env: Mapping[str, str]) -> None:
         """Add environment variables. An unknown one is a problem, because it would have no effect."""
@@ -192,7 +193,10 @@ class _SettingsReader:
                 nearest = difflib.get_close_matches(name, known, n=1)
                 self.problems.append(Problem(name, None, name, "unknown variable", nearest[0] if nearest else None))
                 continue
-            self._add_text(key, env[name], Origin("env", name), name)
+            try:
+                self._set_value(key, parse_value(*key, env[name]), Origin("env", name))
+            except ValueError as error:
+                self.problems.append(Problem(name, None, ".".join(key), str(error)))
 
     def add_flags(self, flags: Mapping[str, Any]) -> None:
         """Add values from the command line."""
@@ -202,7 +206,7 @@ class _SettingsReader:
             section, _, key = dotted.partition(".")
             if key not in SECTIONS.get(section, {}):
                 raise KeyError(f"unknown setting {dotted}")
-            self._set_value((section, key), value, Origin("flag", dotted), (f"flag {dotted}", None))
+            self._set_value((section, key), value, Origin("flag", f"flag {dotted}"))
 
     def add_secrets(self, env: Mapping[str, str]) -> None:
         """Add secrets from files: those named in the settings, then systemd credentials."""
@@ -220,37 +224,28 @@ class _SettingsReader:
 
     def _add_secret(self, key: Key, file: Path, reported_as: Key) -> None:
         """Set `key` to the first line of a file; problems are reported for the setting `reported_as`."""
-        self.locations.setdefault(reported_as, (str(file), None))
+        origin = Origin("file", str(file))
         try:
             lines = file.read_text("utf-8").splitlines()
         except UnicodeDecodeError:
-            self._add_problem(reported_as, f"{file} is not UTF-8")
-            return
+            problem = f"{file} is not UTF-8"
         except OSError as error:
-            self._add_problem(reported_as, f"{file} cannot be read: {error.strerror}")
-            return
-        if not lines or not lines[0]:
-            self._add_problem(reported_as, f"{file}: the first line is empty, it must be the {key[1]}")
-            return
-        self._set_value(key, lines[0], Origin("file", str(file)), (str(file), None))
+            problem = f"{file} cannot be read: {error.strerror}"
+        else:
+            if lines and lines[0]:
+                self._set_value(key, lines[0], origin)
+                return
+            problem = f"{file}: the first line is empty, it must be the {key[1]}"
+        self._add_problem(reported_as, problem, self.origins.get(reported_as, origin))
 
-    def _add_problem(self, key: Key, message: str) -> None:
-        """Add a problem of a setting."""
-        source, line = self.locations[key]
-        self.problems.append(Problem(source, line, ".".join(key), message))
+    def _add_problem(self, key: Key, message: str, origin: Origin | None = None) -> None:
+        """Add a problem of a setting, by default at the origin of its value."""
+        place = self.origins[key] if origin is None else origin
+        self.problems.append(Problem(place.source, place.line, ".".join(key), message))
 
-    def _add_text(self, key: Key, text: str, origin: Origin, source: str) -> None:
-        try:
-            value = parse_value(*key, text)
-        except ValueError as error:
-            self.problems.append(Problem(source, None, ".".join(key), str(error)))
-            return
-        self._set_value(key, value, origin, (source, None))
-
-    def _set_value(self, key: Key, value: Any, origin: Origin, place: tuple[str, int | None]) -> None:
+    def _set_value(self, key: Key, value: Any, origin: Origin) -> None:
         self.values[key] = value
         self.origins[key] = origin
-        self.locations[key] = place
 
     def build_config(self) -> Config:
         """Validate all values and return the settings.
@@ -264,10 +259,7 @@ class _SettingsReader:
         except ValidationError as error:
             for details in error.errors(include_url=False):
                 section, key = str(details["loc"][0]), str(details["loc"][1])
-                source, line = self.locations[section, key]
-                self.problems.append(
-                    Problem(source, line, f"{section}.{key}", describe_validation_error(section, key, details))
-                )
+                self._add_problem((section, key), describe_validation_error(section, key, details))
         if config is not None:
             for section, key, message in find_contradictions(config):
                 self._add_problem((section, key), message)
@@ -294,7 +286,7 @@ class _SettingsReader:
 
     def all_origins(self) -> dict[str, Origin]:
         """Return the origin of every setting by `section.key`, including defaults."""
-        default = Origin("default")
+        default = Origin("default", "default")
         return {
             f"{section}.{key}": self.origins.get((section, key), default)
             for section in SECTIONS

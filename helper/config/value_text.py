@@ -13,7 +13,7 @@ from helper.config.model import Config
 from helper.config.sections import Section
 
 REDACTED: Final = "(set, not shown)"
-_SECRET_SETTINGS: Final = frozenset(
+SECRET_SETTINGS: Final = frozenset(
     {("helper", "api_token"), ("operator", "token"), ("helper", "sentry_dsn"), ("store", "url")}
 )
 _TRUE_TEXTS: Final = frozenset({"true", "1", "yes", "on"})
@@ -102,7 +102,7 @@ def describe_validation_error(section: str, key: str, details: Mapping[str, Any]
 
 def to_display_value(section: str, key: str, value: Any) -> Any:
     """Return a value for display: secrets and credentials in addresses redacted, tuples as lists."""
-    if (section, key) in _SECRET_SETTINGS:
+    if (section, key) in SECRET_SETTINGS:
         return REDACTED if value else value
     if isinstance(value, tuple):
         return [to_display_value(section, key, part) for part in value]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from ipaddress import ip_network
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -10,6 +11,11 @@ from pydantic import AfterValidator, Field
 
 from helper.core.addresses import is_loopback
 from helper.object_store.bucket import BucketLocation
+
+
+def _or_blank(validate: Callable[[str], str]) -> Callable[[str], str]:
+    """Make a validator that also accepts an empty value."""
+    return lambda value: validate(value) if value else value
 
 
 def _validate_url(value: str) -> str:
@@ -24,14 +30,6 @@ def _validate_url(value: str) -> str:
     if parts.query or parts.fragment:
         raise ValueError("must be an address without a query")
     return value.rstrip("/")
-
-
-def _validate_url_or_blank(value: str) -> str:
-    return value if value == "" else _validate_url(value)
-
-
-def _validate_url_with_query_or_blank(value: str) -> str:
-    return value if value == "" else _validate_url_with_query(value)
 
 
 def _validate_url_with_query(value: str) -> str:
@@ -64,7 +62,7 @@ def _validate_nonblank(value: str) -> str:
 
 def _validate_database_url(value: str) -> str:
     """Validate the scheme of a PostgreSQL address; the store parses the rest."""
-    if value and not value.startswith(("postgresql://", "postgres://")):
+    if not value.startswith(("postgresql://", "postgres://")):
         raise ValueError("must be empty or an address such as postgresql://user@host/database")
     return value
 
@@ -85,20 +83,15 @@ def _validate_host_name(value: str) -> str:
 
 def _validate_store_url(value: str) -> str:
     """Validate the address of an object store. Requests carry credentials, so TLS is required unless it is local."""
-    if value == "":
-        return value
-    parts = urlsplit(_validate_url(value))
-    if parts.scheme != "https" and not _is_local(parts.hostname or ""):
+    url = _validate_url(value)
+    parts = urlsplit(url)
+    if parts.scheme != "https" and parts.hostname != "localhost" and not is_loopback(parts.hostname or ""):
         raise ValueError("must be https, or on this machine (127.0.0.1, ::1, localhost)")
-    return value.rstrip("/")
+    return url
 
 
-def _is_local(host: str) -> bool:
-    return host == "localhost" or is_loopback(host)
-
-
-def _validate_location_or_blank(value: str) -> str:
-    return value if value == "" else str(BucketLocation.parse(value))
+def _validate_location(value: str) -> str:
+    return str(BucketLocation.parse(value))
 
 
 def _validate_lease_storage(value: str) -> str:
@@ -113,20 +106,20 @@ def _validate_lease_storage(value: str) -> str:
     return str(location)
 
 
-Url = Annotated[str, Field(strict=True), AfterValidator(_validate_url)]
-SchemaName = Annotated[str, Field(strict=True), AfterValidator(_validate_schema)]
-HostName = Annotated[str, Field(strict=True), AfterValidator(_validate_host_name)]
-DatabaseUrl = Annotated[str, Field(strict=True), AfterValidator(_validate_database_url)]
-BlankUrl = Annotated[str, Field(strict=True), AfterValidator(_validate_url_or_blank)]
-OptionalUrl = Annotated[str, Field(strict=True), AfterValidator(_validate_url_with_query_or_blank)]
-StoreUrl = Annotated[str, Field(strict=True), AfterValidator(_validate_store_url)]
-BucketUrl = Annotated[str, Field(strict=True), AfterValidator(_validate_location_or_blank)]
-LeaseStorage = Annotated[str, Field(strict=True), AfterValidator(_validate_lease_storage)]
-NetworkText = Annotated[str, Field(strict=True), AfterValidator(_validate_network)]
-Token = Annotated[str, Field(strict=True), AfterValidator(_validate_header_token)]
 Text = Annotated[str, Field(strict=True)]
-FilePath = Annotated[str, Field(strict=True), AfterValidator(_validate_nonblank)]
-Host = Annotated[str, Field(strict=True), AfterValidator(_validate_nonblank)]
+Url = Annotated[Text, AfterValidator(_validate_url)]
+BlankUrl = Annotated[Text, AfterValidator(_or_blank(_validate_url))]
+OptionalUrl = Annotated[Text, AfterValidator(_or_blank(_validate_url_with_query))]
+StoreUrl = Annotated[Text, AfterValidator(_or_blank(_validate_store_url))]
+DatabaseUrl = Annotated[Text, AfterValidator(_or_blank(_validate_database_url))]
+BucketUrl = Annotated[Text, AfterValidator(_or_blank(_validate_location))]
+LeaseStorage = Annotated[Text, AfterValidator(_validate_lease_storage)]
+NetworkText = Annotated[Text, AfterValidator(_validate_network)]
+Token = Annotated[Text, AfterValidator(_validate_header_token)]
+SchemaName = Annotated[Text, AfterValidator(_validate_schema)]
+HostName = Annotated[Text, AfterValidator(_validate_host_name)]
+FilePath = Annotated[Text, AfterValidator(_validate_nonblank)]
+Host = Annotated[Text, AfterValidator(_validate_nonblank)]
 Switch = Annotated[bool, Field(strict=True)]
 Port = Annotated[int, Field(strict=True, ge=0, le=65535)]
 IntegerField = Annotated[int, Field(strict=True)]

@@ -2,13 +2,11 @@
 
 run.py       all checks concurrently, each with a time limit
 result.py    result of a check
-settings.py  settings file              daemon.py    running helper, over its control socket
-database.py  SQLite and the file        files.py     file modes
-disk.py      free space, fsync          process.py   core files, open files, memory
-chain.py     nodes, clock       circuit.py   circuit against the nodes' version
-proving.py   self-test proof            backlog.py   waiting shares against the time left
-tokens.py    token strength             page.py      files of the page against their hashes
-ports.py     listen addresses           publication.py  published chain addresses
+settings.py  settings file, tokens, published addresses
+daemon.py    running helper, over its control socket    machine.py  file modes, addresses, process limits
+database.py  SQLite and the file                        disk.py     free space, fsync
+chain.py     nodes, clock                               proving.py  self-test proof, circuit
+backlog.py   waiting shares against the time left       page.py     files of the page against their hashes
 
 No check writes to the database, sends share data to a node, or prints a secret.
 """

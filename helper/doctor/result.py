@@ -53,14 +53,3 @@ def fail(subject: str, message: str, advice: str, **facts: Any) -> CheckResult:
 def all_ok(findings: Iterable[CheckResult]) -> bool:
     """Report whether all results are ok."""
     return all(finding.level is Level.OK for finding in findings)
-
-
-def result_json(finding: CheckResult) -> dict[str, Any]:
-    """Convert a result to plain JSON values."""
-    return {
-        "subject": finding.subject,
-        "level": finding.level.value,
-        "message": finding.message,
-        "advice": finding.advice,
-        "facts": dict(finding.facts),
-    }

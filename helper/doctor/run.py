@@ -18,25 +18,12 @@ from typing import Final, TypeVar
 from helper.app.listeners import BUILT_PAGE_DIR
 from helper.clock import Clock
 from helper.config import Config
-from helper.doctor import (
-    backlog,
-    chain,
-    circuit,
-    database,
-    disk,
-    files,
-    page,
-    ports,
-    process,
-    proving,
-    publication,
-    tokens,
-)
+from helper.doctor import backlog, chain, database, disk, machine, page, proving
 from helper.doctor import daemon as daemons
+from helper.doctor import settings as configuration
 from helper.doctor.backlog import WaitingShares
 from helper.doctor.daemon import DaemonReport
 from helper.doctor.result import CheckResult, fail, ok, warn
-from helper.doctor.settings import DoctorSettings, read_settings
 from helper.observability.log_config import describe_exception
 from helper.runtime.hardening import get_process_limits, harden_process
 from helper.server.connection_limits import ConnectionLimits
@@ -81,7 +68,7 @@ async def run_doctor(
         clock: source of the time.
         skip_proof: skip the self-test proof.
     """
-    doctor = _Doctor(read_settings(config_file, env), clock, skip_proof=skip_proof)
+    doctor = _Doctor(configuration.read_settings(config_file, env), clock, skip_proof=skip_proof)
     findings = await doctor.run_all()
     return Report(tuple(findings), clock.monotonic() - doctor.started_at, doctor.has_hung_checks)
 
@@ -89,7 +76,7 @@ async def run_doctor(
 class _Doctor:
     """One run of all checks. Later checks use results of earlier ones."""
 
-    def __init__(self, settings: DoctorSettings, clock: Clock, *, skip_proof: bool) -> None:
+    def __init__(self, settings: configuration.DoctorSettings, clock: Clock, *, skip_proof: bool) -> None:
         self.settings = settings
         self.config: Config = settings.config
         self.clock = clock
@@ -105,22 +92,22 @@ class _Doctor:
         """Run all checks and return their results in display order."""
         helper = await self._run_guarded("helper", self._check_helper, _DAEMON_SECONDS)
         checks: list[tuple[str, AsyncCheck, float]] = [
-            ("sqlite", _run_inline(lambda: [database.judge_sqlite(sqlite_version())]), _FILES_SECONDS),
+            ("sqlite", self._run_in_thread(lambda: [database.judge_sqlite(sqlite_version())]), _FILES_SECONDS),
             ("database", self._check_database, _FILES_SECONDS),
             ("integrity", self._check_integrity, _FILES_SECONDS),
             ("file modes", self._run_in_thread(self._check_modes), _FILES_SECONDS),
             ("fsync", self._run_in_thread(self._check_disk), _FILES_SECONDS),
             ("nodes", self._check_nodes, _NODES_SECONDS),
             ("prover", self._check_prover, MAX_TOTAL_SECONDS),
-            ("tokens", _run_inline(self._check_tokens), _FILES_SECONDS),
+            ("tokens", self._run_in_thread(self._check_tokens), _FILES_SECONDS),
             ("process", self._run_in_thread(self._check_process), _FILES_SECONDS),
             ("address", self._run_in_thread(self._check_addresses), _FILES_SECONDS),
             ("page", self._run_in_thread(self._check_page), _FILES_SECONDS),
-            (publication.SUBJECT, _run_inline(lambda: [publication.judge_publication(self.config)]), _FILES_SECONDS),
+            ("published addresses", self._run_in_thread(self._check_publication), _FILES_SECONDS),
         ]
         results = await asyncio.gather(*(self._run_guarded(*check) for check in checks))
         for subject, check in (("circuit", self._check_circuit), ("backlog", self._check_backlog)):
-            results.append(await self._run_guarded(subject, _run_inline(check), _FILES_SECONDS))
+            results.append(await self._run_guarded(subject, self._run_in_thread(check), _FILES_SECONDS))
         return [*self.settings.findings, *helper, *(finding for part in results for finding in part)]
 
     # ---------------------------------------------------------------- execution
@@ -211,7 +198,7 @@ class _Doctor:
         secrets += [Path(path) for path in named if path]
         if self.settings.path is not None and self.settings.has_secrets:
             secrets.append(self.settings.path)
-        return files.check_modes(databases, secrets)
+        return machine.check_modes(databases, secrets)
 
     def _check_disk(self) -> list[CheckResult]:
         folder = self.config.db_path.resolve().parent
@@ -221,7 +208,7 @@ class _Doctor:
             advice = f"Create it with write access for the helper's user: `install -d -m 700 {folder}`."
             return [fail("disk space", f"cannot access {folder}: {error.strerror}", advice)]
         return disk.judge_disk(
-            folder, measured, disk.find_file_system_type(folder, process.read_text(MOUNTS_FILE) or "")
+            folder, measured, disk.find_file_system_type(folder, machine.read_text(MOUNTS_FILE) or "")
         )
 
     async def _check_nodes(self) -> list[CheckResult]:
@@ -251,7 +238,10 @@ class _Doctor:
         return [*results, proving.judge_proof(self.self_test, name, slots)]
 
     def _check_tokens(self) -> list[CheckResult]:
-        return tokens.judge_tokens(self.config.helper.api_token, self.config.operator.token)
+        return configuration.judge_tokens(self.config.helper.api_token, self.config.operator.token)
+
+    def _check_publication(self) -> list[CheckResult]:
+        return [configuration.judge_publication(self.config)]
 
     def _check_process(self) -> list[CheckResult]:
         reported = self.daemon.service.process
@@ -260,24 +250,24 @@ class _Doctor:
         facts = reported or get_process_limits()
         slots = self.config.proof_slots
         needed = ConnectionLimits().max_connections + RESERVED_FILE_DESCRIPTORS
-        available = process.parse_available_memory(process.read_text(process.MEMORY_INFO) or "")
+        available = machine.parse_available_memory(machine.read_text(machine.MEMORY_INFO) or "")
         return [
-            process.judge_cores(
+            machine.judge_cores(
                 facts,
-                process.read_text(process.CORE_PATTERN),
+                machine.read_text(machine.CORE_PATTERN),
                 process_name="the helper" if reported else "a process of this user",
             ),
-            process.judge_open_files(facts["open_files"], needed, raised=reported is not None),
-            process.judge_memory(available, slots, running=reported is not None),
+            machine.judge_open_files(facts["open_files"], needed, raised=reported is not None),
+            machine.judge_memory(available, slots, running=reported is not None),
         ]
 
     def _check_addresses(self) -> list[CheckResult]:
         config = self.config
         if self.daemon.is_running:
             return []
-        results = [ports.check_address("the wallet API", config.helper.host, config.helper.port, "[helper]")]
+        results = [machine.check_address("the wallet API", config.helper.host, config.helper.port, "[helper]")]
         if config.metrics.enable:
-            results.append(ports.check_address("metrics", config.metrics.host, config.metrics.port, "[metrics]"))
+            results.append(machine.check_address("metrics", config.metrics.host, config.metrics.port, "[metrics]"))
         return results
 
     def _check_page(self) -> list[CheckResult]:
@@ -295,7 +285,7 @@ class _Doctor:
         if not self.node_results.usable:
             return []
         versions = [node.version for node in self.node_results.usable]
-        return [circuit.judge_circuit(self.config.prover.circuit, self.daemon.service.circuit, versions)]
+        return [proving.judge_circuit(self.config.prover.circuit, self.daemon.service.circuit, versions)]
 
     def _check_backlog(self) -> list[CheckResult]:
         waiting: Sequence[WaitingShares] | None = self.daemon.waiting
@@ -315,12 +305,3 @@ class _Doctor:
         if self.self_test is not None and self.self_test.seconds is not None:
             return self.self_test.seconds
         return service.self_test_seconds
-
-
-def _run_inline(check: Callable[[], list[CheckResult]]) -> AsyncCheck:
-    """Make an asynchronous check of a non-blocking function."""
-
-    async def run_check() -> list[CheckResult]:
-        return check()
-
-    return run_check

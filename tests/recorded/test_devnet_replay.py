@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
-from devnet import recorded
 from devnet.faults import FaultRequest
 from devnet.node import Node
-from devnet.recorded import RecordedRound
 from tests.conftest import RECORDED, read_recorded_lines
+from tests.support import recorded_chain as recorded
+from tests.support.recorded_chain import RecordedRound
 
 EXCHANGES = read_recorded_lines("exchanges.jsonl")
 BLOCKS = read_recorded_lines("blocks.jsonl")
@@ -61,7 +61,7 @@ class ReplayedChain:
     """A node of the recorded chain, at a height that only increases."""
 
     def __init__(self) -> None:
-        self.round = RecordedRound(RECORDED)
+        self.round = RecordedRound()
         self.node = Node(self.round.devnet, "node0")
 
     async def request(self, service: str, method: str, path: str, request: Any) -> httpx.Response:

@@ -18,7 +18,7 @@ CONCURRENCY = 8
 
 async def find_bundle(
     bucket: Bucket, circuits: Mapping[str, CircuitInfo], nullifier: bytes, round_ids: Sequence[bytes]
-) -> tuple[bytes, ProofBundle] | None:
+) -> ProofBundle | None:
     """Return the bundle of the reveal with this nullifier, None if the archive does not contain it.
 
     Reads all index parts of a round, then one bundle by name. The operator of the object store can see which bundle is
@@ -46,7 +46,7 @@ async def find_bundle(
         stored = await bucket.get(name)
         if stored is None:
             raise ProofBundleError(f"{name} is in the archive's index but missing in the archive")
-        return stored.body, unpack_archived_bundle(stored.body, entry, circuits, round_id)
+        return _unpack_archived_bundle(stored.body, entry, circuits, round_id)
     return None
 
 
@@ -64,7 +64,7 @@ async def _find_index_entry(bucket: Bucket, round_id: bytes, nullifier: bytes) -
     return None
 
 
-def unpack_archived_bundle(
+def _unpack_archived_bundle(
     bundle: bytes, entry: IndexEntry, circuits: Mapping[str, CircuitInfo], round_id: bytes
 ) -> ProofBundle:
     """Decode an archived bundle and compare it with its index entry.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from helper.cli.arguments import build_filter_query, parse_due_before
+from helper.cli.filters import build_filter_query, parse_due_before
 from helper.cli.operator_api import OperatorApi
 from helper.cli.queue_output import print_stats
 from helper.errors import NotFound
@@ -27,7 +27,7 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def parse_round(text: str) -> str:
-    return build_filter_query(API, text, "", "", "", now=NOW)["round"]
+    return build_filter_query(API, text, "", "", "")["round"]
 
 
 def test_round_argument_accepts_unique_prefix() -> None:

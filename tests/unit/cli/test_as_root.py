@@ -35,7 +35,7 @@ def _skip_hardening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
     monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", PASSPHRASE)
-    for module in ("db", "db_migrate", "db_copy", "queue_actions", "queue_transfer"):
+    for module in ("db", "db_copy", "queue", "queue_transfer"):
         monkeypatch.setattr(f"helper.cli.{module}.harden_process", list)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pyrage
 import pytest
 
-from helper.cli import db_migrate as migrate_module
+from helper.cli import db as db_module
 from helper.store.sqlite.schema import latest_version
 from helper.store.sqlite.store import SqliteStore
 from tests.unit.cli.test_main import run_command
@@ -26,7 +26,7 @@ def _isolated_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
     monkeypatch.delenv("SVOTE_HELPER_BACKUP_PASSPHRASE", raising=False)
     # Hardening is irreversible; do not apply it to the test process.
-    monkeypatch.setattr(migrate_module, "harden_process", list)
+    monkeypatch.setattr(db_module, "harden_process", list)
 
 
 @pytest.fixture

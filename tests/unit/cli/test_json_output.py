@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from helper.chain.lookups import IncludedTx
 from helper.cli import db as db_module
-from helper.cli import db_migrate, queue_actions, queue_transfer
+from helper.cli import queue, queue_transfer
 from helper.cli.proof import SearchSource
 from helper.cli.tx import _transaction_json
 from helper.core.share import ShareState
@@ -53,12 +53,7 @@ def run_json(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
     monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", "correct horse battery")
-    for module in (
-        queue_actions,
-        queue_transfer,
-        db_module,
-        db_migrate,
-    ):  # irreversible; not in the test process
+    for module in (queue, queue_transfer, db_module):  # irreversible; not in the test process
         monkeypatch.setattr(module, "harden_process", list)
     monkeypatch.setattr(log_config, "configure", lambda *_: None)
     monkeypatch.setattr("helper.cli.chain_access.configure", lambda *_: None)

@@ -37,7 +37,7 @@ def test_permission_denied_exits_4(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
-    monkeypatch.setattr("helper.cli.queue_actions.harden_process", list)
+    monkeypatch.setattr("helper.cli.queue.harden_process", list)
     monkeypatch.setattr("helper.cli.db.harden_process", list)
     monkeypatch.setattr("os.access", deny_access)
     (name,) = (name for name in ("helper.toml", "queue.db") if name in command)

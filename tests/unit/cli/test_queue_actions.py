@@ -15,7 +15,7 @@ import pyrage
 import pytest
 from structlog.testing import capture_logs
 
-from helper.cli import queue_actions, queue_transfer
+from helper.cli import queue, queue_transfer
 from helper.cli.operator_api import OperatorApi
 from helper.core.share import ShareState
 from helper.observability import log_config
@@ -37,7 +37,7 @@ def _isolated_cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     monkeypatch.delenv("SVOTE_HELPER_CONFIG", raising=False)
     monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", PASSPHRASE)
     # Hardening is irreversible; do not apply it to the test process.
-    for module in (queue_actions, queue_transfer):
+    for module in (queue, queue_transfer):
         monkeypatch.setattr(module, "harden_process", list)
     monkeypatch.setattr(log_config, "configure", lambda *_: None)
     monkeypatch.setattr(os, "nice", lambda increment: increment)

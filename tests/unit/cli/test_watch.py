@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import ThreadingUnixStreamServer
@@ -19,9 +19,10 @@ from typing import Any
 import orjson
 import pytest
 from rich.console import Console
+from rich.text import Text
 
-from helper.cli.status_stream import StateEvent, StreamLost, stream_states
-from helper.cli.watch_screen import PIPE_COLUMNS, Screen, bar_chart, pipe_cells, to_plain_text
+from helper.cli.queue_watch import StateEvent, StreamLost, stream_states
+from helper.cli.watch_screen import PIPE_COLUMNS, Screen, bar_chart, pipe_cells
 from helper.server.control_client import (
     DaemonNotRunningError,
     DaemonUnresponsiveError,
@@ -63,6 +64,10 @@ STATE: dict[str, Any] = {
 
 def changed_state(**changes: Any) -> dict[str, Any]:
     return {**STATE, **changes}
+
+
+def to_plain_text(lines: Iterable[Text]) -> str:
+    return "\n".join(line.plain for line in lines)
 
 
 def render(state: dict[str, Any] | None, width: int = 80, gone: str | None = None) -> str:
@@ -247,7 +252,7 @@ def stop_watch(_seconds: float) -> None:
 
 def replace_sleep(monkeypatch: pytest.MonkeyPatch, sleep: Callable[[float], None]) -> None:
     """Replace the sleep between two connection attempts."""
-    monkeypatch.setattr("helper.cli.status_stream.time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr("helper.cli.queue_watch.time", SimpleNamespace(sleep=sleep))
 
 
 def test_watch_yields_states_and_end_of_stream(feed: FakeFeed, monkeypatch: pytest.MonkeyPatch) -> None:

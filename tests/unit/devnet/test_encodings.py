@@ -8,7 +8,6 @@ import pytest
 
 from devnet.blocks import rfc3339_nano
 from devnet.gojson import GoJsonError, dumps, omit_zero, parse_object
-from devnet.recorded import decode_reveal
 from devnet.tx import (
     Cast,
     Delegation,
@@ -21,6 +20,7 @@ from devnet.tx import (
     tx_hash,
 )
 from tests.conftest import read_recorded_lines
+from tests.support.recorded_chain import decode_reveal
 
 
 def test_recorded_reveals_encode_to_their_recorded_hashes() -> None:

@@ -25,6 +25,13 @@ async def height_of(chain: ChainFixture, node: httpx.AsyncClient | None = None) 
     return int(answer.json()["block"]["header"]["height"])
 
 
+async def test_fault_rules_can_be_read() -> None:
+    async with run_chain() as net:
+        assert await net.get_json("/devnet/faults") == {}
+        await net.set_faults(routes=["syncing"], status_502=1, times=2)
+        assert await net.get_json("/devnet/faults") == {"syncing": {"status_502": 1, "times_left": {"status_502": 2}}}
+
+
 async def test_dropped_reply_still_takes_effect() -> None:
     async with run_chain() as chain:
         ballot, _ = await chain.cast_vote(await chain.create_round())
@@ -242,7 +249,7 @@ def test_route_fault_overrides_general_fault() -> None:
     faults.apply_request(FaultRequest(routes=["tx"], refuse=0, latency_ms=5), 1)
     assert faults.decide("round", 1, lambda _: 1).response_fault == "refuse"
     assert faults.decide("tx", 1, lambda _: 1).response_fault is None
-    assert faults.decide("tx", 1, lambda _: 1).latency_ms == 5
+    assert faults.decide("tx", 1, lambda _: 1).switches.latency_ms == 5
     faults.apply_request(FaultRequest(reset=True), 1)
     assert faults.to_json() == {}
 

@@ -60,6 +60,7 @@ async def test_vote_for_inactive_round_is_refused() -> None:
         ("cast-vote", "vote_commitment", 7, "cannot unmarshal number"),
         ("cast-vote", "proof", "", "proof must be 1..8192 bytes, got 0"),
         ("cast-vote", "vote_comm_tree_anchor_height", 0, "cannot be zero"),
+        ("cast-vote", "proposal_id", "1", "cannot unmarshal string"),
         ("delegate-vote", "van_cmx", None, "van_cmx must be 32 bytes, got 0"),
         ("delegate-vote", "spend_auth_sig", b64(bytes(63)), "spend_auth_sig must be 64 bytes, got 63"),
     ],

@@ -8,7 +8,7 @@ import pytest
 
 from helper.chain.node_http import SLOW_CALL_SECONDS
 from helper.doctor.chain import NodeCriteria, NodeReport, judge_clock, judge_nodes
-from helper.doctor.circuit import judge_circuit
+from helper.doctor.proving import judge_circuit
 from helper.doctor.result import CheckResult, Level
 
 NOW = 1_000_000.0

@@ -11,13 +11,12 @@ import pytest
 
 from helper.app.listeners import BUILT_PAGE_DIR
 from helper.clock import SystemClock
-from helper.doctor import disk, page, process
+from helper.doctor import disk, machine, page
 from helper.doctor.database import judge_sqlite
 from helper.doctor.disk import DiskMeasurement, judge_disk
-from helper.doctor.files import check_modes
-from helper.doctor.ports import check_address
+from helper.doctor.machine import check_address, check_modes
 from helper.doctor.result import CheckResult, Level
-from helper.doctor.tokens import judge_tokens
+from helper.doctor.settings import judge_tokens
 from helper.runtime.hardening import ProcessLimits, get_process_limits
 
 PLENTY = 10 << 30
@@ -145,7 +144,7 @@ def test_supplied_page_matches_its_hashes() -> None:
 def test_judge_cores_levels(facts: dict[str, Any], level: Level) -> None:
     for pattern in ("|/usr/lib/systemd/systemd-coredump %P", "core", None):
         limits = cast(ProcessLimits, facts)
-        assert process.judge_cores(limits, pattern, process_name="the helper").level is level
+        assert machine.judge_cores(limits, pattern, process_name="the helper").level is level
 
 
 @pytest.mark.parametrize(
@@ -159,16 +158,16 @@ def test_judge_cores_levels(facts: dict[str, Any], level: Level) -> None:
     ],
 )
 def test_judge_open_files_levels(limits: list[int], raised: bool, level: Level) -> None:
-    assert process.judge_open_files(limits, 4352, raised=raised).level is level
+    assert machine.judge_open_files(limits, 4352, raised=raised).level is level
 
 
 def test_judge_memory_levels() -> None:
-    assert process.parse_available_memory("MemTotal: 9 kB\nMemAvailable:    1024 kB\n") == 1 << 20
-    assert process.parse_available_memory("MemAvailable: much") is None
-    assert process.judge_memory(1 << 20, 2, running=False).level is Level.WARN
-    assert process.judge_memory(1 << 20, 2, running=True).level is Level.OK
-    assert process.judge_memory(1 << 30, 2, running=False).level is Level.OK
-    assert process.judge_memory(None, 2, running=False).level is Level.OK
+    assert machine.parse_available_memory("MemTotal: 9 kB\nMemAvailable:    1024 kB\n") == 1 << 20
+    assert machine.parse_available_memory("MemAvailable: much") is None
+    assert machine.judge_memory(1 << 20, 2, running=False).level is Level.WARN
+    assert machine.judge_memory(1 << 20, 2, running=True).level is Level.OK
+    assert machine.judge_memory(1 << 30, 2, running=False).level is Level.OK
+    assert machine.judge_memory(None, 2, running=False).level is Level.OK
 
 
 def test_process_facts_have_expected_types() -> None:

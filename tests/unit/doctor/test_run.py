@@ -18,6 +18,7 @@ from helper.config import find_file
 from helper.doctor import run as run_module
 from helper.doctor.daemon import (
     DaemonReport,
+    ServiceReport,
     judge_archive,
     judge_daemon,
     judge_failures,
@@ -29,7 +30,6 @@ from helper.doctor.daemon import (
 from helper.doctor.database import read_database
 from helper.doctor.result import CheckResult, Level
 from helper.doctor.run import run_doctor
-from helper.doctor.service_report import ServiceReport
 from helper.doctor.settings import read_settings
 from helper.store.sqlite.store import SqliteStore
 from tests.support.process import find_free_port
@@ -223,7 +223,7 @@ async def test_examine_with_exception_in_check_reports_failure(monkeypatch: pyte
     def broken(*_: object) -> None:
         raise ZeroDivisionError("secret")
 
-    monkeypatch.setattr("helper.doctor.tokens.judge_tokens", broken)
+    monkeypatch.setattr("helper.doctor.settings.judge_tokens", broken)
     monkeypatch.setattr("helper.doctor.disk.measure_disk", broken)
     report = await run_doctor(write_config(config_with_node()), {}, SystemClock(), skip_proof=True)
     results = {finding.subject: finding for finding in report.findings}

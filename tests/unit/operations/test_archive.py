@@ -336,12 +336,10 @@ async def test_find_bundle_with_and_without_round() -> None:
     bucket = await create_written_archive()
     bucket.objects[f"{'00' * 32}/index/{'0' * 12}-{'9' * 12}.jsonl"] = StoredObject(b"", '"x"')
     bucket.objects["elsewhere/x"] = StoredObject(b"", '"x"')
+    expected = replace(SECOND, height=160)
+    assert bucket.objects[bundle_name(ROUND, SECOND.tx_hash)].body == pack_bundle(expected)
     for rounds in ([ROUND], [], [bytes(32), ROUND]):
-        result = await find_bundle(bucket, CIRCUITS, SECOND.message.nullifier, rounds)
-        assert result is not None
-        bundle, evidence = result
-        assert evidence == replace(SECOND, height=160)
-        assert bundle == pack_bundle(evidence)
+        assert await find_bundle(bucket, CIRCUITS, SECOND.message.nullifier, rounds) == expected
     for rounds in ([bytes(32)], []):
         assert await find_bundle(bucket, CIRCUITS, bytes(32), rounds) is None
 

@@ -8,13 +8,12 @@ transactions are included directly.
 from __future__ import annotations
 
 import base64
-import json
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from devnet.network import DevNet, Options
 from devnet.tx import Cast, Delegation, NewRound, Reveal, encode
+from tests.conftest import read_recorded_lines
 
 CREATED_HEIGHT, ACTIVE_HEIGHT, ALL_REVEALED_HEIGHT, CLOSED_HEIGHT, NEWEST_HEIGHT = 55, 57, 118, 463, 1283
 # Heights with a recorded time; other times are interpolated.
@@ -26,11 +25,6 @@ _RECORDED_TIMES = (
     (463, 1795268515_104453803),
     (1283, 1795270528_636958766),
 )
-
-
-def read_recorded_rows(directory: Path, name: str) -> list[dict[str, Any]]:
-    """Read one of the recording's .jsonl files."""
-    return [json.loads(line) for line in (directory / name).read_text().splitlines()]
 
 
 def decode_reveal(request: dict[str, Any]) -> Reveal:
@@ -50,13 +44,13 @@ def decode_reveal(request: dict[str, Any]) -> Reveal:
 class RecordedRound:
     """A dev chain that replays the recording up to a height."""
 
-    def __init__(self, directory: Path, *, version: str = "") -> None:
-        options = Options(chain_id="svote-1", circuit="k11", version=version, block_seconds=0)
+    def __init__(self) -> None:
+        options = Options(chain_id="svote-1", circuit="k11", version="", block_seconds=0)
         self.devnet = DevNet(options)
-        exchanges = {row["name"]: row["response"] for row in read_recorded_rows(directory, "exchanges.jsonl")}
+        exchanges = {row["name"]: row["response"] for row in read_recorded_lines("exchanges.jsonl")}
         for record in exchanges["validators"]["validators"]:
             self.devnet.set_validator(record)
-        self._blocks = _transactions_by_height(exchanges, read_recorded_rows(directory, "reveals.jsonl"))
+        self._blocks = _transactions_by_height(exchanges, read_recorded_lines("reveals.jsonl"))
         self._reveals = {raw for height in (106, 107, 117, 118) for raw in self._blocks.get(height, [])}
 
     async def advance(self, height: int) -> None:

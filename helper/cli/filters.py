@@ -1,22 +1,54 @@
-"""Parses the filter options `--round` and `--due-before`."""
+"""Options that select shares, as query parameters of the operator API."""
 
 from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import Final
+from typing import Annotated, Final
+
+import typer
 
 from helper.cli.operator_api import OperatorApi
+from helper.clock import SystemClock
 from helper.errors import NotFound
+
+RoundOption = Annotated[
+    str,
+    typer.Option("--round", help="Only this round (hex, or a prefix of at least 6 characters).", show_default=False),
+]
+StateOption = Annotated[
+    str,
+    typer.Option(
+        "--state",
+        help="Only this state: received, witnessed, broadcast or failed.",
+        autocompletion=lambda: ["received", "witnessed", "broadcast", "failed"],
+        show_default=False,
+    ),
+]
+DueBeforeOption = Annotated[
+    str,
+    typer.Option(
+        "--due-before",
+        help="Only shares due before this time: unix seconds, UTC as in the list, or +10min.",
+        show_default=False,
+    ),
+]
+StageOption = Annotated[
+    str, typer.Option("--stage", help="Only shares whose last event was in this stage.", show_default=False)
+]
+RefsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="SHARE", help="Names of shares in the list, or prefixes of at least 6 characters.", show_default=False
+    ),
+]
 
 _MIN_PREFIX_CHARS: Final = 6
 _OFFSET: Final = re.compile(r"\+([0-9]{1,9})(s|min|m|h|d)")
 _UNIT_SECONDS: Final = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 
 
-def build_filter_query(
-    api: OperatorApi, round_id: str, state: str, due_before: str, stage: str, *, now: float
-) -> dict[str, str]:
+def build_filter_query(api: OperatorApi, round_id: str, state: str, due_before: str, stage: str) -> dict[str, str]:
     """Return the filter options as query parameters of the operator API.
 
     Args:
@@ -25,7 +57,6 @@ def build_filter_query(
         state: name of a state, validated by the operator API.
         due_before: see `parse_due_before`; empty for any.
         stage: name of a stage, validated by the operator API.
-        now: unix seconds.
 
     Raises:
         ValueError: an option is invalid.
@@ -34,7 +65,7 @@ def build_filter_query(
     return {
         "round": resolve_round(api, round_id),
         "state": state,
-        "due_before": parse_due_before(due_before, now),
+        "due_before": parse_due_before(due_before, SystemClock().now()),
         "stage": stage,
     }
 

@@ -1,17 +1,94 @@
-"""Checks limits of the process: core files, open files, memory. Pure, except for reading /proc."""
+"""Checks file modes, listen addresses, and the limits of the process: core files, open files, memory."""
 
 from __future__ import annotations
 
+import socket
+import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from helper.doctor.result import CheckResult, fail, ok, warn
 from helper.runtime.hardening import ProcessLimits
 
+DATABASE_SUFFIXES: Final = ("", "-wal", "-shm", ".lock")
+"""Suffixes of the files of a database."""
+_OTHER_USERS_MODE: Final = stat.S_IRWXG | stat.S_IRWXO
 CORE_PATTERN: Final = Path("/proc/sys/kernel/core_pattern")
 MEMORY_INFO: Final = Path("/proc/meminfo")
 PROVER_BYTES: Final = 128 << 20
 """Bytes of memory of one prover with the keys of both circuits; 65 MB were measured for one circuit."""
+
+
+# ---------------------------------------------------------------- files and addresses
+
+
+def check_modes(databases: Iterable[Path], secrets: Iterable[Path]) -> list[CheckResult]:
+    """Return one warning for each file or directory that other users can access, else one `ok`.
+
+    Args:
+        databases: database files; they may be missing.
+        secrets: other private files: the control socket, files with tokens.
+    """
+    private = [*(Path(f"{database}{part}") for database in databases for part in DATABASE_SUFFIXES), *secrets]
+    existing = {path: mode for path in private if (mode := _read_mode(path)) is not None}
+    results = [_accessible_result(path, mode) for path, mode in existing.items() if mode & _OTHER_USERS_MODE]
+    for folder in {path.parent for path in existing}:
+        mode = _read_mode(folder) or 0
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            advice = f"chmod o-w {folder}"
+            results.append(warn("file modes", f"every user can create files in {folder} ({oct(mode)})", advice))
+    return results or [
+        ok("file modes", f"{len(existing)} private files are accessible only to their owner", files=len(existing))
+    ]
+
+
+def _accessible_result(path: Path, mode: int) -> CheckResult:
+    text = f"other users can access {path} ({oct(mode)[2:]})"
+    return warn("file modes", text, f"chmod 600 {path}", path=str(path), mode=oct(mode)[2:])
+
+
+def _read_mode(path: Path) -> int | None:
+    try:
+        return stat.S_IMODE(path.stat().st_mode)
+    except OSError:
+        return None
+
+
+def check_address(listener_name: str, host: str, port: int, setting: str) -> CheckResult:
+    """Check that an address is free, by binding it without listening.
+
+    Args:
+        listener_name: the listener, for the message.
+        host: host name or IP address.
+        port: 0 is always free.
+        setting: the section of the settings that sets it.
+    """
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        addresses = []
+    if not addresses:
+        advice = f"Set {setting} host to an address of this machine."
+        return fail("address", f"{host} is not an address of this machine", advice, host=host, port=port)
+    family, _, _, _, address = addresses[0]
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+        except OSError as error:
+            advice = f"Set {setting} host and port to a free address, or stop the program that uses it: see `ss -ltnp`."
+            return fail(
+                "address",
+                f"{listener_name} cannot listen on {host}:{port}: {error.strerror}",
+                advice,
+                host=host,
+                port=port,
+            )
+    return ok("address", f"{listener_name} can listen on {host}:{port}", host=host, port=port)
+
+
+# ---------------------------------------------------------------- limits of the process
 
 
 def judge_cores(limits: ProcessLimits, core_pattern: str | None, *, process_name: str) -> CheckResult:
