@@ -191,9 +191,9 @@ def _draw_vote(rng: random.Random, plan: Scenario, rounds: tuple[RoundPlan, ...]
     number = rng.randrange(len(rounds))
     round_plan = rounds[number]
     end = min(round_plan.end, plan.duration - SETTLING_SECONDS)
-    at = rng.uniform(round_plan.begin + 1, max(round_plan.begin + 2, end - 1))
+    at = rng.uniform(round_plan.start + 1, max(round_plan.start + 2, end - 1))
     if rng.random() < 0.6:
-        at = rng.uniform(round_plan.begin + 1, round_plan.begin + 1 + (end - round_plan.begin) / 3)
+        at = rng.uniform(round_plan.start + 1, round_plan.start + 1 + (end - round_plan.start) / 3)
     common_due_time = int(rng.uniform(at, end))
     count = rng.choice((1, 2, 3, 4, 4))
     return PlannedVote(number, at, tuple(_draw_post(rng, index, at, end, common_due_time) for index in range(count)))

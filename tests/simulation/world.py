@@ -103,7 +103,7 @@ class World:
     # The chain
 
     async def _begin_round(self, number: int) -> None:
-        start = self.plan.rounds[number].begin
+        start = self.plan.rounds[number].start
         await asyncio.sleep(start)
         self.chain.new_rounds.append(self.rounds[number])
         if not start:
