@@ -337,7 +337,11 @@ class Service:
             "in_hand": self.dispatcher.claimed_count,
         }
         if self.cluster is not None:
-            state = {**state, "role": self.config.helper.role, **self.cluster.facts()}
+            cluster = self.cluster.facts()
+            state["role"] = self.config.helper.role
+            state["sends"], state["sender"] = cluster["sends"], cluster["sender"]
+            if "database_skew" in cluster:
+                state["database_skew"] = cluster["database_skew"]
         if self.archive_writer is not None:
             state["archive"] = self.archive_writer.collect_status()
         return state

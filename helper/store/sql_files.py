@@ -9,7 +9,7 @@ from importlib import resources
 from itertools import repeat
 
 _NAME_PREFIX = "-- name: "
-_NAMED_PARAMETER = re.compile(r":(\w+)")
+_NAMED_PARAMETER = re.compile(r"(?<!:):(\w+)")  # not a cast (::)
 _VALUES_ROW = re.compile(r"VALUES (\((?:\?, )*\?\))")
 
 
