@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from admin import schemas
 from admin.adr036 import SignatureRefusedError
-from admin.registration import MAX_BODY_BYTES, RegistrationError, parse_registration
+from admin.registration_request import MAX_BODY_BYTES, RegistrationError, parse_registration
 from admin.registry import RegistrationRegistry
 from admin.rounds import RoundsView
 from admin.schemas import ChainFacts, UiConfig

@@ -12,11 +12,11 @@ import orjson
 import structlog
 
 from admin import adr036
-from admin.registration import RegistrationRequest, SignedRegistration
+from admin.registration_request import RegistrationRequest, SignedRegistration
 from admin.store import MAX_REGISTRATIONS, AdminStore, Registration
 from helper.chain.rest_client import ChainClient
 from helper.clock import Clock
-from helper.core.recent import LoggedProblem
+from helper.core.log_limits import LoggedProblem
 from helper.errors import ChainError, HelperError
 from helper.observability.error_log import log_error
 from helper.server.client_address import client_network

@@ -14,9 +14,9 @@ from admin.registry import ChainQueries
 from admin.schemas import RoundResponse
 from helper.chain.models import RoundStatus
 from helper.chain.rest_client import ChainClient
-from helper.chain.round_listing import ListedRound, OptionTotal
+from helper.chain.round_display import ListedRound, OptionTotal
 from helper.clock import Clock
-from helper.core.recent import LoggedProblem
+from helper.core.log_limits import LoggedProblem
 from helper.errors import ChainError, ChainResponseError, ChainUnavailable
 
 log = structlog.get_logger("helper.admin")

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, NotRequired
 from typing_extensions import TypedDict
 
 from admin.adr036 import ACCOUNT_PREFIX
-from admin.registration import MAX_ADDRESS_CHARS, MAX_BASE64_CHARS, MAX_MONIKER_CHARS, MAX_REGISTERED_URL_CHARS
+from admin.registration_request import MAX_ADDRESS_CHARS, MAX_BASE64_CHARS, MAX_MONIKER_CHARS, MAX_REGISTERED_URL_CHARS
 from admin.store import Registration
 from helper.server.openapi import Operation
 

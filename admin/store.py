@@ -20,7 +20,7 @@ from typing import Any, Final, cast
 
 import aiosqlite
 
-from admin.registration import RegistrationRequest
+from admin.registration_request import RegistrationRequest
 from helper.errors import StoreCorrupt, StoreError, StoreForeign
 
 APPLICATION_ID: Final = 0x73764144

@@ -18,7 +18,7 @@ import structlog
 from admin.store import AdminStore
 from admin.url_policy import MAX_URL_CHARS, UrlNotAllowedError, check_url, is_public
 from helper.clock import Clock
-from helper.core.recent import LoggedProblem
+from helper.core.log_limits import LoggedProblem
 from helper.errors import HelperError
 from helper.observability.error_log import log_error
 from helper.runtime.http_client import create_async_client

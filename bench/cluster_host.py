@@ -31,9 +31,9 @@ from helper.lease.keeper import LeaseKeeper
 from helper.observability.stats import Stats
 from helper.reveal.broadcaster import Broadcaster
 from helper.reveal.dispatcher import Dispatcher, DispatchGate
+from helper.store.models import PreparedReveal, QueuedShare
 from helper.store.postgres import PostgresStore
 from helper.store.postgres.keyring import Keyring
-from helper.store.rows import PreparedReveal, QueuedShare
 from tests.support.process import child_pids
 
 ROUND_ID = bytes(range(32))

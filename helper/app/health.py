@@ -6,20 +6,20 @@ from helper.chain.block_follower import BlockFollower
 from helper.chain.commitment_tree import CommitmentTreeSync
 from helper.chain.models import RoundStatus
 from helper.chain.node_pool import NodePool
+from helper.chain.round_and_tree_sync import ChainSync
 from helper.chain.round_registry import RoundRegistry
-from helper.chain.sync import ChainSync
 from helper.clock import Clock
 from helper.cluster.membership import ClusterMember
 from helper.core.pause import PauseCause, PauseReason, text_of
 from helper.core.roles import ROLES, Role
-from helper.observability.health_checks import Check
+from helper.observability.readiness_text import Check
 from helper.observability.service_state import CheckState, HealthState
 from helper.observability.stats import Stats
 from helper.reveal.circuit_selector import CircuitSelector
 from helper.reveal.dispatcher import DispatchGate
 from helper.reveal.prover.pool import ProverPool
 from helper.runtime.hardening import get_process_limits
-from helper.store.sqlite.file_location import DATABASE_DISPLACED_TEXT, WAL_DISPLACED_TEXT
+from helper.store.sqlite.displacement import DATABASE_DISPLACED_TEXT, WAL_DISPLACED_TEXT
 from helper.store.store import Store
 
 PAUSE_GRACE_SECONDS = 30.0

@@ -28,8 +28,8 @@ from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
 from helper.config import Config
 from helper.core.pause import PauseCause
-from helper.observability.health_checks import Check
 from helper.observability.queue_observer import QueueFigures, QueueObserver
+from helper.observability.readiness_text import Check
 from helper.observability.service_state import StatusSource
 from helper.observability.stats import Stats
 from helper.observability.status_feed import StatusFeed

@@ -22,8 +22,8 @@ from helper.chain.block_follower import BlockFollower
 from helper.chain.commitment_tree import CommitmentTreeSync
 from helper.chain.node import Node
 from helper.chain.node_pool import create_node_pool
+from helper.chain.round_and_tree_sync import ChainSync
 from helper.chain.round_registry import RoundRegistry
-from helper.chain.sync import ChainSync
 from helper.clock import Clock, SystemClock
 from helper.cluster.membership import ClusterMember
 from helper.cluster.send_loop import POLL_SECONDS, SendLoop
@@ -49,10 +49,10 @@ from helper.reveal.retention import Retention
 from helper.reveal.revealer import Revealer
 from helper.runtime.hardening import harden_process
 from helper.runtime.supervisor import run_until_stopped, supervise
+from helper.server.operator_json import RoundState
 from helper.server.routes.operator import round_states, rounds_route
 from helper.server.routes.operator_actions import operator_action_routes
 from helper.server.routes.wallet import WalletView
-from helper.server.views import RoundState
 from helper.store.factory import create_store
 from helper.store.maintenance import run_maintenance
 from helper.store.operations.messages import PREPARED_NOTIFICATION

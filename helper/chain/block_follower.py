@@ -28,11 +28,11 @@ from helper.chain.catch_up import (
     next_follow_step,
 )
 from helper.chain.copy_quorum import CopyQuorum
-from helper.chain.missed_blocks import MissedBlocksCheck
 from helper.chain.models import BlockHead
 from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.chain.rpc_client import BlockResults
+from helper.chain.sent_reveal_check import SentRevealCheck
 from helper.errors import ChainError, HelperError
 from helper.store.store import Store
 
@@ -75,7 +75,7 @@ class BlockFollower:
         self._rounds = rounds
         self._quorum = CopyQuorum(node_pool)
         self._source = BlockSource(node_pool, self._quorum)
-        self._missed_blocks = MissedBlocksCheck(store, node_pool, self._quorum)
+        self._sent_reveal_check = SentRevealCheck(store, node_pool, self._quorum)
         self._clock = node_pool.clock
         self._on_block = on_block
         self._on_confirmed = on_confirmed
@@ -96,7 +96,7 @@ class BlockFollower:
             node_pool,
             rounds,
             quorum=self._quorum,
-            missed_blocks=self._missed_blocks,
+            sent_reveal_check=self._sent_reveal_check,
             is_leader=is_leader,
             is_awaited=lambda: not self.is_ready,
             on_confirmed=self._report_confirmed,
@@ -221,7 +221,7 @@ class BlockFollower:
         self._report_confirmed(confirmed)
         self._advance(results.height, results.time)
         if self.is_caught_up:
-            self._report_confirmed(await self._missed_blocks.check_spent(results.height))
+            self._report_confirmed(await self._sent_reveal_check.check_spent(results.height))
 
     def _advance(self, height: int, time: float | None = None) -> None:
         """Record that the block at `height` was applied or recorded as unread."""

@@ -23,11 +23,11 @@ from helper.chain.catch_up import (
     next_history_read,
 )
 from helper.chain.copy_quorum import CopyQuorum, SecondCopyMissingError
-from helper.chain.missed_blocks import MissedBlocksCheck
 from helper.chain.models import BlockHead
 from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.chain.rpc_client import CountedNullifier
+from helper.chain.sent_reveal_check import SentRevealCheck
 from helper.errors import ChainError, HelperError
 from helper.store.block_ranges import BlockRange, count_heights
 from helper.store.store import Store
@@ -48,7 +48,7 @@ class HistoryReader:
         store: stores the nullifiers and the unread blocks.
         rounds: the round registry; searches cover its open rounds.
         quorum: decides whether one node's copy of a block is enough.
-        missed_blocks: checks sent reveals by nullifier if blocks are missing on all nodes.
+        sent_reveal_check: checks sent reveals by nullifier if blocks are missing on all nodes.
         is_leader: whether this host reads; with a shared database, only one host does.
         is_awaited: whether dispatch waits for the history; if not, the reader pauses as long as it works.
         on_confirmed: called with the ids of confirmed rows, never with an empty list.
@@ -65,7 +65,7 @@ class HistoryReader:
         rounds: RoundRegistry,
         *,
         quorum: CopyQuorum,
-        missed_blocks: MissedBlocksCheck,
+        sent_reveal_check: SentRevealCheck,
         is_leader: Callable[[], bool],
         is_awaited: Callable[[], bool],
         on_confirmed: Callable[[Collection[int]], None],
@@ -77,7 +77,7 @@ class HistoryReader:
         self._clock = node_pool.clock
         self._quorum = quorum
         self._source = BlockSource(node_pool, quorum, uses_backoff=False)
-        self._missed_blocks = missed_blocks
+        self._sent_reveal_check = sent_reveal_check
         self._is_leader = is_leader
         self._is_awaited = is_awaited
         self._on_confirmed = on_confirmed
@@ -240,7 +240,7 @@ class HistoryReader:
             " this helper are checked by nullifier",
             advice="Configure a node that retains more blocks than the longest downtime, or add a node with an RPC.",
         )
-        confirmed = await self._missed_blocks.record_missed(height)
+        confirmed = await self._sent_reveal_check.record_missed(height)
         if confirmed:
             self._on_confirmed(confirmed)
         await self._apply(skipped[0][0], height, ())

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from helper.chain.copy_quorum import BlockDisputedError, CopyQuorum, SecondCopyMissingError
 from helper.chain.counted_reveals import is_counted
-from helper.chain.gather import gather_limited
+from helper.chain.limited_gather import gather_limited
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool
 from helper.chain.rest_client import HeightPrunedError

@@ -18,7 +18,7 @@ from functools import partial
 import anyio
 import structlog
 
-from helper.chain.block_cadence import ShareArrival, next_observation, proves_absence
+from helper.chain.absence_proof import ShareArrival, next_observation, proves_absence
 from helper.chain.models import Round, RoundStatus, TreeState
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool

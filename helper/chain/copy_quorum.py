@@ -13,7 +13,7 @@ import structlog
 
 from helper.chain.models import BlockHead
 from helper.chain.node_pool import NodePool
-from helper.core.recent import LoggedProblem
+from helper.core.log_limits import LoggedProblem
 from helper.errors import ChainResponseError, ChainUnavailable
 
 SINGLE_NODE_SECONDS: Final = 10.0

@@ -12,7 +12,7 @@ from hashlib import sha256
 from typing import Final
 
 from helper.chain.counted_reveals import CountedReveal, is_counted, parse_reveal, require_counted
-from helper.chain.gather import gather_limited
+from helper.chain.limited_gather import gather_limited
 from helper.chain.models import TreeState, TxResult
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool

@@ -27,7 +27,7 @@ from helper.chain.rest_client import ChainClient, HeightPrunedError
 from helper.chain.rpc_client import RpcClient
 from helper.clock import Clock
 from helper.config import Config
-from helper.core.recent import RecentKeys
+from helper.core.log_limits import RecentKeys
 from helper.errors import ChainError, ChainUnavailable, ConfigError, InvalidResponse
 
 __all__ = ["Node", "NodePool", "create_node_pool", "create_nodes"]

@@ -43,7 +43,7 @@ from helper.chain.node_http import (
     parse_response,
 )
 from helper.chain.reveal_transaction import RevealMessage
-from helper.chain.round_listing import ListedRound, OptionTotal, parse_listing, parse_totals
+from helper.chain.round_display import ListedRound, OptionTotal, parse_listing, parse_totals
 from helper.chain.verdicts import BroadcastOutcome, Verdict, classify_response, sanitize_text
 from helper.errors import ChainResponseError, ChainUnavailable, InvalidResponse
 

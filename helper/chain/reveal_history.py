@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 import anyio
 
 from helper.chain.counted_reveals import CountedReveal, parse_reveal, require_counted
-from helper.chain.gather import gather_limited
+from helper.chain.limited_gather import gather_limited
 from helper.chain.models import TxResult
 from helper.chain.read_only_pool import ReadOnlyNodePool
 from helper.chain.rest_client import ChainClient

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from helper.chain.block_cadence import Observation, next_observation
+from helper.chain.absence_proof import Observation, next_observation
 from helper.chain.models import BlockHead, Proposal, Round, RoundList, RoundStatus, UnknownStatusRound
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import anyio
 import structlog
 
-from helper.chain.block_cadence import Observation
+from helper.chain.absence_proof import Observation
 from helper.chain.models import LeafBlock, Round, TreeState
 from helper.errors import ChainResponseError
 from helper.store.store import Store

@@ -13,7 +13,7 @@ import typer
 
 from admin import adr036
 from admin.key_armor import KeyArmorError, PassphraseError, open_key_armor
-from admin.registration import RegistrationError, RegistrationRequest, parse_registration
+from admin.registration_request import RegistrationError, RegistrationRequest, parse_registration
 from helper.cli.options import JsonOption
 from helper.cli.output import ExitCode, emit_json, emit_table, fail, print_message
 from helper.clock import SystemClock

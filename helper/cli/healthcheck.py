@@ -14,7 +14,7 @@ import typer
 from helper.cli.options import ConfigOption, JsonOption
 from helper.cli.output import ExitCode, emit_json, print_message
 from helper.config import find_file, peek_listen_addresses
-from helper.observability.health_checks import Check, parse_checks
+from helper.observability.readiness_text import Check, parse_checks
 from helper.server.control_client import (
     DaemonNotRunningError,
     DaemonUnresponsiveError,

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from helper.cli.command_line import COMPLETION_VARIABLE, create_cli, create_completing_cli
+from helper.cli.early_lock_check import require_single_instance
 from helper.cli.output import ExitCode, print_message
-from helper.cli.single_instance import require_single_instance
 from helper.errors import HelperError
 
 INTERRUPTED_EXIT_CODE: Final = 130

@@ -33,7 +33,7 @@ from helper.cli.settings import database_file
 from helper.clock import SystemClock
 from helper.runtime.hardening import harden_process
 from helper.runtime.privileges import acting_as_owner
-from helper.server import views
+from helper.server import operator_json
 
 if TYPE_CHECKING:
     from helper.store.sqlite.export import ExportSelection
@@ -91,9 +91,9 @@ def _select(database: Path, options: Mapping[str, str], refs: list[str]) -> Expo
     from helper.store.sqlite.export import select_for_export  # noqa: PLC0415
     from helper.store.sqlite.snapshot import take_snapshot  # noqa: PLC0415
 
-    conditions = views.parse_filter(*options.values())
+    conditions = operator_json.parse_filter(*options.values())
     for ref in refs:
-        views.parse_ref(ref)
+        operator_json.parse_ref(ref)
     with acting_as_owner(database):
         snapshot = take_snapshot(database, SystemClock())
     return select_for_export(snapshot.image, conditions, refs)

@@ -10,8 +10,8 @@ from typing import Final, Protocol
 import structlog
 
 from helper.clock import Clock
+from helper.core.log_limits import LoggedProblem
 from helper.core.pause import PauseCause, PauseReason
-from helper.core.recent import LoggedProblem
 from helper.errors import StoreError
 
 log = structlog.get_logger("helper.cluster")

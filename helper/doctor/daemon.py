@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 
 from helper.doctor.backlog import WaitingShares
 from helper.doctor.result import CheckResult, fail, ok, warn
-from helper.observability.health_checks import Check
+from helper.observability.readiness_text import Check
 from helper.observability.service_state import ArchiveState
 from helper.runtime.hardening import ProcessLimits
 from helper.server.control_client import (

@@ -13,8 +13,8 @@ from helper.core.share import ShareState
 from helper.doctor.backlog import WaitingShares
 from helper.doctor.result import CheckResult, fail, ok, warn
 from helper.errors import HelperError
-from helper.store.rows import DamagedShare, RoundSummary
-from helper.store.sqlite.file_check import quick_check
+from helper.store.models import DamagedShare, RoundSummary
+from helper.store.sqlite.quick_check import quick_check
 from helper.store.sqlite.reader import open_queue_file
 
 INTEGRITY_CHECK_SECONDS: Final = 4.0

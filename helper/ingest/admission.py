@@ -6,7 +6,7 @@ time within it, nullifier spent. A 200 means that all checks passed and that the
 A share can arrive before our copy of the chain holds its round or leaf: wallets post seconds after their vote was
 included. The request then waits for the next *scheduled* syncs. It never triggers one, because an extra request would
 reveal the share's arrival time to the node. A wallet never retries a 400, so a missing round or leaf is rejected with
-400 only if the chain certainly lacked it when the share was first posted (`helper.chain.block_cadence`); until then the
+400 only if the chain certainly lacked it when the share was first posted (`helper.chain.absence_proof`); until then the
 response is 429, which wallets retry.
 
 A duplicate must be recognised even when its leaf cannot be checked: after the end of its round, and after a restart
@@ -26,7 +26,7 @@ from typing import Final
 
 import structlog
 
-from helper.chain.block_cadence import ArrivalKey, FirstArrivals
+from helper.chain.absence_proof import ArrivalKey, FirstArrivals
 from helper.chain.commitment_tree import CommitmentTreeSync
 from helper.chain.models import Round, RoundStatus
 from helper.chain.round_registry import RoundRegistry
@@ -35,7 +35,7 @@ from helper.core.pause import PauseCause, PauseReason
 from helper.core.share import Share
 from helper.errors import ShareRefused, StoreError
 from helper.ingest.validator import CheckedShare, ShareValidator
-from helper.store.rows import EnqueueResult
+from helper.store.models import EnqueueResult
 from helper.store.store import Store
 
 log = structlog.get_logger("helper.ingest")

@@ -8,7 +8,7 @@ from typing import Final
 import structlog
 
 from helper.clock import Clock
-from helper.core.recent import LoggedProblem
+from helper.core.log_limits import LoggedProblem
 from helper.errors import LeaseError, LeaseHeld
 from helper.lease import Lease
 

@@ -25,7 +25,7 @@ import anyio
 
 from helper.clock import Clock
 from helper.errors import BucketError, BucketRefused, ConfigError, LeaseError
-from helper.lease.record import MAX_LEASE_SECONDS, LeaseObservation, LeaseRecord
+from helper.lease.s3_record import MAX_LEASE_SECONDS, LeaseObservation, LeaseRecord
 from helper.lease.term import Moment, Term
 from helper.object_store.bucket import Bucket, BucketLocation, S3Settings, StoredObject
 from helper.object_store.s3 import open_bucket

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from structlog.typing import FilteringBoundLogger
 
-from helper.core.recent import LoggedProblem
+from helper.core.log_limits import LoggedProblem
 from helper.errors import HelperError
 
 

@@ -11,7 +11,7 @@ from typing import TypedDict
 from helper.chain.models import Round
 from helper.core.share import ShareState
 from helper.observability.service_state import ServiceState, TimingSummary
-from helper.store.rows import DueForecast, FailureGroup
+from helper.store.models import DueForecast, FailureGroup
 
 Counts = Mapping[bytes, Mapping[ShareState, int]]
 

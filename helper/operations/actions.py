@@ -20,8 +20,8 @@ from helper.core.text import clean_text
 from helper.errors import ActionRefused, HelperError, NotFound
 from helper.ingest.validator import Checks
 from helper.operations.import_queue import import_shares
-from helper.store.action_rows import Actor, ImportResult, RowVersion
-from helper.store.rows import QueueFilter
+from helper.store.action_models import Actor, ImportResult, RowVersion
+from helper.store.models import QueueFilter
 from helper.store.store import Store
 
 log = structlog.get_logger("helper.operations")

@@ -18,8 +18,8 @@ from helper.errors import ChainResponseError, ExportFileError
 from helper.ingest.payload import share_to_payload
 from helper.ingest.schema import PayloadError
 from helper.ingest.validator import Checks, checked_share
-from helper.store.action_rows import ExportedReveal, ExportedShare, ValidatedShare
-from helper.store.rows import HistoryEntry, PreparedReveal
+from helper.store.action_models import ExportedReveal, ExportedShare, ValidatedShare
+from helper.store.models import HistoryEntry, PreparedReveal
 from proofs import ProofsError
 
 FORMAT: Final = "svote-helper queue"

@@ -14,8 +14,8 @@ import anyio.to_thread
 from helper.errors import ActionRefused, ExportFileError
 from helper.ingest.validator import Checks
 from helper.operations.export_format import MAX_LINE_BYTES, decode_message, parse_header, parse_share_line
-from helper.store.action_rows import ExportedShare, ImportedShare, ImportResult, ValidatedShare
-from helper.store.rows import StoredRound
+from helper.store.action_models import ExportedShare, ImportedShare, ImportResult, ValidatedShare
+from helper.store.models import StoredRound
 from helper.store.store import Store
 
 BATCH_SHARES: Final = 50

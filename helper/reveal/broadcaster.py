@@ -11,12 +11,12 @@ import structlog
 
 import proofs
 from helper.chain.commitment_tree import CommitmentTreeSync
-from helper.chain.gather import gather_limited
+from helper.chain.limited_gather import gather_limited
 from helper.chain.node_pool import Node, NodePool
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.verdicts import MESSAGE_REFUSALS, BroadcastOutcome, Verdict, classify_refusal
 from helper.clock import Clock
-from helper.core.recent import RecentKeys
+from helper.core.log_limits import RecentKeys
 from helper.errors import ChainError, ProverError
 from helper.lease import Lease
 from helper.lease.local import LocalLease
@@ -27,7 +27,7 @@ from helper.reveal.circuit_selector import TRIAL_WAIT_SECONDS, CircuitSelector
 from helper.reveal.prover.pool import ProverPool
 from helper.reveal.resend_policy import NEXT_BLOCK_VERDICTS, NextStep, next_step
 from helper.reveal.send_state import SendStates
-from helper.store.rows import SentReveal
+from helper.store.models import SentReveal
 from helper.store.store import Store
 
 log = structlog.get_logger("helper.reveal")

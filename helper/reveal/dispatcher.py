@@ -22,7 +22,7 @@ from helper.reveal.broadcaster import Broadcaster
 from helper.reveal.circuit_selector import TRIAL_WAIT_SECONDS
 from helper.reveal.retention import Retention
 from helper.reveal.revealer import Revealer
-from helper.store.rows import QueuedShare
+from helper.store.models import QueuedShare
 from helper.store.store import Store
 
 log = structlog.get_logger("helper.reveal")

@@ -15,7 +15,7 @@ from helper.core.share import ShareState
 from helper.lease import Lease
 from helper.lease.local import LocalLease
 from helper.observability.stats import Stats
-from helper.store.rows import StoredRound
+from helper.store.models import StoredRound
 from helper.store.store import Store
 
 log = structlog.get_logger("helper.reveal")

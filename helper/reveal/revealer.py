@@ -13,7 +13,7 @@ from helper.observability.stats import Stats
 from helper.reveal.attempt_budget import AttemptBudget
 from helper.reveal.circuit_selector import CircuitSelector
 from helper.reveal.prover.pool import Proof, ProverPool
-from helper.store.rows import PreparedReveal, QueuedShare
+from helper.store.models import PreparedReveal, QueuedShare
 from helper.store.store import Store
 
 log = structlog.get_logger("helper.reveal")

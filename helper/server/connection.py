@@ -20,7 +20,7 @@ from helper.server import peer_credentials
 from helper.server.body_reader import COMPLETE_BODY_KEY, DRAIN_BYTES, DRAIN_SECONDS
 from helper.server.connection_input import SmallReads, ends_at_most_one_head, piece_end
 from helper.server.connection_limits import ConnectionLimits
-from helper.server.deadline import Deadline, StallTimer
+from helper.server.connection_timers import Deadline, StallTimer
 from helper.server.middleware import RETRY_AFTER_SECONDS, CorsMiddleware, error_response
 from helper.server.rate_limits import RefusalLimiter, costs_token
 from helper.server.uvicorn_adapter import ConnectRefusedError, HttpConnection

@@ -13,7 +13,7 @@ from helper.server.middleware import CORS_HEADERS
 from helper.server.rate_limits import RefusalLimiter
 from helper.server.request_ids import REQUEST_ID_HEADER_BYTES, generate_request_ids
 from helper.server.routes.wallet import SHARES_PATH, ShareSubmission, accepted_response
-from helper.store.rows import EnqueueResult
+from helper.store.models import EnqueueResult
 
 
 class FastPath:

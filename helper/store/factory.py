@@ -41,7 +41,7 @@ def refuse_host_in_use(config: Config) -> None:
     """Refuse to start if another process uses this host's name on the shared database.
 
     An early check before most modules are imported; the store acquires the name when it opens.
-    `helper.cli.single_instance` is the counterpart for a file.
+    `helper.cli.early_lock_check` is the counterpart for a file.
 
     Raises:
         StoreLocked: another process uses it.

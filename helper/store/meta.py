@@ -10,13 +10,13 @@ import orjson
 
 from helper.core.time_text import format_time
 from helper.errors import StoreCorrupt, StoreMoved
-from helper.store.records import Row, is_sound
+from helper.store.table_rows import Row, is_sound
 from proofs import row_check
 
 ROW_CHECK_KEY: Final = "key.rows"
 RANK_KEY: Final = "key.order"
 RUN_KEY: Final = "file.run"
-"""Identifies the run that has the file open, or that crashed (see `sqlite/file_location.py`)."""
+"""Identifies the run that has the file open, or that crashed (see `sqlite/displacement.py`)."""
 UNFINISHED_KEY: Final = "copy.unfinished"
 """A migration into this database is unfinished."""
 MOVED_KEY: Final = "copy.moved"

@@ -6,11 +6,9 @@ from collections import Counter
 from typing import Protocol
 
 from helper.core.share import ShareState
-from helper.store.action_rows import Action, PurgedFailures
+from helper.store.action_models import Action, PurgedFailures
 from helper.store.meta import ROW_CHECK_KEY, read_key
-from helper.store.operations.actions import read_action
-from helper.store.records import Column, RoundKeyRow, RoundRow, Row
-from helper.store.rows import (
+from helper.store.models import (
     MINUTES_AHEAD,
     DamagedShare,
     DueForecast,
@@ -23,7 +21,9 @@ from helper.store.rows import (
     ShareDetails,
     StoredRound,
 )
+from helper.store.operations.actions import read_action
 from helper.store.share_listing import ListedShare, list_shares, mac_bounds, to_query_params, to_queue_entry
+from helper.store.table_rows import Column, RoundKeyRow, RoundRow, Row
 from helper.store.transaction import Params
 
 

@@ -7,8 +7,8 @@ from typing import Final, NamedTuple
 
 from helper.core.share import ShareState
 from helper.errors import StoreCorrupt
-from helper.store.records import Column, Row, share_ref
-from helper.store.rows import MIN_REF_CHARS, QueueEntry, QueueFilter
+from helper.store.models import MIN_REF_CHARS, QueueEntry, QueueFilter
+from helper.store.table_rows import Column, Row, share_ref
 from helper.store.transaction import Params
 
 Fetch = Callable[[str, Params], Awaitable[list[Row]]]

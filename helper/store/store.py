@@ -13,15 +13,10 @@ import structlog
 from helper.clock import Clock
 from helper.core.share import Share, ShareKey, ShareState
 from helper.errors import StoreCorrupt, StoreError
-from helper.store.action_rows import Actor, ImportedShare, RowVersion, ValidatedShare
+from helper.store.action_models import Actor, ImportedShare, RowVersion, ValidatedShare
 from helper.store.block_ranges import BlockRange, parse_ranges
 from helper.store.meta import read_meta_value
-from helper.store.operations import actions as action_operations
-from helper.store.operations import chain_facts, failure_counts, import_, messages, shares
-from helper.store.operations.chain_facts import LEAF_BYTES
-from helper.store.queue_reader import QueueReader, RowReader
-from helper.store.records import RoundRow, Row
-from helper.store.rows import (
+from helper.store.models import (
     DamagedShare,
     EnqueueResult,
     PreparedReveal,
@@ -32,6 +27,12 @@ from helper.store.rows import (
     SpentNullifier,
     StoredRound,
 )
+from helper.store.operations import actions as action_operations
+from helper.store.operations import blocks, failure_counts, import_, messages, shares, trees
+from helper.store.operations import rounds as round_operations
+from helper.store.operations.trees import LEAF_BYTES
+from helper.store.queue_reader import QueueReader, RowReader
+from helper.store.table_rows import RoundRow, Row
 from helper.store.transaction import read_round_key
 from helper.store.writer_thread import WriterStats, WriterThread
 
@@ -292,7 +293,7 @@ class Store(QueueReader, ABC):
 
     async def save_rounds(self, rounds: Sequence[RoundLike], now: float) -> None:
         """Store rounds as the chain lists them; their closed and alerted marks are unchanged."""
-        await self._run(chain_facts.save_rounds, tuple(rounds), int(now * 1000))
+        await self._run(round_operations.save_rounds, tuple(rounds), int(now * 1000))
 
     async def list_rounds(self) -> list[StoredRound]:
         """Return all stored rounds, the oldest first. A damaged row is omitted until the chain lists the round."""
@@ -301,17 +302,17 @@ class Store(QueueReader, ABC):
 
     async def mark_closed(self, round_id: bytes, now: float) -> None:
         """Record that the chain has closed the round; an earlier mark is unchanged."""
-        await self._run(chain_facts.mark_closed, round_id, int(now * 1000))
+        await self._run(round_operations.mark_closed, round_id, int(now * 1000))
 
     async def mark_alerted(self, round_id: bytes, now: float) -> None:
         """Record that unsubmitted shares of the round were reported; an earlier mark is unchanged."""
-        await self._run(chain_facts.mark_alerted, round_id, int(now * 1000))
+        await self._run(round_operations.mark_alerted, round_id, int(now * 1000))
 
     async def fail_unspent(self, round_id: bytes, *, note: str) -> int:
         """Fail all shares of a closed round that are not confirmed. Returns how many."""
         total = 0
         while failed := await self._run(
-            chain_facts.fail_unconfirmed_batch, round_id, note, self._now_ms(), BATCH_SHARES
+            round_operations.fail_unconfirmed_batch, round_id, note, self._now_ms(), BATCH_SHARES
         ):
             total += failed
         return total
@@ -327,7 +328,7 @@ class Store(QueueReader, ABC):
         """
         total, done = 0, False
         while not done:
-            erased, done = await self._run(chain_facts.purge_batch, round_id, self._now_ms(), BATCH_SHARES)
+            erased, done = await self._run(round_operations.purge_batch, round_id, self._now_ms(), BATCH_SHARES)
             total += erased
         return total
 
@@ -342,18 +343,18 @@ class Store(QueueReader, ABC):
 
         Idempotent; the cursor never moves back. Returns the ids of the shares that this call confirmed.
         """
-        return await self._run(chain_facts.apply_block, height, tuple(spent), int(now * 1000))
+        return await self._run(blocks.apply_block, height, tuple(spent), int(now * 1000))
 
     async def add_spent(self, spent: Sequence[SpentNullifier]) -> list[int]:
         """Like `apply_block`, without moving the cursor."""
-        return await self._run(chain_facts.add_spent, tuple(spent), self._now_ms())
+        return await self._run(blocks.add_spent, tuple(spent), self._now_ms())
 
     async def get_cursor(self) -> int | None:
         """Return the cursor, None before the first block.
 
         Every block up to this height was applied or is in `list_unread_blocks`.
         """
-        found = await self.get_meta(chain_facts.CURSOR_KEY)
+        found = await self.get_meta(blocks.CURSOR_KEY)
         return None if found is None else int(found)
 
     async def skip_to(self, height: int, *, first: int) -> None:
@@ -362,25 +363,25 @@ class Store(QueueReader, ABC):
         Nothing changes if the cursor is at `height` or above. In a database without a cursor, the blocks from `first`
         to `height` are recorded.
         """
-        await self._run(chain_facts.skip_to, height, first)
+        await self._run(blocks.skip_to, height, first)
 
     async def rewind_to(self, height: int, *, first: int) -> None:
         """Move the cursor down to `height` and record the blocks from `first` to it as unread.
 
         Blocks above `height` are no longer recorded as unread. Nothing changes if the cursor is at `height` or below.
         """
-        await self._run(chain_facts.rewind_to, height, first)
+        await self._run(blocks.rewind_to, height, first)
 
     async def apply_unread(self, first: int, last: int, spent: Sequence[SpentNullifier], *, now: float) -> list[int]:
         """Apply the nullifiers of the unread blocks from `first` to `last`, and record these blocks as read.
 
         Idempotent; the cursor does not move. Returns the ids of the shares that this call confirmed.
         """
-        return await self._run(chain_facts.apply_unread, first, last, tuple(spent), int(now * 1000))
+        return await self._run(blocks.apply_unread, first, last, tuple(spent), int(now * 1000))
 
     async def list_unread_blocks(self) -> list[BlockRange]:
         """Return the ranges of blocks up to the cursor that are not read yet, ascending and disjoint."""
-        return parse_ranges(await self.get_meta(chain_facts.UNREAD_KEY))
+        return parse_ranges(await self.get_meta(blocks.UNREAD_KEY))
 
     # ------------------------------------------------------------------ commitment trees
 
@@ -390,7 +391,7 @@ class Store(QueueReader, ABC):
         Raises:
             StoreError: they contradict the stored leaves, or leave a gap.
         """
-        await self._run(chain_facts.save_leaves, round_id, height, start_index, leaves)
+        await self._run(trees.save_leaves, round_id, height, start_index, leaves)
 
     async def load_leaves(self, round_id: bytes) -> tuple[bytes, int]:
         """Return the leaves of a round's tree up to the first gap, and the height of their last block (0 if none)."""
@@ -406,7 +407,7 @@ class Store(QueueReader, ABC):
 
     async def save_subtrees(self, round_id: bytes, first_index: int, subtrees: bytes) -> None:
         """Store the inner nodes of complete subtrees (each 1023 × 32 bytes), from subtree `first_index` on."""
-        await self._run(chain_facts.save_subtrees, round_id, first_index, subtrees)
+        await self._run(trees.save_subtrees, round_id, first_index, subtrees)
 
     async def load_subtrees(self, round_id: bytes) -> bytes:
         """Return the inner nodes of the subtrees 0, 1, … up to the first that is missing."""
@@ -415,7 +416,7 @@ class Store(QueueReader, ABC):
 
     async def delete_tree(self, round_id: bytes) -> None:
         """Delete the leaves and subtrees of a round."""
-        await self._run(chain_facts.delete_tree, round_id)
+        await self._run(trees.delete_tree, round_id)
 
     # ------------------------------------------------------------------ metadata
 
@@ -425,7 +426,7 @@ class Store(QueueReader, ABC):
 
     async def set_meta(self, key: str, value: str) -> None:
         """Store a text."""
-        await self._run(chain_facts.set_meta, key, value)
+        await self._run(blocks.set_meta, key, value)
 
     # ------------------------------------------------------------------ operator actions
 

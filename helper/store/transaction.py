@@ -12,8 +12,8 @@ from typing import Any
 
 from helper.core.share import ShareKey, ShareState
 from helper.errors import StoreCorrupt
-from helper.store.records import RoundKeyRow, RoundRow, Row, ShareRow
-from helper.store.rows import DamagedShare, SpentNullifier
+from helper.store.models import DamagedShare, SpentNullifier
+from helper.store.table_rows import RoundKeyRow, RoundRow, Row, ShareRow
 
 UNREADABLE_SHARE = DamagedShare("", b"", -1)
 """Reported for a share whose row cannot be read at all."""

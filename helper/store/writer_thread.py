@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from helper.errors import StoreError
-from helper.store.rows import DamagedShare
+from helper.store.models import DamagedShare
 from helper.store.transaction import DatabaseKeys, Transaction
 from helper.store.write_jobs import WriteJob, call_on_loop, resolve_future, run_part
 

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 from admin import adr036
-from admin.registration import RegistrationRequest
+from admin.registration_request import RegistrationRequest
 from devnet import ballot
 from devnet.wallet import CastVote, Wallet
 from tests.support.devnet import DevChain

@@ -15,7 +15,7 @@ from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.core.share import ShareState
 from helper.errors import HelperError
-from helper.store.rows import DamagedShare, EnqueueResult, QueuedShare, QueueFilter, SentReveal
+from helper.store.models import DamagedShare, EnqueueResult, QueuedShare, QueueFilter, SentReveal
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
 from tests.unit.chain.fakes import ROUND_ID, FakeNetwork, FakeNode

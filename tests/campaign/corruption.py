@@ -29,7 +29,7 @@ from pathlib import Path
 
 import structlog
 
-from helper.store.rows import SentReveal
+from helper.store.models import SentReveal
 from tests.campaign import corrupted_database
 from tests.campaign.campaign import Campaign, CampaignRun, Findings
 from tests.campaign.corrupted_database import RunResult, create_numbered_share, row_id_of, run_helper

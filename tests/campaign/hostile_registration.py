@@ -27,7 +27,7 @@ import httpx
 from cosmpy.crypto.address import Address
 
 from admin import adr036
-from admin.registration import RegistrationRequest
+from admin.registration_request import RegistrationRequest
 from helper.observability.stats import percentile
 from tests.campaign.attack_clients import RawRequest, ReusedConnection
 from tests.campaign.campaign import CampaignRun, Findings

@@ -11,8 +11,8 @@ import time
 
 from helper.clock import SystemClock
 from helper.errors import StoreError
+from helper.store.models import QueuedShare
 from helper.store.postgres import PostgresStore
-from helper.store.rows import QueuedShare
 from tests.unit.store.conformance.backends import PostgresBackend
 from tests.unit.store.fixtures import ROUND, make_message
 

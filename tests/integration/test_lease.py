@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from devnet import ballot
-from helper.lease.record import LeaseRecord
 from helper.lease.s3 import NO_HOLDER
+from helper.lease.s3_record import LeaseRecord
 from tests.support.devnet import DevChain
 from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, cast_vote, unix_time_in
 from tests.support.s3 import BUCKET_NAME, CREDENTIALS_ENV, ObjectStoreProcess, run_object_store

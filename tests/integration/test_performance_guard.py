@@ -28,10 +28,10 @@ from devnet import ballot
 from devnet.ballot import Ballot
 from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import ShareValidator
-from helper.store.operations.chain_facts import apply_block
+from helper.store.models import EnqueueResult, PreparedReveal
+from helper.store.operations.blocks import apply_block
 from helper.store.operations.messages import mark_sending, prepare, record_outcome
 from helper.store.operations.shares import EnqueueOperation, claim_due, enqueue_all
-from helper.store.rows import EnqueueResult, PreparedReveal
 from helper.store.sqlite.store import SqliteStore
 from helper.store.sqlite.transaction import SqliteTransaction
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID, FakeChain, FakeClock

@@ -16,13 +16,12 @@ from typing import Any, TypeVar, cast
 
 from helper.clock import Clock
 from helper.errors import StoreError
-from helper.store.records import Row
-from helper.store.rows import QueuedShare
+from helper.store.models import QueuedShare
 from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.disk_health import PROBE_SECONDS
+from helper.store.sqlite.displacement import PathMonitor
 from helper.store.sqlite.erasure import Eraser
 from helper.store.sqlite.errors import translate
-from helper.store.sqlite.file_location import PathMonitor
 from helper.store.sqlite.file_lock import FileLock
 from helper.store.sqlite.opening import OpenedDatabase, _load_keys
 from helper.store.sqlite.reader import SqliteReader
@@ -30,6 +29,7 @@ from helper.store.sqlite.schema import migrate_schema
 from helper.store.sqlite.store import SqliteStore
 from helper.store.sqlite.transaction import SqliteTransaction
 from helper.store.sqlite.writer import SqliteWriter
+from helper.store.table_rows import Row
 from helper.store.transaction import Params
 from helper.store.write_jobs import WriteJob
 from helper.store.writer_thread import MAX_BATCH

@@ -18,8 +18,8 @@ from helper.core import schedule
 from helper.reveal import broadcaster, resend_policy
 from helper.reveal.broadcaster import Broadcaster
 from helper.reveal.resend_policy import NextStep
+from helper.store.models import SentReveal
 from helper.store.operations import shares
-from helper.store.rows import SentReveal
 from helper.store.sqlite.store import SqliteStore
 from tests.simulation.host import SimClock
 from tests.simulation.run import run_seed

@@ -11,7 +11,7 @@ from helper.app.service import Service
 from helper.chain.models import Proposal
 from helper.chain.reveal_transaction import RevealMessage
 from helper.errors import HelperError, ShareRefused
-from helper.store.rows import EnqueueResult
+from helper.store.models import EnqueueResult
 from tests.simulation.chain import EPOCH, SimChain, SimRound, statement_of
 from tests.simulation.event_log import EventLog
 from tests.simulation.fakes import Ballot, prove

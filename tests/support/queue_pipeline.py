@@ -15,7 +15,7 @@ from helper.app.health import ServiceHealth
 from helper.chain.block_follower import BlockFollower
 from helper.chain.models import BlockHead
 from helper.chain.node_pool import NodePool, create_nodes
-from helper.chain.sync import ChainSync
+from helper.chain.round_and_tree_sync import ChainSync
 from helper.errors import StoreError
 from helper.observability.stats import Stats
 from helper.reveal.attempt_budget import AttemptBudget
@@ -24,7 +24,7 @@ from helper.reveal.circuit_selector import CircuitSelector
 from helper.reveal.dispatcher import Dispatcher, DispatchGate
 from helper.reveal.retention import Retention
 from helper.reveal.revealer import Revealer
-from helper.store.rows import QueuedShare
+from helper.store.models import QueuedShare
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
 from tests.support.fakes import (

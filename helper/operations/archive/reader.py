@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 
-from helper.chain.gather import gather_limited
+from helper.chain.limited_gather import gather_limited
 from helper.errors import ProofBundleError
 from helper.object_store.bucket import Bucket
 from helper.operations.archive.object_names import IndexEntry, bundle_name, find_entry, index_folder, parse_round_folder

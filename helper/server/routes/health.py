@@ -13,7 +13,7 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from helper.observability.health_checks import Check, all_passed, format_checks
+from helper.observability.readiness_text import Check, all_passed, format_checks
 from helper.server.openapi import ApiRoute, Operation
 
 LIVE_PATH: Final = "/livez"

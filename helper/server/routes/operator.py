@@ -19,11 +19,11 @@ from helper.core.share import ShareState
 from helper.errors import ActionRefused, ExportFileError, HelperError, NotFound
 from helper.ingest.payload import error_body
 from helper.observability.service_state import StatusSource
-from helper.server import views
+from helper.server import operator_json
 from helper.server.middleware import JsonResponse, internal_application
-from helper.server.views import RoundState
+from helper.server.operator_json import RoundState
+from helper.store.models import QueueFilter
 from helper.store.queue_reader import QueueReader
-from helper.store.rows import QueueFilter
 
 if TYPE_CHECKING:
     from helper.chain.round_registry import RoundRegistry
@@ -39,7 +39,7 @@ def create_operator_app(
     queue: QueueReader,
     service_status: StatusSource | None = None,
     *,
-    source: views.Source = "daemon",
+    source: operator_json.Source = "daemon",
     more_routes: Sequence[BaseRoute] = (),
 ) -> ASGIApp:
     """Create the operators' application.
@@ -57,44 +57,46 @@ def create_operator_app(
     async def list_shares(request: Request) -> Response:
         params = request.query_params
         query = parsed(
-            views.parse_filter,
+            operator_json.parse_filter,
             params.get("round"),
             params.get("state"),
             params.get("due_before"),
             params.get("stage"),
         )
-        limit = parsed(views.parse_limit, params.get("limit"))
+        limit = parsed(operator_json.parse_limit, params.get("limit"))
         failed = None
         if query.state is ShareState.FAILED:
-            failed = await queue.list_matching_failures(query, limit=views.MAX_FAILURE_GROUPS)
-        return JsonResponse(views.list_json(await queue.list_shares(query, limit), source=source, failed=failed))
+            failed = await queue.list_matching_failures(query, limit=operator_json.MAX_FAILURE_GROUPS)
+        return JsonResponse(
+            operator_json.list_json(await queue.list_shares(query, limit), source=source, failed=failed)
+        )
 
     async def show(request: Request) -> Response:
         story = await queue.get_share_details(request.path_params["ref"])
         if story is None:
             raise HTTPException(404, "no share, or more than one, matches this reference")
-        return JsonResponse(views.story_json(story, source=source))
+        return JsonResponse(operator_json.story_json(story, source=source))
 
     async def stats(_request: Request) -> Response:
         return JsonResponse(
-            views.stats_json(
+            operator_json.stats_json(
                 await queue.count_shares(),
                 await queue.list_damaged(),
                 source=source,
-                failed=await queue.list_matching_failures(QueueFilter(), limit=views.MAX_FAILURE_GROUPS),
+                failed=await queue.list_matching_failures(QueueFilter(), limit=operator_json.MAX_FAILURE_GROUPS),
                 purged_failures=await queue.list_purged_failures(),
                 service=None if service_status is None else service_status(),
             )
         )
 
     async def spent(request: Request) -> Response:
-        nullifier = parsed(views.parse_hex32, "nullifier", request.path_params["nullifier"])
+        nullifier = parsed(operator_json.parse_hex32, "nullifier", request.path_params["nullifier"])
         rounds = await queue.find_rounds_of_nullifier(nullifier)
         return JsonResponse({"source": source, "rounds": [round_id.hex() for round_id in rounds]})
 
     async def actions(request: Request) -> Response:
-        limit = parsed(views.parse_limit, request.query_params.get("limit"), views.DEFAULT_ACTION_LIMIT)
-        return JsonResponse(views.actions_json(await queue.list_actions(limit=limit), source=source))
+        limit = parsed(operator_json.parse_limit, request.query_params.get("limit"), operator_json.DEFAULT_ACTION_LIMIT)
+        return JsonResponse(operator_json.actions_json(await queue.list_actions(limit=limit), source=source))
 
     routes: list[BaseRoute] = [
         Route("/queue", list_shares, methods=["GET"]),
@@ -115,7 +117,7 @@ async def _handle_error(_request: Request, error: Exception) -> Response:
 
 
 def rounds_route(
-    queue: QueueReader, rounds: RoundStatesSource, now: Callable[[], float], *, source: views.Source = "daemon"
+    queue: QueueReader, rounds: RoundStatesSource, now: Callable[[], float], *, source: operator_json.Source = "daemon"
 ) -> Route:
     """`GET /rounds`.
 
@@ -128,7 +130,7 @@ def rounds_route(
 
     async def all_rounds(_request: Request) -> Response:
         states = await rounds()
-        return JsonResponse(views.rounds_json(states, await queue.count_shares(), now=now(), source=source))
+        return JsonResponse(operator_json.rounds_json(states, await queue.count_shares(), now=now(), source=source))
 
     return Route("/rounds", all_rounds, methods=["GET"])
 

@@ -19,12 +19,12 @@ from starlette.routing import Route
 from helper.errors import HelperError
 from helper.operations.actions import Operations, SkippedShare
 from helper.operations.import_queue import split_lines
-from helper.server import views
+from helper.server import operator_json
 from helper.server.middleware import JsonResponse
 from helper.server.peer_credentials import PEER_KEY, Peer, user_name
 from helper.server.routes.operator import parsed
-from helper.store.action_rows import Actor
-from helper.store.rows import QueueFilter
+from helper.store.action_models import Actor
+from helper.store.models import QueueFilter
 
 MAX_BODY_BYTES: Final = 64 << 20
 """Maximum bytes of a JSON body: the marks of two million shares."""
@@ -53,7 +53,7 @@ class ActionFilter(BaseModel):
         Raises:
             ValueError: a field is not valid; the text names it.
         """
-        return views.parse_filter(self.round, self.state, self.due_before, self.stage)
+        return operator_json.parse_filter(self.round, self.state, self.due_before, self.stage)
 
 
 class RetryRequest(ActionFilter):
@@ -79,7 +79,7 @@ class PurgeRequest(BaseModel):
     dry_run: bool = False
 
 
-def operator_action_routes(operations: Operations, *, source: views.Source = "daemon") -> list[Route]:
+def operator_action_routes(operations: Operations, *, source: operator_json.Source = "daemon") -> list[Route]:
     """The routes of actions.
 
     Args:
@@ -116,7 +116,7 @@ def operator_action_routes(operations: Operations, *, source: views.Source = "da
 
     async def purge(request: Request) -> Response:
         params, actor = await _read_json(request, PurgeRequest), await identify_actor(request, source)
-        round_id = parsed(views.parse_round, request.path_params["round"])
+        round_id = parsed(operator_json.parse_round, request.path_params["round"])
         return _result(await operations.purge(actor, round_id, dry_run=params.dry_run), source, dry=params.dry_run)
 
     return [
@@ -127,7 +127,7 @@ def operator_action_routes(operations: Operations, *, source: views.Source = "da
     ]
 
 
-async def identify_actor(request: Request, source: views.Source) -> Actor:
+async def identify_actor(request: Request, source: operator_json.Source) -> Actor:
     """Return the user that sent a request, for the audit log; raise HTTPException (403) if unknown."""
     peer = getattr(request.state, PEER_KEY, None)
     if not isinstance(peer, Peer):
@@ -136,7 +136,7 @@ async def identify_actor(request: Request, source: views.Source) -> Actor:
     return Actor(peer.uid, name, "socket" if source == "daemon" else "file")
 
 
-def _result(facts: Mapping[str, Any], source: views.Source, *, dry: bool = False) -> Response:
+def _result(facts: Mapping[str, Any], source: operator_json.Source, *, dry: bool = False) -> Response:
     """The response with the result of an action, or with the expected result of a dry run."""
     return JsonResponse({"source": source, "dry_run": dry, **facts})
 

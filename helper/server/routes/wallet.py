@@ -24,7 +24,7 @@ from helper.server.body_reader import BodyReader
 from helper.server.middleware import JsonResponse, check_token, error_response
 from helper.server.openapi import ApiRoute, Operation
 from helper.server.rate_limits import RefusalLimiter
-from helper.store.rows import EnqueueResult
+from helper.store.models import EnqueueResult
 from helper.store.store import Store
 
 PREFIX: Final = "/shielded-vote/v1"

@@ -32,9 +32,9 @@ from helper.store.migration.tables import (
     is_ascending,
     live_shares,
 )
-from helper.store.records import Row
-from helper.store.rows import DamagedShare
+from helper.store.models import DamagedShare
 from helper.store.sql_files import read_statements
+from helper.store.table_rows import Row
 from helper.store.transaction import Params
 
 _ROUND_STATEMENTS: Final = (

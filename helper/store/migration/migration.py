@@ -21,7 +21,7 @@ from helper.store.meta import MOVED_KEY, UNFINISHED_KEY, MigrationMark, refuse_m
 from helper.store.migration.endpoint import MigrationEndpoint
 from helper.store.migration.table_pass import PassStats, TablePass
 from helper.store.migration.tables import SHARES, TOMBSTONES
-from helper.store.rows import DamagedShare
+from helper.store.models import DamagedShare
 
 MAX_FINAL_DIFFERENCES: Final = 1000
 """Differing rows below which no further pass is made while the source is in use; the last pass copies them."""

@@ -16,8 +16,8 @@ from helper.store.postgres.errors import translate
 from helper.store.postgres.keyring import Keyring
 from helper.store.postgres.opening import connect, prepare_schema, require_ready
 from helper.store.postgres.row_encryption import RowEncryption
-from helper.store.records import Row
 from helper.store.sql_files import postgres_statements, to_postgres
+from helper.store.table_rows import Row
 from helper.store.transaction import Params
 
 _DECRYPT_AS: Final = {"page_shares": "share_by_id", "page_reveals": "reveal", "page_round_keys": "round_keys"}

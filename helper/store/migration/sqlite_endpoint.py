@@ -14,12 +14,12 @@ from helper.errors import NotFound
 from helper.runtime.privileges import acting_as_owner
 from helper.store.migration.endpoint import MigrationEndpoint, load_copy_statements
 from helper.store.migration.tables import replace_nul_in_row
-from helper.store.records import Row
 from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.errors import translate, translate_opening
-from helper.store.sqlite.file_names import read_only_uri
 from helper.store.sqlite.opening import BUSY_SECONDS, OpenedDatabase, open_database
 from helper.store.sqlite.schema import read_identity
+from helper.store.sqlite.second_name_check import read_only_uri
+from helper.store.table_rows import Row
 from helper.store.transaction import Params
 
 _DELETE_PREFIX: Final = "drop_"

@@ -21,8 +21,8 @@ from helper.store.migration.tables import (
     make_portable,
     rows_up_to,
 )
-from helper.store.records import Row
-from helper.store.rows import DamagedShare
+from helper.store.models import DamagedShare
+from helper.store.table_rows import Row
 
 
 @dataclass(slots=True)

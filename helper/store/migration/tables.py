@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from helper.core.share import ShareState
 from helper.store.meta import MOVED_KEY, RUN_KEY, UNFINISHED_KEY
-from helper.store.records import Column, RevealRow, RoundRow, Row, ShareRow, is_sound
+from helper.store.table_rows import Column, RevealRow, RoundRow, Row, ShareRow, is_sound
 from proofs import row_check
 
 Key = tuple[Any, ...]

@@ -13,10 +13,10 @@ from typing import Any, Final
 import orjson
 
 from helper.core.share import ShareState
-from helper.store.action_rows import MOVED, Action, Actor, RowVersion
+from helper.store.action_models import MOVED, Action, Actor, RowVersion
+from helper.store.models import QueueFilter
 from helper.store.operations.transitions import Transition, apply_transition, apply_transition_to_row, load_row
-from helper.store.records import Row, ShareRow, truncate_text
-from helper.store.rows import QueueFilter
+from helper.store.table_rows import Row, ShareRow, truncate_text
 from helper.store.transaction import Transaction
 
 MAX_ACTIONS: Final = 10_000

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
-from helper.store.records import MAX_STAGE_CHARS, truncate_text
+from helper.store.table_rows import MAX_STAGE_CHARS, truncate_text
 from helper.store.transaction import Transaction
 
 RETENTION_DAYS: Final = 14

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from helper.core.share import ShareState
-from helper.store.action_rows import MOVED, ExportedShare, ImportedShare, ImportResult, ValidatedShare
+from helper.store.action_models import MOVED, ExportedShare, ImportedShare, ImportResult, ValidatedShare
+from helper.store.models import HistoryEntry
 from helper.store.operations.actions import requeue_failed
 from helper.store.operations.shares import create_row
 from helper.store.operations.transitions import add_history, load_row, update_row
-from helper.store.records import MAX_STAGE_CHARS, RevealRow, ShareRow, share_ref, truncate_text
-from helper.store.rows import HistoryEntry
+from helper.store.table_rows import MAX_STAGE_CHARS, RevealRow, ShareRow, share_ref, truncate_text
 from helper.store.transaction import RoundKey, ShareIdentity, Transaction
 
 IMPORT_STAGE: Final = "import"

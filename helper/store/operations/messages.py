@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from helper.core.share import ShareState
+from helper.store.models import PreparedReveal, SentReveal
 from helper.store.operations.transitions import (
     Transition,
     apply_transition_to_row,
@@ -13,8 +14,7 @@ from helper.store.operations.transitions import (
     load_row,
     load_row_for,
 )
-from helper.store.records import RevealRow, Row, ShareRow, truncate_text
-from helper.store.rows import PreparedReveal, SentReveal
+from helper.store.table_rows import RevealRow, Row, ShareRow, truncate_text
 from helper.store.transaction import Transaction
 
 PREPARED_NOTIFICATION: Final = "prepared"

@@ -9,9 +9,9 @@ from typing import Final
 
 from helper.core.schedule import due_ms, rank
 from helper.core.share import Share, ShareState
+from helper.store.models import EnqueueResult, QueuedShare
 from helper.store.operations.transitions import Transition, apply_transition, load_row, update_row
-from helper.store.records import ShareRow, add_row_checks
-from helper.store.rows import EnqueueResult, QueuedShare
+from helper.store.table_rows import ShareRow, add_row_checks
 from helper.store.transaction import ShareIdentity, Transaction
 from helper.store.write_jobs import BatchOperation
 

@@ -7,8 +7,8 @@ from typing import Final
 
 from helper.core.share import TRANSITIONS, ShareState
 from helper.errors import StoreError
-from helper.store.records import MAX_STAGE_CHARS, Column, ShareRow, truncate_text
-from helper.store.rows import HistoryEntry
+from helper.store.models import HistoryEntry
+from helper.store.table_rows import MAX_STAGE_CHARS, Column, ShareRow, truncate_text
 from helper.store.transaction import Transaction
 
 MAX_HISTORY_ENTRIES: Final = 50

@@ -14,9 +14,9 @@ import psycopg
 import structlog
 from psycopg import sql
 
-from helper.core.recent import LoggedProblem
+from helper.core.log_limits import LoggedProblem
 from helper.store.postgres.connection import ConnectionSettings
-from helper.store.records import Row
+from helper.store.table_rows import Row
 
 log = structlog.get_logger("helper.store")
 

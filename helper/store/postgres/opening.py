@@ -14,8 +14,8 @@ from helper.errors import NotFound, StoreCorrupt, StoreError, StoreForeign, Stor
 from helper.store.meta import RANK_KEY, ROW_CHECK_KEY, make_meta_row, read_key, read_meta_value, refuse_marked
 from helper.store.postgres.connection import ConnectionSettings
 from helper.store.postgres.keyring import KEY_ID_BYTES, DecryptionError, Keyring
-from helper.store.records import Row
 from helper.store.sql_files import postgres_statements, read_migrations
+from helper.store.table_rows import Row
 from helper.store.transaction import DatabaseKeys
 
 OLDEST_SERVER: Final = 150_000

@@ -12,8 +12,8 @@ from helper.errors import StoreError, StoreUnreachable
 from helper.store.postgres.connection import CONNECT_SECONDS, ConnectionSettings
 from helper.store.postgres.errors import is_connection_lost, translate
 from helper.store.postgres.row_encryption import RowEncryption
-from helper.store.records import Row
 from helper.store.sql_files import postgres_statements
+from helper.store.table_rows import Row
 from helper.store.transaction import Params
 
 CONNECTIONS: Final = 4

@@ -12,8 +12,8 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from helper.store.postgres.keyring import DecryptionError, Keyring
-from helper.store.records import RevealRow, RoundKeyRow, Row, ShareRow
 from helper.store.share_listing import ListedShare
+from helper.store.table_rows import RevealRow, RoundKeyRow, Row, ShareRow
 from helper.store.transaction import Params
 
 _NUMBERS: Final = struct.Struct(">BIBIqq")

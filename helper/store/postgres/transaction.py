@@ -10,10 +10,10 @@ from typing import Final
 import psycopg
 
 from helper.core.share import ShareState
+from helper.store.models import SpentNullifier
 from helper.store.postgres.row_encryption import RowEncryption
-from helper.store.records import Row, ShareRow
-from helper.store.rows import SpentNullifier
 from helper.store.sql_files import postgres_statements
+from helper.store.table_rows import Row, ShareRow
 from helper.store.transaction import Params, ShareIdentity, Transaction
 
 ID_BATCH: Final = 64

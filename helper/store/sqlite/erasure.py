@@ -14,9 +14,9 @@ from typing import Final
 import structlog
 
 from helper.clock import Clock
+from helper.store.sqlite.displacement import wal_path
 from helper.store.sqlite.erasure_schedule import Action, ErasureSchedule, ErasureState
 from helper.store.sqlite.errors import is_disk_full
-from helper.store.sqlite.file_location import wal_path
 from helper.store.sqlite.page_scrubber import note_stale, scrub_pages
 from proofs import LOG_HEADER
 

@@ -11,13 +11,13 @@ from functools import partial
 from typing import Final
 
 from helper.core.share import ShareState
-from helper.store.action_rows import MOVED, ExportedReveal, ExportedShare, RowVersion
+from helper.store.action_models import MOVED, ExportedReveal, ExportedShare, RowVersion
 from helper.store.meta import ROW_CHECK_KEY, read_key, read_meta_value
+from helper.store.models import HistoryEntry, PreparedReveal, QueueFilter
 from helper.store.operations.actions import matches_filter
-from helper.store.records import RevealRow, RoundRow, ShareRow
-from helper.store.rows import HistoryEntry, PreparedReveal, QueueFilter
 from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.errors import translate
+from helper.store.table_rows import RevealRow, RoundRow, ShareRow
 
 _CHAIN_ID: Final = "chain_id"
 

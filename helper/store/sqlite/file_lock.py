@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from helper.errors import StoreCorrupt, StoreLocked
-from helper.store.sqlite.file_names import refuse_second_name
+from helper.store.sqlite.second_name_check import refuse_second_name
 
 _CLEAN: Final = b"clean"
 _OPEN: Final = b"open"

@@ -15,9 +15,9 @@ from helper.clock import Clock
 from helper.errors import StoreCorrupt, StoreError, StoreForeign, StoreFull
 from helper.store.meta import RANK_KEY, ROW_CHECK_KEY, RUN_KEY, make_meta_row, read_key, read_meta_value, refuse_marked
 from helper.store.sql_files import sqlite_statements
+from helper.store.sqlite.displacement import PathMonitor, file_size, refuse_incomplete, wal_path
 from helper.store.sqlite.erasure import Eraser
 from helper.store.sqlite.errors import is_disk_full, not_a_database, result_code, translate_opening
-from helper.store.sqlite.file_location import PathMonitor, file_size, refuse_incomplete, wal_path
 from helper.store.sqlite.file_lock import FileLock, open_regular
 from helper.store.sqlite.schema import check_pages, compare_schema, migrate_schema, read_identity
 from helper.store.sqlite.transaction import SqliteTransaction

@@ -19,12 +19,12 @@ import aiosqlite
 from helper.errors import StoreError
 from helper.store.meta import refuse_marked
 from helper.store.queue_reader import QueueReader
-from helper.store.records import Row
 from helper.store.sql_files import sqlite_statements
+from helper.store.sqlite.displacement import file_size, wal_path
 from helper.store.sqlite.errors import result_code, translate, translate_opening
-from helper.store.sqlite.file_location import file_size, wal_path
-from helper.store.sqlite.file_names import read_only_uri
 from helper.store.sqlite.schema import IDENTITY_QUERY, FileIdentity
+from helper.store.sqlite.second_name_check import read_only_uri
+from helper.store.table_rows import Row
 from helper.store.transaction import Params
 
 _OPEN_FAILURE_CODES: Final = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY})

@@ -15,12 +15,12 @@ from typing import Final
 
 from helper.clock import Clock
 from helper.store.meta import ROW_CHECK_KEY, RUN_KEY, read_key
-from helper.store.records import ShareRow
 from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.errors import not_a_database, translate_opening
-from helper.store.sqlite.file_names import read_only_uri
 from helper.store.sqlite.opening import BUSY_SECONDS
 from helper.store.sqlite.schema import check_pages, compare_schema, latest_version, read_identity
+from helper.store.sqlite.second_name_check import read_only_uri
+from helper.store.table_rows import ShareRow
 
 _VERSIONS: Final = slice(18, 20)
 _ROLLBACK_JOURNAL: Final = b"\x01\x01"

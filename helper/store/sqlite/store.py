@@ -7,7 +7,7 @@ from pathlib import Path
 
 from helper.clock import Clock, SystemClock
 from helper.errors import StoreCorrupt
-from helper.store.rows import DamagedShare
+from helper.store.models import DamagedShare
 from helper.store.sqlite.reader import SqliteReader
 from helper.store.sqlite.transaction import SqliteTransaction
 from helper.store.sqlite.writer import SqliteWriter

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
-from helper.store.records import Row, ShareRow
 from helper.store.sql_files import multi_row_statement, sqlite_statements
 from helper.store.sqlite.errors import IndexDamageError, UnreadableRowError, result_code
+from helper.store.table_rows import Row, ShareRow
 from helper.store.transaction import UNREADABLE_SHARE, Params, ShareIdentity, Transaction
 
 MAX_ROWS_PER_STATEMENT: Final = 64

@@ -19,7 +19,7 @@ import structlog
 
 from helper.clock import Clock
 from helper.errors import StoreCorrupt, StoreDisplaced, StoreError
-from helper.store.rows import DamagedShare
+from helper.store.models import DamagedShare
 from helper.store.sqlite.disk_health import DiskHealth
 from helper.store.sqlite.errors import UnreadableRowError, is_damage, is_environment_error, translate
 from helper.store.sqlite.opening import OpenedDatabase, open_database

@@ -15,7 +15,7 @@ from starlette.types import Message
 
 from admin import adr036
 from admin.api import AdminRoutes
-from admin.registration import RegistrationRequest
+from admin.registration_request import RegistrationRequest
 from admin.registry import RegistrationRegistry
 from admin.rounds import RoundsView
 from admin.schemas import ChainFacts, UiConfig
@@ -23,7 +23,7 @@ from admin.store import AdminStore
 from admin.voting_config import VotingConfig
 from helper.chain.models import Round, parse_round
 from helper.chain.rest_client import ChainClient
-from helper.chain.round_listing import ListedRound, OptionTotal, parse_listing, parse_totals
+from helper.chain.round_display import ListedRound, OptionTotal, parse_listing, parse_totals
 from helper.errors import ChainResponseError, ChainUnavailable
 from helper.server.client_address import Network
 from tests.support.clock import FakeClock

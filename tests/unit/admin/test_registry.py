@@ -19,7 +19,7 @@ from typing import Any, Never
 import pytest
 
 from admin import adr036, registry, store
-from admin.registration import MAX_MONIKER_CHARS, RegistrationRequest, SignedRegistration
+from admin.registration_request import MAX_MONIKER_CHARS, RegistrationRequest, SignedRegistration
 from admin.registry import CHECK_SECONDS, MAX_PER_CHECK, PAGE_BYTES, PUBLISH_SECONDS
 from admin.store import AdminStore
 from admin.url_policy import MAX_URL_CHARS

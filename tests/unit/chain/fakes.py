@@ -19,7 +19,7 @@ from helper.chain.node_pool import NodePool, create_nodes
 from helper.core.share import ShareState
 from helper.errors import StoreError
 from helper.store.block_ranges import BlockRange, add_range, remove_range
-from helper.store.rows import RoundLike, SentReveal, SpentNullifier, StoredRound
+from helper.store.models import RoundLike, SentReveal, SpentNullifier, StoredRound
 from tests.conftest import read_recorded_lines
 from tests.support.clock import FakeClock
 from tests.support.partial_store import PartialStore

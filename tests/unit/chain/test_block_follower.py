@@ -17,7 +17,7 @@ from helper.chain.copy_quorum import SECOND_COPY_WAIT_SECONDS, SINGLE_NODE_SECON
 from helper.chain.reveal_transaction import RevealMessage
 from helper.chain.round_registry import RoundRegistry
 from helper.errors import ChainError, StoreError
-from helper.store.rows import PreparedReveal, SentReveal
+from helper.store.models import PreparedReveal, SentReveal
 from tests.support.clock import FakeClock
 from tests.unit.chain.fakes import ROUND_ID, VOTE_END, FakeNetwork, FakeNode, MemoryStore, json_response, recorded_round
 
@@ -515,7 +515,7 @@ def sent_reveal(number: int, outcome: str | None = "ACCEPTED", sends: int = 1) -
 
 @pytest.mark.rule("R12")
 @both_transports
-async def test_missed_blocks_check_queries_only_sent_reveals(rpc: bool) -> None:
+async def test_sent_reveal_check_queries_only_sent_reveals(rpc: bool) -> None:
     env = Environment(rpc=rpc, height=1000, cursor=100)
     env.node.faults["tx_search"] = lambda _: json_response(500, {"error": {"data": "transaction indexing is disabled"}})
     env.node.lowest_height = 995
@@ -552,7 +552,7 @@ async def test_missed_blocks_check_queries_only_sent_reveals(rpc: bool) -> None:
 
 
 @pytest.mark.rule("R12")
-async def test_missed_blocks_check_queries_spent_nullifiers_later() -> None:
+async def test_sent_reveal_check_queries_spent_nullifiers_later() -> None:
     env = Environment(rpc=True, height=999, cursor=990)
     env.node.spent_nullifiers.add(reveal(1).nullifier)
     env.store.sent = [sent_reveal(1, "SPENT"), sent_reveal(2, "SPENT"), sent_reveal(3)]

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from helper.chain.block_cadence import ABSENCE_BLOCKS, ShareArrival
+from helper.chain.absence_proof import ABSENCE_BLOCKS, ShareArrival
 from helper.chain.commitment_tree import Anchor
 from helper.core.pause import PauseCause
 from helper.errors import ChainUnavailable, StoreError

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from helper.server.http_server import create_server, listen_unix
+from helper.server.operator_json import RoundState
 from helper.server.routes.operator import create_operator_app, rounds_route
 from helper.server.routes.operator_actions import operator_action_routes
-from helper.server.views import RoundState
 from tests.support.service_state import partial_state
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.operations.action_fixtures import NOW, OperationsHarness

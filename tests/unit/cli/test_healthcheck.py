@@ -14,7 +14,7 @@ from socketserver import BaseServer, UnixStreamServer
 import pytest
 
 from helper.config import peek_listen_addresses
-from helper.observability.health_checks import Check, format_checks
+from helper.observability.readiness_text import Check, format_checks
 from tests.support.process import find_free_port
 from tests.unit.cli.test_main import run_command
 

@@ -20,7 +20,7 @@ from helper.cli.proof import SearchSource
 from helper.cli.tx import _transaction_json
 from helper.core.share import ShareState
 from helper.observability import log_config
-from helper.store.rows import QueueFilter
+from helper.store.models import QueueFilter
 from helper.store.sqlite.store import SqliteStore
 from tests.recorded.test_proof_bundle import BUNDLE, FIRST_EVIDENCE, with_manifest_changes
 from tests.support.schemas import assert_conforms

@@ -17,8 +17,8 @@ import pytest
 from helper.cli.output import emit_table
 from helper.core.share import ShareState
 from helper.errors import StoreCorrupt
-from helper.server import views
-from helper.store.rows import EnqueueResult
+from helper.server import operator_json
+from helper.store.models import EnqueueResult
 from helper.store.sqlite.store import SqliteStore
 from tests.support.service_state import partial_state
 from tests.unit.cli.test_main import run_command
@@ -87,11 +87,11 @@ def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
     serving.server.server_close()
 
 
-LIST_RESPONSE = views.list_json(
+LIST_RESPONSE = operator_json.list_json(
     [make_entry(), make_entry(ref="ba9876543210", submit_at=0, damaged=True)], source="daemon"
 )
-SHOW_RESPONSE = views.story_json(STORY, source="daemon")
-STATS_RESPONSE = views.stats_json(
+SHOW_RESPONSE = operator_json.story_json(STORY, source="daemon")
+STATS_RESPONSE = operator_json.stats_json(
     {ROUND_ID: {ShareState.RECEIVED: 3}},
     [],
     source="daemon",
@@ -141,7 +141,7 @@ def test_queue_list_in_pipe_prints_plain_lines(daemon: FakeDaemon, capsys: pytes
 @pytest.mark.parametrize(
     ("status", "answer", "code"),
     [
-        (404, views.list_json([], source="daemon"), 5),
+        (404, operator_json.list_json([], source="daemon"), 5),
         (400, {"status": "error", "error": "state must be one of"}, 2),
         (500, {"status": "error", "error": "internal error"}, 1),
         (200, b"<html>", 1),

@@ -20,7 +20,7 @@ from helper.cli.operator_api import OperatorApi
 from helper.core.share import ShareState
 from helper.observability import log_config
 from helper.store import backup
-from helper.store.rows import QueueFilter
+from helper.store.models import QueueFilter
 from tests.support.schemas import assert_conforms
 from tests.unit.cli.live_daemon import LiveDaemon, run_live_daemon
 from tests.unit.cli.test_main import run_command

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helper.cli.single_instance import require_single_instance
+from helper.cli.early_lock_check import require_single_instance
 from helper.config import load, peek_database_path
 from helper.errors import StoreLocked
 from helper.store.sqlite.file_lock import FileLock

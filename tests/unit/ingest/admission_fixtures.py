@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 import proofs
-from helper.chain.block_cadence import ShareArrival
+from helper.chain.absence_proof import ShareArrival
 from helper.chain.commitment_tree import CommitmentTreeSync
 from helper.chain.models import Proposal, Round, RoundStatus
 from helper.chain.round_registry import RoundRegistry
@@ -17,7 +17,7 @@ from helper.clock import Clock
 from helper.core.pause import PauseCause, PauseReason
 from helper.core.share import Share, ShareKey, ShareState
 from helper.ingest.validator import checked_share
-from helper.store.rows import EnqueueResult
+from helper.store.models import EnqueueResult
 from proofs import InvalidReason, InvalidShare, ReadShare
 from tests.support.partial_store import PartialStore
 from tests.support.payloads import decode_share

@@ -19,7 +19,7 @@ from helper.ingest import admission as intake_module
 from helper.ingest.admission import AdmissionController
 from helper.ingest.schema import PayloadError
 from helper.ingest.validator import ShareValidator
-from helper.store.rows import EnqueueResult
+from helper.store.models import EnqueueResult
 from proofs import InvalidShare, ProofsError
 from tests.support.payloads import share_body
 from tests.unit.ingest.admission_fixtures import (

@@ -8,7 +8,7 @@ import pytest
 
 from helper.errors import ShareRefused
 from helper.ingest.admission import AdmissionController
-from helper.store.rows import EnqueueResult
+from helper.store.models import EnqueueResult
 from tests.support.clock import FakeClock
 from tests.unit.chain.fakes import FakeNode
 from tests.unit.ingest.admission_fixtures import COMMITMENT, POSITION, create_body

@@ -8,13 +8,13 @@ from typing import Any
 import anyio
 import pytest
 
-from helper.chain.block_cadence import ABSENCE_BLOCKS
+from helper.chain.absence_proof import ABSENCE_BLOCKS
 from helper.chain.round_registry import RoundRegistry
 from helper.core.pause import PauseCause, PauseReason
 from helper.errors import ShareRefused
 from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import ShareValidator
-from helper.store.rows import EnqueueResult
+from helper.store.models import EnqueueResult
 from tests.unit.chain.fakes import VOTE_END, recorded_round
 from tests.unit.chain.tree_fixtures import FakeTree, TreeEnvironment
 from tests.unit.ingest.admission_fixtures import (

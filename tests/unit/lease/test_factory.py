@@ -19,7 +19,7 @@ from helper.lease.database import DatabaseLease
 from helper.lease.factory import create_lease
 from helper.lease.s3 import S3Lease
 from helper.reveal.circuit_selector import CircuitSelector
-from helper.store.rows import DamagedShare
+from helper.store.models import DamagedShare
 from helper.store.sqlite.store import SqliteStore
 from helper.store.store import Store
 from tests.support.bucket import MemoryBucket

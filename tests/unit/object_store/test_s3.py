@@ -12,8 +12,8 @@ import pytest
 
 from helper.clock import SystemClock
 from helper.errors import BucketError, BucketRefused, ConfigError, LeaseError
-from helper.lease.record import LeaseRecord
 from helper.lease.s3 import NO_HOLDER, S3Lease
+from helper.lease.s3_record import LeaseRecord
 from helper.object_store.bucket import Bucket, BucketLocation, S3Settings
 from helper.object_store.s3 import open_bucket
 from tests.support.process import find_free_port

@@ -17,15 +17,15 @@ from helper.chain.models import Round, RoundStatus
 from helper.chain.round_registry import RoundRegistry
 from helper.core.share import ShareState
 from helper.errors import StoreError
-from helper.observability.health_checks import Check
 from helper.observability.metric_definitions import COUNTERS, HISTOGRAMS, POST_OUTCOMES
 from helper.observability.metrics import REUSE_SECONDS, Metrics
 from helper.observability.queue_observer import QueueFigures, QueueObserver
+from helper.observability.readiness_text import Check
 from helper.observability.stats import BUCKET_BOUNDS_SECONDS, Stats
 from helper.server.http_server import bind_tcp, create_server
 from helper.server.routes import wallet
 from helper.server.routes.metrics import LIMITS, create_metrics_app
-from helper.store.rows import DamagedShare, DueForecast, FailureGroup
+from helper.store.models import DamagedShare, DueForecast, FailureGroup
 from tests.support.clock import FakeClock
 from tests.support.partial_store import PartialStore
 from tests.support.service_state import partial_state

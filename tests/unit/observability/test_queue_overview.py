@@ -9,7 +9,7 @@ import orjson
 from helper.chain.models import Round, RoundStatus
 from helper.core.share import ShareState
 from helper.observability.queue_overview import build_overview
-from helper.store.rows import DueForecast, FailureGroup
+from helper.store.models import DueForecast, FailureGroup
 from tests.support.service_state import partial_state
 
 ROUND, LATER_ROUND = b"\x01" * 32, b"\x02" * 32

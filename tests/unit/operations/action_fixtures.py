@@ -10,7 +10,7 @@ import proofs
 from helper.core.share import Share
 from helper.ingest.validator import checked_share
 from helper.operations.actions import Operations
-from helper.store.action_rows import Actor
+from helper.store.action_models import Actor
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
 from tests.support.payloads import share_body

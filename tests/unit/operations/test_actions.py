@@ -12,9 +12,9 @@ import pytest
 from helper.core.share import ShareState
 from helper.errors import ActionRefused, NotFound, StoreError
 from helper.operations.actions import BATCH_SHARES
-from helper.store.action_rows import MOVED
+from helper.store.action_models import MOVED
+from helper.store.models import EnqueueResult, QueueFilter
 from helper.store.operations import shares
-from helper.store.rows import EnqueueResult, QueueFilter
 from helper.store.sqlite.store import SqliteStore
 from helper.store.transaction import Transaction
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID

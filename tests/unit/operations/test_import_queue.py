@@ -26,8 +26,8 @@ from helper.operations.export_format import (
     parse_share_line,
 )
 from helper.operations.import_queue import split_lines
-from helper.store.action_rows import ExportedReveal, ExportedShare, ImportResult
-from helper.store.rows import HistoryEntry, PreparedReveal, QueueFilter
+from helper.store.action_models import ExportedReveal, ExportedShare, ImportResult
+from helper.store.models import HistoryEntry, PreparedReveal, QueueFilter
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.operations.action_fixtures import (
     ANN,

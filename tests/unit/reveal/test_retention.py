@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 from helper.core.share import ShareState
 from helper.errors import ProofFailed, StoreError
 from helper.reveal.retention import RetentionStage, retention_stage
-from helper.store.rows import EnqueueResult, StoredRound
+from helper.store.models import EnqueueResult, StoredRound
 from tests.support.fakes import HOUR_SECONDS, OTHER_ROUND, ROUND, START_TIME, create_round, create_share, nullifier_of
 from tests.support.queue_pipeline import Pipeline, open_pipeline
 

@@ -15,7 +15,7 @@ from helper.ingest import payload
 from helper.server import body_reader as body_module
 from helper.server.body_reader import BodyReader
 from helper.server.rate_limits import RefusalLimiter
-from helper.store.rows import EnqueueResult
+from helper.store.models import EnqueueResult
 from tests.unit.ingest.admission_fixtures import FakeClock, create_body
 from tests.unit.server.wallet_fixtures import SHARES_PATH, WalletApp, error_text
 

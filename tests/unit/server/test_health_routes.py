@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from helper.observability.health_checks import Check, all_passed, format_checks, parse_checks
+from helper.observability.readiness_text import Check, all_passed, format_checks, parse_checks
 from helper.server.application import add_middleware
 from helper.server.routes.health import health_routes
 

@@ -22,7 +22,7 @@ from helper.app.listeners import Listeners
 from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
 from helper.config import Config
-from helper.observability.health_checks import Check
+from helper.observability.readiness_text import Check
 from helper.observability.stats import Stats
 from helper.server.body_reader import BodyReader
 from helper.server.docs_html import render_page

@@ -9,11 +9,10 @@ import pytest
 
 from helper.core.share import ShareState
 from helper.errors import StoreCorrupt
-from helper.server import views
+from helper.server import operator_json
 from helper.server.routes.operator import create_operator_app
-from helper.store.action_rows import PurgedFailures
-from helper.store.queue_reader import QueueReader
-from helper.store.rows import (
+from helper.store.action_models import PurgedFailures
+from helper.store.models import (
     DamagedShare,
     FailureGroup,
     HistoryEntry,
@@ -22,6 +21,7 @@ from helper.store.rows import (
     RevealFacts,
     ShareDetails,
 )
+from helper.store.queue_reader import QueueReader
 from tests.support.service_state import partial_state
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
 from tests.unit.server.wallet_fixtures import error_text
@@ -127,7 +127,7 @@ async def test_queue_list_shows_waiting_shares(operator_client: OperatorClient) 
             }
         ],
     }
-    assert operator_client.queue.query == (QueueFilter(), views.DEFAULT_LIST_LIMIT)
+    assert operator_client.queue.query == (QueueFilter(), operator_json.DEFAULT_LIST_LIMIT)
 
 
 async def test_queue_list_applies_filter(operator_client: OperatorClient) -> None:
@@ -179,8 +179,8 @@ async def test_queue_show_has_times_attempts_and_transaction(operator_client: Op
 @pytest.mark.rule("R3")
 async def test_queue_show_reports_share_that_cannot_count() -> None:
     at_the_end = ShareDetails(make_entry(submit_at=END), 0, END, (), {})
-    assert views.story_json(at_the_end, source="file")["cannot_count"] is True
-    assert views.story_json(at_the_end, source="file")["transaction"] is None
+    assert operator_json.story_json(at_the_end, source="file")["cannot_count"] is True
+    assert operator_json.story_json(at_the_end, source="file")["transaction"] is None
 
 
 async def test_operator_responses_contain_no_witness(operator_client: OperatorClient) -> None:

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from helper.ingest.payload import MAX_BODY_BYTES, SMALL_BODY_BYTES
 from helper.server.rate_limits import RateLimitMiddleware, RefusalLimiter, TokenBuckets, costs_token
-from helper.store.rows import EnqueueResult
+from helper.store.models import EnqueueResult
 from tests.unit.ingest.admission_fixtures import FakeClock, create_body
 from tests.unit.server.wallet_fixtures import SHARES_PATH, STATUS_PATH, WalletApp, error_text
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from helper.store.rows import DamagedShare
+from helper.store.models import DamagedShare
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
 from tests.unit.store.fixtures import StoreOpener

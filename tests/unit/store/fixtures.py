@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from helper.core.share import Share
-from helper.store.rows import PreparedReveal, QueuedShare, QueueFilter
+from helper.store.models import PreparedReveal, QueuedShare, QueueFilter
 from helper.store.sqlite.store import SqliteStore
 from helper.store.store import Store
 

@@ -15,10 +15,10 @@ from helper.core.share import ShareState
 from helper.errors import StoreCorrupt, StoreError
 from helper.store.migration.sqlite_endpoint import SqliteEndpoint
 from helper.store.migration.tables import SHARES
-from helper.store.records import RevealRow, ShareRow
-from helper.store.rows import DamagedShare, QueueEntry, QueueFilter
+from helper.store.models import DamagedShare, QueueEntry, QueueFilter
 from helper.store.share_listing import UNREADABLE_NOTE
 from helper.store.sqlite.store import SqliteStore
+from helper.store.table_rows import RevealRow, ShareRow
 from tests.support.clock import FakeClock
 from tests.unit.store.fixtures import (
     NOW,

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from helper.core.share import ShareState
-from helper.store.action_rows import MOVED, ExportedReveal, ExportedShare, ValidatedShare
-from helper.store.rows import FailureGroup, HistoryEntry, QueueFilter
+from helper.store.action_models import MOVED, ExportedReveal, ExportedShare, ValidatedShare
+from helper.store.models import FailureGroup, HistoryEntry, QueueFilter
 from helper.store.sqlite.export import ExportSelection, select_for_export
 from helper.store.sqlite.snapshot import take_snapshot
 from helper.store.sqlite.store import SqliteStore
 from tests.support.clock import FakeClock
-from tests.unit.store.conformance.test_chain_facts import ChainRound
+from tests.unit.store.conformance.test_chain_data import ChainRound
 from tests.unit.store.conformance.test_operator_actions import fail_share, retry_matching
 from tests.unit.store.fixtures import (
     NOW,

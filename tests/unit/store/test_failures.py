@@ -14,8 +14,8 @@ import pytest
 
 from helper.core.share import ShareState
 from helper.errors import StoreCorrupt, StoreError, StoreFull
-from helper.store.operations.chain_facts import set_meta
-from helper.store.rows import EnqueueResult
+from helper.store.models import EnqueueResult
+from helper.store.operations.blocks import set_meta
 from helper.store.sqlite.disk_health import LOCATION_CHECK_SECONDS, DiskHealth
 from helper.store.sqlite.errors import UnreadableRowError, is_disk_full, is_environment_error, translate
 from helper.store.sqlite.store import SqliteStore

@@ -21,12 +21,12 @@ from helper.core.share import ShareState
 from helper.errors import StoreError, StoreForeign, StoreFull, StoreLocked
 from helper.lease.database import DatabaseLease
 from helper.store.migration.postgres_endpoint import PostgresEndpoint
+from helper.store.models import DamagedShare, EnqueueResult, QueueFilter
 from helper.store.postgres import PostgresStore
 from helper.store.postgres.connection import create_connection_settings
 from helper.store.postgres.keyring import Keyring
 from helper.store.postgres.opening import refuse_host_name_in_use
 from helper.store.postgres.transaction import PostgresTransaction
-from helper.store.rows import DamagedShare, EnqueueResult, QueueFilter
 from tests.support.clock import FakeClock
 from tests.support.command import run_refused_serve
 from tests.support.fakes import wait_until
@@ -34,7 +34,7 @@ from tests.support.postgres import Cluster, find_binaries
 from tests.support.process import TIMEOUT_SECONDS
 from tests.unit.lease.test_s3 import create_released_bucket, lease_for_host
 from tests.unit.store.conformance.backends import SEALING_KEYS, PostgresBackend
-from tests.unit.store.conformance.test_chain_facts import ChainRound
+from tests.unit.store.conformance.test_chain_data import ChainRound
 from tests.unit.store.fixtures import NOW, ROUND, claim_all_due, enqueue_shares, make_posted_share, make_reveal
 
 CLUSTER_FIXTURES = ["cluster"] if find_binaries() is not None else []

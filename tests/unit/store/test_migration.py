@@ -32,18 +32,18 @@ from helper.store.migration.tables import (
     last_common_key,
     rows_up_to,
 )
+from helper.store.models import QueueFilter
 from helper.store.postgres.connection import create_connection_settings
 from helper.store.postgres.keyring import Keyring
 from helper.store.postgres.opening import migrations as postgres_migrations
-from helper.store.records import ShareRow
-from helper.store.rows import QueueFilter
 from helper.store.sqlite.schema import migrations
 from helper.store.store import Store
+from helper.store.table_rows import ShareRow
 from tests.support.clock import FakeClock
 from tests.support.fakes import TIMEOUT_SECONDS
 from tests.unit.store.conformance.backends import SEALING_KEYS, PostgresBackend, SqliteBackend, StoreBackend
 from tests.unit.store.conformance.conftest import BACKEND_KINDS
-from tests.unit.store.conformance.test_chain_facts import ChainRound
+from tests.unit.store.conformance.test_chain_data import ChainRound
 from tests.unit.store.conformance.test_operator_actions import ACTOR, fail_share
 from tests.unit.store.fixtures import (
     NOW,

@@ -9,7 +9,7 @@ import pytest
 
 from helper.core.share import ShareState
 from helper.errors import StoreError, StoreForeign
-from helper.store.rows import QueueFilter
+from helper.store.models import QueueFilter
 from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.reader import open_queue_file
 from helper.store.sqlite.store import SqliteStore

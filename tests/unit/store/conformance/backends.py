@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import psycopg
 
 from helper.clock import Clock
+from helper.store.models import DamagedShare
 from helper.store.postgres import PostgresStore
 from helper.store.postgres.keyring import Keyring
 from helper.store.queue_reader import QueueReader
-from helper.store.rows import DamagedShare
 from helper.store.sqlite.reader import open_queue_file
 from helper.store.sqlite.store import SqliteStore
 from helper.store.store import Store

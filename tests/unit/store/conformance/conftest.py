@@ -8,7 +8,7 @@ from secrets import token_hex
 
 import pytest
 
-from helper.store.rows import DamagedShare
+from helper.store.models import DamagedShare
 from helper.store.store import Store
 from tests.support.clock import FakeClock
 from tests.support.postgres import find_binaries

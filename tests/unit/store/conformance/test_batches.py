@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from helper.errors import StoreCorrupt, StoreError
-from helper.store.rows import DamagedShare, EnqueueResult
+from helper.store.models import DamagedShare, EnqueueResult
 from helper.store.store import Store
 from helper.store.transaction import Transaction
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import StoreBackend
-from tests.unit.store.conformance.test_chain_facts import ChainRound
+from tests.unit.store.conformance.test_chain_data import ChainRound
 from tests.unit.store.fixtures import NOW, ROUND, PostedShare, make_posted_share
 
 ROUNDS = 3

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from helper.core.share import ShareState
-from helper.store.rows import EnqueueResult
+from helper.store.models import EnqueueResult
 from helper.store.store import Store
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import Reopen, StoreBackend

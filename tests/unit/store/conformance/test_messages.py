@@ -8,8 +8,8 @@ import pytest
 
 from helper.chain.verdicts import Verdict
 from helper.reveal.resend_policy import NextStep, next_step
-from helper.store.action_rows import Actor
-from helper.store.rows import QueueFilter
+from helper.store.action_models import Actor
+from helper.store.models import QueueFilter
 from helper.store.store import Store
 from tests.unit.store.conformance.backends import StoreBackend
 from tests.unit.store.fixtures import (

@@ -28,12 +28,12 @@ from hypothesis.stateful import (
 
 from helper.core.share import TRANSITIONS, ShareState
 from helper.errors import StoreError
-from helper.store.action_rows import ExportedReveal, ExportedShare, ImportResult
-from helper.store.rows import DamagedShare, EnqueueResult, QueueFilter
+from helper.store.action_models import ExportedReveal, ExportedShare, ImportResult
+from helper.store.models import DamagedShare, EnqueueResult, QueueFilter
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import PostgresBackend, SqliteBackend, StoreBackend
 from tests.unit.store.conformance.conftest import BACKEND_KINDS
-from tests.unit.store.conformance.test_chain_facts import ChainRound
+from tests.unit.store.conformance.test_chain_data import ChainRound
 from tests.unit.store.fixtures import NOW, OTHER_ROUND, ROUND, make_posted_share, make_reveal, retry_as_operator
 
 T = TypeVar("T")

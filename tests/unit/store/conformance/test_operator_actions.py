@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from helper.core.share import ShareState
-from helper.store.action_rows import Actor, PurgedFailures
+from helper.store.action_models import Actor, PurgedFailures
+from helper.store.models import QueueFilter
 from helper.store.operations.actions import MAX_ACTIONS
 from helper.store.operations.failure_counts import MAX_REASONS_PER_DAY, OTHER_REASON, RETENTION_DAYS
-from helper.store.rows import QueueFilter
 from helper.store.store import Store
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import Reopen, StoreBackend
-from tests.unit.store.conformance.test_chain_facts import ChainRound
+from tests.unit.store.conformance.test_chain_data import ChainRound
 from tests.unit.store.fixtures import (
     NOW,
     OTHER_ROUND,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from helper.core.share import ShareState
-from helper.store.rows import DueForecast, QueueFilter, RevealFacts
+from helper.store.models import DueForecast, QueueFilter, RevealFacts
 from helper.store.store import Store
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import StoreBackend
-from tests.unit.store.conformance.test_chain_facts import ChainRound
+from tests.unit.store.conformance.test_chain_data import ChainRound
 from tests.unit.store.fixtures import (
     NOW,
     OTHER_ROUND,

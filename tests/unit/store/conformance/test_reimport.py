@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from helper.core.share import ShareState
-from helper.store.action_rows import ExportedReveal, ExportedShare, ImportedShare, ImportResult
-from helper.store.rows import HistoryEntry, QueueFilter
+from helper.store.action_models import ExportedReveal, ExportedShare, ImportedShare, ImportResult
+from helper.store.models import HistoryEntry, QueueFilter
 from helper.store.store import Store
 from tests.support.clock import FakeClock
 from tests.unit.store.conformance.backends import Reopen, StoreBackend
-from tests.unit.store.conformance.test_chain_facts import ChainRound
+from tests.unit.store.conformance.test_chain_data import ChainRound
 from tests.unit.store.conformance.test_operator_actions import fail_share
 from tests.unit.store.fixtures import (
     NOW,

@@ -9,7 +9,7 @@ import pytest
 
 from helper.core.share import TRANSITIONS, ShareState
 from helper.errors import StoreError
-from helper.store.rows import QueueFilter
+from helper.store.models import QueueFilter
 from helper.store.store import Store
 from tests.unit.store.conformance.backends import Reopen, StoreBackend
 from tests.unit.store.fixtures import (

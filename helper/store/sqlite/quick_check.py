@@ -10,8 +10,8 @@ from typing import Final
 
 from helper.clock import Clock
 from helper.store.sqlite.errors import translate_opening
-from helper.store.sqlite.file_names import read_only_uri
 from helper.store.sqlite.schema import check_pages, compare_schema, latest_version, read_identity
+from helper.store.sqlite.second_name_check import read_only_uri
 
 LOCK_WAIT_SECONDS: Final = 2.0
 _STEPS_PER_DEADLINE_CHECK: Final = 20_000

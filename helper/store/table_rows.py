@@ -10,7 +10,7 @@ import orjson
 
 from helper.core.share import Share, ShareState
 from helper.core.text import clean_text
-from helper.store.rows import DamagedShare, PreparedReveal, QueuedShare, SentReveal, StoredRound
+from helper.store.models import DamagedShare, PreparedReveal, QueuedShare, SentReveal, StoredRound
 from proofs import row_check, row_checks
 
 Row = tuple[Any, ...]

@@ -8,7 +8,7 @@ import pytest
 
 from helper.core.share import ShareState
 from helper.errors import StoreError
-from helper.store.rows import QueueFilter, StoredRound
+from helper.store.models import QueueFilter, StoredRound
 from helper.store.store import Store
 from tests.unit.store.conformance.backends import Reopen, StoreBackend
 from tests.unit.store.fixtures import (

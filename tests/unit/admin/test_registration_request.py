@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from admin.registration import MAX_BODY_BYTES, RegistrationError, parse_registration
+from admin.registration_request import MAX_BODY_BYTES, RegistrationError, parse_registration
 from admin.url_policy import UrlNotAllowedError, check_url
 from tests.conftest import RECORDED
 from tests.unit.admin.fixtures import NOW, sign_registration

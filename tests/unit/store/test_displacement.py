@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 import structlog
 
-from helper.cli.single_instance import require_single_instance
+from helper.cli.early_lock_check import require_single_instance
 from helper.clock import SystemClock
 from helper.core.share import ShareState
 from helper.errors import BackupError, StoreDisplaced, StoreLocked
 from helper.store.backup import restore_database
 from helper.store.migration.sqlite_endpoint import SqliteEndpoint
 from helper.store.sqlite.disk_health import LOCATION_CHECK_SECONDS
-from helper.store.sqlite.file_check import quick_check
-from helper.store.sqlite.file_location import DATABASE_DISPLACED_TEXT, WAL_DISPLACED_TEXT
+from helper.store.sqlite.displacement import DATABASE_DISPLACED_TEXT, WAL_DISPLACED_TEXT
 from helper.store.sqlite.file_lock import FileLock
+from helper.store.sqlite.quick_check import quick_check
 from helper.store.sqlite.reader import open_queue_file
 from helper.store.sqlite.snapshot import take_snapshot
 from helper.store.sqlite.store import SqliteStore

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helper.chain import block_cadence
-from helper.chain.block_cadence import (
+from helper.chain import absence_proof
+from helper.chain.absence_proof import (
     ABSENCE_BLOCKS,
     CLOCK_TOLERANCE_SECONDS,
     ArrivalKey,
@@ -140,10 +140,10 @@ def test_first_arrivals_keep_first_until_removed_or_expired(monkeypatch: pytest.
     assert arrivals.get_or_add(key(2), second, 1.0) is second
     arrivals.forget(key(1))
     assert arrivals.get_or_add(key(1), second, 2.0) is second
-    assert arrivals.get_or_add(key(2), first, 1.0 + block_cadence.ARRIVAL_TTL_SECONDS) is first, (
+    assert arrivals.get_or_add(key(2), first, 1.0 + absence_proof.ARRIVAL_TTL_SECONDS) is first, (
         "the old arrival expired"
     )
-    monkeypatch.setattr(block_cadence, "MAX_ARRIVALS", 3)
+    monkeypatch.setattr(absence_proof, "MAX_ARRIVALS", 3)
     for number in range(3, 9):
         arrivals.get_or_add(key(number), first, 400.0)
     assert len(arrivals) == 3

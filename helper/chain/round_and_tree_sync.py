@@ -15,7 +15,7 @@ from helper.chain.commitment_tree import CommitmentTreeSync
 from helper.chain.models import BlockHead
 from helper.chain.node_pool import NodePool
 from helper.chain.round_registry import RoundRegistry
-from helper.core.recent import LoggedProblem
+from helper.core.log_limits import LoggedProblem
 from helper.errors import HelperError
 
 

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 
 from helper.chain.copy_quorum import CopyQuorum
 from helper.chain.counted_reveals import shows_spent
-from helper.chain.gather import gather_limited
+from helper.chain.limited_gather import gather_limited
 from helper.chain.node import Node
 from helper.chain.node_pool import NodePool
 from helper.chain.rpc_client import CountedNullifier
 from helper.chain.verdicts import Verdict
 from helper.errors import ChainError, ChainUnavailable
-from helper.store.rows import SentReveal
+from helper.store.models import SentReveal
 from helper.store.store import Store
 
 CHECK_INTERVAL_BLOCKS = 10
@@ -27,7 +27,7 @@ _CONCURRENCY = 8
 _MISSED_HEIGHT_KEY = "chain.gap"
 
 
-class MissedBlocksCheck:
+class SentRevealCheck:
     """Finds counted reveals after blocks were missed."""
 
     def __init__(self, store: Store, node_pool: NodePool, quorum: CopyQuorum) -> None:

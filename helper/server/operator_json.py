@@ -11,8 +11,8 @@ from typing import Any, Final, Literal
 
 from helper.core.share import ShareState
 from helper.observability.service_state import ServiceState
-from helper.store.action_rows import Action, PurgedFailures
-from helper.store.rows import MIN_REF_CHARS, DamagedShare, FailureGroup, QueueEntry, QueueFilter, ShareDetails
+from helper.store.action_models import Action, PurgedFailures
+from helper.store.models import MIN_REF_CHARS, DamagedShare, FailureGroup, QueueEntry, QueueFilter, ShareDetails
 
 Source = Literal["daemon", "file"]
 Counts = Mapping[bytes, Mapping[ShareState, int]]

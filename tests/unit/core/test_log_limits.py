@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from helper.core.recent import LoggedProblem, RecentKeys
+from helper.core.log_limits import LoggedProblem, RecentKeys
 
 
 def test_recent_keys_are_new_again_after_a_pause() -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from helper.chain.gather import gather_limited
+from helper.chain.limited_gather import gather_limited
 from helper.errors import HelperError
 from tests.support.fakes import TIMEOUT_SECONDS
 

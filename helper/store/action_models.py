@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from helper.core.share import Share, ShareState
-from helper.store.rows import HistoryEntry, PreparedReveal
+from helper.store.models import HistoryEntry, PreparedReveal
 
 MOVED: Final = "moved"
 """Stage of a share that an export moved to another machine. It stays failed here until an operator retries it."""
