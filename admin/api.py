@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from admin import schemas
 from admin.adr036 import SignatureRefusedError
-from admin.registration_request import MAX_BODY_BYTES, RegistrationError, parse_registration
+from admin.registration_request import MAX_REGISTRATION_BYTES, RegistrationError, parse_registration
 from admin.registry import RegistrationRegistry
 from admin.rounds import RoundsView
 from admin.schemas import ChainFacts, UiConfig
@@ -85,7 +85,7 @@ class AdminRoutes:
         self._ui = ui
         self._get_chain_facts = get_chain_facts
         self._clock = clock
-        self._body_reader = BodyReader(max_bytes=MAX_BODY_BYTES)
+        self._body_reader = BodyReader(max_bytes=MAX_REGISTRATION_BYTES)
 
     def app(self) -> ASGIApp:
         """Return the ASGI application, for mounting under `/api`."""

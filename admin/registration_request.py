@@ -12,7 +12,7 @@ from typing import Any, Final
 from admin.adr036 import is_address
 from admin.url_policy import UrlNotAllowedError, check_url
 
-MAX_BODY_BYTES: Final = 16 << 10
+MAX_REGISTRATION_BYTES: Final = 16 << 10
 MAX_ADDRESS_CHARS: Final = 128
 MAX_REGISTERED_URL_CHARS: Final = 2048
 MAX_BASE64_CHARS: Final = 256
@@ -72,7 +72,7 @@ def parse_registration(body: bytes, *, now: float, production: bool) -> SignedRe
     """Parse and validate a registration request. Does not verify the signature.
 
     Args:
-        body: JSON, at most `MAX_BODY_BYTES` bytes.
+        body: JSON, at most `MAX_REGISTRATION_BYTES` bytes.
         now: Unix seconds.
         production: whether the URL must be a public HTTPS URL.
 
@@ -93,8 +93,8 @@ def parse_registration(body: bytes, *, now: float, production: bool) -> SignedRe
 
 
 def _parse_object(body: bytes) -> dict[str, Any]:
-    if len(body) > MAX_BODY_BYTES:
-        raise RegistrationError(f"body: is larger than {MAX_BODY_BYTES} bytes")
+    if len(body) > MAX_REGISTRATION_BYTES:
+        raise RegistrationError(f"body: is larger than {MAX_REGISTRATION_BYTES} bytes")
     try:
         parsed = json.loads(body.decode())
     except (ValueError, RecursionError):

@@ -23,7 +23,7 @@ log = structlog.get_logger("helper.admin")
 
 MAX_ROUNDS: Final = 200
 """Maximum number of rounds in the response, newest first."""
-MAX_BODY_BYTES: Final = 2 << 20
+MAX_LIST_BYTES: Final = 2 << 20
 """Maximum size of the response; a round that does not fit is omitted."""
 REFRESH_SECONDS: Final = 10.0
 """Seconds between two refreshes."""
@@ -138,7 +138,7 @@ class RoundsView:
             return True
         except ChainError:
             return False
-        # Drop totals of unknown options: a response may contain millions. The known ones are bounded by MAX_BODY_BYTES.
+        # Drop totals of unknown options: a response may contain millions. The known ones are bounded by MAX_LIST_BYTES.
         options = {(proposal.id, option.index) for proposal in known.proposals for option in proposal.options}
         reported_totals = ((total.proposal_id, total.option, total.value) for total in totals)
         self._totals[known.round_id] = {
@@ -156,12 +156,12 @@ class RoundsView:
 
 
 def _prepare_response(listed: Iterable[ListedRound], totals: Mapping[bytes, RoundTotals]) -> _PreparedResponse:
-    """The newest `MAX_ROUNDS` rounds, without those that would exceed `MAX_BODY_BYTES`."""
+    """The newest `MAX_ROUNDS` rounds, without those that would exceed `MAX_LIST_BYTES`."""
     rounds, entries = list[ListedRound](), list[bytes]()
     size = len(b'{"rounds":[]}')
     for known in sorted(listed, key=lambda known: -known.created_at_height)[:MAX_ROUNDS]:
         entry = orjson.dumps(_round_response(known, totals.get(known.round_id)))
-        if size + len(entry) + 1 > MAX_BODY_BYTES:
+        if size + len(entry) + 1 > MAX_LIST_BYTES:
             continue
         size += len(entry) + 1  # with a comma
         rounds.append(known)

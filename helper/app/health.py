@@ -1,124 +1,76 @@
-"""Health of the service: readiness, admission, dispatch, and status for operators."""
+"""Health of the service: the readiness checks of `/readyz`, and the status for operators."""
 
 from __future__ import annotations
 
+from helper.app.gates import Gates
 from helper.chain.block_follower import BlockFollower
 from helper.chain.commitment_tree import CommitmentTreeSync
-from helper.chain.models import RoundStatus
 from helper.chain.node_pool import NodePool
-from helper.chain.round_and_tree_sync import ChainSync
 from helper.chain.round_registry import RoundRegistry
 from helper.clock import Clock
 from helper.cluster.membership import ClusterMember
-from helper.core.pause import PauseCause, PauseReason, text_of
+from helper.core.pause import text_of
 from helper.core.roles import ROLES, Role
 from helper.observability.readiness_text import Check
 from helper.observability.service_state import CheckState, HealthState
 from helper.observability.stats import Stats
 from helper.reveal.circuit_selector import CircuitSelector
-from helper.reveal.dispatcher import DispatchGate
 from helper.reveal.prover.pool import ProverPool
 from helper.runtime.hardening import get_process_limits
-from helper.store.sqlite.displacement import DATABASE_DISPLACED_TEXT, WAL_DISPLACED_TEXT
-from helper.store.store import Store
-
-PAUSE_GRACE_SECONDS = 30.0
-"""Seconds for which dispatch may be paused before the service is not ready; longer than the restart of a node takes."""
 
 
 class ServiceHealth:
-    """Decides whether shares may be admitted and dispatched, and reports health.
+    """Reports readiness and state of the service.
 
     Args:
-        stale_after: age in seconds from which the newest block is too old to admit shares.
-        max_ahead: seconds a due time may be ahead of the newest block time.
+        gates: decides whether shares may be admitted and dispatched.
         role: the role of this host; only the parts that it uses must be healthy.
         cluster: membership in the cluster; None if there is only one host.
-
-    Attributes:
-        is_dispatching: whether dispatch has started: provers ready, chain known, circuit selected. Set by the service.
     """
 
     def __init__(
         self,
         *,
-        store: Store,
+        gates: Gates,
         node_pool: NodePool,
         round_registry: RoundRegistry,
         tree_sync: CommitmentTreeSync,
-        chain_follower: ChainSync,
         block_follower: BlockFollower,
         circuit_selector: CircuitSelector,
         prover_pool: ProverPool,
         stats: Stats,
         clock: Clock,
-        stale_after: float,
-        max_ahead: float,
         role: Role = ROLES["all"],
         cluster: ClusterMember | None = None,
     ) -> None:
-        self._store = store
+        self._gates = gates
         self._node_pool = node_pool
         self._round_registry = round_registry
         self._tree_sync = tree_sync
-        self._chain_follower = chain_follower
         self._block_follower = block_follower
         self._circuit_selector = circuit_selector
         self._prover_pool = prover_pool
         self._stats = stats
         self._clock = clock
-        self._stale_after = stale_after
-        self._max_ahead = max_ahead
         self._role = role
         self._cluster = cluster
-        self.is_dispatching = False
-        self._paused_since: float | None = None  # monotonic
 
     @property
     def is_ready(self) -> bool:
         """Whether shares are admitted and revealed."""
-        is_dispatch_ready = not self._role.can_process or (self.is_dispatching and self._prover_pool.is_ready)
-        return is_dispatch_ready and self.intake_pause_reason() is None
-
-    @property
-    def can_send(self) -> bool:
-        """Whether prepared messages may be sent: dispatch has started and the clock is correct."""
-        return self.is_dispatching and self._clock_fault() is None
-
-    def intake_pause_reason(self) -> PauseReason | None:
-        """Why no share is admitted now, or None.
-
-        The chain is current if the newest block that any node in sync has reported is recent. A node that is briefly
-        unreachable therefore does not pause admission. Admission pauses if nodes respond but none is in sync.
-        """
-        return (
-            self._store_fault()
-            or self._clock_fault()
-            or self._intake_blocked()
-            or self._sync_fault()
-            or self._all_rounds_pause_reason()
-        )
-
-    def round_pause_reason(self, round_id: bytes) -> PauseReason | None:
-        """Why this round is paused although nodes are in sync, or None.
-
-        The reason is that no node's report of the round or its tree is consistent with the verified state.
-        """
-        frozen = self._round_registry.frozen_reason(round_id)
-        return (
-            self._tree_sync.contradiction_reason(round_id) if frozen is None else PauseCause.ROUND_FROZEN.reason(frozen)
-        )
+        is_dispatch_ready = not self._role.can_process or (self._gates.is_dispatching and self._prover_pool.is_ready)
+        return is_dispatch_ready and self._gates.intake_pause_reason() is None
 
     def run_checks(self) -> list[Check]:
         """Run the checks that `/readyz` reports."""
         checks = [
-            Check("store", text_of(self._store_fault())),
-            Check("chain", text_of(self._sync_fault())),
-            Check("clock", text_of(self._clock_suspect())),
+            Check("store", text_of(self._gates.store_fault())),
+            Check("chain", text_of(self._gates.sync_fault())),
+            Check("clock", text_of(self._gates.clock_suspect())),
             Check("blocks", self._missing_blocks(), self._unread_blocks()),
             Check(
                 "rounds",
-                text_of(self._all_rounds_pause_reason()) or self._frozen_with_shares(),
+                text_of(self._gates.all_rounds_pause_reason()) or self._frozen_with_shares(),
                 self._unconfirmed_round_reports(),
             ),
             Check("circuit", text_of(self._circuit_selector.pause_reason)),
@@ -127,40 +79,9 @@ class ServiceHealth:
             checks.append(Check("sender", text_of(self._cluster.work_blocked)))
         if self._role.can_process:
             checks.append(Check("provers", None if self._prover_pool.is_ready else "no prover is ready"))
-            checks.append(Check("queue", None if self.is_dispatching else "starting: dispatch has not begun"))
-            checks.append(Check("dispatch", text_of(self._long_pause_reason())))
+            checks.append(Check("queue", None if self._gates.is_dispatching else "starting: dispatch has not begun"))
+            checks.append(Check("dispatch", text_of(self._gates.long_pause_reason())))
         return checks
-
-    def _clock_fault(self) -> PauseReason | None:
-        return None if self._cluster is None else self._cluster.clock_fault
-
-    def _clock_suspect(self) -> PauseReason | None:
-        """Why this host's clock must not be used for dispatch, or None."""
-        fault = self._clock_fault()
-        return PauseCause.CLOCK_OFF_CHAIN.reason() if fault is None and self._node_pool.is_clock_suspect else fault
-
-    def _intake_blocked(self) -> PauseReason | None:
-        return None if self._cluster is None else self._cluster.intake_blocked
-
-    def _work_blocked(self) -> PauseReason | None:
-        return None if self._cluster is None else self._cluster.work_blocked
-
-    def _store_fault(self) -> PauseReason | None:
-        """Why nothing can be stored, or None. The text is public; details of a disk error are only logged."""
-        trouble = self._store.write_error
-        if trouble is None:
-            return None
-        if trouble in {DATABASE_DISPLACED_TEXT, WAL_DISPLACED_TEXT}:
-            return PauseCause.DATABASE_MOVED.reason(trouble)
-        return PauseCause.QUEUE_UNWRITABLE.reason()
-
-    def _sync_fault(self) -> PauseReason | None:
-        """Why the chain's state is not known well enough to admit shares, or None."""
-        if not self._chain_follower.is_ready:
-            return PauseCause.CHAIN_NOT_READ.reason()
-        newest = self._node_pool.newest_time
-        is_current = newest is not None and -self._max_ahead <= self._clock.now() - newest <= self._stale_after
-        return None if is_current and not self._node_pool.is_out_of_sync else PauseCause.NO_NODE_IN_SYNC.reason()
 
     def _missing_blocks(self) -> str | None:
         """Why confirmations may be missing, or None."""
@@ -168,22 +89,12 @@ class ServiceHealth:
             return f"nodes show different reveals in block {self._block_follower.disputed_height}"
         if self._block_follower.stalled_height is not None:
             return f"no node has block {self._block_follower.stalled_height}"
-        return text_of(self._unread_since_stop())
-
-    def _unread_since_stop(self) -> PauseReason | None:
-        """Why shares without a proof may be confirmed already, or None."""
-        return None if self._block_follower.is_ready else PauseCause.BLOCKS_UNREAD.reason()
+        return text_of(self._gates.unread_since_stop())
 
     def _unread_blocks(self) -> str | None:
         """The number of older blocks that are not read yet, or None. Shares are revealed in the meantime."""
         left = self._block_follower.history.unread_count
         return f"{left} older blocks are still to be read; shares are revealed meanwhile" if left else None
-
-    def _all_rounds_pause_reason(self) -> PauseReason | None:
-        """Why all active rounds are paused, or None if at least one is not."""
-        open_rounds = [known for known in self._round_registry.open_rounds() if known.status is RoundStatus.ACTIVE]
-        reasons = [self.round_pause_reason(known.round_id) for known in open_rounds]
-        return reasons[0] if reasons and all(reasons) else None
 
     def _frozen_with_shares(self) -> str | None:
         """Which frozen rounds have waiting shares, or None. Other rounds are not affected."""
@@ -201,47 +112,6 @@ class ServiceHealth:
         ]
         return "; ".join(reports) or None
 
-    def get_dispatch_gate(self) -> DispatchGate:
-        """Return the conditions for dispatch, and note when a pause begins."""
-        gate = self._create_gate()
-        if gate.pause_reason is None:
-            self._paused_since = None
-        elif self._paused_since is None:
-            self._paused_since = self._clock.monotonic()
-        return gate
-
-    def _long_pause_reason(self) -> PauseReason | None:
-        """Why dispatch has been paused for longer than `PAUSE_GRACE_SECONDS`, or None."""
-        reason = self.get_dispatch_gate().pause_reason
-        since = self._clock.monotonic() if self._paused_since is None else self._paused_since
-        return reason if self._clock.monotonic() - since >= PAUSE_GRACE_SECONDS else None
-
-    def _create_gate(self) -> DispatchGate:
-        head = self._node_pool.head
-        reason = (
-            self._store_fault()  # a proof could not be stored
-            or self._clock_suspect()
-            or self._work_blocked()
-            or (PauseCause.NO_NODE_IN_SYNC.reason() if head is None else None)
-            # Shares confirmed since the last stop or the restored backup need no proof. The wait is bounded.
-            or self._unread_since_stop()
-        )
-        if reason is not None or head is None:
-            return DispatchGate(frozenset(), 0.0, reason)
-        rounds = frozenset(
-            known.round_id
-            for known in self._round_registry.active_rounds()
-            if head.time < self._round_registry.latest_end(known) and self._tree_sync.anchor(known.round_id) is not None
-            if self._tree_sync.contradiction_reason(known.round_id) is None
-        )
-        return DispatchGate(
-            rounds,
-            head.time + self._max_ahead,
-            self._circuit_selector.blocked_reason or self._all_rounds_pause_reason(),
-            is_one_at_a_time=self._circuit_selector.is_current_unproven
-            or self._circuit_selector.pause_reason is not None,
-        )
-
     def _age_of(self, time: float | None) -> float | None:
         """Seconds since a block time by the local clock; None if the time is unknown."""
         return None if time is None else round(self._clock.now() - time, 3)
@@ -256,7 +126,7 @@ class ServiceHealth:
         reasons = self._node_pool.unusable_reasons()
         return {
             "ready": self.is_ready,
-            "intake_paused": text_of(self.intake_pause_reason()),
+            "intake_paused": text_of(self._gates.intake_pause_reason()),
             "checks": [
                 CheckState(name=check.name, problem=check.problem, note=check.note) for check in self.run_checks()
             ],

@@ -11,11 +11,12 @@ import contextlib
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import structlog
 
 import proofs
+from helper.app.gates import Gates
 from helper.app.health import ServiceHealth
 from helper.app.listeners import Listeners
 from helper.chain.block_follower import BlockFollower
@@ -131,7 +132,7 @@ class Service:
 
     def _create_components(self) -> None:
         """Create the components that depend on others."""
-        self.chain_follower = ChainSync(
+        self.chain_sync = ChainSync(
             node_pool=self.node_pool,
             rounds=self.round_registry,
             trees=self.tree_sync,
@@ -145,19 +146,29 @@ class Service:
             on_block=self._on_block,
             on_confirmed=self._on_confirmed,
         )
-        self.health = ServiceHealth(
+        self.gates = Gates(
             store=self.store,
             node_pool=self.node_pool,
             round_registry=self.round_registry,
             tree_sync=self.tree_sync,
-            chain_follower=self.chain_follower,
+            chain_sync=self.chain_sync,
+            block_follower=self.block_follower,
+            circuit_selector=self.circuit_selector,
+            clock=self.clock,
+            stale_after=self.config.chain.stale_seconds,
+            max_ahead=self.config.chain.clock_skew_seconds,
+            cluster=self.cluster,
+        )
+        self.health = ServiceHealth(
+            gates=self.gates,
+            node_pool=self.node_pool,
+            round_registry=self.round_registry,
+            tree_sync=self.tree_sync,
             block_follower=self.block_follower,
             circuit_selector=self.circuit_selector,
             prover_pool=self.prover_pool,
             stats=self.stats,
             clock=self.clock,
-            stale_after=self.config.chain.stale_seconds,
-            max_ahead=self.config.chain.clock_skew_seconds,
             role=self.role,
             cluster=self.cluster,
         )
@@ -201,7 +212,7 @@ class Service:
             revealer=revealer,
             broadcaster=self.broadcaster if self.role.can_send else None,
             retention=retention if self.cluster is None else None,
-            get_gate=self.health.get_dispatch_gate,
+            get_gate=self.gates.get_dispatch_gate,
             slots=self.prover_pool.workers,
             clock=self.clock,
             stats=self.stats,
@@ -210,7 +221,7 @@ class Service:
         self.send_loop = SendLoop(
             broadcaster=self.broadcaster,
             retention=retention,
-            get_pause_reason=lambda: self.health.get_dispatch_gate().pause_reason,
+            get_pause_reason=lambda: self.gates.get_dispatch_gate().pause_reason,
             clock=self.clock,
         )
         self.admission = AdmissionController(
@@ -220,8 +231,8 @@ class Service:
             validator=ShareValidator(self._share_checks),
             clock=self.clock,
             wake=self.dispatcher.wake_if_due,
-            get_pause_reason=self.health.intake_pause_reason,
-            get_round_pause_reason=self.health.round_pause_reason,
+            get_pause_reason=self.gates.intake_pause_reason,
+            get_round_pause_reason=self.gates.round_pause_reason,
         )
         self.operations = Operations(
             store=self.store,
@@ -244,7 +255,7 @@ class Service:
             rounds=self.round_registry,
             trees=self.tree_sync,
             is_ready=lambda: self.health.is_ready,
-            pause_reason=self.health.intake_pause_reason,
+            pause_reason=self.gates.intake_pause_reason,
             count_outcome=self.stats.count,
         )
 
@@ -255,7 +266,7 @@ class Service:
     async def get_status(self) -> str:
         """Return a short status once the database's thread has responded; waits while it hangs."""
         await self.store.ping_writer()
-        pause_reason = self.health.intake_pause_reason() or self._pause_reason()
+        pause_reason = self.gates.intake_pause_reason() or self._pause_reason()
         return text_of(pause_reason) or (
             "accepts and reveals shares" if self.health.is_ready else "starting: the provers are not ready"
         )
@@ -324,18 +335,21 @@ class Service:
         return (
             self.dispatcher.pause_reason
             if self.role.can_prove
-            else self.health.get_dispatch_gate().pause_reason
+            else self.gates.get_dispatch_gate().pause_reason
             if self.role.can_send
             else None
         )
 
     def _collect_status(self) -> ServiceState:
-        state: ServiceState = {
-            **self.health.collect_status(),
-            "paused": text_of(self._pause_reason()),
-            "height": self.block_follower.height,
-            "in_hand": self.dispatcher.claimed_count,
-        }
+        state = cast(
+            "ServiceState",
+            {
+                **self.health.collect_status(),
+                "paused": text_of(self._pause_reason()),
+                "height": self.block_follower.height,
+                "in_hand": self.dispatcher.claimed_count,
+            },
+        )
         if self.cluster is not None:
             cluster = self.cluster.facts()
             state["role"] = self.config.helper.role
@@ -362,7 +376,7 @@ class Service:
         """
         components = {
             **(more_components or {}),
-            "chain_follower": self.chain_follower.run(),
+            "chain_sync": self.chain_sync.run(),
             "block_follower": self.block_follower.run(),
         }
         if self.cluster is not None:
@@ -385,10 +399,10 @@ class Service:
         """Dispatch and send, once the provers are ready and the circuit is selected."""
         await asyncio.sleep(0)
         await self.prover_pool.wait_ready()
-        await self.chain_follower.wait_ready()
+        await self.chain_sync.wait_ready()
         await self._select_circuit()
         self.node_pool.subscribe(self.dispatcher.wake)
-        self.health.is_dispatching = True
+        self.gates.is_dispatching = True
         circuit = self.circuit_selector.current
         log.info("service_ready", circuit=circuit, self_test=self.prover_pool.estimated_seconds(circuit))
         if self.cluster is None:
@@ -446,7 +460,7 @@ class Service:
             self._new_block.clear()
             try:
                 is_follower_current = self.block_follower.is_caught_up and self.block_follower.is_ready
-                if self.health.can_send and self.node_pool.has_usable_node and is_follower_current:
+                if self.gates.can_send and self.node_pool.has_usable_node and is_follower_current:
                     await self.broadcaster.reconcile(self.block_follower.height or 0)
             except Exception:  # retried after the next block
                 log.exception("reconcile_failed")

@@ -28,7 +28,7 @@ from helper.ingest.schema import (
 if TYPE_CHECKING:
     from proofs import InvalidShare
 
-MAX_BODY_BYTES: Final = 1 << 20
+MAX_SHARE_BODY_BYTES: Final = 1 << 20
 """Maximum bytes of a body: 1 MiB."""
 SMALL_BODY_BYTES: Final = 16 << 10
 """Maximum bytes of a share's fields, in any JSON formatting: three times a real payload with `all_enc_shares`.

@@ -1,4 +1,4 @@
-"""Attempt budget of a share, with exponential retry delays."""
+"""Attempt budget of a share: what spends an attempt, and the delays of retries."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import structlog
 from helper.chain.node_pool import NodePool
 from helper.core.schedule import retry_delay
 from helper.observability.stats import Stats
+from helper.store.models import QueuedShare
 from helper.store.store import Store
 
 log = structlog.get_logger("helper.reveal")
+
+MAX_FREE_CRASHES = 2
+"""Crashes of a prover worker on one share that spend no attempt."""
 
 
 class AttemptBudget:
@@ -49,6 +53,19 @@ class AttemptBudget:
         if await self._store.retry(share_id, due_ms=due_ms, stage=stage, note=reason):
             self._stats.count(f"retry_{stage}")
             log.warning("reveal_retried", stage=stage, reason=reason, attempt=attempt)
+
+    async def record_crash(self, queued: QueuedShare, reason: str) -> None:
+        """Record that a prover worker crashed on a share, and release it. The third crash spends an attempt."""
+        due_ms = queued.due_ms
+        if queued.crashes >= MAX_FREE_CRASHES:
+            # Delayed here, so that no other host claims it before the attempt is spent below.
+            due_ms = self.retry_due_ms(queued.attempts + 1, due_ms)
+        crashes = await self._store.record_crash(queued.id, due_ms=due_ms, note=reason)
+        if crashes:
+            self._stats.count("retry_prover")
+            log.warning("prover_worker_crashed", crashes=crashes)
+        if crashes > MAX_FREE_CRASHES:
+            await self.spend_attempt(queued.id, queued.attempts, "proof", reason, not_before_ms=queued.due_ms)
 
     def retry_due_ms(self, attempt: int, not_before_ms: int) -> int:
         """Time of the retry after the `attempt`-th failure (from 1), in unix milliseconds."""

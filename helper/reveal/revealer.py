@@ -18,8 +18,6 @@ from helper.store.store import Store
 
 log = structlog.get_logger("helper.reveal")
 
-MAX_FREE_CRASHES = 2
-"""Worker crashes on a share that spend no attempt."""
 TREE_RETRY_SECONDS = 2.0
 """Seconds until a share is retried whose leaf is not under a verified root yet."""
 
@@ -81,7 +79,7 @@ class Revealer:
         try:
             proof = await self._prover.prove(circuit, queued.share, path, on_start=on_start)
         except ProverCrashed as error:
-            await self._record_crash(queued, str(error))
+            await self._attempts.record_crash(queued, str(error))
             return None
         except (ProverTimeout, ProofFailed) as error:
             await self._spend_attempt(queued, str(error))
@@ -110,18 +108,6 @@ class Revealer:
 
     async def _spend_attempt(self, queued: QueuedShare, reason: str) -> None:
         await self._attempts.spend_attempt(queued.id, queued.attempts, "proof", reason, not_before_ms=queued.due_ms)
-
-    async def _record_crash(self, queued: QueuedShare, reason: str) -> None:
-        due_ms = queued.due_ms
-        if queued.crashes >= MAX_FREE_CRASHES:
-            # Delayed here, so that no other host claims it before the attempt is spent below.
-            due_ms = self._attempts.retry_due_ms(queued.attempts + 1, due_ms)
-        crashes = await self._store.record_crash(queued.id, due_ms=due_ms, note=reason)
-        if crashes:
-            self._stats.count("retry_prover")
-            log.warning("prover_worker_crashed", crashes=crashes)
-        if crashes > MAX_FREE_CRASHES:
-            await self._spend_attempt(queued, reason)
 
     def _create_prepared(self, queued: QueuedShare, circuit: str, anchor: Anchor, proof: Proof) -> PreparedReveal:
         message = RevealMessage(

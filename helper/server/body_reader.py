@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
-from helper.ingest.payload import MAX_BODY_BYTES, SMALL_BODY_BYTES
+from helper.ingest.payload import MAX_SHARE_BODY_BYTES, SMALL_BODY_BYTES
 
 BODY_TIMEOUT_SECONDS: Final = 8.0
 """Maximum seconds to receive a body; with the head, a slow client is cut off within 10 s."""
@@ -50,7 +50,7 @@ class BodyReader:
 
     def __init__(
         self,
-        max_bytes: int = MAX_BODY_BYTES,
+        max_bytes: int = MAX_SHARE_BODY_BYTES,
         timeout_seconds: float = BODY_TIMEOUT_SECONDS,
         budget: int = MAX_BUFFERED_BYTES,
         uncounted_bytes: int = SMALL_BODY_BYTES,

@@ -19,7 +19,7 @@ from helper.ingest.payload import SMALL_BODY_BYTES, error_body
 from helper.server import peer_credentials
 from helper.server.body_reader import COMPLETE_BODY_KEY, DRAIN_BYTES, DRAIN_SECONDS
 from helper.server.connection_input import SmallReads, ends_at_most_one_head, piece_end
-from helper.server.connection_limits import ConnectionLimits
+from helper.server.connection_limits import MAX_PIPELINED, ConnectionLimits
 from helper.server.connection_timers import Deadline, StallTimer
 from helper.server.middleware import RETRY_AFTER_SECONDS, CorsMiddleware, error_response
 from helper.server.rate_limits import RefusalLimiter, costs_token
@@ -27,12 +27,6 @@ from helper.server.uvicorn_adapter import ConnectRefusedError, HttpConnection
 
 ABORT_KEY: Final = "cut"
 """Key in a request's state of a function that aborts its connection, the only way to mark a response as incomplete."""
-
-MAX_PIPELINED: Final = 1
-"""Parsed requests of one connection that may wait for the response to an earlier one.
-
-A parsed request takes up to thirty times the memory of its bytes, so further requests wait unparsed.
-"""
 
 _STOPPING_RESPONSE: Final = CorsMiddleware(
     error_response(

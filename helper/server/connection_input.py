@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import ClassVar, Final
 
-READ_BYTES: Final = 16 << 10
-"""Maximum bytes of one read, and of a connection's unparsed data: nothing is read while requests wait."""
+from helper.server.connection_limits import READ_BYTES
+
 _HEAD_END: Final = b"\n\r\n"
 """The end of every request head that llhttp accepts."""
 

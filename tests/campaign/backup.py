@@ -11,7 +11,7 @@ again: the helper reads the blocks first. The restored file passes every check, 
 backup nor any file left by making it contains a secret of the votes in plain text. Shares acknowledged between the
 backup and the loss of the database are not promised: wallets also send them to other helpers.
 
-Injected fault that it caught: `ServiceHealth.get_dispatch_gate` in helper/app/health.py does not pause until the
+Injected fault that it caught: `Gates.get_dispatch_gate` in helper/app/gates.py does not pause until the
 missed blocks are read. It printed "of them sent again: 6 (= 0)".
 """
 

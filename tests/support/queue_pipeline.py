@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from helper.app.health import ServiceHealth
+from helper.app.gates import Gates
 from helper.chain.block_follower import BlockFollower
 from helper.chain.models import BlockHead
 from helper.chain.node_pool import NodePool, create_nodes
@@ -140,16 +140,14 @@ class Pipeline:
         self.listener = SimpleNamespace(
             is_ready=True, disputed_height=None, stalled_height=None, history=SimpleNamespace(unread_count=0)
         )
-        self.health = ServiceHealth(
+        self.gates = Gates(
             store=self.store,
             node_pool=self.endpoints,
             round_registry=self.rounds,
             tree_sync=self.trees,
-            chain_follower=cast(ChainSync, None),
+            chain_sync=cast(ChainSync, None),
             block_follower=cast(BlockFollower, self.listener),
             circuit_selector=self.circuits,
-            prover_pool=self.prover,
-            stats=self.stats,
             clock=clock,
             stale_after=90,
             max_ahead=120,
@@ -171,7 +169,7 @@ class Pipeline:
     def gate(self) -> DispatchGate:
         """Return the service's real gate decision for these components."""
         self.gate_checks += 1
-        return self.health.get_dispatch_gate()
+        return self.gates.get_dispatch_gate()
 
     def show_block(self, blocks: int = 1, *, time: float | None = None) -> None:
         """Make every node show a new block with this time (default: now)."""

@@ -26,7 +26,7 @@ from helper.server.routes.operator import parsed
 from helper.store.action_models import Actor
 from helper.store.models import QueueFilter
 
-MAX_BODY_BYTES: Final = 64 << 20
+MAX_ACTION_BODY_BYTES: Final = 64 << 20
 """Maximum bytes of a JSON body: the marks of two million shares."""
 MAX_REFS: Final = 10_000
 
@@ -155,8 +155,8 @@ async def _read_json(request: Request, kind: type[Body]) -> Body:
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise HTTPException(413, f"body: is larger than {MAX_BODY_BYTES} bytes")
+        if len(body) > MAX_ACTION_BODY_BYTES:
+            raise HTTPException(413, f"body: is larger than {MAX_ACTION_BODY_BYTES} bytes")
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from admin.registration_request import MAX_BODY_BYTES, RegistrationError, parse_registration
+from admin.registration_request import MAX_REGISTRATION_BYTES, RegistrationError, parse_registration
 from admin.url_policy import UrlNotAllowedError, check_url
 from tests.conftest import RECORDED
 from tests.unit.admin.fixtures import NOW, sign_registration
@@ -48,7 +48,7 @@ def test_parse_missing_field_is_named(field: str) -> None:
         parse(body)
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"null", b"{", b"\xff", b"[" * 9000, b" " * (MAX_BODY_BYTES + 1)])
+@pytest.mark.parametrize("body", [b"", b"[]", b"null", b"{", b"\xff", b"[" * 9000, b" " * (MAX_REGISTRATION_BYTES + 1)])
 def test_parse_non_object_is_refused(body: bytes) -> None:
     with pytest.raises(RegistrationError, match=r"^body: "):
         parse(body)

@@ -12,8 +12,8 @@ from structlog.testing import capture_logs
 
 from admin.rounds import (
     INITIAL_REFRESH_SECONDS,
-    MAX_BODY_BYTES,
     MAX_CONCURRENT_QUERIES,
+    MAX_LIST_BYTES,
     MAX_ROUNDS,
     MAX_TOTALS_PER_REFRESH,
     REFRESH_SECONDS,
@@ -156,12 +156,12 @@ async def test_refresh_keeps_totals_of_listed_rounds_and_options_only(tmp_path: 
 
 async def test_refresh_with_huge_rounds_serves_a_bounded_body(tmp_path: Path) -> None:
     async with open_admin_stack(tmp_path / "admin.db") as stack:
-        huge = listed_round(9, proposals=MAX_BODY_BYTES // 400, title="t" * 400)
+        huge = listed_round(9, proposals=MAX_LIST_BYTES // 400, title="t" * 400)
         large = [listed_round(10 + number, status=1, proposals=50, title="t" * 400) for number in range(MAX_ROUNDS)]
         stack.staking.rounds = [*large, huge, listed_round(1)]
         await stack.rounds.refresh()
         assert stack.rounds.body is not None
-        assert MAX_BODY_BYTES - 50_000 < len(stack.rounds.body) <= MAX_BODY_BYTES
+        assert MAX_LIST_BYTES - 50_000 < len(stack.rounds.body) <= MAX_LIST_BYTES
         stack.staking.rounds = [huge, listed_round(1)]
         await stack.rounds.refresh()
         (known,) = await get_rounds(stack)

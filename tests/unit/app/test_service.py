@@ -41,7 +41,7 @@ class ServiceHarness:
     async def poll(self, seconds: float = 1.0) -> None:
         self.clock.advance(seconds)
         await self.service.node_pool.probe_all()
-        await self.service.chain_follower.sync_once()
+        await self.service.chain_sync.sync_once()
 
     async def status(self) -> httpx.Response:
         transport = httpx.ASGITransport(app=create_app(self.service.wallet_view))
@@ -58,7 +58,7 @@ async def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
 
 
 async def test_intake_is_open_until_newest_block_is_too_old(harness: ServiceHarness) -> None:
-    paused = harness.service.health.intake_pause_reason
+    paused = harness.service.gates.intake_pause_reason
     assert "starting" in str(paused())
     await harness.poll()
     assert paused() is None
@@ -80,20 +80,20 @@ async def test_single_error_of_only_node_does_not_pause_intake(harness: ServiceH
     endpoints = harness.service.node_pool
     endpoints.start_backoff(endpoints.nodes[0], "one error")
     assert not endpoints.has_usable_node
-    assert harness.service.health.intake_pause_reason() is None
+    assert harness.service.gates.intake_pause_reason() is None
 
 
 async def test_stalled_node_or_node_of_other_chain_pauses_intake(harness: ServiceHarness) -> None:
     await harness.poll()
     harness.node.chain_id = "other-1"
     await harness.poll()
-    assert harness.service.health.intake_pause_reason() is not None, "the node responds but is not usable"
+    assert harness.service.gates.intake_pause_reason() is not None, "the node responds but is not usable"
     harness.node.chain_id = "svote-1"
     await harness.poll()
-    assert harness.service.health.intake_pause_reason() is None
+    assert harness.service.gates.intake_pause_reason() is None
     harness.node.age = 91
     await harness.poll()
-    assert harness.service.health.intake_pause_reason() is not None
+    assert harness.service.gates.intake_pause_reason() is not None
 
 
 async def test_status_is_ok_only_while_shares_are_accepted(
@@ -109,7 +109,7 @@ async def test_status_is_ok_only_while_shares_are_accepted(
     await harness.poll()
     assert await refused() == "starting", "no prover is ready yet"
     monkeypatch.setattr(type(harness.service.prover_pool), "is_ready", property(lambda _: True))
-    monkeypatch.setattr(harness.service.health, "is_dispatching", True)
+    monkeypatch.setattr(harness.service.gates, "is_dispatching", True)
     assert (await harness.status()).json()["status"] == "ok"
     del harness.network.nodes["node"]
     await harness.poll(91)
@@ -120,22 +120,22 @@ async def test_status_is_ok_only_while_shares_are_accepted(
 async def test_readiness_fails_while_dispatch_is_paused_for_long(
     harness: ServiceHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    health = harness.service.health
+    health, gates = harness.service.health, harness.service.gates
     monkeypatch.setattr(type(harness.service.block_follower), "is_ready", property(lambda _: True))
 
     def dispatch() -> str | None:
         return {check.name: check.problem for check in health.run_checks()}["dispatch"]
 
     await harness.poll()
-    assert (health.get_dispatch_gate().pause_reason, dispatch()) == (None, None)
+    assert (gates.get_dispatch_gate().pause_reason, dispatch()) == (None, None)
     del harness.network.nodes["node"]
     await harness.poll()
-    assert str(health.get_dispatch_gate().pause_reason) == "no chain node is in sync"
+    assert str(gates.get_dispatch_gate().pause_reason) == "no chain node is in sync"
     await harness.poll(29)
     assert dispatch() is None, "a node restarts"
     await harness.poll(1)
     assert dispatch() == "no chain node is in sync"
-    assert health.intake_pause_reason() is None, "shares are still accepted"
+    assert gates.intake_pause_reason() is None, "shares are still accepted"
     harness.network.nodes["node"] = harness.node
     await harness.poll()
     assert dispatch() is None
@@ -153,7 +153,7 @@ async def test_failing_route_of_only_node_does_not_pause_dispatch(
     for _ in range(60):
         harness.node.height += 1
         await harness.poll()
-        assert harness.service.health.get_dispatch_gate().pause_reason is None
+        assert harness.service.gates.get_dispatch_gate().pause_reason is None
 
 
 async def test_error_while_reconciling_reveals_does_not_stop_service(
@@ -167,7 +167,7 @@ async def test_error_while_reconciling_reveals_does_not_stop_service(
             raise ValueError("a mistake of ours")
 
     await harness.poll()
-    monkeypatch.setattr(harness.service.health, "is_dispatching", True)
+    monkeypatch.setattr(harness.service.gates, "is_dispatching", True)
     for name in ("is_caught_up", "is_ready"):
         monkeypatch.setattr(type(harness.service.block_follower), name, property(lambda _: True))
     monkeypatch.setattr(harness.service.broadcaster, "reconcile", reconcile)
@@ -181,7 +181,7 @@ async def test_error_while_reconciling_reveals_does_not_stop_service(
     task.cancel()
 
 
-@pytest.mark.parametrize("part", ["prover_pool", "block_follower", "chain_follower"])
+@pytest.mark.parametrize("part", ["prover_pool", "block_follower", "chain_sync"])
 @pytest.mark.parametrize("error", [None, ValueError("a mistake of ours")])
 async def test_ended_component_ends_service_with_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, error: Exception | None
@@ -219,7 +219,7 @@ async def test_status_reports_unwritable_queue(harness: ServiceHarness) -> None:
     await harness.poll()
     assert isinstance(harness.service.store, SqliteStore)
     harness.service.store._writer.disk_health.reason = "no space"
-    assert str(harness.service.health.intake_pause_reason()) == "the queue cannot be written"
+    assert str(harness.service.gates.intake_pause_reason()) == "the queue cannot be written"
     answer = await harness.status()
     assert (answer.status_code, "cannot be written" in answer.text) == (503, True)
 
@@ -232,7 +232,7 @@ async def test_service_frozen_round_with_waiting_shares_fails_readiness(
     monkeypatch.setattr(service.round_registry, "frozen_shares", lambda: {b"\x07" * 32: 2})
     problems = {check.name: check.problem for check in service.health.run_checks()}
     assert problems["rounds"] == "round 07070707 is frozen with 2 waiting shares"
-    assert service.health.intake_pause_reason() is None, "other rounds continue"
+    assert service.gates.intake_pause_reason() is None, "other rounds continue"
 
 
 async def test_service_with_displaced_database_pauses_until_it_is_back(harness: ServiceHarness, tmp_path: Path) -> None:
@@ -242,14 +242,14 @@ async def test_service_with_displaced_database_pauses_until_it_is_back(harness: 
     with pytest.raises(StoreDisplaced):
         await service.store.set_meta("test", "value")
 
-    assert str(service.health.intake_pause_reason()) == reason
+    assert str(service.gates.intake_pause_reason()) == reason
     assert {check.name: check.problem for check in service.health.run_checks()}["store"] == reason
-    assert str(service.health.get_dispatch_gate().pause_reason) == reason
+    assert str(service.gates.get_dispatch_gate().pause_reason) == reason
     answer = await harness.status()
     assert (answer.status_code, reason in answer.text) == (503, True)
 
     (tmp_path / "aside.db").rename(tmp_path / "q.db")
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while service.health.intake_pause_reason() is not None:
+        while service.gates.intake_pause_reason() is not None:
             await asyncio.sleep(0.01)
     await service.store.set_meta("test", "value")

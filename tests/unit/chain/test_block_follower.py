@@ -835,5 +835,5 @@ async def test_sent_reveal_spent_on_one_of_two_nodes_is_not_confirmed(rpc: bool)
     env.store.sent = [sent_reveal(1)]
     env.others[0].spent_nullifiers.add(reveal(1).nullifier)
     env.others[0].add_transaction(500, reveal(1).to_tx(), reveal_result(1))
-    await env.follower._missed_blocks.record_missed(994)
+    await env.follower._sent_reveal_check.record_missed(994)
     assert env.store.own_nullifiers == {}

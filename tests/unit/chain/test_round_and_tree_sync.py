@@ -68,7 +68,7 @@ async def test_follower_errors_are_logged_once_and_do_not_end_it() -> None:
     assert env.follower.is_ready
 
 
-async def test_chain_follower_runs_until_cancelled() -> None:
+async def test_chain_sync_runs_until_cancelled() -> None:
     env = Environment()
     with anyio.fail_after(10):
         async with anyio.create_task_group() as group:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from helper.ingest.payload import MAX_BODY_BYTES, SMALL_BODY_BYTES
+from helper.ingest.payload import MAX_SHARE_BODY_BYTES, SMALL_BODY_BYTES
 from tests.unit.ingest.admission_fixtures import END, PAYLOADS, create_payload
 
 HOLE = "\ue000"
@@ -382,5 +382,5 @@ def _large() -> Iterator[tuple[str, bytes]]:
     yield "large, spaces only", b" " * (SMALL_BODY_BYTES + 1)
     yield "exactly small", valid[:-1] + b" " * (SMALL_BODY_BYTES - len(valid)) + b"}"
     yield "exactly large", valid[:-1] + b" " * (SMALL_BODY_BYTES + 1 - len(valid)) + b"}"
-    yield "exactly largest", valid[:-1] + b" " * (MAX_BODY_BYTES - len(valid)) + b"}"
-    yield "larger than the largest", valid[:-1] + b" " * (MAX_BODY_BYTES + 1 - len(valid)) + b"}"
+    yield "exactly largest", valid[:-1] + b" " * (MAX_SHARE_BODY_BYTES - len(valid)) + b"}"
+    yield "larger than the largest", valid[:-1] + b" " * (MAX_SHARE_BODY_BYTES + 1 - len(valid)) + b"}"

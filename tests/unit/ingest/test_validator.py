@@ -17,7 +17,7 @@ import proofs
 from helper.core.share import Share
 from helper.errors import ShareRefused
 from helper.ingest import validator
-from helper.ingest.payload import MAX_BODY_BYTES, SMALL_BODY_BYTES, invalid_share
+from helper.ingest.payload import MAX_SHARE_BODY_BYTES, SMALL_BODY_BYTES, invalid_share
 from helper.ingest.schema import PayloadError
 from helper.ingest.validator import CheckedShare, ShareValidator
 from proofs import InvalidShare, ProofsError, ReadShare
@@ -196,7 +196,7 @@ async def test_validator_large_body_does_not_wait_for_batch() -> None:
     assert threading.current_thread().name not in checks.threads
 
 
-NOISE = b'"pad":[' + b"[]," * ((MAX_BODY_BYTES - 8_000) // 3) + b"1]"
+NOISE = b'"pad":[' + b"[]," * ((MAX_SHARE_BODY_BYTES - 8_000) // 3) + b"1]"
 """A member that orjson parses in 80 ms."""
 
 

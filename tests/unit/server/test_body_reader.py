@@ -65,7 +65,7 @@ async def test_body_reader_endless_body_is_refused() -> None:
     assert answer.status_code == 413
     error_text(answer)
     assert answer.headers["connection"] == "close"
-    assert payload.MAX_BODY_BYTES < sum(sent) < payload.MAX_BODY_BYTES + 2 * body_module.DRAIN_BYTES
+    assert payload.MAX_SHARE_BODY_BYTES < sum(sent) < payload.MAX_SHARE_BODY_BYTES + 2 * body_module.DRAIN_BYTES
 
 
 async def test_body_reader_two_mebibytes_are_refused() -> None:
@@ -79,7 +79,7 @@ async def test_body_reader_two_mebibytes_are_refused() -> None:
 
 async def test_body_reader_large_content_length_is_refused_unread() -> None:
     wallets = WalletApp()
-    headers = {"Content-Length": str(payload.MAX_BODY_BYTES + 1), "Expect": "100-continue"}
+    headers = {"Content-Length": str(payload.MAX_SHARE_BODY_BYTES + 1), "Expect": "100-continue"}
     async with wallets.create_client() as client:
         answer = await client.post(SHARES_PATH, content=stalled_body(b""), headers=headers)
     assert answer.status_code == 413
@@ -87,7 +87,7 @@ async def test_body_reader_large_content_length_is_refused_unread() -> None:
 
 async def test_body_reader_largest_body_is_read() -> None:
     wallets = WalletApp()
-    padding = payload.MAX_BODY_BYTES - len(create_body())
+    padding = payload.MAX_SHARE_BODY_BYTES - len(create_body())
     async with wallets.create_client() as client:
         fits = await client.post(SHARES_PATH, content=create_body()[:-1] + b" " * padding + b"}")
         over = await client.post(SHARES_PATH, content=create_body()[:-1] + b" " * (padding + 1) + b"}")

@@ -16,8 +16,8 @@ import uvloop
 from structlog.testing import capture_logs
 
 from helper.server.application import add_middleware
-from helper.server.connection import MAX_PIPELINED, BoundedProtocol
-from helper.server.connection_limits import ConnectionLimits
+from helper.server.connection import BoundedProtocol
+from helper.server.connection_limits import MAX_PIPELINED, ConnectionLimits
 from helper.server.http_server import create_server
 from tests.unit.server.server_fixtures import HELLO_REQUEST, EndlessRoutes, RawClient, parse_error, run_server
 

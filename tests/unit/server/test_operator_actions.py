@@ -24,7 +24,7 @@ from helper.server.middleware import JsonResponse
 from helper.server.operator_json import RoundState
 from helper.server.peer_credentials import user_name
 from helper.server.routes.operator import create_operator_app, rounds_route
-from helper.server.routes.operator_actions import MARK_STRUCT, MAX_BODY_BYTES, operator_action_routes
+from helper.server.routes.operator_actions import MARK_STRUCT, MAX_ACTION_BODY_BYTES, operator_action_routes
 from helper.store.sqlite.store import SqliteStore
 from tests.support.service_state import partial_state
 from tests.unit.ingest.admission_fixtures import END, ROUND_ID
@@ -225,7 +225,7 @@ async def test_actions_store_error_is_reported(
 
 async def test_actions_too_large_request_is_refused(daemon: httpx.AsyncClient) -> None:
     async def endless() -> AsyncIterator[bytes]:
-        for _ in range(MAX_BODY_BYTES // (1 << 20) + 2):
+        for _ in range(MAX_ACTION_BODY_BYTES // (1 << 20) + 2):
             yield b" " * (1 << 20)
 
     with contextlib.suppress(httpx.WriteError):  # the server may close the connection before it sends the response

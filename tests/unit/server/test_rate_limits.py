@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 
-from helper.ingest.payload import MAX_BODY_BYTES, SMALL_BODY_BYTES
+from helper.ingest.payload import MAX_SHARE_BODY_BYTES, SMALL_BODY_BYTES
 from helper.server.rate_limits import RateLimitMiddleware, RefusalLimiter, TokenBuckets, costs_token
 from helper.store.models import EnqueueResult
 from tests.unit.ingest.admission_fixtures import FakeClock, create_body
@@ -58,7 +58,9 @@ def test_token_buckets_several_tokens_become_debt() -> None:
     assert buckets.wait_seconds(ONE, 0.0) == pytest.approx(2.5)
 
 
-@pytest.mark.parametrize(("size", "tokens"), [(SMALL_BODY_BYTES, 0), (SMALL_BODY_BYTES + 1, 1), (MAX_BODY_BYTES, 63)])
+@pytest.mark.parametrize(
+    ("size", "tokens"), [(SMALL_BODY_BYTES, 0), (SMALL_BODY_BYTES + 1, 1), (MAX_SHARE_BODY_BYTES, 63)]
+)
 @pytest.mark.parametrize("end", [b"}", b""])
 async def test_shares_large_body_costs_a_token_for_each_16_kib(size: int, tokens: int, end: bytes) -> None:
     limits = RefusalLimiter(FakeClock(), burst=100, per_second=1)
