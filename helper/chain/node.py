@@ -56,12 +56,11 @@ class Health:
     Attributes:
         head: the newest block, None before the first response.
         max_height: the greatest height reported; a node far below it was reset or returns false data.
-        head_offset: local clock minus block time when this head was first reported, in seconds.
         is_syncing: whether the node reports that it is syncing.
         sync_checked_at: monotonic start of the last probe that requested `is_syncing`.
         probed_at: monotonic start of the last successful probe.
         head_absent_at: monotonic time at which the node did not have its newest block yet; minus infinity if unknown.
-        offsets: offsets of the most recent heads.
+        offsets: for each of the most recent heads, local clock minus block time when it was first reported, in seconds.
         absence_offsets: for each of these heads, local clock minus block time at the last probe that did not find it.
         block_seconds: mean block interval between the two newest heads, by block time; infinity before the second.
         error: error of the last probe, None if it succeeded.
@@ -74,7 +73,6 @@ class Health:
 
     head: BlockHead | None = None
     max_height: int = 0
-    head_offset: float | None = None
     is_syncing: bool = False
     sync_checked_at: float = -math.inf
     probed_at: float = -math.inf
@@ -102,9 +100,9 @@ class Health:
         `is_syncing` is None if it was not requested.
         """
         if self.head is None or head.height != self.head.height:
-            self.head_offset = now - head.time
-            self.offsets.append(self.head_offset)
-            self.absence_offsets.append(self.head_offset - (started_at - self.probed_at))
+            offset = now - head.time
+            self.offsets.append(offset)
+            self.absence_offsets.append(offset - (started_at - self.probed_at))
             self.head_absent_at = self.probed_at
             if self.head is not None:
                 self.block_seconds = (head.time - self.head.time) / (head.height - self.head.height)

@@ -477,7 +477,7 @@ class NodePool:
     def _head_offsets(self) -> list[float]:
         healths = [e.health for e in self.nodes if e.health.error is None and not e.health.is_syncing]
         ours = [h for h in healths if h.head is not None and h.head.chain_id == self.chain_id]
-        return [health.head_offset for health in ours if health.head_offset is not None]
+        return [health.offsets[-1] for health in ours if health.offsets]
 
 
 def _strip_digits(reason: str) -> str:
