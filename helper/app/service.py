@@ -36,7 +36,7 @@ from helper.ingest.admission import AdmissionController
 from helper.ingest.validator import Checks, ShareValidator
 from helper.lease import Lease
 from helper.lease.factory import create_lease
-from helper.observability.service_state import ServiceState
+from helper.observability.service_state import RunningState, ServiceState
 from helper.observability.stats import Stats
 from helper.operations.actions import Operations
 from helper.operations.archive.factory import create_archive_writer
@@ -341,15 +341,13 @@ class Service:
         )
 
     def _collect_status(self) -> ServiceState:
-        state = cast(
-            "ServiceState",
-            {
-                **self.health.collect_status(),
-                "paused": text_of(self._pause_reason()),
-                "height": self.block_follower.height,
-                "in_hand": self.dispatcher.claimed_count,
-            },
-        )
+        running: RunningState = {
+            **self.health.collect_status(),
+            "paused": text_of(self._pause_reason()),
+            "height": self.block_follower.height,
+            "in_hand": self.dispatcher.claimed_count,
+        }
+        state = cast(ServiceState, running)
         if self.cluster is not None:
             cluster = self.cluster.facts()
             state["role"] = self.config.helper.role

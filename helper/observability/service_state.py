@@ -43,7 +43,7 @@ class StatsSummary(TypedDict):
 
 
 class CheckState(TypedDict):
-    """A readiness check (`helper.observability.readiness_text.Check`)."""
+    """A readiness check (`helper.observability.health_checks.Check`)."""
 
     name: str
     problem: str | None
@@ -106,12 +106,17 @@ class ArchiveState(TypedDict):
     problem: str | None
 
 
-class ServiceState(HealthState):
-    """State of the running service, with the optional keys for a cluster and an archive."""
+class RunningState(HealthState):
+    """State that every running service reports."""
 
     paused: str | None
     height: int | None
     in_hand: int
+
+
+class ServiceState(RunningState):
+    """State of the running service, with the optional keys for a cluster and an archive."""
+
     role: NotRequired[str]
     sends: NotRequired[bool]
     sender: NotRequired[str | None]
