@@ -136,6 +136,8 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
     def _set_aside(self, tx: SqliteTransaction, loop: asyncio.AbstractEventLoop, share_id: int) -> None:
         """Set aside a share whose row cannot be read, so that no operation reads it again."""
         tx.conn.execute("BEGIN IMMEDIATE")
+        # If it was set aside before for a failed check, replace that entry: such a row is read on confirmation.
+        tx.execute("drop_damaged", (share_id,))
         tx.set_aside(share_id, UNREADABLE_SHARE, int(self._clock.now() * 1000))
         tx.conn.execute("COMMIT")
         tx.damaged_shares.clear()
