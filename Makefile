@@ -1,7 +1,7 @@
 # Commands of this project. `make` without a target lists them.
 #
 # `make demo` and `make test` work on a fresh machine: they create .venv, install the pinned requirements, and build
-# the native prover. They check the prerequisites first, and name the missing ones in one line.
+# the native prover. They check the prerequisites first and print one line for each missing one.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -10,11 +10,11 @@ ARGS   ?=
 
 # System programs that tests and campaigns use: command=package.
 SYSTEM := strace=strace faketime=faketime
-# Programs for the examples in deploy/ and for PostgreSQL. Where systemd runs, installing a proxy or a database would start
-# it, so there they are used only if they are already installed.
+# Programs for the examples in deploy/ and for PostgreSQL. If systemd is running, installing a proxy or a database would
+# start it, so they are used only if they are already installed.
 INITDB := $(firstword $(wildcard /usr/lib/postgresql/*/bin/initdb) initdb)
 DEPLOY := $(if $(wildcard /run/systemd/system),,nginx=nginx-light caddy=caddy systemd-analyze=systemd $(INITDB)=postgresql buildah=buildah)
-# Tests that must run alone: real proofs with time limits, timing promises, and cost limits.
+# Tests that must run alone: real proofs with time limits, latency requirements, and cost limits.
 ALONE := tests/integration/test_demo.py tests/integration/test_performance_guard.py tests/campaign/test_quick_alone.py
 CARGO_TEST := cargo test --release --lib --locked --quiet --manifest-path proofs/Cargo.toml
 # Browser tests: whether to run them, and the test wallet that they need.
@@ -25,11 +25,11 @@ MODULES := ui/node_modules/.package-lock.json
 export VIRTUAL_ENV := $(abspath $(VENV))
 export PATH := $(abspath $(BIN)):$(PATH)
 unexport CONDA_PREFIX
-# Tests and campaigns start the service some thousand times; without compiled modules each start costs 1.2 s more CPU.
+# Tests and campaigns start the service thousands of times; without compiled modules each start costs 1.2 s more CPU.
 unexport PYTHONDONTWRITEBYTECODE
 
 DIST := dist
-# Listed by name, so that secret files next to the compose files are left out.
+# Listed individually, so that secret files next to the compose files are not copied.
 DEPLOY_FILES := $(addprefix deploy/,caddy/Caddyfile container/Containerfile container/compose.cluster.yaml \
   container/compose.yaml grafana/svote-helper.json nginx/svote-helper.conf prometheus/alerts.yaml \
   systemd/svote-helper.service systemd/svote-helper.socket systemd/svote-helper.sysusers)
@@ -138,6 +138,6 @@ $(VENV)/.deps: requirements/dev.txt $(VENV)/.uv
 	@touch $@
 
 $(VENV)/.native: $(NATIVE_SOURCES) $(VENV)/.deps
-	@echo "building the native prover (some minutes the first time)" >&2
+	@echo "building the native prover (a few minutes the first time)" >&2
 	@$(BIN)/maturin develop --release --locked --uv >&2
 	@touch $@
