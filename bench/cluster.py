@@ -3,8 +3,8 @@
 Each run has 1, 2, 4 and 8 prover hosts (`bench.cluster_host`: the product's dispatcher with a fake prover). It measures
 CPU time of the hosts and of the server's processes, and round trips, for each share that is enqueued, proven, sent and
 confirmed. It then measures the shares per second that one and two processes accept for one queue
-(`bench.cluster_accept`: the real service with its own chain). The server, the hosts and the load generator are on the
-same cores. Prints JSON.
+(`bench.cluster_accept`: the real service with its own chain). The server, the hosts and the load generator share
+the cores. Prints JSON.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ a shared machine drifts within minutes. Each run at each size measures:
   after a shutdown and after a crash
 - accepted shares per second
 - the lateness of a single share's proof, and the dispatch rate of many shares that are due in the same second
-- the daemon's memory and the file's size
+- the service's memory and the file's size
 
 Prints JSON.
 """
@@ -38,7 +38,7 @@ from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, unix_time_in
 
 QUEUE_SIZES = (10_000, 100_000, 1_000_000)
 EXTRA_PAIRS = 2
-"""Additional runs with the largest size and the empty queue, because short load measurements vary by a fifth."""
+"""Additional runs with the largest size and the empty queue, because short load measurements vary by 20 %."""
 LONE_SHARES = 8
 """Number of shares that are due at intervals of one second."""
 BURST_VOTES = 4
@@ -51,12 +51,12 @@ class QueueBench:
     """The service on a database of a given size.
 
     Attributes:
-        folder: working folder.
+        folder: working directory.
         http: HTTP client.
         chain: the chain.
         known_body: body of a share that was enqueued before the measurements.
         bodies_file: file of bodies with distant due times, one per line.
-        votes: votes that are not posted yet. Each measurement takes some.
+        votes: votes that are not posted yet. Each measurement removes the ones it posts.
         size: number of inserted shares.
         last_row_id: newest row id of the inserted shares.
     """

@@ -70,7 +70,7 @@ async def save_tree(path: Path, tree: CommitmentTree, leaves: bytes) -> float:
 
 
 async def restore_tree(path: Path) -> tuple[CommitmentTree, float, float]:
-    """Restore the tree from the file. Returns it, the seconds of reading, and the seconds up to the first root."""
+    """Restore the tree from the file. Returns it, the seconds of reading, and the seconds until the first root."""
     store = SqliteStore(path)
     await store.open()
     try:
