@@ -1,4 +1,4 @@
-"""Temporary PostgreSQL cluster for demo and tests: unprivileged, on a socket in a temporary folder, with fsync."""
+"""Temporary PostgreSQL cluster for demo and tests: unprivileged, on a socket in a temporary directory, with fsync."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ClusterError(RuntimeError):
 
 
 def find_binaries() -> Path | None:
-    """Return the folder of the server's programs (Debian's or from PATH), None if there is none."""
+    """Return the directory of the server's programs (Debian's or from PATH), None if there is none."""
     folders = (path for path in Path("/usr/lib/postgresql").glob("*/bin") if path.parent.name.isdecimal())
     installed = sorted((path for path in folders if (path / "initdb").exists()), key=lambda path: int(path.parent.name))
     if installed and int(installed[-1].parent.name) >= MIN_VERSION:
@@ -44,10 +44,10 @@ def _server_user() -> str | None:
 
 
 class Cluster:
-    """A cluster from `start` to `remove`, which also deletes its folder.
+    """A cluster from `start` to `remove`, which also deletes its directory.
 
     Args:
-        owner: owner of the database. Anyone with access to the folder can connect.
+        owner: owner of the database. Anyone with access to the directory can connect.
         timeout_seconds: timeout in seconds for starting and stopping the server.
 
     Attributes:
@@ -78,7 +78,7 @@ class Cluster:
 
     @property
     def data_folder(self) -> Path:
-        """The server's data folder."""
+        """The server's data directory."""
         return self.folder / "data"
 
     def start(self) -> None:
@@ -118,7 +118,7 @@ class Cluster:
             process.wait(self._timeout_seconds)
 
     def remove(self) -> None:
-        """Stop the server and delete its folder."""
+        """Stop the server and delete its directory."""
         self.stop(signal.SIGQUIT)
         shutil.rmtree(self.folder)
 

@@ -3,10 +3,10 @@
 Method. Wallets post, and shares are revealed and confirmed, while `db backup` runs as a separate process. Wallets
 continue for a while, then the helper gets a SIGKILL, every file of its database is deleted, the backup is restored and
 the helper is started. The restored queue is behind the chain: since the backup, some of its shares were sent and some
-counted.
+confirmed.
 
-Requirements. Every share acknowledged before the backup began, or after the restored helper started, is counted at the
-end; none is early, none counted twice. No share that the chain had counted before the restored helper started is sent
+Requirements. Every share acknowledged before the backup began, or after the restored helper started, is confirmed at
+the end; none is early, none counted twice. No share that was confirmed before the restored helper started is sent
 again: the helper reads the blocks first. The restored file passes every check, immediately and at the end. Neither the
 backup nor any file left by making it contains a secret of the votes in plain text. Shares acknowledged between the
 backup and the loss of the database are not promised: wallets also send them to other helpers.
@@ -44,11 +44,11 @@ SHARES_PER_VOTE = 16
 
 @dataclass
 class RestoreLosses:
-    """What restoring may lose, and when shares were counted.
+    """Shares that a restore may lose, and times of confirmation.
 
     Attributes:
         unprotected_spans: from the start of each backup to the loss of the database (Unix seconds).
-        confirmed_at: nullifiers counted by the chain when a restored helper started, with that time.
+        confirmed_at: nullifiers confirmed when a restored helper started, with that time.
     """
 
     unprotected_spans: list[tuple[float, float]] = field(default_factory=list)

@@ -2,16 +2,16 @@
 
 Method. The service runs under libfaketime: its wall clock changes while it runs; its monotonic clock and the chain's
 clock do not. The wall clock jumps an hour back, an hour ahead and ten years ahead, each time for a while, and is then
-corrected. Meanwhile shares come due, wallets post shares that are due immediately, other shares wait for a time that
-only the wrong clock has passed, and a round that the chain has closed waits for its purge after 24 hours.
+corrected. In the meantime shares come due, wallets post shares that are due immediately, other shares wait for a time
+that only the wrong clock has passed, and a round that the chain has closed waits for its purge after 24 hours.
 
 Requirements. No share is revealed more than 120 s before its time by the chain's clock. Each jump is detected: wallets
-get 503. Within 30 s of the correction shares are accepted and all due shares are counted. No attempt is spent, no share
-fails, no round is closed or purged because of a jump, waiting shares keep waiting, and the service uses at most 16 MiB
-more memory than before.
+get 503. Within 30 s of the correction shares are accepted and all due shares are confirmed. No attempt is spent, no
+share fails, no round is closed or purged because of a jump, waiting shares keep waiting, and the service uses at most
+16 MiB more memory than before.
 
-Injected fault: intake stores a share that is due immediately with the time of its arrival (`now=arrived`), which may
-have been wrong and corrected before intake checked it. Reported: "an hour ahead: drained: False (= True)",
+Injected fault: admission stores a share that is due immediately with the time of its arrival (`now=arrived`), which may
+have been wrong and corrected before admission checked it. Reported: "an hour ahead: drained: False (= True)",
 "acknowledged and not counted: 2 (= 0)", "shares still waiting: 34 (= 32)".
 """
 
@@ -137,7 +137,7 @@ async def _run_jumps(env: Environment) -> None:
 
 
 async def _create_closed_round(env: Environment) -> bytes:
-    """Create a closed round with a counted vote; its purge is a day away."""
+    """Create a closed round with a confirmed vote; its purge is a day away."""
     chain, helper = env.chain, env.helper
     round_id = await chain.open_round(vote_end_time=unix_time_in(env.setting.scale(15, 8)), tally_blocks=1)
     vote = await env.wallets.cast_votes(round_id, 1)
@@ -178,7 +178,7 @@ async def _run_jump(env: Environment, name: str, seconds: int, votes: list[tuple
 
 
 async def _wait_until(condition: Callable[[dict[str, object]], object], helper: HelperProcess) -> float:
-    """Wait up to a minute for a condition; return the Unix time at which it held."""
+    """Wait up to a minute for a condition; return the Unix time at which it was met."""
     await helper.wait_until("shows the change", condition)
     return time.time()
 

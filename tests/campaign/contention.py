@@ -1,15 +1,15 @@
-"""Concurrent access to the database: 64 wallets, operators, a backup, a second daemon.
+"""Concurrent access to the database: 64 wallets, operators, a backup, a second helper.
 
 Method. 64 posters post continuously while shares are revealed and confirmed (and so erased: the WAL is truncated
-repeatedly). Concurrently, operators' commands run one after another, both those that query the daemon and those that
+repeatedly). Concurrently, operators' commands run one after another, both those that query the helper and those that
 read the file (with the configuration of a helper whose control socket has no server). The control socket is queried,
-backups run one after another, and a second daemon is started on the file repeatedly.
+backups run one after another, and a second helper is started on the file repeatedly.
 
-With PostgreSQL all commands query the daemon, `pg_dump` makes the backups, and the second daemon uses the name of the
+With PostgreSQL all commands query the helper, `pg_dump` makes the backups, and the second helper uses the name of the
 first. A file lock is checked before anything else; the name is checked in the database before the service is loaded,
-with a grace of a second because the server detects late that a holder has died. The limit is therefore 5 s.
+with a grace of a second because the server detects late that a holder has exited. The limit is therefore 5 s.
 
-Requirements. No response, command output or log line contains "locked" or reports a deadlock; only the second daemon is
+Requirements. No response, command output or log line contains "locked" or reports a deadlock; only the second helper is
 refused, immediately, with exit status 1. No response is a 5xx, no command fails, every backup is complete; and the
 promises of every campaign hold.
 
@@ -37,7 +37,7 @@ from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, run_chain_and
 from tests.support.postgres import Cluster
 
 MAX_REFUSED = {"sqlite": 1, "postgres": 5}
-"""Seconds within which a second daemon is refused, by store."""
+"""Seconds within which a second helper is refused, by store."""
 POSTER_COUNT = 64
 SHARES_PER_VOTE = 16
 NOT_FOUND_EXIT_CODE = 5
@@ -50,10 +50,10 @@ class Observations:
     """Responses and outputs of all clients.
 
     Attributes:
-        texts: all outputs and responses except the second daemon's.
+        texts: all outputs and responses except those of the second helper.
         failed: commands whose exit status was not 0.
         runs: how often each kind of command ran.
-        second_instance: results of the second daemons.
+        second_instance: results of the second helpers.
     """
 
     texts: list[str] = field(default_factory=list)
@@ -119,7 +119,7 @@ def _start_other_clients(
         observations.record_command(f"queue list ({source})", listed)
         if listed.exit_code == 0 and (shares := listed.json()["shares"]):
             show_result = await run_command("queue", "show", shares[-1]["ref"], "--config", str(config), "--json")
-            # the share may have been confirmed since
+            # the share may have been confirmed in the meantime
             observations.record_command(
                 f"queue show ({source})",
                 replace(show_result, exit_code=0) if show_result.exit_code == NOT_FOUND_EXIT_CODE else show_result,

@@ -5,13 +5,13 @@ confirmed, with messages, history, a round, its tree and its spent nullifiers. B
 every second one near the start of a page, where SQLite stores the page header. Three of four are flipped before the
 helper starts, the others while it runs. On each copy the real store opens, recovers, follows a node's tree, claims what
 is due (and checks that nothing is due before), reads sent messages, lists everything for operators, retries failed
-shares, enqueues new and known shares, runs the integrity check, and applies blocks that count every share. The result
+shares, enqueues new and known shares, runs the integrity check, and applies blocks that confirm every share. The result
 is compared with a run on the original file.
 
 Requirements. Nothing is returned before its time or with changed content. Every share that should have been returned
-was, or is set aside and reported; or the start was refused with advice to restore; or the store or its integrity check
-reported the damage. All errors are the product's own. A bit that flipped before the start, and does not prevent the
-start, prevents nothing else: blocks are applied, the tree equals the chain's, and no share is enqueued twice. An
+was, or is quarantined and reported; or the start was refused with advice to restore; or the store or its integrity
+check reported the damage. All errors are the product's own. A bit that flipped before the start, and does not prevent
+the start, prevents nothing else: blocks are applied, the tree equals the chain's, and no share is enqueued twice. An
 unreadable share hides no other share from the operators' list. Every run ends.
 
 Injected fault that it caught: `load` in helper/store/operations/transitions.py accepted a row without verifying its

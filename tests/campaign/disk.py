@@ -5,11 +5,11 @@ byte for a while, and is then deleted. Later every fsync and fdatasync of the se
 strace) for a while. Wallets keep retrying; one of them posts its own shares and requests the status continuously. The
 long form also kills the helper during each failure and starts it after the disk has recovered.
 
-Requirements. Every acknowledged share is counted in the end, none early, none twice. Within a second of the failure
+Requirements. Every acknowledged share is confirmed in the end, none early, none twice. Within a second of the failure
 POST and status return only 503, each within a second; no POST that arrives while every fsync fails returns 200. At most
 ten seconds after the end of the failure both return 200 again, without intervention.
 
-Without root (to mount) or strace the goal "requirements are installed" is broken.
+Without root (to mount) or strace the goal "requirements are installed" is not met.
 
 Injected fault that it caught: `SqliteWriter._commit` in helper/store/sqlite/writer.py treats a disk error as a
 successful commit. It printed "acknowledged and not counted: 14 (= 0)", "EIO: POSTs answered 200 while every fsync
@@ -58,7 +58,7 @@ class TimedResponse:
 
 @dataclass
 class SequentialWallet:
-    """A wallet that posts shares one after another until accepted, and requests the status between."""
+    """A wallet that posts shares one after another until accepted, and requests the status in between."""
 
     helper: HelperProcess
     http: httpx.AsyncClient
@@ -95,7 +95,7 @@ class SequentialWallet:
         return min(times, default=float("inf"))
 
     def responses_between(self, what: str, start: float, end: float) -> list[TimedResponse]:
-        """Return responses to requests sent and answered within a time span."""
+        """Return responses whose requests were sent and completed within a time span."""
         return [
             response
             for response in self.responses
@@ -104,7 +104,7 @@ class SequentialWallet:
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Fill the disk, break it, and check the promises."""
+    """Fill the disk, make its syncs fail, and check the promises."""
     findings, missing = Findings(), _missing_requirement()
     findings.require_equal("requirements are installed", missing, "yes")
     if missing != "yes":
@@ -247,7 +247,7 @@ async def _wait_until(condition: object) -> None:
 
 @contextlib.asynccontextmanager
 async def _fill_disk(disk: Path) -> AsyncIterator[None]:
-    """Fill the disk, including bytes that are freed meanwhile."""
+    """Fill the disk, including bytes that are freed in the meantime."""
     filler = disk / "ballast"
     filling = asyncio.create_task(_consume_space(filler))
     try:
@@ -292,7 +292,7 @@ async def _fail_fsync(setting: CampaignRun, findings: Findings, helper: HelperPr
     finally:
         with contextlib.suppress(ProcessLookupError):
             tracer.send_signal(signal.SIGTERM)
-        # Wait for its end, because strace detaches from every thread before it exits.
+        # Wait until it exits, because strace detaches from every thread first.
         await tracer.communicate()
     findings.require_at_least("EIO: fsyncs that failed", trace.read_text(errors="replace").count("(INJECTED)"), 1)
 

@@ -1,7 +1,7 @@
 """Thousands of shares due in one second, while other wallets keep posting.
 
-Method. All shares of the herd are posted well before their due time, in random order. From then on the stand-in prover
-makes proofs as fast as it can, and other wallets post shares with later due times until all shares of the herd are
+Method. All shares of the herd are posted well before their due time, in random order. From then on the fake prover
+creates proofs as fast as it can, and other wallets post shares with later due times until all shares of the herd are
 sent.
 
 Requirements. The first proof begins within 100 ms of the due time, wallets get responses as fast as usual, and the
@@ -73,7 +73,7 @@ async def run(setting: CampaignRun) -> Findings:
 
 
 async def _wait_until_confirmed(chain: DevChain, helper: HelperProcess, shares: int) -> None:
-    """Wait until the chain has counted all shares, with a query that is cheap for it."""
+    """Wait until all shares are confirmed, with a query that is cheap for the chain."""
     async with helper.timeout("has revealed the herd", seconds=600):
         while (await chain.get("/devnet/stats"))["reveals_counted"] < shares:
             await asyncio.sleep(0.1)

@@ -155,7 +155,7 @@ async def _measure_honest_client(port: int, attack: Awaitable[None]) -> list[flo
 
 
 async def _count_raw_responses(port: int, segments: list[bytes], pause: float) -> int:
-    """Count the responses to these segments until the server closes or is silent."""
+    """Count the responses to these segments until the server closes the connection or sends nothing."""
     answer = b""
     reader, writer = await asyncio.open_connection(HOST, port, local_addr=(ATTACKER_ADDRESS, 0))
     with contextlib.suppress(*CONNECTION_ERRORS, TimeoutError):

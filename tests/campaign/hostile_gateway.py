@@ -2,10 +2,10 @@
 
 Method. Two addresses hold as many connections as the gateway has slots. Half of them send the body of a vote at a byte
 per second, after 1 byte or 512 KiB sent immediately. The others request a page of leaves that never ends and read 512
-bytes of it every half second. Each connection is reopened when it is closed. Meanwhile wallets at a third address read
-rounds and post votes of 20 kB.
+bytes of it every half second. Each connection is reopened when it is closed. At the same time, wallets at a
+third address read rounds and post votes of 20 kB.
 
-Requirements. No request of these wallets is refused, and half of them are answered within 0.5 s.
+Requirements. No request of these wallets is refused, and half of them get a response within 0.5 s.
 
 Injected fault: the slot is acquired before the body is read, and no request is aborted to free one. Reported: "gateway,
 honest requests refused: 160 (= 0)"; this was the original behavior. Injected fault: slow readers are not disconnected.

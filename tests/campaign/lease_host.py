@@ -1,13 +1,13 @@
 """One host of the `lease` campaign: a queue, its sender, and a lease in an object store.
 
 `python -m tests.campaign.lease_host URL FOLDER NAME SKEW LEASE` runs until it is killed. Store, broadcaster, keeper and
-lease are the product's; the prover and the node are stand-ins. It prints these events, with times of the machine's
+lease are the product's; the prover and the node are fakes. It prints these events, with times of the machine's
 monotonic clock:
 
     open                           it is ready
     held FENCE TIME                the lease was reported as held
-    sent CLAIMED CHECKED TIME      the first byte of a reveal would have been sent now; CHECKED is 0 if no lease check
-                                   after the claim found it held
+    sent CLAIMED CHECKED TIME      the first byte of a reveal would have been sent now; CHECKED is 0 if no successful
+                                   lease check followed the claim
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ENQUEUE_SECONDS = 0.1
 """Seconds between two new shares, and between two checks for messages to send."""
 BLOCK_SECONDS = 1.0
 UNCONFIRMED_BLOCKS = 50
-"""Number of shares that wait for their block."""
+"""Number of shares that wait for confirmation in a block."""
 MAX_CONCURRENT_SENDS = 10
 CHECK_INTERVAL_SECONDS = 0.005
 """Seconds between two lease checks."""

@@ -7,10 +7,10 @@ reveals: the helper then considers the node healthy and proves and sends without
 
 Requirements. Nothing is lost, early or counted twice. No attempt is spent, no share fails, no round is closed. Wallets
 get 503 during the outage, and the shares that they post again are accepted in the end. After the recovery the first
-reveal is sent within ten minutes by the chain's clock (five or two and a half real seconds), and what fell due
-meanwhile is sent at half of the provers' full speed at least.
+reveal is sent within ten minutes by the chain's clock (five or two and a half real seconds), and shares that became
+due during the outage are sent at no less than half of the provers' full rate.
 
-Injected fault: a lost reply and a 503 to a reveal cost an attempt (two more lines in
+Injected fault: a lost response and a 503 to a reveal spend an attempt (two more lines in
 `helper.chain.verdicts._VERDICT_COSTS`). Reported: "attempts spent: 23 (= 0)".
 """
 

@@ -1,19 +1,19 @@
 """Searches every byte that the helper writes for secrets of two hundred shares.
 
 Method. Votes are cast after so many leaves that a position takes three bytes, which can be found in a file. Half of the
-shares are due some seconds after the other half. Meanwhile their bodies are posted in every malformed way, operators
-read everything, and strace (or, without it, polling of /proc) records which files the service and its provers open for
-writing. At the end provers and service are aborted, where possible after their limit on core files was lifted from
-outside; an ordinary process leaves a core file then. The owner of their entries in /proc also shows that they are not
-dumpable, unless everything runs as root (tests/unit/runtime/test_hardening.py queries the kernel directly).
+shares are due a few seconds after the other half. In the meantime their bodies are posted in every malformed way,
+operators read everything, and strace (or, without it, polling of /proc) records which files the service and its provers
+open for writing. At the end provers and service are aborted, where possible after their limit on core files was lifted
+from outside; an ordinary process leaves a core file then. The owner of their entries in /proc also shows that they are
+not dumpable, unless everything runs as root (tests/unit/runtime/test_hardening.py queries the kernel directly).
 
-Requirements. Within 5 s of the confirmation of a share nothing of it is in any file of the database: no part of the
+Requirements. Within 5 s of the confirmation of a share no data of it is in any database file: no part of the
 witness, no position, transaction, hash or proof, and its nullifier only once, among all spent ones. Outside the
-database nothing of it ever appears: not in another file, the temporary folder, the log at its most verbose, an
+database no data of it ever appears: not in another file, the temporary directory, the log at its most verbose, an
 operator's response, an error body, or a core file. A piece of 12 characters of a secret in hex or base64 counts as a
 leak.
 
-With PostgreSQL (`postgres_remains.py`) nothing of a share may ever be in any file of the server: tables, write-ahead
+With PostgreSQL (`postgres_remains.py`) no data of a share may ever be in any file of the server: tables, write-ahead
 log, or the server's own log. Within 5 s of the confirmation its rows are deleted, and its nullifier is one among all
 spent ones.
 
@@ -58,7 +58,7 @@ RemainsSearch = SqliteSearch | PostgresSearch
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Run a chain and a helper with a separate temporary folder, and search."""
+    """Run a chain and a helper with a separate temporary directory, and search."""
     findings = Findings()
     state, temp = setting.folder / "state", setting.folder / "temp"
     state.mkdir()
@@ -212,13 +212,13 @@ async def _query_operator_views(helper: HelperProcess, responses: list[str]) -> 
         for entry in listed["shares"][:: max(1, len(listed["shares"]) // 20)]:
             try:
                 responses.append(json.dumps(await helper.operator_get(f"/queue/{entry['ref']}")))
-            except httpx.HTTPStatusError as error:  # confirmed meanwhile
+            except httpx.HTTPStatusError as error:  # confirmed in the meantime
                 responses.append(error.response.text)
         await asyncio.sleep(0.5)
 
 
 async def _post_malformed(helper: HelperProcess, votes: Votes, rng: random.Random, responses: list[str]) -> None:
-    """Send malformed bodies and addresses; record all responses."""
+    """Send malformed bodies and URLs; record all responses."""
     async with httpx.AsyncClient(base_url=helper.url, timeout=30) as http:
         for vote, position in votes:
             share = rng.choice(vote.shares)

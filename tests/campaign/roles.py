@@ -7,7 +7,7 @@ every connection to it closed within its next bytes, of a query or of a result; 
 between hosts (NOTIFY) are lost.
 
 Requirements. Nothing is lost, early or counted twice, and all shares are confirmed and erased. Each send is recorded by
-the host that holds the lease: the database itself logs which host records a send and which holds the lease then. The
+the lease holder: the database itself logs which host records a send and which host holds the lease at that time. The
 claims of a silent host, or its right to send, pass to another host within a lease and 5 s; after a crash of the server
 reveals are sent again within 10 s. No attempt is spent.
 
@@ -68,7 +68,7 @@ CREATE TRIGGER log_send AFTER UPDATE ON {SCHEMA_NAME}.reveals FOR EACH ROW WHEN 
   EXECUTE FUNCTION campaign.log_send();
 """
 """Logs which host records a send and which host holds, or last held, the lease, according to the server. A record
-started in time may end after the lease: no host takes over before it is committed.
+that was started in time may be committed after the lease ends: no host takes over before it is committed.
 """
 
 
@@ -119,7 +119,7 @@ class Environment:
         return int(await self.query_value("SELECT count(*) FROM campaign.sends"))
 
     async def require_within(self, description: str, condition: Callable[[], Awaitable[object]], bound: float) -> None:
-        """Wait for a condition and require that it holds within the bound."""
+        """Wait for a condition and require that it is met within the bound."""
         started_at = time.monotonic()
         while not await condition() and time.monotonic() < started_at + 10 * bound:
             await asyncio.sleep(0.1)

@@ -7,12 +7,12 @@ prefers is faulty, then all are, while shares come due, and then all recover.
 
 Requirements. With one faulty node shares are accepted and sent through the other within 3 s. With all nodes faulty, a
 POST of a new share gets 503 within 5 s (of a block being 90 s old), nothing is dispatched later than that, and nothing
-that falls due after the 503 is dispatched. After the recovery the helper resumes by itself within 10 s. No attempt is
-spent, nothing fails, is closed or purged, and nothing is lost, early or counted twice.
+that falls due after the 503 is dispatched. After the recovery the helper resumes automatically within 10 s. No attempt
+is spent, nothing fails, is closed or purged, and nothing is lost, early or counted twice.
 
-Injected fault: `CommitmentTreeSync.contradiction_reason` always returns None, so that a node with other roots is used
-again after a second. Reported: "all faulty: seconds until a POST gets 503: 999.0 (≤ 5)", slowest "wrong root". This was
-an original bug, found when the campaign was written.
+Injected fault: `CommitmentTreeSync.contradiction_reason` always returns None, so that a node with different roots is
+used again after a second. Reported: "all faulty: seconds until a POST gets 503: 999.0 (≤ 5)", slowest "wrong root".
+This was an original bug, found when the campaign was written.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class FailureScenario:
         self.slowest[figure] = max(self.slowest.get(figure, (0.0, "")), (seconds, name))
 
     async def check_one_bad_node(self, name: str) -> None:
-        """Make the preferred node faulty."""
+        """Make the node that the operator prefers faulty."""
         await self.chain.set_faults(node=0, **FAULT_SWITCHES[name])
         await asyncio.sleep(0.5)
         before = len(self.posted)
@@ -171,7 +171,7 @@ async def _run_lane(
     full_chain = DevChain(folder, http, *flags, "--clock-offset", str(-OLD_BLOCKS))
     await full_chain.start()
     try:
-        chain = full_chain.at_node(nodes)  # the last node is used by the checks only and never faulty
+        chain = full_chain.at_node(nodes)  # the last node is used only by the checks and is never faulty
         await chain.mine(FIRST_BLOCKS)
         await chain.set_faults(clock_offset_seconds=0)
         round_id = await chain.open_round()

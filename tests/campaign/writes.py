@@ -3,8 +3,8 @@
 Method. strace kills the service when its writer is about to make its n-th pwrite64, fdatasync, fsync or ftruncate, for
 each n in a share's life. Then the service is restarted and the wallet posts again if it had no response.
 
-Requirements. The share is counted once, not early, and erased from every file, and the database is sound after an
-orderly stop.
+Requirements. The share is counted once, not early, and erased from every file, and the database is sound after a
+clean shutdown.
 
 A kill does not lose data that the kernel already has; a power failure does. Therefore a trace is checked for the order
 of calls: the fdatasync of the WAL that contains a share's row ends before its response begins, and that of its message
@@ -39,7 +39,7 @@ from tests.support.harness import STAND_IN_PROGRAM, HelperProcess
 from tests.support.process import find_free_port
 
 LANE_COUNT = 3
-"""Concurrent helpers: each waits more than it works."""
+"""Number of concurrent helpers; each is mostly idle."""
 QUICK_POINT_COUNT = 6
 TRACED_SHARES = 3
 """Number of traced shares."""
@@ -63,7 +63,7 @@ class KillStatistics:
 
 @dataclass(slots=True)
 class KillEnvironment:
-    """A chain with one vote, whose 16 shares are posted to as many helpers."""
+    """A chain with one vote, whose 16 shares are posted to 16 helpers."""
 
     chain: DevChain
     vote: Ballot
@@ -142,7 +142,7 @@ async def _create_environment(setting: CampaignRun, name: str) -> AsyncIterator[
 
 
 async def _trace_lifecycle(env: KillEnvironment, findings: Findings) -> list[KillPoint]:
-    """Trace some shares in one helper; return every write of the first share as a kill point."""
+    """Trace a few shares in one helper; return every write of the first share as a kill point."""
     trace = env.folder / "trace"
     helper = env.create_helper("traced")
     helper.spawn(wrapper=syscalls.trace_command(trace))
@@ -259,7 +259,7 @@ async def _restarts_cleanly(helper: HelperProcess) -> bool:
 
 
 async def _wait_for_kill(env: KillEnvironment, helper: HelperProcess, index: int, point: KillPoint) -> bool:
-    """Wait for the kill; return False if the share was finished before."""
+    """Wait for the kill; return False if the share was finished first."""
     async with helper.timeout("is killed or has erased its share"):
         while True:
             assert helper.process is not None
