@@ -79,7 +79,7 @@ class DocumentShell:
         self._variables.touch()
 
     def localize(self, text: str) -> str:
-        """Replace the page's names by those of this machine."""
+        """Replace the page's names with those of this machine."""
         return self._variable_names.sub(lambda match: self._path_mapping[match[0]], text)
 
     def run_command(self, command: DocumentedCommand) -> CommandResult:

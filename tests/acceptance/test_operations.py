@@ -1,7 +1,7 @@
 """Runs docs/operations.md from installation to recovery: installs the wheel, starts, breaks and repairs ten things.
 
 The commands of the page run in its order, and their output is compared with the page. Three things differ from the
-page: the folders and ports; pip, which is replaced by uv for speed; and systemctl, which is replaced by
+page: the directories and ports; pip, which is replaced by uv for speed; and systemctl, which is replaced by
 `fake_systemctl` because systemd does not run in a test.
 """
 
@@ -41,17 +41,17 @@ DISK_FULL_FAULT = "8"
 SYSTEM_FOLDERS = ("/etc/systemd/system", "/etc/sysusers.d", "/usr/local/bin", "/var/lib/svote-helper", "/run")
 FOLDERS = (*SYSTEM_FOLDERS, "/opt/svote-helper", "/etc/svote-helper", "/var/backups/svote-helper")
 RETRY_SECONDS = 1.0
-"""Interval between two attempts, in seconds. Each attempt takes CPU time from the helper's start-up."""
+"""Interval between two attempts, in seconds. Each attempt takes CPU time from the helper's startup."""
 
 
 @dataclass
 class DocumentedMachine:
-    """The machine that the page describes, in a folder.
+    """The machine that the page describes, in a directory.
 
     Attributes:
-        folder: that folder.
+        folder: that directory.
         shell: shell for all commands.
-        has_own_disk: whether the database's folder is a separate file system that can be filled.
+        has_own_disk: whether the database directory is a separate file system that can be filled.
     """
 
     folder: Path
@@ -86,7 +86,7 @@ class DocumentedMachine:
 
 
 def build_wheel(folder: Path) -> Path:
-    """Run `make wheel` with this environment into another folder."""
+    """Run `make wheel` with this environment into another directory."""
     dist, venv = folder / "dist", BIN.parent
     command = ["make", f"--old-file={venv}/.deps", "wheel", f"VENV={venv}", f"DIST={dist}"]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
@@ -100,7 +100,7 @@ def write_executable(path: Path, *lines: str) -> None:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[DocumentedMachine]:
-    """A machine without an installation, with its own folders and free ports."""
+    """A machine without an installation, with its own directories and free ports."""
     dist = build_wheel(tmp_path)
     places = {name: str(tmp_path / name.strip("/")) for name in FOLDERS}
     for name in SYSTEM_FOLDERS:

@@ -59,7 +59,7 @@ class BrowserTab:
         allowed_urls: external addresses that the page may request.
         expected_messages: substrings of console messages that a test causes deliberately.
         console_messages: all other console messages and uncaught errors.
-        requested_urls: every request.
+        requested_urls: URL of every request.
     """
 
     page: Page

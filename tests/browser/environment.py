@@ -44,7 +44,7 @@ class BrowserEnvironment:
 
     Attributes:
         past_round_id: a finalized round with a tally and a vote that was too late.
-        open_round_id: an active round; the shares of one vote are due in some minutes.
+        open_round_id: an active round; the shares of one vote are due in a few minutes.
         support: votes for the first option of the past round's first proposal.
         silent: a published vote server that does not exist.
     """
@@ -122,7 +122,7 @@ async def run_environment() -> AsyncIterator[BrowserEnvironment]:
 
 async def _set_up(chain: DevChain, helper: HelperProcess, http: httpx.AsyncClient) -> BrowserEnvironment:
     silent = f"http://127.0.0.1:{find_free_port()}"
-    # The helper fetches the configuration at start-up and then once a minute.
+    # The helper fetches the configuration at startup and then once per minute.
     await chain.post("/devnet/voting-config", _publish_voting_config(helper.url, silent))
     await helper.wait_until_ready()
     for number, moniker in enumerate(WAITING_MONIKERS):

@@ -31,7 +31,7 @@ DRAIN_TIMEOUT_SECONDS = 90.0
 START_TIMEOUT_SECONDS = 300.0
 """Seconds within which a run must be up without intervention, on a shared machine."""
 FREE_WORKER_DEATHS = 2
-"""Number of worker crashes on a share before a crash spends an attempt."""
+"""Number of worker crashes on a share that spend no attempt."""
 DATABASE_LOCKED_TEXT = "another process uses this database under the name"
 """Error of a run that starts before the server has detected the exit of the previous one."""
 

@@ -45,7 +45,7 @@ def processes_with_environment(mark: str) -> list[str]:
 
 @pytest.fixture
 def demo_folder() -> Iterator[Path]:
-    """A folder for the demo's files, accessible to the database's user like /tmp."""
+    """A directory for the demo's files, accessible to the database's user like /tmp."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o711)
         yield Path(name)

@@ -1,4 +1,4 @@
-"""After confirmation no byte on disk links a public reveal to a wallet's share."""
+"""After confirmation no data on disk links a public reveal to a wallet's share."""
 
 from __future__ import annotations
 

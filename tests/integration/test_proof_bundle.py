@@ -43,7 +43,7 @@ async def run_command_line(folder: Path, *arguments: str) -> tuple[int, dict[str
 
 
 def config_without_rpc(helper: HelperProcess) -> Path:
-    """Return the same settings with the nodes' REST addresses only."""
+    """Return the same settings with only the REST URLs of the nodes."""
     lines = [line for line in helper.config.read_text().splitlines() if not line.startswith("rpc =")]
     config = helper.config.with_name("rest.toml")
     config.write_text("\n".join(lines))

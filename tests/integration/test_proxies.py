@@ -45,12 +45,12 @@ UNVERIFIED_SSL.check_hostname, UNVERIFIED_SSL.verify_mode = False, ssl.CERT_NONE
 
 @dataclass
 class RecordingUpstream:
-    """Replaces the helper: records requests, and answers or closes the connection.
+    """Replaces the helper: records requests, and sends a response or closes the connection.
 
     Attributes:
         port: listening port.
         received_heads: heads of the received requests, in lower case.
-        closes_connection: whether it closes the connection instead of answering.
+        closes_connection: whether it closes the connection instead of sending a response.
         answer: body of its responses.
     """
 

@@ -26,7 +26,7 @@ class Hosts:
     """Hosts that share a queue, by name.
 
     Args:
-        folder: folder of their files.
+        folder: directory of their files.
         http: HTTP client for all hosts.
         chain: the chain.
         url: database URL.

@@ -60,7 +60,7 @@ def nullifier_of(blind: bytes) -> bytes:
 
 
 async def wait_until(condition: Callable[[], object]) -> None:
-    """Wait for a condition that other tasks fulfill."""
+    """Wait for a condition that other tasks make true."""
     async with asyncio.timeout(TIMEOUT_SECONDS):
         while not condition():
             await asyncio.sleep(0)

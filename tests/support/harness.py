@@ -29,9 +29,8 @@ CHAIN_ID = "svote-devnet-1"
 
 
 class HelperProcess(ChildProcess):
-    """A helper for a chain. With `STAND_IN_PROGRAM` its proofs are stand-ins.
-
-    Its queue is in a file in its folder, or in its own schema of a cluster.
+    """A helper for a chain. With `STAND_IN_PROGRAM` its proofs are fake.
+    Its queue is in a file in its directory, or in its own schema of a cluster.
     """
 
     def __init__(
@@ -119,7 +118,7 @@ class HelperProcess(ChildProcess):
                     await asyncio.sleep(0.05)
 
     async def service_stats(self) -> dict[str, Any]:
-        """Return the statistics of the running daemon."""
+        """Return the statistics of the running helper."""
         facts: dict[str, Any] = (await self.operator_get("/stats"))["service"]
         return facts
 
@@ -128,7 +127,7 @@ class HelperProcess(ChildProcess):
         return [int(pid) for pid in (await self.service_stats())["provers"]["pids"]]
 
     async def wait_until(self, description: str, condition: Callable[[dict[str, Any]], object]) -> None:
-        """Wait until a condition on the daemon's statistics holds."""
+        """Wait until a condition on the helper's statistics is met."""
         async with self.timeout(description):
             while not condition(await self.service_stats()):
                 await asyncio.sleep(0.05)
@@ -218,5 +217,5 @@ async def run_helper(
 
 
 def unix_time_in(seconds: float) -> int:
-    """Return the Unix second that is at least this many seconds ahead."""
+    """Return a Unix second that is at least this many seconds ahead."""
     return int(time.time() + seconds) + 1

@@ -1,4 +1,4 @@
-"""A child process that reports by a ready file when it listens."""
+"""A child process that writes a ready file once it listens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIMEOUT_SECONDS = 60.0
 
 
 class ChildProcess:
-    """A child process that reports by a ready file when it listens."""
+    """A child process that writes a ready file once it listens."""
 
     def __init__(self, name: str, folder: Path, arguments: Sequence[str], env: Mapping[str, str] | None = None) -> None:
         self.name = name
@@ -122,7 +122,7 @@ def child_pids(pid: int) -> list[int]:
 
 
 def _is_running(pid: int) -> bool:
-    """Return whether a process runs. A zombie does not."""
+    """Return whether a process runs. A zombie process does not."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -85,7 +85,7 @@ class PostgresSchema:
 
     Args:
         cluster: a running server.
-        folder: folder for the host's key file.
+        folder: directory of the host's key file.
     """
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""S3 store for tests: moto's server in a child process, with faults that real stores have.
+"""S3 store for tests: moto's server in a child process, with the faults of real stores.
 
 `python -m tests.support.s3 --ready-file FILE` listens on loopback. Requests are processed one at a time, because
 moto checks a condition and writes in two steps, which must be atomic here. A request is processed only after it was

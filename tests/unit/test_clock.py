@@ -12,7 +12,7 @@ from tests.support.fakes import TIMEOUT_SECONDS, wait_until
 
 
 class Waiter:
-    """A task that waits an hour on a fake clock."""
+    """A task that waits one hour on a fake clock."""
 
     def __init__(self, clock: FakeClock) -> None:
         self.event = asyncio.Event()

@@ -1,7 +1,7 @@
 """Secret files in the source tree reach neither images nor `dist/`.
 
-Tests cannot fetch base images: the container file is built on fakes, whose `make` and `pip` copy every file within
-their reach.
+Tests cannot fetch base images: the container file is built on fakes, whose `make` and `pip` copy every file that
+they can access.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def create_fake_programs(folder: Path) -> None:
 
 @pytest.fixture
 def buildah(tmp_path: Path) -> Iterator[list[str]]:
-    """The buildah command, with its own storage where every layer is a directory."""
+    """The buildah command, with a separate storage in which every layer is a directory."""
     (program,) = BUILDAH
     storage = tmp_path / "storage"
     yield [program, "--root", str(storage), "--runroot", str(tmp_path / "run"), "--storage-driver", "vfs"]

@@ -1,4 +1,4 @@
-"""The service: when it accepts shares, and its failure when a part fails."""
+"""The service: when it accepts shares, and its failure when a component fails."""
 
 from __future__ import annotations
 

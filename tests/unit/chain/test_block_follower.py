@@ -429,7 +429,7 @@ async def test_follower_far_behind_reads_head_first_and_history_newest_first(rpc
     assert env.spent == [1, 2]
     assert env.store.unread_ranges == [(101, 29_990 - 12 * CONCURRENT_BLOCKS)]
     assert env.store.late_ranges[0] == (29_983, 29_990)
-    assert env.endpoints.usable_rpc_nodes or not rpc, "a node without an index is not set aside"
+    assert env.endpoints.usable_rpc_nodes or not rpc, "a node without an index is not put into backoff"
 
 
 async def test_history_resumes_after_restart_with_second_gap() -> None:

@@ -192,7 +192,7 @@ async def test_tree_contradicted_twice_by_all_nodes_is_blocked() -> None:
     env.nodes[0].faults["/commitment-tree/"] = lambda _: httpx.Response(503)
     with pytest.raises(ChainUnavailable):
         await env.trees.sync(101)
-    assert env.trees.contradiction_reason(ROUND_ID), "no other node has shown it since"
+    assert env.trees.contradiction_reason(ROUND_ID), "no other node has reported it since"
     env.nodes[0].faults.clear()
     env.clock.advance(10)
     chain.publish_to(*env.nodes)

@@ -135,7 +135,7 @@ class ChunkedStream(httpx.AsyncByteStream):
 
 
 async def longest_run_without_yield(body: ChunkedStream, read: Callable[[NodeHttp], Awaitable[None]]) -> int:
-    """Maximum number of chunks read between two turns of another task."""
+    """Maximum number of chunks read between two steps of another task."""
     longest = previous = 0
 
     async def count_turns() -> None:

@@ -117,7 +117,7 @@ async def test_round_invalid_on_all_nodes_is_frozen_alone(
     assert problem in (env.registry.frozen_reason(ROUND_ID) or "")
     assert env.registry.frozen_reason(OTHER_ID) is None
     assert [active.round_id for active in env.registry.active_rounds()] == [OTHER_ID]
-    assert len(env.endpoints.usable_nodes) == len(hosts), "no node is set aside"
+    assert len(env.endpoints.usable_nodes) == len(hosts), "no node is put into backoff"
     assert (env.registry.get(ROUND_ID), env.store.stored_rounds[ROUND_ID]) == (known, stored)
     assert env.registry.open_rounds() == env.registry.all_rounds(), "the tree is kept"
 

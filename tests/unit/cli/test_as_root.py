@@ -1,4 +1,4 @@
-"""Commands run as root act as the directory's owner and never follow the owner's links."""
+"""Commands run as root act as the owner of the directory and never follow links of the owner."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_acting_as_owner_through_circular_links_is_refused(tmp_path: Path) -> No
 
 
 class PathSwapper:
-    """A user who swaps a directory and a link to another user's directory during chosen file system calls of root."""
+    """Simulates a user who swaps a directory and a link to another user's one during root's system calls."""
 
     def __init__(self, location: Path, target: Path) -> None:
         self._place, self._real = location, location.with_name("real")
@@ -310,7 +310,7 @@ def test_acting_as_owner_while_directory_and_link_swap_is_never_a_third_user(
 
 @pytest.mark.parametrize("owner", [0, OTHER_UID], ids=["root", "third user"])
 def test_acting_as_owner_below_directory_of_third_user_is_refused(folder: Path, owner: int) -> None:
-    """The third user could replace the inner directory by a link at any time."""
+    """The third user could replace the inner directory with a link at any time."""
     inner = folder / "inner"
     inner.mkdir()
     os.chown(inner, owner, owner)

@@ -63,7 +63,7 @@ class CopySetup:
         return read_all_rows(PostgresBackend(self.address, self.schema))
 
     def with_store(self, what: Callable[[SqliteStore], Awaitable[None]]) -> None:
-        """Run a function on the open store, as in a running daemon."""
+        """Run a function on the open store, as in a running helper."""
 
         async def run_copy() -> None:
             store = SqliteStore(self.file)

@@ -1,4 +1,4 @@
-"""`healthcheck`: control socket, then the wallets' port; exit codes; few imports."""
+"""`healthcheck`: control socket, then the wallet API port; exit codes; few imports."""
 
 from __future__ import annotations
 

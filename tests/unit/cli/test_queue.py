@@ -1,4 +1,4 @@
-"""`queue list`, `show` and `stats`: same output from a daemon and from the file."""
+"""`queue list`, `show` and `stats`: same output from a running helper and from the file."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ async def fill_database(path: Path, count: int) -> None:
 
 @pytest.fixture
 def database(tmp_path: Path) -> Path:
-    """A database with three waiting shares and no daemon."""
+    """A database with three pending shares and no running helper."""
     path = tmp_path / "svote-helper.db"
     anyio.run(fill_database, path, 3)
     return path

@@ -1,4 +1,4 @@
-"""`serve` before the service runs: a second daemon on one database is refused early."""
+"""`serve` before the service runs: a second helper on one database is refused early."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def write_config(folder: Path, text: str = "") -> Path:
 
 
 def test_serve_second_daemon_is_refused_before_loading(tmp_path: Path) -> None:
-    """Loading takes longer than the time limit for refusing a second daemon."""
+    """Loading takes longer than the time limit for refusing a second helper."""
     lock = FileLock(tmp_path / "q.db")
     lock.acquire()
     late = ("typer", "pydantic", "helper.config.model", "helper.app.service", "proofs", "uvicorn", "structlog")
@@ -47,7 +47,7 @@ def test_lock_check_changes_nothing(tmp_path: Path) -> None:
     lock.release(clean=False)
     require_single_instance(arguments, {})
     second_lock = FileLock(database)
-    assert not second_lock.acquire(), "the unclean end of the last daemon is still visible"
+    assert not second_lock.acquire(), "the unclean shutdown of the previous helper is still visible"
     second_lock.release(clean=True)
 
 

@@ -1,4 +1,4 @@
-"""The search of the request log finds a value in every encoding, only before its time."""
+"""The search of the request log finds a value in every encoding, but only before its time."""
 
 from __future__ import annotations
 

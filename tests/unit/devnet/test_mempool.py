@@ -122,7 +122,7 @@ async def test_restored_chain_has_empty_mempool(tmp_path: Path) -> None:
         lost = chain.create_stand_in_reveal(ballot, 15)
         sent = (await chain.send_reveal(lost)).json()["tx_hash"]
         before = chain.devnet.chain
-        # Not closed: the file is as after a kill.
+        # Not closed: the file is in the state after a kill.
         async with run_chain(db=path) as restored:
             restored_chain = restored.devnet.chain
             # The first block after the restart follows the stored ones.

@@ -1,4 +1,4 @@
-"""All checks together: without dependencies, with defects, and with hanging calls. A report is always made."""
+"""All checks together: without dependencies, with defects, and with hanging calls. A report is always returned."""
 
 from __future__ import annotations
 

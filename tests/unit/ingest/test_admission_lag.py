@@ -103,7 +103,7 @@ async def test_intake_never_rejects_honest_share_of_lagging_node(
     await harness.prepare()
     for _ in range(math.ceil(6 * block / POLL_SECONDS)):
         await harness.advance(POLL_SECONDS)
-    # A current node shows the vote's block now; the wallet posts `moment` of a block interval later.
+    # A current node reports the vote's block now; the wallet posts `moment` of a block interval later.
     passed = (harness.node.chain_now() - harness.node.origin) / block
     harness.vote_height = math.floor(passed) + 1
     await harness.advance((harness.vote_height + moment - passed) * block)

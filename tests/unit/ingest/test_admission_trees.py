@@ -145,7 +145,7 @@ async def test_admission_waits_for_leaf_of_next_sync(harness: Harness) -> None:
             before = len(harness.nodes[0].requests)
             harness.trees.record_synced_height(harness.nodes[0].height)
             await anyio.wait_all_tasks_blocked()
-            assert (results, len(harness.nodes[0].requests)) == ([], before), "the head alone decides nothing"
+            assert (results, len(harness.nodes[0].requests)) == ([], before), "the head alone proves nothing"
             harness.votes.publish_to(*harness.nodes)
             await harness.sync()
     assert results == [EnqueueResult.QUEUED]

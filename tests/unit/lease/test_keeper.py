@@ -169,7 +169,7 @@ async def test_keeper_with_unavailable_store_continues(
 ) -> None:
     keeper = LeaseKeeper(lease, clock=clock)
     lease_store.is_unavailable = True
-    await keeper.acquire_at_start()  # start-up does not fail because of it
+    await keeper.acquire_at_start()  # startup does not fail because of it
     assert lease_store.calls == ["acquire"]
     async with run_keeper(keeper) as task:
         await advance_until(clock, 30, lambda: lease_store.calls.count("acquire") >= 20)
@@ -225,7 +225,7 @@ async def test_host_that_cannot_send_releases_and_reacquires(
     await keeper.acquire_at_start()
     async with run_keeper(keeper) as task:
         with pytest.raises(AssertionError):
-            await advance_until(clock, 20, lambda: lease_store.calls)  # it makes no request
+            await advance_until(clock, 20, lambda: lease_store.calls)  # it sends no request
         fit.append(True)
         await advance_until(clock, 2, lambda: lease.is_held)
         fit.append(False)

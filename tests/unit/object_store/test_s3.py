@@ -1,4 +1,4 @@
-"""Buckets over HTTP: moto's server, which honours conditions, and faults of real object stores."""
+"""Buckets over HTTP: moto's server, which honors conditions, and faults of real object stores."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ async def test_same_store_error_has_same_message() -> None:
         with pytest.raises(BucketError) as caught:
             await bucket.get("a")
         errors.add(str(caught.value))
-    assert len(errors) == 1, "a log that reports each reason once would report each try"
+    assert len(errors) == 1, "a log that reports each reason once would report each attempt"
 
 
 @pytest.mark.parametrize("status", [400, 403, 500])

@@ -1,4 +1,4 @@
-"""Cost of failures: doubling waits, persisted before waiting, and a reported final failure."""
+"""Cost of failures: doubling delays, persisted before waiting, and a reported final failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a stored message to a counted reveal: send times, nodes, and the effect of each response."""
+"""From a stored message to a confirmed reveal: send times, nodes, and the effect of each response."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ async def test_block_shown_late_by_node_causes_no_resend(pipeline: Pipeline) -> 
     old, newer = pipeline.clock.now(), pipeline.clock.now() + 1
     pipeline.clock.advance(2)
     await pipeline.broadcaster.send(share)
-    # A probe after the send showed the old block, too.
+    # A probe after the send reported the old block, too.
     for height, time in ((pipeline.height, old), (pipeline.height + 1, newer)):
         pipeline.clock.advance(1)
         for endpoint in pipeline.endpoints.nodes:

@@ -158,7 +158,7 @@ async def test_connection_refused_before_request_is_charged_and_counted() -> Non
         assert limiter.wait_seconds(known) == 3, "each was charged"
         responses = [await client.read_rest() for client in [await RawClient.connect(port) for _ in range(4)]]
         assert sorted(map(bool, responses)) == [False, False, False, True]
-        assert limiter.wait_seconds(known) == 3, "silence, or connecting when the server is full, costs nothing"
+        assert limiter.wait_seconds(known) == 3, "a connection without data, or to a full server, costs no token"
         assert limiter.refusals == {408: 1, 400: 1, 431: 1, 503: 1}, "each one is counted"
 
 
@@ -282,7 +282,7 @@ async def test_connections_over_limit_are_refused_and_others_served() -> None:
             client.writer.close()
 
 
-# The stop of the server
+# Server shutdown
 
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])

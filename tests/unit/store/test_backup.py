@@ -1,4 +1,4 @@
-"""Backups: content of a snapshot, no interference, encryption, restore."""
+"""Backups: content of a snapshot, no effect on the running store, encryption, restore."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Multiple hosts on one PostgreSQL database: claims, late hosts, and lost connections.
-
-`conformance/` tests the store of a single host.
+`conformance/` tests the store with a single host.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ def wait_for_lock_waiter(backend: PostgresBackend) -> None:
 
 
 def expire_claims(backend: PostgresBackend) -> None:
-    """Expire every claim, as after a host's long silence."""
+    """Expire every claim, as if its host had been stopped for long."""
     backend.execute("UPDATE claims SET until = now() - interval '1 second'")
 
 
@@ -167,7 +166,7 @@ async def test_share_enqueued_while_confirmed_elsewhere_is_not_left_waiting(join
 
 
 def expire_sender_lease(backend: PostgresBackend) -> None:
-    """Expire the sender's lease."""
+    """Expire the sender lease."""
     backend.execute("UPDATE sender SET until = now() - interval '1 second'")
 
 

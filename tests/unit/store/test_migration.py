@@ -126,14 +126,14 @@ def endpoints(backends: tuple[StoreBackend, StoreBackend]) -> Iterator[tuple[Mig
 
 
 async def create_filled_queue(open_store: OpenStore, backend: StoreBackend) -> None:
-    """Create a queue that no daemon uses."""
+    """Create a queue that no helper uses."""
     store = await open_store(backend)
     await fill_store(store)
     await store.close()
 
 
 def hold_source(migration: Migration) -> None:
-    """Lock the source against daemons; a server detects the end of the last connection with a delay."""
+    """Lock the source against helpers; a server detects the end of the last connection with a delay."""
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while not migration.try_lock_source():
         assert time.monotonic() < deadline
@@ -149,7 +149,7 @@ def begin_held_migration(endpoints: tuple[MigrationEndpoint, MigrationEndpoint])
 
 
 def migrate(source: StoreBackend, target: StoreBackend) -> MigrationResult:
-    """Run a complete migration while no daemon uses either end."""
+    """Run a complete migration while no helper uses the source or the target."""
     ends = create_endpoint(source), create_endpoint(target)
     try:
         migration = Migration(*ends, clock=FakeClock(), on_progress=lambda _: None)
@@ -417,7 +417,7 @@ async def test_migration_with_running_daemon_waits_for_its_exit(
 
 
 async def change_store(store: Store) -> None:
-    """Changes by a daemon: new shares, some of them confirmed."""
+    """Changes by a running helper: new shares, some of them confirmed."""
     for number in range(50, 70):
         await enqueue_shares(store, number)
         if number % 2:

@@ -1,4 +1,4 @@
-"""Every way to open a file applies the same identity check and error."""
+"""Every function that opens a file applies the same identity check and raises the same error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Upgrades of an older database: by the daemon, or by an operator after a trial."""
+"""Upgrades of an older database: by the helper, or by an operator after a dry run."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_a_start_upgrades_the_schema_and_continues_with_the_shares(
     assert read_schema_version(old_database) == latest_version() - 1
     store = await open_sqlite_store(old_database)
     assert await store.count_shares() == {ROUND: OLD_STATE_COUNTS}
-    await enqueue_shares(store, 1, 3)  # known: share 1 waits, share 3 is confirmed
+    await enqueue_shares(store, 1, 3)  # known: share 1 is pending, share 3 is confirmed
     assert await store.count_shares() == {ROUND: OLD_STATE_COUNTS}
     assert await retry_as_operator(store, failed_id) == 1
     assert {queued.share for queued in await claim_all_due(store, now=NOW + 100)} == {

@@ -50,7 +50,7 @@ class StoreBackend(Protocol):
 
     @property
     def locator(self) -> list[str]:
-        """What another process needs to open it: its kind in `places.py`, and its address."""
+        """Arguments with which another process opens the store: its kind in `places.py`, and its address."""
         ...
 
 
@@ -84,7 +84,7 @@ class SqliteBackend:
 
     @property
     def locator(self) -> list[str]:
-        """What another process needs to open it."""
+        """Arguments with which another process opens the store."""
         return ["sqlite", str(self.path.parent)]
 
 
@@ -132,7 +132,7 @@ class PostgresBackend:
 
     @asynccontextmanager
     async def open_offline_readers(self) -> AsyncIterator[list[QueueReader]]:
-        """Open none: only a store reads the database."""
+        """Return no reader: only a store reads the database."""
         yield []
 
     def connect(self) -> psycopg.Connection[tuple[Any, ...]]:
@@ -141,7 +141,7 @@ class PostgresBackend:
 
     @property
     def locator(self) -> list[str]:
-        """What another process needs to open it."""
+        """Arguments with which another process opens the store."""
         return ["postgres", self.address, self.schema]
 
 

@@ -1,4 +1,4 @@
-"""The store against a model in plain Python, with random operations from hypothesis."""
+"""Compares the store with a model in plain Python under random operations from hypothesis."""
 
 from __future__ import annotations
 
@@ -380,7 +380,7 @@ class StoreModel(RuleBasedStateMachine):
     @precondition(lambda self: self.live)
     @rule(data=st.data(), new_state=st.sampled_from(ShareState))
     def refuse_illegal_update(self, data: st.DataObject, new_state: ShareState) -> None:
-        """The schema refuses illegal transitions from any writer; SUBMITTED is not the state of a row."""
+        """The schema refuses illegal transitions from any writer. No row has the state SUBMITTED."""
         name = self.draw_key(data)
         if name is None:
             return
