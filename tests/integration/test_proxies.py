@@ -228,7 +228,7 @@ OPENED_TO_WRITE = re.compile(r'"([^"]+)", [^)]*O_(?:WRONLY|RDWR|CREAT|TMPFILE)')
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
 @pytest.mark.parametrize("name", PROXIES)
-async def test_proxy_large_bodies_and_answers_open_no_file_for_writing(name: str, tmp_path: Path) -> None:
+async def test_proxy_large_bodies_and_responses_open_no_file_for_writing(name: str, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     tracer = ["strace", "-D", "-f", "-q", "-e", f"trace={FILE_CALLS}", "-s", "256", "-o", str(trace), "--"]
     body = random.Random(7).randbytes(1 << 20)

@@ -43,7 +43,7 @@ async def test_wait_until_ends_when_event_is_set() -> None:
 
 
 @pytest.mark.parametrize("jump", [3600, 86_400])
-async def test_wait_until_notices_clock_set_forward_within_a_slice(jump: float) -> None:
+async def test_wait_until_detects_clock_set_forward_within_a_slice(jump: float) -> None:
     clock = FakeClock()
     waiter = Waiter(clock)
     assert await waiter.is_waiting()

@@ -37,9 +37,7 @@ async def test_open_through_link_is_refused_and_writes_nothing(tmp_path: Path, c
     assert sorted(path.name for path in tmp_path.iterdir() if path != target) == ["admin.db"]
 
 
-async def test_open_with_link_put_in_place_meanwhile_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_open_with_link_created_during_open_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target, path = tmp_path / "target", tmp_path / "admin.db"
     target.write_bytes(b"")
     connect: Callable[..., sqlite3.Connection] = sqlite3.connect

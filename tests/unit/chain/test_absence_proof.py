@@ -78,7 +78,7 @@ def test_proves_absence_requires_later_block_by_time_and_height(
     assert proves_absence(observation_at(height, time), ShareArrival(100.0, 50, offsets[0]), offsets[1]) is proven
 
 
-def test_proves_absence_without_answer_is_false() -> None:
+def test_proves_absence_without_response_is_false() -> None:
     assert not proves_absence(None, ShareArrival(0.0, 0, 0.0), 0.0)
     assert not proves_absence(Observation("a", 0.0, 0.0, head(90, 900.0)), ShareArrival(0.0, 0, 0.0), 0.0)
 

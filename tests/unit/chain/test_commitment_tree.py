@@ -153,7 +153,7 @@ async def test_tree_sync_root_mismatch_puts_node_into_backoff(kind: str) -> None
 
 
 @pytest.mark.parametrize("kind", CORRUPTIONS)
-async def test_tree_sync_with_only_lying_node_changes_nothing(kind: str) -> None:
+async def test_tree_sync_with_only_faulty_node_changes_nothing(kind: str) -> None:
     env, chain = TreeEnvironment(), FakeTree()
     chain.append(60, 1, 2)
     chain.publish_to(*env.nodes)

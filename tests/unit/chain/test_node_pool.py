@@ -241,7 +241,7 @@ def refuse_connection(request: httpx.Request) -> httpx.Response:
     raise httpx.ReadTimeout("no answer", request=request)
 
 
-async def test_pool_backs_off_unanswering_node_and_calls_next() -> None:
+async def test_pool_backs_off_unresponsive_node_and_calls_next() -> None:
     clock = FakeClock()
     network = FakeNetwork(a=FakeNode(clock), b=FakeNode(clock))
     endpoints = network.create_node_pool(clock)

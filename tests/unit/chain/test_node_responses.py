@@ -52,7 +52,7 @@ def create_client(status: int, body: bytes) -> ChainClient:
         (b'{"rounds":[' + b'"",' * 100_000 + b'""]}', "too many values"),
     ],
 )
-async def test_rounds_invalid_answer_is_rejected(body: bytes, problem: str) -> None:
+async def test_rounds_invalid_response_is_rejected(body: bytes, problem: str) -> None:
     with pytest.raises(ChainResponseError, match=problem):
         await create_client(200, body).rounds()
 
@@ -250,7 +250,7 @@ LIMITS: dict[str, tuple[int, Callable[[ChainClient, RpcClient], Awaitable[object
 
 
 @pytest.mark.parametrize("question", LIMITS)
-async def test_node_answer_is_read_up_to_size_limit(question: str) -> None:
+async def test_node_response_is_read_up_to_size_limit(question: str) -> None:
     limit, query = LIMITS[question]
     body = EndlessBody()
     transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=body))
@@ -260,7 +260,7 @@ async def test_node_answer_is_read_up_to_size_limit(question: str) -> None:
 
 
 @pytest.mark.parametrize("question", LIMITS)
-async def test_large_node_answer_is_parsed_in_a_thread(question: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_node_response_is_parsed_in_a_thread(question: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _, query = LIMITS[question]
     threads: list[int] = []
 

@@ -203,7 +203,7 @@ def test_action_on_terminal_asks_for_confirmation(
     assert len(questions) == 2, "nothing failed, so no confirmation is requested"
 
 
-def test_action_without_daemon_and_database_exits_not_found(capsys: pytest.CaptureFixture[str]) -> None:
+def test_action_without_helper_and_database_exits_not_found(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (("retry", "--yes"), ("export", "--output", "x.age"), ("audit",)):
         assert run_command("queue", *arguments) == 5
         assert "does not exist" in capsys.readouterr().err

@@ -22,7 +22,7 @@ def write_config(folder: Path, text: str = "") -> Path:
     return file
 
 
-def test_serve_second_daemon_is_refused_before_loading(tmp_path: Path) -> None:
+def test_serve_second_helper_is_refused_before_loading(tmp_path: Path) -> None:
     """Loading takes longer than the time limit for refusing a second helper."""
     lock = FileLock(tmp_path / "q.db")
     lock.acquire()
@@ -52,7 +52,7 @@ def test_lock_check_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [("--config", "FILE"), ("--config=FILE", "--port", "0"), ("--db", "DB")])
-def test_lock_check_finds_database_however_it_is_configured(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_lock_check_finds_database_in_every_configuration(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     names = {"FILE": str(write_config(tmp_path)), "DB": str(tmp_path / "q.db")}
     resolved = ["serve", *(arg.replace("FILE", names["FILE"]).replace("DB", names["DB"]) for arg in arguments)]
     lock = FileLock(tmp_path / "q.db")

@@ -87,7 +87,7 @@ async def test_mempool_is_rechecked_after_each_block() -> None:
         assert (await chain.send_reveal(second)).json()["log"].startswith("nullifier already spent")
 
 
-async def test_slow_check_refuses_reveal_spent_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_check_refuses_reveal_spent_during_check(monkeypatch: pytest.MonkeyPatch) -> None:
     async with run_chain() as chain:
         round_id = await chain.create_round()
         ballot, _ = await chain.cast_vote(round_id)

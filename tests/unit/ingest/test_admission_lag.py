@@ -96,7 +96,7 @@ class LagSimulation(Harness):
 @pytest.mark.parametrize("offset", [-120.0, -30.0, -5.0, -1.0, 0.0, 1.0, 5.0, 30.0, 120.0])
 @pytest.mark.parametrize("lag", [0.2, 0.6, 1.0, 2.0, 3.0])
 @pytest.mark.parametrize("block", [1.0, 2.0, 6.0])
-async def test_intake_never_rejects_honest_share_of_lagging_node(
+async def test_admission_never_rejects_honest_share_with_lagging_node(
     block: float, lag: float, offset: float, moment: float
 ) -> None:
     harness = LagSimulation(block=block, lag=lag, offset=offset)

@@ -151,7 +151,7 @@ async def test_admission_waits_for_leaf_of_next_sync(harness: Harness) -> None:
     assert results == [EnqueueResult.QUEUED]
 
 
-async def test_intake_leaf_missing_for_ten_blocks_rejects_retry(
+async def test_admission_leaf_missing_for_ten_blocks_rejects_retry(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def step(timeout: float) -> bool:

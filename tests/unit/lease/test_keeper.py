@@ -115,7 +115,7 @@ async def test_keeper_acquires_renews_and_releases(
     assert lease_store.owner == ""
 
 
-async def test_second_sender_is_refused_when_first_is_alive(
+async def test_second_sender_is_refused_while_first_is_running(
     clock: FakeClock, lease_store: FakeLeaseStore, lease: FakeLease
 ) -> None:
     lease_store.owner = "red"
@@ -127,7 +127,7 @@ async def test_second_sender_is_refused_when_first_is_alive(
         await beginning
 
 
-async def test_keeper_takes_lease_of_dead_host_after_expiry(
+async def test_keeper_takes_lease_of_stopped_host_after_expiry(
     clock: FakeClock, lease_store: FakeLeaseStore, lease: FakeLease
 ) -> None:
     lease_store.owner = "red"

@@ -111,7 +111,7 @@ async def test_hour_of_node_outage_spends_no_attempt(pipeline: Pipeline) -> None
 
 
 @pytest.mark.rule("R12")
-async def test_share_confirmed_meanwhile_cannot_fail(pipeline: Pipeline) -> None:
+async def test_share_confirmed_after_claim_cannot_fail(pipeline: Pipeline) -> None:
     await pipeline.enqueue(1)
     queued = await pipeline.claim_due_share()
     await pipeline.count_on_chain(1)

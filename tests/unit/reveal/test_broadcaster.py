@@ -107,7 +107,7 @@ async def test_block_existing_at_last_send_causes_no_resend(pipeline: Pipeline) 
     assert len(pipeline.nodes.posts) == 2
 
 
-async def test_block_shown_late_by_node_causes_no_resend(pipeline: Pipeline) -> None:
+async def test_block_reported_late_by_node_causes_no_resend(pipeline: Pipeline) -> None:
     share = await pipeline.prepare_message()
     pipeline.set_replies(reply_with(502, error="lost"))
     pipeline.show_block()

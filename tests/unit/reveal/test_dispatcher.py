@@ -252,7 +252,7 @@ async def test_loop_sleeps_when_idle(tmp_path: Path, condition: str) -> None:
         assert await pipeline.count_idle_turns() == 0
 
 
-async def test_share_beyond_verified_tree_is_retried_without_spending_an_attempt(pipeline: Pipeline) -> None:
+async def test_share_outside_verified_tree_is_retried_without_spending_an_attempt(pipeline: Pipeline) -> None:
     async with pipeline.run_dispatcher():
         await pipeline.enqueue(5000)
         await wait_until(lambda: pipeline.read_share(5000, "state, stage") == (ShareState.RECEIVED, "tree"))

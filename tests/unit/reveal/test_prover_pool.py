@@ -94,7 +94,7 @@ async def test_hanging_worker_is_killed_and_replaced() -> None:
 
 
 @pytest.mark.anyio
-async def test_dying_worker_fails_only_its_job() -> None:
+async def test_crashing_worker_fails_only_its_job() -> None:
     async with run_pool(workers=2) as pool:
         results = await asyncio.gather(
             make_proof(pool, prover_worker.PROPOSAL_CRASHES),

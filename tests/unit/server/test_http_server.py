@@ -286,7 +286,7 @@ async def test_connections_over_limit_are_refused_and_others_served() -> None:
 
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def test_server_stop_answers_running_requests_with_503_without_error_log(
+def test_server_stop_responds_503_to_running_requests_without_error_log(
     loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("helper.server.http_server.STOP_GRACE_SECONDS", 0.2)

@@ -409,7 +409,7 @@ async def make_row_unreadable(store: SqliteStore, path: Path, number: int) -> No
         file.write(b"\x7f")  # a header with more columns than the table has
 
 
-async def test_apply_block_sets_unreadable_row_aside(
+async def test_apply_block_quarantines_unreadable_row(
     store: SqliteStore, path: Path, reported: list[DamagedShare]
 ) -> None:
     await enqueue_shares(store, *range(31))

@@ -203,7 +203,7 @@ def test_scrub_removes_stale_copies_in_page_gaps_only(path: Path) -> None:
     conn.close()
 
 
-def test_open_after_crash_scrubs_whole_file(path: Path, clock: FakeClock) -> None:
+def test_open_after_crash_scrubs_complete_file(path: Path, clock: FakeClock) -> None:
     open_database(path, clock).close()
     conn = sqlite3.connect(path)
     deleted = rewrite_rows(conn)

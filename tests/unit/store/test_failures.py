@@ -61,7 +61,7 @@ async def test_full_disk_is_reported_and_acknowledged_shares_survive(store: Sqli
     assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 200}}
 
 
-async def test_full_disk_fails_whole_batch(store: SqliteStore) -> None:
+async def test_full_disk_fails_all_operations_of_batch(store: SqliteStore) -> None:
     await store._writer.run(partial(limit_page_count, more=1))
 
     outcomes = await asyncio.gather(

@@ -378,7 +378,7 @@ async def test_migration_interrupted_between_marks_blocks_both_and_resumes(
         await open_store(source)
 
 
-async def test_migration_with_running_daemon_waits_for_its_exit(
+async def test_migration_with_running_helper_waits_for_its_exit(
     backends: tuple[StoreBackend, StoreBackend],
     endpoints: tuple[MigrationEndpoint, MigrationEndpoint],
     open_store: OpenStore,

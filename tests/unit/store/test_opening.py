@@ -186,7 +186,9 @@ async def test_open_without_its_key_is_refused(store: SqliteStore, path: Path) -
     await expect_refusal(path, StoreCorrupt, "key")
 
 
-async def test_open_by_second_daemon_is_refused(open_sqlite_store: StoreOpener, store: SqliteStore, path: Path) -> None:
+async def test_open_by_second_process_is_refused(
+    open_sqlite_store: StoreOpener, store: SqliteStore, path: Path
+) -> None:
     await enqueue_shares(store, 1)
 
     with pytest.raises(StoreLocked, match="another daemon"):

@@ -171,7 +171,7 @@ async def test_import_of_known_unmoved_shares_reports_each_reason(
     await store.close()
 
 
-async def test_import_of_moved_share_confirmed_meanwhile_stays_confirmed(store: Store, backend: StoreBackend) -> None:
+async def test_import_of_moved_share_confirmed_in_between_stays_confirmed(store: Store, backend: StoreBackend) -> None:
     await store.save_rounds([ChainRound()], NOW)
     await enqueue_shares(store, 1)
     await mark_all_moved(store, backend)
