@@ -112,11 +112,11 @@ async def measure(votes: int, seconds: int) -> dict[str, float]:
     The speed of a shared machine drifts, so the baseline is measured on both sides.
     """
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        async with run_chain_and_helper(folder, "--block-seconds", "1", **PRODUCTION_SETTINGS) as (chain, helper):
+        directory = Path(name)
+        async with run_chain_and_helper(directory, "--block-seconds", "1", **PRODUCTION_SETTINGS) as (chain, helper):
             round_id = await chain.open_round(seconds=ROUND_SECONDS)
             cast = await cast_votes(chain, round_id, votes)
-            posted, alone = folder / "bodies", folder / "alone"
+            posted, alone = directory / "bodies", directory / "alone"
             posted.write_text("\n".join(interleave_bodies(cast[votes // 4 :])) + "\n")
             alone.write_text("\n".join(interleave_bodies(cast[: votes // 4])) + "\n")
             await helper.wait_for_leaf(round_id, max(position for _, position in cast))

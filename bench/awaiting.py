@@ -71,11 +71,11 @@ async def wait_for_block(chain: DevChain) -> int:
 async def measure(size: int) -> dict[str, float]:
     """Run once."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        directory = Path(name)
         async with httpx.AsyncClient(timeout=30) as http:
-            chain = DevChain(folder, http, "--stand-in-proofs", "--block-seconds", str(BLOCK_SECONDS))
+            chain = DevChain(directory, http, "--stand-in-proofs", "--block-seconds", str(BLOCK_SECONDS))
             await chain.start()
-            helper = HelperProcess(folder, http, chain, program=STAND_IN_PROGRAM, **PRODUCTION_SETTINGS)
+            helper = HelperProcess(directory, http, chain, program=STAND_IN_PROGRAM, **PRODUCTION_SETTINGS)
             try:
                 round_id = await chain.open_round(seconds=3600)
                 await helper.start()

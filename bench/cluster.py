@@ -74,7 +74,7 @@ async def run_host(role: str, cluster: Cluster, schema: str, name: str) -> Async
 
 def server_pid(cluster: Cluster) -> int:
     """Return the process id of the server."""
-    return int((cluster.data_folder / "postmaster.pid").read_text().split()[0])
+    return int((cluster.data_directory / "postmaster.pid").read_text().split()[0])
 
 
 async def enqueue_due_shares(store: PostgresStore, number: int) -> None:

@@ -212,15 +212,15 @@ async def run_demo(options: plan.DemoOptions, console: Console) -> dict[str, Any
         ClusterError: PostgreSQL is not installed or does not start.
     """
     with tempfile.TemporaryDirectory(prefix="svote-demo-") as name:
-        folder = Path(name)
+        directory = Path(name)
         shared = options.store == "postgres"
         parts = "a database, and a helper for each role: api, prover, sender" if shared else "a helper"
         console.print(f"starting an embedded vote chain and {parts}", highlight=False)
         async with (
-            processes.run_chain(folder, options.circuit) as chain,
-            processes.run_hosts(folder, chain)
+            processes.run_chain(directory, options.circuit) as chain,
+            processes.run_hosts(directory, chain)
             if shared
-            else processes.run_helper(folder, options.db or folder / "queue.db", chain) as helper,
+            else processes.run_helper(directory, options.db or directory / "queue.db", chain) as helper,
         ):
             demo = Demo(options, chain, helper)
             try:

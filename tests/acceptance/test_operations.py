@@ -49,12 +49,12 @@ class DocumentedMachine:
     """The machine that the page describes, in a directory.
 
     Attributes:
-        folder: that directory.
+        directory: working directory of the machine.
         shell: shell for all commands.
         has_own_disk: whether the database directory is a separate file system that can be filled.
     """
 
-    folder: Path
+    directory: Path
     shell: DocumentShell
     has_own_disk: bool
 
@@ -80,14 +80,14 @@ class DocumentedMachine:
                 time.sleep(RETRY_SECONDS)
 
     def _describe_failure(self, command: DocumentedCommand, result: CommandResult, reason: str) -> str:
-        journal = self.folder / "run" / "svote-helper" / "journal"
+        journal = self.directory / "run" / "svote-helper" / "journal"
         log = journal.read_text(errors="replace")[-3000:] if journal.exists() else ""
         return f"{command.command_line}\n{reason}\nit printed:\n{result.output}\njournal:\n{log}"
 
 
-def build_wheel(folder: Path) -> Path:
+def build_wheel(directory: Path) -> Path:
     """Run `make wheel` with this environment into another directory."""
-    dist, venv = folder / "dist", BIN.parent
+    dist, venv = directory / "dist", BIN.parent
     command = ["make", f"--old-file={venv}/.deps", "wheel", f"VENV={venv}", f"DIST={dist}"]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     return dist
@@ -138,19 +138,21 @@ def machine(tmp_path: Path) -> Iterator[DocumentedMachine]:
 
 
 @contextmanager
-def mount_small_disk(folder: Path) -> Iterator[bool]:
+def mount_small_disk(directory: Path) -> Iterator[bool]:
     """Mount a small file system if this user may mount one. Yields whether it is mounted."""
     mounted = (
         os.geteuid() == 0
         and not subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=1g,mode=700", "tmpfs", str(folder)], check=False, capture_output=True
+            ["mount", "-t", "tmpfs", "-o", "size=1g,mode=700", "tmpfs", str(directory)],
+            check=False,
+            capture_output=True,
         ).returncode
     )
     try:
         yield mounted
     finally:
         if mounted:
-            subprocess.run(["umount", "--lazy", str(folder)], check=True)
+            subprocess.run(["umount", "--lazy", str(directory)], check=True)
 
 
 @contextmanager

@@ -90,17 +90,17 @@ class BrowserEnvironment:
 async def run_environment() -> AsyncIterator[BrowserEnvironment]:
     """Start the environment. Stops it at the end."""
     with tempfile.TemporaryDirectory(prefix="svote-stage-") as name:
-        folder = Path(name)
+        directory = Path(name)
         async with httpx.AsyncClient(timeout=30) as http:
-            chain = DevChain(folder, http, "--block-seconds", "0.3")
+            chain = DevChain(directory, http, "--block-seconds", "0.3")
             await chain.start()
             try:
                 helper = HelperProcess(
-                    folder,
+                    directory,
                     http,
                     chain,
                     admin={
-                        "db_path": str(folder / "admin.db"),
+                        "db_path": str(directory / "admin.db"),
                         "config_url": f"{chain.url}/devnet/voting-config?wait=9",
                     },
                     ui={
@@ -109,7 +109,7 @@ async def run_environment() -> AsyncIterator[BrowserEnvironment]:
                         "chain_rest": chain.url,
                         "chain_rpc": chain.ready_data["rpc"],
                     },
-                    operator={"token": TOKEN, "socket": str(folder / "helper.sock")},
+                    operator={"token": TOKEN, "socket": str(directory / "helper.sock")},
                 )
                 await helper.start()
                 try:

@@ -49,10 +49,10 @@ def previous_seed_results(*, seed: int, quick: bool) -> Report:
 def run_campaign(name: str, *, store: str, seed: int, quick: bool) -> dict[str, Any]:
     """Run one campaign in a new directory; its own error counts as a failed goal."""
     started_at = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix=f"campaign-{name}-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix=f"campaign-{name}-", ignore_cleanup_errors=True) as directory:
         try:
             with run_cluster(store) as cluster:
-                findings = asyncio.run(_run(name, CampaignRun(seed, quick, Path(folder), cluster)))
+                findings = asyncio.run(_run(name, CampaignRun(seed, quick, Path(directory), cluster)))
         except Exception as error:
             traceback.print_exc()
             findings = Findings()

@@ -21,13 +21,13 @@ class CampaignRun:
     Attributes:
         seed: seeds all random generators of the run.
         is_quick: whether this is the short form that CI runs.
-        folder: an empty directory for this run.
+        directory: an empty directory for this run.
         cluster: PostgreSQL server of this run that stores the helpers' queues; None with SQLite files.
     """
 
     seed: int
     is_quick: bool
-    folder: Path
+    directory: Path
     cluster: Cluster | None = None
 
     def scale(self, full: T, quick: T) -> T:

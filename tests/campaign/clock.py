@@ -46,8 +46,8 @@ MAX_MEMORY_GROWTH_BYTES = 16 << 20
 class FakeTimeClock:
     """The wall clock of processes that are started with `env`."""
 
-    def __init__(self, library: Path, folder: Path) -> None:
-        self._offset = folder / "offset"
+    def __init__(self, library: Path, directory: Path) -> None:
+        self._offset = directory / "offset"
         self.set_offset(0)
         self.env = {
             "LD_PRELOAD": str(library),
@@ -86,14 +86,14 @@ async def run(setting: CampaignRun) -> Findings:
     findings.require_equal("libfaketime is installed", str(bool(libraries)), "True")
     if not libraries:
         return findings
-    wrong = FakeTimeClock(libraries[0], setting.folder)
+    wrong = FakeTimeClock(libraries[0], setting.directory)
     async with httpx.AsyncClient(timeout=30) as http:
-        chain = DevChain(setting.folder, http, "--block-seconds", setting.scale("1", "0.3"), "--stand-in-proofs")
+        chain = DevChain(setting.directory, http, "--block-seconds", setting.scale("1", "0.3"), "--stand-in-proofs")
         await chain.start()
         try:
             poll = {"poll_seconds": setting.scale(1.0, 0.2)}
             async with run_helper(
-                setting.folder, http, chain, cluster=setting.cluster, env=wrong.env, chain=poll
+                setting.directory, http, chain, cluster=setting.cluster, env=wrong.env, chain=poll
             ) as helper:
                 wallet_groups = [
                     WalletGroup(chain, lambda: [helper.url], setting.seeded_random(name)) for name in ("near", "far")

@@ -72,7 +72,9 @@ async def run(setting: CampaignRun) -> Findings:
     """Run all clients for a while and check the promises."""
     findings, observations = Findings(), Observations()
     cluster = setting.cluster
-    async with run_chain_and_helper(setting.folder, "--stand-in-proofs", program=STAND_IN_PROGRAM, cluster=cluster) as (
+    async with run_chain_and_helper(
+        setting.directory, "--stand-in-proofs", program=STAND_IN_PROGRAM, cluster=cluster
+    ) as (
         chain,
         helper,
     ):
@@ -111,8 +113,8 @@ def _start_other_clients(
     setting: CampaignRun, helper: HelperProcess, observations: Observations
 ) -> list[Callable[[], Awaitable[None]]]:
     """Start all clients except the wallets."""
-    file_config = setting.folder / "alone.toml"
-    file_config.write_text(f'{helper.config.read_text()}\n[operator]\nsocket = "{setting.folder}/unserved.sock"\n')
+    file_config = setting.directory / "alone.toml"
+    file_config.write_text(f'{helper.config.read_text()}\n[operator]\nsocket = "{setting.directory}/unserved.sock"\n')
 
     async def run_repeatedly(config: Path, source: str) -> None:
         listed = await run_command("queue", "list", "--config", str(config), "--json")
@@ -141,7 +143,7 @@ def _start_other_clients(
         await asyncio.sleep(0.05)
 
     async def run_backups() -> None:
-        output = setting.folder / "backup.age"
+        output = setting.directory / "backup.age"
         arguments = ("db", "backup", "--config", str(helper.config), "--output", str(output), "--json")
         observations.record_command("db backup", await run_command(*arguments, env=BACKUP_ENV))
         observations.record_command(

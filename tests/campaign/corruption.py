@@ -61,19 +61,19 @@ EXPECTED_SHARES = {
 async def run(setting: CampaignRun) -> Findings:
     """Create the copies, run a helper on each, and compare."""
     findings, rng = Findings(), setting.seeded_random("bits")
-    base = setting.folder / "base.db"
+    base = setting.directory / "base.db"
     kinds: Counter[str] = Counter()
     with structlog.testing.capture_logs():
         await corrupted_database.create_database(base)
         data = base.read_bytes()
-        intact = await run_helper(Path(shutil.copy(base, setting.folder / "intact.db")))
+        intact = await run_helper(Path(shutil.copy(base, setting.directory / "intact.db")))
         assert intact.claimed.keys() >= PROCESSED_ROWS, "the run on the intact file is incomplete"
         assert classify_result(intact, intact) == "harmless", intact
         for number in range(setting.scale(1000, 60)):
             at, bit = rng.randrange(len(data)), rng.randrange(8)
             if number % 2:
                 at = at - at % PAGE_BYTES + rng.randrange(HEADER_BYTES)
-            copy = setting.folder / f"{number}.db"
+            copy = setting.directory / f"{number}.db"
             running = number % 4 == 3
             copy.write_bytes(data if running else _with_flipped_bit(data, at, bit))
             result = None

@@ -109,14 +109,14 @@ async def run(setting: CampaignRun) -> Findings:
     findings.require_equal("requirements are installed", missing, "yes")
     if missing != "yes":
         return findings
-    disk = setting.folder / "disk"
+    disk = setting.directory / "disk"
     with _mount_tmpfs(disk):
         async with httpx.AsyncClient(timeout=30) as http:
-            chain = DevChain(setting.folder, http, "--block-seconds", "0.3", "--stand-in-proofs")
+            chain = DevChain(setting.directory, http, "--block-seconds", "0.3", "--stand-in-proofs")
             await chain.start()
             try:
                 settings = {"port": find_free_port(), "db_path": str(disk / "queue.db")}
-                async with run_helper(setting.folder, http, chain, helper=settings) as helper:
+                async with run_helper(setting.directory, http, chain, helper=settings) as helper:
                     await _run_failures(setting, findings, http, chain, helper)
             finally:
                 await chain.kill()
@@ -276,7 +276,7 @@ def _free_bytes(disk: Path) -> int:
 @contextlib.asynccontextmanager
 async def _fail_fsync(setting: CampaignRun, findings: Findings, helper: HelperProcess) -> AsyncIterator[None]:
     """Make every fsync and fdatasync of the service fail."""
-    trace = setting.folder / "strace.txt"
+    trace = setting.directory / "strace.txt"
     calls = "fsync,fdatasync"
     tracer = await asyncio.create_subprocess_exec(
         *("strace", "-f", "-p", str(helper.pid), "-o", str(trace)),

@@ -73,7 +73,9 @@ async def run(setting: CampaignRun) -> Findings:
     """Record both traffic phases and check them."""
     findings = Findings()
     cluster = setting.cluster
-    async with run_chain_and_helper(setting.folder, "--stand-in-proofs", program=STAND_IN_PROGRAM, cluster=cluster) as (
+    async with run_chain_and_helper(
+        setting.directory, "--stand-in-proofs", program=STAND_IN_PROGRAM, cluster=cluster
+    ) as (
         chain,
         helper,
     ):

@@ -37,7 +37,9 @@ async def run(setting: CampaignRun) -> Findings:
     """Post the herd, post others while it is processed, and check the promises."""
     findings = Findings()
     cluster = setting.cluster
-    async with run_chain_and_helper(setting.folder, "--stand-in-proofs", program=STAND_IN_PROGRAM, cluster=cluster) as (
+    async with run_chain_and_helper(
+        setting.directory, "--stand-in-proofs", program=STAND_IN_PROGRAM, cluster=cluster
+    ) as (
         chain,
         helper,
     ):

@@ -117,10 +117,10 @@ async def run(setting: CampaignRun) -> Findings:
 async def _create_environment(
     setting: CampaignRun, findings: Findings, http: httpx.AsyncClient
 ) -> AsyncIterator[Environment]:
-    folders = [setting.folder / name for name in ("usual", "lifted")]
-    for folder in folders:
-        folder.mkdir()
-    chain = DevChain(setting.folder, http, "--block-seconds", "0.3", "--stand-in-proofs")
+    directories = [setting.directory / name for name in ("usual", "lifted")]
+    for directory in directories:
+        directory.mkdir()
+    chain = DevChain(setting.directory, http, "--block-seconds", "0.3", "--stand-in-proofs")
     await chain.start()
     try:
         round_id = await chain.open_round()
@@ -130,8 +130,8 @@ async def _create_environment(
             kinds.append({"helper": LIFTED_LIMITS, **_all_features_config(chain)})
             default, unlimited = await asyncio.gather(
                 *(
-                    stack.enter_async_context(run_helper(folder, http, chain, cluster=setting.cluster, **sections))
-                    for folder, sections in zip(folders, kinds, strict=True)
+                    stack.enter_async_context(run_helper(directory, http, chain, cluster=setting.cluster, **sections))
+                    for directory, sections in zip(directories, kinds, strict=True)
                 )
             )
             wallets = WalletGroup(chain, lambda: [default.url], setting.seeded_random("votes"))

@@ -104,14 +104,14 @@ async def _run_gateway(
     setting: CampaignRun, chain: DevChain, http: httpx.AsyncClient
 ) -> AsyncIterator[tuple[EndlessNode, int]]:
     """Run a gateway without a queue in front of an endless node; yield the node and the gateway's port."""
-    folder = setting.folder / "gateway"
-    folder.mkdir()
+    directory = setting.directory / "gateway"
+    directory.mkdir()
     node = EndlessNode(chain.nodes[0]["rest"])
     server = await asyncio.start_server(node.serve, HOST, 0)
     node.url = f"http://{HOST}:{server.sockets[0].getsockname()[1]}"
     disabled = {"disable": True}
     sections: dict[str, Any] = {"helper": disabled, "admin": disabled, "gateway": {"enable": True}}
-    helper = HelperProcess(folder, http, chain, **sections, chain={"endpoints": [node.url], "rpc": [""]})
+    helper = HelperProcess(directory, http, chain, **sections, chain={"endpoints": [node.url], "rpc": [""]})
     try:
         await helper.start()
         async with helper.timeout("forwards requests"):

@@ -45,13 +45,13 @@ async def attack_registration(
     setting: CampaignRun, findings: Findings, chain: DevChain, http: httpx.AsyncClient
 ) -> None:
     """Fill all places, keep registering, and check honest validators' results."""
-    folder = setting.folder / "registration"
-    folder.mkdir()
-    helper = HelperProcess(folder, http, chain, helper={"trusted_proxies": [PROXY_ADDRESS], "disable": True})
+    directory = setting.directory / "registration"
+    directory.mkdir()
+    helper = HelperProcess(directory, http, chain, helper={"trusted_proxies": [PROXY_ADDRESS], "disable": True})
     await helper.start()
     try:
         assert await helper.stop() == 0
-        path = folder / "svote-admin.db"
+        path = directory / "svote-admin.db"
         _fill_registrations(path, setting.seeded_random("places"))
         await helper.start()
         honest = await _run_flood(setting, findings, helper)

@@ -140,14 +140,14 @@ async def watch_lease(lease: ReportingLease) -> None:
         await asyncio.sleep(CHECK_INTERVAL_SECONDS)
 
 
-async def main(url: str, folder: Path, name: str, skew: float, seconds: float) -> None:
+async def main(url: str, directory: Path, name: str, skew: float, seconds: float) -> None:
     """Run until killed."""
     clock = SkewedClock(skew)
     location = BucketLocation(BUCKET_NAME, LEASE_OBJECT)
     settings = S3Settings(endpoint=url)
     lease = ReportingLease(create_s3_lease(settings, location, host=name, clock=clock, env=os.environ, seconds=seconds))
-    folder.mkdir(exist_ok=True)
-    async with open_pipeline(folder / f"{os.getpid()}.db", clock=clock) as pipeline, asyncio.TaskGroup() as group:
+    directory.mkdir(exist_ok=True)
+    async with open_pipeline(directory / f"{os.getpid()}.db", clock=clock) as pipeline, asyncio.TaskGroup() as group:
         pipeline.broadcaster = pipeline.make_broadcaster(lease=lease)
         report_sends(pipeline, lease)
         print("open", flush=True)

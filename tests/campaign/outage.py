@@ -61,7 +61,7 @@ async def run(setting: CampaignRun) -> Findings:
     flags = ("--time-scale", str(clock.scale), "--time-origin", str(clock.origin))
     chain_flags = ("--block-seconds", str(BLOCK_SECONDS), "--extra-nodes", "1", "--stand-in-proofs")
     async with httpx.AsyncClient(timeout=30) as http:
-        chain = DevChain(setting.folder, http, *chain_flags, *flags)
+        chain = DevChain(setting.directory, http, *chain_flags, *flags)
         await chain.start()
         try:
             node = chain.nodes[0]
@@ -80,7 +80,7 @@ async def run(setting: CampaignRun) -> Findings:
                 if cluster is not None:
                     sections["store"] = {"lease_seconds": LEASE_SECONDS}
                 async with run_helper(
-                    setting.folder, http, chain, program=program, cluster=cluster, env=env, **sections
+                    setting.directory, http, chain, program=program, cluster=cluster, env=env, **sections
                 ) as helper:
                     healthy_chain = chain.at_node(1)
                     wallets = WalletGroup(healthy_chain, lambda: [helper.url], setting.seeded_random("votes"))

@@ -163,15 +163,15 @@ async def create_lifecycle(
         part: name of the helper's directory.
         seconds: duration of a fake proof.
     """
-    folder = setting.folder / part
-    folder.mkdir()
+    directory = setting.directory / part
+    directory.mkdir()
     flags = ("--stand-in-proofs",) if program is STAND_IN_PROGRAM else ()
     async with httpx.AsyncClient(timeout=30) as http:
-        chain = DevChain(folder, http, "--block-seconds", "1", *flags)
+        chain = DevChain(directory, http, "--block-seconds", "1", *flags)
         await chain.start()
         port = find_free_port()
         settings = {"port": port, "max_concurrent_proofs": WORKER_COUNT}
-        helper = HelperProcess(folder, http, chain, program=program, cluster=setting.cluster, helper=settings)
+        helper = HelperProcess(directory, http, chain, program=program, cluster=setting.cluster, helper=settings)
         try:
             yield HelperLifecycle(
                 helper=helper,
@@ -182,7 +182,7 @@ async def create_lifecycle(
                 round_id=await chain.open_round(),
                 start_count=number,
                 votes=shares // SHARES_PER_VOTE,
-                proof_log=folder / "tally",
+                proof_log=directory / "tally",
                 seconds=seconds,
                 rng=setting.seeded_random(f"{part} times"),
             )

@@ -58,13 +58,15 @@ async def run(setting: CampaignRun) -> Findings:
     async with httpx.AsyncClient(timeout=30) as http:
         block_seconds = setting.scale("1", "0.25")
         chain = DevChain(
-            setting.folder, http, "--block-seconds", block_seconds, "--extra-nodes", "1", "--stand-in-proofs"
+            setting.directory, http, "--block-seconds", block_seconds, "--extra-nodes", "1", "--stand-in-proofs"
         )
         await chain.start()
         try:
             round_id = await chain.open_round()
             poll = {"poll_seconds": setting.scale(0.5, 0.1)}
-            async with run_helper(setting.folder, http, chain, nodes=2, cluster=setting.cluster, chain=poll) as helper:
+            async with run_helper(
+                setting.directory, http, chain, nodes=2, cluster=setting.cluster, chain=poll
+            ) as helper:
                 wallets = WalletGroup(chain, lambda: [helper.url], rng)
                 cast = await wallets.cast_votes(round_id, votes)
                 await helper.wait_for_leaf(round_id, max(position for _, position in cast))

@@ -60,11 +60,11 @@ RemainsSearch = SqliteSearch | PostgresSearch
 async def run(setting: CampaignRun) -> Findings:
     """Run a chain and a helper with a separate temporary directory, and search."""
     findings = Findings()
-    state, temp = setting.folder / "state", setting.folder / "temp"
+    state, temp = setting.directory / "state", setting.directory / "temp"
     state.mkdir()
     temp.mkdir()
     async with httpx.AsyncClient(timeout=30) as http:
-        chain = DevChain(setting.folder, http, "--stand-in-proofs", "--block-seconds", "0.3")
+        chain = DevChain(setting.directory, http, "--stand-in-proofs", "--block-seconds", "0.3")
         await chain.start()
         try:
             helper = HelperProcess(state, http, chain, program=STAND_IN_PROGRAM, cluster=setting.cluster)
@@ -91,7 +91,7 @@ async def _run_checks(
         if isinstance(storage, PostgresSchema)
         else SqliteSearch(findings, helper)
     )
-    async with opened.watch(setting.folder / "trace"):
+    async with opened.watch(setting.directory / "trace"):
         votes, wallets = await _run_waves(search, setting, chain, helper, responses)
     await promise_check.check_promises(findings, chain, wallets.ledger)
     other_files = {path for path in opened.paths if not search.is_database_file(path) and path not in IGNORED_PATHS}
@@ -106,7 +106,7 @@ async def _run_checks(
     scanner = SecretScanner(
         [*stored_secrets(votes).values(), *collect_nullifiers(votes).values()], [at for _, at in votes]
     )
-    others = [path for folder in (helper.db.parent, temp) for path in folder.rglob("*") if path.is_file()]
+    others = [path for directory in (helper.db.parent, temp) for path in directory.rglob("*") if path.is_file()]
     others = [path for path in others if not search.is_database_file(str(path))]
     findings.require_equal(
         "hits in other files, including the debug log", sum(map(_count_secrets_in_files(scanner), others)), 0
@@ -249,12 +249,12 @@ async def _check_core_dumps(
 ) -> None:
     """Abort a prover and the service, and check that neither leaves a core file."""
     since = time.time() - 1
-    folders = [helper.db.parent, temp, setting.folder, *(Path(f"/proc/{pid}/cwd").readlink() for pid in pids)]
+    directories = [helper.db.parent, temp, setting.directory, *(Path(f"/proc/{pid}/cwd").readlink() for pid in pids)]
     findings.require_equal("core file limits", ", ".join(process_monitor.read_core_limits(pids)), "0")
     findings.require_equal(
         "owners of their entries in /proc", ", ".join(map(str, process_monitor.proc_owners(pids))), "0"
     )
-    with process_monitor.start_unhardened_process(setting.folder / "ordinary") as other:
+    with process_monitor.start_unhardened_process(setting.directory / "ordinary") as other:
         findings.record_figure("owner of an ordinary process's entry", process_monitor.proc_owners([other.pid]).pop())
         process_monitor.abort_process(other.pid)
         findings.record_figure(
@@ -269,7 +269,7 @@ async def _check_core_dumps(
         str(process_monitor.wait_for_core_dump(helper.pid)),
         "False",
     )
-    cores = process_monitor.find_core_files(folders, since)
+    cores = process_monitor.find_core_files(directories, since)
     findings.require_equal("core files", ", ".join(map(str, cores)) or "none", "none")
     for path in cores:
         path.unlink()

@@ -181,9 +181,9 @@ async def _run_environment(setting: CampaignRun, findings: Findings) -> AsyncIte
         http = await stack.enter_async_context(httpx.AsyncClient(timeout=30))
         stack.callback(cluster.remove)
         await asyncio.to_thread(cluster.start)
-        proxy = DatabaseProxy(cluster.folder / ".s.PGSQL.5432")
+        proxy = DatabaseProxy(cluster.directory / ".s.PGSQL.5432")
         await stack.enter_async_context(proxy.listen())
-        chain = DevChain(setting.folder, http, "--block-seconds", "1", "--stand-in-proofs")
+        chain = DevChain(setting.directory, http, "--block-seconds", "1", "--stand-in-proofs")
         await chain.start()
         stack.push_async_callback(chain.kill)
         lease = setting.scale(10.0, 2.0)
@@ -205,7 +205,7 @@ def _create_hosts(
     setting: CampaignRun, http: httpx.AsyncClient, chain: DevChain, proxy: DatabaseProxy, lease: float
 ) -> dict[str, HelperProcess]:
     """Create hosts by name without starting them; a name begins with the role."""
-    keys = setting.folder / "keys"
+    keys = setting.directory / "keys"
     keys.touch(0o600)
     keys.write_text(token_hex(32))
     store = {
@@ -219,15 +219,15 @@ def _create_hosts(
     for kind, (role, number) in kinds.items():
         for index in range(number):
             name = f"{kind}-{index}"
-            folder = setting.folder / name
-            folder.mkdir()
+            directory = setting.directory / name
+            directory.mkdir()
             sections: dict[str, Any] = {
                 "helper": {"role": role, "port": find_free_port(), "max_concurrent_proofs": 1},
                 "store": {**store, "host": name},
                 "sender": {"standby": True},
                 "admin": {"disable": True},
             }
-            hosts[name] = HelperProcess(folder, http, chain, program=STAND_IN_PROGRAM, **sections)
+            hosts[name] = HelperProcess(directory, http, chain, program=STAND_IN_PROGRAM, **sections)
     return hosts
 
 

@@ -149,9 +149,9 @@ async def run(setting: CampaignRun) -> Findings:
     worst: dict[str, tuple[float, str]] = {}
     async with httpx.AsyncClient(timeout=30) as http, asyncio.TaskGroup() as group:
         for number, lane_names in enumerate(lanes):
-            folder = setting.folder / f"lane{number}"
-            folder.mkdir()
-            group.create_task(_run_lane(setting, findings, worst, folder, http, lane_names))
+            directory = setting.directory / f"lane{number}"
+            directory.mkdir()
+            group.create_task(_run_lane(setting, findings, worst, directory, http, lane_names))
     for what, (seconds, name) in worst.items():
         findings.require_at_most(what, seconds, BOUNDS[what])
         findings.record_figure(f"{what}, slowest", name)
@@ -162,13 +162,13 @@ async def _run_lane(
     setting: CampaignRun,
     findings: Findings,
     slowest: dict[str, tuple[float, str]],
-    folder: Path,
+    directory: Path,
     http: httpx.AsyncClient,
     names: list[str],
 ) -> None:
     nodes = setting.scale(3, 2)
     flags = ("--block-seconds", "0.25", "--stand-in-proofs", "--extra-nodes", str(nodes))
-    full_chain = DevChain(folder, http, *flags, "--clock-offset", str(-OLD_BLOCKS))
+    full_chain = DevChain(directory, http, *flags, "--clock-offset", str(-OLD_BLOCKS))
     await full_chain.start()
     try:
         chain = full_chain.at_node(nodes)  # the last node is used only by the checks and is never faulty
@@ -176,8 +176,8 @@ async def _run_lane(
         await chain.set_faults(clock_offset_seconds=0)
         round_id = await chain.open_round()
         sections: dict[str, Any] = {"chain": {"poll_seconds": 0.1}, "helper": {"max_concurrent_proofs": 1}}
-        async with run_helper(folder, http, chain, nodes=nodes, cluster=setting.cluster, **sections) as helper:
-            wallets = WalletGroup(chain, lambda: [helper.url], setting.seeded_random(f"votes {folder.name}"))
+        async with run_helper(directory, http, chain, nodes=nodes, cluster=setting.cluster, **sections) as helper:
+            wallets = WalletGroup(chain, lambda: [helper.url], setting.seeded_random(f"votes {directory.name}"))
             votes = await wallets.cast_votes(round_id, len(names) * setting.scale(12, 3))
             await helper.wait_for_leaf(round_id, max(position for _, position in votes))
             shares = ((vote, position, index) for vote, position in votes for index in range(16))

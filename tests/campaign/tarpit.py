@@ -63,9 +63,9 @@ async def run(setting: CampaignRun) -> Findings:
         for number, batch in enumerate(batches):
             async with asyncio.TaskGroup() as group:
                 for kind, position in batch:
-                    folder = setting.folder / f"{number}-{position}"
-                    folder.mkdir()
-                    group.create_task(_run_lane(setting, findings, observations, folder, http, kind, position))
+                    directory = setting.directory / f"{number}-{position}"
+                    directory.mkdir()
+                    group.create_task(_run_lane(setting, findings, observations, directory, http, kind, position))
     findings.require_at_least("calls to a tarpit", len(observations.calls), observations.tarpits)
     findings.require_at_most("longest call to a tarpit, seconds", max(observations.calls, default=0.0), 10.5)
     findings.require_at_least("shares not sent to a tarpit first", len(observations.other_calls), 64)
@@ -86,14 +86,14 @@ async def _run_lane(
     setting: CampaignRun,
     findings: Findings,
     observations: Observations,
-    folder: Path,
+    directory: Path,
     http: httpx.AsyncClient,
     kind: str,
     position: int,
 ) -> None:
     """Run a chain and a helper whose node in this position becomes a tarpit of this kind."""
     flags = ("--block-seconds", setting.scale("1", "0.5"), "--extra-nodes", str(NODE_COUNT), "--stand-in-proofs")
-    full_chain = DevChain(folder, http, *flags)
+    full_chain = DevChain(directory, http, *flags)
     await full_chain.start()
     try:
         chain = full_chain.at_node(NODE_COUNT)  # the last node is used only by the checks
@@ -105,7 +105,7 @@ async def _run_lane(
                 "rpc": [rpc for _, rpc in listed],
                 "poll_seconds": 0.5,
             }
-            async with run_helper(folder, http, chain, cluster=setting.cluster, chain=sections) as helper:
+            async with run_helper(directory, http, chain, cluster=setting.cluster, chain=sections) as helper:
                 wallets = WalletGroup(chain, lambda: [helper.url], setting.seeded_random(f"{kind} {position}"))
                 await _run_tarpit(setting, observations, chain, wallets, ports, kind, position)
                 await promise_check.check_promises(findings, chain, wallets.ledger)

@@ -69,17 +69,17 @@ class KillEnvironment:
     vote: Ballot
     position: int
     ledger: ShareLedger
-    folder: Path
+    directory: Path
     http: httpx.AsyncClient
     rng: random.Random
 
     def create_helper(self, name: str) -> HelperProcess:
         """Create a helper without starting it."""
-        folder = self.folder / name
-        folder.mkdir()
+        directory = self.directory / name
+        directory.mkdir()
         port = find_free_port()
         settings = {"port": port, "max_concurrent_proofs": 1}
-        helper = HelperProcess(folder, self.http, self.chain, program=STAND_IN_PROGRAM, helper=settings)
+        helper = HelperProcess(directory, self.http, self.chain, program=STAND_IN_PROGRAM, helper=settings)
         helper.ready_data = {"url": f"http://127.0.0.1:{port}"}
         return helper
 
@@ -124,16 +124,16 @@ def _split_batches(chosen: Sequence[KillPoint]) -> list[Sequence[KillPoint]]:
 @contextlib.asynccontextmanager
 async def _create_environment(setting: CampaignRun, name: str) -> AsyncIterator[KillEnvironment]:
     """Create a young chain, so that no helper has many blocks to read."""
-    folder = setting.folder / name
-    folder.mkdir()
+    directory = setting.directory / name
+    directory.mkdir()
     async with httpx.AsyncClient(timeout=30) as http:
-        chain = DevChain(folder, http, "--block-seconds", "0.5", "--stand-in-proofs")
+        chain = DevChain(directory, http, "--block-seconds", "0.5", "--stand-in-proofs")
         await chain.start()
         try:
             round_id = await chain.open_round()
             rng = setting.seeded_random(name)
             ((vote, position),) = await WalletGroup(chain, list, rng).cast_votes(round_id, 1)
-            yield KillEnvironment(chain, vote, position, ShareLedger(), folder, http, rng)
+            yield KillEnvironment(chain, vote, position, ShareLedger(), directory, http, rng)
         finally:
             await chain.kill()
 
@@ -143,7 +143,7 @@ async def _create_environment(setting: CampaignRun, name: str) -> AsyncIterator[
 
 async def _trace_lifecycle(env: KillEnvironment, findings: Findings) -> list[KillPoint]:
     """Trace a few shares in one helper; return every write of the first share as a kill point."""
-    trace = env.folder / "trace"
+    trace = env.directory / "trace"
     helper = env.create_helper("traced")
     helper.spawn(wrapper=syscalls.trace_command(trace))
     try:

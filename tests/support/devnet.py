@@ -18,8 +18,8 @@ PROPOSALS = [{"title": f"Proposal {number}", "options": ["Support", "Oppose"]} f
 class DevChain(ChildProcess):
     """A dev chain."""
 
-    def __init__(self, folder: Path, http: httpx.AsyncClient, *flags: str) -> None:
-        super().__init__("chain", folder, ("-m", "devnet", "--rest-port", "0", "--rpc-port", "0", *flags))
+    def __init__(self, directory: Path, http: httpx.AsyncClient, *flags: str) -> None:
+        super().__init__("chain", directory, ("-m", "devnet", "--rest-port", "0", "--rpc-port", "0", *flags))
         self.http = http
 
     @property

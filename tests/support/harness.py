@@ -35,7 +35,7 @@ class HelperProcess(ChildProcess):
 
     def __init__(
         self,
-        folder: Path,
+        directory: Path,
         http: httpx.AsyncClient,
         chain: DevChain,
         /,
@@ -45,13 +45,13 @@ class HelperProcess(ChildProcess):
         cluster: Cluster | None = None,
         **sections: Any,
     ) -> None:
-        self.db = Path(sections.get("helper", {}).get("db_path", folder / "queue.db"))
-        self.storage: QueueStorage = SqliteFile(self.db) if cluster is None else PostgresSchema(cluster, folder)
+        self.db = Path(sections.get("helper", {}).get("db_path", directory / "queue.db"))
+        self.storage: QueueStorage = SqliteFile(self.db) if cluster is None else PostgresSchema(cluster, directory)
         if self.storage.store_section:
             sections["store"] = {**self.storage.store_section, **sections.get("store", {})}
-        config = folder / "helper.toml"
+        config = directory / "helper.toml"
         config.write_text(_render_config(self.db, chain.nodes[:nodes], sections))
-        super().__init__("helper", folder, (*program, "--config", str(config)))
+        super().__init__("helper", directory, (*program, "--config", str(config)))
         self.config = config
         self._http = http
         self._chain = chain
@@ -177,14 +177,14 @@ async def cast_vote(
 
 @contextlib.asynccontextmanager
 async def run_chain_and_helper(
-    folder: Path, *flags: str, program: Sequence[str] = REAL_PROGRAM, cluster: Cluster | None = None, **sections: Any
+    directory: Path, *flags: str, program: Sequence[str] = REAL_PROGRAM, cluster: Cluster | None = None, **sections: Any
 ) -> AsyncIterator[tuple[DevChain, HelperProcess]]:
     """Run a chain and a helper for one test. Yields when both are ready; kills them at the end."""
     async with httpx.AsyncClient(timeout=30) as http:
-        chain = DevChain(folder, http, "--block-seconds", "0.3", *flags)
+        chain = DevChain(directory, http, "--block-seconds", "0.3", *flags)
         await chain.start()
         try:
-            async with run_helper(folder, http, chain, program=program, cluster=cluster, **sections) as helper:
+            async with run_helper(directory, http, chain, program=program, cluster=cluster, **sections) as helper:
                 yield chain, helper
         finally:
             await chain.kill()
@@ -192,7 +192,7 @@ async def run_chain_and_helper(
 
 @contextlib.asynccontextmanager
 async def run_helper(
-    folder: Path,
+    directory: Path,
     http: httpx.AsyncClient,
     chain: DevChain,
     /,
@@ -207,7 +207,7 @@ async def run_helper(
 
     Yields when it is ready; kills it at the end.
     """
-    helper = HelperProcess(folder, http, chain, program=program, nodes=nodes, cluster=cluster, **sections)
+    helper = HelperProcess(directory, http, chain, program=program, nodes=nodes, cluster=cluster, **sections)
     await helper.start(**(env or {}))
     try:
         await helper.wait_until_ready()

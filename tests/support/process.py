@@ -20,10 +20,12 @@ TIMEOUT_SECONDS = 60.0
 class ChildProcess:
     """A child process that writes a ready file once it listens."""
 
-    def __init__(self, name: str, folder: Path, arguments: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, name: str, directory: Path, arguments: Sequence[str], env: Mapping[str, str] | None = None
+    ) -> None:
         self.name = name
-        self.log = folder / f"{name}.log"
-        self._ready_file = folder / f"{name}.ready"
+        self.log = directory / f"{name}.log"
+        self._ready_file = directory / f"{name}.ready"
         self._arguments = (*arguments, "--ready-file", str(self._ready_file))
         self._env = {key: value for key, value in os.environ.items() if not key.startswith("SVOTE_HELPER_")}
         self._env.update(env or {})

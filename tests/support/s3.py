@@ -101,8 +101,8 @@ def _respond(start_response: StartResponse, status: str, body: bytes) -> Iterabl
 class ObjectStoreProcess(ChildProcess):
     """A running store with one bucket."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__("s3", folder, ("-m", "tests.support.s3"))
+    def __init__(self, directory: Path) -> None:
+        super().__init__("s3", directory, ("-m", "tests.support.s3"))
 
     async def start(self, **env: str) -> None:
         """Start the store and create the bucket."""
@@ -135,9 +135,9 @@ class ObjectStoreProcess(ChildProcess):
 
 
 @contextlib.asynccontextmanager
-async def run_object_store(folder: Path) -> AsyncIterator[ObjectStoreProcess]:
+async def run_object_store(directory: Path) -> AsyncIterator[ObjectStoreProcess]:
     """Run a store for one test. Kills it at the end."""
-    store = ObjectStoreProcess(folder)
+    store = ObjectStoreProcess(directory)
     await store.start()
     try:
         yield store

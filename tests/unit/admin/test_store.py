@@ -60,10 +60,10 @@ async def test_open_non_file_is_refused(tmp_path: Path) -> None:
 
 
 async def test_open_with_special_characters_in_path_uses_that_file(tmp_path: Path) -> None:
-    folder = tmp_path / "a %3F?mode=memory#ü"
-    folder.mkdir()
-    await open_store(folder / "admin.db")
-    assert (folder / "admin.db").stat().st_size > 0
+    directory = tmp_path / "a %3F?mode=memory#ü"
+    directory.mkdir()
+    await open_store(directory / "admin.db")
+    assert (directory / "admin.db").stat().st_size > 0
 
 
 async def test_open_of_readable_file_sets_mode_0600(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from tests.support.command import run_refused_serve
 from tests.unit.cli.test_main import run_command
 
 
-def write_config(folder: Path, text: str = "") -> Path:
-    file = folder / "helper.toml"
-    file.write_text(f'[helper]\nport = 0\ndb_path = "{folder}/q.db"\n{text}')
+def write_config(directory: Path, text: str = "") -> Path:
+    file = directory / "helper.toml"
+    file.write_text(f'[helper]\nport = 0\ndb_path = "{directory}/q.db"\n{text}')
     return file
 
 

@@ -137,10 +137,10 @@ def test_socket_activation_with_two_unnamed_sockets_is_refused() -> None:
     assert env == {}
 
 
-def write_config(folder: Path) -> Path:
+def write_config(directory: Path) -> Path:
     """Write the settings of a service without a queue, which starts quickly."""
-    file = folder / "helper.toml"
-    database = folder / "queue.db"
+    file = directory / "helper.toml"
+    database = directory / "queue.db"
     disabled_parts = "[admin]\ndisable = true\n[ui]\nenable = true\n"
     file.write_text(f'[helper]\nport = 0\ndb_path = "{database}"\n{UNREACHABLE_NODE_CONFIG}{disabled_parts}')
     return file

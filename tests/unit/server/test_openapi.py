@@ -157,10 +157,10 @@ def test_openapi_route_without_operation_is_omitted() -> None:
 # Everything on the wallet API port
 
 
-def create_complete_routes(folder: Path, **changes: Any) -> Listeners:
+def create_complete_routes(directory: Path, **changes: Any) -> Listeners:
     """All listeners of a helper with every feature enabled."""
     values = {
-        "helper": {"db_path": str(folder / "q.db"), "expose_queue_status": True, "api_token": "of wallets"},
+        "helper": {"db_path": str(directory / "q.db"), "expose_queue_status": True, "api_token": "of wallets"},
         "operator": {"token": "of operators"},
         "ui": {"enable": True},
         "gateway": {"enable": True},

@@ -753,7 +753,7 @@ async def test_witness_never_reaches_server_disk_in_plain(
     await host_a.prepare(first.id, make_reveal(901))
     backend.execute("CHECKPOINT")
 
-    disk = b"".join(file.read_bytes() for file in server.data_folder.rglob("*") if file.is_file())
+    disk = b"".join(file.read_bytes() for file in server.data_directory.rglob("*") if file.is_file())
     assert backend.schema.encode() in disk
     for number in (901, 902):
         share = make_posted_share(number).share
@@ -788,7 +788,7 @@ async def test_open_on_server_logging_parameters_is_refused(
     await enqueue_shares(host_a, 903)
     await host_a.close()
 
-    written = (server.folder / "log").read_bytes()
+    written = (server.directory / "log").read_bytes()
     assert b"FROM tombstones" in written
     assert make_posted_share(903).nullifier.hex().encode() not in written
 

@@ -64,16 +64,17 @@ MIXED_KINDS = list(itertools.permutations(BACKEND_KINDS, 2)) or [("sqlite", "sql
 ALL_KINDS = [*MIXED_KINDS, *((kind, kind) for kind in BACKEND_KINDS)]
 
 
-def create_backend(kind: str, name: str, request: pytest.FixtureRequest, folder: Path) -> StoreBackend:
+def create_backend(kind: str, name: str, request: pytest.FixtureRequest, directory: Path) -> StoreBackend:
     if kind == "postgres":
         return PostgresBackend(request.getfixturevalue("cluster").url, f"test_{secrets.token_hex(6)}")
-    (folder / name).mkdir()
-    return SqliteBackend(folder / name)
+    (directory / name).mkdir()
+    return SqliteBackend(directory / name)
 
 
-def create_backend_pair(request: pytest.FixtureRequest, folder: Path) -> tuple[StoreBackend, StoreBackend]:
+def create_backend_pair(request: pytest.FixtureRequest, directory: Path) -> tuple[StoreBackend, StoreBackend]:
     first, second = (
-        create_backend(kind, name, request, folder) for kind, name in zip(request.param, ("here", "there"), strict=True)
+        create_backend(kind, name, request, directory)
+        for kind, name in zip(request.param, ("here", "there"), strict=True)
     )
     return first, second
 

@@ -57,8 +57,8 @@ class StoreBackend(Protocol):
 class SqliteBackend:
     """An SQLite file."""
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "queue.db"
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "queue.db"
 
     def create_store(self, clock: Clock, report: Report) -> SqliteStore:
         """Create a store on the file."""

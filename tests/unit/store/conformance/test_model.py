@@ -433,9 +433,9 @@ def test_store_matches_model_over_random_operations(kind: str, tmp_path: Path, r
     class BackendModel(StoreModel):
         def create_backend(self) -> StoreBackend:
             if kind == "sqlite":
-                folder = tmp_path / f"{next(numbers)}"
-                folder.mkdir()
-                return SqliteBackend(folder)
+                directory = tmp_path / f"{next(numbers)}"
+                directory.mkdir()
+                return SqliteBackend(directory)
             return PostgresBackend(request.getfixturevalue("cluster").url, f"model_{next(numbers)}")
 
     run_state_machine_as_test(
