@@ -186,7 +186,7 @@ async def _check_promises(
         for entry in await promise_check.find_broadcasts(chain, ledger)
         if entry["time"] > losses.confirmed_at.get(entry["nullifier"], float("inf"))
     ]
-    findings.require_at_least("shares counted before a restored helper started", len(losses.confirmed_at), 1)
+    findings.require_at_least("shares confirmed before a restored helper started", len(losses.confirmed_at), 1)
     findings.require_equal("of them sent again", len(resent), 0)
     counts = await helper.service_counts()
     findings.require_equal("attempts spent", counts.get("failures", 0), 0)

@@ -12,7 +12,7 @@ share fails, no round is closed or purged because of a jump, waiting shares keep
 
 Injected fault: admission stores a share that is due immediately with the time of its arrival (`now=arrived`), which may
 have been wrong and corrected before admission checked it. Reported: "an hour ahead: drained: False (= True)",
-"acknowledged and not counted: 2 (= 0)", "shares still waiting: 34 (= 32)".
+"acknowledged and not counted: 2 (= 0)", "shares still pending: 34 (= 32)".
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ async def _run_jumps(env: Environment) -> None:
         "shares revealed an hour early", len(env.far_votes.ledger.posted.keys() & (sent | spent.keys())), 0
     )
     waiting = helper.query_rows("SELECT count(*) FROM shares WHERE state = 0")[0][0]
-    findings.require_equal("shares still waiting", waiting, len(env.far_votes.ledger.acknowledged_at))
+    findings.require_equal("shares still pending", waiting, len(env.far_votes.ledger.acknowledged_at))
     await promise_check.check_no_share_charged(findings, helper, closed=1)
     known = helper.query_rows(
         "SELECT count(*) FROM tombstones JOIN round_keys ON no = round_no WHERE round_id = ?", closed

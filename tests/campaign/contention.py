@@ -191,7 +191,7 @@ def _check_results(
         for result in observations.second_instance
         if result.exit_code == 1 and _reports_other_instance(result.stderr)
     ]
-    findings.require_at_least("second daemons started", len(observations.second_instance), 1)
+    findings.require_at_least("second helpers started", len(observations.second_instance), 1)
     findings.require_equal("of them not refused", len(observations.second_instance) - len(refused), 0)
     findings.require_at_most(
         "seconds to refuse a second daemon, slowest",

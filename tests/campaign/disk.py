@@ -14,7 +14,7 @@ Without root (to mount) or strace the goal "requirements are installed" is not m
 Injected fault that it caught: `SqliteWriter._commit` in helper/store/sqlite/writer.py treats a disk error as a
 successful commit. It printed "acknowledged and not counted: 14 (= 0)", "EIO: POSTs answered 200 while every fsync
 failed: 4 (= 0)". An original bug that it found: the disk probe was an update without a change, which SQLite does not
-write, so that the status alternated: "EIO: other answers of status after the first 503: 2 (= 0)".
+write, so that the status alternated: "EIO: other responses of status after the first 503: 2 (= 0)".
 """
 
 from __future__ import annotations
@@ -176,7 +176,9 @@ async def _run_failures(
         "of them 503", sum((response.endpoint, response.code) == ("POST", 503) for response in wallet.responses)
     )
     unexpected = {response.code for response in wallet.responses} - {200, 503, 0}
-    findings.require_equal("answers other than 200 and 503", ", ".join(map(str, sorted(unexpected))) or "none", "none")
+    findings.require_equal(
+        "responses other than 200 and 503", ", ".join(map(str, sorted(unexpected))) or "none", "none"
+    )
     findings.require_equal("permanently refused", len(wallets.refused), 0)
     await promise_check.wait_until_drained(chain, wallets.ledger, setting.scale(180, 60))
     await promise_check.check_promises(findings, chain, wallets.ledger)
@@ -222,7 +224,7 @@ async def _measure_failure(
         others = [
             response for response in wallet.responses_between(what, known, ended_at) if response.code not in (503, 0)
         ]
-        findings.require_equal(f"{name}: other answers of {label} after the first 503", len(others), 0)
+        findings.require_equal(f"{name}: other responses of {label} after the first 503", len(others), 0)
         findings.require_at_most(
             f"{name}: seconds to the first 200 of {label} after the end",
             wallet.seconds_until_status(what, 200, recovered_at),
@@ -236,7 +238,7 @@ async def _measure_failure(
         accepted = [
             response for response in wallet.responses_between("POST", started_at, ended_at) if response.code == 200
         ]
-        findings.require_equal("EIO: POSTs answered 200 while every fsync failed", len(accepted), 0)
+        findings.require_equal("EIO: POSTs with response 200 while every fsync failed", len(accepted), 0)
 
 
 async def _wait_until(condition: object) -> None:

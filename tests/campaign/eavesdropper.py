@@ -94,7 +94,7 @@ async def run(setting: CampaignRun) -> Findings:
         await _check_orders(findings, setting, chain, voters.ledger, log)
         votes = [*_to_cast_votes(posted, None), *_to_cast_votes(revealed, voters.ledger)]
         named = find_leaks(log, sensitive_values(votes, await chain.transaction_hashes(round_id)))
-        findings.require_equal("requests that name a share before its time", len(named), 0)
+        findings.require_equal("requests that contain data of a share before its time", len(named), 0)
     return findings
 
 

@@ -62,7 +62,7 @@ async def run(setting: CampaignRun) -> Findings:
             others.post_shares(other_votes[5:], lambda: far_due, posters=4, pause_seconds=0.1)
         )
         await _wait_until_confirmed(chain, helper, len(votes) * SHARES_PER_VOTE)
-        findings.record_figure("shares revealed a second", len(votes) * SHARES_PER_VOTE / (time.time() - due))
+        findings.record_figure("shares revealed per second", len(votes) * SHARES_PER_VOTE / (time.time() - due))
         await posting
         await _check_herd(findings, chain, helper, herd.ledger, others.ledger, due)
         rho = rank_correlation(list(herd.ledger.acknowledged_at), await _broadcast_order(chain, herd.ledger))
@@ -92,7 +92,7 @@ async def _check_herd(
     findings.record_figure(
         "ms from the due time to the first broadcast", 1000 * (min(entry["time"] for entry in sent) - due)
     )
-    findings.require_at_least("other shares posted meanwhile", len(others.response_seconds), 100)
+    findings.require_at_least("other shares posted at the same time", len(others.response_seconds), 100)
     findings.require_at_most(
         "POST p99 during the herd, ms", 1000 * (percentile(others.response_seconds, 0.99) or 0), 250
     )

@@ -305,7 +305,7 @@ async def _post_unknown_leaves(env: Environment, uncast_votes: Sequence[Ballot],
     )
     # A share whose leaf or round is missing gets 429 until it is proven that the chain lacks it. The rate depends on
     # the machine, so it is a figure without a goal.
-    findings.record_figure("shares in no tree, refusals a second", round((statuses[400] + statuses[429]) / seconds))
+    findings.record_figure("shares in no tree, refusals per second", round((statuses[400] + statuses[429]) / seconds))
 
 
 async def _post_bodies(env: Environment, bodies: Iterable[bytes], connections: int) -> tuple[Counter[int], float]:

@@ -143,7 +143,7 @@ async def attack_gateway(setting: CampaignRun, findings: Findings, chain: DevCha
     refused = statuses[0] + statuses[429] + statuses[503]
     findings.record_figure("gateway, honest requests", statuses.total())
     findings.require_equal("gateway, honest requests refused", refused, 0)
-    findings.require_equal("gateway, honest reads answered", statuses[200], request_count * 3 // 4)
+    findings.require_equal("gateway, honest reads served", statuses[200], request_count * 3 // 4)
     findings.require_at_most("gateway, honest request p50 s", percentile(seconds, 0.5) or 60.0, 0.5)
     # Attackers, node and wallets share a process here; its pauses are part of the slowest requests.
     findings.record_figure("gateway, honest request p99 s", percentile(seconds, 0.99) or 60.0)

@@ -184,9 +184,9 @@ async def _disrupt_hosts(kind: str, hosts: list[SenderHost], store: ObjectStoreP
             holder.send_signal(signal.SIGCONT)
         return time.monotonic() - started_at
     faults: dict[str, dict[str, float]] = {
-        "503": {"busy": 10**6},
-        "slow": {"slow": lease / 8},
-        "lost responses": {"lost": 10**6},
+        "503": {"unavailable": 10**6},
+        "slow": {"delay": lease / 8},
+        "lost responses": {"lost_response": 10**6},
     }
     await store.set_faults(**faults[kind])
     await asyncio.sleep(1.5 * lease)

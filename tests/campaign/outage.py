@@ -162,7 +162,7 @@ def _check_recovery_speed(
         return
     findings.require_at_most("seconds of chain time to the first reveal", times[0] - recovered_at, 600)
     rate = (len(times) - 1) / max((times[-1] - times[0]) / env.clock.scale, 0.001)
-    findings.require_at_least("reveals a second", rate, FULL_PROOFS_PER_SECOND / 2)
+    findings.require_at_least("reveals per second", rate, FULL_PROOFS_PER_SECOND / 2)
 
 
 CAMPAIGN = Campaign("outage", run)

@@ -138,7 +138,7 @@ class HelperLifecycle:
         spent, allowed = count_attempts(self.helper.log)
         findings.require_equal("attempts spent", spent - allowed, 0)
         findings.record_figure("starts refused while the previous run's name was in use", self.refused_starts)
-        findings.record_figure("attempts spent for a third worker death", allowed)
+        findings.record_figure("attempts spent for a third worker crash", allowed)
 
     async def check_extra_proofs(self, findings: Findings, kills: int) -> None:
         """Check that repeated proofs are at most those that kills could interrupt, and not none."""

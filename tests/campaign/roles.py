@@ -377,7 +377,7 @@ async def _check_promises(env: Environment) -> None:
             while await env.query_value("SELECT count(*) FROM shares"):
                 await asyncio.sleep(0.1)
     findings.require_equal("shares left in the database", await env.query_value("SELECT count(*) FROM shares"), 0)
-    findings.require_equal("shares set aside", await env.query_value("SELECT count(*) FROM damaged"), 0)
+    findings.require_equal("shares quarantined", await env.query_value("SELECT count(*) FROM damaged"), 0)
     for host in env.hosts.values():
         findings.require_equal("exit status of a host", await host.stop(), 0)
     spent = sum(count_attempts(host.log)[0] for host in env.hosts.values())
