@@ -144,7 +144,7 @@ class ProverHost:
     """A prover host.
 
     Attributes:
-        cores: cores that make proofs.
+        cores: number of cores that prove.
         free_slots: number of additional shares that the host can claim.
         is_claiming: whether a claim is in progress. The host has one writing connection and sends one
             request at a time.

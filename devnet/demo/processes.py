@@ -34,7 +34,7 @@ async def run_chain(directory: Path, circuit: str) -> AsyncIterator[dict[str, An
 async def run_helper(directory: Path, db: Path, ready_chain: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
     """Run a helper for this chain, with its page.
 
-    Yields its ready line (`url`, `socket`) with the operators' `token` and the control `sockets` of all hosts.
+    Yields its ready line (`url`, `socket`) with the operator `token` and the control `sockets` of all hosts.
     """
     token = secrets.token_urlsafe(16)
     async with _run_service(

@@ -1,4 +1,4 @@
-"""Replaces systemctl where systemd does not run: reads the installed unit, starts and stops its service.
+"""Replaces systemctl if systemd does not run: reads the installed unit, starts and stops its service.
 
     fake_systemctl.py PLACES COMMAND...
 

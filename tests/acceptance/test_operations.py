@@ -161,7 +161,7 @@ def run_in_background(shell: DocumentShell, block: CommandBlock) -> Iterator[Non
     (command,) = block.commands
     with shell.start_background(command) as process:
         assert process.stdout is not None
-        assert process.stdout.readline(), "the process exited during start-up"
+        assert process.stdout.readline(), "the process exited during startup"
         yield
 
 

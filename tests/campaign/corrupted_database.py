@@ -155,7 +155,7 @@ async def run_helper(path: Path, bit_flip: tuple[int, int] | None = None) -> Run
     """Open a file and run a helper's operations until the shares are confirmed.
 
     Args:
-        path: the database.
+        path: path of the database.
         bit_flip: an offset and a bit to flip after the start; None for no flip.
     """
     env, result = StoreEnvironment(path), RunResult()

@@ -48,7 +48,7 @@ PAUSE_SECONDS = 0.02
 
 
 class EndlessNode:
-    """A proxy for a chain node that answers `LEAVES_PATH` with an endless response.
+    """A proxy for a chain node that sends an endless response for `LEAVES_PATH`.
 
     Attributes:
         url: base URL of the proxy.

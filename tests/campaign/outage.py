@@ -2,8 +2,8 @@
 
 Method. Time runs 120 times as fast (240 in the short form) for the chain and the helper. While shares come due one
 after another, the helper's only node is down for six hours (30 minutes in the short form). During the first half its
-ports refuse every connection. During the second half it answers every request with 503 or 502, and near the end only
-reveals: the helper then considers the node healthy and proves and sends without success. Wallets keep posting.
+ports refuse every connection. During the second half it responds to every request with 503 or 502, and near the end
+only reveals: the helper then considers the node healthy and proves and sends without success. Wallets keep posting.
 
 Requirements. Nothing is lost, early or counted twice. No attempt is spent, no share fails, no round is closed. Wallets
 get 503 during the outage, and the shares that they post again are accepted in the end. After the recovery the first

@@ -65,7 +65,7 @@ class SystemCall:
 
     Attributes:
         began_at, ended_at: line numbers of the trace: a call that ended before another began had completed by then.
-        pid: the thread.
+        pid: id of the thread.
         file: target of its descriptor, a path or `socket:[…]`.
         data: the bytes of its buffers, concatenated.
     """

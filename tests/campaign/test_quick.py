@@ -36,5 +36,5 @@ async def test_campaign_quick_run_with_postgres_keeps_promises(name: str, tmp_pa
 
 
 def assert_held(findings: Findings) -> None:
-    assert findings.goals, "a campaign without goals shows nothing"
+    assert findings.goals, "a campaign without goals proves nothing"
     assert findings.is_held, findings.broken_goals

@@ -57,7 +57,7 @@ async def test_restored_copy_is_refused_until_original_stops(
             assert await original.stop() == 0
             shutil.copy(original.db, copy.db)
             await original.start()
-            assert (await original.service_stats())["sends"], "after an orderly stop the other host does not wait"
+            assert (await original.service_stats())["sends"], "after a clean shutdown the other host does not wait"
 
             copy.spawn()
             assert await copy.wait_for_exit() == 1

@@ -28,7 +28,7 @@ class Hosts:
     Args:
         directory: directory of their files.
         http: HTTP client for all hosts.
-        chain: the chain.
+        chain: the dev chain.
         url: database URL.
     """
 

@@ -211,7 +211,7 @@ NodeReply = Callable[[dict[str, Any]], Awaitable[httpx.Response]]
 
 
 def reply_with(status: int, **reply: Any) -> NodeReply:
-    """Create a node that answers every reveal with this response."""
+    """Create a node that sends this response to every reveal."""
 
     async def answer(body: dict[str, Any]) -> httpx.Response:
         return httpx.Response(status, content=json.dumps(reply).encode())

@@ -438,7 +438,7 @@ async def test_tree_sync_backs_off_while_all_rounds_fail() -> None:
         env.clock.advance(1)
     assert 5 <= sum("/commitment-tree/" in path for path in env.nodes[0].requests) <= 7
     assert env.nodes_in_backoff() == []
-    assert env.trees.contradiction_reason(ROUND_ID) is None, "a node without a tree contradicts none"
+    assert env.trees.contradiction_reason(ROUND_ID) is None, "a node without a tree does not contradict another"
     env.nodes[0].faults.clear()
     env.clock.advance(30)
     await env.trees.sync(100)

@@ -1,4 +1,4 @@
-"""Invalid responses of nodes are rejected with an error that names the problem."""
+"""Invalid responses of nodes are rejected with an error that describes the problem."""
 
 from __future__ import annotations
 
@@ -302,7 +302,7 @@ async def test_block_results_invalid_is_rejected() -> None:
         await rpc({"result": {"height": "5", "txs_results": [{"code": 0, "events": [event]}]}}).block_results(5)
     failed = await rpc({"result": {"height": "5", "txs_results": [{"code": 1, "events": [event]}]}}).block_results(5)
     assert failed is not None
-    assert failed.reveals == [], "a failed transaction's events do not count"
+    assert failed.reveals == [], "events of a failed transaction are ignored"
     with pytest.raises(ChainResponseError, match="height 5 is not available"):
         await rpc({"error": {"code": -32603, "data": "height 5 is not available"}}, 500).block_results(5)
     executing = await rpc({"error": {"data": "could not find results for height #5"}}, 500).block_results(5)

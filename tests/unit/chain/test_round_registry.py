@@ -240,7 +240,7 @@ async def test_round_closes_by_processed_block_and_status(status: int) -> None:
     assert not await env.registry.is_closed(ROUND_ID)
     env.registry.record_block(VOTE_END)
     assert await env.registry.is_closed(ROUND_ID)
-    assert env.store.stored_rounds[ROUND_ID].closed_at == VOTE_END, "by the chain's time"
+    assert env.store.stored_rounds[ROUND_ID].closed_at == VOTE_END, "according to the chain's time"
     assert env.registry.open_rounds() == []
 
     after_restart = RoundRegistry(env.store, env.endpoints)
@@ -379,7 +379,7 @@ async def test_reread_applies_rounds_closed_and_purged_by_other_host() -> None:
     assert await env.registry.is_closed(ROUND_ID)
     await other.reload_from_store()
     assert other.open_rounds() == []
-    assert other.revision > before, "the host that closed it may stop before it reports uncounted shares"
+    assert other.revision > before, "the host that closed it may stop before it reports unconfirmed shares"
 
     env.store.stored_rounds.clear()
     await other.reload_from_store()

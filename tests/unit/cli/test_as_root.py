@@ -145,7 +145,7 @@ def test_root_command_leaves_service_as_owner_of_all_files(database: Path, direc
         file_owners(directory)
     )
     output = create_backup(database, tmp_path)
-    assert output.stat().st_uid == 0, "files that root names elsewhere belong to root"
+    assert output.stat().st_uid == 0, "files that root creates in other directories belong to root"
 
 
 def test_export_after_interrupted_export_reports_leftover_file(
@@ -169,7 +169,7 @@ def test_root_command_records_root_as_the_actor(database: Path, capsys: pytest.C
 def test_root_files_are_created_with_owner_rights(
     database: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A path that changes between two steps then gives no access beyond the owner's rights."""
+    """A path that changes between two steps then gives no access that the owner does not have."""
     seen = set()
     fsync = os.fsync
 

@@ -92,7 +92,7 @@ async def run_keeper(keeper: LeaseKeeper) -> AsyncIterator[asyncio.Task[None]]:
 
 
 async def advance_until(clock: FakeClock, seconds: float, condition: Callable[[], object]) -> None:
-    """Advance the clock in steps, each seen by all waiters, until a condition holds."""
+    """Advance the clock in steps, each seen by all waiters, until a condition is met."""
     for _ in range(int(seconds * 4)):
         if condition():
             return

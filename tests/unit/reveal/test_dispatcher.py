@@ -58,7 +58,7 @@ async def test_dispatch_waits_when_due_time_exceeds_block_time_by_tolerance(tmp_
         await pipeline.settle_dispatcher()
         await wait_for_length(pipeline.nodes.posts, 2)
         await pipeline.settle_dispatcher()
-        assert sorted(pipeline.prover.positions) == [1, 2], "nothing later than the chain's newest block and 120 s"
+        assert sorted(pipeline.prover.positions) == [1, 2], "no share due more than 120 s after the newest block"
         assert await pipeline.count_idle_turns() == 0
         pipeline.show_block(time=START_TIME + 5.0)
         await pipeline.settle_dispatcher()

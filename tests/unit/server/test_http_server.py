@@ -138,7 +138,7 @@ async def test_connections_full_closes_longest_idle_of_busiest_client() -> None:
         assert await idle.read_rest() == b""
         three = await RawClient.connect(port, source="127.0.0.4")
         assert await three.request() == b"hello"
-        assert await slow.read_rest() == b"", "a connection without its body counts as waiting"
+        assert await slow.read_rest() == b"", "a connection that waits for a body is treated as idle"
         assert parse_error(await (await RawClient.connect(port, source="127.0.0.5")).read_rest())[0] == 503, (
             "no client has more connections"
         )
