@@ -194,7 +194,7 @@ def _check_results(
     findings.require_at_least("second helpers started", len(observations.second_instance), 1)
     findings.require_equal("of them not refused", len(observations.second_instance) - len(refused), 0)
     findings.require_at_most(
-        "seconds to refuse a second daemon, slowest",
+        "seconds to refuse a second helper, slowest",
         max(result.seconds for result in observations.second_instance),
         refused_in,
     )
