@@ -68,7 +68,7 @@ def main() -> None:
     """Run the measures, then print and save the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=list(MEASURES), nargs="+", default=list(MEASURES))
-    parser.add_argument("--quick", action="store_true", help="one run with smaller sizes, about five minutes")
+    parser.add_argument("--quick", action="store_true", help="one run with smaller sizes; takes about five minutes")
     options = parser.parse_args()
     selected = [name for name in MEASURES if name in options.only]
     measured = {name: runs for name in selected if (runs := run_measure(name, quick=options.quick)) is not None}

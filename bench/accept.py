@@ -1,7 +1,7 @@
 """Measure accepted shares per second over 64 connections and over one: `python -m bench.accept [--quick]`.
 
 Each run compares the real service (its own chain, all four checks, an fsync before each response) with a bare Starlette
-route that parses the same bodies (`bench.baseline_app`), one after the other. The load generator is wrk, on the same
+route that parses the same bodies (`bench.baseline_app`), one after the other. wrk generates the load on the same
 cores. It posts 8 shares of each vote, as a helper receives them. Prints JSON with the medians and all runs.
 """
 
@@ -112,11 +112,11 @@ async def measure(votes: int, seconds: int) -> dict[str, float]:
     The speed of a shared machine drifts, so the baseline is measured on both sides.
     """
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        async with run_chain_and_helper(folder, "--block-seconds", "1", **PRODUCTION_SETTINGS) as (chain, helper):
+        directory = Path(name)
+        async with run_chain_and_helper(directory, "--block-seconds", "1", **PRODUCTION_SETTINGS) as (chain, helper):
             round_id = await chain.open_round(seconds=ROUND_SECONDS)
             cast = await cast_votes(chain, round_id, votes)
-            posted, alone = folder / "bodies", folder / "alone"
+            posted, alone = directory / "bodies", directory / "alone"
             posted.write_text("\n".join(interleave_bodies(cast[votes // 4 :])) + "\n")
             alone.write_text("\n".join(interleave_bodies(cast[: votes // 4])) + "\n")
             await helper.wait_for_leaf(round_id, max(position for _, position in cast))
@@ -141,7 +141,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one run of one second")
     options = parser.parse_args()
     if shutil.which("wrk") is None:
-        raise SystemExit("the load generator wrk is missing: install the package of this name (Debian)")
+        raise SystemExit("wrk is not installed. Debian: apt install wrk")
     votes, seconds, runs = (1040, 1, 1) if options.quick else (2560, 2, options.runs)
     results = [asyncio.run(measure(votes, seconds)) for _ in range(runs)]
     figures = {name: round(median(run[name] for run in results), 3) for name in results[0]}

@@ -1,8 +1,8 @@
-"""Measure the cost of shares that await confirmation: `python -m bench.awaiting [--sizes 100 10000] [--quick]`.
+"""Measure the cost of unconfirmed reveals: `python -m bench.awaiting [--sizes 100 10000] [--quick]`.
 
-Runs the real service and its own chain with a database of accepted, unconfirmed messages. Measures the daemon's CPU
-over two blocks in which no message needs a decision, compared with an empty queue, and the number of reveals sent in
-one block when every message needs one. Prints JSON.
+Runs the real service and its own chain with a database of accepted, unconfirmed messages. Measures the CPU time of the
+service over two blocks in which no message needs an action, compared with an empty queue, and the number of reveals
+sent in one block when every message needs one. Prints JSON.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, unix_time_in
 SIZES = (100, 1000, 10_000)
 BLOCK_SECONDS = 2.0
 IDLE_BLOCKS = 2
-"""Blocks during which sent shares only wait."""
+"""Blocks during which no sent share needs an action."""
 BUSY_BLOCKS = 3
 PROOF_BYTES = 4992
 
@@ -71,11 +71,11 @@ async def wait_for_block(chain: DevChain) -> int:
 async def measure(size: int) -> dict[str, float]:
     """Run once."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        directory = Path(name)
         async with httpx.AsyncClient(timeout=30) as http:
-            chain = DevChain(folder, http, "--stand-in-proofs", "--block-seconds", str(BLOCK_SECONDS))
+            chain = DevChain(directory, http, "--stand-in-proofs", "--block-seconds", str(BLOCK_SECONDS))
             await chain.start()
-            helper = HelperProcess(folder, http, chain, program=STAND_IN_PROGRAM, **PRODUCTION_SETTINGS)
+            helper = HelperProcess(directory, http, chain, program=STAND_IN_PROGRAM, **PRODUCTION_SETTINGS)
             try:
                 round_id = await chain.open_round(seconds=3600)
                 await helper.start()
@@ -83,7 +83,7 @@ async def measure(size: int) -> dict[str, float]:
                 await wait_for_block(chain)
                 idle = await _cpu_seconds(chain, helper, IDLE_BLOCKS)
                 await helper.stop()
-                # The inserted shares count as sent at a future block. They wait for the two blocks after that one.
+                # The inserted shares are recorded as sent at a future block. No action for two blocks.
                 height = (await chain.get("/devnet/stats"))["height"] + 4 + size // 2000
                 for first in range(0, size, 1000):
                     insert_sent_shares(helper.db, round_id, first, min(size, first + 1000), height)
@@ -109,7 +109,7 @@ async def measure(size: int) -> dict[str, float]:
 
 
 async def _cpu_seconds(chain: DevChain, helper: HelperProcess, blocks: int) -> float:
-    """Return the daemon's CPU seconds over this many blocks, starting just after a block."""
+    """Return the service's CPU seconds over this many blocks, starting just after a block."""
     await asyncio.sleep(BLOCK_SECONDS / 4)
     before = cpu_seconds(helper.pid)
     for _ in range(blocks):
@@ -141,7 +141,7 @@ def main() -> None:
     results = []
     for size in sizes:
         for number in range(runs):
-            print(f"{size} awaiting: run {number + 1}", file=sys.stderr)
+            print(f"{size} unconfirmed: run {number + 1}", file=sys.stderr)
             results.append(asyncio.run(measure(size)))
     print(json.dumps({"name": "awaiting", "runs": results}))
 

@@ -2,9 +2,9 @@
 
 Prover hosts take shares from a queue that is never empty. Each share uses CPU time of the database server (enqueue,
 claim, prepare, send), a core of its host for the proof and for the host's own work, time of the single sender, and
-space in a block. Every host applies every block to the database, one after the other: the first confirms the
-shares, the others find them confirmed. Hosts that are behind the chain wait until they have applied the newest
-block. The slowest resource limits the rate.
+space in a block. Every host applies every block to the database, one after the other. The first confirms the
+shares; for the others, they are already confirmed. Hosts that are behind the chain wait until they have applied the
+newest block. The slowest resource limits the rate.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class EventQueue:
 
 
 class ServiceStation:
-    """Servers with a shared waiting line.
+    """Servers with a shared waiting queue.
 
     Attributes:
         busy_seconds: total service time of all requests started so far.
@@ -144,7 +144,7 @@ class ProverHost:
     """A prover host.
 
     Attributes:
-        cores: cores that make proofs.
+        cores: number of cores that prove.
         free_slots: number of additional shares that the host can claim.
         is_claiming: whether a claim is in progress. The host has one writing connection and sends one
             request at a time.
@@ -224,7 +224,7 @@ class ClusterModel:
         self.confirmed += count
         self.full_blocks += count == REVEALS_PER_BLOCK
         self._read_block(count * self._costs.first_read, count * self._costs.first_read_database)
-        for _ in range(self._provers):  # all other hosts: the provers and the sender, less the first reader
+        for _ in range(self._provers):  # all other hosts: the provers and the sender, except the first reader
             self._read_block(count * self._costs.other_read, count * self._costs.other_read_database)
         self.events.schedule(self._block_seconds, self._produce_block)
 
@@ -278,7 +278,7 @@ def simulate_cluster(costs: ShareCosts, provers: int, block_seconds: float) -> C
 def _find_limit(busy: Mapping[str, float]) -> str:
     """Return the limiting resource: the last saturated one in processing order.
 
-    Resources before it only fill its waiting line.
+    Resources before it only fill its waiting queue.
     """
     saturated = [
         name

@@ -17,15 +17,15 @@ PROVER_COUNTS: Final = (1, 2, 4, 8, 16, 32, 64, 100)
 BLOCK_SECONDS: Final = (1.0, 2.0, 6.0)
 CIRCUITS: Final = ("k10", "k11")
 MEASURED_FIGURES: Final = {
-    "host": "shared queue, 8 provers: CPU of a prover",
-    "enqueue_database": "shared queue: enqueuing, the server's CPU",
-    "prove_database": "shared queue, 8 provers: the server's CPU",
-    "sends_per_second": "shared queue: sending",
-    "send_database": "shared queue: sending, the server's CPU",
-    "first_read": "shared queue: a reveal in a block, the first host",
-    "first_read_database": "shared queue: a reveal in a block, the first host, the server's CPU",
-    "other_read": "shared queue: a reveal in a block, each other host",
-    "other_read_database": "shared queue: a reveal in a block, each other host, the server's CPU",
+    "host": "shared queue, 8 provers: prover CPU",
+    "enqueue_database": "shared queue: enqueuing, server CPU",
+    "prove_database": "shared queue, 8 provers: server CPU",
+    "sends_per_second": "shared queue: send rate",
+    "send_database": "shared queue: sending, server CPU",
+    "first_read": "shared queue: applying a reveal, first host",
+    "first_read_database": "shared queue: applying a reveal, first host, server CPU",
+    "other_read": "shared queue: applying a reveal, every other host",
+    "other_read_database": "shared queue: applying a reveal, every other host, server CPU",
 }
 """Rows of `bench.table` in milliseconds, `sends_per_second` in reveals per second."""
 
@@ -38,7 +38,7 @@ def compute_costs(figures: Mapping[str, float | None], circuit: str) -> ShareCos
         circuit: the circuit that is proven.
     """
     values = {cost: figures.get(name) for cost, name in MEASURED_FIGURES.items()}
-    proofs = figures.get(f"raw proofs {circuit}")
+    proofs = figures.get(f"raw proof rate {circuit}")
     known = {cost: value for cost, value in values.items() if value is not None}
     if proofs is None or len(known) < len(values):
         return None

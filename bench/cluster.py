@@ -3,8 +3,8 @@
 Each run has 1, 2, 4 and 8 prover hosts (`bench.cluster_host`: the product's dispatcher with a fake prover). It measures
 CPU time of the hosts and of the server's processes, and round trips, for each share that is enqueued, proven, sent and
 confirmed. It then measures the shares per second that one and two processes accept for one queue
-(`bench.cluster_accept`: the real service with its own chain). The server, the hosts and the load generator are on the
-same cores. Prints JSON.
+(`bench.cluster_accept`: the real service with its own chain). The server, the hosts and the load generator share
+the cores. Prints JSON.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ async def run_host(role: str, cluster: Cluster, schema: str, name: str) -> Async
 
 def server_pid(cluster: Cluster) -> int:
     """Return the process id of the server."""
-    return int((cluster.data_folder / "postmaster.pid").read_text().split()[0])
+    return int((cluster.data_directory / "postmaster.pid").read_text().split()[0])
 
 
 async def enqueue_due_shares(store: PostgresStore, number: int) -> None:

@@ -41,15 +41,15 @@ async def measure_accepting(
             per share.
     """
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        directory = Path(name)
         async with httpx.AsyncClient(timeout=30) as http, contextlib.AsyncExitStack() as stack:
-            chain = DevChain(folder, http, "--stand-in-proofs", "--block-seconds", "1")
+            chain = DevChain(directory, http, "--stand-in-proofs", "--block-seconds", "1")
             await chain.start()
             stack.push_async_callback(chain.kill)
             round_id = await chain.open_round(seconds=ROUND_SECONDS)
             lines = interleave_bodies(await cast_votes(chain, round_id, votes))
             hosts = []
-            for host in _create_hosts(folder, http, chain, cluster, processes):
+            for host in _create_hosts(directory, http, chain, cluster, processes):
                 await host.start()
                 stack.push_async_callback(host.kill)
                 await host.wait_until_ready()
@@ -59,7 +59,7 @@ async def measure_accepting(
             for number, host in enumerate(hosts):
                 own = lines[number * each : (number + 1) * each]
                 await _wait_until_round_known(host, own[0])
-                posted.append(folder / f"bodies {number}")
+                posted.append(directory / f"bodies {number}")
                 posted[-1].write_text("\n".join(own[1:]) + "\n")
             before = [cpu_seconds(host.pid) for host in hosts] + [server_cpu_seconds(server)]
             loads = await asyncio.gather(
@@ -80,20 +80,20 @@ async def measure_accepting(
 
 
 def _create_hosts(
-    folder: Path, http: httpx.AsyncClient, chain: DevChain, cluster: Cluster, number: int
+    directory: Path, http: httpx.AsyncClient, chain: DevChain, cluster: Cluster, number: int
 ) -> list[HelperProcess]:
     """Create hosts that accept shares for one queue, without starting them."""
-    keys = folder / "keys"
+    keys = directory / "keys"
     keys.touch(0o600)
     keys.write_text(token_hex(32))
     store: dict[str, Any] = {"url": cluster.url, "key_file": str(keys), "schema_name": f"accept_{token_hex(6)}"}
     hosts = []
     for index in range(number):
-        host_folder = folder / f"host {index}"
-        host_folder.mkdir()
+        host_directory = directory / f"host {index}"
+        host_directory.mkdir()
         settings = {**PRODUCTION_SETTINGS, "store": {**store, "host": f"host {index}"}}
         hosts.append(
-            HelperProcess(host_folder, http, chain, program=STAND_IN_PROGRAM, helper={"role": "api"}, **settings)
+            HelperProcess(host_directory, http, chain, program=STAND_IN_PROGRAM, helper={"role": "api"}, **settings)
         )
     return hosts
 

@@ -26,7 +26,7 @@ TOKEN = "operators-only"
 LEAD_SECONDS = 0.85
 """Offset within a second at which the first client connects and gets its first state.
 
-The feed's interval is some milliseconds longer than a second, so during a run its work drifts across the moment at
+The feed's interval is a few milliseconds longer than a second, so during a run its work drifts across the moment at
 which shares become due. This is the worst case for them.
 """
 

@@ -40,7 +40,7 @@ def generate_shares(round_id: bytes, first: int, last: int, due: int) -> Iterato
                 share_index=number % 16,
                 proposal_id=1,
                 vote_decision=number >> 24,
-                tree_position=0xFFFFFF - (number & 0xFFFFFF),  # beyond the positions of real votes
+                tree_position=0xFFFFFF - (number & 0xFFFFFF),  # above the positions of real votes
                 submit_at=due + number * 7919 % SPREAD_SECONDS,
                 shares_hash=noise[:32],
                 share_comms=noise[32:544],

@@ -17,7 +17,7 @@ def plot_growth(curves: Sequence[Mapping[str, Any]]) -> str:
 
     Args:
         curves: `{name, power, points}` as in `bench/results/growth.json`. A power of -1 marks rates. Curves without
-            points are left out.
+            points are omitted.
 
     Returns:
         The SVG document.

@@ -7,7 +7,7 @@ Prints JSON. For each circuit:
 - `verify_ms`: median
 - `proofs_per_second`, medians: `one_process` with one thread per core, `process_per_core` with one thread each
 
-Each figure is measured in new processes, which start to prove at the same time when all keys are loaded.
+Each figure is measured in new processes, which start proving at the same time, once all keys are loaded.
 """
 
 from __future__ import annotations

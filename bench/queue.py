@@ -8,7 +8,7 @@ a shared machine drifts within minutes. Each run at each size measures:
   after a shutdown and after a crash
 - accepted shares per second
 - the lateness of a single share's proof, and the dispatch rate of many shares that are due in the same second
-- the daemon's memory and the file's size
+- the service's memory and the file's size
 
 Prints JSON.
 """
@@ -38,7 +38,7 @@ from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, unix_time_in
 
 QUEUE_SIZES = (10_000, 100_000, 1_000_000)
 EXTRA_PAIRS = 2
-"""Additional runs with the largest size and the empty queue, because short load measurements vary by a fifth."""
+"""Additional runs with the largest size and the empty queue, because short load measurements vary by 20 %."""
 LONE_SHARES = 8
 """Number of shares that are due at intervals of one second."""
 BURST_VOTES = 4
@@ -51,17 +51,17 @@ class QueueBench:
     """The service on a database of a given size.
 
     Attributes:
-        folder: working folder.
+        directory: working directory.
         http: HTTP client.
         chain: the chain.
         known_body: body of a share that was enqueued before the measurements.
         bodies_file: file of bodies with distant due times, one per line.
-        votes: votes that are not posted yet. Each measurement takes some.
+        votes: votes that are not posted yet. Each measurement removes the ones it posts.
         size: number of inserted shares.
         last_row_id: newest row id of the inserted shares.
     """
 
-    folder: Path
+    directory: Path
     http: httpx.AsyncClient
     chain: DevChain
     known_body: Any
@@ -72,7 +72,7 @@ class QueueBench:
 
     def create_helper(self) -> HelperProcess:
         """Create the service without starting it."""
-        return HelperProcess(self.folder, self.http, self.chain, program=STAND_IN_PROGRAM, **PRODUCTION_SETTINGS)
+        return HelperProcess(self.directory, self.http, self.chain, program=STAND_IN_PROGRAM, **PRODUCTION_SETTINGS)
 
     @contextlib.asynccontextmanager
     async def run_service(self, times: dict[str, float], name: str) -> AsyncIterator[HelperProcess]:
@@ -161,21 +161,21 @@ async def measure(sizes: tuple[int, ...], runs: int, votes: int, seconds: int) -
     """Run every measurement at every size, with the empty queue next to the largest."""
     results: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        directory = Path(name)
         async with httpx.AsyncClient(timeout=30) as http:
-            chain = DevChain(folder, http, "--stand-in-proofs", "--block-seconds", "1")
+            chain = DevChain(directory, http, "--stand-in-proofs", "--block-seconds", "1")
             await chain.start()
             try:
                 round_id = await chain.open_round(seconds=ROUND_SECONDS)
                 pairs = runs + EXTRA_PAIRS if runs > 1 else runs
                 measures = (len(sizes) - 1) * runs + 2 * pairs
                 cast = await cast_votes(chain, round_id, votes + measures * (3 + BURST_VOTES) + 8)
-                posted = folder / "bodies"
+                posted = directory / "bodies"
                 first, *later = interleave_bodies(cast[:votes])
                 posted.write_text("\n".join(later) + "\n")
                 rest = iter(cast[votes:])
                 empty, queue = (
-                    QueueBench(folder / name, http, chain, json.loads(first), posted, rest)
+                    QueueBench(directory / name, http, chain, json.loads(first), posted, rest)
                     for name in ("empty", "filled")
                 )
                 for bench in (empty, queue):
@@ -193,7 +193,7 @@ async def measure(sizes: tuple[int, ...], runs: int, votes: int, seconds: int) -
 
 async def _prepare_service(queue: QueueBench, round_id: bytes, position: int) -> None:
     """Wait until the service knows the round and votes, then post the known share."""
-    queue.folder.mkdir()
+    queue.directory.mkdir()
     helper = queue.create_helper()
     await helper.start()
     try:

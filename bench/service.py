@@ -37,7 +37,7 @@ from tests.support.harness import HelperProcess, run_chain_and_helper, unix_time
 
 CORE_COUNT = os.cpu_count() or 1
 RAW_PROOF_COUNTS = {"k10": 75, "k11": 16}
-"""Number of proofs that takes about ten seconds."""
+"""Number of proofs whose generation takes about ten seconds."""
 POST_INTERVAL_SECONDS = 1 / 20
 """Interval between two posts, in seconds."""
 PHASE_SECONDS = 4.0
@@ -110,7 +110,7 @@ async def measure_backlog(circuit: str, shares: int) -> dict[str, float]:
 async def _wait_until_confirmed(helper: HelperProcess, shares: int, rate: float) -> None:
     """Wait until this many shares are confirmed.
 
-    Polling takes milliseconds from the provers. Until all shares are proven, the interval is half of the expected
+    Polling costs the provers a few milliseconds. Until all shares are proven, the interval is half of the expected
     remaining time.
     """
     while (counts := await helper.service_counts()).get("confirmed", 0) < shares:

@@ -136,7 +136,7 @@ MEASURES: Mapping[str, tuple[str, ...]] = {
 }
 """The measures, in the order in which they run."""
 
-_IN_BLOCK = "shared queue: a reveal in a block"
+_APPLYING = "shared queue: applying a reveal"
 
 
 def _provers_label(hosts: int) -> str:
@@ -144,41 +144,43 @@ def _provers_label(hosts: int) -> str:
 
 
 ROWS: Sequence[TableRow] = (
-    TableRow("revealing k10, relative to raw proofs", "backlog-k10", of_each_run("ratio"), "≥ 0.95"),
-    TableRow("revealing k10", "backlog-k10", of_each_run("revealed_per_second"), "", "shares/s"),
-    TableRow("raw proofs k10", "backlog-k10", of_each_run("raw_proofs_per_second"), "", "proofs/s"),
-    TableRow("revealing k11, relative to raw proofs", "backlog-k11", of_each_run("ratio"), "≥ 0.95"),
-    TableRow("revealing k11", "backlog-k11", of_each_run("revealed_per_second"), "", "shares/s"),
-    TableRow("raw proofs k11", "backlog-k11", of_each_run("raw_proofs_per_second"), "", "proofs/s"),
-    TableRow("accepting, 64 connections", "accept", of_each_run("per_second"), "≥ 5,400", "shares/s"),
-    TableRow("accepting, 64 connections, p99", "accept", of_each_run("p99_ms"), "≤ 30", "ms"),
-    TableRow("accepting, relative to a bare route that parses the body", "accept", of_each_run("ratio"), "≥ 0.35"),
-    TableRow("bare route, 64 connections", "accept", of_each_run("bare_per_second"), "", "shares/s"),
-    TableRow("accepting, 1 connection, p50", "accept", of_each_run("one_p50_ms"), "≤ 1", "ms"),
-    TableRow("accepting while both cores prove, p99", "posts", of_each_run("p99_ms"), "≤ 50", "ms"),
-    TableRow("revealing at 20 posts/s, relative to no posts", "posts", of_each_run("ratio"), "≥ 0.9"),
-    TableRow("lone share: due time to start of the proof, p99", "lone", of_each_run("p99_ms"), "≤ 20", "ms"),
+    TableRow("reveal rate k10 / raw proof rate", "backlog-k10", of_each_run("ratio"), "≥ 0.95"),
+    TableRow("reveal rate k10", "backlog-k10", of_each_run("revealed_per_second"), "", "shares/s"),
+    TableRow("raw proof rate k10", "backlog-k10", of_each_run("raw_proofs_per_second"), "", "proofs/s"),
+    TableRow("reveal rate k11 / raw proof rate", "backlog-k11", of_each_run("ratio"), "≥ 0.95"),
+    TableRow("reveal rate k11", "backlog-k11", of_each_run("revealed_per_second"), "", "shares/s"),
+    TableRow("raw proof rate k11", "backlog-k11", of_each_run("raw_proofs_per_second"), "", "proofs/s"),
+    TableRow("accept rate, 64 connections", "accept", of_each_run("per_second"), "≥ 5,400", "shares/s"),
+    TableRow("accept latency, 64 connections, p99", "accept", of_each_run("p99_ms"), "≤ 30", "ms"),
+    TableRow("accept rate / rate of a bare route that parses the body", "accept", of_each_run("ratio"), "≥ 0.35"),
+    TableRow("bare route rate, 64 connections", "accept", of_each_run("bare_per_second"), "", "shares/s"),
+    TableRow("accept latency, 1 connection, p50", "accept", of_each_run("one_p50_ms"), "≤ 1", "ms"),
+    TableRow("accept latency while both cores prove, p99", "posts", of_each_run("p99_ms"), "≤ 50", "ms"),
+    TableRow("reveal rate with 20 POSTs/s / without", "posts", of_each_run("ratio"), "≥ 0.9"),
+    TableRow("single share: due time to proof start, p99", "lone", of_each_run("p99_ms"), "≤ 20", "ms"),
     TableRow("idle CPU between deadlines", "lone", of_each_run("idle_percent"), "≤ 0.5", "%"),
     TableRow(
-        "1,000,000 pending: accepting, relative to an empty queue",
+        "1,000,000 pending: accept rate / that of an empty queue",
         "queue",
         relative_to_empty("accept_per_second"),
         "≥ 0.8",
     ),
     TableRow(
-        "1,000,000 pending: dispatch, relative to an empty queue",
+        "1,000,000 pending: dispatch rate / that of an empty queue",
         "queue",
         relative_to_empty("dispatch_per_second"),
         "≥ 0.8",
     ),
     TableRow(
-        "1,000,000 pending: lateness, relative to an empty queue", "queue", relative_to_empty("lone_p50_ms"), "≤ 1.2"
+        "1,000,000 pending: lateness / that of an empty queue", "queue", relative_to_empty("lone_p50_ms"), "≤ 1.2"
     ),
     TableRow("1,000,000 pending: start to ready", "queue", of_largest_size("start_ready_s"), "≤ 10", "s"),
-    TableRow("1,000,000 pending: start to correct responses", "queue", of_largest_size("start_answers_s"), "≤ 4", "s"),
+    TableRow(
+        "1,000,000 pending: start to first correct responses", "queue", of_largest_size("start_answers_s"), "≤ 4", "s"
+    ),
     TableRow("1,000,000 pending: start after a crash to ready", "queue", of_largest_size("crash_ready_s"), "≤ 10", "s"),
     TableRow(
-        "1,000,000 pending: start after a crash to correct responses",
+        "1,000,000 pending: start after a crash to first correct responses",
         "queue",
         of_largest_size("crash_answers_s"),
         "≤ 4",
@@ -189,23 +191,23 @@ ROWS: Sequence[TableRow] = (
     TableRow("500,000 leaves: sync", "tree", of_largest_size("sync_leaves_per_second"), "≥ 20,000", "leaves/s"),
     TableRow("500,000 leaves: restart", "tree", of_largest_size("restore_seconds"), "≤ 3", "s"),
     TableRow("500,000 leaves: path", "tree", of_largest_size("path_ms"), "≤ 1", "ms"),
-    TableRow("10,000 awaiting: additional CPU", "awaiting", of_largest_size("added_percent"), "≤ 1", "% of a core"),
+    TableRow("10,000 unconfirmed: additional CPU", "awaiting", of_largest_size("added_percent"), "≤ 1", "% of a core"),
     TableRow(
-        "10,000 awaiting: reveals sent in a block", "awaiting", of_largest_size("sent_in_a_block"), "≤ 64", "requests"
+        "10,000 unconfirmed: reveals sent per block", "awaiting", of_largest_size("sent_in_a_block"), "≤ 64", "requests"
     ),
     *(
         row
         for hosts in (1, 2, 4, 8)
         for row in (
             TableRow(
-                f"{_provers_label(hosts)}: CPU of a prover",
+                f"{_provers_label(hosts)}: prover CPU",
                 "cluster",
                 of_each_run("prove_cpu", size=hosts),
                 "",
                 "ms/share",
             ),
             TableRow(
-                f"{_provers_label(hosts)}: the server's CPU",
+                f"{_provers_label(hosts)}: server CPU",
                 "cluster",
                 of_each_run("prove_server", size=hosts),
                 "",
@@ -220,38 +222,38 @@ ROWS: Sequence[TableRow] = (
             ),
         )
     ),
-    TableRow(
-        "shared queue: enqueuing, the server's CPU", "cluster", of_all_host_runs("enqueue_server"), "", "ms/share"
-    ),
-    TableRow("shared queue: sending", "cluster", of_all_host_runs("send_per_second"), "", "shares/s"),
-    TableRow("shared queue: sending, CPU of the sender", "cluster", of_all_host_runs("send_cpu"), "", "ms/share"),
-    TableRow("shared queue: sending, the server's CPU", "cluster", of_all_host_runs("send_server"), "", "ms/share"),
+    TableRow("shared queue: enqueuing, server CPU", "cluster", of_all_host_runs("enqueue_server"), "", "ms/share"),
+    TableRow("shared queue: send rate", "cluster", of_all_host_runs("send_per_second"), "", "shares/s"),
+    TableRow("shared queue: sending, sender CPU", "cluster", of_all_host_runs("send_cpu"), "", "ms/share"),
+    TableRow("shared queue: sending, server CPU", "cluster", of_all_host_runs("send_server"), "", "ms/share"),
     TableRow("shared queue: sending, round trips", "cluster", of_all_host_runs("send_trips"), "", "per share"),
     *(
         row
-        for reader, key in (("the first host", "first_read"), ("each other host", "other_read"))
+        for reader, key in (("first host", "first_read"), ("every other host", "other_read"))
         for row in (
-            TableRow(f"{_IN_BLOCK}, {reader}", "cluster", of_all_host_runs(f"{key}_seconds"), "", "ms/share"),
+            TableRow(f"{_APPLYING}, {reader}", "cluster", of_all_host_runs(f"{key}_seconds"), "", "ms/share"),
             TableRow(
-                f"{_IN_BLOCK}, {reader}, the server's CPU", "cluster", of_all_host_runs(f"{key}_server"), "", "ms/share"
+                f"{_APPLYING}, {reader}, server CPU", "cluster", of_all_host_runs(f"{key}_server"), "", "ms/share"
             ),
             TableRow(
-                f"{_IN_BLOCK}, {reader}, round trips", "cluster", of_all_host_runs(f"{key}_trips"), "", "per share"
+                f"{_APPLYING}, {reader}, round trips", "cluster", of_all_host_runs(f"{key}_trips"), "", "per share"
             ),
         )
     ),
-    TableRow("shared queue: accepting, 1 process", "cluster", of_each_run("per_second", processes=1), "", "shares/s"),
-    TableRow("shared queue: accepting, 2 processes", "cluster", of_each_run("per_second", processes=2), "", "shares/s"),
-    TableRow("shared queue: accepting, 2 processes, relative to 1", "cluster", relative_to_one_process("per_second")),
+    TableRow("shared queue: accept rate, 1 process", "cluster", of_each_run("per_second", processes=1), "", "shares/s"),
     TableRow(
-        "shared queue: accepting, 2 processes, their CPU",
+        "shared queue: accept rate, 2 processes", "cluster", of_each_run("per_second", processes=2), "", "shares/s"
+    ),
+    TableRow("shared queue: accept rate, 2 processes / 1 process", "cluster", relative_to_one_process("per_second")),
+    TableRow(
+        "shared queue: accepting, 2 processes, process CPU",
         "cluster",
         of_each_run("host_ms", processes=2),
         "",
         "ms/share",
     ),
     TableRow(
-        "shared queue: accepting, 2 processes, the server's CPU",
+        "shared queue: accepting, 2 processes, server CPU",
         "cluster",
         of_each_run("server_ms", processes=2),
         "",
@@ -267,12 +269,14 @@ ROWS: Sequence[TableRow] = (
     TableRow("growth with the tree: path", "tree", growth_exponent("path_ms"), "≤ 0.1", "exponent"),
     TableRow("growth with the tree: restart", "tree", growth_exponent("restore_seconds"), "", "exponent"),
     TableRow(
-        "growth with awaiting shares: CPU per block", "awaiting", growth_exponent("cpu_percent"), "≤ 0.1", "exponent"
+        "growth with unconfirmed reveals: CPU per block",
+        "awaiting",
+        growth_exponent("cpu_percent"),
+        "≤ 0.1",
+        "exponent",
     ),
-    TableRow("growth with the provers: CPU of a prover", "cluster", growth_exponent("prove_cpu"), "≤ 0.1", "exponent"),
-    TableRow(
-        "growth with the provers: the server's CPU", "cluster", growth_exponent("prove_server"), "≤ 0.1", "exponent"
-    ),
+    TableRow("growth with the provers: prover CPU", "cluster", growth_exponent("prove_cpu"), "≤ 0.1", "exponent"),
+    TableRow("growth with the provers: server CPU", "cluster", growth_exponent("prove_server"), "≤ 0.1", "exponent"),
 )
 """The rows of the table, in order."""
 
@@ -281,7 +285,7 @@ CURVES: Sequence[tuple[str, str, str, int]] = (
     ("dispatching a share", "queue", "dispatch_per_second", -1),
     ("start to ready", "queue", "start_ready_s", 1),
     ("path in the tree", "tree", "path_ms", 1),
-    ("a block with awaiting shares", "awaiting", "cpu_percent", 1),
+    ("a block with unconfirmed reveals", "awaiting", "cpu_percent", 1),
 )
 """Curves of the growth plot: label, measure, figure, and -1 for a rate."""
 

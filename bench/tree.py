@@ -70,7 +70,7 @@ async def save_tree(path: Path, tree: CommitmentTree, leaves: bytes) -> float:
 
 
 async def restore_tree(path: Path) -> tuple[CommitmentTree, float, float]:
-    """Restore the tree from the file. Returns it, the seconds of reading, and the seconds up to the first root."""
+    """Restore the tree from the file. Returns it, the seconds of reading, and the seconds until the first root."""
     store = SqliteStore(path)
     await store.open()
     try:
@@ -90,8 +90,8 @@ async def measure(count: int) -> dict[str, Any]:
     rng = random.Random(count)
     leaves = random_leaves(count, rng)
     tree, appended = build_tree(leaves)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "tree.db"
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "tree.db"
         saved = await save_tree(path, tree, leaves)
         restored, loaded, total = await restore_tree(path)
         if (len(restored), restored.root()) != (len(tree), tree.root()):

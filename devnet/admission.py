@@ -80,7 +80,7 @@ class Admission:
             failure = await self.verifier.check(digest, reveal, root)
             if failure is not None:
                 return BroadcastResult(digest, 1, failure)
-            # Blocks may have been made during the verification: check the state again.
+            # Blocks may have been produced during the verification, so check the state again.
             now = self.chain.height if is_at_head else height
             self.chain.check_reveal(reveal, time=self._block_time(now), height=now)
         except RefusedError as refused:
@@ -146,7 +146,7 @@ class Admission:
         )
 
     def _admit(self, digest: bytes, raw: bytes, reveal: txs.Reveal, fate: Fate) -> None:
-        """Cache a checked reveal and add it to the mempool according to its fate."""
+        """Cache a checked reveal and add it to the mempool according to the injected fault."""
         self._cache[digest] = reveal
         while len(self._cache) > _CACHE_SIZE:
             self._cache.popitem(last=False)
@@ -161,12 +161,12 @@ class Admission:
             self._cache.pop(txs.tx_hash(raw), None)
 
     def _block_time(self, height: int) -> int:
-        """The block time that CheckTx uses: that of the newest block of a node at this height."""
+        """The block time that CheckTx uses: the time of the newest block of a node at this height."""
         return self.chain.blocks[height - 1].time if height else 0
 
 
 def _check_status_override(status: int | None) -> None:
-    """Refuse like a node that has the round in this status."""
+    """Refuse like a node on which the round has this status."""
     if status == 0:
         raise RefusedError(3, "vote round not found")
     if status is not None and status != ACTIVE:

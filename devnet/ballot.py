@@ -1,7 +1,7 @@
 """Creates ballots like a wallet: a vote split into 16 encrypted shares under one vote commitment. No I/O.
 
-The cryptography is real: the parts are random and sum to the voting power, each is encrypted under the round's key and
-committed to with its own blind, and the commitments hash to the leaf that is appended on chain.
+The cryptography is real: the parts are random and add up to the voting power, each is encrypted under the round's key
+and committed to with its own blind, and the commitments hash to the leaf that is appended on chain.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def rfc3339_nano(time_ns: int) -> str:
 
 
 def cosmos_block(view: NodeView, block: Block) -> dict[str, Any]:
-    """`/cosmos/base/tendermint/v1beta1/blocks/…`: the block twice, once with the SDK's bech32 proposer."""
+    """`/cosmos/base/tendermint/v1beta1/blocks/…`: the block twice, the second time with the SDK's bech32 proposer."""
     body = {
         "header": _header(view, block, b64(CONSENSUS_ADDRESS)),
         "data": {"txs": [b64(result.tx) for result in block.results]},
@@ -203,7 +203,7 @@ def _header(view: NodeView, block: Block, proposer: str) -> dict[str, Any]:
 
 
 def _commit(view: NodeView, block: Block) -> dict[str, Any]:
-    """The commit of the block before."""
+    """The commit of the previous block."""
     previous = view.block(block.height - 1)
     signature = {
         "block_id_flag": "BLOCK_ID_FLAG_COMMIT",

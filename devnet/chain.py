@@ -1,7 +1,7 @@
 """The chain's state machine: transactions in, blocks out. No I/O and no clock.
 
 `Chain.apply_block` is deterministic: the same transactions at the same heights and times give the same state. The
-journal uses this to restore a chain after a kill. Proofs are verified before (`admission`); all other checks run both
+journal uses this to restore a chain after a kill. Proofs are verified earlier (`admission`); all other checks run both
 there and here, in the real chain's order.
 """
 
@@ -113,7 +113,7 @@ class Chain:
         return block.root
 
     def apply_block(self, time_ns: int, transactions: Sequence[bytes], totals: Totals | None = None) -> Block:
-        """Make the next block. `totals` are precomputed decryptions; missing ones are computed here."""
+        """Produce the next block. `totals` are precomputed decryptions; missing ones are computed here."""
         height, time = self.height + 1, time_ns // 1_000_000_000
         last = self.blocks[-1] if self.blocks else None
         results = tuple(self._deliver_tx(raw, height, time, index) for index, raw in enumerate(transactions))

@@ -82,7 +82,7 @@ class DelegateBody(_Body):
 
 
 class MineBody(_Body):
-    """Blocks to make now: at the clock's time, at `time` (Unix seconds), or after advancing the clock permanently."""
+    """Blocks to produce now: at the clock's time, at `time` (Unix seconds), or after advancing the clock."""
 
     blocks: int = Field(1, ge=1, le=10_000)
     time: float | None = None
@@ -144,7 +144,7 @@ async def post_end_time(request: Request) -> Response:
 
 
 async def post_cast(request: Request) -> Response:
-    """Cast a vote in the next block. Returns its hash, and its positions if it was waited for."""
+    """Cast a vote in the next block. Returns its hash and, with `wait`, the positions of its leaves."""
     devnet, body = _get_devnet(request), await _parse_body(request, CastBody)
     wanted = [body.vote_commitment] if body.vote_commitment else body.vote_commitments
     commitments = tuple(_parse_element(text) for text in wanted)
@@ -174,7 +174,7 @@ async def post_delegate(request: Request) -> Response:
 
 
 async def post_mine(request: Request) -> Response:
-    """Make blocks now. Returns the newest height and time."""
+    """Produce blocks now. Returns the newest height and time."""
     devnet, body = _get_devnet(request), await _parse_body(request, MineBody)
     devnet.producer.offset_seconds += body.advance_seconds
     at = None if body.time is None else int(body.time * 1e9)

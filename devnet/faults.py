@@ -32,23 +32,23 @@ class Switches(BaseModel):
     status_503: Probability = Field(0, description="return 503 (keys are warming up); the request is not processed")
     status_502: Probability = Field(0, description="return 502 (consensus engine lost); the request is not processed")
     status_400: Probability = Field(0, description="return 400 (malformed); the request is not processed")
-    bad_proof: Probability = Field(0, description="return 422 as for a refused proof; the request is not processed")
-    status_502_after: Probability = Field(0, description="process the request, then return that 502")
+    bad_proof: Probability = Field(0, description="return 422 (invalid proof); the request is not processed")
+    status_502_after: Probability = Field(0, description="process the request, then return the same 502")
     drop_reply: Probability = Field(0, description="process the request, then close the connection without a response")
     html: Probability = Field(0, description="process the request, then return an HTML page with status 200")
     half_json: Probability = Field(0, description="process the request, then return the first half of the body")
     trickle: float = Field(0, ge=0, description="interval between single bytes of the response, in seconds")
     never_include: Probability = Field(0, description="reveals: accepted, but never included in a block")
-    include_failed: Probability = Field(0, description="reveals: included and failed, because another helper was first")
-    hide_tx: bool = Field(False, description="transaction look-ups return 404")
-    freeze_blocks: bool = Field(False, description="the node stops at its current block")
+    include_failed: Probability = Field(0, description="reveals: included as failed, as if preceded by another's")
+    hide_tx: bool = Field(False, description="transaction lookups return 404")
+    freeze_blocks: bool = Field(False, description="the node stops at its current height")
     stale: float = Field(0, ge=0, description="age of the chain state that the node serves, in seconds")
-    reset_height: int | None = Field(None, ge=1, description="the node falls back to this height and continues from it")
+    reset_height: int | None = Field(None, ge=1, description="the node returns to this height and continues from it")
     catching_up: bool = Field(False, description="the node reports that it is syncing")
     chain_id: str | None = Field(None, description="chain id that the node reports")
-    wrong_root: bool = Field(False, description="the node serves wrong tree roots")
+    wrong_root: bool = Field(False, description="the node returns wrong tree roots")
     round_status: int | None = Field(None, ge=0, le=255, description="every round's status; 0: not found")
-    anchor_unknown: int = Field(0, ge=0, description="broadcasts: number of newest blocks whose roots are unknown")
+    anchor_unknown: int = Field(0, ge=0, description="broadcasts: number of latest blocks whose roots are unknown")
 
 
 class FaultRequest(Switches):
@@ -61,7 +61,7 @@ class FaultRequest(Switches):
     halt_chain: bool | None = Field(None, description="whole chain: stop the block timer")
     clock_offset_seconds: float | None = Field(None, description="whole chain: offset of block times in seconds")
     duplicates: str | None = Field(
-        None, pattern="^(both|filter)$", description="whole chain: handling of repeated reveals of a share"
+        None, pattern="^(both|filter)$", description="whole chain: handling of duplicate reveals"
     )
     circuit: str | None = Field(
         None, pattern="^k1[01]$", description="whole chain: circuit that is verified from now on"
@@ -102,7 +102,7 @@ class FaultRules:
         self._rng = random.Random(0)
 
     def apply_request(self, request: FaultRequest, height: int) -> None:
-        """Set switches. `height` is the newest block's, for switches that depend on when they were set."""
+        """Set switches. Some apply from `height`, the height of the newest block."""
         routes = request.routes or [_ALL_ROUTES]
         if request.reset:
             for route in list(self.rules) if request.routes is None else routes:
@@ -142,14 +142,14 @@ class FaultRules:
         ending = next(
             (name for name in (*FAULTS_BEFORE_HANDLING, *FAULTS_AFTER_HANDLING) if self._draw_fault(route, name)), None
         )
-        # A request that ends before it acts is never in a block.
+        # A request that is not processed is never in a block.
         fates = [] if ending in FAULTS_BEFORE_HANDLING else [name for name in FATES if self._draw_fault(route, name)]
         switches = self._switches(route)
         height = self._served_height(route, switches, newest_height, height_before)
         return FaultDecision(height, ending, fates[0] if fates else None, switches)
 
     def _switches(self, route: str) -> Switches:
-        """The switches of a route; those that its rule omits are of the rule for all routes."""
+        """The switches of a route. Those that its rule omits come from the rule for all routes."""
         rules = [self.rules[key].switches for key in (_ALL_ROUTES, route) if key in self.rules]
         return Switches.model_construct(**{name: value for rule in rules for name, value in rule.items()})
 

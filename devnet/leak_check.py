@@ -1,4 +1,4 @@
-"""Finds values in requests that a node must not learn yet.
+"""Finds values in requests that a node must not know yet.
 
 A value is found in every encoding, in path, query or body: raw bytes, hex of either case, base64 (both alphabets, at
 any offset in longer data), percent-encoding. A number is found as a separate token.
@@ -19,7 +19,7 @@ _NUMBER = re.compile(rb"(?<![0-9A-Za-z.])[0-9]+(?![0-9A-Za-z.])")
 
 @dataclass(frozen=True, slots=True)
 class SensitiveValue:
-    """A value and the time from which on requests may contain it.
+    """A value and the time from which requests may contain it.
 
     Attributes:
         kind: kind of the value for the report: "nullifier", "position", …

@@ -92,7 +92,7 @@ class DevNet:
         self._producer_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Restore the chain from the journal, warm the verifier, make a block, and start the block timer."""
+        """Restore the chain from the journal, warm the verifier, produce a block, and start the block timer."""
         self.journal.replay(self.chain)
         if not self.options.stand_in:
             await self.verifier.warm()
@@ -104,7 +104,7 @@ class DevNet:
             self._producer_task = asyncio.create_task(self.producer.run(self.options.block_seconds))
 
     async def close(self) -> None:
-        """Stop making blocks and close the files."""
+        """Stop block production and close the files."""
         if self._producer_task is not None:
             self._producer_task.cancel()
             await asyncio.gather(self._producer_task, return_exceptions=True)

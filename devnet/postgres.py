@@ -1,4 +1,4 @@
-"""Temporary PostgreSQL cluster for demo and tests: unprivileged, on a socket in a temporary folder, with fsync."""
+"""Temporary PostgreSQL cluster for demo and tests: unprivileged, on a socket in a temporary directory, with fsync."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ class ClusterError(RuntimeError):
 
 
 def find_binaries() -> Path | None:
-    """Return the folder of the server's programs (Debian's or from PATH), None if there is none."""
-    folders = (path for path in Path("/usr/lib/postgresql").glob("*/bin") if path.parent.name.isdecimal())
-    installed = sorted((path for path in folders if (path / "initdb").exists()), key=lambda path: int(path.parent.name))
+    """Return the directory of the server's programs (Debian's or from PATH), None if there is none."""
+    directories = (path for path in Path("/usr/lib/postgresql").glob("*/bin") if path.parent.name.isdecimal())
+    installed = sorted(
+        (path for path in directories if (path / "initdb").exists()), key=lambda path: int(path.parent.name)
+    )
     if installed and int(installed[-1].parent.name) >= MIN_VERSION:
         return installed[-1]
     program = shutil.which("initdb")
@@ -44,14 +46,14 @@ def _server_user() -> str | None:
 
 
 class Cluster:
-    """A cluster from `start` to `remove`, which also deletes its folder.
+    """A cluster from `start` to `remove`, which also deletes its directory.
 
     Args:
-        owner: owner of the database. Anyone with access to the folder can connect.
+        owner: owner of the database. Anyone with access to the directory can connect.
         timeout_seconds: timeout in seconds for starting and stopping the server.
 
     Attributes:
-        folder: contains data and socket.
+        directory: contains data and socket.
 
     Raises:
         ClusterError: PostgreSQL is not installed.
@@ -66,20 +68,20 @@ class Cluster:
         self._timeout_seconds = timeout_seconds
         self._server_user_name = _server_user()
         # The socket's path must be short, and the server's user must be able to access it.
-        self.folder = Path(tempfile.mkdtemp(prefix="pg-"))
+        self.directory = Path(tempfile.mkdtemp(prefix="pg-"))
         if self._server_user_name is not None:
-            shutil.chown(self.folder, self._server_user_name)
+            shutil.chown(self.directory, self._server_user_name)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         """The connection URL."""
-        return f"postgresql://{self._owner}@/postgres?host={self.folder}"
+        return f"postgresql://{self._owner}@/postgres?host={self.directory}"
 
     @property
-    def data_folder(self) -> Path:
-        """The server's data folder."""
-        return self.folder / "data"
+    def data_directory(self) -> Path:
+        """The server's data directory."""
+        return self.directory / "data"
 
     def start(self) -> None:
         """Create the cluster if it does not exist, start the server and wait until it accepts connections.
@@ -87,22 +89,22 @@ class Cluster:
         Raises:
             ClusterError: the server did not start in time.
         """
-        if not self.data_folder.exists():
+        if not self.data_directory.exists():
             make = ["--auth=trust", f"--username={self._owner}", "--encoding=UTF8", "--no-locale", "--no-sync"]
-            made = self.run("initdb", *make, "--pgdata", str(self.data_folder))
+            made = self.run("initdb", *make, "--pgdata", str(self.data_directory))
             if made.returncode != 0:
                 raise ClusterError(f"initdb failed:\n{made.stderr.decode(errors='replace').strip()}")
-        with (self.folder / "log").open("ab") as log:
+        with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - an installed program
                 [
                     str(self._programs / "postgres"),
-                    *("-D", str(self.data_folder), "-k", str(self.folder), "-c", "listen_addresses="),
+                    *("-D", str(self.data_directory), "-k", str(self.directory), "-c", "listen_addresses="),
                     *("-c", "fsync=on", "-c", "max_connections=60", "-c", "shared_buffers=16MB"),
                 ],
                 stdout=log,
                 stderr=log,
                 user=self._server_user_name,
-                cwd=self.folder,
+                cwd=self.directory,
             )
         deadline = time.monotonic() + self._timeout_seconds
         while not self._is_accepting_connections():
@@ -118,19 +120,19 @@ class Cluster:
             process.wait(self._timeout_seconds)
 
     def remove(self) -> None:
-        """Stop the server and delete its folder."""
+        """Stop the server and delete its directory."""
         self.stop(signal.SIGQUIT)
-        shutil.rmtree(self.folder)
+        shutil.rmtree(self.directory)
 
     def run(self, program: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
         """Run one of PostgreSQL's programs as the server's user."""
         command = [str(self._programs / program), *arguments]
         return subprocess.run(  # noqa: S603 - as above
-            command, check=False, capture_output=True, user=self._server_user_name, cwd=self.folder
+            command, check=False, capture_output=True, user=self._server_user_name, cwd=self.directory
         )
 
     def _is_accepting_connections(self) -> bool:
-        return self.run("pg_isready", "--quiet", "--host", str(self.folder)).returncode == 0
+        return self.run("pg_isready", "--quiet", "--host", str(self.directory)).returncode == 0
 
     def _read_log_tail(self) -> str:
-        return "\n".join((self.folder / "log").read_text(errors="replace").splitlines()[-10:])
+        return "\n".join((self.directory / "log").read_text(errors="replace").splitlines()[-10:])

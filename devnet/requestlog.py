@@ -36,7 +36,7 @@ class RequestLog:
         self._next_seq = 1
 
     def add(self, entry: dict[str, Any]) -> None:
-        """Add an answered or dropped request with the next `seq`."""
+        """Add a completed or aborted request with the next `seq`."""
         entry = {"seq": self._next_seq, **entry}
         self._next_seq += 1
         self._entries.append(entry)

@@ -24,7 +24,7 @@ from devnet.node import Node
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Address of the first node; port 0 selects a free one. Further nodes use the following ports, or free ones."""
+    """Address of the first node; port 0 selects a free one. Other nodes use the following ports, or free ones."""
 
     host: str = "127.0.0.1"
     rest_port: int = 11317
@@ -138,7 +138,7 @@ def _create_server(app: ASGIApp) -> _Server:
 
 
 def _ready_line(options: Options, nodes: Sequence[Node], sockets: Sequence[socket.socket]) -> dict[str, Any]:
-    """The ready line: chain id, circuit, and the URLs of all nodes (those of the first also at the top level)."""
+    """The ready line: chain id, circuit, and the URLs of all nodes (those of the first node also at the top level)."""
     urls = ["http://{}:{}".format(*sock.getsockname()) for sock in sockets]
     listed = [
         {"name": node.name, "rest": rest, "rpc": rpc}

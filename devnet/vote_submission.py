@@ -27,7 +27,7 @@ async def delegate_and_cast(http: httpx.AsyncClient, chain_url: str, ballot: Bal
     """Delegate, then cast a vote on the chain at `chain_url`. Returns the position of the vote commitment.
 
     Raises:
-        CastingError: the chain refused one of the two.
+        CastingError: the chain refused the delegation or the vote.
         httpx.HTTPError: a request failed.
     """
     await _broadcast_and_wait(http, chain_url, "delegate-vote", delegation_body(ballot.round_id))

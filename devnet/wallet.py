@@ -28,7 +28,7 @@ PostingMode = Literal["sequential", "parallel"]
 
 
 class WalletError(RuntimeError):
-    """The vote could not be cast (nothing was posted)."""
+    """The vote could not be cast, and no share was posted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ class Wallet:
         return CastShare(share.index, share.nullifier, submit_at, tuple(posts))
 
     def _order_helpers(self, index: int) -> list[str]:
-        """The order of helpers for this share: round-robin, resting ones last."""
+        """The order of helpers for this share: round-robin, paused ones last."""
         now = asyncio.get_running_loop().time()
         turn = index % max(len(self.helper_urls), 1)
         turned = self.helper_urls[turn:] + self.helper_urls[:turn]

@@ -1,7 +1,7 @@
 """Generate docs/conformance.md: the tests that cover each rule of the protocol.
 
-Tests name their rules with `@pytest.mark.rule("R4", "R6")`. The names are read from the source of the tests, so the
-document cannot list tests that do not exist. `python -m scripts.conformance` writes it; a test compares it.
+Tests declare their rules with `@pytest.mark.rule("R4", "R6")`. The markers are read from the source of the tests, so
+the document cannot list tests that do not exist. `python -m scripts.conformance` writes it; a test compares it.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ DOCUMENT = ROOT / "docs" / "conformance.md"
 RULES = {
     "R1": "`submit_at` is stored with the payload and schedules the share for that Unix second.",
     "R2": "A `submit_at` of 0 or in the past is due immediately.",
-    "R3": "A `submit_at` after the round's `vote_end_time` is refused; an equal one is accepted and reported as late.",
+    "R3": "A `submit_at` after the round's `vote_end_time` is rejected. An equal one is accepted and reported as late.",
     "R4": "No share is submitted before its due time.",
     "R5": "Shares of the same second are processed concurrently, up to `max_concurrent_proofs`.",
-    "R6": "There is no random delay, wake-up or jitter. A recovered share keeps its due time.",
+    "R6": "There are no random delays, wake-ups or jitter. A recovered share keeps its due time.",
     "R7": "The loop reports and purges closed rounds, dispatches due shares, and sleeps until the earliest deadline, "
     "at most 30 s.",
     "R8": "A new share or a retry wakes the dispatcher immediately.",
-    "R9": "On start, shares that were being proven return to the queue, and rounds and schedules are restored.",
-    "R10": "Posting the same share again, with any `submit_at`, returns `duplicate`. The stored time does not change.",
+    "R9": "At startup, shares that were being proven return to the queue, and rounds and schedules are restored.",
+    "R10": "Posting the same share again, with any `submit_at`, returns `duplicate`. The stored due time is unchanged.",
     "R11": "After failure n a share waits 2^n s, at most 64 s. The fifth failure is final. Attempts survive restarts; "
-    "outages use none.",
+    "outages spend none.",
     "R12": "A spent nullifier is a success and is never retried.",
-    "R13": "Admission has four checks: hashes, vote commitment, key and nullifier.",
-    "R14": "Witnesses are erased after confirmation, and all data of a round when it is purged after its close.",
+    "R13": "Admission checks the hashes, the vote commitment, the share key and the nullifier.",
+    "R14": "Witnesses are erased on confirmation, and all data of a round when it is purged after its close.",
     "R15": "A rejected or expired share is reported, not silently dropped.",
 }
 """The rules that the service itself must follow."""
 
 
 def collect_marked_tests() -> dict[str, list[str]]:
-    """Collect the tests of each rule as `path::name`, in order."""
+    """Collect the tests of each rule as `path::name`, sorted by path."""
     tests: dict[str, list[str]] = defaultdict(list)
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for rule, name in _rule_marks(ast.parse(path.read_text())):

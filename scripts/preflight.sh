@@ -1,5 +1,5 @@
 #!/bin/sh
-# Checks the prerequisites, and prints one line for each missing one.
+# Checks the prerequisites and prints one line for each missing one.
 missing=0
 
 need() { # need COMMAND WHY HOW

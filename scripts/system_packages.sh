@@ -11,4 +11,4 @@ if command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" = 0 ]; then
   # shellcheck disable=SC2086
   { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends $missing; } >/dev/null 2>&1 && exit 0
 fi
-echo "not installed:$missing. Tests that need it do not run; Debian: apt install$missing" >&2
+echo "not installed:$missing. Tests that need them fail or are skipped. Debian: apt install$missing" >&2

@@ -34,7 +34,7 @@ class DemoOptions:
         circuit: the chain's circuit generation.
         voters: number of wallets; each votes once on every proposal.
         spread: seconds over which wallets spread the due times of their shares.
-        db: path of the queue database; None for a temporary folder.
+        db: path of the queue database; None for a temporary directory.
         keep: continue to run after the report.
         json: print the result as one line of JSON.
         store: "sqlite" for one helper with a file; "postgres" for three, one per role, with a temporary cluster.

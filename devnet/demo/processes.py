@@ -23,32 +23,34 @@ class StartError(RuntimeError):
 
 
 @contextlib.asynccontextmanager
-async def run_chain(folder: Path, circuit: str) -> AsyncIterator[dict[str, Any]]:
+async def run_chain(directory: Path, circuit: str) -> AsyncIterator[dict[str, Any]]:
     """Run a dev chain. Yields its ready line (`rest`, `rpc`, …)."""
     arguments = ("-m", "devnet", "--rest-port", "0", "--rpc-port", "0", "--circuit", circuit)
-    async with _run_process("chain", folder, arguments) as ready:
+    async with _run_process("chain", directory, arguments) as ready:
         yield ready
 
 
 @contextlib.asynccontextmanager
-async def run_helper(folder: Path, db: Path, ready_chain: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+async def run_helper(directory: Path, db: Path, ready_chain: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
     """Run a helper for this chain, with its page.
 
-    Yields its ready line (`url`, `socket`) with the operators' `token` and the control `sockets` of all hosts.
+    Yields its ready line (`url`, `socket`) with the operator `token` and the control `sockets` of all hosts.
     """
     token = secrets.token_urlsafe(16)
-    async with _run_service("helper", folder, ready_chain, _page_config(folder, ready_chain, token), db=db) as ready:
+    async with _run_service(
+        "helper", directory, ready_chain, _page_config(directory, ready_chain, token), db=db
+    ) as ready:
         yield {**ready, "token": token, "sockets": [ready["socket"]]}
 
 
 @contextlib.asynccontextmanager
-async def run_hosts(folder: Path, ready_chain: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+async def run_hosts(directory: Path, ready_chain: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
     """Run one host per role with a temporary PostgreSQL cluster. Yields like `run_helper`, for the host with the API.
 
     Raises:
         ClusterError: PostgreSQL is not installed or does not start.
     """
-    token, keys = secrets.token_urlsafe(16), folder / "store.key"
+    token, keys = secrets.token_urlsafe(16), directory / "store.key"
     keys.touch(0o600)
     keys.write_text(secrets.token_hex(32))
     async with _run_database() as url, contextlib.AsyncExitStack() as stack:
@@ -56,10 +58,10 @@ async def run_hosts(folder: Path, ready_chain: dict[str, Any]) -> AsyncIterator[
 
         async def host(role: str, more: str = "") -> dict[str, Any]:
             settings = f'{more}\n{store}host = "{role}"\n'
-            return await stack.enter_async_context(_run_service(role, folder, ready_chain, settings, role=role))
+            return await stack.enter_async_context(_run_service(role, directory, ready_chain, settings, role=role))
 
         # sequentially, because the first host creates the tables
-        ready = await host("api", _page_config(folder, ready_chain, token))
+        ready = await host("api", _page_config(directory, ready_chain, token))
         others = [await host(role, "\n[admin]\ndisable = true\n") for role in ("prover", "sender")]
         yield {**ready, "token": token, "sockets": [host_ready["socket"] for host_ready in (ready, *others)]}
 
@@ -75,11 +77,11 @@ async def _run_database() -> AsyncIterator[str]:
         cluster.remove()
 
 
-def _page_config(folder: Path, ready_chain: dict[str, Any], token: str) -> str:
+def _page_config(directory: Path, ready_chain: dict[str, Any], token: str) -> str:
     """Configuration of the helper with the page, starting within [operator]."""
     return (
         f"token = {json.dumps(token)}\n\n"
-        f'[admin]\ndb_path = {json.dumps(str(folder / "admin.db"))}\nmode = "development"\n'
+        f'[admin]\ndb_path = {json.dumps(str(directory / "admin.db"))}\nmode = "development"\n'
         f'config_url = "{ready_chain["rest"]}/devnet/voting-config?wait=9"\n\n[ui]\nenable = true\n'
     )
 
@@ -87,7 +89,7 @@ def _page_config(folder: Path, ready_chain: dict[str, Any], token: str) -> str:
 @contextlib.asynccontextmanager
 async def _run_service(
     name: str,
-    folder: Path,
+    directory: Path,
     ready_chain: dict[str, Any],
     operator_config: str,
     *,
@@ -95,20 +97,20 @@ async def _run_service(
     role: str = "all",
 ) -> AsyncIterator[dict[str, Any]]:
     """Run one helper. `operator_config` continues the section [operator]."""
-    settings, db = folder / f"{name}.toml", db or folder / f"{name}.db"
+    settings, db = directory / f"{name}.toml", db or directory / f"{name}.db"
     settings.write_text(
         f'[helper]\nport = 0\nrole = "{role}"\ndb_path = {json.dumps(str(db))}\nexpose_queue_status = true\n\n'
         f'[chain]\nendpoints = ["{ready_chain["rest"]}"]\nrpc = ["{ready_chain["rpc"]}"]\n\n'
-        f"[operator]\nsocket = {json.dumps(str(folder / f'{name}.sock'))}\n{operator_config}"
+        f"[operator]\nsocket = {json.dumps(str(directory / f'{name}.sock'))}\n{operator_config}"
     )
-    async with _run_process(name, folder, ("-m", "helper", "serve", "--config", str(settings))) as ready:
+    async with _run_process(name, directory, ("-m", "helper", "serve", "--config", str(settings))) as ready:
         yield ready
 
 
 @contextlib.asynccontextmanager
-async def _run_process(name: str, folder: Path, arguments: Sequence[str]) -> AsyncIterator[dict[str, Any]]:
+async def _run_process(name: str, directory: Path, arguments: Sequence[str]) -> AsyncIterator[dict[str, Any]]:
     """Run a child process. Yields when its ready file exists; terminates it at the end, and kills it after 15 s."""
-    ready_file, log_file = folder / f"{name}.ready", folder / f"{name}.log"
+    ready_file, log_file = directory / f"{name}.ready", directory / f"{name}.log"
     environment = {key: value for key, value in os.environ.items() if not key.startswith("SVOTE_HELPER_")}
     with log_file.open("wb") as log:
         process = await asyncio.create_subprocess_exec(

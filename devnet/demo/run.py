@@ -186,7 +186,7 @@ class Demo:
         while True:
             params = {"query": query, "per_page": "100", "page": str(page)}
             response = await self._http.get(f"{self._rpc_url}/tx_search", params=params)
-            if response.status_code != 200:  # beyond the last page
+            if response.status_code != 200:  # past the last page
                 return hashes
             for tx in response.json()["result"]["txs"]:
                 reveal = decode(base64.b64decode(tx["tx"]))
@@ -212,15 +212,15 @@ async def run_demo(options: plan.DemoOptions, console: Console) -> dict[str, Any
         ClusterError: PostgreSQL is not installed or does not start.
     """
     with tempfile.TemporaryDirectory(prefix="svote-demo-") as name:
-        folder = Path(name)
+        directory = Path(name)
         shared = options.store == "postgres"
         parts = "a database, and a helper for each role: api, prover, sender" if shared else "a helper"
         console.print(f"starting an embedded vote chain and {parts}", highlight=False)
         async with (
-            processes.run_chain(folder, options.circuit) as chain,
-            processes.run_hosts(folder, chain)
+            processes.run_chain(directory, options.circuit) as chain,
+            processes.run_hosts(directory, chain)
             if shared
-            else processes.run_helper(folder, options.db or folder / "queue.db", chain) as helper,
+            else processes.run_helper(directory, options.db or directory / "queue.db", chain) as helper,
         ):
             demo = Demo(options, chain, helper)
             try:
@@ -236,7 +236,7 @@ async def run_demo(options: plan.DemoOptions, console: Console) -> dict[str, Any
 async def _keep_running(
     options: plan.DemoOptions, outcome: dict[str, Any], chain: dict[str, Any], helper: dict[str, Any], console: Console
 ) -> None:
-    """Show the report and the addresses, then wait for Ctrl-C or SIGTERM."""
+    """Show the report and the URLs, then wait for Ctrl-C or SIGTERM."""
     if not options.json:
         report.print_report(outcome, console)
     for label, address in (

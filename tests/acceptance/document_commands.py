@@ -64,29 +64,29 @@ class DocumentShell:
     """One shell for all commands, so that variables are preserved between them.
 
     Args:
-        folder: working directory.
+        directory: working directory.
         env: environment.
         places: replacements on this machine for names on the page.
     """
 
-    def __init__(self, folder: Path, env: Mapping[str, str], places: Mapping[str, str]) -> None:
-        self._folder = folder
+    def __init__(self, directory: Path, env: Mapping[str, str], places: Mapping[str, str]) -> None:
+        self._directory = directory
         self._env = dict(env)
         self._path_mapping = dict(places)
         longest_first = sorted(places, key=len, reverse=True)
         self._variable_names = re.compile("|".join(map(re.escape, longest_first)))
-        self._variables = folder / ".variables"
+        self._variables = directory / ".variables"
         self._variables.touch()
 
     def localize(self, text: str) -> str:
-        """Replace the page's names by those of this machine."""
+        """Replace the page's names with those of this machine."""
         return self._variable_names.sub(lambda match: self._path_mapping[match[0]], text)
 
     def run_command(self, command: DocumentedCommand) -> CommandResult:
         """Run one command and wait for its end."""
-        out = self._folder / ".out"
+        out = self._directory / ".out"
         script = (
-            f"set -a; . {self._variables}; set +a; cd {self._folder}\n{self.localize(command.command_line)}\n"
+            f"set -a; . {self._variables}; set +a; cd {self._directory}\n{self.localize(command.command_line)}\n"
             f"code=$?; declare -p ROUND >{self._variables} 2>/dev/null; exit $code"
         )
         with out.open("wb") as file:
@@ -106,7 +106,7 @@ class DocumentShell:
         """Run a command in the background until it is terminated with SIGTERM. Its output can be read."""
         words = self.localize(command.command_line).split()
         process = subprocess.Popen(
-            words, env=self._env, cwd=self._folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+            words, env=self._env, cwd=self._directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
         )
         try:
             yield process

@@ -1,8 +1,8 @@
-"""Replaces systemctl where systemd does not run: reads the installed unit, starts and stops its service.
+"""Replaces systemctl if systemd does not run: reads the installed unit, starts and stops its service.
 
     fake_systemctl.py PLACES COMMAND...
 
-`PLACES` is a JSON file that maps the folders of the unit to folders of this machine. Supported are credentials,
+`PLACES` is a JSON file that maps the directories of the unit to directories of this machine. Supported are credentials,
 environment, working directory, waiting for READY=1, SIGTERM and the stop timeout. Restarts, sandboxing and the
 watchdog are not supported. Standard library only.
 """

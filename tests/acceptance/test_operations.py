@@ -1,7 +1,7 @@
 """Runs docs/operations.md from installation to recovery: installs the wheel, starts, breaks and repairs ten things.
 
 The commands of the page run in its order, and their output is compared with the page. Three things differ from the
-page: the folders and ports; pip, which is replaced by uv for speed; and systemctl, which is replaced by
+page: the directories and ports; pip, which is replaced by uv for speed; and systemctl, which is replaced by
 `fake_systemctl` because systemd does not run in a test.
 """
 
@@ -41,20 +41,20 @@ DISK_FULL_FAULT = "8"
 SYSTEM_FOLDERS = ("/etc/systemd/system", "/etc/sysusers.d", "/usr/local/bin", "/var/lib/svote-helper", "/run")
 FOLDERS = (*SYSTEM_FOLDERS, "/opt/svote-helper", "/etc/svote-helper", "/var/backups/svote-helper")
 RETRY_SECONDS = 1.0
-"""Interval between two attempts, in seconds. Each attempt takes CPU time from the helper's start-up."""
+"""Interval between two attempts, in seconds. Each attempt takes CPU time from the helper's startup."""
 
 
 @dataclass
 class DocumentedMachine:
-    """The machine that the page describes, in a folder.
+    """The machine that the page describes, in a directory.
 
     Attributes:
-        folder: that folder.
+        directory: working directory of the machine.
         shell: shell for all commands.
-        has_own_disk: whether the database's folder is a separate file system that can be filled.
+        has_own_disk: whether the database directory is a separate file system that can be filled.
     """
 
-    folder: Path
+    directory: Path
     shell: DocumentShell
     has_own_disk: bool
 
@@ -80,14 +80,14 @@ class DocumentedMachine:
                 time.sleep(RETRY_SECONDS)
 
     def _describe_failure(self, command: DocumentedCommand, result: CommandResult, reason: str) -> str:
-        journal = self.folder / "run" / "svote-helper" / "journal"
+        journal = self.directory / "run" / "svote-helper" / "journal"
         log = journal.read_text(errors="replace")[-3000:] if journal.exists() else ""
         return f"{command.command_line}\n{reason}\nit printed:\n{result.output}\njournal:\n{log}"
 
 
-def build_wheel(folder: Path) -> Path:
-    """Run `make wheel` with this environment into another folder."""
-    dist, venv = folder / "dist", BIN.parent
+def build_wheel(directory: Path) -> Path:
+    """Run `make wheel` with this environment into another directory."""
+    dist, venv = directory / "dist", BIN.parent
     command = ["make", f"--old-file={venv}/.deps", "wheel", f"VENV={venv}", f"DIST={dist}"]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     return dist
@@ -100,7 +100,7 @@ def write_executable(path: Path, *lines: str) -> None:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[DocumentedMachine]:
-    """A machine without an installation, with its own folders and free ports."""
+    """A machine without an installation, with its own directories and free ports."""
     dist = build_wheel(tmp_path)
     places = {name: str(tmp_path / name.strip("/")) for name in FOLDERS}
     for name in SYSTEM_FOLDERS:
@@ -138,19 +138,21 @@ def machine(tmp_path: Path) -> Iterator[DocumentedMachine]:
 
 
 @contextmanager
-def mount_small_disk(folder: Path) -> Iterator[bool]:
+def mount_small_disk(directory: Path) -> Iterator[bool]:
     """Mount a small file system if this user may mount one. Yields whether it is mounted."""
     mounted = (
         os.geteuid() == 0
         and not subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=1g,mode=700", "tmpfs", str(folder)], check=False, capture_output=True
+            ["mount", "-t", "tmpfs", "-o", "size=1g,mode=700", "tmpfs", str(directory)],
+            check=False,
+            capture_output=True,
         ).returncode
     )
     try:
         yield mounted
     finally:
         if mounted:
-            subprocess.run(["umount", "--lazy", str(folder)], check=True)
+            subprocess.run(["umount", "--lazy", str(directory)], check=True)
 
 
 @contextmanager
@@ -159,7 +161,7 @@ def run_in_background(shell: DocumentShell, block: CommandBlock) -> Iterator[Non
     (command,) = block.commands
     with shell.start_background(command) as process:
         assert process.stdout is not None
-        assert process.stdout.readline(), "the process exited during start-up"
+        assert process.stdout.readline(), "the process exited during startup"
         yield
 
 

@@ -38,7 +38,9 @@ async def launch_browser() -> AsyncIterator[Browser]:
     chromium = shutil.which("chromium")
     assert chromium, "the browser tests need chromium (Debian: apt install chromium)"
     for needed in (WALLET_SCRIPT, AXE_SCRIPT):
-        assert needed.is_file(), f"{needed.relative_to(ROOT)} is not there: make {WALLET_SCRIPT.relative_to(ROOT)}"
+        assert needed.is_file(), (
+            f"{needed.relative_to(ROOT)} does not exist: run make {WALLET_SCRIPT.relative_to(ROOT)}"
+        )
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(
             executable_path=chromium, args=["--disable-background-networking", "--disable-component-update"]
@@ -54,12 +56,12 @@ class BrowserTab:
     """One tab.
 
     Attributes:
-        page: the tab.
+        page: the tab as a Playwright page.
         origin: origin of the service.
         allowed_urls: external addresses that the page may request.
         expected_messages: substrings of console messages that a test causes deliberately.
         console_messages: all other console messages and uncaught errors.
-        requested_urls: every request.
+        requested_urls: URL of every request.
     """
 
     page: Page

@@ -44,7 +44,7 @@ class BrowserEnvironment:
 
     Attributes:
         past_round_id: a finalized round with a tally and a vote that was too late.
-        open_round_id: an active round; the shares of one vote are due in some minutes.
+        open_round_id: an active round; the shares of one vote are due in a few minutes.
         support: votes for the first option of the past round's first proposal.
         silent: a published vote server that does not exist.
     """
@@ -90,17 +90,17 @@ class BrowserEnvironment:
 async def run_environment() -> AsyncIterator[BrowserEnvironment]:
     """Start the environment. Stops it at the end."""
     with tempfile.TemporaryDirectory(prefix="svote-stage-") as name:
-        folder = Path(name)
+        directory = Path(name)
         async with httpx.AsyncClient(timeout=30) as http:
-            chain = DevChain(folder, http, "--block-seconds", "0.3")
+            chain = DevChain(directory, http, "--block-seconds", "0.3")
             await chain.start()
             try:
                 helper = HelperProcess(
-                    folder,
+                    directory,
                     http,
                     chain,
                     admin={
-                        "db_path": str(folder / "admin.db"),
+                        "db_path": str(directory / "admin.db"),
                         "config_url": f"{chain.url}/devnet/voting-config?wait=9",
                     },
                     ui={
@@ -109,7 +109,7 @@ async def run_environment() -> AsyncIterator[BrowserEnvironment]:
                         "chain_rest": chain.url,
                         "chain_rpc": chain.ready_data["rpc"],
                     },
-                    operator={"token": TOKEN, "socket": str(folder / "helper.sock")},
+                    operator={"token": TOKEN, "socket": str(directory / "helper.sock")},
                 )
                 await helper.start()
                 try:
@@ -122,7 +122,7 @@ async def run_environment() -> AsyncIterator[BrowserEnvironment]:
 
 async def _set_up(chain: DevChain, helper: HelperProcess, http: httpx.AsyncClient) -> BrowserEnvironment:
     silent = f"http://127.0.0.1:{find_free_port()}"
-    # The helper fetches the configuration at start-up and then once a minute.
+    # The helper fetches the configuration at startup and then once per minute.
     await chain.post("/devnet/voting-config", _publish_voting_config(helper.url, silent))
     await helper.wait_until_ready()
     for number, moniker in enumerate(WAITING_MONIKERS):

@@ -62,7 +62,7 @@ async def test_registration_is_pending_until_validator_bonds(
     async with browser_environment.helper.timeout("sees the validator bonded"):
         while claim["operator_address"] in await browser_environment.pending_validators():
             await asyncio.sleep(0.2)
-    await browser_tab.page.clock.fast_forward("00:10")  # the view polls by itself
+    await browser_tab.page.clock.fast_forward("00:10")  # the view polls automatically
     await expect(row).to_have_count(0)
 
     await browser_tab.page.get_by_role("navigation").get_by_role("link", name="Join").click()

@@ -37,22 +37,22 @@ def read_commit() -> str:
 
 
 def previous_seed_results(*, seed: int, quick: bool) -> Report:
-    """Return held results for this seed and length; broken campaigns run again."""
+    """Return passed results for this seed and length; failed campaigns run again."""
     if not REPORT.exists():
         return {}
     results: list[dict[str, Any]] = json.loads(REPORT.read_text())
-    results = [{"store": STORE_NAMES[0], **result} for result in results]  # older reports do not name a store
+    results = [{"store": STORE_NAMES[0], **result} for result in results]  # older reports do not contain a store
     is_held = [result for result in results if (result["seed"], result["quick"], result["held"]) == (seed, quick, True)]
     return {(result["store"], result["name"]): result for result in is_held}
 
 
 def run_campaign(name: str, *, store: str, seed: int, quick: bool) -> dict[str, Any]:
-    """Run one campaign in a new folder; its own error counts as a broken promise."""
+    """Run one campaign in a new directory; its own error counts as a failed goal."""
     started_at = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix=f"campaign-{name}-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix=f"campaign-{name}-", ignore_cleanup_errors=True) as directory:
         try:
             with run_cluster(store) as cluster:
-                findings = asyncio.run(_run(name, CampaignRun(seed, quick, Path(folder), cluster)))
+                findings = asyncio.run(_run(name, CampaignRun(seed, quick, Path(directory), cluster)))
         except Exception as error:
             traceback.print_exc()
             findings = Findings()

@@ -123,7 +123,7 @@ async def _send_slowly(writer: asyncio.StreamWriter, mode: str) -> None:
 
 
 async def hold_slow_connections(port: int, source: str, connections: int, seconds: float) -> list[float]:
-    """Hold slow connections for some time, reopening closed ones; return how long each lasted."""
+    """Hold slow connections for the given time, reopening closed ones; return how long each lasted."""
     durations: list[float] = []
     end = time.monotonic() + seconds
 
@@ -177,7 +177,7 @@ INVALID_REQUESTS: Sequence[RawRequest] = (
 async def flood(
     port: int, source: str, connections: int, extra_headers: Sequence[dict[str, str]], wanted_rate_limited: int
 ) -> FloodResult:
-    """Send refused requests with these headers in turn until enough 429s came; at most 60 s."""
+    """Send refused requests with these headers in turn until enough 429s arrived; at most 60 s."""
     result = FloodResult()
     end = time.monotonic() + 60
     requests: Iterator[tuple[RawRequest, dict[str, str]]] = zip(

@@ -3,10 +3,10 @@
 Method. Wallets post, and shares are revealed and confirmed, while `db backup` runs as a separate process. Wallets
 continue for a while, then the helper gets a SIGKILL, every file of its database is deleted, the backup is restored and
 the helper is started. The restored queue is behind the chain: since the backup, some of its shares were sent and some
-counted.
+confirmed.
 
-Requirements. Every share acknowledged before the backup began, or after the restored helper started, is counted at the
-end; none is early, none counted twice. No share that the chain had counted before the restored helper started is sent
+Requirements. Every share acknowledged before the backup began, or after the restored helper started, is confirmed at
+the end; none is early, none counted twice. No share that was confirmed before the restored helper started is sent
 again: the helper reads the blocks first. The restored file passes every check, immediately and at the end. Neither the
 backup nor any file left by making it contains a secret of the votes in plain text. Shares acknowledged between the
 backup and the loss of the database are not promised: wallets also send them to other helpers.
@@ -44,11 +44,11 @@ SHARES_PER_VOTE = 16
 
 @dataclass
 class RestoreLosses:
-    """What restoring may lose, and when shares were counted.
+    """Shares that a restore may lose, and times of confirmation.
 
     Attributes:
         unprotected_spans: from the start of each backup to the loss of the database (Unix seconds).
-        confirmed_at: nullifiers counted by the chain when a restored helper started, with that time.
+        confirmed_at: nullifiers confirmed when a restored helper started, with that time.
     """
 
     unprotected_spans: list[tuple[float, float]] = field(default_factory=list)
@@ -60,10 +60,10 @@ async def run(setting: CampaignRun) -> Findings:
     findings, losses = Findings(), RestoreLosses()
     ledger = ShareLedger()
     async with httpx.AsyncClient(timeout=30) as http:
-        chain = DevChain(setting.folder, http, "--block-seconds", "0.3", "--stand-in-proofs")
+        chain = DevChain(setting.directory, http, "--block-seconds", "0.3", "--stand-in-proofs")
         await chain.start()
         try:
-            async with run_helper(setting.folder, http, chain, helper={"port": find_free_port()}) as helper:
+            async with run_helper(setting.directory, http, chain, helper={"port": find_free_port()}) as helper:
                 for cycle in range(setting.scale(3, 1)):
                     wallets = WalletGroup(chain, lambda: [helper.url], setting.seeded_random(f"cycle {cycle}"))
                     wallets.ledger = ledger
@@ -93,7 +93,7 @@ async def _run_cycle(
     )
     try:
         await _wait_for_acknowledged(helper, wallets.ledger, before + total * SHARES_PER_VOTE // 3)
-        output = setting.folder / "backup.age"
+        output = setting.directory / "backup.age"
         backup_started_at = time.time()
         await _create_backup(setting, findings, helper, output, votes)
         await _wait_for_acknowledged(helper, wallets.ledger, before + total * SHARES_PER_VOTE // 2)
@@ -122,10 +122,10 @@ async def _create_backup(
     setting: CampaignRun, findings: Findings, helper: HelperProcess, output: Path, votes: Sequence[tuple[Ballot, int]]
 ) -> None:
     """Create the backup and check that no plain-text secret is in it or left behind."""
-    scratch = setting.folder / "scratch"
+    scratch = setting.directory / "scratch"
     scratch.mkdir(exist_ok=True)
     live = helper.bytes_on_disk()
-    known = {path.name for path in setting.folder.iterdir()}
+    known = {path.name for path in setting.directory.iterdir()}
     result = await run_command(
         *("db", "backup", "--config", str(helper.config), "--output", str(output), "--json"),
         env={**ENV, "TMPDIR": str(scratch)},
@@ -139,7 +139,7 @@ async def _create_backup(
     findings.require_equal("plain-text secrets in the backup", sum(secret in data for secret in secrets), 0)
     # the live queue's files contain them, which shows that the search finds them
     findings.require_at_least("secrets in the live database", sum(secret in live for secret in secrets), 1)
-    left = [*scratch.iterdir(), *({path.name for path in setting.folder.iterdir()} - known - {output.name})]
+    left = [*scratch.iterdir(), *({path.name for path in setting.directory.iterdir()} - known - {output.name})]
     findings.require_equal("files left behind by the backup", len(left), 0)
 
 
@@ -186,7 +186,7 @@ async def _check_promises(
         for entry in await promise_check.find_broadcasts(chain, ledger)
         if entry["time"] > losses.confirmed_at.get(entry["nullifier"], float("inf"))
     ]
-    findings.require_at_least("shares counted before a restored helper started", len(losses.confirmed_at), 1)
+    findings.require_at_least("shares confirmed before a restored helper started", len(losses.confirmed_at), 1)
     findings.require_equal("of them sent again", len(resent), 0)
     counts = await helper.service_counts()
     findings.require_equal("attempts spent", counts.get("failures", 0), 0)

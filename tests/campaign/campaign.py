@@ -1,4 +1,4 @@
-"""Campaign interface and findings: figures, and goals that each held or broke."""
+"""Campaign interface and findings: figures, and goals with their outcome."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class CampaignRun:
     Attributes:
         seed: seeds all random generators of the run.
         is_quick: whether this is the short form that CI runs.
-        folder: an empty folder for this run.
+        directory: an empty directory for this run.
         cluster: PostgreSQL server of this run that stores the helpers' queues; None with SQLite files.
     """
 
     seed: int
     is_quick: bool
-    folder: Path
+    directory: Path
     cluster: Cluster | None = None
 
     def scale(self, full: T, quick: T) -> T:
@@ -41,7 +41,7 @@ class CampaignRun:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A goal: the measured value, its bound, and whether it held."""
+    """A goal: the measured value, its bound, and whether it was met."""
 
     figure: FigureValue
     promise: str
@@ -50,7 +50,7 @@ class Goal:
 
 @dataclass(slots=True)
 class Findings:
-    """Findings of a run. Without a goal nothing was shown, so the run counts as broken."""
+    """Findings of a run. A run without goals proves nothing and counts as failed."""
 
     figures: dict[str, FigureValue] = field(default_factory=dict)
     goals: dict[str, Goal] = field(default_factory=dict)
@@ -73,12 +73,12 @@ class Findings:
 
     @property
     def is_held(self) -> bool:
-        """Whether there is a goal and every goal held."""
+        """Whether there is a goal and every goal was met."""
         return bool(self.goals) and all(goal.is_held for goal in self.goals.values())
 
     @property
     def broken_goals(self) -> list[str]:
-        """Describe the goals that did not hold."""
+        """Describe the goals that were not met."""
         return [f"{name}: {goal.figure} ({goal.promise})" for name, goal in self.goals.items() if not goal.is_held]
 
     def merge(self, other: Findings, part: str) -> None:

@@ -14,11 +14,11 @@ from helper.core.share import ShareKey
 Votes = Sequence[tuple[Ballot, int]]
 """Votes, each with the position of its commitment."""
 PIECE_LENGTH = 12
-"""Characters of an encoded secret that count as a leak."""
+"""Number of characters of an encoded secret that counts as a leak."""
 
 
 def collect_secrets(vote: Ballot, position: int) -> dict[str, bytes]:
-    """Return what may be in the database only, and only until the shares are confirmed."""
+    """Return the secrets that only the database may contain, and only until the shares are confirmed."""
     name = vote.commitment.hex()[:8]
     secrets = {f"shares hash of {name}": vote.shares_hash}
     for share, commitment in zip(vote.shares, vote.share_comms, strict=True):

@@ -2,17 +2,17 @@
 
 Method. The service runs under libfaketime: its wall clock changes while it runs; its monotonic clock and the chain's
 clock do not. The wall clock jumps an hour back, an hour ahead and ten years ahead, each time for a while, and is then
-corrected. Meanwhile shares come due, wallets post shares that are due immediately, other shares wait for a time that
-only the wrong clock has passed, and a round that the chain has closed waits for its purge after 24 hours.
+corrected. In the meantime shares come due, wallets post shares that are due immediately, other shares wait for a time
+that only the wrong clock has passed, and a round that the chain has closed waits for its purge after 24 hours.
 
 Requirements. No share is revealed more than 120 s before its time by the chain's clock. Each jump is detected: wallets
-get 503. Within 30 s of the correction shares are accepted and all due shares are counted. No attempt is spent, no share
-fails, no round is closed or purged because of a jump, waiting shares keep waiting, and the service uses at most 16 MiB
-more memory than before.
+get 503. Within 30 s of the correction shares are accepted and all due shares are confirmed. No attempt is spent, no
+share fails, no round is closed or purged because of a jump, waiting shares keep waiting, and the service uses at most
+16 MiB more memory than before.
 
-Injected fault: intake stores a share that is due immediately with the time of its arrival (`now=arrived`), which may
-have been wrong and corrected before intake checked it. Reported: "an hour ahead: drained: False (= True)",
-"acknowledged and not counted: 2 (= 0)", "shares still waiting: 34 (= 32)".
+Injected fault: admission stores a share that is due immediately with the time of its arrival (`now=arrived`), which may
+have been wrong and corrected before admission checked it. Reported: "an hour ahead: drained: False (= True)",
+"acknowledged and not counted: 2 (= 0)", "shares still pending: 34 (= 32)".
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ MAX_MEMORY_GROWTH_BYTES = 16 << 20
 class FakeTimeClock:
     """The wall clock of processes that are started with `env`."""
 
-    def __init__(self, library: Path, folder: Path) -> None:
-        self._offset = folder / "offset"
+    def __init__(self, library: Path, directory: Path) -> None:
+        self._offset = directory / "offset"
         self.set_offset(0)
         self.env = {
             "LD_PRELOAD": str(library),
@@ -86,14 +86,14 @@ async def run(setting: CampaignRun) -> Findings:
     findings.require_equal("libfaketime is installed", str(bool(libraries)), "True")
     if not libraries:
         return findings
-    wrong = FakeTimeClock(libraries[0], setting.folder)
+    wrong = FakeTimeClock(libraries[0], setting.directory)
     async with httpx.AsyncClient(timeout=30) as http:
-        chain = DevChain(setting.folder, http, "--block-seconds", setting.scale("1", "0.3"), "--stand-in-proofs")
+        chain = DevChain(setting.directory, http, "--block-seconds", setting.scale("1", "0.3"), "--stand-in-proofs")
         await chain.start()
         try:
             poll = {"poll_seconds": setting.scale(1.0, 0.2)}
             async with run_helper(
-                setting.folder, http, chain, cluster=setting.cluster, env=wrong.env, chain=poll
+                setting.directory, http, chain, cluster=setting.cluster, env=wrong.env, chain=poll
             ) as helper:
                 wallet_groups = [
                     WalletGroup(chain, lambda: [helper.url], setting.seeded_random(name)) for name in ("near", "far")
@@ -126,7 +126,7 @@ async def _run_jumps(env: Environment) -> None:
         "shares revealed an hour early", len(env.far_votes.ledger.posted.keys() & (sent | spent.keys())), 0
     )
     waiting = helper.query_rows("SELECT count(*) FROM shares WHERE state = 0")[0][0]
-    findings.require_equal("shares still waiting", waiting, len(env.far_votes.ledger.acknowledged_at))
+    findings.require_equal("shares still pending", waiting, len(env.far_votes.ledger.acknowledged_at))
     await promise_check.check_no_share_charged(findings, helper, closed=1)
     known = helper.query_rows(
         "SELECT count(*) FROM tombstones JOIN round_keys ON no = round_no WHERE round_id = ?", closed
@@ -137,7 +137,7 @@ async def _run_jumps(env: Environment) -> None:
 
 
 async def _create_closed_round(env: Environment) -> bytes:
-    """Create a closed round with a counted vote; its purge is a day away."""
+    """Create a closed round with a confirmed vote; its purge is a day away."""
     chain, helper = env.chain, env.helper
     round_id = await chain.open_round(vote_end_time=unix_time_in(env.setting.scale(15, 8)), tally_blocks=1)
     vote = await env.wallets.cast_votes(round_id, 1)
@@ -178,7 +178,7 @@ async def _run_jump(env: Environment, name: str, seconds: int, votes: list[tuple
 
 
 async def _wait_until(condition: Callable[[dict[str, object]], object], helper: HelperProcess) -> float:
-    """Wait up to a minute for a condition; return the Unix time at which it held."""
+    """Wait up to a minute for a condition; return the Unix time at which it was met."""
     await helper.wait_until("shows the change", condition)
     return time.time()
 

@@ -1,15 +1,15 @@
-"""Concurrent access to the database: 64 wallets, operators, a backup, a second daemon.
+"""Concurrent access to the database: 64 wallets, operators, a backup, a second helper.
 
 Method. 64 posters post continuously while shares are revealed and confirmed (and so erased: the WAL is truncated
-repeatedly). Concurrently, operators' commands run one after another, both those that query the daemon and those that
+repeatedly). Concurrently, operators' commands run one after another, both those that query the helper and those that
 read the file (with the configuration of a helper whose control socket has no server). The control socket is queried,
-backups run one after another, and a second daemon is started on the file repeatedly.
+backups run one after another, and a second helper is started on the file repeatedly.
 
-With PostgreSQL all commands query the daemon, `pg_dump` makes the backups, and the second daemon uses the name of the
+With PostgreSQL all commands query the helper, `pg_dump` makes the backups, and the second helper uses the name of the
 first. A file lock is checked before anything else; the name is checked in the database before the service is loaded,
-with a grace of a second because the server detects late that a holder has died. The limit is therefore 5 s.
+with a grace of a second because the server detects late that a holder has exited. The limit is therefore 5 s.
 
-Requirements. No response, command output or log line contains "locked" or reports a deadlock; only the second daemon is
+Requirements. No response, command output or log line contains "locked" or reports a deadlock; only the second helper is
 refused, immediately, with exit status 1. No response is a 5xx, no command fails, every backup is complete; and the
 promises of every campaign hold.
 
@@ -37,7 +37,7 @@ from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, run_chain_and
 from tests.support.postgres import Cluster
 
 MAX_REFUSED = {"sqlite": 1, "postgres": 5}
-"""Seconds within which a second daemon is refused, by store."""
+"""Seconds within which a second helper is refused, by store."""
 POSTER_COUNT = 64
 SHARES_PER_VOTE = 16
 NOT_FOUND_EXIT_CODE = 5
@@ -50,10 +50,10 @@ class Observations:
     """Responses and outputs of all clients.
 
     Attributes:
-        texts: all outputs and responses except the second daemon's.
+        texts: all outputs and responses except those of the second helper.
         failed: commands whose exit status was not 0.
         runs: how often each kind of command ran.
-        second_instance: results of the second daemons.
+        second_instance: results of the second helpers.
     """
 
     texts: list[str] = field(default_factory=list)
@@ -72,7 +72,9 @@ async def run(setting: CampaignRun) -> Findings:
     """Run all clients for a while and check the promises."""
     findings, observations = Findings(), Observations()
     cluster = setting.cluster
-    async with run_chain_and_helper(setting.folder, "--stand-in-proofs", program=STAND_IN_PROGRAM, cluster=cluster) as (
+    async with run_chain_and_helper(
+        setting.directory, "--stand-in-proofs", program=STAND_IN_PROGRAM, cluster=cluster
+    ) as (
         chain,
         helper,
     ):
@@ -111,15 +113,15 @@ def _start_other_clients(
     setting: CampaignRun, helper: HelperProcess, observations: Observations
 ) -> list[Callable[[], Awaitable[None]]]:
     """Start all clients except the wallets."""
-    file_config = setting.folder / "alone.toml"
-    file_config.write_text(f'{helper.config.read_text()}\n[operator]\nsocket = "{setting.folder}/unserved.sock"\n')
+    file_config = setting.directory / "alone.toml"
+    file_config.write_text(f'{helper.config.read_text()}\n[operator]\nsocket = "{setting.directory}/unserved.sock"\n')
 
     async def run_repeatedly(config: Path, source: str) -> None:
         listed = await run_command("queue", "list", "--config", str(config), "--json")
         observations.record_command(f"queue list ({source})", listed)
         if listed.exit_code == 0 and (shares := listed.json()["shares"]):
             show_result = await run_command("queue", "show", shares[-1]["ref"], "--config", str(config), "--json")
-            # the share may have been confirmed since
+            # the share may have been confirmed in the meantime
             observations.record_command(
                 f"queue show ({source})",
                 replace(show_result, exit_code=0) if show_result.exit_code == NOT_FOUND_EXIT_CODE else show_result,
@@ -141,7 +143,7 @@ def _start_other_clients(
         await asyncio.sleep(0.05)
 
     async def run_backups() -> None:
-        output = setting.folder / "backup.age"
+        output = setting.directory / "backup.age"
         arguments = ("db", "backup", "--config", str(helper.config), "--output", str(output), "--json")
         observations.record_command("db backup", await run_command(*arguments, env=BACKUP_ENV))
         observations.record_command(
@@ -189,10 +191,10 @@ def _check_results(
         for result in observations.second_instance
         if result.exit_code == 1 and _reports_other_instance(result.stderr)
     ]
-    findings.require_at_least("second daemons started", len(observations.second_instance), 1)
+    findings.require_at_least("second helpers started", len(observations.second_instance), 1)
     findings.require_equal("of them not refused", len(observations.second_instance) - len(refused), 0)
     findings.require_at_most(
-        "seconds to refuse a second daemon, slowest",
+        "seconds to refuse a second helper, slowest",
         max(result.seconds for result in observations.second_instance),
         refused_in,
     )

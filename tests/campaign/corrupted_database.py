@@ -111,15 +111,15 @@ class RunResult:
         claimed: shares claimed for a proof, by row.
         repeated_claims: rows claimed twice.
         sent_messages: messages returned for resending, by row.
-        damaged_rows: rows that are set aside.
+        damaged_rows: rows that are quarantined.
         failed: names of the failed shares that operators see.
         listed: names of all live shares that operators see.
         responses: result of enqueueing shares again, by number.
         problems: damage that the integrity check could not repair.
-        repaired: whether the integrity check changed what was found.
+        repaired: whether the integrity check changed the result.
         tree: whether the tree equals the chain's.
         counts: the operators' counts, at the start and after the integrity check.
-        confirmed: number of tombstones after the chain counted all shares.
+        confirmed: number of tombstones after all shares were confirmed.
     """
 
     refused: tuple[str, str] | None = None
@@ -155,7 +155,7 @@ async def run_helper(path: Path, bit_flip: tuple[int, int] | None = None) -> Run
     """Open a file and run a helper's operations until the shares are confirmed.
 
     Args:
-        path: the database.
+        path: path of the database.
         bit_flip: an offset and a bit to flip after the start; None for no flip.
     """
     env, result = StoreEnvironment(path), RunResult()

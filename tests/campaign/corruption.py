@@ -5,13 +5,13 @@ confirmed, with messages, history, a round, its tree and its spent nullifiers. B
 every second one near the start of a page, where SQLite stores the page header. Three of four are flipped before the
 helper starts, the others while it runs. On each copy the real store opens, recovers, follows a node's tree, claims what
 is due (and checks that nothing is due before), reads sent messages, lists everything for operators, retries failed
-shares, enqueues new and known shares, runs the integrity check, and applies blocks that count every share. The result
+shares, enqueues new and known shares, runs the integrity check, and applies blocks that confirm every share. The result
 is compared with a run on the original file.
 
 Requirements. Nothing is returned before its time or with changed content. Every share that should have been returned
-was, or is set aside and reported; or the start was refused with advice to restore; or the store or its integrity check
-reported the damage. All errors are the product's own. A bit that flipped before the start, and does not prevent the
-start, prevents nothing else: blocks are applied, the tree equals the chain's, and no share is enqueued twice. An
+was, or is quarantined and reported; or the start was refused with advice to restore; or the store or its integrity
+check reported the damage. All errors are the product's own. A bit that flipped before the start, and does not prevent
+the start, prevents nothing else: blocks are applied, the tree equals the chain's, and no share is enqueued twice. An
 unreadable share hides no other share from the operators' list. Every run ends.
 
 Injected fault that it caught: `load` in helper/store/operations/transitions.py accepted a row without verifying its
@@ -61,19 +61,19 @@ EXPECTED_SHARES = {
 async def run(setting: CampaignRun) -> Findings:
     """Create the copies, run a helper on each, and compare."""
     findings, rng = Findings(), setting.seeded_random("bits")
-    base = setting.folder / "base.db"
+    base = setting.directory / "base.db"
     kinds: Counter[str] = Counter()
     with structlog.testing.capture_logs():
         await corrupted_database.create_database(base)
         data = base.read_bytes()
-        intact = await run_helper(Path(shutil.copy(base, setting.folder / "intact.db")))
+        intact = await run_helper(Path(shutil.copy(base, setting.directory / "intact.db")))
         assert intact.claimed.keys() >= PROCESSED_ROWS, "the run on the intact file is incomplete"
         assert classify_result(intact, intact) == "harmless", intact
         for number in range(setting.scale(1000, 60)):
             at, bit = rng.randrange(len(data)), rng.randrange(8)
             if number % 2:
                 at = at - at % PAGE_BYTES + rng.randrange(HEADER_BYTES)
-            copy = setting.folder / f"{number}.db"
+            copy = setting.directory / f"{number}.db"
             running = number % 4 == 3
             copy.write_bytes(data if running else _with_flipped_bit(data, at, bit))
             result = None

@@ -1,13 +1,13 @@
-"""SIGKILL of the service and its prover workers at random moments, under load.
+"""Kills the service and its prover workers with SIGKILL at random moments, under load.
 
 Method. Wallets post and shares come due throughout. One kill in five hits the service during its start, the others
 while it works; workers are killed in between. There is no other intervention: the service is only restarted, one time
-in five after more blocks than a sent message is waited for. The first series uses stand-in proofs, each of which is
+in five after more blocks than a sent message is waited for. The first series uses fake proofs, each of which is
 counted when a prover begins it; the full form adds a series with the real prover.
 
 Requirements. No acknowledged share is lost, early or counted twice; the service is ready again after each kill; at most
-kills × workers proofs are repeated; no attempt is spent, because a death that is not the share's fault costs none (the
-third death of a worker under one share does, see the verdict table).
+kills × workers proofs are repeated; no attempt is spent, because a crash that the share did not cause spends none (the
+third crash of a worker on one share does, see the verdict table).
 
 With PostgreSQL the name of a killed host is released when the server detects its end: a start before that is refused
 and repeated, as a service manager would.
@@ -30,9 +30,9 @@ from tests.campaign.process_lifecycle import WORKER_COUNT, HelperLifecycle, crea
 from tests.support.harness import REAL_PROGRAM, STAND_IN_PROGRAM
 
 EARLY_PROBABILITY = 0.2
-"""Fraction of the service's kills that hit it during its start."""
+"""Fraction of the service's kills that occur during its start."""
 OFFLINE_PROBABILITY = 0.2
-"""Fraction after which the chain has advanced so far that sent messages might be given up."""
+"""Fraction of kills after which the chain advances so far that sent messages might be given up."""
 OFFLINE_BLOCKS = 12
 STARTUP_SECONDS = 1.2
 """Approximate seconds of a start."""
@@ -45,7 +45,7 @@ class KillSeries:
     Attributes:
         kills: number of kills of the service.
         worker_kills: number of kills of workers.
-        life_seconds: maximum seconds that a service which is up runs until its kill.
+        life_seconds: maximum seconds from readiness to the kill.
     """
 
     name: str
@@ -106,7 +106,7 @@ async def _run_series(setting: CampaignRun, series: KillSeries, findings: Findin
 
 
 async def _kill_workers(lifecycle: HelperLifecycle, seconds: float, worker_kills: int, fraction: float) -> int:
-    """Run for some seconds and kill workers meanwhile; return how many were killed."""
+    """Run for a few seconds and kill workers; return how many were killed."""
     killed = 0
     for _ in range(worker_kills):
         await asyncio.sleep(seconds / (worker_kills + 1))
@@ -120,7 +120,7 @@ async def _kill_workers(lifecycle: HelperLifecycle, seconds: float, worker_kills
 
 
 async def _wait_for_proof(lifecycle: HelperLifecycle) -> None:
-    """Wait until a prover begins a proof, as long as that may take when there is work."""
+    """Wait until a prover begins a proof, up to the time that may take with pending work."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(2):
             proof_count = lifecycle.started_proofs

@@ -5,16 +5,16 @@ byte for a while, and is then deleted. Later every fsync and fdatasync of the se
 strace) for a while. Wallets keep retrying; one of them posts its own shares and requests the status continuously. The
 long form also kills the helper during each failure and starts it after the disk has recovered.
 
-Requirements. Every acknowledged share is counted in the end, none early, none twice. Within a second of the failure
+Requirements. Every acknowledged share is confirmed in the end, none early, none twice. Within a second of the failure
 POST and status return only 503, each within a second; no POST that arrives while every fsync fails returns 200. At most
 ten seconds after the end of the failure both return 200 again, without intervention.
 
-Without root (to mount) or strace the goal "requirements are installed" is broken.
+Without root (to mount) or strace the goal "requirements are installed" is not met.
 
 Injected fault that it caught: `SqliteWriter._commit` in helper/store/sqlite/writer.py treats a disk error as a
 successful commit. It printed "acknowledged and not counted: 14 (= 0)", "EIO: POSTs answered 200 while every fsync
 failed: 4 (= 0)". An original bug that it found: the disk probe was an update without a change, which SQLite does not
-write, so that the status alternated: "EIO: other answers of status after the first 503: 2 (= 0)".
+write, so that the status alternated: "EIO: other responses of status after the first 503: 2 (= 0)".
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class TimedResponse:
 
 @dataclass
 class SequentialWallet:
-    """A wallet that posts shares one after another until accepted, and requests the status between."""
+    """A wallet that posts shares one after another until accepted, and requests the status in between."""
 
     helper: HelperProcess
     http: httpx.AsyncClient
@@ -95,7 +95,7 @@ class SequentialWallet:
         return min(times, default=float("inf"))
 
     def responses_between(self, what: str, start: float, end: float) -> list[TimedResponse]:
-        """Return responses to requests sent and answered within a time span."""
+        """Return responses whose requests were sent and completed within a time span."""
         return [
             response
             for response in self.responses
@@ -104,19 +104,19 @@ class SequentialWallet:
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Fill the disk, break it, and check the promises."""
+    """Fill the disk, make its syncs fail, and check the promises."""
     findings, missing = Findings(), _missing_requirement()
     findings.require_equal("requirements are installed", missing, "yes")
     if missing != "yes":
         return findings
-    disk = setting.folder / "disk"
+    disk = setting.directory / "disk"
     with _mount_tmpfs(disk):
         async with httpx.AsyncClient(timeout=30) as http:
-            chain = DevChain(setting.folder, http, "--block-seconds", "0.3", "--stand-in-proofs")
+            chain = DevChain(setting.directory, http, "--block-seconds", "0.3", "--stand-in-proofs")
             await chain.start()
             try:
                 settings = {"port": find_free_port(), "db_path": str(disk / "queue.db")}
-                async with run_helper(setting.folder, http, chain, helper=settings) as helper:
+                async with run_helper(setting.directory, http, chain, helper=settings) as helper:
                     await _run_failures(setting, findings, http, chain, helper)
             finally:
                 await chain.kill()
@@ -176,7 +176,9 @@ async def _run_failures(
         "of them 503", sum((response.endpoint, response.code) == ("POST", 503) for response in wallet.responses)
     )
     unexpected = {response.code for response in wallet.responses} - {200, 503, 0}
-    findings.require_equal("answers other than 200 and 503", ", ".join(map(str, sorted(unexpected))) or "none", "none")
+    findings.require_equal(
+        "responses other than 200 and 503", ", ".join(map(str, sorted(unexpected))) or "none", "none"
+    )
     findings.require_equal("permanently refused", len(wallets.refused), 0)
     await promise_check.wait_until_drained(chain, wallets.ledger, setting.scale(180, 60))
     await promise_check.check_promises(findings, chain, wallets.ledger)
@@ -222,7 +224,7 @@ async def _measure_failure(
         others = [
             response for response in wallet.responses_between(what, known, ended_at) if response.code not in (503, 0)
         ]
-        findings.require_equal(f"{name}: other answers of {label} after the first 503", len(others), 0)
+        findings.require_equal(f"{name}: other responses of {label} after the first 503", len(others), 0)
         findings.require_at_most(
             f"{name}: seconds to the first 200 of {label} after the end",
             wallet.seconds_until_status(what, 200, recovered_at),
@@ -236,7 +238,7 @@ async def _measure_failure(
         accepted = [
             response for response in wallet.responses_between("POST", started_at, ended_at) if response.code == 200
         ]
-        findings.require_equal("EIO: POSTs answered 200 while every fsync failed", len(accepted), 0)
+        findings.require_equal("EIO: POSTs with response 200 while every fsync failed", len(accepted), 0)
 
 
 async def _wait_until(condition: object) -> None:
@@ -247,7 +249,7 @@ async def _wait_until(condition: object) -> None:
 
 @contextlib.asynccontextmanager
 async def _fill_disk(disk: Path) -> AsyncIterator[None]:
-    """Fill the disk, including bytes that are freed meanwhile."""
+    """Fill the disk, including bytes that are freed in the meantime."""
     filler = disk / "ballast"
     filling = asyncio.create_task(_consume_space(filler))
     try:
@@ -276,7 +278,7 @@ def _free_bytes(disk: Path) -> int:
 @contextlib.asynccontextmanager
 async def _fail_fsync(setting: CampaignRun, findings: Findings, helper: HelperProcess) -> AsyncIterator[None]:
     """Make every fsync and fdatasync of the service fail."""
-    trace = setting.folder / "strace.txt"
+    trace = setting.directory / "strace.txt"
     calls = "fsync,fdatasync"
     tracer = await asyncio.create_subprocess_exec(
         *("strace", "-f", "-p", str(helper.pid), "-o", str(trace)),
@@ -292,7 +294,7 @@ async def _fail_fsync(setting: CampaignRun, findings: Findings, helper: HelperPr
     finally:
         with contextlib.suppress(ProcessLookupError):
             tracer.send_signal(signal.SIGTERM)
-        # Wait for its end, because strace detaches from every thread before it exits.
+        # Wait until it exits, because strace detaches from every thread first.
         await tracer.communicate()
     findings.require_at_least("EIO: fsyncs that failed", trace.read_text(errors="replace").count("(INJECTED)"), 1)
 

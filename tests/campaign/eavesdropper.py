@@ -1,19 +1,20 @@
 """Checks what a malicious node learns from its request log and the order of its chain.
 
 Method. The request log is recorded first while the helper is idle, then while wallets post at random moments: new
-shares, known shares, and shares whose leaf is beyond the synced tree. Then votes are cast whose shares are due within
-some seconds, many of them in the same second, while other voters' leaves give the tree a new root every two seconds.
+shares, known shares, and shares whose leaf is not in the synced tree yet. Then votes are cast whose shares are
+due within a few seconds, many of them in the same second, while other voters' leaves give the tree a new root every two
+seconds.
 
-Requirements. No request names a share before its time. Neither the requests nor their order or timing reveal that a
-share arrived. Each reveal is made against the newest root known to the helper, so that no anchor reveals an arrival
-(`GRACE_SECONDS` seconds are allowed for the proof, queueing and the disk, in which newer roots may arrive). The order
-in which shares of one second reach the chain, or are counted there, is independent of the order in which wallets posted
-them.
+Requirements. No request contains data of a share before its time. Neither the requests nor their order or timing reveal
+that a share arrived. Each reveal is made against the newest root known to the helper, so that no anchor reveals an
+arrival (`GRACE_SECONDS` seconds are allowed for the proof, queueing and the disk, in which newer roots may arrive). The
+order in which shares of one second reach the chain, or are confirmed, is independent of the order in which wallets
+posted them.
 
-Injected faults that it caught. `CommitmentTreeSync.wait_next_sync`, which holds shares beyond the synced tree, began
-with its own sync (`await self.sync(self.synced_height)`): "difference in requests per block with and without POSTs,
-any kind: 0.9375 (≤ 0.5)". `RoundTree.set_anchor` used the root before the newest as the anchor: "seconds that a newer
-root than a reveal's was known: 1.9823 (≤ 1)".
+Injected faults that it caught. `CommitmentTreeSync.wait_next_sync`, which holds shares that are not in the
+synced tree yet, began with its own sync (`await self.sync(self.synced_height)`): "difference in requests per block with
+and without POSTs, any kind: 0.9375 (≤ 0.5)". `RoundTree.set_anchor` used the root before the newest as the anchor:
+"seconds that a newer root than a reveal's was known: 1.9823 (≤ 1)".
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ USUAL_REQUEST_GROUPS = {
     ("rpc", "status", "block_results"),
 }
 """Request groups of one health check of a node. The syncing state is queried only with a new block or when the last
-answer is old. On a busy machine two health checks may overlap.
+response is old. On a busy machine two health checks may overlap.
 """
 BLOCK_SECONDS = 0.3
 PAGE_SIZE = 1000
@@ -72,7 +73,9 @@ async def run(setting: CampaignRun) -> Findings:
     """Record both traffic phases and check them."""
     findings = Findings()
     cluster = setting.cluster
-    async with run_chain_and_helper(setting.folder, "--stand-in-proofs", program=STAND_IN_PROGRAM, cluster=cluster) as (
+    async with run_chain_and_helper(
+        setting.directory, "--stand-in-proofs", program=STAND_IN_PROGRAM, cluster=cluster
+    ) as (
         chain,
         helper,
     ):
@@ -91,7 +94,7 @@ async def run(setting: CampaignRun) -> Findings:
         await _check_orders(findings, setting, chain, voters.ledger, log)
         votes = [*_to_cast_votes(posted, None), *_to_cast_votes(revealed, voters.ledger)]
         named = find_leaks(log, sensitive_values(votes, await chain.transaction_hashes(round_id)))
-        findings.require_equal("requests that name a share before its time", len(named), 0)
+        findings.require_equal("requests that contain data of a share before its time", len(named), 0)
     return findings
 
 

@@ -1,7 +1,7 @@
 """Thousands of shares due in one second, while other wallets keep posting.
 
-Method. All shares of the herd are posted well before their due time, in random order. From then on the stand-in prover
-makes proofs as fast as it can, and other wallets post shares with later due times until all shares of the herd are
+Method. All shares of the herd are posted well before their due time, in random order. From then on the fake prover
+creates proofs as fast as it can, and other wallets post shares with later due times until all shares of the herd are
 sent.
 
 Requirements. The first proof begins within 100 ms of the due time, wallets get responses as fast as usual, and the
@@ -37,7 +37,9 @@ async def run(setting: CampaignRun) -> Findings:
     """Post the herd, post others while it is processed, and check the promises."""
     findings = Findings()
     cluster = setting.cluster
-    async with run_chain_and_helper(setting.folder, "--stand-in-proofs", program=STAND_IN_PROGRAM, cluster=cluster) as (
+    async with run_chain_and_helper(
+        setting.directory, "--stand-in-proofs", program=STAND_IN_PROGRAM, cluster=cluster
+    ) as (
         chain,
         helper,
     ):
@@ -60,7 +62,7 @@ async def run(setting: CampaignRun) -> Findings:
             others.post_shares(other_votes[5:], lambda: far_due, posters=4, pause_seconds=0.1)
         )
         await _wait_until_confirmed(chain, helper, len(votes) * SHARES_PER_VOTE)
-        findings.record_figure("shares revealed a second", len(votes) * SHARES_PER_VOTE / (time.time() - due))
+        findings.record_figure("shares revealed per second", len(votes) * SHARES_PER_VOTE / (time.time() - due))
         await posting
         await _check_herd(findings, chain, helper, herd.ledger, others.ledger, due)
         rho = rank_correlation(list(herd.ledger.acknowledged_at), await _broadcast_order(chain, herd.ledger))
@@ -73,7 +75,7 @@ async def run(setting: CampaignRun) -> Findings:
 
 
 async def _wait_until_confirmed(chain: DevChain, helper: HelperProcess, shares: int) -> None:
-    """Wait until the chain has counted all shares, with a query that is cheap for it."""
+    """Wait until all shares are confirmed, with a query that is cheap for the chain."""
     async with helper.timeout("has revealed the herd", seconds=600):
         while (await chain.get("/devnet/stats"))["reveals_counted"] < shares:
             await asyncio.sleep(0.1)
@@ -90,7 +92,7 @@ async def _check_herd(
     findings.record_figure(
         "ms from the due time to the first broadcast", 1000 * (min(entry["time"] for entry in sent) - due)
     )
-    findings.require_at_least("other shares posted meanwhile", len(others.response_seconds), 100)
+    findings.require_at_least("other shares posted at the same time", len(others.response_seconds), 100)
     findings.require_at_most(
         "POST p99 during the herd, ms", 1000 * (percentile(others.response_seconds, 0.99) or 0), 250
     )

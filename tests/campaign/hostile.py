@@ -1,16 +1,16 @@
 """Hostile HTTP: slow clients, floods, malformed payloads, and shares that are in no tree.
 
-Method. Some hundred connections send nothing, or drip their heads or bodies at a byte per second. Floods of refused
+Method. A few hundred connections send nothing, or drip their heads or bodies at a byte per second. Floods of refused
 requests of every kind come from one address, with changing forwarded addresses, some of them an honest wallet's, and
-through a trusted proxy. Schemathesis sends everything that the API's description allows and much that it does not. A
+through a trusted proxy. Schemathesis sends everything that the API description allows, and much that it does not. A
 million malformed payloads are parsed, thousands of them over HTTP. Then well-formed shares without a vote commitment
-are posted: at another vote's leaf, beyond the tree, in no round. Honest wallets post throughout, 16 at a time.
+are posted: at another vote's leaf, past the end of the tree, in no round. Honest wallets post throughout, 16 at a time.
 `hostile_connections` attacks single connections.
 
 Requirements. Each slow connection is closed within 10 s, and honest POSTs stay fast. A flooder gets 429 after its
-burst, with a correct Retry-After. Forwarded addresses are accepted from a trusted proxy only. Honest wallets are
-refused nothing, duplicates included. Hostile requests cause no 5xx, no undocumented response, no row and no proof. No
-honest share is lost, early or counted twice.
+burst, with a correct Retry-After. Forwarded addresses are accepted from a trusted proxy only. No request of
+an honest wallet is refused, including duplicates. Hostile requests cause no 5xx, no undocumented response, no row and
+no proof. No honest share is lost, early or counted twice.
 
 Injected fault: `identify_client` trusts every forwarded address. Reported: "flood, refusals that were not 429: 21107
 (≤ 3809.59)". Injected fault: no timeout between the end of the head and the end of the body. Reported: "slow
@@ -117,10 +117,10 @@ async def run(setting: CampaignRun) -> Findings:
 async def _create_environment(
     setting: CampaignRun, findings: Findings, http: httpx.AsyncClient
 ) -> AsyncIterator[Environment]:
-    folders = [setting.folder / name for name in ("usual", "lifted")]
-    for folder in folders:
-        folder.mkdir()
-    chain = DevChain(setting.folder, http, "--block-seconds", "0.3", "--stand-in-proofs")
+    directories = [setting.directory / name for name in ("usual", "lifted")]
+    for directory in directories:
+        directory.mkdir()
+    chain = DevChain(setting.directory, http, "--block-seconds", "0.3", "--stand-in-proofs")
     await chain.start()
     try:
         round_id = await chain.open_round()
@@ -130,8 +130,8 @@ async def _create_environment(
             kinds.append({"helper": LIFTED_LIMITS, **_all_features_config(chain)})
             default, unlimited = await asyncio.gather(
                 *(
-                    stack.enter_async_context(run_helper(folder, http, chain, cluster=setting.cluster, **sections))
-                    for folder, sections in zip(folders, kinds, strict=True)
+                    stack.enter_async_context(run_helper(directory, http, chain, cluster=setting.cluster, **sections))
+                    for directory, sections in zip(directories, kinds, strict=True)
                 )
             )
             wallets = WalletGroup(chain, lambda: [default.url], setting.seeded_random("votes"))
@@ -172,7 +172,7 @@ async def _run_slow_clients(env: Environment, cast: Sequence[tuple[Ballot, int]]
     env.findings.require_at_least("slow connections, shortest s", min(durations), 1)
     env.findings.require_at_most("slow connections, longest until closed s", max(durations), 10)
     env.findings.record_figure("honest POST p50 among slow clients s", percentile(waits, 0.5) or 0.0)
-    # of the short form's hundred posts the 99th percentile would be the slowest one
+    # with only a hundred posts, the 99th percentile would be the slowest one
     rank = env.setting.scale(99, 95)
     env.findings.require_at_most(
         f"honest POST p{rank} among slow clients s", percentile(waits, rank / 100) or 60.0, 0.5
@@ -283,7 +283,7 @@ async def _create_uncast_votes(env: Environment) -> list[Ballot]:
 
 
 def _create_well_formed_bodies(env: Environment, uncast_votes: Sequence[Ballot], leaf: int) -> Iterator[bytes]:
-    """Create distinct shares at another vote's leaf, beyond the tree, and of no round."""
+    """Create distinct shares at another vote's leaf, past the end of the tree, and of no round."""
     rng = env.setting.seeded_random("no tree")
     for number in itertools.count():
         vote = uncast_votes[number % len(uncast_votes)]
@@ -305,7 +305,7 @@ async def _post_unknown_leaves(env: Environment, uncast_votes: Sequence[Ballot],
     )
     # A share whose leaf or round is missing gets 429 until it is proven that the chain lacks it. The rate depends on
     # the machine, so it is a figure without a goal.
-    findings.record_figure("shares in no tree, refusals a second", round((statuses[400] + statuses[429]) / seconds))
+    findings.record_figure("shares in no tree, refusals per second", round((statuses[400] + statuses[429]) / seconds))
 
 
 async def _post_bodies(env: Environment, bodies: Iterable[bytes], connections: int) -> tuple[Counter[int], float]:

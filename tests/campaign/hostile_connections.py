@@ -2,9 +2,9 @@
 
 Injected fault: uvicorn's own handling of `Upgrade`, pipelines, headers and malformed requests. Reported: "smuggling,
 attempts with more than one response: 100 (= 0)", "pipelines, peak memory MB: 373.764 (≤ 150)", "headers, responses
-other than 431: 100 (= 0)", "log flood, lines a second: 258.9592 (≤ 1)"; this was the original behavior. Injected fault:
-reads of 256 KiB and 16 requests parsed ahead. Reported: "many pipelines, added memory MB: 36.316 (≤ 18)"; this was the
-original behavior.
+other than 431: 100 (= 0)", "log flood, lines per second: 258.9592 (≤ 1)"; this was the original behavior. Injected
+fault: reads of 256 KiB and 16 requests parsed ahead. Reported: "many pipelines, added memory MB: 36.316 (≤ 18)"; this
+was the original behavior.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ async def _flood_log(setting: CampaignRun, findings: Findings, helper: HelperPro
     await asyncio.sleep(1)
     written, seconds = _read_log_lines(helper.log) - before, time.monotonic() - started_at
     findings.record_figure("log flood, seconds", seconds)
-    findings.require_at_most("log flood, lines a second", written / seconds, 1)
+    findings.require_at_most("log flood, lines per second", written / seconds, 1)
 
 
 async def _measure_honest_client(port: int, attack: Awaitable[None]) -> list[float]:
@@ -155,7 +155,7 @@ async def _measure_honest_client(port: int, attack: Awaitable[None]) -> list[flo
 
 
 async def _count_raw_responses(port: int, segments: list[bytes], pause: float) -> int:
-    """Count the responses to these segments until the server closes or is silent."""
+    """Count the responses to these segments until the server closes the connection or sends nothing."""
     answer = b""
     reader, writer = await asyncio.open_connection(HOST, port, local_addr=(ATTACKER_ADDRESS, 0))
     with contextlib.suppress(*CONNECTION_ERRORS, TimeoutError):

@@ -2,10 +2,10 @@
 
 Method. Two addresses hold as many connections as the gateway has slots. Half of them send the body of a vote at a byte
 per second, after 1 byte or 512 KiB sent immediately. The others request a page of leaves that never ends and read 512
-bytes of it every half second. Each connection is reopened when it is closed. Meanwhile wallets at a third address read
-rounds and post votes of 20 kB.
+bytes of it every half second. Each connection is reopened when it is closed. At the same time, wallets at a
+third address read rounds and post votes of 20 kB.
 
-Requirements. No request of these wallets is refused, and half of them are answered within 0.5 s.
+Requirements. No request of these wallets is refused, and half of them get a response within 0.5 s.
 
 Injected fault: the slot is acquired before the body is read, and no request is aborted to free one. Reported: "gateway,
 honest requests refused: 160 (= 0)"; this was the original behavior. Injected fault: slow readers are not disconnected.
@@ -48,7 +48,7 @@ PAUSE_SECONDS = 0.02
 
 
 class EndlessNode:
-    """A proxy for a chain node that answers `LEAVES_PATH` with an endless response.
+    """A proxy for a chain node that sends an endless response for `LEAVES_PATH`.
 
     Attributes:
         url: base URL of the proxy.
@@ -104,14 +104,14 @@ async def _run_gateway(
     setting: CampaignRun, chain: DevChain, http: httpx.AsyncClient
 ) -> AsyncIterator[tuple[EndlessNode, int]]:
     """Run a gateway without a queue in front of an endless node; yield the node and the gateway's port."""
-    folder = setting.folder / "gateway"
-    folder.mkdir()
+    directory = setting.directory / "gateway"
+    directory.mkdir()
     node = EndlessNode(chain.nodes[0]["rest"])
     server = await asyncio.start_server(node.serve, HOST, 0)
     node.url = f"http://{HOST}:{server.sockets[0].getsockname()[1]}"
     disabled = {"disable": True}
     sections: dict[str, Any] = {"helper": disabled, "admin": disabled, "gateway": {"enable": True}}
-    helper = HelperProcess(folder, http, chain, **sections, chain={"endpoints": [node.url], "rpc": [""]})
+    helper = HelperProcess(directory, http, chain, **sections, chain={"endpoints": [node.url], "rpc": [""]})
     try:
         await helper.start()
         async with helper.timeout("forwards requests"):
@@ -143,7 +143,7 @@ async def attack_gateway(setting: CampaignRun, findings: Findings, chain: DevCha
     refused = statuses[0] + statuses[429] + statuses[503]
     findings.record_figure("gateway, honest requests", statuses.total())
     findings.require_equal("gateway, honest requests refused", refused, 0)
-    findings.require_equal("gateway, honest reads answered", statuses[200], request_count * 3 // 4)
+    findings.require_equal("gateway, honest reads served", statuses[200], request_count * 3 // 4)
     findings.require_at_most("gateway, honest request p50 s", percentile(seconds, 0.5) or 60.0, 0.5)
     # Attackers, node and wallets share a process here; its pauses are part of the slowest requests.
     findings.record_figure("gateway, honest request p99 s", percentile(seconds, 0.99) or 60.0)

@@ -1,11 +1,11 @@
 """Floods of validator registrations, a part of the `hostile` campaign.
 
-Method. An attacker with 100 networks holds all places before the helper starts, and keeps registering through a trusted
-proxy, from old and new networks. Meanwhile validators from other networks register, and the list is read page by page.
-At the end clients request the list and disconnect, and the helper is stopped.
+Method. An attacker with 100 networks occupies all places before the helper starts, and keeps registering through a
+trusted proxy, from old and new networks. At the same time, validators from other networks register, and the list is
+read page by page. At the end clients request the list and disconnect, and the helper is stopped.
 
-Requirements. No honest registration is refused or lost, and no network holds more than 200 places. Pages are at most 64
-kB and load quickly, and the helper stops within 10 s.
+Requirements. No honest registration is refused or lost, and no network occupies more than 200 places. Pages are at most
+64 kB and load quickly, and the helper stops within 10 s.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ async def attack_registration(
     setting: CampaignRun, findings: Findings, chain: DevChain, http: httpx.AsyncClient
 ) -> None:
     """Fill all places, keep registering, and check honest validators' results."""
-    folder = setting.folder / "registration"
-    folder.mkdir()
-    helper = HelperProcess(folder, http, chain, helper={"trusted_proxies": [PROXY_ADDRESS], "disable": True})
+    directory = setting.directory / "registration"
+    directory.mkdir()
+    helper = HelperProcess(directory, http, chain, helper={"trusted_proxies": [PROXY_ADDRESS], "disable": True})
     await helper.start()
     try:
         assert await helper.stop() == 0
-        path = folder / "svote-admin.db"
+        path = directory / "svote-admin.db"
         _fill_registrations(path, setting.seeded_random("places"))
         await helper.start()
         honest = await _run_flood(setting, findings, helper)

@@ -1,6 +1,6 @@
 """Three hosts on one PostgreSQL database with kills, long stops and server crashes.
 
-Method. The hosts are processes that run only the store and a stand-in prover; one more process sends and simulates the
+Method. The hosts are processes that run only the store and a fake prover; one more process sends and simulates the
 chain. Hosts are killed or stopped for longer than their leases, and the server crashes.
 
 Requirements. No share is lost, early or confirmed twice, and another host takes over a silent host's claims promptly.

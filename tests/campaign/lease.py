@@ -48,11 +48,11 @@ class SendRecord:
 class SenderHost:
     """A process that sends while it holds the lease, with the events of all its runs."""
 
-    def __init__(self, store: ObjectStoreProcess, folder: Path, name: str, lease: float) -> None:
+    def __init__(self, store: ObjectStoreProcess, directory: Path, name: str, lease: float) -> None:
         self.name = name
-        self._command = [sys.executable, "-m", "tests.campaign.lease_host", store.url, str(folder / name), name]
+        self._command = [sys.executable, "-m", "tests.campaign.lease_host", store.url, str(directory / name), name]
         self._command += [str(CLOCK_SKEWS[name]), str(lease)]
-        self._log = folder / f"{name}.log"
+        self._log = directory / f"{name}.log"
         self._process: asyncio.subprocess.Process | None = None
         self._reader_task: asyncio.Task[None] | None = None
         self.held_spans: dict[tuple[int, int], list[float]] = {}  # (run, fencing token) -> first and last moment
@@ -110,7 +110,7 @@ async def run(setting: CampaignRun) -> Findings:
     findings = Findings()
     lease, fault_count = setting.scale(10.0, 1.0), setting.scale(40, len(FAULT_KINDS))
     started_at = time.monotonic()
-    async with run_object_store(setting.folder) as store, _run_hosts(store, setting.folder, lease) as hosts:
+    async with run_object_store(setting.directory) as store, _run_hosts(store, setting.directory, lease) as hosts:
         await _wait_until("a host sends", lambda: _current_holder(hosts) is not None)
         for kind in itertools.islice(itertools.cycle(FAULT_KINDS), fault_count):
             seconds = await _disrupt_hosts(kind, hosts, store, lease)
@@ -184,9 +184,9 @@ async def _disrupt_hosts(kind: str, hosts: list[SenderHost], store: ObjectStoreP
             holder.send_signal(signal.SIGCONT)
         return time.monotonic() - started_at
     faults: dict[str, dict[str, float]] = {
-        "503": {"busy": 10**6},
-        "slow": {"slow": lease / 8},
-        "lost responses": {"lost": 10**6},
+        "503": {"unavailable": 10**6},
+        "slow": {"delay": lease / 8},
+        "lost responses": {"lost_response": 10**6},
     }
     await store.set_faults(**faults[kind])
     await asyncio.sleep(1.5 * lease)
@@ -210,9 +210,9 @@ async def _wait_until(description: str, condition: Callable[[], bool]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _run_hosts(store: ObjectStoreProcess, folder: Path, lease: float) -> AsyncIterator[list[SenderHost]]:
+async def _run_hosts(store: ObjectStoreProcess, directory: Path, lease: float) -> AsyncIterator[list[SenderHost]]:
     """Run hosts; kill them afterwards."""
-    hosts = [SenderHost(store, folder, name, lease) for name in CLOCK_SKEWS]
+    hosts = [SenderHost(store, directory, name, lease) for name in CLOCK_SKEWS]
     try:
         await asyncio.gather(*(host.start() for host in hosts))
         yield hosts

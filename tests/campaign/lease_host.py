@@ -1,13 +1,13 @@
 """One host of the `lease` campaign: a queue, its sender, and a lease in an object store.
 
 `python -m tests.campaign.lease_host URL FOLDER NAME SKEW LEASE` runs until it is killed. Store, broadcaster, keeper and
-lease are the product's; the prover and the node are stand-ins. It prints these events, with times of the machine's
+lease are the product's; the prover and the node are fakes. It prints these events, with times of the machine's
 monotonic clock:
 
     open                           it is ready
     held FENCE TIME                the lease was reported as held
-    sent CLAIMED CHECKED TIME      the first byte of a reveal would have been sent now; CHECKED is 0 if no lease check
-                                   after the claim found it held
+    sent CLAIMED CHECKED TIME      the first byte of a reveal would have been sent now; CHECKED is 0 if no successful
+                                   lease check followed the claim
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ENQUEUE_SECONDS = 0.1
 """Seconds between two new shares, and between two checks for messages to send."""
 BLOCK_SECONDS = 1.0
 UNCONFIRMED_BLOCKS = 50
-"""Number of shares that wait for their block."""
+"""Number of shares that wait for confirmation in a block."""
 MAX_CONCURRENT_SENDS = 10
 CHECK_INTERVAL_SECONDS = 0.005
 """Seconds between two lease checks."""
@@ -140,14 +140,14 @@ async def watch_lease(lease: ReportingLease) -> None:
         await asyncio.sleep(CHECK_INTERVAL_SECONDS)
 
 
-async def main(url: str, folder: Path, name: str, skew: float, seconds: float) -> None:
+async def main(url: str, directory: Path, name: str, skew: float, seconds: float) -> None:
     """Run until killed."""
     clock = SkewedClock(skew)
     location = BucketLocation(BUCKET_NAME, LEASE_OBJECT)
     settings = S3Settings(endpoint=url)
     lease = ReportingLease(create_s3_lease(settings, location, host=name, clock=clock, env=os.environ, seconds=seconds))
-    folder.mkdir(exist_ok=True)
-    async with open_pipeline(folder / f"{os.getpid()}.db", clock=clock) as pipeline, asyncio.TaskGroup() as group:
+    directory.mkdir(exist_ok=True)
+    async with open_pipeline(directory / f"{os.getpid()}.db", clock=clock) as pipeline, asyncio.TaskGroup() as group:
         pipeline.broadcaster = pipeline.make_broadcaster(lease=lease)
         report_sends(pipeline, lease)
         print("open", flush=True)

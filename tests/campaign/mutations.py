@@ -55,7 +55,7 @@ HOSTILE_VALUES: Sequence[bytes] = (
     b'"unclosed',
     b'"a":1,"b"',
 )
-"""Values that replace a value."""
+"""Hostile values that replace a value."""
 
 
 class PayloadMutator:

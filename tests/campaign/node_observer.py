@@ -19,7 +19,7 @@ GROUP_STARTS = {"rest": "blocks", "rpc": "status"}
 def count_request_groups(log: Iterable[LogEntry]) -> Counter[RequestGroup]:
     """Count request groups by port: the routes from one first route to the next, without immediate repeats.
 
-    Groups cut off at either end of the log are left out.
+    Groups cut off at either end of the log are omitted.
     """
     counts: Counter[RequestGroup] = Counter()
     ordered = sorted(log, key=lambda entry: float(entry["time"]))

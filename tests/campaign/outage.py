@@ -2,15 +2,15 @@
 
 Method. Time runs 120 times as fast (240 in the short form) for the chain and the helper. While shares come due one
 after another, the helper's only node is down for six hours (30 minutes in the short form). During the first half its
-ports refuse every connection. During the second half it answers every request with 503 or 502, and near the end only
-reveals: the helper then considers the node healthy and proves and sends without success. Wallets keep posting.
+ports refuse every connection. During the second half it responds to every request with 503 or 502, and near the end
+only reveals: the helper then considers the node healthy and proves and sends without success. Wallets keep posting.
 
 Requirements. Nothing is lost, early or counted twice. No attempt is spent, no share fails, no round is closed. Wallets
 get 503 during the outage, and the shares that they post again are accepted in the end. After the recovery the first
-reveal is sent within ten minutes by the chain's clock (five or two and a half real seconds), and what fell due
-meanwhile is sent at half of the provers' full speed at least.
+reveal is sent within ten minutes by the chain's clock (five or two and a half real seconds), and shares that became
+due during the outage are sent at no less than half of the provers' full rate.
 
-Injected fault: a lost reply and a 503 to a reveal cost an attempt (two more lines in
+Injected fault: a lost response and a 503 to a reveal spend an attempt (two more lines in
 `helper.chain.verdicts._VERDICT_COSTS`). Reported: "attempts spent: 23 (= 0)".
 """
 
@@ -61,7 +61,7 @@ async def run(setting: CampaignRun) -> Findings:
     flags = ("--time-scale", str(clock.scale), "--time-origin", str(clock.origin))
     chain_flags = ("--block-seconds", str(BLOCK_SECONDS), "--extra-nodes", "1", "--stand-in-proofs")
     async with httpx.AsyncClient(timeout=30) as http:
-        chain = DevChain(setting.folder, http, *chain_flags, *flags)
+        chain = DevChain(setting.directory, http, *chain_flags, *flags)
         await chain.start()
         try:
             node = chain.nodes[0]
@@ -80,7 +80,7 @@ async def run(setting: CampaignRun) -> Findings:
                 if cluster is not None:
                     sections["store"] = {"lease_seconds": LEASE_SECONDS}
                 async with run_helper(
-                    setting.folder, http, chain, program=program, cluster=cluster, env=env, **sections
+                    setting.directory, http, chain, program=program, cluster=cluster, env=env, **sections
                 ) as helper:
                     healthy_chain = chain.at_node(1)
                     wallets = WalletGroup(healthy_chain, lambda: [helper.url], setting.seeded_random("votes"))
@@ -162,7 +162,7 @@ def _check_recovery_speed(
         return
     findings.require_at_most("seconds of chain time to the first reveal", times[0] - recovered_at, 600)
     rate = (len(times) - 1) / max((times[-1] - times[0]) / env.clock.scale, 0.001)
-    findings.require_at_least("reveals a second", rate, FULL_PROOFS_PER_SECOND / 2)
+    findings.require_at_least("reveals per second", rate, FULL_PROOFS_PER_SECOND / 2)
 
 
 CAMPAIGN = Campaign("outage", run)

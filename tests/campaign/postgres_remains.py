@@ -1,7 +1,7 @@
 """Searches a PostgreSQL server's tables, WAL, temporary files and log for data of votes.
 
 A server retains deleted data, so data that must not remain must never be written: no secret, position or transaction at
-any time, no nullifier of a pending share. A counted nullifier is among all spent ones, including in the write-ahead
+any time, no nullifier of a pending share. A confirmed nullifier is among all spent ones, including in the write-ahead
 log. The files are searched while all shares wait and at the end; a replication slot retains every WAL segment, so
 everything ever written is searched. Short-lived temporary files of the server are not covered.
 
@@ -24,7 +24,7 @@ from tests.support.harness import HelperProcess
 from tests.support.queue_storage import ZERO_GAP, PostgresSchema
 
 CHUNK_BYTES = 8
-"""Bytes of a secret, or characters of it in hex or base64, that count as a leak."""
+"""Number of bytes of a secret, or of its characters in hex or base64, that counts as a leak."""
 WAL_FOLDER = Path("data/pg_wal")
 
 
@@ -52,7 +52,7 @@ class PostgresSearch:
         return False
 
     def check_waiting_shares(self, votes: Votes) -> None:
-        """Check that waiting shares are on the server in encrypted form only."""
+        """Check that pending shares are on the server in encrypted form only."""
         files = self._read_new_files()
         sealed = {str(share): bytes(text) for share, text in self._helper.query_rows("SELECT id, witness FROM shares")}
         matched = {name for name, _ in find_secret_chunks(files, sealed)}
@@ -67,7 +67,7 @@ class PostgresSearch:
         self.findings.require_equal("columns with a position", ", ".join(sorted(columns)) or "none", "none")
 
     def _read_new_files(self) -> dict[Path, bytes]:
-        """Return the data added since before the first share, as a server's own numbers may look like positions."""
+        """Return the data added since before the first share: a server's own numbers may look like positions."""
         added = {}
         for path, data in self._storage.read_files().items():
             before = self._initial_chunks.get(path, b"").rstrip(b"\0")
@@ -75,7 +75,7 @@ class PostgresSearch:
         return added
 
     def find_remains(self, _votes: Votes, _public: dict[str, bytes], waiting: int) -> list[str]:
-        """Return tables with rows of more shares than are still waiting."""
+        """Return tables with rows of more shares than are pending."""
         tables = ("shares", "reveals", "claims")
         return [name for name in tables if self._helper.query_rows(f"SELECT count(*) FROM {name}")[0][0] > waiting]
 

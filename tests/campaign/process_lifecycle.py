@@ -1,4 +1,4 @@
-"""Repeatedly ends and restarts one helper while wallets post and shares come due."""
+"""Repeatedly stops and restarts one helper while wallets post and shares become due."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ DRAIN_TIMEOUT_SECONDS = 90.0
 START_TIMEOUT_SECONDS = 300.0
 """Seconds within which a run must be up without intervention, on a shared machine."""
 FREE_WORKER_DEATHS = 2
-"""How many workers may die under a share before it costs the share an attempt."""
+"""Number of worker crashes on a share that spend no attempt."""
 DATABASE_LOCKED_TEXT = "another process uses this database under the name"
-"""Error of a run that starts before the server has detected the end of the previous one."""
+"""Error of a run that starts before the server has detected the exit of the previous one."""
 
 
 @dataclass(slots=True)
@@ -42,8 +42,8 @@ class HelperLifecycle:
 
     Attributes:
         start_count: number of runs to end, without the last run, which continues.
-        proof_log: the file with a byte for each proof that a stand-in prover began.
-        refused_starts: how often a start was repeated because the name was still in use.
+        proof_log: the file with a byte for each proof that a fake prover began.
+        refused_starts: number of starts repeated because the name was still in use.
     """
 
     helper: HelperProcess
@@ -59,7 +59,7 @@ class HelperLifecycle:
 
     @property
     def started_proofs(self) -> int:
-        """Number of proofs that the stand-in provers have begun."""
+        """Number of proofs that the fake provers have begun."""
         return self.proof_log.stat().st_size if self.proof_log.exists() else 0
 
     def spawn(self) -> None:
@@ -91,7 +91,7 @@ class HelperLifecycle:
                     return
 
     async def run_all(self, end: Callable[[int], Awaitable[None]]) -> None:
-        """Execute all runs. `end` is called with a run's number right after its launch, and ends it.
+        """Execute all runs. `end` is called with a run's number immediately after its launch, and ends it.
 
         The votes are posted in proportion to the runs, so that each has work on a machine of any speed.
         """
@@ -138,7 +138,7 @@ class HelperLifecycle:
         spent, allowed = count_attempts(self.helper.log)
         findings.require_equal("attempts spent", spent - allowed, 0)
         findings.record_figure("starts refused while the previous run's name was in use", self.refused_starts)
-        findings.record_figure("attempts spent for a third worker death", allowed)
+        findings.record_figure("attempts spent for a third worker crash", allowed)
 
     async def check_extra_proofs(self, findings: Findings, kills: int) -> None:
         """Check that repeated proofs are at most those that kills could interrupt, and not none."""
@@ -160,18 +160,18 @@ async def create_lifecycle(
     """Create a helper that is not started, on a chain with an open round; kill all at the end.
 
     Args:
-        part: the name of its folder.
-        seconds: duration of a stand-in proof.
+        part: name of the helper's directory.
+        seconds: duration of a fake proof.
     """
-    folder = setting.folder / part
-    folder.mkdir()
+    directory = setting.directory / part
+    directory.mkdir()
     flags = ("--stand-in-proofs",) if program is STAND_IN_PROGRAM else ()
     async with httpx.AsyncClient(timeout=30) as http:
-        chain = DevChain(folder, http, "--block-seconds", "1", *flags)
+        chain = DevChain(directory, http, "--block-seconds", "1", *flags)
         await chain.start()
         port = find_free_port()
         settings = {"port": port, "max_concurrent_proofs": WORKER_COUNT}
-        helper = HelperProcess(folder, http, chain, program=program, cluster=setting.cluster, helper=settings)
+        helper = HelperProcess(directory, http, chain, program=program, cluster=setting.cluster, helper=settings)
         try:
             yield HelperLifecycle(
                 helper=helper,
@@ -182,7 +182,7 @@ async def create_lifecycle(
                 round_id=await chain.open_round(),
                 start_count=number,
                 votes=shares // SHARES_PER_VOTE,
-                proof_log=folder / "tally",
+                proof_log=directory / "tally",
                 seconds=seconds,
                 rng=setting.seeded_random(f"{part} times"),
             )
@@ -193,7 +193,7 @@ async def create_lifecycle(
 
 
 def count_attempts(log: Path) -> tuple[int, int]:
-    """Return the attempts spent according to the log, and how many may be due to third worker deaths."""
+    """Return the attempts spent according to the log, and how many may be due to third worker crashes."""
     spent = allowed = 0
     for line in log.read_text(errors="replace").splitlines():
         with contextlib.suppress(ValueError):

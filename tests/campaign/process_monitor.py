@@ -98,23 +98,23 @@ def proc_owners(pids: Iterable[int]) -> set[int]:
 
 
 def wait_for_core_dump(pid: int) -> bool:
-    """Wait for a child's end without reaping it; return whether it left a core file."""
+    """Wait until a child process exits, without reaping it; return whether it left a core file."""
     result = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     return result is not None and result.si_code == os.CLD_DUMPED
 
 
-def find_core_files(folders: Iterable[Path], since: float) -> list[Path]:
-    """Return core files created in these folders since a time (Unix seconds)."""
-    paths = {path for folder in folders for path in folder.glob("*core*") if path.is_file()}
+def find_core_files(directories: Iterable[Path], since: float) -> list[Path]:
+    """Return core files created in these directories since a time (Unix seconds)."""
+    paths = {path for directory in directories for path in directory.glob("*core*") if path.is_file()}
     return [path for path in paths if path.stat().st_mtime >= since and path.name.split(".")[0] == "core"]
 
 
 @contextlib.contextmanager
-def start_unhardened_process(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a process without hardening for comparison; remove its folder afterwards."""
-    folder.mkdir()
+def start_unhardened_process(directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a process without hardening for comparison; remove its directory afterwards."""
+    directory.mkdir()
     code = "import time; print(flush=True); time.sleep(60)"
-    child = subprocess.Popen([sys.executable, "-c", code], cwd=folder, stdout=subprocess.PIPE)
+    child = subprocess.Popen([sys.executable, "-c", code], cwd=directory, stdout=subprocess.PIPE)
     assert child.stdout is not None
     try:
         with child.stdout:
@@ -123,4 +123,4 @@ def start_unhardened_process(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     finally:
         child.kill()
         child.wait()
-        shutil.rmtree(folder)
+        shutil.rmtree(directory)

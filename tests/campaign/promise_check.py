@@ -1,7 +1,6 @@
-"""Compares the shares that wallets posted with what the chain received and counted.
-
-The dev chain is a separate process. Its request log shows when each reveal arrived and its blocks show what counted;
-both are independent of the helper's state.
+"""Compares the shares that wallets posted with the reveals that the chain received
+and counted. The dev chain is a separate process. Its request log shows when each reveal arrived, and its blocks show
+which reveals were counted; both are independent of the helper's state.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ async def count_confirmed(chain: DevChain, rounds: Iterable[bytes]) -> Counter[s
 
 
 async def wait_until_drained(chain: DevChain, ledger: ShareLedger, seconds: float) -> bool:
-    """Wait until all acknowledged shares are counted; return whether that happened in time."""
+    """Wait until all acknowledged shares are confirmed; return whether that happened in time."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             while ledger.acknowledged_at.keys() - (await count_confirmed(chain, ledger.round_ids)).keys():
@@ -109,7 +108,7 @@ async def check_no_share_charged(findings: Findings, helper: HelperProcess, *, c
     counts = await helper.service_counts()
     findings.require_equal("attempts spent", counts.get("failures", 0), 0)
     findings.require_equal("failed", counts.get("failed", 0) + counts.get("expired", 0), 0)
-    findings.require_equal("shares set aside", helper.query_rows("SELECT count(*) FROM damaged")[0][0], 0)
+    findings.require_equal("shares quarantined", helper.query_rows("SELECT count(*) FROM damaged")[0][0], 0)
     closed_rounds = helper.query_rows(
         "SELECT count(*) FROM rounds WHERE closed_ms IS NOT NULL OR alerted_ms IS NOT NULL"
     )[0][0]

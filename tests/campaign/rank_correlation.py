@@ -27,6 +27,6 @@ def chance_bound(n: int) -> float:
 
 
 def first_occurrences(names: Iterable[str], wanted_names: Iterable[str]) -> list[str]:
-    """Return the wanted names, each once, in order of first occurrence."""
+    """Return the requested names, each once, in order of first occurrence."""
     wanted = set(wanted_names)
     return list(dict.fromkeys(name for name in names if name in wanted))

@@ -1,13 +1,14 @@
 """Lost replies, gateway errors and false acceptance: nodes that misreport reveals.
 
-Method. There are two nodes. Of the broadcasts, 20 % are processed and the connection is then closed, 20 % are answered
+Method. There are two nodes. Of the broadcasts, 20 % are processed and the connection is then closed, 20 % get a
 502 (half of them after being processed), 10 % are accepted and never included in a block, and 10 % are included and
-fail because another helper's reveal of the same share came first. One of the nodes lacks the newest root that proofs
-are made against. Meanwhile shares come due, votes are cast (so that roots change), and a wallet polls share-status.
+fail because another helper's reveal of the same share came first. One of the nodes does not have the newest root
+that proofs are made against. At the same time shares become due, votes are cast (so that roots change), and a wallet
+polls share-status.
 
 Requirements. No share is lost, early or counted twice. A wallet gets "confirmed" only for nullifiers that are counted
-on the chain at that moment, and in the end for all. No share is sent twice at one height of the chain. No attempt is
-spent.
+on the chain at that moment, and in the end for all shares. No share is sent twice at one height of the chain. No
+attempt is spent.
 
 Injected fault: `Broadcaster._has_new_block` always returns True, so that the last known height of a node is used as its
 current height. Reported: "broadcasts of a share at one height: 2 (≤ 1)". This was an original bug, found when the
@@ -57,13 +58,15 @@ async def run(setting: CampaignRun) -> Findings:
     async with httpx.AsyncClient(timeout=30) as http:
         block_seconds = setting.scale("1", "0.25")
         chain = DevChain(
-            setting.folder, http, "--block-seconds", block_seconds, "--extra-nodes", "1", "--stand-in-proofs"
+            setting.directory, http, "--block-seconds", block_seconds, "--extra-nodes", "1", "--stand-in-proofs"
         )
         await chain.start()
         try:
             round_id = await chain.open_round()
             poll = {"poll_seconds": setting.scale(0.5, 0.1)}
-            async with run_helper(setting.folder, http, chain, nodes=2, cluster=setting.cluster, chain=poll) as helper:
+            async with run_helper(
+                setting.directory, http, chain, nodes=2, cluster=setting.cluster, chain=poll
+            ) as helper:
                 wallets = WalletGroup(chain, lambda: [helper.url], rng)
                 cast = await wallets.cast_votes(round_id, votes)
                 await helper.wait_for_leaf(round_id, max(position for _, position in cast))
@@ -100,7 +103,7 @@ async def _vary_faults(chain: DevChain, setting: CampaignRun) -> None:
 async def _add_roots(chain: DevChain, round_id: bytes, seconds: float) -> None:
     """Cast other votes, so that a new proof uses another root and is another transaction."""
     while True:
-        with contextlib.suppress(httpx.HTTPError):  # without new roots the stand-in proofs would be identical
+        with contextlib.suppress(httpx.HTTPError):  # without new roots the fake proofs would be identical
             await chain.post("/devnet/delegate", {"round_id": round_id.hex(), "count": 2})
         await asyncio.sleep(seconds)
 

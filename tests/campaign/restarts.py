@@ -1,8 +1,8 @@
-"""Repeated SIGTERM under load, while wallets post and shares come due.
+"""Stops the service with SIGTERM repeatedly, while wallets post and shares become due.
 
 Method. One stop in five comes between listening and readiness, the others while the helper works.
 
-Requirements. Each shutdown is orderly: exit status 0 within 10 s, no worker process remains, no attempt is spent. No
+Requirements. Each shutdown is clean: exit status 0 within 10 s, no worker process remains, no attempt is spent. No
 acknowledged share is lost, early or counted twice.
 
 Injected fault: `Revealer._make_proof` treated a cancelled proof as a failed one. The short form reported: "attempts
@@ -62,7 +62,7 @@ async def run(setting: CampaignRun) -> Findings:
 
 
 async def count_survivors(pids: list[int]) -> int:
-    """Return how many of these processes still run after a second."""
+    """Return the number of these processes that still run after a second."""
     with contextlib.suppress(TimeoutError):
         await wait_until_gone(pids, 1)
         return 0

@@ -1,19 +1,19 @@
 """Searches every byte that the helper writes for secrets of two hundred shares.
 
 Method. Votes are cast after so many leaves that a position takes three bytes, which can be found in a file. Half of the
-shares are due some seconds after the other half. Meanwhile their bodies are posted in every malformed way, operators
-read everything, and strace (or, without it, polling of /proc) records which files the service and its provers open for
-writing. At the end provers and service are aborted, where possible after their limit on core files was lifted from
-outside; an ordinary process leaves a core file then. The owner of their entries in /proc also shows that they are not
-dumpable, unless everything runs as root (tests/unit/runtime/test_hardening.py queries the kernel directly).
+shares are due a few seconds after the other half. In the meantime their bodies are posted in every malformed way,
+operators read everything, and strace (or, without it, polling of /proc) records which files the service and its provers
+open for writing. At the end provers and service are aborted, where possible after their limit on core files was lifted
+from outside; an ordinary process leaves a core file then. The owner of their entries in /proc also shows that they are
+not dumpable, unless everything runs as root (tests/unit/runtime/test_hardening.py queries the kernel directly).
 
-Requirements. Within 5 s of the confirmation of a share nothing of it is in any file of the database: no part of the
+Requirements. Within 5 s of the confirmation of a share no data of it is in any database file: no part of the
 witness, no position, transaction, hash or proof, and its nullifier only once, among all spent ones. Outside the
-database nothing of it ever appears: not in another file, the temporary folder, the log at its most verbose, an
+database no data of it ever appears: not in another file, the temporary directory, the log at its most verbose, an
 operator's response, an error body, or a core file. A piece of 12 characters of a secret in hex or base64 counts as a
 leak.
 
-With PostgreSQL (`postgres_remains.py`) nothing of a share may ever be in any file of the server: tables, write-ahead
+With PostgreSQL (`postgres_remains.py`) no data of a share may ever be in any file of the server: tables, write-ahead
 log, or the server's own log. Within 5 s of the confirmation its rows are deleted, and its nullifier is one among all
 spent ones.
 
@@ -58,13 +58,13 @@ RemainsSearch = SqliteSearch | PostgresSearch
 
 
 async def run(setting: CampaignRun) -> Findings:
-    """Run a chain and a helper with a separate temporary folder, and search."""
+    """Run a chain and a helper with a separate temporary directory, and search."""
     findings = Findings()
-    state, temp = setting.folder / "state", setting.folder / "temp"
+    state, temp = setting.directory / "state", setting.directory / "temp"
     state.mkdir()
     temp.mkdir()
     async with httpx.AsyncClient(timeout=30) as http:
-        chain = DevChain(setting.folder, http, "--stand-in-proofs", "--block-seconds", "0.3")
+        chain = DevChain(setting.directory, http, "--stand-in-proofs", "--block-seconds", "0.3")
         await chain.start()
         try:
             helper = HelperProcess(state, http, chain, program=STAND_IN_PROGRAM, cluster=setting.cluster)
@@ -91,7 +91,7 @@ async def _run_checks(
         if isinstance(storage, PostgresSchema)
         else SqliteSearch(findings, helper)
     )
-    async with opened.watch(setting.folder / "trace"):
+    async with opened.watch(setting.directory / "trace"):
         votes, wallets = await _run_waves(search, setting, chain, helper, responses)
     await promise_check.check_promises(findings, chain, wallets.ledger)
     other_files = {path for path in opened.paths if not search.is_database_file(path) and path not in IGNORED_PATHS}
@@ -106,7 +106,7 @@ async def _run_checks(
     scanner = SecretScanner(
         [*stored_secrets(votes).values(), *collect_nullifiers(votes).values()], [at for _, at in votes]
     )
-    others = [path for folder in (helper.db.parent, temp) for path in folder.rglob("*") if path.is_file()]
+    others = [path for directory in (helper.db.parent, temp) for path in directory.rglob("*") if path.is_file()]
     others = [path for path in others if not search.is_database_file(str(path))]
     findings.require_equal(
         "hits in other files, including the debug log", sum(map(_count_secrets_in_files(scanner), others)), 0
@@ -212,13 +212,13 @@ async def _query_operator_views(helper: HelperProcess, responses: list[str]) -> 
         for entry in listed["shares"][:: max(1, len(listed["shares"]) // 20)]:
             try:
                 responses.append(json.dumps(await helper.operator_get(f"/queue/{entry['ref']}")))
-            except httpx.HTTPStatusError as error:  # confirmed meanwhile
+            except httpx.HTTPStatusError as error:  # confirmed in the meantime
                 responses.append(error.response.text)
         await asyncio.sleep(0.5)
 
 
 async def _post_malformed(helper: HelperProcess, votes: Votes, rng: random.Random, responses: list[str]) -> None:
-    """Send malformed bodies and addresses; record all responses."""
+    """Send malformed bodies and URLs; record all responses."""
     async with httpx.AsyncClient(base_url=helper.url, timeout=30) as http:
         for vote, position in votes:
             share = rng.choice(vote.shares)
@@ -249,12 +249,12 @@ async def _check_core_dumps(
 ) -> None:
     """Abort a prover and the service, and check that neither leaves a core file."""
     since = time.time() - 1
-    folders = [helper.db.parent, temp, setting.folder, *(Path(f"/proc/{pid}/cwd").readlink() for pid in pids)]
+    directories = [helper.db.parent, temp, setting.directory, *(Path(f"/proc/{pid}/cwd").readlink() for pid in pids)]
     findings.require_equal("core file limits", ", ".join(process_monitor.read_core_limits(pids)), "0")
     findings.require_equal(
         "owners of their entries in /proc", ", ".join(map(str, process_monitor.proc_owners(pids))), "0"
     )
-    with process_monitor.start_unhardened_process(setting.folder / "ordinary") as other:
+    with process_monitor.start_unhardened_process(setting.directory / "ordinary") as other:
         findings.record_figure("owner of an ordinary process's entry", process_monitor.proc_owners([other.pid]).pop())
         process_monitor.abort_process(other.pid)
         findings.record_figure(
@@ -269,7 +269,7 @@ async def _check_core_dumps(
         str(process_monitor.wait_for_core_dump(helper.pid)),
         "False",
     )
-    cores = process_monitor.find_core_files(folders, since)
+    cores = process_monitor.find_core_files(directories, since)
     findings.require_equal("core files", ", ".join(map(str, cores)) or "none", "none")
     for path in cores:
         path.unlink()

@@ -7,7 +7,7 @@ every connection to it closed within its next bytes, of a query or of a result; 
 between hosts (NOTIFY) are lost.
 
 Requirements. Nothing is lost, early or counted twice, and all shares are confirmed and erased. Each send is recorded by
-the host that holds the lease: the database itself logs which host records a send and which holds the lease then. The
+the lease holder: the database itself logs which host records a send and which host holds the lease at that time. The
 claims of a silent host, or its right to send, pass to another host within a lease and 5 s; after a crash of the server
 reveals are sent again within 10 s. No attempt is spent.
 
@@ -68,7 +68,7 @@ CREATE TRIGGER log_send AFTER UPDATE ON {SCHEMA_NAME}.reveals FOR EACH ROW WHEN 
   EXECUTE FUNCTION campaign.log_send();
 """
 """Logs which host records a send and which host holds, or last held, the lease, according to the server. A record
-started in time may end after the lease: no host takes over before it is committed.
+that was started in time may be committed after the lease ends: no host takes over before it is committed.
 """
 
 
@@ -119,7 +119,7 @@ class Environment:
         return int(await self.query_value("SELECT count(*) FROM campaign.sends"))
 
     async def require_within(self, description: str, condition: Callable[[], Awaitable[object]], bound: float) -> None:
-        """Wait for a condition and require that it holds within the bound."""
+        """Wait for a condition and require that it is met within the bound."""
         started_at = time.monotonic()
         while not await condition() and time.monotonic() < started_at + 10 * bound:
             await asyncio.sleep(0.1)
@@ -181,9 +181,9 @@ async def _run_environment(setting: CampaignRun, findings: Findings) -> AsyncIte
         http = await stack.enter_async_context(httpx.AsyncClient(timeout=30))
         stack.callback(cluster.remove)
         await asyncio.to_thread(cluster.start)
-        proxy = DatabaseProxy(cluster.folder / ".s.PGSQL.5432")
+        proxy = DatabaseProxy(cluster.directory / ".s.PGSQL.5432")
         await stack.enter_async_context(proxy.listen())
-        chain = DevChain(setting.folder, http, "--block-seconds", "1", "--stand-in-proofs")
+        chain = DevChain(setting.directory, http, "--block-seconds", "1", "--stand-in-proofs")
         await chain.start()
         stack.push_async_callback(chain.kill)
         lease = setting.scale(10.0, 2.0)
@@ -205,7 +205,7 @@ def _create_hosts(
     setting: CampaignRun, http: httpx.AsyncClient, chain: DevChain, proxy: DatabaseProxy, lease: float
 ) -> dict[str, HelperProcess]:
     """Create hosts by name without starting them; a name begins with the role."""
-    keys = setting.folder / "keys"
+    keys = setting.directory / "keys"
     keys.touch(0o600)
     keys.write_text(token_hex(32))
     store = {
@@ -219,15 +219,15 @@ def _create_hosts(
     for kind, (role, number) in kinds.items():
         for index in range(number):
             name = f"{kind}-{index}"
-            folder = setting.folder / name
-            folder.mkdir()
+            directory = setting.directory / name
+            directory.mkdir()
             sections: dict[str, Any] = {
                 "helper": {"role": role, "port": find_free_port(), "max_concurrent_proofs": 1},
                 "store": {**store, "host": name},
                 "sender": {"standby": True},
                 "admin": {"disable": True},
             }
-            hosts[name] = HelperProcess(folder, http, chain, program=STAND_IN_PROGRAM, **sections)
+            hosts[name] = HelperProcess(directory, http, chain, program=STAND_IN_PROGRAM, **sections)
     return hosts
 
 
@@ -377,7 +377,7 @@ async def _check_promises(env: Environment) -> None:
             while await env.query_value("SELECT count(*) FROM shares"):
                 await asyncio.sleep(0.1)
     findings.require_equal("shares left in the database", await env.query_value("SELECT count(*) FROM shares"), 0)
-    findings.require_equal("shares set aside", await env.query_value("SELECT count(*) FROM damaged"), 0)
+    findings.require_equal("shares quarantined", await env.query_value("SELECT count(*) FROM damaged"), 0)
     for host in env.hosts.values():
         findings.require_equal("exit status of a host", await host.stop(), 0)
     spent = sum(count_attempts(host.log)[0] for host in env.hosts.values())

@@ -16,8 +16,8 @@ async def check_described_operations(findings: Findings, setting: CampaignRun, u
     """Call every described operation; responses must match the description, without 5xx."""
     async with httpx.AsyncClient() as http:
         document = (await http.get(f"{url}/openapi.json")).json()
-    (setting.folder / "openapi.json").write_text(json.dumps(document))
-    report = setting.folder / "schemathesis.json"
+    (setting.directory / "openapi.json").write_text(json.dumps(document))
+    report = setting.directory / "schemathesis.json"
     options = {
         "--url": url,
         "--header": f"X-Helper-Token: {token}",
@@ -32,7 +32,7 @@ async def check_described_operations(findings: Findings, setting: CampaignRun, u
         "--generation-database": "none",
         "--report-json-path": str(report),
     }
-    status = await _run_schemathesis(setting.folder, [part for option in options.items() for part in option])
+    status = await _run_schemathesis(setting.directory, [part for option in options.items() for part in option])
     results = json.loads(report.read_text()) if report.exists() else {}
     operations = sum(len(methods) for methods in document["paths"].values())
     findings.require_equal("schemathesis, exit status", status, 0)
@@ -43,12 +43,12 @@ async def check_described_operations(findings: Findings, setting: CampaignRun, u
     findings.require_equal("schemathesis, failures", len(results.get("failures", ["no report"])), 0)
 
 
-async def _run_schemathesis(folder: Path, flags: list[str]) -> int:
+async def _run_schemathesis(directory: Path, flags: list[str]) -> int:
     """Return the exit status; print the output if it is not 0."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "schemathesis.cli", "run", "openapi.json"),
         *(*flags, "--no-color", "--continue-on-failure"),
-        cwd=folder,
+        cwd=directory,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )

@@ -12,10 +12,7 @@ from tests.support.harness import HelperProcess
 
 class SqliteSearch:
     """Searches a helper's file.
-
-    Args:
-        findings: receives the goals.
-        helper: the helper whose file is searched.
+    Args: findings: where the results are recorded. helper: the helper whose database file is searched.
     """
 
     search_seconds = 0
@@ -30,7 +27,7 @@ class SqliteSearch:
         return path.startswith(str(self._helper.db))
 
     def check_waiting_shares(self, votes: Votes) -> None:
-        """Check that the search finds waiting shares; else it could not show an erasure."""
+        """Check that the search finds pending shares; otherwise it could not prove an erasure."""
         files, held = self._helper.bytes_on_disk(), stored_secrets(votes)
         self.findings.require_equal(
             "waiting secrets that the search does not find", len(held) - len(find_secrets(files, held)), 0

@@ -7,12 +7,12 @@ prefers is faulty, then all are, while shares come due, and then all recover.
 
 Requirements. With one faulty node shares are accepted and sent through the other within 3 s. With all nodes faulty, a
 POST of a new share gets 503 within 5 s (of a block being 90 s old), nothing is dispatched later than that, and nothing
-that falls due after the 503 is dispatched. After the recovery the helper resumes by itself within 10 s. No attempt is
-spent, nothing fails, is closed or purged, and nothing is lost, early or counted twice.
+that falls due after the 503 is dispatched. After the recovery the helper resumes automatically within 10 s. No attempt
+is spent, nothing fails, is closed or purged, and nothing is lost, early or counted twice.
 
-Injected fault: `CommitmentTreeSync.contradiction_reason` always returns None, so that a node with other roots is used
-again after a second. Reported: "all faulty: seconds until a POST gets 503: 999.0 (≤ 5)", slowest "wrong root". This was
-an original bug, found when the campaign was written.
+Injected fault: `CommitmentTreeSync.contradiction_reason` always returns None, so that a node with different roots is
+used again after a second. Reported: "all faulty: seconds until a POST gets 503: 999.0 (≤ 5)", slowest "wrong root".
+This was an original bug, found when the campaign was written.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class FailureScenario:
         self.slowest[figure] = max(self.slowest.get(figure, (0.0, "")), (seconds, name))
 
     async def check_one_bad_node(self, name: str) -> None:
-        """Make the preferred node faulty."""
+        """Make the node that the operator prefers faulty."""
         await self.chain.set_faults(node=0, **FAULT_SWITCHES[name])
         await asyncio.sleep(0.5)
         before = len(self.posted)
@@ -149,9 +149,9 @@ async def run(setting: CampaignRun) -> Findings:
     worst: dict[str, tuple[float, str]] = {}
     async with httpx.AsyncClient(timeout=30) as http, asyncio.TaskGroup() as group:
         for number, lane_names in enumerate(lanes):
-            folder = setting.folder / f"lane{number}"
-            folder.mkdir()
-            group.create_task(_run_lane(setting, findings, worst, folder, http, lane_names))
+            directory = setting.directory / f"lane{number}"
+            directory.mkdir()
+            group.create_task(_run_lane(setting, findings, worst, directory, http, lane_names))
     for what, (seconds, name) in worst.items():
         findings.require_at_most(what, seconds, BOUNDS[what])
         findings.record_figure(f"{what}, slowest", name)
@@ -162,22 +162,22 @@ async def _run_lane(
     setting: CampaignRun,
     findings: Findings,
     slowest: dict[str, tuple[float, str]],
-    folder: Path,
+    directory: Path,
     http: httpx.AsyncClient,
     names: list[str],
 ) -> None:
     nodes = setting.scale(3, 2)
     flags = ("--block-seconds", "0.25", "--stand-in-proofs", "--extra-nodes", str(nodes))
-    full_chain = DevChain(folder, http, *flags, "--clock-offset", str(-OLD_BLOCKS))
+    full_chain = DevChain(directory, http, *flags, "--clock-offset", str(-OLD_BLOCKS))
     await full_chain.start()
     try:
-        chain = full_chain.at_node(nodes)  # the last node is used by the checks only and never faulty
+        chain = full_chain.at_node(nodes)  # the last node is used only by the checks and is never faulty
         await chain.mine(FIRST_BLOCKS)
         await chain.set_faults(clock_offset_seconds=0)
         round_id = await chain.open_round()
         sections: dict[str, Any] = {"chain": {"poll_seconds": 0.1}, "helper": {"max_concurrent_proofs": 1}}
-        async with run_helper(folder, http, chain, nodes=nodes, cluster=setting.cluster, **sections) as helper:
-            wallets = WalletGroup(chain, lambda: [helper.url], setting.seeded_random(f"votes {folder.name}"))
+        async with run_helper(directory, http, chain, nodes=nodes, cluster=setting.cluster, **sections) as helper:
+            wallets = WalletGroup(chain, lambda: [helper.url], setting.seeded_random(f"votes {directory.name}"))
             votes = await wallets.cast_votes(round_id, len(names) * setting.scale(12, 3))
             await helper.wait_for_leaf(round_id, max(position for _, position in votes))
             shares = ((vote, position, index) for vote, position in votes for index in range(16))

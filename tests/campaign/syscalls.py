@@ -65,7 +65,7 @@ class SystemCall:
 
     Attributes:
         began_at, ended_at: line numbers of the trace: a call that ended before another began had completed by then.
-        pid: the thread.
+        pid: id of the thread.
         file: target of its descriptor, a path or `socket:[…]`.
         data: the bytes of its buffers, concatenated.
     """
@@ -88,7 +88,7 @@ async def read_calls(trace: Path, pid: int) -> list[SystemCall]:
 
 
 def parse_trace(text: str) -> list[SystemCall]:
-    """Return the calls of a trace by their start; unfinished calls are left out."""
+    """Return the calls of a trace by their start; unfinished calls are omitted."""
     unfinished: dict[int, tuple[int, str]] = {}
     calls: list[SystemCall] = []
     for number, line in enumerate(text.splitlines()):
@@ -111,7 +111,7 @@ def parse_trace(text: str) -> list[SystemCall]:
 
 
 def kill_points(traced_calls: Sequence[SystemCall], database: str) -> list[tuple[str, int]]:
-    """Return every point for `kill_command` at which a service changes its files, and some more.
+    """Return every point for `kill_command` at which a service changes its files, and a few more.
 
     Calls are counted by thread, as strace counts them.
     """

@@ -1,12 +1,12 @@
-"""Tarpit: one of three nodes accepts every request and does not answer in time.
+"""Tarpit: one of three nodes accepts every request and does not respond in time.
 
 Method. While shares come due continuously, one of the helper's three nodes becomes a tarpit: it sends a byte of its
-responses every ten seconds, or its sockets are half open, so that connections are accepted, read, and never answered.
-This is repeated for each position in the operator's order.
+responses every ten seconds, or its sockets are half open, so that connections are accepted, read, and never get a
+response. This is repeated for each position in the operator's order.
 
 Requirements. A call ends within 10 s (and half a second that a busy machine may take to abort it), measured at the
-tarpit. Only shares sent in its first seconds go to the tarpit first. For 99 % of all others the first broadcast to a
-healthy node comes within 2 s of their time. Nothing is lost, early or counted twice, no attempt is spent, nothing
+tarpit. Only shares sent in the first seconds are sent to the tarpit first. For 99 % of all others the first broadcast
+to a healthy node comes within 2 s of their time. Nothing is lost, early or counted twice, no attempt is spent, nothing
 fails.
 
 Injected fault: no call makes a node slow (`helper.chain.node_http.SLOW_CALL_SECONDS = 1e9`), so that all shares due go
@@ -36,12 +36,12 @@ NODE_COUNT = 3
 TRICKLE, HALF_OPEN = "a byte every 10 s", "half open"
 SHARES_PER_SECOND = 4
 DETECTION_SECONDS = 1.5
-"""Average over positions: a preferred tarpit receives what is sent in its first seconds, others nearly nothing."""
+"""Average over positions: a preferred tarpit receives the shares sent in the first seconds, others nearly none."""
 
 
 @dataclass
 class Observations:
-    """Measurements of all scenarios: seconds of calls to a tarpit, and latency of shares that did not go to one."""
+    """Measurements of all scenarios: seconds of calls to a tarpit, and latency of shares that were not sent to one."""
 
     calls: list[float] = field(default_factory=list)
     other_calls: list[float] = field(default_factory=list)
@@ -63,9 +63,9 @@ async def run(setting: CampaignRun) -> Findings:
         for number, batch in enumerate(batches):
             async with asyncio.TaskGroup() as group:
                 for kind, position in batch:
-                    folder = setting.folder / f"{number}-{position}"
-                    folder.mkdir()
-                    group.create_task(_run_lane(setting, findings, observations, folder, http, kind, position))
+                    directory = setting.directory / f"{number}-{position}"
+                    directory.mkdir()
+                    group.create_task(_run_lane(setting, findings, observations, directory, http, kind, position))
     findings.require_at_least("calls to a tarpit", len(observations.calls), observations.tarpits)
     findings.require_at_most("longest call to a tarpit, seconds", max(observations.calls, default=0.0), 10.5)
     findings.require_at_least("shares not sent to a tarpit first", len(observations.other_calls), 64)
@@ -86,17 +86,17 @@ async def _run_lane(
     setting: CampaignRun,
     findings: Findings,
     observations: Observations,
-    folder: Path,
+    directory: Path,
     http: httpx.AsyncClient,
     kind: str,
     position: int,
 ) -> None:
     """Run a chain and a helper whose node in this position becomes a tarpit of this kind."""
     flags = ("--block-seconds", setting.scale("1", "0.5"), "--extra-nodes", str(NODE_COUNT), "--stand-in-proofs")
-    full_chain = DevChain(folder, http, *flags)
+    full_chain = DevChain(directory, http, *flags)
     await full_chain.start()
     try:
-        chain = full_chain.at_node(NODE_COUNT)  # the last node is used by the checks only
+        chain = full_chain.at_node(NODE_COUNT)  # the last node is used only by the checks
         listed = [(node["rest"], node["rpc"]) for node in chain.nodes[:NODE_COUNT]]
         async with open_gates(*listed[position]) as ports:
             listed[position] = (ports[0].url, ports[1].url)
@@ -105,7 +105,7 @@ async def _run_lane(
                 "rpc": [rpc for _, rpc in listed],
                 "poll_seconds": 0.5,
             }
-            async with run_helper(folder, http, chain, cluster=setting.cluster, chain=sections) as helper:
+            async with run_helper(directory, http, chain, cluster=setting.cluster, chain=sections) as helper:
                 wallets = WalletGroup(chain, lambda: [helper.url], setting.seeded_random(f"{kind} {position}"))
                 await _run_tarpit(setting, observations, chain, wallets, ports, kind, position)
                 await promise_check.check_promises(findings, chain, wallets.ledger)

@@ -17,6 +17,6 @@ def test_timing_sensitive_names_are_campaigns() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("name", TIMING_SENSITIVE)
 async def test_campaign_quick_run_alone_keeps_promises(name: str, tmp_path: Path) -> None:
-    findings = await load_campaign(name).run(CampaignRun(seed=1, is_quick=True, folder=tmp_path))
-    assert findings.goals, "a campaign without goals shows nothing"
+    findings = await load_campaign(name).run(CampaignRun(seed=1, is_quick=True, directory=tmp_path))
+    assert findings.goals, "a campaign without goals proves nothing"
     assert findings.is_held, findings.broken_goals

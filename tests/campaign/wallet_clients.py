@@ -62,7 +62,7 @@ class WalletGroup:
             due_time: called once for each share; returns its `submit_at`.
             posters: shares in flight concurrently.
             pause_seconds: pause of each poster between two shares.
-            timeout_seconds: seconds after which a share is given up.
+            timeout_seconds: seconds after which posting a share is given up.
             indices: which shares of each vote.
         """
         waiting = [(vote, index, position, due_time()) for vote, position in votes for index in indices]

@@ -3,8 +3,8 @@
 Method. strace kills the service when its writer is about to make its n-th pwrite64, fdatasync, fsync or ftruncate, for
 each n in a share's life. Then the service is restarted and the wallet posts again if it had no response.
 
-Requirements. The share is counted once, not early, and erased from every file, and the database is sound after an
-orderly stop.
+Requirements. The share is counted once, not early, and erased from every file, and the database is sound after a
+clean shutdown.
 
 A kill does not lose data that the kernel already has; a power failure does. Therefore a trace is checked for the order
 of calls: the fdatasync of the WAL that contains a share's row ends before its response begins, and that of its message
@@ -39,7 +39,7 @@ from tests.support.harness import STAND_IN_PROGRAM, HelperProcess
 from tests.support.process import find_free_port
 
 LANE_COUNT = 3
-"""Concurrent helpers: each waits more than it works."""
+"""Number of concurrent helpers; each is mostly idle."""
 QUICK_POINT_COUNT = 6
 TRACED_SHARES = 3
 """Number of traced shares."""
@@ -63,23 +63,23 @@ class KillStatistics:
 
 @dataclass(slots=True)
 class KillEnvironment:
-    """A chain with one vote, whose 16 shares are posted to as many helpers."""
+    """A chain with one vote, whose 16 shares are posted to 16 helpers."""
 
     chain: DevChain
     vote: Ballot
     position: int
     ledger: ShareLedger
-    folder: Path
+    directory: Path
     http: httpx.AsyncClient
     rng: random.Random
 
     def create_helper(self, name: str) -> HelperProcess:
         """Create a helper without starting it."""
-        folder = self.folder / name
-        folder.mkdir()
+        directory = self.directory / name
+        directory.mkdir()
         port = find_free_port()
         settings = {"port": port, "max_concurrent_proofs": 1}
-        helper = HelperProcess(folder, self.http, self.chain, program=STAND_IN_PROGRAM, helper=settings)
+        helper = HelperProcess(directory, self.http, self.chain, program=STAND_IN_PROGRAM, helper=settings)
         helper.ready_data = {"url": f"http://127.0.0.1:{port}"}
         return helper
 
@@ -124,16 +124,16 @@ def _split_batches(chosen: Sequence[KillPoint]) -> list[Sequence[KillPoint]]:
 @contextlib.asynccontextmanager
 async def _create_environment(setting: CampaignRun, name: str) -> AsyncIterator[KillEnvironment]:
     """Create a young chain, so that no helper has many blocks to read."""
-    folder = setting.folder / name
-    folder.mkdir()
+    directory = setting.directory / name
+    directory.mkdir()
     async with httpx.AsyncClient(timeout=30) as http:
-        chain = DevChain(folder, http, "--block-seconds", "0.5", "--stand-in-proofs")
+        chain = DevChain(directory, http, "--block-seconds", "0.5", "--stand-in-proofs")
         await chain.start()
         try:
             round_id = await chain.open_round()
             rng = setting.seeded_random(name)
             ((vote, position),) = await WalletGroup(chain, list, rng).cast_votes(round_id, 1)
-            yield KillEnvironment(chain, vote, position, ShareLedger(), folder, http, rng)
+            yield KillEnvironment(chain, vote, position, ShareLedger(), directory, http, rng)
         finally:
             await chain.kill()
 
@@ -142,8 +142,8 @@ async def _create_environment(setting: CampaignRun, name: str) -> AsyncIterator[
 
 
 async def _trace_lifecycle(env: KillEnvironment, findings: Findings) -> list[KillPoint]:
-    """Trace some shares in one helper; return every write of the first share as a kill point."""
-    trace = env.folder / "trace"
+    """Trace a few shares in one helper; return every write of the first share as a kill point."""
+    trace = env.directory / "trace"
     helper = env.create_helper("traced")
     helper.spawn(wrapper=syscalls.trace_command(trace))
     try:
@@ -259,7 +259,7 @@ async def _restarts_cleanly(helper: HelperProcess) -> bool:
 
 
 async def _wait_for_kill(env: KillEnvironment, helper: HelperProcess, index: int, point: KillPoint) -> bool:
-    """Wait for the kill; return False if the share was finished before."""
+    """Wait for the kill; return False if the share was finished first."""
     async with helper.timeout("is killed or has erased its share"):
         while True:
             assert helper.process is not None

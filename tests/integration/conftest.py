@@ -13,9 +13,11 @@ from tests.support.devnet import DevChain
 
 @pytest.fixture(scope="session")
 def started_chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevChain]:
-    """A chain with two nodes that accepts stand-in proofs. Started once per session because it takes seconds."""
-    folder = tmp_path_factory.mktemp("chain")
-    chain = DevChain(folder, httpx.AsyncClient(), "--block-seconds", "0.3", "--stand-in-proofs", "--extra-nodes", "1")
+    """A chain with two nodes that accepts fake proofs. Started once per session because it takes seconds."""
+    directory = tmp_path_factory.mktemp("chain")
+    chain = DevChain(
+        directory, httpx.AsyncClient(), "--block-seconds", "0.3", "--stand-in-proofs", "--extra-nodes", "1"
+    )
     anyio.run(chain.start)
     yield chain
     anyio.run(chain.kill)

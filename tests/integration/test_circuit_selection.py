@@ -37,7 +37,7 @@ async def test_circuit_auto_finds_generation_without_spending_attempts(
         assert facts["counts"]["answer_bad_proof"] >= 1
         assert helper.query_rows("SELECT value FROM meta WHERE key LIKE 'circuit:%'") == [(circuit,)]
         await helper.stop()
-        async with run_helper(tmp_path, chain.http, chain) as restarted:  # stand-ins need no key generation
+        async with run_helper(tmp_path, chain.http, chain) as restarted:  # fake provers need no key generation
             assert (await restarted.service_stats())["circuit"] == circuit, "the generation is stored for this chain"
 
 

@@ -44,8 +44,8 @@ def processes_with_environment(mark: str) -> list[str]:
 
 
 @pytest.fixture
-def demo_folder() -> Iterator[Path]:
-    """A folder for the demo's files, accessible to the database's user like /tmp."""
+def demo_directory() -> Iterator[Path]:
+    """A directory for the demo's files, accessible to the database's user like /tmp."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o711)
         yield Path(name)
@@ -53,7 +53,7 @@ def demo_folder() -> Iterator[Path]:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(("circuit", "store"), [("k10", SHARED_STORE), ("k11", "sqlite")])
-async def test_demo_ends_with_correct_tally_and_no_remains(demo_folder: Path, circuit: str, store: str) -> None:
+async def test_demo_ends_with_correct_tally_and_no_remains(demo_directory: Path, circuit: str, store: str) -> None:
     mark = f"demo-{uuid.uuid4()}"
     arguments = ("--voters", "1", "--spread", "2", "--json", "--circuit", circuit, "--store", store)
     process = await asyncio.create_subprocess_exec(
@@ -61,7 +61,7 @@ async def test_demo_ends_with_correct_tally_and_no_remains(demo_folder: Path, ci
         *("-m", "helper", "demo", *arguments),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "DEMO_MARK": mark, "TMPDIR": str(demo_folder)},
+        env={**os.environ, "DEMO_MARK": mark, "TMPDIR": str(demo_directory)},
     )
     try:
         async with asyncio.timeout(300):
@@ -82,7 +82,7 @@ async def test_demo_ends_with_correct_tally_and_no_remains(demo_folder: Path, ci
     assert outcome["proofs_per_second"] > 0
     assert outcome["lateness_ms_p99"] >= 0
     assert processes_with_environment(mark) == []
-    assert list(demo_folder.iterdir()) == [], "no file remains"
+    assert list(demo_directory.iterdir()) == [], "no file remains"
 
 
 @pytest.mark.anyio

@@ -1,4 +1,4 @@
-"""The doctor with a running helper and a faulty chain: reports every fault, and exits with 0 if there is none."""
+"""The doctor with a running helper and a faulty chain reports every fault; without one, it exits with 0."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_doctor_healthy_then_faulty_node_is_reported(
 
         strict = tmp_path / "strict.toml"
         strict.write_text(helper.config.read_text().replace("stale_seconds = 30", "stale_seconds = 2"))
-        await chain.set_faults(stale=10_000)  # The node serves its first block, which was made when the tests started.
+        await chain.set_faults(stale=10_000)  # The node serves its first block, from the start of the tests.
         report = await run_doctor(strict, {}, SystemClock(), skip_proof=True)
         await chain.clear_faults()
         (old,) = [finding for finding in report.findings if finding.subject == first]

@@ -1,4 +1,4 @@
-"""After confirmation no byte on disk links a public reveal to a wallet's share."""
+"""After confirmation no data on disk links a public reveal to a wallet's share."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def proof_prefix(message: bytes) -> bytes:
 
 
 async def wait_for_erasure(helper: HelperProcess, secrets: dict[str, bytes], position: bytes) -> list[str]:
-    """Wait until no file contains any of the values. Returns the remaining ones after the promised few seconds."""
+    """Wait until no file contains any of the values. Returns the values that remain after the promised few seconds."""
     left = ["not searched yet"]
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(8):

@@ -33,10 +33,12 @@ def suspend_processes(pids: Sequence[int]) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-async def run_operator_command(helper: HelperProcess, folder: Path, *arguments: str, code: int = 0) -> dict[str, Any]:
+async def run_operator_command(
+    helper: HelperProcess, directory: Path, *arguments: str, code: int = 0
+) -> dict[str, Any]:
     """Run a command with this helper's configuration. Returns its output."""
     arguments = ("queue", *arguments, "--config", str(helper.config), "--yes", "--json")
-    exit_code, answer, messages = await run_command_line(folder, *arguments)
+    exit_code, answer, messages = await run_command_line(directory, *arguments)
     assert exit_code == code, messages
     assert_conforms(f"queue-{arguments[0]}", answer)
     assert answer["source"] == "daemon"

@@ -74,7 +74,7 @@ class FakeNode:
 
 @contextlib.asynccontextmanager
 async def run_node(answer: ResponseWriter) -> AsyncIterator[FakeNode]:
-    """Run the node. Yields it when it listens."""
+    """Run a fake node; yields it once it listens."""
     node = FakeNode(answer)
     server = await asyncio.start_server(node.serve, "127.0.0.1", 0)
     node.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -88,7 +88,7 @@ async def run_node(answer: ResponseWriter) -> AsyncIterator[FakeNode]:
 async def run_gateway(
     *nodes: str, timeout: float = 5.0, limit: int = STREAM_LIMIT_BYTES, bodies: BodyReader | None = None, **limits: Any
 ) -> AsyncIterator[tuple[str, Gateway]]:
-    """Run only a gateway, in front of nodes that count as in sync. Yields its address."""
+    """Run only a gateway, in front of nodes that are treated as in sync. Yields its URL."""
     clock = SystemClock()
     endpoints = NodePool(create_nodes(nodes), clock=clock, chain_id="test")
     for endpoint in endpoints.nodes:

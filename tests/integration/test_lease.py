@@ -22,17 +22,17 @@ LEASE_SECONDS = 5
 
 
 def host_config(
-    name: str, folder: Path, http: httpx.AsyncClient, chain: DevChain, store: ObjectStoreProcess
+    name: str, directory: Path, http: httpx.AsyncClient, chain: DevChain, store: ObjectStoreProcess
 ) -> HelperProcess:
     """Return the settings of a host. Only its name differs between hosts."""
-    (folder / name).mkdir()
+    (directory / name).mkdir()
     sections: dict[str, Any] = {
         "helper": {"max_concurrent_proofs": 1},
         "store": {"host": name, "lease_seconds": LEASE_SECONDS},
         "sender": {"lease": f"s3://{BUCKET_NAME}/queue/sender.json"},
         "s3": {"endpoint": store.url},
     }
-    return HelperProcess(folder / name, http, chain, program=STAND_IN_PROGRAM, **sections)
+    return HelperProcess(directory / name, http, chain, program=STAND_IN_PROGRAM, **sections)
 
 
 async def release_lease(store: ObjectStoreProcess) -> None:
@@ -57,7 +57,7 @@ async def test_restored_copy_is_refused_until_original_stops(
             assert await original.stop() == 0
             shutil.copy(original.db, copy.db)
             await original.start()
-            assert (await original.service_stats())["sends"], "after an orderly stop the other host does not wait"
+            assert (await original.service_stats())["sends"], "after a clean shutdown the other host does not wait"
 
             copy.spawn()
             assert await copy.wait_for_exit() == 1

@@ -58,4 +58,4 @@ async def test_one_faulty_node_costs_no_attempt(
             assert through >= {share.nullifier.hex() for share in vote.shares}
         log = helper.log.read_text()
         if "routes" not in NODE_FAULTS[fault]:
-            assert chain.nodes[0]["rest"].removeprefix("http://") in log, "the faulty node is named"
+            assert chain.nodes[0]["rest"].removeprefix("http://") in log, "the report contains the faulty node"

@@ -18,13 +18,13 @@ from tests.support.harness import STAND_IN_PROGRAM, HelperProcess, cast_vote, ru
 from tests.support.secrets import LEAVES_BEYOND_HEIGHTS, sensitive_values
 
 BLOCKS_PER_SPAN = 24
-"""Least blocks per span. The number of requests of a kind may differ by one per block."""
+"""Minimum number of blocks per span. The number of requests of a kind may differ by one per block."""
 FAR_AHEAD_SECONDS = 2000
 """Seconds until the shares are due."""
 
 
 async def post_arrivals(helper: HelperProcess, votes: Sequence[CastVote], posts: Counter[str]) -> None:
-    """Post more shares than the span has blocks: new ones, duplicates, and some that wait for the next sync."""
+    """Post more shares than the span has blocks: new ones, duplicates, and shares that wait for the next sync."""
     due = unix_time_in(FAR_AHEAD_SECONDS)
 
     async def post_share(vote: CastVote, index: int, *, offset: int = 0) -> None:
@@ -44,7 +44,7 @@ async def post_arrivals(helper: HelperProcess, votes: Sequence[CastVote], posts:
 async def record_requests(
     chain: DevChain, blocks: int, activity: Awaitable[None] | None = None
 ) -> tuple[list[dict[str, Any]], int]:
-    """Run the activity, then wait until so many blocks or more have passed since its start.
+    """Run the activity, then wait until at least this many blocks have passed since its start.
 
     Returns the requests to the chain during this span, and the span's number of blocks.
     """

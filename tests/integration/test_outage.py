@@ -1,4 +1,4 @@
-"""The only node is unreachable for a while, or always was: shares wait, wallets get responses, no attempt is spent."""
+"""The only node becomes unreachable, or always was: shares wait, wallets get responses, no attempt is spent."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_short_outage_spends_no_attempt_and_accepts_shares(
 
 
 async def count_spent_attempts(helper: HelperProcess) -> int:
-    """Return the sum of spent attempts of all waiting shares."""
+    """Return the sum of spent attempts of all pending shares."""
     return sum(share["attempts"] for share in (await helper.operator_get("/queue"))["shares"])
 
 

@@ -38,7 +38,7 @@ from tests.unit.ingest.admission_fixtures import END, ROUND_ID, FakeChain, FakeC
 
 VOTES = 8
 ROUNDS, MAX_ROUNDS = 5, 20
-"""Alternating rounds of both sides, of which the fastest counts; more rounds on a busy machine."""
+"""Alternating rounds of both sides, of which the fastest is used; more rounds on a busy machine."""
 ENQUEUE_BASELINE_RATIO = 1.5
 """Expected ratio of the CPU time of enqueueing a share to the baseline.
 
@@ -48,12 +48,12 @@ varies by up to a factor of two.
 SHARES_PER_BATCH = 64
 """Shares per batch, as many as the connections in the benchmark."""
 STATEMENTS_PER_SHARE = 2 / SHARES_PER_BATCH
-"""Statements per share: one look-up and one insert per batch."""
+"""Statements per share: one lookup and one insert per batch."""
 ALLOWED_SLOWDOWN = 1 / 0.7
 SMALL_QUEUE, LARGE_QUEUE = 100, 4_000
-"""Waiting shares."""
+"""Number of pending shares."""
 FEW_AWAITING, MANY_AWAITING = 20, 400
-"""Unconfirmed shares."""
+"""Number of unconfirmed shares."""
 DUE_TIME = 1_800_000_000
 
 

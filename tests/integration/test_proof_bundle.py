@@ -21,7 +21,7 @@ from tests.support.schemas import assert_conforms
 ARCHIVE_CONFIG = {"place": f"s3://{BUCKET_NAME}/proofs", "check_seconds": 1}
 
 
-async def run_command_line(folder: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
+async def run_command_line(directory: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
     """Run a command in a separate process. Returns its exit code, the JSON line, and its messages."""
     kept_name = "SVOTE_HELPER_BACKUP_PASSPHRASE"
     env = {key: value for key, value in os.environ.items() if key == kept_name or not key.startswith("SVOTE_HELPER_")}
@@ -30,7 +30,7 @@ async def run_command_line(folder: Path, *arguments: str) -> tuple[int, dict[str
         "-m",
         "helper",
         *arguments,
-        cwd=folder,
+        cwd=directory,
         env={**env, "PYTHONPATH": str(Path.cwd())},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -43,7 +43,7 @@ async def run_command_line(folder: Path, *arguments: str) -> tuple[int, dict[str
 
 
 def config_without_rpc(helper: HelperProcess) -> Path:
-    """Return the same settings with the nodes' REST addresses only."""
+    """Return the same settings with only the REST URLs of the nodes."""
     lines = [line for line in helper.config.read_text().splitlines() if not line.startswith("rpc =")]
     config = helper.config.with_name("rest.toml")
     config.write_text("\n".join(lines))
@@ -122,24 +122,24 @@ async def test_proof_export_of_confirmed_reveal_sends_no_node_the_nullifier(
 
 
 async def check_archived_bundle(
-    folder: Path, store: ObjectStoreProcess, helper: HelperProcess, round_id: bytes, nullifier: str, tx_hash: str
+    directory: Path, store: ObjectStoreProcess, helper: HelperProcess, round_id: bytes, nullifier: str, tx_hash: str
 ) -> None:
     """A bundle is restored exactly as it was written, or not at all."""
     config = ("--config", str(helper.config), "--json")
     export = ("proof", "export", nullifier, "--from")
-    code, exported, messages = await run_command_line(folder, *export, "archive", "--output", "c.zip", *config)
+    code, exported, messages = await run_command_line(directory, *export, "archive", "--output", "c.zip", *config)
     assert (code, exported["source"], exported["transaction"]) == (0, "archive", tx_hash), messages
     assert_conforms("proof-export", exported)
-    assert (folder / "c.zip").read_bytes() == (folder / "a.zip").read_bytes()
-    code, _, messages = await run_command_line(folder, "proof", "export", "07" * 32, "--from", "archive", *config)
+    assert (directory / "c.zip").read_bytes() == (directory / "a.zip").read_bytes()
+    code, _, messages = await run_command_line(directory, "proof", "export", "07" * 32, "--from", "archive", *config)
     assert (code, "the archive has no bundle" in messages) == (5, True), messages
 
-    changed = (folder / "c.zip").read_bytes()[:-1] + b"x"
+    changed = (directory / "c.zip").read_bytes()[:-1] + b"x"
     await store.open_bucket_client("proofs").put(f"{round_id.hex()}/{tx_hash}.zip", changed)
-    code, _, messages = await run_command_line(folder, *export, "archive", "--output", "d.zip", *config)
+    code, _, messages = await run_command_line(directory, *export, "archive", "--output", "d.zip", *config)
     assert (code, "hash does not match" in messages) == (1, True), messages
-    code, exported, messages = await run_command_line(folder, *export, "auto", "--output", "d.zip", *config)
+    code, exported, messages = await run_command_line(directory, *export, "auto", "--output", "d.zip", *config)
     assert (code, exported["source"], "archive not usable" in messages) == (0, "chain", True), messages
     await store.kill()
-    code, _, messages = await run_command_line(folder, *export, "archive", "--output", "e.zip", *config)
+    code, _, messages = await run_command_line(directory, *export, "archive", "--output", "e.zip", *config)
     assert (code, "AWS" in messages, "not-a-secret" in messages) == (6, False, False), messages

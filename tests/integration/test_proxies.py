@@ -45,12 +45,12 @@ UNVERIFIED_SSL.check_hostname, UNVERIFIED_SSL.verify_mode = False, ssl.CERT_NONE
 
 @dataclass
 class RecordingUpstream:
-    """Replaces the helper: records requests, and answers or closes the connection.
+    """Replaces the helper: records requests, and sends a response or closes the connection.
 
     Attributes:
         port: listening port.
         received_heads: heads of the received requests, in lower case.
-        closes_connection: whether it closes the connection instead of answering.
+        closes_connection: whether it closes the connection instead of sending a response.
         answer: body of its responses.
     """
 
@@ -103,40 +103,40 @@ def replace_parts(text: str, **replacements: str) -> str:
     return text
 
 
-def nginx_command(folder: Path, port: int, upstream_port: int) -> list[str]:
+def nginx_command(directory: Path, port: int, upstream_port: int) -> list[str]:
     """Return nginx's command for the example inside a minimal configuration."""
     openssl = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=localhost -days 2"
     subprocess.run(
-        [*openssl.split(), "-keyout", "key.pem", "-out", "cert.pem"], cwd=folder, check=True, capture_output=True
+        [*openssl.split(), "-keyout", "key.pem", "-out", "cert.pem"], cwd=directory, check=True, capture_output=True
     )
     example = replace_parts(
         (DEPLOY / "nginx" / "svote-helper.conf").read_text(),
         **{
             "listen 443 ssl": f"listen 127.0.0.1:{port} ssl",
             "127.0.0.1:8090;": f"127.0.0.1:{upstream_port};",
-            "/etc/letsencrypt/live/helper.example.org/fullchain.pem": str(folder / "cert.pem"),
-            "/etc/letsencrypt/live/helper.example.org/privkey.pem": str(folder / "key.pem"),
-            "/var/log/nginx/error.log": str(folder / "error.log"),
+            "/etc/letsencrypt/live/helper.example.org/fullchain.pem": str(directory / "cert.pem"),
+            "/etc/letsencrypt/live/helper.example.org/privkey.pem": str(directory / "key.pem"),
+            "/var/log/nginx/error.log": str(directory / "error.log"),
         },
     )
-    (folder / "example.conf").write_text(example)
+    (directory / "example.conf").write_text(example)
     kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    places = "".join(f"{kind}_temp_path {folder}/{kind};\n" for kind in kinds)
-    (folder / "nginx.conf").write_text(
-        f"daemon off; pid {folder}/pid; error_log {folder}/main.log;\nevents {{}}\n"
-        f"http {{\naccess_log {folder}/access.log;\n{places}include {folder}/example.conf;\n}}\n"
+    places = "".join(f"{kind}_temp_path {directory}/{kind};\n" for kind in kinds)
+    (directory / "nginx.conf").write_text(
+        f"daemon off; pid {directory}/pid; error_log {directory}/main.log;\nevents {{}}\n"
+        f"http {{\naccess_log {directory}/access.log;\n{places}include {directory}/example.conf;\n}}\n"
     )
-    command = ["nginx", "-p", str(folder), "-e", str(folder / "start.log"), "-c", str(folder / "nginx.conf")]
+    command = ["nginx", "-p", str(directory), "-e", str(directory / "start.log"), "-c", str(directory / "nginx.conf")]
     subprocess.run([*command, "-t"], check=True, capture_output=True)
     return command
 
 
-def caddy_command(folder: Path, port: int, upstream_port: int, *, forwards_upgrade: bool = False) -> list[str]:
+def caddy_command(directory: Path, port: int, upstream_port: int, *, forwards_upgrade: bool = False) -> list[str]:
     """Return Caddy's command, with a generated certificate.
 
     `forwards_upgrade` keeps Caddy's default of forwarding the `Upgrade` header.
     """
-    file = folder / "Caddyfile"
+    file = directory / "Caddyfile"
     alone = "admin off\n\tskip_install_trust\n\tauto_https disable_redirects"
     file.write_text(
         replace_parts(
@@ -153,13 +153,17 @@ def caddy_command(folder: Path, port: int, upstream_port: int, *, forwards_upgra
         ["caddy", "validate", "--config", str(file), "--adapter", "caddyfile"],
         check=True,
         capture_output=True,
-        env=_proxy_environment(folder),
+        env=_proxy_environment(directory),
     )
     return ["caddy", "run", "--config", str(file), "--adapter", "caddyfile"]
 
 
-def _proxy_environment(folder: Path) -> dict[str, str]:
-    return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/bin", "HOME": str(folder), "XDG_DATA_HOME": str(folder)}
+def _proxy_environment(directory: Path) -> dict[str, str]:
+    return {
+        "PATH": "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/bin",
+        "HOME": str(directory),
+        "XDG_DATA_HOME": str(directory),
+    }
 
 
 COMMANDS: dict[str, Callable[[Path, int, int], list[str]]] = {
@@ -171,18 +175,18 @@ COMMANDS: dict[str, Callable[[Path, int, int], list[str]]] = {
 
 @contextlib.asynccontextmanager
 async def run_proxy(
-    name: str, folder: Path, upstream_port: int, tracer: Sequence[str] = ()
+    name: str, directory: Path, upstream_port: int, tracer: Sequence[str] = ()
 ) -> AsyncIterator[httpx.AsyncClient]:
     """Run the proxy, as a child of the command `tracer` if given. Yields a client for it."""
     port = find_free_port()
-    command = [*tracer, *COMMANDS[name](folder, port, upstream_port)]
-    with (folder / "out.log").open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env=_proxy_environment(folder))
+    command = [*tracer, *COMMANDS[name](directory, port, upstream_port)]
+    with (directory / "out.log").open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, env=_proxy_environment(directory))
     try:
         async with httpx.AsyncClient(base_url=f"https://localhost:{port}", verify=UNVERIFIED_SSL, timeout=30) as client:
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 while True:
-                    assert process.poll() is None, (folder / "out.log").read_text()
+                    assert process.poll() is None, (directory / "out.log").read_text()
                     with contextlib.suppress(httpx.TransportError):
                         if (await client.get("/started")).status_code != 502:
                             break
@@ -228,7 +232,7 @@ OPENED_TO_WRITE = re.compile(r'"([^"]+)", [^)]*O_(?:WRONLY|RDWR|CREAT|TMPFILE)')
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
 @pytest.mark.parametrize("name", PROXIES)
-async def test_proxy_large_bodies_and_answers_open_no_file_for_writing(name: str, tmp_path: Path) -> None:
+async def test_proxy_large_bodies_and_responses_open_no_file_for_writing(name: str, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
     tracer = ["strace", "-D", "-f", "-q", "-e", f"trace={FILE_CALLS}", "-s", "256", "-o", str(trace), "--"]
     body = random.Random(7).randbytes(1 << 20)

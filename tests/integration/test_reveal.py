@@ -88,10 +88,10 @@ async def test_share_revealed_by_other_helper_is_confirmed(
     tmp_path: Path, http: httpx.AsyncClient, chain: DevChain
 ) -> None:
     """Two helpers have the same shares. The second one sees them confirmed, and no share is confirmed twice."""
-    first_folder, second_folder = tmp_path / "one", tmp_path / "two"
-    first_folder.mkdir()
-    second_folder.mkdir()
-    async with run_helper(first_folder, http, chain) as first, run_helper(second_folder, http, chain) as second:
+    first_directory, second_directory = tmp_path / "one", tmp_path / "two"
+    first_directory.mkdir()
+    second_directory.mkdir()
+    async with run_helper(first_directory, http, chain) as first, run_helper(second_directory, http, chain) as second:
         round_id = await chain.open_round()
         vote = await cast_vote(chain, first, round_id, times=ballot.same_second_times(unix_time_in(2)))
         for share in vote.ballot.shares:

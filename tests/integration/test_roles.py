@@ -26,17 +26,17 @@ class Hosts:
     """Hosts that share a queue, by name.
 
     Args:
-        folder: folder of their files.
+        directory: directory of their files.
         http: HTTP client for all hosts.
-        chain: the chain.
+        chain: the dev chain.
         url: database URL.
     """
 
-    def __init__(self, folder: Path, http: httpx.AsyncClient, chain: DevChain, url: str) -> None:
-        self._folder = folder
+    def __init__(self, directory: Path, http: httpx.AsyncClient, chain: DevChain, url: str) -> None:
+        self._directory = directory
         self._http = http
         self._chain = chain
-        self._keys = folder / "keys"
+        self._keys = directory / "keys"
         self._keys.touch(0o600)
         self._keys.write_text(token_hex(32))
         self._store = {
@@ -58,10 +58,10 @@ class Hosts:
 
     def create_host(self, name: str, role: str, **sender: Any) -> HelperProcess:
         """Create a host without starting it."""
-        folder = self._folder / name
-        folder.mkdir()
+        directory = self._directory / name
+        directory.mkdir()
         host = HelperProcess(
-            folder,
+            directory,
             self._http,
             self._chain,
             program=STAND_IN_PROGRAM,

@@ -88,7 +88,7 @@ async def test_round_with_unknown_status_is_closed_and_purged(tmp_path: Path, ht
 
 
 def _has_note(text: str) -> Callable[[dict[str, Any]], bool]:
-    """Return whether a check of the daemon has this text in its problem or note."""
+    """Return whether a check of the helper has this text in its problem or note."""
     return lambda facts: any(text in f"{check['problem']} {check['note']}" for check in facts["checks"])
 
 

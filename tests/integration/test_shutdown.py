@@ -75,7 +75,7 @@ async def test_second_service_on_same_database_is_refused(
         started_at = time.monotonic()
         second.spawn()
         assert await second.wait_for_exit() == 1
-        assert time.monotonic() - started_at <= 10, "most of the time is Python's start"
+        assert time.monotonic() - started_at <= 10, "most of this time is the startup of Python"
         assert "another daemon has this database open" in second.log_tail()
         assert "Traceback" not in second.log_tail()
         round_id = await chain.open_round()

@@ -22,4 +22,4 @@ async def test_tree_restore_is_faster_than_sync(tmp_path: Path) -> None:
     assert restored.root() == tree.root()
     for position, size in ((0, LEAF_COUNT), (LEAF_COUNT - 1, LEAF_COUNT), (1023, 1024), (12_345, 15_000)):
         assert restored.path(position, size) == tree.path(position, size)
-    assert restoring < appending / 2, "a tenth or less on an idle machine"
+    assert restoring < appending / 2, "at most a tenth on an idle machine"

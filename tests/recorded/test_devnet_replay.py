@@ -1,4 +1,4 @@
-"""The dev chain answers the recorded requests like the real chain: status, shape, and values where possible."""
+"""The dev chain responds to the recorded requests like the real chain: status, shape, and comparable values."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def chain() -> AsyncIterator[ReplayedChain]:
 
 
 def find_differences(expected: Any, actual: Any, free: set[str], path: str = "$", key: str = "") -> list[str]:
-    """Return where two JSON values differ in shape, or in a value that is not free."""
+    """Return the paths at which two JSON values differ in shape, or in a value that must be equal."""
     if type(expected) is not type(actual):
         return [f"{path}: {expected!r} became {actual!r}"]
     if isinstance(expected, dict):

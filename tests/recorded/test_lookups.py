@@ -1,4 +1,4 @@
-"""Public look-ups on a recorded chain: transactions, confirmed reveals, roots. No request contains a nullifier."""
+"""Public lookups on a recorded chain: transactions, confirmed reveals, roots. No request contains a nullifier."""
 
 from __future__ import annotations
 

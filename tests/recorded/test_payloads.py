@@ -1,4 +1,4 @@
-"""The 16 payloads of a real vote pass every check against the recorded round, over HTTP and with the real hashes."""
+"""The 16 payloads of a real vote pass every check against the recorded round, over HTTP and with real hashes."""
 
 from __future__ import annotations
 

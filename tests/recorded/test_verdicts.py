@@ -79,7 +79,7 @@ def refusal_response(code: int, log: str, status: int = 422) -> Verdict:
 )
 def test_verdict_depends_on_code_and_log(code: int, log: str, verdict: Verdict) -> None:
     assert refusal_response(code, log) is verdict
-    assert refusal_response(code, log, status=200) is verdict, "a 200 with a code counts as that code"
+    assert refusal_response(code, log, status=200) is verdict, "a 200 with a code has the verdict of that code"
 
 
 def test_verdict_of_mempool_duplicate_is_accepted() -> None:

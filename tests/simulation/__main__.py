@@ -1,6 +1,6 @@
 """Run simulation seeds: `python -m tests.simulation [--seed N [--story]] [--seeds A-B] [--jobs 2]`.
 
-A failing seed prints its event log; every run of a seed is identical. The last line on standard output is a JSON
+A failing seed prints its event log. Every run of a seed is identical. The last line on standard output is a JSON
 summary; everything else goes to standard error. The exit status is 1 if a promise was broken.
 """
 

@@ -112,7 +112,7 @@ class SimChain:
 
     Attributes:
         blocks: by height; index 0 is a placeholder.
-        confirmed: height at which each nullifier was counted.
+        confirmed: height at which the chain counted each nullifier.
         is_halted: whether block production is stopped.
         max_mempool_delay: maximum seconds a transaction stays in the mempool.
     """
@@ -229,7 +229,7 @@ class SimChain:
         return self._check_proof(round_, message, height)
 
     def _check_proof(self, round_: SimRound, message: RevealMessage, height: int) -> Refusal | None:
-        """Check nullifier, anchor and proof after the round was checked."""
+        """Check nullifier, anchor and proof; the round has already been checked."""
         counted = self.confirmed.get((message.round_id, message.nullifier))
         if counted is not None and counted <= height:
             return 1, f"nullifier already spent: {message.nullifier.hex()}"

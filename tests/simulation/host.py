@@ -30,7 +30,7 @@ RESTART_SECONDS = 3.0
 
 
 class UnreachableError(Exception):
-    """The service does not answer."""
+    """The service does not respond."""
 
 
 class SimClock(Clock):
@@ -175,7 +175,7 @@ class ServiceHost:
         """Send a request to the service.
 
         Raises:
-            UnreachableError: no service is running, or it ended before it answered.
+            UnreachableError: no service is running, or it ended before it responded.
         """
         service = self.service
         if service is None:

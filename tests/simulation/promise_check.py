@@ -18,9 +18,9 @@ CLOCK_TOLERANCE_SECONDS = 120.0
 FREE_CRASHES = 2
 REPROVE_BLOCKS = 10
 HEIGHT_LAG_BLOCKS = 3
-"""Blocks by which the height known to the service may lag when it sends."""
+"""Number of blocks by which the height known to the service may lag when it sends."""
 END_MARGIN_SECONDS = 60.0
-"""Seconds, in addition to the drain, by which a share must be due before the round's end to be sure to count."""
+"""Seconds before the round's end, in addition to the drain, by which a share must be due to be counted."""
 
 
 @dataclass(eq=False)
@@ -29,7 +29,7 @@ class TrackedShare:
 
     Attributes:
         acknowledged_at: loop second of the first acknowledgment, None before it.
-        is_queued: whether the service answered that the share is new.
+        is_queued: whether the service responded that the share is new.
     """
 
     share: Share
@@ -125,7 +125,7 @@ class PromiseChecker:
         self.broadcasts[nullifier, height] = message.tx_hash()
 
     def on_prover_fault(self, nullifier: bytes, fault: ProverFault) -> None:
-        """Record a prover fault, which may cost an attempt."""
+        """Record a prover fault, which may spend an attempt."""
         self._event_log.record("prover", fault.value, nullifier)
         if fault is ProverFault.WORKER_DIES:
             self.worker_deaths[nullifier] += 1
@@ -133,7 +133,7 @@ class PromiseChecker:
             self.prover_faults[nullifier] += 1
 
     def on_false_refusal(self, message: RevealMessage) -> None:
-        """Record a false permanent refusal, which may cost one or all attempts."""
+        """Record a false permanent refusal, which may spend one or all attempts."""
         self.prover_faults[message.nullifier] += 1
 
     def on_attempt_spent(self, share_id: int, stage: str, note: str) -> None:
@@ -177,7 +177,7 @@ class PromiseChecker:
     # At the end of a service run and of the run
 
     def check_disk(self) -> None:
-        """Check that every acknowledged share is stored, confirmed, or purged after its round."""
+        """Check that every acknowledged share is stored, confirmed, or purged after its round closed."""
         stored = {row[0] for row in self._host.disk.query_rows("SELECT nullifier FROM shares")}
         for spent, known in self.shares.items():
             if known.is_queued and spent not in stored and not self._is_confirmed(known):
@@ -189,7 +189,7 @@ class PromiseChecker:
         return (tracked.share.round_id, tracked.nullifier) in self._chain.confirmed
 
     def check_final_state(self) -> None:
-        """Check everything that must hold after all faults have ended."""
+        """Check everything that must be true after all faults have ended."""
         self.check_disk()
         disk = self._host.disk
         states: dict[bytes, int] = dict(disk.query_rows("SELECT nullifier, state FROM shares"))
@@ -220,7 +220,7 @@ class PromiseChecker:
         return tracked.due_at <= end - END_MARGIN_SECONDS - self._plan.drain_seconds
 
     def _may_have_missed_blocks(self) -> bool:
-        """Return whether blocks may be missing because no node had them."""
+        """Return whether blocks may be missing because every node had pruned them."""
         return not all(self._plan.nodes_with_rpc) and any(
             episode.fault.name == "PRUNED" for episode in self._plan.episodes
         )

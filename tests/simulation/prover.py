@@ -1,4 +1,4 @@
-"""Simulated prover workers that prove, delay, die, hang and refuse."""
+"""Simulated prover workers that prove, delay, crash, hang and refuse."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ class InlineWriter(SqliteWriter):
     """The writer, driven by timers of the loop.
 
     Attributes:
-        is_killed: whether the service was killed: nothing is written or delivered any more.
+        is_killed: whether the service was killed: no write is executed and no result delivered.
     """
 
     def __init__(self, disk: SimDisk, clock: Clock) -> None:

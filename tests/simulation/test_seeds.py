@@ -1,4 +1,4 @@
-"""Seeds hold all promises, are reproducible, and detect injected faults."""
+"""Seeds keep all promises, are reproducible, and detect injected faults."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SEEDS_PER_TEST = 50
 MAX_SEARCHED_SEEDS = 25
 """Seeds within which an injected fault must be found."""
 MIN_CONFIRMED = 20
-"""Average confirmed shares per seed: a simulation in which nothing happens holds every promise."""
+"""Average confirmed shares per seed: a simulation in which nothing happens keeps every promise."""
 
 
 @pytest.mark.parametrize("first", range(0, SEED_COUNT, SEEDS_PER_TEST))

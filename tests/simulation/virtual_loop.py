@@ -26,15 +26,14 @@ MAX_PASSES_WITHOUT_PROGRESS = 3_000
 
 
 class StuckError(AssertionError):
-    """Nothing is ready and no timer is left, or time does not advance."""
+    """No callback is ready and no timer remains, or time does not advance."""
 
 
 class Handle(list[Any]):
     """A scheduled callback: context, function and arguments; empty once cancelled.
 
-    asyncio's own handle checks the loop's debug mode and stores a name for errors. With some ten thousand handles per
-    seed
-    that costs a tenth of the run time.
+    asyncio's own handle checks the loop's debug mode and stores a name for errors. With about ten thousand handles per
+    seed that takes a tenth of the run time.
     """
 
     __slots__ = ()
@@ -242,7 +241,7 @@ class SimLoop(_Loop):  # type: ignore[misc]  # its stub requires thirty methods 
                 self._ready.append(handle)
 
     def _run_ready(self) -> None:
-        """Run what is ready now; callbacks added meanwhile wait for the next pass."""
+        """Run the callbacks that are ready now; callbacks added by them wait for the next pass."""
         batch, self._ready = self._ready, []
         self.passes += 1
         if self._shuffled and len(batch) > 1:
@@ -258,7 +257,7 @@ class SimLoop(_Loop):  # type: ignore[misc]  # its stub requires thirty methods 
                         context, callback, args = handle
                         context.run(callback, *args)
                 return
-            except Exception as error:  # of one callback: the others still run
+            except Exception as error:  # an error in one callback: the others still run
                 self.unhandled_errors.append({"message": "a callback failed", "exception": error})
 
     def report_passes(self, seconds: float, callback: Callable[[int], None]) -> None:

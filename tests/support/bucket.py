@@ -59,9 +59,9 @@ class MemoryBucket:
 
         return await self.request("put", replace_if_unchanged)
 
-    async def list_names(self, folder: str) -> list[str]:
+    async def list_names(self, directory: str) -> list[str]:
         return await self.request(
-            "list", lambda: sorted(name for name in self.objects if name.startswith(f"{folder}/"))
+            "list", lambda: sorted(name for name in self.objects if name.startswith(f"{directory}/"))
         )
 
     async def list_folders(self) -> list[str]:

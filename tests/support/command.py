@@ -49,7 +49,7 @@ _PRINT_LOADED_MODULES = (
 
 
 def run_refused_serve(config: Path, *modules: str) -> tuple[str, str]:
-    """Start a service that must exit with 1. Returns which of these modules it had loaded, and its messages."""
+    """Start a service that must exit with 1. Returns the given modules that it had loaded, and its messages."""
     arguments = [sys.executable, "-c", _PRINT_LOADED_MODULES, str(config), *modules]
     result = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS)
     assert result.returncode == 1, result.stderr

@@ -56,7 +56,7 @@ class DatabaseProxy:
         self.dropped_notifications = 0
 
     def cut_connections(self, after_bytes: int) -> None:
-        """Cut each open connection after this many further bytes in either direction."""
+        """Cut each open connection after this many more bytes in either direction."""
         for connection in self._connections:
             connection.bytes_left = after_bytes
 

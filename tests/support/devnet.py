@@ -18,8 +18,8 @@ PROPOSALS = [{"title": f"Proposal {number}", "options": ["Support", "Oppose"]} f
 class DevChain(ChildProcess):
     """A dev chain."""
 
-    def __init__(self, folder: Path, http: httpx.AsyncClient, *flags: str) -> None:
-        super().__init__("chain", folder, ("-m", "devnet", "--rest-port", "0", "--rpc-port", "0", *flags))
+    def __init__(self, directory: Path, http: httpx.AsyncClient, *flags: str) -> None:
+        super().__init__("chain", directory, ("-m", "devnet", "--rest-port", "0", "--rpc-port", "0", *flags))
         self.http = http
 
     @property
@@ -65,7 +65,7 @@ class DevChain(ChildProcess):
         await self.mine()
 
     async def mine(self, blocks: int = 1) -> None:
-        """Make blocks now, in addition to those of the timer."""
+        """Produce blocks now, in addition to those of the timer."""
         await self.post("/devnet/mine", {"blocks": blocks})
 
     async def set_faults(self, *, node: int = 0, **switches: object) -> None:
@@ -109,7 +109,7 @@ class DevChain(ChildProcess):
             page += 1
 
     async def transaction_hashes(self, round_id: bytes) -> dict[str, bytes]:
-        """Return the hash of the confirmed transaction by nullifier (hex)."""
+        """Return the hashes of confirmed transactions by nullifier (hex)."""
         succeeded = [tx for tx in await self.find_transactions(round_id) if tx["tx_result"]["code"] == 0]
         return {
             nullifier: bytes.fromhex(tx["hash"])
@@ -118,7 +118,7 @@ class DevChain(ChildProcess):
         }
 
     async def spent_nullifiers(self, round_id: bytes) -> dict[str, int]:
-        """Return how often each nullifier (hex) was counted by the chain."""
+        """Return how often the chain counted each nullifier (hex)."""
         succeeded = [tx for tx in await self.find_transactions(round_id) if tx["tx_result"]["code"] == 0]
         return dict(Counter(nullifier for tx in succeeded for nullifier in _nullifiers(tx["tx_result"]["events"])))
 

@@ -39,7 +39,7 @@ class EventClient(asyncio.Protocol):
 
 @contextlib.asynccontextmanager
 async def open_event_clients(url: str, token: str, count: int) -> AsyncIterator[list[EventClient]]:
-    """Open this many clients. Yields after the last one has received a state."""
+    """Open this many clients. Yields once every client has received a state."""
     address = urlsplit(url)
     host, port = address.hostname, address.port
     assert host is not None

@@ -60,7 +60,7 @@ def nullifier_of(blind: bytes) -> bytes:
 
 
 async def wait_until(condition: Callable[[], object]) -> None:
-    """Wait for a condition that other tasks fulfill."""
+    """Wait for a condition that other tasks make true."""
     async with asyncio.timeout(TIMEOUT_SECONDS):
         while not condition():
             await asyncio.sleep(0)
@@ -211,7 +211,7 @@ NodeReply = Callable[[dict[str, Any]], Awaitable[httpx.Response]]
 
 
 def reply_with(status: int, **reply: Any) -> NodeReply:
-    """Create a node that answers every reveal with this response."""
+    """Create a node that sends this response to every reveal."""
 
     async def answer(body: dict[str, Any]) -> httpx.Response:
         return httpx.Response(status, content=json.dumps(reply).encode())

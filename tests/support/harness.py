@@ -29,14 +29,13 @@ CHAIN_ID = "svote-devnet-1"
 
 
 class HelperProcess(ChildProcess):
-    """A helper for a chain. With `STAND_IN_PROGRAM` its proofs are stand-ins.
-
-    Its queue is in a file in its folder, or in its own schema of a cluster.
+    """A helper for a chain. With `STAND_IN_PROGRAM` its proofs are fake.
+    Its queue is in a file in its directory, or in its own schema of a cluster.
     """
 
     def __init__(
         self,
-        folder: Path,
+        directory: Path,
         http: httpx.AsyncClient,
         chain: DevChain,
         /,
@@ -46,13 +45,13 @@ class HelperProcess(ChildProcess):
         cluster: Cluster | None = None,
         **sections: Any,
     ) -> None:
-        self.db = Path(sections.get("helper", {}).get("db_path", folder / "queue.db"))
-        self.storage: QueueStorage = SqliteFile(self.db) if cluster is None else PostgresSchema(cluster, folder)
+        self.db = Path(sections.get("helper", {}).get("db_path", directory / "queue.db"))
+        self.storage: QueueStorage = SqliteFile(self.db) if cluster is None else PostgresSchema(cluster, directory)
         if self.storage.store_section:
             sections["store"] = {**self.storage.store_section, **sections.get("store", {})}
-        config = folder / "helper.toml"
+        config = directory / "helper.toml"
         config.write_text(_render_config(self.db, chain.nodes[:nodes], sections))
-        super().__init__("helper", folder, (*program, "--config", str(config)))
+        super().__init__("helper", directory, (*program, "--config", str(config)))
         self.config = config
         self._http = http
         self._chain = chain
@@ -119,7 +118,7 @@ class HelperProcess(ChildProcess):
                     await asyncio.sleep(0.05)
 
     async def service_stats(self) -> dict[str, Any]:
-        """Return the statistics of the running daemon."""
+        """Return the statistics of the running helper."""
         facts: dict[str, Any] = (await self.operator_get("/stats"))["service"]
         return facts
 
@@ -128,7 +127,7 @@ class HelperProcess(ChildProcess):
         return [int(pid) for pid in (await self.service_stats())["provers"]["pids"]]
 
     async def wait_until(self, description: str, condition: Callable[[dict[str, Any]], object]) -> None:
-        """Wait until a condition on the daemon's statistics holds."""
+        """Wait until a condition on the helper's statistics is met."""
         async with self.timeout(description):
             while not condition(await self.service_stats()):
                 await asyncio.sleep(0.05)
@@ -178,14 +177,14 @@ async def cast_vote(
 
 @contextlib.asynccontextmanager
 async def run_chain_and_helper(
-    folder: Path, *flags: str, program: Sequence[str] = REAL_PROGRAM, cluster: Cluster | None = None, **sections: Any
+    directory: Path, *flags: str, program: Sequence[str] = REAL_PROGRAM, cluster: Cluster | None = None, **sections: Any
 ) -> AsyncIterator[tuple[DevChain, HelperProcess]]:
     """Run a chain and a helper for one test. Yields when both are ready; kills them at the end."""
     async with httpx.AsyncClient(timeout=30) as http:
-        chain = DevChain(folder, http, "--block-seconds", "0.3", *flags)
+        chain = DevChain(directory, http, "--block-seconds", "0.3", *flags)
         await chain.start()
         try:
-            async with run_helper(folder, http, chain, program=program, cluster=cluster, **sections) as helper:
+            async with run_helper(directory, http, chain, program=program, cluster=cluster, **sections) as helper:
                 yield chain, helper
         finally:
             await chain.kill()
@@ -193,7 +192,7 @@ async def run_chain_and_helper(
 
 @contextlib.asynccontextmanager
 async def run_helper(
-    folder: Path,
+    directory: Path,
     http: httpx.AsyncClient,
     chain: DevChain,
     /,
@@ -208,7 +207,7 @@ async def run_helper(
 
     Yields when it is ready; kills it at the end.
     """
-    helper = HelperProcess(folder, http, chain, program=program, nodes=nodes, cluster=cluster, **sections)
+    helper = HelperProcess(directory, http, chain, program=program, nodes=nodes, cluster=cluster, **sections)
     await helper.start(**(env or {}))
     try:
         await helper.wait_until_ready()
@@ -218,5 +217,5 @@ async def run_helper(
 
 
 def unix_time_in(seconds: float) -> int:
-    """Return the Unix second that is at least this many seconds ahead."""
+    """Return a Unix second that is at least this many seconds ahead."""
     return int(time.time() + seconds) + 1

@@ -1,4 +1,4 @@
-"""A child process that reports by a ready file when it listens."""
+"""A child process that writes a ready file once it listens."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ TIMEOUT_SECONDS = 60.0
 
 
 class ChildProcess:
-    """A child process that reports by a ready file when it listens."""
+    """A child process that writes a ready file once it listens."""
 
-    def __init__(self, name: str, folder: Path, arguments: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, name: str, directory: Path, arguments: Sequence[str], env: Mapping[str, str] | None = None
+    ) -> None:
         self.name = name
-        self.log = folder / f"{name}.log"
-        self._ready_file = folder / f"{name}.ready"
+        self.log = directory / f"{name}.log"
+        self._ready_file = directory / f"{name}.ready"
         self._arguments = (*arguments, "--ready-file", str(self._ready_file))
         self._env = {key: value for key, value in os.environ.items() if not key.startswith("SVOTE_HELPER_")}
         self._env.update(env or {})
@@ -122,7 +124,7 @@ def child_pids(pid: int) -> list[int]:
 
 
 def _is_running(pid: int) -> bool:
-    """Return whether a process runs. A zombie does not."""
+    """Return whether a process runs. A zombie process does not."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Prover worker with stand-in proofs: fast, with failures on request. For tests of everything except the proof.
+"""Prover worker with fake proofs: fast, with failures on request. For tests of everything except the proof.
 
 The dev chain accepts these proofs only with `--stand-in-proofs`. The proposal id of a share selects what happens,
 so that a test can request a crash of the worker over the public API. `STANDIN_SECONDS` is the duration of each
@@ -23,7 +23,7 @@ PROPOSAL_CRASHES, PROPOSAL_HANGS, PROPOSAL_REFUSED = 41, 42, 43
 
 
 class StandInEngine(CircuitEngine):
-    """Computes the real statement (hashes and tree); only the proof is a stand-in."""
+    """Computes the real statement (hashes and tree); only the proof is fake."""
 
     def __init__(self) -> None:
         self._proof_seconds = float(os.environ.get("STANDIN_SECONDS", "0"))
@@ -40,7 +40,7 @@ class StandInEngine(CircuitEngine):
         return self._proof_seconds + 0.001
 
     def prove(self, job: Frame) -> Frame:
-        """Create a stand-in proof for the statement of the job's witness."""
+        """Create a fake proof for the statement of the job's witness."""
         if self._tally_path:
             with Path(self._tally_path).open("ab", buffering=0) as tally:
                 tally.write(b".")
@@ -72,7 +72,7 @@ class StandInEngine(CircuitEngine):
         return {"proof": create_stand_in_proof(statement), "nullifier": nullifier, "root": root}
 
     def verify(self, job: Frame) -> Frame:
-        """Return whether the stand-in proof belongs to this statement."""
+        """Return whether the fake proof belongs to this statement."""
         return {"ok": bytes.fromhex(job["proof"]) == create_stand_in_proof(parse_statement(job))}
 
 

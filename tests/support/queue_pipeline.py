@@ -172,7 +172,7 @@ class Pipeline:
         return self.gates.get_dispatch_gate()
 
     def show_block(self, blocks: int = 1, *, time: float | None = None) -> None:
-        """Make every node show a new block with this time (default: now)."""
+        """Make every node report a new block with this time (default: now)."""
         self.height += blocks
         now = self.clock.now()
         for endpoint in self.endpoints.nodes:
@@ -184,14 +184,14 @@ class Pipeline:
         self.endpoints.apply_probes()
 
     async def next_block(self) -> None:
-        """Process a new block without any of our shares."""
+        """Process a new block without any of the helper's shares."""
         self.clock.advance(5)
         self.show_block()
         self.circuits.note_block()
         await self.broadcaster.reconcile(self.height)
 
     def set_replies(self, reply: NodeReply) -> None:
-        """Make every node respond with this reply."""
+        """Make every node send this response."""
         self.nodes.replies = {FIRST_NODE: reply, SECOND_NODE: reply}
 
     async def enqueue(self, *positions: int, submit_at: int = 0) -> None:
@@ -257,7 +257,7 @@ class Pipeline:
         await wait_until(lambda: self.gate_checks > turns)
         idle_passes = 0
         async with asyncio.timeout(TIMEOUT_SECONDS):
-            while idle_passes < 5:  # a wake-up needs a few event loop iterations to arrive
+            while idle_passes < 5:  # a wake-up takes effect after a few event loop iterations
                 await asyncio.sleep(0)
                 idle_passes = idle_passes + 1 if self.clock.sleeper_count else 0
 

@@ -85,13 +85,13 @@ class PostgresSchema:
 
     Args:
         cluster: a running server.
-        folder: folder for the host's key file.
+        directory: directory of the host's key file.
     """
 
-    def __init__(self, cluster: Cluster, folder: Path) -> None:
+    def __init__(self, cluster: Cluster, directory: Path) -> None:
         self._cluster = cluster
         self.name = f"queue_{token_hex(6)}"
-        keys = folder / "store.key"
+        keys = directory / "store.key"
         keys.touch(0o600)
         keys.write_text(token_hex(32))
         self.store_section: dict[str, Any] = {
@@ -125,10 +125,10 @@ class PostgresSchema:
         Includes tables, indexes, write-ahead log, temporary files and the server's log.
         """
         contents = {}
-        for path in sorted(self._cluster.folder.rglob("*")):
+        for path in sorted(self._cluster.directory.rglob("*")):
             with contextlib.suppress(FileNotFoundError):  # the server may delete files at any time
                 if path.is_file():
-                    contents[path.relative_to(self._cluster.folder)] = LONG_ZERO_RUN.sub(ZERO_GAP, path.read_bytes())
+                    contents[path.relative_to(self._cluster.directory)] = LONG_ZERO_RUN.sub(ZERO_GAP, path.read_bytes())
         return contents
 
     def table_files(self, table: str) -> set[Path]:

@@ -1,4 +1,4 @@
-"""S3 store for tests: moto's server in a child process, with faults that real stores have.
+"""S3 store for tests: moto's server in a child process, with the faults of real stores.
 
 `python -m tests.support.s3 --ready-file FILE` listens on loopback. Requests are processed one at a time, because
 moto checks a condition and writes in two steps, which must be atomic here. A request is processed only after it was
@@ -38,12 +38,12 @@ class FaultInjection:
 
     A POST to `/_faults` replaces all switches. A GET returns the number of requests by method since then.
 
-        slow    delay of every request in seconds
-        busy    number of next requests that get 503 without effect
-        shut    number of next requests that get 403
-        met     number of next writes that get 409 because of a concurrent write
-        lost    number of next writes that take effect and get 500
-        deaf    whether conditions are ignored
+        delay               delay of every request in seconds
+        unavailable         number of next requests that get 503 without effect
+        forbidden           number of next requests that get 403
+        conflict            number of next writes that get 409, as after a concurrent write
+        lost_response       number of next writes that take effect and get 500
+        ignores_conditions  whether conditions are ignored
     """
 
     def __init__(self, app: WSGIApplication) -> None:
@@ -56,11 +56,11 @@ class FaultInjection:
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         environ["wsgi.input"] = io.BytesIO(body)
         with self._lock:
-            answer = self._handle(environ, start_response)
+            response = self._handle(environ, start_response)
             try:
-                return list(answer)
+                return list(response)
             finally:
-                getattr(answer, "close", lambda: None)()
+                getattr(response, "close", lambda: None)()
 
     def _handle(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         method = environ["REQUEST_METHOD"]
@@ -70,18 +70,18 @@ class FaultInjection:
                 self._counts.clear()
             return _respond(start_response, "200 OK", json.dumps(self._counts).encode())
         self._counts[method] = self._counts.get(method, 0) + 1
-        time.sleep(self._switches.get("slow", 0))
-        if self._consume_fault("busy"):
+        time.sleep(self._switches.get("delay", 0))
+        if self._consume_fault("unavailable"):
             return _respond(start_response, "503 Slow Down", b"<Error><Code>SlowDown</Code></Error>")
-        if self._consume_fault("shut"):
+        if self._consume_fault("forbidden"):
             return _respond(start_response, "403 Forbidden", b"<Error><Code>AccessDenied</Code></Error>")
-        if method == "PUT" and self._consume_fault("met"):
+        if method == "PUT" and self._consume_fault("conflict"):
             body = b"<Error><Code>ConditionalRequestConflict</Code></Error>"
             return _respond(start_response, "409 Conflict", body)
-        if self._switches.get("deaf"):
+        if self._switches.get("ignores_conditions"):
             environ.pop("HTTP_IF_MATCH", None)
             environ.pop("HTTP_IF_NONE_MATCH", None)
-        if method == "PUT" and self._consume_fault("lost"):
+        if method == "PUT" and self._consume_fault("lost_response"):
             for _ in self._app(environ, lambda *_: lambda _: None):
                 pass
             return _respond(start_response, "500 Internal Server Error", b"<Error><Code>InternalError</Code></Error>")
@@ -101,8 +101,8 @@ def _respond(start_response: StartResponse, status: str, body: bytes) -> Iterabl
 class ObjectStoreProcess(ChildProcess):
     """A running store with one bucket."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__("s3", folder, ("-m", "tests.support.s3"))
+    def __init__(self, directory: Path) -> None:
+        super().__init__("s3", directory, ("-m", "tests.support.s3"))
 
     async def start(self, **env: str) -> None:
         """Start the store and create the bucket."""
@@ -135,9 +135,9 @@ class ObjectStoreProcess(ChildProcess):
 
 
 @contextlib.asynccontextmanager
-async def run_object_store(folder: Path) -> AsyncIterator[ObjectStoreProcess]:
+async def run_object_store(directory: Path) -> AsyncIterator[ObjectStoreProcess]:
     """Run a store for one test. Kills it at the end."""
-    store = ObjectStoreProcess(folder)
+    store = ObjectStoreProcess(directory)
     await store.start()
     try:
         yield store

@@ -1,4 +1,4 @@
-"""The service with stand-in proofs: `python -m tests.support.service --config FILE --ready-file FILE`.
+"""The service with fake proofs: `python -m tests.support.service --config FILE --ready-file FILE`.
 
 `KILL_AT` kills it with SIGKILL at an exact moment: `<method>:<before|after>[:<n>]` names a method of the store or
 of the chain's client, and the n-th call (default 1) after the first share was enqueued.

@@ -1,4 +1,4 @@
-"""TCP proxy in front of a node that can refuse connections or accept them without answering."""
+"""TCP proxy in front of a node that can refuse connections, or accept them without a response."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TcpGate:
 
     Attributes:
         url: listening address; constant over its lifetime.
-        is_silent: whether connections are accepted and read, but never answered.
+        is_silent: whether connections are accepted and read, but never get a response.
         received: bytes received over each connection while it was silent.
         connection_seconds: duration of each of these connections.
     """

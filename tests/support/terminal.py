@@ -44,7 +44,7 @@ class Terminal:
         return "\n".join(self.lines).strip("\n")
 
     async def wait_for_text(self, description: str, condition: Callable[[str], object]) -> None:
-        """Wait until a condition on the screen's text holds."""
+        """Wait until a condition on the screen's text is met."""
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 while not condition(self.text):

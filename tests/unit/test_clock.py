@@ -12,7 +12,7 @@ from tests.support.fakes import TIMEOUT_SECONDS, wait_until
 
 
 class Waiter:
-    """A task that waits an hour on a fake clock."""
+    """A task that waits one hour on a fake clock."""
 
     def __init__(self, clock: FakeClock) -> None:
         self.event = asyncio.Event()
@@ -43,7 +43,7 @@ async def test_wait_until_ends_when_event_is_set() -> None:
 
 
 @pytest.mark.parametrize("jump", [3600, 86_400])
-async def test_wait_until_notices_clock_set_forward_within_a_slice(jump: float) -> None:
+async def test_wait_until_detects_clock_set_forward_within_a_slice(jump: float) -> None:
     clock = FakeClock()
     waiter = Waiter(clock)
     assert await waiter.is_waiting()

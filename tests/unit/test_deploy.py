@@ -1,4 +1,4 @@
-"""The files in deploy/: systemd's verdict on the units, and names that match the code.
+"""The files in deploy/: systemd verifies the units, and names match the code.
 
 The container files are only parsed here; `test_packaging` builds one with fake base images.
 """
@@ -36,7 +36,7 @@ URL = "postgresql://helper@/helper?host=/var/run/postgresql"
 
 
 MAIN_MB = 400
-"""Of the service itself: 110 with a million shares waiting, and bodies and connections at their limits."""
+"""Memory of the service itself: 110 MB with a million pending shares, and bodies and connections at their limits."""
 PROVER_MB = 110
 """Peak of a prover with the keys of both circuits."""
 PROVERS = 5
@@ -167,7 +167,7 @@ def test_compose_cluster_has_role_profiles_with_minimal_secrets(tmp_path: Path) 
 
 
 def read_pins(file: Path) -> set[Requirement]:
-    """The pins that this system installs: others have a condition such as `sys_platform == 'win32'`."""
+    """The pinned requirements that apply to this platform; others have a marker such as `sys_platform == 'win32'`."""
     pins = [Requirement(pin) for pin in re.findall(r"^([a-z].*==.*) \\$", file.read_text(), re.MULTILINE)]
     return {pin for pin in pins if pin.marker is None or pin.marker.evaluate()}
 

@@ -1,7 +1,7 @@
 """Secret files in the source tree reach neither images nor `dist/`.
 
-Tests cannot fetch base images: the container file is built on fakes, whose `make` and `pip` copy every file within
-their reach.
+Tests cannot fetch base images: the container file is built on fakes, whose `make` and `pip` copy every file that
+they can access.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ def source_tree(tmp_path: Path) -> Path:
     )
     (copy / "docs").mkdir()
     shutil.copy(REPO_ROOT / "docs" / "operations.md", copy / "docs")
-    for folder in FOLDERS:
+    for directory in FOLDERS:
         for name in (*NAMES, "helper.toml", "queue.db", "queue.db-wal"):
-            (copy / folder / name).write_text(SECRET)
+            (copy / directory / name).write_text(SECRET)
     return copy
 
 
-def files_with_secret(folder: Path) -> list[Path]:
-    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+def files_with_secret(directory: Path) -> list[Path]:
+    files = (path for path in directory.rglob("*") if path.is_file() and not path.is_symlink())
     return [path for path in files if SECRET.encode() in path.read_bytes()]
 
 
@@ -76,26 +76,26 @@ def write_executable(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def create_fake_programs(folder: Path) -> None:
+def create_fake_programs(directory: Path) -> None:
     """Create the files of a base image: a shell, some programs of this machine, and fake programs."""
     for name in PROGRAMS:
         program = shutil.which(name)
         assert program is not None
         linked = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
         for library in re.findall(r"(/\S+)", linked):
-            (folder / library[1:]).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(library, folder / library[1:])
-        (folder / "bin").mkdir(exist_ok=True)
-        shutil.copy(program, folder / "bin" / name)
+            (directory / library[1:]).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(library, directory / library[1:])
+        (directory / "bin").mkdir(exist_ok=True)
+        shutil.copy(program, directory / "bin" / name)
     for name, text in {"make": MAKE, "python": PYTHON, "pip": PIP, "apt-get": "#!/bin/sh\n"}.items():
-        write_executable(folder / "bin" / name, text)
+        write_executable(directory / "bin" / name, text)
     for name in ("tmp", "opt", "mnt", "var/lib", "var/tmp", "etc"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
+        (directory / name).mkdir(parents=True, exist_ok=True)
 
 
 @pytest.fixture
 def buildah(tmp_path: Path) -> Iterator[list[str]]:
-    """The buildah command, with its own storage where every layer is a directory."""
+    """The buildah command, with a separate storage in which every layer is a directory."""
     (program,) = BUILDAH
     storage = tmp_path / "storage"
     yield [program, "--root", str(storage), "--runroot", str(tmp_path / "run"), "--storage-driver", "vfs"]

@@ -80,7 +80,7 @@ async def test_register_bonded_validator_is_not_pending(tmp_path: Path) -> None:
         assert len(await stack.fetch_pending()) == 1
         operator = adr036.validator_address(body["operator_address"])
         stack.staking.validators[operator] = "BOND_STATUS_UNBONDED"
-        assert await stack.fetch_pending() == [], "whatever its status"
+        assert await stack.fetch_pending() == [], "regardless of its status"
         answer = await stack.register(sign_registration(timestamp=NOW + 5))
         assert (answer.status_code, answer.json()) == (200, {"status": "registered"})
         assert set(stack.staking.queried_addresses) == {operator}

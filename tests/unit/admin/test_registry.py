@@ -268,7 +268,7 @@ async def run_registry(stack: AdminStack) -> AsyncIterator[None]:
 
 
 async def wait_until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until a condition holds."""
+    """Wait until a condition is met."""
     async with asyncio.timeout(20):
         while not await condition():
             await asyncio.sleep(0.01)
@@ -379,7 +379,7 @@ async def test_register_checks_one_signature_at_a_time(tmp_path: Path, monkeypat
 
 
 async def test_register_first_imports_modules_outside_the_event_loop(tmp_path: Path) -> None:
-    """Runs in a subprocess, where nothing is imported yet."""
+    """Runs in a subprocess, in which no module is imported yet."""
     body = json.dumps({**registration_body(0), "timestamp": int(time.time())})
     script = f"""
 import asyncio, builtins, json, sys, threading, time

@@ -37,9 +37,7 @@ async def test_open_through_link_is_refused_and_writes_nothing(tmp_path: Path, c
     assert sorted(path.name for path in tmp_path.iterdir() if path != target) == ["admin.db"]
 
 
-async def test_open_with_link_put_in_place_meanwhile_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_open_with_link_created_during_open_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target, path = tmp_path / "target", tmp_path / "admin.db"
     target.write_bytes(b"")
     connect: Callable[..., sqlite3.Connection] = sqlite3.connect
@@ -62,10 +60,10 @@ async def test_open_non_file_is_refused(tmp_path: Path) -> None:
 
 
 async def test_open_with_special_characters_in_path_uses_that_file(tmp_path: Path) -> None:
-    folder = tmp_path / "a %3F?mode=memory#ü"
-    folder.mkdir()
-    await open_store(folder / "admin.db")
-    assert (folder / "admin.db").stat().st_size > 0
+    directory = tmp_path / "a %3F?mode=memory#ü"
+    directory.mkdir()
+    await open_store(directory / "admin.db")
+    assert (directory / "admin.db").stat().st_size > 0
 
 
 async def test_open_of_readable_file_sets_mode_0600(tmp_path: Path) -> None:

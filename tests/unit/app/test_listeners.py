@@ -1,4 +1,4 @@
-"""Settings published on the wallets' port: no unpublished node address."""
+"""Settings published on the wallet API port: no unpublished node URL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The service: when it accepts shares, and its failure when a part fails."""
+"""The service: when it accepts shares, and its failure when a component fails."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ STATUS_PATH = "/shielded-vote/v1/status"
 class ServiceHarness:
     """A service with one node; the service does not run, its store is open."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock = FakeClock()
         self.node = FakeNode(self.clock, height=100)
         self.network = FakeNetwork(node=self.node)
         monkeypatch.setattr(app_module, "harden_process", list)
-        config = Config.model_validate({"helper": {"db_path": str(folder / "q.db"), "port": 0}})
+        config = Config.model_validate({"helper": {"db_path": str(directory / "q.db"), "port": 0}})
         nodes = create_nodes(["http://node:1317"], transport=self.network)
         self.service = Service(config, clock=self.clock, nodes=nodes, prover_command=("false",))
 

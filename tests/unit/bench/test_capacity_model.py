@@ -87,7 +87,7 @@ def test_equal_costs_give_equal_capacity() -> None:
 
 def test_costs_require_all_measurements() -> None:
     figures: dict[str, float | None] = dict.fromkeys(MEASURED_FIGURES.values(), 2.0)
-    figures |= {MEASURED_FIGURES["sends_per_second"]: 200.0, "raw proofs k10": 11.0, "raw proofs k11": None}
+    figures |= {MEASURED_FIGURES["sends_per_second"]: 200.0, "raw proof rate k10": 11.0, "raw proof rate k11": None}
     costs = compute_costs(figures, "k10")
     assert costs is not None
     assert costs.proof == pytest.approx(2 / 11)
@@ -111,4 +111,4 @@ def test_capacity_line_shows_rates_and_bottleneck() -> None:
 
 
 def test_every_required_measurement_is_in_the_table() -> None:
-    assert {*MEASURED_FIGURES.values(), "raw proofs k10", "raw proofs k11"} <= {row.name for row in ROWS}
+    assert {*MEASURED_FIGURES.values(), "raw proof rate k10", "raw proof rate k11"} <= {row.name for row in ROWS}

@@ -1,4 +1,4 @@
-"""Fake chain nodes over an httpx transport, with recorded answers, and an in-memory store."""
+"""Fake chain nodes over an httpx transport, with recorded responses, and an in-memory store."""
 
 from __future__ import annotations
 

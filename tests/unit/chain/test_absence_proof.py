@@ -36,7 +36,7 @@ def test_observation_covers_head_after_execution_time() -> None:
     hasty = next_observation(second, "a", head(2, 16.0), 16.21)
     assert hasty.covered_head == head(1, 10.0)
     assert next_observation(hasty, "a", head(2, 16.0), 16.4).covered_head == head(2, 16.0), (
-        "counted from the first observation"
+        "measured from the first observation"
     )
 
 
@@ -60,7 +60,7 @@ def observation_at(height: int, time: float) -> Observation:
     [
         (50 + ABSENCE_BLOCKS, 100.0 + CLOCK_TOLERANCE_SECONDS, (0.2, 0.2), True),
         (50 + ABSENCE_BLOCKS - 1, 200.0, (0.2, 0.2), False),  # A lag could hide that the local clock is behind.
-        (90, 100.0 + CLOCK_TOLERANCE_SECONDS - 0.1, (0.2, 0.2), False),  # Possibly made before the arrival.
+        (90, 100.0 + CLOCK_TOLERANCE_SECONDS - 0.1, (0.2, 0.2), False),  # Possibly produced before the arrival.
         (90, 104.0, (-5.0, 0.2), False),  # The local clock was behind at the arrival.
         (90, 104.0, (0.2, -5.0), False),  # A local clock that is behind was detected later.
         (90, 105.0 + CLOCK_TOLERANCE_SECONDS, (-5.0, -5.0), True),
@@ -78,7 +78,7 @@ def test_proves_absence_requires_later_block_by_time_and_height(
     assert proves_absence(observation_at(height, time), ShareArrival(100.0, 50, offsets[0]), offsets[1]) is proven
 
 
-def test_proves_absence_without_answer_is_false() -> None:
+def test_proves_absence_without_response_is_false() -> None:
     assert not proves_absence(None, ShareArrival(0.0, 0, 0.0), 0.0)
     assert not proves_absence(Observation("a", 0.0, 0.0, head(90, 900.0)), ShareArrival(0.0, 0, 0.0), 0.0)
 
@@ -95,9 +95,9 @@ def test_proves_absence_without_answer_is_false() -> None:
 def test_proves_absence_never_before_wallets_block_is_covered(
     block: float, lag: float, clock: float, stamped: float, phase: float, moment: float
 ) -> None:
-    """Clock offsets of ±120 s, lags of up to 3 blocks, block intervals of 1 to 6 s, observed once a second.
+    """Clock offsets of ±120 s, lags of up to 3 blocks, block intervals of 1 to 6 s, observed once per second.
 
-    Time 0 and height 0 are the chain's. `stamped` is the age in blocks of a block when a current node shows it.
+    Time 0 and height 0 are the chain's. `stamped` is the age in blocks of a block when a current node reports it.
     """
 
     def shown_height(at: float, behind: float) -> int:

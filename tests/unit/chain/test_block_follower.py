@@ -120,7 +120,7 @@ async def test_follower_same_transaction_in_two_blocks_is_counted_once(code: int
     assert env.endpoints.has_usable_node
 
 
-async def test_follower_waits_for_index_that_shows_earlier_block() -> None:
+async def test_follower_waits_while_index_reports_earlier_block() -> None:
     env = Environment(rpc=False, cursor=90)
     env.add_reveal(95, 1, code=1)
     await env.endpoints.probe_all()
@@ -224,7 +224,7 @@ async def test_follower_uses_rest_when_rpc_has_no_block_results() -> None:
     assert env.follower.stalled_height is None
 
 
-async def test_follower_uses_rest_when_rpc_answer_is_invalid() -> None:
+async def test_follower_uses_rest_when_rpc_response_is_invalid() -> None:
     env = Environment(rpc=True, cursor=98)
     env.add_reveal(99, 1)
     env.node.faults["block_results"] = lambda _: httpx.Response(500, content=b"<html>")
@@ -374,7 +374,7 @@ async def test_history_waits_for_unreachable_node_that_may_have_blocks() -> None
     assert env.store.unread_ranges == []
 
 
-async def test_history_block_with_invalid_answer_is_not_skipped() -> None:
+async def test_history_block_with_invalid_response_is_not_skipped() -> None:
     env = Environment(rpc=False, height=1000, cursor=100)
     env.node.faults["/blocks/101"] = lambda _: httpx.Response(200, content=b"<html>")
     await env.sync_rounds()
@@ -429,7 +429,7 @@ async def test_follower_far_behind_reads_head_first_and_history_newest_first(rpc
     assert env.spent == [1, 2]
     assert env.store.unread_ranges == [(101, 29_990 - 12 * CONCURRENT_BLOCKS)]
     assert env.store.late_ranges[0] == (29_983, 29_990)
-    assert env.endpoints.usable_rpc_nodes or not rpc, "a node without an index is not set aside"
+    assert env.endpoints.usable_rpc_nodes or not rpc, "a node without an index is not put into backoff"
 
 
 async def test_history_resumes_after_restart_with_second_gap() -> None:
@@ -757,7 +757,7 @@ async def test_reveal_forged_by_one_of_two_nodes_is_not_confirmed(rpc: bool) -> 
 
 
 @both_transports
-async def test_reveal_shown_by_two_nodes_is_confirmed_immediately(rpc: bool) -> None:
+async def test_reveal_reported_by_two_nodes_is_confirmed_immediately(rpc: bool) -> None:
     env = NodePairEnvironment(rpc=rpc)
     env.add_reveal(99, 1)
     env.others[0].add_transaction(99, reveal(1).to_tx(), reveal_result(1))

@@ -153,7 +153,7 @@ async def test_tree_sync_root_mismatch_puts_node_into_backoff(kind: str) -> None
 
 
 @pytest.mark.parametrize("kind", CORRUPTIONS)
-async def test_tree_sync_with_only_lying_node_changes_nothing(kind: str) -> None:
+async def test_tree_sync_with_only_faulty_node_changes_nothing(kind: str) -> None:
     env, chain = TreeEnvironment(), FakeTree()
     chain.append(60, 1, 2)
     chain.publish_to(*env.nodes)
@@ -192,7 +192,7 @@ async def test_tree_contradicted_twice_by_all_nodes_is_blocked() -> None:
     env.nodes[0].faults["/commitment-tree/"] = lambda _: httpx.Response(503)
     with pytest.raises(ChainUnavailable):
         await env.trees.sync(101)
-    assert env.trees.contradiction_reason(ROUND_ID), "no other node has shown it since"
+    assert env.trees.contradiction_reason(ROUND_ID), "no other node has reported it since"
     env.nodes[0].faults.clear()
     env.clock.advance(10)
     chain.publish_to(*env.nodes)
@@ -438,7 +438,7 @@ async def test_tree_sync_backs_off_while_all_rounds_fail() -> None:
         env.clock.advance(1)
     assert 5 <= sum("/commitment-tree/" in path for path in env.nodes[0].requests) <= 7
     assert env.nodes_in_backoff() == []
-    assert env.trees.contradiction_reason(ROUND_ID) is None, "a node without a tree contradicts none"
+    assert env.trees.contradiction_reason(ROUND_ID) is None, "a node without a tree does not contradict another"
     env.nodes[0].faults.clear()
     env.clock.advance(30)
     await env.trees.sync(100)

@@ -1,4 +1,4 @@
-"""Whether a reveal was counted in a block, decided in the same way by every reader of the chain."""
+"""Every reader of the chain decides in the same way whether a reveal was counted in a block."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ AHEAD = 7.0
 
 
 def simulate_probes(shown: Sequence[float], interval: float) -> tuple[list[float], list[float]]:
-    """Probe times of a node that shows its blocks at these times, and the detection delay of each block."""
+    """Probe times of a node that reports its blocks at these times, and the detection delay of each block."""
     health, now, probed_at, waits = Health(), shown[0] + 0.4 * interval, [], []
     while now < shown[-1] + interval:
         probed_at.append(now)

@@ -53,7 +53,7 @@ async def test_broadcast_outcome_reports_whether_bytes_were_sent(error: Exceptio
     assert outcome.may_be_sent is (verdict is Verdict.AMBIGUOUS)
 
 
-async def test_node_http_unanswered_request_ends_at_timeout() -> None:
+async def test_node_http_request_without_response_ends_at_timeout() -> None:
     client = ChainClient("http://node", transport=Tarpit(), timeout=0.02)
     with anyio.fail_after(5):
         with pytest.raises(NoResponse, match=r"no answer within 0.02 s") as caught:
@@ -105,7 +105,7 @@ async def test_node_http_does_not_follow_redirects() -> None:
     assert hosts == ["node", "node"]
 
 
-async def test_node_http_refuses_long_and_compressed_answers() -> None:
+async def test_node_http_refuses_long_and_compressed_responses() -> None:
     long = httpx.MockTransport(lambda _: httpx.Response(200, content=b" " * (DEFAULT_LIMIT_BYTES + 1)))
     with pytest.raises(ChainResponseError, match="longer than"):
         await ChainClient("http://node", transport=long).is_syncing()
@@ -135,7 +135,7 @@ class ChunkedStream(httpx.AsyncByteStream):
 
 
 async def longest_run_without_yield(body: ChunkedStream, read: Callable[[NodeHttp], Awaitable[None]]) -> int:
-    """Maximum number of chunks read between two turns of another task."""
+    """Maximum number of chunks read between two steps of another task."""
     longest = previous = 0
 
     async def count_turns() -> None:
@@ -174,7 +174,7 @@ async def test_node_http_yields_to_other_tasks_while_pieces_are_buffered(
 
 
 @pytest.mark.parametrize("read", [get_body, stream_body])
-async def test_node_http_refuses_answer_in_too_many_small_pieces(
+async def test_node_http_refuses_response_in_too_many_small_pieces(
     read: Callable[[NodeHttp], Awaitable[None]],
 ) -> None:
     body = ChunkedStream(500_000, 1)

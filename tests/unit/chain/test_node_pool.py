@@ -125,7 +125,7 @@ async def test_reset_node_is_not_fresh_until_caught_up() -> None:
     await endpoints.probe_all()
     node.height = 460
     await endpoints.probe_all()
-    assert endpoints.has_usable_node, "nodes behind one address may differ by a few blocks"
+    assert endpoints.has_usable_node, "nodes behind one URL may differ by a few blocks"
     node.height = 7
     await endpoints.probe_all()
     assert endpoints.unusable_reasons()["a:1317"] == "height decreased from 463 to 7"
@@ -241,7 +241,7 @@ def refuse_connection(request: httpx.Request) -> httpx.Response:
     raise httpx.ReadTimeout("no answer", request=request)
 
 
-async def test_pool_backs_off_unanswering_node_and_calls_next() -> None:
+async def test_pool_backs_off_unresponsive_node_and_calls_next() -> None:
     clock = FakeClock()
     network = FakeNetwork(a=FakeNode(clock), b=FakeNode(clock))
     endpoints = network.create_node_pool(clock)
@@ -402,7 +402,7 @@ async def test_rpc_health_is_separate() -> None:
     network.nodes["a"].height += 1
     with capture_logs() as logs:
         await endpoints.probe_all()
-        await endpoints.probe_all()  # The RPC is probed when the REST API has shown a new block.
+        await endpoints.probe_all()  # The RPC is probed when the REST API has reported a new block.
     assert node_names(endpoints) == ["a:1317", "b:1317"]
     assert [endpoint.name for endpoint in endpoints.usable_rpc_nodes] == ["b:1317"]
     assert [(log["event"], log["endpoint"]) for log in logs] == [("rpc_not_fresh", "a:26657")]

@@ -1,4 +1,4 @@
-"""Invalid responses of nodes are rejected with an error that names the problem."""
+"""Invalid responses of nodes are rejected with an error that describes the problem."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def create_client(status: int, body: bytes) -> ChainClient:
         (b'{"rounds":[' + b'"",' * 100_000 + b'""]}', "too many values"),
     ],
 )
-async def test_rounds_invalid_answer_is_rejected(body: bytes, problem: str) -> None:
+async def test_rounds_invalid_response_is_rejected(body: bytes, problem: str) -> None:
     with pytest.raises(ChainResponseError, match=problem):
         await create_client(200, body).rounds()
 
@@ -250,7 +250,7 @@ LIMITS: dict[str, tuple[int, Callable[[ChainClient, RpcClient], Awaitable[object
 
 
 @pytest.mark.parametrize("question", LIMITS)
-async def test_node_answer_is_read_up_to_size_limit(question: str) -> None:
+async def test_node_response_is_read_up_to_size_limit(question: str) -> None:
     limit, query = LIMITS[question]
     body = EndlessBody()
     transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=body))
@@ -260,7 +260,7 @@ async def test_node_answer_is_read_up_to_size_limit(question: str) -> None:
 
 
 @pytest.mark.parametrize("question", LIMITS)
-async def test_large_node_answer_is_parsed_in_a_thread(question: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_large_node_response_is_parsed_in_a_thread(question: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _, query = LIMITS[question]
     threads: list[int] = []
 
@@ -302,7 +302,7 @@ async def test_block_results_invalid_is_rejected() -> None:
         await rpc({"result": {"height": "5", "txs_results": [{"code": 0, "events": [event]}]}}).block_results(5)
     failed = await rpc({"result": {"height": "5", "txs_results": [{"code": 1, "events": [event]}]}}).block_results(5)
     assert failed is not None
-    assert failed.reveals == [], "a failed transaction's events do not count"
+    assert failed.reveals == [], "events of a failed transaction are ignored"
     with pytest.raises(ChainResponseError, match="height 5 is not available"):
         await rpc({"error": {"code": -32603, "data": "height 5 is not available"}}, 500).block_results(5)
     executing = await rpc({"error": {"data": "could not find results for height #5"}}, 500).block_results(5)

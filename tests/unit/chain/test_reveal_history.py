@@ -78,7 +78,7 @@ async def test_reveals_same_transaction_is_in_counting_block_only() -> None:
     await blocks.aclose()
 
 
-async def test_reveals_raises_gone_when_all_nodes_pruned_block() -> None:
+async def test_reveals_raises_pruned_error_when_all_nodes_pruned_block() -> None:
     clock = FakeClock()
     nodes = {"a": FakeNode(clock, lowest_height=400), "b": FakeNode(clock, lowest_height=300)}
     blocks, _ = await create_history(clock, **nodes)

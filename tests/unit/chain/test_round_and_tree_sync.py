@@ -37,7 +37,7 @@ class Environment:
 
 async def test_follower_syncs_on_each_block_and_once_after() -> None:
     env = Environment()
-    assert await env.follower.sync_once(), "nothing is known yet and nothing is wrong"
+    assert await env.follower.sync_once(), "nothing is known yet and there is no error"
     assert not env.follower.is_ready
     assert await env.poll()
     assert env.follower.is_ready

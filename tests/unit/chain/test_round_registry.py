@@ -117,7 +117,7 @@ async def test_round_invalid_on_all_nodes_is_frozen_alone(
     assert problem in (env.registry.frozen_reason(ROUND_ID) or "")
     assert env.registry.frozen_reason(OTHER_ID) is None
     assert [active.round_id for active in env.registry.active_rounds()] == [OTHER_ID]
-    assert len(env.endpoints.usable_nodes) == len(hosts), "no node is set aside"
+    assert len(env.endpoints.usable_nodes) == len(hosts), "no node is put into backoff"
     assert (env.registry.get(ROUND_ID), env.store.stored_rounds[ROUND_ID]) == (known, stored)
     assert env.registry.open_rounds() == env.registry.all_rounds(), "the tree is kept"
 
@@ -240,7 +240,7 @@ async def test_round_closes_by_processed_block_and_status(status: int) -> None:
     assert not await env.registry.is_closed(ROUND_ID)
     env.registry.record_block(VOTE_END)
     assert await env.registry.is_closed(ROUND_ID)
-    assert env.store.stored_rounds[ROUND_ID].closed_at == VOTE_END, "by the chain's time"
+    assert env.store.stored_rounds[ROUND_ID].closed_at == VOTE_END, "according to the chain's time"
     assert env.registry.open_rounds() == []
 
     after_restart = RoundRegistry(env.store, env.endpoints)
@@ -291,7 +291,7 @@ async def test_round_is_not_closed_by_node_before_end() -> None:
     assert not await env.registry.is_closed(ROUND_ID)
 
 
-async def test_round_closing_requests_whole_lists_only() -> None:
+async def test_round_closing_requests_only_round_lists() -> None:
     env = Environment("a", "b", now=VOTE_END)
     await sync_active(env)
     env.set_rounds(closed_round_json())
@@ -379,7 +379,7 @@ async def test_reread_applies_rounds_closed_and_purged_by_other_host() -> None:
     assert await env.registry.is_closed(ROUND_ID)
     await other.reload_from_store()
     assert other.open_rounds() == []
-    assert other.revision > before, "the host that closed it may stop before it reports uncounted shares"
+    assert other.revision > before, "the host that closed it may stop before it reports unconfirmed shares"
 
     env.store.stored_rounds.clear()
     await other.reload_from_store()
@@ -639,7 +639,7 @@ async def test_round_reported_active_again_by_two_nodes_is_active(status: int) -
     assert env.store.stored_rounds[ROUND_ID].status == RoundStatus.ACTIVE
 
 
-async def test_round_listed_over_by_one_of_two_nodes_is_stored_as_active() -> None:
+async def test_round_listed_as_ended_by_one_of_two_nodes_is_stored_as_active() -> None:
     env = Environment("a", "b")
     env.nodes["a"].rounds = [recorded_round(1) | {"status": 3}]
     await env.sync()
@@ -647,7 +647,7 @@ async def test_round_listed_over_by_one_of_two_nodes_is_stored_as_active() -> No
     assert len(env.registry.active_rounds()) == 1
 
 
-async def test_round_listed_over_is_unconfirmed_until_second_node_answers() -> None:
+async def test_round_listed_as_ended_is_unconfirmed_until_second_node_responds() -> None:
     env = Environment("a", "b")
     env.nodes["a"].rounds = [recorded_round(1) | {"status": 3}]
     b = env.network.nodes.pop("b")
@@ -724,7 +724,7 @@ async def test_proposals_of_round_without_any_are_applied_immediately() -> None:
     assert proposal_ids(env.registry) == [1, 2]
 
 
-async def test_rounds_listed_as_over_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rounds_listed_as_ended_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(round_registry, "MAX_PAST_ROUNDS", 3)
     env = Environment()
     for start in range(1, 9):

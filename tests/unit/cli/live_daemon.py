@@ -1,4 +1,4 @@
-"""A daemon's operator application over a real store and control socket, in a thread."""
+"""The operator application of a running helper over a real store and control socket, in a thread."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ async def round_states() -> list[RoundState]:
 
 
 class LiveDaemon:
-    """A running daemon."""
+    """A running helper."""
 
     def __init__(self, harness: OperationsHarness, loop: asyncio.AbstractEventLoop) -> None:
         self.harness = harness
         self._loop = loop
 
     def run(self, work: Callable[[OperationsHarness], Awaitable[T]]) -> T:
-        """Run a coroutine function in the daemon's event loop."""
+        """Run a coroutine function in the helper's event loop."""
 
         async def run_work() -> T:
             return await work(self.harness)
@@ -53,7 +53,7 @@ class LiveDaemon:
 
 @contextmanager
 def run_live_daemon(database: Path) -> Iterator[LiveDaemon]:
-    """Run a daemon on a database, with its control socket in the same directory."""
+    """Run a helper on a database, with its control socket in the same directory."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

@@ -1,4 +1,4 @@
-"""Commands run as root act as the directory's owner and never follow the owner's links."""
+"""Commands run as root act as the owner of the directory and never follow links of the owner."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ def _skip_hardening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
+def directory() -> Iterator[Path]:
     """The service user's directory. Others can reach it, unlike pytest's own."""
-    folder = Path(tempfile.mkdtemp(prefix="service-"))
-    os.chown(folder, SERVICE_UID, SERVICE_UID)
-    yield folder
-    shutil.rmtree(folder)
+    directory = Path(tempfile.mkdtemp(prefix="service-"))
+    os.chown(directory, SERVICE_UID, SERVICE_UID)
+    yield directory
+    shutil.rmtree(directory)
 
 
 @pytest.fixture
-def database(folder: Path) -> Path:
+def database(directory: Path) -> Path:
     """The service's database with two shares, closed."""
-    path = folder / "queue.db"
+    path = directory / "queue.db"
 
     async def fill() -> None:
         store = SqliteStore(path)
@@ -60,7 +60,7 @@ def database(folder: Path) -> Path:
         await store.close()
 
     anyio.run(fill)
-    for file in folder.iterdir():
+    for file in directory.iterdir():
         os.chown(file, SERVICE_UID, SERVICE_UID)
     return path
 
@@ -80,8 +80,8 @@ def is_unchanged(target: Path) -> bool:
     return state == ("secret of root\n", 0, 0, 0o600)
 
 
-def file_owners(folder: Path) -> dict[str, int]:
-    return {file.name: file.lstat().st_uid for file in folder.iterdir()}
+def file_owners(directory: Path) -> dict[str, int]:
+    return {file.name: file.lstat().st_uid for file in directory.iterdir()}
 
 
 def plant_link(link: Path, target: Path) -> None:
@@ -90,8 +90,8 @@ def plant_link(link: Path, target: Path) -> None:
     os.chown(link, SERVICE_UID, SERVICE_UID, follow_symlinks=False)
 
 
-def create_backup(database: Path, folder: Path) -> Path:
-    output = folder / "backup.age"
+def create_backup(database: Path, directory: Path) -> Path:
+    output = directory / "backup.age"
     assert run_command("db", "backup", "--db", str(database), "--output", str(output)) == 0
     return output
 
@@ -128,28 +128,32 @@ def test_root_command_with_planted_link_keeps_target_unchanged(
     assert (os.geteuid(), os.getegid()) == (0, 0)
 
 
-def test_root_command_leaves_service_as_owner_of_all_files(database: Path, folder: Path, tmp_path: Path) -> None:
-    (folder / "queue.db.lock").unlink()
+def test_root_command_leaves_service_as_owner_of_all_files(database: Path, directory: Path, tmp_path: Path) -> None:
+    (directory / "queue.db.lock").unlink()
     assert run_command("queue", "retry", "--yes", "--db", str(database)) == 0
     assert run_command("queue", "stats", "--db", str(database)) == 0
     assert run_command("db", "migrate", "--no-backup", "--yes", "--db", str(database)) == 0
-    backup = create_backup(database, folder)
+    backup = create_backup(database, directory)
     assert run_command("db", "restore", str(backup), "--force", "--db", str(database)) == 0
     assert run_command("db", "check", "--db", str(database)) == 0
-    assert run_command("db", "copy", "--yes", "--from", str(database), "--to", str(folder / "copy.db")) == 0
-    assert run_command("queue", "export", "--output", str(folder / "shares"), "--db", str(folder / "copy.db")) == 0
-    assert set(file_owners(folder).values()) == {SERVICE_UID}, file_owners(folder)
-    assert {"copy.db", "copy.db.lock", "shares", "backup.age", "queue.db.before-restore-1"} <= set(file_owners(folder))
+    assert run_command("db", "copy", "--yes", "--from", str(database), "--to", str(directory / "copy.db")) == 0
+    assert (
+        run_command("queue", "export", "--output", str(directory / "shares"), "--db", str(directory / "copy.db")) == 0
+    )
+    assert set(file_owners(directory).values()) == {SERVICE_UID}, file_owners(directory)
+    assert {"copy.db", "copy.db.lock", "shares", "backup.age", "queue.db.before-restore-1"} <= set(
+        file_owners(directory)
+    )
     output = create_backup(database, tmp_path)
-    assert output.stat().st_uid == 0, "files that root names elsewhere belong to root"
+    assert output.stat().st_uid == 0, "files that root creates in other directories belong to root"
 
 
 def test_export_after_interrupted_export_reports_leftover_file(
-    database: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+    database: Path, directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    left = folder / ".shares.12345.partial"
+    left = directory / ".shares.12345.partial"
     left.write_bytes(b"sealed")
-    assert run_command("queue", "export", "--output", str(folder / "new"), "--db", str(database)) == 0
+    assert run_command("queue", "export", "--output", str(directory / "new"), "--db", str(database)) == 0
     messages = capsys.readouterr().err
     assert f"{left} remains from an interrupted export" in messages
     assert left.read_bytes() == b"sealed"
@@ -163,9 +167,9 @@ def test_root_command_records_root_as_the_actor(database: Path, capsys: pytest.C
 
 
 def test_root_files_are_created_with_owner_rights(
-    database: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    database: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A path that changes between two steps then gives no access beyond the owner's rights."""
+    """A path that changes between two steps then gives no access that the owner does not have."""
     seen = set()
     fsync = os.fsync
 
@@ -174,16 +178,16 @@ def test_root_files_are_created_with_owner_rights(
         fsync(fd)
 
     monkeypatch.setattr("os.fsync", record)
-    backup = create_backup(database, folder)
+    backup = create_backup(database, directory)
     assert run_command("db", "restore", str(backup), "--force", "--db", str(database)) == 0
     assert seen == {SERVICE_UID}
 
 
 @pytest.mark.parametrize("command", ["config init --force --output OUT", "db backup --output OUT --db DB"])
 def test_root_output_through_planted_link_is_refused(
-    command: str, database: Path, folder: Path, target: Path, capsys: pytest.CaptureFixture[str]
+    command: str, database: Path, directory: Path, target: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output = folder / "output"
+    output = directory / "output"
     plant_link(output, target)
     places = {"OUT": str(output), "DB": str(database)}
     assert run_command(*(places.get(argument, argument) for argument in command.split())) != 0
@@ -202,12 +206,12 @@ def test_acting_as_owner_without_directory_is_refused(tmp_path: Path) -> None:
         pass
 
 
-def test_acting_as_owner_follows_links_of_root(folder: Path, tmp_path: Path) -> None:
+def test_acting_as_owner_follows_links_of_root(directory: Path, tmp_path: Path) -> None:
     link = tmp_path / "link"
-    link.symlink_to(folder)
+    link.symlink_to(directory)
     groups = os.getgroups()
     with acting_as_owner(link / "file") as resolved:
-        assert resolved == folder / "file"
+        assert resolved == directory / "file"
         assert (os.getuid(), os.geteuid()) == (0, SERVICE_UID)
         with acting_as_owner(tmp_path / "file"):
             assert os.geteuid() == SERVICE_UID, "root's privileges do not return within the call"
@@ -224,7 +228,7 @@ def test_acting_as_owner_through_circular_links_is_refused(tmp_path: Path) -> No
 
 
 class PathSwapper:
-    """A user who swaps a directory and a link to another user's directory during chosen file system calls of root."""
+    """Simulates a user who swaps a directory and a link to another user's one during root's system calls."""
 
     def __init__(self, location: Path, target: Path) -> None:
         self._place, self._real = location, location.with_name("real")
@@ -247,12 +251,12 @@ FILE_CALLS = ("open", "stat", "lstat", "fstat", "readlink", "seteuid")
 
 
 def test_acting_as_owner_while_directory_and_link_swap_is_never_a_third_user(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tests every choice of up to two swaps among the system calls that root makes before the body."""
     victim = Path(tempfile.mkdtemp(prefix="victim-"))
     os.chown(victim, OTHER_UID, OTHER_UID)
-    swapper = PathSwapper(folder / "place", victim)
+    swapper = PathSwapper(directory / "place", victim)
     pending: list[int] = []
     calls = 0
 
@@ -281,9 +285,9 @@ def test_acting_as_owner_while_directory_and_link_swap_is_never_a_third_user(
 
     def attempt() -> int | None:
         try:
-            with acting_as_owner(folder / "place" / "file"):
+            with acting_as_owner(directory / "place" / "file"):
                 effective_uid = os.geteuid()
-                with suppress(PermissionError), open(folder / "place" / "file", "a"):  # noqa: PTH123
+                with suppress(PermissionError), open(directory / "place" / "file", "a"):  # noqa: PTH123
                     pass
                 return effective_uid
         except OSError:
@@ -309,9 +313,9 @@ def test_acting_as_owner_while_directory_and_link_swap_is_never_a_third_user(
 
 
 @pytest.mark.parametrize("owner", [0, OTHER_UID], ids=["root", "third user"])
-def test_acting_as_owner_below_directory_of_third_user_is_refused(folder: Path, owner: int) -> None:
-    """The third user could replace the inner directory by a link at any time."""
-    inner = folder / "inner"
+def test_acting_as_owner_below_directory_of_third_user_is_refused(directory: Path, owner: int) -> None:
+    """The third user could replace the inner directory with a link at any time."""
+    inner = directory / "inner"
     inner.mkdir()
     os.chown(inner, owner, owner)
     with (
@@ -323,29 +327,29 @@ def test_acting_as_owner_below_directory_of_third_user_is_refused(folder: Path, 
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o775])
-def test_acting_as_owner_in_root_directory_where_others_write_is_refused(folder: Path, mode: int) -> None:
-    os.chown(folder, 0, 0)
-    folder.chmod(mode)
-    with pytest.raises(PermissionError, match="chmod go-w"), acting_as_owner(folder / "file"):
+def test_acting_as_owner_in_root_directory_where_others_write_is_refused(directory: Path, mode: int) -> None:
+    os.chown(directory, 0, 0)
+    directory.chmod(mode)
+    with pytest.raises(PermissionError, match="chmod go-w"), acting_as_owner(directory / "file"):
         pass
 
 
 @pytest.mark.parametrize("mode", [0o1777, 0o755])
-def test_acting_as_owner_in_sticky_or_own_directory_of_root_stays_root(folder: Path, mode: int) -> None:
-    os.chown(folder, 0, 0)
-    folder.chmod(mode)
-    with acting_as_owner(folder / "file") as resolved:
-        assert (resolved, os.geteuid()) == (folder / "file", 0)
+def test_acting_as_owner_in_sticky_or_own_directory_of_root_stays_root(directory: Path, mode: int) -> None:
+    os.chown(directory, 0, 0)
+    directory.chmod(mode)
+    with acting_as_owner(directory / "file") as resolved:
+        assert (resolved, os.geteuid()) == (directory / "file", 0)
 
 
-def test_control_socket_is_never_changed_by_its_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_socket_is_never_changed_by_its_path(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def chmod(path: Path, mode: int) -> None:
         pytest.fail(f"{path} may be a link by now ({mode:o})")
 
     monkeypatch.setattr(Path, "chmod", chmod)
     before = os.umask(0)
     try:
-        with listen_unix(folder / "helper.sock"):
-            assert stat.S_IMODE((folder / "helper.sock").stat().st_mode) == 0o600
+        with listen_unix(directory / "helper.sock"):
+            assert stat.S_IMODE((directory / "helper.sock").stat().st_mode) == 0o600
     finally:
         os.umask(before)

@@ -176,7 +176,7 @@ def test_rounds_table_shows_local_and_utc_end(
     assert captured.err == "1 rounds, from the daemon\n"
 
 
-def test_rounds_without_daemon_are_read_from_file(
+def test_rounds_without_helper_are_read_from_file(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def make() -> None:

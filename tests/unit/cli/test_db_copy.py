@@ -44,26 +44,26 @@ async def read_counts(path: Path) -> dict[bytes, dict[ShareState, int]]:
 class CopySetup:
     """A directory with settings, a database with some shares, a key, and a schema that does not exist yet."""
 
-    def __init__(self, folder: Path, address: str) -> None:
-        self.folder = folder
+    def __init__(self, directory: Path, address: str) -> None:
+        self.directory = directory
         self.address = address
         self.schema = f"test_{token_hex(6)}"
-        self.file = folder / "queue.db"
-        self.key = folder / "store.key"
+        self.file = directory / "queue.db"
+        self.key = directory / "store.key"
         self.key.touch(0o600)
         self.key.write_text(SEALING_KEYS[0].hex())
-        (folder / "helper.toml").write_text(
+        (directory / "helper.toml").write_text(
             f'[helper]\ndb_path = "{self.file}"\n[store]\nkey_file = "{self.key}"\nschema_name = "{self.schema}"\n'
         )
 
     def read_all_rows(self, kind: str) -> dict[str, list[Any]]:
         """All rows of one database."""
         if kind == "sqlite":
-            return read_all_rows(SqliteBackend(self.folder))
+            return read_all_rows(SqliteBackend(self.directory))
         return read_all_rows(PostgresBackend(self.address, self.schema))
 
     def with_store(self, what: Callable[[SqliteStore], Awaitable[None]]) -> None:
-        """Run a function on the open store, as in a running daemon."""
+        """Run a function on the open store, as in a running helper."""
 
         async def run_copy() -> None:
             store = SqliteStore(self.file)
@@ -196,7 +196,7 @@ def test_db_copy_resumes_after_kill(copy_setup: CopySetup) -> None:
     before = copy_setup.read_all_rows("sqlite")
     command = [sys.executable, "-m", "helper", "db", "copy", "--to", copy_setup.address, "--yes"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    copying = subprocess.Popen(command, env=environment, cwd=copy_setup.folder, stderr=subprocess.DEVNULL)
+    copying = subprocess.Popen(command, env=environment, cwd=copy_setup.directory, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while not (copied := count_target_rows(copy_setup)):
         assert copying.poll() is None
@@ -241,9 +241,9 @@ def test_db_copy_invalid_call_exit_code(
     copy_setup: CopySetup, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], code: int, message: str
 ) -> None:
     copy_setup.with_store(enqueue_some)
-    (copy_setup.folder / "open.key").touch()
-    (copy_setup.folder / "open.key").chmod(0o644)
-    (copy_setup.folder / "text.db").write_text("not a database, only some notes")
+    (copy_setup.directory / "open.key").touch()
+    (copy_setup.directory / "open.key").chmod(0o644)
+    (copy_setup.directory / "text.db").write_text("not a database, only some notes")
     resolved = [copy_setup.address if argument == "ADDRESS" else argument for argument in arguments]
     assert run_command("db", "copy", *resolved, "--yes") == code
     assert re.search(message, capsys.readouterr().err)
@@ -258,7 +258,7 @@ def test_db_copy_requires_confirmation_and_same_keys(copy_setup: CopySetup, caps
     copy_setup.key.write_text((b"o" * 32).hex())
     assert run_command("db", "copy", "--from", copy_setup.address, "--to", "back.db", "--yes") == 1
     assert "encrypted with a key that this host does not have" in capsys.readouterr().err
-    assert not (copy_setup.folder / "back.db").exists()
+    assert not (copy_setup.directory / "back.db").exists()
 
 
 def test_db_copy_over_other_queue_is_refused(copy_setup: CopySetup, capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,7 +75,7 @@ def test_db_migrate_dry_run_changes_nothing(old_database: Path, capsys: pytest.C
     assert old_database.read_bytes() == before
 
 
-def test_a_database_of_this_version_needs_no_migration_and_no_backup(
+def test_db_migrate_current_version_makes_no_backup(
     current: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     backup = tmp_path / "before.age"

@@ -1,4 +1,4 @@
-"""`healthcheck`: control socket, then the wallets' port; exit codes; few imports."""
+"""`healthcheck`: control socket, then the wallet API port; exit codes; few imports."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def port_server() -> Iterator[HTTPServer]:
 
 
 @pytest.mark.parametrize(("expected", "code", "status"), [(READY_STATUS, 0, "ready"), (DEGRADED_STATUS, 3, "degraded")])
-def test_healthcheck_exit_code_follows_daemon_status(
+def test_healthcheck_exit_code_follows_helper_status(
     socket_server: BaseServer,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -98,7 +98,7 @@ def test_healthcheck_without_socket_uses_api_port(port_server: HTTPServer, capsy
     assert json.loads(capsys.readouterr().out)["asked"] == f"http://127.0.0.1:{port}"
 
 
-def test_healthcheck_without_daemon_is_unreachable(capsys: pytest.CaptureFixture[str]) -> None:
+def test_healthcheck_without_helper_is_unreachable(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command("healthcheck") == 6
     assert "no daemon is listening on helper.sock" in capsys.readouterr().err
     assert run_command("healthcheck", "--json") == 6

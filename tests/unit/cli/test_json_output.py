@@ -92,13 +92,13 @@ async def enqueue_mixed(harness: OperationsHarness) -> None:
     await harness.store.begin_action(ANN, "retry", {})
 
 
-def test_json_output_of_queue_commands_with_daemon(run_json: RunJson, tmp_path: Path) -> None:
+def test_json_output_of_queue_commands_with_helper(run_json: RunJson, tmp_path: Path) -> None:
     with run_live_daemon(tmp_path / "svote-helper.db") as live:
         live.run(enqueue_mixed)
         check_queue_commands(run_json, live, "daemon")
 
 
-def test_json_output_of_queue_commands_without_daemon(run_json: RunJson, tmp_path: Path) -> None:
+def test_json_output_of_queue_commands_without_helper(run_json: RunJson, tmp_path: Path) -> None:
     async def make() -> None:
         harness = OperationsHarness(tmp_path / "svote-helper.db")
         await harness.open()

@@ -1,4 +1,4 @@
-"""`queue list`, `show` and `stats`: same output from a daemon and from the file."""
+"""`queue list`, `show` and `stats`: same output from a running helper and from the file."""
 
 from __future__ import annotations
 
@@ -99,20 +99,20 @@ STATS_RESPONSE = operator_json.stats_json(
 )
 
 
-def test_queue_list_prints_daemon_response(daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+def test_queue_list_prints_response_of_helper(daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     daemon.set_response("/queue", LIST_RESPONSE)
     assert run_command("queue", "list", "--state", "failed", "--limit", "5", "--json") == 0
     assert last_json(capsys) == LIST_RESPONSE
     assert daemon.requests == ["/queue?state=failed&limit=5"]
 
 
-def test_queue_show_prints_daemon_response(daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+def test_queue_show_prints_response_of_helper(daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     daemon.set_response("/queue/012345", SHOW_RESPONSE)
     assert run_command("queue", "show", "012345", "--json") == 0
     assert last_json(capsys) == SHOW_RESPONSE
 
 
-def test_queue_stats_prints_daemon_response(daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+def test_queue_stats_prints_response_of_helper(daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     daemon.set_response("/stats", STATS_RESPONSE)
     assert run_command("queue", "stats", "--json") == 0
     assert last_json(capsys) == STATS_RESPONSE
@@ -148,7 +148,7 @@ def test_queue_list_in_pipe_prints_plain_lines(daemon: FakeDaemon, capsys: pytes
         (200, b"[]", 1),
     ],
 )
-def test_daemon_refusal_sets_exit_code(
+def test_queue_refused_by_helper_sets_exit_code(
     daemon: FakeDaemon, capsys: pytest.CaptureFixture[str], status: int, answer: Any, code: int
 ) -> None:
     daemon.set_response("/queue", answer, status)
@@ -158,7 +158,7 @@ def test_daemon_refusal_sets_exit_code(
     assert output.err
 
 
-def test_queue_without_daemon_and_database_exits_not_found(capsys: pytest.CaptureFixture[str]) -> None:
+def test_queue_without_helper_and_database_exits_not_found(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command("queue", "list") == 5
     assert "database svote-helper.db does not exist" in capsys.readouterr().err
     assert not Path("svote-helper.db").exists()
@@ -184,13 +184,13 @@ async def fill_database(path: Path, count: int) -> None:
 
 @pytest.fixture
 def database(tmp_path: Path) -> Path:
-    """A database with three waiting shares and no daemon."""
+    """A database with three pending shares and no running helper."""
     path = tmp_path / "svote-helper.db"
     anyio.run(fill_database, path, 3)
     return path
 
 
-def test_queue_without_daemon_reads_file(database: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_queue_without_helper_reads_file(database: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command("queue", "list", "--json") == 0
     listed = last_json(capsys)
     assert listed["source"] == "file"
@@ -215,7 +215,7 @@ def test_queue_with_stale_socket_reads_file(database: Path, tmp_path: Path, caps
     assert last_json(capsys)["source"] == "file"
 
 
-def test_a_daemon_that_does_not_answer_is_unreachable(
+def test_queue_with_unresponsive_helper_is_unreachable(
     database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("helper.cli.operator_api.QUERY_SECONDS", 0.1)
@@ -234,9 +234,7 @@ def test_queue_show_unknown_share_exits_not_found(database: Path, capsys: pytest
     assert "state must be one of received" in capsys.readouterr().err
 
 
-def test_damage_that_a_query_finds_in_the_file_has_its_message(
-    database: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_queue_damage_found_by_query_is_reported(database: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with database.open("r+b") as file:  # keep the first page, which has the schema
         file.seek(4096)
         file.write(bytes(database.stat().st_size - 4096))
@@ -247,7 +245,7 @@ def test_damage_that_a_query_finds_in_the_file_has_its_message(
     assert StoreCorrupt.advice in captured.err
 
 
-def test_a_read_only_file_in_a_read_only_directory_is_read(
+def test_queue_read_only_file_in_read_only_directory_is_read(
     database: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     database.chmod(0o400)

@@ -1,4 +1,4 @@
-"""`queue retry`, `purge`, `audit`, `export` and `import`, with a daemon and on the file."""
+"""`queue retry`, `purge`, `audit`, `export` and `import`, with a running helper and on the file."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def fill_queue(harness: OperationsHarness, *, fail: int = 2) -> None:
 
 @pytest.fixture(params=["daemon", "file"])
 def source(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Four shares, two of them failed, in a running daemon or in a file."""
+    """Four shares, two of them failed, in a running helper or in a file."""
 
     async def make() -> None:
         harness = OperationsHarness(DATABASE)
@@ -203,7 +203,7 @@ def test_action_on_terminal_asks_for_confirmation(
     assert len(questions) == 2, "nothing failed, so no confirmation is requested"
 
 
-def test_action_without_daemon_and_database_exits_not_found(capsys: pytest.CaptureFixture[str]) -> None:
+def test_action_without_helper_and_database_exits_not_found(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (("retry", "--yes"), ("export", "--output", "x.age"), ("audit",)):
         assert run_command("queue", *arguments) == 5
         assert "does not exist" in capsys.readouterr().err
@@ -211,7 +211,7 @@ def test_action_without_daemon_and_database_exits_not_found(capsys: pytest.Captu
 
 
 def test_action_on_locked_file_is_refused(daemon_with_shares: LiveDaemon, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command does not know the daemon's socket; the file lock excludes it."""
+    """The command does not know the helper's socket; the file lock excludes it."""
     Path("helper.toml").write_text('[operator]\nsocket = "elsewhere.sock"\n')
     assert run_command("queue", "retry", "--yes") == 1
     assert "another daemon has this database open" in capsys.readouterr().err
@@ -266,7 +266,7 @@ def test_export_copy_is_importable_and_source_keeps_shares(
     assert "the file exists already" in capsys.readouterr().err
 
     for number, code in ((4, 0), (0, 3)):
-        # with a control socket on which no daemon listens
+        # with a control socket on which no helper listens
         options = ("--db", f"{Path().absolute()}/{target_machine}", *use_other_machine())
         assert run_command("queue", "import", "x.age", "--yes", "--json", *options) == code
         answer = read_json(capsys)
@@ -391,7 +391,7 @@ def test_import_with_wrong_passphrase_is_refused(
         witness = recorded_share(index)
         assert base64.b64encode(witness.primary_blind) not in sealed
         assert ROUND_ID.hex().encode() not in sealed
-    assert run_command("queue", "import", "x.age", "--dry-run") == 3, "the file opens and its shares already wait here"
+    assert run_command("queue", "import", "x.age", "--dry-run") == 3, "the file opens; its shares are queued here"
     monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", "quite another one")
     assert run_command("queue", "import", "x.age", "--yes") == 4
     monkeypatch.setenv("SVOTE_HELPER_BACKUP_PASSPHRASE", "short")

@@ -1,4 +1,4 @@
-"""`serve` before the service runs: a second daemon on one database is refused early."""
+"""`serve` before the service runs: a second helper on one database is refused early."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.support.command import run_refused_serve
 from tests.unit.cli.test_main import run_command
 
 
-def write_config(folder: Path, text: str = "") -> Path:
-    file = folder / "helper.toml"
-    file.write_text(f'[helper]\nport = 0\ndb_path = "{folder}/q.db"\n{text}')
+def write_config(directory: Path, text: str = "") -> Path:
+    file = directory / "helper.toml"
+    file.write_text(f'[helper]\nport = 0\ndb_path = "{directory}/q.db"\n{text}')
     return file
 
 
-def test_serve_second_daemon_is_refused_before_loading(tmp_path: Path) -> None:
-    """Loading takes longer than the time limit for refusing a second daemon."""
+def test_serve_second_helper_is_refused_before_loading(tmp_path: Path) -> None:
+    """Loading takes longer than the time limit for refusing a second helper."""
     lock = FileLock(tmp_path / "q.db")
     lock.acquire()
     late = ("typer", "pydantic", "helper.config.model", "helper.app.service", "proofs", "uvicorn", "structlog")
@@ -47,12 +47,12 @@ def test_lock_check_changes_nothing(tmp_path: Path) -> None:
     lock.release(clean=False)
     require_single_instance(arguments, {})
     second_lock = FileLock(database)
-    assert not second_lock.acquire(), "the unclean end of the last daemon is still visible"
+    assert not second_lock.acquire(), "the unclean shutdown of the previous helper is still visible"
     second_lock.release(clean=True)
 
 
 @pytest.mark.parametrize("arguments", [("--config", "FILE"), ("--config=FILE", "--port", "0"), ("--db", "DB")])
-def test_lock_check_finds_database_however_it_is_configured(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_lock_check_finds_database_in_every_configuration(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     names = {"FILE": str(write_config(tmp_path)), "DB": str(tmp_path / "q.db")}
     resolved = ["serve", *(arg.replace("FILE", names["FILE"]).replace("DB", names["DB"]) for arg in arguments)]
     lock = FileLock(tmp_path / "q.db")

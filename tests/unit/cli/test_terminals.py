@@ -46,16 +46,16 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run_shell(script: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+def run_shell(script: str, directory: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """Run a bash script in which `svote-helper` is that of this source tree."""
-    command = folder / "bin" / "svote-helper"
+    command = directory / "bin" / "svote-helper"
     command.parent.mkdir(exist_ok=True)
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m helper "$@"\n')
     command.chmod(command.stat().st_mode | stat.S_IXUSR)
     clean: Mapping[str, str] = {key: value for key, value in os.environ.items() if not key.startswith("SVOTE_HELPER_")}
     return subprocess.run(
         ["bash", "--norc", "-c", script],
-        cwd=folder,
+        cwd=directory,
         env={**clean, "PATH": f"{command.parent}:{os.environ['PATH']}", "PYTHONPATH": str(Path.cwd()), **env},
         capture_output=True,
         text=True,

@@ -396,14 +396,14 @@ def test_tokens_are_read_from_files(tmp_path: Path) -> None:
 
 
 def test_systemd_credentials_are_read(tmp_path: Path) -> None:
-    folder = tmp_path / "credentials"
-    folder.mkdir()
-    env = {"CREDENTIALS_DIRECTORY": str(folder)}
+    directory = tmp_path / "credentials"
+    directory.mkdir()
+    env = {"CREDENTIALS_DIRECTORY": str(directory)}
     assert load(None, env) == Config()
-    (folder / "operator-token").write_text("credential\n")
+    (directory / "operator-token").write_text("credential\n")
     loaded = load_traced(None, env)
     assert loaded.config.operator.token == "credential"
-    assert str(loaded.origins["operator.token"]) == str(folder / "operator-token")
+    assert str(loaded.origins["operator.token"]) == str(directory / "operator-token")
     # A configured value takes precedence, also when it is empty.
     assert load(write_config(tmp_path, '[operator]\ntoken = "mine"\n'), env).operator.token == "mine"
     assert load(write_config(tmp_path, '[operator]\ntoken = ""\n'), env).operator.token == ""

@@ -12,7 +12,7 @@ def test_recent_keys_are_new_again_after_a_pause() -> None:
     assert recent.remember("b", 30.0)
 
 
-def test_recent_keys_drops_the_oldest_beyond_its_bound() -> None:
+def test_recent_keys_above_limit_drops_the_oldest() -> None:
     recent = RecentKeys(10.0, max_keys=2)
     assert [recent.remember(key, 0.0) for key in ("a", "b", "a", "c", "a", "b")] == [
         True,

@@ -1,4 +1,4 @@
-"""Text from outside: removed and preserved characters."""
+"""Untrusted text: removed and preserved characters."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class ChainFixture:
     now_ns: list[int] = field(default_factory=list)
 
     async def mine(self, blocks: int = 1, **options: Any) -> dict[str, Any]:
-        """Make blocks; by default a second apart."""
+        """Produce blocks; by default a second apart."""
         for _ in range(blocks):
             self.now_ns[0] += 0 if options else 1_000_000_000
             answer = await self.rest.post("/devnet/mine", json=options)
@@ -83,7 +83,7 @@ class ChainFixture:
         assert answer.status_code == 200, answer.text
 
     def create_stand_in_reveal(self, ballot: Ballot, index: int, *, proof_of: int | None = None) -> Reveal:
-        """A reveal with a test proof against the newest root (`proof_of`: the proof of another share)."""
+        """A reveal with a fake proof against the newest root (`proof_of`: the proof of another share)."""
         round_ = self.devnet.chain.rounds[ballot.round_id]
         block = round_.leaf_blocks[-1]
         reveal = create_unproven_reveal(ballot, index, block.height)
@@ -157,7 +157,7 @@ def create_client(app: Any) -> httpx.AsyncClient:
 
 @asynccontextmanager
 async def run_chain(*, nodes: int = 1, db: Path | None = None, **options: Any) -> AsyncIterator[ChainFixture]:
-    """Start a chain; it accepts test proofs unless `stand_in` is False."""
+    """Start a chain; it accepts fake proofs unless `stand_in` is False."""
     now = [START_TIME * 1_000_000_000]
     settings = Options(**{"block_seconds": 0, "stand_in": True, "db": db, **options})
     devnet = DevNet(settings, now_ns=lambda: now[0])

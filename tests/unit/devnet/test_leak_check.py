@@ -1,4 +1,4 @@
-"""The search of the request log finds a value in every encoding, only before its time."""
+"""The search of the request log finds a value in every encoding, but only before its time."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_leak_check_finds_value_in_every_encoding(encoding: str) -> None:
         (log_entry("/leaves?from_height=7&to_height=123"), False),
     ],
 )
-def test_leak_check_finds_position_only_as_whole_number(request_: dict[str, Any], named: bool) -> None:
+def test_leak_check_finds_position_only_as_separate_number(request_: dict[str, Any], named: bool) -> None:
     assert len(find_leaks([request_], [SensitiveValue("position", 70123, DUE_TIME)])) == named
 
 

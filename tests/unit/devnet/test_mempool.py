@@ -87,7 +87,7 @@ async def test_mempool_is_rechecked_after_each_block() -> None:
         assert (await chain.send_reveal(second)).json()["log"].startswith("nullifier already spent")
 
 
-async def test_slow_check_refuses_reveal_spent_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_check_refuses_reveal_spent_during_check(monkeypatch: pytest.MonkeyPatch) -> None:
     async with run_chain() as chain:
         round_id = await chain.create_round()
         ballot, _ = await chain.cast_vote(round_id)
@@ -122,7 +122,7 @@ async def test_restored_chain_has_empty_mempool(tmp_path: Path) -> None:
         lost = chain.create_stand_in_reveal(ballot, 15)
         sent = (await chain.send_reveal(lost)).json()["tx_hash"]
         before = chain.devnet.chain
-        # Not closed: the file is as after a kill.
+        # Not closed: the file is in the state after a kill.
         async with run_chain(db=path) as restored:
             restored_chain = restored.devnet.chain
             # The first block after the restart follows the stored ones.

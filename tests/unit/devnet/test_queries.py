@@ -1,4 +1,4 @@
-"""Trees, leaves, validators and the consensus RPC, beyond the recording."""
+"""Trees, leaves, validators and the consensus RPC, in cases that the recording does not cover."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def mine_continuously(chain: ChainFixture) -> None:
-    """Make blocks until cancelled."""
+    """Produce blocks until cancelled."""
     while True:
         await chain.mine()
         await asyncio.sleep(0.02)

@@ -63,7 +63,7 @@ async def create_wallet(
 
 
 async def mine_until_done(chain: ChainFixture, task: asyncio.Task[Any]) -> Any:
-    """Make a block whenever a transaction waits, until the task is done."""
+    """Produce a block whenever a transaction is pending, until the task is done."""
     while not task.done():
         if chain.devnet.admission.has_other_messages:
             await chain.mine()

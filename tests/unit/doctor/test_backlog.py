@@ -1,4 +1,4 @@
-"""Backlog check: time needed against time left."""
+"""Backlog check: time needed compared with the remaining time."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_backlog_fails_on_excess_shares_due_in_last_minutes() -> None:
     (result,) = judge_backlog([waiting_round(60, 30, at_end=60)], ONE_PER_SECOND, NOW)
     assert result.level is Level.OK
     (result,) = judge_backlog([waiting_round(101, 30, at_end=100, later=1)], ONE_PER_SECOND, NOW)
-    assert result.level is Level.OK, "the end of the round is beyond the known minutes"
+    assert result.level is Level.OK, "the end of the round is after the known minutes"
 
 
 def test_backlog_fails_for_ended_round_with_unconfirmed_shares() -> None:

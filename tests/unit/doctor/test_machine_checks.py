@@ -79,8 +79,8 @@ def test_file_modes_reports_files_accessible_to_others(tmp_path: Path) -> None:
     (wal,) = check_modes([database], [])
     Path(f"{database}-wal").chmod(0o600)
     tmp_path.chmod(0o777)
-    (folder,) = check_modes([database], [])
-    assert folder.advice == f"chmod o-w {tmp_path}"
+    (directory,) = check_modes([database], [])
+    assert directory.advice == f"chmod o-w {tmp_path}"
     tmp_path.chmod(0o700)
     (fine,) = check_modes([database], [tmp_path / "helper.sock"])
     assert (fine.level, fine.facts) == (Level.OK, {"files": 2})
@@ -89,12 +89,12 @@ def test_file_modes_reports_files_accessible_to_others(tmp_path: Path) -> None:
 # The page
 
 
-def make_page(folder: Path) -> None:
-    (folder / "assets").mkdir()
+def make_page(directory: Path) -> None:
+    (directory / "assets").mkdir()
     for name in ("index.html", "assets/app.js"):
-        (folder / name).write_text(name)
+        (directory / name).write_text(name)
     lines = [f"{sha256(name.encode()).hexdigest()}  {name}\n" for name in ("assets/app.js", "index.html")]
-    (folder / page.SUMS_FILE).write_text("".join(lines))
+    (directory / page.SUMS_FILE).write_text("".join(lines))
 
 
 def test_page_of_one_build_is_ok(tmp_path: Path) -> None:

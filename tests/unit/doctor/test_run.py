@@ -1,4 +1,4 @@
-"""All checks together: without dependencies, with defects, and with hanging calls. A report is always made."""
+"""All checks together: without dependencies, with defects, and with hanging calls. A report is always returned."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ async def test_examine_with_unexpected_response_of_helper_fails(tmp_path: Path) 
 
 @contextlib.contextmanager
 def run_fake_helper(path: Path, response: bytes = b"") -> Iterator[None]:
-    """Listen on a control socket; send `response` to the first client, or never answer."""
+    """Listen on a control socket; send `response` to the first client, or never respond."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()

@@ -343,7 +343,7 @@ async def test_admission_frozen_round_refuses_new_shares_others_accept(harness: 
 
 
 @pytest.mark.parametrize("other_end", [END + 600, END - 60])
-async def test_intake_end_unconfirmed_accepts_shares_before_both_ends(harness: Harness, other_end: int) -> None:
+async def test_admission_end_unconfirmed_accepts_shares_before_both_ends(harness: Harness, other_end: int) -> None:
     harness.chain.other_ends[ROUND_ID] = other_end
     earlier = min(END, other_end)
     assert (await harness.expect_refusal(make_share(submit_at=earlier + 1))).status == 503
@@ -356,7 +356,7 @@ async def test_intake_end_unconfirmed_accepts_shares_before_both_ends(harness: H
 
 
 @pytest.mark.parametrize("status", [RoundStatus.ACTIVE, RoundStatus.TALLYING])
-async def test_intake_status_unconfirmed_answers_503_not_400(harness: Harness, status: RoundStatus) -> None:
+async def test_admission_status_unconfirmed_responds_503_not_400(harness: Harness, status: RoundStatus) -> None:
     harness.chain.rounds[ROUND_ID] = make_round(status)
     harness.chain.status_reports.add(ROUND_ID)
     assert (await harness.expect_refusal(make_share())).status == 503
@@ -365,7 +365,7 @@ async def test_intake_status_unconfirmed_answers_503_not_400(harness: Harness, s
     assert await harness.intake.admit(share_body(make_share())) is EnqueueResult.QUEUED
 
 
-async def test_intake_proposals_unconfirmed_answers_429_not_400(harness: Harness) -> None:
+async def test_admission_proposals_unconfirmed_responds_429_not_400(harness: Harness) -> None:
     assert (await harness.expect_refusal(make_share(proposal_id=40))).status == 400
     harness.chain.proposal_reports.add(ROUND_ID)
     assert (await harness.expect_refusal(make_share(proposal_id=40))).status == 429

@@ -96,14 +96,14 @@ class LagSimulation(Harness):
 @pytest.mark.parametrize("offset", [-120.0, -30.0, -5.0, -1.0, 0.0, 1.0, 5.0, 30.0, 120.0])
 @pytest.mark.parametrize("lag", [0.2, 0.6, 1.0, 2.0, 3.0])
 @pytest.mark.parametrize("block", [1.0, 2.0, 6.0])
-async def test_intake_never_rejects_honest_share_of_lagging_node(
+async def test_admission_never_rejects_honest_share_with_lagging_node(
     block: float, lag: float, offset: float, moment: float
 ) -> None:
     harness = LagSimulation(block=block, lag=lag, offset=offset)
     await harness.prepare()
     for _ in range(math.ceil(6 * block / POLL_SECONDS)):
         await harness.advance(POLL_SECONDS)
-    # A current node shows the vote's block now; the wallet posts `moment` of a block interval later.
+    # A current node reports the vote's block now; the wallet posts `moment` of a block interval later.
     passed = (harness.node.chain_now() - harness.node.origin) / block
     harness.vote_height = math.floor(passed) + 1
     await harness.advance((harness.vote_height + moment - passed) * block)

@@ -145,13 +145,13 @@ async def test_admission_waits_for_leaf_of_next_sync(harness: Harness) -> None:
             before = len(harness.nodes[0].requests)
             harness.trees.record_synced_height(harness.nodes[0].height)
             await anyio.wait_all_tasks_blocked()
-            assert (results, len(harness.nodes[0].requests)) == ([], before), "the head alone decides nothing"
+            assert (results, len(harness.nodes[0].requests)) == ([], before), "the head alone proves nothing"
             harness.votes.publish_to(*harness.nodes)
             await harness.sync()
     assert results == [EnqueueResult.QUEUED]
 
 
-async def test_intake_leaf_missing_for_ten_blocks_rejects_retry(
+async def test_admission_leaf_missing_for_ten_blocks_rejects_retry(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def step(timeout: float) -> bool:

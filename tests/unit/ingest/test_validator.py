@@ -62,7 +62,7 @@ def test_read_shares_mutated_payloads_are_decoded_or_refused() -> None:
     mutated = list(itertools.islice(PayloadMutator(PAYLOADS, random.Random(11)), MUTATED))
     results = proofs.read_shares(mutated)
     accepted = [(posted, read) for posted, read in zip(mutated, results, strict=True) if isinstance(read, ReadShare)]
-    assert accepted, "some mutations change nothing relevant"
+    assert accepted, "some mutations have no relevant effect"
     for posted, share in accepted:
         assert share == decoded(posted)
     for invalid in results:

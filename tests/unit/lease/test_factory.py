@@ -1,4 +1,4 @@
-"""Selection of the lease from the settings, and behaviour on an unshared queue."""
+"""Selection of the lease from the settings, and behavior on an unshared queue."""
 
 from __future__ import annotations
 
@@ -158,13 +158,13 @@ async def test_database_outage_keeps_lease_until_expiry_and_releases_bucket(cloc
     assert await lease_for_host(bucket, clock, "b").acquire(), "taken over immediately"
 
 
-# A single host with a file, and what wallets and provers see
+# A single host with a file, and the effect on wallets and provers
 
 
 def create_member(
     store: object, lease: S3Lease | DatabaseLease, clock: FakeClock, *, role: str = "all", agreed: object = None
 ) -> ClusterMember:
-    """A cluster member; `agreed` stands for the circuits and rounds that the hosts agree on."""
+    """A cluster member; `agreed` contains the circuits and rounds that the hosts agree on."""
     return ClusterMember(
         cast(Store, store),
         lease=lease,
@@ -213,7 +213,7 @@ class FakeSharedStore:
 
 
 def reports_sender(host: ClusterMember, sender: str | None) -> bool:
-    """Whether this is the sender that the host reports ("": none; None: unknown)."""
+    """The sender that the host reports ("": none; None: unknown)."""
     known: bool = host.facts()["sender"] == sender
     return known
 

@@ -92,7 +92,7 @@ async def run_keeper(keeper: LeaseKeeper) -> AsyncIterator[asyncio.Task[None]]:
 
 
 async def advance_until(clock: FakeClock, seconds: float, condition: Callable[[], object]) -> None:
-    """Advance the clock in steps, each seen by all waiters, until a condition holds."""
+    """Advance the clock in steps, each seen by all waiters, until a condition is met."""
     for _ in range(int(seconds * 4)):
         if condition():
             return
@@ -115,7 +115,7 @@ async def test_keeper_acquires_renews_and_releases(
     assert lease_store.owner == ""
 
 
-async def test_second_sender_is_refused_when_first_is_alive(
+async def test_second_sender_is_refused_while_first_is_running(
     clock: FakeClock, lease_store: FakeLeaseStore, lease: FakeLease
 ) -> None:
     lease_store.owner = "red"
@@ -127,7 +127,7 @@ async def test_second_sender_is_refused_when_first_is_alive(
         await beginning
 
 
-async def test_keeper_takes_lease_of_dead_host_after_expiry(
+async def test_keeper_takes_lease_of_stopped_host_after_expiry(
     clock: FakeClock, lease_store: FakeLeaseStore, lease: FakeLease
 ) -> None:
     lease_store.owner = "red"
@@ -169,7 +169,7 @@ async def test_keeper_with_unavailable_store_continues(
 ) -> None:
     keeper = LeaseKeeper(lease, clock=clock)
     lease_store.is_unavailable = True
-    await keeper.acquire_at_start()  # start-up does not fail because of it
+    await keeper.acquire_at_start()  # startup does not fail because of it
     assert lease_store.calls == ["acquire"]
     async with run_keeper(keeper) as task:
         await advance_until(clock, 30, lambda: lease_store.calls.count("acquire") >= 20)
@@ -225,7 +225,7 @@ async def test_host_that_cannot_send_releases_and_reacquires(
     await keeper.acquire_at_start()
     async with run_keeper(keeper) as task:
         with pytest.raises(AssertionError):
-            await advance_until(clock, 20, lambda: lease_store.calls)  # it makes no request
+            await advance_until(clock, 20, lambda: lease_store.calls)  # it sends no request
         fit.append(True)
         await advance_until(clock, 2, lambda: lease.is_held)
         fit.append(False)

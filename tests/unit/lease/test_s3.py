@@ -1,4 +1,4 @@
-"""The lease in an object store: one holder despite losses, delays, stops, kills and skewed clocks."""
+"""The lease in an object store: one holder despite lost responses, delays, stops, kills and skewed clocks."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ async def test_bucket_outage_ends_lease_only_at_expiry() -> None:
         with pytest.raises(LeaseError, match="away"):
             await lease.renew()
         assert lease.is_held is held
-    assert await lease.renew()  # the condition shows that no host acquired it meanwhile
+    assert await lease.renew()  # the condition shows that no host acquired it in the meantime
     assert (lease.is_held, lease.fence) == (True, 1)
 
 

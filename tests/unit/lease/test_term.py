@@ -42,13 +42,13 @@ def test_term_end_is_immediate(term: Term) -> None:
     assert not term.is_running
 
 
-def test_term_after_suspend_is_over(clock: FakeClock, term: Term) -> None:
+def test_term_after_suspend_has_ended(clock: FakeClock, term: Term) -> None:
     term.start(term.read_clocks())
     clock.set_wall_clock(8)  # the monotonic clock did not advance
     assert not term.is_running
 
 
-def test_term_after_clock_set_back_is_over(clock: FakeClock, term: Term) -> None:
+def test_term_after_clock_set_back_has_ended(clock: FakeClock, term: Term) -> None:
     term.start(term.read_clocks())
     clock.set_wall_clock(-0.9)
     assert term.is_running

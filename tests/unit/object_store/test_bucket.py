@@ -1,4 +1,4 @@
-"""Bucket addresses, and the file with the credentials."""
+"""Bucket URLs, and the file with the credentials."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buckets over HTTP: moto's server, which honours conditions, and faults of real object stores."""
+"""Buckets over HTTP: moto's server, which honors conditions, and faults of real object stores."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ async def test_missing_bucket_is_distinguished_from_missing_object(store: Object
 
 async def test_store_error_message_is_short(store: ObjectStoreProcess) -> None:
     bucket = store.open_bucket_client()
-    await store.set_faults(busy=2)
+    await store.set_faults(unavailable=2)
     with pytest.raises(BucketError, match="write a") as caught:
         await bucket.put("a", b"")
     with pytest.raises(BucketError, match="read a"):
@@ -127,7 +127,7 @@ async def test_store_error_message_is_short(store: ObjectStoreProcess) -> None:
     assert await store.request_counts() == {"PUT": 1, "GET": 1}
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300
-    await store.set_faults(slow=0.5)
+    await store.set_faults(delay=0.5)
     with pytest.raises(BucketError):
         await store.open_bucket_client(seconds=0.1).get("a")
     unreachable = S3Settings(endpoint=f"http://127.0.0.1:{find_free_port()}")
@@ -148,7 +148,7 @@ async def test_same_store_error_has_same_message() -> None:
         with pytest.raises(BucketError) as caught:
             await bucket.get("a")
         errors.add(str(caught.value))
-    assert len(errors) == 1, "a log that reports each reason once would report each try"
+    assert len(errors) == 1, "a log that reports each reason once would report each attempt"
 
 
 @pytest.mark.parametrize("status", [400, 403, 500])
@@ -176,7 +176,7 @@ async def test_store_error_message_contains_only_response_code(status: int) -> N
 
 async def test_access_denied_is_reported(store: ObjectStoreProcess) -> None:
     bucket = store.open_bucket_client()
-    await store.set_faults(shut=3)
+    await store.set_faults(forbidden=3)
     for request in (bucket.put("a", b""), bucket.get("a"), bucket.list_names("a")):
         with pytest.raises(BucketRefused):
             await request
@@ -184,22 +184,22 @@ async def test_access_denied_is_reported(store: ObjectStoreProcess) -> None:
 
 async def test_conflicting_write_is_rejected_and_lease_retries(store: ObjectStoreProcess) -> None:
     bucket = store.open_bucket_client("met")
-    await store.set_faults(met=1)
+    await store.set_faults(conflict=1)
     assert await bucket.create("x", b"1") is None
     assert await bucket.get("x") is None
     tag = await bucket.create("x", b"1")
     assert tag
-    await store.set_faults(met=1)
+    await store.set_faults(conflict=1)
     assert await bucket.replace("x", b"2", tag) is None
     assert await bucket.replace("x", b"3", tag)
     await put_released_lease(bucket)
     lease = S3Lease(bucket, "sender.json", host="a", clock=SystemClock())
     assert await lease.acquire()
-    await store.set_faults(met=1)
+    await store.set_faults(conflict=1)
     assert await lease.renew()
-    await store.set_faults(met=1)
+    await store.set_faults(conflict=1)
     await lease.release()
-    await store.set_faults(met=1)
+    await store.set_faults(conflict=1)
     assert await lease.acquire()
     assert lease.fence == 2
 
@@ -220,7 +220,7 @@ async def test_lease_over_s3_is_exclusive(store: ObjectStoreProcess) -> None:
     acquired = await asyncio.gather(*(lease.acquire() for lease in hosts))
     assert sorted(acquired) == [False, False, True]
     winner = hosts[acquired.index(True)]
-    await store.set_faults(lost=1)
+    await store.set_faults(lost_response=1)
     with pytest.raises(LeaseError):
         await winner.renew()
     assert await winner.renew()
@@ -239,7 +239,7 @@ async def test_lease_over_s3_is_exclusive(store: ObjectStoreProcess) -> None:
 
 
 async def test_store_ignoring_conditions_is_refused(store: ObjectStoreProcess) -> None:
-    await store.set_faults(deaf=True)
+    await store.set_faults(ignores_conditions=True)
     lease = S3Lease(store.open_bucket_client("deaf"), "sender.json", host="a", clock=SystemClock())
     with pytest.raises(LeaseError, match="ignores If-None-Match"):
         await lease.acquire()

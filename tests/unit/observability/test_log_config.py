@@ -1,4 +1,4 @@
-"""The log contains only the listed fields, whatever code writes the line."""
+"""The log contains only the listed fields, regardless of the code that writes the line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECRET = "c2VjcmV0"
 
 @pytest.fixture
 def stream() -> Iterator[io.StringIO]:
-    """A log at its most verbose level; restores the configuration."""
+    """A log at the most verbose level; restores the configuration."""
     root = logging.getLogger()
     before = (root.handlers[:], root.level)
     out = io.StringIO()

@@ -1,4 +1,4 @@
-"""The state of the queue in aggregates."""
+"""Aggregate state of the queue."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ async def test_snapshots_are_taken_only_while_someone_listens() -> None:
             clock.advance(INTERVAL_SECONDS)
             for _ in range(5):
                 await asyncio.sleep(0)
-        assert await waiting == ["run-2"], "an error of the store ends no stream"
+        assert await waiting == ["run-2"], "a store error does not end the stream"
         assert snapshot_count == 3
         await listener.aclose()  # type: ignore[attr-defined]
         for _ in range(3):

@@ -237,7 +237,7 @@ async def read_marks(harness: OperationsHarness) -> list[tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize("running", [True, False])
-async def test_hand_over_leaves_claimed_shares_to_running_daemon(tmp_path: Path, running: bool) -> None:
+async def test_move_leaves_claimed_shares_to_running_helper(tmp_path: Path, running: bool) -> None:
     harness = OperationsHarness(tmp_path / "queue.db", running=running)
     await harness.open()
     share = recorded_share(0, submit_at=END - 10)

@@ -1,4 +1,4 @@
-"""Cost of failures: doubling waits, persisted before waiting, and a reported final failure."""
+"""Cost of failures: doubling delays, persisted before waiting, and a reported final failure."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ async def test_hour_of_node_outage_spends_no_attempt(pipeline: Pipeline) -> None
 
 
 @pytest.mark.rule("R12")
-async def test_share_confirmed_meanwhile_cannot_fail(pipeline: Pipeline) -> None:
+async def test_share_confirmed_after_claim_cannot_fail(pipeline: Pipeline) -> None:
     await pipeline.enqueue(1)
     queued = await pipeline.claim_due_share()
     await pipeline.count_on_chain(1)

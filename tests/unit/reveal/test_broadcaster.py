@@ -1,4 +1,4 @@
-"""From a stored message to a counted reveal: send times, nodes, and the effect of each response."""
+"""From a stored message to a confirmed reveal: send times, nodes, and the effect of each response."""
 
 from __future__ import annotations
 
@@ -107,14 +107,14 @@ async def test_block_existing_at_last_send_causes_no_resend(pipeline: Pipeline) 
     assert len(pipeline.nodes.posts) == 2
 
 
-async def test_block_shown_late_by_node_causes_no_resend(pipeline: Pipeline) -> None:
+async def test_block_reported_late_by_node_causes_no_resend(pipeline: Pipeline) -> None:
     share = await pipeline.prepare_message()
     pipeline.set_replies(reply_with(502, error="lost"))
     pipeline.show_block()
     old, newer = pipeline.clock.now(), pipeline.clock.now() + 1
     pipeline.clock.advance(2)
     await pipeline.broadcaster.send(share)
-    # A probe after the send showed the old block, too.
+    # A probe after the send reported the old block, too.
     for height, time in ((pipeline.height, old), (pipeline.height + 1, newer)):
         pipeline.clock.advance(1)
         for endpoint in pipeline.endpoints.nodes:
@@ -278,7 +278,7 @@ async def test_refused_valid_proof_is_retried_with_other_circuit(pipeline: Pipel
         await pipeline.enqueue(1)
         await wait_until(lambda: pipeline.query_rows("SELECT last_outcome FROM reveals") == [("BAD_PROOF",)])
         await pipeline.settle_dispatcher()
-        assert pipeline.circuits.current == "k10", "one node's statement is not the chain's"
+        assert pipeline.circuits.current == "k10", "a statement of a single node proves nothing"
         await pipeline.next_block()
         await wait_until(lambda: len(pipeline.prover.started_proofs) == 2)
         await pipeline.settle_dispatcher()
@@ -333,7 +333,7 @@ async def test_refused_configured_circuit_pauses_queue_without_attempt(tmp_path:
             await pipeline.enqueue(1)
             await wait_until(lambda: pipeline.query_rows("SELECT last_outcome FROM reveals") == [("BAD_PROOF",)])
             await pipeline.settle_dispatcher()
-            assert pipeline.circuits.pause_reason is None, "one node's statement is not the chain's"
+            assert pipeline.circuits.pause_reason is None, "a statement of a single node proves nothing"
             await pipeline.next_block()
             assert pipeline.circuits.pause_reason is not None
             await pipeline.enqueue(2)
@@ -380,7 +380,7 @@ async def test_permanently_refused_message_fails_and_is_reported(pipeline: Pipel
     with capture_logs() as logs:
         await pipeline.broadcaster.send(share)
         assert pipeline.read_share(1, "state, attempts") == (ShareState.BROADCAST, 0), (
-            "one node's statement is not the chain's"
+            "a statement of a single node proves nothing"
         )
         await pipeline.next_block()
     assert pipeline.nodes.posted_to == [FIRST_NODE, SECOND_NODE]

@@ -1,4 +1,4 @@
-"""The dispatch loop: when and in which order it dispatches, and what wakes it."""
+"""The dispatch loop: dispatch times and order, and the events that wake it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_dispatch_waits_when_due_time_exceeds_block_time_by_tolerance(tmp_
         await pipeline.settle_dispatcher()
         await wait_for_length(pipeline.nodes.posts, 2)
         await pipeline.settle_dispatcher()
-        assert sorted(pipeline.prover.positions) == [1, 2], "nothing later than the chain's newest block and 120 s"
+        assert sorted(pipeline.prover.positions) == [1, 2], "no share due more than 120 s after the newest block"
         assert await pipeline.count_idle_turns() == 0
         pipeline.show_block(time=START_TIME + 5.0)
         await pipeline.settle_dispatcher()
@@ -168,7 +168,7 @@ async def test_loop_sleeps_at_most_30_seconds(pipeline: Pipeline) -> None:
             sleeps = pipeline.clock.sleep_count + 1
             pipeline.clock.advance(1)
             await wait_until(partial(has_slept_again, pipeline, sleeps))
-        assert pipeline.gate_checks == turns, "it reads the clock each second and nothing else"
+        assert pipeline.gate_checks == turns, "it only reads the clock once per second"
         pipeline.clock.advance(1)
         await wait_until(lambda: pipeline.gate_checks > turns)
 
@@ -252,7 +252,7 @@ async def test_loop_sleeps_when_idle(tmp_path: Path, condition: str) -> None:
         assert await pipeline.count_idle_turns() == 0
 
 
-async def test_share_beyond_verified_tree_is_retried_without_spending_an_attempt(pipeline: Pipeline) -> None:
+async def test_share_outside_verified_tree_is_retried_without_spending_an_attempt(pipeline: Pipeline) -> None:
     async with pipeline.run_dispatcher():
         await pipeline.enqueue(5000)
         await wait_until(lambda: pipeline.read_share(5000, "state, stage") == (ShareState.RECEIVED, "tree"))
@@ -281,7 +281,7 @@ async def test_new_share_wakes_loop_only_if_due_before_next_iteration(pipeline: 
 
 @pytest.mark.rule("R8")
 async def test_dispatch_waits_until_blocks_since_last_stop_are_read(pipeline: Pipeline) -> None:
-    """A share of a restored database may have been counted after the backup."""
+    """A share of a restored database may have been confirmed after the backup."""
     pipeline.listener.is_ready = False
     async with pipeline.run_dispatcher():
         await pipeline.enqueue(1, 2)

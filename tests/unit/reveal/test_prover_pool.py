@@ -47,7 +47,7 @@ async def run_pool(workers: int = 1, timeout: float = 0.0) -> AsyncIterator[Prov
 
 
 async def wait_until_exited(pid: int) -> None:
-    """Return once no process has this id (the test's own time limit ends the wait)."""
+    """Return once no process has this id (the time limit of the test ends the wait)."""
     while True:
         try:
             os.kill(pid, 0)
@@ -94,7 +94,7 @@ async def test_hanging_worker_is_killed_and_replaced() -> None:
 
 
 @pytest.mark.anyio
-async def test_dying_worker_fails_only_its_job() -> None:
+async def test_crashing_worker_fails_only_its_job() -> None:
     async with run_pool(workers=2) as pool:
         results = await asyncio.gather(
             make_proof(pool, prover_worker.PROPOSAL_CRASHES),
@@ -115,7 +115,7 @@ async def test_killed_idle_worker_is_replaced_transparently() -> None:
         while proof is None:
             try:
                 proof = await make_proof(pool)
-            except ProverCrashed:  # the job reached the dying worker; the dispatcher would handle the error
+            except ProverCrashed:  # the job reached the exiting worker; the dispatcher would handle the error
                 continue
         assert pool.pids != [idle]
 
@@ -168,7 +168,7 @@ async def test_proof_timeout_is_a_minute_or_fifty_self_tests() -> None:
 
 
 class SlowSelfTestWorker(WorkerProcess):
-    """A worker whose self-test took two seconds; it gets no further jobs."""
+    """A worker whose self-test took two seconds; it gets no more jobs."""
 
     pid = 1
 

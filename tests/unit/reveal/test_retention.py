@@ -1,4 +1,4 @@
-"""The end of a round: closed by the chain, then alert, then purge of all data."""
+"""The end of a round: closed by the chain, then reported, then purged with all its data."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def check_after_second(pipeline: Pipeline) -> None:
 
 
 async def enqueue_mixed(pipeline: Pipeline) -> None:
-    """Four shares of one round: waiting, sent, failed, confirmed."""
+    """Four shares of one round: pending, sent, failed, confirmed."""
     for position in (2, 3, 4):
         await pipeline.enqueue(position)
         if position == 3:
@@ -132,7 +132,7 @@ async def test_purge_deletes_the_tombstone_key(pipeline: Pipeline) -> None:
     await pipeline.store.save_rounds([create_round(ROUND)], START_TIME)
     assert await pipeline.store.enqueue(share, nullifier, now=START_TIME) is EnqueueResult.QUEUED
     (after,) = pipeline.query_rows("SELECT mac_key FROM round_keys")
-    assert before != after, "keys cannot be tested on an old backup"
+    assert before != after, "share keys cannot be matched against an old backup"
 
 
 async def test_round_closed_before_restart_is_reported_before_purge(pipeline: Pipeline) -> None:

@@ -43,7 +43,7 @@ async def test_prepared_message_uses_newest_verified_root(pipeline: Pipeline) ->
 
 @pytest.mark.rule("R11")
 @pytest.mark.parametrize("size", [0, 1])
-async def test_share_beyond_tree_is_requeued_without_attempt(pipeline: Pipeline, size: int) -> None:
+async def test_share_outside_tree_is_requeued_without_attempt(pipeline: Pipeline, size: int) -> None:
     if size == 0:
         pipeline.trees.newest = None
     await pipeline.enqueue(1000 if size else 1)
@@ -78,7 +78,7 @@ async def test_proof_of_other_statement_is_discarded(pipeline: Pipeline, wrong: 
 
 
 @pytest.mark.rule("R11")
-async def test_worker_death_spends_attempt_from_third_time(pipeline: Pipeline) -> None:
+async def test_worker_crash_spends_attempt_from_third_time(pipeline: Pipeline) -> None:
     pipeline.prover.failures[1] = [ProverCrashed("killed")] * 6
     await pipeline.enqueue(1)
     notes = []
@@ -99,7 +99,7 @@ async def test_worker_death_spends_attempt_from_third_time(pipeline: Pipeline) -
     ]
 
 
-async def test_share_of_dead_worker_is_not_claimed_before_attempt_is_recorded(pipeline: Pipeline) -> None:
+async def test_share_of_crashed_worker_is_not_claimed_before_attempt_is_recorded(pipeline: Pipeline) -> None:
     pipeline.prover.failures[1] = [ProverCrashed("killed")] * 3
     seen: list[object] = []
     pipeline.store.after_call["crash 3"] = lambda: seen.append(pipeline.read_share(1, "state, attempts, due_ms"))

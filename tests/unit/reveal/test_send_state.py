@@ -94,7 +94,7 @@ def test_new_lease_term_forgets_ends_only() -> None:
     assert states.get(1) == SendState(sent_to={"a": 5.0})
 
 
-def test_state_unused_for_longest_is_dropped_beyond_the_limit() -> None:
+def test_state_unused_for_longest_is_dropped_above_the_limit() -> None:
     states = SendStates(limit=2)
     for share_id in (1, 2, 1, 3):
         states.claim(share_id, fence=0)

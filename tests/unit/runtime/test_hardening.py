@@ -16,7 +16,7 @@ print(failures, resource.getrlimit(resource.RLIMIT_CORE), dumpable, oct(os.umask
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="dumpable is Linux's word")
+@pytest.mark.skipif(sys.platform != "linux", reason="`dumpable` is specific to Linux")
 def test_harden_process_disables_core_files_and_debugger() -> None:
     completed = subprocess.run([sys.executable, "-c", CHILD_SCRIPT], capture_output=True, check=True, text=True)
     assert completed.stdout.strip() == "[] (0, 0) 0 0o77"

@@ -104,7 +104,7 @@ async def test_notify_status_with_line_break_stays_one_assignment(channel: socke
 async def test_notify_without_manager_does_nothing(tmp_path: Path) -> None:
     env = {"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "8", "NOTIFY_SOCKET": str(tmp_path / "gone")}
     gone = ServiceManager(env, 7, FakeClock())
-    assert gone.watchdog_seconds is None  # the variable is for another process
+    assert gone.watchdog_seconds is None  # the variable is set for another process
     assert env == {}
     gone.notify("READY=1")
     manager = ServiceManager({}, 7, FakeClock())
@@ -137,10 +137,10 @@ def test_socket_activation_with_two_unnamed_sockets_is_refused() -> None:
     assert env == {}
 
 
-def write_config(folder: Path) -> Path:
-    """Write the settings of a service that takes no shares and so starts quickly."""
-    file = folder / "helper.toml"
-    database = folder / "queue.db"
+def write_config(directory: Path) -> Path:
+    """Write the settings of a service without a queue, which starts quickly."""
+    file = directory / "helper.toml"
+    database = directory / "queue.db"
     disabled_parts = "[admin]\ndisable = true\n[ui]\nenable = true\n"
     file.write_text(f'[helper]\nport = 0\ndb_path = "{database}"\n{UNREACHABLE_NODE_CONFIG}{disabled_parts}')
     return file
@@ -189,7 +189,7 @@ async def has_no_notification(channel: socket.socket) -> None:
 
 
 def socket_passing_commands(port: int) -> dict[str, tuple[str, ...]]:
-    """Programs that open a port and start the given command with it; the first is what any shell can do."""
+    """Programs that open a port and start the given command with it; the first needs only a shell."""
     script = (
         "import os, socket, sys; s = socket.create_server(('127.0.0.1', int(sys.argv[1])));"
         "os.dup2(s.fileno(), 3); os.set_inheritable(3, True);"
@@ -209,7 +209,7 @@ async def test_service_serves_on_passed_socket(tmp_path: Path, launcher: str) ->
     process.spawn(wrapper=socket_passing_commands(port)[launcher], SVOTE_HELPER_HELPER_DISABLE="true")
     try:
         async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS) as http:
-            # The first connection triggers the start under socket activation; it waits in any case.
+            # Under socket activation, the first connection triggers the start; it waits in any case.
             async with process.timeout("answers"):
                 while True:
                     try:

@@ -61,7 +61,7 @@ def test_largest_queue_is_compared_with_empty_one_of_same_run() -> None:
 
 
 def test_table_line_shows_goal_result_spread_and_verdict() -> None:
-    row = next(row for row in ROWS if row.name == "accepting, 64 connections, p99")
+    row = next(row for row in ROWS if row.name == "accept latency, 64 connections, p99")
     figure = row.figure([{"p99_ms": 31.0}, {"p99_ms": 20.0}, {"p99_ms": 25.0}])
     assert figure == {
         "name": row.name,

@@ -1,4 +1,4 @@
-"""The wallets' application on a socket, with or without the fast path, and its observable behaviour."""
+"""The wallet application on a socket, with or without the fast path, and its observable behavior."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATIENCE_SECONDS = 20.0
 MAX_BODY_BYTES = 64 << 10
 """Maximum body size in these tests."""
 PROBE_REQUEST = f"GET {STATUS_PATH} HTTP/1.1\r\nHost: probe\r\n\r\n".encode()
-"""Sent last in each scenario: shows whether the connection is still open and synchronised."""
+"""Sent last in each scenario: shows whether the connection is still open and synchronized."""
 _VARIABLE_HEADERS = re.compile(rb"(?<=\r\ndate: )[^\r]+|(?<=\r\nx-request-id: )[0-9a-f]{16}(?=\r\n)")
 _REQUEST_IDS = re.compile(rb"\r\nx-request-id: ([0-9a-f]{16})\r\n")
 
@@ -57,7 +57,7 @@ class Scenario:
     Attributes:
         name: test id.
         segments: the segments, each sent before the next one is created.
-        statuses: expected statuses, so that a scenario tests what it is meant to.
+        statuses: expected statuses, to verify that the scenario has the intended effect.
         prepare: changes the application before the first request.
         disconnects: whether the client disconnects without waiting for a response.
         settings: settings of the application.

@@ -45,7 +45,7 @@ async def pause(request: Request) -> Response:
 
 
 class EndlessRoutes:
-    """Responds to `GET /endless` until the client disconnects, or never starts to.
+    """Responds to `GET /endless` until the client disconnects, or never starts a response.
 
     Attributes:
         disconnects: number of disconnected clients detected.

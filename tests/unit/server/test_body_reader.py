@@ -55,7 +55,7 @@ async def test_body_reader_received_small_body_needs_no_wait() -> None:
         "a large body is counted as it arrives"
     )
     assert await BodyReader().read(complete_scope, receive) == b"here"
-    assert complete_scope["state"][body_module.COMPLETE_BODY_KEY] == b"", "an idle connection reserves nothing"
+    assert complete_scope["state"][body_module.COMPLETE_BODY_KEY] == b"", "an idle connection reserves no memory"
 
 
 async def test_body_reader_endless_body_is_refused() -> None:

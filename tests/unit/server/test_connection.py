@@ -52,7 +52,7 @@ def build_chunked(*chunks: bytes, trailers: bytes = b"") -> bytes:
 
 
 def split_at(data: bytes, *cuts: int) -> list[bytes]:
-    """The bytes in segments that end at these places."""
+    """The bytes in segments that end at these offsets."""
     offsets = [0, *cuts, len(data)]
     return [data[start:end] for start, end in itertools.pairwise(offsets) if start < end]
 

@@ -79,7 +79,7 @@ def test_ask_without_listener_reads_nothing_of_the_body(path: Path) -> None:
     assert next(body) == b"line"
 
 
-def test_ask_process_that_accepts_nothing_is_unresponsive(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ask_process_not_accepting_connections_is_unresponsive(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_client, "CONNECT_SECONDS", 0.1)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
@@ -94,7 +94,7 @@ def test_ask_process_that_accepts_nothing_is_unresponsive(path: Path, monkeypatc
             client.close()
 
 
-def test_ask_process_that_does_not_answer_is_unresponsive(path: Path) -> None:
+def test_ask_process_without_response_is_unresponsive(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()

@@ -1,4 +1,4 @@
-"""The status stream over real sockets: a client that does not read is dropped and delays no other."""
+"""The status stream over real sockets: a client that does not read is dropped and delays no other client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gateway: which requests and responses are forwarded, to which node, and what is removed."""
+"""Gateway: forwarded requests and responses, selected nodes, and removed headers."""
 
 from __future__ import annotations
 

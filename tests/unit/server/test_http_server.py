@@ -138,7 +138,7 @@ async def test_connections_full_closes_longest_idle_of_busiest_client() -> None:
         assert await idle.read_rest() == b""
         three = await RawClient.connect(port, source="127.0.0.4")
         assert await three.request() == b"hello"
-        assert await slow.read_rest() == b"", "a connection without its body counts as waiting"
+        assert await slow.read_rest() == b"", "a connection that waits for a body is treated as idle"
         assert parse_error(await (await RawClient.connect(port, source="127.0.0.5")).read_rest())[0] == 503, (
             "no client has more connections"
         )
@@ -158,7 +158,7 @@ async def test_connection_refused_before_request_is_charged_and_counted() -> Non
         assert limiter.wait_seconds(known) == 3, "each was charged"
         responses = [await client.read_rest() for client in [await RawClient.connect(port) for _ in range(4)]]
         assert sorted(map(bool, responses)) == [False, False, False, True]
-        assert limiter.wait_seconds(known) == 3, "silence, or connecting when the server is full, costs nothing"
+        assert limiter.wait_seconds(known) == 3, "a connection without data, or to a full server, costs no token"
         assert limiter.refusals == {408: 1, 400: 1, 431: 1, 503: 1}, "each one is counted"
 
 
@@ -282,11 +282,11 @@ async def test_connections_over_limit_are_refused_and_others_served() -> None:
             client.writer.close()
 
 
-# The stop of the server
+# Server shutdown
 
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def test_server_stop_answers_running_requests_with_503_without_error_log(
+def test_server_stop_responds_503_to_running_requests_without_error_log(
     loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("helper.server.http_server.STOP_GRACE_SECONDS", 0.2)

@@ -154,13 +154,13 @@ def test_openapi_route_without_operation_is_omitted() -> None:
     assert generate_document([], authorized_roles=())["paths"] == {}
 
 
-# Everything on the wallets' port
+# Everything on the wallet API port
 
 
-def create_complete_routes(folder: Path, **changes: Any) -> Listeners:
+def create_complete_routes(directory: Path, **changes: Any) -> Listeners:
     """All listeners of a helper with every feature enabled."""
     values = {
-        "helper": {"db_path": str(folder / "q.db"), "expose_queue_status": True, "api_token": "of wallets"},
+        "helper": {"db_path": str(directory / "q.db"), "expose_queue_status": True, "api_token": "of wallets"},
         "operator": {"token": "of operators"},
         "ui": {"enable": True},
         "gateway": {"enable": True},
@@ -215,7 +215,7 @@ async def test_openapi_every_wallet_path_is_described(tmp_path: Path) -> None:
 
 
 def list_routes(listeners: Listeners) -> Iterator[Route]:
-    """Every route of the wallets' port, described or not."""
+    """Every route of the wallet API port, described or not."""
     app: Any = listeners._wallet_app
     while not isinstance(app, Starlette):
         app = app._app

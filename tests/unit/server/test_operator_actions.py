@@ -48,7 +48,7 @@ async def harness(tmp_path: Path) -> AsyncIterator[OperationsHarness]:
 
 @pytest.fixture
 async def daemon(harness: OperationsHarness, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    """The operators' application with a real store on a real socket."""
+    """The operator application with a real store on a real socket."""
 
     async def states() -> list[RoundState]:
         return [

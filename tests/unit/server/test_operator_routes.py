@@ -91,7 +91,7 @@ SPENT = b"\x07" * 32
 
 
 class OperatorClient:
-    """The operators' application with that queue."""
+    """The operator application with that queue."""
 
     def __init__(self) -> None:
         self.queue = FakeQueue()

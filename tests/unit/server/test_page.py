@@ -1,4 +1,4 @@
-"""Web page: files, index fallback, and no interference with the API."""
+"""Web page: files, index fallback, and separation from the API."""
 
 from __future__ import annotations
 

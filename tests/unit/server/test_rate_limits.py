@@ -153,7 +153,7 @@ def test_costs_other_status_is_free(status: int) -> None:
     assert not costs_token(status)
 
 
-# Around the application
+# Middleware
 
 
 class RateLimitHarness:
@@ -189,7 +189,7 @@ async def test_rate_limit_empty_bucket_is_429_with_exact_wait() -> None:
     assert refused.status_code == 429
     assert "2 s" in error_text(refused)
     assert refused.headers["retry-after"] == "2"
-    assert refused.headers["access-control-allow-origin"] == "*", "a page may read it too"
+    assert refused.headers["access-control-allow-origin"] == "*", "pages can read it too"
     flood.clock.time += 2
     assert (await flood.request(FOREIGN, path=STATUS_PATH)).status_code == 200
 

@@ -1,4 +1,4 @@
-"""Request ids: in every response, and in the log only where they link nothing."""
+"""Request ids: in every response, and in the log only if they link no share to a client."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ROUTES = [
 
 
 async def request_path(path: str, *names: str) -> tuple[httpx.Response, list[dict[str, object]]]:
-    """A response, and the log lines written meanwhile."""
+    """A response, and the log lines written for it."""
     transport = httpx.ASGITransport(add_middleware(ROUTES))
     with capture_logs() as logs:
         async with httpx.AsyncClient(transport=transport, base_url="http://helper") as client:

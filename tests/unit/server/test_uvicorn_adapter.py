@@ -1,6 +1,6 @@
-"""Contract of the uvicorn adapter: the names that it uses, and that only it uses uvicorn.
-
-A test that fails here after an upgrade names the class and the attribute that uvicorn has removed or changed.
+"""Contract of the uvicorn adapter: the names that it uses, and that no other module uses
+uvicorn. A test that fails here after an upgrade reports the class and the attribute that uvicorn has removed or
+changed.
 """
 
 from __future__ import annotations

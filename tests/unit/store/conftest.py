@@ -23,7 +23,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def reported() -> list[DamagedShare]:
-    """What the store reports as damaged."""
+    """Rows that the store reports as damaged."""
     return []
 
 

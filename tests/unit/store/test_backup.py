@@ -1,4 +1,4 @@
-"""Backups: content of a snapshot, no interference, encryption, restore."""
+"""Backups: content of a snapshot, no effect on the running store, encryption, restore."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ async def test_restored_database_continues_from_the_backup(
     assert not any(secret in data for data in read_database_files(other_path).values() for secret in secrets_of(1))
 
 
-async def test_restore_over_database_of_running_daemon_is_refused(store: SqliteStore, path: Path) -> None:
+async def test_restore_over_database_of_running_helper_is_refused(store: SqliteStore, path: Path) -> None:
     snapshot = await snapshot_with_shares(store, path, 1)
     with pytest.raises(StoreLocked):
         restore_database(snapshot.image, path, set_aside=True)
@@ -236,7 +236,7 @@ async def test_restore_over_database_of_running_daemon_is_refused(store: SqliteS
     assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 2}}
 
 
-async def test_restore_over_existing_database_sets_it_aside_with_its_wal(
+async def test_restore_over_existing_database_renames_it_with_its_wal(
     store: SqliteStore, path: Path, open_sqlite_store: StoreOpener
 ) -> None:
     snapshot = await snapshot_with_shares(store, path, 1)

@@ -1,4 +1,4 @@
-"""Rows damaged on disk are quarantined and reported, never acted on; others continue."""
+"""Rows damaged on disk are quarantined and reported, never processed; others continue."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def reveal_row() -> RevealRow:
 
 
 def damaged_values(value: object) -> list[object]:
-    """Values that a flipped bit, or a changed type, may make of a column."""
+    """Values of a column after a flipped bit or a changed type."""
     if isinstance(value, bytes):
         return [value[:-1] + bytes([value[-1] ^ 1]), bytes([value[0] ^ 128]) + value[1:], value[:-1], value.hex(), None]
     if isinstance(value, str):
@@ -205,7 +205,7 @@ def flip_bit(path: Path, change: str) -> None:
 async def test_random_bit_flips_never_return_a_wrong_share(
     store: SqliteStore, path: Path, clock: FakeClock, tmp_path: Path
 ) -> None:
-    """Two hundred copies with one flipped bit each: refused at the start, or only right shares at the right time."""
+    """Two hundred copies with one flipped bit each: refused at startup, or only correct shares at their due times."""
     await enqueue_shares(store, *range(30), submit_at=int(NOW) + 3)
     await store.close()
     original = path.read_bytes()
@@ -393,7 +393,7 @@ async def damage_index(store: SqliteStore, path: Path, index: str, offset: int =
 
 
 async def flush_to_file(store: SqliteStore) -> None:
-    """Confirm share 30; afterwards all others are in the file, and none in its WAL or cache."""
+    """Confirm share 30. Afterwards all others are in the file, and none in its WAL or cache."""
     await store.apply_block(4, [(ROUND, make_posted_share(30).nullifier)], now=NOW)
     await store.wait_for_erasure()
     await store._writer.run(lambda tx: tx.conn.execute("PRAGMA shrink_memory").fetchall())
@@ -406,10 +406,10 @@ async def make_row_unreadable(store: SqliteStore, path: Path, number: int) -> No
     header = bytes([26, 0, 9, 12 + 2 * 32])  # the row's header: its length, the types of id, round and mac
     with path.open("r+b") as file:
         file.seek(data.rindex(header, 0, data.index(make_posted_share(number).share.shares_hash)))
-        file.write(b"\x7f")  # a header of more columns than there are
+        file.write(b"\x7f")  # a header with more columns than the table has
 
 
-async def test_apply_block_sets_unreadable_row_aside(
+async def test_apply_block_quarantines_unreadable_row(
     store: SqliteStore, path: Path, reported: list[DamagedShare]
 ) -> None:
     await enqueue_shares(store, *range(31))
@@ -481,7 +481,7 @@ async def test_list_shares_with_unreadable_index_lists_all(store: SqliteStore, p
     expected = await store.list_shares(QueueFilter(), 99)
     with path.open("r+b") as file:
         file.seek((page - 1) * 4096)
-        file.write(b"\x7f")  # not a page type
+        file.write(b"\x7f")  # not a valid page type
 
     assert await store.list_shares(QueueFilter(), 99) == expected
     assert await store.list_shares(QueueFilter(round_id=ROUND, state=ShareState.RECEIVED), 99) == expected
@@ -544,7 +544,7 @@ async def test_background_check_reports_damaged_message(
 
 
 def test_sqlite_integrity_check_misses_flipped_bit_in_row(path: Path) -> None:
-    """The reason for the rows' own check."""
+    """The reason for the check value of each row."""
     conn = sqlite3.connect(path)
     conn.execute("CREATE TABLE t (w BLOB)")
     conn.execute("INSERT INTO t VALUES (?)", (b"canary" * 9,))

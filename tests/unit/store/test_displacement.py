@@ -341,7 +341,7 @@ async def test_open_after_crash_of_files_copied_together_succeeds(
     assert await number_of_shares(await open_sqlite_store(copy)) == 5
 
 
-async def test_open_after_crash_of_copies_succeeds_whatever_their_inodes(
+async def test_open_after_crash_of_copies_with_any_inodes_succeeds(
     path: Path, tmp_path: Path, open_sqlite_store: StoreOpener
 ) -> None:
     """On a new volume, a copy may have the inode number of the original."""
@@ -413,7 +413,7 @@ async def test_write_after_file_was_moved_is_refused_until_it_is_back(
     assert await number_of_shares(store) == 2
 
 
-async def test_idle_store_notices_that_its_database_was_replaced(
+async def test_idle_store_detects_that_its_database_was_replaced(
     store: SqliteStore, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert LOCATION_CHECK_SECONDS <= 10
@@ -473,7 +473,7 @@ async def test_deleted_database_is_rescued_from_the_running_process(
     assert await number_of_shares(await open_sqlite_store(path)) == 5
 
 
-def test_restore_without_database_keeps_the_log_of_a_crash_aside(path: Path) -> None:
+def test_restore_without_database_renames_the_log_of_a_crash(path: Path) -> None:
     with run_writer(path) as writer:
         assert writer.enqueue(*range(5)) == "stored"
         writer.crash()

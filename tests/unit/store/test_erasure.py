@@ -1,4 +1,4 @@
-"""After a confirmation or a purge, no byte of the share is in any file."""
+"""After a confirmation or a purge, no data of the share is in any file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PAGE_BYTES = 4096
 
 
 def witness_fragments(posted: PostedShare) -> list[bytes]:
-    """What must be erased: both ends of every field, because a partial overwrite may leave either."""
+    """Data that must be erased: both ends of every field, because a partial overwrite may leave either."""
     share = posted.share
     fields = [share.shares_hash, share.share_comms, share.primary_blind, share.c1, share.c2]
     return [part for field in fields for part in (field[:12], field[-12:])]
@@ -88,7 +88,7 @@ async def test_own_spent_nullifiers_are_stored_like_all_others(store: SqliteStor
 
 @pytest.mark.rule("R14")
 async def test_confirmation_of_some_of_many_shares_erases_every_page(store: SqliteStore, path: Path) -> None:
-    """Enough rows and changes that pages are rebalanced and leave old bytes behind."""
+    """Uses enough rows and changes that pages are rebalanced and retain old bytes."""
     source = random.Random(1)
     await enqueue_shares(store, *range(500))
     ids: dict[int, int] = {}
@@ -203,7 +203,7 @@ def test_scrub_removes_stale_copies_in_page_gaps_only(path: Path) -> None:
     conn.close()
 
 
-def test_open_after_crash_scrubs_whole_file(path: Path, clock: FakeClock) -> None:
+def test_open_after_crash_scrubs_complete_file(path: Path, clock: FakeClock) -> None:
     open_database(path, clock).close()
     conn = sqlite3.connect(path)
     deleted = rewrite_rows(conn)
@@ -211,7 +211,7 @@ def test_open_after_crash_scrubs_whole_file(path: Path, clock: FakeClock) -> Non
     assert count_occurrences(path, deleted)
 
     open_database(path, clock).close()
-    assert count_occurrences(path, deleted), "after an orderly stop nothing is searched"
+    assert count_occurrences(path, deleted), "after a clean shutdown nothing is searched"
 
     Path(f"{path}.lock").write_bytes(b"open\n")
     open_database(path, clock).close()
@@ -372,8 +372,8 @@ def test_scrub_with_unreadable_wal_checks_all_pages(
 
 def test_scrub_leaves_other_page_types_unchanged() -> None:
     assert page_gap(bytes(PAGE_BYTES), 7) is None
-    assert page_gap(b"\x0d" + bytes(PAGE_BYTES - 1), 7) is None, "content from 65536 on is beyond the page"
-    assert page_gap(b"\x0d", 7) is None, "not a whole header"
+    assert page_gap(b"\x0d" + bytes(PAGE_BYTES - 1), 7) is None, "content from 65536 on is outside the page"
+    assert page_gap(b"\x0d", 7) is None, "not a complete header"
     page = bytearray(PAGE_BYTES)
     page[0:8] = b"\x0d\x00\x00\x00\x02\x0f\x00\x00"
     assert page_gap(bytes(page), 7) == (12, 0x0F00)

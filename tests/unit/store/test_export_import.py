@@ -37,7 +37,7 @@ def select_shares(path: Path, filters: QueueFilter | None = None, *refs: str) ->
 
 
 async def enqueue_one_of_each(store: SqliteStore) -> None:
-    """Share 1 was sent, 2 failed, 3 is being proven, 4 waits; 5 is of another round."""
+    """Share 1 was sent, 2 failed, 3 is being proven, 4 is pending; 5 is of another round."""
     await store.save_rounds([ChainRound(), ChainRound(OTHER_ROUND)], NOW)
     await store.set_meta("chain_id", "chain-1")
     await fail_share(store, 2, note="refused")
@@ -126,7 +126,7 @@ async def test_moved_shares_are_idle_until_retried_or_confirmed(store: SqliteSto
     assert moved_again == {"stayed": 5}, "a row that changed after it was read is left unchanged"
 
     assert await store.apply_block(9, [(ROUND, make_posted_share(2).nullifier)], now=NOW), (
-        "counted by the other machine's reveal"
+        "confirmed by the other machine's reveal"
     )
     ids = await store.list_failed_ids(None, after_id=0, limit=9)
     assert await retry_matching(store, ids, QueueFilter(stage=MOVED)) == {"retried": 2}

@@ -41,7 +41,7 @@ def test_scrub_after_failed_sync_zeroes_gaps_again(tmp_path: Path, monkeypatch: 
 
 
 async def copy_as_crashed(store: SqliteStore, path: Path) -> Path:
-    """The files of a daemon that was killed with commits in its WAL."""
+    """The files of a helper that was killed with commits in its WAL."""
     await enqueue_shares(store, 1, 2)
     copied = path.parent / "crashed" / path.name
     copied.parent.mkdir()

@@ -1,4 +1,4 @@
-"""Full disks, failing operations, and their effect on the others of a batch."""
+"""Full disks, failing operations, and their effect on other operations of a batch."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_full_disk_is_reported_and_acknowledged_shares_survive(store: Sqli
     assert await store.count_shares() == {ROUND: {ShareState.RECEIVED: 200}}
 
 
-async def test_full_disk_fails_whole_batch(store: SqliteStore) -> None:
+async def test_full_disk_fails_all_operations_of_batch(store: SqliteStore) -> None:
     await store._writer.run(partial(limit_page_count, more=1))
 
     outcomes = await asyncio.gather(
@@ -206,7 +206,7 @@ async def test_failing_disk_is_reported_and_probed_until_it_recovers(store: Sqli
 
 
 async def test_disk_probe_writes_and_syncs(store: SqliteStore, path: Path, clock: FakeClock) -> None:
-    """An update that changes nothing writes nothing: with such a probe, the status was ok on a failing disk."""
+    """An update that changes no value writes nothing: with such a probe, the status was ok on a failing disk."""
     store._writer.disk_health.reason = "no space"
     before = read_database_files(path)["queue.db-wal"]
     clock.advance(1)
@@ -231,7 +231,7 @@ def test_disk_full_is_reported_only_for_full_disk() -> None:
 def test_full_disk_recovers_only_with_room_for_shares(
     tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A small commit fits where shares do not, which would make the status alternate."""
+    """A small commit can succeed when a share would not fit, which would make the status alternate."""
     free = [0]
     stats = SimpleNamespace(f_frsize=4096)
     monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(**vars(stats), f_bavail=free[0]))

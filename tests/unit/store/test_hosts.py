@@ -1,6 +1,5 @@
 """Multiple hosts on one PostgreSQL database: claims, late hosts, and lost connections.
-
-`conformance/` tests the store of a single host.
+`conformance/` tests the store with a single host.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ def wait_for_lock_waiter(backend: PostgresBackend) -> None:
 
 
 def expire_claims(backend: PostgresBackend) -> None:
-    """Expire every claim, as after a host's long silence."""
+    """Expire every claim, as if its host had been stopped for long."""
     backend.execute("UPDATE claims SET until = now() - interval '1 second'")
 
 
@@ -167,7 +166,7 @@ async def test_share_enqueued_while_confirmed_elsewhere_is_not_left_waiting(join
 
 
 def expire_sender_lease(backend: PostgresBackend) -> None:
-    """Expire the sender's lease."""
+    """Expire the sender lease."""
     backend.execute("UPDATE sender SET until = now() - interval '1 second'")
 
 
@@ -754,7 +753,7 @@ async def test_witness_never_reaches_server_disk_in_plain(
     await host_a.prepare(first.id, make_reveal(901))
     backend.execute("CHECKPOINT")
 
-    disk = b"".join(file.read_bytes() for file in server.data_folder.rglob("*") if file.is_file())
+    disk = b"".join(file.read_bytes() for file in server.data_directory.rglob("*") if file.is_file())
     assert backend.schema.encode() in disk
     for number in (901, 902):
         share = make_posted_share(number).share
@@ -789,7 +788,7 @@ async def test_open_on_server_logging_parameters_is_refused(
     await enqueue_shares(host_a, 903)
     await host_a.close()
 
-    written = (server.folder / "log").read_bytes()
+    written = (server.directory / "log").read_bytes()
     assert b"FROM tombstones" in written
     assert make_posted_share(903).nullifier.hex().encode() not in written
 

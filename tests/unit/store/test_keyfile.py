@@ -53,5 +53,5 @@ def test_key_file_of_other_owner_advises_chown(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(StoreError, match="cannot be read: Permission denied") as caught:
         read_keyring(tmp_path / "key")
-    assert "openssl" not in caught.value.advice, "waiting shares are lost with the old key"
+    assert "openssl" not in caught.value.advice, "pending shares are lost without the old key"
     assert "chown" in caught.value.advice

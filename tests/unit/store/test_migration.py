@@ -64,16 +64,17 @@ MIXED_KINDS = list(itertools.permutations(BACKEND_KINDS, 2)) or [("sqlite", "sql
 ALL_KINDS = [*MIXED_KINDS, *((kind, kind) for kind in BACKEND_KINDS)]
 
 
-def create_backend(kind: str, name: str, request: pytest.FixtureRequest, folder: Path) -> StoreBackend:
+def create_backend(kind: str, name: str, request: pytest.FixtureRequest, directory: Path) -> StoreBackend:
     if kind == "postgres":
         return PostgresBackend(request.getfixturevalue("cluster").url, f"test_{secrets.token_hex(6)}")
-    (folder / name).mkdir()
-    return SqliteBackend(folder / name)
+    (directory / name).mkdir()
+    return SqliteBackend(directory / name)
 
 
-def create_backend_pair(request: pytest.FixtureRequest, folder: Path) -> tuple[StoreBackend, StoreBackend]:
+def create_backend_pair(request: pytest.FixtureRequest, directory: Path) -> tuple[StoreBackend, StoreBackend]:
     first, second = (
-        create_backend(kind, name, request, folder) for kind, name in zip(request.param, ("here", "there"), strict=True)
+        create_backend(kind, name, request, directory)
+        for kind, name in zip(request.param, ("here", "there"), strict=True)
     )
     return first, second
 
@@ -126,14 +127,14 @@ def endpoints(backends: tuple[StoreBackend, StoreBackend]) -> Iterator[tuple[Mig
 
 
 async def create_filled_queue(open_store: OpenStore, backend: StoreBackend) -> None:
-    """Create a queue that no daemon uses."""
+    """Create a queue that no helper uses."""
     store = await open_store(backend)
     await fill_store(store)
     await store.close()
 
 
 def hold_source(migration: Migration) -> None:
-    """Lock the source against daemons; a server detects the end of the last connection with a delay."""
+    """Lock the source against helpers; a server detects the end of the last connection with a delay."""
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while not migration.try_lock_source():
         assert time.monotonic() < deadline
@@ -149,7 +150,7 @@ def begin_held_migration(endpoints: tuple[MigrationEndpoint, MigrationEndpoint])
 
 
 def migrate(source: StoreBackend, target: StoreBackend) -> MigrationResult:
-    """Run a complete migration while no daemon uses either end."""
+    """Run a complete migration while no helper uses the source or the target."""
     ends = create_endpoint(source), create_endpoint(target)
     try:
         migration = Migration(*ends, clock=FakeClock(), on_progress=lambda _: None)
@@ -378,7 +379,7 @@ async def test_migration_interrupted_between_marks_blocks_both_and_resumes(
         await open_store(source)
 
 
-async def test_migration_with_running_daemon_waits_for_its_exit(
+async def test_migration_with_running_helper_waits_for_its_exit(
     backends: tuple[StoreBackend, StoreBackend],
     endpoints: tuple[MigrationEndpoint, MigrationEndpoint],
     open_store: OpenStore,
@@ -417,7 +418,7 @@ async def test_migration_with_running_daemon_waits_for_its_exit(
 
 
 async def change_store(store: Store) -> None:
-    """Changes by a daemon: new shares, some of them confirmed."""
+    """Changes by a running helper: new shares, some of them confirmed."""
     for number in range(50, 70):
         await enqueue_shares(store, number)
         if number % 2:

@@ -1,4 +1,4 @@
-"""Refused starts, and the files' modes from creation."""
+"""Refused starts, and the modes of new files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def pragma(tx: SqliteTransaction, name: str) -> object:
 
 
 async def expect_refusal(path: Path, error: type[StoreError], match: str) -> StoreError:
-    """The error with which opening is refused; the file stays unchanged and unlocked."""
+    """Open the file and expect a refusal; return the error. Asserts that the file stays unchanged and unlocked."""
     before = path.read_bytes()
     with pytest.raises(error, match=match) as caught:
         await SqliteStore(path).open()
@@ -186,7 +186,9 @@ async def test_open_without_its_key_is_refused(store: SqliteStore, path: Path) -
     await expect_refusal(path, StoreCorrupt, "key")
 
 
-async def test_open_by_second_daemon_is_refused(open_sqlite_store: StoreOpener, store: SqliteStore, path: Path) -> None:
+async def test_open_by_second_process_is_refused(
+    open_sqlite_store: StoreOpener, store: SqliteStore, path: Path
+) -> None:
     await enqueue_shares(store, 1)
 
     with pytest.raises(StoreLocked, match="another daemon"):

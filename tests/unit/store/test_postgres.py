@@ -1,4 +1,4 @@
-"""PostgreSQL store without a server: addresses, row encryption, and statement names."""
+"""PostgreSQL store without a server: URLs, row encryption, and statement names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every way to open a file applies the same identity check and error."""
+"""Every function that opens a file applies the same identity check and raises the same error."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def test_older_database_is_refused_by_what_reads_the_latest_schema_only(
 
 
 @pytest.mark.parametrize("operation", [by_operator_query, by_doctor, by_migration])
-async def test_empty_file_is_a_new_database_for_the_daemon_only(path: Path, operation: Use) -> None:
+async def test_empty_file_is_a_new_database_for_the_helper_only(path: Path, operation: Use) -> None:
     path.touch()
     with pytest.raises(StoreForeign, match="is an empty database"):
         await operation(path)

@@ -1,4 +1,4 @@
-"""Upgrades of an older database: by the daemon, or by an operator after a trial."""
+"""Upgrades of an older database: by the helper, or by an operator after a dry run."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ def read_schema_version(path: Path) -> int:
         return int(conn.execute("PRAGMA user_version").fetchone()[0])
 
 
-async def test_a_start_upgrades_the_schema_and_continues_with_the_shares(
+async def test_start_upgrades_the_schema_and_keeps_the_shares(
     old_database: Path, failed_id: int, open_sqlite_store: StoreOpener
 ) -> None:
     assert read_schema_version(old_database) == latest_version() - 1
     store = await open_sqlite_store(old_database)
     assert await store.count_shares() == {ROUND: OLD_STATE_COUNTS}
-    await enqueue_shares(store, 1, 3)  # known: share 1 waits, share 3 is confirmed
+    await enqueue_shares(store, 1, 3)  # known: share 1 is pending, share 3 is confirmed
     assert await store.count_shares() == {ROUND: OLD_STATE_COUNTS}
     assert await retry_as_operator(store, failed_id) == 1
     assert {queued.share for queued in await claim_all_due(store, now=NOW + 100)} == {
@@ -112,13 +112,13 @@ async def test_backup_before_migration_is_the_old_database(old_database: Path, t
     assert read_schema_version(copy) == latest_version() - 1
 
 
-def test_a_new_database_needs_no_migration(path: Path) -> None:
+def test_new_database_needs_no_migration(path: Path) -> None:
     open_database(path, SystemClock()).close()
     result = try_migration(path, SystemClock())
     assert (result.is_needed, result.before.schema) == (False, latest_version())
 
 
-async def test_migration_with_running_daemon_is_refused(store: SqliteStore, path: Path) -> None:
+async def test_migration_with_running_helper_is_refused(store: SqliteStore, path: Path) -> None:
     with pytest.raises(StoreLocked):
         refuse_running(path)
     with pytest.raises(StoreLocked):
@@ -126,7 +126,7 @@ async def test_migration_with_running_daemon_is_refused(store: SqliteStore, path
     await enqueue_shares(store, 1)
 
 
-async def test_a_migration_that_cannot_work_is_reported_before_anything_is_touched(
+async def test_impossible_migration_is_reported_before_any_change(
     path: Path, failed_id: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert failed_id

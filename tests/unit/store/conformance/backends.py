@@ -50,15 +50,15 @@ class StoreBackend(Protocol):
 
     @property
     def locator(self) -> list[str]:
-        """What another process needs to open it: its kind in `places.py`, and its address."""
+        """Arguments with which another process opens the store: its kind in `places.py`, and its address."""
         ...
 
 
 class SqliteBackend:
     """An SQLite file."""
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "queue.db"
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "queue.db"
 
     def create_store(self, clock: Clock, report: Report) -> SqliteStore:
         """Create a store on the file."""
@@ -84,7 +84,7 @@ class SqliteBackend:
 
     @property
     def locator(self) -> list[str]:
-        """What another process needs to open it."""
+        """Arguments with which another process opens the store."""
         return ["sqlite", str(self.path.parent)]
 
 
@@ -132,7 +132,7 @@ class PostgresBackend:
 
     @asynccontextmanager
     async def open_offline_readers(self) -> AsyncIterator[list[QueueReader]]:
-        """Open none: only a store reads the database."""
+        """Return no reader: only a store reads the database."""
         yield []
 
     def connect(self) -> psycopg.Connection[tuple[Any, ...]]:
@@ -141,7 +141,7 @@ class PostgresBackend:
 
     @property
     def locator(self) -> list[str]:
-        """What another process needs to open it."""
+        """Arguments with which another process opens the store."""
         return ["postgres", self.address, self.schema]
 
 

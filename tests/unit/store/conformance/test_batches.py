@@ -58,10 +58,10 @@ class IncomingShare:
 
 @dataclass(frozen=True)
 class InitialState:
-    """State of the batch's rounds before it, as numbers of shares.
+    """State of the rounds before the batch, as numbers of shares.
 
     Attributes:
-        waiting: waiting shares.
+        waiting: pending shares.
         confirmed: shares confirmed by the chain after they were stored.
         spent: shares counted by the chain but never stored.
         is_closed: whether the chain has closed the first round.
@@ -178,7 +178,7 @@ async def prepare_rounds(store: Store, rounds: Sequence[bytes], before: InitialS
 
 
 def posted_in_round(round_id: bytes, number: int) -> PostedShare:
-    """The share with this number: the same in every round, except for the round id."""
+    """Return share `number`, which differs between rounds only in its round id."""
     posted = make_posted_share(number)
     return PostedShare(replace(posted.share, round_id=round_id), posted.nullifier)
 
@@ -190,7 +190,7 @@ def add_damaged_round(tx: Transaction, round_id: bytes) -> None:
 
 
 async def claim_waiting(store: Store, rounds: Sequence[bytes], before: InitialState) -> set[tuple[object, ...]]:
-    """Claim the waiting shares; round ids are replaced by indexes."""
+    """Claim the pending shares; round ids are replaced with indexes."""
     intact_rounds = [round_id for round_id in rounds if not (before.is_damaged and round_id == rounds[1])]
     claimed = await store.claim_due(now=NOW + 1000, limit=1000, rounds=intact_rounds)
     return {

@@ -1,4 +1,4 @@
-"""The store against a model in plain Python, with random operations from hypothesis."""
+"""Compares the store with a model in plain Python under random operations from hypothesis."""
 
 from __future__ import annotations
 
@@ -380,7 +380,7 @@ class StoreModel(RuleBasedStateMachine):
     @precondition(lambda self: self.live)
     @rule(data=st.data(), new_state=st.sampled_from(ShareState))
     def refuse_illegal_update(self, data: st.DataObject, new_state: ShareState) -> None:
-        """The schema refuses illegal transitions from any writer; SUBMITTED is not the state of a row."""
+        """The schema refuses illegal transitions from any writer. No row has the state SUBMITTED."""
         name = self.draw_key(data)
         if name is None:
             return
@@ -433,9 +433,9 @@ def test_store_matches_model_over_random_operations(kind: str, tmp_path: Path, r
     class BackendModel(StoreModel):
         def create_backend(self) -> StoreBackend:
             if kind == "sqlite":
-                folder = tmp_path / f"{next(numbers)}"
-                folder.mkdir()
-                return SqliteBackend(folder)
+                directory = tmp_path / f"{next(numbers)}"
+                directory.mkdir()
+                return SqliteBackend(directory)
             return PostgresBackend(request.getfixturevalue("cluster").url, f"model_{next(numbers)}")
 
     run_state_machine_as_test(

@@ -81,7 +81,7 @@ async def test_import_of_moved_share_requeues_it_at_its_due_time(
     assert {queued.share.tree_position - 70_000 for queued in await claim_all_due(reopened, now=NOW + 49)} == {2, 3}
     (last,) = await claim_all_due(reopened, now=NOW + 50)
     assert last.share == make_posted_share(1, submit_at=int(NOW) + 50).share, (
-        "never before its own time, regardless of the file"
+        "never before its due time, regardless of the file"
     )
     assert (last.attempts, last.crashes, last.proved_height) == (0, 0, 88)
     assert await reopened.verify() == []
@@ -171,7 +171,7 @@ async def test_import_of_known_unmoved_shares_reports_each_reason(
     await store.close()
 
 
-async def test_import_of_moved_share_confirmed_meanwhile_stays_confirmed(store: Store, backend: StoreBackend) -> None:
+async def test_import_of_moved_share_confirmed_in_between_stays_confirmed(store: Store, backend: StoreBackend) -> None:
     await store.save_rounds([ChainRound()], NOW)
     await enqueue_shares(store, 1)
     await mark_all_moved(store, backend)
