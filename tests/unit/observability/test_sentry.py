@@ -235,4 +235,5 @@ def test_failing_report_keeps_log_line() -> None:
     root.handlers[:], level = before
     root.setLevel(level)
     structlog.reset_defaults()
-    assert json.loads(out.getvalue())["event"] == "a thing broke"
+    events = [json.loads(line)["event"] for line in out.getvalue().splitlines()]  # other threads may log too
+    assert "a thing broke" in events
