@@ -88,7 +88,7 @@ class ShareArrival:
     """When a share was first posted, by our clock and by the chain's blocks.
 
     Attributes:
-        time: unix seconds by our clock.
+        time: Unix seconds by our clock.
         height: the newest block that any node had shown; 0 before the first.
         offset: the smallest difference of our clock and a recent block's time when that block was first seen, in
             seconds. It is an upper limit of our clock minus the chain's, as a node shows a block only after its time.

@@ -56,7 +56,7 @@ class BlockFollower:
 
     Attributes:
         height: the newest height reached, None before the first.
-        chain_time: time (unix seconds) of the newest block reached whose time is known, None before the first.
+        chain_time: time (Unix seconds) of the newest block reached whose time is known, None before the first.
         history: reads the skipped blocks below `height`.
     """
 

@@ -108,7 +108,7 @@ class Fields:
             raise self.invalid_field(name, "64 lower-case hex digits were expected") from None
 
     def timestamp(self, name: str) -> float:
-        """An RFC 3339 time as unix seconds."""
+        """An RFC 3339 time as Unix seconds."""
         value = self.text(name)
         try:
             time = datetime.fromisoformat(value)

@@ -1,6 +1,6 @@
 """Typed values of chain data, and parsers of a node's JSON.
 
-Ids, roots and leaves are raw bytes; times are unix seconds. Each parser takes the decoded JSON of one response and
+Ids, roots and leaves are raw bytes; times are Unix seconds. Each parser takes the decoded JSON of one response and
 raises `ChainResponseError` with the name of the first invalid field.
 """
 
@@ -41,7 +41,7 @@ class Round:
 
     Attributes:
         round_id: 32 bytes.
-        vote_end_time: unix seconds; a reveal counts only in a block before it.
+        vote_end_time: Unix seconds; a reveal counts only in a block before it.
         created_at_height: no leaf of the round's tree is in an earlier block.
     """
 
@@ -77,7 +77,7 @@ class LeafBlock:
 
 @dataclass(frozen=True, slots=True)
 class BlockHead:
-    """A block's chain id, height and time (unix seconds)."""
+    """A block's chain id, height and time (Unix seconds)."""
 
     chain_id: str
     height: int
@@ -115,7 +115,7 @@ class UnknownStatusRound:
 
     Attributes:
         status: the number that the chain reports; 0 if it reports none.
-        vote_end_time: unix seconds.
+        vote_end_time: Unix seconds.
         created_at_height: no leaf of the round's tree is in an earlier block.
     """
 

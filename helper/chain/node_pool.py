@@ -231,7 +231,7 @@ class NodePool:
         return self._block_times[max(heights)] if heights else None
 
     def wall_time(self) -> float:
-        """The local time in unix seconds, checked against block times.
+        """The local time in Unix seconds, checked against block times.
 
         If the two are far apart, the newest block time is returned instead.
 

@@ -29,7 +29,7 @@ class ListedProposal:
 
 @dataclass(frozen=True, slots=True)
 class ListedRound:
-    """A round; `status` is the chain's number, `vote_end_time` is in unix seconds."""
+    """A round; `status` is the chain's number, `vote_end_time` is in Unix seconds."""
 
     round_id: bytes
     status: int

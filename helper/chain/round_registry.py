@@ -188,7 +188,7 @@ class RoundRegistry:
         return RoundField.PROPOSALS in self._find(round_id).unconfirmed
 
     def latest_end(self, known: Round) -> int:
-        """The later of the round's known end and an unconfirmed one, in unix seconds."""
+        """The later of the round's known end and an unconfirmed one, in Unix seconds."""
         return max(known.vote_end_time, self.unconfirmed_end(known.round_id) or 0)
 
     def unconfirmed_reports(self) -> dict[bytes, str]:
@@ -232,7 +232,7 @@ class RoundRegistry:
         """Record that the block follower has reached a block.
 
         Args:
-            block_time: the block's time in unix seconds.
+            block_time: the block's time in Unix seconds.
             complete_from: the lowest height from which every block up to this one was processed. Earlier blocks may be
                 unread, so rounds that were created before it are not closed.
         """
@@ -246,7 +246,7 @@ class RoundRegistry:
                 self.revision += 1
 
     def chain_now(self) -> float | None:
-        """The chain's time in unix seconds, None before the first block.
+        """The chain's time in Unix seconds, None before the first block.
 
         It is the time of the newest processed block plus the monotonic time since then; the wall clock is not used.
         """

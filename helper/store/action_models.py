@@ -38,10 +38,10 @@ class Action:
     Attributes:
         id: ascending.
         actor: the user.
-        started_ms: unix milliseconds at which it started.
+        started_ms: Unix milliseconds at which it started.
         name: "retry", "export", "move", "import" or "purge".
         parameters: the parameters, plain JSON values; never a share's reference.
-        ended_ms: unix milliseconds at which it ended, None if it was interrupted or is running.
+        ended_ms: Unix milliseconds at which it ended, None if it was interrupted or is running.
         outcome: the result, plain JSON values; None with `ended_ms`.
     """
 
@@ -98,9 +98,9 @@ class ExportedShare:
 
     Attributes:
         share: as the wallet posted it.
-        received_ms: unix milliseconds of its arrival.
+        received_ms: Unix milliseconds of its arrival.
         state: its state; never SUBMITTED.
-        due_ms: unix milliseconds at which it is processed next.
+        due_ms: Unix milliseconds at which it is processed next.
         attempts: attempts spent so far.
         crashes: prover workers that died on it so far.
         proved_height: chain height at its last proof, None before the first.

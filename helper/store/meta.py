@@ -55,7 +55,7 @@ class MigrationMark:
     Attributes:
         id: identifier of the migration, the same in both databases.
         other: the other database, as named in messages without a password.
-        at: unix time at which it was written.
+        at: Unix time at which it was written.
     """
 
     id: str

@@ -42,10 +42,10 @@ UPDATE shares SET
   stage = :stage, note = :note, row_check = :row_check
 WHERE id = :id AND state = :was;
 
--- name: is_set_aside
+-- name: is_quarantined
 SELECT state FROM damaged WHERE share_id = ?;
 
--- name: set_aside
+-- name: quarantine
 INSERT INTO damaged (share_id, found_ms, ref, round_id, state) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT (share_id) DO NOTHING;
 

@@ -108,7 +108,7 @@ class QueueReader:
         return [row[0] for row in await self._operator_reader.fetch("failed_ids", params)]
 
     async def list_damaged(self) -> list[DamagedShare]:
-        """Return the rows that were set aside because their check failed."""
+        """Return the rows that were quarantined because their check failed."""
         found = await self._operator_reader.fetch("damaged")
         return [DamagedShare(ref, round_id, state) for ref, round_id, state in found]
 
@@ -131,7 +131,7 @@ class QueueReader:
         """Return the due times of the waiting shares by round; rounds without waiting shares are omitted.
 
         Args:
-            now: unix seconds.
+            now: Unix seconds.
         """
         found: dict[bytes, DueForecast] = {}
         for (round_id,) in await self._operator_reader.fetch("all_round_ids"):
@@ -147,7 +147,7 @@ class QueueReader:
         """Return for each round its end, its shares by state, and the due times of waiting shares.
 
         Args:
-            now: unix seconds.
+            now: Unix seconds.
         """
         rows = {row[0]: RoundRow(*row[1:]) for row in await self._operator_reader.fetch("rounds")}
         numbers, ahead = await self.count_shares(), await self.count_due_ahead(now=now)

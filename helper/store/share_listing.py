@@ -36,7 +36,7 @@ class ListedShare(NamedTuple):
     crashes: int
     stage: str
     note: str
-    is_set_aside: int
+    is_quarantined: int
     id: int = 0
     received_ms: int = 0
     vote_end_time: int | None = None
@@ -120,7 +120,7 @@ async def _read_row(fetch: Fetch, share_id: int, round_id: bytes, state: ShareSt
         crashes=0,
         stage="damaged",
         note=UNREADABLE_NOTE,
-        is_set_aside=1,
+        is_quarantined=1,
     )
 
 
@@ -170,7 +170,7 @@ def to_queue_entry(row: ListedShare) -> QueueEntry:
         crashes=row.crashes,
         stage=row.stage,
         note=row.note,
-        damaged=bool(row.is_set_aside),
+        damaged=bool(row.is_quarantined),
     )
 
 

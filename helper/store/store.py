@@ -48,9 +48,9 @@ CHECK_BATCH_SHARES: Final = 100
 
 
 def report_damaged(share: DamagedShare) -> None:
-    """Log a row that was set aside."""
+    """Log a row that was quarantined."""
     log.error(
-        "damaged_share_set_aside",
+        "damaged_share_quarantined",
         key=share.ref,
         reason="the row is damaged on disk",
         advice="Other helpers of the round may still reveal it; restore a backup to reveal it here.",
@@ -108,7 +108,7 @@ class Store(QueueReader, ABC):
 
     @abstractmethod
     async def verify(self) -> list[str]:
-        """Check the entire database and set aside damaged shares. Returns descriptions of the remaining problems."""
+        """Check the entire database and quarantine damaged shares. Returns descriptions of the remaining problems."""
 
     @property
     def write_error(self) -> str | None:
@@ -169,7 +169,7 @@ class Store(QueueReader, ABC):
         Args:
             share: as the wallet posted it.
             nullifier: 32 bytes.
-            now: unix seconds.
+            now: Unix seconds.
 
         Returns:
             DUPLICATE if its key is known in any state or its nullifier is spent, CLOSED if another host has closed its
@@ -199,7 +199,7 @@ class Store(QueueReader, ABC):
     async def claim_due(self, *, now: float, limit: int, rounds: Collection[bytes]) -> list[QueuedShare]:
         """Claim at most `limit` due shares of `rounds`, RECEIVED -> WITNESSED, in order of due time and rank.
 
-        Rows that fail their check are set aside and never returned.
+        Rows that fail their check are quarantined and never returned.
         """
         return await self._run(shares.claim_due, now=now, limit=limit, rounds=tuple(rounds))
 
@@ -278,15 +278,15 @@ class Store(QueueReader, ABC):
         try:
             return await self._reader.fetch(name, params)
         except StoreCorrupt:
-            # A row is unreadable. The writer sets it aside, so that the others can be read.
+            # A row is unreadable. The writer quarantines it, so that the others can be read.
             await self._run(messages.check_broadcast_shares, self._now_ms())
             return await self._reader.fetch(name, params)
 
     async def _read_sent(self, rows: Iterable[Row]) -> list[SentReveal]:
-        """Convert rows to messages. The writer sets damaged ones aside, because reads cannot."""
+        """Convert rows to messages. The writer quarantines damaged ones, because reads cannot."""
         sound, damaged = messages.read_sent(rows, self._writer.keys.row_check)
         if damaged:
-            await self._run(messages.set_aside, damaged, self._now_ms())
+            await self._run(messages.quarantine, damaged, self._now_ms())
         return sound
 
     # ------------------------------------------------------------------ rounds

@@ -13,7 +13,7 @@ SELECT * FROM reveals WHERE share_id > ? AND share_id <= ?;
 SELECT share_id, n, at_ms, stage, note, counted FROM history WHERE share_id > ? AND share_id <= ?
 ORDER BY share_id, n;
 
--- name: list_set_aside
+-- name: list_quarantined
 SELECT share_id, ref, round_id, state FROM damaged;
 
 -- ---------------------------------------------------------------- writing

@@ -155,9 +155,9 @@ class MigrationEndpoint(ABC):
         rows = self.fetch_all(f"page_{table.name}")
         return sorted(row for row in rows if table.name != "meta" or row[0] not in LOCAL_META_KEYS)
 
-    def read_set_aside(self) -> dict[int, DamagedShare]:
-        """Return the shares that were set aside as damaged, by number."""
-        return {row[0]: DamagedShare(*row[1:]) for row in self.fetch_all("list_set_aside")}
+    def read_quarantined(self) -> dict[int, DamagedShare]:
+        """Return the shares that were quarantined as damaged, by number."""
+        return {row[0]: DamagedShare(*row[1:]) for row in self.fetch_all("list_quarantined")}
 
     def read_counters(self) -> dict[tuple[int, int], int]:
         """Return the stored share counts by round number and state."""

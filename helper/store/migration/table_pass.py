@@ -32,7 +32,7 @@ class PassStats:
     Attributes:
         rows_read: rows of the source, by table.
         rows_differing: rows that were missing, different or extra in the target, by table.
-        damaged: shares of the source that are damaged or were set aside; they are not copied.
+        damaged: shares of the source that are damaged or were quarantined; they are not copied.
         counts: undamaged shares of the source by round number and state.
     """
 
@@ -60,7 +60,7 @@ class TablePass:
         self._write = write
         self._report = report
         self._row_key = source.read_row_key()
-        self._aside = source.read_set_aside()
+        self._aside = source.read_quarantined()
         self._rounds: dict[int, bytes] = {}
         self._stats = PassStats()
 

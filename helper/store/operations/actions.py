@@ -113,7 +113,7 @@ def requeue_failed(
         row: a sound row in FAILED, read in this transaction.
         stage: stage of the history entry.
         note: text of the history entry.
-        at_ms: unix milliseconds now.
+        at_ms: Unix milliseconds now.
         proved_height: chain height of a proof made on another machine, None for no change.
 
     Returns:

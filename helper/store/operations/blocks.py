@@ -61,7 +61,7 @@ def _confirm_share(tx: Transaction, share_id: int, round_no: int, nullifier: byt
             if row.nullifier != nullifier:
                 tx.handle_index_damage()
         else:
-            tx.set_aside(share_id, row.to_damaged_share(), at_ms)
+            tx.quarantine(share_id, row.to_damaged_share(), at_ms)
         return False
     if isinstance(row.mac, bytes) and len(row.mac) == MAC_BYTES and tx.execute("insert_tombstone", (round_no, row.mac)):
         tx.adjust_count(round_no, ShareState.SUBMITTED, 1)

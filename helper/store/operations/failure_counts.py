@@ -29,7 +29,7 @@ def count_failed(tx: Transaction, failed: Iterable[tuple[str, str]], at_ms: int)
 
     Args:
         failed: stage and note of each.
-        at_ms: unix milliseconds now.
+        at_ms: Unix milliseconds now.
     """
     day = at_ms // _DAY_MS
     kinds = Counter(

@@ -31,7 +31,7 @@ def import_shares(
     Args:
         shares: validated in the same way as posted shares.
         note: text of the history entry.
-        at_ms: unix milliseconds now.
+        at_ms: Unix milliseconds now.
         dry_run: change nothing.
 
     Returns:

@@ -32,7 +32,7 @@ class EnqueueOperation(BatchOperation):
     Attributes:
         share: as it was posted.
         nullifier: 32 bytes.
-        now: unix seconds.
+        now: Unix seconds.
     """
 
     share: Share
@@ -134,7 +134,7 @@ def claim_due(tx: Transaction, *, now: float, limit: int, rounds: Collection[byt
         tried.update(untried)
         rows = [row for share_id in untried if (row := _load_due_row(tx, share_id, now_ms)) is not None]
         claimed += [_claim_row(tx, row) for row in rows]
-        incomplete = len(rows) < len(untried)  # some were set aside, so other shares may be due after them
+        incomplete = len(rows) < len(untried)  # some were quarantined, so other shares may be due after them
     return claimed
 
 
@@ -147,10 +147,10 @@ def _requeue_expired(tx: Transaction, at_ms: int, limit: int) -> None:
 
 
 def _load_due_row(tx: Transaction, share_id: int, now_ms: int) -> ShareRow | None:
-    """Return the row of a share that is due by the index, None if it was set aside."""
+    """Return the row of a share that is due by the index, None if it was quarantined."""
     row = load_row(tx, share_id, now_ms)
     if row is None:
-        if tx.fetch_one("is_set_aside", (share_id,)) is None:
+        if tx.fetch_one("is_quarantined", (share_id,)) is None:
             tx.handle_index_damage()
         return None
     if row.due_ms > now_ms or row.state != ShareState.RECEIVED:

@@ -43,7 +43,7 @@ class PostgresStore(Store):
         schema: schema of the tables.
         clock: source of the times in history entries.
         lease_seconds: seconds after which the claims of a host expire unless it renews them.
-        on_damaged: called on the event loop with each row that failed its check and was set aside.
+        on_damaged: called on the event loop with each row that failed its check and was quarantined.
 
     Raises:
         StoreError: the address, the schema or the host name is invalid.
@@ -158,7 +158,7 @@ class PostgresStore(Store):
         await self._operator_reader.run(b"VACUUM shares, reveals, history, claims")
 
     async def verify(self) -> list[str]:
-        """Check all live shares and set damaged ones aside. `pg_amcheck` checks the rest of the database."""
+        """Check all live shares and quarantine damaged ones. `pg_amcheck` checks the rest of the database."""
         await self._check_rows()
         return []
 

@@ -119,7 +119,7 @@ class PostgresTransaction(Transaction):
         return None if row is None else ShareRow(*row)
 
     def get_live_share(self, share_id: int) -> ShareRow | None:
-        """Like `get_share`, but return None if the share was set aside as damaged."""
+        """Like `get_share`, but return None if the share was quarantined as damaged."""
         row = self.fetch_one("live_share", (share_id,))
         return None if row is None else ShareRow(*row)
 

@@ -62,7 +62,7 @@ SELECT k.round_id, s.* FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no
 -- name: tombstone_count
 SELECT count(*) FROM tombstones;
 
--- name: set_aside_ids
+-- name: quarantined_ids
 SELECT share_id FROM damaged;
 
 -- name: due_shares
@@ -85,7 +85,7 @@ SELECT id FROM shares
 WHERE state = :state AND state <> 0 AND id NOT IN (SELECT share_id FROM damaged)
 ORDER BY id LIMIT :limit;
 
--- Whether more shares are counted in a state than are set aside. If no other share is found, the index hides some.
+-- Whether more shares are counted in a state than are quarantined. If no other share is found, the index hides some.
 
 -- name: has_unindexed_share
 SELECT coalesce(sum(n), 0) > (SELECT count(*) FROM damaged WHERE state IN (:state, -1)) FROM counters WHERE state = :state;

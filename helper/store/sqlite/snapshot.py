@@ -36,7 +36,7 @@ class Contents:
         schema: the version of its schema.
         live: number of shares with a witness.
         confirmed: number of tombstones.
-        damaged: number of live rows that fail their check; the daemon sets them aside.
+        damaged: number of live rows that fail their check; the daemon quarantines them.
     """
 
     schema: int
@@ -128,7 +128,7 @@ def _read_contents(conn: sqlite3.Connection, name: str) -> Contents:
     if identity.version == latest_version():
         compare_schema(conn, name)
     key = read_key(conn.execute(sqlite_statements()["get_meta"], (ROW_CHECK_KEY,)).fetchall(), ROW_CHECK_KEY, name)
-    aside = {row[0] for row in conn.execute(sqlite_statements()["set_aside_ids"])}
+    aside = {row[0] for row in conn.execute(sqlite_statements()["quarantined_ids"])}
     live = damaged = 0
     for row in conn.execute(sqlite_statements()["all_shares"]):
         share = ShareRow(*row)

@@ -187,7 +187,7 @@ def test_root_output_through_planted_link_is_refused(
     plant_link(output, target)
     places = {"OUT": str(output), "DB": str(database)}
     assert run_command(*(places.get(argument, argument) for argument in command.split())) != 0
-    assert "goes through a link of user 65534" in capsys.readouterr().err
+    assert "contains a symbolic link of user 65534" in capsys.readouterr().err
     assert is_unchanged(target)
 
 
