@@ -84,9 +84,7 @@ class LeaseKeeper:
         held_since: float | None = None  # start of an uninterrupted period in which another host held it
         while True:
             while not self._can_send():
-                self._warn_once(
-                    "sending_paused", CLOCK_FAULT, "Sending resumes when the clock difference is small."
-                )
+                self._warn_once("sending_paused", CLOCK_FAULT, "Sending resumes when the clock difference is small.")
                 if give_up_on_error:
                     return
                 held_since = None
