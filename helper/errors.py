@@ -99,11 +99,11 @@ class StoreLocked(StoreError):
     """Another helper has this database open."""
 
     retryable = False
-    advice = "Stop the other helper first, or set a different db_path for this one."
+    advice = "Stop the other helper first, or set another db_path for this one."
 
 
 class StoreDisplaced(StoreError):
-    """The database or its write-ahead log is not at its path, or the database has a second hard link."""
+    """The database or its write-ahead log is not at its path, or the database has a second name."""
 
     retryable = False
     advice = (

@@ -1,7 +1,7 @@
 """Types that the store accepts and returns.
 
 Plain data: raw bytes for ids and hashes, Unix seconds for times, Unix milliseconds if the name ends in `_ms`. No repr
-shows a witness field, a nullifier or a message.
+contains a witness field, a nullifier or a message.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SpentNullifier = tuple[bytes, bytes]
 
 
 class EnqueueResult(Enum):
-    """Result of enqueueing a share; CLOSED: another host has closed its round."""
+    """Result of enqueueing a share. CLOSED means that another host has closed its round."""
 
     QUEUED = "queued"
     DUPLICATE = "duplicate"
@@ -39,7 +39,7 @@ class QueuedShare:
         state: WITNESSED in results of `claim_due`.
         due_ms: Unix milliseconds at which it was due.
         attempts: attempts spent so far.
-        crashes: prover workers that died on it so far.
+        crashes: prover workers that crashed on it so far.
         proved_height: chain height at its last proof, None before the first.
     """
 
@@ -136,7 +136,7 @@ class RoundLike(Protocol):
 
     @property
     def vote_end_time(self) -> int:
-        """Unix second at which voting ends."""
+        """Unix seconds at which voting ends."""
         ...
 
     @property
@@ -157,11 +157,11 @@ class StoredRound:
     Attributes:
         round_id: 32 bytes.
         status: 1 ACTIVE, 2 TALLYING, 3 FINALIZED, 4 PENDING.
-        vote_end_time: Unix second.
+        vote_end_time: Unix seconds.
         created_at_height: block height.
         proposals: (proposal id, its option indexes), in the chain's order.
-        closed_at: Unix seconds at which the chain was seen to have closed the round, None before.
-        alerted_at: Unix seconds at which unsubmitted shares were reported, None before.
+        closed_at: Unix seconds at which the round was found to be closed by the chain, None before.
+        alerted_at: Unix seconds at which unconfirmed shares were reported, None before.
     """
 
     round_id: bytes
@@ -195,7 +195,7 @@ class QueueFilter:
     Attributes:
         round_id: only shares of this round.
         state: only shares in this state.
-        due_before_ms: only shares due before this Unix millisecond.
+        due_before_ms: only shares due before this time, in Unix milliseconds.
         stage: only shares whose last event was in this stage.
     """
 
@@ -213,10 +213,10 @@ class QueueEntry:
         ref: the share's reference.
         round_id: 32 bytes.
         state: its state.
-        submit_at: Unix second set by the wallet, 0 for immediately.
-        due_ms: Unix millisecond at which it is processed next.
+        submit_at: Unix seconds set by the wallet, 0 for immediately.
+        due_ms: Unix milliseconds at which it is processed next.
         attempts: attempts spent so far.
-        crashes: prover workers that died on it.
+        crashes: prover workers that crashed on it.
         stage: stage of its last event.
         note: text of its last event.
         damaged: whether the row was quarantined.
@@ -283,7 +283,7 @@ class ShareDetails:
     Attributes:
         entry: its entry in the list.
         received_ms: Unix milliseconds of its arrival.
-        vote_end_time: Unix second at which voting ends, None if the round is not known.
+        vote_end_time: Unix seconds at which voting ends, None if the round is not known.
         history: its events, oldest first; the latest part of a very long history.
         attempts_by_stage: attempts spent, by stage.
         reveal: its message, if it may have been sent.
@@ -303,7 +303,7 @@ MINUTES_AHEAD = 60
 
 @dataclass(frozen=True, slots=True)
 class DueForecast:
-    """Due times of a round's waiting shares, as counts.
+    """Number of pending shares of a round by due time.
 
     Attributes:
         minutes: shares due in each of the next `MINUTES_AHEAD` minutes; the first includes overdue shares.
@@ -321,9 +321,9 @@ class RoundSummary:
     Attributes:
         round_id: 32 bytes.
         status: as the chain last listed it, None if it is not stored.
-        vote_end_time: Unix second, None if it is not stored.
+        vote_end_time: Unix seconds, None if it is not stored.
         counts: shares by state.
-        due_ahead: due times of the waiting shares.
+        due_ahead: number of pending shares by due time.
     """
 
     round_id: bytes

@@ -67,7 +67,7 @@ class WriterThread(ABC, Generic[TransactionT]):
         """Reason why the last changes could not be stored, None if they were stored."""
 
     async def start(self) -> None:
-        """Start the thread and open the database on it. Raises whatever opening raises."""
+        """Start the thread and open the database on it. Raises the errors of opening."""
         loop = asyncio.get_running_loop()
         started: asyncio.Future[None] = loop.create_future()
         self._stopped = loop.create_future()

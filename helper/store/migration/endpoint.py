@@ -111,7 +111,10 @@ class MigrationEndpoint(ABC):
 
     @abstractmethod
     def execute_many(self, name: str, rows: Sequence[Row]) -> None:
-        """Run a statement for each row, inside `write_transaction`. Encrypts secret columns if the database does."""
+        """Run a statement for each row, inside `write_transaction`.
+
+        Encrypts secret columns if this database stores them encrypted.
+        """
 
     @abstractmethod
     def write_transaction(self) -> AbstractContextManager[None]:
@@ -215,7 +218,7 @@ class MigrationEndpoint(ABC):
 
     def _drop_rounds(self, keys: Sequence[Key]) -> None:
         for key in keys:
-            # One row per statement, because SQLite writes large statement journals to a file.
+            # One row per statement, because SQLite writes a large statement journal to a file.
             ids = self.fetch_all("share_ids_of_round", key)
             self.execute_many("drop_shares", ids)
             self.execute_many("drop_damaged", ids)

@@ -1,4 +1,4 @@
-"""One pass over all rows of two databases, which writes or only counts the differences."""
+"""One pass over all rows of two databases; writes or only counts the differences."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ class TablePass:
         """Make the pass.
 
         Raises:
-            StoreError: a database could not be read or written. Rows written before remain for the next pass.
+            StoreError: a database could not be read or written. Rows that were already written remain for the next
+                pass.
         """
         for table in TABLES:
             self._pass_table(table)

@@ -20,7 +20,7 @@ from helper.store.table_rows import Row, ShareRow, truncate_text
 from helper.store.transaction import Transaction
 
 MAX_ACTIONS: Final = 10_000
-"""Entries stored in the audit log; older ones are deleted."""
+"""Maximum number of entries in the audit log; older ones are deleted."""
 _NAME_CHARS: Final = 64
 
 _FAILED_STATE: Final = frozenset({ShareState.FAILED})

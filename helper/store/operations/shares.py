@@ -16,7 +16,7 @@ from helper.store.transaction import ShareIdentity, Transaction
 from helper.store.write_jobs import BatchOperation
 
 DUE_NOTIFICATION: Final = "due"
-"""Notification to hosts that a share was enqueued that is due soon."""
+"""Notification to hosts that a share that is due soon was enqueued."""
 NOTIFY_WITHIN_MS: Final = 2_000
 """Shares due later need no notification: the dispatchers poll every second."""
 
@@ -41,7 +41,7 @@ class EnqueueOperation(BatchOperation):
 
     @classmethod
     def run_all(cls, tx: Transaction, operations: Sequence[EnqueueOperation]) -> list[EnqueueResult]:
-        """Store those that are new; see `enqueue_all`."""
+        """Store the new shares; see `enqueue_all`."""
         return enqueue_all(tx, operations)
 
 
@@ -210,6 +210,6 @@ def requeue_orphaned_batch(tx: Transaction, at_ms: int, limit: int) -> int:
     change = Transition(_CLAIMED, ShareState.RECEIVED, "restart", note, at_ms, ignore_claim=True)
     ids = tx.orphaned_claims(limit)
     if not ids and tx.fetch_one("has_unindexed_share", {"state": ShareState.WITNESSED.value}) == (1,):
-        # Otherwise a share that a damaged index hides would wait until the next start.
+        # Otherwise, a share hidden by a damaged index would wait until the next start.
         tx.handle_index_damage()
     return sum(apply_transition(tx, share_id, change) is not None for share_id in ids)

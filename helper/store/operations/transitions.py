@@ -12,9 +12,9 @@ from helper.store.table_rows import MAX_STAGE_CHARS, Column, ShareRow, truncate_
 from helper.store.transaction import Transaction
 
 MAX_HISTORY_ENTRIES: Final = 50
-"""History entries stored per share. Older ones are deleted, except those that spent an attempt."""
+"""Maximum number of history entries per share. Older ones are deleted, except those that spent an attempt."""
 CLOSED_STAGE: Final = "closed"
-"""The stage of a share that failed because it was not confirmed when its round was closed."""
+"""Stage of a share that failed because it was not confirmed when its round was closed."""
 
 
 @dataclass(frozen=True, slots=True)

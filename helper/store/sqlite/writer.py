@@ -142,7 +142,7 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
         call_on_loop(loop, self._on_damaged, UNREADABLE_SHARE)
 
     def _rebuild_indexes(self, tx: SqliteTransaction) -> bool:
-        """Rebuild all indexes, at most once per start. A row that disagrees with an index cannot be changed.
+        """Rebuild all indexes, at most once per start. A row that does not match an index cannot be changed.
 
         Returns:
             Whether they were rebuilt.
@@ -217,5 +217,5 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
         jobs, self._jobs_awaiting_erasure = self._jobs_awaiting_erasure, []
         if opened.eraser.is_pending:
             for job in jobs:
-                job.error = StoreError("the database was closed before everything deleted was erased")
+                job.error = StoreError("the database was closed before all deleted data was erased")
         deliver_results(jobs)

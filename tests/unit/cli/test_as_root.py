@@ -315,7 +315,7 @@ def test_acting_as_owner_below_directory_of_third_user_is_refused(folder: Path, 
     inner.mkdir()
     os.chown(inner, owner, owner)
     with (
-        pytest.raises(PermissionError, match=f"through a directory of user {SERVICE_UID}"),
+        pytest.raises(PermissionError, match=f"inside a directory of user {SERVICE_UID}"),
         acting_as_owner(inner / "file"),
     ):
         pass

@@ -218,7 +218,7 @@ async def test_disk_probe_writes_and_syncs(store: SqliteStore, path: Path, clock
 
 
 async def test_operation_error_is_not_a_disk_fault(store: SqliteStore) -> None:
-    with pytest.raises(StoreError, match="refuses"):
+    with pytest.raises(StoreError, match="rejected"):
         await store._writer.run(lambda tx: tx.execute("quarantine", (None, None, None, None, None)))
     assert store.write_error is None
 
