@@ -1,6 +1,6 @@
 """Clocks. This is the only module that reads the time; all other code receives a `Clock`.
 
-*Wall* time (unix seconds) is used by wallets and the chain, and may jump. *Monotonic* time measures durations and
+*Wall* time (Unix seconds) is used by wallets and the chain, and may jump. *Monotonic* time measures durations and
 never jumps.
 """
 
@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 
 RECHECK_SECONDS = 1.0
-"""Interval in seconds at which a wait for a wall time rereads the clock, because it may have been set."""
+"""Interval in seconds at which a wait rereads the wall clock, because it may have been set."""
 
 
 class Clock(ABC):
@@ -19,7 +19,7 @@ class Clock(ABC):
 
     @abstractmethod
     def now(self) -> float:
-        """Return the wall time in unix seconds. It jumps if the machine's clock is set."""
+        """Return the wall time in Unix seconds. It jumps if the machine's clock is set."""
 
     @abstractmethod
     def monotonic(self) -> float:
@@ -30,9 +30,9 @@ class Clock(ABC):
         """Sleep for a number of (monotonic) seconds; zero or less only yields to other tasks."""
 
     async def wait(self, event: asyncio.Event, until: float) -> None:
-        """Wait for an event or a wall time in unix seconds, whichever comes first.
+        """Wait for an event or a wall time in Unix seconds, whichever comes first.
 
-        The wall clock is reread every `RECHECK_SECONDS`, so a change of it takes effect within this time.
+        The wall clock is reread every `RECHECK_SECONDS`, so a change of the clock takes effect within this interval.
         """
         event_set = asyncio.ensure_future(event.wait())
         try:

@@ -6,12 +6,12 @@
     │   ├── StoreFull           no space left on the disk; nothing was written
     │   ├── StoreCorrupt        the database is damaged
     │   ├── StoreForeign        the file is not a queue of this product, or of a newer version
-    │   ├── StoreLocked         another daemon has the database open
-    │   ├── StoreDisplaced      the file, or its write-ahead log, is not at its path
+    │   ├── StoreLocked         another helper has the database open
+    │   ├── StoreDisplaced      the file or its write-ahead log is not at its path
     │   ├── StoreMoved          the queue was migrated to another database, or is not completely in this one yet
     │   ├── StoreCopyDiffers    a copy differs from its source
     │   └── StoreUnreachable    the shared database does not respond
-    ├── LeaseError              the state of the sender's lease is unknown
+    ├── LeaseError              the state of the sender lease is unknown
     │   └── LeaseHeld           another host holds the lease
     ├── BackupError             a backup could not be made, read or restored
     │   └── BackupKeyError      the passphrase or identity does not decrypt it
@@ -21,20 +21,20 @@
     │   └── NotFound            there is no such share or round
     ├── BucketError             an object store operation failed
     │   └── BucketRefused       access denied, or no such bucket
-    ├── DaemonError             the running daemon could not answer a command
+    ├── DaemonError             the running helper could not execute a command
     │   └── DaemonUnreachable   it does not respond
     ├── ChainError              a request to a node failed
     │   ├── ChainUnavailable    no node is available
     │   ├── ChainResponseError  a node's response is invalid or contradictory
     │   │   └── InvalidResponse it is an HTTP error or cannot be parsed
-    │   └── WrongChain          the node belongs to another chain
+    │   └── WrongChain          the node is on a different chain
     ├── ProverError             a proof could not be made
     │   ├── ProverTimeout       it took too long; the worker was killed
     │   ├── ProverCrashed       the worker exited unexpectedly (out of memory, a signal)
     │   └── ProofFailed         the circuit rejected the witness
     └── ShareRefused            a wallet's share was rejected
 
-Each class defines whether the operation may be retried (`retryable`) and advice for operators (`advice`).
+Each class defines whether a retry can succeed (`retryable`) and what an operator can do (`advice`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class HelperError(Exception):
     """Base class of all errors of the helper.
 
     Attributes:
-        retryable: whether the same operation may succeed later.
+        retryable: whether the same operation can succeed later.
         advice: suggested action for an operator.
     """
 
@@ -96,10 +96,10 @@ class StoreForeign(StoreError):
 
 
 class StoreLocked(StoreError):
-    """Another daemon has this database open."""
+    """Another helper has this database open."""
 
     retryable = False
-    advice = "Stop the other daemon first, or set another db_path for this one."
+    advice = "Stop the other helper first, or set another db_path for this one."
 
 
 class StoreDisplaced(StoreError):
@@ -108,7 +108,7 @@ class StoreDisplaced(StoreError):
     retryable = False
     advice = (
         "Move the file back to its path; the helper then continues automatically. Do not delete the write-ahead log. "
-        "If the file was deleted, do not stop the helper before it is back."
+        "If the file was deleted, do not stop the helper before it is restored."
     )
 
 
@@ -146,7 +146,7 @@ class LeaseError(HelperError):
 
 
 class LeaseHeld(LeaseError):
-    """Another host holds the sender's lease."""
+    """Another host holds the sender lease."""
 
     retryable = False
     advice = (
@@ -171,13 +171,13 @@ class BackupKeyError(BackupError):
 class ExportFileError(HelperError):
     """An export of the queue could not be made, or the file to import is not an export."""
 
-    advice = "Make the export again, with a version of the helper that this one can read."
+    advice = "Create the export again, with a version of the helper whose exports this one can read."
 
 
 class ProofBundleError(HelperError):
     """A proof bundle is invalid, or could not be made."""
 
-    advice = "Ask for a new bundle, or make one from the chain: `svote-helper proof export`."
+    advice = "Request a new bundle, or create one from the chain: `svote-helper proof export`."
 
 
 class ActionRefused(HelperError):
@@ -207,13 +207,13 @@ class BucketRefused(BucketError):
 
 
 class DaemonError(HelperError):
-    """The running daemon responded, but could not execute a command."""
+    """The running helper responded, but could not execute a command."""
 
     advice = "Check the helper's log."
 
 
 class DaemonUnreachable(DaemonError):
-    """The daemon does not respond."""
+    """The running helper does not respond."""
 
 
 class ChainError(HelperError):
@@ -240,7 +240,7 @@ class InvalidResponse(ChainResponseError):
 
 
 class WrongChain(ChainError):
-    """A node belongs to another chain than the configured one."""
+    """A node is on a different chain than the configured one."""
 
     retryable = False
     advice = "Remove the node from [chain] endpoints, or correct [chain] chain_id."
@@ -254,9 +254,9 @@ class ProverError(HelperError):
 
 
 class ProverTimeout(ProverError):
-    """The proof took longer than the hard limit and its worker was killed."""
+    """The proof took longer than its timeout, and its worker was killed."""
 
-    advice = "The machine is much slower than at start; check its load, or raise [prover] timeout_seconds."
+    advice = "The machine is much slower than at startup; check its load, or raise [prover] timeout_seconds."
 
 
 class ProverCrashed(ProverError):

@@ -1,7 +1,7 @@
 """Typed interface of the native module.
 
-It provides proofs, hashes, commitment tree and ElGamal of shielded voting. It also contains the native parts of the
-store: row checks, and the search for unused bytes in database pages.
+Provides the proofs, hashes, commitment tree and ElGamal encryption of shielded voting, and the native parts of the
+store: row checks, and the scan for stale bytes in database pages.
 
 All values are bytes. Field elements are 32 bytes, little-endian and canonical (below the modulus of the Pallas base
 field); points are compressed (x with y's parity in the top bit). A malformed value, or an int out of range, raises an
@@ -138,7 +138,7 @@ class Proved:
 
 
 class ReadShare(NamedTuple):
-    """A posted share with valid encodings and hashes, and its derived values. The repr shows none of them."""
+    """A posted share with valid encodings and hashes, and its derived values. The repr contains none of them."""
 
     round_id: bytes
     share_index: int
@@ -195,8 +195,8 @@ class InvalidShare(NamedTuple):
 def read_shares(bodies: Sequence[bytes]) -> list[ReadShare | InvalidShare]:
     """Parse and validate posted JSON bodies. Takes about 0.25 ms per share.
 
-    The checks have this order: UTF-8, JSON, fields in the order of `helper.ingest.payload.SHARE`, field elements and
-    points, `shares_hash`, the share's commitment. Results for the commitments of a vote are cached.
+    The checks are made in this order: UTF-8, JSON, fields in the order of `helper.ingest.payload.SHARE`, field elements
+    and points, `shares_hash`, the share's commitment. Results for the commitments of a vote are cached.
     """
     return [
         ReadShare._make(fields) if valid else InvalidShare._make(fields)

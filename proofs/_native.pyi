@@ -44,7 +44,7 @@ def page_gap(page: bytes, number: int) -> tuple[int, int] | None:
     """
 
 def pages_in_log(path: Path, first: int, stop: int, page_size: int) -> tuple[list[int], list[int]]:
-    """Pages in frames of a SQLite write-ahead log whose newest copy has non-zero bytes in its gap, and all others.
+    """Return the pages in frames of a SQLite WAL whose newest copy has non-zero bytes in its gap, and all other pages.
 
     Runs without the GIL.
 
@@ -62,7 +62,7 @@ def row_check(key: bytes, row: tuple[object, ...]) -> bytes:
     """The 8-byte check of a database row: keyed BLAKE2b (key of at most 64 bytes) of all other columns.
 
     The input is the number and types of the columns, all integers, the lengths of all bytes and texts, and their
-    content. Raises `TypeError` for an unsupported column type, `OverflowError` for an integer beyond 64 bits.
+    content. Raises `TypeError` for an unsupported column type, `OverflowError` for an integer that exceeds 64 bits.
     """
 
 def row_checks(key: bytes, rows: Sequence[tuple[object, ...]]) -> list[bytes]:

@@ -19,7 +19,7 @@ Rule = Literal["shares_hash", "share_comm"]
 
 
 class ProofsError(Exception):
-    """Root of all errors of this package."""
+    """Base class of all errors of this package."""
 
 
 class EncodingError(ProofsError):

@@ -1,15 +1,16 @@
 """Decides when a node's response proves that a round or leaf was absent. Pure.
 
-Wallets never retry a 400, so a missing round or leaf is rejected with 400 only if the chain certainly lacked it when
-the share was posted. A node may lag seconds or blocks behind the node that the wallet reads, permanently and without
-any sign of it, and it shows a block shortly before it has executed it. Therefore a constant block age is no evidence.
+Wallets never retry a 400, so a missing round or leaf is rejected with 400 only if the chain provably did not have it
+when the share was posted. A node may lag seconds or blocks behind the node that the wallet reads, permanently and
+without any sign of it, and it reports a block shortly before it has executed it. Therefore a constant block age proves
+nothing.
 
 A response proves absence when it covers a block that meets both conditions:
 
-- The block's time is later than the arrival. Block times are the chain's clock and the arrival is measured by ours:
-  where our clock is known to be behind, the arrival is corrected. This holds for any lag of the node.
+- The block's time is later than the arrival. Block times are the chain's clock and the arrival is measured by the local
+  clock; if the local clock is known to be behind, the arrival is corrected. This holds for any lag of the node.
 - The block is at least `ABSENCE_BLOCKS` above the newest block that was known at the arrival. This uses no clock. It
-  holds where a node's lag hides that our clock is behind: a lag of one second with a correct clock cannot be
+  holds even if a node's lag hides that the local clock is behind: a lag of one second with a correct clock cannot be
   distinguished from a lag of six seconds with a clock that is five seconds behind.
 
 The second condition is rarely met while one request waits. `FirstArrivals` stores the first arrival, and later retries
@@ -34,11 +35,11 @@ Covers a lagging node, and two nodes behind one load balancer, each up to `helpe
 behind.
 """
 EXECUTION_DELAY_SECONDS: Final = 0.1
-"""Seconds after which a node is assumed to have executed the newest block that it shows."""
+"""Seconds after which a node is assumed to have executed the newest block that it reports."""
 MAX_ARRIVALS: Final = 10_000
-"""Maximum number of stored first arrivals. Beyond it the oldest are dropped, and their retries start over."""
+"""Maximum number of stored first arrivals. Above it, the oldest are dropped, and their retries start over."""
 ARRIVAL_TTL_SECONDS: Final = 300.0
-"""Seconds for which a first arrival is stored: longer than `ABSENCE_BLOCKS` blocks of any chain in use."""
+"""Seconds for which a first arrival is stored; longer than `ABSENCE_BLOCKS` blocks of any chain in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,8 @@ class Observation:
     Attributes:
         node: name of the node.
         requested_at: when the request was sent.
-        first_requested_at: when a request was first sent to this node while it showed this head.
-        head: the newest block that the node had shown before the request.
+        first_requested_at: when a request was first sent to this node while it reported this head.
+        head: the newest block that the node had reported before the request.
         previous_head: the newest known block below the head; None if there is none.
     """
 
@@ -85,13 +86,14 @@ def next_observation(previous: Observation | None, node: str, head: BlockHead, r
 
 @dataclass(frozen=True, slots=True)
 class ShareArrival:
-    """When a share was first posted, by our clock and by the chain's blocks.
+    """When a share was first posted, by the local clock and by the chain's blocks.
 
     Attributes:
-        time: unix seconds by our clock.
-        height: the newest block that any node had shown; 0 before the first.
-        offset: the smallest difference of our clock and a recent block's time when that block was first seen, in
-            seconds. It is an upper limit of our clock minus the chain's, as a node shows a block only after its time.
+        time: Unix seconds by the local clock.
+        height: the newest block that any node had reported; 0 before the first.
+        offset: the smallest difference between the local clock and a recent block's time when that block was first
+            seen, in seconds. It is an upper bound of the local clock minus the chain's, because a node reports a block
+            only after its time.
     """
 
     time: float
@@ -126,8 +128,8 @@ class ArrivalKey:
 class FirstArrivals:
     """First arrivals of shares whose round or leaf is missing. In memory only.
 
-    The vote commitment is part of the key. With the position alone, a stranger could post a future position, and the
-    share of the voter who gets that position would be checked against an arrival before the vote.
+    The vote commitment is part of the key. With the position alone, another client could post a future position,
+    and the share of the voter who gets that position would be checked against an arrival before the vote.
     """
 
     def __init__(self) -> None:
@@ -152,5 +154,5 @@ class FirstArrivals:
             self._arrivals.popitem(last=False)
 
     def forget(self, key: ArrivalKey) -> None:
-        """Remove a key whose leaf was found."""
+        """Remove a key, because its leaf was found."""
         self._arrivals.pop(key, None)

@@ -1,7 +1,7 @@
 """Follows the chain block by block and stores the counted nullifiers.
 
 Only blocks confirm a share. Applying a block is idempotent, so after a crash the follower continues from the stored
-cursor. If it is far behind, it skips to the head and leaves the blocks between to `helper.chain.block_history`, so that
+cursor. If it is far behind, it skips to the head and leaves the skipped blocks to `helper.chain.block_history`, so that
 current reveals are confirmed without delay.
 """
 
@@ -37,8 +37,10 @@ from helper.errors import ChainError, HelperError
 from helper.store.store import Store
 
 MAX_START_WAIT_SECONDS: Final = 3.0
-"""Maximum time that dispatch waits at start for the blocks since the last stop, so that shares counted meanwhile are
-not proven again. A due share does not wait longer: a second reveal is harmless, a missed one is not.
+"""Maximum seconds that dispatch waits at startup for the blocks since the last shutdown.
+
+Shares that were confirmed in the meantime are then not proven again. A due share does not wait longer: a second reveal
+is harmless, a missed one is not.
 """
 
 _MAX_RETRY_SECONDS = 10.0
@@ -56,8 +58,8 @@ class BlockFollower:
 
     Attributes:
         height: the newest height reached, None before the first.
-        chain_time: time (unix seconds) of the newest block reached whose time is known, None before the first.
-        history: reads the skipped blocks below `height`.
+        chain_time: time (Unix seconds) of the newest block reached whose time is known, None before the first.
+        history: reader of the skipped blocks below `height`.
     """
 
     def __init__(
@@ -130,7 +132,7 @@ class BlockFollower:
 
     @property
     def disputed_height(self) -> int | None:
-        """A height at which nodes show different reveals, None if there is none."""
+        """A height at which nodes report different reveals, None if there is none."""
         return self._quorum.disputed_height
 
     async def run(self) -> None:
@@ -163,7 +165,7 @@ class BlockFollower:
         self._check_ready()
 
     def _on_probe(self, head: BlockHead | None) -> None:
-        """Wake the loop after a probe, unless it shows the block that was applied last."""
+        """Wake the loop after a probe, unless it reports the block that was applied last."""
         if head is not None and head != self._applied_head:
             self._wake.set()
 

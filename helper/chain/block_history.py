@@ -35,7 +35,7 @@ from helper.store.store import Store
 SEARCH_BACKOFF_SECONDS: Final = 60.0
 """Backoff of searches on an RPC whose search failed."""
 MAX_PAUSE_SECONDS: Final = 1.0
-"""Longest pause between two batches, in seconds."""
+"""Maximum pause between two batches, in seconds."""
 _MAX_RETRY_SECONDS: Final = 10.0
 
 log = structlog.get_logger("helper.chain")
@@ -50,7 +50,8 @@ class HistoryReader:
         quorum: decides whether one node's copy of a block is enough.
         sent_reveal_check: checks sent reveals by nullifier if blocks are missing on all nodes.
         is_leader: whether this host reads; with a shared database, only one host does.
-        is_awaited: whether dispatch waits for the history; if not, the reader pauses as long as it works.
+        is_awaited: whether dispatch waits for the history; if not, the reader pauses after each batch for as long as
+            the batch took.
         on_confirmed: called with the ids of confirmed rows, never with an empty list.
         on_change: called when the set of unread blocks has changed.
 
@@ -96,7 +97,7 @@ class HistoryReader:
 
     @property
     def complete_from(self) -> int:
-        """The lowest height from which every block up to the follower's is read."""
+        """The lowest height from which every block up to the follower's height has been read."""
         return self._ranges[-1][1] + 1 if self._ranges else 0
 
     def wake(self) -> None:
@@ -236,8 +237,8 @@ class HistoryReader:
             "blocks_missed",
             height=skipped[0][0],
             count=count_heights(skipped),
-            reason="no node has these blocks any more; reveals of other helpers in them stay unknown, reveals sent by"
-            " this helper are checked by nullifier",
+            reason="every node has pruned these blocks; reveals by other helpers in them remain unknown;"
+            " reveals sent by this helper are checked by nullifier",
             advice="Configure a node that retains more blocks than the longest downtime, or add a node with an RPC.",
         )
         confirmed = await self._sent_reveal_check.record_missed(height)

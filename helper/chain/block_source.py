@@ -23,7 +23,7 @@ _CONCURRENT_TXS = 8
 
 
 class BlockSource:
-    """Fetches blocks from any node. If two are configured, two must show the same reveals.
+    """Fetches blocks from any node. If two are configured, two must report the same reveals.
 
     Every block with reveals is compared, not only those with shares of this helper, so that requests reveal nothing
     about these shares.
@@ -52,8 +52,8 @@ class BlockSource:
             HeightPrunedError: every usable node has pruned the height; has the lowest height of any of them.
             ChainUnavailable: no node responded.
             ChainResponseError: every node that responded returned an error.
-            SecondCopyMissingError: a second node has yet to show the reveals.
-            BlockDisputedError: nodes show different reveals.
+            SecondCopyMissingError: no second node has reported the reveals yet.
+            BlockDisputedError: nodes report different reveals.
         """
         last_error: ChainError | None = None
         pruned: list[HeightPrunedError] = []
@@ -112,7 +112,7 @@ class BlockSource:
         return leading, None
 
     def _find_agreed_copy(self, copies: Sequence[tuple[Node, BlockResults]], height: int) -> BlockResults | None:
-        """The copy that two nodes show, None if there is none. Nodes that show another one go into backoff."""
+        """The copy that two nodes report, None if there is none. Nodes that report another one go into backoff."""
         node, newest = copies[-1]
         if not any(other is not node and set(copy.reveals) == set(newest.reveals) for other, copy in copies[:-1]):
             return None
@@ -120,7 +120,7 @@ class BlockSource:
         agreeing = {other for other, copy in copies if set(copy.reveals) == set(newest.reveals)}
         for other in {other for other, _ in copies} - agreeing:
             self._node_pool.record_error(
-                other, ChainResponseError(f"block {height}: two other nodes show different reveals")
+                other, ChainResponseError(f"block {height}: two other nodes report different reveals")
             )
         return newest
 
@@ -132,15 +132,15 @@ class BlockSource:
         names = sorted({node.name for node, _ in copies})
         if len(names) > 1:
             self._quorum.note_dispute(height, ", ".join(names))
-            raise BlockDisputedError(f"block {height}: {', '.join(names)} show different reveals")
+            raise BlockDisputedError(f"block {height}: {', '.join(names)} report different reveals")
         if not self._quorum.accept_single_copy(height):
-            raise SecondCopyMissingError(f"block {height}: no second node has shown its reveals yet")
+            raise SecondCopyMissingError(f"block {height}: no second node has reported its reveals yet")
         return copies[0][1]
 
     async def _fetch_by_rest(self, node: Node, height: int) -> BlockResults | None:
         """Fetch a block and the result of every reveal in it.
 
-        Results are never requested for shares of this helper only, so the requests reveal nothing beyond the block.
+        Results are never requested for shares of this helper only, so the requests reveal nothing but the block.
         """
         block = await node.client.block(height)
         if block is None:
@@ -161,7 +161,7 @@ class BlockSource:
 def _raise_reason(
     height: int, pruned: list[HeightPrunedError], last_error: ChainError | None, *, has_answer: bool
 ) -> NoReturn:
-    """Raise the reason why no node has shown a block, as `BlockSource.fetch` documents."""
+    """Raise the reason why no node has returned a block, as `BlockSource.fetch` documents."""
     if pruned and last_error is None:
         lowest = [error.lowest_height for error in pruned if error.lowest_height is not None]
         raise HeightPrunedError(f"block {height}: {pruned[-1]}", min(lowest, default=None))

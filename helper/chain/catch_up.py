@@ -17,7 +17,7 @@ from helper.errors import ChainError
 from helper.store.block_ranges import BlockRange
 
 MAX_BLOCKS_BEHIND: Final = 64
-"""Maximum number of blocks behind the head that are read in order. Beyond it the follower skips to the head."""
+"""Maximum number of blocks behind the head that are read in order. With more, the follower skips to the head."""
 CONCURRENT_BLOCKS: Final = 8
 """Number of blocks fetched concurrently."""
 MAX_ATTEMPTS: Final = 8
@@ -56,7 +56,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class SkipTo:
-    """Move the cursor forward to `height`. The blocks between are unread; without a cursor, those from `first` on."""
+    """Move the cursor forward to `height`. The skipped blocks are unread; without a cursor, those from `first` on."""
 
     height: int
     first: int = 0
@@ -159,5 +159,5 @@ def is_pruned_everywhere(problem: ChainError | None, failures: int, *, all_asked
 
 
 def is_thorough(failures: int) -> bool:
-    """Whether further sources are tried for a block after this many failed attempts."""
+    """Whether additional sources are tried for a block after this many failed attempts."""
     return failures >= MAX_ATTEMPTS // 2

@@ -34,8 +34,8 @@ __all__ = ["Anchor", "CommitmentTreeSync"]
 
 _MAX_BACKOFF_SECONDS = 30.0
 
-# Consecutive contradictions after which a tree is not used. A single one may be caused by a node that shows a block
-# before it has executed it, or by two nodes behind one address.
+# Consecutive contradictions after which a tree is not used. A single one may be caused by a node that reports a
+# block before it has executed it, or by two nodes behind one URL.
 _MAX_CONTRADICTIONS = 2
 
 
@@ -54,7 +54,7 @@ class _Failure:
 
 
 class CommitmentTreeSync:
-    """The trees of all rounds that are not purged.
+    """The commitment trees of all rounds that are not purged.
 
     Attributes:
         synced_height: the height up to which the trees are synchronized, 0 before the first sync.
@@ -264,7 +264,7 @@ class CommitmentTreeSync:
             # Leaves would be requested for every block up to that height.
             raise ChainResponseError(f"tree: root at height {state.height}, but the newest block is {head.height}")
         if state.size < len(round_tree.tree):
-            _require_lag(node, round_tree.next_height - 1, f"has {state.size} leaves, not {len(round_tree.tree)}")
+            _require_lag(node, round_tree.next_height - 1, f"has {state.size} leaves, expected {len(round_tree.tree)}")
             return
         before = len(round_tree.tree)
         # Stored leaves may be damaged, which is only detected below, so do not limit the number by them.

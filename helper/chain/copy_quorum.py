@@ -1,7 +1,7 @@
-"""Decides how many nodes must show a reveal to confirm it.
+"""Decides how many nodes must report a reveal to confirm it.
 
-A share that is erased by mistake is lost, while one that is confirmed late is sent again without harm. If two or more
-nodes are configured, two must show the same reveals in a block. The wait for a second node is bounded, because an
+A share that is erased by mistake is lost, while one that is confirmed late is resent without harm. If two or more nodes
+are configured, two must report the same reveals in a block. The wait for a second node is bounded, because an
 outage of all nodes but one must not block erasure indefinitely.
 """
 
@@ -17,27 +17,27 @@ from helper.core.log_limits import LoggedProblem
 from helper.errors import ChainResponseError, ChainUnavailable
 
 SINGLE_NODE_SECONDS: Final = 10.0
-"""How long all other nodes must be unreachable, stale or of another chain before one node is sufficient."""
+"""Seconds for which all other nodes must be unreachable, stale or on another chain before one node is sufficient."""
 SECOND_COPY_WAIT_SECONDS: Final = 40.0
-"""How long a block waits for a reachable second node that does not show it; longer than the backoff of a node."""
+"""Seconds that a block waits for a reachable second node that does not report it; longer than a node's backoff."""
 _MAX_WAITING_BLOCKS: Final = 10_000
 
 log = structlog.get_logger("helper.chain")
 
 
 class BlockDisputedError(ChainResponseError):
-    """Nodes show different reveals in a block."""
+    """Nodes report different reveals in a block."""
 
 
 class SecondCopyMissingError(ChainUnavailable):
-    """No second node has shown the block yet."""
+    """No second node has reported the block yet."""
 
 
 class CopyQuorum:
-    """Decides whether enough nodes show the same reveals.
+    """Decides whether enough nodes report the same reveals.
 
     Attributes:
-        disputed_height: a height at which nodes show different reveals, None while there is none.
+        disputed_height: a height at which nodes report different reveals, None while there is none.
     """
 
     def __init__(self, node_pool: NodePool) -> None:
@@ -76,11 +76,11 @@ class CopyQuorum:
             return False
         self._waiting_since.pop(height, None)
         if self._lack_of_copies.note():
-            log.warning("reveals_confirmed_by_one_node", height=height, reason="no second node shows this block")
+            log.warning("reveals_confirmed_by_one_node", height=height, reason="no second node reports this block")
         return True
 
     def note_agreement(self, height: int) -> None:
-        """Record that two nodes show the same reveals in a block."""
+        """Record that two nodes report the same reveals in a block."""
         self._waiting_since.pop(height, None)
         self._lack_of_copies.clear()
         if self.disputed_height == height:
@@ -88,13 +88,13 @@ class CopyQuorum:
             self.disputed_height = None
 
     def note_dispute(self, height: int, names: str) -> None:
-        """Record that nodes show different reveals in a block; logged once per height."""
+        """Record that nodes report different reveals in a block; logged once per height."""
         if self.disputed_height != height:
             log.error(
                 "block_disputed",
                 height=height,
                 endpoint=names,
-                reason="these nodes show different reveals in this block; none of its shares is confirmed",
+                reason="these nodes report different reveals in this block; none of its shares is confirmed",
                 advice="Find out which node is wrong and remove it from [chain] endpoints.",
             )
         self.disputed_height = height

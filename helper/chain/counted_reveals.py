@@ -1,6 +1,6 @@
 """Decides whether a reveal in a block was counted there. The only implementation of this decision.
 
-A block also contains failed transactions, and the same bytes may be in many blocks, because reveals are sent again
+A block also contains failed transactions, and the same bytes may be in many blocks, because reveals are resent
 until they are counted. A node's index stores only the last occurrence of a transaction (CometBFT's `IndexerService`
 overwrites entries) and may lag behind the blocks.
 """
@@ -38,7 +38,7 @@ def is_counted(result: TxResult | None, height: int) -> bool | None:
     - A success is unique: the chain counts a nullifier once, in the block of the success.
     - A failure at a lower height means that the index lags behind the block.
     - A failure at a greater height because the nullifier is spent means that the reveal was counted before.
-    - Any other failure at a greater height hides the result in this block, usually because the round was over by then.
+    - Any other failure at a greater height hides the result in this block, usually because the round had ended by then.
       It counts as a failure in this block too: the result is no longer available, so waiting would not help.
 
     Args:

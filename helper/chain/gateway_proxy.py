@@ -1,4 +1,4 @@
-"""Forwards wallets' chain requests to the first usable node.
+"""Forwards chain requests from wallets to the first usable node.
 
 The proxy sends no requests of its own and uses separate connections. Its errors do not affect the health of a node, so
 neither nodes nor wallets can delay reveals through it.
@@ -79,11 +79,11 @@ class GatewayProxy:
     async def forward(self, request: ProxyRequest) -> AsyncIterator[StreamedResponse]:
         """Forward a request and stream the response.
 
-        A GET is sent to the next node until one responds; the response of the last node is returned whatever its
-        status. A POST is sent to another node only if nothing was sent yet.
+        A GET is sent to the next node until one responds; the response of the last node is returned
+        regardless of its status. A POST is sent to another node only if nothing was sent yet.
 
         Raises:
-            ChainUnavailable: no node is usable, or none responded; nothing of a POST was sent.
+            ChainUnavailable: no node is usable, or none responded; no byte of a POST was sent.
             PossiblySent: a POST may have been sent.
             ChainResponseError: the response to a GET is invalid.
         """

@@ -13,15 +13,15 @@ from typing import Final
 from helper.chain.models import BlockHead
 
 MIN_BLOCK_SECONDS: Final = 0.1
-"""Shortest mean block interval of any supported chain."""
+"""Minimum mean block interval of any supported chain, in seconds."""
 SLACK_BLOCKS: Final = 100
-"""Blocks by which two heads may differ whatever their times are."""
+"""Blocks by which two heads may differ regardless of their times."""
 _EARLIEST_CHAIN: Final = 1_546_300_800.0
 """Unix time (2019) before which no supported chain started; the bound if nothing else is known."""
 
 
 def can_share_chain(first: BlockHead, second: BlockHead) -> bool:
-    """Whether two heads can be of the same chain, given the difference of their times."""
+    """Whether two heads can belong to the same chain, given the difference of their times."""
     return abs(first.height - second.height) <= SLACK_BLOCKS + abs(first.time - second.time) / MIN_BLOCK_SECONDS
 
 
@@ -64,7 +64,7 @@ class HeadBounds:
             others = [other for node, other in heads.items() if node != name]
             if self._is_reachable(head) or any(can_share_chain(head, other) for other in others):
                 return None
-        known = f"{self._anchor.height} is known" if self._anchor is not None else "no chain is that old"
+        known = f"known height is {self._anchor.height}" if self._anchor is not None else "the chain cannot be that old"
         return f"height {head.height} is implausible: {known}"
 
     def _above_floor(self, heads: Collection[BlockHead]) -> Collection[BlockHead]:

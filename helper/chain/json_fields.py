@@ -37,12 +37,12 @@ def loads(body: bytes, source: str) -> object:
     if len(body) > _UNCHECKED_BYTES:
         containers = body.count(b"{") + body.count(b"[")
         if containers > MAX_CONTAINERS or containers + body.count(b",") > len(body) // _MIN_BYTES_PER_VALUE:
-            raise InvalidResponse(f"{source}: the answer has too many values for its {len(body)} bytes")
+            raise InvalidResponse(f"{source}: response contains too many values for its size ({len(body)} bytes)")
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
         kind = "HTML" if body.lstrip()[:1] == b"<" else "empty" if not body.strip() else "not valid JSON"
-        raise InvalidResponse(f"{source}: the answer is {kind}") from None
+        raise InvalidResponse(f"{source}: the response is {kind}") from None
 
 
 class Fields:
@@ -54,7 +54,7 @@ class Fields:
 
     def __init__(self, value: object, path: str) -> None:
         if not isinstance(value, dict):
-            raise InvalidResponse(f"{path}: an object was expected, not {_kind(value)}")
+            raise InvalidResponse(f"{path}: expected an object, got {_kind(value)}")
         self._value = value
         self.path = path
 
@@ -70,7 +70,7 @@ class Fields:
         if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 20:
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
-            raise self.invalid_field(name, f"a whole number was expected, not {_kind(value)}")
+            raise self.invalid_field(name, f"expected a whole number, got {_kind(value)}")
         if not 0 <= value <= maximum:
             raise self.invalid_field(name, f"{value} is out of range")
         return value
@@ -81,7 +81,7 @@ class Fields:
         if value is None:
             return ""
         if not isinstance(value, str):
-            raise self.invalid_field(name, f"a string was expected, not {_kind(value)}")
+            raise self.invalid_field(name, f"expected a string, got {_kind(value)}")
         return clean_text(value)
 
     def boolean(self, name: str) -> bool:
@@ -90,7 +90,7 @@ class Fields:
         if value is None:
             return False
         if not isinstance(value, bool):
-            raise self.invalid_field(name, f"true or false was expected, not {_kind(value)}")
+            raise self.invalid_field(name, f"expected true or false, got {_kind(value)}")
         return value
 
     def base64_bytes(self, name: str, length: int) -> bytes:
@@ -101,19 +101,19 @@ class Fields:
         """64 lower-case hex digits: 32 bytes."""
         value = self.text(name)
         if len(value) != 64 or value != value.lower():
-            raise self.invalid_field(name, "64 lower-case hex digits were expected")
+            raise self.invalid_field(name, "expected 64 lower-case hex digits")
         try:
             return bytes.fromhex(value)
         except ValueError:
-            raise self.invalid_field(name, "64 lower-case hex digits were expected") from None
+            raise self.invalid_field(name, "expected 64 lower-case hex digits") from None
 
     def timestamp(self, name: str) -> float:
-        """An RFC 3339 time as unix seconds."""
+        """An RFC 3339 time as Unix seconds."""
         value = self.text(name)
         try:
             time = datetime.fromisoformat(value)
         except ValueError:
-            raise self.invalid_field(name, "a time was expected") from None
+            raise self.invalid_field(name, "expected a time") from None
         if time.tzinfo is None:
             raise self.invalid_field(name, "the time has no time zone")
         return time.timestamp()
@@ -128,7 +128,7 @@ class Fields:
         if value is None:
             return []
         if not isinstance(value, list):
-            raise self.invalid_field(name, f"a list was expected, not {_kind(value)}")
+            raise self.invalid_field(name, f"expected a list, got {_kind(value)}")
         return value
 
     def children(self, name: str) -> list[Fields]:
@@ -138,13 +138,13 @@ class Fields:
     def decode(self, name: str, value: object, length: int | None) -> bytes:
         """Decode base64 text. `length` is the required number of bytes, None for any. `name` is for errors."""
         if not isinstance(value, str):
-            raise self.invalid_field(name, f"base64 was expected, not {_kind(value)}")
+            raise self.invalid_field(name, f"expected base64, got {_kind(value)}")
         try:
             raw = b64decode(value, validate=True)
         except (binascii.Error, ValueError):
-            raise self.invalid_field(name, "base64 was expected") from None
+            raise self.invalid_field(name, "expected base64") from None
         if length is not None and len(raw) != length:
-            raise self.invalid_field(name, f"{length} bytes were expected, not {len(raw)}")
+            raise self.invalid_field(name, f"expected {length} bytes, got {len(raw)}")
         return raw
 
     def invalid_field(self, name: str, problem: str) -> InvalidResponse:

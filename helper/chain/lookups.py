@@ -1,4 +1,4 @@
-"""Look-ups of public chain data: transactions, counted reveals, tree roots.
+"""Lookups of public chain data: transactions, counted reveals, tree roots.
 
 Nodes see the requests, so no request contains a nullifier: all reveals of a round, or complete blocks, are read and
 filtered locally.
@@ -41,7 +41,7 @@ class IncludedTx:
 
 
 class ChainLookups:
-    """Look-ups of public data on any usable node.
+    """Lookups of public data on any usable node.
 
     Args:
         node_pool: the node pool, which must have been probed.
@@ -53,7 +53,7 @@ class ChainLookups:
         self._on_progress = on_progress
 
     async def find_transaction(self, tx_hash: bytes) -> IncludedTx | None:
-        """A transaction by its hash, None if no node knows it in a block.
+        """Return a transaction by its hash, None if no node has it in a block.
 
         Raises:
             ChainUnavailable: no node responded.

@@ -1,6 +1,6 @@
 """Typed values of chain data, and parsers of a node's JSON.
 
-Ids, roots and leaves are raw bytes; times are unix seconds. Each parser takes the decoded JSON of one response and
+Ids, roots and leaves are raw bytes; times are Unix seconds. Each parser takes the decoded JSON of one response and
 raises `ChainResponseError` with the name of the first invalid field.
 """
 
@@ -41,7 +41,7 @@ class Round:
 
     Attributes:
         round_id: 32 bytes.
-        vote_end_time: unix seconds; a reveal counts only in a block before it.
+        vote_end_time: Unix seconds; the chain counts a reveal only in a block before it.
         created_at_height: no leaf of the round's tree is in an earlier block.
     """
 
@@ -77,7 +77,7 @@ class LeafBlock:
 
 @dataclass(frozen=True, slots=True)
 class BlockHead:
-    """A block's chain id, height and time (unix seconds)."""
+    """A block's chain id, height and time (Unix seconds)."""
 
     chain_id: str
     height: int
@@ -115,7 +115,7 @@ class UnknownStatusRound:
 
     Attributes:
         status: the number that the chain reports; 0 if it reports none.
-        vote_end_time: unix seconds.
+        vote_end_time: Unix seconds.
         created_at_height: no leaf of the round's tree is in an earlier block.
     """
 
@@ -149,7 +149,7 @@ class LeafPage:
 
 def parse_round(answer: object) -> Round:
     """Parse `GET round/{id}`."""
-    return _parse_round_fields(Fields(answer, "answer").child("round"))
+    return _parse_round_fields(Fields(answer, "response").child("round"))
 
 
 def parse_rounds(answer: object) -> RoundList:
@@ -161,7 +161,7 @@ def parse_rounds(answer: object) -> RoundList:
     valid: dict[bytes, Round] = {}
     invalid: dict[bytes, str] = {}
     unknown_status: dict[bytes, UnknownStatusRound] = {}
-    for fields in Fields(answer, "answer").children("rounds"):
+    for fields in Fields(answer, "response").children("rounds"):
         round_id = fields.base64_bytes("vote_round_id", 32)
         if round_id in valid or round_id in invalid or round_id in unknown_status:
             invalid[round_id] = "listed twice"
@@ -212,7 +212,7 @@ def _parse_proposal(fields: Fields) -> Proposal:
 
 def parse_tree(answer: object) -> TreeState | None:
     """Parse `GET commitment-tree/{id}/latest`: the newest root, None while the tree has none."""
-    fields = Fields(answer, "answer").child("tree")
+    fields = Fields(answer, "response").child("tree")
     if not fields.has("root"):
         return None
     if not fields.has("next_index_at_root"):
@@ -226,7 +226,7 @@ def parse_tree(answer: object) -> TreeState | None:
 
 def parse_tree_at(answer: object, height: int) -> TreeState | None:
     """Parse `GET commitment-tree/{id}/{height}`: the root stored at that height, None if there is none."""
-    fields = Fields(answer, "answer").child("tree")
+    fields = Fields(answer, "response").child("tree")
     if not fields.has("root"):
         return None
     if fields.uint("height", maximum=2**62) != height:
@@ -236,7 +236,7 @@ def parse_tree_at(answer: object, height: int) -> TreeState | None:
 
 def parse_leaves(answer: object) -> LeafPage:
     """Parse `GET commitment-tree/{id}/leaves`: one page."""
-    fields = Fields(answer, "answer")
+    fields = Fields(answer, "response")
     blocks = [_parse_leaf_block(block) for block in fields.children("blocks")]
     return LeafPage(blocks, fields.uint("next_from_height", maximum=2**62) or None)
 
@@ -252,30 +252,30 @@ def _parse_leaf_block(fields: Fields) -> LeafBlock:
 
 def parse_head(answer: object) -> BlockHead:
     """Parse the header of `GET blocks/latest` or `blocks/{height}`."""
-    header = Fields(answer, "answer").child("block").child("header")
+    header = Fields(answer, "response").child("block").child("header")
     return create_head(header.text("chain_id"), header.uint("height", maximum=2**62), header.timestamp("time"))
 
 
 def create_head(chain_id: str, height: int, time: float) -> BlockHead:
     """Create a head. Raises `InvalidResponse` if the chain id or the height is missing."""
-    # `Fields.text` has replaced control characters by spaces, and no chain id contains one.
+    # `Fields.text` has replaced control characters with spaces, and no chain id contains a space.
     if not chain_id or len(chain_id) > 128 or " " in chain_id or not chain_id.isprintable():
-        raise InvalidResponse("answer: the block has no valid chain id")
+        raise InvalidResponse("response: the block has no valid chain id")
     if height < 1:
-        raise InvalidResponse("answer: the block has no height")
+        raise InvalidResponse("response: the block has no height")
     return BlockHead(chain_id, height, time)
 
 
 def parse_block(answer: object) -> Block:
     """Parse `GET blocks/{height}`: head and raw transactions."""
     head = parse_head(answer)
-    data = Fields(answer, "answer").child("block").child("data")
+    data = Fields(answer, "response").child("block").child("data")
     return Block(head, [data.decode(f"txs[{i}]", tx, None) for i, tx in enumerate(data.items("txs"))])
 
 
 def parse_syncing(answer: object) -> bool:
     """Parse `GET syncing`: whether the node is syncing."""
-    fields = Fields(answer, "answer")
+    fields = Fields(answer, "response")
     if not fields.has("syncing"):
         raise fields.invalid_field("syncing", "missing")
     return fields.boolean("syncing")
@@ -283,14 +283,14 @@ def parse_syncing(answer: object) -> bool:
 
 def parse_node_info(answer: object) -> NodeInfo:
     """Parse `GET node_info`: chain id and build version."""
-    fields = Fields(answer, "answer")
+    fields = Fields(answer, "response")
     version = fields.child("application_version").text("version") if fields.has("application_version") else ""
     return NodeInfo(fields.child("default_node_info").text("network"), version)
 
 
 def parse_tx(answer: object) -> TxResult:
     """Parse `GET tx/{hash}`: code, height and log. The other fields are not reliable and not read."""
-    fields = Fields(answer, "answer")
+    fields = Fields(answer, "response")
     if not fields.has("height"):
         raise fields.invalid_field("height", "missing")
     return TxResult(fields.uint("code", maximum=2**32), fields.uint("height", maximum=2**62), fields.text("log"))

@@ -12,13 +12,13 @@ from helper.chain.rest_client import ChainClient
 from helper.chain.rpc_client import RpcClient
 
 MAX_BACKOFF_SECONDS = 30.0
-"""Longest backoff of a failing node."""
+"""Maximum backoff of a failing node, in seconds."""
 
 MAX_HEIGHT_DROP = 5
 """Blocks by which the height of a URL may decrease: nodes behind one load balancer are rarely at the same height."""
 
 SYNC_STATUS_SECONDS = 2.5
-"""How long a report that a node is not syncing remains valid. A lagging node must become unusable within 5 s."""
+"""Seconds for which a report of not syncing remains valid. A lagging node must become unusable within 5 s."""
 
 MAX_OFFSETS = 16
 """Number of recent heads whose offsets are stored."""
@@ -32,8 +32,8 @@ class HeadLimits:
     """Limits of the age of a node's newest block, in seconds.
 
     Attributes:
-        stale_after: maximum age; beyond it the node is stale.
-        clock_skew: maximum time ahead of the local clock; beyond it the node or the local clock is wrong.
+        stale_after: maximum age; above it, the node is stale.
+        clock_skew: maximum time ahead of the local clock; above it, the node or the local clock is wrong.
     """
 
     stale_after: float = 90.0
@@ -123,7 +123,7 @@ class Health:
         """
         fraction = PROBE_FRACTION * interval
         if self.head is None or self.block_seconds < interval - fraction:
-            return interval  # Blocks are faster than probes; a long interval is configured to limit requests.
+            return interval  # The interval exceeds the block interval: it was configured to limit requests.
         delay = min(self.offsets)
         due = self.head.time + self.block_seconds + delay - now
         early = 0.0 if delay - max(self.absence_offsets) < 1.5 * fraction else fraction
@@ -143,7 +143,7 @@ class Health:
         if head is None or chain_id is None:
             return "chain id not known yet"
         if head.chain_id != chain_id:
-            return f"serves chain {head.chain_id}, not {chain_id}"
+            return f"is on chain {head.chain_id}, expected {chain_id}"
         if head.height < self.max_height - MAX_HEIGHT_DROP:
             return f"height decreased from {self.max_height} to {head.height}"
         if self.is_syncing:
@@ -181,7 +181,8 @@ class Node:
     def is_rpc_current(self, monotonic: float) -> bool:
         """Whether the RPC is healthy and has the REST API's newest block.
 
-        If so, it is not probed: its heights are not used, only that it is reachable, current and of this chain.
+        If so, it is not probed: its heights are not used, only the facts that it is reachable, current and on this
+            chain.
         """
         return (
             self.health.error is None

@@ -1,8 +1,8 @@
 """HTTP client for one chain node, with a total timeout and a size limit.
 
 httpx limits each read but not the entire call, so every call runs under `anyio.fail_after`. Redirects are not followed.
-Compressed responses are refused, so that the size limit applies to the received bytes. Errors say whether the request
-may have been sent.
+Compressed responses are refused, so that the size limit applies to the received bytes. Errors contain whether the
+request may have been sent.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ BLOCK_LIMIT_BYTES = 16 << 20
 """Size limit of a block and of its results, in bytes. A node's JSON contains a block twice, in base64."""
 
 STREAM_LIMIT_BYTES = 64 << 20
-"""Size limit of streamed responses, in bytes. They are never held in memory completely."""
+"""Size limit of streamed responses, in bytes. Streamed responses are never buffered in full."""
 
 CHUNKS_PER_CHECKPOINT = 64
-"""Chunks of a response that are read before control returns to the event loop."""
+"""Number of chunks of a response that are read before control returns to the event loop."""
 
 MAX_SMALL_CHUNKS = 4096
 """Number of chunks of a response that may have any size."""
@@ -75,7 +75,7 @@ class ResponseTooLong(InvalidResponse):
     """A response is longer than its size limit."""
 
     def __init__(self, limit: int) -> None:
-        super().__init__(f"the answer is longer than {limit} bytes")
+        super().__init__(f"response is longer than {limit} bytes")
 
 
 class StreamedResponse:
@@ -106,11 +106,11 @@ class StreamedResponse:
             async for piece in _iter_chunks(self._response, self._limit):
                 yield piece
         except httpx.HTTPError as error:
-            raise NoResponse(f"incomplete answer ({type(error).__name__})", sent=True) from None
+            raise NoResponse(f"incomplete response ({type(error).__name__})", sent=True) from None
 
 
 class NoResponse(ChainUnavailable):
-    """No complete response. `sent` says whether any byte of the request may have left this machine."""
+    """No complete response. `sent`: whether any byte of the request may have left this machine."""
 
     def __init__(self, message: str, *, sent: bool) -> None:
         super().__init__(message)
@@ -121,7 +121,7 @@ class _Connections:
     """Builds requests to one base URL and sends them over its own connections.
 
     An `httpx.AsyncClient` builds the requests but does not send them: its handling of redirects, cookies and
-    authentication is a third of the cost of a request, and polling nodes is most of an idle helper's work.
+    authentication is a third of the cost of a request, and polling nodes is most of the work of an idle helper.
     """
 
     def __init__(self, url: httpx.URL, transport: httpx.AsyncBaseTransport, timeout: httpx.Timeout) -> None:
@@ -265,11 +265,11 @@ class NodeHttp:
         try:
             streamed = StreamedResponse(response, limit)
             if response.headers.get("content-encoding", "identity") != "identity":
-                raise InvalidResponse("the answer is compressed although no encoding was accepted")
+                raise InvalidResponse("response is compressed, but no encoding was requested")
             if 300 <= streamed.status < 400:
-                raise InvalidResponse(f"the answer is a redirect (HTTP {streamed.status})")
+                raise InvalidResponse(f"response is a redirect (HTTP {streamed.status})")
             if not 200 <= streamed.status < 600:
-                raise InvalidResponse(f"the answer has an invalid status (HTTP {streamed.status})")
+                raise InvalidResponse(f"response has an invalid status (HTTP {streamed.status})")
             if streamed.length is not None and streamed.length > limit:
                 raise ResponseTooLong(limit)
             yield streamed
@@ -292,7 +292,7 @@ class NodeHttp:
         response = await connections.send(request)
         try:
             if response.headers.get("content-encoding", "identity") != "identity":
-                raise InvalidResponse("the answer is compressed although no encoding was accepted")
+                raise InvalidResponse("response is compressed, but no encoding was requested")
             body = bytearray()
             async for piece in _iter_chunks(response, limit):
                 body += piece
@@ -304,7 +304,7 @@ class NodeHttp:
         if isinstance(error, _NOT_SENT_ERRORS):
             return NoResponse(f"unreachable ({type(error).__name__})", sent=False)
         if isinstance(error, (TimeoutError, httpx.TimeoutException)):
-            return NoResponse(f"no answer within {self._timeout:g} s", sent=True)
+            return NoResponse(f"no response within {self._timeout:g} s", sent=True)
         return NoResponse(f"connection failed ({type(error).__name__})", sent=True)
 
 
@@ -330,7 +330,7 @@ async def _iter_chunks(response: httpx.Response, limit: int) -> AsyncIterator[by
         if size > limit:
             raise ResponseTooLong(limit)
         if count > MAX_SMALL_CHUNKS + size // MIN_MEAN_CHUNK_BYTES:
-            raise InvalidResponse(f"the answer came in too many small pieces ({count} in {size} bytes)")
+            raise InvalidResponse(f"response was sent in too many small chunks ({count} for {size} bytes)")
         if count % CHUNKS_PER_CHECKPOINT == 0:
             await anyio.lowlevel.checkpoint()
         yield piece

@@ -1,6 +1,6 @@
 """Pool of chain nodes: health checks, selection and failover.
 
-A node is *usable* if it is not in backoff, serves the configured chain, is not syncing, and its newest block time is
+A node is *usable* if it is not in backoff, is on the configured chain, is not syncing, and its newest block time is
 close to the local clock. Calls try the usable nodes in the configured order. A node that does not respond, or that
 contradicts itself or other nodes, goes into backoff. After an HTTP error or an unreadable response, only that call goes
 to the next node, because the node's blocks and mempool may still be valid. Each change of a node's state and each kind
@@ -47,7 +47,7 @@ def create_nodes(
 ) -> list[Node]:
     """Create nodes from the configured URLs. The n-th RPC URL belongs to the n-th REST URL ("" for none)."""
     if len(rpc_urls) > len(urls):
-        raise ConfigError("[chain] rpc names more nodes than [chain] endpoints")
+        raise ConfigError("[chain] rpc lists more nodes than [chain] endpoints")
     nodes = []
     for number, url in enumerate(urls):
         client = ChainClient(url, timeout=timeout, transport=transport)
@@ -160,12 +160,12 @@ class NodePool:
         return newest.health.head if newest is not None else None
 
     def is_head_newer_than(self, monotonic: float) -> bool:
-        """Whether the newest block was certainly made after `monotonic`.
+        """Whether the newest block was provably produced after `monotonic`.
 
-        Two conditions must hold. The node was probed after that time and did not have the block yet; that alone is not
-        enough, because a stalled node lacks blocks that others have had for a while. And the block's own time is later,
-        corrected by the smallest offset at which recent blocks of the node were first reported: a block carries the
-        time at which its predecessor was agreed on, and the local clock may differ from the chain's.
+        Two conditions must hold. The node was probed after that time and did not have the block yet. This alone is not
+        sufficient, because a stalled node lacks blocks that others have had for a while. In addition, the block's own
+        time must be later, corrected by the smallest offset at which recent blocks of the node were first reported: a
+        block carries the time at which its predecessor was agreed on, and the local clock may differ from the chain's.
         """
         newest = self._newest_node()
         if newest is None or newest.health.head is None or newest.health.head_absent_at < monotonic:
@@ -202,10 +202,10 @@ class NodePool:
 
     @property
     def clock_skew(self) -> float | None:
-        """Smallest clock skew that any node shows, in seconds.
+        """Smallest clock skew measured with any node, in seconds.
 
         The skew is the local clock minus the newest block time when that block was first reported. None before any node
-        of this chain has responded. See `is_clock_suspect` for values beyond ±`limits.clock_skew`.
+        of this chain has responded. See `is_clock_suspect` for values outside ±`limits.clock_skew`.
         """
         return min(self._head_offsets(), key=abs, default=None)
 
@@ -231,7 +231,7 @@ class NodePool:
         return self._block_times[max(heights)] if heights else None
 
     def wall_time(self) -> float:
-        """The local time in unix seconds, checked against block times.
+        """The local time in Unix seconds, checked against block times.
 
         If the two are far apart, the newest block time is returned instead.
 
@@ -304,7 +304,7 @@ class NodePool:
         answers, reasons = [], []
         for node in sorted(self.usable_nodes, key=lambda e: e.health.head is None or e.health.head.height < min_height):
             if self._create_reason_check()(node.health) is not None:
-                continue  # Another call has put it in backoff since.
+                continue  # Another call has put it into backoff since.
             try:
                 result = await fn(node)
             except ChainError as error:
@@ -319,7 +319,7 @@ class NodePool:
             return answers
         if not reasons:
             reasons = [f"{name}: {reason}" for name, reason in self.unusable_reasons().items()]
-        raise ChainUnavailable("no chain node answered (" + "; ".join(reasons) + ")")
+        raise ChainUnavailable("no chain node responded (" + "; ".join(reasons) + ")")
 
     def record_error(self, node: Node, error: ChainError, *, rpc: bool = False) -> None:
         """Record an error of a node (or of its RPC).
@@ -334,7 +334,7 @@ class NodePool:
             self.start_backoff(node, str(error), rpc=rpc)
             return
         name = node.rpc.name if rpc and node.rpc is not None else node.name
-        request = str(error).partition(":")[0]  # our own text; the rest may be the node's
+        request = str(error).partition(":")[0]  # text of this program; the rest may be the node's
         if self._logged_faults.remember((name, request), self.clock.monotonic()):
             self._log.warning("node_answer_invalid", endpoint=name, reason=str(error))
 
@@ -365,7 +365,7 @@ class NodePool:
 
         The latter is None, and not requested, if it was reported recently.
 
-        Most probes find no new block, and probes are most of an idle helper's work.
+        Most probes find no new block, and probes are most of the work of an idle helper.
         """
         head, health = await node.client.latest_block(), node.health
         known = head == health.head and health.has_recent_sync_status(self.clock.monotonic())

@@ -1,8 +1,8 @@
 """Read-only access to the nodes for requests that must never delay a reveal.
 
-Visitors of the status page cause requests about staking, rounds and tallies at any rate, and the archive reads every
-reveal of the chain. Therefore errors of these requests do not put nodes into backoff, slow ones do not make a node
-count as slow, and they use a small number of separate connections.
+Visitors of the status page can cause requests about staking, rounds and tallies at any rate, and the archive reads
+every reveal of the chain. Therefore, errors of these requests do not put nodes into backoff, slow ones do not make a
+node count as slow, and they use a small number of separate connections.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ReadOnlyNodePool:
             except ChainError as error:
                 errors[client.name] = error
         reasons = "; ".join(f"{name}: {error}" for name, error in errors.items())
-        message = f"no chain node answered ({reasons or 'none is in sync'})"
+        message = f"no chain node responded ({reasons or 'none is in sync'})"
         pruned = [error for error in errors.values() if isinstance(error, HeightPrunedError)]
         if pruned and len(pruned) == len(errors):
             raise HeightPrunedError(

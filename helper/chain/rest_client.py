@@ -62,7 +62,7 @@ class HeightPrunedError(ChainResponseError):
     """The node has pruned this height. Not a fault of the node.
 
     Attributes:
-        lowest_height: the lowest height that the node reports to have, None if it reports none.
+        lowest_height: the lowest height that the node has according to its message, None if there is none.
     """
 
     def __init__(self, message: str, lowest_height: int | None = None) -> None:
@@ -217,7 +217,7 @@ class ChainClient(NodeHttp):
         expected_hash = message.tx_hash().hex().upper()
         if outcome.verdict is Verdict.ACCEPTED and outcome.tx_hash.upper() not in ("", expected_hash):
             return BroadcastOutcome(
-                Verdict.AMBIGUOUS, outcome.code, "the node reports the hash of another transaction than was sent"
+                Verdict.AMBIGUOUS, outcome.code, "the node reports a different hash than that of the transaction sent"
             )
         return outcome
 

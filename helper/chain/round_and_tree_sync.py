@@ -1,8 +1,8 @@
 """Synchronizes rounds and commitment trees with every new block.
 
-Each probe of a node may wake the loop. On a new block, rounds and trees are synchronized, and once more one interval
-later, because a node shows a block shortly before it has executed it. A share never causes a request, because that
-would reveal its arrival to the node.
+Each probe of a node may wake the loop. On a new block, rounds and trees are synchronized twice: immediately and one
+interval later, because a node reports a block shortly before it has executed it. A share never causes a request,
+because that would reveal its arrival to the node.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ChainSync:
 
     @property
     def is_ready(self) -> bool:
-        """Whether rounds and trees were synchronized at least once."""
+        """Whether rounds and trees have been synchronized at least once."""
         return self._ready.is_set()
 
     async def wait_ready(self) -> None:

@@ -29,7 +29,7 @@ class ListedProposal:
 
 @dataclass(frozen=True, slots=True)
 class ListedRound:
-    """A round; `status` is the chain's number, `vote_end_time` is in unix seconds."""
+    """A round; `status` is the chain's number, `vote_end_time` is in Unix seconds."""
 
     round_id: bytes
     status: int
@@ -49,7 +49,7 @@ class OptionTotal:
 
 def parse_listing(answer: object) -> list[ListedRound]:
     """Parse `GET rounds`."""
-    return [_parse_round(fields) for fields in Fields(answer, "answer").children("rounds")]
+    return [_parse_round(fields) for fields in Fields(answer, "response").children("rounds")]
 
 
 def parse_totals(answer: object) -> list[OptionTotal]:
@@ -60,7 +60,7 @@ def parse_totals(answer: object) -> list[OptionTotal]:
             option=fields.uint("vote_decision", maximum=2**31),
             value=fields.uint("total_value", maximum=2**63),
         )
-        for fields in Fields(answer, "answer").children("results")
+        for fields in Fields(answer, "response").children("results")
     ]
 
 

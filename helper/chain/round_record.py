@@ -14,7 +14,7 @@ from typing import Final
 from helper.chain.models import BlockHead, Proposal, Round, RoundStatus, UnknownStatusRound
 
 CONFIRMING_NODES: Final = 2
-"""Nodes that must report the same change where at least as many are configured."""
+"""Number of nodes that must report the same change, if that many are configured."""
 CONFIRMING_BLOCKS: Final = 10
 """Blocks for which the only configured node must report the same change."""
 ENDED_STATUSES: Final = (RoundStatus.TALLYING, RoundStatus.FINALIZED)
@@ -24,7 +24,7 @@ ENDED_STATUSES: Final = (RoundStatus.TALLYING, RoundStatus.FINALIZED)
 _STATUS_ORDER = {RoundStatus.PENDING: 0, RoundStatus.ACTIVE: 1, RoundStatus.TALLYING: 2, RoundStatus.FINALIZED: 3}
 
 _MAX_LAG_BLOCKS: Final = 3
-"""A node up to this many blocks below the height of a change may legitimately not show the change yet."""
+"""A node up to this many blocks below the height of a change may legitimately not report the change yet."""
 
 ReportedValue = RoundStatus | int | tuple[Proposal, ...]
 """A reported status, `vote_end_time` or list of proposals."""
@@ -73,16 +73,16 @@ class RoundRecord:
     Attributes:
         round_id: 32 bytes.
         known: the round, None if it was never listed correctly or is purged.
-        is_past: whether it was over when first listed; it is held in memory only.
+        is_past: whether it had ended when first listed; it is held in memory only.
         is_closed: whether the chain has closed it.
         is_purged: whether its data was deleted here.
         has_shares: whether the store had shares of it at the start.
         is_in_store: whether the store contained it when it was last read again.
         status_height: height of the node that reported the present status.
         changed_height: height at which the last change was confirmed.
-        over_reporters: names of the nodes that report it as over.
+        over_reporters: names of the nodes that report it as ended.
         frozen: why none of its shares may be accepted, revealed or purged, None if they may.
-        frozen_shares: number of its waiting shares, 0 while it is not frozen.
+        frozen_shares: number of its unconfirmed shares, 0 while it is not frozen.
         unconfirmed: changes in the last list that are not confirmed.
         is_wait_logged: whether the missing confirmation of its end was logged.
     """
@@ -131,7 +131,7 @@ class RoundRecord:
 
     @property
     def is_reported_over(self) -> bool:
-        """Whether the round is over, as known or as any node reports."""
+        """Whether the round has ended, as known or as any node reports."""
         if self.known is not None and self.known.status in ENDED_STATUSES:
             return True
         statuses = [report.value for (changed, _), report in self._reports.items() if changed is RoundField.STATUS]
@@ -161,14 +161,14 @@ class RoundRecord:
             return "listed with a different created_at_height"
         is_back = isinstance(listed, Round) and listed.status is RoundStatus.PENDING is not self.known.status
         if isinstance(listed, Round) and is_back and not may_lag:
-            return f"status went back from {self.known.status.name} to {listed.status.name}"
+            return f"status regressed from {self.known.status.name} to {listed.status.name}"
         return None
 
     def changes(self, listed: Round | UnknownStatusRound, height: int) -> dict[RoundField, ReportedValue]:
         """The fields of the known round that a node at this height lists differently.
 
-        A node a few blocks below the height of a change may still list the previous value. Of rounds that were over
-        when first listed, only the status is compared.
+        A node a few blocks below the height of a change may still list the previous value. Of rounds that had
+        ended when first listed, only the status is compared.
         """
         assert self.known is not None
         changes: dict[RoundField, ReportedValue] = {}
@@ -189,7 +189,7 @@ class RoundRecord:
         return changes
 
     def note_over(self, node: str, listed: Round, head: BlockHead | None, *, is_consistent: bool) -> None:
-        """Record whether a node reports the round as over.
+        """Record whether a node reports the round as ended.
 
         Args:
             node: the node's name.
@@ -254,7 +254,7 @@ class RoundRecord:
             self.over_reporters.clear()
 
     def mark_purged(self) -> None:
-        """Drop the round except its purged mark. A round that was over when first listed remains known."""
+        """Drop the round except its purged mark. A round that had ended when first listed remains known."""
         self.is_purged, self.has_shares = True, False
         self.known = self.known if self.is_past else None
         self.over_reporters.clear()
@@ -264,9 +264,9 @@ class RoundRecord:
     def describe_unconfirmed(self, changed: RoundField, value: ReportedValue) -> str:
         """Describe an unconfirmed change for messages."""
         if changed is RoundField.END and self.known is not None:
-            return f"vote_end_time {value} reported and not confirmed; {self.known.vote_end_time} is known"
-        status = f"; {self.known.status.name} is known" if changed is RoundField.STATUS and self.known else ""
-        return f"{describe_value(changed, value)} reported and not confirmed{status}"
+            return f"vote_end_time {value} reported but not confirmed; known: {self.known.vote_end_time}"
+        status = f"; known: {self.known.status.name}" if changed is RoundField.STATUS and self.known else ""
+        return f"{describe_value(changed, value)} reported but not confirmed{status}"
 
 
 def _find_status_change(known: RoundStatus, reported: RoundStatus) -> RoundStatus | None:

@@ -1,9 +1,9 @@
 """Registry of the chain's voting rounds; decides whether a round is closed.
 
 A single node cannot change what is known. If a node omits a round, moves it to an earlier status or returns invalid
-data for it, the stored state is unchanged, and the node goes into backoff if another usable node shows the round as
-known. If none does, the round is *frozen*: none of its shares is accepted, revealed or purged until a node shows it
-correctly. Other rounds are not affected.
+data for it, the stored state is unchanged, and the node goes into backoff if another usable node reports the round
+as known. If none does, the round is *frozen*: none of its shares is accepted, revealed or purged until a node reports
+it correctly. Other rounds are not affected.
 
 A different `vote_end_time`, status or list of proposals takes effect once two nodes report it, or once the only
 configured node has reported it for ten blocks (a status that matches a processed block after the end: immediately).
@@ -15,7 +15,7 @@ is configured) report the round as being tallied or finalized. A status that thi
 after the end too, once it is confirmed like a changed end. It freezes the round, but does not retain its witnesses
 indefinitely (docs/decisions/0016-round-changes.md).
 
-A round that was over when it was first listed has no shares here. It is held in memory so that its shares are rejected
+A round that had ended when it was first listed has no shares here. It is held in memory so that its shares are rejected
 as posted to an inactive round, but it is never stored, closed, reported or purged.
 """
 
@@ -46,7 +46,7 @@ from helper.store.store import Store
 _UNCONFIRMED_STATES = (ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST)
 
 MAX_PAST_ROUNDS = 4096
-"""Maximum number of rounds in memory that were over when first listed. A node can list any number of them."""
+"""Maximum number of rounds in memory that had ended when first listed, because a node can list any number of them."""
 
 # How log events name the fields.
 _EVENT_NAMES = {RoundField.END: "end", RoundField.STATUS: "status", RoundField.PROPOSALS: "proposals"}
@@ -92,7 +92,8 @@ class RoundRegistry:
         is_synced: whether the list of rounds was read since the start.
         observation: the last valid response with the list of rounds.
         revision: increases with every event after which a round may be closed or purged: a processed block while a
-            round is over and not closed, and a round that is new, changed, frozen, unfrozen or closed by another host.
+            round has ended and is not closed, and a round that is new, changed, frozen, unfrozen or closed by another
+            host.
     """
 
     def __init__(self, store: Store, node_pool: NodePool) -> None:
@@ -100,7 +101,7 @@ class RoundRegistry:
         self._node_pool = node_pool
         self._clock = node_pool.clock
         self._log = structlog.get_logger("helper.chain")
-        self._records: dict[bytes, RoundRecord] = {}  # those over when first listed in the order of their listing
+        self._records: dict[bytes, RoundRecord] = {}  # those that had ended when first listed are in listing order
         self._stored: list[RoundRecord] = []  # the stored rounds, oldest first
         self.observation: Observation | None = None
         self._chain_time: float | None = None
@@ -160,7 +161,7 @@ class RoundRegistry:
                 self.revision += 1
 
     def get(self, round_id: bytes) -> Round | None:
-        """The round, None if the chain has not listed it. Includes frozen rounds and rounds over when first listed."""
+        """The round, None if the chain has not listed it. Includes frozen rounds and those that had already ended."""
         return self._find(round_id).known
 
     def frozen_reason(self, round_id: bytes) -> str | None:
@@ -171,12 +172,12 @@ class RoundRegistry:
         return self._find(round_id).frozen
 
     def unconfirmed_end(self, round_id: bytes) -> int | None:
-        """A changed `vote_end_time` that is reported and not confirmed, None if there is none."""
+        """A changed `vote_end_time` that is reported but not confirmed, None if there is none."""
         end = self._find(round_id).unconfirmed.get(RoundField.END)
         return end if isinstance(end, int) else None
 
     def has_unconfirmed_status(self, round_id: bytes) -> bool:
-        """Whether a changed status of the round is reported and not confirmed.
+        """Whether a changed status of the round is reported but not confirmed.
 
         Also true if the only known status is not confirmed.
         """
@@ -184,11 +185,11 @@ class RoundRegistry:
         return not self._is_end_confirmed(record) if record.is_past else RoundField.STATUS in record.unconfirmed
 
     def has_unconfirmed_proposals(self, round_id: bytes) -> bool:
-        """Whether changed proposals of the round are reported and not confirmed."""
+        """Whether changed proposals of the round are reported but not confirmed."""
         return RoundField.PROPOSALS in self._find(round_id).unconfirmed
 
     def latest_end(self, known: Round) -> int:
-        """The later of the round's known end and an unconfirmed one, in unix seconds."""
+        """The later of the round's known end and an unconfirmed one, in Unix seconds."""
         return max(known.vote_end_time, self.unconfirmed_end(known.round_id) or 0)
 
     def unconfirmed_reports(self) -> dict[bytes, str]:
@@ -223,7 +224,7 @@ class RoundRegistry:
         return [known for record in self._stored if record.is_open and (known := record.stored) is not None]
 
     def forget(self, round_id: bytes) -> None:
-        """Remove a purged round. After a restart it counts as over when first listed."""
+        """Remove a purged round. After a restart it counts as ended when first listed."""
         record = self._record(round_id)
         record.mark_purged()
         self._stored = [other for other in self._stored if other is not record]
@@ -232,7 +233,7 @@ class RoundRegistry:
         """Record that the block follower has reached a block.
 
         Args:
-            block_time: the block's time in unix seconds.
+            block_time: the block's time in Unix seconds.
             complete_from: the lowest height from which every block up to this one was processed. Earlier blocks may be
                 unread, so rounds that were created before it are not closed.
         """
@@ -246,7 +247,7 @@ class RoundRegistry:
                 self.revision += 1
 
     def chain_now(self) -> float | None:
-        """The chain's time in unix seconds, None before the first block.
+        """The chain's time in Unix seconds, None before the first block.
 
         It is the time of the newest processed block plus the monotonic time since then; the wall clock is not used.
         """
@@ -257,7 +258,7 @@ class RoundRegistry:
     async def is_closed(self, round_id: bytes) -> bool:
         """Whether the chain has closed the round. False while it is frozen.
 
-        May request the rounds of further nodes if the round is over and that is not confirmed yet.
+        May request the rounds of additional nodes if the round has ended and this is not confirmed yet.
 
         Raises:
             StoreError: the closed mark could not be stored.
@@ -320,7 +321,7 @@ class RoundRegistry:
     def _known(self) -> list[RoundRecord]:
         """The records of known rounds.
 
-        Stored rounds come first, oldest first, then those that were over when first listed.
+        Stored rounds come first, oldest first, then those that had ended when first listed.
         """
         return [*self._stored, *(record for record in self._records.values() if record.is_past)]
 
@@ -357,7 +358,7 @@ class RoundRegistry:
     def _is_enough(self, answer: _RoundsReport) -> bool:
         """Whether one response suffices.
 
-        It must have no differences and no new round that only this node reports as over.
+        It must have no differences and no new round that only this node reports as ended.
         """
         over = [
             self._record(reported.round_id)
@@ -367,13 +368,14 @@ class RoundRegistry:
         return not answer.differences and all(self._is_end_confirmed(record) for record in over if record.is_foreign)
 
     def _is_end_confirmed(self, record: RoundRecord) -> bool:
-        """Whether enough nodes report the round as over."""
+        """Whether enough nodes report that the round has ended."""
         return len(record.over_reporters) >= min(CONFIRMING_NODES, len(self._node_pool.nodes))
 
     async def _reopen_rounds(self, answers: list[_RoundsReport]) -> bool:
-        """Store rounds that not all nodes list as over.
+        """Store rounds that not all nodes list as ended.
 
-        One node first listed them as over, another lists them as open. Returns whether there are any.
+        Covers rounds that one node listed as ended when they were first listed and that another node lists as open.
+        Returns whether there are any.
         """
         ended = {
             reported.round_id
@@ -409,7 +411,7 @@ class RoundRegistry:
     def _blocks_needed(self, record: RoundRecord, field: RoundField) -> int:
         """Blocks for which the only configured node must report a change.
 
-        None are needed for a status after the round's end: a processed block already shows that the round has ended.
+        None are needed for a status after the round's end: a processed block already proves that the round has ended.
         """
         return 0 if field is RoundField.STATUS and record.has_ended(self._chain_time) else CONFIRMING_BLOCKS
 
@@ -445,7 +447,7 @@ class RoundRegistry:
             record.unconfirmed = dict(fields)
 
     async def _close_unknown_status(self) -> None:
-        """Close rounds past their end whose unknown status enough nodes report."""
+        """Close ended rounds whose unknown status enough nodes report."""
         heights = {node.name: node.height for node in self._node_pool.nodes}
         for record in [record for record in self._stored if record.is_open]:
             if not record.has_ended(self._chain_time) or record.unconfirmed:
@@ -456,7 +458,7 @@ class RoundRegistry:
             await self._mark_closed(record)
             record.frozen, record.frozen_shares = None, 0
             self._log.warning(
-                "round_closed", round=record.round_id.hex()[:8], reason=f"past its end with unknown status {status}"
+                "round_closed", round=record.round_id.hex()[:8], reason=f"ended with unknown status {status}"
             )
 
     async def _mark_closed(self, record: RoundRecord) -> None:
@@ -465,7 +467,7 @@ class RoundRegistry:
         self.revision += 1
 
     async def _freeze(self, invalid: dict[bytes, str]) -> None:
-        """Freeze the rounds that no usable node shows correctly, and unfreeze all others."""
+        """Freeze the rounds that no usable node reports correctly, and unfreeze all others."""
         for record in self._records.values():
             if record.frozen is not None and record.round_id not in invalid:
                 self._log.info("round_unfrozen", round=record.round_id.hex()[:8])
@@ -484,7 +486,7 @@ class RoundRegistry:
             self._record(round_id).frozen_shares = sum(shares.get(state, 0) for state in _UNCONFIRMED_STATES)
 
     def _add_past_rounds(self, listed: list[Round]) -> None:
-        """Add rounds that were over when first listed; in memory only."""
+        """Add rounds that had ended when first listed; in memory only."""
         for reported in listed:
             record = self._record(reported.round_id)
             if reported.status in ENDED_STATUSES and record.is_foreign and record.frozen is None:
@@ -532,7 +534,7 @@ class RoundRegistry:
         self._log_waiting(ended)
 
     def _log_waiting(self, ended: list[RoundRecord]) -> None:
-        """Log once per round which nodes do not confirm yet that it is over."""
+        """Log once per round which nodes do not confirm yet that it has ended."""
         for record in ended:
             is_late = self._chain_time is not None and record.has_ended(self._chain_time - _STATUS_GRACE_SECONDS)
             if is_late and not self._is_end_confirmed(record) and not record.is_wait_logged:
@@ -540,7 +542,7 @@ class RoundRegistry:
                 self._log.warning(
                     "round_closing_unconfirmed",
                     round=record.round_id.hex()[:8],
-                    reason="too few nodes report the round as over",
+                    reason="too few nodes report that the round has ended",
                     endpoint=", ".join(e.name for e in self._node_pool.nodes if e.name not in record.over_reporters),
                 )
 
@@ -550,7 +552,7 @@ class RoundRegistry:
         return self._create_report(node, head, requested_at, await node.client.rounds())
 
     def _note_reports(self, answer: _RoundsReport) -> None:
-        """Record which rounds a node reports as over, and its changes."""
+        """Record which rounds a node reports as ended, and its changes."""
         name, height, head = answer.node.name, answer.node.height, answer.head
         for reported in answer.round_list.rounds:
             differs = answer.changes.get(reported.round_id, {}).keys() - {RoundField.STATUS}

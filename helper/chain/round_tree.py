@@ -67,7 +67,9 @@ async def load_tree(store: Store, known: Round) -> RoundTree:
         tree = await anyio.to_thread.run_sync(CommitmentTree.restore, leaves, subtrees)
     except ProofsError:
         log.warning(
-            "stored_tree_dropped", round=known.round_id.hex()[:8], reason="it is damaged and will be fetched again"
+            "stored_tree_dropped",
+            round=known.round_id.hex()[:8],
+            reason="the stored tree is damaged and will be fetched again",
         )
         await store.delete_tree(known.round_id)
         tree, leaves, height, count = CommitmentTree(), b"", 0, 0
@@ -126,12 +128,12 @@ def _check_continuity(blocks: Sequence[LeafBlock], size: int, state: TreeState) 
     height = 0
     for block in blocks:
         if block.height <= height:
-            raise ChainResponseError("the heights of the leaves do not increase")
+            raise ChainResponseError("leaf heights are not in ascending order")
         if block.start_index != size:
             raise ChainResponseError(f"leaves start at index {block.start_index}, expected {size}")
         size, height = block.end_index, block.height
     if size != state.size:
-        raise ChainResponseError(f"{size} leaves for a root over {state.size}")
+        raise ChainResponseError(f"got {size} leaves, but the root covers {state.size}")
 
 
 def _truncate_tree(tree: CommitmentTree, size: int) -> CommitmentTree:

@@ -109,7 +109,7 @@ class RpcClient(NodeHttp):
     async def _search_transactions(self, round_id: bytes, condition: str = "") -> AsyncIterator[_IndexedTx]:
         """Iterate over the indexed transactions of a round.
 
-        `condition` is a further condition in the RPC's query language.
+        `condition` is an additional condition in the RPC's query language.
         """
         query = f"\"reveal_share.vote_round_id='{round_id.hex()}'{condition}\""
         count, page, total = 0, 1, 1

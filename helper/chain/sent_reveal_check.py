@@ -1,7 +1,7 @@
 """Checks sent reveals by nullifier after blocks were missed.
 
 Normally only blocks confirm a share. If every node has pruned some blocks, nodes are queried for the nullifiers of sent
-reveals. These are public, so the requests reveal nothing; nullifiers of waiting shares are never sent.
+reveals. These are public, so the requests reveal nothing; nullifiers of unsent shares are never included.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from helper.store.models import SentReveal
 from helper.store.store import Store
 
 CHECK_INTERVAL_BLOCKS = 10
-"""Interval, in blocks, of checks of reveals that the chain reports as spent although no block showed them."""
+"""Interval, in blocks, of checks of reveals that the chain reports as spent although no block contained them."""
 
 _PAGE_SIZE = 500
 _CONCURRENCY = 8
@@ -44,7 +44,7 @@ class SentRevealCheck:
 
         Raises:
             ChainUnavailable: no node responded. Repeat the call before anything is sent again, because a new proof
-                makes another transaction.
+                creates a different transaction.
         """
         await self._store.set_meta(_MISSED_HEIGHT_KEY, str(height))
         self._has_missed_blocks = True
@@ -123,5 +123,5 @@ class SentRevealCheck:
             if len(counted) >= needed:
                 return True
         if len(answering) < needed:
-            raise ChainUnavailable("too few nodes answered about a sent reveal")
+            raise ChainUnavailable("too few nodes responded to a query about a sent reveal")
         return False

@@ -15,14 +15,14 @@ from helper.errors import ChainResponseError
 
 
 class Verdict(Enum):
-    """Meaning of a response. None confirms a share or closes a round; only blocks do."""
+    """Meaning of a response. No verdict confirms a share or closes a round; only blocks do."""
 
     ACCEPTED = "accepted"
     """The node accepted the message; it is not in a block yet."""
     SPENT = "spent"
     """The nullifier is already spent: success once the block follower has seen it counted."""
     AMBIGUOUS = "ambiguous"
-    """The message may have been accepted: check the nullifiers before sending it again."""
+    """The message may have been accepted: check the nullifiers before resending it."""
     UNAVAILABLE = "unavailable"
     """The message was not accepted: nothing was sent, or the node did not process it."""
     BEHIND = "behind"
@@ -42,7 +42,7 @@ class Verdict(Enum):
 
 
 MESSAGE_REFUSALS = frozenset({Verdict.BAD_PROOF, Verdict.PERMANENT})
-"""Refusals of the message itself. Only these can cost an attempt, and only if every node confirms them."""
+"""Refusals of the message itself. Only these can spend an attempt, and only if every node confirms them."""
 
 
 @dataclass(frozen=True, slots=True)

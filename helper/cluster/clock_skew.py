@@ -1,6 +1,6 @@
 """Detects clock skew against the shared database.
 
-All hosts must release shares by one clock.
+All hosts must use the same clock to decide when a share is due.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Database(Protocol):
     """A database with its own clock, implemented by `helper.store.store.Store`."""
 
     async def measure_clock_skew(self) -> float:
-        """Seconds that its clock is ahead of this host's."""
+        """Return the seconds that its clock is ahead of this host's."""
         ...
 
 

@@ -1,7 +1,7 @@
 """Cluster membership: sender lease, clock agreement, shared state.
 
-With the queue in a local file only the lease applies, if one is configured: it prevents the concurrent use of a copy of
-the file on another host.
+If the queue is a local file, only the lease applies, if one is configured. It prevents another host from using a copy
+of the file at the same time.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class ClusterMember:
         store: the queue.
         lease: the sender lease.
         role: the role of this host.
-        standby: wait while another host sends.
-        circuits: the circuit selection, shared with the other hosts.
-        rounds: the round registry, updated from what other hosts stored.
+        standby: wait while another host holds the lease.
+        circuits: circuit selection, shared with the other hosts.
+        rounds: round registry, updated with what other hosts stored.
         clock: the source of time.
         on_acquired: called when this host acquires the lease.
     """
@@ -73,7 +73,7 @@ class ClusterMember:
 
         Raises:
             StoreError: the database is unreachable.
-            LeaseHeld: another host sends, and this one is configured to send as well.
+            LeaseHeld: another host holds the lease, and this host is not a standby.
         """
         await self.skew_monitor.compare_clocks()
         if self.keeper is not None:
@@ -89,7 +89,7 @@ class ClusterMember:
 
     @property
     def clock_fault(self) -> PauseReason | None:
-        """Why this host's clock must not be used, or None. A queue in a file has no other clock."""
+        """Why this host's clock must not be used, or None. A queue in a file has no clock of its own."""
         return self.skew_monitor.fault_reason if self._store.is_shared else None
 
     @property
@@ -111,8 +111,8 @@ class ClusterMember:
     def facts(self) -> ClusterState:
         """State for operators.
 
-        `sender` is the host that sends. For a shared queue it comes from the database ("" for none, None while it is
-        unknown), otherwise it is the other host that holds the lease.
+        `sender` is the host that holds the lease. For a shared queue it comes from the database ("" for none, None
+        while it is unknown), otherwise it is the other host that holds it.
         """
         if self._store.is_shared:
             skew = round(self.skew_monitor.skew_seconds, 3)
@@ -122,7 +122,7 @@ class ClusterMember:
     async def _exchange_state(self) -> None:
         """Exchange state with the other hosts until cancelled.
 
-        The state is the accepted circuit, closed rounds and the sender's name.
+        The state consists of the accepted circuit, the closed rounds and the sender's name.
         """
         while True:
             try:

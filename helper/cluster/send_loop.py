@@ -2,8 +2,8 @@
 
 Sends the messages that other hosts prepared and handles closed rounds.
 
-On a single host the dispatcher passes each prepared share to the broadcaster. With a shared queue any host prepares
-messages, and this loop finds them when it is notified, and once a second in case a notification was lost.
+On a single host, the dispatcher passes each prepared share to the broadcaster. With a shared queue, any host can
+prepare messages. This loop finds them when it is notified, and polls once per second in case a notification was lost.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class SendLoop:
     """Sends messages that were never sent. The broadcaster follows up sent messages until they are confirmed.
 
     Args:
-        broadcaster: sends; does nothing while another host holds the lease.
-        retention: purges closed rounds; does nothing while another host holds the lease.
+        broadcaster: sends messages; idle while another host holds the lease.
+        retention: purges closed rounds; idle while another host holds the lease.
         get_pause_reason: why nothing may be sent now, or None.
         clock: for the waits.
     """

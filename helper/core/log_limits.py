@@ -1,4 +1,4 @@
-"""Limits how often an event or a lasting problem is logged. Pure."""
+"""Limits how often an event or a persistent problem is logged. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Hashable
 
 
 class LoggedProblem:
-    """Limits logging of a lasting problem to its start and each change of its reason."""
+    """Logs a persistent problem only at its start and when its reason changes."""
 
     def __init__(self) -> None:
         self._reason: Hashable | None = None

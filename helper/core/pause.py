@@ -1,6 +1,6 @@
 """Reasons why admission or dispatch of shares is paused.
 
-The texts are public and name no share or node.
+The texts are public and identify no share or node.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ class PauseCause(Enum):
 
 _TEXTS: Final = {
     PauseCause.STARTING: "starting",
-    PauseCause.CHAIN_NOT_READ: "starting: the chain was not read yet",
+    PauseCause.CHAIN_NOT_READ: "starting: chain state not read yet",
     PauseCause.QUEUE_UNWRITABLE: "the queue cannot be written",
     PauseCause.DATABASE_MOVED: "{}",
     PauseCause.CLOCK_OFF_CHAIN: "this machine's clock differs too much from the chain's",
     PauseCause.CLOCK_OFF_DATABASE: "this machine's clock is {:.1f} s {} the database's",
-    PauseCause.QUEUE_USED_ELSEWHERE: "the host {!r} works on this queue, or on a copy of it",
-    PauseCause.LEASE_HOLDER_UNKNOWN: "it is not known yet whether another host works on this queue",
-    PauseCause.LEASE_UNREACHABLE: "the lease storage has not answered for so long that another host may send",
+    PauseCause.QUEUE_USED_ELSEWHERE: "host {!r} uses this queue or a copy of it",
+    PauseCause.LEASE_HOLDER_UNKNOWN: "not known yet whether another host uses this queue",
+    PauseCause.LEASE_UNREACHABLE: "lease storage unreachable for too long: another host may hold the lease",
     PauseCause.NO_NODE_IN_SYNC: "no chain node is in sync",
-    PauseCause.BLOCKS_UNREAD: "the blocks since the last stop are not read yet",
+    PauseCause.BLOCKS_UNREAD: "reading the blocks since the last shutdown",
     PauseCause.ROUND_FROZEN: "{}",
     PauseCause.ROUND_TREE_CONTRADICTED: "no node returns a consistent tree of the round",
     PauseCause.ROUND_END_UNCONFIRMED: "a change of the round's end is not confirmed yet",
     PauseCause.ROUND_STATUS_UNCONFIRMED: "a change of the round's status is not confirmed yet",
     PauseCause.CIRCUIT_REFUSED: (
-        'the chain refuses {0} proofs that are valid: it runs the other circuit; set [prover] circuit = "auto" or "{1}"'
+        'the chain rejects valid {0} proofs: it uses the other circuit; set [prover] circuit = "auto" or "{1}"'
     ),
-    PauseCause.BOTH_CIRCUITS_REFUSED: "the chain refuses valid proofs of both circuits: check whether its nodes work",
+    PauseCause.BOTH_CIRCUITS_REFUSED: "the chain rejects valid proofs of both circuits: check its nodes",
     PauseCause.REFUSAL_SEEN_BY_SENDER: "{}",
 }
 """The text of each cause, with a placeholder for each detail."""
@@ -79,7 +79,7 @@ class PauseReason:
 
     @property
     def refusal(self) -> str:
-        """The text of a response that refuses a share for this reason."""
+        """Text of the response that refuses a share for this reason."""
         return f"shares cannot be accepted now: {self}"
 
 

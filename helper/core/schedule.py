@@ -19,12 +19,12 @@ def retry_delay(failures: int) -> int:
         ValueError: `failures` is below 1.
     """
     if failures < 1:
-        raise ValueError(f"failures must be at least 1, not {failures}")
+        raise ValueError(f"failures must be at least 1, got {failures}")
     return int(min(2 ** min(failures, 63), MAX_RETRY_SECONDS))
 
 
 def due_ms(submit_at: int, now: float) -> int:
-    """Return the due time of a share in unix milliseconds: `submit_at`, or `now` if that is 0 or past.
+    """Return the due time of a share in Unix milliseconds: `submit_at`, or `now` if `submit_at` is 0 or in the past.
 
     Shares that are due immediately get their arrival time, so they are processed in order of arrival.
     """
@@ -49,5 +49,5 @@ def rank(key: bytes, mac: bytes) -> int:
 
 @lru_cache(maxsize=4)
 def _keyed_hash(key: bytes) -> blake2b:
-    """Return the keyed hash state; cached, because computing it is half the cost of `rank`."""
+    """Return the keyed hash state; cached, because creating it is half the cost of `rank`."""
     return blake2b(digest_size=8, key=key, person=b"svote-order")

@@ -27,13 +27,13 @@ class ShareState(IntEnum):
     RECEIVED = 0
     """Stored, waiting for its due time or the time of a retry."""
     WITNESSED = 1
-    """Claimed: its proof is being made. A start of the service moves it back to RECEIVED."""
+    """Claimed: its proof is being created. On startup it returns to RECEIVED."""
     SUBMITTED = 2
     """Confirmed: its nullifier is in a block, whichever helper sent it. Only a tombstone remains."""
     FAILED = 3
-    """Failed for good and reported. The witness is stored until the round is purged."""
+    """Failed permanently and reported. The witness is stored until the round is purged."""
     BROADCAST = 4
-    """May have been sent. Its message was stored before the first byte left."""
+    """May have been sent. Its message was stored before the first byte was sent."""
 
 
 TRANSITIONS: Final[Mapping[ShareState, frozenset[ShareState]]] = MappingProxyType(
@@ -80,7 +80,7 @@ class Share:
         proposal_id: 1 or more.
         vote_decision: option index of the proposal.
         tree_position: leaf index of the vote commitment, below 2^24.
-        submit_at: unix second before which no data of the share leaves the machine; 0 means immediately.
+        submit_at: Unix second before which no data of the share leaves the machine; 0 means immediately.
         shares_hash: 32 bytes, Poseidon of the 16 commitments.
         share_comms: 512 bytes, the 16 commitments in order.
         primary_blind: 32 bytes, opens the commitment of this share.

@@ -1,4 +1,4 @@
-"""Formats times and durations for people. Pure."""
+"""Formats times and durations for display. Pure."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 
 
 def format_time(seconds: float, *, local: bool = False) -> str:
-    """Format a unix time as `2026-01-31 18:30:00`, with milliseconds unless they are 0.
+    """Format a Unix time as `2026-01-31 18:30:00`, with milliseconds unless they are 0.
 
     A time that the calendar cannot represent is returned as a number.
 
     Args:
-        seconds: unix seconds.
+        seconds: Unix seconds.
         local: use this machine's time zone instead of UTC, and append its name.
     """
     try:

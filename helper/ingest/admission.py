@@ -3,14 +3,14 @@
 The protocol defines the order of the checks: encodings and hashes, round, vote commitment, duplicate, round active and
 time within it, nullifier spent. A 200 means that all checks passed and that the row is on disk.
 
-A share can arrive before our copy of the chain holds its round or leaf: wallets post seconds after their vote was
-included. The request then waits for the next *scheduled* syncs. It never triggers one, because an extra request would
-reveal the share's arrival time to the node. A wallet never retries a 400, so a missing round or leaf is rejected with
-400 only if the chain certainly lacked it when the share was first posted (`helper.chain.absence_proof`); until then the
-response is 429, which wallets retry.
+A share can arrive before this helper's copy of the chain contains its round or leaf, because wallets post seconds after
+their vote was included. The request then waits for the next *scheduled* syncs. It never triggers one, because an extra
+request would reveal the share's arrival time to the node. A wallet never retries a 400, so a missing round or leaf is
+rejected with 400 only if the chain provably did not have it when the share was first posted
+(`helper.chain.absence_proof`); until then the response is 429, which wallets retry.
 
-A duplicate must be recognised even when its leaf cannot be checked: after the end of its round, and after a restart
-until a node has confirmed the stored tree. In these cases its key is looked up in the database.
+A duplicate must be recognized even if its leaf cannot be checked: after the end of its round, and after a restart until
+a node has confirmed the stored tree. In these cases its key is looked up in the database.
 
 While the helper is paused, known shares and shares that are invalid regardless of the chain's newest state get the
 usual response; all others get 503.
@@ -43,7 +43,7 @@ log = structlog.get_logger("helper.ingest")
 MAX_WAIT_SECONDS: Final = 2.0
 """Maximum seconds that a request waits for the next scheduled sync."""
 MAX_IN_FLIGHT: Final = 2_000
-"""Maximum number of concurrent requests; beyond it, or beyond its limit in `FairLimiter`, a client gets 429."""
+"""Maximum number of concurrent requests; above it, or above its limit in `FairLimiter`, a client gets 429."""
 MAX_WAITING: Final = 1_500
 """Maximum number of requests that wait for a sync; the rest is reserved for requests that need none."""
 
@@ -54,8 +54,8 @@ _GROWING_STATUSES: Final = frozenset({RoundStatus.PENDING, RoundStatus.ACTIVE})
 class FairLimiter:
     """A limited number of slots, divided fairly between clients.
 
-    A client may acquire a slot while it holds fewer than are free: one client gets at most half of the slots, two
-    clients a third each. So slots are always free for a client that holds none.
+    A client can acquire a slot while it holds fewer slots than are free, so one client gets at most half of the slots
+    and two clients a third each. A client without slots can therefore always acquire one.
 
     Args:
         capacity: total number of slots.
@@ -99,11 +99,11 @@ class AdmissionController:
 
     Args:
         store: stores accepted shares.
-        rounds: the chain's rounds.
+        rounds: the round registry.
         trees: the rounds' commitment trees and their scheduled syncs.
         validator: parses bodies and validates encodings and hashes.
         clock: source of arrival times.
-        wake: called after a new share is on disk, with its due time (unix seconds).
+        wake: called with the due time (Unix seconds) of each new share, after it is on disk.
         get_pause_reason: why no share can be accepted now, or None.
         get_round_pause_reason: why no share of this round can be accepted now, or None.
     """
@@ -220,7 +220,7 @@ class AdmissionController:
         return outcome
 
     async def _is_duplicate_without_leaf(self, share: Share, vote_commitment: bytes) -> bool:
-        """Whether a share is known although its leaf cannot be checked now.
+        """Return whether a share is known although its leaf cannot be checked now.
 
         False if the leaf is not stored and the round may still get new leaves.
         """
@@ -249,7 +249,7 @@ class AdmissionController:
         return chain_round
 
     def _find_decisive_round(self, share: Share) -> Round | None:
-        """The share's round if no sync can change its validation, else None."""
+        """Return the share's round if no sync can change its validation, else None."""
         chain_round = self._rounds.get(share.round_id)
         if chain_round is None:
             return None

@@ -33,7 +33,7 @@ MAX_SHARE_BODY_BYTES: Final = 1 << 20
 SMALL_BODY_BYTES: Final = 16 << 10
 """Maximum bytes of a share's fields, in any JSON formatting: three times a real payload with `all_enc_shares`.
 
-Larger bodies cost more than a real one, so they are limited and charged for.
+Larger bodies are more expensive than real ones, so they count against the client's rate limit.
 """
 MAX_PROPOSAL_ID: Final = 50
 MAX_DECISION: Final = 7
@@ -60,7 +60,7 @@ SHARE: Final = ObjectField(
             "The index of the vote commitment's leaf in the round's commitment tree.", 0, MAX_TREE_POSITION
         ),
         "submit_at": IntegerField(
-            "The unix time in seconds at which to reveal the share; 0, a time in the past or no value means "
+            "The Unix time in seconds at which to reveal the share; 0, a time in the past or no value means "
             "immediately. At most the round's vote_end_time.",
             0,
             MAX_TIME,
@@ -108,7 +108,7 @@ class TreeAnswer(TypedDict):
 
 
 class StatusAnswer(TypedDict):
-    """Status of a working helper; wallets request this before posting shares."""
+    """Status of a helper that accepts shares; wallets request it before posting shares."""
 
     status: Literal["ok"]
     tree: TreeAnswer

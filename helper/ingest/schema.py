@@ -166,7 +166,7 @@ class ObjectField:
 Field = IntegerField | Base64Field | HexField | ArrayField | ObjectField
 """A field type. `schema` is its JSON Schema (draft 2020-12, as in OpenAPI 3.1).
 
-`messages` are its error texts by reason; `actual` is the number of entries or bytes that a text names.
+`messages` are its error texts by reason; `actual` is the number of entries or bytes that a text contains.
 """
 
 

@@ -28,7 +28,7 @@ from proofs import InvalidShare, ProofsError, ReadShare
 log = structlog.get_logger("helper.ingest")
 
 MAX_BATCH: Final = 32
-"""Maximum number of bodies of one native call, to limit the latency of the first."""
+"""Maximum number of bodies per native call, to limit the latency of the first."""
 LARGE_BODY_THREADS: Final = 1
 """Threads for large bodies (up to 6 ms each); one, to leave other cores free."""
 CONCURRENT_BATCHES: Final = max(1, min(2, os.cpu_count() or 1))

@@ -2,14 +2,14 @@
 
 The lease covers all hosts with the same queue or a copy of it.
 
-A host holds the lease for some seconds and renews it long before it expires. The holder decides by its own clocks
-whether its lease is still valid, measuring from before the request and subtracting a margin (`term.py`). It therefore
-stops before another host can start. Each acquisition has a new, greater fencing token. The store checks the token
-before each send, so a host that was suspended past the expiry finds another token and sends nothing.
+The lease is valid for a few seconds, and its holder renews it long before it expires. The holder decides by its own
+clocks whether its lease is still valid, measuring from before the request and subtracting a margin (`term.py`). It
+therefore stops before another host can start. Each acquisition has a new, greater fencing token. The store checks the
+token before each send, so a host that was suspended until after the expiry finds a newer token and sends nothing.
 
     local.py      the queue is a file of this machine: always held
     database.py   one row of the shared database
-    s3.py         one object in a bucket, written conditionally; record.py is its content
+    s3.py         one object in a bucket, written conditionally; s3_record.py has its content
     keeper.py     acquires and renews the lease
     factory.py    creates the configured lease
 """
@@ -37,7 +37,7 @@ class Lease(Protocol):
 
     @property
     def is_held(self) -> bool:
-        """Whether this host certainly holds the lease, by its own clocks minus a margin. Makes no request."""
+        """Whether this host holds the lease, by its own clocks minus a safety margin. Makes no request."""
         ...
 
     @property
@@ -73,7 +73,7 @@ class Lease(Protocol):
         ...
 
     async def release(self) -> None:
-        """Release the lease, so that another host need not wait. `is_held` is immediately false.
+        """Release the lease, so that another host does not have to wait. `is_held` is immediately false.
 
         Raises:
             LeaseError: the release was not stored; the lease expires on time.

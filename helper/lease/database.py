@@ -63,7 +63,7 @@ class DatabaseLease:
 
     @property
     def is_held(self) -> bool:
-        """Whether this host certainly holds the lease, and the outer lease if there is one."""
+        """Whether this host holds the lease, and the outer lease if there is one."""
         return self._term.is_running and (self._outer is None or self._outer.is_held)
 
     async def acquire(self) -> bool:

@@ -22,7 +22,7 @@ def create_lease(config: Config, store: Store, *, clock: Clock, env: Mapping[str
         env: the environment, for the credentials of an object store.
 
     Returns:
-        None if no other host can have the queue.
+        None if no other host can use the queue.
 
     Raises:
         ConfigError: a required library is not installed, or the credentials file is invalid.
@@ -30,7 +30,7 @@ def create_lease(config: Config, store: Store, *, clock: Clock, env: Mapping[str
     outer = _create_s3_lease(config, clock, env)
     if not store.is_shared:
         return outer
-    # Imported here, because SQLite installations need not have the PostgreSQL libraries.
+    # Imported here because the PostgreSQL libraries are optional.
     from helper.lease.database import DatabaseLease  # noqa: PLC0415
     from helper.store.postgres import PostgresStore  # noqa: PLC0415
 

@@ -15,9 +15,9 @@ from helper.lease import Lease
 log = structlog.get_logger("helper.lease")
 
 RENEWALS_PER_TERM: Final = 3
-"""Renewals of a held lease during its validity; two of them may fail."""
+"""Renewal attempts per lease term; two of them may fail without losing the lease."""
 ATTEMPTS_PER_TERM: Final = 10
-"""Attempts of a waiting host to acquire the lease during the validity of one."""
+"""Attempts of a waiting host to acquire the lease, per lease term."""
 
 CLOCK_FAULT: Final = "this host's clock differs from the database's"
 
@@ -81,10 +81,10 @@ class LeaseKeeper:
             give_up_on_error: return, without an error, if the storage of the lease is unreachable.
         """
         max_wait = self._lease.seconds * (1 + 1 / ATTEMPTS_PER_TERM)
-        held_since: float | None = None  # start of an unbroken run of "another host holds it"
+        held_since: float | None = None  # start of an uninterrupted period in which another host held it
         while True:
             while not self._can_send():
-                self._warn_once("sending_paused", CLOCK_FAULT, "Sending resumes when the clocks agree.")
+                self._warn_once("sending_paused", CLOCK_FAULT, "Sending resumes when the clock difference is small.")
                 if give_up_on_error:
                     return
                 held_since = None
@@ -102,7 +102,7 @@ class LeaseKeeper:
                 now = self._clock.monotonic()
                 held_since = now if held_since is None else held_since
                 if not self._standby and now - held_since >= max_wait:
-                    raise LeaseHeld(f"{self._other_host} sends for this queue, and only one host may")
+                    raise LeaseHeld(f"{self._other_host} holds the sender lease of this queue")
             await self._clock.sleep(self._lease.seconds / ATTEMPTS_PER_TERM)
         self._is_acquired = True
         self._problem.clear()
@@ -111,14 +111,14 @@ class LeaseKeeper:
 
     @property
     def _other_host(self) -> str:
-        return f"the host {self._lease.holder!r}" if self._lease.holder else "another host"
+        return f"host {self._lease.holder!r}" if self._lease.holder else "another host"
 
     def _waiting_reason(self) -> tuple[str, str]:
         """Return reason and advice while the lease cannot be acquired."""
-        if not self._lease.holder:  # a host may hold the lease even if the lease contains no name
-            return "waiting to learn whether another host sends", f"This takes {self._lease.seconds:g} s."
+        if not self._lease.holder:  # a host may hold the lease even if no host name is stored in it
+            return "waiting to see whether another host holds the lease", f"This takes {self._lease.seconds:g} s."
         advice = "This host takes over when the other one stops." if self._standby else LeaseHeld.advice
-        return f"{self._other_host} sends", advice
+        return f"{self._other_host} holds the sender lease", advice
 
     async def _renew(self) -> None:
         await self._clock.sleep(self._lease.seconds / RENEWALS_PER_TERM)
@@ -140,7 +140,7 @@ class LeaseKeeper:
             try:
                 await self._lease.release()
             except LeaseError as error:
-                log.warning("lease_release_failed", reason=str(error), advice="The lease expires by itself.")
+                log.warning("lease_release_failed", reason=str(error), advice="The lease expires automatically.")
 
     def _warn_once(self, event: str, reason: str, advice: str) -> None:
         """Log a reason only when it changes."""

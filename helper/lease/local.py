@@ -1,4 +1,4 @@
-"""Lease of a queue in a local file. The file lock admits only one daemon, so it is always held."""
+"""Lease of a queue in a local file. The file lock allows only one process, so the lease is always held."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The sender lease as one object in an object store, replaced with conditional writes.
 
-The object is created with `If-None-Match: *` and replaced with `If-Match: <ETag>`, so of two concurrent writers one is
+The object is created with `If-None-Match: *` and replaced with `If-Match: <ETag>`, so one of two concurrent writers is
 refused. `LeaseObservation` decides by this host's monotonic clock alone whether another host's lease has expired. If
 the response to a write is lost, the object is read: the write succeeded if it contains the bytes that were sent.
 
@@ -8,7 +8,7 @@ A host that finds no object creates one without a holder and waits as it does fo
 have been deleted while a host held the lease.
 
 A process that is restarted after a crash is a new holder even if the host name is the same, because a clone of the
-machine has that name too. It waits until the lease expires. A process that stops properly releases the lease.
+machine has the same name. It waits until the lease expires. A process that stops properly releases the lease.
 
 Requests per hour with `keeper.py` and a lease of 10 s: 1,080 writes of the holder (three per lease), at most 3,600
 reads of each waiting host (ten per lease), and five at start. docs/decisions/0013-object-store.md has the cost.
@@ -39,9 +39,9 @@ _WRONG_TAG: Final = f'"{"0" * 32}"'
 NO_HOLDER: Final = "0" * 32
 """Holder of an object that was created without one."""
 _WRITE_ATTEMPTS: Final = 2
-"""Attempts of a conditional write that is refused although its condition held."""
+"""Attempts of a conditional write that is refused although its condition was met."""
 _MAX_UNCONFIRMED: Final = 50
-"""Own versions that are remembered while no write is answered."""
+"""Maximum number of own versions remembered while no response to a write arrives."""
 _REFUSED_WRITES: Final = "the object store refused valid writes: another write was in progress each time"
 
 
@@ -75,7 +75,7 @@ class S3Lease:
         self._observation = LeaseObservation()
         self._process_id = secrets.token_hex(16)
         self._tag = ""  # ETag of this process's version, "" without a lease
-        self._unconfirmed: list[bytes] = []  # own versions since the last answered write; any may have been stored
+        self._unconfirmed: list[bytes] = []  # own versions since the last response to a write; any may be stored
         self._beat = 0
         self._conditions_checked = False
 
@@ -150,7 +150,7 @@ class S3Lease:
             with anyio.fail_after(self.seconds):
                 yield
         except TimeoutError:
-            raise LeaseError(f"the object store did not answer within {self.seconds:g} s") from None
+            raise LeaseError(f"the object store did not respond within {self.seconds:g} s") from None
 
     def _start_term(self, tag: str, fence: int, requested_at: Moment) -> None:
         self._tag, self.fence, self.holder = tag, fence, ""
@@ -166,8 +166,8 @@ class S3Lease:
     async def _create_without_holder(self) -> None:
         """Create the missing object without a holder. It expires like the lease of a host that has just crashed.
 
-        Its fencing token is the unix time, which is greater than any token of a deleted object: tokens grow by far
-        less than one a second.
+        Its fencing token is the Unix time, which is greater than any token of a deleted object: tokens grow by far
+        less than one per second.
         """
         fence = max(self.fence, int(self._clock.now()), 1)
         record = LeaseRecord(
@@ -227,11 +227,11 @@ class S3Lease:
         except ValueError as error:
             raise LeaseError(
                 f"the object {self._name} is not a lease ({error})",
-                advice="Configure another object name for the lease, or delete the object while no helper runs.",
+                advice="Configure a different object name for the lease, or stop all helpers and delete the object.",
             ) from None
 
     async def _check_conditional_writes(self) -> None:
-        """Check once that the store enforces write conditions. Without them two hosts could send unnoticed."""
+        """Check once that the store enforces write conditions. Without them, two hosts could send at the same time."""
         if self._conditions_checked:
             return
         name = self._name + CHECK_SUFFIX
@@ -269,11 +269,12 @@ def create_s3_lease(
         seconds: validity of the lease.
 
     Raises:
-        ConfigError: the location names no object, the library is not installed, or the credentials file is invalid.
+        ConfigError: the location contains no object name, the library is not installed, or the credentials file is
+            invalid.
     """
     folder, _, name = location.path.rpartition("/")
     if not name:
-        raise ConfigError(f"{location} names no object: the lease needs one, for example {location}/sender.json")
+        raise ConfigError(f"{location} has no object name; example: {location}/sender.json")
     timeout = min(settings.timeout_seconds, seconds / 4)
     bucket = open_bucket(settings, BucketLocation(location.bucket, folder), clock=clock, env=env, seconds=timeout)
     return S3Lease(bucket, name, host=host, clock=clock, seconds=seconds)

@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 MAX_LEASE_SECONDS: Final = 300.0
-"""Longest accepted lease in seconds, so that a wrong object cannot block all hosts indefinitely."""
+"""Longest accepted lease in seconds, so that an incorrect object cannot block all hosts indefinitely."""
 _MAX_BYTES: Final = 4096
 
 
@@ -21,10 +21,10 @@ class LeaseRecord(BaseModel):
         host: name of its host, for display.
         fence: fencing token of this acquisition; a version without a holder has one below all later tokens.
         beat: number of versions this process has written.
-        mark: random for each version (hex), so that all versions differ, even those of a machine and its clone.
+        mark: random for each version (hex), so that all versions differ, even if the machine was cloned.
         seconds: validity from when this version was written.
         released: whether the lease was released.
-        written: wall clock of the holder at the write (unix seconds), for display only.
+        written: wall clock of the holder at the write (Unix seconds), for display only.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
@@ -63,8 +63,8 @@ class LeaseObservation:
     """Measures how long the same version has been observed, by the observer's monotonic clock.
 
     Clocks of different hosts are never compared. A holder writes a new version long before its lease expires. If a
-    version does not change for its full validity, measured from its first *observation*, its holder has already
-    stopped. The clocks must run at the same rate but need not show the same time.
+    version does not change for its entire validity, measured from its first *observation*, its holder has already
+    stopped. The clocks must run at the same rate but may show different times.
     """
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 from helper.clock import Clock
 
 MAX_SET_BACK_SECONDS: Final = 1.0
-"""Seconds that the wall clock may go back during a term; time synchronisation moves it by less."""
+"""Seconds by which the wall clock may go back during a term; time synchronization moves it by less."""
 _EXPIRED: Final = (0.0, 0.0)
 
 
@@ -23,7 +23,7 @@ class Moment:
 class Term:
     """Validity of a lease, measured from before the request, because the response may have been slow.
 
-    The term runs only until the first of both clocks reaches its end. The monotonic clock stops while the machine is
+    The term ends when the first of the two clocks reaches its end. The monotonic clock stops while the machine is
     suspended, and the wall clock can be set, so either clock alone could extend the term.
 
     Args:
@@ -56,7 +56,7 @@ class Term:
 
     @property
     def is_running(self) -> bool:
-        """Whether the term has certainly not expired."""
+        """Whether the term has not expired, by both clocks."""
         wall, monotonic = self._until
         # A wall clock before the moment of the request was set back, and can no longer measure the term.
         begun = wall - self._length - MAX_SET_BACK_SECONDS

@@ -45,7 +45,7 @@ class BucketLocation:
         """
         scheme, separator, rest = text.partition("://")
         if scheme != "s3" or not separator:
-            raise ValueError("must be like s3://bucket/path")
+            raise ValueError("must have the form s3://bucket/path")
         bucket, _, path = rest.partition("/")
         if not _BUCKET.fullmatch(bucket):
             raise ValueError("has an invalid bucket name (3 to 63 lower-case letters, digits, dots and hyphens)")
@@ -103,9 +103,9 @@ class Bucket(Protocol):
         ...
 
     async def list_names(self, folder: str) -> list[str]:
-        """Return the names of all objects below a folder, sorted. May take several requests."""
+        """Return the names of all objects below a directory, sorted. May need several requests."""
         ...
 
     async def list_folders(self) -> list[str]:
-        """Return the folders directly below the path, sorted."""
+        """Return the directories directly below the path, sorted."""
         ...

@@ -28,10 +28,10 @@ PACKAGE_MISSING_TEXT: Final = "needs obstore, which is not installed"
 KEY_CACHE_SECONDS: Final = 300.0
 """Seconds after which a credentials file is read again, as keys may be rotated while the service runs."""
 _MAX_BYTES: Final = 16 << 20
-"""Maximum size of an object that is read. The largest one written, an index of 100 full blocks, has 7 MB."""
+"""Maximum size of an object that is read. The largest object written, an index of 100 full blocks, has 7 MB."""
 _MAX_REASON: Final = 200
 _MAX_REQUESTS: Final = 8
-"""Concurrent requests to a bucket, so that the rest of the service always finds a free thread."""
+"""Concurrent requests to a bucket, so that a thread is always free for other parts of the service."""
 _DENIED: Final = re.compile(r"status code: 40[13]\b")
 _DURATION: Final = re.compile(r" in [0-9.]+(?:ns|µs|ms|s)\b")
 _STATUS_AND_BODY: Final = re.compile(r"(status code: \d{3}[^:]*): .*")
@@ -71,7 +71,7 @@ def open_bucket(
     provider: Callable[[], S3Credential] | None = None
     if file := find_credentials_file(settings.credentials_file, env):
         profile = env.get(PROFILE_VARIABLE) or "default"
-        read_access_keys(file, profile)  # reports errors in the file now rather than at the first request
+        read_access_keys(file, profile)  # detects errors in the file now rather than at the first request
         provider = partial(_read_credential, file, profile, clock)
     store = S3Store(
         location.bucket,
@@ -165,7 +165,7 @@ class S3Bucket:
     async def list_folders(self) -> list[str]:
         """See `Bucket`."""
         with self._existing_bucket():
-            listed = await self._request("list folders", lambda: self._api.list_with_delimiter(self._store))
+            listed = await self._request("list directories", lambda: self._api.list_with_delimiter(self._store))
             return sorted(path.rpartition("/")[2] for path in listed["common_prefixes"])
 
     def _require_etag(self, tag: str | None, name: str) -> str:
@@ -179,7 +179,7 @@ class S3Bucket:
         try:
             yield
         except FileNotFoundError:
-            raise BucketRefused(f"{self._location}: there is no such bucket") from None
+            raise BucketRefused(f"{self._location}: no such bucket") from None
 
     async def _request(self, what: str, call: Callable[[], T], *, bounded: bool = True) -> T:
         """Make a request in a thread and translate its errors, except those that callers handle.
@@ -196,7 +196,7 @@ class S3Bucket:
         except (FileNotFoundError, errors.AlreadyExistsError, errors.PreconditionError, BucketError):
             raise
         except TimeoutError:
-            raise BucketError(f"{self._location}: {what}: no answer within {self._seconds:g} s") from None
+            raise BucketError(f"{self._location}: {what}: no response within {self._seconds:g} s") from None
         except (errors.PermissionDeniedError, errors.UnauthenticatedError, PermissionError) as error:
             raise BucketRefused(f"{self._location}: {what}: {_error_reason(error)}") from None
         except (errors.BaseError, OSError, ConfigError) as error:
@@ -208,7 +208,7 @@ class S3Bucket:
 def _error_reason(error: Exception) -> str:
     """Return the first line of the library's message, without durations, so that equal errors have equal texts.
 
-    It contains only the error code of the response body, because some stores repeat the request's key and token there.
+    It contains only the error code of the response body, because some stores include the request's key and token in it.
     """
     text = str(error).strip() or type(error).__name__
     line = _STATUS_AND_BODY.sub(r"\1", _DURATION.sub("", text.splitlines()[0]))

@@ -13,16 +13,16 @@ from helper.store.store import Store
 log = structlog.get_logger("helper.reveal")
 
 MAX_FREE_CRASHES = 2
-"""Crashes of a prover worker on one share that spend no attempt."""
+"""Number of prover crashes on one share that do not spend an attempt."""
 
 
 class AttemptBudget:
     """Spends attempts and schedules retries. The last failure is final and is logged.
 
-    The delay is stored before it begins, so a restart does not shorten it.
+    The delay is stored before it begins, so that a restart does not shorten it.
 
     Args:
-        node_pool: the node pool; its time is the start of each delay.
+        node_pool: source of the time from which each delay is measured.
         max_attempts: number of attempts; a share fails permanently when all are spent.
     """
 
@@ -41,7 +41,7 @@ class AttemptBudget:
 
         Args:
             attempts_spent: attempts spent before this one.
-            not_before_ms: the share's due time in unix milliseconds. The retry is never earlier, even if the clock
+            not_before_ms: the share's due time in Unix milliseconds. The retry is never earlier, even if the clock
                 was set back since.
         """
         attempt = attempts_spent + 1
@@ -68,7 +68,7 @@ class AttemptBudget:
             await self.spend_attempt(queued.id, queued.attempts, "proof", reason, not_before_ms=queued.due_ms)
 
     def retry_due_ms(self, attempt: int, not_before_ms: int) -> int:
-        """Time of the retry after the `attempt`-th failure (from 1), in unix milliseconds."""
+        """Time of the retry after the `attempt`-th failure (from 1), in Unix milliseconds."""
         return max(int((self._node_pool.wall_time() + retry_delay(attempt)) * 1000), not_before_ms)
 
     async def fail_share(self, share_id: int, stage: str, reason: str, *, counts_attempt: bool = False) -> None:

@@ -33,18 +33,19 @@ from helper.store.store import Store
 log = structlog.get_logger("helper.reveal")
 
 MAX_FOLLOW_UPS = 64
-"""Unconfirmed reveals handled after each block, those that have waited longest first.
+"""Maximum number of unconfirmed reveals handled after each block; the longest overdue come first.
 
-Exceeds the number that can be proven in a block interval, but limits the load on a chain that includes no reveals.
+Larger than the number of shares that can be proven per block interval. Limits the load if the chain includes no
+reveals.
 """
 CONCURRENT_RESENDS = 16
 """Unconfirmed reveals resent concurrently, so that one slow node does not delay all others."""
 NEVER_SENT_HEIGHT = 0
-"""The height for which `follow_ups` returns only messages that were never sent."""
+"""Height for which `follow_ups` returns only messages that were never sent."""
 STATES_KEPT = 100_000
 """Maximum number of shares whose send state is held in memory."""
 NODE_AVOIDANCE_SECONDS = 30.0
-"""How long a node is tried last after an inconclusive response."""
+"""Seconds for which a node is tried last after an inconclusive response."""
 
 VERDICT_LOG_SECONDS = 60.0
 """A verdict from a node is logged again if it did not occur for this many seconds."""
@@ -54,7 +55,7 @@ class Broadcaster:
     """Sends prepared messages to the chain, at most once per share and block height.
 
     Args:
-        lease: the right to send. Checked before each send is recorded, and again before the first byte leaves.
+        lease: the right to send. Checked before each send is recorded, and again before the first byte is sent.
     """
 
     def __init__(
@@ -80,8 +81,8 @@ class Broadcaster:
         self._clock = clock
         self._stats = stats
         self._states = SendStates(STATES_KEPT)
-        self._avoided_until: dict[str, float] = {}  # by node: until when, monotonic
-        self._trial_lock = asyncio.Lock()  # held by the reveal that tries a circuit
+        self._avoided_until: dict[str, float] = {}  # by node; monotonic time until which the node is tried last
+        self._trial_lock = asyncio.Lock()  # held by the trial reveal of a circuit
         # By circuit: the nodes that refused a proof of it, and the last such share.
         self._refusals_by_circuit: dict[str, dict[str, int]] = {}
         self._sending_since = clock.monotonic()
@@ -93,9 +94,9 @@ class Broadcaster:
         self._subscribers.append(callback)
 
     def start_term(self) -> None:
-        """Start to send on this host, after the lease was acquired.
+        """Start sending on this host, after the lease was acquired.
 
-        As after a start, messages that may have been sent wait for a block. Send times from an earlier term are
+        As after a restart, messages that may have been sent wait for a block. Send times from an earlier term are
         dropped, because another host may have sent those messages since.
         """
         self._sending_since = self._clock.monotonic()
@@ -108,7 +109,7 @@ class Broadcaster:
             self._stats.confirmation.add_sample(self._clock.monotonic() - first_sent_at)
 
     async def send(self, share_id: int) -> None:
-        """Send the prepared message of a share, unless it was confirmed meanwhile."""
+        """Send the prepared message of a share, unless it was confirmed in the meantime."""
         await self._run_exclusively(share_id, self._send)
 
     async def reconcile(self, height: int) -> None:
@@ -162,7 +163,7 @@ class Broadcaster:
     async def _run_exclusively(self, share_id: int, handle: Callable[[SentReveal], Awaitable[None]]) -> None:
         """Run `handle` on a share's message.
 
-        Does nothing if another task is working on the share.
+        Does nothing if another task is processing the share.
         """
         if not self._states.claim(share_id, self._lease.fence):
             return
@@ -189,7 +190,7 @@ class Broadcaster:
                 # Every node that checked the proof refused it, and the others had ten blocks to accept it.
                 self._circuits.record_refused(reveal.share_id, reveal.prepared.circuit)
             await self._requeue(
-                reveal.share_id, f"not counted within {height - (reveal.first_sent_height or height)} blocks"
+                reveal.share_id, f"not confirmed within {height - (reveal.first_sent_height or height)} blocks"
             )
 
     async def _send(self, reveal: SentReveal) -> None:
@@ -212,8 +213,8 @@ class Broadcaster:
     async def _try_circuit(self, reveal: SentReveal) -> None:
         """Send a reveal to find out whether the chain accepts its circuit.
 
-        If the circuit was refused meanwhile, a share whose message was never sent, or was refused itself, is requeued
-        instead. A message that may be in a mempool is resent: only its own refusal requires a new proof.
+        If the circuit was refused in the meantime, a share whose message was never sent, or was refused itself, is
+        requeued instead. A message that may be in a mempool is resent: only its own refusal requires a new proof.
         """
         is_outdated = reveal.prepared.circuit != self._circuits.current
         if is_outdated and (reveal.sends == 0 or self._is_refused(reveal)):
@@ -234,7 +235,7 @@ class Broadcaster:
             if not self._may_send(share_id) or not await mark_sending(share_id):
                 return
             if not self._may_send(share_id):
-                return  # the lease ended while the send was recorded; the next holder treats it as a lost reply
+                return  # the lease ended while the send was recorded; the next holder treats it as a lost response
             if is_first:
                 self._note_broadcast(reveal)
                 is_first = False
@@ -257,7 +258,8 @@ class Broadcaster:
     def _is_current(self, share_id: int) -> bool:
         """Whether the share was read under the current fencing token.
 
-        If the lease was lost and acquired again meanwhile, another host may have sent the share or proven it again.
+        If the lease was lost and acquired again in the meantime, another host may have sent the share or proven it
+        again.
         """
         return self._states.get(share_id).fence == self._lease.fence
 
@@ -265,10 +267,10 @@ class Broadcaster:
         return self._lease.is_held and self._is_current(share_id)
 
     def _has_new_block(self, reveal: SentReveal) -> bool:
-        """Whether a block was made after the last send.
+        """Whether a block was produced after the last send.
 
-        The height alone does not show that: the chain may have been a block ahead of the known head. A message that may
-        have been sent before the start waits for a block made after the start.
+        The height alone does not prove it: the chain may have been a block ahead of the known head. A message that may
+        have been sent before the start waits for a block produced after the start.
         """
         ended = self._states.get(reveal.share_id).last_ended_at
         if ended is None and (reveal.sends or not reveal.is_first_message):
@@ -278,7 +280,7 @@ class Broadcaster:
     def _ordered_nodes(self, reveal: SentReveal) -> list[Node]:
         """Nodes in sync, in the order in which they are tried.
 
-        First those that were never sent the share, then those that were, the longest ago first, because a node may
+        First the nodes that have not received the share, then those that received it longest ago, because a node may
         accept a reveal and drop it. Nodes that refused the message come last.
         """
         now, refusals = self._clock.monotonic(), self._refusals(reveal)
@@ -322,10 +324,10 @@ class Broadcaster:
             await self._handle_refusal(reveal, outcome, node)
 
     async def _handle_refusal(self, reveal: SentReveal, outcome: BroadcastOutcome, node: Node) -> None:
-        """Handle a refusal of a message that is valid by our own check.
+        """Handle a refusal of a message that the local verifier accepts.
 
         The node may be broken or malicious, so a refusal is accepted only if every node in sync refuses. Until then the
-        same bytes are sent to the other nodes, one each block.
+        same bytes are sent to the other nodes, one node per block.
         """
         state = self._states.get(reveal.share_id)
         state.add_refusal(reveal.prepared.tx_hash, node.name, outcome.verdict)
@@ -395,7 +397,7 @@ class Broadcaster:
             callback()
 
     async def _is_proof_valid(self, reveal: SentReveal, message: RevealMessage) -> bool:
-        """Check the proof with our own verifier, against the chain's root at its anchor."""
+        """Check the proof with the local verifier, against the chain's root at its anchor."""
         anchor = self._trees.anchor_at(reveal.round_id, message.anchor_height)
         if anchor is None:
             return True  # the tree was not restored that far back, so the proof cannot be checked

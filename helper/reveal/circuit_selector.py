@@ -2,7 +2,7 @@
 
 A chain accepts exactly one generation. With `circuit = "auto"` the initial choice is the generation that this chain
 accepted last, else the one for the node's version, else the newer one. It changes when the chain refuses a proof that
-our own verifier accepts. Until the chain has accepted a reveal of the current generation, one reveal at a time is
+the local verifier accepts. Until the chain has accepted a reveal of the current generation, one reveal at a time is
 proven and sent, and its result applies to the others. A configured generation never changes: if the chain refuses it,
 dispatch is paused with a reason.
 """
@@ -22,18 +22,18 @@ log = structlog.get_logger("helper.reveal")
 OLDER, NEWER = "k11", "k10"
 GENERATIONS = (NEWER, OLDER)
 PROOF_COST = {NEWER: 1.0, OLDER: 6.0}
-"""Relative cost of a proof. Measured on two cores with a prover on each: 0.29 s and 1.85 s."""
+"""Relative cost of a proof. Measured on two cores with one prover each: 0.29 s and 1.85 s."""
 FIRST_NEWER_VERSION = (1, 3, 0)
-"""First version of the chain's node that verifies the newer generation."""
+"""First node version that verifies the newer generation."""
 PAUSE_SECONDS = 60.0
-"""Length of a pause after the chain refused every permitted generation. One share is tried at each block meanwhile."""
+"""Seconds of a pause after the chain refused every permitted generation. During it, one share is tried per block."""
 TRIAL_WAIT_SECONDS = 10.0
-"""How long other reveals wait for the result of the reveal that tries a circuit.
+"""Maximum seconds that other reveals wait for the result of a trial reveal.
 
-Afterwards the next share may try the circuit, and a prepared message waits for a block.
+After that, the next share may try the circuit, and a prepared message waits for a block.
 """
 APPLIED_PAUSE_SECONDS = 10.0
-"""How long a pause that another host reported lasts unless it is reported again."""
+"""Seconds that a pause reported by another host lasts unless it is reported again."""
 
 _VERSION = re.compile(r"v?(\d+)\.(\d+)\.(\d+)")
 
@@ -75,7 +75,7 @@ class CircuitSelector:
         self._refused_by_share: dict[int, set[str]] = {}
         self._paused_until: float | None = None
         self._pause_reason: PauseReason | None = None
-        self._may_try = False  # whether a block was made since the last refusal
+        self._may_try = False  # whether a block was produced since the last refusal
         self.current = NEWER if self._is_auto else setting
 
     @staticmethod
@@ -99,7 +99,7 @@ class CircuitSelector:
 
     @property
     def shared_key(self) -> str | None:
-        """Key under which the sending host publishes its choice.
+        """Key under which the sender publishes its choice.
 
         None before the chain is known.
         """
@@ -111,17 +111,17 @@ class CircuitSelector:
         return self.storage_key(self._chain_id)
 
     def publish_state(self) -> str:
-        """Return the state that the sending host publishes.
+        """Return the state that the sender publishes.
 
         It is the generation and the pause reason, if any.
         """
         return f"{self.current} {text_of(self.pause_reason) or ''}".strip()
 
     def apply_state(self, state: str | None, accepted: str | None = None) -> None:
-        """Apply the state published by the sending host.
+        """Apply the state published by the sender.
 
-        Only the sending host learns what the chain accepts. A configured generation does not change. A pause lasts
-        while the sending host reports it.
+        Only the sender learns what the chain accepts. A configured generation does not change. A pause lasts while
+        the sender reports it.
 
         Args:
             state: the value under `shared_key`.
@@ -170,7 +170,7 @@ class CircuitSelector:
         return None if self._may_try else self.pause_reason
 
     def note_block(self) -> None:
-        """Permit one share during a pause, because a new block was made.
+        """Permit one share during a pause, because there is a new block.
 
         The nodes may have recovered; without this, all due shares would wait until the pause ends.
         """

@@ -28,11 +28,11 @@ from helper.store.store import Store
 log = structlog.get_logger("helper.reveal")
 
 MAX_SLEEP_SECONDS = 30.0
-"""Longest sleep in seconds, even if nothing is due."""
+"""Maximum sleep in seconds, even if nothing is due."""
 DUE_TIME_RESOLUTION_SECONDS = 0.001
 """Resolution of stored due times, in seconds."""
 CLAIMS_PER_PROVER = 2
-"""Shares claimed for each prover: the one it is proving and the next one."""
+"""Shares claimed per prover: the one it is proving and the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,10 @@ class DispatchGate:
 
     Attributes:
         round_ids: ids of the rounds whose shares may be proven: active, with a verified root.
-        max_due_time: unix time; shares due later are not dispatched, even if the local clock has passed their due time.
+        max_due_time: Unix time; shares due later are not dispatched, even if the local clock has passed their due time.
         pause_reason: why dispatch is paused, or None.
         is_one_at_a_time: whether each share waits up to `TRIAL_WAIT_SECONDS` for the node's response to the previous
-            one. True until the chain has accepted the circuit, because all proofs could be wasted.
+            one. True until the chain has accepted the circuit, because otherwise all proofs could be wasted.
     """
 
     round_ids: frozenset[bytes]
@@ -59,7 +59,7 @@ class Dispatcher:
     Args:
         broadcaster: sends each prepared share; None if another host sends.
         retention: handles closed rounds before each dispatch; None if the send loop does this.
-        max_sleep: longest sleep in seconds. Other hosts may enqueue or release shares without waking this one.
+        max_sleep: maximum sleep in seconds. Other hosts may enqueue or release shares without waking this one.
 
     Attributes:
         claimed_count: number of shares that are claimed for the provers.
@@ -91,10 +91,10 @@ class Dispatcher:
         self._wake_event = asyncio.Event()
         self.claimed_count = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._claims_to_release: dict[int, float] = {}  # by share: when its claim is released, monotonic
+        self._claims_to_release: dict[int, float] = {}  # by share: monotonic time at which its claim is released
         self._error_counts: dict[int, int] = {}  # by share: consecutive internal errors
         self._errors = RecurringErrorLog(log, failed="dispatch_failed", recovered="dispatch_recovered")
-        self._next_trial = -math.inf  # when another share may try the circuit without a result, monotonic
+        self._next_trial = -math.inf  # monotonic time from which another share may try the circuit
         self._sleep_until = math.inf  # wall time; infinite during an iteration, so that a new share wakes it
         self.pause_reason: PauseReason | None = PauseCause.STARTING.reason()
         if broadcaster is not None:
@@ -111,13 +111,13 @@ class Dispatcher:
         slow down their admission.
 
         Args:
-            due_time: the due time of the share, in unix seconds.
+            due_time: the due time of the share, in Unix seconds.
         """
         if due_time < self._sleep_until:
             self._wake_event.set()
 
     async def run(self) -> None:
-        """Process the queue until cancelled. The next start releases the shares that are still claimed."""
+        """Process the queue until cancelled. Shares that are still claimed are released at the next start."""
         try:
             while True:
                 self._wake_event.clear()
@@ -152,7 +152,7 @@ class Dispatcher:
     # ---------------------------------------------------------------- dispatch
 
     async def _dispatch(self) -> float:
-        """Claim due shares and start to prove them.
+        """Claim due shares and start proving them.
 
         Returns the wall time of the next dispatch, infinity if unknown.
         """
@@ -227,7 +227,7 @@ class Dispatcher:
             log_error(log, "reveal_failed", error)
             self._delay_release(queued.id)
         except asyncio.CancelledError:
-            self._delay_release(queued.id)  # if the loop has ended too, the next start releases the claim
+            self._delay_release(queued.id)  # if the loop has ended too, the claim is released at the next start
             raise
 
     # ---------------------------------------------------------------- internal errors

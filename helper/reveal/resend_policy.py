@@ -22,11 +22,11 @@ NEXT_BLOCK_VERDICTS = frozenset({Verdict.AMBIGUOUS, Verdict.UNAVAILABLE, Verdict
 
 
 class NextStep(Enum):
-    """The next step of a reveal in state broadcast."""
+    """Next step of a reveal in state BROADCAST."""
 
     WAIT = "wait for the next block"
     SEND = "send the same bytes (again)"
-    PROVE = "go back for a new proof"
+    PROVE = "return to the queue for a new proof"
 
 
 def next_step(
@@ -38,7 +38,7 @@ def next_step(
         sends: recorded sends, including one that a crash may have interrupted.
         first_height: the chain's height at the first send.
         last_height: the chain's height at the last send.
-        outcome: name of the last verdict; None if there is none (a crash or a lost reply).
+        outcome: name of the last verdict; None if there is none (a crash or a lost response).
         height: the chain's current height; every block up to it was processed.
     """
     if sends == 0 or first_height is None or last_height is None:

@@ -22,7 +22,7 @@ log = structlog.get_logger("helper.reveal")
 
 UNCONFIRMED_STATES = (ShareState.RECEIVED, ShareState.WITNESSED, ShareState.BROADCAST, ShareState.FAILED)
 CHECK_INTERVAL_SECONDS = 1.0
-"""Shortest interval between two checks of the rounds, in seconds."""
+"""Minimum interval between two checks of the rounds, in seconds."""
 RUN_PATIENCE = 0.05
 """Seconds that dispatch waits for reports and purges; longer ones continue in the background."""
 
@@ -44,7 +44,7 @@ def retention_stage(
     Args:
         stored: the round with its marks.
         is_closed: whether the chain has closed it.
-        chain_now: the chain's time in unix seconds, None if unknown; then nothing expires.
+        chain_now: the chain's time in Unix seconds, None if unknown; then nothing expires.
         purge_after: seconds of the chain's time from the end of the round to its purge.
     """
     if not is_closed:
@@ -61,7 +61,7 @@ class Retention:
     Only the chain closes a round (`RoundRegistry.is_closed`). Its unconfirmed shares then fail and are logged. Their
     witnesses remain for `purge_after` seconds of the chain's time, so that an operator can inspect them, and are purged
     with the round. Frozen rounds are not changed. The rounds are read only after a change on the chain or when a purge
-    is due, at most once a second. In a cluster, only the lease holder does this.
+    is due, at most once per second. In a cluster, only the lease holder does this.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Retention:
         self._purge_after = purge_after
         self._next_check = -CHECK_INTERVAL_SECONDS
         self._checked_revision: int | None = None  # at the last successful check
-        self._next_purge = math.inf  # unix seconds
+        self._next_purge = math.inf  # Unix seconds
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -129,9 +129,9 @@ class Retention:
         self._checked_revision, self._next_purge = revision, min(purges, default=math.inf)
 
     async def _process_round(self, stored: StoredRound) -> float:
-        """Do what is due for a round.
+        """Run the due retention steps of a round.
 
-        Returns the unix time of its purge, infinity if none is due.
+        Returns the Unix time of its purge, infinity if none is due.
         """
         is_closed = stored.closed_at is not None or await self._rounds.is_closed(stored.round_id)
         if self._stage(stored, is_closed=is_closed) is RetentionStage.CLOSED:
@@ -155,7 +155,7 @@ class Retention:
         if stored.closed_at is None:
             await self._store.mark_closed(stored.round_id, now)
         left = await self._store.count_unconfirmed(stored.round_id)
-        failed = await self._store.fail_unspent(stored.round_id, note="the round closed before it was counted")
+        failed = await self._store.fail_unspent(stored.round_id, note="the round closed before the share was confirmed")
         # Counts are stored separately from shares; a damaged count must not hide a lost share.
         number = max(failed, sum(left.get(state, 0) for state in UNCONFIRMED_STATES))
         if number:

@@ -19,7 +19,7 @@ from helper.store.store import Store
 log = structlog.get_logger("helper.reveal")
 
 TREE_RETRY_SECONDS = 2.0
-"""Seconds until a share is retried whose leaf is not under a verified root yet."""
+"""Seconds until a share is retried if no verified root covers its leaf yet."""
 
 
 class Revealer:
@@ -47,11 +47,11 @@ class Revealer:
         self._stats = stats
 
     async def prove(self, queued: QueuedShare) -> bool:
-        """Make the share's proof and store its message (fsync).
+        """Prove the share and store its message (fsync).
 
         Returns:
-            True if a message is ready to be sent; False if the share was requeued, failed, or was confirmed meanwhile
-            by another helper's reveal.
+            True if a message is ready to be sent; False if the share was requeued, failed, or was confirmed in
+            the meantime by another helper's reveal.
         """
         share = queued.share
         anchor = self._trees.anchor(share.round_id)
@@ -103,7 +103,7 @@ class Revealer:
         """
         self._stats.count("retry_tree")
         retry_ms = int((self._node_pool.wall_time() + TREE_RETRY_SECONDS) * 1000)
-        note = "no verified root holds this leaf yet"
+        note = "no verified root covers this leaf yet"
         await self._store.requeue(queued.id, due_ms=max(retry_ms, queued.due_ms), stage="tree", note=note)
 
     async def _spend_attempt(self, queued: QueuedShare, reason: str) -> None:

@@ -53,7 +53,7 @@ class SendState:
 
 
 class SendStates:
-    """The send states of all shares. Beyond `limit`, the least recently used state is dropped.
+    """The send states of shares. Above `limit`, the least recently used state is dropped.
 
     Dropping a state is safe: the heights and the outcome of the last send are on disk.
 
@@ -67,9 +67,9 @@ class SendStates:
         self.stuck = 0
 
     def get(self, share_id: int) -> SendState:
-        """The state of a share.
+        """Return the send state of a share.
 
-        If nothing is known about it, an empty state that is not stored.
+        Returns a new state that is not stored if there is none.
         """
         return self._by_share.get(share_id) or SendState()
 

@@ -15,7 +15,7 @@ PR_SET_DUMPABLE = 4
 
 
 class ProcessLimits(TypedDict):
-    """Limits of a process.
+    """Resource limits of a process.
 
     `core_bytes` is the size limit of core dumps (-1: unlimited), `dumpable` whether the process is dumpable (None if
     unknown), `open_files` the soft and hard limits of open files (-1: unlimited).

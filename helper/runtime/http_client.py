@@ -1,7 +1,7 @@
 """Creates HTTP clients that store no cookies, follow no redirects and ignore proxy variables.
 
-With cookies, a server could grow the memory of a long-lived client and link unrelated requests. All HTTP clients of
-this product are created here; a test enforces this.
+Cookies would let a server fill the memory of a long-lived client and link unrelated requests. All HTTP clients of
+the helper are created here; a test enforces this.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def create_async_client(
 
     Args:
         timeout: seconds for connecting and for each read and write; httpx does not limit the total time.
-        transport: sends the requests; the network if None.
-        base_url: the base of relative URLs.
+        transport: sends the requests; None for the network.
+        base_url: base of relative URLs.
         headers: sent with each request.
     """
     return httpx.AsyncClient(

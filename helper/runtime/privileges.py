@@ -2,8 +2,8 @@
 
 Used by commands that work in another user's directory.
 
-The owner of a directory can replace any name in it with a link. A command that runs there as root could be made to
-write or chown any file of the system. See `docs/decisions/0018-root-acts-as-the-owner.md`.
+The owner of a directory can replace any entry in it with a link, and so make a command that runs there as root write or
+chown any file of the system. See `docs/decisions/0018-root-acts-as-the-owner.md`.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class _Resolution:
 
 @contextmanager
 def acting_as_owner(path: Path) -> Iterator[Path]:
-    """Run the body with the effective user and groups of the owner of a path; only if root runs this.
+    """Run the body with the effective user and groups of the owner of a path; only if this process runs as root.
 
     The owner is that of the path's directory or, if root owns the directory, that of the file. The real and saved user
     stay root: the owner can neither trace nor signal the process, and root's rights are restored afterwards. The
-    effective user applies to the entire process, so this is for commands, never for the service.
+    effective user applies to the entire process, so use this in commands, never in the service.
 
     Only root and the owner can change where the path leads, because a directory or link that another user controls is
     refused. The body may therefore open the path again: with the owner's rights, it can access only what the owner can.
@@ -70,11 +70,11 @@ def acting_as_owner(path: Path) -> Iterator[Path]:
         path: a file, which need not exist; its directory must. Symbolic links are followed.
 
     Yields:
-        The path without symbolic links. Another user may create its last name in a directory such as /tmp: do not
-        follow a link there.
+        The path without symbolic links. In a directory such as /tmp, another user may create a file of this name:
+        do not follow a link there.
 
     Raises:
-        FileNotFoundError: root runs this, and the directory does not exist.
+        FileNotFoundError: this process runs as root, and the directory does not exist.
         PermissionError: a third user could change where the path leads, or this process may not change its user.
     """
     if os.geteuid() != _ROOT_UID:
@@ -113,19 +113,19 @@ def _find_owner(path: Path, resolved: _Resolution) -> _Identity:
     for link, link_status in resolved.links:
         if link_status.st_uid not in trusted:
             raise PermissionError(
-                f"{path} goes through a link of user {link_status.st_uid}: {link}; root does not follow it"
+                f"{path} contains a symbolic link of user {link_status.st_uid}: {link}; root does not follow it"
             )
     for directory, directory_status in resolved.directories:
         owner = directory_status.st_uid
         if owner not in trusted:
             raise PermissionError(
-                f"{path} goes through a directory of user {owner}, who could replace it by a link: {directory}; "
+                f"{path} is inside a directory of user {owner}, who could replace it with a link: {directory}; "
                 f"run the command as user {status.st_uid}"
             )
         if owner == _ROOT_UID and _others_can_rename(directory_status.st_mode):
             raise PermissionError(
-                f"{path} goes through a directory in which others can replace names by links: {directory}; "
-                f"remove their right to write in it (chmod go-w), or run the command as user {status.st_uid}"
+                f"{path} is inside a directory in which other users can replace files with links: {directory}; "
+                f"remove their write permission (chmod go-w), or run the command as user {status.st_uid}"
             )
     try:
         account = pwd.getpwuid(status.st_uid)
@@ -136,12 +136,12 @@ def _find_owner(path: Path, resolved: _Resolution) -> _Identity:
 
 
 def _others_can_rename(mode: int) -> bool:
-    """Return whether users other than the owner can rename files in a directory. Not in a sticky one such as /tmp."""
+    """Return whether users other than the owner can rename files in a directory. False if it is sticky, as /tmp is."""
     return bool(mode & (stat.S_IWGRP | stat.S_IWOTH)) and not mode & stat.S_ISVTX
 
 
 def _resolve(path: Path) -> _Resolution:
-    """Resolve a path name by name through descriptors, so that exactly the directories and links used are checked.
+    """Resolve a path step by step through descriptors, so that exactly the directories and links used are checked.
 
     Raises:
         FileNotFoundError: the directory does not exist.
@@ -161,7 +161,7 @@ def _resolve(path: Path) -> _Resolution:
                 entry = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
             except FileNotFoundError:
                 if rest:
-                    raise FileNotFoundError(errno.ENOENT, "there is no such directory", str(real / name)) from None
+                    raise FileNotFoundError(errno.ENOENT, "no such directory", str(real / name)) from None
                 return resolved
             status = os.fstat(entry)
             if not stat.S_ISLNK(status.st_mode):

@@ -16,7 +16,7 @@ async def supervise(
 
     Args:
         coroutines: background tasks by name.
-        servers: further tasks to watch; the caller ends them.
+        servers: additional tasks to watch; the caller ends them.
         stop: requests the shutdown.
 
     Raises:

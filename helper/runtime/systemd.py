@@ -17,16 +17,16 @@ from helper.core.text import clean_text
 from helper.errors import HelperError
 
 WALLETS_SOCKET_NAME: Final = "wallets"
-"""Name of the wallets' socket, needed if more than one socket is passed (FileDescriptorName=)."""
+"""Name of the wallet API socket, required if more than one socket is passed (FileDescriptorName=)."""
 STATUS_SECONDS: Final = 15.0
 """Interval of status notifications in seconds, unless the watchdog requires a shorter one."""
 
 _FIRST_FD: Final = 3
-_ADVICE: Final = "Pass one listening stream socket, or name the wallets' socket (FileDescriptorName=wallets)."
+_ADVICE: Final = "Pass one listening stream socket, or name the wallet API socket (FileDescriptorName=wallets)."
 
 
 def adopt_inherited_listener(env: MutableMapping[str, str], pid: int) -> socket.socket | None:
-    """Return the wallets' socket that the service manager has opened, None without socket activation.
+    """Return the wallet API socket opened by the service manager, None without socket activation.
 
     Args:
         env: the environment. The socket variables are removed from it, because child processes must not use them.
@@ -44,7 +44,7 @@ def adopt_inherited_listener(env: MutableMapping[str, str], pid: int) -> socket.
         range(count)
     )
     if len(indexes) != 1:
-        raise HelperError(f"{count} sockets were passed, and the one for wallets is ambiguous", advice=_ADVICE)
+        raise HelperError(f"{count} sockets were passed, and the wallet API socket is ambiguous", advice=_ADVICE)
     listener = _adopt_socket(_FIRST_FD + indexes[0])
     if listener.type != socket.SOCK_STREAM or not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         listener.close()

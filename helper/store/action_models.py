@@ -1,6 +1,6 @@
 """Row types of operator actions: the audit log, failure counts, and exported and imported shares.
 
-Plain data, as in `rows.py`; no repr shows a witness field.
+Plain data, as in `models.py`; no repr contains a witness field.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from helper.core.share import Share, ShareState
 from helper.store.models import HistoryEntry, PreparedReveal
 
 MOVED: Final = "moved"
-"""Stage of a share that an export moved to another machine. It stays failed here until an operator retries it."""
+"""Stage of a share that an export moved to another machine. It remains failed here until an operator retries it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Actor:
     Attributes:
         uid: the user id reported by the kernel.
         name: the user name, or the user id if it has none.
-        channel: "socket" through the running daemon, "file" on the database while none runs.
+        channel: "socket" through the running helper, "file" on the database while no helper is running.
     """
 
     uid: int
@@ -38,10 +38,10 @@ class Action:
     Attributes:
         id: ascending.
         actor: the user.
-        started_ms: unix milliseconds at which it started.
+        started_ms: Unix milliseconds at which it started.
         name: "retry", "export", "move", "import" or "purge".
         parameters: the parameters, plain JSON values; never a share's reference.
-        ended_ms: unix milliseconds at which it ended, None if it was interrupted or is running.
+        ended_ms: Unix milliseconds at which it ended, None if it was interrupted or is running.
         outcome: the result, plain JSON values; None with `ended_ms`.
     """
 
@@ -98,11 +98,11 @@ class ExportedShare:
 
     Attributes:
         share: as the wallet posted it.
-        received_ms: unix milliseconds of its arrival.
+        received_ms: Unix milliseconds of its arrival.
         state: its state; never SUBMITTED.
-        due_ms: unix milliseconds at which it is processed next.
+        due_ms: Unix milliseconds at which it is processed next.
         attempts: attempts spent so far.
-        crashes: prover workers that died on it so far.
+        crashes: prover workers that crashed on it so far.
         proved_height: chain height at its last proof, None before the first.
         stage: stage of its last event.
         note: text of its last event.
@@ -136,7 +136,7 @@ class ImportResult(StrEnum):
     CONFIRMED = "confirmed"
     """The chain has confirmed it."""
     QUEUED = "queued"
-    """It is already waiting, being proven or being sent here."""
+    """It is already pending, being proven or being sent here."""
     FAILED = "failed"
     """It failed here, and was not moved by an export."""
     DAMAGED = "damaged"

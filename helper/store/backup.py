@@ -1,7 +1,7 @@
 """Encrypted backup files, and restoring a database from one.
 
-The format is age (https://age-encryption.org/v1), with a passphrase or with recipients, so that any age implementation
-can decrypt a backup. Only the restored database itself is ever written unencrypted.
+The format is age (https://age-encryption.org/v1), with a passphrase or with recipients, so any age implementation can
+decrypt a backup. Only the restored database itself is ever written unencrypted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _AGE_HEADER: Final = b"age-encryption.org/v1\n"
 _PASSPHRASE_HEADER: Final = _AGE_HEADER + b"-> scrypt "
 _SCRYPT_STANZA: Final = re.compile(re.escape(_PASSPHRASE_HEADER) + rb"[A-Za-z0-9+/]+ ([1-9][0-9]?)\n")
 MAX_WORK_FACTOR: Final = 21
-"""Largest accepted scrypt work factor (log2 of N) of a passphrase-encrypted file.
+"""Maximum accepted scrypt work factor (log2 of N) of a passphrase-encrypted file.
 
 age uses r = 8, so decryption allocates 2^(factor + 10) bytes: 2 GiB for 21. Encryption picks the factor that costs
 about one second on the machine it runs on, which is 18 to 20 on current hardware.
@@ -105,12 +105,12 @@ def require_backup_header(head: bytes, name: str) -> None:
 
 
 def write_backup(path: Path, sealed: bytes) -> None:
-    """Write an encrypted backup atomically, with mode 0600 and fsync. Replaces an older backup of this name.
+    """Write an encrypted backup atomically, with mode 0600 and fsync. Replaces an existing backup of this name.
 
     Root writes it as the owner of the directory, so that the file belongs to that user.
 
     Raises:
-        BackupError: the name belongs to a file that is not a backup, or the file could not be written.
+        BackupError: an existing file of this name is not a backup, or the file could not be written.
     """
     try:
         with acting_as_owner(path) as real:
@@ -158,9 +158,9 @@ def create_file(path: Path, sealed: bytes) -> Iterator[Path]:
 
 
 def restore_database(image: bytes, database: Path, *, set_aside: bool) -> Path | None:
-    """Replace the database by a decrypted and checked image. No daemon may use it.
+    """Replace the database with a decrypted and checked image. No helper may use the database.
 
-    The lock file records that files are being replaced, and no daemon starts after an interruption. The next start
+    The lock file records that files are being replaced, and no helper starts after an interruption. The next start
     checks the entire file. Root acts as the owner of the directory, so that the files belong to that user.
 
     Args:
@@ -169,10 +169,10 @@ def restore_database(image: bytes, database: Path, *, set_aside: bool) -> Path |
         set_aside: rename an existing database; otherwise an existing one is an error.
 
     Returns:
-        The new path of the existing database, None if there was none.
+        The new path of the previous database, None if there was none.
 
     Raises:
-        StoreLocked: a daemon has the database open.
+        StoreLocked: a helper has the database open.
         BackupError: a database exists already, or the files could not be written.
     """
     try:
@@ -191,12 +191,12 @@ def restore_database(image: bytes, database: Path, *, set_aside: bool) -> Path |
 
 
 def _restore_locked(image: bytes, database: Path, lock: FileLock, *, set_aside: bool) -> Path | None:
-    # SQLite would apply a remaining WAL to the restored file. Readers leave an empty WAL behind.
+    # SQLite would apply a remaining WAL to the restored file. Readers can leave an empty WAL behind.
     existing = [path for path in (database, Path(f"{database}-wal")) if path.exists() and path.stat().st_size > 0]
     if existing and not set_aside:
         raise BackupError(
             f"a database exists already: {existing[0]}",
-            advice="With --force it is renamed, and the backup takes its place.",
+            advice="With --force, it is renamed and the backup replaces it.",
         )
     written = _write_temporary(database, image)
     try:

@@ -23,7 +23,7 @@ def create_store(config: Config, clock: Clock) -> Store:
     if not config.store.url:
         return SqliteStore(config.db_path)
     with require_postgres_packages():
-        # Imported here: a helper with a SQLite file does not need these packages.
+        # Imported here because a helper with a SQLite file does not need these packages.
         from helper.store.postgres import PostgresStore  # noqa: PLC0415
         from helper.store.postgres.keyring import read_keyring  # noqa: PLC0415
     settings = config.store

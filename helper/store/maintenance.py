@@ -16,7 +16,7 @@ log = structlog.get_logger("helper.store")
 FIRST_CHECK_SECONDS: Final = 60.0
 """Seconds until the first check, which runs early because a damaged share may be due soon."""
 CHECK_SECONDS: Final = 3600.0
-"""Seconds between two checks. They are needed because a damaged index could hide a share."""
+"""Seconds between two checks. The checks are needed because a damaged index could hide a share."""
 
 
 async def run_maintenance(store: Store, *, is_responsible: Callable[[], bool], clock: Clock) -> None:
@@ -24,7 +24,7 @@ async def run_maintenance(store: Store, *, is_responsible: Callable[[], bool], c
 
     Args:
         store: the database.
-        is_responsible: whether this host runs the checks; only one of the hosts that share a database does.
+        is_responsible: whether this host runs the checks; exactly one host of a cluster does.
         clock: the clock.
     """
     pause = FIRST_CHECK_SECONDS

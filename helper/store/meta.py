@@ -16,13 +16,13 @@ from proofs import row_check
 ROW_CHECK_KEY: Final = "key.rows"
 RANK_KEY: Final = "key.order"
 RUN_KEY: Final = "file.run"
-"""Identifies the run that has the file open, or that crashed (see `sqlite/displacement.py`)."""
+"""Key of the identifier of the run that has the file open or that crashed (see `sqlite/displacement.py`)."""
 UNFINISHED_KEY: Final = "copy.unfinished"
 """A migration into this database is unfinished."""
 MOVED_KEY: Final = "copy.moved"
 """The queue of this database was moved to another one."""
 _CHECK_KEY: Final = b"small facts"
-"""Key of the row checks of `meta`. It is public: it only detects damage, and `meta` contains the secret keys."""
+"""Key of the row checks of `meta`. Not secret, because the checks only detect damage."""
 _UNREADABLE: Final = "?"
 
 
@@ -55,7 +55,7 @@ class MigrationMark:
     Attributes:
         id: identifier of the migration, the same in both databases.
         other: the other database, as named in messages without a password.
-        at: unix time at which it was written.
+        at: Unix time at which the mark was written.
     """
 
     id: str
@@ -101,7 +101,7 @@ def refuse_marked(rows: Sequence[Row], label: str) -> None:
     mark = marks.get(UNFINISHED_KEY)
     if mark is not None:
         raise StoreMoved(
-            f"{label} holds an unfinished copy of {mark.other}",
+            f"{label} contains an unfinished copy of {mark.other}",
             advice="Run the same `svote-helper db copy` again to complete it. Until then the queue remains in the "
             "source.",
         )

@@ -1,7 +1,7 @@
 """Types that the store accepts and returns.
 
-Plain data: raw bytes for ids and hashes, unix seconds for times, unix milliseconds if the name ends in `_ms`. No repr
-shows a witness field, a nullifier or a message.
+Plain data: raw bytes for ids and hashes, Unix seconds for times, Unix milliseconds if the name ends in `_ms`. No repr
+contains a witness field, a nullifier or a message.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SpentNullifier = tuple[bytes, bytes]
 
 
 class EnqueueResult(Enum):
-    """Result of enqueueing a share; CLOSED: another host has closed its round."""
+    """Result of enqueueing a share. CLOSED means that another host has closed its round."""
 
     QUEUED = "queued"
     DUPLICATE = "duplicate"
@@ -37,9 +37,9 @@ class QueuedShare:
         share: as the wallet posted it.
         nullifier: 32 bytes.
         state: WITNESSED in results of `claim_due`.
-        due_ms: unix milliseconds at which it was due.
+        due_ms: Unix milliseconds at which it was due.
         attempts: attempts spent so far.
-        crashes: prover workers that died on it so far.
+        crashes: prover workers that crashed on it so far.
         proved_height: chain height at its last proof, None before the first.
     """
 
@@ -87,7 +87,7 @@ class SentReveal:
         last_endpoint: name of the endpoint of the latest send.
         last_outcome: result of the latest send, None while unknown.
         attempts: attempts of the share spent so far.
-        due_ms: unix milliseconds at which the share was due.
+        due_ms: Unix milliseconds at which the share was due.
         is_first_attempt: no attempt failed for the share before this message.
         is_first_message: the share never had another message, so none of its data was sent before this one.
     """
@@ -136,7 +136,7 @@ class RoundLike(Protocol):
 
     @property
     def vote_end_time(self) -> int:
-        """Unix second at which voting ends."""
+        """Unix seconds at which voting ends."""
         ...
 
     @property
@@ -157,11 +157,11 @@ class StoredRound:
     Attributes:
         round_id: 32 bytes.
         status: 1 ACTIVE, 2 TALLYING, 3 FINALIZED, 4 PENDING.
-        vote_end_time: unix second.
+        vote_end_time: Unix seconds.
         created_at_height: block height.
         proposals: (proposal id, its option indexes), in the chain's order.
-        closed_at: unix seconds at which the chain was seen to have closed the round, None before.
-        alerted_at: unix seconds at which unsubmitted shares were reported, None before.
+        closed_at: Unix seconds at which the round was found to be closed by the chain, None before.
+        alerted_at: Unix seconds at which unconfirmed shares were reported, None before.
     """
 
     round_id: bytes
@@ -175,7 +175,7 @@ class StoredRound:
 
 @dataclass(frozen=True, slots=True)
 class DamagedShare:
-    """A row that failed its check; it is set aside and never processed.
+    """A row that failed its check; it is quarantined and never processed.
 
     Attributes:
         ref: the share's reference; it may itself be damaged.
@@ -195,7 +195,7 @@ class QueueFilter:
     Attributes:
         round_id: only shares of this round.
         state: only shares in this state.
-        due_before_ms: only shares due before this unix millisecond.
+        due_before_ms: only shares due before this time, in Unix milliseconds.
         stage: only shares whose last event was in this stage.
     """
 
@@ -213,13 +213,13 @@ class QueueEntry:
         ref: the share's reference.
         round_id: 32 bytes.
         state: its state.
-        submit_at: unix second set by the wallet, 0 for immediately.
-        due_ms: unix millisecond at which it is processed next.
+        submit_at: Unix seconds set by the wallet, 0 for immediately.
+        due_ms: Unix milliseconds at which it is processed next.
         attempts: attempts spent so far.
-        crashes: prover workers that died on it.
+        crashes: prover workers that crashed on it.
         stage: stage of its last event.
         note: text of its last event.
-        damaged: whether the row was set aside.
+        damaged: whether the row was quarantined.
     """
 
     ref: str
@@ -239,7 +239,7 @@ class HistoryEntry:
     """An event in the history of a share.
 
     Attributes:
-        at_ms: unix milliseconds.
+        at_ms: Unix milliseconds.
         stage: where it happened ("accepted", "proof", "broadcast", …).
         note: a short text.
         spent_attempt: whether it spent an attempt.
@@ -282,8 +282,8 @@ class ShareDetails:
 
     Attributes:
         entry: its entry in the list.
-        received_ms: unix milliseconds of its arrival.
-        vote_end_time: unix second at which voting ends, None if the round is not known.
+        received_ms: Unix milliseconds of its arrival.
+        vote_end_time: Unix seconds at which voting ends, None if the round is not known.
         history: its events, oldest first; the latest part of a very long history.
         attempts_by_stage: attempts spent, by stage.
         reveal: its message, if it may have been sent.
@@ -303,7 +303,7 @@ MINUTES_AHEAD = 60
 
 @dataclass(frozen=True, slots=True)
 class DueForecast:
-    """Due times of a round's waiting shares, as counts.
+    """Number of pending shares of a round by due time.
 
     Attributes:
         minutes: shares due in each of the next `MINUTES_AHEAD` minutes; the first includes overdue shares.
@@ -321,9 +321,9 @@ class RoundSummary:
     Attributes:
         round_id: 32 bytes.
         status: as the chain last listed it, None if it is not stored.
-        vote_end_time: unix second, None if it is not stored.
+        vote_end_time: Unix seconds, None if it is not stored.
         counts: shares by state.
-        due_ahead: due times of the waiting shares.
+        due_ahead: number of pending shares by due time.
     """
 
     round_id: bytes
@@ -338,7 +338,7 @@ class FailureGroup:
     """Failed shares with the same stage and reason.
 
     Attributes:
-        at_ms: unix milliseconds of the latest failure.
+        at_ms: Unix milliseconds of the latest failure.
         stage: the stage in which they failed.
         note: the reason.
         count: number of shares.

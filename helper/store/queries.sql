@@ -1,7 +1,7 @@
--- Statements of the store that are equal on both databases, by name. `sqlite/queries.sql` and `postgres/queries.sql` have
--- the others. `?` and `:name` are parameters; times and limits are always parameters.
+-- Named statements of the store that are the same on both databases. `sqlite/queries.sql` and `postgres/queries.sql`
+-- contain the others. `?` and `:name` are parameters; times and limits are always parameters.
 
--- ---------------------------------------------------------------- rounds and small facts
+-- ---------------------------------------------------------------- rounds and metadata
 
 -- name: round_keys
 SELECT no, round_id, mac_key, row_check FROM round_keys ORDER BY no;
@@ -42,10 +42,10 @@ UPDATE shares SET
   stage = :stage, note = :note, row_check = :row_check
 WHERE id = :id AND state = :was;
 
--- name: is_set_aside
+-- name: is_quarantined
 SELECT state FROM damaged WHERE share_id = ?;
 
--- name: set_aside
+-- name: quarantine
 INSERT INTO damaged (share_id, found_ms, ref, round_id, state) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT (share_id) DO NOTHING;
 

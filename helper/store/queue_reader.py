@@ -28,7 +28,7 @@ from helper.store.transaction import Params
 
 
 class RowReader(Protocol):
-    """Runs named queries on a database connection that only reads."""
+    """Runs named queries on a read-only database connection."""
 
     async def fetch(self, name: str, params: Params = ()) -> list[Row]:
         """Return all rows of a named query.
@@ -45,7 +45,7 @@ class QueueReader:
     Every method may raise `StoreError`.
 
     Args:
-        operator_reader: connection for these queries. They may take long, so the service uses another connection.
+        operator_reader: connection for these queries. They can take long, so the service uses a different connection.
     """
 
     def __init__(self, operator_reader: RowReader) -> None:
@@ -108,7 +108,7 @@ class QueueReader:
         return [row[0] for row in await self._operator_reader.fetch("failed_ids", params)]
 
     async def list_damaged(self) -> list[DamagedShare]:
-        """Return the rows that were set aside because their check failed."""
+        """Return the rows that were quarantined because they failed their check."""
         found = await self._operator_reader.fetch("damaged")
         return [DamagedShare(ref, round_id, state) for ref, round_id, state in found]
 
@@ -128,10 +128,10 @@ class QueueReader:
         return [PurgedFailures(*row) for row in await self._operator_reader.fetch("purged_failures")]
 
     async def count_due_ahead(self, *, now: float) -> dict[bytes, DueForecast]:
-        """Return the due times of the waiting shares by round; rounds without waiting shares are omitted.
+        """Return the due times of the pending shares by round; rounds without pending shares are omitted.
 
         Args:
-            now: unix seconds.
+            now: Unix seconds.
         """
         found: dict[bytes, DueForecast] = {}
         for (round_id,) in await self._operator_reader.fetch("all_round_ids"):
@@ -144,10 +144,10 @@ class QueueReader:
         return found
 
     async def summarize_rounds(self, *, now: float) -> list[RoundSummary]:
-        """Return for each round its end, its shares by state, and the due times of waiting shares.
+        """Return for each round its end, its shares by state, and the due times of pending shares.
 
         Args:
-            now: unix seconds.
+            now: Unix seconds.
         """
         rows = {row[0]: RoundRow(*row[1:]) for row in await self._operator_reader.fetch("rounds")}
         numbers, ahead = await self.count_shares(), await self.count_due_ahead(now=now)

@@ -36,7 +36,7 @@ class ListedShare(NamedTuple):
     crashes: int
     stage: str
     note: str
-    is_set_aside: int
+    is_quarantined: int
     id: int = 0
     received_ms: int = 0
     vote_end_time: int | None = None
@@ -54,7 +54,7 @@ async def list_shares(fetch: Fetch, query: QueueFilter, limit: int) -> list[Queu
 
 
 async def _fetch_matching(fetch: Fetch, query: QueueFilter, states: set[ShareState], limit: int) -> list[ListedShare]:
-    """Return the rows that match, at most `limit` waiting ones per round and at most `limit` of each other state."""
+    """Return the rows that match, at most `limit` pending ones per round and at most `limit` of each other state."""
     params: dict[str, Column] = {**to_query_params(query), "limit": limit}
     rows: list[Row] = []
     if ShareState.RECEIVED in states:
@@ -120,7 +120,7 @@ async def _read_row(fetch: Fetch, share_id: int, round_id: bytes, state: ShareSt
         crashes=0,
         stage="damaged",
         note=UNREADABLE_NOTE,
-        is_set_aside=1,
+        is_quarantined=1,
     )
 
 
@@ -140,13 +140,13 @@ def _matches(row: ListedShare, query: QueueFilter, states: set[ShareState]) -> b
 
 
 def _is_malformed(row: ListedShare) -> bool:
-    """Return whether the type of a column or the value of the state is one that is never written."""
+    """Return whether a row has a column of the wrong type or an unknown state."""
     well_typed = all(type(value) is expected for value, expected in zip(row, _COLUMN_TYPES, strict=False))
     return not well_typed or row.state not in set(ShareState)
 
 
 def to_queue_entry(row: ListedShare) -> QueueEntry:
-    """Return the list entry of a row. Of a malformed row, only the reference and the state are shown."""
+    """Return the list entry of a row. For a malformed row, it contains only the reference and the state."""
     if _is_malformed(row):
         return QueueEntry(
             ref=share_ref(row.mac) if isinstance(row.mac, bytes) else "",
@@ -170,7 +170,7 @@ def to_queue_entry(row: ListedShare) -> QueueEntry:
         crashes=row.crashes,
         stage=row.stage,
         note=row.note,
-        damaged=bool(row.is_set_aside),
+        damaged=bool(row.is_quarantined),
     )
 
 

@@ -28,7 +28,7 @@ def postgres_statements() -> Mapping[str, bytes]:
 
 
 def to_postgres(sql: str) -> bytes:
-    """Convert the parameters of a statement that is equal on both databases."""
+    """Convert the parameters of a statement that is the same on both databases."""
     return _NAMED_PARAMETER.sub(r"%(\1)s", sql).replace("?", "%s").encode()
 
 

@@ -42,15 +42,15 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 BATCH_SHARES: Final = 200
-"""Shares that one transaction of a longer operation changes. Short transactions do not delay POST requests."""
+"""Maximum number of shares changed per transaction of a longer operation, so that POST requests are not delayed."""
 CHECK_BATCH_SHARES: Final = 100
-"""Shares that one transaction of the background check reads: a few milliseconds."""
+"""Number of shares read per transaction of the background check; it takes a few milliseconds."""
 
 
 def report_damaged(share: DamagedShare) -> None:
-    """Log a row that was set aside."""
+    """Log a row that was quarantined."""
     log.error(
-        "damaged_share_set_aside",
+        "damaged_share_quarantined",
         key=share.ref,
         reason="the row is damaged on disk",
         advice="Other helpers of the round may still reveal it; restore a backup to reveal it here.",
@@ -108,7 +108,7 @@ class Store(QueueReader, ABC):
 
     @abstractmethod
     async def verify(self) -> list[str]:
-        """Check the entire database and set aside damaged shares. Returns descriptions of the remaining problems."""
+        """Check the entire database and quarantine damaged shares. Returns descriptions of the remaining problems."""
 
     @property
     def write_error(self) -> str | None:
@@ -129,11 +129,11 @@ class Store(QueueReader, ABC):
 
     @property
     def is_shared(self) -> bool:
-        """Whether other hosts may work on the same queue."""
+        """Whether other hosts may use the same queue."""
         return False
 
     async def get_sender_host(self) -> str:
-        """Return the host that holds the sender lease; "" if none does, or if no other host can work on the queue."""
+        """Return the host that holds the sender lease; "" if none does, or if no other host can use the queue."""
         return ""
 
     async def measure_clock_skew(self) -> float:
@@ -169,7 +169,7 @@ class Store(QueueReader, ABC):
         Args:
             share: as the wallet posted it.
             nullifier: 32 bytes.
-            now: unix seconds.
+            now: Unix seconds.
 
         Returns:
             DUPLICATE if its key is known in any state or its nullifier is spent, CLOSED if another host has closed its
@@ -199,12 +199,12 @@ class Store(QueueReader, ABC):
     async def claim_due(self, *, now: float, limit: int, rounds: Collection[bytes]) -> list[QueuedShare]:
         """Claim at most `limit` due shares of `rounds`, RECEIVED -> WITNESSED, in order of due time and rank.
 
-        Rows that fail their check are set aside and never returned.
+        Rows that fail their check are quarantined and never returned.
         """
         return await self._run(shares.claim_due, now=now, limit=limit, rounds=tuple(rounds))
 
     async def next_due_ms(self, rounds: Collection[bytes]) -> int | None:
-        """Return the earliest due time (unix ms) of the waiting shares of `rounds`, None if there are none."""
+        """Return the earliest due time (unix ms) of the pending shares of `rounds`, None if there are none."""
         found = [row[0] for round_id in rounds for row in await self._reader.fetch("next_due", (round_id,))]
         return min((due_ms for due_ms in found if isinstance(due_ms, int)), default=None)
 
@@ -220,18 +220,18 @@ class Store(QueueReader, ABC):
         return await self._run(shares.release_claim, share_id, self._now_ms())
 
     async def record_crash(self, share_id: int, *, due_ms: int, note: str) -> int:
-        """WITNESSED -> RECEIVED after a prover worker died on it. Returns its crashes so far."""
+        """WITNESSED -> RECEIVED after a prover worker crashed on it. Returns its crashes so far."""
         return await self._run(shares.record_crash, share_id, self._now_ms(), due_ms, note)
 
     async def retry(self, share_id: int, *, due_ms: int, stage: str, note: str) -> int:
         """Any working state -> RECEIVED at `due_ms`, spending an attempt. Returns its attempts so far.
 
-        A share that is already RECEIVED (after a crash) stays so; the attempt and the due time are stored.
+        A share that is already RECEIVED (after a crash) remains so; the attempt and the due time are stored.
         """
         return await self._run(shares.retry, share_id, self._now_ms(), due_ms, stage=stage, note=note)
 
     async def fail(self, share_id: int, *, stage: str, note: str, spend_attempt: bool) -> bool:
-        """RECEIVED, WITNESSED or BROADCAST -> FAILED. The witness stays until the round is purged."""
+        """RECEIVED, WITNESSED or BROADCAST -> FAILED. The witness remains until the round is purged."""
         return await self._run(
             shares.fail, share_id, self._now_ms(), stage=stage, note=note, spend_attempt=spend_attempt
         )
@@ -241,7 +241,7 @@ class Store(QueueReader, ABC):
         return await self._run(messages.prepare, share_id, prepared, self._now_ms())
 
     async def mark_sending(self, share_id: int, *, height: int, endpoint: str) -> bool:
-        """Record that sending starts, before the first byte leaves.
+        """Record that sending starts, before the first byte is sent.
 
         Returns False if the share is not in BROADCAST or this host may not send it.
         """
@@ -278,15 +278,15 @@ class Store(QueueReader, ABC):
         try:
             return await self._reader.fetch(name, params)
         except StoreCorrupt:
-            # A row is unreadable. The writer sets it aside, so that the others can be read.
+            # A row is unreadable. The writer quarantines it, so that the others can be read.
             await self._run(messages.check_broadcast_shares, self._now_ms())
             return await self._reader.fetch(name, params)
 
     async def _read_sent(self, rows: Iterable[Row]) -> list[SentReveal]:
-        """Convert rows to messages. The writer sets damaged ones aside, because reads cannot."""
+        """Convert rows to messages. The writer quarantines damaged ones, because reads cannot."""
         sound, damaged = messages.read_sent(rows, self._writer.keys.row_check)
         if damaged:
-            await self._run(messages.set_aside, damaged, self._now_ms())
+            await self._run(messages.quarantine, damaged, self._now_ms())
         return sound
 
     # ------------------------------------------------------------------ rounds
@@ -305,7 +305,7 @@ class Store(QueueReader, ABC):
         await self._run(round_operations.mark_closed, round_id, int(now * 1000))
 
     async def mark_alerted(self, round_id: bytes, now: float) -> None:
-        """Record that unsubmitted shares of the round were reported; an earlier mark is unchanged."""
+        """Record that unconfirmed shares of the round were reported; an earlier mark is unchanged."""
         await self._run(round_operations.mark_alerted, round_id, int(now * 1000))
 
     async def fail_unspent(self, round_id: bytes, *, note: str) -> int:
@@ -339,7 +339,7 @@ class Store(QueueReader, ABC):
     # ------------------------------------------------------------------ blocks
 
     async def apply_block(self, height: int, spent: Sequence[SpentNullifier], *, now: float) -> list[int]:
-        """Record the nullifiers of a block as spent, confirm our shares among them, and advance the cursor to `height`.
+        """Record the nullifiers of a block as spent, confirm the shares among them, and advance the cursor to `height`.
 
         Idempotent; the cursor never moves back. Returns the ids of the shares that this call confirmed.
         """
@@ -446,12 +446,12 @@ class Store(QueueReader, ABC):
         Args:
             ids: row ids; the caller bounds their number.
             query: the filter that they must match.
-            closed: closed rounds, in addition to those marked closed; their shares stay failed.
+            closed: closed rounds, in addition to those marked closed; their shares remain failed.
             note: text of the history entry.
             dry_run: only count.
 
         Returns:
-            How many were `retried`, and how many stay failed because their round is `closed`.
+            How many were `retried`, and how many remain failed because their round is `closed`.
         """
         return await self._run(
             action_operations.retry_failed,
@@ -469,7 +469,8 @@ class Store(QueueReader, ABC):
         Args:
             versions: the rows as they were exported.
             note: text of the history entry.
-            idle_only: only shares in RECEIVED or FAILED. Set while a daemon runs, which may be processing the others.
+            idle_only: only shares in RECEIVED or FAILED. Set while a helper is running, which may be processing the
+                others.
 
         Returns:
             How many were `moved`, and how many `stayed`.

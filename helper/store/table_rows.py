@@ -125,7 +125,7 @@ class ShareRow(NamedTuple):
         )
 
     def to_damaged_share(self) -> DamagedShare:
-        """Convert a damaged row for the report that it is set aside. Any column may have any value."""
+        """Convert a damaged row for the report that it is quarantined. Any column may have any value."""
         mac, round_id, state = self.mac, self.round_id, self.state
         return DamagedShare(
             ref=share_ref(mac) if isinstance(mac, bytes) else "",

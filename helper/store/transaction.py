@@ -77,7 +77,7 @@ class Transaction(ABC):
     Attributes:
         keys: the database's own keys.
         pending_counts: pending changes of the counters, by round number and state.
-        damaged_shares: rows that were set aside in this batch.
+        damaged_shares: rows that were quarantined in this batch.
         has_deleted_rows: whether rows were deleted whose bytes must be erased from the files.
     """
 
@@ -119,7 +119,7 @@ class Transaction(ABC):
 
     @abstractmethod
     def get_live_share(self, share_id: int) -> ShareRow | None:
-        """Like `get_share`, but also return None if the row was set aside."""
+        """Like `get_share`, but also return None if the row was quarantined."""
 
     @abstractmethod
     def handle_index_damage(self) -> None:
@@ -224,9 +224,9 @@ class Transaction(ABC):
         if changes:
             self.execute_many("add_count", changes)
 
-    def set_aside(self, share_id: int, damaged: DamagedShare, at_ms: int) -> None:
+    def quarantine(self, share_id: int, damaged: DamagedShare, at_ms: int) -> None:
         """Exclude a damaged row from all processing, and report it once."""
-        if self.execute("set_aside", (share_id, at_ms, damaged.ref, damaged.round_id, damaged.state)):
+        if self.execute("quarantine", (share_id, at_ms, damaged.ref, damaged.round_id, damaged.state)):
             self.damaged_shares.append(damaged)
 
     def clear_round_cache(self) -> None:

@@ -39,7 +39,7 @@ class WriterThread(ABC, Generic[TransactionT]):
     """A thread that runs operations in batches, each batch in one transaction.
 
     Args:
-        on_damaged: called on the event loop with each row that was set aside.
+        on_damaged: called on the event loop with each row that was quarantined.
 
     Attributes:
         stats: counters since the start.
@@ -67,7 +67,7 @@ class WriterThread(ABC, Generic[TransactionT]):
         """Reason why the last changes could not be stored, None if they were stored."""
 
     async def start(self) -> None:
-        """Start the thread and open the database on it. Raises whatever opening raises."""
+        """Start the thread and open the database on it. Raises the errors of opening."""
         loop = asyncio.get_running_loop()
         started: asyncio.Future[None] = loop.create_future()
         self._stopped = loop.create_future()
@@ -176,7 +176,7 @@ class WriterThread(ABC, Generic[TransactionT]):
                 part[0].error = self._translate(error)
 
     def _report_damaged(self, tx: TransactionT, loop: asyncio.AbstractEventLoop) -> None:
-        """Report the rows that a committed transaction has set aside."""
+        """Report the rows that a committed transaction has quarantined."""
         damaged, tx.damaged_shares = tx.damaged_shares, []
         for share in damaged:
             call_on_loop(loop, self._on_damaged, share)

@@ -101,7 +101,7 @@ pub trait Circuit: Sync {
     fn info(&self) -> &'static Info;
     /// Generates the keys and returns their fingerprint without checking it.
     fn fingerprint(&self) -> Result<&'static str>;
-    /// Generates the keys and further precomputed tables. Fails if the fingerprint is wrong.
+    /// Generates the keys and the other precomputed tables. Fails if the fingerprint is wrong.
     fn warm(&self) -> Result<&'static str>;
     /// Creates a proof. The share commitment of the witness must have been checked.
     fn prove(&self, witness: &Witness) -> Result<Proved>;

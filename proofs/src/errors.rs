@@ -11,14 +11,14 @@ pub enum Reason {
     NonCanonical,
     /// No point of the curve has this x-coordinate.
     OffCurve,
-    /// The identity, where it is not allowed.
+    /// The identity, which is not allowed here.
     Identity,
-    /// An integer outside of its range.
+    /// An integer that is out of range.
     Range,
 }
 
 impl Reason {
-    /// The code that Python callers receive.
+    /// Identifier of the reason in Python.
     pub fn as_str(self) -> &'static str {
         match self {
             Reason::Length => "length",
@@ -40,7 +40,7 @@ pub enum Rule {
 }
 
 impl Rule {
-    /// The code that Python callers receive.
+    /// Identifier of the reason in Python.
     pub fn as_str(self) -> &'static str {
         match self {
             Rule::SharesHash => "shares_hash",
@@ -96,5 +96,5 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// The result of all fallible functions of this crate.
+/// Result type of this crate.
 pub type Result<T> = std::result::Result<T, Error>;

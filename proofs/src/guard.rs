@@ -15,7 +15,7 @@ pub fn install_hook() {
 
 fn record_location(info: &PanicHookInfo<'_>) {
     let location = info.location().map(|location| {
-        // Only the end of the path: the rest depends on the build machine.
+        // Only the end of the path, because the rest depends on the build machine.
         let mut parts: Vec<&str> = location.file().rsplit('/').take(3).collect();
         parts.reverse();
         format!("{}:{}", parts.join("/"), location.line())

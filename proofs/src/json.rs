@@ -1,14 +1,14 @@
 //! Strict JSON (RFC 8259) as a tree that borrows the text. An error is the offset of the first invalid byte.
 //!
-//! Invalid are also: lone surrogates, numbers beyond the range of a double, and more than [`MAX_DEPTH`] nested values.
-//! Offsets of errors are part of the interface: they decide which field an error message names.
+//! Also invalid: lone surrogates, numbers outside the range of a double, and more than [`MAX_DEPTH`] nested values.
+//! Offsets of errors are part of the interface: they determine which field an error message contains.
 
 use std::borrow::Cow;
 
 /// Maximum nesting of arrays and objects.
 pub const MAX_DEPTH: usize = 1024;
 
-/// Offset of an error. The end of the text if the text is truncated.
+/// Offset of an error; the end of the text if the text is truncated.
 pub type Offset = usize;
 type Result<T> = std::result::Result<T, Offset>;
 

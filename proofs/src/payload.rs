@@ -3,7 +3,7 @@
 //! The result is a valid share, or the first invalid field and the reason. `helper.ingest.payload` describes the fields
 //! and has the texts of the reasons.
 //!
-//! Where JSON and base64 leave a choice:
+//! JSON and base64 leave some choices open; these are made here:
 //!
 //! - base64 is the standard alphabet with padding and nothing else, not even line breaks. Only the canonical encoding is
 //!   valid (the unused bits of the last character are zero). Real wallets write exactly this.
@@ -55,7 +55,7 @@ const FIELDS: [&str; 9] = [
 ];
 /// Fields of `enc_share`.
 const INNER_FIELDS: [&str; 3] = ["share_index", "c1", "c2"];
-/// Sent by some wallets, ignored. Errors of the JSON name it.
+/// Sent by some wallets and ignored, except that errors of the JSON syntax can refer to it.
 const ALL_ENC_SHARES: &str = "all_enc_shares";
 
 /// Why a body is not a valid share.
@@ -95,7 +95,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// The code that Python callers receive.
+    /// Identifier of the reason in Python.
     pub fn as_str(self) -> &'static str {
         match self {
             Reason::NotUtf8 => "not-utf8",
@@ -401,7 +401,7 @@ fn field_at(beginning: &[u8]) -> String {
 enum Level<'a> {
     /// Index of the current entry.
     Array(usize),
-    /// Name of the current member as spelt; empty before its colon.
+    /// Name of the current member as written; empty before its colon.
     Object(&'a [u8]),
 }
 

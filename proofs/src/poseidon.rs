@@ -3,7 +3,7 @@
 //! The published crate copies its tables for every hash, raises to the fifth power bit by bit, and multiplies by the
 //! full matrix in all 56 partial rounds. Here each partial round has a sparse matrix and one constant (appendix B of
 //! the Poseidon paper, <https://eprint.iacr.org/2019/458>), which halves the time of a hash. This matters for trees
-//! with 100,000s of leaves and for the 8 permutations per share.
+//! with hundreds of thousands of leaves and for the 8 permutations per share.
 
 use std::sync::OnceLock;
 
@@ -59,9 +59,9 @@ fn tables() -> &'static Tables {
 
 /// The partial rounds with sparse matrices.
 ///
-/// Each matrix is the product of a sparse matrix and one that does not change the first word. The latter is exchanged
-/// with the next round's S-box, which applies to the first word only, and becomes part of the next round's matrix. So
-/// do the constants of the other two words.
+/// Each matrix is the product of a sparse matrix and one that does not affect the first word. The latter commutes with
+/// the next round's S-box, which applies to the first word only, and becomes part of the next round's matrix. So do the
+/// constants of the other two words.
 fn sparse_rounds(constants: &[State], mds: &Mds<Base, WIDTH>) -> (Vec<PartialRound>, State, Inner) {
     let mut inner = [[Base::ONE, Base::ZERO], [Base::ZERO, Base::ONE]];
     let mut pending = [Base::ZERO; 3];

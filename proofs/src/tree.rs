@@ -1,8 +1,8 @@
 //! The vote commitment tree: append-only, depth 24, stored as one array per level.
 //!
 //! Only *complete* nodes are stored (all leaves below them present), so that a stored node never changes. Roots and
-//! paths of every past size can be computed: complete nodes are looked up, and the partial node of each level (at most
-//! one, at the right edge) is hashed from the leaves up.
+//! paths of every past size can be computed: complete nodes are looked up, and the partial node of each level, of which
+//! there is at most one (at the right edge), is computed from the leaves up.
 
 use std::sync::OnceLock;
 
@@ -60,9 +60,7 @@ impl Tree {
     /// Appends leaves; amortised one hash each. Fails if the tree's capacity is exceeded.
     pub fn append(&mut self, leaves: &[Base]) -> Result<()> {
         if self.len() + leaves.len() as u64 > CAPACITY {
-            return Err(Error::Tree(format!(
-                "the tree is limited to {CAPACITY} leaves"
-            )));
+            return Err(Error::Tree(format!("a tree has at most {CAPACITY} leaves")));
         }
         self.levels[0].extend_from_slice(leaves);
         self.complete();
@@ -107,7 +105,7 @@ impl Tree {
         self.check_size(size)?;
         if position >= size {
             return Err(Error::Tree(format!(
-                "no leaf {position} among the first {size}"
+                "leaf {position} is out of range for a tree of {size} leaves"
             )));
         }
         let mut partial = None;
@@ -159,16 +157,16 @@ impl Tree {
     /// The stored nodes are not checked: compare the root before use.
     pub fn restore(leaves: Vec<Base>, subtrees: &[u8]) -> Result<Self> {
         if leaves.len() as u64 > CAPACITY {
-            return Err(Error::Tree(format!(
-                "the tree is limited to {CAPACITY} leaves"
-            )));
+            return Err(Error::Tree(format!("a tree has at most {CAPACITY} leaves")));
         }
         if !subtrees.len().is_multiple_of(SUBTREE_NODES * ELEMENT) {
-            return Err(Error::Tree("the length of the subtrees is invalid".into()));
+            return Err(Error::Tree("subtrees are incomplete".into()));
         }
         let stored = subtrees.len() / (SUBTREE_NODES * ELEMENT);
         if stored > leaves.len() / SUBTREE_LEAVES {
-            return Err(Error::Tree("more subtrees than the leaves fill".into()));
+            return Err(Error::Tree(
+                "too many subtrees for the number of leaves".into(),
+            ));
         }
         let mut tree = Tree::default();
         tree.levels[0] = leaves;
@@ -200,7 +198,7 @@ impl Tree {
 
     fn out_of_range(&self, what: &str, number: u64) -> Error {
         Error::Tree(format!(
-            "no {what} {number}: the tree has {} leaves",
+            "{what} {number} is out of range: the tree has {} leaves",
             self.len()
         ))
     }

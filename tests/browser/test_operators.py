@@ -122,7 +122,7 @@ async def test_queue_view_updates_live(browser_tab: BrowserTab, browser_environm
     assert len(set(steps)) > 2, "requests are sequential"
 
     failures = browser_tab.page.get_by_role("region", name="Recent failures")
-    await failures.get_by_text("the round closed before it was counted").wait_for()
+    await failures.get_by_text("the round closed before the share was confirmed").wait_for()
     await failures.get_by_text("16 ×").wait_for()
     await browser_tab.page.get_by_text("Show as table").click()
     table = browser_tab.page.get_by_role("table", name=re.compile("Shares due per minute"))

@@ -201,7 +201,7 @@ def _check_results(
 
 
 def _reports_other_instance(stderr: str) -> bool:
-    return "another daemon" in stderr or DATABASE_LOCKED_TEXT in stderr
+    return "another helper" in stderr or DATABASE_LOCKED_TEXT in stderr
 
 
 CAMPAIGN = Campaign("contention", run)

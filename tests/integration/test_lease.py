@@ -61,7 +61,7 @@ async def test_restored_copy_is_refused_until_original_stops(
 
             copy.spawn()
             assert await copy.wait_for_exit() == 1
-            assert "the host 'original' sends for this queue" in copy.log_tail()
+            assert "host 'original' holds the sender lease of this queue" in copy.log_tail()
             assert "copy of the other" in copy.log_tail()
 
             await original.kill()

@@ -112,7 +112,7 @@ async def test_three_roles_reveal_vote_and_standby_sender_takes_over(
 
     waits = await hosts.start_host("waits", "sender", standby=True)
     assert await wrong.wait_for_exit() == 1
-    assert "the host 'sends' sends for this queue" in wrong.log_tail()
+    assert "host 'sends' holds the sender lease of this queue" in wrong.log_tail()
     assert not (await waits.service_stats())["sends"]
     await hosts.kill_sender_and_expire_lease("sends")
     second = await cast_vote(chain, takes, round_id, proposal=2, times=ballot.same_second_times(unix_time_in(1)))

@@ -76,7 +76,7 @@ async def test_second_service_on_same_database_is_refused(
         second.spawn()
         assert await second.wait_for_exit() == 1
         assert time.monotonic() - started_at <= 10, "most of this time is the startup of Python"
-        assert "another daemon has this database open" in second.log_tail()
+        assert "another helper has this database open" in second.log_tail()
         assert "Traceback" not in second.log_tail()
         round_id = await chain.open_round()
         await first.wait_until_confirmed(await cast_vote(chain, first, round_id))

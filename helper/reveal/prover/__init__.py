@@ -1,6 +1,6 @@
-"""Makes proofs in worker processes.
+"""Creates proofs in worker processes.
 
-Processes do not block the API and can be killed.
+Worker processes do not block the API and can be killed.
 
-This module imports nothing: a worker starts four times as fast without the libraries of the pool.
+This module imports nothing, because a worker starts four times as fast without the libraries of the pool.
 """

@@ -13,7 +13,7 @@ import orjson
 
 HEADER = struct.Struct(">I")
 MAX_FRAME_BYTES = 1 << 20
-"""Largest frame in bytes; real frames have up to about 10 kB (a proof)."""
+"""Maximum size of a frame in bytes; real frames have up to about 10 kB (a proof)."""
 
 Frame = dict[str, Any]
 

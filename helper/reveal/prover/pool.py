@@ -1,6 +1,6 @@
 """Pool of prover worker processes.
 
-Each worker holds its keys in memory and makes one proof at a time.
+Each worker holds its keys in memory and creates one proof at a time.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from helper.reveal.prover.process import Spawn, WorkerCommand, WorkerProcess
 log = structlog.get_logger("helper.reveal")
 
 START_TIMEOUT_SECONDS = 180.0
-"""Seconds that a worker may take to create its keys; about 3 s on an idle machine, much longer under load."""
+"""Maximum seconds for a worker to create its keys; about 3 s on an idle machine, much more under load."""
 MIN_TIMEOUT_SECONDS = 60.0
-"""Shortest timeout of a proof in seconds, however fast the self-test was."""
+"""Minimum timeout of a proof in seconds, even if the self-test was fast."""
 TIMEOUT_FACTOR = 50
 """Timeout of a proof as a multiple of the self-test's duration."""
 RESTART_DELAYS_SECONDS = (0.0, 0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -71,7 +71,7 @@ class ProverPool:
     Attributes:
         workers: number of concurrent proofs.
         fingerprints: fingerprints of the loaded keys, by circuit.
-        unexpected_exits: number of unexpected ends of workers: `died` (exited) and `timeout` (killed after a timeout).
+        unexpected_exits: number of unexpected worker exits: `died` (exited) and `timeout` (killed after a timeout).
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class ProverPool:
     async def prove(
         self, circuit: str, share: Share, path: bytes, *, on_start: Callable[[], None] = lambda: None
     ) -> Proof:
-        """Make one proof.
+        """Create one proof.
 
         Args:
             circuit: the generation.

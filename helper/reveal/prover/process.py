@@ -52,7 +52,7 @@ class WorkerProcess:
         return self._process.pid
 
     async def wait_ended(self) -> int:
-        """Wait for the worker's end and return its exit status.
+        """Wait until the worker exits and return its exit status.
 
         If a signal killed the worker, this is the negated signal number.
         """
@@ -62,7 +62,7 @@ class WorkerProcess:
         """Send a request and return the reply.
 
         Raises:
-            ProverTimeout: no reply within `timeout` seconds; the worker must not be used any more.
+            ProverTimeout: no reply within `timeout` seconds; the worker must not be used again.
             ProverCrashed: the worker exited, or its reply is invalid.
         """
         try:
@@ -77,7 +77,7 @@ class WorkerProcess:
             raise ProverCrashed(f"worker exited during a proof ({type(error).__name__})") from None
 
     async def kill(self) -> None:
-        """Kill the worker with SIGKILL and wait for its end, even if cancelled."""
+        """Kill the worker with SIGKILL and wait until it has exited, even if cancelled."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         self._input.close()

@@ -1,6 +1,6 @@
 """Prover worker process, started by the service as `python -m helper.reveal.prover.worker`.
 
-The worker creates the keys of the requested circuits, checks their fingerprints, makes one proof as a self-test and
+The worker creates the keys of the requested circuits, checks their fingerprints, creates one proof as a self-test and
 reports that it is ready. It then processes request frames one at a time until its input ends, which happens when the
 service exits for any reason. The reading thread then terminates the worker immediately, even during a proof.
 """
@@ -80,7 +80,7 @@ def main(engine: CircuitEngine) -> None:
     inbox: queue.SimpleQueue[Frame] = queue.SimpleQueue()
     reader = threading.Thread(target=_read_frames, args=(sys.stdin.buffer, inbox), daemon=True)
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # output that a library prints must not become part of a frame
+    os.dup2(2, 1)  # output of a library must not become part of a frame
     reader.start()
     while True:
         _write_reply(replies, _create_reply(engine, inbox.get()))

@@ -1,5 +1,5 @@
--- Statements that only a migration runs. Except for the end of the file, they are valid on both databases. `Table` in
--- tables.py makes those that are the same for every table.
+-- Statements that only a migration runs. Except at the end of the file, they are valid on both databases. `Table` in
+-- tables.py generates the statements that are the same for every table.
 
 -- ---------------------------------------------------------------- reading
 
@@ -13,12 +13,12 @@ SELECT * FROM reveals WHERE share_id > ? AND share_id <= ?;
 SELECT share_id, n, at_ms, stage, note, counted FROM history WHERE share_id > ? AND share_id <= ?
 ORDER BY share_id, n;
 
--- name: list_set_aside
+-- name: list_quarantined
 SELECT share_id, ref, round_id, state FROM damaged;
 
 -- ---------------------------------------------------------------- writing
 
--- The same number may belong to another round in the target: delete all its data with it.
+-- In the target, the number may belong to a different round, whose data is deleted with it.
 
 -- name: share_ids_of_round
 SELECT id FROM shares WHERE round_no = ?;

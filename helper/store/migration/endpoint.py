@@ -111,7 +111,10 @@ class MigrationEndpoint(ABC):
 
     @abstractmethod
     def execute_many(self, name: str, rows: Sequence[Row]) -> None:
-        """Run a statement for each row, inside `write_transaction`. Encrypts secret columns if the database does."""
+        """Run a statement for each row, inside `write_transaction`.
+
+        Encrypts secret columns if this database stores them encrypted.
+        """
 
     @abstractmethod
     def write_transaction(self) -> AbstractContextManager[None]:
@@ -155,9 +158,9 @@ class MigrationEndpoint(ABC):
         rows = self.fetch_all(f"page_{table.name}")
         return sorted(row for row in rows if table.name != "meta" or row[0] not in LOCAL_META_KEYS)
 
-    def read_set_aside(self) -> dict[int, DamagedShare]:
-        """Return the shares that were set aside as damaged, by number."""
-        return {row[0]: DamagedShare(*row[1:]) for row in self.fetch_all("list_set_aside")}
+    def read_quarantined(self) -> dict[int, DamagedShare]:
+        """Return the shares that were quarantined as damaged, by number."""
+        return {row[0]: DamagedShare(*row[1:]) for row in self.fetch_all("list_quarantined")}
 
     def read_counters(self) -> dict[tuple[int, int], int]:
         """Return the stored share counts by round number and state."""
@@ -215,7 +218,7 @@ class MigrationEndpoint(ABC):
 
     def _drop_rounds(self, keys: Sequence[Key]) -> None:
         for key in keys:
-            # One row per statement, because SQLite writes large statement journals to a file.
+            # One row per statement, because SQLite writes a large statement journal to a file.
             ids = self.fetch_all("share_ids_of_round", key)
             self.execute_many("drop_shares", ids)
             self.execute_many("drop_damaged", ids)

@@ -16,7 +16,7 @@ SQLITE_ENGINE: Final = "sqlite"
 POSTGRES_ENGINE: Final = "postgresql"
 """Argument for the configured database, [store] url."""
 _IDLE_SECONDS: Final = 60.0
-"""Idle timeout of transactions in seconds. It may be long, because no other host waits for the migrated rows."""
+"""Idle timeout of transactions in seconds. It can be long, because no other host waits for the migrated rows."""
 _MAX_NAME: Final = 60
 _SCHEMES: Final = ("postgresql://", "postgres://")
 
@@ -25,19 +25,19 @@ def create_endpoint(location: str, config: Config, clock: Clock) -> MigrationEnd
     """Create an endpoint without opening it.
 
     Args:
-        location: `sqlite`, `postgresql`, a database address or a file path.
+        location: `sqlite`, `postgresql`, a database URL or a file path.
         config: contains the configured databases and the key file.
         clock: for erasing deleted rows of a file.
 
     Raises:
         ValueError: `location` is none of these.
-        StoreError: the address or the keys are invalid, or the PostgreSQL libraries are not installed.
+        StoreError: the URL or the keys are invalid, or the PostgreSQL libraries are not installed.
     """
     if location == SQLITE_ENGINE:
         return SqliteEndpoint(config.db_path, clock)
     if location == POSTGRES_ENGINE:
         if not config.store.url:
-            raise ValueError("[store] url is empty: give the database address instead, postgresql://…")
+            raise ValueError("[store] url is empty: specify the database URL instead, postgresql://…")
         return _create_postgres_endpoint(config, config.store.url)
     if location.startswith(_SCHEMES):
         return _create_postgres_endpoint(config, location)

@@ -1,6 +1,7 @@
 """Procedure of a migration.
 
-It makes copy passes while the source is in use, a last pass under lock, a comparison, and sets the marks.
+A migration makes copy passes while the source is in use, makes a last pass under lock, compares all rows, and sets the
+marks.
 
 At any moment at most one of the two databases can be used by a helper. The target is marked as unfinished before its
 first row is written. The source is marked as moved after the comparison, and only then is the target's mark removed.
@@ -24,7 +25,7 @@ from helper.store.migration.tables import SHARES, TOMBSTONES
 from helper.store.models import DamagedShare
 
 MAX_FINAL_DIFFERENCES: Final = 1000
-"""Differing rows below which no further pass is made while the source is in use; the last pass copies them."""
+"""Number of differing rows below which the remaining rows are left to the last pass, under lock."""
 MAX_PASSES: Final = 8
 PROGRESS_SECONDS: Final = 5.0
 """Seconds between two progress messages."""
@@ -37,8 +38,8 @@ class MigrationResult:
     """Result of a migration, complete or so far.
 
     Attributes:
-        is_finished: whether the target now has the queue; otherwise a helper still uses the source.
-        passes: passes made, without the final comparison.
+        is_finished: whether the target now contains the queue; otherwise a helper still uses the source.
+        passes: number of passes, without the final comparison.
         written: rows inserted, changed or deleted in all passes.
         live: shares with their witness.
         confirmed: tombstones.
@@ -82,8 +83,8 @@ class Migration:
 
         Raises:
             StoreLocked: a process uses the target.
-            StoreMoved: the source no longer has the queue.
-            StoreForeign: the target has another queue.
+            StoreMoved: the source no longer contains the queue.
+            StoreForeign: the target contains another queue.
             StoreError: one of them cannot be used.
         """
         source, target = self._source, self._target
@@ -116,19 +117,20 @@ class Migration:
     def _open_source(self) -> None:
         if self._source.label == self._target.label:
             raise StoreForeign(
-                f"{self._source.label} would be copied onto itself", advice="Choose another database: --to or --from."
+                f"{self._source.label} would be copied onto itself",
+                advice="Choose another database with --to or --from.",
             )
         self._source.connect_read_only()
 
     def _check_target(self) -> MigrationMark | None:
-        """Refuse a target that has another queue. Returns the mark of an unfinished migration into it."""
+        """Refuse a target that contains another queue. Returns the mark of an unfinished migration into it."""
         source, target = self._source, self._target
         unfinished = target.get_mark(UNFINISHED_KEY)
         self._check_source(unfinished)
         ours = unfinished is not None or target.get_mark(MOVED_KEY) is not None
         if not target.is_fresh() and not (ours and target.read_row_key() == source.read_row_key()):
             raise StoreForeign(
-                f"{target.label} already has another queue",
+                f"{target.label} already contains another queue",
                 advice="Choose an empty database, a file that does not exist, or a database that this queue was moved "
                 "from.",
             )
@@ -168,7 +170,7 @@ class Migration:
         """Make the last pass, compare all rows and set the marks. The source must be locked.
 
         Raises:
-            StoreCopyDiffers: the target differs from the source. No mark was changed; the source still has the queue.
+            StoreCopyDiffers: the target differs from the source. No mark was changed; the queue remains in the source.
         """
         began = self._clock.monotonic()
         self._run_pass(write=True)

@@ -24,12 +24,12 @@ _DECRYPT_AS: Final = {"page_shares": "share_by_id", "page_reveals": "reveal", "p
 """Statement names by which `RowEncryption` decrypts rows."""
 _ENCRYPT_AS: Final = {"write_round_keys": "add_round_key"}
 _LOCK_ATTEMPTS: Final = 20
-"""Attempts to take the exclusive lock while no host is listed: the server ends a closed connection a moment later."""
+"""Attempts to acquire the exclusive lock while no host is listed: the server ends a closed connection with a delay."""
 _LOCK_PAUSE_SECONDS: Final = 0.05
 
 
 class PostgresEndpoint(MigrationEndpoint):
-    """A shared database, read while its hosts run.
+    """A shared database, read while its hosts are running.
 
     The exclusive lock is an advisory lock that conflicts with the shared lock of each host.
 
@@ -47,19 +47,19 @@ class PostgresEndpoint(MigrationEndpoint):
 
     @property
     def label(self) -> str:
-        """The address without a password, and the schema."""
+        """The URL without a password, and the schema."""
         return f"{self._settings.to_display_text()}, schema {self._settings.schema}"
 
     @property
     def cli_value(self) -> str:
-        """The address without a password."""
+        """The URL without a password."""
         return self._settings.to_display_text()
 
     @property
     def config_text(self) -> str:
         """The configuration of a host."""
         return (
-            f'[store] url = "{self._settings.to_display_text()}" (complete the address), '
+            f'[store] url = "{self._settings.to_display_text()}" (complete the URL), '
             f'schema_name = "{self._settings.schema}", key_file, on every host'
         )
 

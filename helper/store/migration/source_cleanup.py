@@ -10,7 +10,7 @@ from helper.store.migration.tables import META, TABLES, Difference
 
 
 def read_moved_mark(source: MigrationEndpoint) -> MigrationMark:
-    """Return the mark that says where the queue was moved. Changes nothing.
+    """Return the mark with the database to which the queue was moved. Changes nothing.
 
     Raises:
         StoreForeign: the database is not marked as moved.

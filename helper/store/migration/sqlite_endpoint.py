@@ -26,7 +26,7 @@ _DELETE_PREFIX: Final = "drop_"
 
 
 class SqliteEndpoint(MigrationEndpoint):
-    """A database file. It is read while a daemon runs, and locked with the daemon's lock.
+    """A database file. It is read while a helper is running, and locked with the helper's lock.
 
     When run as root, it opens and closes the file as the owner of the file or its directory, so that new files belong
     to that user.
@@ -76,7 +76,7 @@ class SqliteEndpoint(MigrationEndpoint):
         self._use_connection(conn)
 
     def lock_exclusive(self) -> None:
-        """Acquire the daemon's lock and open the file as a daemon does. Creates a missing file."""
+        """Acquire the helper's lock and open the file as a helper does. Creates a missing file."""
         if self._opened is not None:
             return
         with acting_as_owner(self._path):
@@ -146,7 +146,7 @@ class SqliteEndpoint(MigrationEndpoint):
 
     @contextmanager
     def read_transaction(self) -> Iterator[None]:
-        """Open a read transaction. Read only one page in it, because the daemon cannot erase data meanwhile."""
+        """Open a read transaction. Read only one page in it, because the helper cannot erase data during it."""
         with _translate_errors():
             self._connection.execute("BEGIN")
             try:

@@ -1,4 +1,4 @@
-"""One pass over all rows of two databases, which writes or only counts the differences."""
+"""One pass over all rows of two databases; writes or only counts the differences."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PassStats:
     Attributes:
         rows_read: rows of the source, by table.
         rows_differing: rows that were missing, different or extra in the target, by table.
-        damaged: shares of the source that are damaged or were set aside; they are not copied.
+        damaged: shares of the source that are damaged or were quarantined; they are not copied.
         counts: undamaged shares of the source by round number and state.
     """
 
@@ -60,7 +60,7 @@ class TablePass:
         self._write = write
         self._report = report
         self._row_key = source.read_row_key()
-        self._aside = source.read_set_aside()
+        self._aside = source.read_quarantined()
         self._rounds: dict[int, bytes] = {}
         self._stats = PassStats()
 
@@ -68,7 +68,8 @@ class TablePass:
         """Make the pass.
 
         Raises:
-            StoreError: a database could not be read or written. Rows written before remain for the next pass.
+            StoreError: a database could not be read or written. Rows that were already written remain for the next
+                pass.
         """
         for table in TABLES:
             self._pass_table(table)

@@ -1,7 +1,7 @@
 """The migrated tables, and the comparison of source and target pages. No I/O.
 
-Every row begins with its key. Paged tables have keys of numbers and bytes only, which both databases order equally.
-Tables with text keys are small and are compared in one page.
+Every row begins with its key. Keys of paged tables consist of numbers and bytes only, which both databases sort in the
+same order. Tables with text keys are small and are compared in one page.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _placeholders(columns: Sequence[str]) -> str:
 META: Final = Table("meta", "key, value, row_check", 1, None, 0)
 ROUND_KEYS: Final = Table("round_keys", "no, round_id, mac_key, row_check", 1, (-1,), 1000)
 SHARES: Final = Table("shares", "id", 1, (0,), 500, round_column=1)
-"""A row also has a message and a history, so `copying.sql` has its statements."""
+"""A share also has a message and a history, so its statements are in `copying.sql`."""
 TOMBSTONES: Final = Table("tombstones", "round_no, mac", 2, (-1, b""), 5000, round_column=0)
 TABLES: Final = (
     META,
@@ -104,7 +104,7 @@ class LiveShare(NamedTuple):
 
 
 def live_shares(shares: Sequence[Row], reveals: Sequence[Row], history: Sequence[Row]) -> list[LiveShare]:
-    """Combine rows of three tables to one `LiveShare` per share."""
+    """Combine rows of three tables into one `LiveShare` per share."""
     reveal_of = {row[0]: RevealRow(*row) for row in reveals}
     history_of: dict[int, list[Row]] = {}
     for row in history:
@@ -198,7 +198,7 @@ def is_ascending(table: Table, after: Key, page: Sequence[Row]) -> bool:
     """Return whether the keys of a page are strictly ascending and greater than `after`."""
     try:
         return all(key < next_key for key, next_key in pairwise([after, *map(table.key, page)]))
-    except TypeError:  # a damaged key column has another type
+    except TypeError:  # a damaged key column can have a different type
         return False
 
 

@@ -20,7 +20,7 @@ from helper.store.table_rows import Row, ShareRow, truncate_text
 from helper.store.transaction import Transaction
 
 MAX_ACTIONS: Final = 10_000
-"""Entries stored in the audit log; older ones are deleted."""
+"""Maximum number of entries in the audit log; older ones are deleted."""
 _NAME_CHARS: Final = 64
 
 _FAILED_STATE: Final = frozenset({ShareState.FAILED})
@@ -113,7 +113,7 @@ def requeue_failed(
         row: a sound row in FAILED, read in this transaction.
         stage: stage of the history entry.
         note: text of the history entry.
-        at_ms: unix milliseconds now.
+        at_ms: Unix milliseconds now.
         proved_height: chain height of a proof made on another machine, None for no change.
 
     Returns:

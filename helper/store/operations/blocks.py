@@ -1,4 +1,4 @@
-"""Operations that apply blocks: spent nullifiers, confirmation and deletion of our shares, the cursor of the blocks."""
+"""Operations that apply blocks: spent nullifiers, confirmation and deletion of shares, the block cursor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def set_meta(tx: Transaction, key: str, value: str) -> None:
 
 
 def add_spent(tx: Transaction, spent: Sequence[SpentNullifier], at_ms: int) -> list[int]:
-    """Store nullifiers counted by the chain, and replace our shares among them with tombstones.
+    """Store nullifiers counted by the chain, and replace this queue's shares among them with tombstones.
 
     Returns:
         The ids of the shares that this call confirmed.
@@ -38,8 +38,8 @@ def _apply_spent(tx: Transaction, spent: Sequence[SpentNullifier], at_ms: int) -
     """Implement `add_spent` under the exclusive lock."""
     if tx.are_all_spent(spent):
         return []  # another host applied them while this one waited for the lock
-    # Insert all public nullifiers first, then delete our shares in order of id. Otherwise the write order in the
-    # database's log would link a nullifier to the share that is deleted for it.
+    # Insert all public nullifiers first, then delete the confirmed shares in order of id. Otherwise the write order in
+    # the database's log would link a nullifier to the share that is deleted for it.
     numbers = [(tx.ensure_round(round_id).no, nullifier) for round_id, nullifier in spent]
     tx.execute_many("add_spent", numbers)
     ours = tx.find_shares_by_nullifier(numbers)
@@ -61,7 +61,7 @@ def _confirm_share(tx: Transaction, share_id: int, round_no: int, nullifier: byt
             if row.nullifier != nullifier:
                 tx.handle_index_damage()
         else:
-            tx.set_aside(share_id, row.to_damaged_share(), at_ms)
+            tx.quarantine(share_id, row.to_damaged_share(), at_ms)
         return False
     if isinstance(row.mac, bytes) and len(row.mac) == MAC_BYTES and tx.execute("insert_tombstone", (round_no, row.mac)):
         tx.adjust_count(round_no, ShareState.SUBMITTED, 1)

@@ -16,7 +16,7 @@ from helper.store.transaction import Transaction
 RETENTION_DAYS: Final = 14
 """Days for which counts are stored."""
 MAX_REASONS_PER_DAY: Final = 100
-"""Distinct pairs of stage and reason per day; further ones are counted together."""
+"""Maximum number of distinct pairs of stage and reason per day; all others are counted together."""
 OTHER_REASON: Final = ("other", "further reasons")
 DAMAGED_REASON: Final = ("damaged", "its row could not be read")
 _DAY_MS: Final = 86_400_000
@@ -29,7 +29,7 @@ def count_failed(tx: Transaction, failed: Iterable[tuple[str, str]], at_ms: int)
 
     Args:
         failed: stage and note of each.
-        at_ms: unix milliseconds now.
+        at_ms: Unix milliseconds now.
     """
     day = at_ms // _DAY_MS
     kinds = Counter(
@@ -49,6 +49,6 @@ def _redact(text: str) -> str:
 
 
 def delete_old_counts(tx: Transaction, at_ms: int) -> int:
-    """Delete counts beyond their retention or dated in the future by a wrong clock. Returns the number of rows."""
+    """Delete counts that exceed their retention or are dated in the future. Returns the number of rows."""
     day = at_ms // _DAY_MS
     return tx.execute("delete_old_purged_failures", {"first": day - RETENTION_DAYS, "last": day + 1})

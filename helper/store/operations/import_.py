@@ -1,6 +1,6 @@
 """Imports shares from another machine's export.
 
-A share that this queue had exported is queued again.
+A share that was exported from this queue is queued again.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def import_shares(
     """Import shares, each in the state that it had on the other machine.
 
     A share that is FAILED here with the stage `MOVED` was moved to another machine earlier. It returns to RECEIVED with
-    attempts reset, whatever its state on the other machine; otherwise neither machine would reveal it.
+    attempts reset, regardless of its state on the other machine; otherwise neither machine would reveal it.
 
     Args:
         shares: validated in the same way as posted shares.
         note: text of the history entry.
-        at_ms: unix milliseconds now.
+        at_ms: Unix milliseconds now.
         dry_run: change nothing.
 
     Returns:
@@ -100,7 +100,7 @@ def _requeue_moved(tx: Transaction, row: ShareRow, exported: ExportedShare, note
 
 def _create_row(tx: Transaction, identity: ShareIdentity, exported: ExportedShare) -> ShareRow:
     """Return the row of a new share, in RECEIVED."""
-    due_ms = max(exported.due_ms, exported.share.submit_at * 1000)  # never before submit_at, whatever the file says
+    due_ms = max(exported.due_ms, exported.share.submit_at * 1000)  # never before submit_at, regardless of the file
     row = create_row(tx, exported.share, identity, received_ms=exported.received_ms, due_at_ms=due_ms)
     return row._replace(
         attempts=exported.attempts,

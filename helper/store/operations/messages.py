@@ -98,31 +98,31 @@ def read_sent(rows: Iterable[Row], row_key: bytes) -> tuple[list[SentReveal], li
     return sound, damaged
 
 
-def set_aside(tx: Transaction, share_ids: Iterable[int], at_ms: int) -> None:
-    """Set aside those of these shares that are damaged."""
+def quarantine(tx: Transaction, share_ids: Iterable[int], at_ms: int) -> None:
+    """Quarantine those of these shares that are damaged."""
     for share_id in share_ids:
         _load_reveal(tx, share_id, at_ms)
 
 
 def check_broadcast_shares(tx: Transaction, at_ms: int) -> None:
-    """Read every share in BROADCAST and set aside those that are unreadable."""
+    """Read every share in BROADCAST and quarantine those that are unreadable."""
     params = {"state": ShareState.BROADCAST.value, "limit": -1}
-    set_aside(tx, [row[0] for row in tx.fetch_all("shares_in_state", params)], at_ms)
+    quarantine(tx, [row[0] for row in tx.fetch_all("shares_in_state", params)], at_ms)
 
 
 def check_batch(tx: Transaction, at_ms: int, after: int, limit: int) -> int | None:
-    """Check up to `limit` live shares with an id above `after`, and their messages. Damaged ones are set aside.
+    """Check up to `limit` live shares with an id above `after`, and their messages. Damaged ones are quarantined.
 
     Returns:
         The id of the last row that was read, None if there was none.
     """
     ids = [row[0] for row in tx.fetch_all("share_ids", {"after": after, "limit": limit})]
-    set_aside(tx, ids, at_ms)
+    quarantine(tx, ids, at_ms)
     return ids[-1] if ids else None
 
 
 def _load_reveal(tx: Transaction, share_id: int, at_ms: int) -> RevealRow | None:
-    """Return the message of a share in BROADCAST, None if there is none. If it is damaged, the share is set aside."""
+    """Return the message of a share in BROADCAST, None if there is none. If it is damaged, the share is quarantined."""
     row = load_row(tx, share_id, at_ms)
     if row is None or row.state != ShareState.BROADCAST:
         return None
@@ -131,7 +131,7 @@ def _load_reveal(tx: Transaction, share_id: int, at_ms: int) -> RevealRow | None
         reveal = RevealRow(*columns)
         if reveal.is_sound(tx.keys.row_check):
             return reveal
-    tx.set_aside(share_id, row.to_damaged_share(), at_ms)
+    tx.quarantine(share_id, row.to_damaged_share(), at_ms)
     return None
 
 

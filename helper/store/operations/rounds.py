@@ -46,7 +46,7 @@ def mark_closed(tx: Transaction, round_id: bytes, at_ms: int) -> None:
 
 
 def mark_alerted(tx: Transaction, round_id: bytes, at_ms: int) -> None:
-    """Record that a round's unsubmitted shares were reported; an earlier mark is unchanged."""
+    """Record that a round's unconfirmed shares were reported; an earlier mark is unchanged."""
     tx.lock_exclusive()
     key = tx.round_key(round_id)
     stored = None if key is None else tx.read_round(key.no)

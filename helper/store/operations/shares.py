@@ -16,7 +16,7 @@ from helper.store.transaction import ShareIdentity, Transaction
 from helper.store.write_jobs import BatchOperation
 
 DUE_NOTIFICATION: Final = "due"
-"""Notification to hosts that a share was enqueued that is due soon."""
+"""Notification to hosts that a share that is due soon was enqueued."""
 NOTIFY_WITHIN_MS: Final = 2_000
 """Shares due later need no notification: the dispatchers poll every second."""
 
@@ -32,7 +32,7 @@ class EnqueueOperation(BatchOperation):
     Attributes:
         share: as it was posted.
         nullifier: 32 bytes.
-        now: unix seconds.
+        now: Unix seconds.
     """
 
     share: Share
@@ -41,7 +41,7 @@ class EnqueueOperation(BatchOperation):
 
     @classmethod
     def run_all(cls, tx: Transaction, operations: Sequence[EnqueueOperation]) -> list[EnqueueResult]:
-        """Store those that are new; see `enqueue_all`."""
+        """Store the new shares; see `enqueue_all`."""
         return enqueue_all(tx, operations)
 
 
@@ -134,7 +134,7 @@ def claim_due(tx: Transaction, *, now: float, limit: int, rounds: Collection[byt
         tried.update(untried)
         rows = [row for share_id in untried if (row := _load_due_row(tx, share_id, now_ms)) is not None]
         claimed += [_claim_row(tx, row) for row in rows]
-        incomplete = len(rows) < len(untried)  # some were set aside, so other shares may be due after them
+        incomplete = len(rows) < len(untried)  # some were quarantined, so other shares may be due after them
     return claimed
 
 
@@ -147,10 +147,10 @@ def _requeue_expired(tx: Transaction, at_ms: int, limit: int) -> None:
 
 
 def _load_due_row(tx: Transaction, share_id: int, now_ms: int) -> ShareRow | None:
-    """Return the row of a share that is due by the index, None if it was set aside."""
+    """Return the row of a share that is due by the index, None if it was quarantined."""
     row = load_row(tx, share_id, now_ms)
     if row is None:
-        if tx.fetch_one("is_set_aside", (share_id,)) is None:
+        if tx.fetch_one("is_quarantined", (share_id,)) is None:
             tx.handle_index_damage()
         return None
     if row.due_ms > now_ms or row.state != ShareState.RECEIVED:
@@ -210,6 +210,6 @@ def requeue_orphaned_batch(tx: Transaction, at_ms: int, limit: int) -> int:
     change = Transition(_CLAIMED, ShareState.RECEIVED, "restart", note, at_ms, ignore_claim=True)
     ids = tx.orphaned_claims(limit)
     if not ids and tx.fetch_one("has_unindexed_share", {"state": ShareState.WITNESSED.value}) == (1,):
-        # Otherwise a share that a damaged index hides would wait until the next start.
+        # Otherwise, a share hidden by a damaged index would wait until the next start.
         tx.handle_index_damage()
     return sum(apply_transition(tx, share_id, change) is not None for share_id in ids)

@@ -12,9 +12,9 @@ from helper.store.table_rows import MAX_STAGE_CHARS, Column, ShareRow, truncate_
 from helper.store.transaction import Transaction
 
 MAX_HISTORY_ENTRIES: Final = 50
-"""History entries stored per share. Older ones are deleted, except those that spent an attempt."""
+"""Maximum number of history entries per share. Older ones are deleted, except those that spent an attempt."""
 CLOSED_STAGE: Final = "closed"
-"""The stage of a share that failed because it was not confirmed when its round was closed."""
+"""Stage of a share that failed because it was not confirmed when its round was closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Transition:
         target: the new state.
         stage: stage of the history entry.
         note: text of the history entry.
-        at_ms: unix milliseconds now.
+        at_ms: Unix milliseconds now.
         due_ms: the new due time, None for no change.
         attempts: attempts to add, None to reset attempts and crashes to 0.
         crashes: prover crashes to add.
@@ -50,7 +50,7 @@ def apply_transition(tx: Transaction, share_id: int, change: Transition) -> Shar
     """Load a share, change its state and add a history entry.
 
     Returns:
-        The new row. None if the share no longer exists (it was confirmed), is set aside, failed when its round was
+        The new row. None if the share no longer exists (it was confirmed), is quarantined, failed when its round was
         closed, or is claimed by another host.
 
     Raises:
@@ -104,7 +104,7 @@ def check_source(row: ShareRow, change: Transition) -> ShareState:
 def load_row_for(tx: Transaction, share_id: int, change: Transition) -> ShareRow | None:
     """Return a verified row for a change, None if the share must not be changed.
 
-    None means that the row was deleted or set aside, that the share failed because its round was closed (which may
+    None means that the row was deleted or quarantined, that the share failed because its round was closed (which may
     happen while it is proven or sent), or that another host has claimed or sends it.
     """
     row = load_row(tx, share_id, change.at_ms)
@@ -121,10 +121,10 @@ def _can_change(tx: Transaction, row: ShareRow) -> bool:
 
 
 def load_row(tx: Transaction, share_id: int, at_ms: int) -> ShareRow | None:
-    """Return a verified row, None if it does not exist. A damaged row is set aside, and None is returned."""
+    """Return a verified row, None if it does not exist. A damaged row is quarantined, and None is returned."""
     row = tx.get_live_share(share_id)
     if row is not None and not row.is_sound(tx.keys.row_check):
-        tx.set_aside(share_id, row.to_damaged_share(), at_ms)
+        tx.quarantine(share_id, row.to_damaged_share(), at_ms)
         return None
     return row
 

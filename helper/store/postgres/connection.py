@@ -28,7 +28,7 @@ _SERVER_KEEPALIVE: Final = (
     "-c tcp_keepalives_interval=2",
     "-c tcp_keepalives_count=3",
 )
-"""The same for the server, so that a host can lock its name again soon after a network failure."""
+"""The same for the server, so that a host can soon acquire the lock on its name again after a network failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class ConnectionSettings:
         return f"ConnectionSettings(schema={self.schema!r}, host={self.host!r})"
 
     def to_display_text(self) -> str:
-        """Return the address without the password, and with `hostaddr` if it differs from the host."""
+        """Return the URL without the password, and with `hostaddr` if it differs from the host."""
         params = conninfo_to_dict(self.conninfo)
         user, place, name = params.get("user"), str(params.get("host") or ""), params.get("dbname") or ""
         port = f":{params['port']}" if params.get("port") else ""
@@ -80,7 +80,7 @@ class ConnectionSettings:
 def create_connection_settings(
     address: str, *, schema: str, host: str, idle_transaction_seconds: float = IDLE_TRANSACTION_SECONDS
 ) -> ConnectionSettings:
-    """Check a database address and complete it.
+    """Check a database URL and complete it.
 
     Args:
         address: `postgresql://user@host/database?…` or a libpq `key=value` string.
@@ -89,14 +89,14 @@ def create_connection_settings(
         idle_transaction_seconds: seconds after which the server ends an idle transaction.
 
     Raises:
-        StoreError: the address is invalid, or uses a network without verified TLS.
+        StoreError: the URL is invalid, or uses a network without verified TLS.
     """
     try:
         params = conninfo_to_dict(address)
     except psycopg.ProgrammingError:
-        raise StoreError("invalid database address", advice="See `svote-helper config init`.") from None
+        raise StoreError("invalid database URL", advice="See `svote-helper config init`.") from None
     if "service" in params or "PGSERVICE" in os.environ:
-        raise StoreError("the database address must not use a service file, because the host in it cannot be checked")
+        raise StoreError("the database URL must not use a service file, because the host in it cannot be checked")
     if not schema.isidentifier() or not schema.isascii() or schema != schema.lower():
         raise StoreError(f"{schema!r} is not a valid schema name: use lower-case letters, digits and _")
     if not host.isprintable() or not 0 < len(host.encode()) < 64:
@@ -125,14 +125,14 @@ def _resolve_hosts(params: dict[str, Any]) -> None:
     """Add the hosts that libpq would take from the environment, and check `hostaddr`.
 
     Raises:
-        StoreError: `hostaddr` is given with more than one host.
+        StoreError: `hostaddr` is set and there is more than one host.
     """
     for name, variable in (("host", "PGHOST"), ("hostaddr", "PGHOSTADDR")):
         if params.get(name) is None and variable in os.environ:
             params[name] = os.environ[variable]
     if params.get("hostaddr") and ("," in str(params["hostaddr"]) or "," in str(params.get("host") or "")):
         raise StoreError(
-            "the database address must not combine hostaddr with several hosts",
+            "the database URL must not combine hostaddr with several hosts",
             advice="Use several hosts in host, or one host with its hostaddr.",
         )
 

@@ -10,7 +10,7 @@ from psycopg_pool import PoolTimeout
 from helper.errors import StoreError, StoreFull, StoreUnreachable
 
 _RETRYABLE: Final = frozenset({"40001", "40P01", "23505", "23503", "55P03"})
-"""Conflicts with another host: serialisation failure, deadlock, duplicate row, purged round, lock timeout."""
+"""Conflicts with another host: serialization failure, deadlock, duplicate row, purged round, lock timeout."""
 _FULL: Final = frozenset({"53100", "53000"})
 
 

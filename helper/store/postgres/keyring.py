@@ -39,7 +39,7 @@ class Keyring:
         keys: 32 bytes each; the first encrypts, all decrypt.
 
     Raises:
-        StoreError: there is no key, or one of another length.
+        StoreError: there is no key, or a key has the wrong length.
     """
 
     def __init__(self, keys: Sequence[bytes]) -> None:

@@ -53,7 +53,7 @@ class NotificationListener:
                     log.warning(
                         "listen_connection_lost",
                         error=type(error).__name__,
-                        advice="Polling every second until it is back.",
+                        advice="Polling every second until the connection is restored.",
                     )
             await asyncio.sleep(RECONNECT_SECONDS)
 

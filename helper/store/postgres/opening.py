@@ -25,7 +25,7 @@ _STATEMENT_LOGS: Final = (
     ("log_min_duration_sample", ("-1",)),
     ("log_transaction_sample_rate", ("0",)),
 )
-"""Settings that log statements with their parameters, and the values for which they do not."""
+"""Settings that can log statement parameters, and the values with which they do not."""
 _OTHER_LOGS: Final = (("auto_explain.log_min_duration", ("", "-1")), ("pgaudit.log_parameter", ("", "off")))
 """The same for settings of extensions."""
 _PROBE_TEXT: Final = b"svote-helper"
@@ -56,7 +56,7 @@ def connect(settings: ConnectionSettings) -> Connection:
         for name in ("fsync", "full_page_writes"):
             if _read_server_setting(conn, name) != "on":
                 raise StoreError(
-                    f"the server runs with {name} = off and could lose committed data",
+                    f"the server has {name} = off and can lose committed data",
                     advice=f"Set {name} = on in postgresql.conf.",
                 )
         _refuse_parameter_logging(conn)
@@ -119,7 +119,7 @@ def refuse_host_name_in_use(settings: ConnectionSettings) -> None:
 
 
 def acquire_host_lock(conn: Connection, settings: ConnectionSettings) -> None:
-    """Acquire the shared lock of hosts for the lifetime of the connection. A migration acquires it exclusively.
+    """Acquire the hosts' shared lock for the lifetime of the connection. A migration acquires it exclusively.
 
     Raises:
         StoreLocked: the queue is being migrated.
@@ -155,7 +155,7 @@ def require_ready(conn: Connection, settings: ConnectionSettings, keyring: Keyri
     version = _read_version(conn, settings)
     if version < len(migrations()):
         raise StoreForeign(
-            f"the schema {settings.schema} was written by an older version ({version}, ours is {len(migrations())})",
+            f"the schema {settings.schema} was written by an older version ({version}, supported {len(migrations())})",
             advice="Upgrade all hosts to this version first.",
         )
     _decrypt_probe(
@@ -200,7 +200,7 @@ def _read_version(conn: Connection, link: ConnectionSettings) -> int:
     ((version,),) = conn.execute("SELECT version FROM schema_version").fetchall()
     if version > len(migrations()):
         raise StoreForeign(
-            f"the schema {link.schema} was written by a newer version ({version}, ours is {len(migrations())})",
+            f"the schema {link.schema} was written by a newer version ({version}, supported {len(migrations())})",
             advice="Use the version that wrote it, or a newer one.",
         )
     return int(version)
@@ -232,13 +232,13 @@ def _publish_key_ids(conn: Connection, settings: ConnectionSettings, keyring: Ke
 def _require_key_on_all_hosts(conn: Connection, settings: ConnectionSettings, name: bytes) -> None:
     """Refuse to encrypt with a key that a running host does not have.
 
-    That host could not recognise the nullifiers of these shares in blocks.
+    That host could not recognize the nullifiers of these shares in blocks.
     """
     if conn.execute(
         postgres_statements()["hosts_without_key"], {"schema": settings.schema, "name": name.hex()}
     ).fetchall():
         raise StoreError(
-            "a running host does not have the first key of this key file and could not read what it encrypts",
+            "a running host lacks the first key of this key file and could not decrypt data encrypted with it",
             advice="Put the new key second in every host's key file and restart the hosts one by one; then put it "
             "first and restart them again.",
         )
@@ -254,7 +254,7 @@ def _decrypt_probe(text: str | None, keyring: Keyring) -> None:
 
 
 def _get_or_store_meta(conn: Connection, name: str, fresh: str) -> list[Row]:
-    """Return the row of a text; store `fresh` first if there is none."""
+    """Return the row of a text; store `fresh` first if there is no row."""
     conn.execute(postgres_statements()["add_meta"], make_meta_row(name, fresh))
     return conn.execute(postgres_statements()["get_meta"], (name,)).fetchall()
 

@@ -9,7 +9,7 @@ SELECT pg_advisory_xact_lock_shared(hashtext(current_schema()), 1);
 -- name: lock_exclusive
 SELECT pg_advisory_xact_lock(hashtext(current_schema()), 1);
 
--- Sessions of hosts (they hold lock 3) that do not have a key.
+-- Sessions of hosts (holders of lock 3) that lack a key.
 
 -- name: hosts_without_key
 WITH here AS (
@@ -50,7 +50,7 @@ ORDER BY s.id LIMIT %(limit)s FOR UPDATE OF s SKIP LOCKED;
 UPDATE claims SET until = clock_timestamp() + make_interval(secs => %(lease)s)
 WHERE host = %(host)s AND fence = ANY (%(fences)s);
 
--- This host's own name in the row is from before its restart, because a running process locks its name.
+-- If the row contains this host's own name, it is from before a restart, because a running process locks its name.
 
 -- name: acquire_sender_lease
 UPDATE sender SET
@@ -80,7 +80,7 @@ SELECT pg_notify(current_schema(), %s);
 -- name: database_time
 SELECT extract(epoch FROM clock_timestamp())::float8;
 
--- ---------------------------------------------------------------- rounds and small facts
+-- ---------------------------------------------------------------- rounds and metadata
 
 -- name: round_key
 SELECT no, round_id, mac_key, row_check FROM round_keys WHERE round_id = %s;
@@ -245,7 +245,7 @@ WHERE k.round_id = %s ORDER BY t.idx;
 
 -- ---------------------------------------------------------------- operators
 
--- The times of a share are in its encrypted witness, which is the last column: the reader decrypts it and fills them in.
+-- The times of a share are in its encrypted witness, which is the last column: the reader decrypts it and fills in the times.
 
 -- name: list_waiting
 SELECT s.mac, k.round_id, s.state, NULL, s.due_ms, s.attempts, s.crashes, s.stage, s.note,

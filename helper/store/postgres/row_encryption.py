@@ -1,7 +1,7 @@
 """Encrypts secret columns in statement parameters and decrypts them in rows.
 
-Operations and readers use the same named statements on both databases. This module maps, by statement name, the columns
-that differ from SQLite's.
+Operations and readers use the same named statements on both databases. This module defines, by statement name, which
+columns differ from SQLite's.
 """
 
 from __future__ import annotations
@@ -165,6 +165,6 @@ class RowEncryption:
         return ListedShare(*listed)._replace(submit_at=witness.submit_at, received_ms=witness.received_ms)
 
     def _reveal_facts(self, columns: Row) -> Row:
-        """Replace the message by its transaction hash."""
+        """Replace the message with its transaction hash."""
         sealed, *facts = columns
         return (self._hash_and_message(sealed)[0], *facts)

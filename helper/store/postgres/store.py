@@ -27,7 +27,7 @@ LEASE_SECONDS: Final = 10.0
 """Seconds after which the claims of a host expire unless it renews them."""
 _RENEWALS_PER_LEASE: Final = 3
 _SKEW_SAMPLES: Final = 3
-"""Maximum number of clock queries while replies are slow; the fastest one is the most accurate."""
+"""Maximum number of clock queries while responses are slow; the fastest one is the most accurate."""
 _FAST_REPLY_SECONDS: Final = 0.5
 _IDLE_FRACTION: Final = 0.3
 """Fraction of a lease after which the server ends an idle transaction."""
@@ -43,10 +43,10 @@ class PostgresStore(Store):
         schema: schema of the tables.
         clock: source of the times in history entries.
         lease_seconds: seconds after which the claims of a host expire unless it renews them.
-        on_damaged: called on the event loop with each row that failed its check and was set aside.
+        on_damaged: called on the event loop with each row that failed its check and was quarantined.
 
     Raises:
-        StoreError: the address, the schema or the host name is invalid.
+        StoreError: the URL, the schema or the host name is invalid.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class PostgresStore(Store):
             StoreForeign: the schema belongs to another program or a newer version.
             StoreCorrupt: the keys of the database are damaged.
             StoreLocked: another process uses this host's name.
-            StoreError: the server is unreachable or its settings are unsafe, or this host has other keys.
+            StoreError: the server is unreachable or its settings are unsafe, or this host has different keys.
         """
         await self._writer.start()
         try:
@@ -140,7 +140,7 @@ class PostgresStore(Store):
         return renewed
 
     async def release_sender_lease(self) -> None:
-        """Release the sender lease, so that another host need not wait."""
+        """Release the sender lease, so that another host does not have to wait."""
         fence, self._claims.sender_fence = self._claims.sender_fence, 0
         if fence:
             await self._run(release_sender_lease, fence)
@@ -158,7 +158,7 @@ class PostgresStore(Store):
         await self._operator_reader.run(b"VACUUM shares, reveals, history, claims")
 
     async def verify(self) -> list[str]:
-        """Check all live shares and set damaged ones aside. `pg_amcheck` checks the rest of the database."""
+        """Check all live shares and quarantine damaged ones. `pg_amcheck` checks the rest of the database."""
         await self._check_rows()
         return []
 
@@ -177,7 +177,7 @@ class PostgresStore(Store):
 
     @property
     def is_shared(self) -> bool:
-        """True: other hosts may work on the same queue."""
+        """True: other hosts may use the same queue."""
         return True
 
     def listen(self, callback: Callable[[str], None]) -> None:

@@ -17,7 +17,7 @@ from helper.store.table_rows import Row, ShareRow
 from helper.store.transaction import Params, ShareIdentity, Transaction
 
 ID_BATCH: Final = 64
-"""Share numbers that are reserved per query."""
+"""Number of share numbers reserved per query."""
 
 
 class ExclusiveLockRequired(Exception):
@@ -119,7 +119,7 @@ class PostgresTransaction(Transaction):
         return None if row is None else ShareRow(*row)
 
     def get_live_share(self, share_id: int) -> ShareRow | None:
-        """Like `get_share`, but return None if the share was set aside as damaged."""
+        """Like `get_share`, but return None if the share was quarantined as damaged."""
         row = self.fetch_one("live_share", (share_id,))
         return None if row is None else ShareRow(*row)
 
@@ -165,7 +165,7 @@ class PostgresTransaction(Transaction):
     def are_all_spent(self, spent: Sequence[SpentNullifier]) -> bool:
         """Return whether another host has recorded all of these and committed the confirmations.
 
-        Shares with a spent nullifier are never accepted, so these nullifiers need no further processing.
+        Shares with a spent nullifier are never accepted, so these nullifiers need no more processing.
         """
         distinct = set(spent)
         if not distinct:

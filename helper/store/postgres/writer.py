@@ -41,7 +41,7 @@ class PostgresWriter(WriterThread[PostgresTransaction]):
         settings: connection settings.
         keyring: the encryption keys that the hosts share.
         claims: the claims of this host.
-        on_damaged: called on the event loop with each row that was set aside.
+        on_damaged: called on the event loop with each row that was quarantined.
 
     """
 

@@ -20,7 +20,7 @@ PROBE_SECONDS: Final = 0.5
 LOCATION_CHECK_SECONDS: Final = 5.0
 """Seconds after which an idle writer checks again that the database is at its path; a busy one does at each commit."""
 MIN_FREE_BYTES: Final = 2**20
-"""Free bytes required to consider a full disk healthy again: a small commit may succeed where shares do not fit."""
+"""Free bytes required to consider a full disk healthy again: a small commit can succeed when a share would not fit."""
 
 
 class DiskHealth:
@@ -32,7 +32,7 @@ class DiskHealth:
 
     Attributes:
         reason: why the last commit failed, None if it succeeded.
-        displaced: file that is not at its path, None if both are.
+        displaced: description of the file that is not at its path, None if both are.
     """
 
     def __init__(self, path: Path, clock: Clock) -> None:
@@ -65,7 +65,7 @@ class DiskHealth:
         self._probe_at = self._clock.monotonic() + PROBE_SECONDS
 
     def record_success(self) -> None:
-        """Record a successful probe. Other commits are no proof, because SQLite does not sync one without changes."""
+        """Record a successful probe. Other commits prove nothing: SQLite does not sync a commit without changes."""
         if self.reason is None:
             return
         if self._is_disk_full and not self._has_room():

@@ -21,8 +21,8 @@ from helper.store.sqlite.file_lock import FileLock
 DATABASE_DISPLACED_TEXT: Final = "the database file is no longer at its path"
 WAL_DISPLACED_TEXT: Final = "the database's write-ahead log is no longer at its path"
 _MOVE_BACK_ADVICE: Final = (
-    "Do not delete the log: it may hold shares that are nowhere else. Move {what} back to {path} and start again; "
-    "nothing is lost then. "
+    "Do not delete the log: it may contain shares that exist nowhere else. Move {what} back to {path} and start again; "
+    "then nothing is lost. "
 )
 
 
@@ -50,16 +50,16 @@ def refuse_incomplete(database: Path, lock: FileLock, *, clean: bool) -> None:
         StoreDisplaced: the database is missing or was replaced, or its write-ahead log is missing.
     """
     log = wal_path(database)
-    restore = f"If it is lost for good, run `svote-helper db restore BACKUP --force`, which keeps {log} aside"
+    restore = f"If it is permanently lost, run `svote-helper db restore BACKUP --force`, which renames {log}"
     if file_size(database) == 0:
         if file_size(log) > 0:
             raise StoreDisplaced(
-                f"{database} is missing or empty, but {log} holds the last commits",
+                f"{database} is missing or empty, but {log} contains the last commits",
                 advice=_MOVE_BACK_ADVICE.format(what="the database file", path=database) + f"{restore}.",
             )
         if not clean:
             raise StoreDisplaced(
-                f"{database} is missing or empty, although the last run on it did not end in order",
+                f"{database} is missing or empty, although the last run was not shut down cleanly",
                 advice=f"Move the database file back to {database} and start again. {restore}. To begin with an empty "
                 f"queue, delete {database}.lock.",
             )
@@ -68,10 +68,10 @@ def refuse_incomplete(database: Path, lock: FileLock, *, clean: bool) -> None:
         return
     if not log.exists():
         raise StoreDisplaced(
-            f"{log} is missing, although the last run on {database} did not end in order",
+            f"{log} is missing, although the last run on {database} was not shut down cleanly",
             advice=_MOVE_BACK_ADVICE.format(what="it", path=log)
             + "If another program (sqlite3) has opened the database "
-            f"since, it has written the log back and removed it: delete {database}.lock then, and start.",
+            f"since, it has written the log back and removed it: in that case, delete {database}.lock and start.",
         )
     if _has_other_run(database, lock.crashed_run):
         raise StoreDisplaced(
@@ -112,7 +112,7 @@ class PathMonitor:
         self._identities = _file_identity(database), _file_identity(self._log)
 
     def is_database_displaced(self) -> bool:
-        """Return whether the database's path is missing or names another file."""
+        """Return whether the database's path is missing or refers to another file."""
         return _file_identity(self._database) != self._identities[0]
 
     def displacement_reason(self) -> str | None:

@@ -1,4 +1,4 @@
-"""Checkpoints the WAL and erases deleted rows from all files.
+"""Checkpoints the WAL and erases deleted rows from the files.
 
 Only the writer thread checkpoints. It does so regularly, so that the WAL stays small. Soon after a deletion it also
 truncates the WAL and scrubs the pages written since then (see `page_scrubber.py`). `erasure_schedule.py` decides when.
@@ -28,9 +28,9 @@ PAGES_AT_ONCE: Final = 16_384
 The other pages of a larger file are scrubbed in slices of `SLICE` pages while the writer runs.
 """
 SLICE: Final = 1000
-"""Pages per slice. A slice takes a few milliseconds, so that wallets do not wait longer."""
+"""Pages per slice. A slice takes a few milliseconds, so that wallets do not wait noticeably."""
 PAGES_PER_SCRUB: Final = 1024
-"""Number of stale pages at which they are scrubbed even if nothing was deleted, which bounds the time of a scrub."""
+"""Number of stale pages that triggers a scrub even if nothing was deleted, which limits the duration of a scrub."""
 
 
 class Eraser:

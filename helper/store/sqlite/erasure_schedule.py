@@ -6,7 +6,7 @@
     last slice scrubbed             –          CLEAN      –          –          –
     WAL written back                –          –          –          –          (1)
     WAL truncated                   –          –          (2)        (2)        (2)
-    truncation prevented by reader  –          –          BLOCKED    –          (3)
+    truncation blocked by reader    –          –          BLOCKED    –          (3)
     disk error                      FAILED     FAILED     FAILED     FAILED     –
 
 (1) PENDING if deleted rows remain, else (2). (2) SCRUBBING if unscrubbed pages remain, else CLEAN. (3) BLOCKED if
@@ -21,7 +21,7 @@ from typing import Final
 ERASE_WITHIN_SECONDS: Final = 1.0
 """Maximum delay of erasure after a deletion, in seconds, if the writer is never idle."""
 RETRY_SECONDS: Final = 0.05
-"""Seconds until the next attempt if a reader prevented the truncation of the WAL."""
+"""Seconds until the next attempt if a reader blocked the truncation of the WAL."""
 ERROR_RETRY_SECONDS: Final = 0.5
 """Seconds until the next attempt after a disk error."""
 CHANGES_PER_CHECKPOINT: Final = 2000
@@ -31,8 +31,8 @@ SLICE_PAUSE: Final = 0.01
 SLICE_PAUSE_FACTOR: Final = 9
 """Pause before the next slice while there are writes, as a multiple of the last slice's duration.
 
-With 9, slices take a tenth of the writer's time. Idleness is no criterion: under load, the writer is briefly idle a
-hundred times a second.
+With 9, slices take a tenth of the writer's time. Idle time is not a usable trigger: under load, the writer is briefly
+idle 100 times per second.
 """
 
 
@@ -42,7 +42,7 @@ class ErasureState(Enum):
     CLEAN = "nothing is left to erase"
     SCRUBBING = "pages that a crashed process wrote are scrubbed in slices"
     PENDING = "deleted rows are erased when the writer is idle, at the deadline at the latest"
-    BLOCKED = "deleted rows are left because a reader prevented the truncation of the WAL"
+    BLOCKED = "deleted rows remain because a reader blocked the truncation of the WAL"
     FAILED = "the last checkpoint failed with a disk error"
 
 
@@ -150,7 +150,7 @@ class ErasureSchedule:
         self.state = self._without_deleted_rows()
 
     def blocked_by_reader(self, now: float) -> None:
-        """Record that a reader prevented the truncation of the WAL."""
+        """Record that a reader blocked the truncation of the WAL."""
         if self._deadline is None:
             self.state = self._without_deleted_rows()
         else:

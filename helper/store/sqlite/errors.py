@@ -41,7 +41,7 @@ def is_environment_error(error: BaseException) -> bool:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Return whether there is no space left on the disk."""
+    """Return whether no space is left on the disk."""
     if isinstance(error, OSError):
         return error.errno in {errno.ENOSPC, errno.EDQUOT}
     return isinstance(error, sqlite3.Error) and result_code(error) == sqlite3.SQLITE_FULL
@@ -72,6 +72,6 @@ def translate(error: BaseException) -> BaseException:
     if code in _DAMAGE_CODES:
         return StoreCorrupt(f"the database is damaged: {error}")
     if code in _CONSTRAINT_CODES:
-        return StoreError(f"the schema refuses this: {error}", advice="This is a bug in the helper: report it.")
+        return StoreError(f"the schema rejected the change: {error}", advice="This is a bug in the helper: report it.")
     name = getattr(error, "sqlite_errorname", type(error).__name__)
     return StoreError(f"the database could not be used: {error} ({name})")

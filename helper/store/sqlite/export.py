@@ -64,7 +64,7 @@ def _select_shares(conn: sqlite3.Connection, query: QueueFilter, refs: tuple[str
     row_key = read_key(conn.execute(sqlite_statements()["get_meta"], (ROW_CHECK_KEY,)).fetchall(), ROW_CHECK_KEY)
     selection = ExportSelection(read_meta_value(conn.execute(sqlite_statements()["get_meta"], (_CHAIN_ID,)).fetchall()))
     closed = set(_closed_rounds(conn, row_key))
-    aside = {row[0] for row in conn.execute(sqlite_statements()["set_aside_ids"])}
+    aside = {row[0] for row in conn.execute(sqlite_statements()["quarantined_ids"])}
     for columns in conn.execute(sqlite_statements()["all_shares"]):
         row = ShareRow(*columns)
         if row.id in aside or not row.is_sound(row_key):

@@ -70,7 +70,7 @@ class FileLock:
             if state == _RESTORING and not to_restore:
                 raise StoreCorrupt(
                     "a restore of this database was interrupted",
-                    advice="Run `svote-helper db restore --force` again: it keeps aside what there is.",
+                    advice="Run `svote-helper db restore --force` again: existing files are renamed, not deleted.",
                 )
         except BaseException:
             self._close()
@@ -102,11 +102,11 @@ class FileLock:
         self._write(_OPEN if run is None else b"%s\n%s" % (_OPEN, run.encode("ascii")))
 
     def mark_restoring(self) -> None:
-        """Record that a restore is in progress. No daemon starts on these files until `mark_open`."""
+        """Record that a restore is in progress. No helper starts on these files until `mark_open`."""
         self._write(_RESTORING)
 
     def release(self, *, clean: bool) -> None:
-        """Release the lock. The lock file is not deleted: otherwise two daemons could lock two different files."""
+        """Release the lock. The lock file is not deleted: otherwise two helpers could lock two different files."""
         if clean:
             with suppress(OSError):  # disk full: the next start then checks the whole file
                 self._write(_CLEAN)
@@ -140,4 +140,4 @@ def try_lock(fd: int, path: Path) -> None:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise StoreLocked(f"another daemon has this database open: {path} is locked") from None
+        raise StoreLocked(f"another helper has this database open: {path} is locked") from None

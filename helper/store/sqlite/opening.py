@@ -25,10 +25,10 @@ from helper.store.transaction import DatabaseKeys, read_round_key
 
 BUSY_SECONDS: Final = 5.0
 CHECKED_AT_START: Final = 64 << 20
-"""Largest file in bytes that is checked before the start; this takes a few tenths of a second.
+"""Maximum size in bytes of a file that is checked before the start; this takes a few tenths of a second.
 
-Checking a larger file would delay the responses to wallets. The background check finds damage in it; until then, the
-row checks do.
+Checking a larger file would delay responses to wallets. The background check detects damage in it; until then, the row
+checks do.
 """
 _MAGIC: Final = b"SQLite format 3\x00"
 _RUN_BYTES: Final = 16
@@ -83,7 +83,7 @@ def open_database(path: Path, clock: Clock, *, marked: bool = False) -> OpenedDa
 
     Raises:
         StoreMoved: a migration has marked it, so the queue is in another database.
-        StoreLocked: another daemon has it open.
+        StoreLocked: another helper has it open.
         StoreForeign: it is not a database of this helper, or of a newer version.
         StoreCorrupt: it is damaged.
         StoreDisplaced: after a crash, the database or its write-ahead log is missing or was replaced.
@@ -108,7 +108,7 @@ def open_database(path: Path, clock: Clock, *, marked: bool = False) -> OpenedDa
             raise _disk_full_error(path) from error
         raise StoreError(
             f"cannot open {path}: {error.strerror}",
-            advice="Create the directory of [helper] db_path, and make it writable for the service's user.",
+            advice="Create the directory of [helper] db_path, and make it writable by the service's user.",
         ) from error
     except (sqlite3.Error, UnicodeDecodeError) as error:
         if is_disk_full(error):
@@ -165,7 +165,7 @@ def _open_locked(
 
 
 def _write_run_id(conn: sqlite3.Connection, recorded: str | None) -> str | None:
-    """Write a run identifier to the database, so that the next start recognises the database after a crash.
+    """Write a run identifier to the database, so that the next start recognizes the database after a crash.
 
     After a crash, the identifier of the crashed run is used again, because database and lock file must have the same
     identifier until the lock file is rewritten.
@@ -189,7 +189,7 @@ def _write_run_id(conn: sqlite3.Connection, recorded: str | None) -> str | None:
 
 
 def _close_refused(conn: sqlite3.Connection, lock: FileLock, *, clean: bool) -> None:
-    """Close the connection of a start that is refused."""
+    """Close the connection after a refused start."""
     if not clean:
         with suppress(OSError):  # disk full: the record is unchanged
             lock.mark_open()  # closing may delete the log, so the next start must not require it
@@ -229,7 +229,7 @@ def _check_header(path: Path) -> None:
         raise StoreCorrupt(f"{path} is damaged: its header is not one that SQLite writes")
     pages, size = int.from_bytes(head[_PAGES], "big"), int.from_bytes(head[_PAGE_SIZE], "big")
     if not file_size(wal_path(path)) and path.stat().st_size < pages * (size if size > 1 else 65536):
-        raise StoreCorrupt(f"{path} is damaged: its end is missing")
+        raise StoreCorrupt(f"{path} is damaged: it is truncated")
 
 
 def _check_database(conn: sqlite3.Connection, path: Path) -> None:

@@ -2,11 +2,12 @@
 
 `secure_delete` zeroes the space of a deleted row, but not stale copies of it. When SQLite rebalances a b-tree, it may
 rewrite a page from its end, and old bytes of moved rows remain in the gap between the cell pointers of the page and its
-first cell (measured: some tenths of a percent of all deleted rows). SQLite ignores these bytes; this module overwrites
+first cell (measured: a few tenths of a percent of all deleted rows). SQLite ignores these bytes; this module overwrites
 them in the file.
 
 This is safe only if the file has the newest version of each page (the complete WAL is written back) and no connection
-writes meanwhile. Therefore only the writer thread calls it, directly after a checkpoint. Readers never read a gap.
+writes at the same time. Therefore only the writer thread calls it, directly after a checkpoint. Readers never read a
+gap.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Final
 from proofs import page_gap, pages_in_log
 
 MAX_PAGES: Final = 2**24 - 1
-"""Highest page that is scrubbed (64 GB). Beyond it, an overflow page could begin with the bytes of a b-tree page."""
+"""Highest page that is scrubbed (64 GB). Above it, an overflow page could begin with the bytes of a b-tree page."""
 
 
 def note_stale(stale: set[int], wal: Path, frames: range, page_size: int) -> None:
@@ -46,7 +47,7 @@ def scrub_pages(db_fd: int, numbers: Iterable[int], page_size: int, *, again: bo
 
     Args:
         db_fd: the database file, open for reading and writing.
-        numbers: the pages, from 1; pages beyond the end of the file are skipped.
+        numbers: the pages, from 1; pages past the end of the file are skipped.
         page_size: bytes of a page.
         again: write zeros even if the gap already contains only zeros.
 

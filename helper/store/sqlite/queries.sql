@@ -1,8 +1,8 @@
 -- Statements of the store that differ on PostgreSQL or exist only on SQLite; see `../queries.sql`.
 
--- ---------------------------------------------------------------- rounds and small facts
+-- ---------------------------------------------------------------- rounds and metadata
 
--- Rounds are few, and + avoids the index: a damaged index would hide a round with all its shares.
+-- There are few rounds, so + avoids the index: a damaged index could hide a round and all its shares.
 
 -- name: round_key
 SELECT no, round_id, mac_key, row_check FROM round_keys WHERE +round_id = ?;
@@ -34,7 +34,7 @@ WHERE +k.round_id = ? AND c.state <> 2 AND c.n > 0;
 -- name: last_share_id
 SELECT coalesce(max(id), 0) FROM shares;
 
--- Also compares the nullifiers: if the index of the macs is damaged, a known share must not be stored again.
+-- Also compares the nullifiers, so that a known share is detected even if the index of the macs is damaged.
 
 -- name: find_taken
 WITH asked (place, round_no, mac, nullifier) AS (VALUES (?, ?, ?, ?))
@@ -62,7 +62,7 @@ SELECT k.round_id, s.* FROM shares s LEFT JOIN round_keys k ON k.no = s.round_no
 -- name: tombstone_count
 SELECT count(*) FROM tombstones;
 
--- name: set_aside_ids
+-- name: quarantined_ids
 SELECT share_id FROM damaged;
 
 -- name: due_shares
@@ -71,7 +71,7 @@ WHERE round_no = :round_no AND state = 0 AND due_ms <= :now_ms
   AND id NOT IN (SELECT share_id FROM damaged)
 ORDER BY due_ms, rank LIMIT :limit;
 
--- In a damaged index, NULL would sort before all due times and hide them.
+-- A NULL in a damaged index would sort before all due times and hide them.
 
 -- name: next_due
 SELECT due_ms FROM shares
@@ -85,13 +85,14 @@ SELECT id FROM shares
 WHERE state = :state AND state <> 0 AND id NOT IN (SELECT share_id FROM damaged)
 ORDER BY id LIMIT :limit;
 
--- Whether more shares are counted in a state than are set aside. If no other share is found, the index hides some.
+-- Detects a damaged index: the counter of a state exceeds the number of its quarantined shares, although the index lists
+-- no other share.
 
 -- name: has_unindexed_share
 SELECT coalesce(sum(n), 0) > (SELECT count(*) FROM damaged WHERE state IN (:state, -1)) FROM counters WHERE state = :state;
 
--- The condition on :after is tested for the start of the scan and again for each row (+). On a damaged page, rows can be
--- out of order, and paging by the last id would return the same rows forever.
+-- The condition on :after applies to the start of the scan and again to each row (+). On a damaged page, rows can be out
+-- of order, and paging by the last id could return the same rows forever.
 
 -- name: share_ids
 SELECT id FROM shares WHERE id > :after AND +id > :after ORDER BY id LIMIT :limit;
@@ -164,7 +165,7 @@ WHERE s.state <> 0 AND s.state = :state AND (:round_id IS NULL OR k.round_id = :
   AND s.due_ms < :due_before_ms AND (:stage IS NULL OR s.stage = :stage)
 ORDER BY s.due_ms, s.rank LIMIT :limit;
 
--- For reading shares individually if one is unreadable. These two read only indexes.
+-- Used to read shares individually if a row is unreadable. These two statements read only indexes.
 
 -- name: waiting_ids
 SELECT id, due_ms FROM shares
@@ -193,7 +194,7 @@ WHERE s.mac BETWEEN ? AND ? LIMIT 2;
 SELECT tx_hash, anchor_height, circuit, sends, first_sent_height, last_sent_height, last_endpoint, last_outcome
 FROM reveals WHERE share_id = ?;
 
--- The near due times by minute, and the total as minute -1, so that later ones are not read individually.
+-- Shares due soon by minute, and the total as minute -1, so that later shares are not read individually.
 
 -- name: due_ahead
 SELECT max(0, (due_ms - :now_ms) / 60000), count(*) FROM shares
@@ -209,7 +210,7 @@ WHERE round_no = (SELECT no FROM round_keys WHERE +round_id = :round_id) AND sta
 -- name: begin_action
 INSERT INTO actions (begun_ms, uid, who, way, what, wanted) VALUES (?, ?, ?, ?, ?, ?) RETURNING id;
 
--- Reads only the index. A row is checked when an operation uses it.
+-- Reads only the index; a row is checked when an operation uses it.
 
 -- name: failed_ids
 SELECT id FROM shares WHERE state <> 0 AND state = 3

@@ -1,4 +1,4 @@
-"""Checks a database file for the doctor, without a daemon and without writing."""
+"""Checks a database file for the doctor, while no helper is running and without writing."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from helper.store.sqlite.second_name_check import read_only_uri
 
 LOCK_WAIT_SECONDS: Final = 2.0
 _STEPS_PER_DEADLINE_CHECK: Final = 20_000
-"""Virtual machine instructions between two checks of the clock: a few milliseconds."""
+"""Virtual machine instructions between two checks of the clock; they take a few milliseconds."""
 
 
 def quick_check(path: Path, clock: Clock, *, seconds: float) -> bool:
-    """Run SQLite's quick check on a database that no daemon has open.
+    """Run SQLite's quick check on a database that no helper has open.
 
-    Do not call this while a daemon runs: a reader prevents the truncation of the WAL, and so the erasure of witnesses.
-    A running daemon checks the file itself.
+    Do not call this while a helper is running: a reader blocks the truncation of the WAL and therefore the erasure of
+    witnesses. A running helper checks the file itself.
 
     Args:
         path: the file.
@@ -40,7 +40,7 @@ def quick_check(path: Path, clock: Clock, *, seconds: float) -> bool:
         OSError: it cannot be opened.
     """
     with path.open("rb"):
-        pass  # if it cannot be read, the system's error says why
+        pass  # if it cannot be read, the system's error contains the reason
     deadline = clock.monotonic() + seconds
     try:
         uri = read_only_uri(path)

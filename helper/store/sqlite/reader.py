@@ -70,7 +70,7 @@ class SqliteReader:
         return await self.run(sqlite_statements()[name], params)
 
     async def run(self, sql: str, params: Params = ()) -> list[Row]:
-        """Return all rows of a statement that only reads."""
+        """Return all rows of a read-only statement."""
         if self._conn is None:
             raise StoreError("the database is not open", advice="Start the helper again.")
         try:
@@ -102,7 +102,7 @@ def _open_file(uri: str) -> sqlite3.Connection:
 
 @asynccontextmanager
 async def open_queue_file(path: Path) -> AsyncIterator[QueueReader]:
-    """Open a database file read-only for operator commands, without the daemon.
+    """Open a database file read-only for operator commands, without a running helper.
 
     Raises:
         StoreForeign: it is not a database of this version of the helper.

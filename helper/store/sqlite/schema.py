@@ -10,7 +10,7 @@ from helper.errors import StoreCorrupt, StoreForeign
 from helper.store.sql_files import read_migrations
 
 APPLICATION_ID: Final = 0x73564F54
-"""`application_id` in the header of our files: "sVOT"."""
+"""`application_id` in the header of the helper's files: "sVOT"."""
 
 
 IDENTITY_QUERY: Final = (
@@ -57,13 +57,13 @@ class FileIdentity(NamedTuple):
             raise StoreCorrupt(f"{name} is damaged: its schema version is {self.version}")
         if self.version > latest:
             raise StoreForeign(
-                f"{name} was written by a newer version (its schema is {self.version}, ours {latest})",
+                f"{name} was written by a newer version (schema {self.version}, supported {latest})",
                 advice="Use the version that wrote it, or a newer one. If no newer version ever ran, the file is "
                 "damaged: restore the newest backup.",
             )
         if latest_only and self.version < latest:
             raise StoreForeign(
-                f"{name} was written by an older version (its schema is {self.version}, ours {latest})",
+                f"{name} was written by an older version (schema {self.version}, supported {latest})",
                 advice="Start the helper, which upgrades it, or run `svote-helper db migrate`.",
             )
 

@@ -1,6 +1,6 @@
 """Upgrades the schema of a database on an operator's request.
 
-The daemon upgrades a file when it opens it. This module first tries the upgrade on a copy in memory and checks every
+The service upgrades a file when it opens it. This module first tries the upgrade on a copy in memory and checks every
 row, so that a failure is reported before the file is changed.
 """
 
@@ -58,14 +58,14 @@ def try_migration(path: Path, clock: Clock) -> UpgradeTrial:
         lost = [name for name in _UNCHANGED_COUNTS if getattr(before, name) != getattr(after, name)]
         if after.schema != target or lost:
             raise StoreCorrupt(
-                f"{path} would have other contents after the migration: {', '.join(lost) or 'its schema'}",
+                f"{path} would have different contents after the migration: {', '.join(lost) or 'its schema'}",
                 advice="Nothing was changed. Continue with the version that wrote it, and report this.",
             )
     return UpgradeTrial(snapshot.image, before, target)
 
 
 def refuse_running(path: Path) -> None:
-    """Raise StoreLocked if a daemon has the file open."""
+    """Raise StoreLocked if a helper has the file open."""
     lock = FileLock(path)
     lock.acquire()
     lock.release(clean=False)
@@ -75,7 +75,7 @@ def upgrade_file(path: Path, clock: Clock) -> None:
     """Upgrade the file in one transaction, and close it cleanly.
 
     Raises:
-        StoreLocked: a daemon has it open.
+        StoreLocked: a helper has it open.
         StoreError: it failed; the file is unchanged.
     """
     open_database(path, clock).close()

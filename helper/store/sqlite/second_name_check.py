@@ -55,16 +55,16 @@ def refuse_second_name(database: Path) -> None:
         return
     if about.st_nlink > 1:
         raise StoreDisplaced(
-            f"{database} has {about.st_nlink} names (hard links), and its write-ahead log is found by only one of them",
-            advice=f"List the names with `find / -xdev -samefile {database}`. Use the one that has a file ending in "
-            "-wal beside it, or any if none has, and remove the other names (rm); the file stays. Do not remove a "
-            "file ending in -wal.",
+            f"{database} has {about.st_nlink} hard links, but its write-ahead log is found only through one of them",
+            advice=f"List them with `find / -xdev -samefile {database}`. Keep the path that has a file ending in "
+            "-wal next to it (or any, if there is none), and remove the other links with rm; the data remains. Do not "
+            "remove a file ending in -wal.",
         )
     if mounts[0] != mounts[1]:
         raise StoreDisplaced(
-            f"{database} is a mount point: its write-ahead log would not be beside the file that is mounted there",
-            advice="Mount the directory that holds the database instead of the file. If there is a file "
-            f"{database}-wal, do not delete it: with the helper stopped, move it beside the file that is mounted, "
+            f"{database} is a mount point: its write-ahead log would not be next to the mounted file",
+            advice="Mount the directory that contains the database instead of the file. If there is a file "
+            f"{database}-wal, do not delete it: with the helper stopped, move it next to the mounted file, "
             "under that file's name with -wal.",
         )
 

@@ -1,6 +1,6 @@
-"""Copies the database to memory while the daemon runs, and checks the copy.
+"""Copies the database to memory while the helper is running, and checks the copy.
 
-The copy is made in one read transaction of a connection that can neither write nor checkpoint. The daemon cannot
+The copy is made in one read transaction of a connection that can neither write nor checkpoint. The helper cannot
 truncate the WAL during this transaction. To keep it short, all checks are made on the copy.
 """
 
@@ -24,7 +24,7 @@ from helper.store.table_rows import ShareRow
 
 _VERSIONS: Final = slice(18, 20)
 _ROLLBACK_JOURNAL: Final = b"\x01\x01"
-"""Bytes 18 and 19 of an image, so that it can be opened without a WAL. The daemon enables the WAL again."""
+"""Bytes 18 and 19 of an image, so that it can be opened without a WAL. The helper enables the WAL again."""
 _MAX_PROBLEMS: Final = 20
 
 
@@ -36,7 +36,7 @@ class Contents:
         schema: the version of its schema.
         live: number of shares with a witness.
         confirmed: number of tombstones.
-        damaged: number of live rows that fail their check; the daemon sets them aside.
+        damaged: number of live rows that fail their check; the helper quarantines them.
     """
 
     schema: int
@@ -70,7 +70,7 @@ def take_snapshot(path: Path, clock: Clock) -> Snapshot:
         StoreError: it cannot be read.
     """
     with path.open("rb"):
-        pass  # if it cannot be read, the system's error says why
+        pass  # if it cannot be read, the system's error contains the reason
     try:
         with closing(sqlite3.connect(":memory:", isolation_level=None)) as copy:
             began = clock.monotonic()
@@ -128,7 +128,7 @@ def _read_contents(conn: sqlite3.Connection, name: str) -> Contents:
     if identity.version == latest_version():
         compare_schema(conn, name)
     key = read_key(conn.execute(sqlite_statements()["get_meta"], (ROW_CHECK_KEY,)).fetchall(), ROW_CHECK_KEY, name)
-    aside = {row[0] for row in conn.execute(sqlite_statements()["set_aside_ids"])}
+    aside = {row[0] for row in conn.execute(sqlite_statements()["quarantined_ids"])}
     live = damaged = 0
     for row in conn.execute(sqlite_statements()["all_shares"]):
         share = ShareRow(*row)

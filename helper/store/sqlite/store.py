@@ -25,7 +25,7 @@ class SqliteStore(Store):
     Args:
         path: the database; created with mode 0600 if it does not exist.
         clock: source of the times in history entries; measures the delay of erasure.
-        on_damaged: called on the event loop with each row that failed its check and was set aside.
+        on_damaged: called on the event loop with each row that failed its check and was quarantined.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class SqliteStore(Store):
         await self._writer.run(lambda _tx: None, after_erasure=True)
 
     async def verify(self) -> list[str]:
-        """Check the entire file, set aside damaged shares, and rebuild damaged indexes.
+        """Check the entire file, quarantine damaged shares, and rebuild damaged indexes.
 
         Takes as long as reading the file. The writer continues to run during the check.
 

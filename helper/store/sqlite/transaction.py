@@ -71,22 +71,22 @@ class SqliteTransaction(Transaction):
             start += size
 
     def get_share(self, share_id: int) -> ShareRow | None:
-        """Return a share's row, damaged or not; None if it does not exist or was set aside as unreadable.
+        """Return a share's row, damaged or not; None if it does not exist or was quarantined as unreadable.
 
         Raises:
-            UnreadableRowError: SQLite cannot read it; the writer sets it aside and runs the batch again.
+            UnreadableRowError: SQLite cannot read it; the writer quarantines it and runs the batch again.
         """
         return (
-            None if self.fetch_one("is_set_aside", (share_id,)) == (UNREADABLE_SHARE.state,) else self._read(share_id)
+            None if self.fetch_one("is_quarantined", (share_id,)) == (UNREADABLE_SHARE.state,) else self._read(share_id)
         )
 
     def get_live_share(self, share_id: int) -> ShareRow | None:
-        """Like `get_share`, but also return None if the row was set aside for any reason.
+        """Like `get_share`, but also return None if the row was quarantined for any reason.
 
         Raises:
             UnreadableRowError: SQLite cannot read it.
         """
-        return None if self.fetch_one("is_set_aside", (share_id,)) is not None else self._read(share_id)
+        return None if self.fetch_one("is_quarantined", (share_id,)) is not None else self._read(share_id)
 
     def _read(self, share_id: int) -> ShareRow | None:
         try:

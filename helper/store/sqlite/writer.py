@@ -52,7 +52,7 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
     Args:
         path: the database file.
         clock: used for erasure and for times in the database.
-        on_damaged: called on the event loop with each row that was set aside.
+        on_damaged: called on the event loop with each row that was quarantined.
 
     Attributes:
         disk_health: whether the database can be written.
@@ -120,7 +120,7 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
             self._commit(opened, batch)
         except BatchFailedError as failed:
             if isinstance(failed.cause, UnreadableRowError):
-                self._set_aside(opened.tx, batch[0].loop, failed.cause.share_id)
+                self._quarantine(opened.tx, batch[0].loop, failed.cause.share_id)
                 self._process_batch(opened, batch)
                 return
             reindexed = is_damage(failed.cause) and self._rebuild_indexes(opened.tx)
@@ -133,18 +133,18 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
                 return
         self._deliver(opened, batch)
 
-    def _set_aside(self, tx: SqliteTransaction, loop: asyncio.AbstractEventLoop, share_id: int) -> None:
-        """Set aside a share whose row cannot be read, so that no operation reads it again."""
+    def _quarantine(self, tx: SqliteTransaction, loop: asyncio.AbstractEventLoop, share_id: int) -> None:
+        """Quarantine a share whose row cannot be read, so that no operation reads it again."""
         tx.conn.execute("BEGIN IMMEDIATE")
-        # If it was set aside before for a failed check, replace that entry: such a row is read on confirmation.
+        # If it was quarantined before for a failed check, replace that entry: such a row is read on confirmation.
         tx.execute("drop_damaged", (share_id,))
-        tx.set_aside(share_id, UNREADABLE_SHARE, int(self._clock.now() * 1000))
+        tx.quarantine(share_id, UNREADABLE_SHARE, int(self._clock.now() * 1000))
         tx.conn.execute("COMMIT")
         tx.damaged_shares.clear()
         call_on_loop(loop, self._on_damaged, UNREADABLE_SHARE)
 
     def _rebuild_indexes(self, tx: SqliteTransaction) -> bool:
-        """Rebuild all indexes, at most once per start. A row that disagrees with an index cannot be changed.
+        """Rebuild all indexes, at most once per start. A row that does not match an index cannot be changed.
 
         Returns:
             Whether they were rebuilt.
@@ -219,5 +219,5 @@ class SqliteWriter(WriterThread[SqliteTransaction]):
         jobs, self._jobs_awaiting_erasure = self._jobs_awaiting_erasure, []
         if opened.eraser.is_pending:
             for job in jobs:
-                job.error = StoreError("the database was closed before everything deleted was erased")
+                job.error = StoreError("the database was closed before all deleted data was erased")
         deliver_results(jobs)

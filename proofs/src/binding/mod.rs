@@ -21,7 +21,7 @@ type Pair<'py> = (Bound<'py, PyBytes>, Bound<'py, PyBytes>);
 /// Proposal and decision are unsigned 32-bit numbers on the wire.
 const WIRE_LIMIT: u64 = 1 << 32;
 
-/// A Python int. `None` if it is negative or does not fit into 64 bits, which is out of range for every field.
+/// A Python int. `None` if it is negative or does not fit into 64 bits, which is out of range for every parameter.
 struct Number(Option<u64>);
 
 impl<'a, 'py> FromPyObject<'a, 'py> for Number {
@@ -62,7 +62,7 @@ fn bytes<'py>(py: Python<'py>, value: impl AsRef<[u8]>) -> Bound<'py, PyBytes> {
     PyBytes::new(py, value.as_ref())
 }
 
-/// The module `proofs._native`. The package `proofs` is its documented interface.
+/// The native module `proofs._native`. Its public interface is the package `proofs`.
 #[pymodule]
 mod _native {
     use super::install_hook;

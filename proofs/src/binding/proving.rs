@@ -59,7 +59,7 @@ pub fn prove<'py>(
         let blind = base("primary_blind", primary_blind)?;
         let (c1, c2) = (point("enc_share.c1", c1)?, point("enc_share.c2", c2)?);
         let index = below("enc_share.share_index", share_index.0, SHARES as u64)?;
-        // The prover does not check this; the chain would reject the proof.
+        // The prover does not check this and would create a proof that the chain rejects.
         hashes::check_share_comm(&share_comms, index, blind, &c1, &c2)?;
         circuit.prove(&Witness {
             path: path.map(|element: Base| element.to_repr()),

@@ -13,7 +13,7 @@ pub fn row_check<'py>(
     key: &[u8],
     row: &Bound<'py, PyTuple>,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    // Takes a microsecond. Releasing the GIL takes longer, and acquiring it again takes up to milliseconds.
+    // Takes about a microsecond. Releasing the GIL would take longer, and reacquiring it up to milliseconds.
     Ok(bytes(py, encode(row)?.check(check_key(key)?)))
 }
 
@@ -33,12 +33,12 @@ pub fn row_checks<'py>(
 
 fn check_key(key: &[u8]) -> PyResult<&[u8]> {
     if key.len() > MAX_KEY {
-        return Err(PyValueError::new_err("the key is too long"));
+        return Err(PyValueError::new_err("key is too long"));
     }
     Ok(key)
 }
 
-/// Encodes the columns of a row. Only the types that the store writes are supported.
+/// Encodes the columns of a row. Other types are rejected, because the store never writes them.
 fn encode(row: &Bound<'_, PyTuple>) -> PyResult<Row> {
     let mut encoded = Row::default();
     for column in row.iter_borrowed() {

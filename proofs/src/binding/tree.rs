@@ -11,7 +11,7 @@ use crate::errors::{Error, Result};
 use crate::fields::bases;
 use crate::tree::{self, Tree};
 
-/// The tree and its lock. The lock is acquired without the GIL only.
+/// A tree behind a lock. Waiting for the lock always releases the GIL.
 #[pyclass(frozen, module = "proofs")]
 pub struct CommitmentTree(RwLock<Tree>);
 
@@ -25,12 +25,12 @@ impl CommitmentTree {
     }
 }
 
-/// A panic during an append poisons the lock, because it may leave an incomplete tree.
+/// A panic during an append poisons the lock, because the tree may be incomplete.
 fn poisoned() -> Error {
-    Error::Tree("the tree is unusable after an error in an earlier call".into())
+    Error::Tree("the tree is unusable after an internal error in an earlier call".into())
 }
 
-/// A position or size. `u64::MAX`, which is out of range for every tree, if it does not fit into 64 bits.
+/// Converts a position or size. A number that does not fit into 64 bits becomes `u64::MAX`, which exceeds every tree.
 fn count(number: Number) -> u64 {
     number.0.unwrap_or(u64::MAX)
 }

@@ -578,7 +578,7 @@ async def test_history_is_not_skipped_before_sent_reveals_are_checked() -> None:
     env.store.sent = [sent_reveal(1)]
     env.node.faults["/tx/"] = lambda _: json_response(502, {"error": "no consensus"})
     await env.sync_rounds()
-    with pytest.raises(ChainError, match="too few nodes answered"):
+    with pytest.raises(ChainError, match="too few nodes responded"):
         await env.follow()
     assert env.store.unread_ranges == [(101, 994)]
     env.node.faults.clear()

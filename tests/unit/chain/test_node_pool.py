@@ -44,22 +44,22 @@ async def test_fresh_lists_nodes_in_configured_order() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"chain_id": "other-9"}, "serves chain other-9, not svote-1"),
+        ({"chain_id": "other-9"}, "is on chain other-9, expected svote-1"),
         ({"syncing": True, "height": 464}, "node is syncing"),
         ({"age": 91.0}, "newest block is 91 s old"),
         ({"age": -121.0}, "newest block is 121 s ahead of our clock"),
-        ({"faults": {"latest": lambda _: httpx.Response(200, content=b"<html>")}}, "the answer is HTML"),
+        ({"faults": {"latest": lambda _: httpx.Response(200, content=b"<html>")}}, "the response is HTML"),
         ({"faults": {"latest": lambda _: httpx.Response(200, content=b'{"block":{"he')}}, "not valid JSON"),
         (
             {"faults": {"latest": lambda _: json_response(200, {"block": {"header": 7}})}},
-            "an object was expected, not a number",
+            "expected an object, got a number",
         ),
         (
             {"faults": {"syncing": lambda _: json_response(200, {"syncing": "no"})}, "height": 464},
-            "true or false was expected",
+            "expected true or false",
         ),
         ({"faults": {"latest": lambda _: httpx.Response(502)}}, "HTTP 502"),
-        ({"hangs": True}, "no answer within 0.05 s"),
+        ({"hangs": True}, "no response within 0.05 s"),
     ],
 )
 async def test_node_not_fresh_is_logged_with_reason(change: dict[str, Any], reason: str) -> None:
@@ -141,7 +141,7 @@ async def test_head_far_above_other_node_is_ignored_and_reported() -> None:
     await endpoints.probe_all()
     assert endpoints.head is not None
     assert (endpoints.head.height, endpoints.newest_height, node_names(endpoints)) == (463, 463, ["b:1317"])
-    assert endpoints.unusable_reasons()["a:1317"] == f"height {2**60} is implausible: 463 is known"
+    assert endpoints.unusable_reasons()["a:1317"] == f"height {2**60} is implausible: known height is 463"
     a.height = 463 + 50_000
     await endpoints.probe_all()
     assert (endpoints.head.height, endpoints.newest_height) == (463, 463)
@@ -250,7 +250,7 @@ async def test_pool_backs_off_unresponsive_node_and_calls_next() -> None:
     requests = network.nodes["a"].requests
     with capture_logs() as logs:
         assert len((await endpoints.call(lambda client: client.rounds())).rounds) == 1
-    assert [(log["endpoint"], log["reason"]) for log in logs] == [("a:1317", "no answer within 5 s")]
+    assert [(log["endpoint"], log["reason"]) for log in logs] == [("a:1317", "no response within 5 s")]
     before = len(requests)
     await endpoints.call(lambda client: client.rounds())
     assert len(requests) == before, "the node is in backoff and does not delay others"

@@ -37,13 +37,13 @@ def create_client(status: int, body: bytes) -> ChainClient:
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        (b"<!doctype html><title>Welcome</title>", "the answer is HTML"),
-        (b"", "the answer is empty"),
+        (b"<!doctype html><title>Welcome</title>", "the response is HTML"),
+        (b"", "the response is empty"),
         (b'{"rounds":[{"vote_round_id":"eob', "not valid JSON"),
-        (b"[]", "an object was expected, not a list"),
-        (b"null", "an object was expected, not null"),
-        (b'{"rounds":{}}', "a list was expected, not an object"),
-        (b'{"rounds":[7]}', "an object was expected, not a number"),
+        (b"[]", "expected an object, got a list"),
+        (b"null", "expected an object, got null"),
+        (b'{"rounds":{}}', "expected a list, got an object"),
+        (b'{"rounds":[7]}', "expected an object, got a number"),
         (b'{"rounds":"\xff\xfe"}', "not valid JSON"),
         (b"[" * 50_000, "not valid JSON"),
         (b"[" * 100_000, "too many values"),
@@ -60,28 +60,28 @@ async def test_rounds_invalid_response_is_rejected(body: bytes, problem: str) ->
 @pytest.mark.parametrize(
     ("field", "value", "problem"),
     [
-        ("vote_round_id", "eobB", "32 bytes were expected, not 3"),
-        ("vote_round_id", "!!", "base64 was expected"),
-        ("vote_round_id", 7, "a string was expected, not a number"),
+        ("vote_round_id", "eobB", "expected 32 bytes, got 3"),
+        ("vote_round_id", "!!", "expected base64"),
+        ("vote_round_id", 7, "expected a string, got a number"),
         ("vote_end_time", -1, "out of range"),
-        ("vote_end_time", 1.5, "a whole number was expected, not a fraction"),
-        ("vote_end_time", True, "a whole number was expected, not a boolean"),
+        ("vote_end_time", 1.5, "expected a whole number, got a fraction"),
+        ("vote_end_time", True, "expected a whole number, got a boolean"),
         ("vote_end_time", 2**63, "out of range"),
-        ("status", "active", "a whole number was expected"),
+        ("status", "active", "expected a whole number"),
         ("status", 0, "is not a round status"),
-        ("proposals", {"id": 1}, "a list was expected"),
+        ("proposals", {"id": 1}, "expected a list"),
     ],
 )
 def test_parse_round_invalid_field_is_named(field: str, value: object, problem: str) -> None:
-    with pytest.raises(ChainResponseError, match=rf"answer.round.{field}.*{problem}"):
+    with pytest.raises(ChainResponseError, match=rf"response.round.{field}.*{problem}"):
         parse_round({"round": recorded_round(1) | {field: value}})
 
 
 @pytest.mark.parametrize(
     ("invalid", "problem"),
     [
-        ({"vote_end_time": -1}, "answer.rounds[1].vote_end_time: -1 is out of range"),
-        ({"proposals": [{"id": "one"}]}, "answer.rounds[1].proposals[0].id: a whole number was expected"),
+        ({"vote_end_time": -1}, "response.rounds[1].vote_end_time: -1 is out of range"),
+        ({"proposals": [{"id": "one"}]}, "response.rounds[1].proposals[0].id: expected a whole number"),
         ({"vote_round_id": recorded_round(1)["vote_round_id"]}, "listed twice"),
     ],
 )
@@ -106,7 +106,7 @@ def test_parse_rounds_unknown_status_is_listed_separately(status: int) -> None:
 
 
 def test_parse_rounds_round_without_id_rejects_list() -> None:
-    with pytest.raises(ChainResponseError, match=r"rounds\[0\].vote_round_id: 32 bytes were expected"):
+    with pytest.raises(ChainResponseError, match=r"rounds\[0\].vote_round_id: expected 32 bytes"):
         parse_rounds({"rounds": [recorded_round(1) | {"vote_round_id": "eobB"}]})
 
 
@@ -119,12 +119,12 @@ def test_parse_rounds_round_without_id_rejects_list() -> None:
     ],
 )
 def test_parse_tree_invalid_is_rejected(tree: dict[str, Any]) -> None:
-    with pytest.raises(ChainResponseError, match=r"answer\.tree\."):
+    with pytest.raises(ChainResponseError, match=r"response\.tree\."):
         parse_tree({"tree": tree})
 
 
 def test_parse_invalid_leaves_heads_and_transactions() -> None:
-    with pytest.raises(ChainResponseError, match=r"blocks\[0\].leaves\[0\]: 32 bytes were expected, not 3"):
+    with pytest.raises(ChainResponseError, match=r"blocks\[0\].leaves\[0\]: expected 32 bytes, got 3"):
         parse_leaves({"blocks": [{"height": 5, "leaves": ["AAAA"]}]})
     header = {"chain_id": "svote-1", "height": "5", "time": "2026-11-21T13:33:23Z"}
     assert parse_head({"block": {"header": header}}).height == 5

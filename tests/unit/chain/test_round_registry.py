@@ -89,7 +89,7 @@ invalid_lists = pytest.mark.parametrize(
     ("listed", "problem"),
     [
         ([], "no longer listed"),
-        ([recorded_round(1) | {"status": 4}], "status went back from ACTIVE to PENDING"),
+        ([recorded_round(1) | {"status": 4}], "status regressed from ACTIVE to PENDING"),
         ([recorded_round(1) | {"status": 5}], "status 5 is unknown to this version"),
         ([recorded_round(1) | {"created_at_height": 7}], "listed with a different created_at_height"),
         ([recorded_round(1), recorded_round(1)], "listed twice"),
@@ -198,7 +198,7 @@ async def test_registry_sync_without_valid_list_raises() -> None:
     env = Environment()
     await env.endpoints.probe_all()
     env.set_rounds(recorded_round(1) | {"vote_round_id": "eobB"})
-    with pytest.raises(ChainUnavailable, match="32 bytes were expected"):
+    with pytest.raises(ChainUnavailable, match="expected 32 bytes"):
         await env.registry.sync()
     assert not env.registry.is_synced
 
@@ -395,7 +395,7 @@ async def test_registry_stores_chain_id() -> None:
     registry = RoundRegistry(env.store, other_chain)
     await registry.restore()
     await other_chain.probe_all()
-    assert other_chain.unusable_reasons()["a:1317"] == "serves chain other-9, not svote-1"
+    assert other_chain.unusable_reasons()["a:1317"] == "is on chain other-9, expected svote-1"
 
     configured = FakeNetwork(a=FakeNode(env.clock)).create_node_pool(env.clock, chain_id="other-9")
     with pytest.raises(WrongChain, match="the database belongs to chain svote-1, not other-9"):

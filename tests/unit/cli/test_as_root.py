@@ -191,7 +191,7 @@ def test_root_output_through_planted_link_is_refused(
     plant_link(output, target)
     places = {"OUT": str(output), "DB": str(database)}
     assert run_command(*(places.get(argument, argument) for argument in command.split())) != 0
-    assert "goes through a link of user 65534" in capsys.readouterr().err
+    assert "contains a symbolic link of user 65534" in capsys.readouterr().err
     assert is_unchanged(target)
 
 
@@ -319,7 +319,7 @@ def test_acting_as_owner_below_directory_of_third_user_is_refused(directory: Pat
     inner.mkdir()
     os.chown(inner, owner, owner)
     with (
-        pytest.raises(PermissionError, match=f"through a directory of user {SERVICE_UID}"),
+        pytest.raises(PermissionError, match=f"inside a directory of user {SERVICE_UID}"),
         acting_as_owner(inner / "file"),
     ):
         pass

@@ -267,7 +267,7 @@ def test_db_copy_over_other_queue_is_refused(copy_setup: CopySetup, capsys: pyte
     copy_setup.file.unlink()
     copy_setup.with_store(enqueue_some)
     assert run_command("db", "copy", "--to", copy_setup.address, "--yes") == 1
-    assert "already has another queue" in capsys.readouterr().err
+    assert "already contains another queue" in capsys.readouterr().err
     assert run_command("db", "copy", "--to", copy_setup.address, "--dry-run") == 1
     copy_setup.with_store(enqueue_some)
     assert anyio.run(read_counts, copy_setup.file)

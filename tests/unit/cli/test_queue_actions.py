@@ -214,7 +214,7 @@ def test_action_on_locked_file_is_refused(daemon_with_shares: LiveDaemon, capsys
     """The command does not know the helper's socket; the file lock excludes it."""
     Path("helper.toml").write_text('[operator]\nsocket = "elsewhere.sock"\n')
     assert run_command("queue", "retry", "--yes") == 1
-    assert "another daemon has this database open" in capsys.readouterr().err
+    assert "another helper has this database open" in capsys.readouterr().err
     assert daemon_with_shares.run(lambda harness: harness.store.count_shares())[ROUND_ID][ShareState.FAILED] == 2
 
 

@@ -30,7 +30,7 @@ def test_serve_second_helper_is_refused_before_loading(tmp_path: Path) -> None:
     loaded, messages = run_refused_serve(write_config(tmp_path), *late)
     lock.release(clean=False)
     assert loaded == "[]"
-    assert "another daemon has this database open" in messages
+    assert "another helper has this database open" in messages
     assert "set another db_path" in messages
 
 

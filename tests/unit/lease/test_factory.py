@@ -184,7 +184,7 @@ async def test_member_on_copied_file_is_blocked_by_bucket_lease(sqlite_store: Sq
     assert (
         str(original.intake_blocked)
         == str(original.work_blocked)
-        == "it is not known yet whether another host works on this queue"
+        == "not known yet whether another host uses this queue"
     )
     await original.start()
     assert {original.intake_blocked, original.work_blocked} == {None}
@@ -254,7 +254,7 @@ async def test_member_with_expired_lease_blocks_work_but_not_intake(
     await member.start()
     clock.advance(9)
     assert member.intake_blocked is None
-    assert "has not answered for so long" in str(member.work_blocked)
+    assert "lease storage unreachable for too long" in str(member.work_blocked)
 
 
 async def test_member_alone_ignores_clock_jump(sqlite_store: SqliteStore, clock: FakeClock) -> None:

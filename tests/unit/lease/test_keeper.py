@@ -123,7 +123,7 @@ async def test_second_sender_is_refused_while_first_is_running(
     await advance_until(clock, 10.5, lambda: lease_store.calls.count("acquire") >= 10)
     assert not beginning.done()
     await advance_until(clock, 3, beginning.done)
-    with pytest.raises(LeaseHeld, match="'red' sends"):
+    with pytest.raises(LeaseHeld, match="'red' holds"):
         await beginning
 
 
@@ -159,7 +159,7 @@ async def test_keeper_that_lost_lease_to_other_host_ends(
     async with run_keeper(keeper) as task:
         lease_store.owner = "red"
         await advance_until(clock, 20, task.done)
-        with pytest.raises(LeaseHeld, match="'red' sends"):
+        with pytest.raises(LeaseHeld, match="'red' holds"):
             await task
     assert lease_store.owner == "red"
 
@@ -196,7 +196,7 @@ async def test_outage_duration_does_not_prove_holder_alive(
         await advance_until(clock, 10.5, lambda: lease_store.calls.count("acquire") >= acquire_count + 10)
         assert not task.done()
         await advance_until(clock, 3, task.done)
-        with pytest.raises(LeaseHeld, match="'red' sends"):
+        with pytest.raises(LeaseHeld, match="'red' holds"):
             await task
 
 
@@ -211,10 +211,11 @@ async def test_lease_lost_to_unknown_holder_is_reported_as_unknown(
     with capture_logs() as logs:
         beginning = asyncio.create_task(LeaseKeeper(lease, clock=clock).acquire_at_start())
         await advance_until(clock, 20, beginning.done)
-        with pytest.raises(LeaseHeld, match="another host sends for this queue"):
+        with pytest.raises(LeaseHeld, match="another host holds the sender lease of this queue"):
             await beginning
     (entry,) = logs
-    assert (entry["reason"], entry["advice"]) == ("waiting to learn whether another host sends", "This takes 10 s.")
+    assert entry["reason"] == "waiting to see whether another host holds the lease"
+    assert entry["advice"] == "This takes 10 s."
 
 
 async def test_host_that_cannot_send_releases_and_reacquires(

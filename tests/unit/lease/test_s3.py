@@ -305,7 +305,7 @@ def test_lease_longer_than_limit_is_refused() -> None:
 
 
 def test_lease_url_without_object_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"names no object.*s3://votes/sender\.json"):
+    with pytest.raises(ConfigError, match=r"has no object name.*s3://votes/sender\.json"):
         create_s3_lease(S3Settings(), BucketLocation("votes", ""), host="a", clock=FakeClock(), env={})
 
 

@@ -46,7 +46,7 @@ def test_parse_location_returns_bucket_and_path(text: str, bucket: str, path: st
     ],
 )
 def test_parse_location_invalid_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"must be like s3://|invalid bucket name|invalid path"):
+    with pytest.raises(ValueError, match=r"must have the form s3://|invalid bucket name|invalid path"):
         BucketLocation.parse(text)
 
 

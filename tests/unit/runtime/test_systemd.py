@@ -21,7 +21,7 @@ from tests.support.process import TIMEOUT_SECONDS, ChildProcess, find_free_port
 
 pytestmark = pytest.mark.anyio
 
-STARTING_STATUS = "starting: the chain was not read yet"
+STARTING_STATUS = "starting: chain state not read yet"
 UNREACHABLE_NODE_CONFIG = '[chain]\nendpoints = ["http://127.0.0.1:1"]\n'
 
 

@@ -81,7 +81,7 @@ class FakeQueue(QueueReader):
         return [FailureGroup((END - 50) * 1000, "proof", "timed out", 2)]
 
     async def list_purged_failures(self) -> list[PurgedFailures]:
-        return [PurgedFailures(20_000, "closed", "the round closed before it was counted", 3)]
+        return [PurgedFailures(20_000, "closed", "the round closed before the share was confirmed", 3)]
 
     async def find_rounds_of_nullifier(self, nullifier: bytes) -> list[bytes]:
         return [ROUND_ID] if nullifier == SPENT else []
@@ -205,7 +205,12 @@ async def test_stats_count_by_round_and_total(operator_client: OperatorClient) -
     assert stats["service"] == {"paused": None, "endpoints": []}
     assert stats["failed"] == [{"stage": "proof", "note": "timed out", "count": 2, "latest": END - 50}]
     assert stats["failed_before"] == [
-        {"day": 20_000 * 86_400, "stage": "closed", "reason": "the round closed before it was counted", "count": 3}
+        {
+            "day": 20_000 * 86_400,
+            "stage": "closed",
+            "reason": "the round closed before the share was confirmed",
+            "count": 3,
+        }
     ]
 
 

@@ -142,12 +142,12 @@ async def test_lock_database_under_another_name_is_refused(
     link.parent.mkdir()
     with run_writer(path) as writer:
         create_link(path, link)
-        with pytest.raises(StoreLocked, match="another daemon"):
+        with pytest.raises(StoreLocked, match="another helper"):
             require_single_instance(["serve", "--db", str(link)], {})
-        with pytest.raises(StoreLocked, match="another daemon"):
+        with pytest.raises(StoreLocked, match="another helper"):
             await SqliteStore(link).open()
         assert writer.enqueue(1) == "stored"
-        with pytest.raises(StoreLocked, match="another daemon"):
+        with pytest.raises(StoreLocked, match="another helper"):
             restore_database(b"", link, set_aside=True)
         writer.stop()
     assert not Path(f"{link}-wal").exists()
@@ -157,7 +157,7 @@ async def test_lock_database_opened_by_link_is_refused_by_its_own_name(path: Pat
     link = tmp_path / "link.db"
     link.symlink_to(path)
     with run_writer(link) as writer:
-        with pytest.raises(StoreLocked, match="another daemon"):
+        with pytest.raises(StoreLocked, match="another helper"):
             await SqliteStore(path).open()
         assert writer.enqueue(1, 2) == "stored"
         writer.stop()
@@ -197,7 +197,7 @@ async def test_open_hard_link_after_crash_is_refused_until_one_name_is_left(
         link.hardlink_to(path)
         writer.crash()
     for name in (link, path):
-        with pytest.raises(StoreDisplaced, match=r"has 2 names \(hard links\)") as caught:
+        with pytest.raises(StoreDisplaced, match=r"has 2 hard links") as caught:
             await open_sqlite_store(name)
         assert "Do not remove a file ending in -wal" in caught.value.advice
     assert not Path(f"{link}-wal").exists()
@@ -216,7 +216,7 @@ async def test_read_hard_link_is_refused(path: Path, tmp_path: Path, open_sqlite
         async with open_queue_file(database) as queue:
             await queue.summarize_rounds(now=0.0)
 
-    with pytest.raises(StoreDisplaced, match="has 2 names"):
+    with pytest.raises(StoreDisplaced, match="has 2 hard links"):
         await summarize(link)
     for read in (
         lambda: take_snapshot(link, clock),
@@ -225,7 +225,7 @@ async def test_read_hard_link_is_refused(path: Path, tmp_path: Path, open_sqlite
         SqliteEndpoint(link, clock).connect_read_only,
         SqliteEndpoint(link, clock).lock_exclusive,
     ):
-        with pytest.raises(StoreDisplaced, match="has 2 names"):
+        with pytest.raises(StoreDisplaced, match="has 2 hard links"):
             read()
 
 
@@ -247,7 +247,7 @@ def test_open_bind_mounted_file_after_crash_is_refused(path: Path, tmp_path: Pat
     if completed.returncode not in (0, 1) or "Operation not permitted" in completed.stderr:
         pytest.skip(f"this user may not mount: {completed.stderr}")
     assert completed.stdout.splitlines()[0].endswith(
-        "is a mount point: its write-ahead log would not be beside the file that is mounted there"
+        "is a mount point: its write-ahead log would not be next to the mounted file"
     )
     assert "Mount the directory" in completed.stdout
     assert sorted(file.name for file in mounted.parent.iterdir()) == ["queue.db", "queue.db.lock"]
@@ -269,7 +269,7 @@ async def test_open_after_crash_without_database_is_refused_until_it_is_moved_ba
     assert log
 
     for _ in range(2):
-        with pytest.raises(StoreDisplaced, match=r"is missing or empty, but .*queue\.db-wal holds") as caught:
+        with pytest.raises(StoreDisplaced, match=r"is missing or empty, but .*queue\.db-wal contains") as caught:
             await SqliteStore(path).open()
         assert "Do not delete the log" in caught.value.advice
         assert f"Move the database file back to {path}" in caught.value.advice
@@ -288,7 +288,7 @@ async def test_open_after_crash_with_empty_file_in_place_of_database_is_refused(
     with pytest.raises(StoreDisplaced, match="is missing or empty"):
         await SqliteStore(path).open()
     Path(f"{path}-wal").unlink()
-    with pytest.raises(StoreDisplaced, match="did not end in order") as caught:
+    with pytest.raises(StoreDisplaced, match="was not shut down cleanly") as caught:
         await SqliteStore(path).open()
     assert f"delete {path}.lock" in caught.value.advice
 

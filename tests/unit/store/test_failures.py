@@ -127,7 +127,7 @@ async def test_writer_fault_is_reported_and_writer_continues(
     def unreadable(_tx: SqliteTransaction) -> None:
         raise UnreadableRowError(1)
 
-    monkeypatch.setattr(store._writer, "_set_aside", fault)
+    monkeypatch.setattr(store._writer, "_quarantine", fault)
     with pytest.raises(RuntimeError, match="a fault"):
         await store._writer.run(unreadable)
 
@@ -218,8 +218,8 @@ async def test_disk_probe_writes_and_syncs(store: SqliteStore, path: Path, clock
 
 
 async def test_operation_error_is_not_a_disk_fault(store: SqliteStore) -> None:
-    with pytest.raises(StoreError, match="refuses"):
-        await store._writer.run(lambda tx: tx.execute("set_aside", (None, None, None, None, None)))
+    with pytest.raises(StoreError, match="rejected"):
+        await store._writer.run(lambda tx: tx.execute("quarantine", (None, None, None, None, None)))
     assert store.write_error is None
 
 

@@ -710,7 +710,7 @@ async def test_new_key_seals_only_when_all_live_hosts_have_it(backend: PostgresB
     new = b"n" * 32
     old = backend.create_store(clock, print, host="two")
     await old.open()
-    with pytest.raises(StoreError, match="does not have") as refused:
+    with pytest.raises(StoreError, match="lacks the first key") as refused:
         await backend.create_store(clock, print, seals=[new, *SEALING_KEYS]).open()
     assert "second" in refused.value.advice
     await old.close()

@@ -503,7 +503,7 @@ async def test_migration_into_other_queue_is_refused(
         await fill_store(store)
         await store.close()
     before = read_all_rows(target)
-    with pytest.raises(StoreForeign, match="already has another queue"):
+    with pytest.raises(StoreForeign, match="already contains another queue"):
         migrate(source, target)
     assert read_all_rows(target) == before
     with pytest.raises(StoreForeign, match="onto itself"):

@@ -140,7 +140,7 @@ async def test_open_large_database_checks_only_its_end(
         await expect_refusal(path, StoreCorrupt, "damaged")
 
     path.write_bytes(original[: len(original) // 2])
-    await expect_refusal(path, StoreCorrupt, "its end is missing")
+    await expect_refusal(path, StoreCorrupt, "it is truncated")
 
 
 async def test_open_corrupt_page_is_refused(store: SqliteStore, path: Path) -> None:
@@ -191,7 +191,7 @@ async def test_open_by_second_process_is_refused(
 ) -> None:
     await enqueue_shares(store, 1)
 
-    with pytest.raises(StoreLocked, match="another daemon"):
+    with pytest.raises(StoreLocked, match="another helper"):
         await SqliteStore(path).open()
 
     await enqueue_shares(store, 2)

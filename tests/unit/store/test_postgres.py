@@ -93,7 +93,7 @@ def test_invalid_names_are_refused_without_showing_password() -> None:
     for host in ("", "a\nb", "h" * 64):
         with pytest.raises(StoreError, match="host"):
             create_connection_settings("dbname=queue", schema="s", host=host)
-    with pytest.raises(StoreError, match="address") as refused:
+    with pytest.raises(StoreError, match="URL") as refused:
         create_connection_settings("postgresql://me:hush@[", schema="s", host="one")
     assert "hush" not in str(refused.value)
     assert "hush" not in repr(create_connection_settings("postgresql://me:hush@localhost/q", schema="s", host="one"))
@@ -121,7 +121,7 @@ def test_sealed_row_opens_with_key_and_detects_changes() -> None:
 
 def test_both_engines_define_every_statement() -> None:
     only_a_file_has = {
-        "all_shares", "tombstone_count", "set_aside_ids", "last_share_id", "waiting_ids", "in_progress_ids",
+        "all_shares", "tombstone_count", "quarantined_ids", "last_share_id", "waiting_ids", "in_progress_ids",
         "list_share", "get_mac_by_index",
     }  # fmt: skip
     assert set(sqlite_statements()) - set(postgres_statements()) == only_a_file_has

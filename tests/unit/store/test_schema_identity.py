@@ -98,7 +98,7 @@ async def test_older_database_is_refused_by_what_reads_the_latest_schema_only(
     add_migration(monkeypatch)
     before = read_database_files(path)[path.name]
 
-    with pytest.raises(StoreForeign, match=rf"older version \(its schema is {latest_version() - 1}") as refused:
+    with pytest.raises(StoreForeign, match=rf"older version \(schema {latest_version() - 1}") as refused:
         await operation(path)
 
     assert "svote-helper db migrate" in refused.value.advice

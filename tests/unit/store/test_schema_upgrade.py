@@ -140,7 +140,7 @@ async def test_impossible_migration_is_reported_before_any_change(
 async def test_migration_losing_a_share_is_refused(path: Path, failed_id: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert failed_id
     add_migration(monkeypatch, "DELETE FROM shares WHERE state = 0;")
-    with pytest.raises(StoreCorrupt, match="would have other contents after the migration: live"):
+    with pytest.raises(StoreCorrupt, match="would have different contents after the migration: live"):
         try_migration(path, SystemClock())
 
 
