@@ -1,6 +1,6 @@
-"""Serves the operator API in this process on the database file, while no daemon runs.
+"""Serves the operator API in this process on the database file, while no helper is running.
 
-Queries open the file read-only. Actions open it as the daemon does, under the same lock, and are recorded for the user
+Queries open the file read-only. Actions open it as the service does, under the same lock, and are recorded for the user
 who runs the command, not for the owner of the file.
 """
 

@@ -55,7 +55,7 @@ class OperatorApi:
         Raises:
             NotFound: the share or the database does not exist.
             ValueError: the query is invalid.
-            PermissionError: this user may not use the socket or the file.
+            PermissionError: no permission to access the socket or the database file.
             HelperError: the daemon or the file returned an error.
         """
         return self._request(path, query or {}, None)
@@ -80,13 +80,13 @@ class OperatorApi:
         """Raise NotFound if this host has no database file."""
         if self.shared:
             raise NotFound(
-                f"no daemon answers on {self.socket}, and the queue is in a shared database",
-                advice="Run this on a host with a running helper; each answers for the whole queue.",
+                f"no helper is listening on {self.socket}, and the queue is in a shared database",
+                advice="Run this on a host with a running helper; each can query the complete queue.",
             )
         if not self.database.exists():
             raise NotFound(
-                f"no daemon answers on {self.socket}, and database {self.database} does not exist",
-                advice="Start the helper, or give its settings (--config) or its database (--db).",
+                f"no helper is listening on {self.socket}, and database {self.database} does not exist",
+                advice="Start the helper, or specify its settings (--config) or its database (--db).",
             )
 
     def _request(self, path: str, query: Mapping[str, str], body: bytes | Iterable[bytes] | None) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class OperatorApi:
         except DaemonNotRunningError:
             return self._request_file(target, body)
         except DaemonUnresponsiveError as error:
-            raise DaemonUnreachable(f"the daemon on {self.socket} does not answer: {error}") from error
+            raise DaemonUnreachable(f"the helper on {self.socket} does not respond: {error}") from error
         return _result(status, content, by_daemon=True)
 
     def _request_file(self, target: str, body: bytes | Iterable[bytes] | None) -> dict[str, Any]:
@@ -132,5 +132,5 @@ def _result(status: int, content: bytes, *, by_daemon: bool) -> dict[str, Any]:
         case 409 | 422:
             raise ActionRefused(message, advice=advice)
     if by_daemon:
-        raise DaemonError(f"the daemon returned an error: {message}", advice=advice)
+        raise DaemonError(f"the helper returned an error: {message}", advice=advice)
     raise HelperError(message, advice=advice)

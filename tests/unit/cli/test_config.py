@@ -61,7 +61,7 @@ def test_init_applies_setup_options(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_init_with_invalid_values_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command("config", "init", "--endpoint", "node:1317") == 2
-    assert "chain.endpoints: entry 1: must be an address" in capsys.readouterr().err
+    assert "chain.endpoints: entry 1: must be a URL" in capsys.readouterr().err
     assert not Path("helper.toml").exists()
 
 

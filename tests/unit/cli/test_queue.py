@@ -225,7 +225,7 @@ def test_a_daemon_that_does_not_answer_is_unreachable(
         assert run_command("queue", "list", "--json") == 6
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith("the daemon on helper.sock does not answer: no response within 0.1 s\n")
+    assert captured.err.startswith("the helper on helper.sock does not respond: no response within 0.1 s\n")
 
 
 def test_queue_show_unknown_share_exits_not_found(database: Path, capsys: pytest.CaptureFixture[str]) -> None:
