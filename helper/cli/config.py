@@ -138,10 +138,10 @@ async def _query_nodes(config: Config) -> tuple[list[CheckResult], ExitCode]:
     nodes = await chain.query_nodes(config.chain_nodes, clock)
     now = clock.now()
     expected = chain.NodeCriteria(limits.chain_id or None, now, limits.stale_seconds, limits.clock_skew_seconds)
-    node_results = chain.judge_nodes(nodes, expected)
+    node_results = chain.evaluate_nodes(nodes, expected)
     findings = [
         *node_results.findings,
-        chain.judge_clock(node_results.same_chain, now, limit=limits.clock_skew_seconds),
+        chain.evaluate_clock(node_results.same_chain, now, limit=limits.clock_skew_seconds),
     ]
     if not node_results.usable:
         return findings, ExitCode.UNREACHABLE

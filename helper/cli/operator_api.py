@@ -1,8 +1,8 @@
-"""Client of the operator API: of the running daemon, or of its database file while none runs.
+"""Client of the operator API: of the running helper, or of its database file while none is running.
 
-Both serve the same routes. The daemon serves them on its control socket. Without a daemon, `helper.cli.offline` serves
+Both serve the same routes. The helper serves them on its control socket. Without a helper, `helper.cli.offline` serves
 them in this process; `source` in a response names the server. Queries do not change the file, and actions hold the
-daemon's lock.
+helper's lock.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class OperatorApi:
     """Operator API of one queue.
 
     Attributes:
-        socket: the daemon's control socket.
+        socket: the helper's control socket.
         database: its database.
         shared: the queue is in a shared database instead, which only a running helper can query.
     """
@@ -56,7 +56,7 @@ class OperatorApi:
             NotFound: the share or the database does not exist.
             ValueError: the query is invalid.
             PermissionError: no permission to access the socket or the database file.
-            HelperError: the daemon or the file returned an error.
+            HelperError: the helper or the file returned an error.
         """
         return self._request(path, query or {}, None)
 

@@ -60,33 +60,35 @@ def measure_disk(folder: Path, clock: Clock) -> DiskMeasurement:
     return DiskMeasurement(free, inodes, median(seconds))
 
 
-def judge_disk(folder: Path, disk: DiskMeasurement, kind: str) -> list[CheckResult]:
-    """Judge free space and fsync latency, and report a file system that is not suitable.
+def evaluate_disk(folder: Path, disk: DiskMeasurement, kind: str) -> list[CheckResult]:
+    """Evaluate free space and fsync latency, and report a file system that is not suitable.
 
     Args:
         folder: directory of the database.
         disk: the measured values.
         kind: the file system's type, "" if unknown.
     """
-    results = [_judge_space(folder, disk), _judge_fsync(folder, disk)]
+    results = [_evaluate_space(folder, disk), _evaluate_fsync(folder, disk)]
     if kind in NETWORK_FILE_SYSTEMS:
         advice = "Put the database on a local disk ([helper] db_path): a network file system can damage it."
         results.append(fail("file system", f"{folder} is on {kind}", advice, kind=kind))
     return results
 
 
-def _judge_space(folder: Path, disk: DiskMeasurement) -> CheckResult:
+def _evaluate_space(folder: Path, disk: DiskMeasurement) -> CheckResult:
     text = f"{disk.free_bytes >> 20} MB free in {folder}"
     facts = {"free_bytes": disk.free_bytes, "free_inodes": disk.free_inodes}
     if disk.free_bytes < MIN_FREE_BYTES or disk.free_inodes == 0:
-        advice = "Free some space: shares are refused with 503 while the disk is full. The helper recovers by itself."
+        advice = (
+            "Free some space: shares are refused with 503 while the disk is full. The helper recovers automatically."
+        )
         return fail("disk space", text if disk.free_inodes != 0 else f"no inodes are free in {folder}", advice, **facts)
     if disk.free_bytes < LOW_FREE_BYTES:
         return warn("disk space", text, "Free some space before the next round starts.", **facts)
     return ok("disk space", text, **facts)
 
 
-def _judge_fsync(folder: Path, disk: DiskMeasurement) -> CheckResult:
+def _evaluate_fsync(folder: Path, disk: DiskMeasurement) -> CheckResult:
     if disk.fsync_seconds is None:
         advice = f"Give this user write access to {folder}, or run doctor as the helper's user."
         return fail("fsync", f"cannot write to {folder}: {disk.problem}", advice)
@@ -94,7 +96,7 @@ def _judge_fsync(folder: Path, disk: DiskMeasurement) -> CheckResult:
     text, facts = f"{milliseconds:g} ms", {"milliseconds": milliseconds}
     advice = "Reduce other load on this disk, or use a faster one: each share is acknowledged after an fsync."
     if disk.fsync_seconds > UNUSABLE_FSYNC_SECONDS:
-        return fail("fsync", f"{text}: wallets time out before they get a response", advice, **facts)
+        return fail("fsync", f"fsync takes {text}: wallets time out before they get a response", advice, **facts)
     if disk.fsync_seconds > SLOW_FSYNC_SECONDS:
         return warn("fsync", text, advice, **facts)
     return ok("fsync", text, **facts)

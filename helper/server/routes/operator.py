@@ -1,7 +1,7 @@
 """Operator API: queries of the queue, the rounds and the audit log.
 
-The daemon serves it on the control socket, whose file mode controls access. Commands serve it in process on the
-database file while no daemon runs (`helper.cli.offline`).
+The service provides it on the control socket, whose file mode controls access. Commands serve it in process on the
+database file while no helper is running (`helper.cli.offline`).
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def rounds_route(
     Args:
         queue: counts the shares of each round.
         rounds: the known rounds.
-        now: the chain's time in unix seconds.
+        now: the chain's time in Unix seconds.
         source: `source` in the response.
     """
 
