@@ -115,7 +115,10 @@ def evaluate_circuit(setting: str, current: str | None, versions: Sequence[str])
             )
         return ok("circuit", f"{setting}, set in [prover] circuit; node versions: {reported}", **facts)
     if current is not None and expected and current not in expected:
-        advice = "If reveals are confirmed, no action is needed: the accepted circuit takes precedence over reported versions."
+        advice = (
+            "If reveals are confirmed, no action is needed: "
+            "the accepted circuit takes precedence over reported versions."
+        )
         return warn(
             "circuit", f"the chain accepts {current}, although the nodes report version {reported}", advice, **facts
         )

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 COPIED_KEYS: Final = ("event_id", "timestamp", "platform", "level", "logger", "release")
 """Keys of an event that `strip` copies unchanged: set by this module, or harmless values of the library."""
 MAX_QUEUED_EVENTS: Final = 100
-"""Maximum number of events waiting to be sent; further events are dropped."""
+"""Maximum number of events waiting to be sent; additional events are dropped."""
 REPEAT_SECONDS: Final = 60.0
 """Minimum seconds between two equal errors."""
 MAX_REMEMBERED_ERRORS: Final = 1000

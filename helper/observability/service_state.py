@@ -89,8 +89,8 @@ class HealthState(StatsSummary):
 class ClusterState(TypedDict):
     """The sender lease (`helper.cluster.membership.ClusterMember`).
 
-    `sender` is the host that sends, "" for none and None while it is unknown. `database_skew` is reported for a shared
-    database only.
+    `sender` is the host that holds the sender lease, "" for none and None while it is unknown. `database_skew` is
+    reported for a shared database only.
     """
 
     sends: bool

@@ -106,7 +106,7 @@ class Operations:
         round_authority: decides which rounds are closed.
         share_checks: validates imported shares; `proofs`.
         wake: called when shares may have become due.
-        is_daemon_running: whether a running service processes the queue. Shares that it has claimed are then not changed.
+        is_daemon_running: whether a running service processes the queue. Shares that it has claimed are not changed.
     """
 
     def __init__(
@@ -177,8 +177,9 @@ class Operations:
     ) -> Counts:
         """Mark exported shares as moved, so that this host does not reveal them.
 
-        They get the state FAILED with the stage "moved" and keep it until they are confirmed or retried. A share that is claimed, or that
-        changed since the export, is not marked: both hosts may then reveal it, and the chain counts it once.
+        They get the state FAILED with the stage "moved" and keep it until they are confirmed or retried. A share that
+        is claimed, or that changed since the export, is not marked: both hosts may then reveal it, and the chain counts
+        it once.
 
         Returns:
             Number of shares by result: `moved` and `stayed` (not marked).
@@ -326,5 +327,5 @@ def _audit_arguments(share_filter: QueueFilter, ref_count: int) -> dict[str, Any
 
 def _history_note(actor: Actor, name: str) -> str:
     """The history entry of a share that an action changed."""
-    texts = {"retry": "tried again", "export": "moved to another machine", "import": "imported from another machine"}
+    texts = {"retry": "retried", "export": "moved to another machine", "import": "imported from another machine"}
     return f"{texts[name]}, requested by {actor.name}"

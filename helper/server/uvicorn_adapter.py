@@ -143,7 +143,7 @@ class HttpConnection(HttpToolsProtocol):
             self.cycle.transport = cast("asyncio.Transport", self._closed_after_body())
 
     def _ignore_upgrade(self) -> None:
-        """Replace the parser by one that parses only the body of the current request.
+        """Replace the parser with one that parses only the body of the current request.
 
         The new parser is fed a head with the framing headers of the request, so llhttp applies the same rules to the
         body as it does without an upgrade. `Connection: close` makes it reject input after the body.
@@ -251,7 +251,7 @@ class HttpConnection(HttpToolsProtocol):
 
 
 class DateHeaderState(ServerState):
-    """Server state that computes the `Date` header on demand, once a second."""
+    """Server state that computes the `Date` header on demand, at most once per second."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -290,7 +290,7 @@ class ServerTimes:
 class Server(uvicorn.Server):
     """uvicorn server without signal handling and without polling.
 
-    uvicorn's own server polls ten times a second whether to stop, and updates the date. With one server per listener,
+    uvicorn's own server polls ten times per second whether to stop, and updates the date. With one server per listener,
     that took a third of the CPU time of an idle service.
 
     Args:

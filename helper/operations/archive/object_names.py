@@ -88,7 +88,7 @@ def bundle_name(round_id: bytes, transaction: str) -> str:
 
 
 def index_folder(round_id: bytes) -> str:
-    """Folder of a round's index parts."""
+    """Directory of a round's index parts."""
     return f"{round_id.hex()}/index"
 
 
@@ -105,7 +105,7 @@ def progress_name(chain_id: str) -> str:
 
 
 def parse_round_folder(folder: str) -> bytes | None:
-    """The round id of a round's folder, None for any other folder."""
+    """The round id of a round's directory, None for any other directory."""
     return bytes.fromhex(folder) if _ROUND_FOLDER.fullmatch(folder) else None
 
 

@@ -80,8 +80,8 @@ class GatewayLimits:
     """Limits of the gateway.
 
     Attributes:
-        max_concurrent: concurrent requests to nodes, of all clients.
-        max_concurrent_per_client: concurrent requests to nodes, of one client.
+        max_concurrent: maximum concurrent requests to nodes, of all clients.
+        max_concurrent_per_client: maximum concurrent requests to nodes, of one client.
         response_seconds: until the last byte of a response is sent. Allows a large page over a slow connection.
         chunk_seconds: in which a client must read a chunk of a response (at most 64 KiB).
     """
@@ -232,7 +232,7 @@ class _ForwardedRequest:
             except PossiblySent:
                 await self._fail(502, "the node's response was lost; check for the transaction before sending it again")
             except ChainUnavailable as error:
-                # The error's text names nodes, which is for operators only.
+                # The error's text contains names of nodes, which only operators may see.
                 prefix = "nothing was sent: " if request.method == "POST" else ""
                 await self._fail(503, f"{prefix}no chain node is reachable", error)
             except ChainError as error:

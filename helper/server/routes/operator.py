@@ -42,7 +42,7 @@ def create_operator_app(
     source: operator_json.Source = "daemon",
     more_routes: Sequence[BaseRoute] = (),
 ) -> ASGIApp:
-    """Create the operators' application.
+    """Create the operator application.
 
     It serves `GET /queue?round=&state=&due_before=&stage=&limit=`, `/queue/{ref}`, `/stats`, `/spent/{nullifier}`,
     `/actions` and `more_routes`.

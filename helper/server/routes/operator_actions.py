@@ -51,7 +51,7 @@ class ActionFilter(BaseModel):
         """Convert to the store's filter.
 
         Raises:
-            ValueError: a field is not valid; the text names it.
+            ValueError: a field is invalid; the text contains its name.
         """
         return operator_json.parse_filter(self.round, self.state, self.due_before, self.stage)
 
