@@ -30,7 +30,7 @@ CHECK_SECONDS: Final = 5.0
 MAX_PER_CHECK: Final = 32
 """Maximum number of registrations in one staking check; the next check continues after the last of them."""
 MAX_CONCURRENT_QUERIES: Final = 8
-"""Staking queries in flight."""
+"""Maximum number of concurrent staking queries."""
 QUERY_SECONDS: Final = 15.0
 """Time limit in seconds of one staking query, including the wait for a free slot."""
 PUBLISH_SECONDS: Final = 1.0
@@ -65,7 +65,7 @@ class PublishedList:
 class RegistrationRegistry:
     """Pending registrations and their staking checks.
 
-    Nodes are queried when a validator registers, and by `run` in the background. Reading `published` queries nothing.
+    Nodes are queried when a validator registers, and by `run` in the background. Reading `published` sends no queries.
 
     Args:
         store: stores the registrations.
