@@ -12,7 +12,7 @@ ConfigOption = Annotated[
     typer.Option(
         "--config",
         readable=False,  # `read_settings` checks the file and maps errors to exit codes
-        help="Settings file (default: $SVOTE_HELPER_CONFIG, then ./helper.toml, then /etc/svote-helper/helper.toml).",
+        help="Settings file (default: $SVOTE_HELPER_CONFIG, ./helper.toml, /etc/svote-helper/helper.toml).",
         show_default=False,
     ),
 ]
