@@ -45,7 +45,7 @@ class ChainQueries(Protocol):
     """Access to the nodes. `helper.chain.read_only_pool.ReadOnlyNodePool` in production."""
 
     async def call(self, fn: Callable[[ChainClient], Awaitable[T]]) -> T:
-        """Query the usable nodes in order until one responds; raises ChainError if none does."""
+        """Query the usable nodes in order until one responds. Raises ChainError if none does."""
         ...
 
 
@@ -87,7 +87,7 @@ class RegistrationRegistry:
         """The list as last prepared by `publish`."""
 
     async def register(self, signed: SignedRegistration, *, client: bytes | None) -> Registration | None:
-        """Store a registration; return None if its validator already has a staking record.
+        """Store a registration. Return None if its validator already has a staking record.
 
         If no node responds, the registration is stored. A request that is not newer than the stored registration of its
         address changes nothing, and the stored registration is returned.

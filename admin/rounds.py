@@ -98,7 +98,7 @@ class RoundsView:
         return prepared
 
     def _queue_missing(self, rounds: Iterable[ListedRound]) -> None:
-        """Append newly finalized rounds; the queue's order ensures that each round is tried."""
+        """Append newly finalized rounds. The queue's order ensures that each round is tried."""
         missing = {
             known.round_id: known
             for known in rounds

@@ -144,7 +144,7 @@ class Listeners:
             wallet_socket: the socket of the wallet API, if it is already open.
 
         Yields:
-            The servers' tasks.
+            The tasks of the servers.
 
         Raises:
             HelperError: an address cannot be bound, or the registration database cannot be opened.
@@ -221,8 +221,8 @@ def published_addresses(config: Config) -> tuple[str, str]:
 def _create_page(config: Config, admin: AdminService | None) -> Page | None:
     if not config.ui.enable:
         return None
-    folder = Path(config.ui.dist_path) if config.ui.dist_path else BUILT_PAGE_DIR
-    return Page(folder) if admin is None else Page(folder, connect_to=lambda: admin.vote_server_origins)
+    directory = Path(config.ui.dist_path) if config.ui.dist_path else BUILT_PAGE_DIR
+    return Page(directory) if admin is None else Page(directory, connect_to=lambda: admin.vote_server_origins)
 
 
 def _create_admin(

@@ -61,7 +61,7 @@ def backup(
     with map_file_errors_to_exit_codes():
         with acting_as_owner(database):
             snapshot = take_snapshot(database, SystemClock())
-        # key derivation takes a second of CPU; only this thread gets a lower priority
+        # key derivation takes about one second of CPU; only this thread gets a lower priority
         with ThreadPoolExecutor(1, initializer=os.nice, initargs=(10,)) as executor:
             sealed = executor.submit(
                 encrypt_backup, snapshot.image, passphrase=passphrase, recipients=recipient or ()
@@ -127,7 +127,7 @@ def check(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Check the whole database, or a backup without restoring it; the helper may be running."""
+    """Check the complete database, or a backup without restoring it. The helper may be running."""
     from helper.store.sqlite.snapshot import check_image, take_snapshot  # noqa: PLC0415
 
     harden_process()
@@ -168,7 +168,7 @@ def migrate(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Upgrade the schema of an older database; the helper must not be running.
+    """Upgrade the schema of an older database. The helper must not be running.
 
     The next start of the helper does the same, without a backup. The migration first runs on a copy in memory;
     --dry-run shows its result and changes nothing.

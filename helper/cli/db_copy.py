@@ -251,6 +251,6 @@ _PLANS: Final = {
 
 
 def _summarize(result: dict[str, Any], cleanup: str) -> str:
-    """Return the result in one line; `cleanup` is `undo`, `erase`, or empty for a move."""
+    """Return the result in one line. `cleanup` is `undo`, `erase`, or empty for a move."""
     summary = _PLANS[cleanup] if cleanup and result["state"] == "planned" else _SUMMARIES[result["state"]]
     return summary.format_map(result)

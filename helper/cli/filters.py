@@ -55,7 +55,7 @@ def build_filter_query(api: OperatorApi, round_id: str, state: str, due_before: 
     """Return the filter options as query parameters of the operator API.
 
     Args:
-        api: lists the queue's rounds, to resolve a round's prefix.
+        api: lists the rounds of the queue, to resolve a prefix of a round id.
         round_id: 64 hex characters, or a prefix of at least 6; empty for any.
         state: name of a state, validated by the operator API.
         due_before: see `parse_due_before`; empty for any.

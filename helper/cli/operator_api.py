@@ -1,7 +1,7 @@
 """Client of the operator API: of the running helper, or of its database file while none is running.
 
 Both serve the same routes. The helper serves them on its control socket. Without a helper, `helper.cli.offline` serves
-them in this process; `source` in a response names the server. Queries do not change the file, and actions hold the
+them in this process; `source` in a response identifies the server. Queries do not change the file, and actions hold the
 helper's lock.
 """
 
@@ -112,16 +112,16 @@ class OperatorApi:
 
 
 def _result(status: int, content: bytes, *, by_daemon: bool) -> dict[str, Any]:
-    """Return the content of a successful response; raise the error of any other."""
+    """Return the content of a successful response. Raise the error of any other."""
     try:
-        answer = json.loads(content)
+        response = json.loads(content)
     except ValueError:
-        answer = None
-    if not isinstance(answer, dict):
+        response = None
+    if not isinstance(response, dict):
         raise DaemonError("unexpected response on the control socket")
     if status == 200:
-        return answer
-    message, advice = str(answer.get("error", "")), answer.get("advice") or None
+        return response
+    message, advice = str(response.get("error", "")), response.get("advice") or None
     match status:
         case 400 | 413:
             raise ValueError(message)

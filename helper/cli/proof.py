@@ -182,7 +182,7 @@ async def _find(config: Path | None, search: Search) -> tuple[ProofBundle, Searc
 
 
 async def _search_archive(config: Path | None, search: Search) -> ProofBundle | None:
-    """Search the archive; returns None if there is no archive, or no such bundle.
+    """Search the archive. Returns None if there is no archive, or no such bundle.
 
     If the chain can be searched instead, an archive error is only printed.
     """

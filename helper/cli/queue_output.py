@@ -196,7 +196,7 @@ def _format_state(share: Mapping[str, Any]) -> str:
 
 
 def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, object]]:
-    """Flatten nested values to dotted names; named items and timings become one row each."""
+    """Flatten nested values to dotted names. Named items and timings become one row each."""
     if value in ({}, []):
         yield name, "-"
     elif isinstance(value, dict) and {"count", "p50_ms", "p99_ms", "max_ms"} <= value.keys():

@@ -103,7 +103,7 @@ def _encrypt_selection(selection: ExportSelection, passphrase: str) -> bytes:
     from helper.operations.export_format import ExportHeader, encode_header, encode_share_line  # noqa: PLC0415
     from helper.store.backup import encrypt_backup  # noqa: PLC0415
 
-    # key derivation takes a second of CPU; a running helper has priority
+    # key derivation takes about one second of CPU; a running helper has priority
     os.nice(10)
     made_at = int(SystemClock().now())
     head = ExportHeader(chain_id=selection.chain_id, made_at=made_at, shares=len(selection.shares))

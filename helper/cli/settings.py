@@ -18,7 +18,7 @@ SHARED_ADVICE: Final = (
 def database_file(config: Path | None, db: Path | None, *, must_exist: bool = True) -> Path:
     """Return the path of the queue database, from the flag or the settings.
 
-    Ends the command if the file does not exist, or if the settings name a shared database and no flag names a file.
+    Ends the command if the file does not exist, or if the queue is in a shared database and no flag specifies a file.
     """
     settings = read_settings(config, {"helper.db_path": str(db) if db else None}).config
     if settings.store.url and db is None:

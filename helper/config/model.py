@@ -86,7 +86,7 @@ class Config(Section):
 
     @property
     def db_path(self) -> Path:
-        """Path of the queue database; a relative path is relative to the working directory."""
+        """Path of the queue database. A relative path is relative to the working directory."""
         return Path(self.helper.db_path)
 
     @property

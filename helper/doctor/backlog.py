@@ -1,4 +1,4 @@
-"""Checks whether pending shares can be revealed before their rounds end. Pure.
+"""Checks whether waiting shares can be revealed before their rounds end. Pure.
 
 Two limits apply: the rate of the provers, and the number of reveals that the chain includes in a block. All rounds
 share both, so a round waits for the rounds that end before it. Due times matter as well: shares that are due in the
@@ -33,7 +33,7 @@ class WaitingShares:
 
     Attributes:
         round_id: hex.
-        end: its vote_end_time, unix seconds.
+        end: its vote_end_time, Unix seconds.
         unproven: shares without a proof.
         unconfirmed: shares that were sent and are not confirmed.
         minutes: of `unproven`, the number due in each of the next minutes; the first includes overdue shares.
@@ -82,7 +82,7 @@ def evaluate_backlog(waiting: Sequence[WaitingShares], proof_rate: ProofRate, no
 
 
 def _evaluate_round(waiting: WaitingShares, proof_rate: ProofRate, now: float, earlier_shares: int) -> CheckResult:
-    """Evaluate one round; `earlier_shares` is the number of shares in rounds that end earlier."""
+    """Evaluate one round. `earlier_shares` is the number of shares in rounds that end earlier."""
     subject = f"round {waiting.round_id[:8]}"
     rate, seconds_left = proof_rate.per_second, waiting.end - now
     seconds_needed = (earlier_shares + waiting.unproven) / rate

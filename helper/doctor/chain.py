@@ -33,7 +33,7 @@ class NodeReport:
         problem: why the request failed, None if it succeeded.
         chain_id: the chain it serves.
         height: height of its newest block.
-        block_time: time of that block, unix seconds.
+        block_time: time of that block, Unix seconds.
         syncing: whether it reports that it is catching up.
         version: its software version, "" if it reports none.
         seconds: latency of the request for its newest block.
@@ -117,7 +117,7 @@ async def _query_rpc(url: str, clock: Clock) -> NodeReport:
     return node
 
 
-# ---------------------------------------------------------------- judging the reports
+# ---------------------------------------------------------------- evaluation of the reports
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class NodeCriteria:
 
     Attributes:
         chain_id: the chain id; if None, that of the first node is used.
-        now: our clock, unix seconds.
+        now: our clock, Unix seconds.
         stale_after: age in seconds from which a newest block is stale.
         clock_skew: seconds a newest block time may be ahead of our clock.
     """
@@ -182,7 +182,7 @@ def _find_problem(node: NodeReport, chain_id: str | None, criteria: NodeCriteria
     if age > criteria.stale_after:
         return (
             f"newest block is {age:.0f} s old",
-            "Check whether the node or the whole chain has stopped, or this machine's clock is ahead.",
+            "Check whether only the node or the entire chain has stopped, or this machine's clock is ahead.",
         )
     if age < -criteria.clock_skew:
         return f"newest block is {-age:.0f} s ahead of our clock", "Correct this machine's clock: run an NTP service."

@@ -21,7 +21,7 @@ from helper.server.control_client import (
 )
 
 ADVICE_BY_CHECK: Final = {
-    "store": "If the database was moved or replaced, move the helper's own file back to its path (the log names it), "
+    "store": "If the database was moved or replaced, move the helper's own file back to its path (see the log), "
     "and do not stop the helper before that. Otherwise free space on its disk, and check the kernel log for disk "
     "errors. The helper recovers automatically.",
     "chain": "Fix a node, or add another to [chain] endpoints; see the node checks. The helper recovers automatically.",

@@ -108,7 +108,7 @@ def evaluate_shared_database(*, running: bool) -> CheckResult:
 
 
 def waiting_shares_from_outlook(outlook: Sequence[RoundSummary]) -> list[WaitingShares]:
-    """Waiting shares according to the file; rounds without a known end are omitted."""
+    """Waiting shares according to the file. Rounds without a known end are omitted."""
     return [
         WaitingShares(
             round_id=row.round_id.hex(),

@@ -1,4 +1,4 @@
-"""Checks file modes, listen addresses, and the limits of the process: core files, open files, memory."""
+"""Checks file modes, listen addresses and process limits (core files, open files, memory)."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def check_modes(databases: Iterable[Path], secrets: Iterable[Path]) -> list[Chec
     private = [*(Path(f"{database}{part}") for database in databases for part in DATABASE_SUFFIXES), *secrets]
     existing = {path: mode for path in private if (mode := _read_mode(path)) is not None}
     results = [_accessible_result(path, mode) for path, mode in existing.items() if mode & _OTHER_USERS_MODE]
-    for folder in {path.parent for path in existing}:
-        mode = _read_mode(folder) or 0
+    for directory in {path.parent for path in existing}:
+        mode = _read_mode(directory) or 0
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            advice = f"chmod o-w {folder}"
-            results.append(warn("file modes", f"every user can create files in {folder} ({oct(mode)})", advice))
+            advice = f"chmod o-w {directory}"
+            results.append(warn("file modes", f"every user can create files in {directory} ({oct(mode)})", advice))
     return results or [
         ok("file modes", f"{len(existing)} private files are accessible only to their owner", files=len(existing))
     ]

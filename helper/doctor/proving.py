@@ -1,4 +1,4 @@
-"""Checks the provers: time of a self-test proof, and the circuit against the version of the nodes."""
+"""Checks the duration of a self-test proof, and the circuit against the nodes' version."""
 
 from __future__ import annotations
 

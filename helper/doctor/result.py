@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Level(StrEnum):
-    """Severity: `fail` means shares cannot be accepted or revealed, or secrets may leak; `warn` is less serious."""
+    """Severity: `fail` means shares cannot be accepted or revealed, or secrets may leak. `warn` is less serious."""
 
     OK = "ok"
     WARN = "warn"

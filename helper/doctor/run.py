@@ -201,14 +201,14 @@ class _Doctor:
         return machine.check_modes(databases, secrets)
 
     def _check_disk(self) -> list[CheckResult]:
-        folder = self.config.db_path.resolve().parent
+        directory = self.config.db_path.resolve().parent
         try:
-            measured = disk.measure_disk(folder, self.clock)
+            measured = disk.measure_disk(directory, self.clock)
         except OSError as error:
-            advice = f"Create it with write access for the helper's user: `install -d -m 700 {folder}`."
-            return [fail("disk space", f"cannot access {folder}: {error.strerror}", advice)]
+            advice = f"Create it with write access for the helper's user: `install -d -m 700 {directory}`."
+            return [fail("disk space", f"cannot access {directory}: {error.strerror}", advice)]
         return disk.evaluate_disk(
-            folder, measured, disk.find_file_system_type(folder, machine.read_text(MOUNTS_FILE) or "")
+            directory, measured, disk.find_file_system_type(directory, machine.read_text(MOUNTS_FILE) or "")
         )
 
     async def _check_nodes(self) -> list[CheckResult]:
@@ -272,8 +272,8 @@ class _Doctor:
 
     def _check_page(self) -> list[CheckResult]:
         ui = self.config.ui
-        folder = Path(ui.dist_path) if ui.dist_path else BUILT_PAGE_DIR
-        return [page.check_page(folder, enabled=ui.enable)]
+        directory = Path(ui.dist_path) if ui.dist_path else BUILT_PAGE_DIR
+        return [page.check_page(directory, enabled=ui.enable)]
 
     # ---------------------------------------------------------------- checks that use results of others
 

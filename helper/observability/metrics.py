@@ -1,7 +1,7 @@
 """Prometheus exposition of the service's counters and timings.
 
-A scrape reads `Stats` and the queue's figures. Scrapes within `REUSE_SECONDS` seconds share one reading and its text.
-The text fits into the socket's send buffer, so that a scraper that does not read blocks nothing.
+A scrape reads `Stats` and the figures of the queue. Scrapes within `REUSE_SECONDS` seconds share one reading and its
+text. The text fits into the socket's send buffer, so that a scraper that does not read blocks nothing.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _queue_metrics(figures: QueueFigures) -> Iterator[Metric]:
     yield _gauge("helper_oldest_due_seconds", "Time since the due time of the oldest due share.", overdue)
     slack = _backlog_slack(figures, active)
     if slack is not None:
-        about = "Minimum over rounds of time left minus proving time needed; absent if no share is pending."
+        about = "Minimum over rounds of time left minus proving time needed; absent if no share is waiting."
         yield _gauge("helper_backlog_slack_seconds", about, slack)
 
 

@@ -1,4 +1,4 @@
-"""Sends unexpected errors to a Sentry project (`[helper] sentry_dsn`), under the same rules as the log.
+"""Sends unexpected errors to a Sentry project, under the same rules as the log.
 
 An event consists of one log entry after the field allowlist was applied: its text, logger and fields. The library adds
 nothing: no local variables, request, breadcrumbs, host name, environment or modules. As the last step, `strip` copies
@@ -118,7 +118,7 @@ def to_event(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def strip_event(event: Event, _hint: Hint) -> Event:
-    """Copy the known keys of an event; drop everything that the library added."""
+    """Copy the known keys of an event. Drop everything that the library added."""
     original: dict[str, Any] = dict(event)
     stripped: dict[str, Any] = {
         **{name: original[name] for name in COPIED_KEYS if name in original},

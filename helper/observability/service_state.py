@@ -1,4 +1,4 @@
-"""State of the running service, as reported to operators in JSON: the keys and their types.
+"""State of the running service: JSON keys and types, as reported to operators.
 
 `ServiceState` is the section `service` of `GET /stats`; the overview and the metrics are created from it.
 """
@@ -60,7 +60,7 @@ class NodeState(TypedDict):
 
 
 class ProverState(TypedDict):
-    """The prover workers; `self_test_seconds` is the time of one proof, None before the first."""
+    """The prover workers. `self_test_seconds` is the time of one proof, None before the first."""
 
     workers: int
     pids: list[int]

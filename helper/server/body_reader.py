@@ -22,7 +22,7 @@ MAX_BUFFERED_BYTES: Final = 64 << 20
 """Maximum bytes of all bodies in memory together, without the first `SMALL_BODY_BYTES` of each."""
 MAX_BUFFERED_BYTES_PER_CLIENT: Final = MAX_BUFFERED_BYTES // 4
 """The same for the bodies of one client, if the client is known."""
-COMPLETE_BODY_KEY: Final = "whole body"
+COMPLETE_BODY_KEY: Final = "complete body"
 """Key of the body in the request state, if the connection receives all of it before the request is served.
 
 Valid only until the first call of `receive`.

@@ -25,7 +25,7 @@ from helper.server.middleware import RETRY_AFTER_SECONDS, CorsMiddleware, error_
 from helper.server.rate_limits import RefusalLimiter, costs_token
 from helper.server.uvicorn_adapter import ConnectRefusedError, HttpConnection
 
-ABORT_KEY: Final = "cut"
+ABORT_KEY: Final = "abort connection"
 """Key in the request state: a function that aborts the connection, the only way to mark a response as incomplete."""
 
 _STOPPING_RESPONSE: Final = CorsMiddleware(
@@ -137,7 +137,7 @@ class BoundedProtocol(HttpConnection):
             self._parse_unparsed()
 
     def eof_received(self) -> bool:  # type: ignore[override] # uvicorn always closes
-        """Handle a closed sending side of the client: answer complete requests, drop a partial one, then close.
+        """Handle a closed sending side of the client: respond to complete requests, drop a partial one, then close.
 
         Returns:
             True to keep the connection open for writing.

@@ -97,7 +97,7 @@ def stream_control_socket(path: Path, target: str, *, timeout: float = TIMEOUT_S
 
 
 def request_tcp(host: str, port: int, target: str, *, timeout: float = TIMEOUT_SECONDS) -> tuple[int, bytes]:
-    """Send `GET target` over TCP and return the response's status and body; see `request_control_socket`."""
+    """Send `GET target` over TCP and return the response's status and body. See `request_control_socket`."""
     connection = http.client.HTTPConnection(host, port, timeout=timeout)
     try:
         try:

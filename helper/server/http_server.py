@@ -154,7 +154,7 @@ def _file_identity(path: Path) -> tuple[int, int]:
 
 
 def connection_limits() -> ConnectionLimits:
-    """Default limits, with fewer connections if the limit of open files requires it; one client gets a quarter of them.
+    """Default limits, with fewer connections if the limit of open files requires it. One client gets a quarter of them.
 
     Raises the soft limit of open files as far as necessary and permitted.
     """

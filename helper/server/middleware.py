@@ -59,7 +59,7 @@ def error_response(status: int, message: str, headers: Mapping[str, str] | None 
 
 
 def log_refusal(request: Request, status: int, reason: str) -> None:
-    """Log a final refusal at debug level; a refusal that clients retry (`RETRYABLE_STATUSES`) is not logged.
+    """Log a final refusal at debug level. A refusal that clients retry (`RETRYABLE_STATUSES`) is not logged.
 
     Args:
         request: only its id is logged.

@@ -1,4 +1,4 @@
-"""OpenAPI 3.1 document of the API, generated from the routes, the payload schema and the response types."""
+"""OpenAPI 3.1 document, generated from routes, payload schema and response types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON of the queue, the rounds and the audit log for operators, and parsers of request parameters. Pure.
+"""JSON responses of the operator API, and parsers of its parameters. Pure.
 
 Each record is built field by field, so that a new column is not shown unintentionally.
 """
@@ -59,22 +59,22 @@ def list_json(
     return {"source": source, "shares": shares, **({} if failed is None else {"failed": failure_groups_json(failed)})}
 
 
-def story_json(story: ShareDetails, *, source: Source) -> dict[str, Any]:
+def share_details_json(details: ShareDetails, *, source: Source) -> dict[str, Any]:
     """`queue show`: all details of one share except its witness."""
-    entry = story.entry
-    cannot_count = story.vote_end_time is not None and entry.submit_at == story.vote_end_time
+    entry = details.entry
+    cannot_count = details.vote_end_time is not None and entry.submit_at == details.vote_end_time
     return {
         "source": source,
         **entry_json(entry),
-        "received": _seconds(story.received_ms),
-        "vote_end_time": story.vote_end_time,
+        "received": _seconds(details.received_ms),
+        "vote_end_time": details.vote_end_time,
         "cannot_count": cannot_count,
-        "attempts_by_stage": dict(story.attempts_by_stage),
+        "attempts_by_stage": dict(details.attempts_by_stage),
         "history": [
             {"at": _seconds(event.at_ms), "stage": event.stage, "note": event.note, "counted": event.spent_attempt}
-            for event in story.history
+            for event in details.history
         ],
-        "transaction": _transaction(story),
+        "transaction": _transaction(details),
     }
 
 
@@ -196,7 +196,7 @@ def state_name(state: int) -> str:
 
 
 def parse_filter(round_hex: str | None, state: str | None, due_before: str | None, stage: str | None) -> QueueFilter:
-    """Parse the filter of a list; an empty parameter is the same as an absent one.
+    """Parse the filter of a list. An empty parameter is the same as an absent one.
 
     Args:
         round_hex: 64 hex characters.
@@ -277,9 +277,9 @@ def _due_ms(text: str) -> int:
     return int(text) * 1000
 
 
-def _transaction(story: ShareDetails) -> dict[str, Any] | None:
+def _transaction(details: ShareDetails) -> dict[str, Any] | None:
     """The share's transaction, None if there is none."""
-    reveal = story.reveal
+    reveal = details.reveal
     if reveal is None or reveal.tx_hash is None:
         return None
     return {

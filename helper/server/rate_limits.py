@@ -1,4 +1,4 @@
-"""Rate limits on refused requests: a token bucket for each client, and the middleware that checks it.
+"""Rate limits on refused requests: token buckets per client, and their middleware.
 
 A refused request costs its client a token; an accepted one is free. A flood of invalid requests thus empties the
 client's bucket, whereas sixteen shares posted together cost nothing. A posted share that is larger than any real share

@@ -113,7 +113,7 @@ class HttpConnection(HttpToolsProtocol):
     # ------------------------------------------------------------------ parsing
 
     def parse(self, data: bytes) -> None:
-        """Feed bytes to the parser, which calls the `on_…` methods; replaces uvicorn's `data_received`.
+        """Feed bytes to the parser, which calls the `on_…` methods. Replaces uvicorn's `data_received`.
 
         No upgrade is supported, and a server may ignore the header (RFC 9110, section 7.8). httptools cannot ignore
         it: it ends the request at its head. The body is read by a second parser, and the connection is closed after
@@ -156,7 +156,7 @@ class HttpConnection(HttpToolsProtocol):
         self.parser.feed_data(b"\r\n".join(lines))
 
     def _closed_after_body(self) -> SimpleNamespace:
-        """The transport for a response with `Connection: close`; it closes once the request body is read too.
+        """The transport for a response with `Connection: close`. It closes once the request body is read too.
 
         Closing with bytes unread resets the connection, and the client may lose the response.
         """
@@ -202,7 +202,7 @@ class HttpConnection(HttpToolsProtocol):
         self.cycle.keep_alive = False
 
     def drop_request(self) -> bool:
-        """Drop the request, whose body is being parsed; return False if its response has begun."""
+        """Drop the request, whose body is being parsed. Return False if its response has begun."""
         cycle = self.cycle
         if cycle.response_started:
             return False
@@ -239,7 +239,7 @@ class HttpConnection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, partial(self._run, cycle, app))
 
     async def _run(self, cycle: RequestResponseCycle, app: Any, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application; respond when the server cancels it (uvicorn would respond 500 and log an error)."""
+        """Run the application. Respond when the server cancels it (uvicorn would respond 500 and log an error)."""
         try:
             await app(scope, receive, send)
         except asyncio.CancelledError:

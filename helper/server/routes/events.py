@@ -81,7 +81,7 @@ def _stream(feed: StatusFeed, request: Request) -> Response:
 
 
 def bearer_matches(request: Request, token: str) -> bool:
-    """Whether a request has the operator token as a bearer token; compares in constant time."""
+    """Whether a request has the operator token as a bearer token. Compares in constant time."""
     scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
     return token_matches(bearer.strip(), token) and scheme.lower() == "bearer"
 

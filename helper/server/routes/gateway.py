@@ -243,7 +243,7 @@ class _ForwardedRequest:
             group.cancel_scope.cancel()
 
     async def _cancel_on_disconnect(self, scope: anyio.CancelScope) -> None:
-        """Cancel when the client disconnects; this also closes the connection to the node."""
+        """Cancel when the client disconnects. This also closes the connection to the node."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
         scope.cancel()
@@ -287,7 +287,7 @@ class _ForwardedRequest:
             self.stalled_since = None
 
     async def _fail(self, status: int, text: str, error: ChainError | None = None) -> None:
-        """Respond with an error; once the head of a response was sent, abort the connection instead."""
+        """Respond with an error. Once the head of a response was sent, abort the connection instead."""
         if not self._has_response_started:
             await self._refuse(status, text)
             return
@@ -297,7 +297,7 @@ class _ForwardedRequest:
         await anyio.sleep_forever()  # until `_cancel_on_disconnect` detects the disconnect
 
     def abort(self) -> None:
-        """Abort the connection to the client; `_cancel_on_disconnect` then ends the request to the node."""
+        """Abort the connection to the client. `_cancel_on_disconnect` then ends the request to the node."""
         abort: Callable[[], Any] | None = self._scope.get("state", {}).get(ABORT_KEY)
         if abort is None:
             raise RuntimeError("the server does not support aborting a connection")

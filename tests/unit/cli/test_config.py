@@ -188,7 +188,7 @@ def test_validate_online_reports_every_node(
 
     StubNodeQueries(monkeypatch, a="unreachable")
     assert run_command("config", "validate", "--online") == 6
-    assert "-> Check that the node runs" in capsys.readouterr().err
+    assert "-> Check that the node is running" in capsys.readouterr().err
 
 
 def test_validate_online_invalid_config_queries_no_node(capsys: pytest.CaptureFixture[str]) -> None:

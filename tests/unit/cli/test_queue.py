@@ -90,7 +90,7 @@ def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
 LIST_RESPONSE = operator_json.list_json(
     [make_entry(), make_entry(ref="ba9876543210", submit_at=0, damaged=True)], source="daemon"
 )
-SHOW_RESPONSE = operator_json.story_json(STORY, source="daemon")
+SHOW_RESPONSE = operator_json.share_details_json(STORY, source="daemon")
 STATS_RESPONSE = operator_json.stats_json(
     {ROUND_ID: {ShareState.RECEIVED: 3}},
     [],
