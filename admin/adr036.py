@@ -70,7 +70,7 @@ def verify_signature(data: bytes, *, signer: str, pub_key: bytes, signature: byt
             raise SignatureRefusedError(f"operator_address: does not begin with {ACCOUNT_PREFIX}1")
         raise SignatureRefusedError("pub_key: is not the key of operator_address")
     if len(signature) != SIGNATURE_BYTES:
-        raise SignatureRefusedError(f"signature: has {len(signature)} bytes, not {SIGNATURE_BYTES}")
+        raise SignatureRefusedError(f"signature: has {len(signature)} bytes, expected {SIGNATURE_BYTES}")
     if int.from_bytes(signature[32:], "big") > CURVE_ORDER // 2:
         # Signature malleability: the same signature with s in the lower half is also valid.
         raise SignatureRefusedError("signature: s is in the upper half")

@@ -48,7 +48,7 @@ def open_key_armor(text: str, passphrase: str) -> bytes:
     lines = dict(line.split(":", 1) for line in block["headers"].splitlines())
     headers = {name.strip().lower(): value.strip() for name, value in lines.items()}
     if headers.get("type", "secp256k1") != "secp256k1":
-        raise KeyArmorError(f"the exported key is of type {headers['type']}, not secp256k1")
+        raise KeyArmorError(f"the exported key is of type {headers['type']}, expected secp256k1")
     match headers.get("kdf"):
         case "argon2":
             return _open_argon2(headers.get("salt", ""), block["body"], passphrase)

@@ -30,7 +30,7 @@ CHECK_SECONDS: Final = 5.0
 MAX_PER_CHECK: Final = 32
 """Maximum number of registrations in one staking check; the next check continues after the last of them."""
 MAX_CONCURRENT_QUERIES: Final = 8
-"""Staking queries in flight."""
+"""Maximum number of concurrent staking queries."""
 QUERY_SECONDS: Final = 15.0
 """Time limit in seconds of one staking query, including the wait for a free slot."""
 PUBLISH_SECONDS: Final = 1.0
@@ -45,7 +45,7 @@ class ChainQueries(Protocol):
     """Access to the nodes. `helper.chain.read_only_pool.ReadOnlyNodePool` in production."""
 
     async def call(self, fn: Callable[[ChainClient], Awaitable[T]]) -> T:
-        """Query the usable nodes in order until one responds; raises ChainError if none does."""
+        """Query the usable nodes in order until one responds. Raises ChainError if none does."""
         ...
 
 
@@ -65,7 +65,7 @@ class PublishedList:
 class RegistrationRegistry:
     """Pending registrations and their staking checks.
 
-    Nodes are queried when a validator registers, and by `run` in the background. Reading `published` queries nothing.
+    Nodes are queried when a validator registers, and by `run` in the background. Reading `published` sends no queries.
 
     Args:
         store: stores the registrations.
@@ -87,7 +87,7 @@ class RegistrationRegistry:
         """The list as last prepared by `publish`."""
 
     async def register(self, signed: SignedRegistration, *, client: bytes | None) -> Registration | None:
-        """Store a registration; return None if its validator already has a staking record.
+        """Store a registration. Return None if its validator already has a staking record.
 
         If no node responds, the registration is stored. A request that is not newer than the stored registration of its
         address changes nothing, and the stored registration is returned.

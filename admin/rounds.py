@@ -32,7 +32,7 @@ INITIAL_REFRESH_SECONDS: Final = 1.0
 MAX_TOTALS_PER_REFRESH: Final = 32
 """Maximum number of rounds whose totals one refresh reads; the next refresh continues with the others."""
 MAX_CONCURRENT_QUERIES: Final = 4
-"""Totals queries in flight."""
+"""Maximum number of concurrent queries for totals."""
 
 RoundTotals = Mapping[tuple[int, int], int]
 """Totals of a round by proposal and option. The total of an absent option is 0."""
@@ -49,7 +49,7 @@ class _PreparedResponse:
 class RoundsView:
     """All rounds with their proposals, and the totals of finalized rounds.
 
-    Nodes are queried by `run` in the background. Reading `body` queries nothing. The totals of a finalized round are
+    Nodes are queried by `run` in the background. Reading `body` sends no queries. The totals of a finalized round are
     read only once.
 
     Args:
@@ -84,7 +84,7 @@ class RoundsView:
             if await self._read_missing():
                 await self._publish(prepared.rounds)
         except ChainError as error:
-            # Right after the start no node is in sync yet.
+            # Immediately after the start, no node is in sync yet.
             if self.body is not None or isinstance(error, ChainResponseError):
                 self._report_problem(str(error))
             return
@@ -98,7 +98,7 @@ class RoundsView:
         return prepared
 
     def _queue_missing(self, rounds: Iterable[ListedRound]) -> None:
-        """Append newly finalized rounds; the queue's order ensures that each round is tried."""
+        """Append newly finalized rounds. The queue's order ensures that each round is tried."""
         missing = {
             known.round_id: known
             for known in rounds

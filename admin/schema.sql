@@ -1,12 +1,12 @@
--- Registrations of validators that are not in staking yet, and the last good voting configuration.
--- Times are unix seconds.
+-- Registrations of validators without a staking record, and the last valid voting configuration.
+-- Times are Unix seconds.
 
 CREATE TABLE registrations (
   operator_address TEXT PRIMARY KEY,
   url              TEXT NOT NULL,
   moniker          TEXT NOT NULL,
-  signed_at        INTEGER NOT NULL,                    -- the claim's own timestamp: older claims change nothing
-  requested_at     INTEGER NOT NULL,                    -- when the address first registered; kept when it registers again
+  signed_at        INTEGER NOT NULL,                    -- timestamp of the request; older requests are ignored
+  requested_at     INTEGER NOT NULL,                    -- time of the first registration of the address
   expires_at       INTEGER NOT NULL CHECK (expires_at > requested_at),
   network          BLOB NOT NULL DEFAULT x''            -- keyed hash of the client's network; empty if from version 1
 ) STRICT, WITHOUT ROWID;
@@ -21,7 +21,7 @@ CREATE TABLE network_key (
 
 CREATE TABLE voting_config (
   one        INTEGER PRIMARY KEY CHECK (one = 1),
-  source     TEXT NOT NULL,                             -- the URL it came from
-  body       BLOB NOT NULL,                             -- as it was published
+  source     TEXT NOT NULL,                             -- URL from which it was fetched
+  body       BLOB NOT NULL,                             -- the published bytes
   fetched_at INTEGER NOT NULL
 ) STRICT;

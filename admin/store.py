@@ -77,7 +77,7 @@ class AdminStore:
                 raise _not_a_file(self._path) from error
             raise StoreError(
                 f"{self._path} cannot be opened: {error.strerror}",
-                advice="Create the directory of [admin] db_path and make it writable for the service's user.",
+                advice="Create the directory of [admin] db_path, and make it writable by the service's user.",
             ) from error
         except sqlite3.DatabaseError as error:
             await self.close()
@@ -109,8 +109,8 @@ class AdminStore:
             await conn.executescript(f"BEGIN;\n{schema}\n{pragmas}\nCOMMIT;")
         elif application != APPLICATION_ID or version > SCHEMA_VERSION:
             raise StoreForeign(
-                f"{self._path} is not a registrations file, or was written by a newer version",
-                advice="Set [admin] db_path to the registrations file, or start the version that wrote it.",
+                f"{self._path} is not a registration database, or was written by a newer version",
+                advice="Set [admin] db_path to the registration database, or start the version that wrote it.",
             )
         await conn.execute("INSERT OR IGNORE INTO network_key (one, value) VALUES (1, ?)", (secrets.token_bytes(32),))
         (self._network_key,) = await _fetch_one(conn, "SELECT value FROM network_key")
@@ -213,7 +213,7 @@ class AdminStore:
         """Evict a registration if the store is full.
 
         Raises:
-            RegistryFullError: no further registration from this network is allowed.
+            RegistryFullError: no more registrations from this network are allowed.
         """
         (own_count,) = await self._fetch_row("SELECT count(*) FROM registrations WHERE network = ?", network) or (0,)
         if own_count >= MAX_REGISTRATIONS_PER_NETWORK:
@@ -236,7 +236,7 @@ class AdminStore:
     @property
     def _connection(self) -> aiosqlite.Connection:
         if self._conn is None:
-            raise StoreError("the registrations file is not open", advice="Restart the helper.")
+            raise StoreError("the registration database is not open", advice="Restart the helper.")
         return self._conn
 
     async def _execute(self, statement: str, *values: Any) -> int:

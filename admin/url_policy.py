@@ -42,11 +42,11 @@ def check_url(url: str, *, production: bool) -> None:
     if parts.scheme not in schemes:
         raise UrlNotAllowedError(f"must begin with {' or '.join(f'{scheme}://' for scheme in schemes)}")
     if not host or port == 0 or ("[" in parts.netloc and ":" not in host):
-        raise UrlNotAllowedError("names no host")
+        raise UrlNotAllowedError("has no valid host")
     if parts.username is not None or parts.password is not None:
-        raise UrlNotAllowedError("carries credentials")
+        raise UrlNotAllowedError("contains credentials")
     if parts.fragment or url.endswith("#"):
-        raise UrlNotAllowedError("carries a fragment")
+        raise UrlNotAllowedError("contains a fragment")
     check_host(host, production=production)
 
 
@@ -83,7 +83,7 @@ def check_host(host: str, *, production: bool) -> None:
         _check_name(host.rstrip("."), production=production)
     else:
         if production and not is_public(address):
-            raise UrlNotAllowedError("names an address of a private network")
+            raise UrlNotAllowedError("refers to an address in a private network")
 
 
 def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
@@ -103,12 +103,12 @@ def _check_name(host: str, *, production: bool) -> None:
     try:
         name = host.encode("idna").decode() if not host.isascii() else host
     except UnicodeError:
-        raise UrlNotAllowedError("names no host") from None
+        raise UrlNotAllowedError("has no valid host") from None
     labels = name.lower().split(".")
     if len(name) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
-        raise UrlNotAllowedError("names no host")
+        raise UrlNotAllowedError("has no valid host")
     if re.fullmatch(r"[0-9]+|0x[0-9a-f]*", labels[-1]):
         # Resolvers accept 127.1, 2130706433 and 0x7f.1 as IPv4 addresses.
-        raise UrlNotAllowedError("writes an address in an unusual way")
+        raise UrlNotAllowedError("contains an IP address in a non-standard notation")
     if production and (len(labels) == 1 or labels[-1] in _PRIVATE_ENDINGS):
-        raise UrlNotAllowedError("names a host of a private network")
+        raise UrlNotAllowedError("refers to a host in a private network")

@@ -1,4 +1,4 @@
-"""The published voting configuration: fetched every minute and validated; the last valid copy survives restarts."""
+"""The published voting configuration: fetched every minute and validated. The last valid copy survives restarts."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class PublishedConfig:
         body: the published bytes.
         origins: distinct origins of its vote servers that a page may connect to, in order: https origins, and http
             origins on the visitor's own host. Omits hosts that a content security policy cannot express (IPv6
-            addresses), and all beyond `MAX_SERVERS` or `MAX_ORIGINS_CHARS`.
+            addresses), and all above `MAX_SERVERS` or `MAX_ORIGINS_CHARS`.
     """
 
     body: bytes

@@ -23,7 +23,7 @@ class AdminOnlyService:
         self._stop = asyncio.Event()
 
     def stop(self) -> None:
-        """Begin to stop; `run` returns when all tasks have ended."""
+        """Request shutdown; `run` returns when all tasks have ended."""
         self._stop.set()
 
     async def get_status(self) -> str:
@@ -40,7 +40,7 @@ class AdminOnlyService:
             wallet_socket: the socket, if it is already open.
 
         Raises:
-            HelperError: the service could not start, or must not continue.
+            HelperError: the service could not start or cannot continue.
         """
         try:
             async with self._listeners.open(on_started, wallet_socket) as servers:

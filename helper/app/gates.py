@@ -1,4 +1,7 @@
-"""Decides whether shares may be admitted, dispatched and sent now: the chain, the clock, the store, the cluster."""
+"""Decides whether shares may be admitted, dispatched and sent now.
+
+Depends on the state of the chain, the clock, the store and the cluster.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class ServiceHealth:
 
     Args:
         gates: decides whether shares may be admitted and dispatched.
-        role: the role of this host; only the parts that it uses must be healthy.
+        role: the role of this host; only the components that it uses must be healthy.
         cluster: membership in the cluster; None if there is only one host.
     """
 
@@ -86,7 +86,7 @@ class ServiceHealth:
     def _missing_blocks(self) -> str | None:
         """Why confirmations may be missing, or None."""
         if self._block_follower.disputed_height is not None:
-            return f"nodes show different reveals in block {self._block_follower.disputed_height}"
+            return f"nodes report different reveals in block {self._block_follower.disputed_height}"
         if self._block_follower.stalled_height is not None:
             return f"no node has block {self._block_follower.stalled_height}"
         return text_of(self._gates.unread_since_stop())
@@ -94,7 +94,7 @@ class ServiceHealth:
     def _unread_blocks(self) -> str | None:
         """The number of older blocks that are not read yet, or None. Shares are revealed in the meantime."""
         left = self._block_follower.history.unread_count
-        return f"{left} older blocks are still to be read; shares are revealed meanwhile" if left else None
+        return f"{left} older blocks have not been read yet; shares are still revealed" if left else None
 
     def _frozen_with_shares(self) -> str | None:
         """Which frozen rounds have waiting shares, or None. Other rounds are not affected."""

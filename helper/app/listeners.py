@@ -1,7 +1,7 @@
 """Listening sockets and the applications on them.
 
-The wallets' port serves the wallet API, the admin API, the operators' events, the chain gateway and the page. The
-control socket serves the operator API, and a third port the metrics.
+The port of the wallet API also serves the admin API, the event stream for operators, the chain gateway and the page.
+The control socket serves the operator API. A separate port serves the metrics.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from helper.store.store import Store
 log = structlog.get_logger("helper.app")
 
 BUILT_PAGE_DIR = Path(__file__).resolve().parents[2] / "ui_dist"
-"""The page that is installed with the helper."""
+"""The page that is bundled with the helper."""
 
 
 class Listeners:
@@ -101,7 +101,7 @@ class Listeners:
             read_status: returns the state of the running service.
             run_checks: runs the health checks.
             stats: the service's counters.
-            more_operator_routes: further routes of the operator API.
+            more_operator_routes: additional routes of the operator API.
         """
         self._run_checks = run_checks
         observer = QueueObserver(store, round_registry, read_status, refusals=self._limiter.refusals, clock=self._clock)
@@ -140,14 +140,14 @@ class Listeners:
         """Listen and serve until the last request is complete.
 
         Args:
-            on_started: called with the wallets' base URL once the sockets listen.
-            wallet_socket: the wallets' socket, if it is already open.
+            on_started: called with the base URL of the wallet API once the sockets listen.
+            wallet_socket: the socket of the wallet API, if it is already open.
 
         Yields:
-            The servers' tasks.
+            The tasks of the servers.
 
         Raises:
-            HelperError: an address cannot be bound, or the registrations' file cannot be opened.
+            HelperError: an address cannot be bound, or the registration database cannot be opened.
         """
         settings = self._config.helper
         async with contextlib.AsyncExitStack() as stack:
@@ -210,7 +210,7 @@ class Listeners:
 
 
 def published_addresses(config: Config) -> tuple[str, str]:
-    """Return the chain's REST and RPC addresses that `/api/chain` publishes; "" if there is none."""
+    """Return the chain's REST and RPC URLs that `/api/chain` publishes; "" if there is none."""
     production = config.admin.mode == "production"
     return (
         config.ui.chain_rest or first_publishable(config.chain_endpoints, production=production),
@@ -221,8 +221,8 @@ def published_addresses(config: Config) -> tuple[str, str]:
 def _create_page(config: Config, admin: AdminService | None) -> Page | None:
     if not config.ui.enable:
         return None
-    folder = Path(config.ui.dist_path) if config.ui.dist_path else BUILT_PAGE_DIR
-    return Page(folder) if admin is None else Page(folder, connect_to=lambda: admin.vote_server_origins)
+    directory = Path(config.ui.dist_path) if config.ui.dist_path else BUILT_PAGE_DIR
+    return Page(directory) if admin is None else Page(directory, connect_to=lambda: admin.vote_server_origins)
 
 
 def _create_admin(

@@ -260,7 +260,7 @@ class Service:
         )
 
     def stop(self) -> None:
-        """Begin to stop; `run` returns when all tasks have ended."""
+        """Request shutdown; `run` returns when all tasks have ended."""
         self._stop.set()
 
     async def get_status(self) -> str:
@@ -277,11 +277,11 @@ class Service:
         """Run until `stop`, or until a component fails permanently.
 
         Args:
-            on_started: called with the wallets' base URL once the sockets listen.
-            wallet_socket: the wallets' socket, if it is already open.
+            on_started: called with the base URL of the wallet API once the sockets listen.
+            wallet_socket: the socket of the wallet API, if it is already open.
 
         Raises:
-            HelperError: the service could not start, or must not continue.
+            HelperError: the service could not start or cannot continue.
         """
         for failure in harden_process():
             log.warning("process_not_hardened", reason=failure)
@@ -302,7 +302,7 @@ class Service:
             await self.run_components(servers, listeners.background_tasks)
 
     def _is_leader(self) -> bool:
-        """Whether this host runs the tasks that only one host runs."""
+        """Whether this host runs the tasks that are limited to one host (the sender)."""
         return self.lease is None or self.lease.is_held
 
     async def _round_states(self) -> list[RoundState]:
@@ -367,7 +367,7 @@ class Service:
 
         Args:
             servers: server tasks to watch; the caller ends them.
-            more_components: further components, by name.
+            more_components: additional components, by name.
 
         Raises:
             HelperError: a component ended unexpectedly.
@@ -432,7 +432,7 @@ class Service:
             self.send_loop.wake()
 
     def _on_lease_acquired(self) -> None:
-        """Handle the acquisition of the sender's lease."""
+        """Handle the acquisition of the sender lease."""
         self.broadcaster.start_term()
         self._new_block.set()
         self.send_loop.wake()

@@ -40,8 +40,8 @@ async def run_service(
 
     Args:
         service: from `create_service`.
-        on_started: called with the wallets' base URL once the sockets listen.
-        wallet_socket: the wallets' socket, if it is already open.
+        on_started: called with the base URL of the wallet API once the sockets listen.
+        wallet_socket: the socket of the wallet API, if it is already open.
         service_manager: receives the state of the service.
     """
     systemd_manager = service_manager or ServiceManager({}, os.getpid(), SystemClock())

@@ -49,7 +49,7 @@ def register(
     show: Annotated[bool, typer.Option("--show", help="Print the request without sending it.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Sign a registration on this machine and send it; the private key is not sent."""
+    """Sign a registration on this machine and send it. The private key is not sent."""
     key = _read_key(key_file)
     now = SystemClock().now()
     try:

@@ -28,7 +28,7 @@ class Shell(StrEnum):
 
 
 @app.command()
-def completion(shell: Annotated[Shell, typer.Argument(help="The shell.")]) -> None:
+def completion(shell: Annotated[Shell, typer.Argument(help="Shell to generate the script for.")]) -> None:
     """Print the completion script of a shell, for example: source <(svote-helper completion bash)."""
     os.environ[COMPLETION_VARIABLE] = f"source_{shell}"
     create_completing_cli(os.environ)(args=[], prog_name=PROGRAM)

@@ -33,16 +33,16 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     endpoint: Annotated[
         list[str] | None,
-        typer.Option(help="REST address of a node, in order of preference; may be repeated.", show_default=False),
+        typer.Option(help="REST URL of a node; may be repeated, in order of preference.", show_default=False),
     ] = None,
     rpc: Annotated[
         list[str] | None,
-        typer.Option(help="RPC address of the node at the same position.", show_default=False),
+        typer.Option(help="RPC URL of the node at the same position.", show_default=False),
     ] = None,
     db: Annotated[Path | None, typer.Option("--db", help="Path of the queue database.", show_default=False)] = None,
     json: JsonOption = False,
 ) -> None:
-    """Create a settings file with all keys, explanations and defaults, and a new operator token."""
+    """Create a settings file with all keys, their explanations and defaults, and a new operator token."""
     values: dict[tuple[str, str], Any] = {
         ("operator", "token"): secrets.token_urlsafe(TOKEN_BYTES),
         ("chain", "endpoints"): tuple(endpoint) if endpoint else None,
@@ -92,12 +92,13 @@ def show(
 def validate(
     file: Annotated[Path | None, typer.Argument(readable=False, help="File to check.", show_default=False)] = None,
     config: ConfigOption = None,
-    online: Annotated[bool, typer.Option("--online", help="Also query the configured nodes.")] = False,
+    online: Annotated[bool, typer.Option("--online", help="Also check the configured nodes.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Validate the settings and list all problems.
 
-    Exit code 1 if there is any. With --online: 6 if no node is usable, 3 if there are warnings.
+    Exits with 1 if there are problems. With --online, exits with 6 if no node is usable and with 3 if there are
+    warnings.
     """
     problems: tuple[Problem, ...] = ()
     findings: list[CheckResult] = []
@@ -137,10 +138,10 @@ async def _query_nodes(config: Config) -> tuple[list[CheckResult], ExitCode]:
     nodes = await chain.query_nodes(config.chain_nodes, clock)
     now = clock.now()
     expected = chain.NodeCriteria(limits.chain_id or None, now, limits.stale_seconds, limits.clock_skew_seconds)
-    node_results = chain.judge_nodes(nodes, expected)
+    node_results = chain.evaluate_nodes(nodes, expected)
     findings = [
         *node_results.findings,
-        chain.judge_clock(node_results.same_chain, now, limit=limits.clock_skew_seconds),
+        chain.evaluate_clock(node_results.same_chain, now, limit=limits.clock_skew_seconds),
     ]
     if not node_results.usable:
         return findings, ExitCode.UNREACHABLE

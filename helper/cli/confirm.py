@@ -16,7 +16,7 @@ YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmat
 def require_confirmation(*, yes: bool, dry_run: bool) -> None:
     """End the command if it changes something and cannot be confirmed."""
     if not yes and not dry_run and not sys.stdin.isatty():
-        fail("no terminal to ask for confirmation: give --yes, or --dry-run to preview", ExitCode.USAGE)
+        fail("not a terminal, cannot ask for confirmation: use --yes, or --dry-run for a preview", ExitCode.USAGE)
 
 
 def confirm_or_exit(question: str, *, yes: bool) -> None:

@@ -38,7 +38,7 @@ IdentityOption = Annotated[
 @app.command()
 def backup(
     *,
-    output: Annotated[Path, typer.Option(help="File to write; an older backup at this path is replaced.")],
+    output: Annotated[Path, typer.Option(help="File to write; an existing file is replaced.")],
     recipient: Annotated[
         list[str] | None,
         typer.Option(help="Encrypt to this age recipient (age1…) instead of a passphrase; may be repeated."),
@@ -52,7 +52,7 @@ def backup(
     harden_process()
     database = database_file(config, db)
     if recipient and passphrase_file is not None:
-        fail("give --recipient or --passphrase-file, not both", ExitCode.USAGE)
+        fail("use --recipient or --passphrase-file, not both", ExitCode.USAGE)
     passphrase = "" if recipient else read_new_passphrase(passphrase_file)
     # imported here, so that the help loads no native code
     from helper.store.backup import encrypt_backup, write_backup  # noqa: PLC0415
@@ -61,7 +61,7 @@ def backup(
     with map_file_errors_to_exit_codes():
         with acting_as_owner(database):
             snapshot = take_snapshot(database, SystemClock())
-        # key derivation takes a second of CPU; only this thread gets a lower priority
+        # key derivation takes about one second of CPU; only this thread gets a lower priority
         with ThreadPoolExecutor(1, initializer=os.nice, initargs=(10,)) as executor:
             sealed = executor.submit(
                 encrypt_backup, snapshot.image, passphrase=passphrase, recipients=recipient or ()
@@ -88,7 +88,7 @@ def restore(
     file: Annotated[Path, typer.Argument(readable=False, help="Backup file.")],
     identity: IdentityOption = None,
     passphrase_file: PassphraseOption = None,
-    force: Annotated[bool, typer.Option("--force", help="Set an existing database aside.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Rename an existing database instead of failing.")] = False,
     config: ConfigOption = None,
     db: DbOption = None,
     json: JsonOption = False,
@@ -127,7 +127,7 @@ def check(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Check the whole database, or a backup without restoring it; the helper may be running."""
+    """Check the complete database, or a backup without restoring it. The helper may be running."""
     from helper.store.sqlite.snapshot import check_image, take_snapshot  # noqa: PLC0415
 
     harden_process()
@@ -144,7 +144,7 @@ def check(
     else:
         typer.echo(f"{path}: {contents.live} live shares, {contents.confirmed} confirmed, {contents.damaged} damaged")
     if contents.damaged:
-        print_message("the helper sets damaged rows aside and continues with the others")
+        print_message("the helper quarantines damaged rows and continues with the others")
         raise typer.Exit(ExitCode.DEGRADED)
 
 
@@ -168,13 +168,13 @@ def migrate(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Upgrade the schema of an older database; the helper must not be running.
+    """Upgrade the schema of an older database. The helper must not be running.
 
-    The next start of the helper does the same, without a backup. The migration is tried on a copy in memory first;
-    --dry-run shows the result of that and changes nothing.
+    The next start of the helper does the same, without a backup. The migration first runs on a copy in memory;
+    --dry-run shows its result and changes nothing.
     """
     if not dry_run and (backup is None) != no_backup:
-        fail("give --backup FILE or --no-backup, or --dry-run to preview", ExitCode.USAGE)
+        fail("use --backup FILE or --no-backup, or --dry-run for a preview", ExitCode.USAGE)
     require_confirmation(yes=yes, dry_run=dry_run)
     harden_process()
     database = database_file(config, db)
@@ -222,7 +222,7 @@ def _open_backup(file: Path, identity: Path | None, passphrase_file: Path | None
     if needs_passphrase(sealed):
         return decrypt_backup(sealed, passphrase=read_passphrase(passphrase_file))
     if identity is None:
-        fail("this backup is encrypted to a recipient: give --identity", ExitCode.USAGE)
+        fail("this backup is encrypted to a recipient: use --identity", ExitCode.USAGE)
     lines = identity.read_text("utf-8").splitlines()
     return decrypt_backup(sealed, identities=[line for line in lines if line.startswith(_IDENTITY_PREFIX)])
 

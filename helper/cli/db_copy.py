@@ -50,14 +50,17 @@ def copy(
         typer.Option(
             "--from",
             metavar="PLACE",
-            help="Current place of the queue, instead of that of the settings.",
+            help="Source of the queue (default: the one in the settings).",
             show_default=False,
         ),
     ] = None,
     key_file: Annotated[
         Path | None,
         typer.Option(
-            "--key-file", readable=False, help="Key file of the hosts, instead of [store] key_file.", show_default=False
+            "--key-file",
+            readable=False,
+            help="Key file that encrypts witnesses (default: [store] key_file).",
+            show_default=False,
         ),
     ] = None,
     wait: Annotated[
@@ -81,7 +84,7 @@ def copy(
     can be repeated.
     """
     if [bool(to), undo, erase].count(True) != 1:
-        fail("give one of --to, --undo and --erase", ExitCode.USAGE)
+        fail("use exactly one of --to, --undo and --erase", ExitCode.USAGE)
     require_confirmation(yes=yes, dry_run=dry_run)
     harden_process()
     with map_errors_to_exit_codes(), map_file_errors_to_exit_codes():
@@ -157,7 +160,7 @@ def _print_not_finished(source: MigrationEndpoint, target: MigrationEndpoint) ->
         f"the queue is still in {source.label}, where a helper is running. Next:\n"
         "  1. stop it (`systemctl stop svote-helper`; if hosts share the queue, on each of them)\n"
         "  2. run the same command again: it copies the changes made since, compares all rows, and finishes the move\n"
-        f"Until then no helper starts on {target.label}. With --wait the command waits for the helper to "
+        f"Until then, helpers refuse to use {target.label}. With --wait, the command waits for the helper to "
         "stop, then finishes the move."
     )
 
@@ -165,21 +168,22 @@ def _print_not_finished(source: MigrationEndpoint, target: MigrationEndpoint) ->
 def _print_moved(result: MigrationResult, source: MigrationEndpoint, target: MigrationEndpoint) -> None:
     for share in result.damaged[:MAX_DAMAGED_LISTED]:
         print_message(
-            f"not moved, row damaged: {share.ref or '(no name)'}, round {share.round_id.hex()[:6] or '(none)'}"
+            f"not moved because the row is damaged: {share.ref or '(no reference)'}, "
+            f"round {share.round_id.hex()[:6] or '(none)'}"
         )
     if len(result.damaged) > MAX_DAMAGED_LISTED:
         print_message(f"… and {len(result.damaged) - MAX_DAMAGED_LISTED} more")
     if result.uncounted:
         print_message(
-            f"the source's counters differed from its rows by {result.uncounted:+d} shares: the target's were recounted"
+            f"the share counters of the source were off by {result.uncounted:+d}; they were recomputed for the target"
         )
     print_message(
         f"the queue was locked for {result.locked_seconds:.1f} s. Next:\n"
         f"  1. settings: {target.config_text}\n"
         "  2. start the helper, and run `svote-helper doctor`\n"
-        f"  3. {source.label} still contains all witnesses, and helpers refuse to use it. Once the target works:\n"
+        f"  3. {source.label} still contains all witnesses, and helpers refuse to use it. When the target works:\n"
         f"     svote-helper db copy --erase --from {quote(source.cli_value)}\n"
-        "to move back, at any time: "
+        "To move back at any time: "
         f"svote-helper db copy --from {quote(target.cli_value)} --to {quote(source.cli_value)}"
     )
 
@@ -247,6 +251,6 @@ _PLANS: Final = {
 
 
 def _summarize(result: dict[str, Any], cleanup: str) -> str:
-    """Return the result in one line; `cleanup` is `undo`, `erase`, or empty for a move."""
+    """Return the result in one line. `cleanup` is `undo`, `erase`, or empty for a move."""
     summary = _PLANS[cleanup] if cleanup and result["state"] == "planned" else _SUMMARIES[result["state"]]
     return summary.format_map(result)

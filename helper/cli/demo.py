@@ -40,19 +40,25 @@ def demo(
     circuit: Annotated[Circuit, typer.Option(help="Circuit generation of the chain.")] = Circuit.K10,
     voters: Annotated[int, typer.Option(min=1, max=1000, help="Number of wallets; each votes on two proposals.")] = 3,
     spread: Annotated[
-        float, typer.Option(min=0, max=86_400, help="Seconds over which wallets spread their shares.")
+        float, typer.Option(min=0, max=86_400, help="Seconds over which wallets spread the due times of their shares.")
     ] = 10.0,
-    db: Annotated[Path | None, typer.Option("--db", help="Path of the queue database, which is then kept.")] = None,
+    db: Annotated[
+        Path | None,
+        typer.Option("--db", help="Path of the queue database, which is kept after the demo (default: temporary)."),
+    ] = None,
     store: Annotated[
-        Engine, typer.Option(help="postgres: a temporary database, and one host per role: api, prover, sender.")
+        Engine,
+        typer.Option(
+            help="Queue database; postgres starts a temporary server and one host per role (api, prover, sender)."
+        ),
     ] = Engine.SQLITE,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep running afterwards and print the addresses.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep running afterwards and print the URLs.")] = False,
     seed: Annotated[int | None, typer.Option(help="Seed of votes and times; keys are always random.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Cast votes, and show shares accepted, proven, broadcast, confirmed and tallied."""
+    """Run a demo: cast votes and follow their shares until they are confirmed and tallied."""
     if store is Engine.POSTGRES and db is not None:
-        fail("--db names a file and cannot be used with --store postgres", ExitCode.USAGE)
+        fail("--db is a file and cannot be used with --store postgres", ExitCode.USAGE)
     options = DemoOptions(circuit.value, voters, spread, db, keep, json, seed, store.value)
     console = Console(stderr=True)
     try:

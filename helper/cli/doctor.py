@@ -26,11 +26,14 @@ _COLOURS: Final = {Level.OK: "32", Level.WARN: "33", Level.FAIL: "31"}
 def doctor(
     config: ConfigOption = None,
     skip_proof: Annotated[
-        bool, typer.Option("--skip-proof", help="Skip the self-test proof, which takes some seconds.")
+        bool, typer.Option("--skip-proof", help="Skip the self-test proof, which takes a few seconds.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Check configuration, database, nodes and provers; suggest fixes. Exit code 0: all ok, else 3."""
+    """Check configuration, database, nodes and provers; suggest fixes.
+
+    Exits with 0 if all checks pass, otherwise with 3.
+    """
     # imported here, so that the help loads no native code
     from helper.clock import SystemClock  # noqa: PLC0415
     from helper.doctor.run import run_doctor  # noqa: PLC0415

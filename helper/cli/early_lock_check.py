@@ -1,4 +1,4 @@
-"""Refuses a second daemon on the same database early, before slow imports."""
+"""Refuses a second service on the same database early, before slow imports."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from helper.store.sqlite.file_lock import open_regular, try_lock
 
 
 def require_single_instance(arguments: Sequence[str], env: Mapping[str, str]) -> None:
-    """Raise if these arguments start a daemon on a database that another daemon has open.
+    """Raise if these arguments start a service on a database that another process has open.
 
     The locks are released again; the store acquires them when it opens. Invalid arguments are ignored.
 
     Raises:
-        StoreLocked: another daemon has it open.
+        StoreLocked: another process has it open.
     """
     database = _find_database(arguments, env)
     if database is None:

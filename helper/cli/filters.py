@@ -29,7 +29,8 @@ DueBeforeOption = Annotated[
     str,
     typer.Option(
         "--due-before",
-        help="Only shares due before this time: unix seconds, UTC as in the list, or +10min.",
+        help="Only shares due before this time: Unix seconds, a UTC time (2026-01-31 18:30:00), or an offset such as "
+        "+10min.",
         show_default=False,
     ),
 ]
@@ -39,7 +40,9 @@ StageOption = Annotated[
 RefsArgument = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="SHARE", help="Names of shares in the list, or prefixes of at least 6 characters.", show_default=False
+        metavar="SHARE",
+        help="Share references as shown by `queue list`, or prefixes of at least 6 characters.",
+        show_default=False,
     ),
 ]
 
@@ -52,7 +55,7 @@ def build_filter_query(api: OperatorApi, round_id: str, state: str, due_before: 
     """Return the filter options as query parameters of the operator API.
 
     Args:
-        api: lists the queue's rounds, to resolve a round's prefix.
+        api: lists the rounds of the queue, to resolve a prefix of a round id.
         round_id: 64 hex characters, or a prefix of at least 6; empty for any.
         state: name of a state, validated by the operator API.
         due_before: see `parse_due_before`; empty for any.
@@ -83,12 +86,12 @@ def resolve_round(api: OperatorApi, text: str) -> str:
     if not matches:
         raise NotFound(f"no known round begins with {prefix}")
     if len(matches) > 1:
-        raise ValueError(f"{len(matches)} rounds begin with {prefix}: give more characters")
+        raise ValueError(f"{len(matches)} rounds begin with {prefix}: use a longer prefix")
     return matches[0]
 
 
 def parse_due_before(text: str, now: float) -> str:
-    """Parse a time: unix seconds, `+10min` from now (s, min, h, d), or UTC as in tables.
+    """Parse a time: Unix seconds, `+10min` from now (s, min, h, d), or UTC as in tables.
 
     Returns:
         Unix seconds. A fraction is rounded up, so that "before" includes the given time.
@@ -104,6 +107,6 @@ def parse_due_before(text: str, now: float) -> str:
         at = datetime.fromisoformat(text)
     except ValueError:
         raise ValueError(
-            "due_before must be unix seconds, a UTC time (2026-01-31 18:30:00), or an offset such as +10min"
+            "due_before must be Unix seconds, a UTC time (2026-01-31 18:30:00), or an offset such as +10min"
         ) from None
     return str(-int(-(at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() // 1))

@@ -32,11 +32,11 @@ _STATUS_BY_EXIT_CODE = {ExitCode.OK: "ready", ExitCode.DEGRADED: "degraded", Exi
 @app.command()
 def healthcheck(
     config: ConfigOption = None,
-    url: Annotated[str, typer.Option(help="Base URL of the helper, instead of the one on this machine.")] = "",
+    url: Annotated[str, typer.Option(help="Base URL of the helper (default: the one on this machine).")] = "",
     timeout: Annotated[float, typer.Option(min=0.1, max=60, help="Timeout in seconds.")] = 3.0,
     json: JsonOption = False,
 ) -> None:
-    """Check that shares are accepted and revealed. Exit code 0: ready, 3: degraded, 6: unreachable."""
+    """Check that shares are accepted and revealed. Exits with 0 if ready, 3 if degraded, 6 if unreachable."""
     # reads only the addresses, without full validation: this command runs every few seconds
     addresses = peek_listen_addresses(find_file(config, os.environ), os.environ)
     problems = []

@@ -1,6 +1,6 @@
-"""Serves the operator API in this process on the database file, while no daemon runs.
+"""Serves the operator API in this process on the database file, while no helper is running.
 
-Queries open the file read-only. Actions open it as the daemon does, under the same lock, and are recorded for the user
+Queries open the file read-only. Actions open it as the service does, under the same lock, and are recorded for the user
 who runs the command, not for the owner of the file.
 """
 
@@ -39,7 +39,7 @@ def request_file(database: Path, target: str, body: bytes | Iterable[bytes] | No
         body: the request's body, or chunks of it.
 
     Raises:
-        StoreLocked: a daemon has the file open, and the request is an action.
+        StoreLocked: a running helper has the file open, and the request is an action.
         StoreError: the file cannot be opened.
     """
     log_config.configure("warning")
@@ -110,7 +110,7 @@ async def _stream(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
 
 
 class StoredRoundAuthority:
-    """Round status from the database file: closed if the daemon found the round closed on the chain."""
+    """Round status from the database file: closed if the service found the round closed on the chain."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -120,7 +120,7 @@ class StoredRoundAuthority:
         return None
 
     async def is_closed(self, round_id: bytes) -> bool:
-        """Return whether the daemon stored the round as closed."""
+        """Return whether the service stored the round as closed."""
         return any(row.round_id == round_id and row.closed_at is not None for row in await self._store.list_rounds())
 
     def forget(self, round_id: bytes) -> None:

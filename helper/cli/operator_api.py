@@ -1,8 +1,8 @@
-"""Client of the operator API: of the running daemon, or of its database file while none runs.
+"""Client of the operator API: of the running helper, or of its database file while none is running.
 
-Both serve the same routes. The daemon serves them on its control socket. Without a daemon, `helper.cli.offline` serves
-them in this process; `source` in a response names the server. Queries do not change the file, and actions hold the
-daemon's lock.
+Both serve the same routes. The helper serves them on its control socket. Without a helper, `helper.cli.offline` serves
+them in this process; `source` in a response identifies the server. Queries do not change the file, and actions hold the
+helper's lock.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class OperatorApi:
     """Operator API of one queue.
 
     Attributes:
-        socket: the daemon's control socket.
+        socket: the helper's control socket.
         database: its database.
         shared: the queue is in a shared database instead, which only a running helper can query.
     """
@@ -55,8 +55,8 @@ class OperatorApi:
         Raises:
             NotFound: the share or the database does not exist.
             ValueError: the query is invalid.
-            PermissionError: this user may not use the socket or the file.
-            HelperError: the daemon or the file returned an error.
+            PermissionError: no permission to access the socket or the database file.
+            HelperError: the helper or the file returned an error.
         """
         return self._request(path, query or {}, None)
 
@@ -80,13 +80,13 @@ class OperatorApi:
         """Raise NotFound if this host has no database file."""
         if self.shared:
             raise NotFound(
-                f"no daemon answers on {self.socket}, and the queue is in a shared database",
-                advice="Run this on a host with a running helper; each answers for the whole queue.",
+                f"no helper is listening on {self.socket}, and the queue is in a shared database",
+                advice="Run this on a host with a running helper; each can query the complete queue.",
             )
         if not self.database.exists():
             raise NotFound(
-                f"no daemon answers on {self.socket}, and database {self.database} does not exist",
-                advice="Start the helper, or give its settings (--config) or its database (--db).",
+                f"no helper is listening on {self.socket}, and database {self.database} does not exist",
+                advice="Start the helper, or specify its settings (--config) or its database (--db).",
             )
 
     def _request(self, path: str, query: Mapping[str, str], body: bytes | Iterable[bytes] | None) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class OperatorApi:
         except DaemonNotRunningError:
             return self._request_file(target, body)
         except DaemonUnresponsiveError as error:
-            raise DaemonUnreachable(f"the daemon on {self.socket} does not answer: {error}") from error
+            raise DaemonUnreachable(f"the helper on {self.socket} does not respond: {error}") from error
         return _result(status, content, by_daemon=True)
 
     def _request_file(self, target: str, body: bytes | Iterable[bytes] | None) -> dict[str, Any]:
@@ -112,16 +112,16 @@ class OperatorApi:
 
 
 def _result(status: int, content: bytes, *, by_daemon: bool) -> dict[str, Any]:
-    """Return the content of a successful response; raise the error of any other."""
+    """Return the content of a successful response. Raise the error of any other."""
     try:
-        answer = json.loads(content)
+        response = json.loads(content)
     except ValueError:
-        answer = None
-    if not isinstance(answer, dict):
+        response = None
+    if not isinstance(response, dict):
         raise DaemonError("unexpected response on the control socket")
     if status == 200:
-        return answer
-    message, advice = str(answer.get("error", "")), answer.get("advice") or None
+        return response
+    message, advice = str(response.get("error", "")), response.get("advice") or None
     match status:
         case 400 | 413:
             raise ValueError(message)
@@ -132,5 +132,5 @@ def _result(status: int, content: bytes, *, by_daemon: bool) -> dict[str, Any]:
         case 409 | 422:
             raise ActionRefused(message, advice=advice)
     if by_daemon:
-        raise DaemonError(f"the daemon returned an error: {message}", advice=advice)
+        raise DaemonError(f"the helper returned an error: {message}", advice=advice)
     raise HelperError(message, advice=advice)

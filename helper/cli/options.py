@@ -12,12 +12,12 @@ ConfigOption = Annotated[
     typer.Option(
         "--config",
         readable=False,  # `read_settings` checks the file and maps errors to exit codes
-        help="Settings file (else $SVOTE_HELPER_CONFIG, ./helper.toml, /etc/svote-helper/helper.toml).",
+        help="Settings file (default: $SVOTE_HELPER_CONFIG, ./helper.toml, /etc/svote-helper/helper.toml).",
         show_default=False,
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on one line.")]
 DbOption = Annotated[
     Path | None,
-    typer.Option("--db", readable=False, help="Database file, instead of [helper] db_path.", show_default=False),
+    typer.Option("--db", readable=False, help="Database file (default: [helper] db_path).", show_default=False),
 ]

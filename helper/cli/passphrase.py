@@ -19,7 +19,7 @@ PassphraseOption = Annotated[
     Path | None,
     typer.Option(
         readable=False,
-        help=f"File with the passphrase on its first line (else ${ENV_BACKUP_PASSPHRASE}, else a prompt).",
+        help=f"File with the passphrase on its first line (default: ${ENV_BACKUP_PASSPHRASE}, then a prompt).",
         show_default=False,
     ),
 ]
@@ -44,7 +44,7 @@ def read_passphrase(file: Path | None, *, confirm: bool = False) -> str:
     if from_env is not None:
         return from_env
     if not sys.stdin.isatty():
-        fail(f"no passphrase: give --passphrase-file or ${ENV_BACKUP_PASSPHRASE}", ExitCode.USAGE)
+        fail(f"no passphrase: use --passphrase-file or ${ENV_BACKUP_PASSPHRASE}", ExitCode.USAGE)
     entered: str = typer.prompt("Passphrase", hide_input=True, confirmation_prompt=confirm, err=True)
     return entered
 

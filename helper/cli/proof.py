@@ -65,8 +65,8 @@ def export(
             "--round", help="Round, if known (hex, or a prefix of at least 6 characters).", show_default=False
         ),
     ] = "",
-    from_height: Annotated[int, typer.Option(min=0, help="Search all blocks from this height; 0: do not.")] = 0,
-    to_height: Annotated[int, typer.Option(min=0, help="Search all blocks up to this height.")] = 0,
+    from_height: Annotated[int, typer.Option(min=0, help="First height of a block search; 0 disables it.")] = 0,
+    to_height: Annotated[int, typer.Option(min=0, help="Last height of a block search.")] = 0,
     source: Annotated[
         SearchSource,
         typer.Option("--from", help="Search the archive, the chain, or the archive first and then the chain."),
@@ -75,11 +75,11 @@ def export(
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Write a bundle for a confirmed reveal: transaction, proof, public inputs, their hashes.
+    """Write a bundle for a confirmed reveal: transaction, proof, public inputs and their hashes.
 
     No request to a node contains the nullifier: the command reads all reveals of its round (from a node with an
-    index), or whole blocks. It rejects a nullifier that is not on the chain. A bundle contains only public data, and
-    does not show who sent the reveal.
+    index), or complete blocks. It rejects a nullifier that is not on the chain. A bundle contains only public data,
+    and does not show who sent the reveal.
 
     If [archive] place is set, the archive is searched first; the bundle's hash and proof are verified. Only `proof
     verify --online` checks that the chain confirmed it. The operator of the archive can see which bundle is fetched;
@@ -110,16 +110,18 @@ def verify(
     bundle: Annotated[Path, typer.Argument(readable=False, help="Bundle written by `proof export`.")],
     online: Annotated[
         bool,
-        typer.Option("--online", help="Also query the chain: the reveal is confirmed, and the root correct."),
+        typer.Option(
+            "--online", help="Also check with the nodes that the reveal is confirmed and the root is correct."
+        ),
     ] = False,
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Check a bundle with the real verifier, without any network.
+    """Verify a bundle offline with the chain's verifier.
 
-    It shows that the proof holds for the public inputs under the circuit with this fingerprint, and that the
-    transaction carries just these. It does not show that the chain counted the transaction, nor that the root is the
-    chain's: --online queries the nodes of [chain] endpoints for that, and trusts their answers.
+    This shows that the proof is valid for the public inputs and the circuit with this fingerprint, and that the
+    transaction contains exactly these inputs. It does not show that the chain confirmed the transaction or that the
+    root is the chain's. --online asks the nodes in [chain] endpoints for both, and trusts their responses.
     """
     from helper.operations import proof_bundle as bundles  # noqa: PLC0415
     from proofs import CIRCUITS  # noqa: PLC0415
@@ -180,7 +182,7 @@ async def _find(config: Path | None, search: Search) -> tuple[ProofBundle, Searc
 
 
 async def _search_archive(config: Path | None, search: Search) -> ProofBundle | None:
-    """Search the archive; returns None if there is no archive, or no such bundle.
+    """Search the archive. Returns None if there is no archive, or no such bundle.
 
     If the chain can be searched instead, an archive error is only printed.
     """
@@ -248,7 +250,9 @@ async def _verify_online(config: Path | None, proof_bundle: ProofBundle) -> None
     async with open_node_pool(config) as nodes:
         chain, message = ChainLookups(nodes), proof_bundle.message
         if nodes.chain_id != proof_bundle.chain_id:
-            raise ProofBundleError(f"the bundle is of chain {proof_bundle.chain_id}, the nodes are on {nodes.chain_id}")
+            raise ProofBundleError(
+                f"the bundle is from chain {proof_bundle.chain_id}, the nodes are on {nodes.chain_id}"
+            )
         transaction = await chain.find_transaction(bytes.fromhex(proof_bundle.tx_hash))
         if transaction is None:
             raise ProofBundleError("no node has the transaction in a block")
@@ -256,7 +260,7 @@ async def _verify_online(config: Path | None, proof_bundle: ProofBundle) -> None
             raise ProofBundleError(f"the nodes report block {transaction.height} and code {transaction.code}")
         state = await chain.root_at(message.round_id, message.anchor_height)
         if state is None or state.root != proof_bundle.root:
-            raise ProofBundleError(f"the nodes report another root, or none, at height {message.anchor_height}")
+            raise ProofBundleError(f"the nodes report a different root, or none, at height {message.anchor_height}")
 
 
 def _bundle_fields(proof_bundle: ProofBundle) -> dict[str, Any]:

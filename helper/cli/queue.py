@@ -27,6 +27,9 @@ from helper.server import operator_json
 
 app = typer.Typer(help="Inspect and manage queued shares.")
 
+# A string, because the operator API validates the number and reports invalid ones.
+LimitOption = Annotated[str, typer.Option(metavar="<int>", help="Maximum number of rows.")]
+
 
 @app.command("list")
 def list_shares(
@@ -35,7 +38,7 @@ def list_shares(
     state: StateOption = "",
     due_before: DueBeforeOption = "",
     stage: StageOption = "",
-    limit: Annotated[str, typer.Option(help="Maximum number of rows.")] = "100",
+    limit: LimitOption = "100",
     config: ConfigOption = None,
     db: DbOption = None,
     json: JsonOption = False,
@@ -50,14 +53,16 @@ def list_shares(
 
 @app.command()
 def show(
-    ref: Annotated[str, typer.Argument(help="Name of the share in the list, or a prefix of at least 6 characters.")],
+    ref: Annotated[
+        str, typer.Argument(help="Share reference as shown by `queue list`, or a prefix of at least 6 characters.")
+    ],
     config: ConfigOption = None,
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show the state and history of a share. Never shows witness data."""
     if not ref.isalnum() or not ref.isascii():  # other characters could change the path
-        raise typer.BadParameter("a share's name consists of hex characters", param_hint="REF")
+        raise typer.BadParameter("a share reference consists of hex characters", param_hint="REF")
     with map_errors_to_exit_codes():
         response = OperatorApi.of(config, db).get(f"/queue/{ref.lower()}")
     emit(response, queue_output.print_story, json=json)
@@ -65,7 +70,7 @@ def show(
 
 @app.command()
 def stats(config: ConfigOption = None, db: DbOption = None, json: JsonOption = False) -> None:
-    """Show shares by round and state, failures, and the state of the helper if it runs."""
+    """Show shares by round and state, failures, and the state of the helper if it is running."""
     with map_errors_to_exit_codes():
         response = OperatorApi.of(config, db).get("/stats")
     emit(response, queue_output.print_stats, json=json)
@@ -90,7 +95,7 @@ def retry(
 ) -> None:
     """Retry failed shares, all or selected, at their due times with a full attempt budget.
 
-    Shares of closed rounds are not changed. Uses the running helper, or the database if none runs.
+    Shares of closed rounds are not changed. Uses the running helper, or the database if no helper is running.
     """
     require_confirmation(yes=yes, dry_run=dry_run)
     api, refs = OperatorApi.of(config, db), shares or []
@@ -125,8 +130,8 @@ def purge(
 ) -> None:
     """Delete all data of a closed round before the retention period ends.
 
-    Only for a round that the chain has closed. Uses the running helper, or the database if none runs; then the helper
-    must have found the round closed before it stopped.
+    The round must be closed on the chain. Uses the running helper, or the database if no helper is running; in that
+    case, the helper must have recorded the round as closed before it stopped.
     """
     require_confirmation(yes=yes, dry_run=dry_run)
     api = OperatorApi.of(config, db)
@@ -145,7 +150,7 @@ def purge(
 
 @app.command()
 def audit(
-    limit: Annotated[str, typer.Option(help="Maximum number of rows.")] = "50",
+    limit: LimitOption = "50",
     config: ConfigOption = None,
     db: DbOption = None,
     json: JsonOption = False,

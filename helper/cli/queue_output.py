@@ -24,7 +24,7 @@ _NOT_IMPORTED_REASONS = {
     "damaged": "rows damaged here",
     "spent": "confirmed on the chain",
     "closed": "round closed",
-    "unknown": "round unknown here: let the helper read the chain, then import again",
+    "unknown": "round unknown here: wait until the helper has read the chain, then import again",
     "invalid": "invalid",
 }
 _MAX_SKIPPED_LISTED = 20
@@ -103,7 +103,7 @@ def print_stats(response: Mapping[str, Any]) -> None:
             ],
         )
     if response["damaged"]:
-        print_message(f"{len(response['damaged'])} damaged rows set aside: see --json")
+        print_message(f"{len(response['damaged'])} damaged rows quarantined: see --json")
     service = response.get("service")
     if service:
         typer.echo("")
@@ -125,7 +125,7 @@ def print_retried(response: Mapping[str, Any]) -> None:
     if response["closed"]:
         print_message(f"{response['closed']} not retried: round closed")
     if response["not_failed"]:
-        print_message(f"{response['not_failed']} of the named shares have not failed")
+        print_message(f"{response['not_failed']} of the specified shares have not failed")
 
 
 def print_purged(response: Mapping[str, Any]) -> None:
@@ -142,7 +142,7 @@ def print_exported(response: Mapping[str, Any]) -> None:
     if "moved" in response:
         typer.echo(f"{response['moved']} are no longer processed here")
         if response["stayed"]:
-            print_message(f"{response['stayed']} were being processed or have changed, so they also stay here")
+            print_message(f"{response['stayed']} were being processed or have changed, and therefore also remain here")
     for reason, number in response["left"].items():
         if number:
             print_message(f"{number} not exported: {_NOT_EXPORTED_REASONS[reason]}")
@@ -196,7 +196,7 @@ def _format_state(share: Mapping[str, Any]) -> str:
 
 
 def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, object]]:
-    """Flatten nested values to dotted names; named items and timings become one row each."""
+    """Flatten nested values to dotted names. Named items and timings become one row each."""
     if value in ({}, []):
         yield name, "-"
     elif isinstance(value, dict) and {"count", "p50_ms", "p99_ms", "max_ms"} <= value.keys():

@@ -57,9 +57,9 @@ def export(
 ) -> None:
     """Export live shares to a passphrase-encrypted file, for `queue import` on another machine.
 
-    The helper may be running. Without --move the file is a copy, and both machines reveal the shares (the chain
-    counts each once). With --move the shares are marked as failed here, with the stage "moved", before the file
-    appears; shares that are being processed stay. `queue retry --stage moved` reactivates them.
+    The helper may be running. Without --move, the file is a copy, and both machines reveal the shares (the chain
+    counts each once). With --move, the shares are marked as failed here, with the stage "moved", before the file
+    appears; shares that are being processed are not moved. `queue retry --stage moved` reactivates moved shares.
     """
     if move:
         require_confirmation(yes=yes, dry_run=dry_run)
@@ -103,7 +103,7 @@ def _encrypt_selection(selection: ExportSelection, passphrase: str) -> bytes:
     from helper.operations.export_format import ExportHeader, encode_header, encode_share_line  # noqa: PLC0415
     from helper.store.backup import encrypt_backup  # noqa: PLC0415
 
-    # key derivation takes a second of CPU; a running helper has priority
+    # key derivation takes about one second of CPU; a running helper has priority
     os.nice(10)
     made_at = int(SystemClock().now())
     head = ExportHeader(chain_id=selection.chain_id, made_at=made_at, shares=len(selection.shares))
@@ -158,8 +158,8 @@ def import_(
 
     Shares that were moved from here with `queue export --move` are reactivated with a full attempt budget. Shares that
     are not imported are listed with the reason, and the exit code is then 3. An import can be repeated: shares already
-    queued here or confirmed are skipped. Uses the running helper, or the database if none runs. The rounds must be
-    known here, so let a new helper read the chain first.
+    queued here or confirmed are skipped. Uses the running helper, or the database if no helper is running. The rounds
+    must be known here: on a new machine, start the helper and wait until it is ready first.
     """
     require_confirmation(yes=yes, dry_run=dry_run)
     api = OperatorApi.of(config, db)

@@ -1,6 +1,6 @@
 """`svote-helper queue watch`: live view of the queue, as a screen, lines or JSON.
 
-Follows the stream of queue states from the daemon, and reconnects whenever it is interrupted.
+Follows the stream of queue states from the service, and reconnects whenever it is interrupted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ JsonLinesOption = Annotated[
 ]
 
 SILENCE_TIMEOUT_SECONDS: Final = 10.0
-"""Seconds without data after which the daemon is unreachable; it sends a state each second."""
+"""Seconds without data after which the service is unreachable; it sends a state every second."""
 RECONNECT_PAUSE_SECONDS: Final = 1.0
 """Seconds between two connection attempts."""
 
@@ -35,7 +35,7 @@ _DUMB_TERMINALS: Final = frozenset({"", "dumb", "unknown"})
 
 
 def watch(config: ConfigOption = None, db: DbOption = None, json: JsonLinesOption = False) -> None:
-    """Watch the queue until Ctrl-C: rounds, due shares, provers, lateness, nodes, failures. Totals only."""
+    """Watch the queue until Ctrl-C: rounds, due shares, provers, lateness, nodes, failures. Shows only totals."""
     socket = OperatorApi.of(config, db).socket
     stream = stream_states(socket)
     try:
@@ -73,10 +73,10 @@ class StreamLost:
 
 
 def stream_states(socket: Path) -> Iterator[StateEvent | StreamLost]:
-    """Yield the daemon's states without end. Reconnects whenever the stream is interrupted.
+    """Yield the states of the service endlessly. Reconnects whenever the stream is interrupted.
 
     Raises:
-        PermissionError: this user may not use the socket.
+        PermissionError: no permission to access the socket.
     """
     while True:
         try:

@@ -18,13 +18,11 @@ app = typer.Typer()
 @app.command()
 def serve(
     config: ConfigOption = None,
-    host: Annotated[str | None, typer.Option(help="Listen on this address instead of [helper] host.")] = None,
-    port: Annotated[
-        int | None, typer.Option(help="Listen on this port instead of [helper] port; 0: any free port.")
-    ] = None,
-    db: Annotated[Path | None, typer.Option("--db", help="Database file, instead of [helper] db_path.")] = None,
+    host: Annotated[str | None, typer.Option(help="Listen address (default: [helper] host).")] = None,
+    port: Annotated[int | None, typer.Option(help="Port (default: [helper] port); 0 selects a free port.")] = None,
+    db: Annotated[Path | None, typer.Option("--db", help="Database file (default: [helper] db_path).")] = None,
     role: Annotated[
-        str | None, typer.Option(help="Role instead of [helper] role: all, api, prover or sender.", show_default=False)
+        str | None, typer.Option(help="Role: all, api, prover or sender (default: [helper] role).", show_default=False)
     ] = None,
     ready_file: Annotated[
         Path | None, typer.Option(help="Write the base URL to this file, as JSON, once the service listens.")

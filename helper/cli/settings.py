@@ -11,14 +11,14 @@ from helper.cli.output import ExitCode, fail
 from helper.config import Loaded, find_file, load_traced
 
 SHARED_ADVICE: Final = (
-    "use PostgreSQL's own tools for backups and checks (pg_dump, pg_basebackup, pg_amcheck), or give --db FILE"
+    "use PostgreSQL's own tools for backups and checks (pg_dump, pg_basebackup, pg_amcheck), or use --db FILE"
 )
 
 
 def database_file(config: Path | None, db: Path | None, *, must_exist: bool = True) -> Path:
-    """Return the queue's database file, from the flag or the settings.
+    """Return the path of the queue database, from the flag or the settings.
 
-    Ends the command if the file does not exist, or if the settings name a shared database and no flag names a file.
+    Ends the command if the file does not exist, or if the queue is in a shared database and no flag specifies a file.
     """
     settings = read_settings(config, {"helper.db_path": str(db) if db else None}).config
     if settings.store.url and db is None:

@@ -29,9 +29,9 @@ def lookup(
     config: ConfigOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show a transaction: its block, its result code, and its reveal, if it has one.
+    """Show a transaction: block, result code and, if it is a reveal, its fields.
 
-    Queries the nodes of [chain] endpoints by the hash, so a node learns that someone is interested in it.
+    Sends the hash to the nodes in [chain] endpoints, which can therefore see that someone looked it up.
     """
     with map_errors_to_exit_codes():
         transaction = anyio.run(_look_up, config, parse_hex32("HASH", tx_hash))

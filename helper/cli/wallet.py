@@ -29,14 +29,15 @@ def vote(
     proposal: Annotated[int, typer.Option(min=1, help="Proposal id.")],
     decision: Annotated[int, typer.Option(min=0, max=7, help="Option index.")],
     helper: Annotated[list[str] | None, typer.Option(help="Base URL of a helper; may be repeated.")] = None,
-    chain: Annotated[str, typer.Option(help="REST address of the dev chain.")] = "http://127.0.0.1:11317",
+    chain: Annotated[str, typer.Option(help="REST URL of the dev chain.")] = "http://127.0.0.1:11317",
     base: Annotated[
         str | None,
-        typer.Option(help="Single base URL for chain and helper, as wallets use it ([gateway], or a proxy)."),
+        typer.Option(help="Common base URL of chain and helper ([gateway] or a proxy), as wallets use it."),
     ] = None,
     weight: Annotated[int | None, typer.Option(min=0, help="Voting power; random by default.")] = None,
     spread: Annotated[
-        float, typer.Option(min=0, help="Seconds over which the shares are spread; 0: due immediately.")
+        float,
+        typer.Option(min=0, help="Seconds over which the due times are spread; 0 makes all shares due immediately."),
     ] = 0.0,
     token: Annotated[str, typer.Option(help="X-Helper-Token, for helpers that require one.")] = "",
     json: JsonOption = False,

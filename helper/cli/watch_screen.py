@@ -53,7 +53,7 @@ class Screen:
             yield line
 
     def lines(self, width: int, *, ascii_only: bool = False, max_lines: int = UNLIMITED_LINES) -> Iterator[Text]:
-        """Yield the lines for this width; the terminal crops lines that are still too long.
+        """Yield the lines for this width. The terminal crops lines that are still too long.
 
         If there are too few lines, rounds are omitted (`_fit_rounds`), so that nodes and failures stay visible.
         """
@@ -193,7 +193,7 @@ def _urgency_style(row: Mapping[str, Any], left: float, needed: float | None) ->
 
 
 def _due_chart_lines(row: Mapping[str, Any], width: int, *, ascii_only: bool) -> Iterator[Text]:
-    """Yield a bar chart of due shares, one bar per minute; a bar covers more minutes on a narrow terminal."""
+    """Yield a bar chart of due shares, one bar per minute. A bar covers more minutes on a narrow terminal."""
     minutes, later = row["due_per_minute"], row["later"]
     if not any(minutes) and not later:
         return

@@ -25,7 +25,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the loader on first use, because importing the model takes half a second that `peek_*` does not need."""
+    """Import the loader on first use: the import takes half a second, and `peek_*` does not need it."""
     if name not in __all__:
         raise AttributeError(name)
     from helper.config import loader  # noqa: PLC0415

@@ -11,8 +11,8 @@ from helper.config.value_text import SECTIONS, to_toml
 
 _WIDTH: Final = 100
 _HEADER: Final = """\
-# Settings of svote-helper. Every key is listed with its default; uncomment the lines that you change.
-# Each setting has an environment variable SVOTE_HELPER_<SECTION>_<KEY> (lists separated by commas).
+# svote-helper settings. Every key is listed with its default. Uncomment a line to change it.
+# Each setting can also be set by the environment variable SVOTE_HELPER_<SECTION>_<KEY> (lists are comma-separated).
 # `svote-helper config validate` checks this file; `svote-helper config show --origin` shows the values in effect.
 """
 

@@ -223,7 +223,7 @@ class _SettingsReader:
                     self._add_secret((section, key), file, (section, key))
 
     def _add_secret(self, key: Key, file: Path, reported_as: Key) -> None:
-        """Set `key` to the first line of a file; problems are reported for the setting `reported_as`."""
+        """Set `key` to the first line of a file. Problems are reported for the setting `reported_as`."""
         origin = Origin("file", str(file))
         try:
             lines = file.read_text("utf-8").splitlines()

@@ -28,7 +28,7 @@ from helper.config.sections import (
 
 DEV_CHAIN_REST: Final = "http://127.0.0.1:11317"
 DEV_CHAIN_RPC: Final = "http://127.0.0.1:36657"
-"""Addresses of the dev chain, used if no node is configured."""
+"""URLs of the dev chain, used if no node is configured."""
 LEASE_SECONDS_RANGE: Final = (5, 300)
 """Shortest and longest lease in seconds: long enough for the writes, short enough for a takeover."""
 
@@ -57,9 +57,9 @@ class Config(Section):
 
     @property
     def chain_nodes(self) -> tuple[tuple[str, str], ...]:
-        """REST and RPC address ("" if none) of each node, in order of preference and without duplicates.
+        """REST and RPC URL ("" if none) of each node, in order of preference and without duplicates.
 
-        The node of `chain_api_port` is first and has no RPC address. The n-th entry of `rpc` belongs to the n-th entry
+        The node of `chain_api_port` is first and has no RPC URL. The n-th entry of `rpc` belongs to the n-th entry
         of `endpoints`. Without any node, the dev chain is used.
         """
         nodes: dict[str, str] = {}
@@ -71,12 +71,12 @@ class Config(Section):
 
     @property
     def chain_endpoints(self) -> tuple[str, ...]:
-        """The nodes' REST addresses."""
+        """The nodes' REST URLs."""
         return tuple(rest for rest, _ in self.chain_nodes)
 
     @property
     def chain_rpc(self) -> tuple[str, ...]:
-        """The nodes' RPC addresses in the same order, "" if none."""
+        """The nodes' RPC URLs in the same order, "" if none."""
         return tuple(rpc for _, rpc in self.chain_nodes)
 
     @property
@@ -86,22 +86,22 @@ class Config(Section):
 
     @property
     def db_path(self) -> Path:
-        """Path of the queue's database; a relative one is relative to the working directory."""
+        """Path of the queue database. A relative path is relative to the working directory."""
         return Path(self.helper.db_path)
 
     @property
     def admin_db_path(self) -> Path:
-        """Path of the registrations' database: as set, or in the directory of the queue's database."""
+        """Path of the registration database: as set, or in the directory of the queue database."""
         return Path(self.admin.db_path) if self.admin.db_path else self.db_path.parent / ADMIN_DATABASE
 
     @property
     def socket_path(self) -> Path:
-        """Path of the control socket: as set, or in the directory of the queue's database."""
+        """Path of the control socket: as set, or in the directory of the queue database."""
         return Path(self.operator.socket) if self.operator.socket else self.db_path.parent / SOCKET_NAME
 
 
 def find_contradictions(config: Config) -> list[tuple[str, str, str]]:
-    """Find settings that are valid by themselves but contradict each other.
+    """Find settings that are individually valid but contradict each other.
 
     Returns:
         Section and key of a setting, and the problem.

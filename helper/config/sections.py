@@ -42,11 +42,13 @@ class Section(BaseModel):
 class HelperSection(Section):
     """The share service."""
 
-    disable: Switch = Field(False, description="Do not accept or reveal shares; the admin API and the page still run.")
+    disable: Switch = Field(
+        False, description="Disable the share service; the admin API and the web page keep running."
+    )
     role: Literal["all", "api", "prover", "sender"] = Field(
         "all",
-        description="Role of this host: api accepts shares, prover makes proofs, sender sends them and handles closed "
-        "rounds, all does everything. Roles other than all require [store] url.",
+        description="Role of this host: api accepts shares, prover creates proofs, sender broadcasts reveals and "
+        "handles closed rounds, all combines the three. Roles other than all require [store] url.",
     )
     host: Host = Field(DEFAULT_HOST, description="Listen address of the wallet API.")
     port: Port = Field(DEFAULT_PORT, description="Port of the wallet API; 0 selects a free port.")
@@ -57,8 +59,8 @@ class HelperSection(Section):
     )
     api_token_file: Text = Field(
         "",
-        description="File whose first line is the token, instead of api_token. A systemd credential named api-token is "
-        "used automatically.",
+        description="File whose first line is the token; an alternative to api_token. A systemd credential named "
+        "api-token is used automatically.",
     )
     expose_queue_status: Switch = Field(
         False, description="Serve the share counts of each round at /shielded-vote/v1/queue-status."
@@ -68,30 +70,37 @@ class HelperSection(Section):
         ge=1,
         le=10**9,
         description="Rate limit: refused requests (400, 401, 404 and similar) that one client may send in a burst "
-        "before it gets 429. Valid requests are free; a share larger than 16 KiB costs one for each further 16 KiB.",
+        "before it gets 429. Accepted requests do not count, except that a share larger than 16 KiB counts as one "
+        "refused request per additional 16 KiB.",
     )
     refused_per_second: Number = Field(
-        50, ge=0.01, le=10**9, description="Refused requests that each client regains per second."
+        50,
+        ge=0.01,
+        le=10**9,
+        description="Refill rate of each client's allowance of refused requests, per second.",
     )
     trusted_proxies: tuple[NetworkText, ...] = Field(
         (),
-        description="Addresses or networks of your reverse proxies. Only for their requests, the client's address is "
-        "read from X-Forwarded-For or Forwarded. It is held in memory for rate limits only.",
+        description="Addresses or networks of your reverse proxies. For requests from these proxies only, the client "
+        "address is taken from X-Forwarded-For or Forwarded. It is used only for rate limits and kept only in memory.",
     )
     db_path: FilePath = Field(
         DEFAULT_DATABASE,
-        description="Path of the queue's database, relative to the working directory.",
+        description="Path of the queue database. A relative path is relative to the working directory.",
     )
     chain_api_port: Port = Field(
         0,
-        description="REST port of a node on this machine; 0 means none. This node precedes [chain] endpoints.",
+        description="REST port of a node on this machine; 0 means none. It is tried before [chain] endpoints.",
     )
     max_concurrent_proofs: IntegerField = Field(
         0, ge=0, le=1024, description="Maximum number of concurrent proofs; 0 means one per processor core."
     )
     sentry_dsn: OptionalUrl = Field("", description="Report unexpected errors to this Sentry project.")
     max_attempts: IntegerField = Field(
-        5, ge=1, le=50, description="Failed attempts after which a share fails for good. Outages spend no attempts."
+        5,
+        ge=1,
+        le=50,
+        description="Number of attempts after which a share fails permanently. Outages do not spend attempts.",
     )
     purge_after_hours: Number = Field(
         24,
@@ -106,14 +115,14 @@ class StoreSection(Section):
 
     url: DatabaseUrl = Field(
         "",
-        description="Address such as postgresql://user@host/database; empty stores the queue in [helper] db_path. Over "
-        "a network, TLS with verified certificates is required and is the default. The directory of db_path then "
-        "contains only the control socket and the registrations.",
+        description="Database URL such as postgresql://user@host/database. If empty, the queue is stored in [helper] "
+        "db_path; otherwise the directory of db_path contains only the control socket and the registrations. Over a "
+        "network, TLS with verified certificates is required and is the default.",
     )
     url_file: Text = Field(
         "",
-        description="File whose first line is the address, instead of url, because it may contain a password. A "
-        "systemd credential named store-url is used automatically.",
+        description="File whose first line is the database URL. Use it instead of url if the URL contains a password. "
+        "A systemd credential named store-url is used automatically.",
     )
     key_file: Text = Field(
         "",
@@ -127,23 +136,23 @@ class StoreSection(Section):
         10,
         ge=1,
         le=600,
-        description="Seconds without a heartbeat after which a host loses its claimed shares and the sender's lease.",
+        description="Seconds without a heartbeat after which a host loses its claimed shares and the sender lease.",
     )
 
 
 class SenderSection(Section):
-    """The sender's lease: only one of several hosts sends reveals to the chain."""
+    """The sender lease, which ensures that only one host broadcasts reveals."""
 
     lease: LeaseStorage = Field(
         "auto",
-        description="Storage of the lease: postgres is the queue's database; auto means postgres if [store] url is "
-        "set, and no lease if the queue is a file. An object such as s3://bucket/sender.json (see [s3]) works with "
-        "both; with a file, it prevents a copy of the queue on another host from sending too.",
+        description="Where the lease is stored: postgres is the queue database; auto means postgres if [store] url is "
+        "set, otherwise no lease. An object such as s3://bucket/sender.json (see [s3]) can be used with PostgreSQL and "
+        "with a file. With a file, it prevents a copy of the queue on another host from sending at the same time.",
     )
     standby: Switch = Field(
         False,
         description="Wait while another host holds the lease, and take over when it fails. If false, a second sender "
-        "refuses to start.",
+        "exits at startup.",
     )
 
     @property
@@ -157,25 +166,30 @@ class ChainSection(Section):
 
     endpoints: tuple[Url, ...] = Field(
         (),
-        description="REST addresses of nodes in order of preference. With two or more, one may fail or be malicious.",
+        description="REST URLs of nodes, in order of preference. With two or more, the helper tolerates one that is "
+        "down or malicious.",
     )
     rpc: tuple[BlankUrl, ...] = Field(
         (),
-        description='CometBFT RPC addresses of the same nodes in the same order, "" for a node without one. '
-        "Optional; reduces the number of requests.",
+        description='CometBFT RPC URLs of the same nodes in the same order; "" for a node without RPC. Optional; '
+        "reduces the number of requests.",
     )
-    chain_id: Text = Field("", description="Expected chain id; empty accepts the id of the first response.")
-    poll_seconds: Number = Field(1.0, ge=0.05, le=60, description="Longest interval between checks for a new block.")
+    chain_id: Text = Field("", description="Expected chain id. If empty, the id in the first response is used.")
+    poll_seconds: Number = Field(1.0, ge=0.05, le=60, description="Maximum seconds between checks for a new block.")
     stale_seconds: Number = Field(
-        90, gt=0, le=3600, description="Age of the newest block from which a node is stale and not used."
+        90,
+        gt=0,
+        le=3600,
+        description="Age of a node's latest block, in seconds, from which the node is considered stale and not used.",
     )
     clock_skew_seconds: Number = Field(
         120,
         gt=0,
         le=120,
-        description="Largest difference between this machine's clock and the chain's; dispatch pauses beyond it.",
+        description="Maximum difference in seconds between this machine's clock and the chain's; dispatch pauses above "
+        "it.",
     )
-    timeout_seconds: Number = Field(10, gt=0, le=60, description="Timeout of a request to a node.")
+    timeout_seconds: Number = Field(10, gt=0, le=60, description="Timeout of a request to a node, in seconds.")
 
     @field_validator("rpc")
     @classmethod
@@ -192,13 +206,14 @@ class ProverSection(Section):
 
     circuit: Literal["auto", "k10", "k11"] = Field(
         "auto",
-        description="Circuit generation of the chain: k10 since v1.3.0, k11 before; auto detects it.",
+        description="Circuit generation of the chain: k10 for chain version 1.3.0 and later, k11 for earlier versions; "
+        "auto detects it.",
     )
     timeout_seconds: Number = Field(
         0,
         ge=0,
         le=86400,
-        description="Timeout of a proof; 0 means max(60, 50 times the self-test).",
+        description="Timeout of a proof in seconds; 0 means 50 times the duration of the self-test, at least 60.",
     )
     nice: IntegerField = Field(10, ge=0, le=19, description="Niceness of prover processes (0-19).")
 
@@ -210,12 +225,12 @@ class AdminSection(Section):
     config_url: OptionalUrl = Field("", description="URL of the published voting configuration.")
     db_path: Text = Field(
         "",
-        description="Path of the registrations' database; empty means "
-        f"{ADMIN_DATABASE} in the directory of the queue's database.",
+        description="Path of the registration database; empty means "
+        f"{ADMIN_DATABASE} in the directory of the queue database.",
     )
     mode: Literal["production", "development"] = Field(
         "production",
-        description="In production, a validator's URL must be a public https address; in development, any URL.",
+        description="production accepts only public https URLs for validators; development accepts any URL.",
     )
 
 
@@ -223,18 +238,18 @@ class UiSection(Section):
     """The web page."""
 
     enable: Switch = Field(False, description="Serve the page.")
-    dist_path: Text = Field("", description="Directory of the built page; empty means the installed one.")
+    dist_path: Text = Field("", description="Directory of the built page; empty means the bundled page.")
     dev_pir_controls: Switch = Field(False, description="Show the controls of a PIR test service on the page.")
-    precomputed_base_url: OptionalUrl = Field("", description="Base URL of precomputed data for the page.")
+    precomputed_base_url: OptionalUrl = Field("", description="Base URL of the page's precomputed data.")
     chain_rest: OptionalUrl = Field(
         "",
-        description="Public REST address of the chain for browser wallets; empty means the first of [chain] endpoints "
-        "that is a public https address without path, query and credentials.",
+        description="Public REST URL of the chain for browser wallets. If empty, the first of [chain] endpoints that "
+        "is a public https URL without path, query or credentials is used.",
     )
     chain_rpc: OptionalUrl = Field(
         "",
-        description="Public RPC address of the chain for browser wallets; empty means the first such address in "
-        "[chain] rpc.",
+        description="Public RPC URL of the chain for browser wallets. If empty, the first such URL in [chain] rpc is "
+        "used.",
     )
     chain_denom: Text = Field("usvote", description="The chain's staking denomination, for browser wallets.")
 
@@ -247,11 +262,11 @@ class OperatorSection(Section):
     )
     token_file: Text = Field(
         "",
-        description="File whose first line is the token, instead of token. A systemd credential named operator-token "
-        "is used automatically.",
+        description="File whose first line is the token; an alternative to token. A systemd credential named "
+        "operator-token is used automatically.",
     )
     socket: Text = Field(
-        "", description="Path of the control socket; empty means helper.sock in the directory of the queue's database."
+        "", description="Path of the control socket; empty means helper.sock in the directory of the queue database."
     )
 
 
@@ -266,28 +281,31 @@ class MetricsSection(Section):
 class GatewaySection(Section):
     """Chain gateway: serves the chain's API and the helper's under one base URL."""
 
-    enable: Switch = Field(False, description="Forward the wallets' chain requests to the nodes.")
+    enable: Switch = Field(False, description="Forward chain requests from wallets to the nodes.")
 
 
 class S3Section(Section):
-    """Access to S3-compatible object stores. The objects are set in [sender], [archive] and commands."""
+    """Access to S3-compatible object stores. [sender] lease and [archive] place name the objects."""
 
     endpoint: StoreUrl = Field(
         "",
-        description="Address of the object store, https unless it is on this machine; empty means Amazon S3 in the "
-        "region.",
+        description="URL of the object store; must be https unless the store is on this machine. Empty means Amazon S3 "
+        "in the region.",
     )
     region: Host = Field("us-east-1", description="Region for request signatures.")
     virtual_host: Switch = Field(
-        False, description="Put the bucket's name into the host name instead of the path (virtual-hosted style)."
+        False,
+        description="Use virtual-hosted-style requests (bucket name in the host name instead of the path).",
     )
     credentials_file: Text = Field(
         "",
         description="Credentials file in AWS format ([default], aws_access_key_id, aws_secret_access_key). A systemd "
         "credential named s3-credentials is used automatically. Without a file, the environment (AWS_ACCESS_KEY_ID and "
-        "AWS_SECRET_ACCESS_KEY) or the machine's role is used.",
+        "AWS_SECRET_ACCESS_KEY) or the instance role is used.",
     )
-    timeout_seconds: Number = Field(10, gt=0, le=60, description="Timeout of a request to the object store.")
+    timeout_seconds: Number = Field(
+        10, gt=0, le=60, description="Timeout of a request to the object store, in seconds."
+    )
 
     def to_settings(self) -> S3Settings:
         """Return the settings of the object store client."""
@@ -301,13 +319,14 @@ class ArchiveSection(Section):
         "",
         description="Location of the archive, such as s3://bucket/path; empty disables it.",
     )
-    check_seconds: Number = Field(60, ge=1, le=3600, description="Interval between checks for new blocks.")
+    check_seconds: Number = Field(60, ge=1, le=3600, description="Seconds between checks for new blocks.")
 
 
 class LogSection(Section):
     """The log on standard error."""
 
-    level: Literal["debug", "info", "warning", "error"] = Field("info", description="Lowest level that is logged.")
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="Minimum log level.")
     format: Literal["auto", "json", "pretty"] = Field(
-        "auto", description="json writes one object per line; auto means pretty on a terminal and json elsewhere."
+        "auto",
+        description="Log format: json (one object per line), pretty, or auto (pretty on a terminal, otherwise json).",
     )

@@ -46,7 +46,7 @@ def get_setting_type(section: str, key: str) -> type:
 def parse_value(section: str, key: str, text: str) -> Any:
     """Parse the value of an environment variable; lists are separated by commas.
 
-    Empty entries are dropped, except in the list of RPC addresses, where they mean a node without RPC.
+    Empty entries are dropped, except in the list of RPC URLs, where they mean a node without RPC.
 
     Raises:
         ValueError: the text does not have the setting's type.
@@ -101,7 +101,7 @@ def describe_validation_error(section: str, key: str, details: Mapping[str, Any]
 
 
 def to_display_value(section: str, key: str, value: Any) -> Any:
-    """Return a value for display: secrets and credentials in addresses redacted, tuples as lists."""
+    """Return a value for display: secrets and credentials in URLs redacted, tuples as lists."""
     if (section, key) in SECRET_SETTINGS:
         return REDACTED if value else value
     if isinstance(value, tuple):
@@ -112,7 +112,7 @@ def to_display_value(section: str, key: str, value: Any) -> Any:
 
 
 def redact_credentials(url: str) -> str:
-    """Redact user, password and query of an address."""
+    """Redact user, password and query of a URL."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     netloc = f"***@{host}" if "@" in parts.netloc else host

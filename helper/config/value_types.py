@@ -19,23 +19,23 @@ def _or_blank(validate: Callable[[str], str]) -> Callable[[str], str]:
 
 
 def _validate_url(value: str) -> str:
-    """Validate an http(s) address without a query; remove a trailing slash."""
+    """Validate an http(s) URL without a query; remove a trailing slash."""
     try:
         parts = urlsplit(value)
         port = parts.port
     except ValueError as error:
-        raise ValueError(f"is not an address: {error}") from None
+        raise ValueError(f"is not a URL: {error}") from None
     if parts.scheme not in {"http", "https"} or not parts.hostname or port == 0:
-        raise ValueError("must be an address such as http://127.0.0.1:1317")
+        raise ValueError("must be a URL such as http://127.0.0.1:1317")
     if parts.query or parts.fragment:
-        raise ValueError("must be an address without a query")
+        raise ValueError("must be a URL without a query")
     return value.rstrip("/")
 
 
 def _validate_url_with_query(value: str) -> str:
     parts = urlsplit(value)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ValueError("must be empty or an http address")
+        raise ValueError("must be empty or an http(s) URL")
     return value
 
 
@@ -61,9 +61,9 @@ def _validate_nonblank(value: str) -> str:
 
 
 def _validate_database_url(value: str) -> str:
-    """Validate the scheme of a PostgreSQL address; the store parses the rest."""
+    """Validate the scheme of a PostgreSQL URL; the store parses the rest."""
     if not value.startswith(("postgresql://", "postgres://")):
-        raise ValueError("must be empty or an address such as postgresql://user@host/database")
+        raise ValueError("must be empty or a URL such as postgresql://user@host/database")
     return value
 
 
@@ -82,7 +82,7 @@ def _validate_host_name(value: str) -> str:
 
 
 def _validate_store_url(value: str) -> str:
-    """Validate the address of an object store. Requests carry credentials, so TLS is required unless it is local."""
+    """Validate the URL of an object store. Requests contain credentials, so TLS is required unless it is local."""
     url = _validate_url(value)
     parts = urlsplit(url)
     if parts.scheme != "https" and parts.hostname != "localhost" and not is_loopback(parts.hostname or ""):
@@ -95,14 +95,14 @@ def _validate_location(value: str) -> str:
 
 
 def _validate_lease_storage(value: str) -> str:
-    """Validate the storage of the sender's lease."""
+    """Validate the storage of the sender lease."""
     if value in {"auto", "postgres"}:
         return value
     if not value.startswith("s3:"):
         raise ValueError("must be auto, postgres, or an object such as s3://bucket/sender.json")
     location = BucketLocation.parse(value)
     if not location.path:
-        raise ValueError(f"must name an object, such as {location}/sender.json")
+        raise ValueError(f"must include an object name, such as {location}/sender.json")
     return str(location)
 
 

@@ -33,7 +33,7 @@ class WaitingShares:
 
     Attributes:
         round_id: hex.
-        end: its vote_end_time, unix seconds.
+        end: its vote_end_time, Unix seconds.
         unproven: shares without a proof.
         unconfirmed: shares that were sent and are not confirmed.
         minutes: of `unproven`, the number due in each of the next minutes; the first includes overdue shares.
@@ -50,7 +50,7 @@ class WaitingShares:
 
 @dataclass(frozen=True, slots=True)
 class ProofRate:
-    """Rate at which reveals can be made.
+    """Rate at which shares can be revealed.
 
     Attributes:
         seconds_per_proof: of one prover; None if not measured.
@@ -71,18 +71,18 @@ class ProofRate:
         return min(chain, max(1, self.slots) / max(self.seconds_per_proof, 0.001))
 
 
-def judge_backlog(waiting: Sequence[WaitingShares], proof_rate: ProofRate, now: float) -> list[CheckResult]:
+def evaluate_backlog(waiting: Sequence[WaitingShares], proof_rate: ProofRate, now: float) -> list[CheckResult]:
     """Return one result for each round with waiting shares, in the order in which the rounds end."""
     results, earlier_shares = [], 0
     rounds = [waiting_round for waiting_round in waiting if waiting_round.unproven or waiting_round.unconfirmed]
     for waiting_round in sorted(rounds, key=lambda waiting_round: waiting_round.end):
-        results.append(_judge_round(waiting_round, proof_rate, now, earlier_shares))
+        results.append(_evaluate_round(waiting_round, proof_rate, now, earlier_shares))
         earlier_shares += waiting_round.unproven
     return results or [ok("backlog", "no shares are waiting")]
 
 
-def _judge_round(waiting: WaitingShares, proof_rate: ProofRate, now: float, earlier_shares: int) -> CheckResult:
-    """Judge one round; `earlier_shares` is the number of shares in rounds that end earlier."""
+def _evaluate_round(waiting: WaitingShares, proof_rate: ProofRate, now: float, earlier_shares: int) -> CheckResult:
+    """Evaluate one round. `earlier_shares` is the number of shares in rounds that end earlier."""
     subject = f"round {waiting.round_id[:8]}"
     rate, seconds_left = proof_rate.per_second, waiting.end - now
     seconds_needed = (earlier_shares + waiting.unproven) / rate
@@ -95,7 +95,9 @@ def _judge_round(waiting: WaitingShares, proof_rate: ProofRate, now: float, earl
         "per_second": round(rate, 3),
     }
     if seconds_left <= 0:
-        advice = "Shares not confirmed by the end of a round cannot count. They are reported once the chain closes it."
+        advice = (
+            "Shares not confirmed by the end of a round are not counted. They are reported once the chain closes it."
+        )
         return fail(
             subject, f"{waiting.unproven + waiting.unconfirmed} shares left after the round ended", advice, **facts
         )
@@ -109,10 +111,11 @@ def _judge_round(waiting: WaitingShares, proof_rate: ProofRate, now: float, earl
         return fail(subject, text, SPEED_ADVICE, **facts)
     excess, minutes = _excess_at_end(waiting, rate, seconds_left)
     if excess:
-        text += f"; {excess} shares too many are due in the last {format_duration(minutes * _MINUTE_SECONDS)}"
+        interval = format_duration(minutes * _MINUTE_SECONDS)
+        text += f"; {excess} shares more than can be processed are due in the last {interval}"
         return fail(subject, text, SPEED_ADVICE, **facts, too_many_at_the_end=excess)
     if seconds_needed > TIGHT_FRACTION * seconds_left:
-        return warn(subject, text, f"Little time is left. {SPEED_ADVICE}", **facts)
+        return warn(subject, text, f"The round ends soon. {SPEED_ADVICE}", **facts)
     return ok(subject, text, **facts)
 
 

@@ -33,7 +33,7 @@ class NodeReport:
         problem: why the request failed, None if it succeeded.
         chain_id: the chain it serves.
         height: height of its newest block.
-        block_time: time of that block, unix seconds.
+        block_time: time of that block, Unix seconds.
         syncing: whether it reports that it is catching up.
         version: its software version, "" if it reports none.
         seconds: latency of the request for its newest block.
@@ -54,7 +54,7 @@ class NodeReport:
 
 
 async def query_nodes(nodes: Sequence[tuple[str, str]], clock: Clock) -> list[NodeReport]:
-    """Query all nodes (REST and RPC address, "" for none) concurrently. Never raises for node errors."""
+    """Query all nodes (REST and RPC URL, "" for none) concurrently. Never raises for node errors."""
     return list(await asyncio.gather(*(_query_node(rest, rpc, clock) for rest, rpc in nodes)))
 
 
@@ -117,16 +117,16 @@ async def _query_rpc(url: str, clock: Clock) -> NodeReport:
     return node
 
 
-# ---------------------------------------------------------------- judging the reports
+# ---------------------------------------------------------------- evaluation of the reports
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCriteria:
-    """Criteria for judging nodes.
+    """Criteria for the evaluation of nodes.
 
     Attributes:
         chain_id: the chain id; if None, that of the first node is used.
-        now: our clock, unix seconds.
+        now: our clock, Unix seconds.
         stale_after: age in seconds from which a newest block is stale.
         clock_skew: seconds a newest block time may be ahead of our clock.
     """
@@ -152,28 +152,28 @@ class NodeResults:
     same_chain: list[NodeReport] = field(default_factory=list)
 
 
-def judge_nodes(nodes: Sequence[NodeReport], criteria: NodeCriteria) -> NodeResults:
-    """Judge each node. An unusable node is only a warning while another node is usable."""
+def evaluate_nodes(nodes: Sequence[NodeReport], criteria: NodeCriteria) -> NodeResults:
+    """Evaluate each node. An unusable node is only a warning while another node is usable."""
     chain_id = criteria.chain_id or next((node.chain_id for node in nodes if node.chain_id), None)
     problems = [_find_problem(node, chain_id, criteria) for node in nodes]
     usable = [node for node, problem in zip(nodes, problems, strict=True) if problem is None]
     findings = [
-        _judge_node(node, problem, bool(usable), criteria) for node, problem in zip(nodes, problems, strict=True)
+        _evaluate_node(node, problem, bool(usable), criteria) for node, problem in zip(nodes, problems, strict=True)
     ]
     for node in nodes:
         if node.rpc is not None:
-            findings.append(_judge_rpc(node.rpc, _find_problem(node.rpc, chain_id, criteria)))
+            findings.append(_evaluate_rpc(node.rpc, _find_problem(node.rpc, chain_id, criteria)))
     same_chain = [node for node in nodes if node.problem is None and node.chain_id == chain_id]
-    return NodeResults([*findings, _judge_chain(nodes, usable, chain_id)], usable, same_chain)
+    return NodeResults([*findings, _evaluate_chain(nodes, usable, chain_id)], usable, same_chain)
 
 
 def _find_problem(node: NodeReport, chain_id: str | None, criteria: NodeCriteria) -> tuple[str, str] | None:
     """Return the problem of a node and the advice, or None."""
     if node.problem is not None:
-        return node.problem, "Check that the node runs, and that its address in [chain] is right."
+        return node.problem, "Check that the node is running and that its URL in [chain] is correct."
     if node.chain_id != chain_id:
         return (
-            f"the node is on chain {node.chain_id}, not {chain_id}",
+            f"the node is on chain {node.chain_id}, expected {chain_id}",
             "Remove it from [chain] endpoints, or correct [chain] chain_id.",
         )
     if node.syncing:
@@ -182,14 +182,14 @@ def _find_problem(node: NodeReport, chain_id: str | None, criteria: NodeCriteria
     if age > criteria.stale_after:
         return (
             f"newest block is {age:.0f} s old",
-            "Check whether the node or the whole chain has stopped, or this machine's clock is ahead.",
+            "Check whether only the node or the entire chain has stopped, or this machine's clock is ahead.",
         )
     if age < -criteria.clock_skew:
         return f"newest block is {-age:.0f} s ahead of our clock", "Correct this machine's clock: run an NTP service."
     return None
 
 
-def _judge_node(
+def _evaluate_node(
     node: NodeReport, problem: tuple[str, str] | None, has_usable_node: bool, criteria: NodeCriteria
 ) -> CheckResult:
     subject = f"node {node.name}"
@@ -215,7 +215,7 @@ def _judge_node(
     return ok(subject, text, **facts)
 
 
-def _judge_rpc(node: NodeReport, problem: tuple[str, str] | None) -> CheckResult:
+def _evaluate_rpc(node: NodeReport, problem: tuple[str, str] | None) -> CheckResult:
     subject = f"rpc {node.name}"
     facts = {"endpoint": node.name, "height": node.height or None, "latency_ms": round(node.seconds * 1000, 1)}
     if problem is not None:
@@ -224,7 +224,7 @@ def _judge_rpc(node: NodeReport, problem: tuple[str, str] | None) -> CheckResult
     return ok(subject, f"height {node.height}, response in {node.seconds * 1000:.0f} ms", **facts)
 
 
-def _judge_chain(nodes: Sequence[NodeReport], usable: Sequence[NodeReport], chain_id: str | None) -> CheckResult:
+def _evaluate_chain(nodes: Sequence[NodeReport], usable: Sequence[NodeReport], chain_id: str | None) -> CheckResult:
     facts = {"chain_id": chain_id, "endpoints": len(nodes), "of_use": len(usable)}
     if not usable:
         return fail(
@@ -235,11 +235,11 @@ def _judge_chain(nodes: Sequence[NodeReport], usable: Sequence[NodeReport], chai
         )
     text = f"{chain_id}, {len(usable)} of {len(nodes)} nodes usable"
     if len(nodes) == 1:
-        text += "; add a second one for failover and for detecting false answers"
+        text += "; add a second one for failover and for detecting false responses"
     return ok("chain", text, **facts)
 
 
-def judge_clock(nodes: Sequence[NodeReport], now: float, *, limit: float) -> CheckResult:
+def evaluate_clock(nodes: Sequence[NodeReport], now: float, *, limit: float) -> CheckResult:
     """Compare this machine's clock with the nearest of the nodes' newest block times.
 
     Args:

@@ -1,4 +1,4 @@
-"""Queries the running helper over its control socket and judges its state."""
+"""Queries the running helper over its control socket and evaluates its state."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from helper.server.control_client import (
 )
 
 ADVICE_BY_CHECK: Final = {
-    "store": "If the database was moved or replaced, move the helper's own file back to its path (the log names it), "
+    "store": "If the database was moved or replaced, move the helper's own file back to its path (see the log), "
     "and do not stop the helper before that. Otherwise free space on its disk, and check the kernel log for disk "
-    "errors. The helper recovers by itself.",
-    "chain": "Fix a node, or add another to [chain] endpoints; see the node checks. The helper recovers by itself.",
-    "clock": "Correct this machine's clock and run an NTP service. The helper recovers by itself.",
+    "errors. The helper recovers automatically.",
+    "chain": "Fix a node, or add another to [chain] endpoints; see the node checks. The helper recovers automatically.",
+    "clock": "Correct this machine's clock and run an NTP service. The helper recovers automatically.",
     "blocks": "Wait while the blocks are read. If no node has them, add one with more history to [chain] endpoints.",
-    "rounds": "The nodes report other data of the round than before: ask their operators, and add a second node.",
+    "rounds": "The nodes report different data of the round than before: ask their operators, and add a second node.",
     "circuit": 'Set [prover] circuit = "auto" and restart. If it already is, check whether the chain was upgraded.',
     "provers": "Check the kernel log for the out-of-memory killer; lower [helper] max_concurrent_proofs.",
-    "queue": "Wait some seconds after a start. If it persists, see the other checks.",
+    "queue": "Wait a few seconds after a start. If it persists, see the other checks.",
     "sender": "Check that the [sender] lease location is reachable; run only one of two copies of a queue.",
 }
 """Advice for each of the helper's own health checks, by name."""
@@ -170,13 +170,13 @@ def _query(socket: Path, target: str) -> dict[str, Any]:
     return reported
 
 
-def judge_daemon(daemon: DaemonReport, socket: Path) -> list[CheckResult]:
-    """Judge whether the helper runs and is ready; one result for each failed health check."""
+def evaluate_daemon(daemon: DaemonReport, socket: Path) -> list[CheckResult]:
+    """Evaluate whether the helper runs and is ready; one result for each failed health check."""
     if not daemon.is_running:
         return [
             warn(
                 "helper",
-                f"not running: no answer on {socket}",
+                f"not running: no helper is listening on {socket}",
                 "Start it with `svote-helper serve` or its systemd unit.",
             )
         ]
@@ -184,7 +184,7 @@ def judge_daemon(daemon: DaemonReport, socket: Path) -> list[CheckResult]:
         return [warn("helper", f"running, but {daemon.problem}", "Run doctor as the helper's user.")]
     if daemon.problem is not None:
         advice = "If it persists, check its log and restart it: the shares are on disk."
-        return [fail("helper", f"it accepts connections but does not answer: {daemon.problem}", advice)]
+        return [fail("helper", f"it accepts connections but does not respond: {daemon.problem}", advice)]
     service = daemon.service
     problems = {check.name: check.problem for check in service.checks if check.problem}
     results = [
@@ -195,21 +195,21 @@ def judge_daemon(daemon: DaemonReport, socket: Path) -> list[CheckResult]:
         warn(
             f"helper: {check.name}",
             check.note,
-            "Query a node of your own. A changed end takes effect once two nodes report it, or one node for ten blocks"
-            " if only one is configured. If the status is unknown, install a newer version.",
+            "Query your own node. A changed end time takes effect once two nodes report it (or, with a single node,"
+            " after ten blocks). If the status is unknown, install a newer version.",
         )
         for check in service.checks
         if check.note
     ]
     if service.paused and service.paused not in problems.values():
-        advice = "See the other checks, and the log."
+        advice = "See the other checks and the log."
         results.append(fail("helper: dispatch", f"dispatch is paused: {service.paused}", advice))
     if service.unread_blocks:
         results.append(
             warn(
                 "helper: history",
-                f"{service.unread_blocks} older blocks not read yet; shares are revealed meanwhile",
-                "Nothing needs to be done. A round is closed once the blocks since its creation are read; a node with"
+                f"{service.unread_blocks} older blocks not read yet; shares are still revealed",
+                "No action is needed. A round is closed once the blocks since its creation are read; a node with"
                 " RPC ([chain] rpc) makes that faster.",
                 unread_blocks=service.unread_blocks,
             )
@@ -220,20 +220,26 @@ def judge_daemon(daemon: DaemonReport, socket: Path) -> list[CheckResult]:
     return [ok("helper", f"running (pid {service.pid}), ready at height {service.height}", **reported)]
 
 
-def judge_sender(daemon: DaemonReport) -> list[CheckResult]:
-    """Judge which host sends; no result for a single host, or if unknown."""
+def evaluate_sender(daemon: DaemonReport) -> list[CheckResult]:
+    """Evaluate which host holds the sender lease; no result for a single host, or if unknown."""
     service = daemon.service
     reported = {"role": service.role, "sends": service.sends, "sender": service.sender}
     if service.sends:
-        return [ok("sender", f"this host sends (role {service.role})", **reported)]
+        return [ok("sender", f"this host holds the sender lease (role {service.role})", **reported)]
     if service.sender:
-        return [ok("sender", f"host {service.sender!r} sends; the role of this host is {service.role}", **reported)]
+        return [
+            ok(
+                "sender",
+                f"host {service.sender!r} holds the sender lease; the role of this host is {service.role}",
+                **reported,
+            )
+        ]
     if not service.shares_database or service.sender is None:
         return []  # lease problems are reported by the helper's own health checks
     return [
         warn(
             "sender",
-            "no host sends now: proven shares are waiting",
+            "no host holds the sender lease: proven shares are waiting",
             "Start a host with the role sender or all. A standby takes over within [store] lease_seconds; if this"
             " persists, check its log.",
             **reported,
@@ -241,8 +247,8 @@ def judge_sender(daemon: DaemonReport) -> list[CheckResult]:
     ]
 
 
-def judge_archive(daemon: DaemonReport) -> list[CheckResult]:
-    """Judge the progress of the archive, if one is configured."""
+def evaluate_archive(daemon: DaemonReport) -> list[CheckResult]:
+    """Evaluate the progress of the archive, if one is configured."""
     archive = daemon.service.archive
     if archive is None:
         return []
@@ -257,15 +263,15 @@ def judge_archive(daemon: DaemonReport) -> list[CheckResult]:
     return [ok("archive", where, **archive)]
 
 
-def judge_failures(failed: int, damaged: int) -> list[CheckResult]:
-    """Report failed shares and damaged rows, by their numbers."""
+def evaluate_failures(failed: int, damaged: int) -> list[CheckResult]:
+    """Report the numbers of failed shares and damaged rows."""
     results = []
     if failed:
         advice = "See `svote-helper queue list --state failed`. `queue retry` retries them while a round is open."
         results.append(warn("failed shares", f"{failed} shares failed", advice, failed=failed))
     if damaged:
         advice = "Copy the database and check the disk for errors; restore a backup if many rows are damaged."
-        results.append(fail("damaged rows", f"{damaged} rows were set aside and are not used", advice, rows=damaged))
+        results.append(fail("damaged rows", f"{damaged} rows were quarantined and are not used", advice, rows=damaged))
     return results
 
 

@@ -23,7 +23,7 @@ _BUG_SINCE: Final = (3, 7, 0)
 _BUG_FIXED: Final = (3, 51, 3)
 
 
-def judge_sqlite(version: str) -> CheckResult:
+def evaluate_sqlite(version: str) -> CheckResult:
     """Check SQLite's version for the WAL-reset bug, which can damage a database."""
     parts = tuple(int(part) for part in version.split(".")[:3] if part.isdecimal())
     if _BUG_SINCE <= parts < _BUG_FIXED:
@@ -42,7 +42,7 @@ class DatabaseReport:
     Attributes:
         finding: whether it can be read.
         outlook: totals of each round.
-        damaged: rows that were set aside.
+        damaged: number of quarantined rows.
     """
 
     finding: CheckResult
@@ -81,11 +81,11 @@ def check_integrity(path: Path, clock: Clock) -> CheckResult:
     return ok("integrity", "SQLite finds no damage", complete=True)
 
 
-def judge_missing_file(path: Path, *, running: bool) -> CheckResult:
-    """Judge a missing database file."""
+def evaluate_missing_file(path: Path, *, running: bool) -> CheckResult:
+    """Return the result for a missing database file."""
     if running:
         advice = (
-            f"Move the file back to {path}: the helper then continues by itself. If the file was deleted, do not"
+            f"Move the file back to {path}: the helper then resumes automatically. If the file was deleted, do not"
             " stop the helper: root can still copy it from /proc/PID/fd, as docs/operations.md explains."
         )
         return fail("database", f"a helper runs, but {path} is missing", advice, path=str(path))
@@ -94,13 +94,13 @@ def judge_missing_file(path: Path, *, running: bool) -> CheckResult:
         return fail("database", f"directory {path.parent} does not exist", advice, path=str(path))
     advice = (
         "If there was one, find it (a relative [helper] db_path is relative to the working directory) or restore the"
-        " newest backup. Otherwise nothing needs to be done: the first start creates it."
+        " latest backup. Otherwise no action is needed: the first start creates it."
     )
     return warn("database", f"{path} does not exist yet", advice, path=str(path))
 
 
-def judge_shared_database(*, running: bool) -> CheckResult:
-    """Judge a queue in a shared database, which only a running helper can check."""
+def evaluate_shared_database(*, running: bool) -> CheckResult:
+    """Return the result for a queue in a shared database, which only a running helper can check."""
     text = "the queue is in a shared database ([store] url)"
     if running:
         return ok("database", f"{text}, and this host's helper has it open")
@@ -108,7 +108,7 @@ def judge_shared_database(*, running: bool) -> CheckResult:
 
 
 def waiting_shares_from_outlook(outlook: Sequence[RoundSummary]) -> list[WaitingShares]:
-    """Waiting shares according to the file; rounds without a known end are omitted."""
+    """Waiting shares according to the file. Rounds without a known end are omitted."""
     return [
         WaitingShares(
             round_id=row.round_id.hex(),

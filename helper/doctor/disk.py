@@ -43,12 +43,12 @@ class DiskMeasurement:
     problem: str | None = None
 
 
-def measure_disk(folder: Path, clock: Clock) -> DiskMeasurement:
+def measure_disk(directory: Path, clock: Clock) -> DiskMeasurement:
     """Measure a directory's disk with five fsyncs of an unnamed temporary file. Raises OSError."""
-    stats = os.statvfs(folder)
+    stats = os.statvfs(directory)
     free, inodes = stats.f_bavail * stats.f_frsize, stats.f_favail if stats.f_files else None
     try:
-        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
             seconds = []
             for _ in range(FSYNC_SAMPLES):
                 file.write(_PAGE_BYTES)
@@ -60,50 +60,54 @@ def measure_disk(folder: Path, clock: Clock) -> DiskMeasurement:
     return DiskMeasurement(free, inodes, median(seconds))
 
 
-def judge_disk(folder: Path, disk: DiskMeasurement, kind: str) -> list[CheckResult]:
-    """Judge free space and fsync latency, and report a file system that is not suitable.
+def evaluate_disk(directory: Path, disk: DiskMeasurement, kind: str) -> list[CheckResult]:
+    """Evaluate free space and fsync latency, and report a file system that is not suitable.
 
     Args:
-        folder: directory of the database.
+        directory: directory of the database.
         disk: the measured values.
         kind: the file system's type, "" if unknown.
     """
-    results = [_judge_space(folder, disk), _judge_fsync(folder, disk)]
+    results = [_evaluate_space(directory, disk), _evaluate_fsync(directory, disk)]
     if kind in NETWORK_FILE_SYSTEMS:
         advice = "Put the database on a local disk ([helper] db_path): a network file system can damage it."
-        results.append(fail("file system", f"{folder} is on {kind}", advice, kind=kind))
+        results.append(fail("file system", f"{directory} is on {kind}", advice, kind=kind))
     return results
 
 
-def _judge_space(folder: Path, disk: DiskMeasurement) -> CheckResult:
-    text = f"{disk.free_bytes >> 20} MB free in {folder}"
+def _evaluate_space(directory: Path, disk: DiskMeasurement) -> CheckResult:
+    text = f"{disk.free_bytes >> 20} MB free in {directory}"
     facts = {"free_bytes": disk.free_bytes, "free_inodes": disk.free_inodes}
     if disk.free_bytes < MIN_FREE_BYTES or disk.free_inodes == 0:
-        advice = "Free some space: shares are refused with 503 while the disk is full. The helper recovers by itself."
-        return fail("disk space", text if disk.free_inodes != 0 else f"no inodes are free in {folder}", advice, **facts)
+        advice = (
+            "Free some space: shares are refused with 503 while the disk is full. The helper recovers automatically."
+        )
+        return fail(
+            "disk space", text if disk.free_inodes != 0 else f"no inodes are free in {directory}", advice, **facts
+        )
     if disk.free_bytes < LOW_FREE_BYTES:
         return warn("disk space", text, "Free some space before the next round starts.", **facts)
     return ok("disk space", text, **facts)
 
 
-def _judge_fsync(folder: Path, disk: DiskMeasurement) -> CheckResult:
+def _evaluate_fsync(directory: Path, disk: DiskMeasurement) -> CheckResult:
     if disk.fsync_seconds is None:
-        advice = f"Give this user write access to {folder}, or run doctor as the helper's user."
-        return fail("fsync", f"cannot write to {folder}: {disk.problem}", advice)
+        advice = f"Give this user write access to {directory}, or run doctor as the helper's user."
+        return fail("fsync", f"cannot write to {directory}: {disk.problem}", advice)
     milliseconds = round(disk.fsync_seconds * 1000, 2)
     text, facts = f"{milliseconds:g} ms", {"milliseconds": milliseconds}
     advice = "Reduce other load on this disk, or use a faster one: each share is acknowledged after an fsync."
     if disk.fsync_seconds > UNUSABLE_FSYNC_SECONDS:
-        return fail("fsync", f"{text}: wallets time out before they get a response", advice, **facts)
+        return fail("fsync", f"fsync takes {text}: wallets time out before they get a response", advice, **facts)
     if disk.fsync_seconds > SLOW_FSYNC_SECONDS:
         return warn("fsync", text, advice, **facts)
     return ok("fsync", text, **facts)
 
 
-def find_file_system_type(folder: Path, mounts: str) -> str:
+def find_file_system_type(directory: Path, mounts: str) -> str:
     """Type of the file system of a directory according to /proc/mounts; "" if not listed."""
     best, kind = -1, ""
-    parents = {str(parent) for parent in (folder, *folder.parents)}
+    parents = {str(parent) for parent in (directory, *directory.parents)}
     for line in mounts.splitlines():
         fields = line.split()
         if len(fields) < 3:

@@ -1,4 +1,4 @@
-"""Checks file modes, listen addresses, and the limits of the process: core files, open files, memory."""
+"""Checks file modes, listen addresses and process limits (core files, open files, memory)."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def check_modes(databases: Iterable[Path], secrets: Iterable[Path]) -> list[Chec
     private = [*(Path(f"{database}{part}") for database in databases for part in DATABASE_SUFFIXES), *secrets]
     existing = {path: mode for path in private if (mode := _read_mode(path)) is not None}
     results = [_accessible_result(path, mode) for path, mode in existing.items() if mode & _OTHER_USERS_MODE]
-    for folder in {path.parent for path in existing}:
-        mode = _read_mode(folder) or 0
+    for directory in {path.parent for path in existing}:
+        mode = _read_mode(directory) or 0
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            advice = f"chmod o-w {folder}"
-            results.append(warn("file modes", f"every user can create files in {folder} ({oct(mode)})", advice))
+            advice = f"chmod o-w {directory}"
+            results.append(warn("file modes", f"every user can create files in {directory} ({oct(mode)})", advice))
     return results or [
         ok("file modes", f"{len(existing)} private files are accessible only to their owner", files=len(existing))
     ]
@@ -91,7 +91,7 @@ def check_address(listener_name: str, host: str, port: int, setting: str) -> Che
 # ---------------------------------------------------------------- limits of the process
 
 
-def judge_cores(limits: ProcessLimits, core_pattern: str | None, *, process_name: str) -> CheckResult:
+def evaluate_cores(limits: ProcessLimits, core_pattern: str | None, *, process_name: str) -> CheckResult:
     """Check that witnesses cannot get into a core file.
 
     Args:
@@ -105,7 +105,7 @@ def judge_cores(limits: ProcessLimits, core_pattern: str | None, *, process_name
         return ok("core files", f"{process_name} writes none: limit 0, not dumpable", **measured)
     where = ""
     if core_pattern:
-        where = ", which the kernel pipes to a program" if core_pattern.startswith("|") else f" ({core_pattern})"
+        where = " (piped to a program by the kernel)" if core_pattern.startswith("|") else f" ({core_pattern})"
     why = "is dumpable" if dumpable else f"has a core limit of {core}"
     return fail(
         "core files",
@@ -115,7 +115,7 @@ def judge_cores(limits: ProcessLimits, core_pattern: str | None, *, process_name
     )
 
 
-def judge_open_files(limits: list[int], needed: int, *, raised: bool) -> CheckResult:
+def evaluate_open_files(limits: list[int], needed: int, *, raised: bool) -> CheckResult:
     """Check that enough files can be open for all connections.
 
     Args:
@@ -137,7 +137,7 @@ def judge_open_files(limits: list[int], needed: int, *, raised: bool) -> CheckRe
     return ok("open files", f"the limit is {'unlimited' if usable < 0 else usable}, {needed} are needed", **measured)
 
 
-def judge_memory(available: int | None, slots: int, *, running: bool) -> CheckResult:
+def evaluate_memory(available: int | None, slots: int, *, running: bool) -> CheckResult:
     """Check that there is enough memory for the provers.
 
     Args:

@@ -13,21 +13,23 @@ SUMS_FILE: Final = "SHA256SUMS"
 _SHOWN: Final = 3
 
 
-def check_page(folder: Path, *, enabled: bool) -> CheckResult:
+def check_page(directory: Path, *, enabled: bool) -> CheckResult:
     """Check the page in this directory."""
     if not enabled:
         return ok("page", "not served: [ui] enable is false")
     try:
-        sums = read_sums((folder / SUMS_FILE).read_text("utf-8"))
+        sums = read_sums((directory / SUMS_FILE).read_text("utf-8"))
     except FileNotFoundError:
-        if not (folder / "index.html").is_file():
+        if not (directory / "index.html").is_file():
             advice = "Set [ui] dist_path to the directory of the build, or leave it empty."
-            return fail("page", f"no page in {folder}", advice)
-        return warn("page", f"{folder} has no {SUMS_FILE} to compare with", "Build it with `make ui`, which writes it.")
+            return fail("page", f"no page in {directory}", advice)
+        return warn(
+            "page", f"{directory} has no {SUMS_FILE} to compare with", "Build it with `make ui`, which writes it."
+        )
     except (OSError, ValueError) as error:
-        return fail("page", f"{folder / SUMS_FILE} cannot be read: {error}", "Reinstall the helper.")
-    changed = [name for name, expected in sums.items() if _hash_file(folder / name) != expected]
-    extra = _extra_files(folder, set(sums))
+        return fail("page", f"{directory / SUMS_FILE} cannot be read: {error}", "Reinstall the helper.")
+    changed = [name for name, expected in sums.items() if _hash_file(directory / name) != expected]
+    extra = _extra_files(directory, set(sums))
     if changed or extra:
         text = "; ".join(
             f"{what}: {', '.join(names[:_SHOWN])}{' …' if len(names) > _SHOWN else ''}"
@@ -61,6 +63,6 @@ def _hash_file(path: Path) -> str | None:
         return None
 
 
-def _extra_files(folder: Path, known: set[str]) -> list[str]:
-    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+def _extra_files(directory: Path, known: set[str]) -> list[str]:
+    files = {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
     return sorted(files - known - {SUMS_FILE})

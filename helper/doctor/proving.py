@@ -1,4 +1,4 @@
-"""Checks the provers: time of a self-test proof, and the circuit against the version of the nodes."""
+"""Checks the duration of a self-test proof, and the circuit against the nodes' version."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ async def run_self_test(
     return SelfTestResult(seconds=float(reply["self_test_seconds"]), start_seconds=clock.monotonic() - started_at)
 
 
-def judge_proof(result: SelfTestResult, circuit: str, slots: int) -> CheckResult:
-    """Judge the self-test proof."""
+def evaluate_proof(result: SelfTestResult, circuit: str, slots: int) -> CheckResult:
+    """Evaluate the self-test proof."""
     facts: dict[str, Any] = {
         "circuit": circuit,
         "seconds": None if result.seconds is None else round(result.seconds, 3),
@@ -71,7 +71,7 @@ def judge_proof(result: SelfTestResult, circuit: str, slots: int) -> CheckResult
         "slots": slots,
     }
     if result.has_timed_out:
-        advice = "Other processes use this machine's CPU: see `top`. Shares are proven equally slowly meanwhile."
+        advice = "Other processes use this machine's CPU: see `top`. Shares are proven just as slowly."
         return warn("prover", f"{circuit} self-test proof {result.problem}", advice, **facts)
     if result.problem is not None or result.seconds is None:
         advice = "Check the kernel log for the out-of-memory killer, and the load; else reinstall the helper."
@@ -79,18 +79,18 @@ def judge_proof(result: SelfTestResult, circuit: str, slots: int) -> CheckResult
     text = f"{circuit} proof in {result.seconds:.2f} s"
     if result.start_seconds is not None:
         text += f", {result.start_seconds:.1f} s including keys"
-    return ok("prover", f"{text}; {slots} concurrent", **facts)
+    return ok("prover", f"{text}; {slots} provers", **facts)
 
 
-def judge_recorded_proofs(service: ServiceReport) -> CheckResult | None:
-    """Judge the proofs that the helper has made; None if it has made none."""
+def evaluate_recorded_proofs(service: ServiceReport) -> CheckResult | None:
+    """Evaluate the proofs that the helper has made; None if it has made none."""
     if not service.proofs or service.p50_ms is None:
         return None
-    text = f"{service.proofs} proofs made, median {service.p50_ms / 1000:.2f} s; {service.workers} concurrent"
+    text = f"{service.proofs} proofs made, median {service.p50_ms / 1000:.2f} s; {service.workers} provers"
     return ok("proofs", text, count=service.proofs, p50_ms=service.p50_ms, p99_ms=service.p99_ms, slots=service.workers)
 
 
-def judge_circuit(setting: str, current: str | None, versions: Sequence[str]) -> CheckResult:
+def evaluate_circuit(setting: str, current: str | None, versions: Sequence[str]) -> CheckResult:
     """Compare the circuit with the nodes' versions.
 
     Args:
@@ -103,7 +103,7 @@ def judge_circuit(setting: str, current: str | None, versions: Sequence[str]) ->
     facts = {"setting": setting, "current": current, "versions": sorted(set(versions)), "expected": sorted(expected)}
     if len(expected) > 1:
         advice = "The chain is being upgraded, or one node runs another version: ask its operator."
-        return warn("circuit", f"the nodes' versions have different circuits: {reported}", advice, **facts)
+        return warn("circuit", f"the nodes run versions with different circuits: {reported}", advice, **facts)
     if setting != "auto":
         if expected and setting not in expected:
             (verified,) = expected
@@ -115,7 +115,10 @@ def judge_circuit(setting: str, current: str | None, versions: Sequence[str]) ->
             )
         return ok("circuit", f"{setting}, set in [prover] circuit; node versions: {reported}", **facts)
     if current is not None and expected and current not in expected:
-        advice = "If reveals are confirmed, nothing needs to be done: acceptance takes precedence over versions."
+        advice = (
+            "If reveals are confirmed, no action is needed: "
+            "the accepted circuit takes precedence over reported versions."
+        )
         return warn(
             "circuit", f"the chain accepts {current}, although the nodes report version {reported}", advice, **facts
         )

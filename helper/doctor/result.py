@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Level(StrEnum):
-    """Severity: `fail` means shares cannot be accepted or revealed, or secrets may leak; `warn` is less serious."""
+    """Severity: `fail` means shares cannot be accepted or revealed, or secrets may leak. `warn` is less serious."""
 
     OK = "ok"
     WARN = "warn"
@@ -24,7 +24,7 @@ class CheckResult:
         subject: the checked item, in one or two words.
         level: severity.
         message: the state, in one line.
-        advice: how to fix it; empty if nothing needs to be done.
+        advice: how to fix it; empty if no action is needed.
         facts: the measured values, as plain JSON values.
     """
 
@@ -36,17 +36,17 @@ class CheckResult:
 
 
 def ok(subject: str, message: str, **facts: Any) -> CheckResult:
-    """Return a result without a problem."""
+    """Create a passing result."""
     return CheckResult(subject, Level.OK, message, "", facts)
 
 
 def warn(subject: str, message: str, advice: str, **facts: Any) -> CheckResult:
-    """Return a warning: the helper works, but an operator should act."""
+    """Create a warning: the helper works, but an operator should act."""
     return CheckResult(subject, Level.WARN, message, advice, facts)
 
 
 def fail(subject: str, message: str, advice: str, **facts: Any) -> CheckResult:
-    """Return a failure: a function of the helper, or one of its guarantees, is broken."""
+    """Create a failed result: a function or guarantee of the helper is violated."""
     return CheckResult(subject, Level.FAIL, message, advice, facts)
 
 

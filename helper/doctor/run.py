@@ -92,7 +92,7 @@ class _Doctor:
         """Run all checks and return their results in display order."""
         helper = await self._run_guarded("helper", self._check_helper, _DAEMON_SECONDS)
         checks: list[tuple[str, AsyncCheck, float]] = [
-            ("sqlite", self._run_in_thread(lambda: [database.judge_sqlite(sqlite_version())]), _FILES_SECONDS),
+            ("sqlite", self._run_in_thread(lambda: [database.evaluate_sqlite(sqlite_version())]), _FILES_SECONDS),
             ("database", self._check_database, _FILES_SECONDS),
             ("integrity", self._check_integrity, _FILES_SECONDS),
             ("file modes", self._run_in_thread(self._check_modes), _FILES_SECONDS),
@@ -162,20 +162,20 @@ class _Doctor:
 
     async def _check_helper(self) -> list[CheckResult]:
         self.daemon = await self._call_in_thread(lambda: daemons.query_daemon(self.config.socket_path))
-        results = daemons.judge_daemon(self.daemon, self.config.socket_path)
-        return [*results, *daemons.judge_sender(self.daemon), *daemons.judge_archive(self.daemon)]
+        results = daemons.evaluate_daemon(self.daemon, self.config.socket_path)
+        return [*results, *daemons.evaluate_sender(self.daemon), *daemons.evaluate_archive(self.daemon)]
 
     async def _check_database(self) -> list[CheckResult]:
         if self.config.store.url:
-            return [database.judge_shared_database(running=self.daemon.is_running)]
+            return [database.evaluate_shared_database(running=self.daemon.is_running)]
         path, now = self.config.db_path, self.clock.now()
         if not path.exists():
-            return [database.judge_missing_file(path, running=self.daemon.is_running)]
+            return [database.evaluate_missing_file(path, running=self.daemon.is_running)]
         self.file_report = await self._call_in_thread(lambda: asyncio.run(database.read_database(path, now=now)))
         failed, damaged = database.failed_shares(self.file_report.outlook), len(self.file_report.damaged)
         if self.daemon.failed is not None:
             failed, damaged = self.daemon.failed, self.daemon.damaged
-        return [self.file_report.finding, *daemons.judge_failures(failed, damaged)]
+        return [self.file_report.finding, *daemons.evaluate_failures(failed, damaged)]
 
     async def _check_integrity(self) -> list[CheckResult]:
         path = self.config.db_path
@@ -201,14 +201,14 @@ class _Doctor:
         return machine.check_modes(databases, secrets)
 
     def _check_disk(self) -> list[CheckResult]:
-        folder = self.config.db_path.resolve().parent
+        directory = self.config.db_path.resolve().parent
         try:
-            measured = disk.measure_disk(folder, self.clock)
+            measured = disk.measure_disk(directory, self.clock)
         except OSError as error:
-            advice = f"Create it with write access for the helper's user: `install -d -m 700 {folder}`."
-            return [fail("disk space", f"cannot access {folder}: {error.strerror}", advice)]
-        return disk.judge_disk(
-            folder, measured, disk.find_file_system_type(folder, machine.read_text(MOUNTS_FILE) or "")
+            advice = f"Create it with write access for the helper's user: `install -d -m 700 {directory}`."
+            return [fail("disk space", f"cannot access {directory}: {error.strerror}", advice)]
+        return disk.evaluate_disk(
+            directory, measured, disk.find_file_system_type(directory, machine.read_text(MOUNTS_FILE) or "")
         )
 
     async def _check_nodes(self) -> list[CheckResult]:
@@ -222,12 +222,12 @@ class _Doctor:
             stale_after=limits.stale_seconds,
             clock_skew=limits.clock_skew_seconds,
         )
-        self.node_results = chain.judge_nodes(nodes, expected)
-        clock = chain.judge_clock(self.node_results.same_chain, now, limit=limits.clock_skew_seconds)
+        self.node_results = chain.evaluate_nodes(nodes, expected)
+        clock = chain.evaluate_clock(self.node_results.same_chain, now, limit=limits.clock_skew_seconds)
         return [*self.node_results.findings, clock]
 
     async def _check_prover(self) -> list[CheckResult]:
-        measured = proving.judge_recorded_proofs(self.daemon.service)
+        measured = proving.evaluate_recorded_proofs(self.daemon.service)
         results = [] if measured is None else [measured]
         if self.skip_proof:
             return results or [ok("prover", "skipped (--skip-proof)")]
@@ -235,13 +235,13 @@ class _Doctor:
         self.self_test = await proving.run_self_test(
             name, nice=self.config.prover.nice, clock=self.clock, timeout=self._seconds_left() - 2 * _MARGIN_SECONDS
         )
-        return [*results, proving.judge_proof(self.self_test, name, slots)]
+        return [*results, proving.evaluate_proof(self.self_test, name, slots)]
 
     def _check_tokens(self) -> list[CheckResult]:
-        return configuration.judge_tokens(self.config.helper.api_token, self.config.operator.token)
+        return configuration.evaluate_tokens(self.config.helper.api_token, self.config.operator.token)
 
     def _check_publication(self) -> list[CheckResult]:
-        return [configuration.judge_publication(self.config)]
+        return [configuration.evaluate_publication(self.config)]
 
     def _check_process(self) -> list[CheckResult]:
         reported = self.daemon.service.process
@@ -252,13 +252,13 @@ class _Doctor:
         needed = ConnectionLimits().max_connections + RESERVED_FILE_DESCRIPTORS
         available = machine.parse_available_memory(machine.read_text(machine.MEMORY_INFO) or "")
         return [
-            machine.judge_cores(
+            machine.evaluate_cores(
                 facts,
                 machine.read_text(machine.CORE_PATTERN),
                 process_name="the helper" if reported else "a process of this user",
             ),
-            machine.judge_open_files(facts["open_files"], needed, raised=reported is not None),
-            machine.judge_memory(available, slots, running=reported is not None),
+            machine.evaluate_open_files(facts["open_files"], needed, raised=reported is not None),
+            machine.evaluate_memory(available, slots, running=reported is not None),
         ]
 
     def _check_addresses(self) -> list[CheckResult]:
@@ -272,8 +272,8 @@ class _Doctor:
 
     def _check_page(self) -> list[CheckResult]:
         ui = self.config.ui
-        folder = Path(ui.dist_path) if ui.dist_path else BUILT_PAGE_DIR
-        return [page.check_page(folder, enabled=ui.enable)]
+        directory = Path(ui.dist_path) if ui.dist_path else BUILT_PAGE_DIR
+        return [page.check_page(directory, enabled=ui.enable)]
 
     # ---------------------------------------------------------------- checks that use results of others
 
@@ -285,7 +285,7 @@ class _Doctor:
         if not self.node_results.usable:
             return []
         versions = [node.version for node in self.node_results.usable]
-        return [proving.judge_circuit(self.config.prover.circuit, self.daemon.service.circuit, versions)]
+        return [proving.evaluate_circuit(self.config.prover.circuit, self.daemon.service.circuit, versions)]
 
     def _check_backlog(self) -> list[CheckResult]:
         waiting: Sequence[WaitingShares] | None = self.daemon.waiting
@@ -295,7 +295,7 @@ class _Doctor:
         rate = backlog.ProofRate(self._seconds_per_proof(), self.config.proof_slots)
         if blocks:
             rate = replace(rate, block_seconds=max(blocks))
-        return backlog.judge_backlog(waiting, rate, self.clock.now())
+        return backlog.evaluate_backlog(waiting, rate, self.clock.now())
 
     def _seconds_per_proof(self) -> float | None:
         """Median time of the helper's proofs; else of our self-test; else of the helper's self-test."""

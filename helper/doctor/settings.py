@@ -1,6 +1,6 @@
 """Reads and checks the settings: the file, the strength of tokens, the published addresses.
 
-Invalid values are reported and replaced by defaults. No message contains a token or an address of the chain.
+Invalid values are reported and replaced by defaults. No message contains a token or a URL of the chain.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def read_settings(config_file: Path | None, env: Mapping[str, str]) -> DoctorSet
     readable = all(problem.key or problem.source != str(path) for problem in problems)
     secret_origins = [loaded.origins[f"{section}.{key}"] for section, key in SECRET_SETTINGS]
     secret = any(origin.kind == "file" and origin.source == str(path) for origin in secret_origins)
-    return DoctorSettings(loaded.config, path, readable, secret, tuple(_judge_settings(path, problems)))
+    return DoctorSettings(loaded.config, path, readable, secret, tuple(_evaluate_settings(path, problems)))
 
 
-def _judge_settings(path: Path | None, problems: tuple[Problem, ...]) -> list[CheckResult]:
+def _evaluate_settings(path: Path | None, problems: tuple[Problem, ...]) -> list[CheckResult]:
     if problems:
         advice = "Fix it: `svote-helper config validate` lists all problems. The helper does not start until then."
         return [fail("settings", str(problem), advice, key=problem.key, line=problem.line) for problem in problems]
@@ -70,15 +70,15 @@ def entropy_bits(token: str) -> float:
     return len(token) * math.log2(len(set(token))) if token else 0.0
 
 
-def judge_tokens(api_token: str, operator_token: str) -> list[CheckResult]:
+def evaluate_tokens(api_token: str, operator_token: str) -> list[CheckResult]:
     """Check both tokens."""
     if api_token and api_token == operator_token:
         advice = f"Every wallet that knows it can watch the queue. {_CREATE_ADVICE}"
         return [fail("operator token", "identical to [helper] api_token", advice)]
-    return [_judge_token("api_token", api_token), _judge_token("operator token", operator_token)]
+    return [_evaluate_token("api_token", api_token), _evaluate_token("operator token", operator_token)]
 
 
-def _judge_token(subject: str, token: str) -> CheckResult:
+def _evaluate_token(subject: str, token: str) -> CheckResult:
     setting, unset = _TOKEN_SETTINGS[subject]
     if not token:
         return ok(subject, f"{setting} is not set: {unset}")
@@ -90,7 +90,7 @@ def _judge_token(subject: str, token: str) -> CheckResult:
     return ok(subject, f"{setting} is set and strong enough", bits=entropy)
 
 
-def judge_publication(config: Config) -> CheckResult:
+def evaluate_publication(config: Config) -> CheckResult:
     """Check `/api/chain`: no required address is missing, and none contains credentials."""
     subject = "published addresses"
     if config.admin.disable:

@@ -88,7 +88,7 @@ class ErrorAnswer(TypedDict):
     error: str
 
 
-class TakenAnswer(TypedDict):
+class AcceptedResponse(TypedDict):
     """Response to an accepted share: queued now, or already known."""
 
     status: Literal["queued", "duplicate"]
@@ -171,7 +171,7 @@ def error_body(message: str) -> ErrorAnswer:
     return {"status": "error", "error": message}
 
 
-def accepted_body(*, is_duplicate: bool) -> TakenAnswer:
+def accepted_body(*, is_duplicate: bool) -> AcceptedResponse:
     """Body of the response to an accepted share; `is_duplicate` if it is a duplicate."""
     return {"status": "duplicate" if is_duplicate else "queued"}
 

@@ -236,7 +236,7 @@ def _create_report_processor(report: Callable[[Mapping[str, Any]], None]) -> Pro
 
 
 def replace_exception(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Replace `exc_info` by types, source locations and texts of `HelperError`. No local variables."""
+    """Replace `exc_info` with types, source locations and texts of `HelperError`. No local variables."""
     error = event.pop("exc_info", None)
     if error is True:
         error = sys.exc_info()[1]
@@ -272,7 +272,7 @@ def _describe_single(error: BaseException) -> str:
 
 
 def _locations(trace: TracebackType | None) -> str:
-    """The last six frames, innermost first, as folder/file:line."""
+    """The last six frames, innermost first, as directory/file:line."""
     frames = traceback.extract_tb(trace)[-6:]
     return ", ".join(f"{'/'.join(f.filename.split('/')[-2:])}:{f.lineno}" for f in reversed(frames))
 

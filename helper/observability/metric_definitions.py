@@ -1,7 +1,7 @@
 """Definitions of counters and histograms for Prometheus, and their sources in `Stats`. Pure data.
 
 All label values are known in advance: outcomes, states, stages, hosts of the configured nodes. There are no labels for
-rounds, shares or clients. On a helper with few shares, the change of a counter still shows when a share arrived.
+rounds, shares or clients. On a helper with few shares, a counter change can still reveal when a share arrived.
 Readers of the metrics are therefore trusted like operators, and the metrics have a separate listener.
 """
 
@@ -54,10 +54,10 @@ POST_OUTCOMES: Final = (
 )
 """Outcomes of `POST /shares`."""
 RETRY_STAGES: Final = ("tree", "proof", "prover", "broadcast")
-"""Stages of a retry: no root covers the leaf yet, the proof failed, the prover died, the chain refused or dropped the
+"""Stages of a retry: no root covers the leaf yet, the proof failed, the prover exited, the chain refused or dropped the
 reveal."""
 LABELLED_STATUSES: Final = (400, 401, 404, 405, 408, 413, 429, 431, 500, 502, 503)
-"""Statuses with a label value each; all others are counted as `other`."""
+"""Statuses with their own label value; all others are counted as `other`."""
 
 COUNTERS: Final = (
     CounterDefinition(

@@ -1,7 +1,7 @@
 """Prometheus exposition of the service's counters and timings.
 
-A scrape reads `Stats` and the queue's figures. Scrapes within `REUSE_SECONDS` seconds share one reading and its text.
-The text fits into the socket's send buffer, so that a scraper that does not read blocks nothing.
+A scrape reads `Stats` and the figures of the queue. Scrapes within `REUSE_SECONDS` seconds share one reading and its
+text. The text fits into the socket's send buffer, so that a scraper that does not read blocks nothing.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _service_metrics(status: ServiceState) -> Iterator[Metric]:
     yield _gauge("helper_shares_in_hand", "Claimed shares: being proven or waiting for a prover.", status["in_hand"])
     for name, about, value in (
         ("helper_block_height", "Height of the newest processed block.", status["height"]),
-        ("helper_block_age_seconds", "Local clock minus the newest block's time.", status["block_age"]),
+        ("helper_block_age_seconds", "Local clock minus the time of the newest block.", status["block_age"]),
         ("helper_clock_skew_seconds", "Local clock minus a block's time on arrival.", status["clock_skew"]),
         ("helper_tree_lag_blocks", "Blocks that the commitment trees are behind the newest block.", status["tree_lag"]),
     ):
@@ -155,7 +155,7 @@ def _queue_metrics(figures: QueueFigures) -> Iterator[Metric]:
         state.name.lower(): sum(states.get(state, 0) for states in figures.counts.values()) for state in ShareState
     }
     yield _labelled_gauge("helper_shares", "Shares by state, in all stored rounds.", "state", totals)
-    yield _gauge("helper_damaged_rows", "Damaged database rows that were set aside.", figures.damaged)
+    yield _gauge("helper_damaged_rows", "Damaged database rows that were quarantined.", figures.damaged)
     active = [known for known in figures.rounds if known.status is RoundStatus.ACTIVE]
     yield _gauge("helper_rounds_active", "Rounds with status ACTIVE.", len(active))
     due_ms = figures.oldest_due_ms
@@ -163,7 +163,7 @@ def _queue_metrics(figures: QueueFigures) -> Iterator[Metric]:
     yield _gauge("helper_oldest_due_seconds", "Time since the due time of the oldest due share.", overdue)
     slack = _backlog_slack(figures, active)
     if slack is not None:
-        about = "Minimum over rounds of time left minus proving time needed; absent if no share waits."
+        about = "Minimum over rounds of time left minus proving time needed; absent if no share is waiting."
         yield _gauge("helper_backlog_slack_seconds", about, slack)
 
 

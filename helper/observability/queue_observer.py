@@ -34,7 +34,7 @@ class QueueFigures:
         rounds: all known rounds.
         counts: shares by round and state; None if the store could not be read.
         oldest_due_ms: earliest due time of all waiting shares, None if none waits.
-        damaged: number of rows that were set aside.
+        damaged: number of quarantined rows.
         refusals: responses of the wallet API with status 400 or above, by status.
     """
 

@@ -1,4 +1,4 @@
-"""Sends unexpected errors to a Sentry project (`[helper] sentry_dsn`), under the same rules as the log.
+"""Sends unexpected errors to a Sentry project, under the same rules as the log.
 
 An event consists of one log entry after the field allowlist was applied: its text, logger and fields. The library adds
 nothing: no local variables, request, breadcrumbs, host name, environment or modules. As the last step, `strip` copies
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 COPIED_KEYS: Final = ("event_id", "timestamp", "platform", "level", "logger", "release")
 """Keys of an event that `strip` copies unchanged: set by this module, or harmless values of the library."""
 MAX_QUEUED_EVENTS: Final = 100
-"""Maximum number of events waiting to be sent; further events are dropped."""
+"""Maximum number of events waiting to be sent; additional events are dropped."""
 REPEAT_SECONDS: Final = 60.0
 """Minimum seconds between two equal errors."""
 MAX_REMEMBERED_ERRORS: Final = 1000
@@ -118,7 +118,7 @@ def to_event(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def strip_event(event: Event, _hint: Hint) -> Event:
-    """Copy the known keys of an event; drop everything that the library added."""
+    """Copy the known keys of an event. Drop everything that the library added."""
     original: dict[str, Any] = dict(event)
     stripped: dict[str, Any] = {
         **{name: original[name] for name in COPIED_KEYS if name in original},

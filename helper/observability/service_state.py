@@ -1,4 +1,4 @@
-"""State of the running service, as reported to operators in JSON: the keys and their types.
+"""State of the running service: JSON keys and types, as reported to operators.
 
 `ServiceState` is the section `service` of `GET /stats`; the overview and the metrics are created from it.
 """
@@ -60,7 +60,7 @@ class NodeState(TypedDict):
 
 
 class ProverState(TypedDict):
-    """The prover workers; `self_test_seconds` is the time of one proof, None before the first."""
+    """The prover workers. `self_test_seconds` is the time of one proof, None before the first."""
 
     workers: int
     pids: list[int]
@@ -89,8 +89,8 @@ class HealthState(StatsSummary):
 class ClusterState(TypedDict):
     """The sender lease (`helper.cluster.membership.ClusterMember`).
 
-    `sender` is the host that sends, "" for none and None while it is unknown. `database_skew` is reported for a shared
-    database only.
+    `sender` is the host that holds the sender lease, "" for none and None while it is unknown. `database_skew` is
+    reported for a shared database only.
     """
 
     sends: bool

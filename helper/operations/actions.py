@@ -1,8 +1,8 @@
 """Operator actions on the queue: retry, export, import and purge.
 
-Every action is entered in the audit log before it begins. No action reveals a share before its time, changes
+Every action is recorded in the audit log before it begins. No action reveals a share before its time, changes
 `submit_at`, or discloses a witness. Actions run one after the other, and each changes the queue in small batches, so
-that the daemon continues to accept shares.
+that the service continues to accept shares.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Operations:
         round_authority: decides which rounds are closed.
         share_checks: validates imported shares; `proofs`.
         wake: called when shares may have become due.
-        is_daemon_running: whether a daemon processes the queue. Shares that it has claimed are then not changed.
+        is_daemon_running: whether a running service processes the queue. Shares that it has claimed are not changed.
     """
 
     def __init__(
@@ -177,8 +177,9 @@ class Operations:
     ) -> Counts:
         """Mark exported shares as moved, so that this host does not reveal them.
 
-        They become failed with the stage "moved" until they are confirmed or retried. A share that is claimed, or that
-        changed since the export, is not marked: both hosts may then reveal it, and the chain counts it once.
+        They get the state FAILED with the stage "moved" and keep it until they are confirmed or retried. A share that
+        is claimed, or that changed since the export, is not marked: both hosts may then reveal it, and the chain counts
+        it once.
 
         Returns:
             Number of shares by result: `moved` and `stayed` (not marked).
@@ -290,7 +291,7 @@ class Operations:
         if not ids:
             raise NotFound(f"no share matches {ref[:64]}")
         if len(ids) > 1:
-            raise NotFound(f"more than one share matches {ref[:64]}")
+            raise NotFound(f"several shares match {ref[:64]}; use a longer prefix")
         return ids[0]
 
     async def _closed_rounds(self) -> set[bytes]:
@@ -326,5 +327,5 @@ def _audit_arguments(share_filter: QueueFilter, ref_count: int) -> dict[str, Any
 
 def _history_note(actor: Actor, name: str) -> str:
     """The history entry of a share that an action changed."""
-    texts = {"retry": "tried again", "export": "handed over to another machine", "import": "taken over from another"}
-    return f"{texts[name]}, asked for by {actor.name}"
+    texts = {"retry": "retried", "export": "moved to another machine", "import": "imported from another machine"}
+    return f"{texts[name]}, requested by {actor.name}"

@@ -1,7 +1,7 @@
 """Export format of a queue: JSON lines, a header and one line per share. Pure.
 
 The lines contain witnesses. They are only written to an encrypted file (`helper.store.backup.encrypt_backup`) and
-sent to the daemon over its control socket.
+sent to the service over its control socket.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ The encoding is deterministic. A reader therefore checks a bundle by packing its
 A bundle contains only data that is public on the chain, and does not show who revealed the share.
 
 A bundle shows that the proof is valid for this nullifier, ciphertext, choice, round and root, under the circuit with
-this fingerprint, and that this transaction carries it. It cannot show that the root is the chain's at the anchor height
-or that a block contains the transaction. These are checked against a node.
+this fingerprint, and that this transaction contains it. It cannot show that the root is the chain's at the anchor
+height or that a block contains the transaction. These are checked against a node.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def _encode_json(value: Mapping[str, Any]) -> bytes:
 
 
 def read_bundle_file(path: Path) -> bytes:
-    """Read a file, at most one byte beyond the size limit of a bundle."""
+    """Read a file, at most one byte more than the size limit of a bundle."""
     with path.open("rb") as file:
         return file.read(MAX_BUNDLE_BYTES + 1)
 

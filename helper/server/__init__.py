@@ -1,1 +1,1 @@
-"""HTTP servers: wallets over TCP, operators over an owner-only unix socket; `routes/` holds the routes."""
+"""HTTP servers: wallet API over TCP, operator API over an owner-only unix socket. `routes/` contains the routes."""

@@ -1,4 +1,4 @@
-"""Assembles the wallets' application from routes and middleware."""
+"""Assembles the wallet API application from routes and middleware."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def create_app(
     more_routes: Sequence[BaseRoute] = (),
     operator_token: str = "",
 ) -> ASGIApp:
-    """Create the application on the wallets' port.
+    """Create the application on the port of the wallet API.
 
     Args:
-        view: the services that the wallets' routes use; None for an application without these routes.
+        view: the services that the wallet routes use; None for an application without these routes.
         api_token: token that wallets must send in X-Helper-Token; empty for none.
         expose_queue_status: whether `/queue-status` is served.
         body_reader: reads request bodies within limits.
         limiter: limits refused requests of each client; None for no limit.
-        more_routes: routes of other packages, matched after the wallets' routes.
+        more_routes: routes of other packages, matched after the wallet routes.
         operator_token: token of operators for `more_routes`; empty disables these routes.
     """
     if view is None:

@@ -22,8 +22,8 @@ MAX_BUFFERED_BYTES: Final = 64 << 20
 """Maximum bytes of all bodies in memory together, without the first `SMALL_BODY_BYTES` of each."""
 MAX_BUFFERED_BYTES_PER_CLIENT: Final = MAX_BUFFERED_BYTES // 4
 """The same for the bodies of one client, if the client is known."""
-COMPLETE_BODY_KEY: Final = "whole body"
-"""Key in a request's state of its body, if the connection receives all of it before the request is served.
+COMPLETE_BODY_KEY: Final = "complete body"
+"""Key of the body in the request state, if the connection receives all of it before the request is served.
 
 Valid only until the first call of `receive`.
 """
@@ -65,7 +65,7 @@ class BodyReader:
         self._buffered_by_client: Counter[bytes] = Counter()
 
     async def read(self, scope: Scope, receive: Receive, client: bytes | None = None) -> bytes:
-        """Read a body for short use: it no longer counts towards the budgets on return. See `buffer_body`."""
+        """Read a body for brief use: it no longer counts towards the budgets on return. See `buffer_body`."""
         async with self.buffer_body(scope, receive, client) as body:
             return body
 

@@ -68,7 +68,7 @@ def _forwarded_client(proxy: Address, headers: Headers, trusted: Sequence[Networ
     """The client of a request that a trusted proxy forwarded.
 
     A proxy writes one of the two headers and forwards the other unchanged from the client. If both are present and
-    name different clients, neither is trusted, and the proxy itself is the client.
+    contain different clients, neither is trusted, and the proxy itself is the client.
     """
     lists, standard = [], []
     for name, value in headers:

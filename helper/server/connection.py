@@ -25,8 +25,8 @@ from helper.server.middleware import RETRY_AFTER_SECONDS, CorsMiddleware, error_
 from helper.server.rate_limits import RefusalLimiter, costs_token
 from helper.server.uvicorn_adapter import ConnectRefusedError, HttpConnection
 
-ABORT_KEY: Final = "cut"
-"""Key in a request's state of a function that aborts its connection, the only way to mark a response as incomplete."""
+ABORT_KEY: Final = "abort connection"
+"""Key in the request state: a function that aborts the connection, the only way to mark a response as incomplete."""
 
 _STOPPING_RESPONSE: Final = CorsMiddleware(
     error_response(
@@ -50,8 +50,8 @@ class _RefusedError(Exception):
 class BoundedProtocol(HttpConnection):
     """HTTP/1.1 connection with limits.
 
-    Input is in one of these states: between requests or in a head (`_is_in_head`), in a body, or discarded after the
-    last request of the connection (`_is_last_request`).
+    The parser is in one of these states: between requests or in a head (`_is_in_head`), in a body, or discarded after
+    the last request of the connection (`_is_last_request`).
 
     Args:
         limits: limits of connections.
@@ -85,7 +85,7 @@ class BoundedProtocol(HttpConnection):
         # bytes received since the parser last reported a part of a body or the end of a head
         self._unreported_bytes = 0
         self._unparsed = b""  # received bytes that wait until the pipeline is empty
-        self._is_last_request = False  # the last request is complete; further input is discarded
+        self._is_last_request = False  # the last request is complete; later input is discarded
         self._last_response: bytes | None = None  # the refusal to send after the responses to earlier requests
         self._discardable_bytes: int | None = None  # bytes still discarded after a refusal; None before it is sent
 
@@ -137,7 +137,7 @@ class BoundedProtocol(HttpConnection):
             self._parse_unparsed()
 
     def eof_received(self) -> bool:  # type: ignore[override] # uvicorn always closes
-        """Handle a closed sending side of the client: answer complete requests, drop a partial one, then close.
+        """Handle a closed sending side of the client: respond to complete requests, drop a partial one, then close.
 
         Returns:
             True to keep the connection open for writing.
@@ -157,7 +157,7 @@ class BoundedProtocol(HttpConnection):
         self._stall_timer.start(self.transport)
 
     def resume_writing(self) -> None:
-        """Stop the stall timer: the client reads again."""
+        """Stop the stall timer: the client is reading again."""
         super().resume_writing()
         self._stall_timer.stop()
 

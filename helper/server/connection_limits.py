@@ -8,7 +8,7 @@ from typing import Final
 MAX_PIPELINED: Final = 1
 """Parsed requests of one connection that may wait for the response to an earlier one.
 
-A parsed request takes up to thirty times the memory of its bytes, so further requests wait unparsed.
+A parsed request takes up to thirty times the memory of its bytes, so additional requests wait unparsed.
 """
 READ_BYTES: Final = 16 << 10
 """Maximum bytes of one read, and of a connection's unparsed data: nothing is read while requests wait."""

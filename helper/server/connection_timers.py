@@ -1,4 +1,4 @@
-"""Timers of a connection: a deadline optimized for frequent moves, and a check for stalled writes."""
+"""Timers of a connection: a movable deadline, and detection of stalled writes."""
 
 from __future__ import annotations
 

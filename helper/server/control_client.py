@@ -1,4 +1,4 @@
-"""HTTP client of the daemon's control socket.
+"""HTTP client of the service's control socket.
 
 Uses only the standard library, so that commands start quickly. The socket's file mode controls access.
 """
@@ -14,11 +14,11 @@ from typing import Final
 TIMEOUT_SECONDS: Final = 3.0
 """Timeout of a request in seconds."""
 CONNECT_SECONDS: Final = 10.0
-"""Longest timeout for connecting, in seconds."""
+"""Maximum timeout for connecting, in seconds."""
 
 
 class DaemonNotRunningError(Exception):
-    """No daemon listens on the socket."""
+    """No helper listens on the socket."""
 
 
 class DaemonUnresponsiveError(Exception):
@@ -43,7 +43,7 @@ class _Connection(http.client.HTTPConnection):
 def request_control_socket(
     path: Path, target: str, body: bytes | Iterable[bytes] | None = None, *, timeout: float = TIMEOUT_SECONDS
 ) -> tuple[int, bytes]:
-    """Send a GET request to the daemon, or a POST request with a body. Returns status and body of the response.
+    """Send a GET request to the service, or a POST request with a body. Returns status and body of the response.
 
     Args:
         path: the control socket.
@@ -52,8 +52,8 @@ def request_control_socket(
         timeout: seconds for each network operation.
 
     Raises:
-        DaemonNotRunningError: no process listens on the socket; nothing of the body was read.
-        PermissionError: this user may not use the socket.
+        DaemonNotRunningError: no process listens on the socket; the body was not read.
+        PermissionError: no permission to access the socket.
         DaemonUnresponsiveError: no valid response.
     """
     connection = _Connection(path, timeout)
@@ -65,7 +65,7 @@ def request_control_socket(
 
 
 def stream_control_socket(path: Path, target: str, *, timeout: float = TIMEOUT_SECONDS) -> Iterator[bytes]:
-    """Yield the lines of a streamed response to a GET request, until the daemon ends it.
+    """Yield the lines of a streamed response to a GET request, until the service ends it.
 
     Args:
         path: the control socket.
@@ -74,7 +74,7 @@ def stream_control_socket(path: Path, target: str, *, timeout: float = TIMEOUT_S
 
     Raises:
         DaemonNotRunningError: no process listens on the socket.
-        PermissionError: this user may not use the socket.
+        PermissionError: no permission to access the socket.
         DaemonUnresponsiveError: no valid response, a status other than 200, or a timeout.
     """
     connection = _Connection(path, timeout)
@@ -97,7 +97,7 @@ def stream_control_socket(path: Path, target: str, *, timeout: float = TIMEOUT_S
 
 
 def request_tcp(host: str, port: int, target: str, *, timeout: float = TIMEOUT_SECONDS) -> tuple[int, bytes]:
-    """Send `GET target` over TCP and return the response's status and body; see `request_control_socket`."""
+    """Send `GET target` over TCP and return the response's status and body. See `request_control_socket`."""
     connection = http.client.HTTPConnection(host, port, timeout=timeout)
     try:
         try:
@@ -117,7 +117,7 @@ def _connect(connection: _Connection, path: Path) -> None:
     except (TimeoutError, BlockingIOError) as error:  # the accept queue of a hung process is full
         raise DaemonUnresponsiveError("it accepts no connections") from error
     except OSError as error:  # no such file, a stale file after a crash, or a path too long for a socket
-        raise DaemonNotRunningError(f"no daemon is listening on {path}") from error
+        raise DaemonNotRunningError(f"no helper is listening on {path}") from error
 
 
 def _send_request(

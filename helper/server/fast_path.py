@@ -20,7 +20,7 @@ class FastPath:
     """Accepts posted shares directly; forwards all other requests to the application.
 
     Args:
-        app: the regular application: the wallets' routes with their middleware.
+        app: the regular application: the wallet routes with their middleware.
         submission: accepts shares, as in the regular route.
         limiter: limits refused requests of each client; None for no limit.
     """

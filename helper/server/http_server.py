@@ -118,7 +118,7 @@ def _bind_unix(path: Path) -> tuple[socket.socket, tuple[int, int]]:
         # Set the mode before bind(): chmod() by path would follow a link that another process has put there.
         os.fchmod(listener.fileno(), 0o600)
         listener.bind(str(path))
-        # Listen immediately, so that another starting daemon finds the path in use.
+        # Listen immediately, so that another service that starts finds the path in use.
         listener.listen(BACKLOG)
         listener.setblocking(False)
         return listener, _file_identity(path)
@@ -144,7 +144,7 @@ def _require_unused(path: Path) -> None:
                 return
     raise HelperError(
         f"another process is listening on the control socket {path}",
-        advice="Stop the other daemon, or set [operator] socket to another path.",
+        advice="Stop the other helper, or set [operator] socket to another path.",
     )
 
 
@@ -154,7 +154,7 @@ def _file_identity(path: Path) -> tuple[int, int]:
 
 
 def connection_limits() -> ConnectionLimits:
-    """Default limits, with fewer connections if the limit of open files requires it; one client gets a quarter of them.
+    """Default limits, with fewer connections if the limit of open files requires it. One client gets a quarter of them.
 
     Raises the soft limit of open files as far as necessary and permitted.
     """

@@ -26,7 +26,7 @@ log = structlog.get_logger("helper.server")
 
 TOKEN_HEADER: Final = "X-Helper-Token"  # noqa: S105 (the header's name)
 CORS_PREFIXES: Final = ("/shielded-vote/v1/", "/cosmos/")
-"""Paths that wallets use; the second is the chain's, for the gateway."""
+"""Path prefixes that wallets use; the second belongs to the chain API, for the gateway."""
 RETRY_AFTER_SECONDS: Final = 2
 """`Retry-After` of a 429."""
 
@@ -59,7 +59,7 @@ def error_response(status: int, message: str, headers: Mapping[str, str] | None 
 
 
 def log_refusal(request: Request, status: int, reason: str) -> None:
-    """Log a final refusal at debug level; a refusal that clients retry (`RETRYABLE_STATUSES`) is not logged.
+    """Log a final refusal at debug level. A refusal that clients retry (`RETRYABLE_STATUSES`) is not logged.
 
     Args:
         request: only its id is logged.
@@ -200,7 +200,7 @@ def json_application(
 
     Args:
         routes: the routes.
-        more_handlers: handlers of further exceptions.
+        more_handlers: handlers of additional exceptions.
     """
     app = Starlette(routes=list(routes), exception_handlers={**EXCEPTION_HANDLERS, **(more_handlers or {})})
     # A path with an extra slash does not exist; Starlette would redirect it.

@@ -1,4 +1,4 @@
-"""OpenAPI 3.1 document of the API, generated from the routes, the payload schema and the response types."""
+"""OpenAPI 3.1 document, generated from routes, payload schema and response types."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REFUSALS: Final = {
     404: "No such path or resource.",
     408: "The request was not received in time.",
     413: "The body is too large.",
-    429: "Retry later: too many requests, too many refused requests, or the helper's copy of the chain is behind.",
+    429: "Retry later: too many requests, too many refused requests, or the helper has outdated chain state.",
     431: "The headers are too large.",
     500: "Internal error; the log has its details under the X-Request-Id.",
     502: "The chain or another upstream server sent no valid response.",
@@ -39,7 +39,7 @@ _SCHEMES: Final[Mapping[TokenHolder, tuple[str, Mapping[str, str]]]] = {
     "wallets": ("helperToken", {"type": "apiKey", "in": "header", "name": TOKEN_HEADER}),
     "operators": ("operatorToken", {"type": "http", "scheme": "bearer"}),
 }
-"""Name and definition of the security scheme of each holder of a token."""
+"""Name and definition of the security scheme for each type of token holder."""
 _COMPONENTS: Final = "#/components/schemas/{model}"
 _JSON: Final = "application/json"
 _CONVERTER_PARAMETER: Final = re.compile(r"\{(\w+):\w+\}")

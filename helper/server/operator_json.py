@@ -1,4 +1,4 @@
-"""JSON of the queue, the rounds and the audit log for operators, and parsers of request parameters. Pure.
+"""JSON responses of the operator API, and parsers of its parameters. Pure.
 
 Each record is built field by field, so that a new column is not shown unintentionally.
 """
@@ -35,7 +35,7 @@ class RoundState:
     Attributes:
         round_id: 32 bytes.
         status: the chain's status number.
-        vote_end_time: unix seconds.
+        vote_end_time: Unix seconds.
         created_at_height: block height.
         tree_size: number of known leaves of its tree.
         is_closed: whether the chain has closed it.
@@ -59,22 +59,22 @@ def list_json(
     return {"source": source, "shares": shares, **({} if failed is None else {"failed": failure_groups_json(failed)})}
 
 
-def story_json(story: ShareDetails, *, source: Source) -> dict[str, Any]:
+def share_details_json(details: ShareDetails, *, source: Source) -> dict[str, Any]:
     """`queue show`: all details of one share except its witness."""
-    entry = story.entry
-    cannot_count = story.vote_end_time is not None and entry.submit_at == story.vote_end_time
+    entry = details.entry
+    cannot_count = details.vote_end_time is not None and entry.submit_at == details.vote_end_time
     return {
         "source": source,
         **entry_json(entry),
-        "received": _seconds(story.received_ms),
-        "vote_end_time": story.vote_end_time,
+        "received": _seconds(details.received_ms),
+        "vote_end_time": details.vote_end_time,
         "cannot_count": cannot_count,
-        "attempts_by_stage": dict(story.attempts_by_stage),
+        "attempts_by_stage": dict(details.attempts_by_stage),
         "history": [
             {"at": _seconds(event.at_ms), "stage": event.stage, "note": event.note, "counted": event.spent_attempt}
-            for event in story.history
+            for event in details.history
         ],
-        "transaction": _transaction(story),
+        "transaction": _transaction(details),
     }
 
 
@@ -91,7 +91,7 @@ def stats_json(
 
     Args:
         counts: number of shares by round and state.
-        damaged: rows that were set aside.
+        damaged: number of quarantined rows.
         source: origin of the data.
         failed: failed shares, by stage and reason.
         purged_failures: failed shares of purged rounds.
@@ -114,7 +114,7 @@ def stats_json(
 
 
 def rounds_json(rounds: Iterable[RoundState], counts: Counts, *, now: float, source: Source) -> dict[str, Any]:
-    """`rounds`: each round with its counts, the latest end first; `now` in unix seconds."""
+    """`rounds`: each round with its counts, the latest end first; `now` in Unix seconds."""
     listed = sorted(rounds, key=lambda state: (-state.vote_end_time, state.round_id))
     return {
         "source": source,
@@ -137,7 +137,7 @@ def rounds_json(rounds: Iterable[RoundState], counts: Counts, *, now: float, sou
 
 
 def actions_json(actions: Sequence[Action], *, source: Source) -> dict[str, Any]:
-    """`queue audit`: operator actions, the latest first; times in unix seconds."""
+    """`queue audit`: operator actions, the latest first; times in Unix seconds."""
     return {
         "source": source,
         "actions": [
@@ -158,7 +158,7 @@ def actions_json(actions: Sequence[Action], *, source: Source) -> dict[str, Any]
 
 
 def entry_json(entry: QueueEntry) -> dict[str, Any]:
-    """One entry of a list; times in unix seconds."""
+    """One entry of a list; times in Unix seconds."""
     return {
         "ref": entry.ref,
         "round": entry.round_id.hex(),
@@ -174,7 +174,7 @@ def entry_json(entry: QueueEntry) -> dict[str, Any]:
 
 
 def failure_groups_json(groups: Sequence[FailureGroup]) -> list[dict[str, Any]]:
-    """Failed shares by stage and reason; `latest` in unix seconds."""
+    """Failed shares by stage and reason; `latest` in Unix seconds."""
     return [
         {"stage": group.stage, "note": group.note, "count": group.count, "latest": _seconds(group.at_ms)}
         for group in groups
@@ -196,16 +196,16 @@ def state_name(state: int) -> str:
 
 
 def parse_filter(round_hex: str | None, state: str | None, due_before: str | None, stage: str | None) -> QueueFilter:
-    """Parse the filter of a list; an empty parameter is the same as an absent one.
+    """Parse the filter of a list. An empty parameter is the same as an absent one.
 
     Args:
         round_hex: 64 hex characters.
         state: name of a state, in any case.
-        due_before: unix seconds.
+        due_before: Unix seconds.
         stage: stage of the latest history entry.
 
     Raises:
-        ValueError: a parameter is not valid; the text names it.
+        ValueError: a parameter is invalid; the text contains its name.
     """
     return QueueFilter(
         round_id=parse_round(round_hex) if round_hex else None,
@@ -273,13 +273,13 @@ def _state(text: str) -> ShareState:
 
 def _due_ms(text: str) -> int:
     if not (text.isascii() and text.isdecimal()) or len(text) > 15:
-        raise ValueError("due_before must be a time in unix seconds")
+        raise ValueError("due_before must be a time in Unix seconds")
     return int(text) * 1000
 
 
-def _transaction(story: ShareDetails) -> dict[str, Any] | None:
+def _transaction(details: ShareDetails) -> dict[str, Any] | None:
     """The share's transaction, None if there is none."""
-    reveal = story.reveal
+    reveal = details.reveal
     if reveal is None or reveal.tx_hash is None:
         return None
     return {

@@ -9,7 +9,7 @@ import struct
 from typing import Final, NamedTuple
 
 PEER_KEY: Final = "peer"
-"""Key in a request's state."""
+"""Key of the peer's credentials in the request state."""
 _CREDENTIALS: Final = struct.Struct("3i")
 
 

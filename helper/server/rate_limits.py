@@ -1,9 +1,9 @@
-"""Rate limits on refused requests: a token bucket for each client, and the middleware that checks it.
+"""Rate limits on refused requests: token buckets per client, and their middleware.
 
 A refused request costs its client a token; an accepted one is free. A flood of invalid requests thus empties the
-sender's bucket, while sixteen shares posted together cost nothing. A posted share that is larger than any real share
-costs a token for each further 16 KiB, even if it is accepted (`ShareSubmission`). A client with an
-empty bucket gets 429 with `Retry-After` before its request body is read. Clients and buckets are not logged or stored.
+client's bucket, whereas sixteen shares posted together cost nothing. A posted share that is larger than any real share
+costs a token per additional 16 KiB, even if it is accepted (`ShareSubmission`). A client with an empty bucket gets 429
+with `Retry-After` before its request body is read. Clients and buckets are not logged or stored.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from helper.server.middleware import error_response
 BURST_TOKENS: Final = 800
 """Tokens of a full bucket."""
 TOKENS_PER_SECOND: Final = 50.0
-"""Tokens refilled each second."""
+"""Tokens refilled per second."""
 MAX_CLIENTS: Final = 1 << 16
 """Maximum number of buckets; about 10 MB."""
 _RETAINED_FRACTION: Final = 0.9
 """Fraction of the buckets that an eviction retains, so that not every new client causes an eviction."""
 
 _ADMITTED_KEY: Final = "svote-helper.admitted"
-"""Key in a request's scope: its client had a token when the request arrived."""
+"""Scope key: whether the client had a token when the request arrived."""
 _CLIENT_KEY: Final = "svote-helper.client"
-"""Key in a request's scope: its client, once identified."""
+"""Scope key: the client, once identified."""
 _EXEMPT_KEY: Final = "svote-helper.spared"
-"""Key in a request's scope: its refusal costs no token."""
+"""Scope key: whether the refusal costs no token."""
 
 _ROUNDING_SECONDS: Final = 1e-6
 """Rounding error of sums of times, in seconds."""
@@ -46,8 +46,8 @@ class TokenBuckets:
 
     Args:
         burst: tokens of a full bucket.
-        per_second: tokens refilled each second.
-        max_clients: maximum number of buckets. Beyond it full buckets are evicted, then those whose client was charged
+        per_second: tokens refilled per second.
+        max_clients: maximum number of buckets. Above it, full buckets are evicted, then those whose client was charged
             longest ago.
     """
 

@@ -4,8 +4,9 @@ A share without a delay is revealed seconds after its arrival, so the arrival ti
 identifies the client's public reveal. A proxy logs clients with its own request ids; a log line here with the same id
 and a time would link the two. Therefore:
 
-- On the wallets' paths an incoming id is ignored and a new one is generated, which appears in no other log. The wallet
-  gets it in the response and can report it to an operator, which reveals nothing new about the wallet's requests.
+- On the paths of the wallet API, an incoming id is ignored and a new one is generated, which appears in no other log.
+  The wallet gets it in the response and can report it to an operator, which reveals nothing new about the wallet's
+  requests.
 - On other paths (registrations, health, the page) a well-formed incoming id is accepted, so that an operator can trace
   a request through a proxy.
 - The id is logged only with an internal error (500), or at debug level with a final refusal (400, 401, 404 and

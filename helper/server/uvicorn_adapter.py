@@ -113,7 +113,7 @@ class HttpConnection(HttpToolsProtocol):
     # ------------------------------------------------------------------ parsing
 
     def parse(self, data: bytes) -> None:
-        """Feed bytes to the parser, which calls the `on_…` methods; replaces uvicorn's `data_received`.
+        """Feed bytes to the parser, which calls the `on_…` methods. Replaces uvicorn's `data_received`.
 
         No upgrade is supported, and a server may ignore the header (RFC 9110, section 7.8). httptools cannot ignore
         it: it ends the request at its head. The body is read by a second parser, and the connection is closed after
@@ -143,7 +143,7 @@ class HttpConnection(HttpToolsProtocol):
             self.cycle.transport = cast("asyncio.Transport", self._closed_after_body())
 
     def _ignore_upgrade(self) -> None:
-        """Replace the parser by one that parses only the body of the current request.
+        """Replace the parser with one that parses only the body of the current request.
 
         The new parser is fed a head with the framing headers of the request, so llhttp applies the same rules to the
         body as it does without an upgrade. `Connection: close` makes it reject input after the body.
@@ -156,7 +156,7 @@ class HttpConnection(HttpToolsProtocol):
         self.parser.feed_data(b"\r\n".join(lines))
 
     def _closed_after_body(self) -> SimpleNamespace:
-        """The transport for a response with `Connection: close`; it closes once the request body is read too.
+        """The transport for a response with `Connection: close`. It closes once the request body is read too.
 
         Closing with bytes unread resets the connection, and the client may lose the response.
         """
@@ -202,7 +202,7 @@ class HttpConnection(HttpToolsProtocol):
         self.cycle.keep_alive = False
 
     def drop_request(self) -> bool:
-        """Drop the request, whose body is being parsed; return False if its response has begun."""
+        """Drop the request, whose body is being parsed. Return False if its response has begun."""
         cycle = self.cycle
         if cycle.response_started:
             return False
@@ -239,7 +239,7 @@ class HttpConnection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, partial(self._run, cycle, app))
 
     async def _run(self, cycle: RequestResponseCycle, app: Any, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application; respond when the server cancels it (uvicorn would respond 500 and log an error)."""
+        """Run the application. Respond when the server cancels it (uvicorn would respond 500 and log an error)."""
         try:
             await app(scope, receive, send)
         except asyncio.CancelledError:
@@ -251,7 +251,7 @@ class HttpConnection(HttpToolsProtocol):
 
 
 class DateHeaderState(ServerState):
-    """Server state that computes the `Date` header on demand, once a second."""
+    """Server state that computes the `Date` header on demand, at most once per second."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -290,7 +290,7 @@ class ServerTimes:
 class Server(uvicorn.Server):
     """uvicorn server without signal handling and without polling.
 
-    uvicorn's own server polls ten times a second whether to stop, and updates the date. With one server per listener,
+    uvicorn's own server polls ten times per second whether to stop, and updates the date. With one server per listener,
     that took a third of the CPU time of an idle service.
 
     Args:

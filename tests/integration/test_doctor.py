@@ -11,7 +11,7 @@ import pytest
 from devnet import ballot
 from helper.clock import SystemClock
 from helper.doctor import run as run_module
-from helper.doctor.proving import judge_proof, run_self_test
+from helper.doctor.proving import evaluate_proof, run_self_test
 from helper.doctor.result import CheckResult, Level, all_ok
 from helper.doctor.run import MAX_TOTAL_SECONDS, run_doctor
 from tests.support.command import run_command
@@ -87,7 +87,7 @@ async def test_doctor_json_is_one_line(tmp_path: Path, http: httpx.AsyncClient, 
     assert result.exit_code == 3
     assert "Traceback" not in result.stderr
     lines = result.stdout.splitlines()
-    assert f"warn  helper           not running: no answer on {helper.ready_data['socket']}" in lines
+    assert f"warn  helper           not running: no helper is listening on {helper.ready_data['socket']}" in lines
     assert lines[lines.index(lines[1]) + 1].startswith("      -> Start it")
 
 
@@ -97,8 +97,8 @@ async def test_doctor_proof_check_reports_time_or_failure() -> None:
     assert proof_result.seconds is not None
     assert proof_result.start_seconds is not None
     assert 0 < proof_result.seconds < proof_result.start_seconds
-    assert judge_proof(proof_result, "k10", 2).level is Level.OK
-    late = judge_proof(await run_self_test("k10", nice=0, clock=clock, timeout=0.01), "k10", 2)
+    assert evaluate_proof(proof_result, "k10", 2).level is Level.OK
+    late = evaluate_proof(await run_self_test("k10", nice=0, clock=clock, timeout=0.01), "k10", 2)
     assert (late.level, "timed out" in late.message) == (Level.WARN, True)
-    broken = judge_proof(await run_self_test("k12", nice=0, clock=clock, timeout=TIMEOUT_SECONDS), "k12", 2)
+    broken = evaluate_proof(await run_self_test("k12", nice=0, clock=clock, timeout=TIMEOUT_SECONDS), "k12", 2)
     assert (broken.level, "k12 self-test proof failed" in broken.message) == (Level.FAIL, True)

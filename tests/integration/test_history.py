@@ -42,7 +42,7 @@ async def test_history_sync_does_not_delay_due_shares(tmp_path: Path) -> None:
                 assert facts["lateness_broadcast"]["p99_ms"] <= MAX_LATENESS_MS
                 assert (await http.get(f"{helper.url}/readyz")).status_code == 200
                 verbose = (await http.get(f"{helper.url}/readyz", params={"verbose": ""})).text
-                assert "older blocks are still to be read" in verbose
+                assert "older blocks have not been read yet" in verbose
                 assert (await http.get(f"{helper.url}/shielded-vote/v1/status")).json()["status"] == "ok"
         finally:
             await chain.kill()

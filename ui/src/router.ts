@@ -12,7 +12,7 @@ export const ROUTES = {
 
 export type RouteName = keyof typeof ROUTES;
 
-/** The view at a path; null if there is none. */
+/** The view of a path; null if there is none. */
 export function resolve(pathname: string): RouteName | null {
   const path = pathname.replace(/\/+$/, "") || "/join";
   for (const name of Object.keys(ROUTES) as RouteName[]) if (ROUTES[name].path === path) return name;
@@ -37,7 +37,7 @@ export function go(path: string): void {
   dispatchEvent(new Event(NAVIGATED));
 }
 
-/** The current view; also follows links and the browser's back and forward. */
+/** The current view; also follows links and the browser's back and forward buttons. */
 export function useRoute(): RouteName | null {
   const [route, setRoute] = useState(() => resolve(location.pathname));
   useEffect(() => {

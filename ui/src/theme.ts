@@ -1,4 +1,4 @@
-/** Light, dark, or the system's theme. */
+/** Light, dark or system theme. */
 
 export const THEMES = ["auto", "light", "dark"] as const;
 export type Theme = (typeof THEMES)[number];
@@ -28,6 +28,6 @@ export function saveTheme(theme: Theme): void {
     if (theme === "auto") localStorage.removeItem(KEY);
     else localStorage.setItem(KEY, theme);
   } catch {
-    // Storage is disabled: the theme is not remembered.
+    // Storage is disabled: the choice applies only until the page is closed.
   }
 }

@@ -13,7 +13,7 @@ from helper.errors import ProofBundleError
 
 PART_BLOCKS: Final = 100
 """Blocks per index part."""
-_ROUND_FOLDER: Final = re.compile(r"[0-9a-f]{64}")
+_ROUND_DIRECTORY: Final = re.compile(r"[0-9a-f]{64}")
 _Hex32 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
@@ -87,15 +87,15 @@ def bundle_name(round_id: bytes, transaction: str) -> str:
     return f"{round_id.hex()}/{transaction}.zip"
 
 
-def index_folder(round_id: bytes) -> str:
-    """Folder of a round's index parts."""
+def index_directory(round_id: bytes) -> str:
+    """Directory of a round's index parts."""
     return f"{round_id.hex()}/index"
 
 
 def index_name(round_id: bytes, part: int) -> str:
     """Object name of an index part. Names sort by height."""
     heights = part_heights(part)
-    return f"{index_folder(round_id)}/{heights[0]:012d}-{heights[-1]:012d}.jsonl"
+    return f"{index_directory(round_id)}/{heights[0]:012d}-{heights[-1]:012d}.jsonl"
 
 
 def progress_name(chain_id: str) -> str:
@@ -104,9 +104,9 @@ def progress_name(chain_id: str) -> str:
     return f"progress/{plain}-{sha256(chain_id.encode()).hexdigest()[:8]}.json"
 
 
-def parse_round_folder(folder: str) -> bytes | None:
-    """The round id of a round's folder, None for any other folder."""
-    return bytes.fromhex(folder) if _ROUND_FOLDER.fullmatch(folder) else None
+def parse_round_directory(directory: str) -> bytes | None:
+    """The round id of a round's directory, None for any other directory."""
+    return bytes.fromhex(directory) if _ROUND_DIRECTORY.fullmatch(directory) else None
 
 
 def encode_index(entries: Iterable[IndexEntry]) -> bytes:

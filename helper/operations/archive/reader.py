@@ -8,7 +8,13 @@ from hashlib import sha256
 from helper.chain.limited_gather import gather_limited
 from helper.errors import ProofBundleError
 from helper.object_store.bucket import Bucket
-from helper.operations.archive.object_names import IndexEntry, bundle_name, find_entry, index_folder, parse_round_folder
+from helper.operations.archive.object_names import (
+    IndexEntry,
+    bundle_name,
+    find_entry,
+    index_directory,
+    parse_round_directory,
+)
 from helper.operations.proof_bundle import ProofBundle, unpack_bundle
 from proofs import CircuitInfo
 
@@ -36,7 +42,9 @@ async def find_bundle(
     """
     if not round_ids:
         round_ids = [
-            known for folder in await bucket.list_folders() if (known := parse_round_folder(folder)) is not None
+            known
+            for directory in await bucket.list_folders()
+            if (known := parse_round_directory(directory)) is not None
         ]
     for round_id in round_ids:
         entry = await _find_index_entry(bucket, round_id, nullifier)
@@ -51,7 +59,7 @@ async def find_bundle(
 
 
 async def _find_index_entry(bucket: Bucket, round_id: bytes, nullifier: bytes) -> IndexEntry | None:
-    names = await bucket.list_names(index_folder(round_id))
+    names = await bucket.list_names(index_directory(round_id))
 
     async def search(name: str) -> IndexEntry | None:
         part = await bucket.get(name)

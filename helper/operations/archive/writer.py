@@ -1,7 +1,7 @@
-"""Writes the proof bundles of all confirmed reveals to the archive, in parts of `PART_BLOCKS` blocks.
+"""Writes the proof bundles of all confirmed reveals to the archive.
 
-The writer proceeds block by block. The content, time and order of its requests do not depend on the shares of this
-helper. No other component waits for it. Failed writes are retried.
+The writer proceeds in parts of `PART_BLOCKS` blocks. The content, time and order of its requests do not depend on the
+shares of this helper. No other component waits for it. Failed writes are retried.
 """
 
 from __future__ import annotations

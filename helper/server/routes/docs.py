@@ -46,8 +46,8 @@ def add_docs_routes(
     Args:
         routes: matched first.
         more_routes: matched last; one of them may match every path.
-        api_token: the wallets' token; empty for none.
-        operator_token: the operators' token; empty for none.
+        api_token: token of the wallet API; empty for none.
+        operator_token: token of the operator API; empty for none.
     """
     tokens: dict[TokenHolder, str] = {"wallets": api_token, "operators": operator_token}
 

@@ -26,7 +26,7 @@ PING_SECONDS: Final = 15
 
 
 EVENTS: Final = Operation(
-    "Totals of the queue once a second: events named `state` with JSON as data.",
+    "Totals of the queue once per second: events named `state` with JSON as data.",
     str,
     media_type="text/event-stream",
     authorized_role="operators",
@@ -70,7 +70,7 @@ def overview_routes(feed: StatusFeed, snapshot: Callable[[], Awaitable[Overview]
 
 
 def _stream(feed: StatusFeed, request: Request) -> Response:
-    """Stream the states after `Last-Event-ID`, without end.
+    """Stream the states after `Last-Event-ID` endlessly.
 
     The connection drops a client that does not read (`helper.server.connection`); the feed drops a slow client.
     """
@@ -81,7 +81,7 @@ def _stream(feed: StatusFeed, request: Request) -> Response:
 
 
 def bearer_matches(request: Request, token: str) -> bool:
-    """Whether a request has the operator token as a bearer token; compares in constant time."""
+    """Whether a request has the operator token as a bearer token. Compares in constant time."""
     scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
     return token_matches(bearer.strip(), token) and scheme.lower() == "bearer"
 

@@ -80,8 +80,8 @@ class GatewayLimits:
     """Limits of the gateway.
 
     Attributes:
-        max_concurrent: concurrent requests to nodes, of all clients.
-        max_concurrent_per_client: concurrent requests to nodes, of one client.
+        max_concurrent: maximum concurrent requests to nodes, of all clients.
+        max_concurrent_per_client: maximum concurrent requests to nodes, of one client.
         response_seconds: until the last byte of a response is sent. Allows a large page over a slow connection.
         chunk_seconds: in which a client must read a chunk of a response (at most 64 KiB).
     """
@@ -232,7 +232,7 @@ class _ForwardedRequest:
             except PossiblySent:
                 await self._fail(502, "the node's response was lost; check for the transaction before sending it again")
             except ChainUnavailable as error:
-                # The error's text names nodes, which is for operators only.
+                # The error's text contains names of nodes, which only operators may see.
                 prefix = "nothing was sent: " if request.method == "POST" else ""
                 await self._fail(503, f"{prefix}no chain node is reachable", error)
             except ChainError as error:
@@ -243,7 +243,7 @@ class _ForwardedRequest:
             group.cancel_scope.cancel()
 
     async def _cancel_on_disconnect(self, scope: anyio.CancelScope) -> None:
-        """Cancel when the client disconnects; this also closes the connection to the node."""
+        """Cancel when the client disconnects. This also closes the connection to the node."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
         scope.cancel()
@@ -287,7 +287,7 @@ class _ForwardedRequest:
             self.stalled_since = None
 
     async def _fail(self, status: int, text: str, error: ChainError | None = None) -> None:
-        """Respond with an error; once the head of a response was sent, abort the connection instead."""
+        """Respond with an error. Once the head of a response was sent, abort the connection instead."""
         if not self._has_response_started:
             await self._refuse(status, text)
             return
@@ -297,7 +297,7 @@ class _ForwardedRequest:
         await anyio.sleep_forever()  # until `_cancel_on_disconnect` detects the disconnect
 
     def abort(self) -> None:
-        """Abort the connection to the client; `_cancel_on_disconnect` then ends the request to the node."""
+        """Abort the connection to the client. `_cancel_on_disconnect` then ends the request to the node."""
         abort: Callable[[], Any] | None = self._scope.get("state", {}).get(ABORT_KEY)
         if abort is None:
             raise RuntimeError("the server does not support aborting a connection")

@@ -25,7 +25,7 @@ _NO_STORE: Final = {"Cache-Control": "no-store"}
 _VERBOSE: Final = {
     "verbose": {"description": "List the checks even if all of them pass.", "schema": {"type": "string"}}
 }
-LIVE: Final = Operation("Whether requests are answered.", str, media_type="text/plain")
+LIVE: Final = Operation("Whether the server responds to requests.", str, media_type="text/plain")
 READY: Final = Operation(
     "Whether shares are accepted and revealed: one line per check.",
     str,

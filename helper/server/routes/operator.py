@@ -1,7 +1,7 @@
 """Operator API: queries of the queue, the rounds and the audit log.
 
-The daemon serves it on the control socket, whose file mode controls access. Commands serve it in process on the
-database file while no daemon runs (`helper.cli.offline`).
+The service provides it on the control socket, whose file mode controls access. Commands serve it in process on the
+database file while no helper is running (`helper.cli.offline`).
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def create_operator_app(
     source: operator_json.Source = "daemon",
     more_routes: Sequence[BaseRoute] = (),
 ) -> ASGIApp:
-    """Create the operators' application.
+    """Create the operator application.
 
     It serves `GET /queue?round=&state=&due_before=&stage=&limit=`, `/queue/{ref}`, `/stats`, `/spent/{nullifier}`,
     `/actions` and `more_routes`.
 
     Args:
-        queue: the operators' reads of the store.
+        queue: reads the store for operators.
         service_status: state of the running service (node health, timings, pauses) as plain JSON; None if none runs.
         source: `source` in the responses.
         more_routes: routes of other modules.
@@ -72,10 +72,10 @@ def create_operator_app(
         )
 
     async def show(request: Request) -> Response:
-        story = await queue.get_share_details(request.path_params["ref"])
-        if story is None:
+        details = await queue.get_share_details(request.path_params["ref"])
+        if details is None:
             raise HTTPException(404, "no share, or more than one, matches this reference")
-        return JsonResponse(operator_json.story_json(story, source=source))
+        return JsonResponse(operator_json.share_details_json(details, source=source))
 
     async def stats(_request: Request) -> Response:
         return JsonResponse(
@@ -124,7 +124,7 @@ def rounds_route(
     Args:
         queue: counts the shares of each round.
         rounds: the known rounds.
-        now: the chain's time in unix seconds.
+        now: the chain's time in Unix seconds.
         source: `source` in the response.
     """
 
@@ -136,7 +136,7 @@ def rounds_route(
 
 
 def round_states(rounds: RoundRegistry, tree_size: Callable[[bytes], int]) -> list[RoundState]:
-    """The state of each known round; `tree_size` returns the number of known leaves of a round."""
+    """The state of each known round. `tree_size` returns the number of known leaves of a round."""
     still_open = {known.round_id for known in rounds.open_rounds()}
     return [
         RoundState(
@@ -169,7 +169,7 @@ async def stored_round_states(queue: QueueReader) -> list[RoundState]:
 
 
 def parsed(parse: Callable[..., T], *arguments: Any) -> T:
-    """Parse a parameter of a request; raise HTTPException (400) if it is not valid."""
+    """Parse a parameter of a request. Raise HTTPException (400) if it is not valid."""
     try:
         return parse(*arguments)
     except ValueError as error:

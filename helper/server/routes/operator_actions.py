@@ -51,7 +51,7 @@ class ActionFilter(BaseModel):
         """Convert to the store's filter.
 
         Raises:
-            ValueError: a field is not valid; the text names it.
+            ValueError: a field is invalid; the text contains its name.
         """
         return operator_json.parse_filter(self.round, self.state, self.due_before, self.stage)
 
@@ -64,7 +64,7 @@ class RetryRequest(ActionFilter):
 
 
 class ExportRequest(ActionFilter):
-    """`POST /queue/export`: the contents of an export file; with `marks` (`MARK_STRUCT` each), these rows are moved."""
+    """`POST /queue/export`: the contents of an export file. With `marks` (`MARK_STRUCT` each), these rows are moved."""
 
     named: Annotated[int, Field(ge=0)] = 0
     shares: Annotated[int, Field(ge=0)]
@@ -128,7 +128,7 @@ def operator_action_routes(operations: Operations, *, source: operator_json.Sour
 
 
 async def identify_actor(request: Request, source: operator_json.Source) -> Actor:
-    """Return the user that sent a request, for the audit log; raise HTTPException (403) if unknown."""
+    """Return the user that sent a request, for the audit log. Raise HTTPException (403) if unknown."""
     peer = getattr(request.state, PEER_KEY, None)
     if not isinstance(peer, Peer):
         raise HTTPException(403, "unknown user: operator actions require the control socket")

@@ -1,4 +1,4 @@
-"""Serves the built web page: its files, and its index for all other paths outside the API."""
+"""Serves the web page: its files, and its index for other paths outside the API."""
 
 from __future__ import annotations
 
@@ -73,22 +73,22 @@ class Page:
     """The built web page.
 
     Args:
-        folder: directory of the built page; must contain an index.
+        directory: directory of the built page; must contain an index.
         connect_to: returns the other origins that the page may connect to.
 
     Raises:
         ConfigError: there is no index.
     """
 
-    def __init__(self, folder: Path, *, connect_to: Callable[[], Sequence[str]] = tuple) -> None:
+    def __init__(self, directory: Path, *, connect_to: Callable[[], Sequence[str]] = tuple) -> None:
         self._connect_to = connect_to
-        self._index = folder / INDEX
+        self._index = directory / INDEX
         if not self._index.is_file():
             raise ConfigError(
-                f"[ui] dist_path: no {INDEX} in {folder}",
+                f"[ui] dist_path: no {INDEX} in {directory}",
                 advice="Set dist_path to the directory of the built page, or leave it empty for the bundled page.",
             )
-        self._files = StaticFiles(directory=folder, follow_symlink=False)
+        self._files = StaticFiles(directory=directory, follow_symlink=False)
 
     def route(self) -> ApiRoute:
         """The route of all other paths; it must be the last route."""

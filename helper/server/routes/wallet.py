@@ -32,7 +32,7 @@ SHARES_PATH: Final = f"{PREFIX}/shares"
 SHARE_STATUS_PATH: Final = f"{PREFIX}/share-status/{{round_id}}/{{nullifier}}"
 STARTING_MESSAGE: Final = "starting"
 _RAISED_KEY: Final = "svote-helper.raised"
-"""Key in a request's scope of the exception that `ShareSubmission` raised."""
+"""Scope key: the exception that `ShareSubmission` raised."""
 _OUTCOMES_BY_STATUS: Final = {
     400: "refused",
     401: "unauthorised",
@@ -48,7 +48,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class WalletView:
-    """The services that the wallets' routes use.
+    """The services that the wallet routes use.
 
     Attributes:
         admission: accepts shares.
@@ -72,7 +72,7 @@ class WalletView:
 
 POST_SHARE: Final = Operation(
     "Submit one share. 200 means that it is stored on disk and will be revealed at its time.",
-    payload.TakenAnswer,
+    payload.AcceptedResponse,
     body=payload.SHARE,
     refusals=(413,),
     authorized_role="wallets",
@@ -86,7 +86,7 @@ SHARE_STATUS: Final = Operation(
 )
 STATUS: Final = Operation("Whether this helper accepts shares.", payload.StatusAnswer)
 QUEUE_STATUS: Final = Operation(
-    "Number of shares of each round, by state.", dict[str, payload.RoundCounts], authorized_role="wallets"
+    "Number of shares per round and state.", dict[str, payload.RoundCounts], authorized_role="wallets"
 )
 
 
@@ -151,7 +151,7 @@ def accepted_response(outcome: EnqueueResult) -> JsonResponse:
 def wallet_routes(
     view: WalletView, submission: ShareSubmission, *, api_token: str, expose_queue_status: bool
 ) -> list[ApiRoute]:
-    """The wallets' routes; an empty `api_token` requires no token."""
+    """The wallet routes; an empty `api_token` requires no token."""
 
     async def post_share(request: Request) -> Response:
         return accepted_response(await submission(request.scope, request.receive))

@@ -1,4 +1,4 @@
-"""Opening the registrations file: regular files only, no symbolic links, mode 0600."""
+"""Opening the registration database: regular files only, no symbolic links, mode 0600."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_admin_register_dry_run_prints_verifiable_registration(
         (200, {"status": "registered"}, 0, "is registered: it is already a validator"),
         (200, {"status": "pending", "expires_at": 1_795_872_800}, 0, "2026-11-28 13:33:20 UTC"),
         (401, {"error": "signature: does not verify"}, 4, "does not verify"),
-        (400, {"error": "url: names a host of a private network"}, 1, "private network"),
+        (400, {"error": "url: refers to a host in a private network"}, 1, "private network"),
     ],
 )
 def test_admin_register_prints_server_response(

@@ -69,7 +69,7 @@ def test_time_argument_accepts_table_format_and_relative(text: str, second: str)
 
 @pytest.mark.parametrize("text", ["soon", "5min", "+5", "+5 weeks", "-1"])
 def test_time_argument_invalid_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="due_before must be unix seconds"):
+    with pytest.raises(ValueError, match="due_before must be Unix seconds"):
         parse_due_before(text, NOW)
 
 

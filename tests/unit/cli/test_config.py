@@ -61,7 +61,7 @@ def test_init_applies_setup_options(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_init_with_invalid_values_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command("config", "init", "--endpoint", "node:1317") == 2
-    assert "chain.endpoints: entry 1: must be an address" in capsys.readouterr().err
+    assert "chain.endpoints: entry 1: must be a URL" in capsys.readouterr().err
     assert not Path("helper.toml").exists()
 
 
@@ -188,7 +188,7 @@ def test_validate_online_reports_every_node(
 
     StubNodeQueries(monkeypatch, a="unreachable")
     assert run_command("config", "validate", "--online") == 6
-    assert "-> Check that the node runs" in capsys.readouterr().err
+    assert "-> Check that the node is running" in capsys.readouterr().err
 
 
 def test_validate_online_invalid_config_queries_no_node(capsys: pytest.CaptureFixture[str]) -> None:

@@ -222,7 +222,7 @@ def count_target_rows(setup: CopySetup) -> int:
 
 
 INVALID_CALLS = [
-    ((), 2, "give one of --to"),
+    ((), 2, "use exactly one of --to"),
     (("--to", "mysql://there/db"), 2, "neither postgresql"),
     (("--to", "postgresql"), 2, r"\[store\] url is empty"),
     (("--to", "sqlite"), 1, "onto itself"),

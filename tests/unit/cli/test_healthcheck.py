@@ -100,7 +100,7 @@ def test_healthcheck_without_socket_uses_api_port(port_server: HTTPServer, capsy
 
 def test_healthcheck_without_helper_is_unreachable(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command("healthcheck") == 6
-    assert "no daemon is listening on helper.sock" in capsys.readouterr().err
+    assert "no helper is listening on helper.sock" in capsys.readouterr().err
     assert run_command("healthcheck", "--json") == 6
     output = capsys.readouterr()
     answer = json.loads(output.out)

@@ -90,7 +90,7 @@ def daemon(tmp_path: Path) -> Iterator[FakeDaemon]:
 LIST_RESPONSE = operator_json.list_json(
     [make_entry(), make_entry(ref="ba9876543210", submit_at=0, damaged=True)], source="daemon"
 )
-SHOW_RESPONSE = operator_json.story_json(STORY, source="daemon")
+SHOW_RESPONSE = operator_json.share_details_json(STORY, source="daemon")
 STATS_RESPONSE = operator_json.stats_json(
     {ROUND_ID: {ShareState.RECEIVED: 3}},
     [],
@@ -225,7 +225,7 @@ def test_queue_with_unresponsive_helper_is_unreachable(
         assert run_command("queue", "list", "--json") == 6
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith("the daemon on helper.sock does not answer: no response within 0.1 s\n")
+    assert captured.err.startswith("the helper on helper.sock does not respond: no response within 0.1 s\n")
 
 
 def test_queue_show_unknown_share_exits_not_found(database: Path, capsys: pytest.CaptureFixture[str]) -> None:

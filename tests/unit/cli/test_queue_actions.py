@@ -411,7 +411,7 @@ def test_import_with_unknown_round_exits_degraded(source: str, capsys: pytest.Ca
     anyio.run(make)
     assert run_command("queue", "export", "--output", "x.age") == 0
     assert run_command("queue", "import", "x.age", "--db", "there.db", "--yes", *use_other_machine()) == 3
-    assert "let the helper read the chain" in capsys.readouterr().err
+    assert "wait until the helper has read the chain" in capsys.readouterr().err
 
 
 def test_export_of_one_listed_share(daemon_with_shares: LiveDaemon, capsys: pytest.CaptureFixture[str]) -> None:

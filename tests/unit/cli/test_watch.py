@@ -272,7 +272,7 @@ def test_watch_reconnects_repeatedly(tmp_path: Path, monkeypatch: pytest.MonkeyP
     slept: list[float] = []
     replace_sleep(monkeypatch, slept.append)
     stream = stream_states(tmp_path / "none.sock")
-    gone = StreamLost(f"no daemon is listening on {tmp_path}/none.sock")
+    gone = StreamLost(f"no helper is listening on {tmp_path}/none.sock")
     assert list(itertools.islice(stream, 3)) == [gone] * 3
     assert len(slept) == 2
 

@@ -452,7 +452,7 @@ def test_load_conflicting_settings_are_reported_with_lines(tmp_path: Path) -> No
 
 def test_database_url_is_validated_and_may_be_in_a_file(tmp_path: Path) -> None:
     (problem,) = load_problems(tmp_path, '[store]\nurl = "mysql://db"\nkey_file = "keys"\n')
-    assert "must be empty or an address such as postgresql://" in str(problem)
+    assert "must be empty or a URL such as postgresql://" in str(problem)
     (problem,) = load_problems(tmp_path, '[store]\nurl = "hush@db"\nkey_file = "keys"\n')
     assert "hush" not in str(problem)
     problems = load_problems(tmp_path, f'[store]\nschema_name = "Public;"\nhost = "{"x" * 64}"\n')

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from helper.doctor.backlog import MAX_REVEALS_PER_BLOCK, ProofRate, WaitingShares, judge_backlog
+from helper.doctor.backlog import MAX_REVEALS_PER_BLOCK, ProofRate, WaitingShares, evaluate_backlog
 from helper.doctor.result import Level
 
 NOW = 1_000_000.0
@@ -20,14 +20,14 @@ def waiting_round(left: int, minutes: float, *, name: str = "aa", at_end: int = 
 
 
 def test_backlog_without_waiting_shares_is_ok() -> None:
-    (result,) = judge_backlog([], ONE_PER_SECOND, NOW)
+    (result,) = evaluate_backlog([], ONE_PER_SECOND, NOW)
     assert (result.level, result.message) == (Level.OK, "no shares are waiting")
-    (result,) = judge_backlog([waiting_round(0, 5)], ONE_PER_SECOND, NOW)
+    (result,) = evaluate_backlog([waiting_round(0, 5)], ONE_PER_SECOND, NOW)
     assert result.level is Level.OK
 
 
 def test_backlog_message_shows_time_needed_and_left() -> None:
-    (result,) = judge_backlog([waiting_round(2280, 51)], ONE_PER_SECOND, NOW)
+    (result,) = evaluate_backlog([waiting_round(2280, 51)], ONE_PER_SECOND, NOW)
     assert result.level is Level.OK
     assert result.subject == "round aaaaaaaa"
     assert result.message == "2280 shares left, 38 min needed, 51 min left"
@@ -39,34 +39,34 @@ def test_backlog_message_shows_time_needed_and_left() -> None:
     ("left", "level"), [(2400, Level.OK), (2500, Level.WARN), (3000, Level.WARN), (3001, Level.FAIL)]
 )
 def test_backlog_warns_when_tight_and_fails_when_too_late(left: int, level: Level) -> None:
-    (result,) = judge_backlog([waiting_round(left, 50)], ONE_PER_SECOND, NOW)
+    (result,) = evaluate_backlog([waiting_round(left, 50)], ONE_PER_SECOND, NOW)
     assert result.level is level
     assert bool(result.advice) is (level is not Level.OK)
 
 
 def test_backlog_counts_shares_of_rounds_that_end_earlier() -> None:
     later, earlier = waiting_round(1800, 60, name="bb"), waiting_round(1900, 40)
-    first, second = judge_backlog([later, earlier], ONE_PER_SECOND, NOW)
+    first, second = evaluate_backlog([later, earlier], ONE_PER_SECOND, NOW)
     assert (first.subject, first.level) == ("round aaaaaaaa", Level.OK)
     assert (second.subject, second.level) == ("round bbbbbbbb", Level.FAIL), "3,700 of 3,600 seconds"
-    (alone,) = judge_backlog([later], ONE_PER_SECOND, NOW)
+    (alone,) = evaluate_backlog([later], ONE_PER_SECOND, NOW)
     assert alone.level is Level.OK
 
 
 def test_backlog_fails_on_excess_shares_due_in_last_minutes() -> None:
-    (result,) = judge_backlog([waiting_round(100, 30, at_end=100)], ONE_PER_SECOND, NOW)
+    (result,) = evaluate_backlog([waiting_round(100, 30, at_end=100)], ONE_PER_SECOND, NOW)
     assert result.level is Level.FAIL
     assert result.facts["too_many_at_the_end"] == 40
-    assert "40 shares too many are due in the last 60 s" in result.message
-    (result,) = judge_backlog([waiting_round(60, 30, at_end=60)], ONE_PER_SECOND, NOW)
+    assert "40 shares more than can be processed are due in the last 60 s" in result.message
+    (result,) = evaluate_backlog([waiting_round(60, 30, at_end=60)], ONE_PER_SECOND, NOW)
     assert result.level is Level.OK
-    (result,) = judge_backlog([waiting_round(101, 30, at_end=100, later=1)], ONE_PER_SECOND, NOW)
+    (result,) = evaluate_backlog([waiting_round(101, 30, at_end=100, later=1)], ONE_PER_SECOND, NOW)
     assert result.level is Level.OK, "the end of the round is after the known minutes"
 
 
 def test_backlog_fails_for_ended_round_with_unconfirmed_shares() -> None:
     over = WaitingShares("aa" * 32, NOW - 1, 0, unconfirmed=3)
-    (result,) = judge_backlog([over], ONE_PER_SECOND, NOW)
+    (result,) = evaluate_backlog([over], ONE_PER_SECOND, NOW)
     assert (result.level, result.message) == (Level.FAIL, "3 shares left after the round ended")
 
 
@@ -74,7 +74,7 @@ def test_proof_rate_is_limited_by_block_capacity() -> None:
     fast = ProofRate(seconds_per_proof=0.001, slots=64, block_seconds=5.0)
     assert fast.per_second == MAX_REVEALS_PER_BLOCK / 5
     assert ProofRate(None, 2, 5.0).per_second == MAX_REVEALS_PER_BLOCK / 5
-    (result,) = judge_backlog([waiting_round(10, 10)], ProofRate(None, 2), NOW)
+    (result,) = evaluate_backlog([waiting_round(10, 10)], ProofRate(None, 2), NOW)
     assert "proof time was not measured" in result.message
     assert ProofRate(2.0, 4, 1.0).per_second == 2.0
 
@@ -83,5 +83,5 @@ def test_proof_rate_is_limited_by_block_capacity() -> None:
     ("seconds", "text"), [(61, "61 s left"), (600, "10 min left"), (9000, "2.5 h left"), (432_000, "5.0 d left")]
 )
 def test_backlog_formats_durations(seconds: int, text: str) -> None:
-    (result,) = judge_backlog([WaitingShares("aa" * 32, NOW + seconds, 1)], ONE_PER_SECOND, NOW)
+    (result,) = evaluate_backlog([WaitingShares("aa" * 32, NOW + seconds, 1)], ONE_PER_SECOND, NOW)
     assert text in result.message

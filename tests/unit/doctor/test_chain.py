@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from helper.chain.node_http import SLOW_CALL_SECONDS
-from helper.doctor.chain import NodeCriteria, NodeReport, judge_clock, judge_nodes
-from helper.doctor.proving import judge_circuit
+from helper.doctor.chain import NodeCriteria, NodeReport, evaluate_clock, evaluate_nodes
+from helper.doctor.proving import evaluate_circuit
 from helper.doctor.result import CheckResult, Level
 
 NOW = 1_000_000.0
@@ -24,8 +24,8 @@ def by_subject(findings: list[CheckResult]) -> dict[str, CheckResult]:
     return {finding.subject: finding for finding in findings}
 
 
-def test_judge_nodes_reports_values_of_healthy_node() -> None:
-    judged = judge_nodes([GOOD], LIMITS)
+def test_evaluate_nodes_reports_values_of_healthy_node() -> None:
+    judged = evaluate_nodes([GOOD], LIMITS)
     node, chain = judged.findings
     assert (node.subject, node.level) == ("node a:1317", Level.OK)
     assert node.message == "chain svote-1, height 100, block 3 s old, response in 10 ms, version v1.3.0"
@@ -39,43 +39,43 @@ def test_judge_nodes_reports_values_of_healthy_node() -> None:
     ("changes", "message"),
     [
         ({"problem": "unreachable (ConnectError)"}, "unreachable"),
-        ({"chain_id": "other-1"}, "on chain other-1, not svote-1"),
+        ({"chain_id": "other-1"}, "on chain other-1, expected svote-1"),
         ({"syncing": True}, "catching up"),
         ({"block_time": NOW - 91}, "newest block is 91 s old"),
         ({"block_time": NOW + 121}, "121 s ahead of our clock"),
     ],
 )
-def test_judge_nodes_faulty_node_fails_alone_and_warns_with_healthy_one(
+def test_evaluate_nodes_faulty_node_fails_alone_and_warns_with_healthy_one(
     changes: dict[str, object], message: str
 ) -> None:
     bad = named("b:1317", **changes)
-    alone = by_subject(judge_nodes([bad], LIMITS).findings)
+    alone = by_subject(evaluate_nodes([bad], LIMITS).findings)
     assert alone["node b:1317"].level is Level.FAIL
     assert message in alone["node b:1317"].message
     assert alone["node b:1317"].advice
     assert alone["chain"].level is Level.FAIL
-    together = by_subject(judge_nodes([bad, GOOD], LIMITS).findings)
+    together = by_subject(evaluate_nodes([bad, GOOD], LIMITS).findings)
     assert together["node b:1317"].level is Level.WARN
     assert together["chain"].level is Level.OK
     assert together["chain"].facts == {"chain_id": "svote-1", "endpoints": 2, "of_use": 1}
 
 
-def test_judge_nodes_without_chain_id_uses_that_of_first_node() -> None:
-    judged = judge_nodes([named("a:1", chain_id="x-1"), GOOD], replace(LIMITS, chain_id=None))
+def test_evaluate_nodes_without_chain_id_uses_that_of_first_node() -> None:
+    judged = evaluate_nodes([named("a:1", chain_id="x-1"), GOOD], replace(LIMITS, chain_id=None))
     assert [node.name for node in judged.usable] == ["a:1"]
 
 
-def test_judge_nodes_slow_node_is_warning() -> None:
-    node, _ = judge_nodes([named("a:1", seconds=SLOW_CALL_SECONDS + 0.1)], LIMITS).findings
+def test_evaluate_nodes_slow_node_is_warning() -> None:
+    node, _ = evaluate_nodes([named("a:1", seconds=SLOW_CALL_SECONDS + 0.1)], LIMITS).findings
     assert node.level is Level.WARN
 
 
-def test_judge_nodes_unreachable_rpc_is_warning_and_node_stays_usable() -> None:
-    judged = judge_nodes([named("a:1", rpc=NodeReport("a:2", problem="unreachable"))], LIMITS)
+def test_evaluate_nodes_unreachable_rpc_is_warning_and_node_stays_usable() -> None:
+    judged = evaluate_nodes([named("a:1", rpc=NodeReport("a:2", problem="unreachable"))], LIMITS)
     result = by_subject(judged.findings)
     assert result["rpc a:2"].level is Level.WARN
     assert result["node a:1"].level is Level.OK
-    healthy = judge_nodes([named("a:1", rpc=named("a:2"))], LIMITS)
+    healthy = evaluate_nodes([named("a:1", rpc=named("a:2"))], LIMITS)
     assert by_subject(healthy.findings)["rpc a:2"].level is Level.OK
 
 
@@ -89,15 +89,15 @@ def test_judge_nodes_unreachable_rpc_is_warning_and_node_stays_usable() -> None:
         (-121, Level.FAIL, "121 s behind"),
     ],
 )
-def test_judge_clock_uses_nearest_block_time(age: float, level: Level, text: str) -> None:
+def test_evaluate_clock_uses_nearest_block_time(age: float, level: Level, text: str) -> None:
     nodes = [named("a:1", block_time=NOW - age), named("b:1", block_time=NOW - 5000), named("c:1", syncing=True)]
-    result = judge_clock(nodes, NOW, limit=120)
+    result = evaluate_clock(nodes, NOW, limit=120)
     assert result.level is level
     assert text in result.message
 
 
-def test_judge_clock_without_block_is_warning() -> None:
-    assert judge_clock([named("a:1", problem="away")], NOW, limit=120).level is Level.WARN
+def test_evaluate_clock_without_block_is_warning() -> None:
+    assert evaluate_clock([named("a:1", problem="away")], NOW, limit=120).level is Level.WARN
 
 
 @pytest.mark.parametrize(
@@ -113,9 +113,9 @@ def test_judge_clock_without_block_is_warning() -> None:
         ("k10", None, [], Level.OK),
     ],
 )
-def test_judge_circuit_compares_with_node_versions(
+def test_evaluate_circuit_compares_with_node_versions(
     setting: str, current: str | None, versions: list[str], level: Level
 ) -> None:
-    result = judge_circuit(setting, current, versions)
+    result = evaluate_circuit(setting, current, versions)
     assert result.level is level
     assert bool(result.advice) is (level is not Level.OK)

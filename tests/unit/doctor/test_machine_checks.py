@@ -12,11 +12,11 @@ import pytest
 from helper.app.listeners import BUILT_PAGE_DIR
 from helper.clock import SystemClock
 from helper.doctor import disk, machine, page
-from helper.doctor.database import judge_sqlite
-from helper.doctor.disk import DiskMeasurement, judge_disk
+from helper.doctor.database import evaluate_sqlite
+from helper.doctor.disk import DiskMeasurement, evaluate_disk
 from helper.doctor.machine import check_address, check_modes
 from helper.doctor.result import CheckResult, Level
-from helper.doctor.settings import judge_tokens
+from helper.doctor.settings import evaluate_tokens
 from helper.runtime.hardening import ProcessLimits, get_process_limits
 
 PLENTY = 10 << 30
@@ -49,19 +49,21 @@ def test_disk_measure_leaves_no_files(tmp_path: Path) -> None:
         (DiskMeasurement(PLENTY, 0, None, "No space left on device"), Level.FAIL, Level.FAIL),
     ],
 )
-def test_judge_disk_levels_of_space_and_fsync(measured: DiskMeasurement, space: Level, sync: Level) -> None:
-    result = judge_disk(Path("/srv"), measured, "ext4")
+def test_evaluate_disk_levels_of_space_and_fsync(measured: DiskMeasurement, space: Level, sync: Level) -> None:
+    result = evaluate_disk(Path("/srv"), measured, "ext4")
     assert levels(result) == {"disk space": space, "fsync": sync}
     assert all(bool(check.advice) is (check.level is not Level.OK) for check in result)
 
 
-def test_judge_disk_network_file_system_fails() -> None:
+def test_evaluate_disk_network_file_system_fails() -> None:
     mounts = "/dev/sda / ext4 rw 0 0\nhost:/x /srv/net nfs4 rw 0 0\n/dev/sdb /srv/net/a\\040b xfs rw 0 0\n\nnonsense\n"
     assert disk.find_file_system_type(Path("/srv/net/helper"), mounts) == "nfs4"
     assert disk.find_file_system_type(Path("/srv/net/a b/helper"), mounts) == "xfs"
     assert disk.find_file_system_type(Path("/srv/network"), mounts) == "ext4"
     assert disk.find_file_system_type(Path("/srv"), "") == ""
-    assert levels(judge_disk(Path("/srv/net"), DiskMeasurement(PLENTY, 9, 0.01), "nfs4"))["file system"] is Level.FAIL
+    assert (
+        levels(evaluate_disk(Path("/srv/net"), DiskMeasurement(PLENTY, 9, 0.01), "nfs4"))["file system"] is Level.FAIL
+    )
 
 
 # Files
@@ -141,10 +143,10 @@ def test_supplied_page_matches_its_hashes() -> None:
         ({"core_bytes": -1, "dumpable": False}, Level.FAIL),
     ],
 )
-def test_judge_cores_levels(facts: dict[str, Any], level: Level) -> None:
+def test_evaluate_cores_levels(facts: dict[str, Any], level: Level) -> None:
     for pattern in ("|/usr/lib/systemd/systemd-coredump %P", "core", None):
         limits = cast(ProcessLimits, facts)
-        assert machine.judge_cores(limits, pattern, process_name="the helper").level is level
+        assert machine.evaluate_cores(limits, pattern, process_name="the helper").level is level
 
 
 @pytest.mark.parametrize(
@@ -157,17 +159,17 @@ def test_judge_cores_levels(facts: dict[str, Any], level: Level) -> None:
         ([4352, 8000], True, Level.OK),
     ],
 )
-def test_judge_open_files_levels(limits: list[int], raised: bool, level: Level) -> None:
-    assert machine.judge_open_files(limits, 4352, raised=raised).level is level
+def test_evaluate_open_files_levels(limits: list[int], raised: bool, level: Level) -> None:
+    assert machine.evaluate_open_files(limits, 4352, raised=raised).level is level
 
 
-def test_judge_memory_levels() -> None:
+def test_evaluate_memory_levels() -> None:
     assert machine.parse_available_memory("MemTotal: 9 kB\nMemAvailable:    1024 kB\n") == 1 << 20
     assert machine.parse_available_memory("MemAvailable: much") is None
-    assert machine.judge_memory(1 << 20, 2, running=False).level is Level.WARN
-    assert machine.judge_memory(1 << 20, 2, running=True).level is Level.OK
-    assert machine.judge_memory(1 << 30, 2, running=False).level is Level.OK
-    assert machine.judge_memory(None, 2, running=False).level is Level.OK
+    assert machine.evaluate_memory(1 << 20, 2, running=False).level is Level.WARN
+    assert machine.evaluate_memory(1 << 20, 2, running=True).level is Level.OK
+    assert machine.evaluate_memory(1 << 30, 2, running=False).level is Level.OK
+    assert machine.evaluate_memory(None, 2, running=False).level is Level.OK
 
 
 def test_process_facts_have_expected_types() -> None:
@@ -203,12 +205,12 @@ def test_listen_address_in_use_fails() -> None:
         ("9f86d081884c7d659a2feaa0c55ad015", Level.OK),
     ],
 )
-def test_judge_tokens_levels(token: str, level: Level) -> None:
-    wallets, operators = judge_tokens(token, "")
+def test_evaluate_tokens_levels(token: str, level: Level) -> None:
+    wallets, operators = evaluate_tokens(token, "")
     assert wallets.level is level
     assert operators.level is Level.OK
     assert not token or token not in repr(wallets)
-    same = judge_tokens(token, token)
+    same = evaluate_tokens(token, token)
     assert (len(same) == 1) is bool(token)
     assert not token or same[0].level is Level.FAIL
 
@@ -216,7 +218,7 @@ def test_judge_tokens_levels(token: str, level: Level) -> None:
 @pytest.mark.parametrize(
     ("version", "bug"), [("3.40.1", True), ("3.51.2", True), ("3.51.3", False), ("3.52.0", False), ("3.6.23", False)]
 )
-def test_judge_sqlite_detects_wal_reset_bug(version: str, bug: bool) -> None:
-    result = judge_sqlite(version)
+def test_evaluate_sqlite_detects_wal_reset_bug(version: str, bug: bool) -> None:
+    result = evaluate_sqlite(version)
     assert result.level is Level.OK
     assert result.facts["wal_reset_bug"] is bug

@@ -19,10 +19,10 @@ from helper.doctor import run as run_module
 from helper.doctor.daemon import (
     DaemonReport,
     ServiceReport,
-    judge_archive,
-    judge_daemon,
-    judge_failures,
-    judge_sender,
+    evaluate_archive,
+    evaluate_daemon,
+    evaluate_failures,
+    evaluate_sender,
     parse_daemon,
     query_daemon,
     waiting_shares_from_overview,
@@ -140,7 +140,7 @@ async def test_examine_reads_and_checks_database(tmp_path: Path) -> None:
         ),
     ],
 )
-async def test_examine_judges_published_addresses(ui: str, level: Level, message: str) -> None:
+async def test_examine_evaluates_published_addresses(ui: str, level: Level, message: str) -> None:
     results = (await run_checks(config_with_node(f"[ui]\n{ui}\n")))["published addresses"]
     assert results.level is level
     assert message in results.message
@@ -223,7 +223,7 @@ async def test_examine_with_exception_in_check_reports_failure(monkeypatch: pyte
     def broken(*_: object) -> None:
         raise ZeroDivisionError("secret")
 
-    monkeypatch.setattr("helper.doctor.settings.judge_tokens", broken)
+    monkeypatch.setattr("helper.doctor.settings.evaluate_tokens", broken)
     monkeypatch.setattr("helper.doctor.disk.measure_disk", broken)
     report = await run_doctor(write_config(config_with_node()), {}, SystemClock(), skip_proof=True)
     results = {finding.subject: finding for finding in report.findings}
@@ -240,7 +240,7 @@ async def test_examine_with_unresponsive_helper_fails(tmp_path: Path, monkeypatc
     (line,) = [finding for finding in report.findings if finding.subject == "helper"]
     assert (line.level, line.message) == (
         Level.FAIL,
-        "it accepts connections but does not answer: no response within 0.3 s",
+        "it accepts connections but does not respond: no response within 0.3 s",
     )
     assert not report.has_hung_checks
 
@@ -248,7 +248,7 @@ async def test_examine_with_unresponsive_helper_fails(tmp_path: Path, monkeypatc
 async def test_examine_with_unexpected_response_of_helper_fails(tmp_path: Path) -> None:
     with run_fake_helper(tmp_path / "helper.sock", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]"):
         results = await run_checks(config_with_node())
-    assert "does not answer: /stats: HTTP 200 unexpected response" in results["helper"].message
+    assert "does not respond: /stats: HTTP 200 unexpected response" in results["helper"].message
 
 
 @contextlib.contextmanager
@@ -280,55 +280,58 @@ def service_status(**changes: Any) -> DaemonReport:
     return parse_daemon({"service": state, "total": {}, "damaged": []}, {})
 
 
-def test_judge_daemon_ready_helper_is_one_result() -> None:
-    (line,) = judge_daemon(service_status(), Path("helper.sock"))
+def test_evaluate_daemon_ready_helper_is_one_result() -> None:
+    (line,) = evaluate_daemon(service_status(), Path("helper.sock"))
     assert (line.level, line.message) == (Level.OK, "running (pid 9), ready at height 7")
 
 
-def test_judge_daemon_failed_health_checks_have_advice() -> None:
+def test_evaluate_daemon_failed_health_checks_have_advice() -> None:
     checks = [{"name": name, "problem": f"no {name}"} for name in ("store", "clock", "new one")]
-    lines = judge_daemon(service_status(checks=checks, paused="no store"), Path("helper.sock"))
+    lines = evaluate_daemon(service_status(checks=checks, paused="no store"), Path("helper.sock"))
     assert [line.subject for line in lines] == ["helper: store", "helper: clock", "helper: new one"]
     assert all(line.advice for line in lines)
-    (line,) = judge_daemon(service_status(paused="no node"), Path("helper.sock"))
+    (line,) = evaluate_daemon(service_status(paused="no node"), Path("helper.sock"))
     assert (line.subject, line.level) == ("helper: dispatch", Level.FAIL)
 
 
-def test_judge_daemon_without_permission_is_warning() -> None:
-    (line,) = judge_daemon(DaemonReport(True, problem="not this user's", is_forbidden=True), Path("helper.sock"))
+def test_evaluate_daemon_without_permission_is_warning() -> None:
+    (line,) = evaluate_daemon(DaemonReport(True, problem="not this user's", is_forbidden=True), Path("helper.sock"))
     assert line.level is Level.WARN
 
 
-def test_judge_sender_names_sender_and_warns_without_one() -> None:
-    assert judge_sender(service_status()) == judge_sender(DaemonReport(False)) == []
-    (line,) = judge_sender(service_status(role="prover", sends=False, sender="vote-1", database_skew=0.0))
-    assert (line.level, line.message) == (Level.OK, "host 'vote-1' sends; the role of this host is prover")
-    (line,) = judge_sender(service_status(role="sender", sends=True, sender="vote-1", database_skew=0.0))
-    assert (line.level, line.message) == (Level.OK, "this host sends (role sender)")
-    (line,) = judge_sender(service_status(role="api", sends=False, sender="", database_skew=0.0))
-    assert (line.level, line.message) == (Level.WARN, "no host sends now: proven shares are waiting")
-    assert judge_sender(service_status(role="api", sends=False, sender=None, database_skew=0.0)) == [], (
+def test_evaluate_sender_names_sender_and_warns_without_one() -> None:
+    assert evaluate_sender(service_status()) == evaluate_sender(DaemonReport(False)) == []
+    (line,) = evaluate_sender(service_status(role="prover", sends=False, sender="vote-1", database_skew=0.0))
+    assert (line.level, line.message) == (
+        Level.OK,
+        "host 'vote-1' holds the sender lease; the role of this host is prover",
+    )
+    (line,) = evaluate_sender(service_status(role="sender", sends=True, sender="vote-1", database_skew=0.0))
+    assert (line.level, line.message) == (Level.OK, "this host holds the sender lease (role sender)")
+    (line,) = evaluate_sender(service_status(role="api", sends=False, sender="", database_skew=0.0))
+    assert (line.level, line.message) == (Level.WARN, "no host holds the sender lease: proven shares are waiting")
+    assert evaluate_sender(service_status(role="api", sends=False, sender=None, database_skew=0.0)) == [], (
         "not queried yet"
     )
-    assert judge_sender(service_status(role="all", sends=False, sender="")) == [], (
+    assert evaluate_sender(service_status(role="all", sends=False, sender="")) == [], (
         "the lease of a file has its own check"
     )
 
 
-def test_judge_archive_reports_progress_if_configured() -> None:
-    assert judge_archive(service_status()) == judge_archive(DaemonReport(False)) == []
-    (line,) = judge_archive(service_status(archive={"through": 0, "behind": None, "problem": None}))
+def test_evaluate_archive_reports_progress_if_configured() -> None:
+    assert evaluate_archive(service_status()) == evaluate_archive(DaemonReport(False)) == []
+    (line,) = evaluate_archive(service_status(archive={"through": 0, "behind": None, "problem": None}))
     assert (line.level, line.message) == (Level.OK, "not started yet")
-    (line,) = judge_archive(service_status(archive={"through": 1099, "behind": 7, "problem": None}))
+    (line,) = evaluate_archive(service_status(archive={"through": 1099, "behind": 7, "problem": None}))
     assert (line.level, line.message) == (Level.OK, "complete up to block 1099, 7 behind")
-    (line,) = judge_archive(service_status(archive={"through": 1099, "behind": 7, "problem": "the store is away"}))
+    (line,) = evaluate_archive(service_status(archive={"through": 1099, "behind": 7, "problem": "the store is away"}))
     assert (line.level, bool(line.advice)) == (Level.WARN, True)
     assert line.message.startswith("the store is away; ")
 
 
-def test_judge_failures_reports_failed_and_damaged_shares() -> None:
-    assert judge_failures(0, 0) == []
-    failed, damaged = judge_failures(3, 1)
+def test_evaluate_failures_reports_failed_and_damaged_shares() -> None:
+    assert evaluate_failures(0, 0) == []
+    failed, damaged = evaluate_failures(3, 1)
     assert (failed.level, damaged.level) == (Level.WARN, Level.FAIL)
 
 

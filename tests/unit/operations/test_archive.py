@@ -24,7 +24,7 @@ from helper.operations.archive.object_names import (
     encode_index,
     find_entry,
     index_name,
-    parse_round_folder,
+    parse_round_directory,
     part_heights,
     part_of_height,
     progress_name,
@@ -386,8 +386,8 @@ def test_object_names_sort_by_height() -> None:
     assert index_name(ROUND, 0).endswith("/index/000000000001-000000000099.jsonl")
     parts = [index_name(ROUND, part) for part in (0, 9, 10, 99, 12345)]
     assert parts == sorted(parts)
-    assert parse_round_folder(ROUND.hex()) == ROUND
-    assert parse_round_folder("progress") is None
+    assert parse_round_directory(ROUND.hex()) == ROUND
+    assert parse_round_directory("progress") is None
     assert progress_name("a/b") != progress_name("a_b")
     assert progress_name("a/b").count("/") == 1
 

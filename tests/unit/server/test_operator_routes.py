@@ -179,8 +179,8 @@ async def test_queue_show_has_times_attempts_and_transaction(operator_client: Op
 @pytest.mark.rule("R3")
 async def test_queue_show_reports_share_that_cannot_count() -> None:
     at_the_end = ShareDetails(make_entry(submit_at=END), 0, END, (), {})
-    assert operator_json.story_json(at_the_end, source="file")["cannot_count"] is True
-    assert operator_json.story_json(at_the_end, source="file")["transaction"] is None
+    assert operator_json.share_details_json(at_the_end, source="file")["cannot_count"] is True
+    assert operator_json.share_details_json(at_the_end, source="file")["transaction"] is None
 
 
 async def test_operator_responses_contain_no_witness(operator_client: OperatorClient) -> None:

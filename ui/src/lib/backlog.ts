@@ -1,4 +1,4 @@
-/** Whether the remaining proofs fit into the remaining time. */
+/** Compares the time needed for the remaining proofs with the remaining time. */
 
 import { ACTIVE, PENDING, type QueueRound } from "./types";
 
@@ -9,7 +9,7 @@ export interface Backlog {
   /** Shares that wait for a proof or are being proven. */
   left: number;
   needed: number | null;
-  /** Seconds to the round's end. */
+  /** Seconds until the round ends. */
   remaining: number;
   /** Needed time as a fraction of the remaining time, 0 to 1. */
   load: number;

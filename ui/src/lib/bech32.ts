@@ -13,7 +13,7 @@ function polymod(values: readonly number[]): number {
   return sum >>> 0;
 }
 
-/** What is wrong with an account address of this prefix, or null. */
+/** Describes the problem of an account address with this prefix; null if it is valid. */
 export function checkAddress(address: string, prefix: string): string | null {
   if (!address) return `Enter the operator's account address (${prefix}1…).`;
   if (address.startsWith(`${prefix}valoper1`)) {

@@ -26,7 +26,7 @@ export function signedText(claim: Claim): string {
   return JSON.stringify({ operator_address, url, moniker, timestamp });
 }
 
-/** What is wrong with a name, or null. */
+/** Describes the problem of a name; null if it is valid. */
 export function checkMoniker(moniker: string): string | null {
   if (!moniker.trim()) return "Give your validator a name.";
   if (UNSAFE.test(moniker)) return "Contains a control character or line separator: type it instead of pasting it.";
@@ -36,7 +36,7 @@ export function checkMoniker(moniker: string): string | null {
   return null;
 }
 
-/** What is wrong with a helper's address, or null. An empty one is allowed: not every validator runs a helper. */
+/** Describes the problem of a helper's URL; null if it is valid or empty: not every validator runs a helper. */
 export function checkUrl(url: string, production: boolean): string | null {
   if (!url) return null;
   if (UNSAFE.test(url) || /[\s\\]/.test(url)) return "Contains a space, a backslash or a control character.";
@@ -87,7 +87,7 @@ export interface Pasted {
   signature: string;
 }
 
-/** Reads both fields from a key tool's JSON, whose key is bare or {"type", "value"}; null for any other text. */
+/** Extracts both fields from the key tool's JSON, with a plain key or `{"type", "value"}`; null for other input. */
 export function readToolOutput(text: string): Pasted | null {
   let found: unknown;
   try {
@@ -104,7 +104,7 @@ export function readToolOutput(text: string): Pasted | null {
   return typeof key === "string" && typeof signature === "string" ? { pub_key: key, signature } : null;
 }
 
-/** What is wrong with a pasted key or signature, or null. */
+/** Describes the problem of a pasted key or signature; null if it is valid. */
 export function checkPasted({ pub_key, signature }: Pasted): { pub_key: string | null; signature: string | null } {
   const key = fromBase64(pub_key);
   const signed = fromBase64(signature);

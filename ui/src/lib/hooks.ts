@@ -14,7 +14,7 @@ export function useNow(everyMs = 1_000): number {
 
 export interface Resource<T> {
   data: T | null;
-  /** Error of the newest request; older data is retained. */
+  /** Error of the latest request; older data is retained. */
   error: HttpError | null;
   loading: boolean;
   reload: () => void;

@@ -55,7 +55,7 @@ export async function request<T>(path: string, init: RequestInit = {}): Promise<
   return { body: body as T, date: response.headers.get("date"), next: nextPath };
 }
 
-/** A link's path and query on the page's server; null if it is on another one. */
+/** Path and query of a link to the page's server; null for other origins. */
 function resolvePath(link: string, path: string): string | null {
   const target = new URL(link, new URL(path, location.origin));
   return target.origin === location.origin ? `${target.pathname}${target.search}` : null;
@@ -73,7 +73,7 @@ export interface Paged<T> {
   more: boolean;
 }
 
-/** The lists of a path's first `MAX_PAGES` pages as one. */
+/** The concatenated lists of the first `MAX_PAGES` pages of a path. */
 export async function getPages<T>(path: string, signal?: AbortSignal): Promise<Paged<T>> {
   const entries: T[] = [];
   let next: string | null = path;

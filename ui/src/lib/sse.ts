@@ -1,7 +1,7 @@
 /** Parses server-sent events from text chunks, as the HTML standard specifies. */
 
 export interface ServerEvent {
-  /** The newest `id` so far. */
+  /** The latest `id`. */
   id: string;
   event: string;
   data: string;
@@ -11,7 +11,7 @@ export interface ServerEvent {
 const MAX_LINE = 4 << 20;
 
 export class EventParser {
-  /** `id` of the newest dispatched event. */
+  /** `id` of the latest dispatched event. */
   lastEventId = "";
   /** Reconnection delay in milliseconds, if the server sent one. */
   retry: number | null = null;

@@ -6,7 +6,7 @@ import { EventParser, type ServerEvent } from "./sse";
 export type StreamState =
   | { kind: "connecting" }
   | { kind: "live" }
-  /** `until`: milliseconds as of Date.now(). */
+  /** `until`: milliseconds, as returned by Date.now(). */
   | { kind: "waiting"; until: number; reason: string }
   /** The server refused the request; a retry does not help. */
   | { kind: "refused"; status: number };

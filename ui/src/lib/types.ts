@@ -1,4 +1,4 @@
-/** Server responses; times are unix seconds. */
+/** Server responses; times are Unix seconds. */
 
 export interface UiConfig {
   mode: "production" | "development";
@@ -57,7 +57,7 @@ export interface QueueRound {
   broadcast: number;
   confirmed: number;
   failed: number;
-  /** 60 numbers; the first counts this minute and all that is overdue. */
+  /** 60 numbers; the first includes overdue shares. */
   due_per_minute: number[];
   later: number;
   seconds_needed: number | null;

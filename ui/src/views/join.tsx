@@ -44,7 +44,7 @@ export function Join() {
     setProblem(null);
   };
 
-  // A text is valid only for the account that it was created for.
+  // A text is valid only for the account for which it was created.
   useEffect(() => {
     const onSwitch = () => {
       // During signing, `sign` handles the event.

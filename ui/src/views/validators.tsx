@@ -18,7 +18,7 @@ export interface Order {
   descending: boolean;
 }
 
-/** The validators that match every word of the search, sorted. */
+/** The validators that match every search word, in the selected order. */
 export function searchAndSort(
   all: readonly PendingValidator[],
   search: string,

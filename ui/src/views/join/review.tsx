@@ -31,7 +31,7 @@ export function Review({
   const left = prepared.claim.timestamp + TOLERANCE - now;
   const fresh = left > 5;
   const head = useRef<HTMLParagraphElement>(null);
-  // biome-ignore lint/correctness/useExhaustiveDependencies: a new text takes the focus.
+  // biome-ignore lint/correctness/useExhaustiveDependencies: a new text receives the focus.
   useEffect(() => head.current?.focus(), [prepared]);
   return (
     <>

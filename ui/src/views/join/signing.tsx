@@ -54,7 +54,7 @@ export function KeplrStep({
   );
 }
 
-/** Default address of the helper's commands. */
+/** Default URL of the helper's commands. */
 const OWN = "http://127.0.0.1:8090";
 
 /** Signing with the helper's command, which creates, signs and sends the text. */

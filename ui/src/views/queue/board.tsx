@@ -36,7 +36,7 @@ export function Board({ state }: { state: QueueState }) {
 
 function ReadyNotice({ ready, paused }: { ready: boolean; paused: string | null }) {
   if (ready && !paused) return null;
-  // During startup the reason of the pause is "starting".
+  // A starting helper reports "starting" as the reason for its pause.
   if (!ready && (!paused || paused === "starting")) {
     return (
       <Notice tone="warn" title="Starting" live>
