@@ -131,24 +131,24 @@ class FaultMiddleware:
         if decision.response_fault == "refuse":
             await _abort_connection(state, httpx.ConnectError("the dev chain refused the connection"))
             return None
-        answer = BufferedResponse()
+        response = BufferedResponse()
         if decision.response_fault not in FAULTS_BEFORE_HANDLING:
             state["view"] = NodeView(self._chain, decision)
-            await self._app(scope, _replay_body(body), answer.collect)
+            await self._app(scope, _replay_body(body), response.collect)
         if decision.response_fault == "drop_reply":
             await _abort_connection(state, httpx.ReadError("the dev chain dropped the reply"))
             return None
         if decision.response_fault in _FAULT_RESPONSES:
-            answer.status, answer.headers, answer.body = _FAULT_RESPONSES[decision.response_fault]
+            response.status, response.headers, response.body = _FAULT_RESPONSES[decision.response_fault]
         elif decision.response_fault == "half_json":
-            answer.body = answer.body[: len(answer.body) // 2]
-        headers = [*answer.headers, (b"content-length", str(len(answer.body)).encode())]
-        await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+            response.body = response.body[: len(response.body) // 2]
+        headers = [*response.headers, (b"content-length", str(len(response.body)).encode())]
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
         if decision.switches.trickle:
-            await _send_slowly(answer.body, receive, send, decision.switches.trickle)
+            await _send_slowly(response.body, receive, send, decision.switches.trickle)
         else:
-            await send({"type": "http.response.body", "body": answer.body})
-        return answer.status
+            await send({"type": "http.response.body", "body": response.body})
+        return response.status
 
 
 async def _read_body(receive: Receive) -> bytes:

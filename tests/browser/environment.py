@@ -75,9 +75,9 @@ class BrowserEnvironment:
 
     async def pending_validators(self) -> dict[str, dict[str, Any]]:
         """Return the pending validators by address."""
-        answer = await self.http.get(f"{self.url}/api/pending-validators")
-        answer.raise_for_status()
-        return {entry["operator_address"]: entry for entry in answer.json()}
+        response = await self.http.get(f"{self.url}/api/pending-validators")
+        response.raise_for_status()
+        return {entry["operator_address"]: entry for entry in response.json()}
 
     async def bond_validator(self, account: str) -> None:
         """Create a validator's staking record."""
@@ -127,8 +127,10 @@ async def _set_up(chain: DevChain, helper: HelperProcess, http: httpx.AsyncClien
     await helper.wait_until_ready()
     for number, moniker in enumerate(WAITING_MONIKERS):
         url = "" if number == 3 else f"https://vote-{number}.example.org"
-        answer = await http.post(f"{helper.url}/api/register-validator", json=create_registration(number, moniker, url))
-        answer.raise_for_status()
+        response = await http.post(
+            f"{helper.url}/api/register-validator", json=create_registration(number, moniker, url)
+        )
+        response.raise_for_status()
     past, support = await _create_past_round(chain, helper, http)
     opened = await chain.open_round(OPEN_ROUND_SECONDS, proposals=list(PROPOSALS))
     stage = BrowserEnvironment(chain, helper, http, past, opened, support, silent)

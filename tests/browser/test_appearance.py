@@ -77,8 +77,8 @@ HOSTILE_DATA = {
 @pytest.mark.parametrize("path", HOSTILE_DATA)
 async def test_view_with_hostile_text_keeps_layout(browser_tab: BrowserTab, path: str) -> None:
     """Anyone with a key can choose a validator's name: without spaces, in other scripts, with stacked accents."""
-    route, answer = HOSTILE_DATA[path]
-    await browser_tab.page.route(f"**/api/{route}", lambda intercepted: intercepted.fulfill(json=answer))
+    route, response = HOSTILE_DATA[path]
+    await browser_tab.page.route(f"**/api/{route}", lambda intercepted: intercepted.fulfill(json=response))
     await browser_tab.open_page(path)
     await browser_tab.wait_for_text(LONG_WORD)
     async for mode in iterate_modes(browser_tab):

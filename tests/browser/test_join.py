@@ -103,8 +103,8 @@ async def test_join_without_keplr_shows_command_and_form(
     command = browser_tab.page.get_by_role("group", name="command to sign")
     await expect(command).to_contain_text('svoted sign-arbitrary \'{"operator_address":')
     # The output of the tool is one line of JSON with signature and public key, pasted unchanged.
-    answer = await _sign_with_key_tool(browser_tab, key, text)
-    await browser_tab.page.get_by_label("Public key").fill(json.dumps(answer["printed"]))
+    response = await _sign_with_key_tool(browser_tab, key, text)
+    await browser_tab.page.get_by_label("Public key").fill(json.dumps(response["printed"]))
     await browser_tab.press_button("Send the registration")
     await browser_tab.wait_for_heading("Waiting to be bonded")
     assert (await browser_environment.pending_validators())[signer["address"]]["moniker"] == "no wallet's node"
@@ -127,9 +127,9 @@ async def test_join_shown_command_registers_validator(
         check=True,
         text=True,
     )
-    answer = json.loads(completed.stdout)
-    assert answer["status"] == "pending"
-    waiting = (await browser_environment.pending_validators())[answer["operator_address"]]
+    response = json.loads(completed.stdout)
+    assert response["status"] == "pending"
+    waiting = (await browser_environment.pending_validators())[response["operator_address"]]
     assert (waiting["moniker"], waiting["url"]) == ("it's one; command $HOME", "https://helper.example.org")
 
 

@@ -57,7 +57,7 @@ class ReusedConnection:
             writer.write(request.encode_head() + request.body)
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
             headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:-2])}
-            answer = RawResponse(
+            response = RawResponse(
                 int(head[0].split()[1]), headers, await reader.readexactly(int(headers["content-length"]))
             )
         except CONNECTION_ERRORS:
@@ -65,7 +65,7 @@ class ReusedConnection:
             return None
         if headers.get("connection") == "close" or "Expect" in request.headers:
             self.close()
-        return answer
+        return response
 
     def close(self) -> None:
         """Close the connection."""
@@ -188,12 +188,12 @@ async def flood(
         connection = ReusedConnection(port, source)
         while time.monotonic() < end and result.statuses[429] < wanted_rate_limited:
             request, headers = next(requests)
-            answer = await connection.send(
+            response = await connection.send(
                 RawRequest(request.method, request.path, request.body, {**request.headers, **headers})
             )
-            result.statuses[answer.status if answer else 0] += 1
-            if answer is not None and answer.status == 429:
-                wait = answer.headers.get("retry-after", "")
+            result.statuses[response.status if response else 0] += 1
+            if response is not None and response.status == 429:
+                wait = response.headers.get("retry-after", "")
                 result.invalid_retry_after += not wait.isdecimal() or int(wait) < 1
                 result.last_retry_after = float(wait) if wait.isdecimal() else 0.0
         connection.close()

@@ -134,7 +134,7 @@ def check_result(findings: Findings, result: RunResult, expected: RunResult, *, 
     hidden = "list" in result.errors and not {"claim", "counts"} & result.errors.keys()
     findings.require_equal("lists that failed while the queue was processed", int(hidden), 0)
     if not running:
-        duplicates = sum(answer is not expected.responses[number] for number, answer in result.responses.items())
+        duplicates = sum(response is not expected.responses[number] for number, response in result.responses.items())
         findings.require_equal("shares enqueued twice", duplicates, 0)
         findings.require_equal("blocks that could not be applied", int("apply block" in result.errors), 0)
         findings.require_equal("integrity checks that failed", int("verify" in result.errors), 0)

@@ -215,14 +215,14 @@ async def _root_times(chain: DevChain, round_id: bytes) -> dict[int, float]:
     newest, heights = await chain.newest_height(), list[int]()
     for start in range(1, newest + 1, PAGE_SIZE):
         span = {"from_height": start, "to_height": min(newest, start + PAGE_SIZE - 1)}
-        answer = await chain.get(f"/shielded-vote/v1/commitment-tree/{round_id.hex()}/leaves", **span)
-        heights += [int(block["height"]) for block in answer.get("blocks", [])]
+        response = await chain.get(f"/shielded-vote/v1/commitment-tree/{round_id.hex()}/leaves", **span)
+        heights += [int(block["height"]) for block in response.get("blocks", [])]
     return {height: await _block_time(chain, height) for height in heights}
 
 
 async def _block_time(chain: DevChain, height: int) -> float:
-    answer = await chain.get(f"/cosmos/base/tendermint/v1beta1/blocks/{height}")
-    return datetime.fromisoformat(answer["block"]["header"]["time"]).timestamp()
+    response = await chain.get(f"/cosmos/base/tendermint/v1beta1/blocks/{height}")
+    return datetime.fromisoformat(response["block"]["header"]["time"]).timestamp()
 
 
 async def _check_orders(

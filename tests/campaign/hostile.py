@@ -212,11 +212,11 @@ async def _run_floods(env: Environment, cast: Sequence[tuple[Ballot, int]]) -> N
     connection.close()
     findings.require_equal("request of a flooder after Retry-After, status", after.status if after else 0, 400)
     other = ReusedConnection(port, PROXY_ADDRESS)
-    answer = await other.send(
+    response = await other.send(
         RawRequest("GET", "/shielded-vote/v1/status", headers={"X-Forwarded-For": "203.0.113.10"})
     )
     other.close()
-    findings.require_equal("another client of the flooded proxy, status", answer.status if answer else 0, 200)
+    findings.require_equal("another client of the flooded proxy, status", response.status if response else 0, 200)
     refused = sum(count for status, count in env.wallets.status_counts.items() if status != 200)
     findings.record_figure("honest POSTs", env.wallets.status_counts.total())
     findings.require_equal("honest POSTs refused", refused, 0)
@@ -315,10 +315,10 @@ async def _post_bodies(env: Environment, bodies: Iterable[bytes], connections: i
     async def post_waiting() -> None:
         connection = ReusedConnection(_port_of(env.unlimited_helper))
         for body in waiting:
-            answer: RawResponse | None = await connection.send(
+            response: RawResponse | None = await connection.send(
                 RawRequest("POST", SHARES_PATH, body, {"X-Helper-Token": TOKEN})
             )
-            statuses[answer.status if answer else 0] += 1
+            statuses[response.status if response else 0] += 1
         connection.close()
 
     started_at = time.monotonic()

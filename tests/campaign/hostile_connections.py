@@ -146,8 +146,8 @@ async def _measure_honest_client(port: int, attack: Awaitable[None]) -> list[flo
     attacking = asyncio.ensure_future(attack)
     while not attacking.done():
         started_at = time.monotonic()
-        answer = await connection.send(request)
-        waits.append(time.monotonic() - started_at if answer is not None and answer.status == 200 else 60.0)
+        response = await connection.send(request)
+        waits.append(time.monotonic() - started_at if response is not None and response.status == 200 else 60.0)
         await asyncio.sleep(0.005)
     await attacking
     connection.close()
@@ -156,7 +156,7 @@ async def _measure_honest_client(port: int, attack: Awaitable[None]) -> list[flo
 
 async def _count_raw_responses(port: int, segments: list[bytes], pause: float) -> int:
     """Count the responses to these segments until the server closes the connection or sends nothing."""
-    answer = b""
+    response = b""
     reader, writer = await asyncio.open_connection(HOST, port, local_addr=(ATTACKER_ADDRESS, 0))
     with contextlib.suppress(*CONNECTION_ERRORS, TimeoutError):
         async with asyncio.timeout(1):
@@ -165,9 +165,9 @@ async def _count_raw_responses(port: int, segments: list[bytes], pause: float) -
                 await writer.drain()
                 await asyncio.sleep(pause)
             while chunk := await reader.read(1 << 16):
-                answer += chunk
+                response += chunk
     writer.transport.abort()
-    return answer.count(b"HTTP/1.1 ")
+    return response.count(b"HTTP/1.1 ")
 
 
 async def _first_status(port: int, request: bytes) -> int:

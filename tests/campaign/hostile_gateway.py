@@ -160,9 +160,9 @@ async def _run_wallets(port: int, request_count: int) -> tuple[Counter[int], lis
         connection = ReusedConnection(port)
         for request in requests:
             started_at = time.monotonic()
-            answer = await connection.send(request)
+            response = await connection.send(request)
             seconds.append(time.monotonic() - started_at)
-            statuses[answer.status if answer else 0] += 1
+            statuses[response.status if response else 0] += 1
             await asyncio.sleep(PAUSE_SECONDS)
         connection.close()
 

@@ -113,10 +113,10 @@ async def _run_flood(setting: CampaignRun, findings: Findings, helper: HelperPro
         connection = ReusedConnection(port, PROXY_ADDRESS)
         for key in keys:
             body = _signed_registration((key + 1).to_bytes(32, "big"), "attacker")
-            answer = await connection.send(
+            response = await connection.send(
                 RawRequest("POST", REGISTER_PATH, body, {"X-Forwarded-For": next(addresses)})
             )
-            statuses[answer.status if answer else 0] += 1
+            statuses[response.status if response else 0] += 1
         connection.close()
 
     async def read_pending() -> list[float]:
@@ -124,8 +124,8 @@ async def _run_flood(setting: CampaignRun, findings: Findings, helper: HelperPro
         connection = ReusedConnection(port, "127.0.0.5")
         while not finished.is_set():
             started_at = time.monotonic()
-            answer = await connection.send(RawRequest("GET", f"{PENDING_PATH}?page={1 + len(waits) % 20}"))
-            waits.append(time.monotonic() - started_at if answer is not None and answer.status == 200 else 60.0)
+            response = await connection.send(RawRequest("GET", f"{PENDING_PATH}?page={1 + len(waits) % 20}"))
+            waits.append(time.monotonic() - started_at if response is not None and response.status == 200 else 60.0)
             await asyncio.sleep(0.005)
         connection.close()
         return waits
@@ -135,9 +135,9 @@ async def _run_flood(setting: CampaignRun, findings: Findings, helper: HelperPro
         for number in range(setting.scale(100, 30)):
             body = _signed_registration(rng.randbytes(32), f"honest {number}")
             client = {"X-Forwarded-For": f"203.{number}.113.9"}
-            answer = await connection.send(RawRequest("POST", REGISTER_PATH, body, client))
+            response = await connection.send(RawRequest("POST", REGISTER_PATH, body, client))
             monikers.add(f"honest {number}")
-            refused += answer is None or answer.status != 200
+            refused += response is None or response.status != 200
             await asyncio.sleep(setting.scale(0.1, 0.02))
         connection.close()
         findings.record_figure("honest registrations", len(monikers))
@@ -175,12 +175,12 @@ async def _read_pages(helper: HelperProcess, http: httpx.AsyncClient) -> tuple[l
     """Return the bytes of each page, and the monikers on all."""
     sizes, monikers, url = list[int](), set[str](), httpx.URL(f"{helper.url}{PENDING_PATH}")
     while True:
-        answer = await http.get(url)
-        sizes.append(len(answer.content))
-        monikers |= {entry["moniker"] for entry in answer.json()}
-        if "next" not in answer.links:
+        response = await http.get(url)
+        sizes.append(len(response.content))
+        monikers |= {entry["moniker"] for entry in response.json()}
+        if "next" not in response.links:
             return sizes, monikers
-        url = url.join(answer.links["next"]["url"])
+        url = url.join(response.links["next"]["url"])
 
 
 async def _stop_with_abandoned_requests(findings: Findings, helper: HelperProcess) -> None:

@@ -142,8 +142,8 @@ async def _take_offline(env: Environment, seconds: float, late_votes: list[tuple
 
 async def _poll_status(env: Environment) -> None:
     """Poll whether the helper accepts shares, as wallets do."""
-    answer = await env.chain.http.get(f"{env.helper.url}/shielded-vote/v1/status")
-    env.refusals += answer.status_code == 503
+    response = await env.chain.http.get(f"{env.helper.url}/shielded-vote/v1/status")
+    env.refusals += response.status_code == 503
     await asyncio.sleep(0.2)
 
 

@@ -82,11 +82,11 @@ class FailureScenario:
         share = vote.shares[index]
         self.wallets.ledger.record_post(share.nullifier, vote.round_id, due, position)
         started_at = time.monotonic()
-        answer = await self.helper.post_share(ballot.post_body(vote, share, position, due))
-        if answer.status_code == 200:
+        response = await self.helper.post_share(ballot.post_body(vote, share, position, due))
+        if response.status_code == 200:
             self.wallets.ledger.record_acknowledgment(share.nullifier, time.time(), time.monotonic() - started_at)
             self.posted.append(share.nullifier)
-        return answer.status_code
+        return response.status_code
 
     def record_slowest(self, figure: str, seconds: float, name: str) -> None:
         """Record the slowest time of a figure and the fault that caused it."""
@@ -97,8 +97,10 @@ class FailureScenario:
         await self.chain.set_faults(node=0, **FAULT_SWITCHES[name])
         await asyncio.sleep(0.5)
         before = len(self.posted)
-        answers = [await self.post_share(0) for _ in range(3)]
-        self.findings.require_equal("one faulty node: shares not accepted", sum(status != 200 for status in answers), 0)
+        responses = [await self.post_share(0) for _ in range(3)]
+        self.findings.require_equal(
+            "one faulty node: shares not accepted", sum(status != 200 for status in responses), 0
+        )
         posted = {nullifier.hex() for nullifier in self.posted[before:]}
         started_at, seconds = time.time(), NEVER_SECONDS
         with contextlib.suppress(TimeoutError):
@@ -115,10 +117,10 @@ class FailureScenario:
         for node in range(1, self.nodes):
             await self.chain.set_faults(node=node, **FAULT_SWITCHES[name])
         started_at = time.time()
-        while (answer := await self.post_share(0)) == 200 and time.time() - started_at < limit + 5:
+        while (response := await self.post_share(0)) == 200 and time.time() - started_at < limit + 5:
             await asyncio.sleep(0.4)
         paused_since = time.time()
-        seconds = paused_since - started_at if answer == 503 else NEVER_SECONDS
+        seconds = paused_since - started_at if response == 503 else NEVER_SECONDS
         self.record_slowest(PAUSED_FIGURE, seconds - (limit - PAUSE_LIMIT_SECONDS), name)
         await asyncio.sleep(pause)
         recovered_at = time.time()

@@ -91,14 +91,14 @@ class WalletGroup:
                 started_at = time.monotonic()
                 try:
                     async with asyncio.timeout(30):
-                        answer = await http.post(url + SHARES_PATH, json=body, timeout=30)
+                        response = await http.post(url + SHARES_PATH, json=body, timeout=30)
                 except (httpx.HTTPError, TimeoutError):
                     continue
-                self.status_counts[answer.status_code] += 1
-                if answer.status_code == 200:
+                self.status_counts[response.status_code] += 1
+                if response.status_code == 200:
                     self.ledger.record_acknowledgment(share.nullifier, time.time(), time.monotonic() - started_at)
                     return
-                if answer.status_code not in (429, 500, 503):
-                    self.refused.append((answer.status_code, answer.text))
+                if response.status_code not in (429, 500, 503):
+                    self.refused.append((response.status_code, response.text))
                     return
             await asyncio.sleep(0.2)

@@ -160,9 +160,9 @@ async def _trace_lifecycle(env: KillEnvironment, findings: Findings) -> list[Kil
     finally:
         await helper.kill()
     late_answers = late_broadcasts = traced = 0
-    for index, answer in zip(range(TRACED_SHARES), _wallet_response_calls(calls), strict=True):
+    for index, response in zip(range(TRACED_SHARES), _wallet_response_calls(calls), strict=True):
         share = env.vote.shares[index]
-        late_answers += not _is_wal_synced(calls, share.blind, answer)
+        late_answers += not _is_wal_synced(calls, share.blind, response)
         late_broadcasts += not _is_wal_synced(
             calls, b"\x04\x0a\x20" + share.nullifier, _broadcast_call(calls, share.nullifier)
         )

@@ -46,17 +46,17 @@ async def read_state_events(
 
 
 async def read_registered(http: httpx.AsyncClient, helper: HelperProcess) -> list[dict[str, Any]]:
-    answer = await http.get(f"{helper.url}/api/pending-validators")
-    assert answer.status_code == 200, answer.text
-    registrations: list[dict[str, Any]] = answer.json()
+    response = await http.get(f"{helper.url}/api/pending-validators")
+    assert response.status_code == 200, response.text
+    registrations: list[dict[str, Any]] = response.json()
     return registrations
 
 
 async def test_validator_is_pending_until_it_bonds(tmp_path: Path, http: httpx.AsyncClient, chain: DevChain) -> None:
     async with run_helper(tmp_path, http, chain) as helper:
         body = sign_registration(timestamp=int(time.time()))
-        answer = await http.post(f"{helper.url}/api/register-validator", json=body)
-        assert answer.json()["status"] == "pending"
+        response = await http.post(f"{helper.url}/api/register-validator", json=body)
+        assert response.json()["status"] == "pending"
         async with helper.timeout("lists the registration"):
             while not (listed := await read_registered(http, helper)):
                 await asyncio.sleep(0.05)
@@ -70,8 +70,8 @@ async def test_validator_is_pending_until_it_bonds(tmp_path: Path, http: httpx.A
             while await read_registered(http, helper):
                 await asyncio.sleep(0.2)
         again = sign_registration(timestamp=int(time.time()) + 1)
-        answer = await http.post(f"{helper.url}/api/register-validator", json=again)
-        assert answer.json() == {"status": "registered"}
+        response = await http.post(f"{helper.url}/api/register-validator", json=again)
+        assert response.json() == {"status": "registered"}
         assert (await http.get(f"{helper.url}/api/chain")).json()["chain_id"] == "svote-devnet-1"
 
 
@@ -146,10 +146,10 @@ async def test_admin_without_queue_accepts_registrations(
     helper = HelperProcess(tmp_path, http, chain, program=REAL_PROGRAM, helper={"disable": True})
     await helper.start()
     try:
-        answer = await http.post(
+        response = await http.post(
             f"{helper.url}/api/register-validator", json=sign_registration(timestamp=int(time.time()))
         )
-        assert answer.status_code == 200, answer.text
+        assert response.status_code == 200, response.text
         assert (await http.get(f"{helper.url}/shielded-vote/v1/status")).status_code == 404
         assert not helper.db.exists(), "no queue is created"
         assert await helper.stop() == 0

@@ -53,8 +53,8 @@ async def test_kill_loses_no_share_and_counts_none_twice(
         await helper.wait_until_ready()
         known = {}
         for share in sealed.shares:
-            answer = await helper.post_share(ballot.post_body(sealed, share, position, due))
-            known[share.index] = answer.json()["status"]
+            response = await helper.post_share(ballot.post_body(sealed, share, position, due))
+            known[share.index] = response.json()["status"]
         assert {index for index, status in known.items() if status == "duplicate"} >= acknowledged
         await helper.wait_until_confirmed(vote)
         assert await chain.spent_nullifiers(round_id) == {share.nullifier.hex(): 1 for share in sealed.shares}

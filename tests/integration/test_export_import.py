@@ -38,11 +38,11 @@ async def run_operator_command(
 ) -> dict[str, Any]:
     """Run a command with this helper's configuration. Returns its output."""
     arguments = ("queue", *arguments, "--config", str(helper.config), "--yes", "--json")
-    exit_code, answer, messages = await run_command_line(directory, *arguments)
+    exit_code, response, messages = await run_command_line(directory, *arguments)
     assert exit_code == code, messages
-    assert_conforms(f"queue-{arguments[0]}", answer)
-    assert answer["source"] == "daemon"
-    return answer
+    assert_conforms(f"queue-{arguments[0]}", response)
+    assert response["source"] == "daemon"
+    return response
 
 
 async def count_failed(helper: HelperProcess) -> int:

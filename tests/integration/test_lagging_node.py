@@ -56,8 +56,8 @@ async def _post_until_answered(http: httpx.AsyncClient, url: str, body: object, 
     """Post again after each 429. Returns the last status."""
     end = time.monotonic() + seconds
     while True:
-        answer = await http.post(f"{url}/shielded-vote/v1/shares", json=body, timeout=30)
-        if answer.status_code != 429 or time.monotonic() > end:
-            return answer.status_code
-        assert int(answer.headers["retry-after"]) >= 1
+        response = await http.post(f"{url}/shielded-vote/v1/shares", json=body, timeout=30)
+        if response.status_code != 429 or time.monotonic() > end:
+            return response.status_code
+        assert int(response.headers["retry-after"]) >= 1
         await asyncio.sleep(0.5)

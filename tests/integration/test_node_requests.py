@@ -29,8 +29,8 @@ async def post_arrivals(helper: HelperProcess, votes: Sequence[CastVote], posts:
 
     async def post_share(vote: CastVote, index: int, *, offset: int = 0) -> None:
         body = ballot.post_body(vote.ballot, vote.ballot.shares[index], vote.position + offset, due)
-        answer = (await helper.post_share(body)).json()
-        posts[answer["status"]] += 1
+        response = (await helper.post_share(body)).json()
+        posts[response["status"]] += 1
 
     for vote in votes:
         for index in range(0, ballot.SHARE_COUNT, 8):

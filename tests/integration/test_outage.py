@@ -38,8 +38,8 @@ async def test_short_outage_spends_no_attempt_and_accepts_shares(
             await refuse_connections(chain)
             await wait_until_noticed(helper)
             meanwhile = await wallet.post_shares(sealed, position, times=ballot.same_second_times(unix_time_in(1)))
-        answers = {(post.status, post.outcome, post.attempts) for share in meanwhile.shares for post in share.posts}
-        assert answers == {(200, "queued", 1)}
+        responses = {(post.status, post.outcome, post.attempts) for share in meanwhile.shares for post in share.posts}
+        assert responses == {(200, "queued", 1)}
         due = max(share.submit_at for share in (*before.shares, *meanwhile.shares))
         await helper.wait_until("has seen all shares become due", lambda _: unix_time_in(0) > due + 1)
         assert await count_spent_attempts(helper) == 0
@@ -68,9 +68,9 @@ async def test_service_started_without_chain_waits_for_it(
         async with helper.create_wallet(chain.nodes[1]["rest"]) as wallet:
             sealed = await wallet.seal_ballot(round_id, 1, 1, weight=3)
             position = await wallet.cast_ballot(sealed)
-        answer = await helper.post_share(ballot.post_body(sealed, sealed.shares[0], position, 0))
-        assert answer.status_code == 503, answer.text
-        assert answer.json()["status"] == "error"
+        response = await helper.post_share(ballot.post_body(sealed, sealed.shares[0], position, 0))
+        assert response.status_code == 503, response.text
+        assert response.json()["status"] == "error"
         assert helper.query_rows("SELECT count(*) FROM shares") == [(0,)]
         await chain.clear_faults()
         await helper.wait_until_ready()
@@ -87,10 +87,10 @@ async def assert_all_duplicates(helper: HelperProcess, *votes: CastVote) -> None
     for vote in votes:
         for share in vote.shares:
             for at in (0, share.submit_at):
-                answer = await helper.post_share(
+                response = await helper.post_share(
                     ballot.post_body(vote.ballot, vote.ballot.shares[share.index], vote.position, at)
                 )
-                assert (answer.status_code, answer.json()) == (200, {"status": "duplicate"})
+                assert (response.status_code, response.json()) == (200, {"status": "duplicate"})
 
 
 @pytest.mark.anyio

@@ -95,10 +95,10 @@ async def measure_enqueue_cpu(path: Path, votes: Sequence[Ballot], bodies: Seque
         get_round_pause_reason=lambda _round_id: None,
     )
     started_at = time.process_time()
-    answers = await asyncio.gather(*map(intake.admit, bodies))
+    responses = await asyncio.gather(*map(intake.admit, bodies))
     spent = time.process_time() - started_at
     await store.close()
-    assert set(answers) == {EnqueueResult.QUEUED}
+    assert set(responses) == {EnqueueResult.QUEUED}
     return spent
 
 

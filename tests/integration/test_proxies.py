@@ -51,13 +51,13 @@ class RecordingUpstream:
         port: listening port.
         received_heads: heads of the received requests, in lower case.
         closes_connection: whether it closes the connection instead of sending a response.
-        answer: body of its responses.
+        body: body of its responses.
     """
 
     port: int = 0
     received_heads: list[str] = field(default_factory=list)
     closes_connection: bool = False
-    answer: bytes = b"{}"
+    body: bytes = b"{}"
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
@@ -67,8 +67,8 @@ class RecordingUpstream:
                 await read_body(head, reader)
                 if self.closes_connection:
                     break
-                length = f"Content-Length: {len(self.answer)}\r\n\r\n".encode()
-                writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n" + length + self.answer)
+                length = f"Content-Length: {len(self.body)}\r\n\r\n".encode()
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n" + length + self.body)
                 await writer.drain()
         writer.transport.abort()
 
@@ -243,16 +243,16 @@ async def test_proxy_large_bodies_and_responses_open_no_file_for_writing(name: s
 
     async with run_upstream() as helper, run_proxy(name, tmp_path, helper.port, tracer) as client:
         started = len(trace.read_text().splitlines())
-        helper.answer = random.Random(8).randbytes(8 << 20)
+        helper.body = random.Random(8).randbytes(8 << 20)
         path = "/shielded-vote/v1/cast-vote"
-        answers = [await client.post(path, content=content) for content in (body, chunks())]
+        responses = [await client.post(path, content=content) for content in (body, chunks())]
     async with asyncio.timeout(TIMEOUT_SECONDS):
         while not trace.read_text().rstrip().endswith("+++"):  # strace writes the exit last
             await asyncio.sleep(0.05)
     lines = trace.read_text().splitlines()
     assert started, "strace recorded the start"
     assert [line for line in lines[started:] if OPENED_TO_WRITE.search(line)] == []
-    assert [answer.content == helper.answer for answer in answers] == [True, True]
+    assert [response.content == helper.body for response in responses] == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -301,16 +301,16 @@ async def send_smuggled_request(url: str, smuggled: bytes) -> bytes:
     )
     head = f"POST {SHARES_PATH} HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: x\r\n"
     writer.write(f"{head}Content-Length: {len(smuggled)}\r\n\r\n".encode())
-    answer = b""
+    response = b""
     with contextlib.suppress(OSError, TimeoutError):
         await writer.drain()
         await asyncio.sleep(0.01)  # send the body in a separate segment
         writer.write(smuggled)
         async with asyncio.timeout(0.05):  # a second response arrives immediately or never
             while chunk := await reader.read(1 << 16):
-                answer += chunk
+                response += chunk
     writer.transport.abort()
-    return answer
+    return response
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -325,10 +325,14 @@ async def test_smuggled_requests_never_reach_other_clients(route: str, tmp_path:
         nonlocal posted
         for position in positions:
             attacked = await send_smuggled_request(url, SMUGGLED_REQUESTS[position % len(SMUGGLED_REQUESTS)])
-            answer = await client.post(SHARES_PATH, content=create_body(tree_position=position))
+            response = await client.post(SHARES_PATH, content=create_body(tree_position=position))
             posted += 1
-            if answer.status_code != 200 or answer.json() != {"status": "queued"} or attacked.count(b"HTTP/1.1 ") > 1:
-                wrong.append((position, answer.status_code, answer.text, attacked))
+            if (
+                response.status_code != 200
+                or response.json() != {"status": "queued"}
+                or attacked.count(b"HTTP/1.1 ") > 1
+            ):
+                wrong.append((position, response.status_code, response.text, attacked))
 
     async with contextlib.AsyncExitStack() as stack:
         behind = await stack.enter_async_context(serve_on_socket(wallets))

@@ -50,8 +50,8 @@ async def read_tally(chain: DevChain, round_id: bytes) -> dict[tuple[int, int], 
     """Advance the chain to the round's end. Returns the published results."""
     await chain.post("/devnet/mine", {"blocks": 1, "advance_seconds": 60})
     await chain.mine(5)
-    answer = await chain.get(f"/shielded-vote/v1/tally-results/{round_id.hex()}")
-    return {(row["proposal_id"], row.get("vote_decision", 0)): row["total_value"] for row in answer["results"]}
+    response = await chain.get(f"/shielded-vote/v1/tally-results/{round_id.hex()}")
+    return {(row["proposal_id"], row.get("vote_decision", 0)): row["total_value"] for row in response["results"]}
 
 
 @pytest.mark.anyio
@@ -72,8 +72,8 @@ async def test_repeated_share_is_duplicate_before_and_after_confirmation(
         assert {share["submit_at"] for share in before["shares"]} == {due}
         await helper.wait_until_confirmed(vote)
         for body in bodies:
-            answer = await helper.post_share(body)
-            assert (answer.status_code, answer.json()) == (200, {"status": "duplicate"})
+            response = await helper.post_share(body)
+            assert (response.status_code, response.json()) == (200, {"status": "duplicate"})
         assert (
             find_leaks(await chain.request_log(), sensitive_values([vote], await chain.transaction_hashes(round_id)))
             == []

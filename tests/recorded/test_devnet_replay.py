@@ -98,10 +98,10 @@ def find_differences(expected: Any, actual: Any, free: set[str], path: str = "$"
 
 async def check_exchange(chain: ReplayedChain, row: dict[str, Any], service: str, free: set[str]) -> None:
     """Repeat a recorded request and compare the response."""
-    answer = await chain.request(service, row.get("method", "GET"), row["path"], row.get("request"))
-    assert answer.headers["content-type"] == "application/json"
-    assert answer.status_code == row["status"], answer.text
-    assert find_differences(row["response"], answer.json(), free) == []
+    response = await chain.request(service, row.get("method", "GET"), row["path"], row.get("request"))
+    assert response.headers["content-type"] == "application/json"
+    assert response.status_code == row["status"], response.text
+    assert find_differences(row["response"], response.json(), free) == []
 
 
 @pytest.mark.anyio
@@ -147,9 +147,9 @@ async def test_devnet_abci_queries_match_recording(chain: ReplayedChain) -> None
 async def test_devnet_vote_events_match_recorded_shape(chain: ReplayedChain, recorded_height: int, height: int) -> None:
     row = next(row for row in OTHER_ROUND if row["path"].endswith(f"={recorded_height}"))
     await chain.round.advance(height)
-    answer = await chain.request("rpc", "GET", f"/block_results?height={height}", None)
+    response = await chain.request("rpc", "GET", f"/block_results?height={height}", None)
     # Attribute values depend on the round. The comparison covers the attribute names.
-    assert find_differences(row["response"], answer.json(), UNCOMPARED_KEYS | {"height", "value"}) == []
+    assert find_differences(row["response"], response.json(), UNCOMPARED_KEYS | {"height", "value"}) == []
 
 
 @pytest.mark.anyio
@@ -158,10 +158,10 @@ async def test_devnet_round_end_events_match_recording(chain: ReplayedChain) -> 
     await chain.round.advance(recorded.CLOSED_HEIGHT)
     (round_,) = chain.round.devnet.chain.rounds.values()
     tallying = next(height for height, status in round_.status_history if status == 2)
-    answer = await chain.request("rpc", "GET", f"/block_results?height={tallying}", None)
-    events = answer.json()["result"]["finalize_block_events"]
+    response = await chain.request("rpc", "GET", f"/block_results?height={tallying}", None)
+    events = response.json()["result"]["finalize_block_events"]
     values = {entry["key"]: entry["value"] for entry in events[0]["attributes"]}
-    assert find_differences(row["response"], answer.json(), UNCOMPARED_KEYS | {"height", "value"}) == []
+    assert find_differences(row["response"], response.json(), UNCOMPARED_KEYS | {"height", "value"}) == []
     assert values["vote_round_id"] == round_.round_id.hex()
     assert (values["old_status"], values["new_status"]) == (
         "SESSION_STATUS_ACTIVE",
@@ -173,6 +173,6 @@ async def test_devnet_round_end_events_match_recording(chain: ReplayedChain) -> 
 async def test_devnet_finds_recorded_transactions_by_height(chain: ReplayedChain) -> None:
     await chain.round.advance(recorded.ALL_REVEALED_HEIGHT)
     for row in read_recorded_lines("reveals.jsonl"):
-        answer = await chain.request("rest", "GET", f"/shielded-vote/v1/tx/{row['response']['tx_hash']}", None)
-        assert answer.status_code == 200
-        assert answer.json() == row["tx"]
+        response = await chain.request("rest", "GET", f"/shielded-vote/v1/tx/{row['response']['tx_hash']}", None)
+        assert response.status_code == 200
+        assert response.json() == row["tx"]

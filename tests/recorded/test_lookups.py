@@ -46,8 +46,8 @@ class RecordedNode:
     def __call__(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path
         self.requests.append(str(request.url))
-        status, answer = self.respond(path, dict(request.url.params))
-        return httpx.Response(status, content=json.dumps(answer).encode())
+        status, response = self.respond(path, dict(request.url.params))
+        return httpx.Response(status, content=json.dumps(response).encode())
 
     def respond(self, path: str, params: dict[str, str]) -> tuple[int, Any]:
         kind, last = path.rsplit("/", 2)[-2:]

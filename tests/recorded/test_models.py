@@ -171,18 +171,18 @@ async def test_search_and_nullifier_query_are_parsed() -> None:
     reveals = await RpcClient("http://node", transport=httpx.MockTransport(search)).search_reveals(ROUND_ID, 1, 200)
     assert [height for height, _ in reveals] == [106] * 4
 
-    answers = json.loads((RECORDED / "abci-query.json").read_text())
+    responses = json.loads((RECORDED / "abci-query.json").read_text())
     queries: list[str] = []
 
     def query(request: httpx.Request) -> httpx.Response:
         queries.append(request.url.params["data"])
         kind = "absent" if request.url.params["data"].endswith("00" * 32) else "present"
-        return httpx.Response(200, content=json.dumps(answers[kind]).encode())
+        return httpx.Response(200, content=json.dumps(responses[kind]).encode())
 
     node = RpcClient("http://node", transport=httpx.MockTransport(query))
     assert await node.is_spent(ROUND_ID, reveals[0][1])
     assert not await node.is_spent(ROUND_ID, bytes(32))
-    key = b64decode(answers["present"]["result"]["response"]["key"])
+    key = b64decode(responses["present"]["result"]["response"]["key"])
     assert queries[0] == f"0x{key.hex()}"
 
 

@@ -104,8 +104,8 @@ async def test_share_revealed_by_other_helper_is_duplicate(
     round_id = bytes.fromhex(recorded_shares[0]["vote_round_id"])
     for reveal in recorded_reveals:
         recorded.store.spent.add((round_id, base64.b64decode(reveal["request"]["share_nullifier"])))
-    answers = [(await recorded.post(payload)).json() for payload in recorded_shares]
-    assert answers == [{"status": "duplicate"}] * 16
+    responses = [(await recorded.post(payload)).json() for payload in recorded_shares]
+    assert responses == [{"status": "duplicate"}] * 16
     assert recorded.store.shares == []
 
 
@@ -164,9 +164,9 @@ async def test_broken_payload_is_400_with_field_and_not_stored(
     payloads = broken_payloads(recorded_shares[index], recorded_shares[(index + 1) % 16])
     for description, payload in payloads.items():
         recorded.chain.syncs = [lambda: None, lambda: None]
-        answer = await recorded.post(payload)
-        assert (answer.status_code, description) == (400, description)
-        assert error_text(answer).startswith(description.rstrip())
+        response = await recorded.post(payload)
+        assert (response.status_code, description) == (400, description)
+        assert error_text(response).startswith(description.rstrip())
     assert recorded.store.calls == ["known"]  # only the late share, which is valid except for its time
 
 
@@ -180,5 +180,5 @@ async def test_share_of_finalized_round_is_refused(
         active_round.proposals,
         active_round.created_at_height,
     )
-    answer = await recorded.post(recorded_shares[0])
-    assert (answer.status_code, error_text(answer)) == (400, "vote_round_id: the round is not active")
+    response = await recorded.post(recorded_shares[0])
+    assert (response.status_code, error_text(response)) == (400, "vote_round_id: the round is not active")

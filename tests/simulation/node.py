@@ -194,9 +194,9 @@ class SimNode:
     async def _receive_slowly(self, message: RevealMessage) -> NodeResponse:
         is_checked_first = self.rng.random() < 0.5
         if is_checked_first:
-            answer = self._check_and_submit(message)
+            response = self._check_and_submit(message)
         await self._delay_response()
-        return _to_answer(*(answer if is_checked_first else self._check_and_submit(message)))
+        return _to_answer(*(response if is_checked_first else self._check_and_submit(message)))
 
     def _faulty_response(self, message: RevealMessage) -> tuple[int, dict[str, Any]] | None:
         """Return the response caused by the active fault, or None."""

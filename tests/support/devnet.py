@@ -44,14 +44,14 @@ class DevChain(ChildProcess):
         return other
 
     async def get(self, path: str, **params: object) -> Any:
-        answer = await self.http.get(f"{self.url}{path}", params={key: str(value) for key, value in params.items()})
-        answer.raise_for_status()
-        return answer.json()
+        response = await self.http.get(f"{self.url}{path}", params={key: str(value) for key, value in params.items()})
+        response.raise_for_status()
+        return response.json()
 
     async def post(self, path: str, body: object) -> Any:
-        answer = await self.http.post(f"{self.url}{path}", json=body)
-        answer.raise_for_status()
-        return answer.json()
+        response = await self.http.post(f"{self.url}{path}", json=body)
+        response.raise_for_status()
+        return response.json()
 
     async def open_round(self, seconds: float = 3600.0, **fields: object) -> bytes:
         """Create an active round. Returns its id."""
@@ -70,8 +70,8 @@ class DevChain(ChildProcess):
 
     async def set_faults(self, *, node: int = 0, **switches: object) -> None:
         """Set fault switches of a node."""
-        answer = await self.http.post(f"{self.nodes[node]['rest']}/devnet/faults", json=switches)
-        answer.raise_for_status()
+        response = await self.http.post(f"{self.nodes[node]['rest']}/devnet/faults", json=switches)
+        response.raise_for_status()
 
     async def clear_faults(self, *, node: int = 0) -> None:
         """Clear all faults of a node."""
@@ -100,12 +100,12 @@ class DevChain(ChildProcess):
         page, transactions = 1, list[dict[str, Any]]()
         query = f"\"reveal_share.vote_round_id='{round_id.hex()}'\""
         while True:
-            answer = await self.http.get(
+            response = await self.http.get(
                 f"{self.ready_data['rpc']}/tx_search", params={"query": query, "per_page": 100, "page": page}
             )
-            if answer.status_code != 200:
+            if response.status_code != 200:
                 return transactions
-            transactions += answer.json()["result"]["txs"]
+            transactions += response.json()["result"]["txs"]
             page += 1
 
     async def transaction_hashes(self, round_id: bytes) -> dict[str, bytes]:

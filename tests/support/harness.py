@@ -65,8 +65,8 @@ class HelperProcess(ChildProcess):
         async with self.timeout("is ready", WARM_UP_TIMEOUT_SECONDS):
             while True:
                 with contextlib.suppress(httpx.HTTPError):
-                    answer = await self._http.get(f"{self.url}/shielded-vote/v1/status")
-                    if answer.status_code == 200:
+                    response = await self._http.get(f"{self.url}/shielded-vote/v1/status")
+                    if response.status_code == 200:
                         return
                 await asyncio.sleep(0.05)
 
@@ -75,9 +75,9 @@ class HelperProcess(ChildProcess):
         transport = httpx.AsyncHTTPTransport(uds=self.ready_data["socket"], verify=False)
         settings: dict[str, Any] = {"base_url": "http://helper", "timeout": TIMEOUT_SECONDS, "trust_env": False}
         async with httpx.AsyncClient(transport=transport, **settings) as socket:
-            answer = await socket.get(path)
-            answer.raise_for_status()
-            return answer.json()
+            response = await socket.get(path)
+            response.raise_for_status()
+            return response.json()
 
     async def service_counts(self) -> dict[str, int]:
         """Return the service's counters since its start."""
@@ -104,8 +104,8 @@ class HelperProcess(ChildProcess):
     async def share_status(self, round_id: bytes, nullifier: bytes) -> str:
         """Return the public status of a share: pending or confirmed."""
         path = f"/shielded-vote/v1/share-status/{round_id.hex()}/{nullifier.hex()}"
-        answer = await self._http.get(f"{self.url}{path}")
-        return str(answer.json()["status"])
+        response = await self._http.get(f"{self.url}{path}")
+        return str(response.json()["status"])
 
     async def wait_until_confirmed(self, vote: CastVote) -> None:
         """Wait until every share of a vote is confirmed."""

@@ -135,8 +135,8 @@ async def test_register_bonded_validator_when_full_is_registered(tmp_path: Path)
             await stack.register_from(f"198.51.{number // 2}.1", registration_body(number))
         bonded = registration_body(9)
         stack.staking.validators[adr036.validator_address(bonded["operator_address"])] = "BOND_STATUS_BONDED"
-        answer = await stack.register_from("198.51.0.1", bonded)
-        assert (answer.status_code, answer.json()) == (200, {"status": "registered"})
+        response = await stack.register_from("198.51.0.1", bonded)
+        assert (response.status_code, response.json()) == (200, {"status": "registered"})
         assert await list_monikers(stack) == {f"node {number}" for number in range(6)}
 
 
@@ -151,7 +151,7 @@ async def test_register_through_trusted_proxy_counts_the_forwarded_network(tmp_p
             )
             for number in range(5)
         ]
-        assert [answer.status_code for answer in statuses] == [200] * 4 + [429]
+        assert [response.status_code for response in statuses] == [200] * 4 + [429]
         other = await stack.register_from("10.0.0.1", registration_body(5), **{"X-Forwarded-For": "203.0.113.1"})
         assert other.status_code == 200
 
@@ -233,14 +233,14 @@ async def test_get_pending_when_full_is_paged(tmp_path: Path, moniker: str, url:
         await stack.registry.publish()
         page, monikers = "", list[str]()
         while True:
-            answer = await stack.client.get(f"/pending-validators{page}")
-            assert len(answer.content) <= PAGE_BYTES <= 64 << 10
-            assert answer.headers["x-total-count"] == "10000"
-            assert answer.headers["access-control-expose-headers"] == "Link, X-Total-Count"
-            monikers += [entry["operator_address"] for entry in answer.json()]
-            if "next" not in answer.links:
+            response = await stack.client.get(f"/pending-validators{page}")
+            assert len(response.content) <= PAGE_BYTES <= 64 << 10
+            assert response.headers["x-total-count"] == "10000"
+            assert response.headers["access-control-expose-headers"] == "Link, X-Total-Count"
+            monikers += [entry["operator_address"] for entry in response.json()]
+            if "next" not in response.links:
                 break
-            page = answer.links["next"]["url"]
+            page = response.links["next"]["url"]
         assert monikers == [f"sv1{number:040d}" for number in range(10_000)], "each once, oldest first"
         assert (await stack.client.get("/pending-validators?page=9999")).json() == []
 
@@ -248,8 +248,8 @@ async def test_get_pending_when_full_is_paged(tmp_path: Path, moniker: str, url:
 @pytest.mark.parametrize("page", ["0", "-1", "x", "", "1.5", "10001", "9" * 5000, "²"])
 async def test_get_pending_with_invalid_page_is_refused(tmp_path: Path, page: str) -> None:
     async with open_admin_stack(tmp_path / "admin.db") as stack:
-        answer = await stack.client.get("/pending-validators", params={"page": page})
-        assert (answer.status_code, answer.json()) == (400, {"error": "page: must be a number from 1 to 10000"})
+        response = await stack.client.get("/pending-validators", params={"page": page})
+        assert (response.status_code, response.json()) == (400, {"error": "page: must be a number from 1 to 10000"})
 
 
 # Background work
@@ -371,10 +371,10 @@ async def test_register_checks_one_signature_at_a_time(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(registry, "_verify", record)
     async with open_admin_stack(tmp_path / "admin.db") as stack:
-        answers = await asyncio.gather(
+        responses = await asyncio.gather(
             *(stack.client.post("/register-validator", json=registration_body(number)) for number in range(8))
         )
-        assert [answer.status_code for answer in answers] == [200] * 8
+        assert [response.status_code for response in responses] == [200] * 8
     assert most == 1
 
 
@@ -425,10 +425,10 @@ async def test_register_with_invalid_signature_queries_and_stores_nothing(tmp_pa
     async with open_admin_stack(tmp_path / "admin.db") as stack:
         before = stack.registry.published
         for number in range(30):
-            answer = await stack.register_from(
+            response = await stack.register_from(
                 f"198.51.{number}.1", {**registration_body(number), "moniker": "another"}
             )
-            assert answer.status_code == 401
+            assert response.status_code == 401
         assert not stack.registry._changed.is_set()
         assert (stack.staking.queried_addresses, await stack.store.list_pending(now=NOW)) == ([], [])
         await stack.registry.publish()

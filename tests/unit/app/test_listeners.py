@@ -91,7 +91,7 @@ async def test_public_routes_with_secrets_in_endpoints_show_none(tmp_path: Path)
             "/cosmos/base/tendermint/v1beta1/node_info",
         } <= {*paths}
         for path in [*paths, "/readyz?verbose", "/", "/join"]:
-            answer = await client.get(path)
-            shown = answer.content + repr(answer.headers).encode()
+            response = await client.get(path)
+            shown = response.content + repr(response.headers).encode()
             assert b"hidden" not in shown, path
     await endpoints.aclose()

@@ -100,10 +100,10 @@ async def test_status_is_ok_only_while_shares_are_accepted(
     harness: ServiceHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refused() -> str:
-        answer = await harness.status()
-        assert answer.status_code == 503
-        assert answer.json()["status"] == "error"
-        return str(answer.json()["error"])
+        response = await harness.status()
+        assert response.status_code == 503
+        assert response.json()["status"] == "error"
+        return str(response.json()["error"])
 
     assert "starting" in await refused()
     await harness.poll()
@@ -220,8 +220,8 @@ async def test_status_reports_unwritable_queue(harness: ServiceHarness) -> None:
     assert isinstance(harness.service.store, SqliteStore)
     harness.service.store._writer.disk_health.reason = "no space"
     assert str(harness.service.gates.intake_pause_reason()) == "the queue cannot be written"
-    answer = await harness.status()
-    assert (answer.status_code, "cannot be written" in answer.text) == (503, True)
+    response = await harness.status()
+    assert (response.status_code, "cannot be written" in response.text) == (503, True)
 
 
 async def test_service_frozen_round_with_waiting_shares_fails_readiness(
@@ -245,8 +245,8 @@ async def test_service_with_displaced_database_pauses_until_it_is_back(harness: 
     assert str(service.gates.intake_pause_reason()) == reason
     assert {check.name: check.problem for check in service.health.run_checks()}["store"] == reason
     assert str(service.gates.get_dispatch_gate().pause_reason) == reason
-    answer = await harness.status()
-    assert (answer.status_code, reason in answer.text) == (503, True)
+    response = await harness.status()
+    assert (response.status_code, reason in response.text) == (503, True)
 
     (tmp_path / "aside.db").rename(tmp_path / "q.db")
     async with asyncio.timeout(PATIENCE_SECONDS):

@@ -90,14 +90,14 @@ def test_verify_result_sets_exit_code_and_message(
 def test_verify_bundle_needs_neither_chain_nor_config(capsys: pytest.CaptureFixture[str]) -> None:
     Path("helper.toml").unlink()
     assert run_command("proof", "verify", "good.zip", "--json") == 0
-    answer = read_json(capsys)
-    assert (answer["ok"], answer["reason"], answer["online"]) == (True, None, None)
-    assert (answer["nullifier"], answer["height"], answer["circuit"]) == (NULLIFIER, 106, "k11")
+    response = read_json(capsys)
+    assert (response["ok"], response["reason"], response["online"]) == (True, None, None)
+    assert (response["nullifier"], response["height"], response["circuit"]) == (NULLIFIER, 106, "k11")
     assert run_command("proof", "verify", "good.zip") == 0
     assert f"nullifier\t{NULLIFIER}" in capsys.readouterr().out
     assert run_command("proof", "verify", "bad.zip", "--json") == 1
-    answer = read_json(capsys)
-    assert (answer["ok"], answer["reason"]) == (False, "the proof is not valid for these public inputs")
+    response = read_json(capsys)
+    assert (response["ok"], response["reason"]) == (False, "the proof is not valid for these public inputs")
 
 
 def test_proof_bundle_does_not_overwrite_existing_path(
@@ -140,9 +140,9 @@ def test_archive_is_used_only_when_completely_valid(
     archive = ("proof", "export", NULLIFIER, "--json", "--from", "archive")
     if defect is None:
         assert run_command(*archive) == 0
-        answer = read_json(capsys)
-        assert (answer["source"], Path(answer["output"]).read_bytes()) == ("archive", BUNDLE)
-        assert_conforms("proof-export", answer)
+        response = read_json(capsys)
+        assert (response["source"], Path(response["output"]).read_bytes()) == ("archive", BUNDLE)
+        assert_conforms("proof-export", response)
         assert run_command("proof", "export", "07" * 32, "--from", "archive") == 5
         return
     assert run_command(*archive) == 1
@@ -189,7 +189,7 @@ def test_rounds_without_helper_are_read_from_file(
     anyio.run(make)
     monkeypatch.setattr(SystemClock, "now", lambda _clock: END + 5)
     assert run_command("rounds", "--json") == 0
-    answer = read_json(capsys)
-    assert (answer["source"], answer["now"]) == ("file", END + 5)
-    (entry,) = answer["rounds"]
+    response = read_json(capsys)
+    assert (response["source"], response["now"]) == ("file", END + 5)
+    (entry,) = response["rounds"]
     assert (entry["round"], entry["closed"], entry["left"], entry["tree_size"]) == (ROUND_ID.hex(), True, 0, 2)

@@ -80,8 +80,8 @@ def test_db_migrate_current_version_makes_no_backup(
 ) -> None:
     backup = tmp_path / "before.age"
     assert run_command("db", "migrate", "--db", str(current), "--backup", str(backup), "--yes", "--json") == 0
-    answer = read_json(capsys)
-    assert (answer["schema"], answer["target"], answer["migrated"], answer["backup"]) == (OLD, OLD, False, None)
+    response = read_json(capsys)
+    assert (response["schema"], response["target"], response["migrated"], response["backup"]) == (OLD, OLD, False, None)
     assert not backup.exists()
     assert run_command("db", "migrate", "--db", str(current), "--no-backup", "--yes") == 0
     assert f"schema {OLD} is up to date, 4 live shares" in capsys.readouterr().out
@@ -95,8 +95,8 @@ def test_db_migrate_backs_up_first_and_can_be_restored(
     keys.write_text(str(identity))
     sealed_to = ["--backup", str(backup), "--recipient", str(identity.to_public())]
     assert run_command("db", "migrate", "--db", str(old_database), *sealed_to, "--yes", "--json") == 0
-    answer = read_json(capsys)
-    assert (answer["migrated"], answer["backup"]) == (True, str(backup))
+    response = read_json(capsys)
+    assert (response["migrated"], response["backup"]) == (True, str(backup))
     assert read_schema_version(old_database) == NEW
     assert run_command("db", "migrate", "--db", str(old_database), "--no-backup", "--yes") == 0
     assert f"schema {NEW} is up to date" in capsys.readouterr().out

@@ -39,17 +39,17 @@ class ChainFixture:
         """Produce blocks; by default a second apart."""
         for _ in range(blocks):
             self.now_ns[0] += 0 if options else 1_000_000_000
-            answer = await self.rest.post("/devnet/mine", json=options)
-            assert answer.status_code == 200, answer.text
-        result: dict[str, Any] = answer.json()
+            response = await self.rest.post("/devnet/mine", json=options)
+            assert response.status_code == 200, response.text
+        result: dict[str, Any] = response.json()
         return result
 
     async def create_round(self, **fields: Any) -> bytes:
         """Create a round that is ACTIVE."""
-        answer = await self.rest.post("/devnet/rounds", json={"status": 1, "seconds": 1000, **fields})
-        assert answer.status_code == 200, answer.text
+        response = await self.rest.post("/devnet/rounds", json={"status": 1, "seconds": 1000, **fields})
+        assert response.status_code == 200, response.text
         await self.mine()
-        return bytes.fromhex(answer.json()["vote_round_id"])
+        return bytes.fromhex(response.json()["vote_round_id"])
 
     async def cast_vote(self, round_id: bytes, *, weight: int = 100, decision: int = 1) -> tuple[Ballot, int]:
         """Include a vote on proposal 1 in a block; return it with its position."""
@@ -64,8 +64,8 @@ class ChainFixture:
         body = {"round_id": round_id.hex(), "vote_commitment": ballot.commitment.hex()}
         sent = await self.rest.post("/devnet/cast", json=body)
         await self.mine()
-        answer = await self.rest.get(f"/devnet/cast/{sent.json()['tx_hash']}")
-        return ballot, int(answer.json()["vc_position"])
+        response = await self.rest.get(f"/devnet/cast/{sent.json()['tx_hash']}")
+        return ballot, int(response.json()["vc_position"])
 
     async def send_reveal(self, reveal: Reveal, node: httpx.AsyncClient | None = None) -> httpx.Response:
         """POST a reveal."""
@@ -73,14 +73,14 @@ class ChainFixture:
 
     async def get_json(self, path: str) -> Any:
         """GET a REST path that must exist."""
-        answer = await self.rest.get(path)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
+        response = await self.rest.get(path)
+        assert response.status_code == 200, response.text
+        return response.json()
 
     async def set_faults(self, node: httpx.AsyncClient | None = None, **switches: Any) -> None:
         """Set fault switches."""
-        answer = await (node or self.rest).post("/devnet/faults", json=switches)
-        assert answer.status_code == 200, answer.text
+        response = await (node or self.rest).post("/devnet/faults", json=switches)
+        assert response.status_code == 200, response.text
 
     def create_stand_in_reveal(self, ballot: Ballot, index: int, *, proof_of: int | None = None) -> Reveal:
         """A reveal with a fake proof against the newest root (`proof_of`: the proof of another share)."""

@@ -21,8 +21,8 @@ LATEST = "/cosmos/base/tendermint/v1beta1/blocks/latest"
 
 async def height_of(chain: ChainFixture, node: httpx.AsyncClient | None = None) -> int:
     """The height that a node reports."""
-    answer = await (node or chain.rest).get(LATEST)
-    return int(answer.json()["block"]["header"]["height"])
+    response = await (node or chain.rest).get(LATEST)
+    return int(response.json()["block"]["header"]["height"])
 
 
 async def test_fault_rules_can_be_read() -> None:
@@ -51,9 +51,9 @@ async def test_502_comes_before_or_after_effect(switch: str, effect_count: int) 
         ballot, _ = await chain.cast_vote(await chain.create_round())
         switches: dict[str, Any] = {switch: True}
         await chain.set_faults(routes=["reveal-share"], **switches)
-        answer = await chain.send_reveal(chain.create_stand_in_reveal(ballot, 0))
-        assert answer.status_code == 502
-        assert answer.json()["error"].startswith("broadcast failed")
+        response = await chain.send_reveal(chain.create_stand_in_reveal(ballot, 0))
+        assert response.status_code == 502
+        assert response.json()["error"].startswith("broadcast failed")
         await chain.mine()
         assert chain.devnet.stats()["reveals_counted"] == effect_count
         assert (await chain.rest.get(SYNCING)).status_code == 200
@@ -89,9 +89,9 @@ async def test_latency_and_trickle_delay_response() -> None:
         await chain.rest.get(SYNCING)
         assert chain.devnet.request_log.entries_after(0)[-1]["ms"] >= 40
         await chain.set_faults(reset=True, trickle=0.001)
-        answer = await chain.rest.get(SYNCING)
-        assert answer.json() == {"syncing": False}
-        assert chain.devnet.request_log.entries_after(0)[-1]["ms"] >= len(answer.content)
+        response = await chain.rest.get(SYNCING)
+        assert response.json() == {"syncing": False}
+        assert chain.devnet.request_log.entries_after(0)[-1]["ms"] >= len(response.content)
 
 
 async def test_accepted_reveal_can_be_lost_or_overtaken() -> None:
@@ -257,9 +257,9 @@ def test_route_fault_overrides_general_fault() -> None:
 @pytest.mark.parametrize("body", [{"latency": 5}, {"drop_reply": 2}, {"circuit": "k12"}, {"round_status": 256}])
 async def test_unknown_fault_switches_and_values_are_refused(body: dict[str, Any]) -> None:
     async with run_chain() as chain:
-        answer = await chain.rest.post("/devnet/faults", json=body)
-        assert answer.status_code == 400
-        assert next(iter(body)) in answer.json()["error"]
+        response = await chain.rest.post("/devnet/faults", json=body)
+        assert response.status_code == 400
+        assert next(iter(body)) in response.json()["error"]
 
 
 def test_fault_routes_have_names() -> None:

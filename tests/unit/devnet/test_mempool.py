@@ -40,21 +40,21 @@ async def test_newer_chain_drops_second_reveal_from_block() -> None:
         first = chain.create_stand_in_reveal(ballot, 0)
         await chain.cast_vote(round_id)
         await chain.send_reveal(first)
-        answer = await chain.send_reveal(chain.create_stand_in_reveal(ballot, 0))
-        assert answer.status_code == 200
-        assert answer.json()["log"] == "tx pending in mempool (duplicate submission)"
+        response = await chain.send_reveal(chain.create_stand_in_reveal(ballot, 0))
+        assert response.status_code == 200
+        assert response.json()["log"] == "tx pending in mempool (duplicate submission)"
         await chain.mine(3)
-        assert (await chain.rest.get(f"{API_PREFIX}/tx/{answer.json()['tx_hash']}")).status_code == 404
+        assert (await chain.rest.get(f"{API_PREFIX}/tx/{response.json()['tx_hash']}")).status_code == 404
 
 
 async def test_same_bytes_are_admitted_again_while_round_is_open() -> None:
     async with run_chain() as chain:
         ballot, _ = await chain.cast_vote(await chain.create_round(vote_end_time=START_TIME + 60))
         reveal = chain.create_stand_in_reveal(ballot, 0)
-        answers = [(await chain.send_reveal(reveal)).json() for _ in range(2)]
+        responses = [(await chain.send_reveal(reveal)).json() for _ in range(2)]
         await chain.mine()
-        answers.append((await chain.send_reveal(reveal)).json())
-        assert answers == [answers[0]] * 3
+        responses.append((await chain.send_reveal(reveal)).json())
+        assert responses == [responses[0]] * 3
         assert len(chain.devnet.chain.blocks[-1].results) == 1
         await chain.mine()
         assert not chain.devnet.chain.blocks[-1].results
@@ -149,8 +149,8 @@ async def test_restored_chain_has_empty_mempool(tmp_path: Path) -> None:
 async def test_reveal_with_invalid_statement_is_refused() -> None:
     async with run_chain(stand_in=False) as chain:
         ballot, _ = await chain.cast_vote(await chain.create_round())
-        answer = await chain.send_reveal(
+        response = await chain.send_reveal(
             replace_fields(chain.create_stand_in_reveal(ballot, 0), proof=bytes(4992), enc_share=bytes(64))
         )
-        assert answer.status_code == 422
-        assert "invalid zero-knowledge proof" in answer.json()["log"]
+        assert response.status_code == 422
+        assert "invalid zero-knowledge proof" in response.json()["log"]

@@ -163,6 +163,6 @@ async def test_devnet_timer_produces_blocks() -> None:
             created = (await http.post("/devnet/rounds", json={"status": 1})).json()
             body = {"round_id": created["vote_round_id"], "vote_commitment": "11" * 32, "wait": 30}
             # The first vote may be sent before the round's block; either way the response arrives with a block.
-            answers = [(await http.post("/devnet/cast", json=body)).json() for _ in range(2)]
-        assert answers[1]["height"] > answers[0]["height"]
-        assert answers[1]["code"] == 0
+            responses = [(await http.post("/devnet/cast", json=body)).json() for _ in range(2)]
+        assert responses[1]["height"] > responses[0]["height"]
+        assert responses[1]["code"] == 0

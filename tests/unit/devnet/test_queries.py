@@ -131,9 +131,9 @@ async def test_tx_search_is_paged_and_ordered() -> None:
 )
 async def test_invalid_queries_are_refused(path: str, status: int, message: str) -> None:
     async with run_chain() as chain:
-        answer = await chain.rest.get(path)
-        assert answer.status_code == status
-        assert message in answer.text
+        response = await chain.rest.get(path)
+        assert response.status_code == status
+        assert message in response.text
 
 
 async def test_unknown_round_has_empty_tree_and_no_leaves() -> None:

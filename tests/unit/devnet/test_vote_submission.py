@@ -71,7 +71,7 @@ async def test_malformed_vote_message_is_bad_request(route: str, field: str, val
         body: dict[str, Any] = vote_submission.delegation_body(round_id)
         if route == "cast-vote":
             body = vote_submission.cast_vote_body(round_id, proofs.random_field(), proposal_id=1, anchor_height=5)
-        answer = await chain.rest.post(f"{API_PREFIX}/{route}", json=body | {field: value})
-        assert answer.status_code == 400
-        assert message in answer.json()["error"]
+        response = await chain.rest.post(f"{API_PREFIX}/{route}", json=body | {field: value})
+        assert response.status_code == 400
+        assert message in response.json()["error"]
         assert (await chain.rest.post(f"{API_PREFIX}/{route}", json=body)).json()["code"] == 0

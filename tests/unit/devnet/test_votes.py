@@ -19,10 +19,10 @@ async def test_proven_shares_are_counted_once_and_tallied_after_end() -> None:
         assert position == 1  # after the VAN of the same vote
         reveals = [prove_reveal(chain, ballot, position, index) for index in range(16)]
         for reveal in reveals:
-            answer = await chain.send_reveal(reveal)
-            assert answer.status_code == 200
-            assert answer.json() == {"tx_hash": tx_hash(encode(reveal)).hex().upper(), "code": 0}
-            assert (await chain.rest.get(f"{API_PREFIX}/tx/{answer.json()['tx_hash']}")).status_code == 404
+            response = await chain.send_reveal(reveal)
+            assert response.status_code == 200
+            assert response.json() == {"tx_hash": tx_hash(encode(reveal)).hex().upper(), "code": 0}
+            assert (await chain.rest.get(f"{API_PREFIX}/tx/{response.json()['tx_hash']}")).status_code == 404
         await chain.mine()
         shown = await chain.get_json(f"{API_PREFIX}/tx/{tx_hash(encode(reveals[0])).hex()}")
         assert shown["code"] == 0
@@ -75,10 +75,10 @@ async def test_proof_with_flipped_bit_is_refused_and_checked_once() -> None:
         good = prove_reveal(chain, ballot, position, 3)
         bad = replace_fields(good, proof=bytes([*good.proof[:-1], good.proof[-1] ^ 1]))
         for _ in range(2):
-            answer = await chain.send_reveal(bad)
-            assert answer.status_code == 422
-            assert answer.json()["code"] == 1
-            assert answer.json()["log"].endswith("verify_proof failed: ConstraintSystemFailure")
+            response = await chain.send_reveal(bad)
+            assert response.status_code == 422
+            assert response.json()["code"] == 1
+            assert response.json()["log"].endswith("verify_proof failed: ConstraintSystemFailure")
         assert chain.devnet.verifier.checked_count == 1
         # The proof does not verify for another decision, proposal or ciphertext.
         for other in (replace_fields(good, vote_decision=0), replace_fields(good, proposal_id=2)):
@@ -120,9 +120,9 @@ async def test_checks_run_in_chain_order() -> None:
         no_anchor = replace_fields(fresh, anchor_height=fresh.anchor_height + 1)
 
         async def log(reveal: Reveal) -> str:
-            answer = await chain.send_reveal(reveal)
-            assert answer.status_code == 422
-            return str(answer.json()["log"])
+            response = await chain.send_reveal(reveal)
+            assert response.status_code == 422
+            return str(response.json()["log"])
 
         assert await log(replace_fields(respent, round_id=bytes(32))) == "vote round not found"
         assert await log(replace_fields(respent, proposal_id=9)) == f"nullifier already spent: {spent.nullifier.hex()}"
@@ -150,8 +150,8 @@ async def test_reveal_counts_only_in_block_before_end() -> None:
 
 async def test_rounds_wait_for_their_key_ceremony() -> None:
     async with run_chain() as chain:
-        answer = await chain.rest.post("/devnet/rounds", json={"pending_blocks": 2})
-        path = f"{API_PREFIX}/round/{answer.json()['vote_round_id']}"
+        response = await chain.rest.post("/devnet/rounds", json={"pending_blocks": 2})
+        path = f"{API_PREFIX}/round/{response.json()['vote_round_id']}"
         await chain.mine()
         pending = (await chain.get_json(path))["round"]
         assert pending["status"] == 4
@@ -187,6 +187,6 @@ async def test_malformed_reveals_are_bad_requests(field: str, value: object, mes
             "vote_round_id": base64.b64encode(bytes(32)).decode(),
             "vote_comm_tree_anchor_height": 1,
         }
-        answer = await chain.rest.post(f"{API_PREFIX}/reveal-share", json={**body, field: value})
-        assert answer.status_code == 400
-        assert message in answer.json()["error"]
+        response = await chain.rest.post(f"{API_PREFIX}/reveal-share", json={**body, field: value})
+        assert response.status_code == 400
+        assert message in response.json()["error"]

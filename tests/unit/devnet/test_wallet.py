@@ -37,10 +37,10 @@ class FakeHelper:
     async def accept_share(self, request: Request) -> Response:
         self.bodies.append(await request.json())
         self.tokens.append(request.headers.get("x-helper-token"))
-        answer = self.responses.pop(0) if self.responses else JSONResponse({"status": "queued"})
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        response = self.responses.pop(0) if self.responses else JSONResponse({"status": "queued"})
+        if isinstance(response, Exception):
+            raise response
+        return response
 
 
 @asynccontextmanager

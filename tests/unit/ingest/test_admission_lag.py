@@ -107,7 +107,7 @@ async def test_admission_never_rejects_honest_share_with_lagging_node(
     passed = (harness.node.chain_now() - harness.node.origin) / block
     harness.vote_height = math.floor(passed) + 1
     await harness.advance((harness.vote_height + moment - passed) * block)
-    answer = await harness.post_until_answered(harness.intake)
+    response = await harness.post_until_answered(harness.intake)
     if abs(offset) <= 60:
-        assert answer is EnqueueResult.QUEUED
+        assert response is EnqueueResult.QUEUED
         assert harness.trees.leaf(harness.shares.shares[0].round_id, POSITION) == COMMITMENT

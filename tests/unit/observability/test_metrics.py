@@ -200,10 +200,10 @@ async def test_concurrent_scrapes_share_one_reading() -> None:
     app = create_metrics_app(metrics, lambda: [Check("store", "full")])
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://helper") as client:
         plain = {"accept": "text/plain;version=0.0.4"}
-        answers = await asyncio.gather(*(client.get("/metrics", headers=plain) for _ in range(20)))
+        responses = await asyncio.gather(*(client.get("/metrics", headers=plain) for _ in range(20)))
         assert reads == 1
-        assert len({answer.content for answer in answers}) == 1
-        assert answers[0].headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+        assert len({response.content for response in responses}) == 1
+        assert responses[0].headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
         openmetrics = await client.get("/metrics", headers={"accept": "application/openmetrics-text;version=1.0.0,*/*"})
         assert reads == 1
         assert openmetrics.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")

@@ -143,8 +143,8 @@ async def test_report_never_contains_secrets(
     transport = httpx.ASGITransport(app, client=("203.0.113.77", 4711))
     async with httpx.AsyncClient(transport=transport, base_url="http://helper") as client:
         headers = {"Authorization": f"Bearer {CANARY}", "X-Helper-Token": CANARY, "User-Agent": CANARY}
-        answer = await client.post(f"/broken?token={CANARY}", content=CANARY, headers=headers)
-    assert answer.status_code == 500
+        response = await client.post(f"/broken?token={CANARY}", content=CANARY, headers=headers)
+    assert response.status_code == 500
     reporter.close()
     sent_text = b"".join(project.envelopes).decode()
     assert len(project.events) == 4, "log entries of libraries are not sent"
@@ -155,7 +155,7 @@ async def test_report_never_contains_secrets(
     last = project.events[-1]
     assert last["logentry"]["formatted"] == "request_failed"
     assert last["extra"]["exception"].startswith("KeyError (")
-    assert last["extra"]["request_id"] == answer.headers["x-request-id"]
+    assert last["extra"]["request_id"] == response.headers["x-request-id"]
 
 
 def test_only_errors_are_reported_once_a_minute_per_kind(

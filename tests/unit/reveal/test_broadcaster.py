@@ -154,7 +154,7 @@ async def test_refused_connection_tries_next_node_immediately(pipeline: Pipeline
 
 @pytest.mark.rule("R11")
 @pytest.mark.parametrize(
-    "answer",
+    "response",
     [
         reply_with(503, error="warming up"),
         reply_with(502, error="no engine"),
@@ -163,8 +163,8 @@ async def test_refused_connection_tries_next_node_immediately(pipeline: Pipeline
     ],
     ids=["503", "502", "lost reply", "anchor unknown"],
 )
-async def test_outage_resends_same_bytes_to_other_node_at_next_block(pipeline: Pipeline, answer: NodeReply) -> None:
-    pipeline.nodes.replies[FIRST_NODE] = answer
+async def test_outage_resends_same_bytes_to_other_node_at_next_block(pipeline: Pipeline, response: NodeReply) -> None:
+    pipeline.nodes.replies[FIRST_NODE] = response
     await pipeline.broadcaster.send(await pipeline.prepare_message())
     assert pipeline.nodes.posted_to == [FIRST_NODE], (
         "not to another node at the same height: the first may have accepted it"
@@ -207,12 +207,12 @@ async def test_accepted_but_unconfirmed_message_goes_to_other_node_after_3_block
 
 @pytest.mark.rule("R8")
 @pytest.mark.parametrize(
-    "answer", [ACCEPTED_REPLY, refuse_with("an unknown message"), refuse_with("invalid anchor height")]
+    "response", [ACCEPTED_REPLY, refuse_with("an unknown message"), refuse_with("invalid anchor height")]
 )
 async def test_unconfirmed_after_10_blocks_gets_new_proof_without_attempt(
-    pipeline: Pipeline, answer: NodeReply
+    pipeline: Pipeline, response: NodeReply
 ) -> None:
-    pipeline.set_replies(answer)
+    pipeline.set_replies(response)
     await pipeline.broadcaster.send(await pipeline.prepare_message())
     async with pipeline.run_dispatcher():
         for _ in range(9):
@@ -457,7 +457,7 @@ async def test_takeover_waits_for_block_after_other_hosts_send(pipeline: Pipelin
     assert len(pipeline.nodes.posts) == 2
 
 
-def answer_for_circuit(pipeline: Pipeline, circuit: str, answers: list[str]) -> NodeReply:
+def answer_for_circuit(pipeline: Pipeline, circuit: str, responses: list[str]) -> NodeReply:
     """A node of a chain that accepts this circuit; appends the circuit of each proof to `answers`."""
 
     async def judge(body: dict[str, Any]) -> httpx.Response:
@@ -465,7 +465,7 @@ def answer_for_circuit(pipeline: Pipeline, circuit: str, answers: list[str]) -> 
             0
         ][0]
         (circuit_used,) = pipeline.query_rows("SELECT circuit FROM reveals WHERE share_id = ?", share_id)[0]
-        answers.append(circuit_used)
+        responses.append(circuit_used)
         return await (ACCEPTED_REPLY if circuit_used == circuit else BAD_PROOF_REPLY)(body)
 
     return judge

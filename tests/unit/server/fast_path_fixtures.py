@@ -100,7 +100,7 @@ class ScenarioResult:
     @property
     def statuses(self) -> list[int]:
         """The statuses of responses."""
-        return [int(answer.split()[1]) for answer in self.responses]
+        return [int(response.split()[1]) for response in self.responses]
 
 
 async def run_scenario(scenario: Scenario, *, use_fast_path: bool) -> ScenarioResult:
@@ -124,14 +124,14 @@ async def run_scenario(scenario: Scenario, *, use_fast_path: bool) -> ScenarioRe
         server = create_server(app, limiter=limits)
         async with asyncio.timeout(PATIENCE_SECONDS), count_served(server) as port:
             raw, is_open = await send_segments(scenario, port)
-    names = [name.decode() for answer in raw for name in _REQUEST_IDS.findall(answer)]
+    names = [name.decode() for response in raw for name in _REQUEST_IDS.findall(response)]
     assert len(set(names)) == len(names)
     lines = [dict(line) for line in logs]
     for line in lines:
         assert line.pop("request_id", names[0] if names else None) in names or scenario.disconnects
     client = limits.identify("127.0.0.1")
     return ScenarioResult(
-        responses=[_VARIABLE_HEADERS.sub(b"...", answer) for answer in raw],
+        responses=[_VARIABLE_HEADERS.sub(b"...", response) for response in raw],
         is_open=is_open,
         counts=counts,
         refusals=limits.refusals,
@@ -167,14 +167,14 @@ async def send_segments(scenario: Scenario, port: int) -> tuple[list[bytes], boo
     responses: list[bytes] = []
     if not scenario.disconnects:
         with_body = not scenario.segments[0].startswith(b"HEAD")
-        async for answer in read_responses(reader, len(scenario.statuses), with_body):
-            responses.append(answer)
+        async for response in read_responses(reader, len(scenario.statuses), with_body):
+            responses.append(response)
     is_open = False
     if responses:
         with contextlib.suppress(ConnectionError):
             writer.write(PROBE_REQUEST)
-            async for answer in read_responses(reader, 1, with_body=True):
-                is_open = answer.startswith(b"HTTP/1.1 ")
+            async for response in read_responses(reader, 1, with_body=True):
+                is_open = response.startswith(b"HTTP/1.1 ")
     writer.close()
     return responses, is_open
 

@@ -61,19 +61,19 @@ async def test_body_reader_received_small_body_needs_no_wait() -> None:
 async def test_body_reader_endless_body_is_refused() -> None:
     wallets, sent = WalletApp(), list[int]()
     async with wallets.create_client() as client:
-        answer = await client.post(SHARES_PATH, content=endless_body(sent))
-    assert answer.status_code == 413
-    error_text(answer)
-    assert answer.headers["connection"] == "close"
+        response = await client.post(SHARES_PATH, content=endless_body(sent))
+    assert response.status_code == 413
+    error_text(response)
+    assert response.headers["connection"] == "close"
     assert payload.MAX_SHARE_BODY_BYTES < sum(sent) < payload.MAX_SHARE_BODY_BYTES + 2 * body_module.DRAIN_BYTES
 
 
 async def test_body_reader_two_mebibytes_are_refused() -> None:
     wallets = WalletApp()
     async with wallets.create_client() as client:
-        answer = await client.post(SHARES_PATH, content=create_body()[:-1] + b" " * (2 << 20) + b"}")
-    assert answer.status_code == 413
-    error_text(answer)
+        response = await client.post(SHARES_PATH, content=create_body()[:-1] + b" " * (2 << 20) + b"}")
+    assert response.status_code == 413
+    error_text(response)
     assert wallets.store.calls == []
 
 
@@ -81,8 +81,8 @@ async def test_body_reader_large_content_length_is_refused_unread() -> None:
     wallets = WalletApp()
     headers = {"Content-Length": str(payload.MAX_SHARE_BODY_BYTES + 1), "Expect": "100-continue"}
     async with wallets.create_client() as client:
-        answer = await client.post(SHARES_PATH, content=stalled_body(b""), headers=headers)
-    assert answer.status_code == 413
+        response = await client.post(SHARES_PATH, content=stalled_body(b""), headers=headers)
+    assert response.status_code == 413
 
 
 async def test_body_reader_largest_body_is_read() -> None:
@@ -97,10 +97,10 @@ async def test_body_reader_largest_body_is_read() -> None:
 async def test_body_reader_missing_body_times_out_with_408() -> None:
     wallets = WalletApp(body_reader=BodyReader(timeout_seconds=0.01))
     async with wallets.create_client() as client:
-        answer = await client.post(SHARES_PATH, content=stalled_body(create_body()[:100]))
-    assert answer.status_code == 408
-    assert answer.headers["connection"] == "close"
-    error_text(answer)
+        response = await client.post(SHARES_PATH, content=stalled_body(create_body()[:100]))
+    assert response.status_code == 408
+    assert response.headers["connection"] == "close"
+    error_text(response)
 
 
 async def test_body_reader_total_budget_is_enforced() -> None:

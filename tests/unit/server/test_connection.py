@@ -71,17 +71,17 @@ async def exchange(port: int, segments: Sequence[bytes]) -> bytes:
     return await client.read_rest()
 
 
-def response_bodies(answer: bytes) -> list[bytes]:
+def response_bodies(response: bytes) -> list[bytes]:
     """The body of each 200 in a byte stream of responses."""
-    return [part.partition(b"\r\n\r\n")[2] for part in answer.split(b"HTTP/1.1 200 OK\r\n")[1:]]
+    return [part.partition(b"\r\n\r\n")[2] for part in response.split(b"HTTP/1.1 200 OK\r\n")[1:]]
 
 
 @pytest.mark.parametrize("upgrade", UPGRADES, ids=lambda upgrade: upgrade[1].decode()[:9])
 async def test_upgrade_request_with_body_is_served_and_connection_closed(upgrade: tuple[bytes, bytes]) -> None:
     async with run_server(LIMITS) as port:
-        answer = await exchange(port, [build_with_length(b"a share", upgrade=upgrade)])
-        assert response_bodies(answer) == [b"a share"]
-        assert b"\r\nconnection: close\r\n" in answer
+        response = await exchange(port, [build_with_length(b"a share", upgrade=upgrade)])
+        assert response_bodies(response) == [b"a share"]
+        assert b"\r\nconnection: close\r\n" in response
 
 
 HEAD_END = build_with_length(SMUGGLED_REQUEST).index(b"\r\n\r\n") + 4
@@ -248,9 +248,9 @@ async def test_pipeline_of_tiny_requests_is_bounded(pipeline_lengths: list[int])
     async with run_server(LIMITS) as port:
         client = await RawClient.connect(port)
         client.writer.write(b"GET /x HTTP/1.1\r\n\r\n" * count + HELLO_REQUEST[:-2] + b"Connection: close\r\n\r\n")
-        answer = await client.read_rest()
-    assert answer.count(b"HTTP/1.1 404 Not Found\r\n") == count
-    assert response_bodies(answer) == [b"hello"]
+        response = await client.read_rest()
+    assert response.count(b"HTTP/1.1 404 Not Found\r\n") == count
+    assert response_bodies(response) == [b"hello"]
     assert 0 < max(pipeline_lengths) <= MAX_PIPELINED
 
 
@@ -345,8 +345,8 @@ async def test_bad_request_is_refused_after_the_earlier_responses(
         client = await RawClient.connect(port, b"".join([*earlier, bad, HELLO_REQUEST]))
         if is_half_closed:
             client.writer.write_eof()
-        answer = await client.read_rest()
-    *served, refused = [b"HTTP/1.1 " + part for part in answer.split(b"HTTP/1.1 ", len(earlier) + 1)[1:]]
+        response = await client.read_rest()
+    *served, refused = [b"HTTP/1.1 " + part for part in response.split(b"HTTP/1.1 ", len(earlier) + 1)[1:]]
     assert response_bodies(b"".join(served)) == [
         {PAUSE: b"paused", HELLO_REQUEST: b"hello"}[request] for request in earlier
     ]
@@ -386,8 +386,8 @@ async def test_request_with_invalid_body_gets_no_second_response() -> None:
 @pytest.mark.parametrize("count", [MAX_HEADERS + 1, 15_000])
 async def test_request_with_too_many_headers_is_refused_with_431(count: int) -> None:
     async with run_server(LIMITS) as port:
-        answer = await exchange(port, [b"GET /hello HTTP/1.1\r\n" + b"a:\r\n" * count + b"\r\n"])
-        status, error = parse_error(answer)
+        response = await exchange(port, [b"GET /hello HTTP/1.1\r\n" + b"a:\r\n" * count + b"\r\n"])
+        status, error = parse_error(response)
         assert (status, error["error"]) == (431, "headers: more than 100 headers")
 
 
@@ -404,15 +404,15 @@ TRAILED = b"POST /header-names HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked
 
 async def test_trailers_count_as_headers() -> None:
     async with run_server(LIMITS) as port:
-        answer = await exchange(port, [TRAILED + b"a:\r\n" * (MAX_HEADERS - 1) + b"\r\n"])
-        assert b"HTTP/1.1 200" not in answer
+        response = await exchange(port, [TRAILED + b"a:\r\n" * (MAX_HEADERS - 1) + b"\r\n"])
+        assert b"HTTP/1.1 200" not in response
 
 
 async def test_trailers_are_not_merged_into_headers() -> None:
     async with run_server(LIMITS) as port:
         client = await RawClient.connect(port)
-        answer = await client.request(TRAILED + b"X-Forwarded-For: 192.0.2.1\r\nX-Helper-Token: t\r\n\r\n")
-        assert answer == b"host,transfer-encoding"
+        response = await client.request(TRAILED + b"X-Forwarded-For: 192.0.2.1\r\nX-Helper-Token: t\r\n\r\n")
+        assert response == b"host,transfer-encoding"
         client.writer.close()
 
 
@@ -466,8 +466,8 @@ def test_half_closed_connection_ends_at_its_deadline(loop: LoopFactory, kind: st
     async def test() -> None:
         endless = EndlessRoutes()
         async with run_server(ConnectionLimits(half_closed_seconds=0.3), endless=endless) as port:
-            answer = await half_close(port, f"GET /endless/{kind} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-            assert (b"piece" in answer) == (kind == "stream")
+            response = await half_close(port, f"GET /endless/{kind} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            assert (b"piece" in response) == (kind == "stream")
             while endless.disconnects < 1:
                 await asyncio.sleep(0.01)
 

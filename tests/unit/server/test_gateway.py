@@ -83,8 +83,8 @@ async def test_gateway_streams_responses_unchanged() -> None:
 
         unknown = json_response(500, read_recorded("unknown round")["response"])
         harness.set_response("/round/", lambda _: unknown)
-        answer = await client.get(ROUND)
-        assert (answer.status_code, answer.json()) == (500, read_recorded("unknown round")["response"])
+        response = await client.get(ROUND)
+        assert (response.status_code, response.json()) == (500, read_recorded("unknown round")["response"])
 
         block = await client.get(LATEST)
         assert block.json()["block"]["header"]["height"] == "463"
@@ -141,9 +141,9 @@ async def test_gateway_forwards_only_the_body_of_votes(path: str) -> None:
 async def test_gateway_forwards_only_listed_query_parameters() -> None:
     leaves = f"{API}/commitment-tree/{ROUND_ID.hex()}/leaves"
     async with running_gateway() as (harness, client):
-        answer = await client.get(f"{leaves}?from_height=80&bust=17&to_height=90&to_height=x&who=me%26from_height=1")
-        assert answer.status_code == 200
-        assert answer.json()["blocks"]
+        response = await client.get(f"{leaves}?from_height=80&bust=17&to_height=90&to_height=x&who=me%26from_height=1")
+        assert response.status_code == 200
+        assert response.json()["blocks"]
         assert harness.requested_paths() == [[f"{leaves}?from_height=80&to_height=90"], []]
 
 
@@ -230,8 +230,8 @@ async def test_gateway_failed_read_is_retried_on_next_node(status: int) -> None:
         assert (await client.get(f"{API}/rounds")).status_code == 200
         assert harness.requested_paths() == [[f"{API}/rounds"], [f"{API}/rounds"]]
         harness.set_response("/rounds", lambda _: json_response(status, {"error": "not now"}), harness.second)
-        answer = await client.get(f"{API}/rounds")
-        assert (answer.status_code, answer.json()) == (status, {"error": "not now"})
+        response = await client.get(f"{API}/rounds")
+        assert (response.status_code, response.json()) == (status, {"error": "not now"})
 
 
 async def test_gateway_hanging_read_is_retried_on_next_node() -> None:
@@ -312,9 +312,9 @@ async def test_gateway_invalid_node_response_is_502(node_response: httpx.Respons
 
 async def test_gateway_error_without_json_keeps_status() -> None:
     async with running_gateway() as (_, client):
-        answer = await client.get(f"{API}/endorsed-rounds/zodl")
-        assert answer.status_code == 404
-        error_text(answer)
+        response = await client.get(f"{API}/endorsed-rounds/zodl")
+        assert response.status_code == 404
+        error_text(response)
 
 
 async def test_gateway_does_not_forward_node_headers() -> None:
@@ -334,9 +334,9 @@ async def test_gateway_does_not_forward_node_headers() -> None:
 
     async with running_gateway() as (harness, client):
         harness.set_response("/rounds", make, harness.first, harness.second)
-        answer = await client.get(f"{API}/rounds")
-        assert len(answer.headers.pop("x-request-id")) == 16
-        assert dict(answer.headers) == {
+        response = await client.get(f"{API}/rounds")
+        assert len(response.headers.pop("x-request-id")) == 16
+        assert dict(response.headers) == {
             "content-type": "application/json",
             "cache-control": "no-store",
             "x-content-type-options": "nosniff",

@@ -18,26 +18,26 @@ FAILING_CHECKS = [Check("store"), Check("chain", "no chain node is in sync")]
 async def get(checks: list[Check], path: str) -> httpx.Response:
     app = add_middleware(health_routes(lambda: checks))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://helper") as client:
-        answer = await client.get(path)
-    assert answer.headers["cache-control"] == "no-store"
-    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
-    return answer
+        response = await client.get(path)
+    assert response.headers["cache-control"] == "no-store"
+    assert response.headers["content-type"] == "text/plain; charset=utf-8"
+    return response
 
 
 async def test_livez_responds_ok() -> None:
-    answer = await get(FAILING_CHECKS, "/livez")
-    assert (answer.status_code, answer.text) == (200, "ok\n")
+    response = await get(FAILING_CHECKS, "/livez")
+    assert (response.status_code, response.text) == (200, "ok\n")
 
 
 async def test_readyz_lists_checks_if_verbose_or_failed() -> None:
     assert (await get(PASSING_CHECKS, "/readyz")).text == "ok\n"
     for path in ("/readyz?verbose", "/readyz?verbose=1"):
-        answer = await get(PASSING_CHECKS, path)
-        assert (answer.status_code, answer.text) == (200, "[+]store ok\n[+]chain ok\nreadyz check passed\n")
+        response = await get(PASSING_CHECKS, path)
+        assert (response.status_code, response.text) == (200, "[+]store ok\n[+]chain ok\nreadyz check passed\n")
     for path in ("/readyz", "/readyz?verbose"):
-        answer = await get(FAILING_CHECKS, path)
-        assert answer.status_code == 503
-        assert answer.text.splitlines() == [
+        response = await get(FAILING_CHECKS, path)
+        assert response.status_code == 503
+        assert response.text.splitlines() == [
             "[+]store ok",
             "[-]chain failed: no chain node is in sync",
             "readyz check failed",

@@ -71,18 +71,18 @@ async def daemon(harness: OperationsHarness, tmp_path: Path) -> AsyncIterator[ht
         await task
 
 
-def error_text(answer: httpx.Response) -> str:
+def error_text(response: httpx.Response) -> str:
     """The text of a refusal; a refused action also has advice."""
-    answer_json = answer.json()
+    answer_json = response.json()
     assert answer_json.keys() - {"advice"} == {"status", "error"}
-    assert bool(answer_json.get("advice")) is (answer.status_code in {404, 409, 422, 503})
+    assert bool(answer_json.get("advice")) is (response.status_code in {404, 409, 422, 503})
     return str(answer_json["error"])
 
 
 async def audit(daemon: httpx.AsyncClient) -> list[dict[str, Any]]:
-    answer = (await daemon.get("/actions")).json()
-    assert answer["source"] == "daemon"
-    return list(answer["actions"])
+    response = (await daemon.get("/actions")).json()
+    assert response["source"] == "daemon"
+    return list(response["actions"])
 
 
 async def test_actions_retry_is_executed_and_logged_with_user(
@@ -156,9 +156,9 @@ async def test_actions_long_import_refused_early_gets_response(
         for _ in range(5000):
             yield line
 
-    answer = await daemon.post("/queue/import", content=stream())
-    assert answer.status_code == 409
-    assert "chain-2" in error_text(answer)
+    response = await daemon.post("/queue/import", content=stream())
+    assert response.status_code == 409
+    assert "chain-2" in error_text(response)
     assert await harness.store.count_shares() == {}
 
 
@@ -200,9 +200,9 @@ async def test_actions_refused_purge_returns_reason(harness: OperationsHarness, 
 async def test_actions_invalid_request_is_refused_and_not_logged(
     daemon: httpx.AsyncClient, path: str, body: Any, status: int, named: str
 ) -> None:
-    answer = await daemon.post(path, json=body)
-    assert answer.status_code == status
-    assert named in error_text(answer)
+    response = await daemon.post(path, json=body)
+    assert response.status_code == status
+    assert named in error_text(response)
     if path != "/queue/import":  # an import starts an audited action before it fails
         assert await audit(daemon) == []
 
@@ -215,9 +215,9 @@ async def test_actions_store_error_is_reported(
 
     monkeypatch.setattr(SqliteStore, "begin_action", full)
     await enqueue_failed(harness, 1)
-    answer = await daemon.post("/queue/retry", json={})
-    assert (answer.status_code, error_text(answer)) == (503, "nothing was written: database or disk is full")
-    assert "Free space" in answer.json()["advice"]
+    response = await daemon.post("/queue/retry", json={})
+    assert (response.status_code, error_text(response)) == (503, "nothing was written: database or disk is full")
+    assert "Free space" in response.json()["advice"]
     assert await harness.store.count_shares() == {ROUND_ID: {ShareState.FAILED: 1}}, (
         "no action is performed without an audit entry"
     )
@@ -229,8 +229,8 @@ async def test_actions_too_large_request_is_refused(daemon: httpx.AsyncClient) -
             yield b" " * (1 << 20)
 
     with contextlib.suppress(httpx.WriteError):  # the server may close the connection before it sends the response
-        answer = await daemon.post("/queue/retry", content=endless())
-        assert answer.status_code == 413
+        response = await daemon.post("/queue/retry", content=endless())
+        assert response.status_code == 413
 
 
 async def test_rounds_list_has_counts(harness: OperationsHarness, daemon: httpx.AsyncClient) -> None:
@@ -272,10 +272,10 @@ async def test_actions_are_not_available_over_tcp(harness: OperationsHarness) ->
     server = create_server(app)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}") as client:
-        answer = await client.post("/queue/retry", json={})
+        response = await client.post("/queue/retry", json={})
     server.should_exit = True
     await task
-    assert (answer.status_code, error_text(answer)) == (
+    assert (response.status_code, error_text(response)) == (
         403,
         "unknown user: operator actions require the control socket",
     )

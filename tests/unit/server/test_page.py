@@ -46,12 +46,12 @@ async def test_page_serves_files_with_immutable_assets(http: httpx.AsyncClient) 
 
 @pytest.mark.parametrize("path", ["/", "/join", "/rounds/7a86", "/nowhere.html", "/%2e%2e/secret.txt", "/way-out"])
 async def test_page_serves_index_for_other_paths(http: httpx.AsyncClient, path: str) -> None:
-    answer = await http.get(path)
-    assert (answer.status_code, answer.text) == (200, "<!doctype html>the page")
-    assert answer.headers["cache-control"] == "no-cache"
-    assert "script-src 'self'" in answer.headers["content-security-policy"]
-    assert "unsafe" not in answer.headers["content-security-policy"]
-    assert answer.headers["x-content-type-options"] == "nosniff"
+    response = await http.get(path)
+    assert (response.status_code, response.text) == (200, "<!doctype html>the page")
+    assert response.headers["cache-control"] == "no-cache"
+    assert "script-src 'self'" in response.headers["content-security-policy"]
+    assert "unsafe" not in response.headers["content-security-policy"]
+    assert response.headers["x-content-type-options"] == "nosniff"
 
 
 async def test_page_connects_to_itself_and_the_given_origins_only(tmp_path: Path) -> None:
@@ -68,29 +68,29 @@ async def test_page_without_origins_connects_to_itself_only(http: httpx.AsyncCli
     assert connect_src(await http.get("/")) == ["'self'"]
 
 
-def connect_src(answer: httpx.Response) -> list[str]:
+def connect_src(response: httpx.Response) -> list[str]:
     """The sources of `connect-src` in a response's policy."""
-    directives = [directive.split() for directive in answer.headers["content-security-policy"].split(";")]
+    directives = [directive.split() for directive in response.headers["content-security-policy"].split(";")]
     ((_, *sources),) = [directive for directive in directives if directive[0] == "connect-src"]
     return sources
 
 
 async def test_page_missing_asset_is_404(http: httpx.AsyncClient) -> None:
-    answer = await http.get("/assets/app-old.js")
-    assert (answer.status_code, answer.json()["status"]) == (404, "error")
+    response = await http.get("/assets/app-old.js")
+    assert (response.status_code, response.json()["status"]) == (404, "error")
 
 
 @pytest.mark.parametrize("reserved", RESERVED)
 async def test_page_does_not_serve_api_paths(http: httpx.AsyncClient, reserved: str) -> None:
     for path in (f"/{reserved}", f"/{reserved}/nothing"):
-        answer = await http.get(path)
-        assert (answer.status_code, answer.headers["content-type"]) == (404, "application/json")
+        response = await http.get(path)
+        assert (response.status_code, response.headers["content-type"]) == (404, "application/json")
     assert (await http.get("/shielded-vote/v1/status")).text == "the API's own"
 
 
 async def test_page_wrong_method_of_api_path_is_405(http: httpx.AsyncClient) -> None:
-    answer = await http.get("/shielded-vote/v1/shares")
-    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    response = await http.get("/shielded-vote/v1/shares")
+    assert (response.status_code, response.headers["allow"]) == (405, "POST")
 
 
 @pytest.mark.parametrize("path", ["/assets/app-1a2b.js", "/icon.svg", "/join"])
@@ -111,10 +111,10 @@ async def test_page_wrong_method_of_api_path_is_405(http: httpx.AsyncClient) -> 
 )
 async def test_page_range_header_is_ignored(http: httpx.AsyncClient, path: str, value: str) -> None:
     complete = await http.get(path)
-    answer = await http.get(path, headers=[(b"range", value.encode())])
-    assert (answer.status_code, answer.content) == (200, complete.content)
-    assert answer.headers["accept-ranges"] == "none"
-    assert "content-range" not in answer.headers
+    response = await http.get(path, headers=[(b"range", value.encode())])
+    assert (response.status_code, response.content) == (200, complete.content)
+    assert response.headers["accept-ranges"] == "none"
+    assert "content-range" not in response.headers
 
 
 async def test_page_accepts_only_get(http: httpx.AsyncClient) -> None:

@@ -66,9 +66,9 @@ async def test_shares_large_body_costs_a_token_for_each_16_kib(size: int, tokens
     limits = RefusalLimiter(FakeClock(), burst=100, per_second=1)
     posted = create_body()[:-1] + b" " * (size - len(create_body()) + 1 - len(end)) + end
     async with WalletApp(limiter=limits).create_client() as client:
-        answer = await client.post(SHARES_PATH, content=posted)
+        response = await client.post(SHARES_PATH, content=posted)
     refused = 0 if end else 1
-    assert answer.status_code == (400 if refused else 200)
+    assert response.status_code == (400 if refused else 200)
     limits.charge(b"\x7f\0\0\1", tokens=100)
     assert limits.wait_seconds(b"\x7f\0\0\1") == pytest.approx(1 + tokens + refused)
 
@@ -225,8 +225,8 @@ async def test_rate_limit_empty_bucket_reads_no_body() -> None:
         read.append(1)
         yield create_body()
 
-    answer = await flood.request(FOREIGN, "POST", SHARES_PATH, content=stream())
-    assert (answer.status_code, flood.wallets.store.shares) == (429, [])
+    response = await flood.request(FOREIGN, "POST", SHARES_PATH, content=stream())
+    assert (response.status_code, flood.wallets.store.shares) == (429, [])
     assert read == []
 
 
@@ -242,14 +242,14 @@ async def test_rate_limit_accepted_and_duplicate_shares_are_free() -> None:
 @pytest.mark.anyio
 async def test_rate_limit_every_refusal_is_charged() -> None:
     flood = RateLimitHarness(burst=4)
-    answers = [
+    responses = [
         await flood.request(FOREIGN, "POST", SHARES_PATH, content=b"{"),
         await flood.request(FOREIGN, "DELETE", SHARES_PATH),
         await flood.request(FOREIGN, "POST", SHARES_PATH, content=bytes((1 << 20) + 1)),
         await flood.request(FOREIGN),
         await flood.request(FOREIGN),
     ]
-    assert [answer.status_code for answer in answers] == [400, 405, 413, 404, 429]
+    assert [response.status_code for response in responses] == [400, 405, 413, 404, 429]
 
 
 @pytest.mark.anyio

@@ -51,57 +51,57 @@ async def request_path(path: str, *names: str) -> tuple[httpx.Response, list[dic
     transport = httpx.ASGITransport(add_middleware(ROUTES))
     with capture_logs() as logs:
         async with httpx.AsyncClient(transport=transport, base_url="http://helper") as client:
-            answer = await client.get(path, headers=[("X-Request-Id", name) for name in names])
-    return answer, [dict(entry) for entry in logs]
+            response = await client.get(path, headers=[("X-Request-Id", name) for name in names])
+    return response, [dict(entry) for entry in logs]
 
 
 async def test_request_ids_are_unique() -> None:
     names = {(await request_path("/fine"))[0].headers["x-request-id"] for _ in range(5)}
     assert len(names) == 5
     for path in ("/nowhere", "/broken", "/refused/400", "/shielded-vote/v1/broken"):
-        answer, _ = await request_path(path)
-        assert len(answer.headers.get_list("x-request-id")) == 1
-        assert len(answer.headers["x-request-id"]) == 16
+        response, _ = await request_path(path)
+        assert len(response.headers.get_list("x-request-id")) == 1
+        assert len(response.headers["x-request-id"]) == 16
 
 
 async def test_request_ids_incoming_id_is_used_outside_wallet_paths() -> None:
-    answer, _ = await request_path("/fine", INCOMING_ID)
-    assert answer.headers["x-request-id"] == INCOMING_ID
-    answer, logs = await request_path("/broken", INCOMING_ID)
-    assert (answer.headers["x-request-id"], logs[0]["request_id"]) == (INCOMING_ID, INCOMING_ID)
+    response, _ = await request_path("/fine", INCOMING_ID)
+    assert response.headers["x-request-id"] == INCOMING_ID
+    response, logs = await request_path("/broken", INCOMING_ID)
+    assert (response.headers["x-request-id"], logs[0]["request_id"]) == (INCOMING_ID, INCOMING_ID)
     for path in ("/shielded-vote/v1/broken", "/shielded-vote/v1/share/400"):
-        answer, logs = await request_path(path, INCOMING_ID)
-        assert answer.headers["x-request-id"] != INCOMING_ID
+        response, logs = await request_path(path, INCOMING_ID)
+        assert response.headers["x-request-id"] != INCOMING_ID
         assert INCOMING_ID not in repr(logs), "a proxy's log contains it next to the client's address"
-        assert logs[0]["request_id"] == answer.headers["x-request-id"], "the wallet can report it"
+        assert logs[0]["request_id"] == response.headers["x-request-id"], "the wallet can report it"
 
 
 @pytest.mark.parametrize("name", ["short", "a" * 65, "with space 123", "-begins-badly", "new\x0bline-123", ""])
 async def test_request_ids_malformed_id_is_replaced(name: str) -> None:
-    answer, _ = await request_path("/fine", name)
-    assert answer.headers["x-request-id"] != name
-    assert len(answer.headers["x-request-id"]) == 16
+    response, _ = await request_path("/fine", name)
+    assert response.headers["x-request-id"] != name
+    assert len(response.headers["x-request-id"]) == 16
 
 
 async def test_request_ids_two_incoming_ids_are_replaced() -> None:
-    answer, _ = await request_path("/fine", INCOMING_ID, INCOMING_ID)
-    assert answer.headers["x-request-id"] != INCOMING_ID
+    response, _ = await request_path("/fine", INCOMING_ID, INCOMING_ID)
+    assert response.headers["x-request-id"] != INCOMING_ID
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 405, 409, 413])
 async def test_request_ids_final_refusal_is_logged_at_debug(status: int) -> None:
-    answer, (line,) = await request_path(f"/refused/{status}")
+    response, (line,) = await request_path(f"/refused/{status}")
     assert (line["log_level"], line["event"], line["status"]) == ("debug", "request_refused", status)
-    assert line["request_id"] == answer.headers["x-request-id"]
-    answer, (line,) = await request_path(f"/shielded-vote/v1/share/{status}")
+    assert line["request_id"] == response.headers["x-request-id"]
+    response, (line,) = await request_path(f"/shielded-vote/v1/share/{status}")
     assert line["reason"] == "submit_at: no"
 
 
 @pytest.mark.parametrize("status", sorted(RETRYABLE_STATUSES))
 async def test_request_ids_retried_refusal_is_not_logged(status: int) -> None:
     for path in (f"/refused/{status}", f"/shielded-vote/v1/share/{status}"):
-        answer, logs = await request_path(path)
-        assert answer.status_code == status
+        response, logs = await request_path(path)
+        assert response.status_code == status
         assert logs == []
 
 
@@ -116,5 +116,5 @@ async def test_request_ids_accepted_share_is_not_logged() -> None:
 
 
 async def test_request_ids_header_is_exposed_to_pages() -> None:
-    answer, _ = await request_path("/shielded-vote/v1/share/400")
-    assert answer.headers["access-control-expose-headers"] == "Retry-After, X-Request-Id"
+    response, _ = await request_path("/shielded-vote/v1/share/400")
+    assert response.headers["access-control-expose-headers"] == "Retry-After, X-Request-Id"

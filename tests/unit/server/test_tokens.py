@@ -48,12 +48,12 @@ async def test_tokens_guarded_routes_use_compare_digest(
         for path, operations in paths.items():
             for method, operation in operations.items():
                 url = path.format(round_id="ab" * 32, nullifier="cd" * 32)
-                answer = await client.request(method, url, content=create_body(), headers=headers)
+                response = await client.request(method, url, content=create_body(), headers=headers)
                 if "security" in operation:
                     request_count += 1
-                    assert answer.status_code == (200 if verdict else 401)
+                    assert response.status_code == (200 if verdict else 401)
                 else:
-                    assert answer.status_code == 200
+                    assert response.status_code == 200
     assert request_count == 3
     assert comparison.compared == [((header_token or "").encode("latin-1"), TOKEN.encode())] * request_count
 

@@ -53,18 +53,18 @@ async def test_shares_refusal_names_field(wallets: WalletApp) -> None:
 async def test_shares_full_disk_is_503(wallets: WalletApp) -> None:
     wallets.store.error = StoreFull("no space")
     async with wallets.create_client() as client:
-        answer = await client.post(SHARES_PATH, content=create_body())
-    assert answer.status_code == 503
-    error_text(answer)
+        response = await client.post(SHARES_PATH, content=create_body())
+    assert response.status_code == 503
+    error_text(response)
 
 
 async def test_shares_429_has_retry_after(wallets: WalletApp) -> None:
     wallets.chain.leaves.clear()
     async with wallets.create_client() as client:
-        answer = await client.post(SHARES_PATH, content=create_body())
-    assert answer.status_code == 429
-    assert int(answer.headers["retry-after"]) >= 1
-    error_text(answer)
+        response = await client.post(SHARES_PATH, content=create_body())
+    assert response.status_code == 429
+    assert int(response.headers["retry-after"]) >= 1
+    error_text(response)
 
 
 @pytest.mark.rule("R12")
@@ -90,9 +90,9 @@ async def test_share_status_malformed_path_is_400(
     wallets: WalletApp, round_id: str, nullifier: str, named: str
 ) -> None:
     async with wallets.create_client() as client:
-        answer = await client.get(f"/shielded-vote/v1/share-status/{round_id}/{nullifier}")
-    assert answer.status_code == 400
-    assert error_text(answer).startswith(f"{named}: ")
+        response = await client.get(f"/shielded-vote/v1/share-status/{round_id}/{nullifier}")
+    assert response.status_code == 400
+    assert error_text(response).startswith(f"{named}: ")
 
 
 async def test_status_shows_tree_of_newest_active_round(wallets: WalletApp) -> None:
@@ -100,27 +100,27 @@ async def test_status_shows_tree_of_newest_active_round(wallets: WalletApp) -> N
     wallets.chain.rounds[older] = make_round(height=10, round_id=older)
     wallets.chain.rounds[newest_closed] = make_round(RoundStatus.FINALIZED, height=90, round_id=newest_closed)
     async with wallets.create_client() as client:
-        answer = await client.get(STATUS_PATH)
+        response = await client.get(STATUS_PATH)
         wallets.chain.rounds.clear()
         empty = await client.get(STATUS_PATH)
-    assert answer.headers["content-type"] == "application/json"
-    assert answer.json() == {"status": "ok", "tree": {"leaf_count": POSITION + 1, "anchor_height": 84}}
+    assert response.headers["content-type"] == "application/json"
+    assert response.json() == {"status": "ok", "tree": {"leaf_count": POSITION + 1, "anchor_height": 84}}
     assert empty.json() == {"status": "ok", "tree": {"leaf_count": 0, "anchor_height": 0}}
 
 
 async def test_status_before_ready_is_503(wallets: WalletApp) -> None:
     wallets.is_ready = False
     async with wallets.create_client() as client:
-        answer = await client.get(STATUS_PATH)
-    assert (answer.status_code, error_text(answer)) == (503, "starting")
+        response = await client.get(STATUS_PATH)
+    assert (response.status_code, error_text(response)) == (503, "starting")
 
 
 async def test_status_while_paused_is_503(wallets: WalletApp) -> None:
     wallets.pause_reason = PauseCause.NO_NODE_IN_SYNC.reason()
     async with wallets.create_client() as client:
-        answer = await client.get(STATUS_PATH)
-    assert answer.status_code == 503
-    assert "no chain node is in sync" in error_text(answer)
+        response = await client.get(STATUS_PATH)
+    assert response.status_code == 503
+    assert "no chain node is in sync" in error_text(response)
 
 
 async def test_queue_status_is_served_only_if_enabled(wallets: WalletApp) -> None:
@@ -140,15 +140,15 @@ async def test_routes_without_token_are_401_and_read_nothing(header_token: str |
     wallets = WalletApp(api_token=TOKEN, expose_queue_status=True)
     headers = httpx.Headers({} if header_token is None else {b"X-Helper-Token": header_token.encode()})
     async with wallets.create_client() as client:
-        answers = [
+        responses = [
             await client.post(SHARES_PATH, content=b"no JSON", headers=headers),
             await client.get(SHARE_STATUS, headers=headers),
             await client.get(QUEUE_STATUS_PATH, headers=headers),
         ]
         open_to_all = await client.get(STATUS_PATH)
-    assert [answer.status_code for answer in answers] == [401, 401, 401]
-    for answer in answers:
-        error_text(answer)
+    assert [response.status_code for response in responses] == [401, 401, 401]
+    for response in responses:
+        error_text(response)
     assert open_to_all.status_code == 200
 
 
@@ -166,17 +166,19 @@ async def test_preflight_needs_no_token(path: str) -> None:
     wallets = WalletApp(api_token=TOKEN)
     preflight = {"Origin": "https://wallet.example", "Access-Control-Request-Method": "POST"}
     async with wallets.create_client() as client:
-        answer = await client.options(path, headers=preflight)
-    assert (answer.status_code, answer.content) == (204, b"")
-    assert answer.headers["access-control-allow-origin"] == "*"
-    assert {"GET", "POST"} <= set(answer.headers["access-control-allow-methods"].split(", "))
-    assert {"content-type", "x-helper-token"} <= set(answer.headers["access-control-allow-headers"].lower().split(", "))
-    assert "access-control-allow-credentials" not in answer.headers
+        response = await client.options(path, headers=preflight)
+    assert (response.status_code, response.content) == (204, b"")
+    assert response.headers["access-control-allow-origin"] == "*"
+    assert {"GET", "POST"} <= set(response.headers["access-control-allow-methods"].split(", "))
+    assert {"content-type", "x-helper-token"} <= set(
+        response.headers["access-control-allow-headers"].lower().split(", ")
+    )
+    assert "access-control-allow-credentials" not in response.headers
 
 
 async def test_responses_allow_all_origins(wallets: WalletApp) -> None:
     async with wallets.create_client() as client:
-        answers = [
+        responses = [
             await client.post(SHARES_PATH, content=create_body()),
             await client.post(SHARES_PATH, content=b"{"),
             await client.get(SHARES_PATH),
@@ -184,17 +186,17 @@ async def test_responses_allow_all_origins(wallets: WalletApp) -> None:
             await client.get(STATUS_PATH),
         ]
         elsewhere = await client.get("/")
-    for answer in answers:
-        assert answer.headers["access-control-allow-origin"] == "*"
+    for response in responses:
+        assert response.headers["access-control-allow-origin"] == "*"
     assert "access-control-allow-origin" not in elsewhere.headers
 
 
 @pytest.mark.parametrize("path", ["/", "/shielded-vote/v1/share", f"{SHARES_PATH}/", "/queue", "/%2e%2e/stats"])
 async def test_unknown_path_is_404_in_json(wallets: WalletApp, path: str) -> None:
     async with wallets.create_client() as client:
-        answer = await client.get(path)
-    assert answer.status_code == 404
-    error_text(answer)
+        response = await client.get(path)
+    assert response.status_code == 404
+    error_text(response)
 
 
 @pytest.mark.parametrize(
@@ -202,9 +204,9 @@ async def test_unknown_path_is_404_in_json(wallets: WalletApp, path: str) -> Non
 )
 async def test_wrong_method_is_405_in_json(wallets: WalletApp, method: str, path: str) -> None:
     async with wallets.create_client() as client:
-        answer = await client.request(method, path)
-    assert answer.status_code == 405
-    error_text(answer)
+        response = await client.request(method, path)
+    assert response.status_code == 405
+    error_text(response)
 
 
 async def test_unexpected_error_is_500_without_details(
@@ -215,10 +217,10 @@ async def test_unexpected_error_is_500_without_details(
 
     monkeypatch.setattr(wallets.store, "is_spent", broken)
     async with wallets.create_client() as client:
-        answer = await client.get(SHARE_STATUS)
-    assert answer.status_code == 500
-    assert error_text(answer) == "internal error"
-    assert answer.headers["access-control-allow-origin"] == "*"
+        response = await client.get(SHARE_STATUS)
+    assert response.status_code == 500
+    assert error_text(response) == "internal error"
+    assert response.headers["access-control-allow-origin"] == "*"
     assert "request_failed" in capsys.readouterr().out
 
 
@@ -228,9 +230,9 @@ async def test_shares_refusal_without_field_is_plain_text(wallets: WalletApp, mo
 
     monkeypatch.setattr("helper.ingest.admission.AdmissionController.admit", lambda _self, body, _client: refuse(body))
     async with wallets.create_client() as client:
-        answer = await client.post(SHARES_PATH, content=create_body())
-    assert answer.status_code == 503
-    assert error_text(answer) == "shares cannot be accepted now: no fresh node"
+        response = await client.post(SHARES_PATH, content=create_body())
+    assert response.status_code == 503
+    assert error_text(response) == "shares cannot be accepted now: no fresh node"
 
 
 @pytest.mark.parametrize("index", range(len(PAYLOADS)))
@@ -241,22 +243,22 @@ async def test_shares_hostile_fields_store_nothing(wallets: WalletApp, index: in
     async with wallets.create_client() as client:
         for name in names:
             for broken in breaks:
-                answer = await client.post(SHARES_PATH, content=json.dumps({**PAYLOADS[index], name: broken}))
-                assert answer.status_code == 400
-                assert error_text(answer).startswith(name)
+                response = await client.post(SHARES_PATH, content=json.dumps({**PAYLOADS[index], name: broken}))
+                assert response.status_code == 400
+                assert error_text(response).startswith(name)
             incomplete = {key: value for key, value in PAYLOADS[index].items() if key != name}
             assert error_text(await client.post(SHARES_PATH, content=json.dumps(incomplete))) == f"{name}: is missing"
     assert wallets.store.calls == []
 
 
 async def test_shares_concurrent_posts_of_client_are_independent(wallets: WalletApp) -> None:
-    answers: list[httpx.Response] = []
+    responses: list[httpx.Response] = []
 
     async def post(client: httpx.AsyncClient, index: int) -> None:
-        answers.append(await client.post(SHARES_PATH, content=json.dumps(PAYLOADS[index])))
+        responses.append(await client.post(SHARES_PATH, content=json.dumps(PAYLOADS[index])))
 
     async with wallets.create_client() as client, anyio.create_task_group() as group:
         for index in range(16):
             group.start_soon(post, client, index)
-    assert [answer.json() for answer in answers] == [{"status": "queued"}] * 16
+    assert [response.json() for response in responses] == [{"status": "queued"}] * 16
     assert len(wallets.store.shares) == 16
