@@ -427,7 +427,7 @@ async def test_apply_block_quarantines_unreadable_row(
 async def test_apply_block_continues_if_damaged_row_becomes_unreadable(store: SqliteStore, path: Path) -> None:
     await enqueue_shares(store, *range(31))
     damaged = next(queued for queued in await claim_all_due(store) if queued.share == make_posted_share(7).share)
-    await store._writer.run(lambda tx: tx.set_aside(damaged.id, DamagedShare("ab", ROUND, 1), 0))
+    await store._writer.run(lambda tx: tx.quarantine(damaged.id, DamagedShare("ab", ROUND, 1), 0))
     await make_row_unreadable(store, path, 7)
 
     confirmed = await store.apply_block(5, [(ROUND, make_posted_share(n).nullifier) for n in range(30)], now=NOW)
