@@ -227,7 +227,7 @@ class S3Lease:
         except ValueError as error:
             raise LeaseError(
                 f"the object {self._name} is not a lease ({error})",
-                advice="Configure a different object name for the lease, or stop all helpers and delete the object.",
+                advice="Configure another object name for the lease, or stop all helpers and delete the object.",
             ) from None
 
     async def _check_conditional_writes(self) -> None:

@@ -145,7 +145,7 @@ class SimNode:
         wait = self.rng.random() * 14
         await asyncio.sleep(min(wait, TIMEOUT_SECONDS))
         if wait >= TIMEOUT_SECONDS:
-            raise NoResponse("no answer within 10 s", sent=True)
+            raise NoResponse("no response within 10 s", sent=True)
 
     def served_head(self) -> BlockHead:
         """Return the header of this node's newest block."""

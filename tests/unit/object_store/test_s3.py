@@ -113,7 +113,7 @@ async def test_credentials_file_is_used(
 async def test_missing_bucket_is_distinguished_from_missing_object(store: ObjectStoreProcess) -> None:
     bucket = store.open_bucket_client(name="another-one")
     for request in (bucket.put("a", b""), bucket.create("a", b"")):
-        with pytest.raises(BucketRefused, match="s3://another-one: there is no such bucket"):
+        with pytest.raises(BucketRefused, match="s3://another-one: no such bucket"):
             await request
 
 
