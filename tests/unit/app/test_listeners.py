@@ -1,4 +1,4 @@
-"""Settings published on the wallets' port: no unpublished node address."""
+"""Settings published on the port of the wallet API: no unpublished node address."""
 
 from __future__ import annotations
 

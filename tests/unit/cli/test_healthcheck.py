@@ -1,4 +1,4 @@
-"""`healthcheck`: control socket, then the wallets' port; exit codes; few imports."""
+"""`healthcheck`: control socket, then the port of the wallet API; exit codes; few imports."""
 
 from __future__ import annotations
 

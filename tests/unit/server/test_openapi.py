@@ -154,7 +154,7 @@ def test_openapi_route_without_operation_is_omitted() -> None:
     assert generate_document([], authorized_roles=())["paths"] == {}
 
 
-# Everything on the wallets' port
+# Everything on the port of the wallet API
 
 
 def create_complete_routes(folder: Path, **changes: Any) -> Listeners:
@@ -215,7 +215,7 @@ async def test_openapi_every_wallet_path_is_described(tmp_path: Path) -> None:
 
 
 def list_routes(listeners: Listeners) -> Iterator[Route]:
-    """Every route of the wallets' port, described or not."""
+    """Every route of the port of the wallet API, described or not."""
     app: Any = listeners._wallet_app
     while not isinstance(app, Starlette):
         app = app._app

@@ -47,7 +47,7 @@ ROUTES = [
 
 
 async def request_path(path: str, *names: str) -> tuple[httpx.Response, list[dict[str, object]]]:
-    """A response, and the log lines written meanwhile."""
+    """A response, and the log lines of its request."""
     transport = httpx.ASGITransport(add_middleware(ROUTES))
     with capture_logs() as logs:
         async with httpx.AsyncClient(transport=transport, base_url="http://helper") as client:

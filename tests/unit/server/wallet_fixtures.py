@@ -1,4 +1,4 @@
-"""The wallets' application with fake dependencies, and a client without a socket."""
+"""The wallet API application with fake dependencies, and a client without a socket."""
 
 from __future__ import annotations
 
