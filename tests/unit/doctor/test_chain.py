@@ -25,14 +25,14 @@ def by_subject(findings: list[CheckResult]) -> dict[str, CheckResult]:
 
 
 def test_evaluate_nodes_reports_values_of_healthy_node() -> None:
-    judged = evaluate_nodes([GOOD], LIMITS)
-    node, chain = judged.findings
+    evaluation = evaluate_nodes([GOOD], LIMITS)
+    node, chain = evaluation.findings
     assert (node.subject, node.level) == ("node a:1317", Level.OK)
     assert node.message == "chain svote-1, height 100, block 3 s old, response in 10 ms, version v1.3.0"
     assert node.facts["latency_ms"] == 10.0
     assert chain.level is Level.OK
     assert "add a second one" in chain.message
-    assert judged.usable == [GOOD]
+    assert evaluation.usable == [GOOD]
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_evaluate_nodes_faulty_node_fails_alone_and_warns_with_healthy_one(
 
 
 def test_evaluate_nodes_without_chain_id_uses_that_of_first_node() -> None:
-    judged = evaluate_nodes([named("a:1", chain_id="x-1"), GOOD], replace(LIMITS, chain_id=None))
-    assert [node.name for node in judged.usable] == ["a:1"]
+    evaluation = evaluate_nodes([named("a:1", chain_id="x-1"), GOOD], replace(LIMITS, chain_id=None))
+    assert [node.name for node in evaluation.usable] == ["a:1"]
 
 
 def test_evaluate_nodes_slow_node_is_warning() -> None:
@@ -71,8 +71,8 @@ def test_evaluate_nodes_slow_node_is_warning() -> None:
 
 
 def test_evaluate_nodes_unreachable_rpc_is_warning_and_node_stays_usable() -> None:
-    judged = evaluate_nodes([named("a:1", rpc=NodeReport("a:2", problem="unreachable"))], LIMITS)
-    result = by_subject(judged.findings)
+    evaluation = evaluate_nodes([named("a:1", rpc=NodeReport("a:2", problem="unreachable"))], LIMITS)
+    result = by_subject(evaluation.findings)
     assert result["rpc a:2"].level is Level.WARN
     assert result["node a:1"].level is Level.OK
     healthy = evaluate_nodes([named("a:1", rpc=named("a:2"))], LIMITS)

@@ -1,4 +1,4 @@
-"""The wallet application on a socket, with or without the fast path, and its observable behavior."""
+"""The wallet API application on a socket, with or without the fast path, and its observable behaviour."""
 
 from __future__ import annotations
 
