@@ -103,7 +103,7 @@ async def test_demo_with_keep_serves_page_with_live_data(tmp_path: Path) -> None
                 addresses[name] = value
                 if "Ctrl-C" in name:
                     break
-        url, token = addresses["helper, and its page"], addresses["operator token, for the page's queue"]
+        url, token = addresses["helper and its page"], addresses["operator token, for the page's queue"]
         async with asyncio.timeout(60), httpx.AsyncClient(base_url=url, timeout=30) as http:
             page = await http.get("/queue")
             assert page.headers["content-type"].startswith("text/html")

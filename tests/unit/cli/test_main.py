@@ -39,7 +39,7 @@ def test_no_arguments_prints_help_and_exits_usage(capsys: pytest.CaptureFixture[
 
 def test_help_names_setting_of_each_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command("serve", "--help") == 0
-    assert "instead of [helper] host" in " ".join(capsys.readouterr().out.split())
+    assert "(default: [helper] host)" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("arguments", [("nonsense",), ("queue", "list", "--nonsense"), ("config",), ("queue", "show")])

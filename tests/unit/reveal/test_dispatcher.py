@@ -287,7 +287,7 @@ async def test_dispatch_waits_until_blocks_since_last_stop_are_read(pipeline: Pi
         await pipeline.enqueue(1, 2)
         await pipeline.settle_dispatcher()
         assert pipeline.prover.started_proofs == []
-        assert "last stop" in str(pipeline.dispatcher.pause_reason)
+        assert "last shutdown" in str(pipeline.dispatcher.pause_reason)
         await pipeline.count_on_chain(1)
         pipeline.listener.is_ready = True
         pipeline.dispatcher.wake()
