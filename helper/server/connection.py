@@ -19,7 +19,7 @@ from helper.ingest.payload import SMALL_BODY_BYTES, error_body
 from helper.server import peer_credentials
 from helper.server.body_reader import COMPLETE_BODY_KEY, DRAIN_BYTES, DRAIN_SECONDS
 from helper.server.connection_input import SmallReads, ends_at_most_one_head, piece_end
-from helper.server.connection_limits import MAX_PIPELINED, ConnectionLimits
+from helper.server.connection_limits import MAX_BODY_PIECES, MAX_PIPELINED, MIN_PIECE_BYTES, ConnectionLimits
 from helper.server.connection_timers import Deadline, StallTimer
 from helper.server.middleware import RETRY_AFTER_SECONDS, CorsMiddleware, error_response
 from helper.server.rate_limits import RefusalLimiter, costs_token
@@ -84,6 +84,8 @@ class BoundedProtocol(HttpConnection):
         self._headers_left = limits.max_headers
         # bytes received since the parser last reported a part of a body or the end of a head
         self._unreported_bytes = 0
+        self._body_bytes = 0  # parsed bytes of the current body
+        self._body_pieces = 0
         self._unparsed = b""  # received bytes that wait until the pipeline is empty
         self._is_last_request = False  # the last request is complete; later input is discarded
         self._last_response: bytes | None = None  # the refusal to send after the responses to earlier requests
@@ -196,12 +198,18 @@ class BoundedProtocol(HttpConnection):
         """Start the request: its head is complete."""
         super().on_headers_complete()
         self._is_in_head, self._unreported_bytes = False, 0
+        self._body_bytes = self._body_pieces = 0
         self._idle_deadline.clear()
         self._request_deadline.set(self.waiting_since + self.limits.request_seconds)
+
+    def on_chunk_header(self) -> None:
+        """Count a chunk of the body."""
+        self._count_body_piece()
 
     def on_body(self, body: bytes) -> None:
         """Store a part of the body; `BodyReader` limits its size."""
         self._unreported_bytes = 0
+        self._body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -262,10 +270,27 @@ class BoundedProtocol(HttpConnection):
             if self._is_last_request or self.transport.is_closing():
                 at = len(data)
                 break
-            end = piece_end(data, at)
+            end = self._piece_end(data, at)
             self._parse_piece(data[at:end])
             at = end
         self._unparsed = data[at:]
+
+    def _piece_end(self, data: bytes, at: int) -> int:
+        """End of the piece that begins at `at`: the rest of a body of known length, or the next end of a head."""
+        if not self._is_in_head:
+            left = self.content_length - self._body_bytes
+            if left > 0:
+                return min(at + left, len(data))
+            try:
+                self._count_body_piece()
+            except _RefusedError as refusal:
+                self._reject(refusal)
+        return piece_end(data, at)
+
+    def _count_body_piece(self) -> None:
+        self._body_pieces += 1
+        if self._body_pieces > MAX_BODY_PIECES and self._body_pieces * MIN_PIECE_BYTES > self._body_bytes:
+            raise _RefusedError(HTTPStatus.BAD_REQUEST, f"body: has more than {MAX_BODY_PIECES} small chunks")
 
     def _on_pipeline_empty(self) -> None:
         """Handle the start of the last request in the pipeline: parse the unparsed bytes."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import ClassVar, Final
 
 from helper.server.connection_limits import READ_BYTES
 
 _HEAD_END: Final = b"\n\r\n"
 """The end of every request head that llhttp accepts."""
+_LINE_ENDS: Final = re.compile(rb"[\r\n]+")
 
 
 class SmallReads(asyncio.BufferedProtocol):
@@ -58,9 +60,10 @@ def ends_at_most_one_head(data: bytes) -> bool:
 def piece_end(data: bytes, at: int) -> int:
     """End of the piece that begins at `at`: after the next end of a request head.
 
-    A line end at the start is a separate piece, because it may end a head that began in an earlier read.
+    Line ends at the start are a separate piece, because the first ones may end a head that began in an earlier read.
+    The others are empty lines before the next request.
     """
-    if data.startswith((b"\n", b"\r\n"), at):
-        return data.index(b"\n", at) + 1
+    if data.startswith((b"\n", b"\r\n"), at) and (line_ends := _LINE_ENDS.match(data, at)) is not None:
+        return line_ends.end()
     found = data.find(_HEAD_END, at)
     return found + len(_HEAD_END) if found >= 0 else len(data)

@@ -10,6 +10,12 @@ MAX_PIPELINED: Final = 1
 
 A parsed request takes up to thirty times the memory of its bytes, so additional requests wait unparsed.
 """
+MAX_BODY_PIECES: Final = 1024
+"""Pieces of one body: its chunks, and the parts into which it is split because they look like the end of a head.
+
+Each takes about as much time as 1 KiB of data. More are allowed if they have `MIN_PIECE_BYTES` bytes on average.
+"""
+MIN_PIECE_BYTES: Final = 256
 READ_BYTES: Final = 16 << 10
 """Maximum bytes of one read, and of a connection's unparsed data: nothing is read while requests wait."""
 

@@ -142,6 +142,15 @@ class HttpConnection(HttpToolsProtocol):
             self.cycle.keep_alive = False
             self.cycle.transport = cast("asyncio.Transport", self._closed_after_body())
 
+    def on_chunk_header(self) -> None:
+        """Begin a chunk of the body."""
+
+    @property
+    def content_length(self) -> int:
+        """Length of the body by the headers of the request parsed last; 0 if it is chunked or there is none."""
+        headers = dict(self.headers)
+        return 0 if b"transfer-encoding" in headers else int(headers.get(b"content-length", b"0"))
+
     def _ignore_upgrade(self) -> None:
         """Replace the parser with one that parses only the body of the current request.
 
@@ -150,7 +159,9 @@ class HttpConnection(HttpToolsProtocol):
         """
         framing = [header for header in self.headers if header[0] in {b"content-length", b"transfer-encoding"}]
         lines = [b"POST / HTTP/1.1", b"connection: close", *(b"%b: %b" % header for header in framing), b"", b""]
-        callbacks = SimpleNamespace(on_body=self.on_body, on_message_complete=self.on_message_complete)
+        callbacks = SimpleNamespace(
+            on_chunk_header=self.on_chunk_header, on_body=self.on_body, on_message_complete=self.on_message_complete
+        )
         self.parser = httptools.HttpRequestParser(callbacks)
         self.is_upgrade = False
         self.parser.feed_data(b"\r\n".join(lines))

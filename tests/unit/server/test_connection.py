@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from helper.server.application import add_middleware
 from helper.server.connection import BoundedProtocol
-from helper.server.connection_limits import MAX_PIPELINED, ConnectionLimits
+from helper.server.connection_limits import MAX_BODY_PIECES, MAX_PIPELINED, READ_BYTES, ConnectionLimits
 from helper.server.http_server import create_server
 from tests.unit.server.server_fixtures import HELLO_REQUEST, EndlessRoutes, RawClient, parse_error, run_server
 
@@ -252,6 +252,61 @@ async def test_pipeline_of_tiny_requests_is_bounded(pipeline_lengths: list[int])
     assert response.count(b"HTTP/1.1 404 Not Found\r\n") == count
     assert response_bodies(response) == [b"hello"]
     assert 0 < max(pipeline_lengths) <= MAX_PIPELINED
+
+
+BODY_HEAD = b"POST /echo HTTP/1.1\r\nHost: x\r\n%b\r\n"
+
+
+@pytest.mark.parametrize("pattern", [b"\n", b"\r\n", b"\n\r\n", b"a\n\r\n", b"\nGET /hello HTTP/1.1\r\n\r\n"])
+async def test_body_of_line_ends_is_parsed_in_few_pieces(pattern: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces: list[int] = []
+    parse = BoundedProtocol.parse
+
+    def count(self: BoundedProtocol, data: bytes) -> None:
+        pieces.append(len(data))
+        parse(self, data)
+
+    monkeypatch.setattr(BoundedProtocol, "parse", count)
+    body = pattern * (200_000 // len(pattern))
+    async with run_server(LIMITS) as port:
+        client = await RawClient.connect(port, BODY_HEAD % b"Content-Length: %d\r\n" % len(body) + body)
+        assert await client.request(b"") == body
+        assert await client.request() == b"hello"
+        client.writer.close()
+    assert sum(pieces) == len(BODY_HEAD % b"Content-Length: %d\r\n" % len(body) + body + HELLO_REQUEST)
+    assert len(pieces) <= 2 * len(body) // READ_BYTES + 8
+
+
+async def test_line_ends_before_request_are_parsed_in_few_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces: list[bytes] = []
+    parse = BoundedProtocol.parse
+    monkeypatch.setattr(BoundedProtocol, "parse", lambda self, data: (pieces.append(data), parse(self, data)))
+    async with run_server(LIMITS) as port:
+        client = await RawClient.connect(port, b"\n" * 2000)
+        assert await client.request() == b"hello"
+        client.writer.close()
+    assert len(pieces) < 20
+
+
+@pytest.mark.parametrize("upgrade", [b"", b"Connection: Upgrade\r\nUpgrade: x\r\n"])
+@pytest.mark.parametrize(
+    ("chunk", "status"),
+    [(b"1\r\n{\r\n", 400), (b"4\r\na\n\r\n\r\n", 400), (b"200\r\n" + b"a" * 512 + b"\r\n", 200)],
+)
+async def test_body_of_many_small_chunks_is_refused(upgrade: bytes, chunk: bytes, status: int) -> None:
+    head = BODY_HEAD % (upgrade + b"Transfer-Encoding: chunked\r\nConnection: close\r\n")
+    async with run_server(LIMITS) as port:
+        client = await RawClient.connect(port, head + chunk * (MAX_BODY_PIECES + 1) + b"0\r\n\r\n")
+        response = await client.read_rest()
+    assert response.startswith(b"HTTP/1.1 %d " % status)
+
+
+async def test_body_of_some_small_chunks_is_read() -> None:
+    head = BODY_HEAD % b"Transfer-Encoding: chunked\r\n"
+    async with run_server(LIMITS) as port:
+        client = await RawClient.connect(port, head + b"1\r\n{\r\n" * 500 + b"0\r\n\r\n")
+        assert await client.request(b"") == b"{" * 500
+        client.writer.close()
 
 
 class FakeTransport(asyncio.Transport):
