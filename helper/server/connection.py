@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Iterable
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import httptools
 import orjson
@@ -19,7 +20,14 @@ from helper.ingest.payload import SMALL_BODY_BYTES, error_body
 from helper.server import peer_credentials
 from helper.server.body_reader import COMPLETE_BODY_KEY, DRAIN_BYTES, DRAIN_SECONDS
 from helper.server.connection_input import SmallReads, ends_at_most_one_head, piece_end
-from helper.server.connection_limits import MAX_BODY_PIECES, MAX_PIPELINED, MIN_PIECE_BYTES, ConnectionLimits
+from helper.server.connection_limits import (
+    MAX_BODY_PIECES,
+    MAX_PIPELINED,
+    MAX_UNSENT_BYTES,
+    MAX_UNSENT_BYTES_PER_CLIENT,
+    MIN_PIECE_BYTES,
+    ConnectionLimits,
+)
 from helper.server.connection_timers import Deadline, StallTimer
 from helper.server.middleware import RETRY_AFTER_SECONDS, CorsMiddleware, error_response
 from helper.server.rate_limits import RefusalLimiter, costs_token
@@ -78,6 +86,7 @@ class BoundedProtocol(HttpConnection):
         self._request_deadline = Deadline(self.loop, self._on_request_deadline)
         self._idle_deadline = Deadline(self.loop, self._on_idle_deadline)
         self._stall_timer = StallTimer(self.loop, limits.stalled_seconds)
+        self._stalled_since: float | None = None  # since when the client leaves a response unread, in loop time
         self.waiting_since = 0.0  # start of the current request, or of the wait for it
         self._is_in_head = True  # or between two requests
         self._head_bytes_left = limits.max_head_bytes
@@ -117,6 +126,7 @@ class BoundedProtocol(HttpConnection):
         self._request_deadline.close()
         self._idle_deadline.close()
         self._stall_timer.stop()
+        self._stalled_since = None
         self._unparsed = b""
         if self._client is not None:
             self._clients[self._client].discard(self)
@@ -154,9 +164,13 @@ class BoundedProtocol(HttpConnection):
         return True
 
     def pause_writing(self) -> None:
-        """Start the stall timer: the write buffer is full."""
+        """Start the stall timer: the write buffer is full. Drop stalled connections if too much is unsent."""
         super().pause_writing()
         self._stall_timer.start(self.transport)
+        self._stalled_since = self.loop.time()
+        if self._client is not None:
+            _limit_unsent(self._clients[self._client], MAX_UNSENT_BYTES_PER_CLIENT)
+        _limit_unsent(cast("set[BoundedProtocol]", self.all_connections), MAX_UNSENT_BYTES)
 
     def resume_writing(self) -> None:
         """Stop the stall timer: the client is reading again."""
@@ -430,3 +444,20 @@ class BoundedProtocol(HttpConnection):
         self._discardable_bytes -= size
         if self._discardable_bytes < 0:
             self.transport.close()
+
+
+def _limit_unsent(connections: Iterable[BoundedProtocol], limit: int) -> None:
+    """Abort connections, the longest-stalled first, until their clients leave at most `limit` bytes unread.
+
+    The one that stalled last stays open, however large its response is.
+    """
+    stalled = [connection for connection in connections if connection._stalled_since is not None]
+    unsent = sum(connection.transport.get_write_buffer_size() for connection in stalled)
+    if unsent <= limit:
+        return
+    for connection in sorted(stalled, key=lambda each: each._stalled_since or 0.0)[:-1]:
+        unsent -= connection.transport.get_write_buffer_size()
+        connection._stalled_since = None
+        connection.transport.abort()
+        if unsent <= limit:
+            return

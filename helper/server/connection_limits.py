@@ -19,6 +19,11 @@ MIN_PIECE_BYTES: Final = 256
 READ_BYTES: Final = 16 << 10
 """Maximum bytes of one read, and of a connection's unparsed data: nothing is read while requests wait."""
 
+MAX_UNSENT_BYTES: Final = 32 << 20
+"""Bytes of responses that all clients together may leave unread. Above it the longest-stalled connection is aborted."""
+MAX_UNSENT_BYTES_PER_CLIENT: Final = 8 << 20
+"""The same for one client, if the client is known."""
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:

@@ -98,6 +98,11 @@ class HttpConnection(HttpToolsProtocol):
         return self.client[0] if self.client else None
 
     @property
+    def all_connections(self) -> set[Any]:
+        """Open connections of the server, this one included."""
+        return self.connections
+
+    @property
     def open_connections(self) -> int:
         """Number of open connections of the server, this one included."""
         return len(self.connections)

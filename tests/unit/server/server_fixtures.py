@@ -21,6 +21,8 @@ from helper.server.uvicorn_adapter import Server
 PATIENCE_SECONDS = 20.0
 HELLO_REQUEST = b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n"
 
+MEDIUM_BYTES = 8 << 20
+
 
 async def hello(_request: Request) -> Response:
     return Response(b"hello")
@@ -28,6 +30,10 @@ async def hello(_request: Request) -> Response:
 
 async def large(_request: Request) -> Response:
     return Response(b"x" * (32 << 20))
+
+
+async def medium(_request: Request) -> Response:
+    return Response(b"x" * MEDIUM_BYTES)
 
 
 async def echo(request: Request) -> Response:
@@ -84,6 +90,7 @@ async def run_server(
             Route("/endless/wait", endless.wait),
             Route("/hello", hello),
             Route("/large", large),
+            Route("/medium", medium),
             Route("/early", hello, methods=["POST"]),
             Route("/echo", echo, methods=["POST"]),
             Route("/header-names", header_names, methods=["POST"]),

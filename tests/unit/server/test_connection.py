@@ -257,16 +257,22 @@ async def test_pipeline_of_tiny_requests_is_bounded(pipeline_lengths: list[int])
 BODY_HEAD = b"POST /echo HTTP/1.1\r\nHost: x\r\n%b\r\n"
 
 
-@pytest.mark.parametrize("pattern", [b"\n", b"\r\n", b"\n\r\n", b"a\n\r\n", b"\nGET /hello HTTP/1.1\r\n\r\n"])
-async def test_body_of_line_ends_is_parsed_in_few_pieces(pattern: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def count_pieces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Record the length of each piece that is fed to the parser."""
     pieces: list[int] = []
     parse = BoundedProtocol.parse
 
-    def count(self: BoundedProtocol, data: bytes) -> None:
+    def record(self: BoundedProtocol, data: bytes) -> None:
         pieces.append(len(data))
         parse(self, data)
 
-    monkeypatch.setattr(BoundedProtocol, "parse", count)
+    monkeypatch.setattr(BoundedProtocol, "parse", record)
+    return pieces
+
+
+@pytest.mark.parametrize("pattern", [b"\n", b"\r\n", b"\n\r\n", b"a\n\r\n", b"\nGET /hello HTTP/1.1\r\n\r\n"])
+async def test_body_of_line_ends_is_parsed_in_few_pieces(pattern: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = count_pieces(monkeypatch)
     body = pattern * (200_000 // len(pattern))
     async with run_server(LIMITS) as port:
         client = await RawClient.connect(port, BODY_HEAD % b"Content-Length: %d\r\n" % len(body) + body)
@@ -278,9 +284,7 @@ async def test_body_of_line_ends_is_parsed_in_few_pieces(pattern: bytes, monkeyp
 
 
 async def test_line_ends_before_request_are_parsed_in_few_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    pieces: list[bytes] = []
-    parse = BoundedProtocol.parse
-    monkeypatch.setattr(BoundedProtocol, "parse", lambda self, data: (pieces.append(data), parse(self, data)))
+    pieces = count_pieces(monkeypatch)
     async with run_server(LIMITS) as port:
         client = await RawClient.connect(port, b"\n" * 2000)
         assert await client.request() == b"hello"

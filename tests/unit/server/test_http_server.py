@@ -30,7 +30,14 @@ from helper.server.http_server import (
 )
 from helper.server.rate_limits import RefusalLimiter
 from tests.support.clock import FakeClock
-from tests.unit.server.server_fixtures import HELLO_REQUEST, PATIENCE_SECONDS, RawClient, parse_error, run_server
+from tests.unit.server.server_fixtures import (
+    HELLO_REQUEST,
+    MEDIUM_BYTES,
+    PATIENCE_SECONDS,
+    RawClient,
+    parse_error,
+    run_server,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -379,3 +386,42 @@ def test_unix_listener_other_file_is_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(HelperError, match="cannot create the control socket"), listen_unix(path):
         pass
     assert path.read_text() == "mine"
+
+
+async def test_unread_responses_of_one_client_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost: asyncio.Queue[BoundedProtocol] = asyncio.Queue()
+    connection_lost = BoundedProtocol.connection_lost
+
+    def note_lost(self: BoundedProtocol, exc: Exception | None) -> None:
+        lost.put_nowait(self)
+        connection_lost(self, exc)
+
+    monkeypatch.setattr(BoundedProtocol, "connection_lost", note_lost)
+    limits = ConnectionLimits(head_seconds=60, stalled_seconds=60)
+    async with contextlib.AsyncExitStack() as closing, run_server(limits, RefusalLimiter(FakeClock())) as port:
+        stalled = [await connect_stalled(port) for _ in range(12)]
+        for connection in stalled:
+            closing.callback(connection.close)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await lost.get()
+            assert await count_bytes(stalled[0]) < MEDIUM_BYTES, "the oldest connection was aborted"
+            assert await count_bytes(stalled[-1]) > MEDIUM_BYTES
+
+
+async def connect_stalled(port: int) -> socket.socket:
+    """Request `/medium` and do not read the response."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+    connection.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(connection, ("127.0.0.1", port))
+    await loop.sock_sendall(connection, b"GET /medium HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    return connection
+
+
+async def count_bytes(connection: socket.socket) -> int:
+    """Number of bytes until the end of a connection."""
+    count = 0
+    while data := await asyncio.get_running_loop().sock_recv(connection, 1 << 20):
+        count += len(data)
+    return count
