@@ -37,8 +37,8 @@ async def run_operator_command(
     helper: HelperProcess, directory: Path, *arguments: str, code: int = 0
 ) -> dict[str, Any]:
     """Run a command with this helper's configuration. Returns its output."""
-    arguments = ("queue", *arguments, "--config", str(helper.config), "--yes", "--json")
-    exit_code, response, messages = await run_command_line(directory, *arguments)
+    command_line = ("queue", *arguments, "--config", str(helper.config), "--yes", "--json")
+    exit_code, response, messages = await run_command_line(directory, *command_line)
     assert exit_code == code, messages
     assert_conforms(f"queue-{arguments[0]}", response)
     assert response["source"] == "daemon"
