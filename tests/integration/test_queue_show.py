@@ -94,6 +94,7 @@ async def test_queue_show_broadcast_share_has_transaction(
             position = await wallet.cast_ballot(sealed)
             vote = await wallet.post_shares(sealed, position, times=ballot.immediate_times(), indices=[3])
         await helper.wait_until("has sent it", lambda facts: facts["counts"].get("answer_accepted"))
+        await chain.set_faults(freeze_blocks=True)  # ten blocks later the share would be proven again
         share = await find_only_share(helper)
         details, text = await show_share(helper, share["ref"])
         ((message,),) = helper.query_rows("SELECT message FROM reveals")

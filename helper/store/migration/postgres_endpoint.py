@@ -24,7 +24,7 @@ _DECRYPT_AS: Final = {"page_shares": "share_by_id", "page_reveals": "reveal", "p
 """Statement names by which `RowEncryption` decrypts rows."""
 _ENCRYPT_AS: Final = {"write_round_keys": "add_round_key"}
 _LOCK_ATTEMPTS: Final = 20
-"""Attempts to acquire the exclusive lock while no host is listed: the server ends a closed connection with a delay."""
+"""Attempts to acquire the exclusive lock: the server ends a closed connection, and releases its lock, with a delay."""
 _LOCK_PAUSE_SECONDS: Final = 0.05
 
 
@@ -90,8 +90,8 @@ class PostgresEndpoint(MigrationEndpoint):
             for attempt in range(_LOCK_ATTEMPTS):
                 if self.fetch_all("lock_schema_exclusive", parameters) == [(True,)]:
                     break
-                hosts = ", ".join(str(row[0]) for row in self.fetch_all("list_lock_holders", parameters))
-                if hosts or attempt == _LOCK_ATTEMPTS - 1:
+                if attempt == _LOCK_ATTEMPTS - 1:
+                    hosts = ", ".join(str(row[0]) for row in self.fetch_all("list_lock_holders", parameters))
                     raise StoreLocked(
                         f"hosts use {self.label}: {hosts or 'they have just stopped'}",
                         advice="Stop the helper on each of these hosts first.",
