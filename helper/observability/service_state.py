@@ -43,7 +43,7 @@ class StatsSummary(TypedDict):
 
 
 class CheckState(TypedDict):
-    """A readiness check (`helper.observability.health_checks.Check`)."""
+    """A readiness check (`helper.observability.readiness_text.Check`)."""
 
     name: str
     problem: str | None
