@@ -30,7 +30,7 @@ Valid only until the first call of `receive`.
 
 DRAIN_SECONDS: Final = 1.0
 DRAIN_BYTES: Final = 4 << 20
-"""Limits for reading and discarding the rest of a body that is too large, so that the client can read the response."""
+"""Limits for reading and discarding the rest of a body that is not used, so that the client can read the response."""
 
 _CLOSE_HEADERS: Final = {"Connection": "close"}
 """Sent when a body was not read completely: the connection cannot be reused."""

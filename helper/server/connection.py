@@ -31,6 +31,7 @@ from helper.server.connection_limits import (
 from helper.server.connection_timers import Deadline, StallTimer
 from helper.server.middleware import RETRY_AFTER_SECONDS, CorsMiddleware, error_response
 from helper.server.rate_limits import RefusalLimiter, costs_token
+from helper.server.request_turns import RequestTurns
 from helper.server.uvicorn_adapter import ConnectRefusedError, HttpConnection
 
 ABORT_KEY: Final = "abort connection"
@@ -65,6 +66,7 @@ class BoundedProtocol(HttpConnection):
         limits: limits of connections.
         limiter: identifies clients and charges them for refused requests; None for no limits per client.
         clients: open connections of the listener by client; clients without connections are removed.
+        turns: starts the requests of all connections of the listener.
         arguments: for uvicorn's protocol.
         options: for uvicorn's protocol.
     """
@@ -74,6 +76,7 @@ class BoundedProtocol(HttpConnection):
         limits: ConnectionLimits,
         limiter: RefusalLimiter | None,
         clients: defaultdict[bytes, set[BoundedProtocol]],
+        turns: RequestTurns,
         *arguments: Any,
         **options: Any,
     ) -> None:
@@ -81,6 +84,7 @@ class BoundedProtocol(HttpConnection):
         self.limits = limits
         self._limiter = limiter
         self._clients = clients
+        self._turns = turns
         self._client: bytes | None = None
         # deadline of the current request, or of the wait for the first request
         self._request_deadline = Deadline(self.loop, self._on_request_deadline)
@@ -98,7 +102,8 @@ class BoundedProtocol(HttpConnection):
         self._unparsed = b""  # received bytes that wait until the pipeline is empty
         self._is_last_request = False  # the last request is complete; later input is discarded
         self._last_response: bytes | None = None  # the refusal to send after the responses to earlier requests
-        self._discardable_bytes: int | None = None  # bytes still discarded after a refusal; None before it is sent
+        # bytes that are still discarded: of a body after its response, or after the last response; otherwise None
+        self._discardable_bytes: int | None = None
 
     # ------------------------------------------------------------------ transport events
 
@@ -136,8 +141,8 @@ class BoundedProtocol(HttpConnection):
 
     def data_received(self, data: bytes) -> None:
         """Parse received bytes; enforce the limits on the head."""
-        if self._is_last_request:
-            self._discard(len(data))
+        self._discard(len(data))
+        if self._is_last_request or self.transport.is_closing():
             return
         if self._is_in_head and not self._request_deadline:
             self._start_request_deadline()
@@ -231,7 +236,7 @@ class BoundedProtocol(HttpConnection):
         if self.is_upgrade:
             return  # httptools ends a request with `Upgrade` at its head; the body follows
         self._is_last_request = not self.is_kept_alive
-        self._is_in_head, self._unreported_bytes = True, 0
+        self._is_in_head, self._unreported_bytes, self._discardable_bytes = True, 0, None
         self._request_deadline.clear()
         super().on_message_complete()
         if self.is_answering:
@@ -244,15 +249,20 @@ class BoundedProtocol(HttpConnection):
 
     # ------------------------------------------------------------------ responses
 
+    def on_request_ready(self, method: str) -> None:
+        """Start a posted share immediately, and other requests in turn."""
+        if method == "POST":
+            self.start_ready()
+        else:
+            self._turns.append(self.start_ready)
+
     def on_response_complete(self) -> None:
         """Start the next request of the pipeline, or the timer for the unread request body."""
         super().on_response_complete()
         if not self.transport.is_closing():
             if self.pipelined:
                 self._idle_deadline.clear()
-                self.start_pipelined()
-                if not self.pipelined:
-                    self._on_pipeline_empty()
+                self._turns.append(self._start_pipelined)
             elif self._last_response is not None:
                 self._send_last_response(self._last_response)
                 return
@@ -264,7 +274,9 @@ class BoundedProtocol(HttpConnection):
         if self.expects_continue:
             # After a final response the client may omit the announced body, so the next bytes are ambiguous.
             self.transport.close()
-        elif not self._request_deadline:
+            return
+        self._discardable_bytes = DRAIN_BYTES
+        if not self._request_deadline:
             self._start_request_deadline()
 
     async def respond_cancelled(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -306,8 +318,11 @@ class BoundedProtocol(HttpConnection):
         if self._body_pieces > MAX_BODY_PIECES and self._body_pieces * MIN_PIECE_BYTES > self._body_bytes:
             raise _RefusedError(HTTPStatus.BAD_REQUEST, f"body: has more than {MAX_BODY_PIECES} small chunks")
 
-    def _on_pipeline_empty(self) -> None:
-        """Handle the start of the last request in the pipeline: parse the unparsed bytes."""
+    def _start_pipelined(self) -> None:
+        """Start the next request of the pipeline, and parse the unparsed bytes if it was the last one."""
+        self.start_pipelined()
+        if self.pipelined or self.transport.is_closing():
+            return
         if self._request_deadline:
             self._start_request_deadline()  # until now the client could not send the rest of this request
         self._parse_unparsed()
@@ -439,11 +454,10 @@ class BoundedProtocol(HttpConnection):
         self._set_idle_deadline(DRAIN_SECONDS)
 
     def _discard(self, size: int) -> None:
-        if self._discardable_bytes is None:
-            return
-        self._discardable_bytes -= size
-        if self._discardable_bytes < 0:
-            self.transport.close()
+        if self._discardable_bytes is not None:
+            self._discardable_bytes -= size
+            if self._discardable_bytes < 0:
+                self.transport.close()
 
 
 def _limit_unsent(connections: Iterable[BoundedProtocol], limit: int) -> None:

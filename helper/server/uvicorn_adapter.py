@@ -49,7 +49,8 @@ class HttpConnection(HttpToolsProtocol):
     """HTTP/1.1 connection without limits and without protocol upgrades.
 
     A subclass overrides callbacks of asyncio and httptools. It forwards each with `super()`, except `data_received` and
-    `eof_received`. It decides which received bytes to `parse`, and in `on_response_complete` when to `start_pipelined`.
+    `eof_received`. It decides which received bytes to `parse`, in `on_request_ready` when to `start_ready`, and in
+    `on_response_complete` when to `start_pipelined`.
 
     Attributes:
         loop: the event loop.
@@ -70,6 +71,7 @@ class HttpConnection(HttpToolsProtocol):
         self.pipelined: Sized = self.pipeline
         self.is_upgrade = False
         self._running: RequestResponseCycle | None = None  # the latest request that the application was called for
+        self._ready: tuple[RequestResponseCycle, Any] | None = None  # a request that waits for `start_ready`
 
     # ------------------------------------------------------------------ connection
 
@@ -85,9 +87,10 @@ class HttpConnection(HttpToolsProtocol):
             # uvicorn does this only for the request parsed last; a write after the end raises an exception.
             self._running.disconnected = True
             self._running.message_event.set()
-        for cycle, _ in self.pipeline:
+        for cycle, _ in (*self.pipeline, *([self._ready] if self._ready else ())):
             cycle.on_response = _do_nothing  # never called, and its reference would keep this object alive
         self.pipeline.clear()
+        self._ready = None
         if self.cycle is not None:
             self.cycle.transport = self.transport
         super().connection_lost(exc)
@@ -234,13 +237,29 @@ class HttpConnection(HttpToolsProtocol):
 
     @property
     def is_running(self) -> bool:
-        """Whether the application runs a request whose response is still wanted and incomplete."""
-        running = self._running
+        """Whether a request runs, or is ready to start, whose response is still wanted and incomplete."""
+        running = self._ready[0] if self._ready is not None else self._running
         return running is not None and not running.response_complete and not running.disconnected
 
+    def on_request_ready(self, method: str) -> None:  # noqa: ARG002 (for subclasses)
+        """Start a request: its head is complete, and no earlier one is being answered. A subclass may start it later.
+
+        Args:
+            method: of the request.
+        """
+        self.start_ready()
+
+    def start_ready(self) -> None:
+        """Start the request that is ready, unless it was dropped or the connection was lost."""
+        if self._ready is not None:
+            ready, self._ready = self._ready, None
+            if not ready[0].disconnected:
+                self._start(*ready)
+
     def start_pipelined(self) -> None:
-        """Start the request that has waited longest in the pipeline."""
-        self._start_asgi_task(*self.pipeline.pop())
+        """Start the request that has waited longest in the pipeline, if there is one."""
+        if self.pipeline:
+            self._start(*self.pipeline.pop())
 
     def on_response_complete(self) -> None:
         """Count the response. uvicorn's method also sets a timer and resumes reading while requests wait."""
@@ -251,6 +270,10 @@ class HttpConnection(HttpToolsProtocol):
         raise NotImplementedError
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._ready = cycle, app
+        self.on_request_ready(cycle.scope["method"])
+
+    def _start(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
         super()._start_asgi_task(cycle, partial(self._run, cycle, app))
 

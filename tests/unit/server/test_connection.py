@@ -8,17 +8,22 @@ import gc
 import itertools
 import logging
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 import uvloop
 from structlog.testing import capture_logs
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from helper.server.application import add_middleware
+from helper.server.body_reader import DRAIN_BYTES
 from helper.server.connection import BoundedProtocol
 from helper.server.connection_limits import MAX_BODY_PIECES, MAX_PIPELINED, READ_BYTES, ConnectionLimits
 from helper.server.http_server import create_server
+from helper.server.request_turns import STARTS_PER_ITERATION, RequestTurns
 from tests.unit.server.server_fixtures import HELLO_REQUEST, EndlessRoutes, RawClient, parse_error, run_server
 
 pytestmark = pytest.mark.anyio
@@ -373,10 +378,56 @@ async def test_pipelining_connections_hold_at_most_64_kib_each(request_head: byt
         held = (tracemalloc.get_traced_memory()[0] - before) / count
     finally:
         tracemalloc.stop()
-    for task in server.server_state.tasks:
-        task.cancel()
+        for connection in list(server.server_state.connections):
+            connection.connection_lost(OSError())  # drops the requests that wait for their turn
     assert max(delivered) < len(sent), "the pipeline is full"
     assert held <= 64 << 10
+
+
+# Turns
+
+
+async def test_requests_of_many_connections_start_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    connections, pipelined = 60, 20
+    loop = asyncio.get_running_loop()
+    iteration = 0
+    starts = Counter[int]()
+
+    def count_iteration() -> None:
+        nonlocal iteration
+        iteration += 1
+        timers[:] = [loop.call_soon(count_iteration)]
+
+    async def count_start(cycle: RequestResponseCycle, app: Any) -> None:
+        starts[iteration] += 1
+        await run_asgi(cycle, app)
+
+    timers: list[asyncio.Handle] = []
+    run_asgi = RequestResponseCycle.run_asgi
+    monkeypatch.setattr(RequestResponseCycle, "run_asgi", count_start)
+    async with run_server(LIMITS) as port:
+        clients = [await RawClient.connect(port) for _ in range(connections)]
+        count_iteration()
+        for client in clients:
+            client.writer.write(HELLO_REQUEST * pipelined)
+        for client in clients:
+            assert [await client.request(b"") for _ in range(pipelined)] == [b"hello"] * pipelined
+            client.writer.close()
+        timers[0].cancel()
+    assert starts.total() == connections * pipelined
+    assert max(starts.values()) <= STARTS_PER_ITERATION
+
+
+def test_turns_are_taken_in_order_a_few_per_iteration() -> None:
+    async def take_turns() -> None:
+        turns, started = RequestTurns(), list[int]()
+        for number in range(2 * STARTS_PER_ITERATION + 1):
+            turns.append(partial(started.append, number))
+        for iterations in (1, 2, 3):
+            await asyncio.sleep(0)
+            assert started == list(range(min(iterations * STARTS_PER_ITERATION, 2 * STARTS_PER_ITERATION + 1)))
+
+    asyncio.run(take_turns())
 
 
 async def test_body_behind_slow_request_may_arrive_after_the_head_timeout() -> None:
@@ -424,6 +475,37 @@ async def test_refused_connection_is_closed_when_the_client_closes(earlier: byte
         assert (await client.read_rest()).count(b"HTTP/1.1 400") == 1
         while count() > before:
             await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: 67108864\r\n", b"Transfer-Encoding: chunked\r\n"])
+async def test_body_after_its_response_is_discarded_up_to_a_limit(framing: bytes) -> None:
+    chunk = b"x" * (1 << 20)
+    if b"chunked" in framing:
+        chunk = b"100000\r\n" + chunk + b"\r\n"
+    sent = 0
+    async with run_server(LIMITS) as port:
+        client = await RawClient.connect(port)
+        assert await client.request(b"POST /early HTTP/1.1\r\nHost: x\r\n" + framing + b"\r\n") == b"hello"
+        with contextlib.suppress(ConnectionError):
+            for _ in range(64):
+                client.writer.write(chunk)
+                await client.writer.drain()
+                sent += len(chunk)
+        client.writer.close()
+    # The buffers of both sockets and of the client hold several megabytes.
+    assert DRAIN_BYTES // 2 < sent < 32 << 20
+
+
+async def test_connection_is_reused_after_a_short_body_that_is_discarded() -> None:
+    async with run_server(LIMITS) as port:
+        client = await RawClient.connect(port)
+        for _ in range(3):
+            assert (
+                await client.request(b"POST /early HTTP/1.1\r\nHost: x\r\nContent-Length: 3000000\r\n\r\n") == b"hello"
+            )
+            client.writer.write(b"x" * 3_000_000)
+        assert await client.request() == b"hello"
+        client.writer.close()
 
 
 async def test_request_with_invalid_body_is_refused_while_the_app_reads_it() -> None:
