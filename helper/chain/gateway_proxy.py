@@ -20,6 +20,12 @@ from helper.errors import ChainError, ChainUnavailable
 
 _RETRY_STATUSES: Final = frozenset({429, 502, 503, 504})
 """Statuses after which a GET is sent to another node."""
+_RECEIVE_BUFFER_BYTES: Final = 128 << 10
+"""Size of the kernel's receive buffer for a response. The kernel doubles it.
+
+uvloop reads all that the kernel has received before a reader can pause it. With the kernel's default of several
+megabytes, each response that its client reads slowly would hold as much memory.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +72,13 @@ class GatewayProxy:
         self._node_pool = node_pool
         self._limit = limit
         self._clients = {
-            node: NodeHttp(node.client.url, timeout=timeout, connections=connections, transport=transport)
+            node: NodeHttp(
+                node.client.url,
+                timeout=timeout,
+                connections=connections,
+                transport=transport,
+                receive_buffer=_RECEIVE_BUFFER_BYTES,
+            )
             for node in node_pool.nodes
         }
 

@@ -8,6 +8,7 @@ request may have been sent.
 from __future__ import annotations
 
 import math
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import lru_cache, partial
@@ -155,6 +156,7 @@ class NodeHttp:
         timeout: total timeout of a call, in seconds.
         transport: replaces the network in tests.
         connections: maximum number of connections.
+        receive_buffer: size of the kernel's receive buffer of each connection in bytes; None for the kernel's default.
 
     Attributes:
         name: host and port, without credentials, for logs.
@@ -168,6 +170,7 @@ class NodeHttp:
         timeout: float = DEFAULT_TIMEOUT_SECONDS,
         transport: httpx.AsyncBaseTransport | None = None,
         connections: int = MAX_CONNECTIONS,
+        receive_buffer: int | None = None,
     ) -> None:
         try:
             parsed = httpx.URL(url)
@@ -180,6 +183,7 @@ class NodeHttp:
         self.url = url
         self._timeout = timeout
         self._connections = connections
+        self._socket_options = [] if receive_buffer is None else [(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)]
         self._in_progress: set[float] = set()  # start of each call, in event loop time
         self._reusable = self._connect(parsed, transport, max_idle=8)
         # Never reused, so that a stale keep-alive connection cannot make the outcome of a POST ambiguous.
@@ -190,7 +194,10 @@ class NodeHttp:
             max_connections=self._connections, max_keepalive_connections=max_idle, keepalive_expiry=30
         )
         timeout = httpx.Timeout(self._timeout, connect=min(_CONNECT_TIMEOUT_SECONDS, self._timeout))
-        return _Connections(url, transport or httpx.AsyncHTTPTransport(limits=limits, trust_env=False), timeout)
+        transport = transport or httpx.AsyncHTTPTransport(
+            limits=limits, trust_env=False, socket_options=self._socket_options
+        )
+        return _Connections(url, transport, timeout)
 
     async def aclose(self) -> None:
         """Close all connections."""

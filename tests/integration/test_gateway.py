@@ -7,12 +7,16 @@ import contextlib
 import json
 import random
 import resource
+import socket
+import threading
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import uvloop
 
 from devnet import ballot
 from devnet.wallet import Wallet
@@ -23,7 +27,7 @@ from helper.chain.node_pool import NodePool, create_nodes
 from helper.clock import SystemClock
 from helper.server.application import add_middleware
 from helper.server.body_reader import BodyReader
-from helper.server.http_server import bind_tcp, create_server
+from helper.server.http_server import base_url, bind_tcp, create_server
 from helper.server.rate_limits import RefusalLimiter
 from helper.server.routes.gateway import Gateway, GatewayLimits
 from tests.support.devnet import DevChain
@@ -246,6 +250,54 @@ async def test_gateway_non_reading_client_is_disconnected() -> None:
         await wait_until(lambda: gateway.active_count == 0 and node.open_connections == 0)
         assert sent < 24 << 20  # capacity of the socket buffers on the path
         writer.transport.abort()
+
+
+def send_endlessly(listener: socket.socket) -> None:
+    """Write a response to one connection until it is closed. Blocks, so that this process buffers nothing."""
+    connection, _ = listener.accept()
+    with connection, contextlib.suppress(OSError):
+        connection.recv(1 << 16)
+        connection.sendall(RESPONSE_HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+        while True:
+            connection.sendall(b"%x\r\n%b\r\n" % (len(RESPONSE_CHUNK), RESPONSE_CHUNK))
+
+
+def test_gateway_response_that_is_not_read_takes_little_memory() -> None:
+    # uvloop, as in production: it reads all that the kernel has received before reading can be paused.
+    count = 6
+
+    async def hold_responses() -> float:
+        async with run_gateway(base_url(listener), timeout=60, chunk_seconds=60) as (base, gateway):
+            tracemalloc.start()
+            clients = [await open_slow_client(int(base.rpartition(":")[2])) for _ in range(count)]
+            await wait_until(lambda: gateway.active_count == count)
+            held = [0]
+            while len(held) < 30 or max(held[-20:]) > max(held[:-20]):
+                await asyncio.sleep(0.05)
+                held.append(tracemalloc.get_traced_memory()[0])
+            tracemalloc.stop()
+            for client in clients:
+                client.close()
+            return max(held) / count
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threads = [threading.Thread(target=send_endlessly, args=(listener,)) for _ in range(count)]
+        for thread in threads:
+            thread.start()
+        assert uvloop.run(hold_responses()) < 1 << 20
+        for thread in threads:
+            thread.join()
+
+
+async def open_slow_client(port: int) -> socket.socket:
+    """Request a response without reading it, through a small receive buffer."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(client, ("127.0.0.1", port))
+    await loop.sock_sendall(client, f"GET {API_PREFIX}/rounds HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    return client
 
 
 async def test_gateway_endless_response_is_cut_off_visibly(http: httpx.AsyncClient) -> None:
