@@ -226,6 +226,15 @@ async def test_proxy_forwards_client_address_and_logs_nothing(name: str, tmp_pat
     assert {path.name for path in written} <= {"example.conf", "Caddyfile"}
 
 
+@pytest.mark.parametrize("name", PROXIES)
+async def test_proxy_request_for_other_host_gets_no_empty_success(name: str, tmp_path: Path) -> None:
+    async with run_upstream() as helper, run_proxy(name, tmp_path, helper.port) as client:
+        helper.received_heads.clear()
+        response = await client.post("/shielded-vote/v1/shares", json={}, headers={"Host": "other.example.org"})
+        assert bool(helper.received_heads) == response.is_success
+        assert response.status_code in {200, 403, 421}
+
+
 FILE_CALLS = "open,openat,openat2,creat,memfd_create,rename,renameat,renameat2"
 OPENED_TO_WRITE = re.compile(r'"([^"]+)", [^)]*O_(?:WRONLY|RDWR|CREAT|TMPFILE)')
 
