@@ -549,6 +549,21 @@ async def test_trailers_count_as_headers() -> None:
         assert b"HTTP/1.1 200" not in response
 
 
+@pytest.mark.parametrize("trailer", [b"Content-Length: 5", b"Transfer-Encoding: chunked"])
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_body_with_framing_trailer_is_refused_as_incomplete(trailer: bytes, is_late: bool) -> None:
+    body = b"2\r\nok\r\n0\r\n"
+    endless = EndlessRoutes()
+    async with run_server(LIMITS, endless=endless) as port:
+        segments = [b"GET /endless/wait HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + body, trailer]
+        segments = segments if is_late else [b"".join(segments)]
+        response = await exchange(port, [*segments, b"\r\n\r\n"])
+        assert parse_error(response)[0] == 400
+        while endless.disconnects < is_late:  # the application was called, and told that the request is incomplete
+            await asyncio.sleep(0.01)
+    assert endless.disconnects == is_late
+
+
 async def test_trailers_are_not_merged_into_headers() -> None:
     async with run_server(LIMITS) as port:
         client = await RawClient.connect(port)
