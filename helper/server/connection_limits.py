@@ -10,7 +10,7 @@ MAX_PIPELINED: Final = 1
 
 A parsed request takes up to thirty times the memory of its bytes, so additional requests wait unparsed.
 """
-MAX_BODY_PIECES: Final = 1024
+MAX_BODY_PIECES: Final = 256
 """Pieces of one body: its chunks, and the parts into which it is split because they look like the end of a head.
 
 Each takes about as much time as 1 KiB of data. More are allowed if they have `MIN_PIECE_BYTES` bytes on average.

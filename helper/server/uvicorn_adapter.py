@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from email.utils import formatdate
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import httptools
 import uvicorn
@@ -26,6 +26,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from helper.clock import Clock, SystemClock
+
+_ACCEPTS_PER_ITERATION: Final = 8
+"""Connections that are accepted in one iteration of the event loop."""
 
 
 class _PipelineFlow(FlowControl):
@@ -361,6 +364,15 @@ class Server(uvicorn.Server):
             )
         )
         self.server_state = DateHeaderState(SystemClock())
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen. Several handles for each socket, because uvloop accepts one connection per handle and iteration.
+
+        With one handle, a few hundred connections per second that all send data delay new ones by seconds.
+        """
+        assert sockets is not None, "the service creates its sockets"
+        copies = [copy.dup() for copy in sockets for _ in range(_ACCEPTS_PER_ITERATION - 1)]
+        await super().startup([*sockets, *copies])
 
     @property
     def should_exit(self) -> bool:

@@ -5,11 +5,13 @@ per second, after 1 byte or 512 KiB sent immediately. The others request a page 
 bytes of it every half second. Each connection is reopened when it is closed. At the same time, wallets at a
 third address read rounds and post votes of 20 kB.
 
-Requirements. No request of these wallets is refused, and half of them get a response within 0.5 s.
+Requirements. No request of these wallets is refused, half of them get a response within 0.5 s, and the attack adds
+at most 100 MB of memory: the bodies are limited to 64 MiB, and each slow reader takes less than 0.5 MB.
 
 Injected fault: the slot is acquired before the body is read, and no request is aborted to free one. Reported: "gateway,
 honest requests refused: 160 (= 0)"; this was the original behavior. Injected fault: slow readers are not disconnected.
-Reported: the same.
+Reported: the same. Injected fault: the kernel's default receive buffer for the connections to nodes. Reported:
+"gateway, added memory MB: FIXME (≤ 100)"; this was the original behavior.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from helper.observability.stats import percentile
 from helper.server.routes.gateway import GatewayLimits
 from tests.campaign.attack_clients import CONNECTION_ERRORS, HOST, RawRequest, ReusedConnection
 from tests.campaign.campaign import CampaignRun, Findings
+from tests.campaign.process_monitor import peak_memory_mb, reset_peak_memory
 from tests.support.devnet import DevChain
 from tests.support.harness import HelperProcess
 
@@ -41,6 +44,7 @@ READ_REQUEST = RawRequest("GET", f"{API_PREFIX}/rounds")
 POST_REQUEST = RawRequest(
     "POST", CAST_VOTE_PATH, b'{"pad":"' + b"A" * 20_000 + b'"}', {"Content-Type": "application/json"}
 )
+MAX_ADDED_MB = 100
 GATEWAY_LIMITS = GatewayLimits()
 CONNECTIONS = 4
 PAUSE_SECONDS = 0.02
@@ -102,8 +106,8 @@ async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> N
 @contextlib.asynccontextmanager
 async def _run_gateway(
     setting: CampaignRun, chain: DevChain, http: httpx.AsyncClient
-) -> AsyncIterator[tuple[EndlessNode, int]]:
-    """Run a gateway without a queue in front of an endless node; yield the node and the gateway's port."""
+) -> AsyncIterator[tuple[EndlessNode, HelperProcess]]:
+    """Run a gateway without a queue in front of an endless node; yield both."""
     directory = setting.directory / "gateway"
     directory.mkdir()
     node = EndlessNode(chain.nodes[0]["rest"])
@@ -117,7 +121,7 @@ async def _run_gateway(
         async with helper.timeout("forwards requests"):
             while (await http.get(f"{helper.url}{READ_REQUEST.path}")).status_code == 503:
                 await asyncio.sleep(0.05)
-        yield node, urlsplit(helper.url).port or 0
+        yield node, helper
     finally:
         await helper.kill()
         server.close()
@@ -126,7 +130,10 @@ async def _run_gateway(
 async def attack_gateway(setting: CampaignRun, findings: Findings, chain: DevChain, http: httpx.AsyncClient) -> None:
     """Attack a dedicated gateway in front of a chain, and record what wallets observe."""
     request_count = setting.scale(4000, 160)
-    async with _run_gateway(setting, chain, http) as (node, port), asyncio.TaskGroup() as group:
+    async with _run_gateway(setting, chain, http) as (node, helper), asyncio.TaskGroup() as group:
+        port = urlsplit(helper.url).port or 0
+        reset_peak_memory(helper.pid)
+        before = peak_memory_mb(helper.pid)
         attack = [
             group.create_task(_repeat_slow_connections(port, source, number))
             for source in ATTACKER_ADDRESSES
@@ -140,6 +147,7 @@ async def attack_gateway(setting: CampaignRun, findings: Findings, chain: DevCha
         statuses, seconds = await _run_wallets(port, request_count)
         for task in attack:
             task.cancel()
+        findings.require_at_most("gateway, added memory MB", peak_memory_mb(helper.pid) - before, MAX_ADDED_MB)
     refused = statuses[0] + statuses[429] + statuses[503]
     findings.record_figure("gateway, honest requests", statuses.total())
     findings.require_equal("gateway, honest requests refused", refused, 0)

@@ -124,3 +124,14 @@ def start_unhardened_process(directory: Path) -> Iterator[subprocess.Popen[bytes
         child.kill()
         child.wait()
         shutil.rmtree(directory)
+
+
+def reset_peak_memory(pid: int) -> None:
+    """Let `peak_memory_mb` count from now on."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def peak_memory_mb(pid: int) -> float:
+    """Return the peak resident memory of a process since the last reset, in MB."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))) / 1000

@@ -313,8 +313,8 @@ async def test_body_of_many_small_chunks_is_refused(upgrade: bytes, chunk: bytes
 async def test_body_of_some_small_chunks_is_read() -> None:
     head = BODY_HEAD % b"Transfer-Encoding: chunked\r\n"
     async with run_server(LIMITS) as port:
-        client = await RawClient.connect(port, head + b"1\r\n{\r\n" * 500 + b"0\r\n\r\n")
-        assert await client.request(b"") == b"{" * 500
+        client = await RawClient.connect(port, head + b"1\r\n{\r\n" * 200 + b"0\r\n\r\n")
+        assert await client.request(b"") == b"{" * 200
         client.writer.close()
 
 

@@ -329,6 +329,33 @@ def test_server_stop_responds_503_to_running_requests_without_error_log(
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
+def test_waiting_connections_are_accepted_in_few_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 64
+    accepted: list[int] = []
+    connection_made = BoundedProtocol.connection_made
+    iteration = 0
+
+    def record(self: BoundedProtocol, transport: asyncio.BaseTransport) -> None:
+        accepted.append(iteration)
+        connection_made(self, transport)
+
+    async def connect() -> None:
+        nonlocal iteration
+        async with run_server(PATIENT_WITH_ROOM) as port:
+            clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(count)]
+            while len(accepted) < count:
+                iteration += 1
+                await asyncio.sleep(0)
+            for client in clients:
+                client.close()
+        with pytest.raises(ConnectionRefusedError):  # every copy of the listening socket is closed
+            socket.create_connection(("127.0.0.1", port))
+
+    monkeypatch.setattr(BoundedProtocol, "connection_made", record)
+    uvloop.run(connect())  # asyncio's own loop accepts all waiting connections in one iteration
+    assert accepted[-1] - accepted[0] < count / 4
+
+
 def test_connection_limit_fits_open_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
