@@ -13,23 +13,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 from helper.observability.stats import percentile
 from helper.server.connection_limits import MAX_UNSENT_BYTES_PER_CLIENT
+from tests.campaign import connection_floods
 from tests.campaign.attack_clients import CONNECTION_ERRORS, HOST, SHARES_PATH, RawRequest, ReusedConnection
 from tests.campaign.campaign import CampaignRun, Findings
+from tests.campaign.connection_floods import ATTACKER_ADDRESS, LIVEZ_REQUEST, send_endlessly
 from tests.campaign.process_monitor import peak_memory_mb, reset_peak_memory
 from tests.support.harness import HelperProcess
 
-ATTACKER_ADDRESS = "127.0.0.5"
 MAX_MEMORY_MB = 150
 MAX_ADDED_LOG_KB = 60
 """Maximum memory per pipelining connection of a client with many."""
-LIVEZ_REQUEST = b"GET /livez HTTP/1.1\r\nHost: helper\r\n\r\n"
 DOCUMENT_REQUEST = b"GET /openapi.json HTTP/1.1\r\nHost: helper\r\n\r\n"
 SMUGGLED_REQUEST = b"GET /livez HTTP/1.1\r\nHost: helper\r\n\r\n"
 UPGRADE_REQUEST = (
@@ -50,10 +53,7 @@ async def attack_connections(setting: CampaignRun, findings: Findings, helper: H
         "smuggling": _smuggle,
         "pipelines": _pipeline,
         "headers": _send_many_headers,
-        "line feeds": _send_line_feeds,
-        "tiny chunks": _send_tiny_chunks,
-        "discarded bodies": _send_discarded_bodies,
-        "pipelined reads": _pipeline_reads,
+        **{kind: partial(_flood, kind=kind) for kind in connection_floods.FLOODS},
     }
     for name, attack in attacks.items():
         reset_peak_memory(helper.pid)
@@ -84,7 +84,7 @@ async def _pipeline(setting: CampaignRun, findings: Findings, port: int) -> None
     """Send endless requests on one connection that reads its responses and one that does not."""
     most, seconds = setting.scale((56 << 20, 30.0), (56 << 20, 4.0))
     sent = await asyncio.gather(
-        *(_send_endlessly(port, most, seconds, reads_responses=reads) for reads in (True, False))
+        *(send_endlessly(port, most, seconds, reads_responses=reads) for reads in (True, False))
     )
     findings.record_figure("pipelines, MB sent with responses read", sent[0] / 1e6)
     findings.record_figure("pipelines, MB sent with no response read", sent[1] / 1e6)
@@ -99,7 +99,7 @@ async def _pipeline_on_many_connections(
     before = peak_memory_mb(helper.pid)
 
     async def attack() -> None:
-        await asyncio.gather(*(_send_endlessly(port, 1 << 30, seconds, reads_responses=False) for _ in range(count)))
+        await asyncio.gather(*(send_endlessly(port, 1 << 30, seconds, reads_responses=False) for _ in range(count)))
 
     waits = await _measure_honest_client(port, attack())
     findings.require_at_most(
@@ -115,10 +115,7 @@ async def _leave_responses_unread(setting: CampaignRun, findings: Findings, help
     reset_peak_memory(helper.pid)
     before = peak_memory_mb(helper.pid)
     await asyncio.gather(
-        *(
-            _send_endlessly(port, 1 << 30, seconds, reads_responses=False, request=DOCUMENT_REQUEST)
-            for _ in range(count)
-        )
+        *(send_endlessly(port, 1 << 30, seconds, reads_responses=False, request=DOCUMENT_REQUEST) for _ in range(count))
     )
     findings.require_at_most(
         "unread responses, added memory MB",
@@ -127,86 +124,13 @@ async def _leave_responses_unread(setting: CampaignRun, findings: Findings, help
     )
 
 
-async def _send_line_feeds(setting: CampaignRun, findings: Findings, port: int) -> None:
-    """Send bodies of line feeds, each of which could end a request head."""
-    body = b"\n" * (1 << 20)
-    request = f"POST {SHARES_PATH} HTTP/1.1\r\nHost: helper\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
-    sent = await _attack_with_bodies(port, request, setting.scale(30.0, 2.0))
-    findings.record_figure("line feeds, MB sent", sent / 1e6)
-
-
-async def _send_tiny_chunks(setting: CampaignRun, findings: Findings, port: int) -> None:
-    """Send bodies in chunks of one byte."""
-    head = f"POST {SHARES_PATH} HTTP/1.1\r\nHost: helper\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
-    sent = await _attack_with_bodies(port, head + b"1\r\n[\r\n" * 100_000 + b"0\r\n\r\n", setting.scale(30.0, 2.0))
-    findings.record_figure("tiny chunks, MB sent", sent / 1e6)
-
-
-async def _send_discarded_bodies(setting: CampaignRun, findings: Findings, port: int) -> None:
-    """Send large bodies to a path that does not accept the method."""
-    head = b"PUT /livez HTTP/1.1\r\nHost: helper\r\nContent-Length: 67108864\r\n\r\n"
-    sent = await _attack_with_bodies(port, head + b"x" * (64 << 20), setting.scale(30.0, 2.0))
-    findings.record_figure("discarded bodies, MB sent", sent / 1e6)
-
-
-async def _pipeline_reads(setting: CampaignRun, findings: Findings, port: int) -> None:
-    """Send endless requests on many connections that read their responses."""
-    seconds = setting.scale(30.0, 3.0)
-    sent = await asyncio.gather(*(_send_endlessly(port, 1 << 30, seconds, reads_responses=True) for _ in range(250)))
-    findings.record_figure("pipelined reads, MB sent", sum(sent) / 1e6)
-
-
-async def _attack_with_bodies(port: int, request: bytes, seconds: float) -> int:
-    """Send a request repeatedly on four connections, each reopened when it is closed; return the bytes sent."""
-    end = time.monotonic() + seconds
-
-    async def send_repeatedly() -> int:
-        sent = 0
-        while time.monotonic() < end:
-            reader, writer = await asyncio.open_connection(HOST, port, local_addr=(ATTACKER_ADDRESS, 0))
-            reading = asyncio.create_task(_discard(reader))
-            with contextlib.suppress(*CONNECTION_ERRORS):
-                for start in range(0, len(request), 1 << 16):
-                    if reading.done() or time.monotonic() > end:
-                        break
-                    piece = request[start : start + (1 << 16)]
-                    writer.write(piece)
-                    await writer.drain()
-                    await asyncio.sleep(0)  # `drain` alone would starve the honest client in this process
-                    sent += len(piece)
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
-            writer.transport.abort()
-        return sent
-
-    return sum(await asyncio.gather(*(send_repeatedly() for _ in range(4))))
-
-
-async def _send_endlessly(
-    port: int, max_bytes: int, seconds: float, *, reads_responses: bool, request: bytes = LIVEZ_REQUEST
-) -> int:
-    """Send requests until a byte limit, a timeout or a closed connection; return the bytes sent."""
-    reader, writer = await asyncio.open_connection(HOST, port, local_addr=(ATTACKER_ADDRESS, 0))
-    if not reads_responses:
-        writer.transport.pause_reading()  # type: ignore[attr-defined] # typed as write-only, but can read
-    reading = asyncio.create_task(_discard(reader))
-    sent = 0
-    with contextlib.suppress(OSError, TimeoutError):
-        async with asyncio.timeout(seconds):
-            while sent < max_bytes:
-                writer.write(request * 1000)
-                await writer.drain()
-                await asyncio.sleep(0)  # `drain` alone would starve the honest client in this process
-                sent += len(request) * 1000
-    reading.cancel()
-    await asyncio.gather(reading, return_exceptions=True)
-    writer.transport.abort()
-    return sent
-
-
-async def _discard(reader: asyncio.StreamReader) -> None:
-    while await reader.read(1 << 20):
-        pass
+async def _flood(setting: CampaignRun, findings: Findings, port: int, *, kind: str) -> None:
+    """Run a flood in a separate process, so that it does not slow down the honest client."""
+    command = [sys.executable, "-m", connection_floods.__name__, kind, str(port), str(setting.scale(30.0, 2.0))]
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+    output, _ = await process.communicate()
+    findings.require_equal(f"{kind}, exit status of the attacker", process.returncode or 0, 0)
+    findings.record_figure(f"{kind}, MB sent", int(output) / 1e6)
 
 
 async def _send_many_headers(setting: CampaignRun, findings: Findings, port: int) -> None:
