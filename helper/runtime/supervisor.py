@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
+
+import structlog
 
 from helper.errors import HelperError
+
+log = structlog.get_logger("helper.runtime")
+
+CANCEL_AGAIN_SECONDS: Final = 5.0
+"""Seconds after which a component that has not ended is cancelled again. Components end within 1 s."""
 
 
 async def supervise(
@@ -31,9 +38,22 @@ async def supervise(
             if not stop.is_set():
                 raise HelperError(f"{task.get_name()} ended unexpectedly", advice="Check the log and restart.")
     finally:
-        for task in reversed(tasks):
+        await _cancel_until_done(tasks[::-1])
+
+
+async def _cancel_until_done(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel tasks in order and wait until they have ended.
+
+    The cancellation is repeated, because a task can lose one: for example when a timeout expires in the same moment.
+    """
+    pending = tasks
+    while pending:
+        for task in pending:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        done, _ = await asyncio.wait(pending, timeout=CANCEL_AGAIN_SECONDS)
+        pending = [task for task in pending if task not in done]
+        if pending:
+            log.warning("components_stop_slowly", components=[task.get_name() for task in pending])
 
 
 async def run_until_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
