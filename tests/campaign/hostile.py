@@ -26,6 +26,8 @@ import asyncio
 import contextlib
 import itertools
 import json
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
@@ -42,7 +44,7 @@ from devnet.ballot import Ballot
 from devnet.wallet import Wallet
 from helper.ingest.payload import invalid_share
 from helper.observability.stats import percentile
-from tests.campaign import promise_check
+from tests.campaign import connection_floods, promise_check
 from tests.campaign.attack_clients import (
     SHARES_PATH,
     FloodResult,
@@ -101,6 +103,7 @@ async def run(setting: CampaignRun) -> Findings:
             await _run_slow_clients(env, cast)
             await check_described_operations(findings, setting, env.unlimited_helper.url, TOKEN)
         await _run_floods(env, cast)
+        await _run_connection_floods(env, cast)
         await attack_connections(setting, findings, env.unlimited_helper, _port_of(env.unlimited_helper))
         uncast = await _create_uncast_votes(env)
         _parse_mutations(env)
@@ -230,6 +233,27 @@ def _check_flood(findings: Findings, name: str, result: FloodResult) -> None:
     findings.require_at_least(f"{name}, 429", result.statuses[429], 1)
     findings.require_equal(f"{name}, 429 without a number in Retry-After", result.invalid_retry_after, 0)
     findings.require_equal(f"{name}, 5xx", sum(result.statuses[status] for status in range(500, 600)), 0)
+
+
+async def _run_connection_floods(env: Environment, cast: Sequence[tuple[Ballot, int]]) -> None:
+    """Run each flood in a separate process while honest wallets repeat their posts on new connections."""
+    port, seconds = _port_of(env.default_helper), env.setting.scale(30.0, 3.0)
+    for kind in connection_floods.FLOODS:
+        await env.wallets.post_shares(cast, lambda: 0)  # wait until the connections of the flood before are accepted
+        waits = len(env.wallets.ledger.response_seconds)
+        finished = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_repost_until(env, cast, finished))
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", connection_floods.__name__, kind, str(port), str(seconds)),
+                stdout=subprocess.PIPE,
+            )
+            output, _ = await process.communicate()
+            finished.set()
+        response_seconds = env.wallets.ledger.response_seconds[waits:]
+        env.findings.record_figure(f"{kind}, MB sent", int(output) / 1e6)
+        env.findings.require_at_most(f"{kind}, honest POST p50 s", percentile(response_seconds, 0.5) or 60.0, 0.5)
+        env.findings.record_figure(f"{kind}, honest POST p99 s", percentile(response_seconds, 0.99) or 60.0)
 
 
 async def _repost_until(env: Environment, cast: Sequence[tuple[Ballot, int]], finished: asyncio.Event) -> None:

@@ -1,29 +1,23 @@
-"""Attacks on connections: smuggling by `Upgrade`, pipelines, bodies in tiny pieces, many headers, log floods.
+"""Attacks on connections: smuggling by `Upgrade`, endless pipelines, many headers, unread responses, log floods.
 
 Injected fault: uvicorn's own handling of `Upgrade`, pipelines, headers and malformed requests. Reported: "smuggling,
 attempts with more than one response: 100 (= 0)", "pipelines, peak memory MB: 373.764 (≤ 150)", "headers, responses
 other than 431: 100 (= 0)", "log flood, lines per second: 258.9592 (≤ 1)"; this was the original behavior. Injected
 fault: reads of 256 KiB and 16 requests parsed ahead. Reported: "many pipelines, added memory MB: 36.316 (≤ 18)"; this
-was the original behavior. Injected fault: each piece of a body up to a line end is parsed by itself. Reported: "line
-feeds, honest p95 ms: 1015 (≤ 500)". Injected fault: every request starts when it is ready. Reported: "pipelined reads,
-honest p95 ms: 1022 (≤ 500)". Both were the original behavior.
+was the original behavior.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from functools import partial
 from pathlib import Path
 
 from helper.observability.stats import percentile
 from helper.server.connection_limits import MAX_UNSENT_BYTES_PER_CLIENT
-from tests.campaign import connection_floods
 from tests.campaign.attack_clients import CONNECTION_ERRORS, HOST, SHARES_PATH, RawRequest, ReusedConnection
 from tests.campaign.campaign import CampaignRun, Findings
 from tests.campaign.connection_floods import ATTACKER_ADDRESS, LIVEZ_REQUEST, send_endlessly
@@ -53,7 +47,6 @@ async def attack_connections(setting: CampaignRun, findings: Findings, helper: H
         "smuggling": _smuggle,
         "pipelines": _pipeline,
         "headers": _send_many_headers,
-        **{kind: partial(_flood, kind=kind) for kind in connection_floods.FLOODS},
     }
     for name, attack in attacks.items():
         reset_peak_memory(helper.pid)
@@ -122,15 +115,6 @@ async def _leave_responses_unread(setting: CampaignRun, findings: Findings, help
         peak_memory_mb(helper.pid) - before,
         (MAX_UNSENT_BYTES_PER_CLIENT + count * MAX_ADDED_LOG_KB * 1000) / 1e6,
     )
-
-
-async def _flood(setting: CampaignRun, findings: Findings, port: int, *, kind: str) -> None:
-    """Run a flood in a separate process, so that it does not slow down the honest client."""
-    command = [sys.executable, "-m", connection_floods.__name__, kind, str(port), str(setting.scale(30.0, 2.0))]
-    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
-    output, _ = await process.communicate()
-    findings.require_equal(f"{kind}, exit status of the attacker", process.returncode or 0, 0)
-    findings.record_figure(f"{kind}, MB sent", int(output) / 1e6)
 
 
 async def _send_many_headers(setting: CampaignRun, findings: Findings, port: int) -> None:
