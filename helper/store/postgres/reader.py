@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
+import sys
+from collections.abc import Iterator
 from typing import Any, Final
 
 import psycopg
@@ -73,14 +77,32 @@ class PostgresReader:
         if self._pool is None:
             raise StoreError("the database is not open", advice="Start the helper again.")
         try:
-            try:
-                return await _run(self._pool, sql, params)
-            except psycopg.Error as error:
-                if not is_connection_lost(error):
-                    raise
-                return await _run(self._pool, sql, params)
+            with _restore_cancellation():
+                try:
+                    return await _run(self._pool, sql, params)
+                except psycopg.Error as error:
+                    if not is_connection_lost(error):
+                        raise
+                    return await _run(self._pool, sql, params)
         except (psycopg.Error, PoolTimeout) as error:
             raise translate(error) from error
+
+
+@contextlib.contextmanager
+def _restore_cancellation() -> Iterator[None]:
+    """Raise CancelledError at the end of the block if the task was cancelled in it, but the block continued.
+
+    The pool waits for a connection with `asyncio.wait_for`, which until Python 3.11 ignores a cancellation that arrives
+    together with the result. A component whose cancellation is lost never ends, and neither does the service.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
+    try:
+        yield
+    finally:
+        if task.cancelling() > before and not isinstance(sys.exception(), asyncio.CancelledError):
+            raise asyncio.CancelledError
 
 
 async def _run(pool: AsyncConnectionPool[psycopg.AsyncConnection[Row]], sql: bytes, params: Any) -> list[Row]:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+from psycopg_pool.pool_async import WaitingClient
 
 from helper.errors import StoreError
 from helper.store.postgres.connection import create_connection_settings
 from helper.store.postgres.keyring import DecryptionError, Keyring
+from helper.store.postgres.reader import PostgresReader
 from helper.store.sql_files import postgres_statements, sqlite_statements
 
 LOCAL_DSNS = [
@@ -136,3 +142,39 @@ def test_sqlite_store_does_not_import_postgres() -> None:
         [sys.executable, "-c", script], cwd=Path(__file__).parents[3], check=True, capture_output=True, text=True
     )
     assert completed.stdout.strip() == "[]"
+
+
+class FullPool:
+    """A pool without a free connection: each reader waits as the real pool lets it wait."""
+
+    def __init__(self) -> None:
+        self.waiting: WaitingClient[Any] = WaitingClient()
+
+    @contextlib.asynccontextmanager
+    async def connection(self) -> AsyncIterator[Any]:
+        yield await self.waiting.wait(60)
+
+
+class IdleConnection:
+    """A connection whose statements return no rows, after one iteration of the event loop."""
+
+    description = None
+
+    async def execute(self, _sql: bytes, _params: object) -> IdleConnection:
+        return self
+
+
+@pytest.mark.parametrize("iterations", range(8))
+async def test_reader_cancelled_while_it_gets_a_connection_is_cancelled(iterations: int) -> None:
+    reader = PostgresReader(create_connection_settings("dbname=queue", schema="s", host="one"), cast("Any", None))
+    pool = FullPool()
+    reader._pool = cast("Any", pool)
+    reading = asyncio.create_task(reader.run(b"SELECT"))
+    await asyncio.sleep(0.01)
+    await pool.waiting.set(IdleConnection())
+    for _ in range(iterations):
+        await asyncio.sleep(0)
+    was_done = reading.done()
+    reading.cancel()
+    await asyncio.wait([reading], timeout=5)
+    assert reading.cancelled() is not was_done
