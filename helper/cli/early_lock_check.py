@@ -40,7 +40,7 @@ def _find_database(arguments: Sequence[str], env: Mapping[str, str]) -> Path | N
         return None
     # only the options of `serve`; its own parser reports unknown ones
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for option in ("--config", "--db", "--host", "--port", "--ready-file"):
+    for option in ("--config", "--db", "--host", "--port", "--ready-file", "--role"):
         parser.add_argument(option, type=Path if option in {"--config", "--db"} else str)
     try:
         options, unknown = parser.parse_known_args(arguments[1:])

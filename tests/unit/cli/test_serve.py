@@ -51,7 +51,10 @@ def test_lock_check_changes_nothing(tmp_path: Path) -> None:
     second_lock.release(clean=True)
 
 
-@pytest.mark.parametrize("arguments", [("--config", "FILE"), ("--config=FILE", "--port", "0"), ("--db", "DB")])
+@pytest.mark.parametrize(
+    "arguments",
+    [("--config", "FILE"), ("--config=FILE", "--port", "0"), ("--db", "DB"), ("--db", "DB", "--role", "all")],
+)
 def test_lock_check_finds_database_in_every_configuration(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     names = {"FILE": str(write_config(tmp_path)), "DB": str(tmp_path / "q.db")}
     resolved = ["serve", *(arg.replace("FILE", names["FILE"]).replace("DB", names["DB"]) for arg in arguments)]
