@@ -10,7 +10,7 @@ format, so that the helper can be tested without a network. From lower to higher
     faults.py  node_view.py         fault injection; the chain as served by one node
     blocks.py  responses.py         encodings of blocks and responses
     rest.py  votes.py  cosmos.py  rpc.py  control.py    routes
-    requestlog.py  request_gate.py  request log; applies faults to requests
+    request_log.py  request_gate.py  request log; applies faults to requests
     network.py  node.py             composition of chain and nodes
     server.py  cli.py               process and command line
     ballot.py  vote_submission.py  wallet.py    wallets with real encryption and retry behavior

@@ -18,7 +18,7 @@ from devnet.chain import Chain, state_counts
 from devnet.journal import Journal
 from devnet.producer import BlockProducer
 from devnet.proof_verifier import ProofVerifier
-from devnet.requestlog import RequestLog
+from devnet.request_log import RequestLog
 from devnet.rounds import VALIDATOR_ADDRESS
 
 VERSIONS = {"k10": "v1.3.0", "k11": "v1.2.0"}

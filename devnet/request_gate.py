@@ -21,7 +21,7 @@ from devnet.chain import Chain
 from devnet.faults import FAULTS_BEFORE_HANDLING, FaultDecision, FaultRules
 from devnet.gojson import dumps
 from devnet.node_view import NodeView
-from devnet.requestlog import RequestLog, readable_body
+from devnet.request_log import RequestLog, readable_body
 
 _JSON_HEADERS = [(b"content-type", b"application/json")]
 _HTML_HEADERS = [(b"content-type", b"text/html; charset=utf-8")]

@@ -22,8 +22,8 @@ from helper.errors import HelperError
 from helper.runtime.hardening import harden_process
 
 if TYPE_CHECKING:
-    from helper.store.migration.endpoint import MigrationEndpoint
-    from helper.store.migration.migration import Migration, MigrationResult
+    from helper.store.db_copy.endpoint import MigrationEndpoint
+    from helper.store.db_copy.migration import Migration, MigrationResult
 
 CHECK_PAUSE_SECONDS: Final = 1.0
 """Seconds between two checks of whether the helper has stopped."""
@@ -109,8 +109,8 @@ def _move(
 ) -> tuple[dict[str, Any], ExitCode]:
     """Move the queue, or show the effect with --dry-run. Returns the result and the exit code."""
     # imported here, so that the help loads no database driver
-    from helper.store.migration.factory import create_endpoints  # noqa: PLC0415
-    from helper.store.migration.migration import Migration  # noqa: PLC0415
+    from helper.store.db_copy.factory import create_endpoints  # noqa: PLC0415
+    from helper.store.db_copy.migration import Migration  # noqa: PLC0415
 
     clock = SystemClock()
     source, target = create_endpoints(origin, to, settings, clock)
@@ -193,9 +193,9 @@ def _print_moved(result: MigrationResult, source: MigrationEndpoint, target: Mig
 
 def _finish_move(settings: Config, origin: str | None, *, is_undo: bool, dry_run: bool, yes: bool) -> dict[str, Any]:
     """Undo a move, or erase the data that remains in its source."""
-    from helper.store.migration import source_cleanup  # noqa: PLC0415
-    from helper.store.migration.factory import create_source_endpoint  # noqa: PLC0415
-    from helper.store.migration.migration import MigrationResult  # noqa: PLC0415
+    from helper.store.db_copy import source_cleanup  # noqa: PLC0415
+    from helper.store.db_copy.factory import create_source_endpoint  # noqa: PLC0415
+    from helper.store.db_copy.migration import MigrationResult  # noqa: PLC0415
 
     with closing(create_source_endpoint(origin, settings, SystemClock())) as source:
         mark = source_cleanup.read_moved_mark(source)

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 
 from devnet.leak_check import SensitiveValue, find_leaks
-from devnet.requestlog import readable_body
+from devnet.request_log import readable_body
 
 SECRET = bytes.fromhex("fbff3e9a00ffd37b61d9f0c1aabbccddeeff00112233445566778899fefdfcfb")
 DUE_TIME = 1_800_000_000.0

@@ -13,8 +13,8 @@ import pytest
 
 from helper.core.share import ShareState
 from helper.errors import StoreCorrupt, StoreError
-from helper.store.migration.sqlite_endpoint import SqliteEndpoint
-from helper.store.migration.tables import SHARES
+from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
+from helper.store.db_copy.tables import SHARES
 from helper.store.models import DamagedShare, QueueEntry, QueueFilter
 from helper.store.share_listing import UNREADABLE_NOTE
 from helper.store.sqlite.store import SqliteStore

@@ -18,7 +18,7 @@ from helper.clock import SystemClock
 from helper.core.share import ShareState
 from helper.errors import BackupError, StoreDisplaced, StoreLocked
 from helper.store.backup import restore_database
-from helper.store.migration.sqlite_endpoint import SqliteEndpoint
+from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
 from helper.store.sqlite.disk_health import LOCATION_CHECK_SECONDS
 from helper.store.sqlite.displacement import DATABASE_DISPLACED_TEXT, WAL_DISPLACED_TEXT
 from helper.store.sqlite.file_lock import FileLock

@@ -19,7 +19,7 @@ from psycopg.conninfo import make_conninfo
 from helper.core.share import ShareState
 from helper.errors import StoreError, StoreForeign, StoreFull, StoreLocked
 from helper.lease.database import DatabaseLease
-from helper.store.migration.postgres_endpoint import PostgresEndpoint
+from helper.store.db_copy.postgres_endpoint import PostgresEndpoint
 from helper.store.models import DamagedShare, EnqueueResult, QueueFilter
 from helper.store.postgres import PostgresStore
 from helper.store.postgres.connection import create_connection_settings

@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 
 from helper.core.share import ShareState
 from helper.errors import NotFound, StoreCopyDiffers, StoreForeign, StoreLocked, StoreMoved
-from helper.store.migration.endpoint import MigrationEndpoint, load_copy_statements
-from helper.store.migration.migration import Migration, MigrationResult
-from helper.store.migration.postgres_endpoint import PostgresEndpoint
-from helper.store.migration.source_cleanup import erase_source, read_moved_mark, undo_migration
-from helper.store.migration.sqlite_endpoint import SqliteEndpoint
-from helper.store.migration.tables import (
+from helper.store.db_copy.endpoint import MigrationEndpoint, load_copy_statements
+from helper.store.db_copy.migration import Migration, MigrationResult
+from helper.store.db_copy.postgres_endpoint import PostgresEndpoint
+from helper.store.db_copy.source_cleanup import erase_source, read_moved_mark, undo_migration
+from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
+from helper.store.db_copy.tables import (
     TABLES,
     Table,
     compare,

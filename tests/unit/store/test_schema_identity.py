@@ -9,7 +9,7 @@ import pytest
 
 from helper.clock import SystemClock
 from helper.errors import StoreCorrupt, StoreError, StoreForeign
-from helper.store.migration.sqlite_endpoint import SqliteEndpoint
+from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
 from helper.store.sqlite.opening import open_database
 from helper.store.sqlite.quick_check import quick_check
 from helper.store.sqlite.reader import open_queue_file

@@ -10,17 +10,7 @@ from typing import Final
 
 from helper.core.share import ShareState
 from helper.errors import StoreCorrupt
-from helper.store.meta import (
-    MOVED_KEY,
-    RANK_KEY,
-    ROW_CHECK_KEY,
-    UNFINISHED_KEY,
-    MigrationMark,
-    make_meta_row,
-    read_key,
-    read_mark,
-)
-from helper.store.migration.tables import (
+from helper.store.db_copy.tables import (
     LOCAL_META_KEYS,
     ROUND_KEYS,
     SHARES,
@@ -31,6 +21,16 @@ from helper.store.migration.tables import (
     Table,
     is_ascending,
     live_shares,
+)
+from helper.store.meta import (
+    MOVED_KEY,
+    RANK_KEY,
+    ROW_CHECK_KEY,
+    UNFINISHED_KEY,
+    MigrationMark,
+    make_meta_row,
+    read_key,
+    read_mark,
 )
 from helper.store.models import DamagedShare
 from helper.store.sql_files import read_statements
@@ -58,7 +58,7 @@ _TRANSITIONS: Final = {
 def load_copy_statements() -> Mapping[str, str]:
     """Return the statements that only a migration runs, by name."""
     generated = {name: sql for table in TABLES if table is not SHARES for name, sql in table.statements().items()}
-    return generated | read_statements("helper.store.migration", "copying.sql")
+    return generated | read_statements("helper.store.db_copy", "copying.sql")
 
 
 class MigrationEndpoint(ABC):

@@ -12,8 +12,8 @@ from typing import Final
 from helper.clock import Clock
 from helper.errors import NotFound
 from helper.runtime.privileges import acting_as_owner
-from helper.store.migration.endpoint import MigrationEndpoint, load_copy_statements
-from helper.store.migration.tables import replace_nul_in_row
+from helper.store.db_copy.endpoint import MigrationEndpoint, load_copy_statements
+from helper.store.db_copy.tables import replace_nul_in_row
 from helper.store.sql_files import sqlite_statements
 from helper.store.sqlite.errors import translate, translate_opening
 from helper.store.sqlite.opening import BUSY_SECONDS, OpenedDatabase, open_database

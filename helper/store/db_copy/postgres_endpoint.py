@@ -10,7 +10,7 @@ from typing import Final
 import psycopg
 
 from helper.errors import StoreLocked
-from helper.store.migration.endpoint import MigrationEndpoint, load_copy_statements
+from helper.store.db_copy.endpoint import MigrationEndpoint, load_copy_statements
 from helper.store.postgres.connection import ConnectionSettings
 from helper.store.postgres.errors import translate
 from helper.store.postgres.keyring import Keyring

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from helper.store.migration.endpoint import MigrationEndpoint
-from helper.store.migration.tables import (
+from helper.store.db_copy.endpoint import MigrationEndpoint
+from helper.store.db_copy.tables import (
     ROUND_KEYS,
     SHARES,
     TABLES,

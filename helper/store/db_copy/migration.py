@@ -18,10 +18,10 @@ from typing import Final
 from helper.clock import Clock
 from helper.core.share import ShareState
 from helper.errors import NotFound, StoreCopyDiffers, StoreForeign, StoreLocked
+from helper.store.db_copy.endpoint import MigrationEndpoint
+from helper.store.db_copy.table_pass import PassStats, TablePass
+from helper.store.db_copy.tables import SHARES, TOMBSTONES
 from helper.store.meta import MOVED_KEY, UNFINISHED_KEY, MigrationMark, refuse_marked
-from helper.store.migration.endpoint import MigrationEndpoint
-from helper.store.migration.table_pass import PassStats, TablePass
-from helper.store.migration.tables import SHARES, TOMBSTONES
 from helper.store.models import DamagedShare
 
 MAX_FINAL_DIFFERENCES: Final = 1000

@@ -7,9 +7,9 @@ from typing import Final
 
 from helper.clock import Clock
 from helper.config import Config
+from helper.store.db_copy.endpoint import MigrationEndpoint
+from helper.store.db_copy.sqlite_endpoint import SqliteEndpoint
 from helper.store.factory import get_host_name, require_postgres_packages
-from helper.store.migration.endpoint import MigrationEndpoint
-from helper.store.migration.sqlite_endpoint import SqliteEndpoint
 
 SQLITE_ENGINE: Final = "sqlite"
 """Argument for the configured file, [helper] db_path."""
@@ -80,7 +80,7 @@ def create_source_endpoint(location: str | None, config: Config, clock: Clock) -
 
 def _create_postgres_endpoint(config: Config, address: str) -> MigrationEndpoint:
     with require_postgres_packages():
-        from helper.store.migration.postgres_endpoint import PostgresEndpoint  # noqa: PLC0415 - optional
+        from helper.store.db_copy.postgres_endpoint import PostgresEndpoint  # noqa: PLC0415 - optional
         from helper.store.postgres.connection import create_connection_settings  # noqa: PLC0415
         from helper.store.postgres.keyring import read_keyring  # noqa: PLC0415
     settings = config.store

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from helper.errors import StoreForeign
+from helper.store.db_copy.endpoint import MigrationEndpoint
+from helper.store.db_copy.migration import ProgressCallback
+from helper.store.db_copy.tables import META, TABLES, Difference
 from helper.store.meta import MOVED_KEY, UNFINISHED_KEY, MigrationMark
-from helper.store.migration.endpoint import MigrationEndpoint
-from helper.store.migration.migration import ProgressCallback
-from helper.store.migration.tables import META, TABLES, Difference
 
 
 def read_moved_mark(source: MigrationEndpoint) -> MigrationMark:
