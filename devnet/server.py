@@ -132,6 +132,7 @@ def _create_server(app: ASGIApp) -> _Server:
         lifespan="off",
         log_level="error",
         access_log=False,
+        timeout_keep_alive=30,  # longer than the 5 s of httpx, whose POST would fail on a connection that is closing
         timeout_graceful_shutdown=1,
     )
     return _Server(config)
